@@ -1,0 +1,1 @@
+"""Every figure in the README comes from a command in here."""

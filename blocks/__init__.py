@@ -1,0 +1,1 @@
+"""Prefect blocks: typed settings and secrets that build stores, chains and wallets."""

@@ -1,0 +1,1 @@
+"""Chains: one contract, a ledger for one machine and Bittensor."""

@@ -1,0 +1,154 @@
+"""What every chain promises: time, identity, public commitments and weights.
+
+Consensus reads come from finalized blocks (PROTOCOL 1); `head` is only for deciding when to act.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+COMMITMENT_CHARACTERS = 128
+"""Length of the string that a hotkey commits on chain (it holds the read access to its bucket)."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block header.
+
+    Attributes:
+        number: Height.
+        time: The chain's timestamp in seconds since the epoch.
+        hash: `0x` and 64 lower-case hex digits.
+    """
+
+    number: int
+    time: float
+    hash: str
+
+
+@dataclass(frozen=True)
+class NeuronInfo:
+    """One registered neuron as the chain sees it.
+
+    Attributes:
+        uid: Index in the subnet.
+        hotkey: ss58 address.
+        stake: Total stake, in the chain's unit.
+        validator_permit: Whether it may set weights and publish rosters.
+        incentive: Share of the miners' emission, in 0..1.
+    """
+
+    uid: int
+    hotkey: str
+    stake: float
+    validator_permit: bool
+    incentive: float
+
+
+@dataclass(frozen=True)
+class Metagraph:
+    """All neurons of the subnet at one block, in uid order."""
+
+    block: int
+    neurons: tuple[NeuronInfo, ...]
+
+    def by_uid(self, uid: int) -> NeuronInfo | None:
+        """The neuron with this uid, if there is one."""
+        return next((neuron for neuron in self.neurons if neuron.uid == uid), None)
+
+    def by_hotkey(self, hotkey: str) -> NeuronInfo | None:
+        """The neuron with this hotkey, if it is registered."""
+        return next((neuron for neuron in self.neurons if neuron.hotkey == hotkey), None)
+
+    def validators(self) -> tuple[NeuronInfo, ...]:
+        """Neurons with a validator permit, by falling stake, ties by uid (PROTOCOL 12)."""
+        permitted = (neuron for neuron in self.neurons if neuron.validator_permit)
+        return tuple(sorted(permitted, key=lambda neuron: (-neuron.stake, neuron.uid)))
+
+    def miners(self) -> tuple[NeuronInfo, ...]:
+        """Neurons without a validator permit, in uid order."""
+        return tuple(neuron for neuron in self.neurons if not neuron.validator_permit)
+
+
+class Clock(Protocol):
+    """Local time in seconds since the epoch: it says when to act and decides nothing."""
+
+    def now(self) -> float:
+        """The time."""
+        ...
+
+    def sleep_until(self, timestamp: float) -> None:
+        """Return once `now()` is at least `timestamp`; at once if it is already."""
+        ...
+
+
+class Chain(Protocol):
+    """A subnet on a chain, seen by one hotkey (or by none: then it is read-only).
+
+    Raises:
+        TransientError: `chain_unreachable`, `chain_rate_limited`.
+        PermanentError: `chain_refused` (the extrinsic failed and will fail again; the message carries the chain's
+            words), `block_unknown` (a block in the future, or pruned).
+    """
+
+    @property
+    def netuid(self) -> int:
+        """The subnet."""
+        ...
+
+    @property
+    def clock(self) -> Clock:
+        """The clock that this chain's participants act by."""
+        ...
+
+    @property
+    def block_seconds(self) -> float:
+        """Expected seconds between two blocks."""
+        ...
+
+    def block(self) -> int:
+        """Number of the newest finalized block."""
+        ...
+
+    def head(self) -> int:
+        """Number of the newest block, finalized or not."""
+        ...
+
+    def block_time(self, number: int) -> float:
+        """The chain's timestamp of a finalized block, in seconds."""
+        ...
+
+    def block_hash(self, number: int) -> str:
+        """The hash of a finalized block: `0x` and 64 hex digits."""
+        ...
+
+    def wait_for_block(self, number: int, *, finalized: bool = True) -> None:
+        """Return once the block is there (and finalized, unless only acting depends on it)."""
+        ...
+
+    def follow(self) -> Iterator[Block]:
+        """Every finalized block from now on, in order, without gaps or repeats; ends never."""
+        ...
+
+    def metagraph(self, block: int | None = None) -> Metagraph:
+        """The subnet's neurons at a finalized block, the newest by default."""
+        ...
+
+    def commitments(self) -> dict[str, str]:
+        """Each hotkey's newest commitment; only hotkeys that made one."""
+        ...
+
+    def set_commitment(self, data: str) -> None:
+        """Commit `COMMITMENT_CHARACTERS` ASCII characters under the own hotkey; returns once included."""
+        ...
+
+    def weights(self) -> dict[int, dict[int, float]]:
+        """For each validator uid that set weights: miner uid -> weight, summing to 1."""
+        ...
+
+    def set_weights(self, weights: Mapping[int, float]) -> None:
+        """Set the own weights, normalised to a sum of 1; returns once included.
+
+        Zero weights may be left out. Chains store them in 16 bits, so what is read back is rounded.
+        """
+        ...

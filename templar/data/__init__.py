@@ -1,0 +1,1 @@
+"""Text to training sequences: datasets, pages, assignment of data to miners."""

@@ -1,0 +1,122 @@
+"""Two families of errors and the machine-readable reason that each of them carries.
+
+The reason code ends up in flow state messages, artifacts and evidence; the message is for a person and names the
+field, the object and the remedy.
+"""
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """Why something was skipped, retried, rejected, slashed or refused.
+
+    One vocabulary for the whole project: an operator greps for these words, an audit compares them.
+    """
+
+    # Windows and runs.
+    WINDOW_FINISHED = "window_finished"
+    WINDOW_PASSED = "window_passed"
+    WINDOW_NOT_OPEN = "window_not_open"
+    BEHIND = "behind"
+    NULL_WINDOW = "null_window"
+    NO_TIME_LEFT = "no_time_left"
+    STOPPED = "stopped"
+
+    # Configuration and environment.
+    BAD_ENVIRONMENT = "bad_environment"
+    BAD_HPARAMS = "bad_hparams"
+    BAD_WALLET = "bad_wallet"
+    NOT_REGISTERED = "not_registered"
+    PORT_TAKEN = "port_taken"
+    ALREADY_RUNNING = "already_running"
+    BAD_STATE_FILE = "bad_state_file"
+
+    # Stores.
+    STORE_UNREACHABLE = "store_unreachable"
+    STORE_BUSY = "store_busy"
+    ACCESS_DENIED = "access_denied"
+    BUCKET_MISSING = "bucket_missing"
+    OBJECT_MISSING = "object_missing"
+    OBJECT_EXISTS = "object_exists"
+    OBJECT_TOO_LARGE = "object_too_large"
+    OBJECT_DIFFERS = "object_differs"
+    OBJECT_TRUNCATED = "object_truncated"
+
+    # Chains.
+    CHAIN_UNREACHABLE = "chain_unreachable"
+    CHAIN_REFUSED = "chain_refused"
+    CHAIN_RATE_LIMITED = "chain_rate_limited"
+    BLOCK_UNKNOWN = "block_unknown"
+    COMMITMENT_MISSING = "commitment_missing"
+    COMMITMENT_MALFORMED = "commitment_malformed"
+
+    # What a peer published.
+    COMMIT_MISSING = "commit_missing"
+    COMMIT_EARLY = "commit_early"
+    COMMIT_LATE = "commit_late"
+    COMMIT_MISMATCH = "commit_mismatch"
+    MANIFEST_MISSING = "manifest_missing"
+    PAYLOAD_MISSING = "payload_missing"
+    REVEAL_EARLY = "reveal_early"
+    REVEAL_LATE = "reveal_late"
+    MALFORMED = "malformed"
+    BAD_SIGNATURE = "bad_signature"
+    WRONG_IDENTITY = "wrong_identity"
+    WRONG_NETWORK = "wrong_network"
+    WRONG_WINDOW = "wrong_window"
+    WRONG_ASSIGNMENT = "wrong_assignment"
+    WRONG_SIZE = "wrong_size"
+    WRONG_HASH = "wrong_hash"
+    WRONG_SHAPES = "wrong_shapes"
+    NOT_CANONICAL = "not_canonical"
+    BAD_PAYLOAD = "bad_payload"
+    BUCKET_UNREADABLE = "bucket_unreadable"
+
+    # Agreement and state.
+    ROSTER_MISSING = "roster_missing"
+    ROSTER_EARLY = "roster_early"
+    ROSTER_LATE = "roster_late"
+    AGGREGATE_MISSING = "aggregate_missing"
+    DECISION_MISSING = "decision_missing"
+    MINORITY = "minority"
+    ROOT_DIFFERS = "root_differs"
+    CHECKPOINT_BROKEN = "checkpoint_broken"
+    GENESIS_MISSING = "genesis_missing"
+
+    # Data.
+    DATASET_MISSING = "dataset_missing"
+    DATASET_MALFORMED = "dataset_malformed"
+    TOKENIZER_MISSING = "tokenizer_missing"
+
+    # Own work and scores.
+    NON_FINITE_LOSS = "non_finite_loss"
+    DESYNC = "desync"
+    INACTIVE = "inactive"
+
+
+class TemplarError(Exception):
+    """An expected failure with a reason code.
+
+    Args:
+        reason: What went wrong, for machines.
+        message: What went wrong, for people: field, object and remedy.
+    """
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"[{self.reason}] {super().__str__()}"
+
+
+class TransientError(TemplarError):
+    """It may pass by itself: a retry can help."""
+
+
+class PermanentError(TemplarError):
+    """It will not pass by itself: a retry cannot help."""
+
+
+class RejectedError(PermanentError):
+    """What a peer published was not accepted. It never leaves that peer's boundary."""

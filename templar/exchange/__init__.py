@@ -1,0 +1,1 @@
+"""The objects that nodes publish for each other, and the rules by which they are accepted."""

@@ -1,0 +1,1 @@
+"""The language model, its tokenizer and the two training recipes."""

@@ -1,0 +1,1 @@
+"""The live state of one node and the steps of its windows."""

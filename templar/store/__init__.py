@@ -1,0 +1,1 @@
+"""Object stores: one contract, S3 and a directory."""

@@ -1,0 +1,111 @@
+"""The window clock: which block belongs to which window, and when what counts (PROTOCOL 1-7).
+
+Everything here is arithmetic on chain times in seconds. `C` is the close of a window in whole seconds,
+`floor(T)`; object times are the store's LastModified, in whole seconds as well. Local clocks appear nowhere.
+"""
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+from templar.hparams import Windows
+
+
+class Timing(Enum):
+    """Where an object's time lies relative to an interval."""
+
+    EARLY = "early"
+    IN_TIME = "in_time"
+    LATE = "late"
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A closed interval of whole seconds."""
+
+    first: int
+    last: int
+
+    def timing(self, seconds: int) -> Timing:
+        """Compare a LastModified in whole seconds with the interval."""
+        if seconds < self.first:
+            return Timing.EARLY
+        return Timing.IN_TIME if seconds <= self.last else Timing.LATE
+
+    def __contains__(self, seconds: int) -> bool:
+        return self.timing(seconds) is Timing.IN_TIME
+
+
+@dataclass(frozen=True)
+class WindowTimes:
+    """The chain times that bound one window, and what follows from them.
+
+    Attributes:
+        window: The window `w`.
+        opened: `T(w-1)`, chain time of the first block of `w`, in seconds.
+        closed: `T(w)`, chain time of the first block of `w+1`, in seconds; an estimate while that block is not there.
+        rules: The hyper-parameters of the window clock.
+    """
+
+    window: int
+    opened: float
+    closed: float
+    rules: Windows
+
+    @property
+    def close(self) -> int:
+        """`C(w)`: the close in whole seconds."""
+        return math.floor(self.closed)
+
+    @property
+    def commit_interval(self) -> Interval:
+        """When a commitment must be stored to count (PROTOCOL 3)."""
+        return Interval(math.floor(self.opened) + 1, self.close - self.rules.commit_guard_seconds)
+
+    @property
+    def reveal_interval(self) -> Interval:
+        """When manifest and payload must be stored to count (PROTOCOL 4)."""
+        first = self.close if self.rules.inclusive_close else self.close + 1
+        return Interval(first, self.close + self.rules.time_window_delta_seconds)
+
+    @property
+    def settles(self) -> int:
+        """`S(w)`: the second from which the reveals of `w` are relied upon (PROTOCOL 5)."""
+        return self.close + self.rules.settle_delay_seconds
+
+    def roster_slot(self, rank: int) -> Interval:
+        """The slot of the roster publisher with this stake rank, `S + r*D < t <= S + (r+1)*D` (PROTOCOL 6)."""
+        if not 0 <= rank < self.rules.roster_ranks:
+            raise ValueError(f"rank {rank} has no slot: roster_ranks is {self.rules.roster_ranks}")
+        start = self.settles + rank * self.rules.roster_slot_seconds
+        return Interval(start + 1, start + self.rules.roster_slot_seconds)
+
+    @property
+    def null_after(self) -> int:
+        """The last second of the last roster slot; without a roster by then the window is null."""
+        return self.roster_slot(self.rules.roster_ranks - 1).last
+
+    @property
+    def train_until(self) -> float:
+        """When training must stop so that compression and commitment fit before the close."""
+        return self.commit_interval.last - self.rules.train_margin_seconds
+
+
+def window_of(block: int, rules: Windows) -> int:
+    """The window that a block belongs to."""
+    return block // rules.blocks_per_window
+
+
+def first_block(window: int, rules: Windows) -> int:
+    """`open(w)`: the first block of a window."""
+    return window * rules.blocks_per_window
+
+
+def closing_block(window: int, rules: Windows) -> int:
+    """The block whose chain time closes a window: the first block of the next one."""
+    return first_block(window + 1, rules)
+
+
+def estimate_time(block: int, *, known_block: int, known_time: float, rules: Windows) -> float:
+    """Expected chain time of a block, from a known one and the healthy block interval."""
+    return known_time + (block - known_block) * rules.block_seconds
