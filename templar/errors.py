@@ -20,6 +20,7 @@ class Reason(StrEnum):
     BEHIND = "behind"
     NULL_WINDOW = "null_window"
     NO_TIME_LEFT = "no_time_left"
+    NO_ASSIGNMENT = "no_assignment"
     STOPPED = "stopped"
 
     # Configuration and environment.
@@ -30,6 +31,8 @@ class Reason(StrEnum):
     PORT_TAKEN = "port_taken"
     ALREADY_RUNNING = "already_running"
     BAD_STATE_FILE = "bad_state_file"
+    PROCESS_DIED = "process_died"
+    PROCESS_NOT_READY = "process_not_ready"
 
     # Stores.
     STORE_UNREACHABLE = "store_unreachable"
@@ -41,6 +44,9 @@ class Reason(StrEnum):
     OBJECT_TOO_LARGE = "object_too_large"
     OBJECT_DIFFERS = "object_differs"
     OBJECT_TRUNCATED = "object_truncated"
+    BAD_KEY = "bad_key"
+    STORE_REFUSED = "store_refused"
+    LOCAL_FILE = "local_file"
 
     # Chains.
     CHAIN_UNREACHABLE = "chain_unreachable"
@@ -67,6 +73,7 @@ class Reason(StrEnum):
     WRONG_ASSIGNMENT = "wrong_assignment"
     WRONG_SIZE = "wrong_size"
     WRONG_HASH = "wrong_hash"
+    WRONG_VERSION = "wrong_version"
     WRONG_SHAPES = "wrong_shapes"
     NOT_CANONICAL = "not_canonical"
     BAD_PAYLOAD = "bad_payload"
@@ -86,12 +93,16 @@ class Reason(StrEnum):
     # Data.
     DATASET_MISSING = "dataset_missing"
     DATASET_MALFORMED = "dataset_malformed"
+    DATASET_TOO_SMALL = "dataset_too_small"
     TOKENIZER_MISSING = "tokenizer_missing"
 
     # Own work and scores.
     NON_FINITE_LOSS = "non_finite_loss"
+    NON_FINITE_UPDATE = "non_finite_update"
     DESYNC = "desync"
     INACTIVE = "inactive"
+    NOBODY_EARNED = "nobody_earned"
+    WEIGHTS_DIFFER = "weights_differ"
 
 
 class TemplarError(Exception):

@@ -121,6 +121,8 @@ class Data(Section):
     """Consecutive Parquet rows in a page."""
     pages_per_window: int = Field(ge=1)
     """Pages assigned to one miner in one window."""
+    spare_slots: int = Field(ge=1)
+    """Slots of a window beyond those of the miners that were there at the epoch's start: for newcomers."""
 
 
 class AdamW(Section):
@@ -206,8 +208,6 @@ class Peers(Section):
     """Miners that fill the places of failed ones, in order."""
     minimum_peers: int = Field(ge=1)
     """A peer list with fewer is not published."""
-    peers_to_replace: int = Field(ge=0)
-    """Most healthy members of a full list that are exchanged in one update."""
     peer_replacement_frequency: int = Field(ge=1)
     """Windows between two peer lists."""
     peer_list_window_margin: int = Field(ge=1)
@@ -236,6 +236,8 @@ class Scoring(Section):
     """Blocks after the settling block at which a validator starts to evaluate."""
     eval_sequences: int = Field(ge=1)
     """Sequences of its own data, and as many of others' data, that each miner is measured on."""
+    eval_micro_batch_size: int = Field(ge=1)
+    """Sequences per forward pass of a measurement; part of what two validators must share to get the same bits."""
     eval_lr_factor: float = Field(gt=0, le=1)
     """Fraction of the outer step at which one payload is measured alone."""
     binary_score_ma_alpha: float = Field(gt=0, le=1)

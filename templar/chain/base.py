@@ -3,9 +3,11 @@
 Consensus reads come from finalized blocks (PROTOCOL 1); `head` is only for deciding when to act.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
 
 COMMITMENT_CHARACTERS = 128
 """Length of the string that a hotkey commits on chain (it holds the read access to its bucket)."""
@@ -79,6 +81,10 @@ class Clock(Protocol):
 
     def sleep_until(self, timestamp: float) -> None:
         """Return once `now()` is at least `timestamp`; at once if it is already."""
+        ...
+
+    def compute(self, work: Callable[[], T]) -> T:
+        """Run a heavy, pure computation and return its result; simulated time lets others go on meanwhile."""
         ...
 
 

@@ -1,0 +1,207 @@
+"""The embedded S3 endpoint: a moto server on this machine that enforces credentials from its first request.
+
+    python -m deployments.s3_endpoint --port 9000 --admin-file .templar/s3-admin.json
+
+It listens on 127.0.0.1 only, keeps objects in memory, stops on SIGTERM, and prints one line once it listens. The
+administrator's key is drawn at random at every start and written, for this user alone, to the admin file; with it
+`create_bucket_with_keys` makes a bucket, one key that may read it and one that may also write it.
+
+Moto's own control interface (`/moto-api`), which could switch the enforcement off again, is closed.
+"""
+
+import argparse
+import json
+import logging
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from templar.errors import PermanentError, Reason, TemplarError
+from templar.store.s3 import S3Settings, make_client, our_errors
+
+HOST = "127.0.0.1"
+ADMIN_NAME = "admin"
+LISTENING = "listening on "
+"""Beginning of the line that is printed once the endpoint answers; its URL follows."""
+
+_READ_ACTIONS = ("s3:GetObject", "s3:ListBucket")
+_WRITE_ACTIONS = (
+    *_READ_ACTIONS,
+    "s3:PutObject",
+    "s3:DeleteObject",
+    "s3:AbortMultipartUpload",
+    "s3:ListMultipartUploadParts",
+)
+
+
+Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+"""A WSGI application."""
+
+
+@dataclass(frozen=True)
+class AccessKey:
+    """A key to the endpoint."""
+
+    access_key_id: str
+    secret_access_key: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class EndpointAdmin:
+    """The endpoint and the key that may do everything on it."""
+
+    endpoint_url: str
+    key: AccessKey
+
+    @classmethod
+    def load(cls, path: Path) -> "EndpointAdmin":
+        """Read what the endpoint wrote at its start."""
+        data = json.loads(path.read_text())
+        return cls(data["endpoint_url"], AccessKey(**data["key"]))
+
+    def save(self, path: Path) -> None:
+        """Write it so that only this user can read it, whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(asdict(self), file)
+        temporary.replace(path)
+
+
+@dataclass(frozen=True)
+class BucketKeys:
+    """A bucket of the endpoint and its two keys.
+
+    Attributes:
+        bucket: Its name.
+        read: May get, head and list; the one to commit on chain.
+        write: May put and delete as well; never leaves its owner.
+    """
+
+    bucket: str
+    read: AccessKey
+    write: AccessKey
+
+
+def create_bucket_with_keys(admin: EndpointAdmin, bucket: str) -> BucketKeys:
+    """Make a bucket and the two keys to it, which open no other bucket.
+
+    Raises:
+        TransientError: The endpoint does not answer.
+        PermanentError: The bucket's keys were made before (they cannot be read again), or the name is not legal.
+    """
+    with our_errors(f"bucket {bucket} of {admin.endpoint_url}", access_key_id=admin.key.access_key_id):
+        # S3 takes an own bucket's name a second time, IAM does not take a user's: so keys are made once.
+        _client(admin, "s3").create_bucket(Bucket=bucket)
+        read = _create_key(admin, f"{bucket}-read", bucket, _READ_ACTIONS)
+        write = _create_key(admin, f"{bucket}-write", bucket, _WRITE_ACTIONS)
+    return BucketKeys(bucket, read=read, write=write)
+
+
+def serve(port: int, admin_file: Path) -> None:
+    """Serve in the foreground until SIGTERM or SIGINT; port 0 takes a free one.
+
+    Raises:
+        PermanentError: `port_taken`.
+    """
+    # Imported here: who only makes buckets needs neither moto's memory nor the `local` extra.
+    from moto.moto_server.werkzeug_app import (  # noqa: PLC0415
+        DomainDispatcherApplication,
+        MotoRequestHandler,
+        create_backend_app,
+    )
+    from werkzeug.serving import make_server  # noqa: PLC0415
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line per request
+    application = _without_control(DomainDispatcherApplication(create_backend_app))
+    key = _enforce_credentials()
+    try:
+        server = make_server(HOST, port, application, threaded=True, request_handler=MotoRequestHandler)
+    except (OSError, SystemExit):  # werkzeug turns a taken port into an exit
+        raise PermanentError(Reason.PORT_TAKEN, f"port {port} of {HOST} is taken: choose another --port") from None
+    signal.signal(signal.SIGTERM, _stop)
+    admin = EndpointAdmin(f"http://{HOST}:{server.server_port}", key)
+    admin.save(admin_file)
+    print(f"{LISTENING}{admin.endpoint_url}", flush=True)
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        server.server_close()
+
+
+def _enforce_credentials() -> AccessKey:
+    """Make the administrator and let nobody else in, before the server listens."""
+    from moto import settings  # noqa: PLC0415
+    from moto.core.models import DEFAULT_ACCOUNT_ID  # noqa: PLC0415
+    from moto.iam.models import iam_backends  # noqa: PLC0415
+
+    iam = iam_backends[DEFAULT_ACCOUNT_ID]["aws"]
+    iam.create_user("us-east-1", ADMIN_NAME)
+    iam.put_user_policy(ADMIN_NAME, "all", _policy(["*"], ["*"]))
+    key = iam.create_access_key(ADMIN_NAME)
+    settings.INITIAL_NO_AUTH_ACTION_COUNT = 0
+    return AccessKey(key.access_key_id, key.secret_access_key)
+
+
+def _without_control(application: Application) -> Application:
+    """The application without moto's control interface."""
+
+    def guarded(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ.get("PATH_INFO", "").lstrip("/").startswith("moto-api"):
+            start_response("403 Forbidden", [("Content-Length", "0")])
+            return []
+        return application(environ, start_response)
+
+    return guarded
+
+
+def _create_key(admin: EndpointAdmin, user: str, bucket: str, actions: Sequence[str]) -> AccessKey:
+    iam = _client(admin, "iam")
+    iam.create_user(UserName=user)
+    resources = [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"]
+    iam.put_user_policy(UserName=user, PolicyName="bucket", PolicyDocument=_policy(actions, resources))
+    key = iam.create_access_key(UserName=user)["AccessKey"]
+    return AccessKey(key["AccessKeyId"], key["SecretAccessKey"])
+
+
+def _policy(actions: Sequence[str], resources: Sequence[str]) -> str:
+    statement = {"Effect": "Allow", "Action": list(actions), "Resource": list(resources)}
+    return json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+
+
+def _client(admin: EndpointAdmin, service: str) -> Any:
+    return make_client(
+        service,
+        endpoint_url=admin.endpoint_url,
+        access_key_id=admin.key.access_key_id,
+        secret_access_key=admin.key.secret_access_key,
+        settings=S3Settings(region="us-east-1"),
+    )
+
+
+def _stop(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    """Run the endpoint from the command line."""
+    parser = argparse.ArgumentParser(description="Serve S3 on this machine, with enforced credentials.")
+    parser.add_argument("--port", type=int, required=True, help="port on 127.0.0.1; 0 takes a free one")
+    parser.add_argument("--admin-file", type=Path, required=True, help="where the administrator's key is written")
+    options = parser.parse_args()
+    try:
+        serve(options.port, options.admin_file)
+    except TemplarError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""One work pool, one worker: how a resident worker makes sure of it, and what it may do because of it.
+
+A worker that is alone in its pool knows that every run of the pool that is under way and is not its own has lost its
+process: nobody else could close it. That is only true while a second worker is refused, on this machine by a lock that
+the kernel drops with the process, on others by the server's list of workers.
+"""
+
+import fcntl
+import hashlib
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+from uuid import UUID
+
+import anyio
+import httpx
+from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    WorkPoolFilter,
+    WorkPoolFilterName,
+)
+from prefect.client.schemas.objects import FlowRun, State, StateType, WorkerStatus
+from prefect.exceptions import ObjectNotFound
+from prefect.settings import get_current_settings
+from prefect.states import Cancelled, Crashed
+
+from templar.errors import PermanentError, Reason
+
+API_PATIENCE_SECONDS = 10.0
+"""When calls of the API are given up, to be tried afresh."""
+
+_UNDER_WAY = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
+
+
+def is_outage(error: BaseException | None) -> bool:
+    """Whether a failed call of the Prefect API may pass by itself."""
+    if isinstance(error, RuntimeError):  # the client wraps what its first call meets
+        error = error.__cause__
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.is_server_error
+    return isinstance(error, httpx.TransportError | TimeoutError)
+
+
+@asynccontextmanager
+async def outages_tolerated(logger: logging.Logger | logging.LoggerAdapter[logging.Logger]) -> AsyncIterator[None]:
+    """Give calls of the Prefect API a few seconds and log, rather than raise, that it does not answer.
+
+    The client would wait by itself, but its back-off doubles to minutes and so outlasts the outage by as much again.
+    """
+    try:
+        with anyio.fail_after(API_PATIENCE_SECONDS):
+            yield
+    except Exception as error:
+        if not is_outage(error):
+            raise
+        logger.warning("The Prefect API does not answer, trying again: %s", error or type(error).__name__)
+
+
+def default_worker_name(pool: str) -> str:
+    """The name of a pool's worker on this machine, the same at every start, so that a restart is known as such."""
+    return f"{pool}@{socket.gethostname()}".replace("/", "-").replace("%", "-")
+
+
+@contextmanager
+def sole_worker_of(pool: str) -> Iterator[None]:
+    """Hold a pool of the configured server for this process, against every other process of this machine.
+
+    Raises:
+        PermanentError: `already_running` if a process of this machine holds it; `bad_environment` without a server.
+    """
+    settings = get_current_settings()
+    if settings.api.url is None:
+        raise PermanentError(Reason.BAD_ENVIRONMENT, "PREFECT_API_URL is not set: a worker needs a server")
+    folder = settings.home / "resident-workers"
+    folder.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256(f"{settings.api.url}\n{pool}".encode()).hexdigest()
+    with (folder / f"{digest[:16]}.lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            raise PermanentError(
+                Reason.ALREADY_RUNNING,
+                f"work pool {pool!r} is served by process {file.read().strip()} of this machine: "
+                "stop that one first, or give this neuron a pool of its own",
+            ) from error
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+async def claim_pool(client: PrefectClient, pool: str, *, worker_type: str, own_name: str) -> None:
+    """Refuse a pool of another type, and one with a worker that the server counts as online under another name.
+
+    A worker that was killed counts as online for three of its heartbeats; on its own machine it comes back under its
+    old name and need not wait.
+
+    Raises:
+        PermanentError: `bad_environment`, naming the pool's type; `already_running`, naming the other worker.
+    """
+    try:
+        found = await client.read_work_pool(pool)
+        workers = await client.read_workers_for_work_pool(pool)
+    except ObjectNotFound:
+        return  # the worker will create it
+    if found.type != worker_type:
+        raise PermanentError(
+            Reason.BAD_ENVIRONMENT,
+            f"work pool {pool!r} is of type {found.type!r}: create another one with "
+            f"`prefect work-pool create NAME --type {worker_type}`",
+        )
+    for worker in workers:
+        if worker.name != own_name and worker.status is WorkerStatus.ONLINE:
+            raise PermanentError(
+                Reason.ALREADY_RUNNING,
+                f"work pool {pool!r} is served by worker {worker.name!r} (last heard of at "
+                f"{worker.last_heartbeat_time:%H:%M:%S} UTC): stop that one first, or, if it is gone, "
+                f"wait {3 * (worker.heartbeat_interval_seconds or 30)} s from that moment",
+            )
+
+
+async def close_orphans(client: PrefectClient, pool: str, own_runs: Callable[[], Collection[UUID]]) -> list[FlowRun]:
+    """Give a final state to the runs of a pool whose process is gone; right only for the pool's one worker.
+
+    A run that somebody asked to cancel becomes Cancelled, any other one Crashed. Nothing is forced: a run that has
+    reached a final state in the meantime keeps it.
+
+    Args:
+        client: Client of the Prefect API.
+        pool: Name of the work pool.
+        own_runs: The runs that the calling worker has in hand; asked before and after the list is read.
+
+    Returns:
+        The runs that were closed.
+    """
+    own = set(own_runs())
+    runs = await client.read_flow_runs(
+        work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[pool])),
+        flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_UNDER_WAY))),
+    )
+    own.update(own_runs())
+    orphans = [run for run in runs if run.id not in own]
+    for run in orphans:
+        state: State[Any]
+        if run.state is not None and run.state.is_cancelling():
+            state = Cancelled(message="Cancelled: the worker that ran it is gone.")
+        else:
+            state = Crashed(message="The worker that ran it ended without a word; the next run resumes what is open.")
+        await client.set_flow_run_state(run.id, state)
+    return orphans

@@ -1,0 +1,265 @@
+"""The resident worker: a Prefect worker that runs each flow run inside its own process, so the model stays loaded.
+
+    prefect work-pool create miner-1 --type resident
+    prefect worker start --pool miner-1
+
+One process, one pool, one run at a time. Whatever happens to a run, it ends in a final state and the worker takes the
+next one; whatever happens to the worker, its next start closes what it left open. Everything is in the class, so the
+stock command is all that is needed: SIGTERM is handled here even where the shell made the process ignore SIGINT, from
+which the stock handler would otherwise forge its shutdown.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import anyio
+import anyio.abc
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.responses import WorkerFlowRunResponse
+from prefect.exceptions import ObjectNotFound
+from prefect.flows import Flow, load_flow_from_flow_run
+from prefect.states import AwaitingRetry, Cancelled, Cancelling, Crashed
+from prefect.workers.base import BaseJobConfiguration, BaseVariables, BaseWorker, BaseWorkerResult
+from pydantic import Field
+
+from deployments.run_thread import RunThread
+from deployments.work_pool import claim_pool, close_orphans, default_worker_name, outages_tolerated, sole_worker_of
+from templar.errors import PermanentError
+from templar.interrupt import clear_stop, request_stop
+
+CANCELLATION_POLL_SECONDS = 2.0
+"""How often a worker looks whether somebody asked to cancel its run."""
+
+STOPPING = "Stopping"
+"""Name of the state of a run that its worker interrupts; it keeps the engine from reporting a failure."""
+
+_IDLE_POLL_SECONDS = 0.1
+_CUT_SHORT = {StateType.PENDING, StateType.RUNNING, StateType.FAILED, StateType.CRASHED}
+
+
+class ResidentConfiguration(BaseJobConfiguration):
+    """What an operator sets in the pool, or in a deployment's job variables."""
+
+    grace_seconds: float = Field(
+        default=30.0, ge=0, description="How long a run may go on after the worker was asked to stop."
+    )
+    stop_seconds: float = Field(
+        default=10.0, ge=0, description="How long an interrupted run has to end before the process ends without it."
+    )
+
+
+class ResidentResult(BaseWorkerResult):
+    """Says only that a run has ended; how is in its state."""
+
+
+class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, ResidentResult]):
+    """Runs the flow runs of one pool in its own process, one at a time.
+
+    The limit is 1 and nothing is fetched before it is due, whatever the command line says: a run fetched early would
+    hold the only place. Cancellation is found by asking for the run's state, because the base class watches a run only
+    until it has started, and gives its stream of events up for good after an outage.
+    """
+
+    type = "resident"
+    job_configuration = ResidentConfiguration
+    _description = "Runs flow runs in the worker's own process, one at a time: what is in memory survives the run."
+
+    def __init__(self, work_pool_name: str, **options: Any) -> None:
+        options["name"] = options.get("name") or default_worker_name(work_pool_name)
+        super().__init__(work_pool_name, **options | {"limit": 1, "prefetch_seconds": 0})
+        self._thread = RunThread()
+        self._current: FlowRun | None = None
+        self._configuration = ResidentConfiguration()
+        self._num_stop_signals = 0
+        self._interrupted = False
+
+    @classmethod
+    def get_default_base_job_template(cls) -> dict[str, Any]:
+        """The pool's form: what this worker heeds, and neither a command nor an environment, which it could not."""
+        schema = ResidentConfiguration.model_json_schema()["properties"]
+        fields = {name: schema[name] for name in ("grace_seconds", "stop_seconds")}
+        return {
+            "job_configuration": {name: f"{{{{ {name} }}}}" for name in fields},
+            "variables": {"type": "object", "properties": fields},
+        }
+
+    async def start(
+        self, run_once: bool = False, with_healthcheck: bool = False, printer: Callable[..., None] = print
+    ) -> None:
+        """Serve the pool until SIGTERM or SIGINT; refuse, with one line and exit code 1, a pool that is taken."""
+        logging.getLogger("templar").setLevel(logging.INFO)  # Prefect attaches its handler and sets no level
+        try:
+            with sole_worker_of(self._work_pool_name):
+                await self._serve(run_once, with_healthcheck, printer)
+        except PermanentError as refusal:
+            print(refusal, file=sys.stderr)
+            raise SystemExit(1) from refusal
+
+    async def _serve(self, run_once: bool, with_healthcheck: bool, printer: Callable[..., None]) -> None:
+        with anyio.CancelScope() as scope:
+            listener = asyncio.create_task(self._listen_for_signals(scope))
+            try:
+                await self._claim_pool()
+                await super().start(run_once, with_healthcheck, printer)
+            finally:
+                listener.cancel()
+        if scope.cancelled_caught:
+            printer(f"Worker {self.name!r} stopped!")
+
+    async def _claim_pool(self) -> None:
+        """Wait for the API, and make sure that the pool is free."""
+        while True:
+            async with outages_tolerated(self._logger), get_client() as client:
+                await claim_pool(client, self._work_pool_name, worker_type=self.type, own_name=self.name)
+                return
+            await anyio.sleep(1.0)
+
+    # What the base class calls, made to survive an outage of the server.
+
+    async def get_and_submit_flow_runs(self) -> list[FlowRun]:
+        """Look for due runs."""
+        async with outages_tolerated(self._logger):
+            return await super().get_and_submit_flow_runs()
+        return []
+
+    async def sync_with_backend(self) -> None:
+        """Send a heartbeat, and close the runs of the pool whose process is gone."""
+        async with outages_tolerated(self._logger):
+            await super().sync_with_backend()
+            for run in await close_orphans(self.client, self._work_pool_name, self._runs_in_hand):
+                self._logger.warning("Closed flow run %r, which an earlier process left open.", run.name)
+
+    async def _submit_scheduled_flow_runs(self, flow_run_response: list[WorkerFlowRunResponse]) -> list[FlowRun]:
+        if self._num_stop_signals:
+            return []
+        return await super()._submit_scheduled_flow_runs(flow_run_response)
+
+    async def _submit_run(self, flow_run: FlowRun) -> None:
+        """As the base class, which would let an error here end the worker, or keep the only place taken for ever."""
+        try:
+            await super()._submit_run(flow_run)
+        except Exception:
+            self._logger.exception("Flow run %r could not be started.", flow_run.name)
+        finally:
+            if self._current is None or self._current.id != flow_run.id:
+                self._submitting_flow_run_ids.discard(flow_run.id)
+                self._release_limit_slot(flow_run.id)
+
+    def _runs_in_hand(self) -> set[UUID]:
+        return self._submitting_flow_run_ids | ({self._current.id} if self._current else set())
+
+    # One run.
+
+    async def run(
+        self,
+        flow_run: FlowRun,
+        configuration: ResidentConfiguration,
+        task_status: anyio.abc.TaskStatus[int] | None = None,
+    ) -> ResidentResult:
+        """Execute a flow run on the run thread, and see to it that it ends in a final state."""
+        self._current, self._configuration = flow_run, configuration
+        try:
+            flow = await _load(flow_run)
+            if not self._interrupted:
+                clear_stop()
+            if task_status is not None:
+                task_status.started(os.getpid())
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._watch_for_cancellation, flow_run)
+                error = await self._thread.execute(flow, flow_run)
+                group.cancel_scope.cancel()
+            async with outages_tolerated(self._logger):  # failing that, the next heartbeat closes the run
+                await self._settle(flow_run.id, error)
+        except anyio.get_cancelled_exc_class():
+            request_stop()  # the worker ends, and the thread must not keep the process
+            raise
+        finally:
+            self._current = None
+        return ResidentResult(status_code=0, identifier=str(os.getpid()))
+
+    async def _watch_for_cancellation(self, flow_run: FlowRun) -> None:
+        """Ask the run to stop as soon as somebody cancelled it, closed it or deleted it."""
+        while True:
+            await anyio.sleep(CANCELLATION_POLL_SECONDS)
+            async with outages_tolerated(self._logger):
+                state = await self._state_of(flow_run.id)
+                if state is None or state.is_cancelling() or state.is_final():
+                    request_stop()
+                    return
+
+    async def _state_of(self, flow_run_id: UUID) -> State[Any] | None:
+        try:
+            return (await self.client.read_flow_run(flow_run_id)).state
+        except ObjectNotFound:
+            return None
+
+    async def _settle(self, flow_run_id: UUID, error: str | None) -> None:
+        """Say why a run ended where the engine could not: it cannot leave Cancelling, and may not have been heard."""
+        state = await self._state_of(flow_run_id)
+        if state is None:
+            return
+        if self._interrupted and (state.name == STOPPING or state.type in _CUT_SHORT):
+            message = "The worker was stopped; its next start takes this run up again."
+            await self.client.set_flow_run_state(flow_run_id, AwaitingRetry(message=message), force=True)
+        elif state.is_cancelling():
+            await self.client.set_flow_run_state(flow_run_id, Cancelled(message="Cancelled between two steps."))
+        elif state.is_running() or state.is_pending():
+            message = f"The run ended without a report: {error or 'the server was not heard'}."
+            await self.client.set_flow_run_state(flow_run_id, Crashed(message=message))
+
+    # The end of the worker.
+
+    async def _listen_for_signals(self, scope: anyio.CancelScope) -> None:
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async with anyio.create_task_group() as group:
+                async for _ in signals:
+                    self._num_stop_signals += 1
+                    if self._num_stop_signals == 1:
+                        group.start_soon(self._drain, scope)
+
+    async def _drain(self, scope: anyio.CancelScope) -> None:
+        """Let the current run finish; after its grace, or at a second signal, interrupt it; if it hangs, end anyway."""
+        self._logger.info("Asked to stop: no new runs, and the current one has its grace.")
+        if not await self._idle_within(self._configuration.grace_seconds):
+            await self._interrupt()
+            if not await self._idle_within(self._configuration.stop_seconds):
+                await self._abandon()
+        scope.cancel()
+
+    async def _idle_within(self, seconds: float) -> bool:
+        """Whether the current run ends within a time, and before the next signal."""
+        num_signals = self._num_stop_signals
+        with anyio.move_on_after(seconds):
+            while self._limiter and self._limiter.borrowed_tokens and self._num_stop_signals == num_signals:
+                await anyio.sleep(_IDLE_POLL_SECONDS)
+        return not (self._limiter and self._limiter.borrowed_tokens)
+
+    async def _interrupt(self) -> None:
+        self._interrupted = True
+        if self._current is not None:
+            async with outages_tolerated(self._logger):
+                state: State[Any] = Cancelling(name=STOPPING, message="The worker was asked to stop.")
+                await self.client.set_flow_run_state(self._current.id, state)
+        request_stop()
+
+    async def _abandon(self) -> None:
+        """End the process under a run that does not heed its interruption: a thread cannot be ended otherwise."""
+        if self._current is not None:
+            print(f"Flow run {self._current.name!r} did not stop: ending without it.", file=sys.stderr, flush=True)
+            async with outages_tolerated(self._logger):
+                await self._settle(self._current.id, None)
+        os._exit(1)
+
+
+async def _load(flow_run: FlowRun) -> Flow[..., Any]:
+    try:
+        return await load_flow_from_flow_run(flow_run, use_placeholder_flow=False)
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise RuntimeError(f"the flow's module raised {error!r} when it was imported") from error

@@ -1,0 +1,296 @@
+"""The real chain: a Bittensor subnet through SDK 11.
+
+Everything is read from finalized blocks, and what is written is waited for until it is final, so a value that was
+written can be read back. Nothing of the SDK, its exceptions included, crosses this module's border.
+"""
+
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import bittensor as bt
+from bittensor import settings as bt_settings
+
+from templar.chain.base import Block, Clock, Metagraph, NeuronInfo
+from templar.chain.clock import SystemClock
+from templar.chain.commitment import check_commitment, commitment_info, commitment_text
+from templar.chain.finality import FinalizedChain
+from templar.chain.keys import load_hotkey
+from templar.chain.remote import CallLimits, Connection, ConnectionLostError
+from templar.chain.weights import quantise_weights
+from templar.errors import PermanentError, Reason, TemplarError, TransientError
+
+T = TypeVar("T")
+
+# Storage items, as (pallet, name).
+_NOW = ("Timestamp", "Now")
+_COMMITMENT_OF = ("Commitments", "CommitmentOf")
+_UIDS = ("SubtensorModule", "Uids")
+_LAST_UPDATE = ("SubtensorModule", "LastUpdate")
+
+_RETRY_LATER = {"SpaceLimitExceeded", "TooManyUnrevealedCommits", "CommitQueueFull"}
+"""Chain errors that pass with the next epoch, though the SDK files them under hard limits."""
+_FATE_UNKNOWN = {
+    "AlreadyImported", "AncientBirthBlock", "Dropped", "ExhaustsResources", "FinalityTimeout", "Future", "Invalid",
+    "Retracted", "Stale", "Usurped",
+}  # fmt: skip
+"""Fates of an extrinsic in the pool; another one with a fresh nonce may fare better."""
+
+
+@dataclass(frozen=True)
+class _Link:
+    """One connection: the SDK's client and the chain access below it, which alone tells block hashes."""
+
+    client: bt.Client
+    substrate: bt.Substrate
+
+
+class BittensorChain(FinalizedChain):
+    """A subnet of Bittensor; implements `templar.chain.base.Chain`. Safe under threads.
+
+    Args:
+        network: A network's name (`finney`, `test`, `local`) or a `ws://` or `wss://` endpoint.
+        netuid: The subnet.
+        wallet: Whose hotkey commits and sets weights; None for a reader. See `open_wallet`.
+        substrate: Chain access to use in place of a websocket to the network.
+        clock: What waits and pauses go by; the machine's clock by default.
+        limits: How long and how often a call is tried.
+
+    Raises:
+        PermanentError: `bad_environment`; there is no such network.
+    """
+
+    def __init__(
+        self,
+        network: str,
+        netuid: int,
+        *,
+        wallet: bt.KeyedWallet | None = None,
+        substrate: bt.Substrate | None = None,
+        clock: Clock | None = None,
+        limits: CallLimits | None = None,
+    ) -> None:
+        try:
+            self._label, self._endpoint = bt_settings.resolve_endpoint(network)
+        except ValueError as error:
+            raise PermanentError(Reason.BAD_ENVIRONMENT, f"network: {error}") from None
+        self._netuid = netuid
+        self._wallet = wallet
+        self._substrate = substrate
+        self._limits = CallLimits() if limits is None else limits
+        super().__init__(
+            clock=SystemClock() if clock is None else clock,
+            outage_pause_seconds=self._limits.longest_backoff_seconds,
+        )
+        self._connection = Connection(
+            f"chain {network}", self._connect, _disconnect, clock=self._clock, limits=self._limits
+        )
+        self._submitting = threading.Lock()
+        self._block_seconds: float | None = None
+
+    @property
+    def netuid(self) -> int:
+        """The subnet."""
+        return self._netuid
+
+    @property
+    def block_seconds(self) -> float:
+        """Seconds between two blocks, as the chain's runtime says; asked for once."""
+        if self._block_seconds is None:
+            self._block_seconds = self._read("the block time", lambda link: link.client.block_time())
+        return self._block_seconds
+
+    def close(self) -> None:
+        """Close the connection. The chain can be used again afterwards."""
+        self._connection.close()
+
+    def _read_finalized(self) -> int:
+        return self._read("the newest finalized block", lambda link: link.client.finalized_block())
+
+    def _read_head(self) -> int:
+        return self._read("the newest block", lambda link: link.client.block())
+
+    def _read_block(self, number: int) -> Block:
+        async def read(link: _Link) -> Block:
+            hash_ = await link.substrate.block_hash(number)
+            milliseconds = await link.client.query(_NOW, block=number)
+            return Block(number, int(milliseconds) / 1000, hash_)
+
+        return self._read(f"block {number}", read)
+
+    def _read_metagraph(self, number: int) -> Metagraph:
+        async def read(link: _Link) -> bt.Metagraph | None:
+            return await link.client.subnets.metagraph(self._netuid, block=number, commitments=False)
+
+        graph = self._read(f"the metagraph at block {number}", read)
+        if graph is None:
+            raise PermanentError(
+                Reason.BAD_ENVIRONMENT, f"netuid: {self._label} has no subnet {self._netuid} at block {number}"
+            )
+        neurons = tuple(
+            NeuronInfo(
+                uid=neuron.uid,
+                hotkey=neuron.hotkey,
+                stake=neuron.total_stake.amount,
+                validator_permit=neuron.validator_permit,
+                incentive=neuron.incentive,
+            )
+            for neuron in graph.neurons
+        )
+        return Metagraph(number, neurons)
+
+    def commitments(self) -> dict[str, str]:
+        """Each hotkey's newest commitment; those of another form than ours are ignored."""
+        number = self.block()
+        rows = self._read(
+            "the commitments",
+            lambda link: link.client.query_map(_COMMITMENT_OF, [self._netuid], block=number),
+        )
+        found = {str(hotkey): commitment_text(record) for hotkey, record in rows}
+        return {hotkey: text for hotkey, text in found.items() if text is not None}
+
+    def set_commitment(self, data: str) -> None:
+        """Commit under the own hotkey; returns once that is final.
+
+        Raises:
+            TransientError: `chain_unreachable`; `chain_rate_limited` (there is a quota per epoch).
+            PermanentError: `chain_refused`; `bad_wallet` without a wallet.
+        """
+        check_commitment(data)
+        wallet = self._own_wallet()
+        call = bt.calls.Commitments.set_commitment(netuid=self._netuid, info=commitment_info(data))
+
+        async def submit(link: _Link) -> bt.ExtrinsicResult:
+            return await link.client.submit_call(call, wallet, signer="hotkey")
+
+        self._submit("setting the commitment", submit)
+
+    def weights(self) -> dict[int, dict[int, float]]:
+        """For each validator uid that set weights: miner uid -> weight, summing to 1."""
+        number = self.block()
+
+        async def read(link: _Link) -> dict[int, dict[int, float]]:
+            rows: dict[int, dict[int, float]] = await (await link.client.at(number)).read(
+                "weights", netuid=self._netuid
+            )
+            return rows
+
+        return {uid: dict(sorted(row.items())) for uid, row in self._read("the weights", read).items() if row}
+
+    def set_weights(self, weights: Mapping[int, float]) -> None:
+        """Set the own weights; returns once that is final.
+
+        On a subnet with commit-reveal they are encrypted, and `weights` shows them after the chain has revealed them.
+
+        Raises:
+            TransientError: `chain_unreachable`, `chain_rate_limited`.
+            PermanentError: `chain_refused`; `bad_wallet` without a wallet.
+        """
+        values = quantise_weights(weights)
+        wallet = self._own_wallet()
+        begun: list[int] = []
+
+        async def submit(link: _Link) -> bt.ExtrinsicResult | None:
+            # A connection that was lost may have carried the extrinsic: sending it again would be rate limited.
+            if begun and await self._last_update(link, wallet) >= begun[0]:
+                return None
+            begun.append(await link.client.block())
+            intent = bt.SetWeights(netuid=self._netuid, weights={uid: float(value) for uid, value in values.items()})
+            return await link.client.execute(intent, wallet)
+
+        self._submit("setting weights", submit)
+
+    async def _connect(self) -> _Link:
+        substrate = self._substrate
+        if substrate is None:
+            substrate = bt.RpcSubstrate(
+                self._endpoint,
+                fallback_endpoints=bt_settings.default_fallback_endpoints(self._label),
+                archive_endpoints=bt_settings.default_archive_endpoints(self._label),
+            )
+        try:
+            return _Link(await bt.Subtensor(self._endpoint, substrate=substrate), substrate)
+        except (bt.BittensorError, OSError) as error:
+            raise ConnectionLostError(f"cannot connect: {error}") from error
+
+    def _read(self, what: str, work: Callable[[_Link], Awaitable[T]]) -> T:
+        async def read(link: _Link) -> T:
+            try:
+                return await work(link)
+            except bt.BittensorError as error:
+                raise _read_failure(what, error) from error
+            except (ValueError, TypeError, LookupError, AttributeError) as error:
+                raise PermanentError(
+                    Reason.CHAIN_REFUSED,
+                    f"{what}: the chain's answer makes no sense to this SDK ({error!r}); its runtime may be newer",
+                ) from error
+
+        return self._connection.call(f"reading {what}", read, seconds=self._limits.read_seconds)
+
+    def _submit(self, what: str, work: Callable[[_Link], Awaitable[bt.ExtrinsicResult | None]]) -> None:
+        async def submit(link: _Link) -> None:
+            try:
+                result = await work(link)
+            except bt.RpcPolicyError as error:
+                raise _read_failure(what, error) from error
+            except (bt.RpcConnectionError, bt.ConnectionNotReady) as error:
+                raise ConnectionLostError(str(error)) from error
+            except bt.ChainError as error:
+                raise _refusal(what, error) from error
+            except bt.BittensorError as error:
+                raise PermanentError(Reason.CHAIN_REFUSED, f"{what}: {error}") from error
+            if result is not None and not result.success:
+                raise _refusal(what, result.error or bt.ChainError(result.message))
+
+        with self._submitting:  # two extrinsics of one hotkey at a time would fight for one nonce
+            self._connection.call(what, submit, seconds=self._limits.submit_seconds)
+
+    async def _last_update(self, link: _Link, wallet: bt.KeyedWallet) -> int:
+        """The block in which the chain took the own weights last; -1 for never."""
+        uid = await link.client.query(_UIDS, [self._netuid, wallet.hotkey.ss58_address])
+        updates = await link.client.query(_LAST_UPDATE, [self._netuid])
+        return -1 if uid is None or int(uid) >= len(updates) else int(updates[int(uid)])
+
+    def _own_wallet(self) -> bt.KeyedWallet:
+        if self._wallet is None:
+            raise PermanentError(Reason.BAD_WALLET, "this chain was opened to read: give it a wallet to write")
+        return self._wallet
+
+
+def open_wallet(path: Path, name: str, hotkey: str) -> bt.Wallet:
+    """Open a wallet folder for `BittensorChain`.
+
+    Raises:
+        PermanentError: `bad_wallet`; the hotkey is missing, malformed or encrypted.
+    """
+    load_hotkey(path, name, hotkey)
+    return bt.Wallet(name, hotkey, str(path.expanduser()))
+
+
+async def _disconnect(link: _Link) -> None:
+    await link.client.close()
+
+
+def _read_failure(what: str, error: bt.BittensorError) -> Exception:
+    """What a failed read means: come back later, gone for good, or a connection to renew."""
+    if isinstance(error, bt.RpcPolicyError):
+        # Trying again at once is what the endpoint complains about.
+        pause = f" (retry after {error.retry_after})" if error.retry_after else ""
+        return TransientError(Reason.CHAIN_RATE_LIMITED, f"{what}: the endpoint refuses traffic: {error}{pause}")
+    if "State discarded" in str(error):
+        return PermanentError(
+            Reason.BLOCK_UNKNOWN, f"{what}: this endpoint has pruned the block; use an archive endpoint: {error}"
+        )
+    return ConnectionLostError(str(error))
+
+
+def _refusal(what: str, error: bt.ChainError) -> TemplarError:
+    """What a refused extrinsic means, by the SDK's own classification."""
+    message = f"{what}: the chain says: {error.message}"
+    if error.code is bt.ErrorCode.RATE_LIMITED or error.name in _RETRY_LATER:
+        return TransientError(Reason.CHAIN_RATE_LIMITED, message)
+    if error.name in _FATE_UNKNOWN or (error.name is None and error.code is bt.ErrorCode.UNKNOWN):
+        return TransientError(Reason.CHAIN_UNREACHABLE, f"{message} (its fate is unknown)")
+    return PermanentError(Reason.CHAIN_REFUSED, f"{message}; {error.remediation}")

@@ -1,0 +1,212 @@
+"""What the ledger's changes add up to: who is registered, what they committed, which weights they set.
+
+A state is the fold of the first changes of an append-only list and never altered, so the metagraph of a past block
+stays what it was.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+from templar.chain.base import NeuronInfo
+from templar.chain.weights import normalise_weights
+from templar.errors import PermanentError, Reason, TransientError
+
+
+class Kind(StrEnum):
+    """What a change does, and in brackets what its value holds."""
+
+    REGISTER = "register"
+    """A hotkey gets a uid (`uid`, `stake`, `validator_permit`)."""
+    DEREGISTER = "deregister"
+    """A hotkey loses its uid and its weights."""
+    STAKE = "stake"
+    """A hotkey's stake is set (`stake`)."""
+    COMMIT = "commit"
+    """A hotkey commits a string (`data`)."""
+    WEIGHTS = "weights"
+    """A validator sets its weights (`weights`: uid -> 16-bit weight)."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One line of the ledger.
+
+    Attributes:
+        id: Its place in the list; 1 is the first.
+        block: The block that includes it; never falls from one change to the next.
+        kind: What it does.
+        hotkey: Whose it is.
+        value: Its arguments.
+    """
+
+    id: int
+    block: int
+    kind: Kind
+    hotkey: str
+    value: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A hotkey's place in the subnet; `since` is the change that gave it."""
+
+    uid: int
+    hotkey: str
+    stake: float
+    validator_permit: bool
+    since: int
+
+
+@dataclass(frozen=True)
+class WeightVector:
+    """A validator's newest weights: uid -> 16-bit weight, the block and the change that set them."""
+
+    values: Mapping[int, int]
+    block: int
+    change: int
+
+
+@dataclass(frozen=True)
+class State:
+    """The sum of the first `change` changes.
+
+    Attributes:
+        change: Id of the last change in it; 0 for none.
+        registered: Hotkey -> its place.
+        commitments: Hotkey -> its newest commitment; it outlives the registration, as on the real chain.
+        weights: Hotkey -> its newest weights.
+    """
+
+    change: int = 0
+    registered: Mapping[str, Registration] = field(default_factory=dict)
+    commitments: Mapping[str, str] = field(default_factory=dict)
+    weights: Mapping[str, WeightVector] = field(default_factory=dict)
+
+    def fold(self, changes: Iterable[Change]) -> "State":
+        """The state after these further changes, which must follow its own without a gap."""
+        last, registered = self.change, dict(self.registered)
+        commitments, weights = dict(self.commitments), dict(self.weights)
+        for change in changes:
+            last, hotkey, value = change.id, change.hotkey, change.value
+            match change.kind:
+                case Kind.REGISTER:
+                    registered[hotkey] = Registration(
+                        value["uid"], hotkey, value["stake"], value["validator_permit"], since=change.id
+                    )
+                case Kind.DEREGISTER:
+                    del registered[hotkey]
+                    weights.pop(hotkey, None)
+                case Kind.STAKE:
+                    old = registered[hotkey]
+                    registered[hotkey] = Registration(
+                        old.uid, hotkey, value["stake"], old.validator_permit, since=old.since
+                    )
+                case Kind.COMMIT:
+                    commitments[hotkey] = value["data"]
+                case Kind.WEIGHTS:
+                    values = {int(uid): weight for uid, weight in value["weights"].items()}
+                    weights[hotkey] = WeightVector(values, change.block, change.id)
+        return State(last, registered, commitments, weights)
+
+    def accept_registration(self, hotkey: str, stake: float, validator_permit: bool) -> dict[str, Any]:
+        """The value of a `REGISTER`: the hotkey gets the smallest free uid.
+
+        Raises:
+            PermanentError: `chain_refused`; it is registered already, or the stake is out of range.
+        """
+        if hotkey in self.registered:
+            raise PermanentError(Reason.CHAIN_REFUSED, f"hotkey {hotkey} is registered already")
+        _check_stake(stake)
+        taken = {place.uid for place in self.registered.values()}
+        uid = next(uid for uid in range(len(taken) + 1) if uid not in taken)
+        return {"uid": uid, "stake": stake, "validator_permit": validator_permit}
+
+    def accept_stake(self, hotkey: str, stake: float) -> dict[str, Any]:
+        """The value of a `STAKE`; raises like the others."""
+        self.place_of(hotkey)
+        _check_stake(stake)
+        return {"stake": stake}
+
+    def accept_deregistration(self, hotkey: str) -> dict[str, Any]:
+        """The value of a `DEREGISTER`; raises like the others."""
+        self.place_of(hotkey)
+        return {}
+
+    def accept_commitment(self, hotkey: str, data: str) -> dict[str, Any]:
+        """The value of a `COMMIT`; raises like the others."""
+        self.place_of(hotkey)
+        return {"data": data}
+
+    def accept_weights(
+        self, hotkey: str, values: Mapping[int, int], block: int, rate_limit_blocks: int
+    ) -> dict[str, Any]:
+        """The value of a `WEIGHTS`.
+
+        Raises:
+            TransientError: `chain_rate_limited`.
+            PermanentError: `chain_refused`; not registered, no permit, or a uid that nobody has.
+        """
+        if not self.place_of(hotkey).validator_permit:
+            raise PermanentError(
+                Reason.CHAIN_REFUSED, f"hotkey {hotkey} has no validator permit: it cannot set weights"
+            )
+        strangers = sorted(values.keys() - {place.uid for place in self.registered.values()})
+        if strangers:
+            raise PermanentError(Reason.CHAIN_REFUSED, f"weights: nobody is registered with uids {strangers}")
+        last = self.weights.get(hotkey)
+        if last is not None and block - last.block < rate_limit_blocks:
+            raise TransientError(
+                Reason.CHAIN_RATE_LIMITED,
+                f"weights were set in block {last.block}; the next time can be block {last.block + rate_limit_blocks}",
+            )
+        return {"weights": dict(values)}
+
+    def place_of(self, hotkey: str) -> Registration:
+        """Where a hotkey is registered; `chain_refused` if it is not."""
+        place = self.registered.get(hotkey)
+        if place is None:
+            raise PermanentError(
+                Reason.CHAIN_REFUSED, f"hotkey {hotkey} is not registered on this ledger: register it first"
+            )
+        return place
+
+    def weights_by_uid(self) -> dict[int, dict[int, float]]:
+        """Validator uid -> miner uid -> share, as they were set."""
+        places = sorted((self.registered[hotkey].uid, vector) for hotkey, vector in self.weights.items())
+        return {uid: normalise_weights(vector.values) for uid, vector in places}
+
+    @cached_property
+    def neurons(self) -> tuple[NeuronInfo, ...]:
+        """Everybody who is registered, in uid order, with the incentive that the weights give them."""
+        places = sorted(self.registered.values(), key=lambda place: place.uid)
+        incentive = self._incentive(places)
+        return tuple(
+            NeuronInfo(place.uid, place.hotkey, place.stake, place.validator_permit, incentive.get(place.uid, 0.0))
+            for place in places
+        )
+
+    def _incentive(self, places: list[Registration]) -> dict[int, float]:
+        """Stake-weighted mean of the validators' weights, normalised to a sum of 1, by uid.
+
+        A weight counts for the miner that it was set for, not for a later one with the same uid.
+        """
+        since = {place.uid: place.since for place in places}
+        total: dict[int, float] = {}
+        for place in places:
+            vector = self.weights.get(place.hotkey)
+            if vector is None or not place.validator_permit:
+                continue
+            live = {uid: value for uid, value in vector.values.items() if uid in since and since[uid] < vector.change}
+            for uid, share in normalise_weights(live).items():
+                total[uid] = total.get(uid, 0.0) + place.stake * share
+        mass = sum(total.values())
+        return {uid: value / mass for uid, value in total.items()} if mass else {}
+
+
+def _check_stake(stake: float) -> None:
+    if not (math.isfinite(stake) and stake >= 0):
+        raise PermanentError(Reason.CHAIN_REFUSED, f"a stake is finite and not negative, not {stake}")

@@ -1,0 +1,227 @@
+"""Documents into a dataset folder, and the folder into a store.
+
+The folder is `_metadata.yaml`, `_shard_sizes.json`, `tokenizer.json` and, per config, `{config}/train/*.parquet` and
+`{config}/held_out/*.parquet` with a column `text`. The same documents give the same bytes. A folder that is there is
+complete: it is built under another name and renamed at the end.
+"""
+
+import json
+import shutil
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+from templar.canonical import file_sha256, keyed_seed
+from templar.data.corpus import Document, split_rows
+from templar.data.metadata import (
+    DEFAULT_CONFIG,
+    HELD_OUT_SPLIT,
+    METADATA_FILE,
+    SHARD_SIZES_FILE,
+    TRAIN_SPLIT,
+    Shard,
+    SplitSizes,
+    folder_prefix,
+    sizes_key,
+)
+from templar.data.parquet import TEXT_COLUMN
+from templar.errors import PermanentError, Reason
+from templar.model.tokenizer import TOKENIZER_FILE, train_embedded_tokenizer
+from templar.store.base import ObjectStore
+
+_SCHEMA = pa.schema([pa.field(TEXT_COLUMN, pa.string(), nullable=False)])
+_SPLITS = (TRAIN_SPLIT, HELD_OUT_SPLIT)
+
+
+@dataclass(frozen=True)
+class SplitSummary:
+    """One split of one config."""
+
+    config: str
+    split: str
+    num_documents: int
+    num_rows: int
+    num_chars: int
+
+
+@dataclass(frozen=True)
+class DatasetSummary:
+    """What was built.
+
+    Attributes:
+        splits: Every split of every config.
+        vocab_size: Ids of the embedded tokenizer.
+        tokenizer_digest: Its digest.
+        num_bytes: Length of all files.
+    """
+
+    splits: tuple[SplitSummary, ...]
+    vocab_size: int
+    tokenizer_digest: str
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class UploadReceipt:
+    """What was uploaded."""
+
+    num_objects: int
+    num_bytes: int
+
+
+def build_dataset(
+    documents: Iterable[Document],
+    root: Path,
+    *,
+    vocab_size: int,
+    row_chars: int = 800,
+    rows_per_group: int = 64,
+    shard_rows: int = 1024,
+    held_out_fraction: float = 0.05,
+) -> DatasetSummary:
+    """Write a dataset folder with one config per source of the documents.
+
+    Whole documents are held out, chosen by a hash of their names, and always in every source that has the name: no
+    training text tells of a held-out one. Rows of one document follow each other.
+
+    Args:
+        documents: The texts; each source needs two at least.
+        root: The folder to make.
+        vocab_size: Most ids of the tokenizer, which is trained on the training text.
+        row_chars: Most characters in a row.
+        rows_per_group: Rows in a Parquet row group.
+        shard_rows: Rows in a file; the last one of a split may have fewer.
+        held_out_fraction: Part of each config's characters to hold out, in (0, 1).
+
+    Raises:
+        ValueError: A parameter is out of range.
+        PermanentError: `object_exists` if `root` is there, `dataset_too_small` if a split would be empty.
+    """
+    if rows_per_group < 1 or shard_rows < 1 or not 0 < held_out_fraction < 1:
+        raise ValueError("rows_per_group and shard_rows must be at least 1, held_out_fraction in (0, 1)")
+    if root.exists():
+        raise PermanentError(Reason.OBJECT_EXISTS, f"{root} is there already: use it, remove it or name another folder")
+    splits = _split(documents, held_out_fraction)
+    partial = root.with_name(f"{root.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    sizes: dict[str, SplitSizes] = {}
+    summaries: list[SplitSummary] = []
+    training_texts: list[str] = []
+    for (config, split), members in splits.items():
+        rows = [row for document in members for row in split_rows(document, row_chars)]
+        shards = _write_shards(partial, f"{config}/{split}", rows, rows_per_group, shard_rows)
+        sizes[sizes_key(config, split)] = SplitSizes(split=split, shards=shards, total_rows=len(rows))
+        summaries.append(SplitSummary(config, split, len(members), len(rows), sum(map(len, rows))))
+        training_texts += rows if split == TRAIN_SPLIT else []
+    tokenizer = train_embedded_tokenizer(training_texts, vocab_size)
+    (partial / TOKENIZER_FILE).write_bytes(tokenizer.to_bytes())
+    _write_metadata(partial, sizes, sorted({config for config, _ in splits}))
+    num_bytes = sum(file.stat().st_size for file in _files(partial))
+    partial.rename(root)
+    return DatasetSummary(tuple(summaries), tokenizer.vocab_size, tokenizer.digest, num_bytes)
+
+
+def upload_dataset(root: Path, store: ObjectStore, prefix: str) -> UploadReceipt:
+    """Put a dataset folder into a store, the two files that describe it last.
+
+    A reader that finds them finds everything. After a failure, run it again.
+
+    Args:
+        root: The folder.
+        store: Where to.
+        prefix: Folder of the dataset in the store; empty for its root.
+
+    Raises:
+        TransientError: The store cannot be reached.
+        PermanentError: The store refuses; `dataset_missing` if the folder has no metadata.
+    """
+    described = (SHARD_SIZES_FILE, METADATA_FILE)
+    missing = [name for name in described if not (root / name).is_file()]
+    if missing:
+        raise PermanentError(Reason.DATASET_MISSING, f"{root} has no {', '.join(missing)}: build the dataset first")
+    files = [file for file in _files(root) if file.name not in described] + [root / name for name in described]
+    for file in files:
+        store.put_file(folder_prefix(prefix) + file.relative_to(root).as_posix(), file)
+    return UploadReceipt(len(files), sum(file.stat().st_size for file in files))
+
+
+def _split(documents: Iterable[Document], fraction: float) -> dict[tuple[str, str], list[Document]]:
+    """Documents by config and split, in the order of configs, splits and names."""
+    by_config: dict[str, list[Document]] = defaultdict(list)
+    for document in sorted(documents, key=lambda document: (document.source, document.name)):
+        by_config[document.source].append(document)
+    if not by_config:
+        raise PermanentError(Reason.DATASET_TOO_SMALL, "there are no documents to build a dataset of")
+    held_out = _held_out_names(by_config, fraction)
+    splits: dict[tuple[str, str], list[Document]] = {}
+    for config, members in by_config.items():
+        splits[config, TRAIN_SPLIT] = [document for document in members if document.name not in held_out]
+        splits[config, HELD_OUT_SPLIT] = [document for document in members if document.name in held_out]
+        if not all(splits[config, split] for split in _SPLITS):
+            raise PermanentError(
+                Reason.DATASET_TOO_SMALL,
+                f"config {config!r} has {len(members)} documents, too few to train on some and hold out others: "
+                "collect more",
+            )
+    return splits
+
+
+def _held_out_names(by_config: Mapping[str, Sequence[Document]], fraction: float) -> set[str]:
+    names: set[str] = set()
+    for members in by_config.values():
+        left = fraction * sum(len(document.text) for document in members)
+        left -= sum(len(document.text) for document in members if document.name in names)
+        for document in sorted(members, key=lambda document: keyed_seed("templar.held_out", document.name)):
+            if document.name not in names and len(document.text) <= left:
+                names.add(document.name)
+                left -= len(document.text)
+        if not any(document.name in names for document in members):
+            names.add(min(members, key=lambda document: (len(document.text), document.name)).name)
+    return names
+
+
+def _write_shards(root: Path, folder: str, rows: Sequence[str], rows_per_group: int, shard_rows: int) -> list[Shard]:
+    (root / folder).mkdir(parents=True)
+    shards: list[Shard] = []
+    for number, start in enumerate(range(0, len(rows), shard_rows)):
+        part = rows[start : start + shard_rows]
+        path = f"{folder}/000_{number:05d}.parquet"
+        file = root / path
+        pq.write_table(
+            pa.table([pa.array(part, pa.string())], schema=_SCHEMA),
+            file,
+            row_group_size=rows_per_group,
+            compression="zstd",
+            use_dictionary=False,  # passages do not repeat
+            write_statistics=False,
+            write_page_checksum=True,  # a ranged read sees no hash of the whole file
+        )
+        size = file.stat().st_size
+        shards.append(Shard(path=path, num_rows=len(part), size_bytes=size, sha256=file_sha256(file)))
+    return shards
+
+
+def _write_metadata(root: Path, sizes: Mapping[str, SplitSizes], configs: Sequence[str]) -> None:
+    tree = {key: sizes[key].model_dump(mode="json") for key in sorted(sizes)}
+    (root / SHARD_SIZES_FILE).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
+    entries = [
+        {
+            "config_name": config,
+            "data_files": [
+                {"split": split, "path": f"{'*' if config == DEFAULT_CONFIG else config}/{split}/*.parquet"}
+                for split in _SPLITS
+            ],
+        }
+        for config in (DEFAULT_CONFIG, *configs)
+    ]
+    (root / METADATA_FILE).write_text(yaml.safe_dump({"configs": entries}, sort_keys=False), encoding="utf-8")
+
+
+def _files(root: Path) -> list[Path]:
+    return sorted(file for file in root.rglob("*") if file.is_file())

@@ -1,0 +1,205 @@
+"""Real text that lies on the machine, for networks without a network.
+
+The sources of the running interpreter's standard library, their docstrings, and the Python documentation that Debian
+packages (`python3.11-doc`; absent elsewhere, and then left out): all under the PSF licence. No text stands in two
+sources: the library's code is taken without its docstrings.
+
+The same machine gives the same documents in the same order. Which documents are taken, if not all fit, is decided by
+a hash of their names, so a small corpus is as varied as a large one.
+"""
+
+import ast
+import io
+import os
+import sys
+import sysconfig
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from templar.canonical import keyed_seed
+
+# Tests, other people's packages, tables of numbers, and copies of the documentation as Python strings.
+SKIPPED_FOLDERS = frozenset(
+    {"__pycache__", "dist-packages", "encodings", "idle_test", "pydoc_data", "site-packages", "test", "tests"}
+)
+SKIPPED_FILES = ("_sysconfigdata",)
+MIN_DOCUMENT_CHARS = 200
+"""Shorter documents are left out: a row of one line would make a page short."""
+MAX_DOCUMENT_FRACTION = 1 / 8
+"""A document that takes a larger part of its source's share is left out, so that no single file stands out."""
+
+_Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text.
+
+    Attributes:
+        source: The source it comes from; a dataset has one config per source.
+        name: Its path within the source. Documents of one name, in different sources, are on one subject: they are
+            held out together.
+        text: The text.
+    """
+
+    source: str
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """A folder of files and what to take from each.
+
+    Attributes:
+        name: The source's name, also that of a dataset's config.
+        root: The folder.
+        suffix: End of the names of the files that count.
+        extract: From a file's text to the document's.
+    """
+
+    name: str
+    root: Path
+    suffix: str
+    extract: Callable[[str], str]
+
+
+def default_sources() -> tuple[Source, ...]:
+    """The sources that this machine has, the smallest first."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    sources = [
+        Source("docstrings", library, ".py", docstrings),
+        Source("stdlib-source", library, ".py", without_docstrings),
+    ]
+    documentation = _documentation_root()
+    if documentation is not None:
+        sources.append(Source("python-doc", documentation, ".rst.txt", str))
+    return tuple(sources)
+
+
+def collect_documents(*, max_bytes: int, sources: Sequence[Source] | None = None) -> list[Document]:
+    """Take documents from every source, in equal parts.
+
+    Args:
+        max_bytes: Most UTF-8 bytes of text in all; what one source cannot fill goes to those after it.
+        sources: Where from; `default_sources()` by default.
+
+    Returns:
+        The documents, source by source, by name within each.
+    """
+    sources = default_sources() if sources is None else sources
+    documents: list[Document] = []
+    left = max_bytes
+    for number, source in enumerate(sources):
+        taken = _collect(source, left // (len(sources) - number))
+        left -= sum(len(document.text.encode()) for document in taken)
+        documents += taken
+    return documents
+
+
+def split_rows(document: Document, max_chars: int) -> list[str]:
+    """Cut a document into passages at line borders.
+
+    The rows put together are the document. They are about equally long; a line longer than `max_chars` is cut.
+
+    Args:
+        document: The document.
+        max_chars: Most characters in a row.
+
+    Raises:
+        ValueError: `max_chars` is less than 1.
+    """
+    if max_chars < 1:
+        raise ValueError(f"max_chars must be at least 1, not {max_chars}")
+    rows: list[str] = []
+    row: list[str] = []
+    length, left = 0, len(document.text)
+    for piece in _pieces(document.text, max_chars):
+        target = left / -(-left // max_chars)
+        # Close the row where that comes nearer to the target than one more piece would.
+        if row and (length + len(piece) > max_chars or target - length <= length + len(piece) - target):
+            rows.append("".join(row))
+            left -= length
+            row, length = [], 0
+        row.append(piece)
+        length += len(piece)
+    return [*rows, "".join(row)] if row else rows
+
+
+def docstrings(code: str) -> str:
+    """The docstrings of a module in the order of the code, separated by blank lines; empty if it does not parse."""
+    texts = [ast.get_docstring(node) for node in _documented_nodes(code)]
+    return "".join(f"{text.strip()}\n\n" for text in texts if text and text.strip())
+
+
+def without_docstrings(code: str) -> str:
+    """The code of a module without the lines of its docstrings; empty if it does not parse."""
+    nodes = list(_documented_nodes(code))
+    dropped: set[int] = set()
+    for node in nodes:
+        if ast.get_docstring(node, clean=False) is not None:
+            statement = node.body[0]
+            dropped.update(range(statement.lineno - 1, statement.end_lineno or statement.lineno))
+    if not nodes:
+        return ""
+    # The parser counts lines by newlines alone, as StringIO does; str.splitlines would count form feeds too.
+    return "".join(line for number, line in enumerate(io.StringIO(code)) if number not in dropped)
+
+
+def _collect(source: Source, max_bytes: int) -> list[Document]:
+    documents: list[Document] = []
+    left = max_bytes
+    for name in sorted(_names(source), key=lambda name: keyed_seed("templar.corpus", name)):
+        document = _read(source, name)
+        if document is None:
+            continue
+        size = len(document.text.encode())
+        if size > max_bytes * MAX_DOCUMENT_FRACTION:
+            continue
+        if size > left:
+            break
+        documents.append(document)
+        left -= size
+    return sorted(documents, key=lambda document: document.name)
+
+
+def _names(source: Source) -> Iterator[str]:
+    for folder, folders, files in os.walk(source.root):
+        folders[:] = sorted(set(folders) - SKIPPED_FOLDERS)
+        for file in files:
+            if file.endswith(source.suffix) and not file.startswith(SKIPPED_FILES):
+                yield (Path(folder) / file).relative_to(source.root).as_posix()
+
+
+def _read(source: Source, name: str) -> Document | None:
+    try:
+        text = source.extract((source.root / name).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return None
+    return Document(source.name, name, text) if len(text) >= MIN_DOCUMENT_CHARS else None
+
+
+def _documentation_root() -> Path | None:
+    own = Path(f"/usr/share/doc/python{sys.version_info.major}.{sys.version_info.minor}/html/_sources")
+    others = sorted(Path("/usr/share/doc").glob("python3*/html/_sources"))
+    return next((root for root in (own, *others) if root.is_dir()), None)
+
+
+def _documented_nodes(code: str) -> Iterator[_Documented]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # old code has invalid escapes
+            tree = ast.parse(code)
+    except (SyntaxError, ValueError):
+        return
+    nodes = [node for node in ast.walk(tree) if isinstance(node, _Documented)]
+    # The module comes first and has no line of its own.
+    yield from sorted(nodes, key=lambda node: getattr(node, "lineno", 0))
+
+
+def _pieces(text: str, max_chars: int) -> Iterator[str]:
+    for line in text.splitlines(keepends=True):
+        for start in range(0, len(line), max_chars):
+            yield line[start : start + max_chars]

@@ -1,0 +1,167 @@
+"""Rows of a Parquet object, fetched by ranged reads.
+
+Only the footer and the column chunks of the row groups that hold the asked rows are fetched. Row numbers are exact:
+they follow the footer's row counts of every group, whatever their sizes.
+"""
+
+import io
+import itertools
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from templar.data.cache import BoundedCache
+from templar.data.metadata import Shard
+from templar.data.replicas import Replicas
+from templar.errors import PermanentError, Reason
+
+TEXT_COLUMN = "text"
+MAX_CACHED_FOOTERS = 256
+MAX_CACHED_BYTES = 2**26
+
+
+class RangeFile(io.RawIOBase):
+    """An object of a store as a seekable, read-only file; every read is one ranged read.
+
+    Args:
+        replicas: Where the object lies.
+        key: Its key.
+        size: Its length in bytes.
+    """
+
+    def __init__(self, replicas: Replicas, key: str, size: int) -> None:
+        super().__init__()
+        self._replicas = replicas
+        self._key = key
+        self._size = size
+        self._position = 0
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def tell(self) -> int:
+        """Offset of the next byte."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to an offset from the start, the current position or the end."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = max(0, base + offset)
+        return self._position
+
+    def read(self, size: int | None = -1) -> bytes:
+        """At most `size` bytes, all that are left if it is negative."""
+        left = max(0, self._size - self._position)
+        length = left if size is None or size < 0 else min(size, left)
+        data = self._replicas.get_range(self._key, self._position, length) if length else b""
+        self._position += len(data)
+        return data
+
+
+@dataclass(frozen=True)
+class _Footer:
+    """What a file's end says of it: its length, Parquet's own metadata, and the first row of every row group."""
+
+    size_bytes: int
+    metadata: Any
+    group_starts: tuple[int, ...]
+
+
+class ParquetShards:
+    """Reads rows of the text column of a dataset's Parquet files; safe to use from several threads.
+
+    Footers and decoded row groups are cached within bounds, and each is fetched once however many threads ask for it.
+
+    Args:
+        replicas: Where the files lie.
+        prefix: The dataset's folder, with its final slash.
+    """
+
+    def __init__(self, replicas: Replicas, prefix: str) -> None:
+        self._replicas = replicas
+        self._prefix = prefix
+        self._footers: BoundedCache[str, _Footer] = BoundedCache(MAX_CACHED_FOOTERS)
+        self._groups: BoundedCache[tuple[str, int], Any] = BoundedCache(MAX_CACHED_BYTES, lambda column: column.nbytes)
+
+    def read_rows(self, shard: Shard, first: int, count: int) -> list[str]:
+        """The texts of `count` rows of one file.
+
+        Args:
+            shard: The file.
+            first: The first row, from 0 in the file.
+            count: Rows; the file has them all.
+
+        Raises:
+            TransientError: No store could be read.
+            PermanentError: `dataset_missing` if the file is not there, `dataset_malformed` if it is not the file that
+                the dataset's metadata describes.
+        """
+        starts = self._footer(shard).group_starts
+        texts: list[str] = []
+        group = bisect_right(starts, first) - 1
+        while len(texts) < count:
+            offset = first + len(texts) - starts[group]
+            texts += self._group(shard, group).slice(offset, count - len(texts)).to_pylist()
+            group += 1
+        return texts
+
+    def _footer(self, shard: Shard) -> _Footer:
+        return self._footers.get(shard.path, lambda: self._load_footer(shard))
+
+    def _group(self, shard: Shard, group: int) -> Any:
+        return self._groups.get((shard.path, group), lambda: self._load_group(shard, group))
+
+    def _load_footer(self, shard: Shard) -> _Footer:
+        """The footer of a file, checked against the dataset's metadata."""
+        key = self._prefix + shard.path
+        info = self._replicas.head(key)
+        if info is None:
+            raise PermanentError(
+                Reason.DATASET_MISSING,
+                f"{key} is not in {self._replicas.names}; upload the dataset again",
+            )
+        if shard.size_bytes not in (None, info.size):
+            raise _malformed(key, f"it has {info.size} bytes, must have {shard.size_bytes}")
+        try:
+            metadata = pq.ParquetFile(RangeFile(self._replicas, key, info.size), pre_buffer=False).metadata
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise _malformed(key, f"no Parquet footer: {error}") from error
+        counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+        if sum(counts) != shard.num_rows or min(counts, default=0) < 0:
+            raise _malformed(key, f"its row groups have {sum(counts)} rows, must have {shard.num_rows}")
+        return _Footer(info.size, metadata, tuple(itertools.accumulate(counts, initial=0)))
+
+    def _load_group(self, shard: Shard, group: int) -> Any:
+        """The text column of one row group, without nulls."""
+        key = self._prefix + shard.path
+        footer = self._footer(shard)
+        try:
+            file = pq.ParquetFile(
+                RangeFile(self._replicas, key, footer.size_bytes),
+                metadata=footer.metadata,
+                pre_buffer=False,
+                page_checksum_verification=True,
+            )
+            table = file.read_row_group(group, columns=[TEXT_COLUMN], use_threads=False)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise _malformed(key, f"row group {group} cannot be decoded: {error}") from error
+        if TEXT_COLUMN not in table.column_names:
+            raise _malformed(key, f"it has no column {TEXT_COLUMN!r}")
+        column = table.column(TEXT_COLUMN)
+        if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)) or column.null_count:
+            raise _malformed(key, f"column {TEXT_COLUMN!r} of row group {group} must hold strings without nulls")
+        if len(column) != footer.metadata.row_group(group).num_rows:
+            raise _malformed(key, f"row group {group} has {len(column)} rows, not as many as the footer says")
+        return column
+
+
+def _malformed(key: str, problem: str) -> PermanentError:
+    return PermanentError(Reason.DATASET_MALFORMED, f"{key}: {problem}; upload the dataset again")

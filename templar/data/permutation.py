@@ -1,0 +1,97 @@
+"""A keyed permutation of 0..n-1 that is computed one element at a time, in both directions.
+
+Nothing of size n is ever stored, so it serves a dozen slots and a hundred million samples alike, and it is the same
+on every machine and for every version of every library.
+
+The construction is the alternating Feistel network of format-preserving encryption (Bellare, Ristenpart, Rogaway,
+Stegers, "Format-Preserving Encryption", SAC 2009): numbers are pairs (left, right) in a x b with a * b >= n, even
+rounds add a keyed hash of `right` to `left` modulo a, odd rounds one of `left` to `right` modulo b. Values that fall
+beyond n are walked on until they fall within (cycle walking); since a * b - n < a, that is rare.
+
+Exactly: a is the least integer with a * a >= n, b the least with a * b >= n; a value is left * b + right. The hash of
+round i is the first 16 bytes, little-endian, of SHA-256 over the round key and the half as 8 bytes, little-endian; the
+round key is `keyed_seed("templar.permutation", i, n, *key)` as 16 bytes, little-endian.
+"""
+
+import hashlib
+import math
+
+from templar.canonical import keyed_seed
+
+NUM_ROUNDS = 8
+_DOMAIN = "templar.permutation"
+
+
+class Permutation:
+    """A bijection of 0..size-1.
+
+    Args:
+        size: Number of elements.
+        key: What makes this permutation different from all others of its size; parts as in `keyed_seed`.
+
+    Raises:
+        ValueError: `size` is less than 1.
+    """
+
+    def __init__(self, size: int, *key: str | int) -> None:
+        if size < 1:
+            raise ValueError(f"a permutation needs at least one element, not {size}")
+        self._size = size
+        self._left_size = math.isqrt(size - 1) + 1
+        self._right_size = -(-size // self._left_size)
+        self._round_keys = [
+            keyed_seed(_DOMAIN, number, size, *key).to_bytes(16, "little") for number in range(NUM_ROUNDS)
+        ]
+
+    def __len__(self) -> int:
+        return self._size
+
+    def at(self, position: int) -> int:
+        """The element at a position.
+
+        Raises:
+            ValueError: The position is not in 0..size-1.
+        """
+        self._check(position, "position")
+        element = self._encrypt(position)
+        while element >= self._size:
+            element = self._encrypt(element)
+        return element
+
+    def index(self, element: int) -> int:
+        """The position of an element: the inverse of `at`.
+
+        Raises:
+            ValueError: The element is not in 0..size-1.
+        """
+        self._check(element, "element")
+        position = self._decrypt(element)
+        while position >= self._size:
+            position = self._decrypt(position)
+        return position
+
+    def _encrypt(self, value: int) -> int:
+        left, right = divmod(value, self._right_size)
+        for number in range(NUM_ROUNDS):
+            if number % 2 == 0:
+                left = (left + self._hash(number, right)) % self._left_size
+            else:
+                right = (right + self._hash(number, left)) % self._right_size
+        return left * self._right_size + right
+
+    def _decrypt(self, value: int) -> int:
+        left, right = divmod(value, self._right_size)
+        for number in reversed(range(NUM_ROUNDS)):
+            if number % 2 == 0:
+                left = (left - self._hash(number, right)) % self._left_size
+            else:
+                right = (right - self._hash(number, left)) % self._right_size
+        return left * self._right_size + right
+
+    def _hash(self, number: int, half: int) -> int:
+        digest = hashlib.sha256(self._round_keys[number] + half.to_bytes(8, "little")).digest()
+        return int.from_bytes(digest[:16], "little")
+
+    def _check(self, value: int, name: str) -> None:
+        if not 0 <= value < self._size:
+            raise ValueError(f"{name} {value} is not in 0..{self._size - 1}")

@@ -1,0 +1,134 @@
+"""Everybody's buckets: the own one to write, the others' to read, found through their commitments on chain."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from templar.chain.base import Chain, NeuronInfo
+from templar.errors import PermanentError, Reason, RejectedError
+from templar.store.address import BucketAddress, decode_address, encode_address
+from templar.store.base import ObjectStore
+
+REFRESH_SECONDS = 600.0
+"""Commitments are read again after this long at the latest (documented value)."""
+
+
+@dataclass(frozen=True)
+class OwnBucket:
+    """The bucket of this neuron.
+
+    Attributes:
+        address: What is committed on chain: account and read key.
+        store: The bucket with write rights.
+    """
+
+    address: BucketAddress
+    store: ObjectStore
+
+
+class Buckets:
+    """The buckets of a subnet as one neuron sees them. Safe under threads.
+
+    Args:
+        chain: Where the commitments stand.
+        open_reader: Opens a bucket for reading.
+        own: This neuron's bucket; None for a node that only reads, such as an auditor.
+        hotkey: This neuron's address.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        open_reader: Callable[[BucketAddress], ObjectStore],
+        *,
+        own: OwnBucket | None = None,
+        hotkey: str | None = None,
+    ) -> None:
+        self._chain = chain
+        self._open_reader = open_reader
+        self._own = own
+        self._hotkey = hotkey
+        self._lock = threading.Lock()
+        self._commitments: dict[str, str] = {}
+        self._readers: dict[str, tuple[str, ObjectStore]] = {}
+        self._refreshed: float | None = None
+
+    @property
+    def own(self) -> ObjectStore:
+        """The own bucket, with write rights.
+
+        Raises:
+            PermanentError: `bad_environment`; this node has none.
+        """
+        if self._own is None:
+            raise PermanentError(Reason.BAD_ENVIRONMENT, "this node has no bucket of its own to write to")
+        return self._own.store
+
+    def announce(self) -> bool:
+        """Commit the own bucket's read access on chain unless it stands there already; whether it had to.
+
+        Raises:
+            TransientError: The chain could not be reached.
+            PermanentError: The chain refused, for example because the hotkey is not registered.
+        """
+        if self._own is None or self._hotkey is None:
+            return False
+        wanted = encode_address(self._own.address)
+        if self._chain.commitments().get(self._hotkey) == wanted:
+            return False
+        self._chain.set_commitment(wanted)
+        self.refresh()
+        return True
+
+    def refresh(self) -> None:
+        """Read the commitments again."""
+        commitments = self._chain.commitments()
+        with self._lock:
+            self._commitments = commitments
+            self._refreshed = self._chain.clock.now()
+
+    def reader(self, neuron: NeuronInfo) -> ObjectStore:
+        """The bucket of a neuron, for reading; the own bucket for oneself.
+
+        Raises:
+            RejectedError: `commitment_missing`, `commitment_malformed`.
+        """
+        if self._own is not None and neuron.hotkey == self._hotkey:
+            return self._own.store
+        self._refresh_if_old()
+        with self._lock:
+            text = self._commitments.get(neuron.hotkey)
+            if text is None:
+                raise RejectedError(
+                    Reason.COMMITMENT_MISSING, f"uid {neuron.uid} ({neuron.hotkey}) committed no bucket on chain"
+                )
+            known = self._readers.get(neuron.hotkey)
+            if known is not None and known[0] == text:
+                return known[1]
+            store = self._open_reader(_decode(neuron, text))
+            self._readers[neuron.hotkey] = (text, store)
+        if known is not None:
+            known[1].close()
+        return store
+
+    def close(self) -> None:
+        """Give every connection back."""
+        with self._lock:
+            stores = [store for _, store in self._readers.values()]
+            self._readers.clear()
+        for store in stores:
+            store.close()
+
+    def _refresh_if_old(self) -> None:
+        now = self._chain.clock.now()
+        if self._refreshed is None or now - self._refreshed > REFRESH_SECONDS:
+            self.refresh()
+
+
+def _decode(neuron: NeuronInfo, text: str) -> BucketAddress:
+    try:
+        return decode_address(text)
+    except PermanentError as error:
+        raise RejectedError(
+            Reason.COMMITMENT_MALFORMED, f"uid {neuron.uid} ({neuron.hotkey}): the commitment is no bucket: {error}"
+        ) from None

@@ -1,0 +1,116 @@
+"""Published checkpoints: a folder of files and, written last, a signed manifest with their hashes.
+
+A checkpoint without its manifest does not exist, so one that is being written is never read.
+"""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from templar.canonical import file_sha256
+from templar.chain.base import Clock, NeuronInfo
+from templar.chain.keys import Signer
+from templar.errors import PermanentError, Reason, RejectedError
+from templar.exchange.keys import Kind, checkpoint_key, parse_key
+from templar.exchange.objects import CheckpointManifest, Network, check_author, check_window, unseal
+from templar.exchange.publish import publish_body, publish_file
+from templar.store.base import ObjectStore
+
+MANIFEST_FILE = "manifest.json"
+
+
+@dataclass(frozen=True)
+class StateMark:
+    """Which state a checkpoint or snapshot holds.
+
+    Attributes:
+        window: The last window that was applied or found null.
+        outer_steps: Outer steps so far.
+        root: State root after `window`.
+        previous_root: State root before `window`; with the parameters it proves the root.
+        null: Whether `window` was null.
+    """
+
+    window: int
+    outer_steps: int
+    root: str
+    previous_root: str
+    null: bool
+
+
+def publish_checkpoint(
+    store: ObjectStore, folder: Path, mark: StateMark, *, network: Network, uid: int, signer: Signer, clock: Clock
+) -> CheckpointManifest:
+    """Upload every file of a folder, then the manifest.
+
+    On failure a later call uploads what is missing; files that are there are not sent again.
+
+    Raises:
+        PermanentError: `object_differs`; another checkpoint of this window is stored.
+        TransientError: The store failed.
+    """
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != MANIFEST_FILE)
+    for path in files:
+        publish_file(store, checkpoint_key(mark.window, uid, path.name), path, clock=clock)
+    manifest = CheckpointManifest(
+        netuid=network.netuid,
+        genesis=network.genesis,
+        uid=uid,
+        hotkey=signer.address,
+        window=mark.window,
+        outer_steps=mark.outer_steps,
+        root=mark.root,
+        previous_root=mark.previous_root,
+        null=mark.null,
+        files={path.name: file_sha256(path) for path in files},
+        sizes={path.name: path.stat().st_size for path in files},
+    )
+    publish_body(store, checkpoint_key(mark.window, uid, MANIFEST_FILE), manifest, signer, clock=clock)
+    return manifest
+
+
+def list_checkpoints(store: ObjectStore, uid: int) -> list[int]:
+    """The windows of a publisher's complete checkpoints, newest first."""
+    keys = (parse_key(info.key) for info in store.list(f"{Kind.CHECKPOINT}-"))
+    return sorted(
+        (
+            key.window
+            for key in keys
+            if key is not None and key.uid == uid and key.file == MANIFEST_FILE and key.window is not None
+        ),
+        reverse=True,
+    )
+
+
+def fetch_checkpoint(
+    store: ObjectStore, publisher: NeuronInfo, window: int, folder: Path, *, network: Network
+) -> CheckpointManifest:
+    """Download a checkpoint and check every byte of it against its manifest.
+
+    The files appear under `folder` all at once, or not at all.
+
+    Raises:
+        RejectedError: The manifest is not legal, or a file is not what it says.
+        TransientError: The store failed.
+    """
+    data = store.get(checkpoint_key(window, publisher.uid, MANIFEST_FILE), max_bytes=CheckpointManifest.max_bytes)
+    manifest = unseal(data, CheckpointManifest).body
+    check_author(manifest, network=network, uid=publisher.uid, hotkey=publisher.hotkey)
+    check_window(manifest, window)
+    part = folder.with_name(folder.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    for name, digest in manifest.files.items():
+        _fetch_file(store, checkpoint_key(window, publisher.uid, name), part / name, manifest.sizes[name], digest)
+    shutil.rmtree(folder, ignore_errors=True)
+    part.rename(folder)
+    return manifest
+
+
+def _fetch_file(store: ObjectStore, key: str, path: Path, size: int, digest: str) -> None:
+    try:
+        store.get_file(key, path, max_bytes=size)
+    except PermanentError as error:
+        raise RejectedError(Reason.CHECKPOINT_BROKEN, f"{key}: {error}") from None
+    if file_sha256(path) != digest:
+        raise RejectedError(Reason.CHECKPOINT_BROKEN, f"{key}: SHA-256 is not the manifest's")

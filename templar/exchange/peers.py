@@ -1,0 +1,146 @@
+"""Peer lists: who is gathered, published by validators, read by everybody with the same rule (PROTOCOL 16).
+
+A list counts for the windows from its first effective one on if it was stored before that window opened. For a window
+the list of the lowest-ranked validator that has a fresh one holds; without any, the first registered miners are
+gathered. The list only says whom to fetch: what is applied is decided by the roster, so two nodes that read different
+lists for a moment still end on one state.
+"""
+
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from templar.canonical import keyed_seed
+from templar.chain.base import NeuronInfo
+from templar.errors import PermanentError, RejectedError, TransientError
+from templar.exchange.context import Exchange
+from templar.exchange.keys import Kind, parse_key, peers_key
+from templar.exchange.objects import PeerList, check_author, unseal
+from templar.exchange.publish import PublishReceipt, publish_body
+from templar.hparams import Peers
+from templar.store.base import ObjectStore
+from templar.windows import first_block
+
+log = logging.getLogger(__name__)
+
+STALE_AFTER_UPDATES = 3
+"""A validator that missed this many updates has no fresh list; the next rank's holds."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Whom a window gathers.
+
+    Attributes:
+        peers: The gather tier.
+        reserve: Replacements, in order.
+        digest: Digest of the list; None if no list counts yet.
+    """
+
+    peers: tuple[NeuronInfo, ...]
+    reserve: tuple[NeuronInfo, ...]
+    digest: str | None
+
+
+def select_peers(
+    active: Collection[int], weights: Mapping[int, float], settings: Peers, *, seed: str
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Rank the active miners by weight and cut the list into gather and reserve tier.
+
+    Miners of equal weight, such as all newcomers, are ordered by a keyed hash, so nobody waits for ever behind a lower
+    uid. The rule is that of the reference's second version.
+
+    Args:
+        active: Uids that revealed lately.
+        weights: Uid -> weight; missing means 0.
+        settings: Sizes of the tiers.
+        seed: A block hash, or anything else that nobody can choose.
+
+    Returns:
+        Gather tier and reserve tier, or None if fewer than `minimum_peers` are active.
+    """
+    ranked = sorted(active, key=lambda uid: (-weights.get(uid, 0.0), keyed_seed("peers", seed, uid)))
+    if len(ranked) < settings.minimum_peers:
+        return None
+    places = settings.gather_peer_count
+    return tuple(ranked[:places]), tuple(ranked[places : places + settings.reserve_peer_count])
+
+
+def publish_peers(exchange: Exchange, window: int, peers: tuple[int, ...], reserve: tuple[int, ...]) -> PublishReceipt:
+    """Publish a list in `window`; it takes effect `peer_list_window_margin` windows later.
+
+    On failure a later call in the same window goes on; nothing that was published changes.
+    """
+    first = window + exchange.hparams.peers.peer_list_window_margin
+    body = PeerList(**exchange.author(window), first_effective_window=first, peers=peers, reserve=reserve)
+    return publish_body(exchange.buckets.own, peers_key(first), body, exchange.own_signer, clock=exchange.chain.clock)
+
+
+@dataclass
+class PeerBook:
+    """The peer lists that this node has read; it asks only for what may be new."""
+
+    exchange: Exchange
+    _lists: dict[str, dict[int, PeerList]] = field(default_factory=dict)
+    _read_until: dict[str, int] = field(default_factory=dict)
+
+    def selection(self, window: int) -> Selection:
+        """Whom to gather for a window.
+
+        Raises:
+            TransientError: The chain could not be reached. A validator's bucket that fails is left out.
+        """
+        miners = self.exchange.miners(window)
+        for publisher in self.exchange.metagraph(window).validators():
+            peer_list = self._newest(publisher, window)
+            if peer_list is not None:
+                members = {neuron.uid: neuron for neuron in miners}
+                peers = tuple(members[uid] for uid in peer_list.peers if uid in members)
+                reserve = tuple(members[uid] for uid in peer_list.reserve if uid in members)
+                return Selection(peers, reserve, peer_list.digest)
+        settings = self.exchange.hparams.peers
+        places = settings.gather_peer_count
+        return Selection(miners[:places], miners[places : places + settings.reserve_peer_count], None)
+
+    def _newest(self, publisher: NeuronInfo, window: int) -> PeerList | None:
+        """The publisher's newest list that counts and is not stale."""
+        oldest = window - STALE_AFTER_UPDATES * self.exchange.hparams.peers.peer_replacement_frequency
+        try:
+            self._refresh(publisher, window)
+        except (PermanentError, TransientError) as error:
+            log.warning("peer lists of uid %d are left out for window %d: %s", publisher.uid, window, error)
+        known = self._lists.get(publisher.hotkey, {})
+        fresh = [first for first in known if oldest <= first <= window]
+        return known[max(fresh)] if fresh else None
+
+    def _refresh(self, publisher: NeuronInfo, window: int) -> None:
+        """Read the lists that took effect since the last look; the whole bucket is listed only the first time."""
+        store = self.exchange.buckets.reader(publisher)
+        known = self._lists.setdefault(publisher.hotkey, {})
+        until = self._read_until.get(publisher.hotkey)
+        firsts = _listed(store) if until is None else range(until + 1, window + 1)
+        for first in firsts:
+            if first <= window and (body := self._read(publisher, store, first)) is not None:
+                known[first] = body
+        self._read_until[publisher.hotkey] = max(window, until or 0)
+
+    def _read(self, publisher: NeuronInfo, store: ObjectStore, first: int) -> PeerList | None:
+        info = store.head(peers_key(first))
+        if info is None:
+            return None
+        opened = self.exchange.chain.block_time(first_block(first, self.exchange.hparams.windows))
+        if info.last_modified > int(opened):
+            log.warning("peer list %s of uid %d came too late to count", info.key, publisher.uid)
+            return None
+        try:
+            body = unseal(store.get(info.key, max_bytes=PeerList.max_bytes), PeerList).body
+            check_author(body, network=self.exchange.network, uid=publisher.uid, hotkey=publisher.hotkey)
+        except RejectedError as error:
+            log.warning("peer list %s of uid %d does not count: %s", info.key, publisher.uid, error)
+            return None
+        return body if body.first_effective_window == first else None
+
+
+def _listed(store: ObjectStore) -> list[int]:
+    keys = (parse_key(info.key) for info in store.list("peers_"))
+    return sorted(key.window for key in keys if key is not None and key.kind is Kind.PEERS and key.window is not None)

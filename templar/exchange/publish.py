@@ -1,0 +1,151 @@
+"""Writing objects that are never changed again (PROTOCOL 10).
+
+On failure nothing is half-written: the store shows an object whole or not at all, and a repeated call finds what is
+there, compares, and does nothing if it is the same.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from templar.chain.base import Clock
+from templar.chain.keys import Signer
+from templar.errors import PermanentError, Reason, RejectedError, TransientError
+from templar.exchange.objects import Body, seal, unseal
+from templar.store.base import ObjectInfo, ObjectStore
+
+COMPARE_BYTES = 1 << 20
+"""Objects up to this size are read back and compared byte by byte; of larger ones the length is compared."""
+
+
+class Outcome(Enum):
+    """What a publication did."""
+
+    STORED = "stored"
+    ALREADY_THERE = "already_there"
+
+
+@dataclass(frozen=True)
+class PublishReceipt:
+    """An object that is in the store now.
+
+    Attributes:
+        key: Its key.
+        size: Its length in bytes.
+        last_modified: The server's time of it, in whole seconds.
+        outcome: Whether this call stored it.
+    """
+
+    key: str
+    size: int
+    last_modified: int
+    outcome: Outcome
+
+
+def publish_bytes(
+    store: ObjectStore, key: str, data: bytes, *, clock: Clock | None = None, deadline: float | None = None
+) -> PublishReceipt:
+    """Store an object once.
+
+    Args:
+        store: The own bucket.
+        key: Where.
+        data: What; the same call with the same bytes does nothing.
+        clock: Says whether the deadline has passed.
+        deadline: Nothing is written after this time.
+
+    Raises:
+        PermanentError: `object_differs` (something else is stored there: nothing is overwritten), `no_time_left`.
+        TransientError: The store could not be reached, or did not show what was just written.
+    """
+    if (receipt := _existing(store, key, data)) is not None:
+        return receipt
+    _check_deadline(key, clock, deadline)
+    stored = store.put_if_absent(key, data)
+    receipt = _existing(store, key, data)
+    if receipt is None:
+        raise TransientError(Reason.OBJECT_MISSING, f"{store.name}/{key}: not there after it was written; retry")
+    return _with_outcome(receipt, Outcome.STORED if stored else Outcome.ALREADY_THERE)
+
+
+def publish_file(
+    store: ObjectStore, key: str, path: Path, *, clock: Clock | None = None, deadline: float | None = None
+) -> PublishReceipt:
+    """Store a file once; the same promises as `publish_bytes`.
+
+    Large files go up in parts and appear whole at the end. Of those only the length is compared with what is stored:
+    their readers check the hash.
+    """
+    size = path.stat().st_size
+    if size <= COMPARE_BYTES:
+        return publish_bytes(store, key, path.read_bytes(), clock=clock, deadline=deadline)
+    if (info := store.head(key)) is None:
+        _check_deadline(key, clock, deadline)
+        store.put_file(key, path)
+        outcome, info = Outcome.STORED, store.head(key)
+    else:
+        outcome = Outcome.ALREADY_THERE
+    if info is None:
+        raise TransientError(Reason.OBJECT_MISSING, f"{store.name}/{key}: not there after it was written; retry")
+    if info.size != size:
+        raise _differs(store, key, f"{info.size} bytes are stored, {size} were to be")
+    return PublishReceipt(key, info.size, info.last_modified, outcome)
+
+
+def publish_body(
+    store: ObjectStore,
+    key: str,
+    body: Body,
+    signer: Signer,
+    *,
+    clock: Clock | None = None,
+    deadline: float | None = None,
+) -> PublishReceipt:
+    """Sign a body and store it once.
+
+    Signatures differ from one signing to the next, so what is there already is compared by its body.
+    The promises are those of `publish_bytes`.
+    """
+    info = store.head(key)
+    if info is not None:
+        if info.size > body.max_bytes or not _same_body(store, key, body):
+            raise _differs(store, key, f"another {body.kind} is stored")
+        return PublishReceipt(key, info.size, info.last_modified, Outcome.ALREADY_THERE)
+    return publish_bytes(store, key, seal(body, signer).encode(), clock=clock, deadline=deadline)
+
+
+def _existing(store: ObjectStore, key: str, data: bytes) -> PublishReceipt | None:
+    info = store.head(key)
+    if info is None:
+        return None
+    if info.size != len(data) or not _same_bytes(store, info, data):
+        raise _differs(store, key, "other bytes are stored")
+    return PublishReceipt(key, info.size, info.last_modified, Outcome.ALREADY_THERE)
+
+
+def _same_body(store: ObjectStore, key: str, body: Body) -> bool:
+    try:
+        return unseal(store.get(key, max_bytes=body.max_bytes), type(body)).body == body
+    except RejectedError:
+        return False
+
+
+def _same_bytes(store: ObjectStore, info: ObjectInfo, data: bytes) -> bool:
+    return info.size > COMPARE_BYTES or store.get(info.key, max_bytes=info.size) == data
+
+
+def _check_deadline(key: str, clock: Clock | None, deadline: float | None) -> None:
+    if clock is not None and deadline is not None and clock.now() > deadline:
+        late = clock.now() - deadline
+        raise PermanentError(Reason.NO_TIME_LEFT, f"{key}: not written, its deadline passed {late:.1f} s ago")
+
+
+def _differs(store: ObjectStore, key: str, problem: str) -> PermanentError:
+    return PermanentError(
+        Reason.OBJECT_DIFFERS,
+        f"{store.name}/{key}: {problem}; nothing was overwritten: does another process publish under this hotkey?",
+    )
+
+
+def _with_outcome(receipt: PublishReceipt, outcome: Outcome) -> PublishReceipt:
+    return PublishReceipt(receipt.key, receipt.size, receipt.last_modified, outcome)

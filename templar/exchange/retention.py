@@ -1,0 +1,56 @@
+"""What may be deleted from a bucket: objects of windows that nobody needs any more, and nothing else."""
+
+from collections.abc import Iterable
+
+from templar import PROTOCOL_VERSION
+from templar.exchange.keys import Kind, ObjectKey, parse_key
+from templar.hparams import Storage
+from templar.store.base import ObjectInfo
+
+
+def expired_objects(
+    objects: Iterable[ObjectInfo], *, current_window: int, genesis_window: int, storage: Storage
+) -> list[ObjectInfo]:
+    """The objects of a bucket whose retention is over.
+
+    Per-window objects live for `retention_windows`. Of the checkpoints the newest `checkpoints_kept` stay, and the
+    genesis checkpoint for ever; of the peer lists the newest that is in effect stays. The start window, objects of
+    another protocol version and keys that are not ours are never touched.
+
+    Args:
+        objects: A listing of the bucket.
+        current_window: The window of the chain now.
+        genesis_window: The window of the genesis checkpoint.
+        storage: Retention.
+
+    Returns:
+        The expired objects, in the listing's order.
+    """
+    keyed = [(info, key) for info in objects if (key := parse_key(info.key)) and key.version == PROTOCOL_VERSION]
+    oldest = current_window - storage.retention_windows
+    kept_checkpoints = _newest_checkpoints(keyed, storage.checkpoints_kept) | {genesis_window}
+    lists = (key.window or 0 for _, key in keyed if key.kind is Kind.PEERS)
+    in_effect = max((first for first in lists if first <= current_window), default=None)
+
+    def is_expired(key: ObjectKey) -> bool:
+        if key.window is None:
+            return False
+        if key.kind is Kind.CHECKPOINT:
+            return key.window not in kept_checkpoints and key.window < current_window
+        if key.kind is Kind.PEERS and key.window == in_effect:
+            return False
+        return key.window < oldest
+
+    return [info for info, key in keyed if is_expired(key)]
+
+
+def _newest_checkpoints(keyed: list[tuple[ObjectInfo, ObjectKey]], kept: int) -> set[int]:
+    """Windows of the newest complete checkpoints; an incomplete one has no manifest."""
+    complete = {
+        key.window
+        for _, key in keyed
+        if key.kind is Kind.CHECKPOINT and key.file == "manifest.json" and key.window is not None
+    }
+    newest = set(sorted(complete, reverse=True)[:kept])
+    unfinished = {key.window for _, key in keyed if key.kind is Kind.CHECKPOINT and key.window is not None} - complete
+    return newest | {window for window in unfinished if not newest or window > max(newest)}

@@ -1,0 +1,170 @@
+"""Commit and reveal: what a miner publishes, and the one function that decides whether it counts (PROTOCOL 3-11).
+
+Before the close only the digest of the manifest is public; manifest and payload follow after it. A copy of somebody
+else's payload can therefore never match a commitment that was made in time.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from templar.chain.base import Clock, NeuronInfo
+from templar.chain.keys import Signer
+from templar.errors import Reason, RejectedError
+from templar.exchange.cache import PayloadCache
+from templar.exchange.keys import Kind, window_key
+from templar.exchange.objects import (
+    Commit,
+    Manifest,
+    Network,
+    WindowBody,
+    check_author,
+    check_window,
+    unseal,
+)
+from templar.exchange.publish import PublishReceipt, publish_body, publish_file
+from templar.gradient.layout import Layout
+from templar.store.base import ObjectInfo, ObjectStore
+from templar.windows import Interval, Timing, WindowTimes
+
+
+@dataclass(frozen=True)
+class RevealRules:
+    """What a window's reveals are held against.
+
+    Attributes:
+        network: The network that they must be made for.
+        times: The window's times, from finalized blocks.
+        layout: The model's tensors and chunks: the legal shape and size of a payload.
+        assignment: Digest of the data assignment of a uid; None for a uid that was assigned nothing.
+    """
+
+    network: Network
+    times: WindowTimes
+    layout: Layout
+    assignment: Callable[[int], str | None]
+
+    @property
+    def window(self) -> int:
+        """The window."""
+        return self.times.window
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """A payload that counts. Its bytes lie in the cache under `manifest.payload_sha256`.
+
+    Attributes:
+        uid: Its author.
+        hotkey: The author's address.
+        manifest: What it is.
+        committed_at: LastModified of the commitment.
+        revealed_at: The later LastModified of manifest and payload.
+    """
+
+    uid: int
+    hotkey: str
+    manifest: Manifest
+    committed_at: int
+    revealed_at: int
+
+
+def publish_commit(
+    store: ObjectStore, manifest: Manifest, signer: Signer, *, clock: Clock, deadline: float
+) -> PublishReceipt:
+    """Publish the commitment to a manifest before the close. On failure a later call goes on."""
+    commit = Commit(
+        netuid=manifest.netuid,
+        genesis=manifest.genesis,
+        window=manifest.window,
+        uid=manifest.uid,
+        hotkey=manifest.hotkey,
+        commitment=manifest.digest,
+    )
+    key = window_key(Kind.COMMIT, manifest.window, manifest.uid)
+    return publish_body(store, key, commit, signer, clock=clock, deadline=deadline)
+
+
+def publish_reveal(
+    store: ObjectStore, manifest: Manifest, signer: Signer, payload: Path, *, clock: Clock, deadline: float
+) -> tuple[PublishReceipt, PublishReceipt]:
+    """Publish manifest and payload after the close. On failure a later call goes on."""
+    manifest_key = window_key(Kind.MANIFEST, manifest.window, manifest.uid)
+    payload_key = window_key(Kind.GRADIENT, manifest.window, manifest.uid)
+    return (
+        publish_body(store, manifest_key, manifest, signer, clock=clock, deadline=deadline),
+        publish_file(store, payload_key, payload, clock=clock, deadline=deadline),
+    )
+
+
+def fetch_reveal(neuron: NeuronInfo, store: ObjectStore, rules: RevealRules, cache: PayloadCache) -> Contribution:
+    """Fetch what a miner revealed for a window and decide whether it counts.
+
+    Every check that needs no body comes before the body is read: time and legal size from HEAD, identity from the
+    signed manifest. The payload is decoded once, so what is accepted can be applied.
+
+    Raises:
+        RejectedError: It does not count; the reason says why.
+        TransientError: The store failed; ask again.
+        PermanentError: The store refuses (key, bucket).
+    """
+    commit, committed_at = _fetch_signed(neuron, store, rules, Commit)
+    manifest, manifest_at = _fetch_signed(neuron, store, rules, Manifest)
+    if manifest.digest != commit.commitment:
+        raise RejectedError(Reason.COMMIT_MISMATCH, f"uid {neuron.uid}: the manifest is not the one committed to")
+    if manifest.assignment != rules.assignment(neuron.uid):
+        raise RejectedError(Reason.WRONG_ASSIGNMENT, f"uid {neuron.uid}: trained on data that it was not assigned")
+    payload_at = _fetch_payload(neuron, store, rules, manifest, cache)
+    return Contribution(neuron.uid, neuron.hotkey, manifest, committed_at, max(manifest_at, payload_at))
+
+
+T = TypeVar("T", bound=WindowBody)
+
+_MISSING = {Kind.COMMIT: Reason.COMMIT_MISSING, Kind.MANIFEST: Reason.MANIFEST_MISSING}
+_TIMING = {
+    (Kind.COMMIT, Timing.EARLY): Reason.COMMIT_EARLY,
+    (Kind.COMMIT, Timing.LATE): Reason.COMMIT_LATE,
+}
+
+
+def _fetch_signed(neuron: NeuronInfo, store: ObjectStore, rules: RevealRules, body_type: type[T]) -> tuple[T, int]:
+    kind = body_type.kind
+    interval = rules.times.commit_interval if kind is Kind.COMMIT else rules.times.reveal_interval
+    info = store.head(window_key(kind, rules.window, neuron.uid))
+    if info is None:
+        raise RejectedError(_MISSING[kind], f"uid {neuron.uid}: no {kind} for window {rules.window}")
+    _check_time(neuron, kind, info, interval)
+    body = unseal(store.get(info.key, max_bytes=body_type.max_bytes), body_type).body
+    check_author(body, network=rules.network, uid=neuron.uid, hotkey=neuron.hotkey)
+    check_window(body, rules.window)
+    return body, info.last_modified
+
+
+def _fetch_payload(
+    neuron: NeuronInfo, store: ObjectStore, rules: RevealRules, manifest: Manifest, cache: PayloadCache
+) -> int:
+    size = manifest.payload_bytes
+    if not rules.layout.min_payload_bytes <= size <= rules.layout.max_payload_bytes:
+        raise RejectedError(Reason.WRONG_SIZE, f"uid {neuron.uid}: no payload of this model has {size} bytes")
+    info = store.head(window_key(Kind.GRADIENT, rules.window, neuron.uid))
+    if info is None:
+        raise RejectedError(Reason.PAYLOAD_MISSING, f"uid {neuron.uid}: no payload for window {rules.window}")
+    _check_time(neuron, Kind.GRADIENT, info, rules.times.reveal_interval)
+    if info.size != size:
+        raise RejectedError(Reason.WRONG_SIZE, f"uid {neuron.uid}: {info.size} bytes are stored, {size} were promised")
+    digest, window, hotkey = manifest.payload_sha256, rules.window, neuron.hotkey
+    if not cache.has(digest, window=window, uid=neuron.uid, hotkey=hotkey):
+        cache.admit(store.get(info.key, max_bytes=size), digest, window=window, uid=neuron.uid, hotkey=hotkey)
+    return info.last_modified
+
+
+def _check_time(neuron: NeuronInfo, kind: Kind, info: ObjectInfo, interval: Interval) -> None:
+    timing = interval.timing(info.last_modified)
+    if timing is Timing.IN_TIME:
+        return
+    fallback = Reason.REVEAL_EARLY if timing is Timing.EARLY else Reason.REVEAL_LATE
+    off = interval.first - info.last_modified if timing is Timing.EARLY else info.last_modified - interval.last
+    raise RejectedError(
+        _TIMING.get((kind, timing), fallback), f"uid {neuron.uid}: {kind} stored {off} s too {timing.value}"
+    )

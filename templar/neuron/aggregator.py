@@ -1,0 +1,53 @@
+"""An aggregator's window: gather, publish aggregate and roster, decide, apply. It runs under a validator's hotkey."""
+
+from functools import partial
+
+from templar.exchange.decisions import publish_decision
+from templar.exchange.gather import GatherReport, Tier
+from templar.exchange.publish import PublishReceipt
+from templar.exchange.roster import publish_roster
+from templar.neuron.node import Node, Settlement
+
+
+class RosterNode(Node):
+    """A node with a validator permit: it may publish rosters and signs decisions."""
+
+    windows_late = 1
+
+    def settle_and_publish(self, window: int, report: GatherReport) -> Settlement:
+        """Settle a window; publish the own roster when the own slot comes and no lower rank has one that counts.
+
+        On failure to publish, the next rank takes over; a later call in the same slot goes on.
+        """
+        return self.settle(window, publish_own=partial(self._publish, window, report))
+
+    def decide(self, settlement: Settlement) -> PublishReceipt:
+        """Sign what was applied, before the next window closes (PROTOCOL 15).
+
+        Raises:
+            PermanentError: `no_time_left`, or `object_differs`: it decided otherwise before, and that stands.
+            TransientError: The store failed; a later call goes on.
+        """
+        deadline = self.exchange.expected_times(settlement.window + 1).close
+        return publish_decision(self.exchange, settlement.window, settlement.digest, deadline=deadline)
+
+    def _publish(self, window: int, report: GatherReport, rank: int) -> None:
+        before = self.journal.applied(window - 1)
+        publish_roster(
+            self.exchange,
+            self.exchange.times(window),
+            [
+                outcome.contribution
+                for outcome in report.outcomes
+                if outcome.contribution and outcome.tier != Tier.OTHER
+            ],
+            rank=rank,
+            previous=None if before is None else before.roster,
+            peer_list=self.selection(window).digest,
+            cache=self.cache,
+            spool=self.spool,
+        )
+
+
+class Aggregator(RosterNode):
+    """A node that publishes rosters, and nothing more."""

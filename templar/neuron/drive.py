@@ -1,0 +1,80 @@
+"""A window of each role as plain calls: what the flows tell with tasks, for drivers without Prefect.
+
+The waits are inside the steps, so the same lines run in real and in simulated time.
+"""
+
+import logging
+from collections.abc import Callable
+
+from templar.errors import PermanentError, Reason, TransientError
+from templar.neuron.aggregator import Aggregator
+from templar.neuron.miner import Miner
+from templar.neuron.node import Node
+from templar.neuron.opening import Action, Opening, open_window
+from templar.neuron.validator import Validator
+
+log = logging.getLogger(__name__)
+
+
+def mine(miner: Miner, window: int) -> Opening:
+    """One window of a miner."""
+
+    def run() -> None:
+        if miner.fetch_pages(window).units and miner.train(window).reason is None:
+            miner.compress(window)
+            _unless_late(lambda: miner.commit(window))
+            _unless_late(lambda: miner.upload(window))
+        miner.gather(window)
+        miner.apply(miner.settle(window))
+
+    return _drive(miner, window, run)
+
+
+def aggregate(aggregator: Aggregator, window: int) -> Opening:
+    """One window of an aggregator."""
+
+    def run() -> None:
+        settlement = aggregator.settle_and_publish(window, aggregator.gather(window))
+        _unless_late(lambda: aggregator.decide(settlement))
+        aggregator.apply(settlement)
+
+    return _drive(aggregator, window, run)
+
+
+def validate(validator: Validator, window: int) -> Opening:
+    """One window of a validator."""
+
+    def run() -> None:
+        validator.publish_peers(window)
+        report = validator.gather_everybody(window)
+        settlement = validator.settle_and_publish(window, report)
+        _unless_late(lambda: validator.decide(settlement))
+        evidence = validator.rate(report, validator.evaluate(report, settlement), settlement)
+        validator.apply(settlement)
+        validator.set_weights(evidence)
+        validator.publish_evidence(evidence)
+
+    return _drive(validator, window, run)
+
+
+def _drive(node: Node, window: int, run: Callable[[], None]) -> Opening:
+    opening = open_window(node, window)
+    if opening.action is not Action.RUN:
+        return opening
+    try:
+        run()
+    except TransientError as error:
+        log.warning("%s: window %d is left to catch-up: %s", node.settings.name, window, error)
+        return Opening(window, Action.CATCHING_UP, error.reason, str(error))
+    node.publish_sync_proof(window)
+    node.finish(window)
+    return opening
+
+
+def _unless_late(publish: Callable[[], object]) -> None:
+    try:
+        publish()
+    except PermanentError as error:
+        if error.reason is not Reason.NO_TIME_LEFT:
+            raise
+        log.warning("%s", error)

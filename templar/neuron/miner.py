@@ -1,0 +1,284 @@
+"""A miner's window: train on the assigned data, compress, commit before the close, reveal after it."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic import TypeAdapter
+from torch import Tensor, nn
+
+from templar.canonical import sha256_hex
+from templar.data.assignment import Assignment
+from templar.errors import PermanentError, Reason
+from templar.exchange.objects import Manifest
+from templar.exchange.publish import PublishReceipt
+from templar.exchange.reveal import publish_commit, publish_reveal
+from templar.gradient.feedback import FeedbackRule, compress
+from templar.gradient.payload import Header, Payload
+from templar.gradient.values import SIGN_AND_SCALE
+from templar.gradient.wire import encode
+from templar.model.llama import build_model, load_parameters
+from templar.model.schedule import outer_learning_rate
+from templar.model.training import TrainResult, train_demo, train_sparseloco
+from templar.neuron.durable import write_file
+from templar.neuron.node import Node, Settlement
+from templar.neuron.private import PrivateState
+
+log = logging.getLogger(__name__)
+
+NOTHING_TO_PUBLISH = frozenset(
+    {Reason.NO_TIME_LEFT, Reason.NON_FINITE_LOSS, Reason.NON_FINITE_UPDATE, Reason.NO_ASSIGNMENT}
+)
+"""Why a miner may have nothing to publish in a window; it still applies what the others agreed on."""
+
+
+@dataclass(frozen=True)
+class PageReport:
+    """The data of a window.
+
+    Attributes:
+        window: The window.
+        units: The pages that were assigned.
+        num_sequences: Training sequences in them.
+        assignment: Digest of the assignment.
+    """
+
+    window: int
+    units: tuple[int, ...]
+    num_sequences: int
+    assignment: str
+
+
+@dataclass(frozen=True)
+class TrainReport:
+    """What training came to.
+
+    Attributes:
+        window: The window.
+        reason: Why there is nothing to publish; None if there is something.
+        first_loss: Mean loss of the first step in nats per token.
+        last_loss: Mean loss of the last step.
+        num_steps: Steps taken.
+        num_sequences: Sequences used.
+    """
+
+    window: int
+    reason: Reason | None
+    first_loss: float | None = None
+    last_loss: float | None = None
+    num_steps: int = 0
+    num_sequences: int = 0
+
+
+@dataclass(frozen=True)
+class PayloadReport:
+    """A payload that is safely on this node's disk.
+
+    Attributes:
+        window: The window.
+        sha256: Its hash.
+        num_bytes: Its length.
+        dense_bytes: Length of the same update in float32.
+        root_before: State root that the training started from.
+    """
+
+    window: int
+    sha256: str
+    num_bytes: int
+    dense_bytes: int
+    root_before: str
+
+
+class Miner(Node):
+    """A node that trains."""
+
+    keeps_private_state = True
+
+    def start(self) -> None:
+        """As every node; then build the working model."""
+        super().start()
+        self.model: nn.Module = build_model(self.hparams.model)
+        self._trained: dict[int, TrainResult] = {}
+
+    def fetch_pages(self, window: int) -> PageReport:
+        """Find out which pages are assigned, and fetch and pack them.
+
+        Raises:
+            TransientError: Chain or dataset could not be reached; a later call goes on.
+        """
+        assignment = self._assignment(window)
+        sequences = self.workload.sequences(assignment)
+        return PageReport(window, assignment.units, len(sequences), assignment.digest)
+
+    def train(self, window: int) -> TrainReport:
+        """Train from the agreed parameters until the steps are done or the time is up.
+
+        Nothing but the result in memory changes: a repeated call trains again from the same state, and a window whose
+        payload is on disk already is not trained twice.
+        """
+        if (known := self.journal.result(window, "train")) is not None:
+            return _TRAIN_REPORT.validate_json(known)
+        if self.state.window != window - 1:
+            return TrainReport(window, Reason.WINDOW_FINISHED)
+        try:
+            sequences = self._training_sequences(window)
+            deadline = self.exchange.expected_times(window).train_until
+            clock = self.chain.clock
+            result = clock.compute(lambda: self.learn(window, sequences, lambda: clock.now() < deadline))
+        except PermanentError as error:
+            if error.reason not in NOTHING_TO_PUBLISH:
+                raise
+            log.warning("window %d: nothing to publish: %s", window, error)
+            return TrainReport(window, error.reason)
+        self._trained = {window: result}
+        return _train_report(window, result)
+
+    def learn(self, window: int, sequences: Tensor, keep_going: Callable[[], bool]) -> TrainResult:
+        """Train the working model on sequences of shape (n, L); pure, apart from the working model.
+
+        Args:
+            window: The window; an honest miner's learning does not depend on it.
+            sequences: The assigned sequences in training order.
+            keep_going: False when the time is up.
+        """
+        training = self.hparams.training
+        load_parameters(self.model, self.state.params)
+        if training.recipe == "demo":
+            return train_demo(self.model, sequences, training=training, keep_going=keep_going)
+        return train_sparseloco(
+            self.model,
+            sequences,
+            training=training,
+            outer_steps=self.state.outer_steps,
+            optimizer=self._private.optimizer,
+            keep_going=keep_going,
+        )
+
+    def compress(self, window: int) -> PayloadReport:
+        """Turn the update into the payload and stage the new private state; both are on disk when this returns.
+
+        Raises:
+            PermanentError: `non_finite_update`; nothing is published.
+        """
+        if (known := self.journal.result(window, "compress")) is not None:
+            return _PAYLOAD_REPORT.validate_json(known)
+        result = self._trained[window]
+        compressed = compress(
+            self._private.feedback,
+            result.update,
+            layout=self.layout,
+            rule=self._feedback_rule(),
+            coding=SIGN_AND_SCALE,
+        )
+        data = self.payload_bytes(window, Payload(self._header(window), compressed.tensors))
+        staged = PrivateState(compressed.state, result.optimizer or self._private.optimizer)
+        write_file(self._staged_path(window), staged.save, durable=self.settings.durable)
+        write_file(self._payload_path(window), lambda path: path.write_bytes(data), durable=self.settings.durable)
+        dense = sum(tensor.numel() * 4 for tensor in self.state.params.values())
+        report = PayloadReport(window, sha256_hex(data), len(data), dense, self.state.root)
+        self.journal.enter(window, "compress", _PAYLOAD_REPORT.dump_json(report).decode())
+        self.journal.enter(window, "train", _TRAIN_REPORT.dump_json(_train_report(window, result)).decode())
+        return report
+
+    def payload_bytes(self, window: int, payload: Payload) -> bytes:
+        """The bytes that are published."""
+        return encode(payload, self.layout)
+
+    def commit(self, window: int) -> PublishReceipt:
+        """Publish the commitment before the close. On failure a later call goes on, until the deadline.
+
+        Raises:
+            PermanentError: `no_time_left`.
+            TransientError: The store failed.
+        """
+        times = self.exchange.expected_times(window)
+        self.chain.clock.sleep_until(times.commit_interval.first)
+        return publish_commit(
+            self.buckets.own,
+            self._manifest(window),
+            self.signer,
+            clock=self.chain.clock,
+            deadline=times.commit_interval.last + 1,
+        )
+
+    def upload(self, window: int) -> tuple[PublishReceipt, PublishReceipt]:
+        """Wait for the close, then publish manifest and payload. On failure a later call goes on, until the deadline.
+
+        Raises:
+            PermanentError: `no_time_left`.
+            TransientError: The store failed.
+        """
+        times = self.exchange.acting_times(window)
+        self.chain.clock.sleep_until(times.reveal_interval.first)
+        return self._reveal(window, deadline=times.reveal_interval.last + 1)
+
+    def private_state_decided(self, settlement: Settlement) -> None:
+        """Staged state goes live if the roster has the own payload (PROTOCOL 18)."""
+        known = self.journal.result(settlement.window, "compress")
+        if known is None or settlement.roster is None:
+            return
+        own = _PAYLOAD_REPORT.validate_json(known).sha256
+        staged = self._staged_path(settlement.window)
+        if any(entry.payload_sha256 == own for entry in settlement.roster.entries) and staged.exists():
+            self.private = PrivateState.load(staged)
+
+    def _reveal(self, window: int, *, deadline: float) -> tuple[PublishReceipt, PublishReceipt]:
+        return publish_reveal(
+            self.buckets.own,
+            self._manifest(window),
+            self.signer,
+            self._payload_path(window),
+            clock=self.chain.clock,
+            deadline=deadline,
+        )
+
+    def _assignment(self, window: int) -> Assignment:
+        return self.workload.assignment(window, self.exchange.identity(window).uid)
+
+    def _training_sequences(self, window: int) -> Tensor:
+        """The window's sequences, shape (n, L), in training order."""
+        assignment = self._assignment(window)
+        if not assignment.units:
+            raise PermanentError(Reason.NO_ASSIGNMENT, f"window {window}: all slots are taken; this miner waits")
+        return torch.from_numpy(self.workload.sequences(assignment))
+
+    def _feedback_rule(self) -> FeedbackRule:
+        rate = outer_learning_rate(self.hparams.training, self.state.outer_steps)
+        return FeedbackRule(self.hparams.training.recipe, self.hparams.gradient.momentum_decay, rate)
+
+    def _header(self, window: int) -> Header:
+        neuron = self.exchange.identity(window)
+        return Header(window, neuron.uid, neuron.hotkey, self.layout.digest)
+
+    def _manifest(self, window: int) -> Manifest:
+        report = self.compress(window)
+        return Manifest(
+            **self.exchange.author(window),
+            window=window,
+            payload_sha256=report.sha256,
+            payload_bytes=report.num_bytes,
+            assignment=self._assignment(window).digest,
+            root_before=report.root_before,
+        )
+
+    @property
+    def _private(self) -> PrivateState:
+        if self.private is None:
+            raise RuntimeError("a miner always has private state once it has started")
+        return self.private
+
+    def _payload_path(self, window: int) -> Path:
+        return self.spool / f"payload-{window}.bin"
+
+    def _staged_path(self, window: int) -> Path:
+        return self.spool / f"staged-{window}.safetensors"
+
+
+def _train_report(window: int, result: TrainResult) -> TrainReport:
+    return TrainReport(window, None, result.first_loss, result.last_loss, result.num_steps, result.num_sequences)
+
+
+_TRAIN_REPORT = TypeAdapter(TrainReport)
+_PAYLOAD_REPORT = TypeAdapter(PayloadReport)

@@ -1,0 +1,306 @@
+"""One node of the network: the live state, and the steps that every role shares.
+
+A node is the only mutable training state in its process. Every step is keyed by its window and idempotent: run twice,
+the second time finds what the first one left and changes nothing. Roles add theirs.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+
+from templar.chain.base import Chain, NeuronInfo
+from templar.chain.keys import Signer
+from templar.data.pages import PageDataset
+from templar.errors import PermanentError, Reason, TransientError
+from templar.exchange.buckets import Buckets
+from templar.exchange.cache import PayloadCache
+from templar.exchange.checkpoint import StateMark
+from templar.exchange.context import Exchange
+from templar.exchange.gather import Gatherer, GatherReport
+from templar.exchange.genesis import find_birth, load_genesis
+from templar.exchange.objects import Roster
+from templar.exchange.peers import PeerBook, Selection
+from templar.exchange.proof import publish_proof
+from templar.exchange.publish import PublishReceipt
+from templar.exchange.reveal import RevealRules
+from templar.exchange.roster import await_roster
+from templar.gradient.layout import Layout
+from templar.hparams import HParams
+from templar.model.llama import parameter_shapes
+from templar.model.tokenizer import check_fits, load_tokenizer
+from templar.neuron.agreed import AgreedState, check_mark
+from templar.neuron.journal import Applied, Journal, Status
+from templar.neuron.lock import NeuronLock
+from templar.neuron.private import PrivateState
+from templar.neuron.snapshot import Snapshots
+from templar.neuron.workload import Workload
+from templar.windows import WindowTimes
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """What is particular to one node and nobody else's business.
+
+    Attributes:
+        name: The neuron's name on this host.
+        home: Its folder: journal, snapshots, spool, cache.
+        pinned_genesis: Genesis hash that the operator insists on; None takes the network's.
+        gather_concurrency: Peers fetched at once.
+        durable: Wait for the disk before anything is published; only a simulation does without.
+    """
+
+    name: str
+    home: Path
+    pinned_genesis: str | None = None
+    gather_concurrency: int = 8
+    durable: bool = True
+
+
+@dataclass(frozen=True)
+class Settlement:
+    """What a window was decided to be.
+
+    Attributes:
+        window: The window.
+        roster: The roster that is applied; None for a null window.
+    """
+
+    window: int
+    roster: Roster | None
+
+    @property
+    def digest(self) -> str | None:
+        """The decision: the roster's digest, or None."""
+        return None if self.roster is None else self.roster.digest
+
+    @property
+    def uids(self) -> tuple[int, ...]:
+        """Whose payloads are applied."""
+        return () if self.roster is None else tuple(entry.uid for entry in self.roster.entries)
+
+
+class Node:
+    """A node before and after `start`; see the module.
+
+    Args:
+        settings: What is particular to this node.
+        hparams: The network's numbers.
+        chain: The subnet, seen by this node's hotkey.
+        signer: The hotkey.
+        buckets: Everybody's buckets.
+        open_dataset: Opens the training split; called at the start, when the network is reachable.
+    """
+
+    keeps_private_state = False
+    """Whether a window also changes state that is this node's alone."""
+    windows_late = 0
+    """How many windows after its close an unclaimed window may still be opened: a miner has nothing left to do then."""
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        hparams: HParams,
+        chain: Chain,
+        signer: Signer,
+        buckets: Buckets,
+        open_dataset: Callable[[], PageDataset],
+    ) -> None:
+        self.settings = settings
+        self.hparams = hparams
+        self.chain = chain
+        self.signer = signer
+        self.buckets = buckets
+        self._open_dataset = open_dataset
+        self.layout = Layout.of(parameter_shapes(hparams.model), hparams.gradient)
+        self.cache = PayloadCache(settings.home / "payloads", self.layout)
+        self.spool = settings.home / "spool"
+
+    def start(self) -> None:
+        """Take the neuron's lock, join the network and restore the newest state on this disk.
+
+        Raises:
+            PermanentError: `already_running`, `not_registered`, `bad_hparams`, `dataset_malformed`, ...; nothing was
+                changed.
+            TransientError: Chain or stores could not be reached, or the network has not started.
+        """
+        self._lock = NeuronLock(self.settings.home)
+        try:
+            self._join()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def stop(self) -> None:
+        """Give lock, files and connections back. Nothing needs saving: every step was durable when it ended."""
+        self.journal.close()
+        self.buckets.close()
+        self._lock.release()
+
+    def selection(self, window: int) -> Selection:
+        """Whom to gather for a window."""
+        return self.peers.selection(window)
+
+    def reveal_rules(self, times: WindowTimes) -> RevealRules:
+        """What the reveals of a closed window are held against."""
+        digest = partial(self.workload.digest, times.window)
+        return RevealRules(self.exchange.network, times, self.layout, digest)
+
+    def gather(self, window: int, *, others: Sequence[NeuronInfo] = ()) -> GatherReport:
+        """Fetch the peers' reveals of a window once it has closed; waits until they are final.
+
+        On failure of a peer the others are not touched; see the report.
+        """
+        times = self.exchange.times(window)
+        selection = self.selection(window)
+        listed = {neuron.uid for neuron in (*selection.peers, *selection.reserve)}
+        return self.gatherer.gather(
+            selection.peers,
+            self.reveal_rules(times),
+            reserve=selection.reserve,
+            others=[neuron for neuron in others if neuron.uid not in listed],
+            retry_until=times.settles + self.hparams.windows.roster_slot_seconds / 2,
+        )
+
+    def settle(self, window: int, *, publish_own: Callable[[int], None] | None = None) -> Settlement:
+        """Wait for the roster that decides a window, or for the end of the last slot.
+
+        Raises:
+            TransientError: `roster_missing`, `minority`: nothing can be said now; catch up later.
+        """
+        if (known := self.journal.result(window, "settle")) is not None:
+            return Settlement(window, None if known == "null" else Roster.model_validate_json(known))
+        times = self.exchange.times(window)
+        decided = await_roster(self.exchange, times, cache=self.cache, publish_own=publish_own)
+        roster = decided.roster if decided is not None and decided.roster.entries else None
+        if decided is not None:
+            self._check_history(decided.roster)
+        self.journal.enter(window, "settle", "null" if roster is None else roster.canonical().decode())
+        return Settlement(window, roster)
+
+    def apply(self, settlement: Settlement) -> StateMark:
+        """Apply a decided window to the state, once; a window that is applied already is left alone.
+
+        The parameters, the journal and, where due, a snapshot change; staged private state goes live or is dropped.
+        """
+        window = settlement.window
+        if self.state.window < window:
+            entries = () if settlement.roster is None else settlement.roster.entries
+            payloads = [self.cache.payload(window, entry.payload_sha256) for entry in entries]
+            self.state.apply(window, payloads)
+            self.private_state_decided(settlement)
+            self.journal.enter_applied(Applied(window, settlement.digest, self.state.root))
+            if window % self.hparams.storage.snapshot_frequency == 0:
+                self.snapshots.save(self.state.params, self.state.mark, self.private)
+        return self.state.mark
+
+    def private_state_decided(self, settlement: Settlement) -> None:
+        """Let staged private state go live, or drop it; only miners have any."""
+
+    def publish_sync_proof(self, window: int) -> PublishReceipt | None:
+        """Publish the proof of the state after a window; None if the state has moved on.
+
+        Raises:
+            TransientError: Chain or store failed; a later call goes on.
+        """
+        if self.state.window != window:
+            return None
+        block = self.exchange.settling_block(self.exchange.times(window))
+        return publish_proof(
+            self.exchange,
+            self.state.params,
+            window=window,
+            block_hash=self.chain.block_hash(block),
+            root=self.state.root,
+            outer_steps=self.state.outer_steps,
+        )
+
+    def finish(self, window: int, reason: Reason | None = None) -> None:
+        """Close a claimed window and drop what no later window needs."""
+        self.journal.close_window(window, Status.FINISHED if reason is None else Status.ABANDONED, reason)
+        self.journal.forget(window - self.hparams.storage.retention_windows)
+        self.cache.prune(window - 2)
+        for file in self.spool.glob("*-*.*"):
+            number = file.stem.rsplit("-", 1)[-1]
+            if number.isdigit() and int(number) < window - 2 - self.hparams.storage.snapshot_frequency:
+                file.unlink(missing_ok=True)
+
+    def restore(self, *, before: int | None = None) -> None:
+        """Return to the newest snapshot, or to genesis; with `before`, to one of an earlier window.
+
+        Raises:
+            TransientError: Genesis is needed and its store failed.
+        """
+        for mark in self.snapshots.marks():
+            if before is not None and mark.window >= before:
+                continue
+            try:
+                params, private = self.snapshots.load(mark, self.hparams.model)
+                if mark != self.birth.mark:
+                    check_mark(params, mark, f"snapshot of window {mark.window}")
+            except PermanentError as error:
+                log.warning("snapshot of window %d is left out: %s", mark.window, error)
+                continue
+            self.adopt(params, mark, private)
+            return
+        folder = self.settings.home / "genesis"
+        self.adopt(load_genesis(self.birth, self.buckets, self.hparams.model, folder), self.birth.mark, None)
+
+    def adopt(self, params: Mapping[str, Tensor], mark: StateMark, private: PrivateState | None) -> None:
+        """Make this the live state. Without private state a miner starts with a fresh one."""
+        self.state = AgreedState(params, mark, self.layout, self.hparams.training)
+        if self.keeps_private_state and private is None:
+            private = PrivateState.fresh(self.layout, params)
+        self.private = private if self.keeps_private_state else None
+        log.info("%s: state of window %d, root %s", self.settings.name, mark.window, mark.root[:12])
+
+    def _join(self) -> None:
+        if self.chain.metagraph().by_hotkey(self.signer.address) is None:
+            raise PermanentError(
+                Reason.NOT_REGISTERED,
+                f"hotkey {self.signer.address} is not registered on subnet {self.chain.netuid}: register it first",
+            )
+        self.buckets.announce()
+        self.birth = find_birth(self.chain, self.buckets, self.hparams, pinned=self.settings.pinned_genesis)
+        self.exchange = Exchange(self.chain, self.buckets, self.birth.network, self.hparams, self.signer)
+        self.workload = self._open_workload()
+        self.peers = PeerBook(self.exchange)
+        self.gatherer = Gatherer(self.buckets, self.cache, self.chain.clock, self.settings.gather_concurrency)
+        home, durable = self.settings.home, self.settings.durable
+        self.journal = Journal(home / "journal.sqlite", durable=durable)
+        kept = self.hparams.storage.snapshots_kept
+        self.snapshots = Snapshots(home / "snapshots", self.birth.network, kept=kept, durable=durable)
+        self.restore()
+
+    def _open_workload(self) -> Workload:
+        dataset, start = self._open_dataset(), self.birth.start
+        if dataset.digest != start.dataset:
+            raise PermanentError(
+                Reason.DATASET_MALFORMED,
+                f"dataset: digest {dataset.digest[:12]} is not the network's {start.dataset[:12]}; "
+                "point the dataset bucket and prefix at the network's dataset",
+            )
+        tokenizer = load_tokenizer(self.hparams.data.tokenizer_name, embedded=dataset.tokenizer_json())
+        check_fits(tokenizer, self.hparams.model.vocab_size)
+        if tokenizer.digest != start.tokenizer:
+            raise PermanentError(
+                Reason.TOKENIZER_MISSING,
+                f"tokenizer {self.hparams.data.tokenizer_name!r}: digest {tokenizer.digest[:12]} is not the "
+                f"network's {start.tokenizer[:12]}; another version of it was loaded",
+            )
+        return Workload(self.exchange, dataset, tokenizer, start.start_window)
+
+    def _check_history(self, roster: Roster) -> None:
+        """A roster that follows another decision than this node's last one shows a split: find the majority first."""
+        before = self.journal.applied(roster.window - 1)
+        if before is not None and before.roster != roster.previous:
+            raise TransientError(
+                Reason.MINORITY,
+                f"window {roster.window}: its roster follows another decision on the window before than this "
+                "node's; the node catches up with the majority",
+            )

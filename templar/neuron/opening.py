@@ -1,0 +1,91 @@
+"""Which window a node works on next, and whether it can (DESIGN D3, PROTOCOL 24)."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from templar.errors import Reason, TransientError
+from templar.neuron.catchup import catch_up
+from templar.neuron.journal import Status
+from templar.neuron.node import Node
+from templar.windows import first_block, window_of
+
+
+class Action(StrEnum):
+    """What to do with a window."""
+
+    RUN = "run"
+    SKIP = "skip"
+    CATCHING_UP = "catching_up"
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The answer of `open_window`.
+
+    Attributes:
+        window: The window.
+        action: What to do with it.
+        reason: Why it is not run; None if it is.
+        detail: The same for people.
+    """
+
+    window: int
+    action: Action
+    reason: Reason | None = None
+    detail: str = ""
+
+
+def open_window(node: Node, requested: int | None = None) -> Opening:
+    """Claim a window and bring the state to the one before it.
+
+    Without a request the node takes up what it claimed and did not finish, or else the current window, or, if that one
+    is finished, the next. A window that is finished or has passed unclaimed is skipped; if the state cannot be brought
+    up in time the node is catching up. A claimed window whose state is there already is run once more: only what was
+    cut off remains to be done.
+
+    Raises:
+        TransientError: The chain could not be reached.
+    """
+    current = window_of(node.chain.head(), node.hparams.windows)
+    window = _next_window(node, current) if requested is None else requested
+    refusal = _refusal(node, window, current)
+    if refusal is not None:
+        return refusal
+    node.journal.claim(window)
+    node.chain.wait_for_block(first_block(window, node.hparams.windows))
+    deadline = node.exchange.expected_times(window).null_after + node.hparams.windows.settle_delay_seconds
+    before = node.state.window
+    try:
+        reached = catch_up(node, window - 1, deadline=deadline)
+    except TransientError as error:
+        return Opening(
+            window, Action.CATCHING_UP, error.reason, f"at window {node.state.window}, wanted {window - 1}: {error}"
+        )
+    if reached > window:
+        node.finish(window)
+        return Opening(window, Action.SKIP, Reason.WINDOW_FINISHED, f"the state is already that of window {reached}")
+    if before < reached == window - 1:
+        node.publish_sync_proof(reached)  # otherwise a node that comes back counts as out of sync for one window more
+    return Opening(window, Action.RUN)
+
+
+def _next_window(node: Node, current: int) -> int:
+    claims = [window for window in node.journal.open_claims() if window > node.state.window]
+    if claims:
+        return claims[0]
+    finished = node.journal.status(current) in (Status.FINISHED, Status.ABANDONED)
+    return max(current + 1 if finished else current, node.birth.start.start_window)
+
+
+def _refusal(node: Node, window: int, current: int) -> Opening | None:
+    status, start = node.journal.status(window), node.birth.start.start_window
+    if status in (Status.FINISHED, Status.ABANDONED):
+        return Opening(window, Action.SKIP, Reason.WINDOW_FINISHED, f"window {window} is {status}")
+    if window < start:
+        return Opening(window, Action.SKIP, Reason.WINDOW_PASSED, f"the network starts at window {start}")
+    if window > current + 1:
+        away = first_block(window, node.hparams.windows) - node.chain.head()
+        return Opening(window, Action.SKIP, Reason.WINDOW_NOT_OPEN, f"window {window} opens in {away} blocks")
+    if status is None and window < current - node.windows_late:
+        return Opening(window, Action.SKIP, Reason.WINDOW_PASSED, f"the chain is in window {current}")
+    return None

@@ -1,0 +1,121 @@
+"""Local snapshots: the whole state of a neuron in one folder that appears at once (DESIGN D10).
+
+`snapshots/{window}/` holds the parameters, a miner's private state and, in `mark.json`, which state it is. A process
+that is killed while it writes leaves only a temporary folder, which the next start removes.
+"""
+
+import json
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from templar.errors import PermanentError, Reason
+from templar.exchange.checkpoint import StateMark
+from templar.exchange.objects import Network
+from templar.hparams import Model
+from templar.model.checkpoint import WEIGHTS_FILE, read_parameters
+from templar.neuron.durable import sync
+from templar.neuron.private import PrivateState
+
+PRIVATE_FILE = "private.safetensors"
+MARK_FILE = "mark.json"
+_TEMPORARY = ".writing-"
+
+
+class Snapshots:
+    """The snapshots of one neuron.
+
+    Args:
+        root: Their folder; made when needed.
+        network: Snapshots of another network are not restored.
+        kept: How many are kept.
+        durable: Wait for the disk.
+    """
+
+    def __init__(self, root: Path, network: Network, *, kept: int, durable: bool = True) -> None:
+        self._root = root
+        self._network = network
+        self._kept = kept
+        self._durable = durable
+        root.mkdir(parents=True, exist_ok=True)
+        for leftover in root.glob(f"{_TEMPORARY}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    def windows(self) -> tuple[int, ...]:
+        """The windows of all snapshots, newest first."""
+        return tuple(sorted((int(path.name) for path in self._root.iterdir() if path.name.isdigit()), reverse=True))
+
+    def folder(self, window: int) -> Path:
+        """Where the snapshot of a window lies."""
+        return self._root / str(window)
+
+    def save(self, params: dict[str, Tensor], mark: StateMark, private: PrivateState | None) -> Path:
+        """Write a snapshot, unless there is one of this window with this root; then drop the oldest.
+
+        Raises:
+            OSError: The disk failed or is full; older snapshots are untouched.
+        """
+        target = self.folder(mark.window)
+        if target.exists() and self._read_mark(target).root == mark.root:
+            return target
+        part = self._root / f"{_TEMPORARY}{mark.window}-{os.getpid()}"
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in params.items()}, part / WEIGHTS_FILE)
+        if private is not None:
+            private.save(part / PRIVATE_FILE)
+        content = {"network": asdict(self._network), "mark": asdict(mark)}
+        (part / MARK_FILE).write_text(json.dumps(content), encoding="utf-8")
+        if self._durable:
+            for path in (*part.iterdir(), part):
+                sync(path)
+        shutil.rmtree(target, ignore_errors=True)
+        part.rename(target)
+        for window in self.windows()[self._kept :]:
+            shutil.rmtree(self.folder(window), ignore_errors=True)
+        return target
+
+    def marks(self) -> tuple[StateMark, ...]:
+        """The marks of all readable snapshots of this network, newest first."""
+        marks = []
+        for window in self.windows():
+            try:
+                marks.append(self._read_mark(self.folder(window)))
+            except PermanentError:
+                continue
+        return tuple(marks)
+
+    def load(self, mark: StateMark, model: Model) -> tuple[dict[str, Tensor], PrivateState | None]:
+        """The parameters and the private state of a snapshot.
+
+        Raises:
+            PermanentError: `checkpoint_broken`, `bad_state_file`.
+        """
+        folder = self.folder(mark.window)
+        private = folder / PRIVATE_FILE
+        return (
+            read_parameters(folder / WEIGHTS_FILE, model),
+            PrivateState.load(private) if private.exists() else None,
+        )
+
+    def drop_from(self, window: int) -> None:
+        """Delete the snapshots of this window and later ones: they belong to a history that was left."""
+        for newer in (found for found in self.windows() if found >= window):
+            shutil.rmtree(self.folder(newer), ignore_errors=True)
+
+    def _read_mark(self, folder: Path) -> StateMark:
+        try:
+            content = json.loads((folder / MARK_FILE).read_text(encoding="utf-8"))
+            if content["network"] != asdict(self._network):
+                raise PermanentError(Reason.WRONG_NETWORK, f"{folder}: snapshot of another network")
+            return _MARK.validate_python(content["mark"])
+        except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
+            raise PermanentError(Reason.BAD_STATE_FILE, f"{folder}: not a snapshot: {error}") from None
+
+
+_MARK = TypeAdapter(StateMark)

@@ -1,0 +1,67 @@
+"""`python -m templar.simulate --miners 12 --windows 100 --seed 7`: a network in one process, on simulated time.
+
+Prints a line per window while it runs and JSON last. The same seed gives the same JSON, apart from the times, with any
+number of threads.
+"""
+
+import argparse
+import json
+import logging
+import sys
+from dataclasses import asdict
+
+from templar.errors import TemplarError
+from templar.hparams import load_hparams
+from templar.simulate.actors import ACTORS
+from templar.simulate.run import simulate
+
+
+def main() -> int:
+    """Parse the command line, run, print."""
+    arguments = _parser().parse_args()
+    logging.basicConfig(level=logging.WARNING if arguments.verbose else logging.ERROR, format="%(message)s")
+    bad = [name for name in arguments.actor if name not in ACTORS]
+    if bad or len(arguments.actor) > arguments.miners:
+        problem = f"unknown actors {bad}" if bad else "more actors than miners"
+        print(f"--actor: {problem}; there are {', '.join(ACTORS)}", file=sys.stderr)
+        return 2
+    actors = ["honest"] * (arguments.miners - len(arguments.actor)) + arguments.actor
+    try:
+        report = simulate(
+            load_hparams(arguments.preset),
+            windows=arguments.windows,
+            seed=arguments.seed,
+            actors=actors,
+            num_validators=arguments.validators,
+            threads=arguments.threads,
+            training=not arguments.no_training,
+        )
+    except TemplarError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(json.dumps(asdict(report)))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m templar.simulate", description=__doc__.splitlines()[0])
+    parser.add_argument("--miners", type=int, default=4, help="number of miners, bad actors included")
+    parser.add_argument("--validators", type=int, default=1, help="number of validators besides the aggregator")
+    parser.add_argument("--windows", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=1, help="keys, blocks and assignments follow from it")
+    parser.add_argument("--preset", default="simulation", help="preset of hparams.json")
+    parser.add_argument(
+        "--actor",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help=f"a bad actor; may be repeated: {', '.join(ACTORS)}",
+    )
+    parser.add_argument("--threads", type=int, default=1, help="worker threads for training; the result is the same")
+    parser.add_argument("--no-training", action="store_true", help="measure the protocol alone")
+    parser.add_argument("--verbose", action="store_true", help="show warnings of the nodes")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

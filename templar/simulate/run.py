@@ -1,0 +1,136 @@
+"""Run a simulated network for some windows and say what came of it."""
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from templar.exchange.keys import Kind, window_key
+from templar.exchange.objects import unseal
+from templar.hparams import HParams
+from templar.neuron.aggregator import Aggregator
+from templar.neuron.drive import aggregate, mine, validate
+from templar.neuron.miner import Miner
+from templar.neuron.node import Node
+from templar.neuron.validator import Validator
+from templar.scoring.evidence import Evidence
+from templar.simulate.world import START_WINDOW, Member, World
+from templar.windows import first_block
+
+
+@dataclass(frozen=True)
+class SimulationReport:
+    """What a simulation came to; everything but `seconds` and what follows from it depends on the seed alone.
+
+    Attributes:
+        windows: Windows that were run.
+        root: State root after the last one, of every node (see `roots_agree`).
+        roots_agree: Whether all nodes have it.
+        weights: Uid -> weight as the first validator set it last.
+        scores: Uid -> final score in the first validator's last evidence.
+        losses: Loss of each window's evaluation batch before its step, from the evidence.
+        roles: Uid -> role.
+        seconds: Wall seconds of the windows, without the set-up.
+        windows_per_second: The rate.
+    """
+
+    windows: int
+    root: str
+    roots_agree: bool
+    weights: dict[int, float]
+    scores: dict[int, float]
+    losses: list[float | None]
+    roles: dict[int, str]
+    seconds: float
+    windows_per_second: float
+
+
+def simulate(
+    hparams: HParams,
+    *,
+    windows: int,
+    seed: int,
+    actors: Sequence[str],
+    num_validators: int = 1,
+    threads: int = 1,
+    training: bool = True,
+    folder: Path | None = None,
+) -> SimulationReport:
+    """Run a network on simulated time.
+
+    Args:
+        hparams: The network's numbers.
+        windows: How many windows.
+        seed: The same seed gives the same bytes.
+        actors: One name of `templar.simulate.actors.ACTORS` per miner.
+        num_validators: Validators besides the aggregator.
+        threads: Worker threads for training and measuring.
+        training: Whether miners train and validators measure, or only the protocol runs.
+        folder: Where the network lies; a temporary folder by default.
+    """
+    with tempfile.TemporaryDirectory(prefix="templar-") as temporary:
+        world = World(
+            folder or Path(temporary),
+            hparams,
+            seed=seed,
+            actors=actors,
+            num_validators=num_validators,
+            threads=threads,
+            training=training,
+        )
+        nodes = {member: world.node(member) for member in world.members if member.role != "burn"}
+        started = time.perf_counter()
+        run_nodes(world, list(nodes.values()), windows)
+        seconds = time.perf_counter() - started
+        return _report(world, nodes, windows, seconds)
+
+
+def run_nodes(world: World, nodes: Sequence[Node], windows: int) -> None:
+    """Start the nodes and drive each through the windows, on simulated time."""
+    world.clock.run([_participant(world, node, windows) for node in nodes])
+
+
+def _participant(world: World, node: Node, windows: int) -> Callable[[], None]:
+    def live() -> None:
+        node.start()
+        for window in range(START_WINDOW, START_WINDOW + windows):
+            opening = first_block(window, world.hparams.windows)
+            node.chain.wait_for_block(opening)
+            drive_window(node, window)
+
+    return live
+
+
+def drive_window(node: Node, window: int) -> None:
+    """One window of whatever role the node has."""
+    if isinstance(node, Miner):
+        mine(node, window)
+    elif isinstance(node, Validator):
+        validate(node, window)
+    elif isinstance(node, Aggregator):
+        aggregate(node, window)
+
+
+def _report(world: World, nodes: dict[Member, Node], windows: int, seconds: float) -> SimulationReport:
+    roots = {node.state.root for node in nodes.values()}
+    validator = next(member for member in nodes if member.role == "validator")
+    evidence = [_evidence(nodes[validator], window) for window in range(START_WINDOW, START_WINDOW + windows)]
+    measured = [each for each in evidence if each is not None]
+    return SimulationReport(
+        windows=windows,
+        root=nodes[validator].state.root,
+        roots_agree=len(roots) == 1,
+        weights=world.chain.weights().get(validator.uid, {}),
+        scores={} if not measured else {record.uid: record.final for record in measured[-1].miners},
+        losses=[None if each is None else each.loss for each in evidence],
+        roles={member.uid: member.role for member in world.members},
+        seconds=round(seconds, 3),
+        windows_per_second=round(windows / seconds, 3),
+    )
+
+
+def _evidence(node: Node, window: int) -> Evidence | None:
+    key = window_key(Kind.EVIDENCE, window, node.exchange.identity(window).uid)
+    store = node.buckets.own
+    return None if store.head(key) is None else unseal(store.get(key, max_bytes=Evidence.max_bytes), Evidence).body

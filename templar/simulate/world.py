@@ -1,0 +1,170 @@
+"""A network in one folder: ledger, buckets, dataset, genesis and nodes, all from one seed."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from templar.chain.clock import SimulatedClock
+from templar.chain.keys import Hotkey, hotkey_from_seed
+from templar.chain.ledger import Ledger, create_ledger
+from templar.data.build import build_dataset, upload_dataset
+from templar.data.corpus import collect_documents
+from templar.data.metadata import HELD_OUT_SPLIT, TRAIN_SPLIT
+from templar.data.pages import PageDataset
+from templar.exchange.buckets import Buckets, OwnBucket
+from templar.exchange.genesis import Birth, publish_genesis
+from templar.hparams import HParams
+from templar.model.llama import genesis_parameters
+from templar.model.tokenizer import load_tokenizer
+from templar.neuron.aggregator import Aggregator
+from templar.neuron.node import Node, NodeSettings
+from templar.neuron.validator import Validator
+from templar.simulate.actors import ACTORS, IDLE
+from templar.store.address import BucketAddress
+from templar.store.directory import DirectoryStore
+
+NETUID = 1
+GENESIS_TIME = 1_700_000_000.0
+"""Chain time of block 0; any fixed instant would do."""
+START_WINDOW = 1
+DATASET_BUCKET = "dataset"
+DATASET_PREFIX = "text"
+CORPUS_BYTES = 600_000
+ROLES = {"aggregator": Aggregator, "validator": Validator}
+AGGREGATOR_STAKE, VALIDATOR_STAKE = 1000.0, 400.0
+
+
+@dataclass(frozen=True)
+class Member:
+    """Somebody on the subnet.
+
+    Attributes:
+        name: Unique in the network.
+        role: `burn`, `aggregator`, `validator`, or the name of an actor for miners.
+        hotkey: Its key.
+        uid: Its uid.
+    """
+
+    name: str
+    role: str
+    hotkey: Hotkey
+    uid: int
+
+    @property
+    def account_id(self) -> str:
+        """Account, and name, of its bucket."""
+        return hashlib.sha256(self.hotkey.address.encode()).hexdigest()[:32]
+
+
+class World:
+    """A simulated network before its nodes start.
+
+    Args:
+        root: An empty folder; everything of the network lies in it.
+        hparams: The network's numbers.
+        seed: Makes keys, blocks and therefore assignments, everything but the text.
+        actors: One name of `ACTORS` per miner.
+        num_validators: Validators besides the aggregator.
+        threads: Worker threads for training; their number changes nothing but the speed.
+        training: Without it miners publish noise and validators measure nothing: only the protocol runs.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        hparams: HParams,
+        *,
+        seed: int,
+        actors: Sequence[str],
+        num_validators: int = 1,
+        threads: int = 1,
+        training: bool = True,
+    ) -> None:
+        self.root = root
+        self.hparams = hparams
+        self._kinds: dict[str, type[Node]] = {**ROLES, **ACTORS, **({} if training else IDLE)}
+        self.clock = SimulatedClock(GENESIS_TIME, threads=threads)
+        self._ledger = root / "ledger.sqlite"
+        create_ledger(
+            self._ledger,
+            netuid=NETUID,
+            block_seconds=hparams.windows.block_seconds,
+            genesis_time=GENESIS_TIME,
+            seed=seed,
+        )
+        self.chain = Ledger(self._ledger, clock=self.clock, durable=False)
+        self.members = self._register(seed, actors, num_validators)
+        self._build_dataset()
+        self.birth = self._publish_genesis()
+
+    def node(self, member: Member) -> Node:
+        """The node of a member, not started; the burn uid has none."""
+        kind = self._kinds[member.role]
+        settings = NodeSettings(member.name, self.root / "nodes" / member.name, gather_concurrency=1, durable=False)
+        chain = Ledger(self._ledger, hotkey=member.hotkey, clock=self.clock, durable=False)
+        return kind(settings, self.hparams, chain, member.hotkey, self._buckets(member, chain), self.open_dataset)
+
+    def open_dataset(self, split: str = TRAIN_SPLIT, rows_per_page: int | None = None) -> PageDataset:
+        """The dataset's pages."""
+        rows = rows_per_page or self.hparams.data.rows_per_page
+        return PageDataset([self._store(DATASET_BUCKET)], DATASET_PREFIX, rows_per_page=rows, split=split)
+
+    def open_held_out(self) -> PageDataset:
+        """The held-out pages, a few rows each, so that few sequences already speak for many documents."""
+        return self.open_dataset(HELD_OUT_SPLIT, rows_per_page=4)
+
+    def reader(self) -> Buckets:
+        """Everybody's buckets for somebody without a bucket of their own."""
+        return Buckets(self.chain, self._open_reader)
+
+    def _register(self, seed: int, actors: Sequence[str], num_validators: int) -> tuple[Member, ...]:
+        roles = ["burn", "aggregator", *["validator"] * num_validators, *actors]
+        members = []
+        for index, role in enumerate(roles):
+            digest = hashlib.sha256(f"templar.simulate:{seed}:{index}".encode()).digest()
+            hotkey = hotkey_from_seed(digest)
+            stake = {"aggregator": AGGREGATOR_STAKE, "validator": VALIDATOR_STAKE}.get(role, 0.0)
+            permit = role in ("aggregator", "validator")
+            uid = self.chain.register(hotkey.address, stake=stake, validator_permit=permit)
+            members.append(Member(f"{role}-{index}", role, hotkey, uid))
+        return tuple(members)
+
+    def _build_dataset(self) -> None:
+        folder = self.root / "dataset"
+        documents = collect_documents(max_bytes=CORPUS_BYTES)
+        build_dataset(documents, folder, vocab_size=self.hparams.model.vocab_size)
+        upload_dataset(folder, self._store(DATASET_BUCKET), DATASET_PREFIX)
+
+    def _publish_genesis(self) -> Birth:
+        publisher = next(member for member in self.members if member.role == "aggregator")
+        chain = Ledger(self._ledger, hotkey=publisher.hotkey, clock=self.clock, durable=False)
+        buckets = self._buckets(publisher, chain)
+        buckets.announce()
+        dataset = self.open_dataset()
+        embedded = dataset.tokenizer_json()
+        tokenizer = load_tokenizer(self.hparams.data.tokenizer_name, embedded=embedded)
+        return publish_genesis(
+            chain,
+            buckets,
+            self.hparams,
+            publisher.hotkey,
+            params=genesis_parameters(self.hparams.model),
+            tokenizer=tokenizer,
+            dataset_digest=dataset.digest,
+            start_window=START_WINDOW,
+            folder=self.root / "genesis",
+        )
+
+    def _buckets(self, member: Member, chain: Ledger) -> Buckets:
+        address = BucketAddress(member.account_id, "local", "local")
+        own = OwnBucket(address, self._store(member.account_id))
+        return Buckets(chain, self._open_reader, own=own, hotkey=member.hotkey.address)
+
+    def _open_reader(self, address: BucketAddress) -> DirectoryStore:
+        return DirectoryStore(self.root / "buckets" / address.bucket, clock=self.clock.now, writable=False)
+
+    def _store(self, bucket: str) -> DirectoryStore:
+        folder = self.root / "buckets" / bucket
+        folder.mkdir(parents=True, exist_ok=True)
+        return DirectoryStore(folder, clock=self.clock.now)

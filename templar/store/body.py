@@ -1,0 +1,60 @@
+"""Reading a response body of known length: exactly that many bytes, and never slower than agreed."""
+
+import time
+from typing import Protocol
+
+from urllib3.exceptions import HTTPError
+
+from templar.errors import Reason, TransientError
+from templar.store.s3_settings import S3Settings
+
+BLOCK_BYTES = 1 << 18
+"""Most bytes taken from the connection at once; between two blocks the speed is checked."""
+
+
+class BrokenBodyError(TransientError):
+    """The body of a response broke off, stalled or came too slowly: another request can help."""
+
+
+class RawBody(Protocol):
+    """The part of urllib3's response that is needed here."""
+
+    def read1(self, amt: int, decode_content: bool) -> bytes:
+        """At most `amt` bytes, from at most one read of the socket; empty at the end."""
+        ...
+
+
+def read_body(raw: RawBody, length: int, *, what: str, settings: S3Settings) -> bytes:
+    """Read a body of `length` bytes.
+
+    A socket timeout alone does not bound the time: a server that sends a byte now and then never meets it. So the
+    whole body has a deadline, too.
+
+    Args:
+        raw: The response, positioned at the start of its body.
+        length: Its length by the header, already found acceptable.
+        what: Bucket and key, for the message.
+        settings: The deadline is `read_timeout_seconds + length / slowest_bytes_per_second` after the start.
+
+    Raises:
+        BrokenBodyError: `store_unreachable`; fewer bytes came, or they came too slowly.
+    """
+    data = bytearray()
+    deadline = time.monotonic() + settings.read_timeout_seconds + length / settings.slowest_bytes_per_second
+    while len(data) < length:
+        try:
+            # Not decoded: what is stored as gzip must not unfold into more than its length.
+            block = raw.read1(min(BLOCK_BYTES, length - len(data)), decode_content=False)
+        except (HTTPError, OSError) as error:
+            raise BrokenBodyError(
+                Reason.STORE_UNREACHABLE, f"{what}: connection lost after {len(data)} of {length} bytes: {error}"
+            ) from error
+        if not block:
+            raise BrokenBodyError(Reason.STORE_UNREACHABLE, f"{what}: body ended after {len(data)} of {length} bytes")
+        data += block
+        if time.monotonic() > deadline and len(data) < length:
+            raise BrokenBodyError(
+                Reason.STORE_UNREACHABLE,
+                f"{what}: {len(data)} of {length} bytes came slower than {settings.slowest_bytes_per_second} bytes/s",
+            )
+    return bytes(data)

@@ -1,0 +1,128 @@
+"""Local files that a store reads from or writes to: whole or not at all, and with our kind of errors."""
+
+import errno
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from templar.errors import PermanentError, Reason, TemplarError, TransientError
+
+PASSING = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ESTALE, errno.EINTR}
+)
+"""Failures of the operating system that may pass by themselves: a full disk, too many open files."""
+
+COPY_BYTES = 1 << 20
+"""Memory that copying a file takes."""
+
+
+@contextmanager
+def local_file(path: Path) -> Iterator[None]:
+    """Turn what the operating system says of a local file into our errors.
+
+    Raises:
+        TransientError: `local_file`; the disk is full, or too many files are open.
+        PermanentError: `local_file`; the file is not there, or may not be touched.
+    """
+    try:
+        yield
+    except OSError as error:
+        family: type[TemplarError] = TransientError if error.errno in PASSING else PermanentError
+        raise family(Reason.LOCAL_FILE, f"local file {path}: {error.strerror or error}") from error
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A temporary file beside `path` that takes its place when the block ends well and is removed when it does not.
+
+    Raises:
+        TemplarError: As in `local_file`.
+    """
+    temporary = path.with_name(f".{secrets.token_hex(8)}.partial")
+    with local_file(path):
+        try:
+            with temporary.open("xb") as file:
+                yield file
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def read_exactly(file: int, length: int) -> bytes:
+    """`length` bytes from the position of a file descriptor; fewer only if the file ends."""
+    data = os.read(file, length)
+    while len(data) < length and (more := os.read(file, length - len(data))):  # one call returns 2 GiB at most
+        data += more
+    return data
+
+
+def write_all(file: int, data: bytes) -> None:
+    """Write all of `data` at the position of a file descriptor."""
+    written = os.write(file, data)
+    if written < len(data):
+        rest = memoryview(data)
+        while written < len(data):
+            written += os.write(file, rest[written:])
+
+
+def fill(file: int, size: int, *, step: int, threads: int, fetch: Callable[[int, int], bytes]) -> None:
+    """Write a file from parts that are fetched in parallel.
+
+    Memory holds `threads` parts at most. The first failure cancels the parts that have not begun.
+
+    Args:
+        file: Descriptor to write to.
+        size: Length of the file.
+        step: Length of a part.
+        threads: Parts fetched at the same time.
+        fetch: Gives the part with this offset and this length.
+    """
+
+    def copy(start: int) -> None:
+        rest = memoryview(fetch(start, min(step, size - start)))
+        while rest:
+            written = os.pwrite(file, rest, start)
+            rest, start = rest[written:], start + written
+
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in pool.map(copy, range(0, size, step)):
+            pass
+
+
+def copy_blocks(source: BinaryIO, path: Path, file: int) -> None:
+    """Copy an open local file, which is at `path`, to a file descriptor.
+
+    Raises:
+        TemplarError: Reading failed, as in `local_file`.
+        OSError: Writing failed.
+    """
+    while True:
+        with local_file(path):
+            block = source.read(COPY_BYTES)
+        if not block:
+            return
+        write_all(file, block)
+
+
+def sync_folder(folder: str) -> None:
+    """Make what was renamed or linked into a folder durable."""
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def sweep(folder: str, max_age_seconds: float) -> None:
+    """Remove the files that nobody has touched for longer. Ages are change times: a stamp cannot fake them."""
+    oldest = time.time() - max_age_seconds
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):
+                if entry.stat().st_ctime < oldest:
+                    Path(entry.path).unlink()

@@ -1,0 +1,300 @@
+"""A bucket behind the S3 interface: Cloudflare R2 in production, any other S3 on request.
+
+This is the only module that knows boto3. Every error leaves it as one of ours, with a reason; a secret never leaves it.
+
+A server that cannot tell a forbidden write from a fault of its own (`rclone serve s3 --read-only` answers 500) shows up
+as `store_busy`: a real store answers 500 when it is in trouble, and then a retry is right.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import boto3
+from boto3.s3.transfer import TransferConfig, create_transfer_manager
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+from botocore.exceptions import ConnectionError as NoConnectionError
+from botocore.parsers import ResponseParserError
+
+from templar.errors import PermanentError, Reason, TransientError
+from templar.store import s3_answers as answers
+from templar.store.base import DeleteReport, ObjectInfo
+from templar.store.body import BrokenBodyError, read_body
+from templar.store.files import fill, local_file, replacing
+from templar.store.keys import check_key, is_key
+from templar.store.renewable import Renewable
+from templar.store.s3_settings import S3Settings, r2_endpoint
+
+__all__ = ["S3Settings", "S3Store", "make_client", "our_errors", "r2_endpoint"]
+
+DELETE_BATCH = 1000
+"""Most keys that S3 takes in one DeleteObjects request."""
+
+_session_lock = threading.Lock()
+_session: Any = None
+
+
+def make_client(
+    service: str, *, endpoint_url: str, access_key_id: str, secret_access_key: str, settings: S3Settings
+) -> Any:
+    """A boto3 client with the house's timeouts and retries. It opens no connection; it is safe under threads."""
+    global _session  # noqa: PLW0603 - one session keeps the parsed service models for every client of the process
+    with _session_lock:  # using clients is thread-safe, making them is not
+        _session = _session or boto3.session.Session()
+        return _session.client(
+            service,
+            endpoint_url=endpoint_url,
+            region_name=settings.region,
+            aws_access_key_id=access_key_id,
+            aws_secret_access_key=secret_access_key,
+            config=Config(
+                connect_timeout=settings.connect_timeout_seconds,
+                read_timeout=settings.read_timeout_seconds,
+                retries={"mode": "standard", "total_max_attempts": settings.max_attempts},
+                max_pool_connections=settings.pool_size,
+                tcp_keepalive=True,
+                s3={"addressing_style": "path"},
+                # boto3's default checksums are more than servers other than AWS understand.
+                request_checksum_calculation="when_required",
+                response_checksum_validation="when_required",
+            ),
+        )
+
+
+@contextmanager
+def our_errors(where: str, *, access_key_id: str) -> Iterator[None]:
+    """Turn boto3's errors into ours.
+
+    Args:
+        where: What is being talked to, for the message.
+        access_key_id: Id of the key in use; four characters of it are shown when it is denied.
+    """
+    try:
+        yield
+    except ClientError as error:
+        status, code = answers.http_status(error.response), error.response.get("Error", {}).get("Code", "")
+        operation = error.operation_name
+        # Without its cause: the server's text may quote the request.
+        raise answers.refusal(status, code, operation=operation, where=where, access_key_id=access_key_id) from None
+    except (NoConnectionError, HTTPClientError, ResponseParserError) as error:
+        raise TransientError(Reason.STORE_UNREACHABLE, f"{where}: {error}") from error
+    except BotoCoreError as error:
+        raise PermanentError(Reason.STORE_REFUSED, f"{where}: {error}") from error
+
+
+class S3Store:
+    """One bucket seen with one key. Safe under threads; the first call makes the client.
+
+    Args:
+        bucket: Its name.
+        endpoint_url: `http(s)://host[:port]`; for R2 see `r2_endpoint`.
+        access_key_id: Id of the key.
+        secret_access_key: Its secret.
+        settings: Timeouts, retries and sizes.
+    """
+
+    def __init__(
+        self,
+        bucket: str,
+        *,
+        endpoint_url: str,
+        access_key_id: str,
+        secret_access_key: str,
+        settings: S3Settings = S3Settings(),  # noqa: B008 - frozen
+    ) -> None:
+        parts = urlsplit(endpoint_url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise ValueError(f"endpoint_url of bucket {bucket} must be http(s)://host[:port]")
+        self._bucket = bucket
+        self._endpoint_url = endpoint_url
+        self._access_key_id = access_key_id
+        self._settings = settings
+
+        def make() -> Any:
+            return make_client(
+                "s3",
+                endpoint_url=endpoint_url,
+                access_key_id=access_key_id,
+                secret_access_key=secret_access_key,
+                settings=settings,
+            )
+
+        self._client: Renewable[Any] = Renewable(make)
+
+    def __repr__(self) -> str:
+        return f"S3Store({self._bucket!r}, endpoint_url={self._endpoint_url!r})"
+
+    @property
+    def name(self) -> str:
+        """The bucket's name."""
+        return self._bucket
+
+    def put(self, key: str, data: bytes) -> None:
+        """Store an object with a single request; replaces one that is there."""
+        check_key(key)
+        with self._calling(key) as client:
+            client.put_object(Bucket=self._bucket, Key=key, Body=data)
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        """Store an object unless the key is taken.
+
+        Two answers may mislead: True from a server that ignores the condition, and False where the answer to a
+        successful request was lost and its repetition met the own object. Read back and compare.
+        """
+        check_key(key)
+        with self._calling(key) as client:
+            try:
+                client.put_object(Bucket=self._bucket, Key=key, Body=data, IfNoneMatch="*")
+            except ClientError as error:
+                if answers.http_status(error.response) != 412:
+                    raise
+                return False
+        return True
+
+    def put_file(self, key: str, path: Path) -> None:
+        """Store a file, in parts if it is large; the object appears, and is stamped, when the last part is there."""
+        check_key(key)
+        plan = TransferConfig(
+            multipart_threshold=self._settings.multipart_threshold_bytes,
+            multipart_chunksize=self._settings.part_bytes,
+            max_concurrency=self._settings.concurrency,
+            preferred_transfer_client="classic",  # whatever else is installed
+        )
+        with local_file(path), self._calling(key) as client, create_transfer_manager(client, plan) as manager:
+            manager.upload(str(path), self._bucket, key).result()
+
+    def get(self, key: str, *, max_bytes: int) -> bytes:
+        """The whole object; `object_too_large` by the length header, before the body is read."""
+        return self._get(key, lambda answer: answers.allowed_size(answer, self._where(key), max_bytes))
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """`length` bytes from offset `start`; `object_truncated` if the object ends before."""
+        if start < 0 or length < 0:
+            raise ValueError(f"start {start} and length {length} of a range must not be negative")
+        if length > 0:
+            return self._get_part(key, start, length)
+        if answers.object_size(self._existing(key), self._where(key)) < start:  # an empty range cannot be asked for
+            raise PermanentError(Reason.OBJECT_TRUNCATED, f"{self._where(key)}: the object ends before {start}")
+        return b""
+
+    def get_file(self, key: str, path: Path, *, max_bytes: int) -> None:
+        """Download, in parallel parts if it is large, to a file that appears whole; limits as in `get`.
+
+        Raises:
+            TransientError: `object_differs`; the object was replaced during the download.
+        """
+        answer = self._existing(key)
+        size = answers.allowed_size(answer, self._where(key), max_bytes)
+        step = self._settings.part_bytes if size >= self._settings.multipart_threshold_bytes else max(size, 1)
+
+        def fetch(start: int, length: int) -> bytes:
+            return self._get_part(key, start, length, etag=answer.get("ETag"))
+
+        with replacing(path) as file:
+            fill(file.fileno(), size, step=step, threads=self._settings.concurrency, fetch=fetch)
+
+    def head(self, key: str) -> ObjectInfo | None:
+        """What the server says of the object; None only if the bucket answers and the key is not in it."""
+        answer = self._head(key)
+        size = answers.object_size(answer, self._where(key)) if answer else 0
+        return answers.object_info(key, size, answer) if answer else None
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Every object whose key starts with `prefix`, in key order, across pages."""
+        with self._calling(f"{prefix}*") as client:
+            for page in client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix):
+                for entry in page.get("Contents", ()):
+                    if entry["Key"].startswith(prefix):  # rclone takes a leading slash off
+                        yield answers.object_info(entry["Key"], entry["Size"], entry)
+
+    def delete(self, keys: Iterable[str]) -> DeleteReport:
+        """Delete any number of keys, `DELETE_BATCH` at a time.
+
+        Raises:
+            PermanentError: `access_denied`; as soon as every key of a batch is denied.
+        """
+        wanted = list(dict.fromkeys(keys))
+        failed = {key: str(Reason.BAD_KEY) for key in wanted if not is_key(key)}
+        legal = [key for key in wanted if key not in failed]
+        for start in range(0, len(legal), DELETE_BATCH):
+            failed |= self._delete_batch(legal[start : start + DELETE_BATCH])
+        return DeleteReport(tuple(key for key in wanted if key not in failed), tuple(failed.items()))
+
+    def close(self) -> None:
+        """Give connections back. The store can be used again afterwards."""
+        self._client.renew()
+
+    def _where(self, what: str) -> str:
+        return f"bucket {self._bucket}: {what}"
+
+    @contextmanager
+    def _calling(self, what: str) -> Iterator[Any]:
+        """Lend the client; what it raises becomes one of our errors, and a lost connection renews it."""
+        client = None
+        try:
+            with our_errors(self._where(what), access_key_id=self._access_key_id):
+                client = self._client.get()
+                yield client
+        except TransientError as error:
+            if error.reason is Reason.STORE_UNREACHABLE:
+                self._client.renew(client)
+            raise
+
+    def _head(self, key: str) -> Any:
+        check_key(key)
+        with self._calling(key) as client:
+            try:
+                return client.head_object(Bucket=self._bucket, Key=key)
+            except ClientError as error:
+                if answers.http_status(error.response) != 404:
+                    raise
+            # The 404 of a HEAD does not say what is missing, that of a GET does. HeadBucket would say it, too, but R2
+            # does not allow it to keys that may only read objects.
+            try:
+                client.get_object(Bucket=self._bucket, Key=key)["Body"].close()
+            except client.exceptions.NoSuchKey:
+                return None
+        return self._head(key)  # it has appeared since
+
+    def _existing(self, key: str) -> Any:
+        answer = self._head(key)
+        if answer is None:
+            raise PermanentError(Reason.OBJECT_MISSING, f"{self._where(key)}: there is no such object")
+        return answer
+
+    def _get(self, key: str, check: Callable[[Any], int], **request: str) -> bytes:
+        """One GET; `check` sees the headers and gives the length to read. A body that breaks off is asked for again."""
+        check_key(key)
+        attempt = 1
+        while True:
+            try:
+                with self._calling(key) as client:
+                    answer = client.get_object(Bucket=self._bucket, Key=key, **request)
+                    with closing(answer["Body"]) as body:
+                        length = check(answer)
+                        return read_body(body._raw_stream, length, what=self._where(key), settings=self._settings)
+            except BrokenBodyError:
+                if attempt == self._settings.max_attempts:
+                    raise
+                attempt += 1
+
+    def _get_part(self, key: str, start: int, length: int, *, etag: str | None = None) -> bytes:
+        """A range of the object, of the version with this ETag if one is given."""
+
+        def check(answer: Any) -> int:
+            return answers.part_size(answer, self._where(key), start=start, length=length, etag=etag)
+
+        condition = {} if etag is None else {"IfMatch": etag}
+        return self._get(key, check, Range=f"bytes={start}-{start + length - 1}", **condition)
+
+    def _delete_batch(self, keys: Sequence[str]) -> dict[str, str]:
+        """Delete up to `DELETE_BATCH` keys; those that are still there, with the server's reason."""
+        what = f"{len(keys)} keys from {keys[0]}"
+        objects = [{"Key": key} for key in keys]
+        with self._calling(what) as client:
+            answer = client.delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True})
+        return answers.undeleted(answer, keys, where=self._where(what), access_key_id=self._access_key_id)

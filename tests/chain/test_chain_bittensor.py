@@ -1,0 +1,365 @@
+"""What only a chain across a network does: refuse in many ways, lose connections, finalize late."""
+
+import itertools
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+import bittensor as bt
+import bittensor_core
+import pytest
+
+from templar.chain.base import Chain
+from templar.chain.bittensor import BittensorChain, open_wallet
+from templar.chain.clock import SimulatedClock
+from templar.chain.keys import create_wallet, hotkey_from_seed
+from templar.chain.remote import CallLimits
+from templar.errors import PermanentError, Reason, TransientError
+from tests.support.substrate import SHAPES, MemorySubstrate, Neuron, Submission
+
+NETUID = 3
+SEED = bytes(range(32))
+ADDRESS = hotkey_from_seed(SEED).address
+OTHER = hotkey_from_seed(bytes(32)).address
+LIMITS = CallLimits(attempts=3, read_seconds=60, backoff_seconds=1.0, longest_backoff_seconds=4.0)
+
+
+@dataclass
+class KeyPairWallet:
+    hotkey: Any
+
+    @property
+    def coldkey(self):
+        return self.hotkey
+
+    coldkeypub = hotkeypub = coldkey
+
+
+@pytest.fixture
+def clock():
+    return SimulatedClock(1_800_000_000.0)
+
+
+@pytest.fixture
+def substrate(clock):
+    substrate = MemorySubstrate(clock, netuid=NETUID)
+    substrate.register(ADDRESS, stake=100.0, validator_permit=True)
+    substrate.register(OTHER)
+    return substrate
+
+
+@pytest.fixture
+def open_chain(clock, substrate):
+    opened = []
+
+    def open_(wallet=None, limits=LIMITS, netuid=NETUID):
+        chain = BittensorChain("local", netuid, wallet=wallet, substrate=substrate, clock=clock, limits=limits)
+        opened.append(chain)
+        return chain
+
+    yield open_
+    for chain in opened:
+        chain.close()
+
+
+@pytest.fixture
+def chain(open_chain) -> Chain:
+    return open_chain(KeyPairWallet(bittensor_core.Keypair.create_from_seed(SEED)))
+
+
+@pytest.fixture
+def unused_port():
+    with socket.socket() as listener:  # bound, but not listening: connections are refused
+        listener.bind(("127.0.0.1", 0))
+        yield listener.getsockname()[1]
+
+
+def refusal(call, family, reason, *words):
+    with pytest.raises(family) as caught:
+        call()
+    assert caught.value.reason is reason
+    for word in words:
+        assert word in str(caught.value)
+
+
+# What is sent.
+
+
+def test_a_commitment_is_one_raw_field_signed_by_the_hotkey(chain, substrate):
+    chain.set_commitment("a" * 127 + "~")
+    assert substrate.submissions == [
+        Submission(
+            "Commitments",
+            "set_commitment",
+            {"netuid": NETUID, "info": {"fields": [[{"Raw128": "0x" + "61" * 127 + "7e"}]]}},
+            ADDRESS,
+        )
+    ]
+
+
+def test_weights_are_one_call_in_sixteen_bits_signed_by_the_hotkey(chain, substrate):
+    chain.set_weights({1: 0.25, 0: 0.5})
+    assert substrate.submissions == [
+        Submission(
+            "SubtensorModule",
+            "set_mechanism_weights",
+            {"netuid": NETUID, "mecid": 0, "dests": [0, 1], "weights": [65535, 32768], "version_key": 0},
+            ADDRESS,
+        )
+    ]
+
+
+def test_a_wallet_from_disk_signs(open_chain, substrate, tmp_path):
+    create_wallet(tmp_path, "validator", "hot", seed=SEED)
+    open_chain(open_wallet(tmp_path, "validator", "hot")).set_commitment("a" * 128)
+    assert [submission.signer for submission in substrate.submissions] == [ADDRESS]
+
+
+def test_what_was_written_is_final_and_can_be_read_at_once(chain):
+    before = chain.block()
+    chain.set_commitment("a" * 128)
+    assert chain.block() > before
+    assert chain.commitments() == {ADDRESS: "a" * 128}
+
+
+def test_nothing_is_sent_that_the_chain_would_refuse_anyway(chain, substrate):
+    refusal(lambda: chain.set_commitment("short"), PermanentError, Reason.CHAIN_REFUSED)
+    refusal(lambda: chain.set_weights({0: 0.0}), PermanentError, Reason.CHAIN_REFUSED)
+    assert substrate.submissions == []
+    assert substrate.requests == []
+
+
+# Refusals, as the chain names them.
+
+REFUSALS = [
+    ("AccountNotAllowedCommit", PermanentError, Reason.CHAIN_REFUSED),
+    ("HotKeyNotRegisteredInSubNet", PermanentError, Reason.CHAIN_REFUSED),
+    ("NeuronNoValidatorPermit", PermanentError, Reason.CHAIN_REFUSED),
+    ("NotEnoughStakeToSetWeights", PermanentError, Reason.CHAIN_REFUSED),
+    ("IncorrectWeightVersionKey", PermanentError, Reason.CHAIN_REFUSED),
+    ("Payment", PermanentError, Reason.CHAIN_REFUSED),
+    ("SettingWeightsTooFast", TransientError, Reason.CHAIN_RATE_LIMITED),
+    ("CommittingWeightsTooFast", TransientError, Reason.CHAIN_RATE_LIMITED),
+    ("CommitmentSetRateLimitExceeded", TransientError, Reason.CHAIN_RATE_LIMITED),
+    ("SpaceLimitExceeded", TransientError, Reason.CHAIN_RATE_LIMITED),
+    ("PriorityTooLow", TransientError, Reason.CHAIN_RATE_LIMITED),
+    ("Stale", TransientError, Reason.CHAIN_UNREACHABLE),
+    ("Dropped", TransientError, Reason.CHAIN_UNREACHABLE),
+    ("FinalityTimeout", TransientError, Reason.CHAIN_UNREACHABLE),
+]
+
+
+@pytest.mark.parametrize(("name", "family", "reason"), REFUSALS)
+def test_a_refused_extrinsic_says_whether_to_try_again(chain, substrate, name, family, reason):
+    for write in (lambda: chain.set_commitment("a" * 128), lambda: chain.set_weights({0: 1.0})):
+        substrate.refuse_next(bt.ChainError(f"words of {name}", name))
+        refusal(write, family, reason, f"words of {name}")
+    assert len(substrate.submissions) == 2  # refused is refused: nothing was sent twice
+
+
+def test_a_refusal_without_a_name_leaves_the_fate_open(chain, substrate):
+    substrate.refuse_next(bt.ChainError("Connection dropped while an extrinsic submission was in flight"))
+    refusal(lambda: chain.set_commitment("a" * 128), TransientError, Reason.CHAIN_UNREACHABLE, "fate is unknown")
+    substrate.refuse_next(bt.ChainError("Invalid Transaction: Custom error: 250"))
+    refusal(lambda: chain.set_commitment("a" * 128), PermanentError, Reason.CHAIN_REFUSED, "250")
+
+
+def test_the_sdks_own_preflight_is_understood(chain, substrate, open_chain):
+    substrate.weights_rate_limit = 100
+    chain.set_weights({0: 1.0})
+    refusal(lambda: chain.set_weights({0: 1.0}), TransientError, Reason.CHAIN_RATE_LIMITED, "Retry in ~")
+    stranger = open_chain(KeyPairWallet(bittensor_core.Keypair.create_from_seed(b"s" * 32)))
+    refusal(lambda: stranger.set_weights({0: 1.0}), PermanentError, Reason.CHAIN_REFUSED, "not registered")
+    assert len(substrate.submissions) == 1
+
+
+# Connections that are lost.
+
+
+def test_reads_survive_a_lost_connection(chain, substrate):
+    before = chain.metagraph()
+    substrate.drop_connection()
+    assert chain.block() >= before.block
+    substrate.drop_connection()
+    assert chain.commitments() == {}
+    assert substrate.connects == 3
+
+
+def test_a_dead_network_is_transient_after_bounded_attempts_and_comes_back(chain, substrate, clock):
+    newest = chain.block()
+    substrate.drop_connection()
+    substrate.offline = True
+    began = clock.now()
+    for call in (chain.block, chain.commitments, chain.weights, lambda: chain.set_commitment("a" * 128)):
+        refusal(call, TransientError, Reason.CHAIN_UNREACHABLE, "3 times")
+    assert 4 * 1.5 <= clock.now() - began <= 4 * 3.0  # pauses of 1 and 2 seconds, at least half of each
+    substrate.offline = False
+    assert chain.block() >= newest
+    assert substrate.submissions == []
+
+
+@pytest.mark.parametrize("included", [False, True])
+def test_a_commitment_survives_a_connection_lost_under_it(chain, substrate, included):
+    substrate.lose_next_submission(included=included)
+    chain.set_commitment("a" * 128)
+    assert chain.commitments() == {ADDRESS: "a" * 128}
+
+
+@pytest.mark.parametrize(("included", "sent"), [(False, 1), (True, 1)])
+def test_weights_survive_a_connection_lost_under_them_and_are_sent_once(chain, substrate, included, sent):
+    substrate.weights_rate_limit = 100
+    substrate.lose_next_submission(included=included)
+    chain.set_weights({0: 1.0})
+    assert chain.weights() == {0: {0: 1.0}}
+    assert len(substrate.submissions) == sent
+
+
+def test_a_read_without_an_answer_ends(open_chain, substrate):
+    chain = open_chain(limits=CallLimits(attempts=2, read_seconds=0.01))
+    assert chain.block_seconds == 12.0
+    substrate.hang = True
+    refusal(chain.block, TransientError, Reason.CHAIN_UNREACHABLE, "no answer within 0.01 s")
+    substrate.hang = False
+    assert chain.block() > 0
+
+
+def test_an_endpoint_that_refuses_traffic_is_not_asked_again_at_once(chain, substrate, monkeypatch, clock):
+    async def refuse():
+        substrate.requests.append("refused")
+        raise bt.RpcPolicyError("HTTP 429", status_code=429, retry_after="30")
+
+    chain.block()
+    monkeypatch.setattr(substrate, "finalized_block_number", refuse)
+    began = clock.now()
+    refusal(chain.block, TransientError, Reason.CHAIN_RATE_LIMITED, "retry after 30")
+    assert substrate.requests.count("refused") == 1
+    assert clock.now() == began
+
+
+def test_follow_rides_out_an_outage_without_a_gap(chain, substrate, clock):
+    blocks = chain.follow()
+    seen = [next(blocks).number for _ in range(2)]
+    substrate.drop_connection()
+    substrate.offline = True
+    back_at = clock.now() + 300.0
+    sleep_until = clock.sleep_until
+
+    def come_back(timestamp):
+        sleep_until(timestamp)
+        substrate.offline = clock.now() < back_at
+
+    clock.sleep_until = come_back
+    seen += [next(blocks).number for _ in range(20)]
+    assert clock.now() >= back_at
+    assert seen == list(range(seen[0], seen[0] + 22))
+
+
+# Finality.
+
+
+def test_an_endpoint_that_is_behind_does_not_turn_time_back(chain, substrate):
+    newest = chain.block()
+    graph = chain.metagraph()
+    substrate.finalized_behind = 1
+    assert chain.block() == newest
+    assert chain.head() >= newest
+    assert chain.metagraph() == graph
+    assert [block.number for block in itertools.islice(chain.follow(), 3)] == [newest, newest + 1, newest + 2]
+
+
+def test_waiting_for_a_block_is_not_waiting_for_its_finality(chain, substrate, clock):
+    target = chain.head() + 3
+    chain.wait_for_block(target, finalized=False)
+    assert chain.head() == target
+    assert chain.block() == target - substrate.finality_lag
+    refusal(lambda: chain.block_time(target), PermanentError, Reason.BLOCK_UNKNOWN, "not final")
+    chain.wait_for_block(target)
+    assert chain.block_time(target) == substrate.time_of(target)
+    assert clock.now() - substrate.time_of(target + substrate.finality_lag) <= 1.0  # the poll
+
+
+def test_final_blocks_are_asked_for_once(chain, substrate):
+    number = chain.block()
+    first = (chain.block_time(number), chain.block_hash(number), chain.metagraph(number))
+    asked = len(substrate.requests)
+    assert (chain.block_time(number), chain.block_hash(number), chain.metagraph(number)) == first
+    assert len(substrate.requests) == asked
+
+
+def test_times_are_exact_to_the_millisecond(chain, substrate):
+    number = chain.block()
+    substrate.genesis += 0.123
+    assert chain.block_time(number) == round(substrate.time_of(number) * 1000) / 1000
+
+
+def test_a_pruned_block_is_unknown(chain, substrate):
+    number = chain.block()
+    substrate.state_kept_from = number
+    refusal(lambda: chain.metagraph(number - 1), PermanentError, Reason.BLOCK_UNKNOWN, "archive")
+    refusal(lambda: chain.block_time(number - 1), PermanentError, Reason.BLOCK_UNKNOWN, "archive")
+    assert chain.metagraph(number).block == number
+
+
+# What is read.
+
+
+def test_the_metagraph_is_that_of_the_runtime(chain, substrate):
+    state = substrate.next_state()
+    state.neurons[1] = Neuron(OTHER, 1_500_000_001, False, 0, incentive_u16=13107)
+    substrate.finalize()
+    one, other = chain.metagraph().neurons
+    assert (one.uid, one.hotkey, one.stake, one.validator_permit, one.incentive) == (0, ADDRESS, 100.0, True, 0.0)
+    assert (other.uid, other.stake, other.validator_permit, other.incentive) == (1, 1.500000001, False, 0.2)
+
+
+def test_a_subnet_that_is_not_there_is_named(open_chain):
+    refusal(open_chain(netuid=77).metagraph, PermanentError, Reason.BAD_ENVIRONMENT, "no subnet 77")
+
+
+def test_a_network_that_nobody_knows_is_named():
+    refusal(lambda: BittensorChain("nowhere", 1), PermanentError, Reason.BAD_ENVIRONMENT, "nowhere")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        SHAPES["CommitmentOf"]["info"]["fields"],  # as recorded: five bytes
+        [{"Raw127": "0x" + "61" * 127}],
+        [{"BigRaw": "0x" + "61" * 128}],
+        [{"Raw128": "0x" + "61" * 128}, {"Raw1": "0x61"}],
+        [{"Raw128": "0x" + "61" * 127 + "ff"}],
+        [{"Raw128": None}],
+        [{"Raw128": "0xzz"}],
+        [{"Sha256": "0x" + "61" * 32}],
+        ["None"],
+        [],
+        None,
+    ],
+)
+def test_commitments_of_another_form_are_ignored(chain, substrate, fields):
+    chain.set_commitment("a" * 128)
+    state = substrate.next_state()
+    state.commitments[OTHER] = SHAPES["CommitmentOf"] | {"info": {"fields": fields}}
+    substrate.finalize()
+    assert chain.commitments() == {ADDRESS: "a" * 128}
+
+
+def test_an_answer_that_makes_no_sense_is_permanent_and_named(chain, substrate, monkeypatch):
+    async def nonsense(*args, **kwargs):
+        return {"hotkeys": ["only this"]}
+
+    monkeypatch.setattr(substrate, "runtime_call", nonsense)
+    refusal(chain.metagraph, PermanentError, Reason.CHAIN_REFUSED, "the metagraph at block", "makes no sense")
+
+
+def test_empty_rows_of_weights_are_left_out(chain, substrate):
+    state = substrate.next_state()
+    state.weights = {1: [], 0: [[1, 3], [0, 1]]}
+    substrate.finalize()
+    assert chain.weights() == {0: {0: 0.25, 1: 0.75}}
+
+
+def test_a_real_endpoint_that_nobody_serves_is_unreachable(clock, unused_port):
+    chain = BittensorChain(f"ws://127.0.0.1:{unused_port}", NETUID, clock=clock, limits=LIMITS)
+    refusal(chain.block, TransientError, Reason.CHAIN_UNREACHABLE, "3 times", "cannot connect")
+    chain.close()

@@ -1,0 +1,355 @@
+import functools
+import heapq
+import random
+import signal
+import threading
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from templar import interrupt
+from templar.chain.clock import SimulatedClock, SystemClock
+
+SECONDS = st.sampled_from([0.0, 0.5, 1.0, 1.0, 2.0, 3.25])
+
+
+def expected_wake_ups(start, plans):
+    """A model of simulated time without threads: who wakes when, ties by index; no wait for what is past."""
+    queue = [(start, index, 0) for index in range(len(plans))]
+    heapq.heapify(queue)
+    trace = []
+    while queue:
+        now, index, step = heapq.heappop(queue)
+        while step < len(plans[index]):
+            wake = now + plans[index][step]
+            trace.append((now, index, step))
+            step += 1
+            if wake > now:
+                heapq.heappush(queue, (wake, index, step))
+                break
+        else:
+            trace.append((now, index, "end"))
+    return trace
+
+
+@given(plans=st.lists(st.lists(SECONDS, max_size=6), max_size=6))
+@settings(max_examples=60, deadline=None)
+def test_sleepers_wake_in_the_order_of_time_then_index(plans):
+    clock, trace = SimulatedClock(100.0), []
+
+    def participant(index):
+        def live():
+            for step, seconds in enumerate(plans[index]):
+                trace.append((clock.now(), index, step))
+                clock.sleep_until(clock.now() + seconds)
+            trace.append((clock.now(), index, "end"))
+
+        return live
+
+    clock.run([participant(index) for index in range(len(plans))])
+    assert trace == expected_wake_ups(100.0, plans)
+    assert clock.now() == max([100.0, *(100.0 + sum(plan) for plan in plans)])
+
+
+def slowly(value):
+    """A computation whose duration differs from call to call."""
+    sum(range(random.randrange(2000)))
+    return value
+
+
+def run_with_computations(threads, seed):
+    """Participants that sleep and compute at random; computations of one instant end in a random order."""
+    clock, trace, results = SimulatedClock(0.0, threads=threads), [], {}
+    plan = random.Random(seed)
+    steps = {index: [(plan.choice("sc"), plan.choice([0.0, 0.5, 1.0])) for _ in range(8)] for index in range(5)}
+
+    def participant(index):
+        def live():
+            for step, (kind, value) in enumerate(steps[index]):
+                if kind == "s":
+                    clock.sleep_until(clock.now() + value)
+                else:
+                    work = functools.partial(slowly, index * step)
+                    results[index, step] = clock.compute(work)
+                trace.append((clock.now(), index, step))
+
+        return live
+
+    clock.run([participant(index) for index in range(5)])
+    return trace, results
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_number_of_threads_changes_nothing(seed):
+    trace, results = run_with_computations(1, seed)
+    assert len(trace) == 40
+    assert all(value == index * step for (index, step), value in results.items())
+    assert results
+    for threads in (1, 2, 2, 3):
+        assert run_with_computations(threads, seed) == (trace, results)
+
+
+def test_computations_of_one_instant_overlap_and_the_others_go_on():
+    clock, trace = SimulatedClock(0.0, threads=2), []
+    both = threading.Barrier(2, timeout=60)
+    third_went_on = threading.Event()
+
+    def computing(index):
+        def work():
+            both.wait()  # passes only if two computations run at once
+            assert third_went_on.wait(60)  # and only while the third participant runs
+            return index
+
+        def live():
+            trace.append(("computed", clock.compute(work), clock.now()))
+
+        return live
+
+    def third():
+        trace.append(("third", clock.now()))
+        third_went_on.set()
+        clock.sleep_until(5.0)
+        trace.append(("third", clock.now()))
+
+    clock.run([computing(0), computing(1), third])
+    assert trace == [("third", 0.0), ("computed", 0, 0.0), ("computed", 1, 0.0), ("third", 5.0)]
+
+
+def test_only_one_participant_runs_at_a_time():
+    clock, running, most = SimulatedClock(0.0), [], []
+
+    def participant():
+        for _ in range(20):
+            running.append(1)
+            most.append(len(running))
+            time.sleep(0)  # lets any other thread that could run do so
+            running.pop()
+            clock.sleep_until(clock.now() + 1)
+
+    clock.run([participant] * 8)
+    assert most == [1] * 160
+
+
+class BrokenError(Exception):
+    pass
+
+
+class TornError(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("error", [BrokenError, TornError, SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize("culprit", [0, 1, 2])
+def test_the_first_failure_unwinds_the_others_and_is_raised(error, culprit):
+    clock, unwound, after = SimulatedClock(0.0, threads=2), [], []
+
+    def fail():
+        raise error("first")
+
+    def participant(index):
+        def live():
+            try:
+                clock.sleep_until(1.0 + index)
+                if index == culprit:
+                    fail()
+                if index == 0:
+                    clock.compute(lambda: None)
+                clock.sleep_until(100.0)
+                after.append(index)
+            except Exception:
+                if index != culprit:
+                    raise AssertionError("unwinding must not look like an error") from None
+                raise
+            finally:
+                unwound.append(index)
+
+        return live
+
+    with pytest.raises(error, match="first"):
+        clock.run([participant(index) for index in range(3)])
+    assert sorted(unwound) == [0, 1, 2]
+    assert after == []
+    assert clock.now() == 1.0 + culprit
+    ended = []
+    clock.run([lambda: ended.append(clock.now())])  # the clock still works
+    assert ended == [1.0 + culprit]
+
+
+def test_a_participant_that_refuses_to_unwind_still_ends():
+    clock, tries = SimulatedClock(0.0), []
+
+    def stubborn():
+        for _ in range(5):
+            try:
+                clock.sleep_until(clock.now() + 10)
+            except BaseException as error:  # noqa: BLE001 - that is what it does wrong
+                tries.append(type(error).__name__)
+        raise BrokenError("second")
+
+    def culprit():
+        clock.sleep_until(1.0)
+        raise BrokenError("first")
+
+    with pytest.raises(BrokenError, match="first"):
+        clock.run([stubborn, culprit])
+    assert tries == ["_Unwind"] * 5
+
+
+def test_a_failure_at_the_start_keeps_later_participants_from_starting():
+    clock, started = SimulatedClock(0.0), []
+
+    def culprit():
+        raise BrokenError
+
+    with pytest.raises(BrokenError):
+        clock.run([culprit, lambda: started.append(1)])
+    assert started == []
+
+
+def test_the_error_of_a_computation_is_its_participants():
+    clock, caught = SimulatedClock(0.0), []
+
+    def bad_work():
+        raise BrokenError("in the worker")
+
+    def live():
+        try:
+            clock.compute(bad_work)
+        except BrokenError as error:
+            caught.append(str(error))
+
+    clock.run([live, live])
+    assert caught == ["in the worker"] * 2
+
+
+def test_no_thread_outlives_a_run():
+    before = threading.active_count()
+    clock = SimulatedClock(0.0, threads=2)
+    clock.run([lambda: clock.sleep_until(clock.compute(lambda: 3.0))] * 5)
+    with pytest.raises(BrokenError):
+        clock.run([lambda: clock.sleep_until(9.0), lambda: (_ for _ in ()).throw(BrokenError)])
+    assert threading.active_count() == before
+
+
+def test_threads_that_cannot_start_leave_nobody_behind(monkeypatch):
+    clock, lived = SimulatedClock(0.0), []
+    start, starts = threading.Thread.start, []
+
+    def limited(thread):
+        starts.append(thread)
+        if len(starts) == 3:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(RuntimeError, match="can't start"):
+        clock.run([lambda: lived.append(1)] * 5)
+    assert lived == []
+    assert not any(thread.is_alive() for thread in starts)
+
+
+def test_outside_of_a_run_the_caller_moves_the_time():
+    clock = SimulatedClock(10.0)
+    clock.sleep_until(12.5)
+    clock.sleep_until(11.0)
+    assert clock.now() == 12.5
+    assert clock.compute(threading.current_thread) is threading.current_thread()
+    clock.run([])
+    assert clock.now() == 12.5
+
+
+def test_misuse_is_refused_and_does_not_hang():
+    clock, errors = SimulatedClock(0.0), []
+
+    def stranger():
+        for call in (lambda: clock.sleep_until(5.0), lambda: clock.compute(int), lambda: clock.run([])):
+            try:
+                call()
+            except RuntimeError as error:
+                errors.append(str(error))
+
+    def participant():
+        thread = threading.Thread(target=stranger)
+        thread.start()
+        thread.join()
+        clock.compute(stranger)
+
+    clock.run([participant])
+    assert len(errors) == 6
+    assert clock.now() == 0.0
+    for never in (float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="cannot sleep"):
+            clock.sleep_until(never)
+    with pytest.raises(ValueError, match="threads"):
+        SimulatedClock(0.0, threads=0)
+
+
+def test_a_stop_request_ends_a_simulation():
+    clock, unwound = SimulatedClock(0.0), []
+
+    def participant(index):
+        def live():
+            try:
+                while True:
+                    clock.sleep_until(clock.now() + 1)
+                    if clock.now() == 5.0 and index == 1:
+                        interrupt.request_stop()
+            finally:
+                unwound.append(index)
+
+        return live
+
+    with pytest.raises(interrupt.StoppedError):
+        clock.run([participant(0), participant(1)])
+    assert sorted(unwound) == [0, 1]
+
+
+def test_an_interrupt_of_the_caller_unwinds_the_participants():
+    clock, unwound, caller = SimulatedClock(0.0), [], threading.main_thread().ident
+
+    def live():
+        try:
+            signal.pthread_kill(caller, signal.SIGINT)
+            while True:
+                clock.sleep_until(clock.now() + 1)
+        finally:
+            unwound.append(1)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            clock.run([live])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert unwound == [1]
+
+
+def test_the_system_clock_sleeps_until_the_time_and_no_less():
+    clock = SystemClock()
+    target = clock.now() + 0.02
+    clock.sleep_until(target)
+    assert clock.now() >= target
+    clock.sleep_until(target - 100)
+    assert clock.compute(lambda: "done") == "done"
+
+
+def test_a_stop_request_wakes_a_sleeper_of_the_system_clock():
+    clock, asleep = SystemClock(), threading.Event()
+    outcome = []
+
+    def sleeper():
+        asleep.set()
+        try:
+            clock.sleep_until(clock.now() + 100_000)
+        except interrupt.StoppedError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=sleeper)
+    thread.start()
+    assert asleep.wait(60)
+    interrupt.request_stop()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert len(outcome) == 1

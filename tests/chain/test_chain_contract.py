@@ -1,0 +1,295 @@
+"""What the domain relies on, run against every chain: the ledger in real and in simulated time, and Bittensor's SDK."""
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import bittensor_core
+import pytest
+
+from templar import interrupt
+from templar.chain.base import Chain
+from templar.chain.bittensor import BittensorChain
+from templar.chain.clock import SimulatedClock, SystemClock
+from templar.chain.keys import hotkey_from_seed
+from templar.chain.ledger import Ledger, create_ledger
+from templar.errors import PermanentError, Reason, TransientError
+from tests.support.substrate import MemorySubstrate
+
+NETUID = 3
+RATE_LIMIT_BLOCKS = 40
+"""Two seconds of the ledger in real time: longer than a busy machine pauses."""
+SEEDS = [bytes([number]) * 32 for number in range(1, 6)]
+ADDRESSES = [hotkey_from_seed(seed).address for seed in SEEDS]
+ROUNDING = 1 / 65535
+
+
+class Operator(Protocol):
+    """Who may change the subnet: the same for all chains."""
+
+    def register(self, hotkey: str, *, stake: float = 0.0, validator_permit: bool = False) -> int: ...
+
+    def deregister(self, hotkey: str) -> None: ...
+
+    def set_stake(self, hotkey: str, stake: float) -> None: ...
+
+
+@dataclass
+class KeyPairWallet:
+    """A wallet in memory."""
+
+    hotkey: Any
+
+    @property
+    def coldkey(self) -> Any:
+        return self.hotkey
+
+    coldkeypub = hotkeypub = coldkey
+
+
+class World:
+    """One chain and the means to see it as any participant."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.clock = SystemClock() if kind == "ledger" else SimulatedClock(1_800_000_000.0)
+        self.opened: list[Any] = []
+        if kind == "bittensor":
+            self.substrate = MemorySubstrate(self.clock, netuid=NETUID, weights_rate_limit=RATE_LIMIT_BLOCKS)
+            self.operator: Operator = self.substrate
+            self._open = self._open_bittensor
+        else:
+            self.path = folder / "ledger.db"
+            create_ledger(
+                self.path,
+                netuid=NETUID,
+                block_seconds=0.05 if kind == "ledger" else 12.0,
+                genesis_time=self.clock.now(),
+                seed=1,
+                weights_rate_limit_blocks=RATE_LIMIT_BLOCKS,
+            )
+            self._open = self._open_ledger
+            self.operator = self._open(None)
+
+    def chain(self, index: int | None = None) -> Chain:
+        """The chain as participant `index` sees it, or a reader."""
+        chain = self._open(index)
+        self.opened.append(chain)
+        return chain
+
+    def _open_ledger(self, index: int | None) -> Ledger:
+        hotkey = None if index is None else hotkey_from_seed(SEEDS[index])
+        return Ledger(self.path, hotkey=hotkey, clock=self.clock, durable=False)
+
+    def _open_bittensor(self, index: int | None) -> BittensorChain:
+        wallet = None if index is None else KeyPairWallet(bittensor_core.Keypair.create_from_seed(SEEDS[index]))
+        return BittensorChain("local", NETUID, wallet=wallet, substrate=self.substrate, clock=self.clock)
+
+
+@pytest.fixture(params=["ledger", "simulated-ledger", "bittensor"])
+def world(request, tmp_path) -> Iterator[World]:
+    world = World(request.param, tmp_path)
+    yield world
+    for chain in world.opened:
+        chain.close()
+
+
+def test_blocks_come_by_the_clock(world):
+    chain = world.chain()
+    first = chain.block()
+    chain.wait_for_block(first + 3)
+    last = chain.block()
+    assert last >= first + 3
+    assert chain.head() >= last
+    assert chain.netuid == NETUID
+    times = [chain.block_time(number) for number in range(first, last + 1)]
+    assert all(
+        later - earlier == pytest.approx(chain.block_seconds, abs=0.001) for earlier, later in itertools.pairwise(times)
+    )
+    assert times[-1] <= chain.clock.now()
+
+
+def test_waiting_for_a_block_that_is_there_takes_no_time(world):
+    chain = world.chain()
+    chain.wait_for_block(chain.block() + 2)
+    for finalized in (True, False):
+        before = chain.clock.now()
+        chain.wait_for_block(chain.block(), finalized=finalized)
+        if not isinstance(chain.clock, SystemClock):
+            assert chain.clock.now() == before
+
+
+def test_everybody_sees_the_same_blocks(world):
+    one, other = world.chain(), world.chain()
+    one.wait_for_block(one.block() + 4)
+    numbers = range(one.block() - 4, one.block() + 1)
+    hashes = [one.block_hash(number) for number in numbers]
+    assert hashes == [other.block_hash(number) for number in numbers] == [one.block_hash(number) for number in numbers]
+    assert [one.block_time(number) for number in numbers] == [other.block_time(number) for number in numbers]
+    assert len(set(hashes)) == len(hashes)
+    assert all(
+        len(text) == 66 and text.startswith("0x") and int(text, 16) >= 0 and text == text.lower() for text in hashes
+    )
+
+
+@pytest.mark.parametrize("ahead", [1000, None])
+def test_a_block_that_is_not_there_is_unknown(world, ahead):
+    chain = world.chain()
+    number = -1 if ahead is None else chain.block() + ahead
+    for read in (chain.block_time, chain.block_hash, chain.metagraph):
+        with pytest.raises(PermanentError) as caught:
+            read(number)
+        assert caught.value.reason is Reason.BLOCK_UNKNOWN
+
+
+def test_follow_yields_every_block_once(world):
+    chain = world.chain()
+    current = chain.block()
+    followed = list(itertools.islice(chain.follow(), 6))
+    assert followed[0].number >= current if isinstance(chain.clock, SystemClock) else followed[0].number == current
+    assert [block.number for block in followed] == [followed[0].number + step for step in range(6)]
+    assert [(block.hash, block.time) for block in followed] == [
+        (chain.block_hash(block.number), chain.block_time(block.number)) for block in followed
+    ]
+
+
+def test_follow_makes_up_for_blocks_that_came_while_nobody_looked(world):
+    chain = world.chain()
+    blocks = chain.follow()
+    first = next(blocks).number
+    chain.wait_for_block(first + 5)
+    assert [next(blocks).number for _ in range(5)] == [first + step for step in range(1, 6)]
+
+
+def test_metagraph_shows_who_is_registered(world):
+    uids = [
+        world.operator.register(ADDRESSES[0], stake=100.5, validator_permit=True),
+        world.operator.register(ADDRESSES[1]),
+        world.operator.register(ADDRESSES[2], stake=300.0, validator_permit=True),
+        world.operator.register(ADDRESSES[3], stake=300.0, validator_permit=True),
+    ]
+    graph = world.chain().metagraph()
+    assert uids == [0, 1, 2, 3] == [neuron.uid for neuron in graph.neurons]
+    assert [neuron.hotkey for neuron in graph.neurons] == ADDRESSES[:4]
+    assert [neuron.stake for neuron in graph.neurons] == [100.5, 0.0, 300.0, 300.0]
+    assert [neuron.uid for neuron in graph.validators()] == [2, 3, 0]
+    assert [neuron.uid for neuron in graph.miners()] == [1]
+    assert all(neuron.incentive == 0.0 for neuron in graph.neurons)
+    assert graph.by_hotkey(ADDRESSES[4]) is None
+
+
+def test_the_metagraph_of_a_past_block_stays_what_it_was(world):
+    chain = world.chain()
+    world.operator.register(ADDRESSES[0], stake=1.0, validator_permit=True)
+    world.operator.register(ADDRESSES[1], stake=2.0)
+    graphs = [chain.metagraph()]
+    for change in (
+        lambda: world.operator.set_stake(ADDRESSES[0], 7.0),
+        lambda: world.operator.deregister(ADDRESSES[1]),
+        lambda: world.operator.register(ADDRESSES[2], stake=3.0),
+    ):
+        change()
+        graphs.append(chain.metagraph())
+    fresh = world.chain()
+    assert [fresh.metagraph(graph.block) for graph in graphs] == graphs
+    assert [graph.neurons[0].stake for graph in graphs] == [1.0, 7.0, 7.0, 7.0]
+    assert [graph.by_hotkey(ADDRESSES[1]) is not None for graph in graphs] == [True, True, False, False]
+    assert graphs[-1].by_uid(1).hotkey == ADDRESSES[2]  # the freed uid was used again
+
+
+def test_the_newest_commitment_of_each_hotkey_counts(world):
+    world.operator.register(ADDRESSES[0])
+    world.operator.register(ADDRESSES[1])
+    one, other = world.chain(0), world.chain(1)
+    assert one.commitments() == {}
+    one.set_commitment("a" * 128)
+    other.set_commitment("b" * 127 + " ")
+    one.set_commitment("0x" + "c" * 126)
+    assert other.commitments() == {ADDRESSES[0]: "0x" + "c" * 126, ADDRESSES[1]: "b" * 127 + " "}
+
+
+@pytest.mark.parametrize("data", ["", "a" * 127, "a" * 129, "é" * 128, "a" * 127 + "é"])
+def test_a_commitment_of_another_form_is_refused(world, data):
+    world.operator.register(ADDRESSES[0])
+    chain = world.chain(0)
+    with pytest.raises(PermanentError, match="128 ASCII") as caught:
+        chain.set_commitment(data)
+    assert caught.value.reason is Reason.CHAIN_REFUSED
+    assert chain.commitments() == {}
+
+
+def test_only_registered_hotkeys_commit_and_weigh(world):
+    world.operator.register(ADDRESSES[0], validator_permit=True)
+    stranger = world.chain(1)
+    for write in (lambda: stranger.set_commitment("a" * 128), lambda: stranger.set_weights({0: 1.0})):
+        with pytest.raises(PermanentError) as caught:
+            write()
+        assert caught.value.reason is Reason.CHAIN_REFUSED
+    assert stranger.commitments() == {}
+    assert stranger.weights() == {}
+
+
+def test_a_reader_cannot_write(world):
+    chain = world.chain()
+    for write in (lambda: chain.set_commitment("a" * 128), lambda: chain.set_weights({0: 1.0})):
+        with pytest.raises(PermanentError) as caught:
+            write()
+        assert caught.value.reason is Reason.BAD_WALLET
+
+
+def test_weights_are_read_back_as_shares(world):
+    for address in ADDRESSES[:4]:
+        world.operator.register(address, stake=10.0, validator_permit=address == ADDRESSES[0])
+    chain = world.chain(0)
+    assert chain.weights() == {}
+    chain.set_weights({3: 3.0, 1: 1.0, 2: 0.0})
+    weights = world.chain().weights()
+    assert list(weights) == [0]
+    assert list(weights[0]) == [1, 3]  # a zero is left out
+    assert weights[0][1] == pytest.approx(0.25, abs=ROUNDING)
+    assert math.fsum(weights[0].values()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    "weights", [{}, {0: 0.0}, {0: -1.0, 1: 2.0}, {0: math.nan}, {0: math.inf}, {7: 1.0}, {-1: 1.0}, {70_000: 1.0}]
+)
+def test_weights_that_mean_nothing_are_refused(world, weights):
+    world.operator.register(ADDRESSES[0], validator_permit=True)
+    world.operator.register(ADDRESSES[1])
+    chain = world.chain(0)
+    with pytest.raises(PermanentError) as caught:
+        chain.set_weights(weights)
+    assert caught.value.reason is Reason.CHAIN_REFUSED
+    assert chain.weights() == {}
+
+
+def test_weights_need_a_permit(world):
+    world.operator.register(ADDRESSES[0])
+    with pytest.raises(PermanentError, match="permit") as caught:
+        world.chain(0).set_weights({0: 1.0})
+    assert caught.value.reason is Reason.CHAIN_REFUSED
+
+
+def test_weights_are_rate_limited(world):
+    world.operator.register(ADDRESSES[0], validator_permit=True)
+    world.operator.register(ADDRESSES[1])
+    chain = world.chain(0)
+    chain.set_weights({0: 1.0})
+    with pytest.raises(TransientError) as caught:
+        chain.set_weights({1: 1.0})
+    assert caught.value.reason is Reason.CHAIN_RATE_LIMITED
+    assert chain.weights() == {0: {0: 1.0}}
+    chain.wait_for_block(chain.head() + RATE_LIMIT_BLOCKS)
+    chain.set_weights({1: 1.0})
+    assert chain.weights() == {0: {1: 1.0}}
+
+
+def test_a_stop_request_ends_a_wait(world):
+    chain = world.chain()
+    target, started = chain.block() + 100_000, chain.clock.now()
+    interrupt.request_stop()
+    with pytest.raises(interrupt.StoppedError):
+        chain.wait_for_block(target)
+    assert chain.clock.now() < started + 100_000 * 0.05

@@ -1,0 +1,168 @@
+import json
+import stat
+
+import bittensor as bt
+import bittensor_core
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from templar.chain.bittensor import open_wallet
+from templar.chain.keys import create_wallet, hotkey_from_seed, load_hotkey, verify
+from templar.errors import PermanentError, Reason
+
+SEED = bytes(range(32))
+HOTKEY = hotkey_from_seed(SEED)
+
+
+def bad_wallet(call, *words):
+    with pytest.raises(PermanentError) as caught:
+        call()
+    assert caught.value.reason is Reason.BAD_WALLET
+    for word in words:
+        assert str(word) in str(caught.value)
+
+
+@given(message=st.binary(max_size=200), other=st.binary(max_size=200), seed=st.binary(min_size=32, max_size=32))
+@settings(max_examples=50)
+def test_a_signature_counts_for_its_message_and_its_key_only(message, other, seed):
+    key = hotkey_from_seed(seed)
+    signature = key.sign(message)
+    assert len(signature) == 64
+    assert verify(key.address, message, signature)
+    assert verify(key.address, other, signature) == (other == message)
+    assert verify(HOTKEY.address, message, signature) == (seed == SEED)
+    flipped = signature[:40] + bytes([signature[40] ^ 1]) + signature[41:]
+    assert not verify(key.address, message, flipped)
+
+
+@given(
+    address=st.one_of(st.text(max_size=60), st.just(HOTKEY.address), st.binary(max_size=50), st.none(), st.integers()),
+    message=st.one_of(st.binary(max_size=40), st.text(max_size=40), st.none()),
+    signature=st.one_of(st.binary(max_size=70), st.binary(min_size=64, max_size=64), st.text(max_size=70), st.none()),
+)
+def test_garbage_is_no_signature_and_no_error(address, message, signature):
+    assert verify(address, message, signature) is False
+
+
+def test_only_the_chains_own_spelling_of_an_address_counts():
+    public_key = bittensor_core.ss58_decode(HOTKEY.address)
+    signature = HOTKEY.sign(b"message")
+    for ss58_format in (0, 2):
+        assert not verify(bittensor_core.ss58_encode(public_key, ss58_format), b"message", signature)
+    assert not verify("0x" + bytes(public_key).hex(), b"message", signature)
+
+
+def test_a_seed_gives_one_known_key_and_shows_it_nowhere():
+    assert HOTKEY.address == "5HB7kpn92RS7uF9uWn8bXSvPVKFPg8kPUFDd5sbveGjX6Dbi"
+    assert hotkey_from_seed(SEED).address == HOTKEY.address
+    assert repr(HOTKEY) == str(HOTKEY) == f"Hotkey({HOTKEY.address})"
+    for length in (0, 31, 33, 64):
+        with pytest.raises(ValueError, match="32 bytes"):
+            hotkey_from_seed(bytes(length))
+
+
+def test_a_wallet_of_ours_opens_in_the_sdk(tmp_path):
+    made = create_wallet(tmp_path, "miner", "one", seed=SEED)
+    wallet = bt.Wallet("miner", "one", str(tmp_path))
+    assert made.address == wallet.hotkey.ss58_address == wallet.hotkeypub.ss58_address == HOTKEY.address
+    assert wallet.coldkey.ss58_address == wallet.coldkeypub.ss58_address != HOTKEY.address
+    assert verify(HOTKEY.address, b"message", wallet.hotkey.sign(b"message"))
+    assert wallet.coldkeypub.verify(b"message", wallet.coldkey.sign(b"message"))
+    assert not wallet.coldkey_file.is_encrypted()
+    assert open_wallet(tmp_path, "miner", "one").hotkey.ss58_address == HOTKEY.address
+
+
+def test_a_wallet_of_the_sdk_opens_here(tmp_path):
+    wallet = bt.Wallet("validator", "hot", str(tmp_path))
+    wallet.create_new_coldkey(use_password=False, suppress=True).create_new_hotkey(use_password=False, suppress=True)
+    loaded = load_hotkey(tmp_path, "validator", "hot")
+    assert loaded.address == wallet.hotkey.ss58_address
+    assert wallet.hotkeypub.verify(b"message", loaded.sign(b"message"))
+
+
+def test_keys_are_for_their_owner_alone(tmp_path):
+    create_wallet(tmp_path / "deep" / "er", "miner", "one")
+    files = [path for path in (tmp_path / "deep" / "er" / "miner").rglob("*") if path.is_file()]
+    assert sorted(path.name for path in files) == ["coldkey", "coldkeypub.txt", "one", "onepub.txt"]
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in files)
+    for name in ("coldkeypub.txt", "hotkeys/onepub.txt"):
+        public = json.loads((tmp_path / "deep" / "er" / "miner" / name).read_text())
+        assert not {"secretSeed", "privateKey", "secretPhrase"} & public.keys()
+
+
+def test_wallets_without_a_seed_differ(tmp_path):
+    first, second = create_wallet(tmp_path, "a", "one"), create_wallet(tmp_path, "b", "one")
+    assert first.address != second.address
+    coldkeys = {bt.Wallet(name, "one", str(tmp_path)).coldkeypub.ss58_address for name in ("a", "b")}
+    assert len(coldkeys) == 2
+
+
+def test_nothing_is_overwritten(tmp_path):
+    create_wallet(tmp_path, "miner", "one", seed=SEED)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    bad_wallet(lambda: create_wallet(tmp_path, "miner", "one"), tmp_path / "miner" / "hotkeys" / "one", "never")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    second = create_wallet(tmp_path, "miner", "two")  # the coldkey that is there stays
+    assert all(path.read_bytes() == data for path, data in before.items())
+    assert load_hotkey(tmp_path, "miner", "two").address == second.address != HOTKEY.address
+
+
+def test_what_is_missing_is_named(tmp_path):
+    bad_wallet(lambda: load_hotkey(tmp_path, "miner", "one"), tmp_path / "miner", "no such wallet", "create")
+    create_wallet(tmp_path, "miner", "one")
+    create_wallet(tmp_path, "miner", "two")
+    bad_wallet(lambda: load_hotkey(tmp_path, "miner", "x"), tmp_path / "miner" / "hotkeys" / "x", "holds one, two;")
+    bad_wallet(lambda: open_wallet(tmp_path, "miner", "x"), "no such hotkey")
+    (tmp_path / "empty").mkdir()
+    bad_wallet(lambda: load_hotkey(tmp_path, "empty", "one"), "no hotkey at all")
+
+
+def _keyfile(crypto_type=bittensor_core.CRYPTO_SR25519):
+    return bytes(
+        bittensor_core.serialized_keypair_to_keyfile_data(bittensor_core.Keypair.create_from_seed(SEED, crypto_type))
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        (b"", "not the file of a hotkey"),
+        (b"\xff\xfe\x00", "not the file of a hotkey"),
+        (b"{}", "not the file of a hotkey"),
+        (_keyfile()[:-20], "not the file of a hotkey"),
+        (_keyfile().replace(b"5HB7kpn", b"5GrwvaE"), "not the file of a hotkey"),
+        (json.dumps({"ss58Address": HOTKEY.address}).encode(), "not the file of a hotkey"),
+        (_keyfile(bittensor_core.CRYPTO_ED25519), "sr25519"),
+        (bytes(bittensor_core.encrypt_keyfile_data(_keyfile(), "password")), "encrypted"),
+    ],
+    ids=["empty", "binary", "no-key", "truncated", "other-address", "public-half", "ed25519", "encrypted"],
+)
+def test_a_bad_keyfile_is_named(tmp_path, content, word):
+    create_wallet(tmp_path, "miner", "one", seed=SEED)
+    file = tmp_path / "miner" / "hotkeys" / "one"
+    file.write_bytes(content)
+    bad_wallet(lambda: load_hotkey(tmp_path, "miner", "one"), file, word)
+
+
+@given(content=st.binary(max_size=300))
+@settings(max_examples=50)
+def test_no_keyfile_raises_anything_else(tmp_path_factory, content):
+    folder = tmp_path_factory.mktemp("wallets")
+    file = folder / "miner" / "hotkeys" / "one"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(content)
+    bad_wallet(lambda: load_hotkey(folder, "miner", "one"))
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/etc", "a/"])
+def test_names_stay_in_their_folder(tmp_path, name):
+    bad_wallet(lambda: load_hotkey(tmp_path, name, "one"), "wallet name")
+    bad_wallet(lambda: load_hotkey(tmp_path, "miner", name), "hotkey name")
+    bad_wallet(lambda: create_wallet(tmp_path, "miner", name), "hotkey name")
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    bad_wallet(lambda: create_wallet(tmp_path / "file", "miner", "one"), tmp_path / "file", "cannot be written")
+    bad_wallet(lambda: load_hotkey(tmp_path, "file", "one"), "no such wallet")

@@ -1,0 +1,433 @@
+import hashlib
+import math
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from templar.chain.base import Block
+from templar.chain.clock import SimulatedClock
+from templar.chain.keys import hotkey_from_seed
+from templar.chain.ledger import Ledger, create_ledger
+from templar.chain.ledger_blocks import LedgerParameters
+from templar.errors import PermanentError, Reason, TransientError
+from tests.support.ledger_writer import commitment
+
+ROOT = Path(__file__).parents[2]
+START = 1_800_000_000.0
+KEYS = [hotkey_from_seed(number.to_bytes(32)) for number in range(8)]
+
+
+@pytest.fixture
+def clock():
+    return SimulatedClock(START)
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "chain" / "ledger.db"
+    create_ledger(path, netuid=3, block_seconds=2.0, genesis_time=START, seed=1)
+    return path
+
+
+def refusal(call, family, reason, *words):
+    with pytest.raises(family) as caught:
+        call()
+    assert caught.value.reason is reason
+    for word in words:
+        assert str(word) in str(caught.value)
+
+
+# Blocks.
+
+
+@given(
+    genesis=st.floats(0, 4e9),
+    block_seconds=st.sampled_from([0.001, 0.05, 0.25, 1.0, 1.1, 12.0]),
+    number=st.integers(0, 10**7),
+)
+def test_a_block_exists_from_its_very_instant_on(genesis, block_seconds, number):
+    parameters = LedgerParameters(1, round(block_seconds * 1000), round(genesis * 1000), 0, 0)
+    instant = parameters.time(number)
+    assert parameters.newest(instant) == number
+    assert parameters.newest(math.nextafter(instant, -math.inf)) == number - 1
+    assert round(instant * 1000) == round(genesis * 1000) + number * round(block_seconds * 1000)
+
+
+def test_hashes_are_a_pure_function_of_the_ledger_and_the_number():
+    parameters = LedgerParameters(3, 1000, 0, 1, 0)
+    assert parameters.hash(5) == "0x" + hashlib.sha256(b"templar.ledger.block:3:1:5").hexdigest()
+    others = [
+        LedgerParameters(3, 1000, 0, 2, 0).hash(5),
+        LedgerParameters(4, 1000, 0, 1, 0).hash(5),
+        parameters.hash(6),
+    ]
+    assert len({parameters.hash(5), *others}) == 4
+
+
+def test_before_genesis_there_is_no_block(path, tmp_path):
+    clock = SimulatedClock(START - 100)
+    ledger = Ledger(path, clock=clock, hotkey=KEYS[0])
+    for read in (ledger.block, ledger.head, ledger.metagraph, ledger.commitments, ledger.weights):
+        refusal(read, TransientError, Reason.BLOCK_UNKNOWN, "100.000 s")
+    refusal(lambda: ledger.block_time(0), PermanentError, Reason.BLOCK_UNKNOWN)
+    ledger.register(KEYS[0].address, stake=2.0)
+    ledger.set_commitment("x" * 128)
+    assert clock.now() == START - 100  # whoever sets up a network does not wait for it
+    assert next(ledger.follow()) == Block(0, START, ledger.block_hash(0))
+    assert clock.now() == START
+    assert ledger.metagraph(0).by_hotkey(KEYS[0].address).stake == 2.0
+    assert ledger.commitments() == {KEYS[0].address: "x" * 128}
+
+
+def test_a_clock_that_is_set_back_takes_no_block_away(path, clock):
+    ledger = Ledger(path, clock=clock)
+    clock.sleep_until(START + 20)
+    assert ledger.block() == 10
+    clock._now = START + 4
+    assert ledger.block() == 10
+    assert ledger.block_time(10) == START + 20
+
+
+# Changes and the blocks that they belong to.
+
+
+def test_what_is_set_up_before_anybody_looks_is_part_of_genesis(path, clock):
+    ledger = Ledger(path, clock=clock)
+    uids = [ledger.register(key.address) for key in KEYS[:3]]
+    assert uids == [0, 1, 2]
+    assert clock.now() == START
+    assert [neuron.uid for neuron in ledger.metagraph(0).neurons] == uids
+
+
+def test_a_change_belongs_to_the_next_block(path, clock):
+    ledger, other = Ledger(path, clock=clock), Ledger(path, clock=clock)
+    clock.sleep_until(START + 7)  # block 3
+    ledger.register(KEYS[0].address)
+    assert clock.now() == START + 8
+    assert ledger.block() == 4
+    assert other.metagraph(3).neurons == ()
+    assert len(other.metagraph(4).neurons) == 1
+
+
+def test_no_change_joins_a_block_that_somebody_has_read(path, clock):
+    ahead, behind = Ledger(path, clock=SimulatedClock(START + 20)), Ledger(path, clock=SimulatedClock(START + 10))
+    seen = ahead.metagraph()  # block 10, by a clock that is ahead
+    behind.register(KEYS[0].address)
+    assert behind.block() == 11
+    assert Ledger(path, clock=behind.clock).metagraph(10) == seen
+    assert seen.neurons == ()
+    assert len(behind.metagraph(11).neurons) == 1
+
+
+def test_a_genesis_that_was_read_is_closed(path, clock):
+    ledger = Ledger(path, clock=clock)
+    assert ledger.metagraph().neurons == ()
+    ledger.register(KEYS[0].address)
+    assert ledger.block() == 1
+    assert ledger.metagraph(0).neurons == ()
+
+
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["register", "deregister", "stake", "weights", "commit", "look", "pass"]),
+        st.integers(0, 4),
+        st.sampled_from([0.0, 1.0, 2.5, 100.0]),
+    ),
+    max_size=25,
+)
+
+
+@given(operations=OPERATIONS)
+@settings(max_examples=40, deadline=None)
+def test_every_past_metagraph_can_be_read_again(tmp_path_factory, operations):
+    path, clock = tmp_path_factory.mktemp("ledger") / "ledger.db", SimulatedClock(START)
+    create_ledger(path, netuid=3, block_seconds=2.0, genesis_time=START, seed=1)
+    ledgers = [Ledger(path, hotkey=key, clock=clock, durable=False) for key in KEYS[:5]]
+    registered, seen = {}, {}
+    for kind, index, amount in operations:
+        ledger, address = ledgers[index], KEYS[index].address
+        if kind == "register" and address not in registered:
+            free = min(set(range(5)) - set(registered.values()))
+            assert ledger.register(address, stake=amount, validator_permit=index < 3) == free
+            registered[address] = free
+        elif kind == "deregister" and address in registered:
+            ledger.deregister(address)
+            del registered[address]
+        elif kind == "stake" and address in registered:
+            ledger.set_stake(address, amount)
+        elif kind == "weights" and address in registered and index < 3:
+            ledger.set_weights(
+                {uid: amount + uid for uid in registered.values() if amount + uid > 0}
+                or {min(registered.values()): 1.0}
+            )
+        elif kind == "commit" and address in registered:
+            ledger.set_commitment(f"{amount}".ljust(128, "."))
+        elif kind == "look":
+            graph = ledger.metagraph()
+            assert {neuron.hotkey: neuron.uid for neuron in graph.neurons} == registered
+            incentive = sum(neuron.incentive for neuron in graph.neurons)
+            assert incentive == 0.0 or incentive == pytest.approx(1.0)
+            seen[graph.block] = graph
+        else:
+            clock.sleep_until(clock.now() + amount)
+    fresh = Ledger(path, clock=clock)
+    assert [fresh.metagraph(block) for block in seen] == list(seen.values())
+    fresh.close()
+    for ledger in ledgers:
+        ledger.close()
+
+
+def test_registration_is_refused_for_who_is_there_and_for_stakes_that_are_none(path, clock):
+    ledger = Ledger(path, clock=clock)
+    ledger.register(KEYS[0].address)
+    refusal(lambda: ledger.register(KEYS[0].address), PermanentError, Reason.CHAIN_REFUSED, "registered already")
+    for stake in (-1.0, math.nan, math.inf):
+        refusal(lambda stake=stake: ledger.register(KEYS[1].address, stake=stake), PermanentError, Reason.CHAIN_REFUSED)
+        refusal(lambda stake=stake: ledger.set_stake(KEYS[0].address, stake), PermanentError, Reason.CHAIN_REFUSED)
+    for call in (lambda: ledger.deregister(KEYS[1].address), lambda: ledger.set_stake(KEYS[1].address, 1.0)):
+        refusal(call, PermanentError, Reason.CHAIN_REFUSED, KEYS[1].address, "not registered")
+    assert [neuron.hotkey for neuron in ledger.metagraph().neurons] == [KEYS[0].address]
+
+
+# Weights and incentive.
+
+
+def subnet(path, clock, stakes):
+    """Validators with these stakes as uids 0, 1, ..., then four miners."""
+    ledgers = [Ledger(path, hotkey=key, clock=clock, durable=False) for key in KEYS]
+    for key, stake in zip(KEYS, stakes, strict=False):
+        ledgers[0].register(key.address, stake=stake, validator_permit=True)
+    for key in KEYS[len(stakes) : len(stakes) + 4]:
+        ledgers[0].register(key.address)
+    return ledgers
+
+
+def incentives(ledger):
+    return {neuron.uid: neuron.incentive for neuron in ledger.metagraph().neurons if neuron.incentive}
+
+
+def test_incentive_is_the_stake_weighted_mean_of_the_weights(path, clock):
+    one, other, *_ = subnet(path, clock, [100.0, 300.0])
+    one.set_weights({2: 1.0})
+    assert incentives(one) == {2: 1.0}
+    other.set_weights({2: 1.0, 3: 1.0})
+    assert incentives(one) == pytest.approx({2: 0.25 + 0.375, 3: 0.375})
+    one.set_weights({4: 3.0, 5: 1.0})
+    assert incentives(other) == pytest.approx({2: 0.375, 3: 0.375, 4: 0.25 * 0.75, 5: 0.25 * 0.25}, abs=1e-4)
+    one.set_stake(KEYS[1].address, 0.0)
+    assert incentives(one) == pytest.approx({4: 0.75, 5: 0.25}, abs=1e-4)
+    one.deregister(KEYS[0].address)
+    assert incentives(other) == {}  # nobody with stake has weights
+    assert list(other.weights()) == [1]
+
+
+def test_a_weight_is_for_the_miner_not_for_the_next_one_with_its_uid(path, clock):
+    ledger, *_ = subnet(path, clock, [100.0])
+    ledger.set_weights({1: 1.0, 2: 1.0})
+    ledger.deregister(KEYS[1].address)
+    assert incentives(ledger) == {2: 1.0}
+    assert ledger.register(KEYS[6].address) == 1
+    assert incentives(ledger) == {2: 1.0}
+    ledger.set_weights({1: 1.0, 2: 1.0})
+    assert incentives(ledger) == {1: 0.5, 2: 0.5}
+
+
+@given(weights=st.dictionaries(st.integers(1, 4), st.floats(1e-12, 1e12), min_size=1))
+@settings(max_examples=30, deadline=None)
+def test_weights_have_sixteen_bits(tmp_path_factory, weights):
+    path, clock = tmp_path_factory.mktemp("ledger") / "ledger.db", SimulatedClock(START)
+    create_ledger(path, netuid=3, block_seconds=2.0, genesis_time=START, seed=1)
+    ledger, *_ = subnet(path, clock, [100.0])
+    ledger.set_weights(weights)
+    largest = max(weights.values())
+    expected = {uid: round(weight / largest * 65535) for uid, weight in weights.items()}
+    total = sum(expected.values())
+    assert ledger.weights() == {0: {uid: value / total for uid, value in sorted(expected.items()) if value}}
+
+
+# The file.
+
+
+def test_a_ledger_is_created_once_and_whole(path):
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    before = path.read_bytes()
+    again = {"netuid": 9, "block_seconds": 1.0, "genesis_time": 0.0, "seed": 0}
+    refusal(lambda: create_ledger(path, **again), PermanentError, Reason.BAD_STATE_FILE, path, "exists already")
+    assert path.read_bytes() == before
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    refusal(lambda: create_ledger(path / "x", **again), PermanentError, Reason.BAD_STATE_FILE, "cannot be created")
+
+
+@pytest.mark.parametrize(
+    "change", [{"block_seconds": 0.0001}, {"block_seconds": -1.0}, {"netuid": -1}, {"weights_rate_limit_blocks": -1}]
+)
+def test_numbers_that_make_no_chain_are_refused(tmp_path, change):
+    numbers = {"netuid": 1, "block_seconds": 1.0, "genesis_time": 0.0, "seed": 0} | change
+    with pytest.raises(ValueError, match=next(iter(change))):
+        create_ledger(tmp_path / "ledger.db", **numbers)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_any_seed_fits(tmp_path):
+    for seed in (2**200, -5):
+        path = tmp_path / f"{seed}"
+        create_ledger(path, netuid=1, block_seconds=1.0, genesis_time=START, seed=seed)
+        assert Ledger(path, clock=SimulatedClock(START)).block_hash(0) == LedgerParameters(1, 1000, 0, seed, 0).hash(0)
+
+
+def test_a_missing_ledger_is_named_and_not_made(tmp_path):
+    path = tmp_path / "ledger.db"
+    refusal(lambda: Ledger(path), PermanentError, Reason.CHAIN_UNREACHABLE, path, "start the local network")
+    assert list(tmp_path.iterdir()) == []
+
+
+def _other_version(path):
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+
+
+def _other_database(path):
+    path.unlink()
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE changes (id INTEGER)")
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        _other_version,
+        _other_database,
+        lambda path: path.write_bytes(b"no database" * 100),
+        lambda path: path.write_bytes(b""),
+    ],
+)
+def test_a_file_that_is_no_ledger_of_this_version_is_named(path, spoil):
+    spoil(path)
+    refusal(lambda: Ledger(path), PermanentError, Reason.BAD_STATE_FILE, path, "remove it")
+
+
+def test_a_refused_change_leaves_nothing_behind(path, clock):
+    ledger = Ledger(path, hotkey=KEYS[0], clock=clock)
+    ledger.register(KEYS[0].address)
+    for _ in range(3):
+        refusal(lambda: ledger.set_weights({0: 1.0}), PermanentError, Reason.CHAIN_REFUSED)
+    ledger.set_commitment("a" * 128)  # the write lock was given back
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("SELECT id, kind FROM changes").fetchall() == [(1, "register"), (2, "commit")]
+    connection.close()
+
+
+def test_a_ledger_works_again_after_it_was_closed(path, clock):
+    ledger = Ledger(path, clock=clock)
+    ledger.register(KEYS[0].address)
+    ledger.close()
+    ledger.register(KEYS[1].address)
+    assert len(ledger.metagraph().neurons) == 2
+    ledger.close()
+    assert [file.name for file in path.parent.iterdir()] == [path.name]  # the last one tidies up
+
+
+def test_many_threads_share_one_ledger(path, clock):
+    clock.sleep_until(START + 2)
+    ledger = Ledger(path, clock=clock, durable=False)
+    uids, errors = [], []
+
+    def register(key):
+        try:
+            uids.append(ledger.register(key.address))
+            ledger.metagraph()
+        except Exception as error:  # noqa: BLE001 - reported below
+            errors.append(error)
+
+    threads = [threading.Thread(target=register, args=(key,)) for key in KEYS]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert sorted(uids) == list(range(8))
+
+
+# Several processes.
+
+
+@pytest.fixture
+def start_writer(tmp_path):
+    path = tmp_path / "ledger.db"
+    create_ledger(path, netuid=3, block_seconds=0.01, genesis_time=time.time(), seed=1)
+    processes = []
+
+    def start(first, count, rounds):
+        command = [sys.executable, "-m", "tests.support.ledger_writer", str(path), str(first), str(count), str(rounds)]
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        processes.append(process)
+        return process
+
+    yield path, start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def check_file(path):
+    """The file is sound, ids have no gaps and blocks never fall."""
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        rows = connection.execute("SELECT id, block FROM changes ORDER BY id").fetchall()
+    connection.close()
+    assert [id_ for id_, _ in rows] == list(range(1, len(rows) + 1))
+    assert [block for _, block in rows] == sorted(block for _, block in rows)
+    return len(rows)
+
+
+def test_processes_write_at_once(start_writer):
+    path, start = start_writer
+    processes = [start(first, 2, 15) for first in (10, 20, 30)]
+    outputs = [process.communicate(timeout=100) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], outputs
+    registered = dict(line.split()[1:] for out, _ in outputs for line in out.splitlines() if line.startswith("reg"))
+    assert sorted(registered.values()) == list("012345")
+    assert check_file(path) == 6 + 3 * 2 * 15
+    ledger = Ledger(path)
+    assert {neuron.hotkey: str(neuron.uid) for neuron in ledger.metagraph().neurons} == {
+        hotkey_from_seed(int(number).to_bytes(32)).address: uid for number, uid in registered.items()
+    }
+    assert ledger.commitments() == {
+        hotkey_from_seed(int(number).to_bytes(32)).address: commitment(int(number), 14) for number in registered
+    }
+
+
+def test_a_killed_writer_leaves_the_ledger_sound(start_writer):
+    path, start = start_writer
+    acknowledged = {}
+    for victim in range(3):
+        process = start(100 + victim, 1, 10**6)
+        for _ in range(4 + victim):
+            word, number, value = process.stdout.readline().split()
+            acknowledged[int(number)] = int(value) if word == "committed" else -1
+        os.kill(process.pid, signal.SIGKILL)
+        rest, _ = process.communicate()
+        for line in rest.splitlines():
+            acknowledged[100 + victim] = int(line.split()[2])
+        assert process.returncode == -signal.SIGKILL
+        check_file(path)
+    ledger = Ledger(path)
+    found = {number: ledger.commitments()[hotkey_from_seed(number.to_bytes(32)).address] for number in acknowledged}
+    for number, round_ in acknowledged.items():
+        # What was acknowledged is there; the one that was cut off may be, whole, or may not.
+        assert found[number] in {commitment(number, round_), commitment(number, round_ + 1)}
+    survivor = start(200, 1, 2)
+    survivor.communicate(timeout=100)
+    assert survivor.returncode == 0
+    assert len(ledger.metagraph().neurons) == 4

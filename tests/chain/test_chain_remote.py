@@ -1,0 +1,197 @@
+import asyncio
+import random
+import threading
+
+import pytest
+
+from templar import interrupt
+from templar.chain.clock import SimulatedClock
+from templar.chain.remote import CallLimits, Connection, ConnectionLostError
+from templar.errors import Reason, TransientError
+
+LIMITS = CallLimits(attempts=4, connect_seconds=60, backoff_seconds=1, longest_backoff_seconds=3)
+
+
+class Service:
+    """Something to connect to, that can be down."""
+
+    def __init__(self):
+        self.connects, self.disconnects, self.down_for = 0, 0, 0
+
+    async def connect(self):
+        if self.down_for > 0:
+            self.down_for -= 1
+            raise ConnectionLostError("refused")
+        self.connects += 1
+        return self.connects
+
+    async def disconnect(self, client):
+        self.disconnects += 1
+        raise OSError("closing what is broken fails too")
+
+
+class RecordingClock(SimulatedClock):
+    def __init__(self):
+        super().__init__(0.0)
+        self.pauses = []
+
+    def sleep_until(self, timestamp):
+        self.pauses.append(timestamp - self.now())
+        super().sleep_until(timestamp)
+
+
+@pytest.fixture
+def service():
+    return Service()
+
+
+@pytest.fixture
+def clock():
+    return RecordingClock()
+
+
+@pytest.fixture
+def connection(service, clock):
+    connection = Connection("service", service.connect, service.disconnect, clock=clock, limits=LIMITS)
+    yield connection
+    connection.close()
+
+
+async def echo(client):
+    return client
+
+
+def fails(error, times):
+    """Work that fails this many times, then names the client that it ran with."""
+    left = [times]
+
+    async def work(client):
+        left[0] -= 1
+        if left[0] >= 0:
+            raise error
+        return client
+
+    return work
+
+
+def test_one_connection_serves_many_calls(connection, service, clock):
+    assert [connection.call("it", echo, seconds=60) for _ in range(3)] == [1, 1, 1]
+    assert clock.pauses == []
+
+
+@pytest.mark.parametrize("error", [ConnectionLostError("gone"), ConnectionResetError("gone"), TimeoutError()])
+def test_a_lost_connection_is_renewed(connection, service, clock, error):
+    assert connection.call("it", fails(error, 2), seconds=60) == 3
+    assert service.disconnects == 2
+    assert len(clock.pauses) == 2
+
+
+def test_a_service_that_is_down_at_first_is_waited_for(connection, service, clock):
+    service.down_for = 3
+    assert connection.call("it", echo, seconds=60) == 1
+    assert len(clock.pauses) == 3
+
+
+def test_attempts_are_bounded_and_the_next_call_starts_anew(connection, service, clock):
+    service.down_for = 5
+    with pytest.raises(TransientError, match="service: it failed 4 times, at last with: refused") as caught:
+        connection.call("it", echo, seconds=60)
+    assert caught.value.reason is Reason.CHAIN_UNREACHABLE
+    assert len(clock.pauses) == 3
+    assert connection.call("it", echo, seconds=60) == 1
+
+
+def test_other_errors_are_the_callers(connection, service, clock):
+    with pytest.raises(ZeroDivisionError):
+        connection.call("it", fails(ZeroDivisionError(), 1), seconds=60)
+    assert clock.pauses == []
+    assert service.disconnects == 0
+
+
+def test_backoff_doubles_up_to_its_bound_with_jitter():
+    random.seed(1)
+    drawn = [
+        [CallLimits(backoff_seconds=2, longest_backoff_seconds=30).backoff(n) for _ in range(200)] for n in range(1, 9)
+    ]
+    for pauses, longest in zip(drawn, [2, 4, 8, 16, 30, 30, 30, 30], strict=True):
+        assert longest / 2 <= min(pauses) < longest * 0.6
+        assert longest * 0.9 < max(pauses) <= longest
+
+
+def test_a_call_without_an_answer_times_out(service, clock):
+    limits = CallLimits(attempts=2)
+    connection = Connection("service", service.connect, service.disconnect, clock=clock, limits=limits)
+    cancelled = []
+
+    async def hang(client):
+        try:
+            await asyncio.sleep(10_000)
+        finally:
+            cancelled.append(client)
+
+    with pytest.raises(TransientError, match=r"no answer within 0\.01 s"):
+        connection.call("it", hang, seconds=0.01)
+    assert cancelled == [1, 2]
+    assert connection.call("it", echo, seconds=60) == 3
+    connection.close()
+
+
+def test_a_connection_that_never_opens_times_out(clock):
+    async def hang():
+        await asyncio.sleep(10_000)
+
+    limits = CallLimits(attempts=2, connect_seconds=0.01)
+    connection = Connection("service", hang, Service().disconnect, clock=clock, limits=limits)
+    with pytest.raises(TransientError):
+        connection.call("it", echo, seconds=0.01)
+    connection.close()
+
+
+def test_a_stop_request_ends_a_call(connection):
+    under_way, cancelled = threading.Event(), threading.Event()
+
+    async def hang(client):
+        under_way.set()
+        try:
+            await asyncio.sleep(10_000)
+        finally:
+            cancelled.set()
+
+    def stop():
+        under_way.wait(60)
+        interrupt.request_stop()
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    with pytest.raises(interrupt.StoppedError):
+        connection.call("it", hang, seconds=10_000)
+    stopper.join()
+    assert cancelled.wait(60)
+
+
+def test_calls_of_many_threads_share_a_connection(connection, service):
+    barrier, answers = threading.Barrier(6), []
+
+    def call():
+        barrier.wait(60)
+        answers.append(connection.call("it", echo, seconds=60))
+
+    threads = [threading.Thread(target=call) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [1] * 6
+
+
+def test_closing_ends_the_thread_and_the_next_call_starts_another(connection, service):
+    before = threading.active_count()
+    assert connection.call("it", echo, seconds=60) == 1
+    connection.close()
+    for thread in threading.enumerate():
+        if thread.name == "remote-calls":
+            thread.join(60)
+    assert threading.active_count() == before
+    assert service.disconnects == 1
+    connection.close()
+    assert connection.call("it", echo, seconds=60) == 2

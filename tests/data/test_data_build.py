@@ -1,0 +1,178 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from templar.canonical import file_sha256
+from templar.data.build import build_dataset, upload_dataset
+from templar.data.corpus import Document, collect_documents, split_rows
+from templar.errors import PermanentError, Reason
+from templar.model.tokenizer import load_tokenizer
+from templar.store.directory import DirectoryStore
+from tests.support.datasets import numbered_documents, small_dataset
+from tests.support.memory_store import MemoryStore
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(root)): file.read_bytes() for file in sorted(root.rglob("*")) if file.is_file()}
+
+
+def rows_of(root: Path, folder: str) -> list[str]:
+    files = sorted((root / folder).glob("*.parquet"))
+    return [text for file in files for text in pq.read_table(file).column("text").to_pylist()]
+
+
+def test_the_same_documents_give_the_same_bytes(tmp_path: Path) -> None:
+    documents = collect_documents(max_bytes=400_000)
+    summaries = [
+        build_dataset(given, tmp_path / name, vocab_size=300)
+        for name, given in (("first", documents), ("second", reversed(documents)))
+    ]
+    assert contents(tmp_path / "first") == contents(tmp_path / "second")
+    assert summaries[0] == summaries[1]
+
+
+def test_the_layout(tmp_path: Path) -> None:
+    root = small_dataset(tmp_path / "dataset", MemoryStore())
+    metadata = yaml.safe_load((root / "_metadata.yaml").read_text())
+    assert [entry["config_name"] for entry in metadata["configs"]] == ["default", "alpha", "beta"]
+    assert metadata["configs"][1]["data_files"] == [
+        {"split": "train", "path": "alpha/train/*.parquet"},
+        {"split": "held_out", "path": "alpha/held_out/*.parquet"},
+    ]
+    sizes = json.loads((root / "_shard_sizes.json").read_text())
+    assert set(sizes) == {"alpha", "alpha/held_out", "beta", "beta/held_out"}
+    for key, entry in sizes.items():
+        config, _, split = key.partition("/")
+        assert entry["split"] == (split or "train")
+        assert entry["total_rows"] == sum(shard["num_rows"] for shard in entry["shards"])
+        for number, shard in enumerate(entry["shards"]):
+            file = root / shard["path"]
+            assert shard["path"] == f"{config}/{entry['split']}/000_{number:05d}.parquet"
+            footer = pq.read_metadata(file)
+            assert footer.num_rows == shard["num_rows"] <= 25
+            assert all(footer.row_group(group).num_rows <= 7 for group in range(footer.num_row_groups))
+            assert shard["size_bytes"] == file.stat().st_size
+            assert shard["sha256"] == file_sha256(file)
+        assert pq.read_schema(root / entry["shards"][0]["path"]).names == ["text"]
+
+
+def test_every_document_is_in_one_split_whole_and_in_order(tmp_path: Path) -> None:
+    documents = numbered_documents("alpha", num_documents=20, num_lines=30)
+    summary = build_dataset(documents, tmp_path / "dataset", vocab_size=300, row_chars=100, held_out_fraction=0.2)
+    train, held_out = (rows_of(tmp_path / "dataset", f"alpha/{split}") for split in ("train", "held_out"))
+    by_split = {"train": "".join(train), "held_out": "".join(held_out)}
+    found = {document.name: [s for s, text in by_split.items() if document.text in text] for document in documents}
+    assert all(len(splits) == 1 for splits in found.values())
+    assert [split.num_documents for split in summary.splits] == [16, 4]
+    expected = [row for document in documents if found[document.name] == ["train"] for row in split_rows(document, 100)]
+    assert train == expected
+    assert [split.num_rows for split in summary.splits] == [len(train), len(held_out)]
+
+
+def test_a_name_is_held_out_in_every_config(tmp_path: Path) -> None:
+    code = numbered_documents("code", num_documents=20, num_lines=30)
+    prose = [Document("prose", document.name, document.text.upper()) for document in code[::2]]
+    build_dataset([*code, *prose], tmp_path / "dataset", vocab_size=300, held_out_fraction=0.15)
+
+    def names(folder: str) -> set[str]:
+        text = "".join(rows_of(tmp_path / "dataset", folder)).lower()
+        return {document.name for document in code if f"document {int(document.name[:3])} line" in text}
+
+    assert names("prose/held_out") == names("code/held_out") & {document.name for document in prose}
+    assert not names("code/train") & names("prose/held_out")
+    assert not names("prose/train") & names("code/held_out")
+
+
+def test_a_document_larger_than_the_held_out_part_is_trained_on(tmp_path: Path) -> None:
+    documents = numbered_documents("alpha", num_documents=10, num_lines=20)
+    documents.append(Document("alpha", "large.txt", "large\n" * 5000))
+    summary = build_dataset(documents, tmp_path / "dataset", vocab_size=300, held_out_fraction=0.1)
+    held_out = summary.splits[1]
+    assert 0 < held_out.num_chars <= 0.1 * sum(len(document.text) for document in documents)
+    assert "large\n" not in "".join(rows_of(tmp_path / "dataset", "alpha/held_out"))
+
+
+def test_the_tokenizer_has_seen_the_training_text_alone(tmp_path: Path) -> None:
+    documents = numbered_documents("alpha", num_documents=8, num_lines=30)
+    build_dataset(documents, tmp_path / "first", vocab_size=300, held_out_fraction=0.2)
+    held_out = "".join(rows_of(tmp_path / "first", "alpha/held_out"))
+    changed = [
+        replace(document, text=document.text.replace("document", "DOCUMENT")) if document.text in held_out else document
+        for document in documents
+    ]
+    assert changed != documents
+    build_dataset(changed, tmp_path / "second", vocab_size=300, held_out_fraction=0.2)
+    first, second = (contents(tmp_path / name) for name in ("first", "second"))
+    assert first["alpha/held_out/000_00000.parquet"] != second["alpha/held_out/000_00000.parquet"]
+    assert first["tokenizer.json"] == second["tokenizer.json"]
+    assert load_tokenizer(str(tmp_path / "first")).vocab_size <= 300
+
+
+def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
+    documents = numbered_documents("alpha", num_documents=4, num_lines=10)
+    root = tmp_path / "dataset"
+    build_dataset(documents, root, vocab_size=300)
+    before = contents(root)
+    with pytest.raises(PermanentError, match="is there already") as caught:
+        build_dataset(documents[:3], root, vocab_size=300)
+    assert caught.value.reason is Reason.OBJECT_EXISTS
+    assert contents(root) == before
+
+
+def test_an_interrupted_build_leaves_no_folder_and_can_be_repeated(tmp_path: Path) -> None:
+    documents = numbered_documents("alpha", num_documents=4, num_lines=10)
+    with pytest.raises(ValueError, match="vocab_size"):
+        build_dataset(documents, tmp_path / "dataset", vocab_size=3)
+    assert not (tmp_path / "dataset").exists()
+    build_dataset(documents, tmp_path / "dataset", vocab_size=300)
+    assert [path.name for path in tmp_path.iterdir()] == ["dataset"]
+
+
+@pytest.mark.parametrize("documents", [[], numbered_documents("alpha", num_documents=1, num_lines=9)])
+def test_too_few_documents(tmp_path: Path, documents: list[Document]) -> None:
+    with pytest.raises(PermanentError) as caught:
+        build_dataset(documents, tmp_path / "dataset", vocab_size=300)
+    assert caught.value.reason is Reason.DATASET_TOO_SMALL
+
+
+@pytest.mark.parametrize("wrong", [{"rows_per_group": 0}, {"shard_rows": 0}, {"held_out_fraction": 1.0}])
+def test_parameters_out_of_range(tmp_path: Path, wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        build_dataset([], tmp_path / "dataset", vocab_size=300, **wrong)
+
+
+def test_upload_puts_the_description_last(tmp_path: Path) -> None:
+    puts: list[str] = []
+
+    class Recording(MemoryStore):
+        def put_file(self, key: str, path: Path) -> None:
+            puts.append(key)
+            super().put_file(key, path)
+
+    store = Recording()
+    root = small_dataset(tmp_path / "dataset", store)
+    receipt = upload_dataset(root, store, "elsewhere/dataset/")
+    uploaded = puts[len(puts) // 2 :]
+    assert uploaded[-2:] == ["elsewhere/dataset/_shard_sizes.json", "elsewhere/dataset/_metadata.yaml"]
+    expected = {f"elsewhere/dataset/{name}": data for name, data in contents(root).items()}
+    assert {info.key for info in store.list("elsewhere/")} == set(expected) == set(uploaded)
+    assert all(store.get(key, max_bytes=10**7) == data for key, data in expected.items())
+    assert (receipt.num_objects, receipt.num_bytes) == (len(expected), sum(map(len, expected.values())))
+
+
+def test_upload_into_a_directory_store(tmp_path: Path) -> None:
+    (tmp_path / "bucket").mkdir()
+    root = small_dataset(tmp_path / "dataset", DirectoryStore(tmp_path / "bucket"))
+    assert contents(tmp_path / "bucket" / "dataset") == contents(root)
+
+
+def test_a_folder_that_is_no_dataset_is_not_uploaded(tmp_path: Path) -> None:
+    store = MemoryStore()
+    with pytest.raises(PermanentError, match=r"_metadata.yaml") as caught:
+        upload_dataset(tmp_path, store, "dataset")
+    assert caught.value.reason is Reason.DATASET_MISSING
+    assert list(store.list()) == []

@@ -1,0 +1,161 @@
+import ast
+import sysconfig
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from templar.data.corpus import (
+    MAX_DOCUMENT_FRACTION,
+    MIN_DOCUMENT_CHARS,
+    Document,
+    Source,
+    collect_documents,
+    default_sources,
+    docstrings,
+    split_rows,
+    without_docstrings,
+)
+
+CODE = '''"""About the module,
+in two lines.
+"""
+import os\f
+
+
+class Thing:
+    """About the thing."""
+
+    def act(self):
+        r"""About the act."""
+        return "not a docstring"
+
+
+async def later():
+    "About later."
+
+
+def plain():
+    return 1
+'''
+
+
+def text_source(root: Path, name: str = "texts") -> Source:
+    return Source(name, root, ".txt", str)
+
+
+def write(root: Path, name: str, text: str) -> None:
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_text(text, encoding="utf-8")
+
+
+def test_real_text_of_this_machine() -> None:
+    documents = collect_documents(max_bytes=600_000)
+    sources = [source.name for source in default_sources()]
+    assert {"docstrings", "stdlib-source"} <= set(sources)
+    assert [document.source for document in documents] == sorted(
+        (document.source for document in documents), key=sources.index
+    )
+    sizes = {
+        name: sum(len(document.text.encode()) for document in documents if document.source == name) for name in sources
+    }
+    share = 600_000 / len(sources)
+    assert all(share * (1 - MAX_DOCUMENT_FRACTION) <= size <= share * 1.5 for size in sizes.values())
+    assert sum(sizes.values()) <= 600_000
+    assert collect_documents(max_bytes=600_000) == documents
+
+
+def test_library_documents_are_code_without_tests() -> None:
+    source = next(source for source in default_sources() if source.name == "stdlib-source")
+    assert source.root == Path(sysconfig.get_paths()["stdlib"])
+    documents = collect_documents(max_bytes=300_000, sources=[source])
+    assert len(documents) > 10
+    for document in documents:
+        parts = set(Path(document.name).parts)
+        assert not parts & {"test", "tests", "site-packages", "encodings"}
+        assert (source.root / document.name).is_file()
+
+
+def test_documents_come_by_name_and_stay_within_the_limit(tmp_path: Path) -> None:
+    for number in range(40):
+        write(tmp_path, f"folder{number % 3}/{number}.txt", f"{number:3d}\n" * 100)
+    documents = collect_documents(max_bytes=10_000, sources=[text_source(tmp_path)])
+    names = [document.name for document in documents]
+    assert len(names) == 25
+    assert names == sorted(names)
+    assert {name.split("/")[0] for name in names} == {"folder0", "folder1", "folder2"}
+
+
+def test_what_is_skipped(tmp_path: Path) -> None:
+    text = "x" * 300
+    for name in ("test/a.txt", "sub/tests/b.txt", "site-packages/c.txt", "_sysconfigdata_x.txt", "d.md"):
+        write(tmp_path, name, text)
+    write(tmp_path, "short.txt", "x" * (MIN_DOCUMENT_CHARS - 1))
+    write(tmp_path, "large.txt", "x" * 1_000)
+    write(tmp_path, "taken.txt", text)
+    (tmp_path / "undecodable.txt").write_bytes(b"\xff" * 300)
+    documents = collect_documents(max_bytes=7_900, sources=[text_source(tmp_path)])
+    assert [document.name for document in documents] == ["taken.txt"]
+
+
+def test_what_one_source_cannot_fill_goes_to_the_next(tmp_path: Path) -> None:
+    write(tmp_path, "small/only.txt", "x" * 500)
+    for number in range(40):
+        write(tmp_path, f"large/{number}.txt", "y" * 500)
+    sources = [text_source(tmp_path / "small", "small"), text_source(tmp_path / "large", "large")]
+    documents = collect_documents(max_bytes=10_000, sources=sources)
+    assert [document.source for document in documents] == ["small"] + ["large"] * 19
+
+
+def test_docstrings_in_the_order_of_the_code() -> None:
+    assert (
+        docstrings(CODE) == "About the module,\nin two lines.\n\nAbout the thing.\n\nAbout the act.\n\nAbout later.\n\n"
+    )
+
+
+def test_code_without_docstrings() -> None:
+    rest = without_docstrings(CODE)
+    assert "About" not in rest
+    assert rest.startswith("import os\f\n")
+    assert 'return "not a docstring"' in rest
+    assert len(rest.split("\n")) == len(CODE.split("\n")) - 6
+
+
+def test_no_docstring_stands_in_the_code_too() -> None:
+    code = (Path(sysconfig.get_paths()["stdlib"]) / "argparse.py").read_text(encoding="utf-8")
+    rest = without_docstrings(code)
+    lines = set(rest.splitlines())
+    long_lines = [line for line in ast.get_docstring(ast.parse(code)).splitlines() if len(line) > 40]
+    assert long_lines
+    assert not lines & set(long_lines)
+    assert "def add_argument" in rest
+
+
+@pytest.mark.parametrize("code", ["def broken(:\n", "null\0byte"])
+def test_code_that_does_not_parse_gives_nothing(code: str) -> None:
+    assert docstrings(code) == without_docstrings(code) == ""
+
+
+@settings(max_examples=100)
+@given(
+    text=st.text(alphabet=st.sampled_from("ab \n\r\x0cé"), max_size=400) | st.text(max_size=200),
+    max_chars=st.integers(1, 60),
+)
+def test_rows_put_together_are_the_document(text: str, max_chars: int) -> None:
+    rows = split_rows(Document("source", "name", text), max_chars)
+    assert "".join(rows) == text
+    assert all(0 < len(row) <= max_chars for row in rows)
+
+
+def test_rows_end_with_lines_and_are_about_equally_long() -> None:
+    text = "".join(f"line {number} {'x' * (number * 7 % 50)}\n" for number in range(1000))
+    rows = split_rows(Document("source", "name", text), 800)
+    assert all(row.endswith("\n") for row in rows)
+    assert len(rows) in {43, 44}  # 34,390 characters
+    assert min(map(len, rows)) > 700
+
+
+def test_a_row_has_a_length() -> None:
+    with pytest.raises(ValueError, match="max_chars"):
+        split_rows(Document("source", "name", "text"), 0)

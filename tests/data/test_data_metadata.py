@@ -1,0 +1,120 @@
+import json
+from typing import Any
+
+import pytest
+
+from templar.data.metadata import Shard, parse_metadata, parse_shard_sizes, sizes_key
+from templar.errors import PermanentError, Reason
+
+METADATA = b"""
+license: odc-by
+configs:
+- config_name: default
+  data_files:
+  - {split: train, path: "data/*/*"}
+- config_name: zulu
+  data_files:
+  - {split: train, path: zulu/train/*}
+- config_name: alpha
+  extra_of_the_hub: 1
+  data_files:
+  - {split: train, path: [alpha/train/0, alpha/train/1]}
+  - {split: held_out, path: alpha/held_out/*}
+"""
+
+
+def sizes(**changes: Any) -> dict[str, Any]:
+    entry = {
+        "split": "train",
+        "shards": [{"path": "alpha/train/0.parquet", "num_rows": 3}, {"path": "alpha/train/1.parquet", "num_rows": 2}],
+        "total_rows": 5,
+    }
+    return {"alpha": {**entry, **changes}}
+
+
+def parse(content: Any, configs: tuple[str, ...] = ("alpha",), split: str = "train") -> Any:
+    data = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return parse_shard_sizes(data, "bucket/_shard_sizes.json", configs, split)
+
+
+def test_configs_of_a_split_without_default_and_sorted() -> None:
+    metadata = parse_metadata(METADATA, "_metadata.yaml")
+    assert metadata.configs_with("train") == ("alpha", "zulu")
+    assert metadata.configs_with("held_out") == ("alpha",)
+    assert metadata.configs_with("test") == ()
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"configs: {", "not plain YAML"),
+        (b"\x00", "not plain YAML"),
+        (b"\xff\xfe\xff", "not plain YAML"),
+        (b"[" * 5000, "not plain YAML"),
+        (b"a: &a [1]\nb: *a\nconfigs: []", "aliases are not allowed"),
+        (b"!!python/object/apply:os.getcwd []", "not plain YAML"),
+        (b"", "content: "),
+        (b"[]", "content: "),
+        (b"other: 1", "configs: Field required"),
+        (b"configs: []", "configs: "),
+        (b"configs: [{config_name: a}]", r"configs\.0\.data_files: Field required"),
+        (b"configs: [{config_name: 7, data_files: [{split: a, path: b}]}]", r"configs\.0\.config_name"),
+        (b"configs: [{config_name: ../a, data_files: [{split: a, path: b}]}]", r"configs\.0\.config_name"),
+        (b"configs: [{config_name: a, data_files: [{split: a, path: b, c: d}]}]", r"data_files\.0\.c"),
+        (
+            b"configs: [{config_name: a, data_files: [{split: a, path: b}]},"
+            b" {config_name: a, data_files: [{split: a, path: b}]}]",
+            "listed twice: a",
+        ),
+    ],
+)
+def test_malformed_metadata_is_refused_by_field(data: bytes, words: str) -> None:
+    with pytest.raises(PermanentError, match=words) as caught:
+        parse_metadata(data, "bucket/_metadata.yaml")
+    assert caught.value.reason is Reason.DATASET_MALFORMED
+    assert "bucket/_metadata.yaml" in str(caught.value)
+
+
+def test_the_references_form_and_our_additions() -> None:
+    content = sizes()
+    content["alpha"]["shards"][1] |= {"size_bytes": 99, "sha256": "0" * 64}
+    content["unlisted"] = content["alpha"]
+    found = parse(content)
+    assert list(found) == ["alpha"]
+    assert found["alpha"].shards == [
+        Shard(path="alpha/train/0.parquet", num_rows=3),
+        Shard(path="alpha/train/1.parquet", num_rows=2, size_bytes=99, sha256="0" * 64),
+    ]
+
+
+def test_other_splits_have_a_key_of_their_own() -> None:
+    assert sizes_key("alpha", "train") == "alpha"
+    content = {"alpha/held_out": sizes(split="held_out")["alpha"]}
+    assert parse(content, split="held_out")["alpha"].total_rows == 5
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"{", "content: Invalid JSON"),
+        (b"[" * 5000, "content: "),
+        ([], "content: "),
+        ({}, "alpha: is missing"),
+        (sizes(total_rows=6), "alpha: .*total_rows is 6 but the shards have 5"),
+        (sizes(total_rows="5"), r"alpha\.total_rows: "),
+        (sizes(shards=[]), r"alpha\.shards: "),
+        (sizes(split="held_out"), r"alpha\.split: is 'held_out', must be 'train'"),
+        (sizes(other=1), r"alpha\.other: "),
+        (sizes(shards=[{"path": "a.parquet", "num_rows": 0}], total_rows=1), r"shards\.0\.num_rows"),
+        (sizes(shards=[{"path": "/a.parquet", "num_rows": 5}]), r"shards\.0\.path: .*below the dataset's folder"),
+        (sizes(shards=[{"path": "b/../../a.parquet", "num_rows": 5}]), r"shards\.0\.path"),
+        (sizes(shards=[{"path": "a.npy", "num_rows": 5}]), r"shards\.0\.path"),
+        (sizes(shards=[{"path": "a.parquet", "num_rows": 5, "sha256": "A" * 64}]), r"shards\.0\.sha256"),
+        (sizes(shards=[{"path": "a.parquet", "num_rows": 2}] * 2, total_rows=4), "list a path twice"),
+    ],
+)
+def test_malformed_sizes_are_refused_by_field(content: Any, words: str) -> None:
+    with pytest.raises(PermanentError, match=words) as caught:
+        parse(content)
+    assert caught.value.reason is Reason.DATASET_MALFORMED
+    assert "bucket/_shard_sizes.json" in str(caught.value)

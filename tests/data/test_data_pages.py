@@ -1,0 +1,359 @@
+import io
+import json
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from templar import interrupt
+from templar.data.build import build_dataset, upload_dataset
+from templar.data.corpus import Document
+from templar.data.pages import Page, PageDataset
+from templar.data.parquet import RangeFile
+from templar.data.replicas import Replicas
+from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.model.tokenizer import load_tokenizer
+from templar.store.directory import DirectoryStore
+from tests.support.datasets import PREFIX, small_dataset
+from tests.support.memory_store import MemoryStore, Read
+
+FIRST_SHARD = f"{PREFIX}/alpha/train/000_00000.parquet"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> MemoryStore:
+    store = MemoryStore()
+    small_dataset(tmp_path / "built", store)
+    return store
+
+
+def open_pages(*stores: MemoryStore, rows_per_page: int = 4, split: str = "train") -> PageDataset:
+    return PageDataset(stores, PREFIX, rows_per_page=rows_per_page, split=split)
+
+
+def rows_of(root: Path, folder: str) -> list[str]:
+    files = sorted((root / folder).glob("*.parquet"))
+    return [text for file in files for text in pq.read_table(file).column("text").to_pylist()]
+
+
+def change_shard_sizes(store: MemoryStore, change: Callable[[dict], None]) -> None:
+    key = f"{PREFIX}/_shard_sizes.json"
+    sizes = json.loads(store.get(key, max_bytes=10**6))
+    change(sizes)
+    store.put(key, json.dumps(sizes).encode())
+
+
+def replace_first_shard(store: MemoryStore, table: pa.Table) -> None:
+    """Put another file in the place of the first one, and let its listed size and hash be forgotten."""
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer)
+    store.put(FIRST_SHARD, buffer.getvalue())
+
+    def forget(sizes: dict) -> None:
+        del sizes["alpha"]["shards"][0]["size_bytes"], sizes["alpha"]["shards"][0]["sha256"]
+
+    change_shard_sizes(store, forget)
+
+
+@pytest.mark.parametrize("split", ["train", "held_out"])
+@pytest.mark.parametrize("rows_per_page", [1, 3, 4, 7, 10, 20])
+def test_every_row_is_on_its_page(tmp_path: Path, store: MemoryStore, rows_per_page: int, split: str) -> None:
+    """Groups of 7 rows in files of 25: pages lie across both, and nothing is shifted or out of reach."""
+    dataset = open_pages(store, rows_per_page=rows_per_page, split=split)
+    expected: list[Page] = []
+    for config in ("alpha", "beta"):
+        rows = rows_of(tmp_path / "built", f"{config}/{split}")
+        for first in range(0, len(rows) - rows_per_page + 1, rows_per_page):
+            texts = tuple(rows[first : first + rows_per_page])
+            expected.append(Page(len(expected), config, first, texts))
+    assert dataset.num_pages == len(expected)
+    assert [dataset.read_page(index) for index in range(dataset.num_pages)] == expected
+
+
+@pytest.mark.parametrize("index", [-1, 10**9])
+def test_there_is_no_such_page(store: MemoryStore, index: int) -> None:
+    with pytest.raises(ValueError, match=f"page {index} is not in 0"):
+        open_pages(store).read_page(index)
+
+
+def test_several_pages_in_the_order_asked_for(store: MemoryStore) -> None:
+    dataset = open_pages(store)
+    indices = [9, 0, 30, 0, 17, *range(dataset.num_pages)]
+    assert dataset.read_pages(indices, concurrency=5) == [open_pages(store).read_page(index) for index in indices]
+    assert dataset.read_pages([]) == []
+
+
+def test_a_page_fetches_only_its_row_groups(tmp_path: Path) -> None:
+    store = MemoryStore()
+    # Digits of powers do not compress to nothing.
+    documents = [
+        Document(
+            "alpha",
+            f"{number}.txt",
+            "".join(f"{pow(7, number * 400 + line + 200, 10**120):0120d}\n" for line in range(400)),
+        )
+        for number in range(20)
+    ]
+    build_dataset(documents, tmp_path / "built", vocab_size=250, row_chars=1000, rows_per_group=16, shard_rows=10_000)
+    upload_dataset(tmp_path / "built", store, PREFIX)
+    info = store.head(FIRST_SHARD)
+    assert info is not None
+    dataset = open_pages(store, rows_per_page=16)
+    store.reads.clear()
+    page = dataset.read_page(dataset.num_pages // 2)
+    text_bytes = sum(map(len, page.texts))
+    assert [read.operation for read in store.reads] == ["head", "get_range", "get_range"]
+    assert store.bytes_read() < info.size / 4  # the footer is read with 64 KiB around it
+    assert store.reads[-1].length < text_bytes < info.size / 20
+    store.reads.clear()
+    dataset.read_page(3)
+    assert [read.operation for read in store.reads] == ["get_range"]
+    assert store.bytes_read() < info.size / 20
+    store.reads.clear()
+    assert dataset.read_page(dataset.num_pages // 2) == page
+    assert store.reads == []
+
+
+def test_threads_that_need_one_row_group_fetch_it_once(tmp_path: Path) -> None:
+    store = MemoryStore()
+    small_dataset(tmp_path / "built", store, rows_per_group=100, shard_rows=100)
+    dataset = open_pages(store, rows_per_page=2)
+    store.reads.clear()
+    barrier = threading.Barrier(8)
+    pages: dict[int, Page] = {}
+
+    def read(index: int) -> None:
+        barrier.wait(30)
+        pages[index] = dataset.read_page(index)
+
+    threads = [threading.Thread(target=read, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert [pages[index].first_row for index in range(8)] == list(range(0, 16, 2))
+    assert [read.operation for read in store.reads] == ["head", "get_range", "get_range"]
+
+
+def test_pages_from_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "bucket").mkdir()
+    memory = MemoryStore()
+    root = small_dataset(tmp_path / "built", memory)
+    upload_dataset(root, DirectoryStore(tmp_path / "bucket"), PREFIX)
+    directory = PageDataset([DirectoryStore(tmp_path / "bucket", writable=False)], PREFIX, rows_per_page=4)
+    reference = open_pages(memory)
+    assert directory.digest == reference.digest
+    indices = range(reference.num_pages)
+    assert directory.read_pages(indices) == reference.read_pages(indices)
+
+
+@pytest.mark.parametrize(("uploaded", "read"), [("", ""), ("a/b/", "a/b"), ("a/b", "a/b/")])
+def test_where_a_dataset_lies(tmp_path: Path, uploaded: str, read: str) -> None:
+    store = MemoryStore()
+    upload_dataset(small_dataset(tmp_path / "built", MemoryStore()), store, uploaded)
+    dataset = PageDataset([store], read, rows_per_page=4)
+    assert len(dataset.read_page(0).texts) == 4
+    assert not any(info.key.startswith("/") for info in store.list())
+
+
+def test_the_digest_follows_the_files_and_the_pages(store: MemoryStore) -> None:
+    digests = {open_pages(store).digest, open_pages(store, rows_per_page=5).digest}
+    digests.add(open_pages(store, split="held_out").digest)
+    assert open_pages(store).digest in digests
+    change_shard_sizes(store, lambda sizes: sizes["beta"]["shards"][0].update(sha256="0" * 64))
+    digests.add(open_pages(store).digest)
+    assert len(digests) == 4
+
+
+def test_the_tokenizer_beside_the_dataset(store: MemoryStore) -> None:
+    tokenizer = load_tokenizer("embedded", embedded=open_pages(store).tokenizer_json())
+    assert tokenizer.decode(tokenizer.encode_batch(["alpha"])[0]) == "alpha"
+    store.delete([f"{PREFIX}/tokenizer.json"])
+    assert open_pages(store).tokenizer_json() is None
+
+
+# Failures of stores
+
+
+def unreachable(read: Read) -> TemplarError:
+    return TransientError(Reason.STORE_UNREACHABLE, f"no answer for {read.key}")
+
+
+def test_the_second_store_helps_out(tmp_path: Path, store: MemoryStore) -> None:
+    other = MemoryStore("other")
+    upload_dataset(tmp_path / "built", other, PREFIX)
+    dataset = open_pages(store, other)
+    expected = open_pages(other).read_pages(range(dataset.num_pages))
+    store.fail = unreachable
+    assert dataset.read_pages(range(dataset.num_pages)) == expected
+    with pytest.raises(TransientError):
+        open_pages(store)
+    assert open_pages(store, other).num_pages == dataset.num_pages
+
+
+def test_both_stores_are_read(tmp_path: Path, store: MemoryStore) -> None:
+    other = MemoryStore("other")
+    upload_dataset(tmp_path / "built", other, PREFIX)
+    dataset = open_pages(store, other)
+    dataset.read_pages(range(dataset.num_pages))
+    counts = [sum(read.operation == "get_range" for read in each.reads) for each in (store, other)]
+    assert min(counts) > 3
+    assert abs(counts[0] - counts[1]) <= sum(counts) / 3
+
+
+@pytest.mark.parametrize("operation", ["head", "get_range"])
+def test_a_passing_failure_does_not_stick(store: MemoryStore, operation: str) -> None:
+    """The store's error comes out as it went in, through the Parquet library, and the next call reads again."""
+    dataset = open_pages(store)
+    expected = open_pages(store).read_page(0)
+    store.fail = lambda read: unreachable(read) if read.operation == operation else None
+    for _ in range(2):
+        with pytest.raises(TransientError, match="no answer") as caught:
+            dataset.read_page(0)
+        assert caught.value.reason is Reason.STORE_UNREACHABLE
+    store.fail = lambda read: None
+    assert dataset.read_page(0) == expected
+
+
+def test_the_first_error_ends_a_read_of_many(store: MemoryStore) -> None:
+    dataset = open_pages(store)
+    store.fail = unreachable
+    with pytest.raises(TransientError):
+        dataset.read_pages(range(dataset.num_pages), concurrency=2)
+    assert len(store.reads) < dataset.num_pages
+
+
+def test_a_stop_ends_a_read_of_many(store: MemoryStore) -> None:
+    dataset = open_pages(store)
+    store.reads.clear()
+    interrupt.request_stop()
+    try:
+        with pytest.raises(interrupt.StoppedError):
+            dataset.read_pages(range(dataset.num_pages))
+    finally:
+        interrupt.clear_stop()
+    assert store.reads == []
+
+
+# Datasets that are not what they say
+
+
+def refused(store: MemoryStore, reason: Reason, words: str, *, read: bool = False, **options: int | str) -> None:
+    def attempt() -> None:
+        dataset = open_pages(store, **options)
+        if read:
+            dataset.read_page(0)
+
+    with pytest.raises(PermanentError, match=words) as caught:
+        attempt()
+    assert caught.value.reason is reason
+
+
+@pytest.mark.parametrize("name", ["_metadata.yaml", "_shard_sizes.json"])
+def test_a_description_is_missing(store: MemoryStore, name: str) -> None:
+    store.delete([f"{PREFIX}/{name}"])
+    refused(store, Reason.DATASET_MISSING, f"{PREFIX}/{name} is not in memory")
+
+
+@pytest.mark.parametrize(("name", "limit"), [("_metadata.yaml", 2**20), ("_shard_sizes.json", 2**25)])
+def test_a_description_is_too_long(store: MemoryStore, name: str, limit: int) -> None:
+    store.put(f"{PREFIX}/{name}", b" " * (limit + 1))
+    refused(store, Reason.DATASET_MALFORMED, f"{name} is longer than {limit} bytes")
+
+
+@pytest.mark.parametrize("name", ["_metadata.yaml", "_shard_sizes.json"])
+def test_a_description_is_malformed(store: MemoryStore, name: str) -> None:
+    store.put(f"{PREFIX}/{name}", b"{]")
+    refused(store, Reason.DATASET_MALFORMED, f"{PREFIX}/{name}: ")
+
+
+def test_there_is_no_such_split(store: MemoryStore) -> None:
+    refused(store, Reason.DATASET_MISSING, "no config has a split 'validation'", split="validation")
+
+
+def test_there_is_no_page(store: MemoryStore) -> None:
+    refused(store, Reason.DATASET_TOO_SMALL, "no config has 1000 rows", rows_per_page=1000)
+    with pytest.raises(ValueError, match="rows_per_page"):
+        open_pages(store, rows_per_page=0)
+
+
+def test_a_file_is_missing(store: MemoryStore) -> None:
+    store.delete([FIRST_SHARD])
+    refused(store, Reason.DATASET_MISSING, f"{FIRST_SHARD} is not in memory", read=True)
+
+
+def test_a_file_has_another_length(store: MemoryStore) -> None:
+    store.put(FIRST_SHARD, store.get(FIRST_SHARD, max_bytes=10**6)[:-1])
+    refused(store, Reason.DATASET_MALFORMED, f"{FIRST_SHARD}: it has .* bytes, must have", read=True)
+
+
+def test_a_file_is_no_parquet_file(store: MemoryStore) -> None:
+    size = len(store.get(FIRST_SHARD, max_bytes=10**6))
+    store.put(FIRST_SHARD, b"x" * size)
+    refused(store, Reason.DATASET_MALFORMED, f"{FIRST_SHARD}: no Parquet footer", read=True)
+
+
+@pytest.mark.parametrize("place", [0.0, 0.4, 0.8, 0.99])
+def test_a_flipped_bit_is_found(store: MemoryStore, place: float) -> None:
+    """Anywhere in the text of the first row group."""
+    data = bytearray(store.get(FIRST_SHARD, max_bytes=10**6))
+    column = pq.read_metadata(io.BytesIO(data)).row_group(0).column(0)
+    data[column.data_page_offset + int(place * column.total_compressed_size)] ^= 1
+    store.put(FIRST_SHARD, bytes(data))
+    refused(store, Reason.DATASET_MALFORMED, f"{FIRST_SHARD}: row group 0 cannot be decoded", read=True)
+
+
+def test_a_file_has_other_rows(store: MemoryStore) -> None:
+    replace_first_shard(store, pa.table({"text": ["a"] * 24}))
+    refused(store, Reason.DATASET_MALFORMED, "its row groups have 24 rows, must have 25", read=True)
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        (pa.table({"other": ["a"] * 25}), "it has no column 'text'"),
+        (pa.table({"text": list(range(25))}), "must hold strings without nulls"),
+        (pa.table({"text": ["a"] * 24 + [None]}), "must hold strings without nulls"),
+    ],
+)
+def test_a_file_has_other_columns(store: MemoryStore, table: pa.Table, words: str) -> None:
+    replace_first_shard(store, table)
+    refused(store, Reason.DATASET_MALFORMED, words, read=True)
+
+
+def test_other_columns_are_not_fetched(store: MemoryStore) -> None:
+    texts = [f"row {number}" for number in range(25)]
+    ballast = [random.Random(number).randbytes(2000) for number in range(25)]
+    replace_first_shard(store, pa.table({"ballast": ballast, "text": texts, "number": list(range(25))}))
+    dataset = open_pages(store)
+    dataset.read_page(0)
+    assert dataset.read_page(1).texts == tuple(texts[4:8])
+    assert store.reads[-1].length < 1000 < sum(map(len, ballast)) / 10
+
+
+# The file object
+
+
+def test_a_range_file_reads_as_a_file_does() -> None:
+    data = bytes(range(100))
+    store = MemoryStore()
+    store.put("key", data)
+    ranged, plain = RangeFile(Replicas([store]), "key", 100), io.BytesIO(data)
+    assert ranged.readable()
+    assert ranged.seekable()
+    for offset, whence, size in [
+        (0, 0, 10),
+        (5, 1, 3),
+        (-7, 2, 100),
+        (-3, 2, -1),
+        (20, 0, 0),
+        (90, 0, None),
+        (500, 0, 5),
+    ]:
+        assert ranged.seek(offset, whence) == plain.seek(offset, whence)
+        assert ranged.read(size) == plain.read(size)
+        assert ranged.tell() == plain.tell()

@@ -1,0 +1,134 @@
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from templar.data.assignment import Assignment, Epoch, SlotPlan, assign
+from templar.data.build import build_dataset, upload_dataset
+from templar.data.corpus import collect_documents
+from templar.data.packing import pack
+from templar.data.pages import PageDataset
+from templar.data.samples import held_out_sequences, unigram_entropy, window_sequences
+from templar.errors import PermanentError, Reason
+from templar.model.tokenizer import Tokenizer, load_tokenizer
+from tests.support.datasets import PREFIX
+from tests.support.memory_store import MemoryStore
+
+LENGTH = 32
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> MemoryStore:
+    store = MemoryStore()
+    root = tmp_path_factory.mktemp("samples") / "dataset"
+    build_dataset(collect_documents(max_bytes=500_000), root, vocab_size=400, held_out_fraction=0.1)
+    upload_dataset(root, store, PREFIX)
+    return store
+
+
+@pytest.fixture(scope="module")
+def dataset(store: MemoryStore) -> PageDataset:
+    return PageDataset([store], PREFIX, rows_per_page=8)
+
+
+@pytest.fixture(scope="module")
+def held_out(store: MemoryStore) -> PageDataset:
+    return PageDataset([store], PREFIX, rows_per_page=8, split="held_out")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(dataset: PageDataset) -> Tokenizer:
+    return load_tokenizer("embedded", embedded=dataset.tokenizer_json())
+
+
+def assignment_of(dataset: PageDataset, uid: int, window: int = 5) -> Assignment:
+    epoch = Epoch(dataset.digest, dataset.num_pages)
+    return assign(window, uid, epoch=epoch, plan=SlotPlan(4, 2), uids=(1, 2, 3), block_hash="0x" + "12" * 32)
+
+
+def test_miner_and_validator_get_the_same_bytes(store: MemoryStore, dataset: PageDataset, tokenizer: Tokenizer) -> None:
+    miner = window_sequences(dataset, tokenizer, assignment_of(dataset, 2), LENGTH)
+    again = PageDataset([store], PREFIX, rows_per_page=8)
+    reloaded = load_tokenizer("embedded", embedded=again.tokenizer_json())
+    validator = window_sequences(again, reloaded, assignment_of(again, 2), LENGTH)
+    assert miner.dtype == np.int32
+    assert miner.tobytes() == validator.tobytes()
+    assert len(miner) > 50
+
+
+def test_a_window_holds_the_packed_pages_of_its_assignment(dataset: PageDataset, tokenizer: Tokenizer) -> None:
+    assignment = assignment_of(dataset, 1)
+    texts = [text for unit in assignment.units for text in dataset.read_page(unit).texts]
+    packed = pack(tokenizer.encode_batch(texts), LENGTH, tokenizer.eos_id)
+    sequences = window_sequences(dataset, tokenizer, assignment, LENGTH)
+    assert not np.array_equal(sequences, packed)
+    assert sorted(map(bytes, sequences)) == sorted(map(bytes, packed))
+    assert np.count_nonzero(packed == tokenizer.eos_id) in {len(texts), len(texts) - 1}
+
+
+def test_neighbours_are_spread_over_the_window(dataset: PageDataset, tokenizer: Tokenizer) -> None:
+    """The first sequences that are trained on come from both assigned pages."""
+    assignment = assignment_of(dataset, 3)
+    first_page = dataset.read_page(assignment.units[0])
+    packed = {bytes(row) for row in pack(tokenizer.encode_batch(first_page.texts), LENGTH, tokenizer.eos_id)}
+    sequences = {bytes(row) for row in window_sequences(dataset, tokenizer, assignment, LENGTH)[:20]}
+    assert sequences & packed
+    assert sequences - packed
+
+
+def test_miners_get_different_sequences(dataset: PageDataset, tokenizer: Tokenizer) -> None:
+    sets = [
+        {bytes(row) for row in window_sequences(dataset, tokenizer, assignment_of(dataset, uid), LENGTH)}
+        for uid in (1, 2, 3)
+    ]
+    assert not sets[0] & sets[1]
+    assert not sets[1] & sets[2]
+
+
+def test_nothing_assigned_is_nothing_to_train_on(dataset: PageDataset, tokenizer: Tokenizer) -> None:
+    assert window_sequences(dataset, tokenizer, assignment_of(dataset, 77), LENGTH).shape == (0, LENGTH)
+
+
+def test_more_held_out_sequences_begin_with_the_fewer(held_out: PageDataset, tokenizer: Tokenizer) -> None:
+    few = held_out_sequences(held_out, tokenizer, LENGTH, 20)
+    many = held_out_sequences(held_out, tokenizer, LENGTH, 200)
+    assert few.shape == (20, LENGTH)
+    np.testing.assert_array_equal(many[:20], few)
+
+
+def test_held_out_sequences_are_not_trained_on(
+    dataset: PageDataset, held_out: PageDataset, tokenizer: Tokenizer
+) -> None:
+    trained = "".join(text for page in dataset.read_pages(range(dataset.num_pages)) for text in page.texts)
+
+    def share_found(sequences: NDArray[np.int32]) -> float:
+        return float(np.mean([tokenizer.decode(row) in trained for row in sequences]))
+
+    # Idioms and tables come up everywhere; running text does not.
+    assert share_found(held_out_sequences(held_out, tokenizer, LENGTH, 100)) < 0.1
+    assert share_found(window_sequences(dataset, tokenizer, assignment_of(dataset, 1), LENGTH)) > 0.8
+
+
+def test_too_few_held_out_sequences(held_out: PageDataset, tokenizer: Tokenizer) -> None:
+    with pytest.raises(PermanentError, match="ask for fewer") as caught:
+        held_out_sequences(held_out, tokenizer, LENGTH, 10**6)
+    assert caught.value.reason is Reason.DATASET_TOO_SMALL
+
+
+def test_entropy_known_answers() -> None:
+    assert unigram_entropy(np.array([[0, 1], [2, 3]], dtype=np.int32), 4) == pytest.approx(math.log(4))
+    assert unigram_entropy(np.array([5, 5, 5]), 6) == 0.0
+    expected = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
+    assert unigram_entropy(np.array([1, 1, 1, 0]), 512) == pytest.approx(expected)
+
+
+def test_entropy_of_real_text_lies_below_that_of_even_tokens(held_out: PageDataset, tokenizer: Tokenizer) -> None:
+    entropy = unigram_entropy(held_out_sequences(held_out, tokenizer, LENGTH, 200), tokenizer.vocab_size)
+    assert 0.7 * math.log(400) < entropy < 0.97 * math.log(400)
+
+
+@pytest.mark.parametrize("tokens", [[], [-1, 0], [0, 4]])
+def test_entropy_of_what_are_no_tokens(tokens: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"0\.\.3"):
+        unigram_entropy(np.array(tokens, dtype=np.int32), 4)

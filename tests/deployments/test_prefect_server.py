@@ -1,0 +1,48 @@
+"""The Prefect server as a child process."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from deployments.prefect_server import PrefectServer
+from templar.errors import PermanentError, Reason
+from tests.support.prefect_server import RunningPrefectServer
+
+
+def test_a_taken_port_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        server = PrefectServer(tmp_path / "home", taken.getsockname()[1])
+        with pytest.raises(PermanentError, match=f"port {server.port} .* choose another port") as caught:
+            server.start()
+    assert caught.value.reason is Reason.PORT_TAKEN
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_server_that_cannot_start_is_named_with_the_end_of_its_log(tmp_path: Path) -> None:
+    server = RunningPrefectServer(tmp_path).server
+    base = dict(os.environ) | {"PREFECT_SERVER_API_KEEPALIVE_TIMEOUT": "soon"}
+    with pytest.raises(PermanentError, match=r"the Prefect server ended with exit code 1 (.*\n)*.*valid integer"):
+        server.start(base=base)
+
+
+def test_the_environment_keeps_everything_in_one_folder_and_on_loopback(tmp_path: Path) -> None:
+    base = {"PATH": "/bin", "PREFECT_PROFILE": "mine", "PREFECT_API_URL": "https://elsewhere/api", "NO_PROXY": "a.b"}
+    environment = PrefectServer(tmp_path, 4711).environment(base)
+    assert environment["PATH"] == "/bin"
+    assert environment["PREFECT_API_URL"] == environment["PREFECT_SERVER_UI_API_URL"] == "http://127.0.0.1:4711/api"
+    assert environment["PREFECT_SERVER_API_PORT"] == "4711"
+    assert environment["PREFECT_HOME"] == str(tmp_path)
+    assert "PREFECT_PROFILE" not in environment
+    assert environment["NO_PROXY"] == environment["no_proxy"] == "a.b,127.0.0.1,localhost"
+    assert (environment["PREFECT_SERVER_ANALYTICS_ENABLED"], environment["DO_NOT_TRACK"]) == ("false", "1")
+
+
+@pytest.mark.network
+def test_a_server_heeds_the_project_settings(prefect_server: RunningPrefectServer) -> None:
+    with prefect_server.client() as client:
+        settings = client.request("GET", "/admin/settings").json()
+    assert settings["server"]["analytics_enabled"] is False
+    assert settings["server"]["events"]["retention_period"] == "P3D"
+    assert str(prefect_server.server.home) in settings["home"]

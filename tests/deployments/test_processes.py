@@ -1,0 +1,173 @@
+"""Starting, awaiting and stopping child processes, and the record of them."""
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deployments.process_record import ProcessRecord
+from deployments.processes import (
+    Child,
+    ProcessIdentity,
+    free_port,
+    http_serves,
+    require_free_port,
+    start_child,
+    stop_process,
+    wait_until_ready,
+)
+from templar.errors import PermanentError, Reason, TransientError
+
+OBEDIENT = "import signal; print('ready', flush=True); signal.pause()"
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); signal.pause()"
+WITH_GRANDCHILD = (
+    "import subprocess, sys, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+    "inner = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()']);"
+    "print('ready', inner.pid, flush=True); signal.pause()"
+)
+
+
+class Starter:
+    """Starts Python one-liners and ends them with the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.children: list[Child] = []
+
+    def __call__(self, code: str, *, ready: bool = True) -> Child:
+        number = len(self.children)
+        child = start_child(f"child {number}", [sys.executable, "-c", code], log=self.folder / f"{number}.log")
+        self.children.append(child)
+        if ready:
+            wait_until_ready(child, lambda: "ready" in child.log.read_text(), timeout_seconds=30.0)
+        return child
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Starter]:
+    starter = Starter(tmp_path)
+    yield starter
+    for child in starter.children:
+        child.stop(grace_seconds=0.0)
+
+
+def test_a_process_is_not_the_one_that_has_its_id_now(start: Starter) -> None:
+    child = start(OBEDIENT)
+    stranger = replace(child.identity, started="1")
+    assert child.identity.alive
+    assert not stranger.alive
+    stop_process(stranger, grace_seconds=0.0)
+    assert child.exit_code is None
+
+
+def test_a_process_that_ended_is_not_alive_although_nobody_reaped_it(start: Starter) -> None:
+    child = start(OBEDIENT)
+    stop_process(child.identity)
+    assert not child.identity.alive
+    assert ProcessIdentity.of(child.identity.pid) is None
+    assert child.handle.wait() == -signal.SIGTERM
+
+
+def test_a_stubborn_process_is_killed_after_its_grace(start: Starter) -> None:
+    child = start(STUBBORN)
+    assert child.stop(grace_seconds=0.1) == -signal.SIGKILL
+    assert child.stop() == -signal.SIGKILL  # a second time changes nothing
+
+
+def test_what_a_killed_process_started_goes_with_it(start: Starter) -> None:
+    child = start(WITH_GRANDCHILD)
+    grandchild = ProcessIdentity.of(int(child.log.read_text().split()[1]))
+    assert grandchild is not None
+    child.stop(grace_seconds=0.0)
+    stop_process(grandchild, grace_seconds=30.0)  # only waits: it has been killed already, and may take a moment
+    assert not grandchild.alive
+
+
+def test_a_child_that_dies_while_starting_is_named_with_the_end_of_its_log(start: Starter) -> None:
+    child = start("raise SystemExit('no such bucket')", ready=False)
+    with pytest.raises(PermanentError, match=r"child 0 ended with exit code 1 .*(\n.*)*no such bucket") as caught:
+        wait_until_ready(child, lambda: False, timeout_seconds=30.0)
+    assert caught.value.reason is Reason.PROCESS_DIED
+
+
+def test_a_child_that_died_is_not_ready_although_another_one_answers(start: Starter) -> None:
+    child = start("raise SystemExit(4)", ready=False)
+    child.handle.wait()
+    with pytest.raises(PermanentError, match="exit code 4"):
+        wait_until_ready(child, lambda: True, timeout_seconds=30.0)
+
+
+def test_a_child_that_never_serves_is_reported_and_left_running(start: Starter) -> None:
+    child = start(OBEDIENT)
+    with pytest.raises(TransientError, match="does not serve after 0 s") as caught:
+        wait_until_ready(child, lambda: False, timeout_seconds=0.0)
+    assert caught.value.reason is Reason.PROCESS_NOT_READY
+    assert child.exit_code is None
+
+
+def test_a_program_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PermanentError, match="the endpoint cannot be started") as caught:
+        start_child("the endpoint", [str(tmp_path / "missing")], log=tmp_path / "log")
+    assert caught.value.reason is Reason.PROCESS_DIED
+
+
+def test_a_taken_port_is_named_with_the_remedy() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(PermanentError, match=f"port {port} on 127.0.0.1 .*: set ANOTHER_PORT") as caught:
+            require_free_port("127.0.0.1", port, remedy="set ANOTHER_PORT")
+    assert caught.value.reason is Reason.PORT_TAKEN
+    require_free_port("127.0.0.1", port, remedy="none")
+
+
+def test_http_serves_is_about_status_200(start: Starter) -> None:
+    port = free_port()
+    code = f"import http.server as h; h.HTTPServer(('127.0.0.1', {port}), h.SimpleHTTPRequestHandler).serve_forever()"
+    child = start(code, ready=False)
+    assert not http_serves(f"http://127.0.0.1:{free_port()}/")
+    wait_until_ready(child, lambda: http_serves(f"http://127.0.0.1:{port}/"), timeout_seconds=30.0)
+    assert not http_serves(f"http://127.0.0.1:{port}/no-such-file")
+
+
+class TestRecord:
+    def test_it_stops_what_runs_and_nothing_else(self, start: Starter, tmp_path: Path) -> None:
+        record = ProcessRecord(tmp_path / "state" / "processes.json")
+        ended, first, second = start(OBEDIENT), start(OBEDIENT), start(OBEDIENT)
+        bystander = start(OBEDIENT)
+        for child in (ended, first, second):
+            record.add(child)
+        record.add(replace(bystander, identity=replace(bystander.identity, started="1")))  # its id, another process
+        ended.stop()
+        again = ProcessRecord(tmp_path / "state" / "processes.json")
+        assert [entry.name for entry in again.running()] == [first.name, second.name]
+        assert again.stop_all() == (second.name, first.name)
+        assert (first.exit_code, second.exit_code) == (-signal.SIGTERM, -signal.SIGTERM)
+        assert bystander.exit_code is None
+        assert again.entries() == ()
+        assert again.stop_all() == ()
+
+    def test_it_works_from_another_process(self, start: Starter, tmp_path: Path) -> None:
+        record = ProcessRecord(tmp_path / "processes.json")
+        child = start(STUBBORN)
+        record.add(child)
+        code = (
+            "import sys; from pathlib import Path; from deployments.process_record import ProcessRecord;"
+            "print(ProcessRecord(Path(sys.argv[1])).stop_all(grace_seconds=0.1))"
+        )
+        command = [sys.executable, "-c", code, str(tmp_path / "processes.json")]
+        answer = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert answer.stdout.strip() == str((child.name,))
+        assert child.handle.wait() == -signal.SIGKILL
+
+    @pytest.mark.parametrize("text", ["", "{}", '[{"name": "x", "pid": "all"}]'])
+    def test_a_broken_record_is_refused(self, tmp_path: Path, text: str) -> None:
+        path = tmp_path / "processes.json"
+        path.write_text(text)
+        with pytest.raises(PermanentError, match="not a record of processes") as caught:
+            ProcessRecord(path).entries()
+        assert caught.value.reason is Reason.BAD_STATE_FILE

@@ -1,0 +1,225 @@
+"""The resident worker against a real server, in processes of its own."""
+
+import asyncio
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
+from prefect.client.schemas.objects import FlowRun
+from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+from prefect.states import Cancelling, Pending, Running, Scheduled
+
+from deployments.processes import Child
+from deployments.worker import ResidentWorker
+from tests.support.operator import Operator, wait_until
+from tests.support.prefect_server import RunningPrefectServer
+
+pytestmark = pytest.mark.network
+
+POOL = "shared"
+
+
+@pytest.fixture(scope="module")
+def shared_worker(prefect_server: RunningPrefectServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
+    """One worker for the tests that leave it as it was; it is told to take five runs at once, and must not."""
+    with prefect_server.client() as client:
+        operator = Operator(prefect_server, client, tmp_path_factory.mktemp("shared"))
+        yield operator.worker(POOL, "--limit", "5", "--prefetch-seconds", "60", PREFECT_WORKER_HEARTBEAT_SECONDS="1")
+        operator.stop_workers()
+
+
+@pytest.mark.usefixtures("shared_worker")
+class TestRuns:
+    def test_module_state_and_thread_outlive_a_run(self, operator: Operator) -> None:
+        for name in ("visit_async", "visit_sync", "visit_async"):
+            assert operator.end_of(operator.run(name, POOL, name=name)).is_completed()
+        seen = [note.split() for note in operator.notes]
+        assert [name for name, *_ in seen] == ["visit_async", "visit_sync", "visit_async"]
+        assert len({(token, pid, thread) for _, token, pid, _, thread in seen}) == 1
+        counts = [int(count) for _, _, _, count, _ in seen]
+        assert counts == list(range(counts[0], counts[0] + 3))
+
+    def test_one_run_at_a_time_whatever_the_command_line_says(self, operator: Operator) -> None:
+        runs = [operator.run("work_for", POOL, seconds=0.5) for _ in range(3)]
+        assert all(operator.end_of(run).is_completed() for run in runs)
+        assert operator.notes == ["working", "finished"] * 3
+
+    def test_plain_logging_of_the_domain_reaches_the_task_run(self, operator: Operator) -> None:
+        run = operator.run("visit_async", POOL, name="logger")
+        operator.end_of(run)
+
+        def records() -> list[UUID | None]:
+            logs = operator.client.read_logs(LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run])))
+            return [log.task_run_id for log in logs if log.message == "visited by logger"]
+
+        wait_until(lambda: bool(records()), "the log record arrived")
+        assert len(records()) == 1
+        assert records()[0] is not None
+
+    @pytest.mark.parametrize("busy", [False, True], ids=["waiting", "looping"])
+    def test_cancelling_ends_in_cancelled_and_the_next_run_is_taken(self, operator: Operator, busy: bool) -> None:
+        run = operator.run("work_for", POOL, seconds=600.0, busy=busy)
+        operator.await_note("working")
+        operator.client.set_flow_run_state(run, Cancelling())
+        state = operator.end_of(run)
+        assert state.is_cancelled()
+        assert state.message == "Cancelled between two steps."
+        assert operator.notes == ["working"]
+        assert operator.end_of(operator.run("work_for", POOL, seconds=0.0)).is_completed()
+
+    def test_whatever_a_flow_raises_the_worker_goes_on(self, operator: Operator, shared_worker: Child) -> None:
+        assert operator.end_of(operator.run("raise_one", POOL, kind="ValueError")).is_failed()
+        assert operator.end_of(operator.run("raise_one", POOL, kind="SystemExit")).is_crashed()
+        assert operator.end_of(operator.run("raise_one", POOL, kind="KeyboardInterrupt")).is_crashed()
+        assert operator.end_of(operator.run("raise_one_sync", POOL, kind="SystemExit")).is_crashed()
+        assert operator.end_of(operator.run("visit_async", POOL, name="next")).is_completed()
+        assert shared_worker.exit_code is None
+
+    def test_a_module_that_cannot_be_imported_crashes_its_run_only(self, operator: Operator) -> None:
+        missing = operator.end_of(operator.run("tests.support.no_such_module.flow", POOL))
+        ends = operator.end_of(operator.run("tests.support.resident_exit.flow", POOL))
+        assert missing.is_crashed()
+        assert ends.is_crashed()
+        assert "this module cannot be imported" in str(ends.message)
+        assert operator.end_of(operator.run("visit_async", POOL, name="next")).is_completed()
+
+    def test_a_heartbeat_closes_what_nobody_runs_and_spares_its_own_run(self, operator: Operator) -> None:
+        later = Scheduled(scheduled_time=datetime.now(UTC) + timedelta(hours=1))
+        adrift, unwanted = (operator.run("visit_async", POOL, state=later, name="never") for _ in range(2))
+        own = operator.run("work_for", POOL, seconds=2.0)
+        operator.await_note("working")
+        for run in (adrift, unwanted):
+            operator.client.set_flow_run_state(run, Running(), force=True)
+        operator.client.set_flow_run_state(unwanted, Cancelling())
+        assert operator.end_of(adrift).is_crashed()
+        assert operator.end_of(unwanted).is_cancelled()
+        assert operator.end_of(own).is_completed()
+
+    def test_the_form_of_the_pool_offers_what_the_worker_heeds(self, operator: Operator) -> None:
+        template = operator.client.read_work_pool(POOL).base_job_template
+        assert set(template["variables"]["properties"]) == {"grace_seconds", "stop_seconds"}
+
+
+def test_a_run_that_cannot_be_started_gives_its_place_back(operator: Operator) -> None:
+    run = operator.client.read_flow_run(operator.run("visit_async", "unserved", name="never"))
+    stray = run.model_copy(update={"deployment_id": uuid4()})
+    with temporary_settings({PREFECT_API_URL: operator.server.server.api_url, PREFECT_HOME: operator.folder}):
+        asyncio.run(_place_is_free_after(stray))
+
+
+async def _place_is_free_after(run: FlowRun) -> None:
+    async with ResidentWorker("unserved", limit=7) as worker:
+        assert worker.limiter.total_tokens == 1
+        worker.limiter.acquire_on_behalf_of_nowait(run.id)
+        await worker._submit_run(run)
+        assert worker.limiter.available_tokens == 1
+
+
+def test_sigterm_finishes_the_run_and_takes_no_other(operator: Operator) -> None:
+    # A shell's background job ignores SIGINT, and the stock handler turns SIGTERM into SIGINT.
+    worker = operator.worker("drained", prefix=("sh", "-c", 'trap "" INT; exec "$@"', "sh"))
+    current = operator.run("work_for", "drained", seconds=1.0)
+    waiting = operator.run("work_for", "drained", seconds=0.0)
+    operator.await_note("working")
+    worker.handle.terminate()
+    assert worker.handle.wait() == 0
+    assert operator.state(current).is_completed()
+    assert operator.state(waiting).is_scheduled()
+    assert operator.notes == ["working", "finished"]
+
+
+@pytest.mark.parametrize("num_signals", [1, 2], ids=["grace passed", "second signal"])
+def test_an_interrupted_run_is_taken_up_again(operator: Operator, num_signals: int) -> None:
+    pool = f"interrupted-{num_signals}"
+    worker = operator.worker(pool)
+    grace = {"grace_seconds": 0.3 if num_signals == 1 else 600.0}
+    run = operator.run("resume_after", pool, variables=grace)
+    operator.await_note("working")
+    worker.handle.terminate()
+    if num_signals == 2:
+        wait_until(lambda: "Asked to stop" in worker.log.read_text(), "the first signal was heard")
+        worker.handle.terminate()
+    assert worker.handle.wait() == 0
+    state = operator.state(run)
+    assert (state.is_scheduled(), state.name) == (True, "AwaitingRetry")
+    assert "takes this run up again" in str(state.message)
+    operator.worker(pool)
+    assert operator.end_of(run).is_completed()
+    assert operator.notes == ["working", "resumed"]
+
+
+def test_a_run_that_does_not_stop_is_left_behind(operator: Operator) -> None:
+    worker = operator.worker("stuck")
+    run = operator.run("hang_for", "stuck", seconds=600.0, variables={"grace_seconds": 0.1, "stop_seconds": 0.3})
+    operator.await_note("working")
+    worker.handle.terminate()
+    assert worker.handle.wait() == 1
+    assert "did not stop: ending without it" in worker.log.read_text()
+    assert operator.state(run).name == "AwaitingRetry"
+
+
+def test_a_restart_after_sigkill_closes_what_was_open(operator: Operator) -> None:
+    worker = operator.worker("killed")
+    running = operator.run("work_for", "killed", seconds=600.0)
+    operator.await_note("working")
+    worker.handle.kill()
+    worker.handle.wait()
+    pending, cancelling = (operator.run("visit_async", "killed", name="never") for _ in range(2))
+    for run in (pending, cancelling):
+        operator.client.set_flow_run_state(run, Pending())
+    operator.client.set_flow_run_state(cancelling, Cancelling())
+    operator.worker("killed")
+    assert operator.state(running).is_crashed()
+    assert "ended without a word" in str(operator.state(running).message)
+    assert operator.state(pending).is_crashed()
+    assert operator.state(cancelling).is_cancelled()
+    assert operator.end_of(operator.run("work_for", "killed", seconds=0.0)).is_completed()
+
+
+class TestOneWorkerPerPool:
+    def test_a_second_one_on_this_machine_is_refused(self, operator: Operator) -> None:
+        first = operator.worker("single")
+        second = operator.start_worker("single", "--name", "another")
+        assert second.handle.wait() == 1
+        line = f"[already_running] work pool 'single' is served by process {first.identity.pid} of this machine"
+        assert second.log.read_text().startswith(line)
+        assert second.log.read_text().count("\n") == 1
+        first.handle.kill()
+        first.handle.wait()
+        operator.worker("single")
+
+    def test_one_that_the_server_counts_as_online_is_refused(self, operator: Operator, tmp_path: Path) -> None:
+        operator.worker("distant", "--name", "of another machine")
+        # Another home has other locks, as another machine has.
+        second = operator.start_worker("distant", PREFECT_HOME=str(tmp_path / "home"))
+        assert second.handle.wait() == 1
+        assert "[already_running] work pool 'distant' is served by worker 'of another" in second.log.read_text()
+
+    def test_a_pool_of_another_type_is_refused(self, operator: Operator) -> None:
+        operator.client.create_work_pool(WorkPoolCreate(name="cold", type="process"))
+        worker = operator.start_worker("cold")
+        assert worker.handle.wait() == 1
+        assert "[bad_environment] work pool 'cold' is of type 'process'" in worker.log.read_text()
+
+
+@pytest.mark.parametrize("kind", ["restarted", "frozen"])
+def test_an_outage_of_the_server_harms_neither_run_nor_worker(operator: Operator, kind: str) -> None:
+    pool = f"outage-{kind}"
+    worker = operator.worker(pool)
+    run = operator.run("work_for", pool, seconds=1.0)
+    operator.await_note("working")
+    if kind == "restarted":
+        operator.server.kill()
+        operator.await_note("finished")
+        operator.server.start()
+    else:
+        operator.server.freeze()
+        operator.await_note("finished")
+        operator.server.thaw()
+    assert operator.end_of(run).is_completed()
+    assert operator.end_of(operator.run("visit_async", pool, name="after")).is_completed()
+    assert worker.exit_code is None

@@ -1,0 +1,210 @@
+"""The known answers of the reference system: chunk edges, transforms, error feedback, codes, aggregation."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from templar.gradient import dct
+from templar.gradient.chunks import from_chunks, to_chunks
+from templar.gradient.feedback import FeedbackRule, FeedbackState, compress
+from templar.gradient.layout import Layout, TensorLayout, split
+from templar.gradient.outer import outer_step
+from templar.gradient.reference import (
+    RawCoding,
+    StatisticalQuantiser,
+    pack_12_bits,
+    pack_signs,
+    unpack_12_bits,
+    unpack_signs,
+)
+from templar.gradient.topk import top_k
+from templar.hparams import Gradient
+
+
+def gradient(target: int, k: int, *, use_dct: bool = False, decay: float = 0.95) -> Gradient:
+    return Gradient(momentum_decay=decay, topk_compression=k, target_chunk=target, use_dct=use_dct)
+
+
+def close(actual: Tensor, expected: list, atol: float = 1e-6) -> None:
+    torch.testing.assert_close(actual.double(), torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=atol)
+
+
+@pytest.mark.parametrize(
+    ("length", "edge"),
+    [
+        (2048, 64),
+        (8192, 64),
+        (32000, 64),
+        (1024, 64),
+        (2688, 64),
+        (128256, 64),
+        (262144, 64),
+        (100, 50),
+        (96, 48),
+        (97, 1),
+        (63, 63),
+        (65, 13),
+        (7, 7),
+        (1, 1),
+    ],
+)
+def test_split(length: int, edge: int) -> None:
+    assert split(length, 64) == edge
+
+
+def test_chunks_of_a_large_matrix() -> None:
+    layout = TensorLayout.of("p", (128, 96), gradient(64, 32))
+    assert (layout.edges, layout.num_chunks, layout.chunk_length) == ((64, 48), 4, 3072)
+
+
+def test_dct_of_a_vector() -> None:
+    close(dct.forward(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), (4,)), [[5, -2.23044252, 0, -0.15851265]])
+
+
+def test_dct_top_k_and_decode_of_a_matrix() -> None:
+    layout = TensorLayout.of("p", (4, 6), gradient(2, 2))
+    matrix = (torch.arange(24.0) ** 2 / 10 - 3).reshape(4, 6)
+    coefficients = dct.forward(to_chunks(matrix, layout), layout.edges).float()  # chunks (2, 3) of 2 x 2
+    close(coefficients[0], [-1.7, -0.7, -4.2, 0.6])
+    close(coefficients[5], [71.9, -3.9, -23.4, 0.6], atol=1e-5)
+    indices = top_k(coefficients, 2)
+    assert indices.tolist() == [[0, 2]] * 6
+    sparse = torch.zeros_like(coefficients).scatter(1, indices, coefficients.gather(1, indices))
+    decoded = from_chunks(dct.inverse(sparse, layout.edges), layout)
+    close(decoded[0], [-2.95, -2.95, -2.35, -2.35, -0.95, -0.95])
+
+
+def test_dct_top_k_and_decode_of_a_vector() -> None:
+    layout = TensorLayout.of("p", (6,), gradient(2, 1))
+    coefficients = dct.forward(to_chunks(torch.tensor([3.0, -1, 4, 1, -5, 9]), layout), (2,)).float()
+    close(coefficients, [[1.41421356, 2.82842712], [3.53553391, 2.12132034], [2.82842712, -9.89949494]])
+    indices = top_k(coefficients, 1)
+    assert indices.tolist() == [[1], [0], [1]]
+    sparse = torch.zeros_like(coefficients).scatter(1, indices, coefficients.gather(1, indices))
+    close(from_chunks(dct.inverse(sparse, (2,)), layout), [2, -2, 2.5, 2.5, -7, 7])
+
+
+DEMO_TABLE = {
+    1: (0.99, [0, 1], [0.212132, -0.4949748], [0.1, 0.2, -0.3, 0.4]),
+    2: (0.9801, [0, 1], [0.4030508, -0.940452], [0.19, 0.38, -0.57, 0.76]),
+    5: (0.9509901, [0, 1], [0.8687019, -2.0269709], [0.40951, 0.81902, -1.2285298, 1.6380399]),
+    6: (0.9414802, [0, 1], [0.9939636, -2.3192484], [-0.2342794, 0.2342796, 0.2342795, 0.2342796]),
+    7: (0.9320654, [1, 1], [-0.3688998, -0.4949748], [0.1500001, 0.1500001, 0.2608516, 0.2608516]),
+    8: (0.9227448, [0, 1], [0.403051, -0.4949748], [-0.05, 0.05, 0.2847664, 0.2847665]),
+}
+
+
+def test_error_feedback_of_demo() -> None:
+    layout = Layout.of({"p": (4,)}, gradient(2, 1, use_dct=True))
+    rule = FeedbackRule("demo", decay=0.9, learning_rate=0.1)
+    # A momentum from before a restart: the first call discards it.
+    state = FeedbackState({"p": torch.tensor([7.0, 7.0, 7.0, 7.0])}, num_calls=0)
+    params = {"p": torch.ones(4)}
+    for call in range(1, 9):
+        outer_step(params, {"p": torch.zeros(4)}, learning_rate=0.1, weight_decay=0.1)
+        update = {"p": torch.tensor([1.0, 2.0, -3.0, 4.0])}
+        compressed = compress(state, update, layout=layout, rule=rule, coding=RawCoding())
+        state = compressed.state
+        if call in DEMO_TABLE:
+            decayed, indices, values, buffer = DEMO_TABLE[call]
+            close(params["p"], [decayed] * 4)
+            assert compressed.tensors["p"].indices.flatten().tolist() == indices
+            close(compressed.tensors["p"].values.flatten(), values)
+            close(state.buffers["p"], buffer)
+    assert state.num_calls == 8
+
+
+SPARSELOCO_TABLE = {
+    1: ([{3: 3, 2: 1}, {3: 2, 0: 2}], 0.125, 4.431775, [0, -3.125, -0.375, 3.875],
+        [1, 2, 0, 0, 0.75, -0.25, 0.125, -0.75]),
+    2: ([{3: 3, 1: 3}, {3: 1, 0: 2}], 1.85, 4.054887, [0, -3.5625, -0.6375, 2.1],
+        [1.95, -0.05, -3, 0.05, 0, -0.4875, 0.24375, 0]),
+    3: ([{2: 1, 3: 3}, {3: 2, 1: 2}], -0.878906, 6.063625, [0, -4.971094, 0.022344, 4.926406],
+        [2.8525, 1.9525, 0, 0, 0.5, 0.143438, 0.356562, -0.143438]),
+}  # fmt: skip
+SPARSELOCO_TABLE[5] = SPARSELOCO_TABLE[1]
+
+
+def test_error_feedback_of_sparseloco() -> None:
+    layout = Layout.of({"p": (8,)}, gradient(4, 2))
+    state = FeedbackState.zeros(layout)
+    update = {"p": torch.tensor([1, 2, -3, 4, 0.5, -0.25, 0.125, -1])}
+    for call in range(1, 6):
+        rule = FeedbackRule("sparseloco", decay=0.95, learning_rate=1.0, null_round=call == 4)
+        compressed = compress(state, update, layout=layout, rule=rule, coding=StatisticalQuantiser(4, 6.0))
+        state, coded = compressed.state, compressed.tensors["p"]
+        if call == 4:
+            assert coded.codes.tolist() == [[2, 2], [2, 2]]
+            assert (coded.shift, coded.scale, coded.lookup.tolist()) == (0.0, 1.0, [0.0] * 4)
+            assert state.buffers["p"].tolist() == [0.0] * 8
+            continue
+        levels, shift, scale, lookup, buffer = SPARSELOCO_TABLE[call]
+        rows = zip(coded.indices.tolist(), coded.codes.tolist(), strict=True)
+        assert [dict(zip(*row, strict=True)) for row in rows] == levels
+        close(torch.tensor([coded.shift, coded.scale]), [shift, scale])
+        close(coded.lookup, lookup)
+        close(state.buffers["p"], buffer)
+
+
+VALUES = torch.tensor([[0.5, -1.25, 2, -0.75], [3.5, -2.5, 0.1, -0.2]])
+
+
+@pytest.mark.parametrize(
+    ("bins", "codes", "scale", "lookup"),
+    [
+        (4, [[2, 1, 3, 2], [3, 1, 2, 2]], 2.8165331, {1: -2.05, 2: -0.2625, 3: 2.575}),
+        (16, [[8, 6, 11, 7], [13, 4, 8, 7]], 0.70413327,
+         {4: -2.675, 6: -1.425, 7: -0.65, 8: 0.125, 11: 1.825, 13: 3.325}),
+        (256, [[135, 96, 169, 107], [204, 67, 126, 119]], 0.04400833, {}),
+    ],
+)  # fmt: skip
+def test_statistical_quantiser(bins: int, codes: list, scale: float, lookup: dict[int, float]) -> None:
+    coded = StatisticalQuantiser(bins, 6.0).encode(torch.zeros(2, 4), VALUES)
+    assert coded.codes.tolist() == codes
+    assert coded.offset == bins // 2
+    close(torch.tensor([coded.shift, coded.scale]), [0.175, scale])
+    for level, mean in lookup.items():
+        close(coded.lookup[level], mean)
+
+
+def test_statistical_quantiser_reads_back_level_means() -> None:
+    quantiser = StatisticalQuantiser(4, 6.0)
+    decoded = quantiser.decode(quantiser.encode(torch.zeros(2, 4), VALUES))
+    close(decoded, [[-0.0875, -1.875, 2.75, -0.0875], [2.75, -1.875, -0.0875, -0.0875]])
+
+
+@pytest.mark.parametrize("values", [[[2.0, 2.0]], [[2.0]]])
+def test_statistical_quantiser_of_constants(values: list) -> None:
+    quantiser = StatisticalQuantiser(4, 6.0)
+    coded = quantiser.encode(torch.zeros(1, 2), torch.tensor(values))
+    assert (coded.codes.flatten().tolist(), coded.scale) == ([2] * len(values[0]), 1.0)
+    assert quantiser.decode(coded).tolist() == values
+
+
+@pytest.mark.parametrize(
+    ("indices", "packed"),
+    [
+        ([0, 255, 256, 1000, 2000, 4000, 4095, 4094], [0, 240, 15, 0, 129, 62, 208, 7, 250, 255, 239, 255]),
+        ([[1, 2], [3, 4095]], [1, 32, 0, 3, 240, 255]),
+    ],
+)
+def test_12_bit_packing(indices: list, packed: list[int]) -> None:
+    tensor = torch.tensor(indices)
+    assert pack_12_bits(tensor).tolist() == packed
+    assert torch.equal(unpack_12_bits(pack_12_bits(tensor), tuple(tensor.shape)), tensor)
+
+
+@pytest.mark.parametrize("indices", [[1, 2, 3], [0, 4096], [-1, 0]])
+def test_12_bit_packing_refuses(indices: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"pairs|12 bits"):
+        pack_12_bits(torch.tensor(indices))
+    with pytest.raises(ValueError, match="triples"):
+        unpack_12_bits(torch.zeros(4, dtype=torch.uint8), (2,))
+
+
+def test_one_bit_packing() -> None:
+    signs = torch.tensor([1.0, -1, 1, 1, -1, -1, -1, 1, 0, 1, -1, 1, 1, 1, 1, -1])
+    assert pack_signs(signs).tolist() == [141, 122]
+    assert unpack_signs(pack_signs(signs), (16,)).tolist() == [-1.0 if x == 0 else x for x in signs.tolist()]
+    with pytest.raises(ValueError, match="whole bytes"):
+        pack_signs(torch.ones(9))

@@ -1,0 +1,331 @@
+"""The model, its loss and both ways of training: right, staged, and the same on any number of threads."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from templar import interrupt
+from templar.errors import PermanentError, Reason
+from templar.hparams import HParams, load_hparams
+from templar.model.llama import (
+    build_model,
+    genesis_parameters,
+    load_parameters,
+    model_config,
+    parameter_shapes,
+    parameters_of,
+)
+from templar.model.loss import sequence_losses, token_losses
+from templar.model.root import parameters_digest
+from templar.model.schedule import inner_learning_rate
+from templar.model.threads import single_threaded
+from templar.model.training import OptimizerState, TrainResult, train_demo, train_sparseloco
+
+HPARAMS = load_hparams("simulation", overrides={"training": {"batch_size": 4, "micro_batch_size": 2, "inner_steps": 3}})
+TRAINING = HPARAMS.training
+
+
+def forever() -> bool:
+    return True
+
+
+def times(count: int) -> Callable[[], bool]:
+    """Keep going for so many micro-batches."""
+    left = iter(range(count))
+    return lambda: next(left, None) is not None
+
+
+def tokens(num_sequences: int, seed: int = 0, hparams: HParams = HPARAMS) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (num_sequences, hparams.data.sequence_length)
+    return torch.randint(0, hparams.model.vocab_size, shape, generator=generator, dtype=torch.int32)
+
+
+def sparseloco(net: torch.nn.Module, sequences: Tensor, **changes: object) -> TrainResult:
+    arguments = {
+        "training": TRAINING,
+        "outer_steps": 2,
+        "optimizer": OptimizerState.zeros(parameters_of(net)),
+        "keep_going": forever,
+    }
+    return train_sparseloco(net, sequences, **(arguments | changes))
+
+
+@pytest.fixture
+def net() -> torch.nn.Module:
+    return build_model(HPARAMS.model)
+
+
+def with_threads(count: int, work: Callable[[], object]) -> object:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        return work()
+    finally:
+        assert torch.get_num_threads() == count
+        torch.set_num_threads(before)
+
+
+def test_genesis_comes_from_the_seed_alone() -> None:
+    torch.manual_seed(1)
+    state = torch.random.get_rng_state()
+    first = genesis_parameters(HPARAMS.model)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    torch.manual_seed(2)
+    assert parameters_digest(genesis_parameters(HPARAMS.model)) == parameters_digest(first)
+    other = HPARAMS.model.model_copy(update={"initializer_seed": 43})
+    assert parameters_digest(genesis_parameters(other)) != parameters_digest(first)
+    assert all(tensor.dtype is torch.float32 for tensor in first.values())
+
+
+def test_shapes_without_allocating() -> None:
+    state = torch.random.get_rng_state()
+    shapes = parameter_shapes(HPARAMS.model)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert shapes == {name: tuple(param.shape) for name, param in genesis_parameters(HPARAMS.model).items()}
+    assert list(shapes) == sorted(shapes)
+    huge = load_hparams("templar-2.1.3").model
+    assert sum(math.prod(shape) for shape in parameter_shapes(huge).values()) > 70e9
+
+
+def test_tied_weights_appear_once() -> None:
+    tied = HPARAMS.model.model_copy(update={"tie_word_embeddings": True})
+    assert set(parameter_shapes(HPARAMS.model)) - set(parameter_shapes(tied)) == {"lm_head.weight"}
+    net = build_model(tied)
+    load_parameters(net, {name: torch.full_like(param, 0.5) for name, param in parameters_of(net).items()})
+    assert (net.get_output_embeddings().weight == 0.5).all()
+
+
+def test_the_configuration_says_what_hparams_say() -> None:
+    config = model_config(HPARAMS.model).to_dict()
+    named = HPARAMS.model.model_dump(exclude={"initializer_seed"})
+    assert {name: config[name] for name in named} == named
+
+
+def test_parameters_are_loaded_and_read_by_name(net: torch.nn.Module) -> None:
+    other = genesis_parameters(HPARAMS.model.model_copy(update={"initializer_seed": 7}))
+    load_parameters(net, other)
+    assert parameters_digest(parameters_of(net)) == parameters_digest(other)
+    assert all(param.requires_grad for param in net.parameters())
+
+
+@pytest.mark.parametrize("change", ["missing", "unknown", "shape"])
+def test_parameters_that_do_not_fit_change_nothing(net: torch.nn.Module, change: str) -> None:
+    before = parameters_digest(parameters_of(net))
+    params = {name: torch.zeros_like(param) for name, param in parameters_of(net).items()}
+    if change == "missing":
+        del params["model.norm.weight"]
+    else:
+        params["model.norm.weight" if change == "shape" else "extra"] = torch.zeros(3)
+    with pytest.raises(ValueError, match=r"model\.norm\.weight|extra"):
+        load_parameters(net, params)
+    assert parameters_digest(parameters_of(net)) == before
+
+
+def test_losses_are_next_token_cross_entropy(net: torch.nn.Module) -> None:
+    sequences = tokens(3)
+    logits = net(input_ids=sequences.long()).logits[:, :-1]
+    expected = functional.cross_entropy(logits.transpose(1, 2), sequences[:, 1:].long(), reduction="none")
+    torch.testing.assert_close(token_losses(net, sequences), expected)
+    losses = sequence_losses(net, sequences, micro_batch_size=2)
+    torch.testing.assert_close(losses, expected.double().mean(dim=1), rtol=1e-6, atol=1e-6)
+    assert not losses.requires_grad
+    assert abs(float(losses.mean()) - math.log(HPARAMS.model.vocab_size)) < 0.5
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 3, 4])
+def test_a_loss_depends_on_the_sequence_and_its_place_alone(net: torch.nn.Module, micro_batch_size: int) -> None:
+    sequences = tokens(8)
+    every = sequence_losses(net, sequences, micro_batch_size=micro_batch_size)
+    for count in range(9):
+        some = sequence_losses(net, sequences[:count], micro_batch_size=micro_batch_size)
+        assert some.dtype is torch.float64
+        assert torch.equal(some, every[:count])
+    strangers = torch.cat([tokens(micro_batch_size, seed=9), sequences])
+    assert torch.equal(sequence_losses(net, strangers, micro_batch_size=micro_batch_size)[micro_batch_size:], every)
+
+
+@pytest.mark.parametrize("preset", ["simulation", "local"])
+def test_losses_do_not_depend_on_threads(preset: str) -> None:
+    hparams = load_hparams(preset)
+    net, sequences = build_model(hparams.model), tokens(20, hparams=hparams)
+    losses = [with_threads(count, lambda: sequence_losses(net, sequences, micro_batch_size=16)) for count in (1, 2, 3)]
+    assert torch.equal(losses[0], losses[1])
+    assert torch.equal(losses[0], losses[2])
+
+
+@pytest.mark.parametrize("preset", ["simulation", "local"])
+@pytest.mark.parametrize("recipe", ["sparseloco", "demo"])
+def test_training_does_not_depend_on_threads(preset: str, recipe: str) -> None:
+    hparams = load_hparams(preset, overrides={"training": {"inner_steps": 2}})
+    net, sequences = build_model(hparams.model), tokens(2 * hparams.training.batch_size, hparams=hparams)
+
+    def train() -> TrainResult:
+        if recipe == "demo":
+            return train_demo(net, sequences, training=hparams.training, keep_going=forever)
+        return sparseloco(net, sequences, training=hparams.training)
+
+    one, two = with_threads(1, train), with_threads(2, train)
+    assert parameters_digest(one.update) == parameters_digest(two.update)
+    assert (one.first_loss, one.last_loss) == (two.first_loss, two.last_loss)
+    if recipe == "sparseloco":
+        assert parameters_digest(one.optimizer.exp_avg_sq) == parameters_digest(two.optimizer.exp_avg_sq)
+
+
+def test_threads_are_given_back_by_the_last_user() -> None:
+    def nested() -> None:
+        with single_threaded():
+            with single_threaded():
+                pass
+            assert torch.get_num_threads() == 1
+        with pytest.raises(RuntimeError), single_threaded():
+            raise RuntimeError
+
+    with_threads(2, nested)
+
+
+def test_inner_steps_are_those_of_adamw(net: torch.nn.Module) -> None:
+    """Against a plain loop with torch's optimizer over whole batches."""
+    sequences = tokens(12)
+    result = sparseloco(net, sequences)
+    plain = build_model(HPARAMS.model)
+    settings = TRAINING.adamw
+    adamw = torch.optim.AdamW(plain.parameters(), betas=(settings.beta1, settings.beta2), weight_decay=0.1)
+    losses = []
+    for step in range(3):
+        loss = token_losses(plain, sequences[4 * step : 4 * step + 4]).mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), TRAINING.max_grad_norm)
+        adamw.param_groups[0]["lr"] = inner_learning_rate(TRAINING, 2, step)
+        adamw.step()
+        adamw.zero_grad()
+        losses.append(loss.item())
+    before = parameters_of(net)
+    for name, param in parameters_of(plain).items():
+        torch.testing.assert_close(result.update[name], before[name] - param, rtol=1e-3, atol=1e-6)
+    assert [result.first_loss, result.last_loss] == pytest.approx([losses[0], losses[2]], rel=1e-5)
+    assert result.mean_loss == pytest.approx(sum(losses) / 3, rel=1e-5)
+    assert (result.num_steps, result.num_sequences, result.stopped_early) == (3, 12, False)
+
+
+def test_training_learns(net: torch.nn.Module) -> None:
+    training = TRAINING.model_copy(update={"inner_steps": 20})
+    sequences = tokens(4) % 5
+    result = sparseloco(net, sequences, training=training)
+    assert result.last_loss < result.first_loss - 0.5
+    loss = sequence_losses(net, sequences, micro_batch_size=4).mean()
+    moved = {name: param - result.update[name] for name, param in parameters_of(net).items()}
+    load_parameters(net, moved)
+    assert sequence_losses(net, sequences, micro_batch_size=4).mean() < loss - 0.5
+
+
+def test_training_is_staged_and_continues_from_its_state(net: torch.nn.Module) -> None:
+    before = parameters_digest(parameters_of(net))
+    start = OptimizerState.zeros(parameters_of(net))
+    first = sparseloco(net, tokens(12), optimizer=start)
+    assert parameters_digest(parameters_of(net)) == before
+    assert all(param.grad is None for param in net.parameters())
+    assert (start.num_steps, any(tensor.any() for tensor in start.exp_avg.values())) == (0, False)
+    assert first.optimizer is not None
+    kept = parameters_digest(first.optimizer.exp_avg)
+    second = sparseloco(net, tokens(12), optimizer=first.optimizer)
+    assert second.optimizer is not None
+    assert (first.optimizer.num_steps, second.optimizer.num_steps) == (3, 6)
+    assert parameters_digest(first.optimizer.exp_avg) == kept != parameters_digest(second.optimizer.exp_avg)
+    assert parameters_digest(first.update) != parameters_digest(second.update)
+
+
+def test_sequences_wrap_around(net: torch.nn.Module) -> None:
+    sequences = tokens(5)
+    wrapped = torch.cat([sequences, sequences, sequences])[:12]
+    short, long = sparseloco(net, sequences), sparseloco(net, wrapped)
+    assert parameters_digest(short.update) == parameters_digest(long.update)
+
+
+def test_an_early_stop_takes_whole_steps_only(net: torch.nn.Module) -> None:
+    result = sparseloco(net, tokens(12), keep_going=times(5))  # two steps of two micro-batches, and half of a third
+    two = sparseloco(net, tokens(12), training=TRAINING.model_copy(update={"inner_steps": 2}), outer_steps=3)
+    assert (result.num_steps, result.num_sequences, result.stopped_early) == (2, 8, True)
+    assert two.stopped_early is False
+    assert parameters_digest(result.update) == parameters_digest(two.update)  # 3 * 2 is 2 * 3 in the schedule
+
+
+def test_demo_averages_the_gradient(net: torch.nn.Module) -> None:
+    sequences = tokens(12)
+    result = train_demo(net, sequences, training=TRAINING, keep_going=forever)
+    token_losses(net, sequences).mean().backward()
+    for name, param in net.named_parameters():
+        torch.testing.assert_close(result.update[name], param.grad, rtol=1e-4, atol=1e-7)
+    assert (result.num_steps, result.num_sequences, result.stopped_early) == (3, 12, False)
+    assert result.optimizer is None
+
+
+def test_demo_ends_with_its_sequences_and_counts_whole_batches(net: torch.nn.Module) -> None:
+    sequences = tokens(5)
+    result = train_demo(net, sequences, training=TRAINING, keep_going=forever)
+    assert (result.num_steps, result.num_sequences, result.stopped_early) == (2, 8, False)
+    filled = train_demo(net, torch.cat([sequences, sequences])[:8], training=TRAINING, keep_going=forever)
+    assert parameters_digest(result.update) == parameters_digest(filled.update)
+    stopped = train_demo(net, sequences, training=TRAINING, keep_going=times(3))
+    one = train_demo(net, sequences[:4], training=TRAINING, keep_going=forever)
+    assert (stopped.num_steps, stopped.stopped_early) == (1, True)
+    assert parameters_digest(stopped.update) == parameters_digest(one.update)
+
+
+def demo(net: torch.nn.Module, sequences: Tensor, keep_going: Callable[[], bool] = forever) -> TrainResult:
+    return train_demo(net, sequences, training=TRAINING, keep_going=keep_going)
+
+
+@pytest.mark.parametrize("train", [sparseloco, demo])
+def test_no_time_and_no_data(net: torch.nn.Module, train: Callable[..., TrainResult]) -> None:
+    with pytest.raises(PermanentError) as caught:
+        train(net, tokens(4), keep_going=times(1))
+    assert caught.value.reason is Reason.NO_TIME_LEFT
+    with pytest.raises(ValueError, match="no sequences"):
+        train(net, tokens(0))
+
+
+@pytest.mark.parametrize("train", [sparseloco, demo])
+def test_a_stop_and_a_bad_loss_leave_the_model_alone(net: torch.nn.Module, train: Callable[..., TrainResult]) -> None:
+    before = parameters_digest(parameters_of(net))
+
+    def stop_in_the_second_step() -> bool:
+        if not go():
+            interrupt.request_stop()
+        return True
+
+    go = times(3)
+    try:
+        with pytest.raises(interrupt.StoppedError):
+            train(net, tokens(12), keep_going=stop_in_the_second_step)
+    finally:
+        interrupt.clear_stop()
+    assert parameters_digest(parameters_of(net)) == before
+    with torch.no_grad():
+        net.get_output_embeddings().weight[3, 3] = float("inf")
+    poisoned = parameters_digest(parameters_of(net))
+    with pytest.raises(PermanentError) as caught:
+        train(net, tokens(12))
+    assert caught.value.reason is Reason.NON_FINITE_LOSS
+    assert parameters_digest(parameters_of(net)) == poisoned
+    assert all(param.grad is None for param in net.parameters())
+
+
+def test_a_foreign_optimizer_state_is_an_error(net: torch.nn.Module) -> None:
+    with pytest.raises(ValueError, match="exactly the model's parameters"):
+        sparseloco(net, tokens(4), optimizer=OptimizerState.zeros({"p": torch.zeros(1)}))
+
+
+def test_importing_the_model_room_does_not_import_transformers() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, templar.model.training, templar.model.loss, templar.model.llama, templar.gradient.aggregate; "
+        "sys.exit('transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,166 @@
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from deployments.s3_endpoint import AccessKey, create_bucket_with_keys
+from templar.errors import Reason
+from templar.store.base import ObjectStore
+from templar.store.directory import DirectoryStore
+from templar.store.s3 import S3Settings, S3Store, make_client
+from tests.support.servers import MotoEndpoint, RcloneEndpoints, moto_endpoint, rclone_endpoints
+
+PART_BYTES = 5 << 20  # the smallest part that S3 takes
+SETTINGS = S3Settings(
+    connect_timeout_seconds=2.0,
+    read_timeout_seconds=10.0,
+    max_attempts=2,
+    multipart_threshold_bytes=PART_BYTES,
+    part_bytes=PART_BYTES,
+    concurrency=2,
+)
+
+
+@dataclass(frozen=True)
+class StorePair:
+    """One bucket seen by its owner and by a reader.
+
+    Attributes:
+        writable: The owner's handle.
+        reader: A handle that may only read.
+        missing: A handle that may write, on a bucket that is not there.
+        wrong_secret: The reader's key with another secret; None where there are no keys.
+        now: The clock that stamps objects, in seconds.
+        seed: Stores one byte under each of many keys, the fastest way.
+        client: A boto3 client with the owner's key; None without S3.
+        honours_conditional_put: Whether `put_if_absent` has one winner.
+        denial: Reason of the error when the reader writes.
+        stamps_first_part: Whether an object in parts is stamped when its first part comes, not when it is complete.
+        replaces_atomically: Whether a reader of a key that is being replaced gets one version whole.
+    """
+
+    writable: ObjectStore
+    reader: ObjectStore
+    missing: ObjectStore
+    wrong_secret: ObjectStore | None
+    now: Callable[[], float]
+    seed: Callable[[list[str]], None]
+    client: Any = None
+    honours_conditional_put: bool = True
+    denial: Reason = Reason.ACCESS_DENIED
+    stamps_first_part: bool = False
+    replaces_atomically: bool = True
+
+
+@pytest.fixture(scope="session")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotoEndpoint]:
+    with moto_endpoint(tmp_path_factory.mktemp("moto")) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RcloneEndpoints]:
+    with rclone_endpoints(tmp_path_factory.mktemp("rclone")) as endpoints:
+        yield endpoints
+
+
+def s3_store(bucket: str, endpoint_url: str, key: AccessKey, settings: S3Settings = SETTINGS) -> S3Store:
+    return S3Store(
+        bucket,
+        endpoint_url=endpoint_url,
+        access_key_id=key.access_key_id,
+        secret_access_key=key.secret_access_key,
+        settings=settings,
+    )
+
+
+def s3_client(endpoint_url: str, key: AccessKey) -> Any:
+    return make_client(
+        "s3",
+        endpoint_url=endpoint_url,
+        access_key_id=key.access_key_id,
+        secret_access_key=key.secret_access_key,
+        settings=SETTINGS,
+    )
+
+
+def wrong_secret(key: AccessKey) -> AccessKey:
+    return replace(key, secret_access_key="x" * len(key.secret_access_key))
+
+
+def seed_files(folder: Path, keys: list[str]) -> None:
+    for key in keys:
+        (folder / key).write_bytes(b"1")
+
+
+def seed_objects(store: ObjectStore, keys: list[str]) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda key: store.put(key, b"1"), keys))
+
+
+def directory_pair(root: Path, clock: Callable[[], float] | None) -> StorePair:
+    root.mkdir()
+    return StorePair(
+        writable=DirectoryStore(root, clock=clock),
+        reader=DirectoryStore(root, clock=clock, writable=False),
+        missing=DirectoryStore(root.with_name("missing"), clock=clock),
+        wrong_secret=None,
+        now=clock or time.time,
+        seed=lambda keys: seed_files(root, keys),
+    )
+
+
+def moto_pair(endpoint: MotoEndpoint) -> StorePair:
+    url = endpoint.admin.endpoint_url
+    keys = create_bucket_with_keys(endpoint.admin, uuid4().hex)
+    writable = s3_store(keys.bucket, url, keys.write)
+    return StorePair(
+        writable=writable,
+        reader=s3_store(keys.bucket, url, keys.read),
+        missing=s3_store("missing", url, endpoint.admin.key),  # any other key is denied before the bucket is looked up
+        wrong_secret=s3_store(keys.bucket, url, wrong_secret(keys.read)),
+        now=time.time,
+        seed=lambda names: seed_objects(writable, names),
+        client=s3_client(url, keys.write),
+    )
+
+
+def rclone_pair(endpoints: RcloneEndpoints) -> StorePair:
+    bucket = uuid4().hex
+    (endpoints.root / bucket).mkdir()
+    url, key = endpoints.writable.endpoint_url, endpoints.write_key
+    return StorePair(
+        writable=s3_store(bucket, url, key),
+        # A refused write takes it a second, so it is not tried again.
+        reader=s3_store(
+            bucket, endpoints.read_only.endpoint_url, endpoints.read_key, replace(SETTINGS, max_attempts=1)
+        ),
+        missing=s3_store("missing", url, key),
+        wrong_secret=s3_store(bucket, endpoints.read_only.endpoint_url, wrong_secret(endpoints.read_key)),
+        now=time.time,
+        seed=lambda names: seed_files(endpoints.root / bucket, names),
+        client=s3_client(url, key),
+        honours_conditional_put=False,
+        denial=Reason.STORE_BUSY,
+        stamps_first_part=True,
+        replaces_atomically=False,
+    )
+
+
+@pytest.fixture(params=["directory", "directory-with-clock", "moto", "rclone"])
+def store_pair(request: pytest.FixtureRequest, tmp_path: Path) -> StorePair:
+    match request.param:
+        case "directory":
+            return directory_pair(tmp_path / "bucket", None)
+        case "directory-with-clock":
+            ticks = iter(range(1_000_000))
+            return directory_pair(tmp_path / "bucket", lambda: 1_700_000_000.75 + next(ticks) / 4)
+        case "moto":
+            return moto_pair(request.getfixturevalue("moto"))
+        case _:
+            return rclone_pair(request.getfixturevalue("rclone"))

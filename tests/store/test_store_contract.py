@@ -1,0 +1,400 @@
+"""What `templar.store.base` promises, for every store alike."""
+
+import io
+import math
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from templar.errors import Reason, TemplarError
+from templar.store.base import ObjectStore
+from tests.store.conftest import PART_BYTES, StorePair
+
+DATA = bytes(range(256)) * 40
+
+
+def reason_of(call: Callable[[], object]) -> Reason:
+    with pytest.raises(TemplarError) as caught:
+        call()
+    return caught.value.reason
+
+
+def keys_of(store: ObjectStore, prefix: str = "") -> list[str]:
+    return [info.key for info in store.list(prefix)]
+
+
+class TestRoundTrip:
+    @pytest.mark.parametrize("data", [b"", b"x", DATA], ids=["empty", "one byte", "10 KiB"])
+    def test_what_the_owner_puts_a_reader_gets(self, store_pair: StorePair, tmp_path: Path, data: bytes) -> None:
+        store_pair.writable.put("gradient-1-2-v1", data)
+        assert store_pair.reader.get("gradient-1-2-v1", max_bytes=len(data)) == data
+        info = store_pair.reader.head("gradient-1-2-v1")
+        assert info is not None
+        assert (info.key, info.size) == ("gradient-1-2-v1", len(data))
+        assert list(store_pair.reader.list()) == [info]
+        store_pair.reader.get_file("gradient-1-2-v1", tmp_path / "copy", max_bytes=len(data))
+        assert (tmp_path / "copy").read_bytes() == data
+
+    def test_both_handles_name_the_bucket(self, store_pair: StorePair) -> None:
+        assert store_pair.writable.name == store_pair.reader.name
+        assert store_pair.missing.name == "missing"
+
+    def test_a_file_in_parts(self, store_pair: StorePair, tmp_path: Path) -> None:
+        data = DATA * (2 * PART_BYTES // len(DATA) + 1)
+        (tmp_path / "source").write_bytes(data)
+        store_pair.writable.put_file("folder/large", tmp_path / "source")
+        store_pair.reader.get_file("folder/large", tmp_path / "copy", max_bytes=len(data))
+        assert (tmp_path / "copy").read_bytes() == data
+        assert not list(tmp_path.glob("*.partial"))
+
+    def test_a_store_works_again_after_close(self, store_pair: StorePair) -> None:
+        store_pair.writable.put("key", b"1")
+        store_pair.writable.close()
+        assert store_pair.writable.get("key", max_bytes=1) == b"1"
+
+
+class TestStamp:
+    def test_it_is_the_servers_time_in_whole_seconds(self, store_pair: StorePair) -> None:
+        before = store_pair.now()
+        store_pair.writable.put("key", b"old")
+        after = store_pair.now()
+        info = store_pair.reader.head("key")
+        assert info is not None
+        assert type(info.last_modified) is int
+        # A kernel's file times lag by up to a tick, so the second before is right as well.
+        assert math.floor(before) - 1 <= info.last_modified <= after
+
+    def test_a_put_replaces_and_never_turns_time_back(self, store_pair: StorePair) -> None:
+        store_pair.writable.put("key", b"a longer value")
+        first = store_pair.reader.head("key")
+        store_pair.writable.put("key", b"new")
+        second = store_pair.reader.head("key")
+        assert first is not None
+        assert second is not None
+        assert second.size == 3
+        assert second.last_modified >= first.last_modified
+        assert store_pair.reader.get("key", max_bytes=3) == b"new"
+
+    def test_of_an_object_in_parts_it_is_pinned(self, store_pair: StorePair) -> None:
+        """Completion for moto and directories, the first part for rclone; AWS documents the start of the upload."""
+        if store_pair.client is None:
+            pytest.skip("tested with a slow file in test_store_directory.py")
+        upload = Upload(store_pair)
+        upload.add_part(b"x" * PART_BYTES)
+        first_part = time.time()
+        while time.time() < first_part + 2.1:  # stamps have whole seconds, and may lag by a tick
+            time.sleep(0.05)
+        upload.add_part(b"end")
+        completing = time.time()
+        upload.complete()
+        info = store_pair.reader.head("key")
+        assert info is not None
+        if store_pair.stamps_first_part:
+            assert info.last_modified <= first_part
+        else:
+            assert completing - 1.1 <= info.last_modified <= time.time()
+
+
+class Upload:
+    """A multipart upload of `key`, step by step."""
+
+    def __init__(self, pair: StorePair) -> None:
+        self.client: Any = pair.client
+        self.target = {"Bucket": pair.writable.name, "Key": "key"}
+        self.target["UploadId"] = self.client.create_multipart_upload(**self.target)["UploadId"]
+        self.parts: list[dict[str, Any]] = []
+
+    def add_part(self, data: bytes) -> None:
+        number = len(self.parts) + 1
+        answer = self.client.upload_part(**self.target, PartNumber=number, Body=data)
+        self.parts.append({"PartNumber": number, "ETag": answer["ETag"]})
+
+    def complete(self) -> None:
+        self.client.complete_multipart_upload(**self.target, MultipartUpload={"Parts": self.parts})
+
+
+class TestPutIfAbsent:
+    def test_a_taken_key_keeps_its_object(self, store_pair: StorePair) -> None:
+        assert store_pair.writable.put_if_absent("lease", b"first")
+        second = store_pair.writable.put_if_absent("lease", b"second")
+        kept = store_pair.reader.get("lease", max_bytes=100)
+        if store_pair.honours_conditional_put:
+            assert (second, kept) == (False, b"first")
+        else:
+            assert (second, kept) == (True, b"second")
+
+    def test_of_eight_racers_one_wins(self, store_pair: StorePair) -> None:
+        start = threading.Barrier(8)
+
+        def race(number: int) -> bool:
+            start.wait()
+            return store_pair.writable.put_if_absent("folder/lease", b"racer %d" % number)
+
+        with ThreadPoolExecutor(8) as threads:
+            won = list(threads.map(race, range(8)))
+        kept = store_pair.reader.get("folder/lease", max_bytes=100)
+        if store_pair.honours_conditional_put:
+            assert kept == b"racer %d" % won.index(True)
+            assert won.count(True) == 1
+        else:
+            assert kept in {b"racer %d" % number for number in range(8) if won[number]}
+
+
+class TestLimits:
+    def test_an_object_over_the_limit_is_refused(self, store_pair: StorePair, tmp_path: Path) -> None:
+        store_pair.writable.put("key", b"12345")
+        assert reason_of(lambda: store_pair.reader.get("key", max_bytes=4)) is Reason.OBJECT_TOO_LARGE
+        copy = tmp_path / "copy"
+        assert reason_of(lambda: store_pair.reader.get_file("key", copy, max_bytes=4)) is Reason.OBJECT_TOO_LARGE
+        assert not copy.exists()
+        assert store_pair.reader.get("key", max_bytes=5) == b"12345"
+
+    @pytest.mark.parametrize(("start", "length"), [(0, 10), (0, 1), (3, 4), (9, 1), (0, 0), (10, 0)], ids=str)
+    def test_a_range(self, store_pair: StorePair, start: int, length: int) -> None:
+        store_pair.writable.put("key", b"0123456789")
+        assert store_pair.reader.get_range("key", start, length) == b"0123456789"[start : start + length]
+
+    @pytest.mark.parametrize(("start", "length"), [(0, 11), (9, 2), (10, 1), (50, 3), (11, 0)], ids=str)
+    def test_a_range_beyond_the_end_is_truncated(self, store_pair: StorePair, start: int, length: int) -> None:
+        store_pair.writable.put("key", b"0123456789")
+        assert reason_of(lambda: store_pair.reader.get_range("key", start, length)) is Reason.OBJECT_TRUNCATED
+
+    def test_a_range_of_an_empty_object_is_truncated(self, store_pair: StorePair) -> None:
+        store_pair.writable.put("key", b"")
+        assert store_pair.reader.get_range("key", 0, 0) == b""
+        assert reason_of(lambda: store_pair.reader.get_range("key", 0, 1)) is Reason.OBJECT_TRUNCATED
+
+    @pytest.mark.parametrize(("start", "length"), [(-1, 1), (0, -1)])
+    def test_a_negative_range_is_a_mistake(self, store_pair: StorePair, start: int, length: int) -> None:
+        with pytest.raises(ValueError, match="negative"):
+            store_pair.reader.get_range("key", start, length)
+
+
+class TestAbsence:
+    def test_what_is_not_there(self, store_pair: StorePair, tmp_path: Path) -> None:
+        store_pair.writable.put("folder/other", b"1")
+        for key in ("key", "folder", "folder/other/below"):
+            assert store_pair.reader.head(key) is None
+        reader = store_pair.reader
+        assert reason_of(lambda: reader.get("key", max_bytes=1)) is Reason.OBJECT_MISSING
+        assert reason_of(lambda: reader.get_range("key", 0, 1)) is Reason.OBJECT_MISSING
+        assert reason_of(lambda: reader.get_range("key", 0, 0)) is Reason.OBJECT_MISSING
+        assert reason_of(lambda: reader.get_file("key", tmp_path / "copy", max_bytes=1)) is Reason.OBJECT_MISSING
+        assert not list(tmp_path.glob("*.partial"))
+
+    def test_a_missing_bucket_is_no_missing_object(self, store_pair: StorePair, tmp_path: Path) -> None:
+        (tmp_path / "source").write_bytes(b"1")
+        missing = store_pair.missing
+        calls: list[Callable[[], object]] = [
+            lambda: missing.head("key"),
+            lambda: missing.get("key", max_bytes=1),
+            lambda: missing.get_range("key", 0, 1),
+            lambda: missing.get_file("key", tmp_path / "copy", max_bytes=1),
+            lambda: list(missing.list()),
+            lambda: missing.put("key", b"1"),
+            lambda: missing.put("folder/key", b"1"),
+            lambda: missing.put_if_absent("key", b"1"),
+            lambda: missing.put_file("key", tmp_path / "source"),
+            lambda: missing.delete(["key"]),
+        ]
+        assert [reason_of(call) for call in calls] == [Reason.BUCKET_MISSING] * len(calls)
+
+    def test_a_missing_local_file_is_not_the_stores_fault(self, store_pair: StorePair, tmp_path: Path) -> None:
+        store_pair.writable.put("key", b"1")
+        nowhere = tmp_path / "no" / "folder"
+        assert reason_of(lambda: store_pair.writable.put_file("other", nowhere)) is Reason.LOCAL_FILE
+        assert reason_of(lambda: store_pair.reader.get_file("key", nowhere, max_bytes=1)) is Reason.LOCAL_FILE
+        assert keys_of(store_pair.reader) == ["key"]
+
+
+class TestListing:
+    KEYS = ("A", "a", "a-b", "a.b", "a0", "b/1", "b/10", "b/2", "b/c/d", "b0", "commit-1-2-v1", "é")
+
+    def test_keys_come_in_byte_order(self, store_pair: StorePair) -> None:
+        for key in reversed(self.KEYS):
+            store_pair.writable.put(key, key.encode())
+        expected = sorted(self.KEYS, key=lambda key: key.encode())
+        assert keys_of(store_pair.reader) == expected
+        assert [info.size for info in store_pair.reader.list()] == [len(key.encode()) for key in expected]
+        prefixes = ["a", "b", "b/", "b/1", "b/c", "b/c/", "b/c/d", "commit-1-", "é"]
+        for prefix in [*prefixes, "x", "b/x/", "c/", "/", "/a", "../", "a/../"]:
+            assert keys_of(store_pair.reader, prefix) == [key for key in expected if key.startswith(prefix)], prefix
+
+    def test_a_listing_says_what_head_says(self, store_pair: StorePair) -> None:
+        store_pair.writable.put("b/key", DATA)
+        assert list(store_pair.reader.list("b/")) == [store_pair.reader.head("b/key")]
+
+    def test_an_empty_bucket(self, store_pair: StorePair) -> None:
+        assert keys_of(store_pair.reader) == []
+
+    def test_more_keys_than_a_page_are_listed_and_deleted(self, store_pair: StorePair) -> None:
+        keys = [f"commit-{number:04}" for number in range(1005)]
+        store_pair.seed(keys)
+        assert keys_of(store_pair.reader, "commit-") == keys
+        report = store_pair.writable.delete(keys[:-2])
+        assert report.deleted == tuple(keys[:-2])
+        assert report.failed == ()
+        assert keys_of(store_pair.reader) == keys[-2:]
+
+
+class TestDelete:
+    def test_a_key_that_is_not_there_counts_as_deleted(self, store_pair: StorePair) -> None:
+        store_pair.writable.put("a/key", b"1")
+        store_pair.writable.put("kept", b"1")
+        report = store_pair.writable.delete(["a/key", "a/missing", "missing", "a/key"])
+        assert report.deleted == ("a/key", "a/missing", "missing")
+        assert report.failed == ()
+        assert keys_of(store_pair.reader) == ["kept"]
+
+    def test_a_deleted_folder_leaves_its_name_free(self, store_pair: StorePair) -> None:
+        store_pair.writable.put("a/b/c", b"1")
+        store_pair.writable.delete(["a/b/c"])
+        store_pair.writable.put("a", b"1")
+        assert keys_of(store_pair.reader) == ["a"]
+
+    def test_nothing_to_delete(self, store_pair: StorePair) -> None:
+        report = store_pair.writable.delete([])
+        assert (report.deleted, report.failed) == ((), ())
+
+    def test_an_illegal_key_is_reported(self, store_pair: StorePair) -> None:
+        store_pair.writable.put("key", b"1")
+        report = store_pair.writable.delete(["../key", "key"])
+        assert report.deleted == ("key",)
+        assert report.failed == (("../key", "bad_key"),)
+
+
+class TestRights:
+    def test_a_reader_changes_nothing(self, store_pair: StorePair, tmp_path: Path) -> None:
+        (tmp_path / "source").write_bytes(b"1")
+        store_pair.writable.put("key", b"1")
+        before = list(store_pair.reader.list())
+        reader, denial = store_pair.reader, store_pair.denial
+        assert reason_of(lambda: reader.put("key", b"2")) is denial
+        assert reason_of(lambda: reader.put_if_absent("new", b"2")) is denial
+        assert reason_of(lambda: reader.put_file("new", tmp_path / "source")) is denial
+        if denial is Reason.ACCESS_DENIED:
+            assert reason_of(lambda: reader.delete(["key"])) is denial
+        else:
+            assert reader.delete(["key"]).failed == (("key", "InternalError"),)
+        assert list(store_pair.reader.list()) == before
+        assert store_pair.reader.get("key", max_bytes=1) == b"1"
+
+    def test_a_wrong_secret_opens_nothing(self, store_pair: StorePair) -> None:
+        stranger = store_pair.wrong_secret
+        if stranger is None:
+            pytest.skip("a directory has no keys")
+        store_pair.writable.put("key", b"1")
+        calls: list[Callable[[], object]] = [
+            lambda: stranger.head("key"),
+            lambda: stranger.head("missing"),
+            lambda: stranger.get("key", max_bytes=1),
+            lambda: list(stranger.list()),
+            lambda: stranger.put("key", b"2"),
+            lambda: stranger.delete(["key"]),
+        ]
+        assert [reason_of(call) for call in calls] == [Reason.ACCESS_DENIED] * len(calls)
+
+    @pytest.mark.parametrize(
+        "key", ["", "/a", "a/", "a//b", "..", "../a", "a/../b", "./a", "a/.", "a\nb", "a\0", "k" * 1025]
+    )
+    def test_a_key_cannot_lead_out_of_its_bucket(self, store_pair: StorePair, tmp_path: Path, key: str) -> None:
+        (tmp_path / "source").write_bytes(b"1")
+        calls: list[Callable[[], object]] = [
+            lambda: store_pair.writable.put(key, b"1"),
+            lambda: store_pair.writable.put_if_absent(key, b"1"),
+            lambda: store_pair.writable.put_file(key, tmp_path / "source"),
+            lambda: store_pair.reader.get(key, max_bytes=1),
+            lambda: store_pair.reader.get_range(key, 0, 1),
+            lambda: store_pair.reader.get_range(key, 0, 0),
+            lambda: store_pair.reader.get_file(key, tmp_path / "copy", max_bytes=1),
+            lambda: store_pair.reader.head(key),
+        ]
+        assert [reason_of(call) for call in calls] == [Reason.BAD_KEY] * len(calls)
+
+
+class SlowBody(io.BytesIO):
+    """A request body whose second half is sent only when the test says so; the first pass is boto3's for its hash."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.half_sent = threading.Event()
+        self.send_rest = threading.Event()
+        self.passes = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        if self.tell() == 0:
+            self.passes += 1
+        block = super().read(size)
+        if self.passes == 2 and self.tell() >= len(self.getvalue()) // 2 and not self.half_sent.is_set():
+            self.half_sent.set()
+            self.send_rest.wait(30)
+        return block
+
+
+class TestAtomicity:
+    def test_an_object_that_is_being_sent_is_not_there(self, store_pair: StorePair) -> None:
+        if store_pair.client is None:
+            pytest.skip("tested with a slow file in test_store_directory.py")
+        body = SlowBody(DATA * 20)
+        with ThreadPoolExecutor(1) as threads:
+            put = threads.submit(store_pair.client.put_object, Bucket=store_pair.writable.name, Key="key", Body=body)
+            try:
+                assert body.half_sent.wait(30)
+                assert store_pair.reader.head("key") is None
+                assert "key" not in keys_of(store_pair.reader)
+            finally:
+                body.send_rest.set()
+            put.result()
+        assert store_pair.reader.get("key", max_bytes=len(DATA) * 20) == DATA * 20
+
+    def test_an_object_with_missing_parts_is_not_there(self, store_pair: StorePair) -> None:
+        if store_pair.client is None:
+            pytest.skip("a directory has no parts")
+        upload = Upload(store_pair)
+        upload.add_part(b"x" * PART_BYTES)
+        assert store_pair.reader.head("key") is None
+        assert "key" not in keys_of(store_pair.reader)
+        upload.add_part(b"end")
+        upload.complete()
+        info = store_pair.reader.head("key")
+        assert info is not None
+        assert info.size == PART_BYTES + 3
+
+    def test_a_reader_never_sees_a_mixture(self, store_pair: StorePair) -> None:
+        if not store_pair.replaces_atomically:
+            pytest.skip("rclone sends the length of one version and bytes of the other")
+        versions = [b"a" * 70_000, b"b" * 30_000]
+        store_pair.writable.put("key", versions[0])
+        done = threading.Event()
+
+        def read() -> set[bytes]:
+            seen = set()
+            while not done.is_set():
+                seen.add(store_pair.reader.get("key", max_bytes=70_000))
+            return seen
+
+        with ThreadPoolExecutor(3) as threads:
+            readers = [threads.submit(read) for _ in range(3)]
+            for number in range(20):
+                store_pair.writable.put("key", versions[number % 2])
+            done.set()
+            seen = set().union(*(reader.result() for reader in readers))
+        assert seen <= set(versions)
+        assert seen
+
+    def test_threads_share_a_store(self, store_pair: StorePair) -> None:
+        def work(number: int) -> bool:
+            key, data = f"key-{number}", b"%d" % number * 500
+            store_pair.writable.put(key, data)
+            info = store_pair.reader.head(key)
+            same = info is not None and info.size == len(data) and store_pair.reader.get(key, max_bytes=9999) == data
+            return same and store_pair.writable.delete([key]).deleted == (key,)
+
+        with ThreadPoolExecutor(8) as threads:
+            assert all(threads.map(work, range(16)))
+        assert keys_of(store_pair.reader) == []

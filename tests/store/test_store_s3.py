@@ -1,0 +1,464 @@
+"""What only a store behind a network can suffer."""
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+import templar.store.s3
+from deployments.s3_endpoint import AccessKey, create_bucket_with_keys
+from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.store.base import ObjectStore
+from templar.store.renewable import Renewable
+from templar.store.s3 import S3Settings, S3Store, r2_endpoint
+from templar.store.s3_answers import refusal
+from tests.store.conftest import s3_store
+from tests.support.scripted_server import Reply, Request, ScriptedServer, s3_error, scripted_server
+from tests.support.servers import MotoEndpoint, Server, random_key, start_rclone
+
+KEY = AccessKey("ABCDEFGHIJKLMNOPQRST", "the-secret-that-must-never-be-seen")
+QUICK = S3Settings(
+    connect_timeout_seconds=5.0,
+    read_timeout_seconds=10.0,
+    max_attempts=1,
+    multipart_threshold_bytes=8,
+    part_bytes=4,
+    concurrency=2,
+)
+HEADERS = {"Last-Modified": "Fri, 20 Nov 2026 12:00:00 GMT", "ETag": '"one"'}
+LISTING = "<ListBucketResult><IsTruncated>false</IsTruncated>{}</ListBucketResult>"
+
+Script = Callable[[Request], Reply]
+
+
+def store_at(server: ScriptedServer, settings: S3Settings = QUICK) -> S3Store:
+    return s3_store("the-bucket", server.endpoint_url, KEY, settings)
+
+
+def error_of(call: Callable[[], object]) -> TemplarError:
+    with pytest.raises(TemplarError) as caught:
+        call()
+    return caught.value
+
+
+def every_call(store: ObjectStore, folder: Path) -> list[Callable[[], object]]:
+    source = folder / "source"
+    source.write_bytes(b"1")
+    return [
+        lambda: store.put("key", b"1"),
+        lambda: store.put_if_absent("key", b"1"),
+        lambda: store.put_file("key", source),
+        lambda: store.get("key", max_bytes=10),
+        lambda: store.get_range("key", 0, 1),
+        lambda: store.get_file("key", folder / "copy", max_bytes=10),
+        lambda: store.head("key"),
+        lambda: list(store.list()),
+        lambda: store.delete(["key"]),
+    ]
+
+
+class TestTrouble:
+    """Errors of the server, seen from every method."""
+
+    @pytest.mark.parametrize(
+        ("status", "code", "family", "reason"),
+        [
+            (403, "AccessDenied", PermanentError, Reason.ACCESS_DENIED),
+            (403, "RequestTimeTooSkewed", PermanentError, Reason.ACCESS_DENIED),
+            (401, "Unauthorized", PermanentError, Reason.ACCESS_DENIED),
+            (429, "TooManyRequests", TransientError, Reason.STORE_BUSY),
+            (500, "InternalError", TransientError, Reason.STORE_BUSY),
+            (502, "BadGateway", TransientError, Reason.STORE_BUSY),
+            (503, "SlowDown", TransientError, Reason.STORE_BUSY),
+            (400, "InvalidRequest", PermanentError, Reason.STORE_REFUSED),
+            (501, "NotImplemented", PermanentError, Reason.STORE_REFUSED),
+            (404, "NoSuchBucket", PermanentError, Reason.BUCKET_MISSING),
+        ],
+    )
+    def test_an_answer_has_its_reason(
+        self, tmp_path: Path, status: int, code: str, family: type[TemplarError], reason: Reason
+    ) -> None:
+        with scripted_server(lambda _: s3_error(status, code)) as server:
+            errors = [error_of(call) for call in every_call(store_at(server), tmp_path)]
+        assert {type(each) for each in errors} == {family}
+        assert {each.reason for each in errors} == {reason}
+        assert not list(tmp_path.glob("*.partial"))
+
+    @pytest.mark.parametrize("status", [500, 503])
+    def test_retries_are_bounded(self, status: int) -> None:
+        with scripted_server(lambda _: s3_error(status, "SlowDown")) as server:
+            store = store_at(server, replace(QUICK, max_attempts=3))
+            assert error_of(lambda: store.get("key", max_bytes=1)).reason is Reason.STORE_BUSY
+            assert len(server.requests) == 3
+
+    def test_a_denied_call_is_not_tried_again(self) -> None:
+        with scripted_server(lambda _: s3_error(403, "AccessDenied")) as server:
+            store = store_at(server, replace(QUICK, max_attempts=3))
+            assert error_of(lambda: store.get("key", max_bytes=1)).reason is Reason.ACCESS_DENIED
+            assert len(server.requests) == 1
+
+    def test_a_denial_names_bucket_and_key_id_and_keeps_the_rest(self) -> None:
+        message = f"{KEY.access_key_id} {KEY.secret_access_key}"
+        with scripted_server(lambda _: s3_error(403, "SignatureDoesNotMatch", message)) as server:
+            denial = error_of(lambda: store_at(server).get("the-key", max_bytes=1))
+        for word in ("the-bucket", "the-key", "403", "SignatureDoesNotMatch", "ABCD..."):
+            assert word in str(denial)
+        assert "ABCDE" not in str(denial)
+        assert KEY.secret_access_key not in str(denial)
+
+    def test_nobody_listens(self, tmp_path: Path) -> None:
+        with scripted_server(lambda _: Reply()) as server:
+            store = store_at(server)
+        errors = [error_of(call) for call in every_call(store, tmp_path)]
+        assert {(type(each), each.reason) for each in errors} == {(TransientError, Reason.STORE_UNREACHABLE)}
+
+    @pytest.mark.parametrize(
+        "body", [b"<html>sign in, please", b"<broken", b"\xff\xfe"], ids=["portal", "xml", "bytes"]
+    )
+    def test_an_answer_that_is_no_s3_may_pass(self, body: bytes) -> None:
+        with scripted_server(lambda _: Reply(200, body, HEADERS)) as server:
+            assert isinstance(error_of(lambda: list(store_at(server).list())), TransientError)
+
+    def test_other_environment_settings_are_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("AWS_PROFILE", "no-such-profile")
+        monkeypatch.setattr(templar.store.s3, "_session", None)
+        with scripted_server(lambda _: Reply()) as server:
+            refused = error_of(lambda: store_at(server).put("key", b""))
+        assert refused.reason is Reason.STORE_REFUSED
+        assert "no-such-profile" in str(refused)
+
+    @pytest.mark.parametrize(
+        ("code", "status"),
+        [("RequestTimeout", 400), ("BadDigest", 400), ("OperationAborted", 409), ("NoSuchUpload", 404)],
+    )
+    def test_accidents_pass(self, code: str, status: int) -> None:
+        accident = refusal(status, code, operation="PutObject", where="here", access_key_id="ABCDE")
+        assert (type(accident), accident.reason) == (TransientError, Reason.STORE_BUSY)
+
+
+class TestAbsence:
+    def script(self, get: Reply) -> Script:
+        return lambda request: Reply(404) if request.method == "HEAD" else get
+
+    def test_only_a_missing_key_is_none(self) -> None:
+        with scripted_server(self.script(s3_error(404, "NoSuchKey"))) as server:
+            assert store_at(server).head("key") is None
+
+    @pytest.mark.parametrize(
+        ("get", "reason"),
+        [
+            (s3_error(404, "NoSuchBucket"), Reason.BUCKET_MISSING),
+            (s3_error(403, "AccessDenied"), Reason.ACCESS_DENIED),
+            (s3_error(503, "SlowDown"), Reason.STORE_BUSY),
+            (Reply(404, b""), Reason.OBJECT_MISSING),
+        ],
+        ids=["bucket", "denied", "busy", "unexplained"],
+    )
+    def test_a_404_that_is_not_settled_is_an_error(self, get: Reply, reason: Reason) -> None:
+        with scripted_server(self.script(get)) as server:
+            assert error_of(lambda: store_at(server).head("key")).reason is reason
+
+    def test_an_object_that_appears_meanwhile_is_there(self) -> None:
+        heads = iter([Reply(404), Reply(200, b"", HEADERS, declared_length=5)])
+
+        def script(request: Request) -> Reply:
+            return next(heads) if request.method == "HEAD" else Reply(200, b"12345", HEADERS)
+
+        with scripted_server(script) as server:
+            info = store_at(server).head("key")
+        assert info is not None
+        assert info.size == 5
+
+    def test_a_head_without_a_time_is_no_answer(self) -> None:
+        with scripted_server(lambda _: Reply(200, b"12345")) as server:
+            assert error_of(lambda: store_at(server).head("key")).reason is Reason.STORE_BUSY
+
+
+class TestBodies:
+    def test_a_body_over_the_limit_is_not_read(self) -> None:
+        # The server has a terabyte to send and sends nothing: a reader that waited for it would time out.
+        with scripted_server(lambda _: Reply(200, b"", HEADERS, declared_length=1 << 40)) as server:
+            assert error_of(lambda: store_at(server).get("key", max_bytes=1 << 30)).reason is Reason.OBJECT_TOO_LARGE
+
+    def test_a_broken_body_is_asked_for_again(self) -> None:
+        replies = iter([Reply(200, b"123", HEADERS, declared_length=5), Reply(200, b"12345", HEADERS)])
+        with scripted_server(lambda _: next(replies)) as server:
+            assert store_at(server, replace(QUICK, max_attempts=2)).get("key", max_bytes=5) == b"12345"
+            assert len(server.requests) == 2
+
+    def test_a_body_that_always_breaks_is_given_up(self) -> None:
+        with scripted_server(lambda _: Reply(200, b"123", HEADERS, declared_length=5)) as server:
+            store = store_at(server, replace(QUICK, max_attempts=3))
+            broken = error_of(lambda: store.get("key", max_bytes=5))
+            assert len(server.requests) == 3
+        assert (isinstance(broken, TransientError), broken.reason) == (True, Reason.STORE_UNREACHABLE)
+        assert "3 of 5 bytes" in str(broken)
+
+    def test_a_body_that_drips_is_given_up(self) -> None:
+        # Each byte comes long before the read timeout; all of them would take minutes.
+        with scripted_server(lambda _: Reply(200, b"x" * 100_000, HEADERS, drips=True)) as server:
+            store = store_at(server, replace(QUICK, read_timeout_seconds=1.0, slowest_bytes_per_second=1e6))
+            slow = error_of(lambda: store.get("key", max_bytes=100_000))
+        assert (isinstance(slow, TransientError), slow.reason) == (True, Reason.STORE_UNREACHABLE)
+        assert "slower than" in str(slow)
+
+    def test_what_is_stored_as_gzip_is_not_unpacked(self) -> None:
+        headers = {**HEADERS, "Content-Encoding": "gzip"}
+        with scripted_server(lambda _: Reply(200, b"not gzip at all", headers)) as server:
+            assert store_at(server).get("key", max_bytes=100) == b"not gzip at all"
+
+    def test_a_server_that_ignores_ranges_is_refused(self) -> None:
+        with scripted_server(lambda _: Reply(200, b"0123456789", HEADERS)) as server:
+            store = store_at(server)
+            assert error_of(lambda: store.get_range("key", 0, 4)).reason is Reason.STORE_REFUSED
+            assert error_of(lambda: store.get_range("key", 5, 10)).reason is Reason.STORE_REFUSED
+            assert store.get_range("key", 0, 10) == b"0123456789"
+
+    def test_a_connection_is_used_again(self) -> None:
+        ports = set()
+
+        def script(request: Request) -> Reply:
+            return Reply(200, b"12345", HEADERS)
+
+        with scripted_server(script) as server:
+            accept = server.get_request
+
+            def get_request() -> tuple[object, object]:
+                connection, address = accept()
+                ports.add(address)
+                return connection, address
+
+            server.get_request = get_request  # type: ignore[method-assign, assignment]
+            store = store_at(server)
+            for _ in range(5):
+                store.get("key", max_bytes=5)
+        assert len(ports) == 1
+
+
+def ranged(data: bytes, etag: Callable[[], str]) -> Script:
+    """A script that serves one object, with ranges."""
+
+    def script(request: Request) -> Reply:
+        headers = {**HEADERS, "ETag": etag()}
+        if "Range" not in request.headers:
+            return Reply(200, data, headers)
+        first, last = (int(number) for number in request.headers["Range"].removeprefix("bytes=").split("-"))
+        headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
+        return Reply(206, data[first : last + 1], headers)
+
+    return script
+
+
+class TestFiles:
+    DATA = bytes(range(30))
+
+    def test_parts_come_in_parallel_within_the_limit(self, tmp_path: Path) -> None:
+        serve = ranged(self.DATA, lambda: '"one"')
+        pair = threading.Barrier(2, timeout=20)
+        lock = threading.Lock()
+        running, most, begun = 0, 0, 0
+
+        def script(request: Request) -> Reply:
+            nonlocal running, most, begun
+            if request.method == "HEAD":
+                return serve(request)
+            with lock:
+                begun, running = begun + 1, running + 1
+                most = max(most, running)
+                first_two = begun <= 2
+            if first_two:
+                pair.wait()  # fails unless a second part is asked for while this one is on its way
+            with lock:
+                running -= 1
+            return serve(request)
+
+        with scripted_server(script) as server:
+            store_at(server).get_file("key", tmp_path / "copy", max_bytes=30)
+            assert all(request.headers["If-Match"] == '"one"' for request in server.requests[1:])
+        assert (tmp_path / "copy").read_bytes() == self.DATA
+        assert most == QUICK.concurrency
+        assert begun == 8
+
+    def test_a_small_file_is_one_request(self, tmp_path: Path) -> None:
+        with scripted_server(ranged(b"1234567", lambda: '"one"')) as server:
+            store_at(server).get_file("key", tmp_path / "copy", max_bytes=7)
+            assert [request.method for request in server.requests] == ["HEAD", "GET"]
+        assert (tmp_path / "copy").read_bytes() == b"1234567"
+
+    def test_two_versions_are_never_mixed(self, tmp_path: Path) -> None:
+        versions = iter(['"one"', '"one"', *['"two"'] * 20])
+        (tmp_path / "copy").write_bytes(b"what was there")
+        with scripted_server(ranged(self.DATA, lambda: next(versions))) as server:
+            mixed = error_of(lambda: store_at(server).get_file("key", tmp_path / "copy", max_bytes=30))
+        assert (type(mixed), mixed.reason) == (TransientError, Reason.OBJECT_DIFFERS)
+        assert [path.name for path in tmp_path.iterdir()] == ["copy"]
+        assert (tmp_path / "copy").read_bytes() == b"what was there"
+
+    def test_a_server_that_honours_if_match_says_so_itself(self, tmp_path: Path) -> None:
+        serve = ranged(self.DATA, lambda: '"one"')
+
+        def script(request: Request) -> Reply:
+            return serve(request) if request.method == "HEAD" else s3_error(412, "PreconditionFailed")
+
+        with scripted_server(script) as server:
+            changed = error_of(lambda: store_at(server).get_file("key", tmp_path / "copy", max_bytes=30))
+        assert (type(changed), changed.reason) == (TransientError, Reason.OBJECT_DIFFERS)
+
+    def test_a_lost_part_leaves_nothing(self, tmp_path: Path) -> None:
+        serve = ranged(self.DATA, lambda: '"one"')
+
+        def script(request: Request) -> Reply:
+            reply = serve(request)
+            lost = request.headers.get("Range", "").startswith("bytes=20-")
+            return replace(reply, body=b"", declared_length=4) if lost else reply
+
+        with scripted_server(script) as server:
+            lost = error_of(lambda: store_at(server).get_file("key", tmp_path / "copy", max_bytes=30))
+        assert lost.reason is Reason.STORE_UNREACHABLE
+        assert not list(tmp_path.iterdir())
+
+
+class TestLists:
+    def test_a_key_without_the_prefix_is_not_taken(self) -> None:
+        entry = "<Contents><Key>{}</Key><Size>1</Size><LastModified>2026-11-20T12:00:00.999Z</LastModified></Contents>"
+        body = LISTING.format(entry.format("commit-1") + entry.format("checkpoint-1"))
+        with scripted_server(lambda _: Reply(200, body.encode())) as server:
+            infos = list(store_at(server).list("commit-"))
+        assert [(info.key, info.last_modified) for info in infos] == [("commit-1", 1795176000)]
+
+    def test_each_undeleted_key_is_reported(self) -> None:
+        left = "<Error><Key>{}</Key><Code>{}</Code></Error>"
+        body = left.format("a", "AccessDenied") + left.format("b", "InternalError") + left.format("c", "NoSuchKey")
+        with scripted_server(lambda _: Reply(200, f"<DeleteResult>{body}</DeleteResult>".encode())) as server:
+            report = store_at(server).delete(["a", "b", "c", "d"])
+        assert report.deleted == ("c", "d")
+        assert report.failed == (("a", "AccessDenied"), ("b", "InternalError"))
+
+    def test_a_key_that_may_delete_nothing_is_denied(self) -> None:
+        body = b"<DeleteResult><Error><Key>a</Key><Code>AccessDenied</Code></Error></DeleteResult>"
+        with scripted_server(lambda _: Reply(200, body)) as server:
+            assert error_of(lambda: store_at(server).delete(["a"])).reason is Reason.ACCESS_DENIED
+
+    def test_keys_are_deleted_a_thousand_at_a_time(self) -> None:
+        with scripted_server(lambda _: Reply(200, b"<DeleteResult></DeleteResult>")) as server:
+            report = store_at(server).delete(f"key-{number}" for number in range(2001))
+            assert [request.body.count(b"<Key>") for request in server.requests] == [1000, 1000, 1]
+        assert len(report.deleted) == 2001
+
+
+class TestRecovery:
+    def test_a_server_that_hangs_is_given_up_and_taken_up_again(self, moto: MotoEndpoint, tmp_path: Path) -> None:
+        keys = create_bucket_with_keys(moto.admin, uuid4().hex)
+        url, impatience = moto.admin.endpoint_url, replace(QUICK, read_timeout_seconds=0.3)
+        store = s3_store(keys.bucket, url, keys.write, impatience)
+        insistent = s3_store(keys.bucket, url, keys.write, replace(impatience, max_attempts=2))
+        patient = s3_store(keys.bucket, url, keys.write)
+        patient.put("kept", b"1")
+        with moto.server.paused():
+            errors = [error_of(call) for call in every_call(store, tmp_path)]
+            errors.append(error_of(lambda: insistent.get("kept", max_bytes=1)))
+        assert {(type(each), each.reason) for each in errors} == {(TransientError, Reason.STORE_UNREACHABLE)}
+        assert patient.head("kept") is not None  # it has woken up
+        assert store.get("kept", max_bytes=1) == b"1"
+        assert insistent.get("kept", max_bytes=1) == b"1"
+
+    @pytest.fixture
+    def disk_server(self, tmp_path: Path) -> Iterator[tuple[Server, AccessKey]]:
+        (tmp_path / "root" / "bucket").mkdir(parents=True)
+        key = random_key()
+        server = start_rclone(tmp_path / "root", key)
+        yield server, key
+        server.kill()
+
+    def test_a_server_that_crashed_and_came_back(self, disk_server: tuple[Server, AccessKey], tmp_path: Path) -> None:
+        server, key = disk_server
+        store = s3_store("bucket", server.endpoint_url, key, QUICK)
+        store.put("key", b"kept on disk")
+        port = server.port
+        server.kill()
+        gone = error_of(lambda: store.get("key", max_bytes=100))
+        assert (type(gone), gone.reason) == (TransientError, Reason.STORE_UNREACHABLE)
+        again = start_rclone(tmp_path / "root", key, port=port)
+        try:
+            assert store.get("key", max_bytes=100) == b"kept on disk"
+            store.put("key", b"new")
+            assert store.get("key", max_bytes=100) == b"new"
+        finally:
+            again.stop()
+
+
+class TestSecrets:
+    def test_a_secret_is_nowhere_to_be_read(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.DEBUG)
+        replies = [
+            Reply(200, b"1", HEADERS),
+            s3_error(403, "AccessDenied"),
+            s3_error(503, "SlowDown"),
+            Reply(200, b"<broken"),
+        ]
+        seen = []
+        for reply in replies:
+            with scripted_server(lambda _, reply=reply: reply) as server:
+                store = store_at(server)
+                seen.append(repr(store))
+                for call in every_call(store, tmp_path):
+                    try:
+                        call()
+                    except TemplarError as error:
+                        seen += [repr(error), str(error), repr(error.__cause__)]
+        assert "the-bucket" in caplog.text
+        assert all(KEY.secret_access_key not in text for text in [caplog.text, *seen])
+
+
+class TestSettings:
+    def test_r2(self) -> None:
+        account = secrets.token_hex(16)
+        assert r2_endpoint(account) == f"https://{account}.r2.cloudflarestorage.com"
+
+    @pytest.mark.parametrize("account", ["", "evil.example/", "a@b", "x#", "UPPER", "-abc", "a" * 33, "two\nlines"])
+    def test_an_account_cannot_bend_the_url(self, account: str) -> None:
+        with pytest.raises(ValueError, match="account id"):
+            r2_endpoint(account)
+
+    @pytest.mark.parametrize("endpoint", ["", "127.0.0.1:9000", "ftp://host", "http://", "file:///etc"])
+    def test_an_endpoint_is_http(self, endpoint: str) -> None:
+        with pytest.raises(ValueError, match="endpoint_url"):
+            s3_store("bucket", endpoint, KEY)
+
+    @pytest.mark.parametrize("name", ["max_attempts", "read_timeout_seconds", "part_bytes", "slowest_bytes_per_second"])
+    @pytest.mark.parametrize("value", [0, -1, float("nan")])
+    def test_settings_are_positive(self, name: str, value: float) -> None:
+        with pytest.raises(ValueError, match=name):
+            S3Settings(**{name: value})
+
+
+class TestRenewable:
+    class Client:
+        closed = 0
+
+        def close(self) -> None:
+            self.closed += 1
+
+    def test_only_the_first_to_complain_renews(self) -> None:
+        renewable = Renewable(self.Client)
+        old = renewable.get()
+        assert renewable.get() is old
+        renewable.renew(old)
+        new = renewable.get()
+        renewable.renew(old)
+        assert renewable.get() is new is not old
+        assert (old.closed, new.closed) == (1, 0)
+
+    def test_it_can_be_closed_at_any_time(self) -> None:
+        renewable = Renewable(self.Client)
+        renewable.renew()
+        client = renewable.get()
+        renewable.renew()
+        renewable.renew()
+        assert client.closed == 1
+        assert renewable.get() is not client

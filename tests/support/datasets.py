@@ -1,0 +1,43 @@
+"""Small real datasets for tests: documents with numbered lines, so that every row says where it belongs."""
+
+from pathlib import Path
+
+from templar.data.build import build_dataset, upload_dataset
+from templar.data.corpus import Document
+from templar.store.base import ObjectStore
+
+PREFIX = "dataset"
+
+
+def numbered_documents(source: str, *, num_documents: int, num_lines: int, line_chars: int = 40) -> list[Document]:
+    """Documents whose lines are all different and all `line_chars` long, newline included."""
+    return [
+        Document(
+            source,
+            f"{number:03d}.txt",
+            "".join(
+                f"{source} document {number} line {line} ".ljust(line_chars - 1, "-") + "\n"
+                for line in range(num_lines)
+            ),
+        )
+        for number in range(num_documents)
+    ]
+
+
+def small_dataset(root: Path, store: ObjectStore, *, rows_per_group: int = 7, shard_rows: int = 25) -> Path:
+    """Build two configs, one line per row, in groups and files that fit no page, and upload them under `PREFIX`."""
+    documents = [
+        *numbered_documents("alpha", num_documents=10, num_lines=13),
+        *numbered_documents("beta", num_documents=6, num_lines=11),
+    ]
+    build_dataset(
+        documents,
+        root,
+        vocab_size=300,
+        row_chars=40,
+        rows_per_group=rows_per_group,
+        shard_rows=shard_rows,
+        held_out_fraction=0.2,
+    )
+    upload_dataset(root, store, PREFIX)
+    return root

@@ -1,0 +1,132 @@
+"""What an operator does: start workers and runs, cancel them, look at their states."""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import State
+
+from deployments.prefect_server import PROJECT_ROOT
+from deployments.processes import Child, start_child, wait_until_ready
+from tests.support.prefect_server import RunningPrefectServer
+
+FLOWS = "tests.support.resident_flows"
+PATIENCE_SECONDS = 60.0
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Ask again and again until something holds."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"still not so: {what}")
+        time.sleep(0.05)
+
+
+class Operator:
+    """Acts on one server; all that it starts writes into one folder.
+
+    Args:
+        server: The server.
+        client: A client of it.
+        folder: Where workers log, and where flows note what they saw.
+    """
+
+    def __init__(self, server: RunningPrefectServer, client: SyncPrefectClient, folder: Path) -> None:
+        self.server = server
+        self.client = client
+        self.folder = folder
+        self._children: list[Child] = []
+
+    def start_worker(self, pool: str, *options: str, prefix: tuple[str, ...] = (), **environment: str) -> Child:
+        """Start a worker process without waiting for it.
+
+        Args:
+            pool: Its work pool.
+            options: Further options of `prefect worker start`.
+            prefix: A command that executes the worker.
+            environment: What differs from the server's environment.
+        """
+        command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "resident", *options]
+        log = self.folder / f"{pool}-{len(self._children)}.log"
+        env = self.server.environment | {"PREFECT_WORKER_QUERY_SECONDS": "0.2"} | environment
+        child = start_child(f"worker of {pool}", [*prefix, *command], log=log, env=env, cwd=PROJECT_ROOT)
+        self._children.append(child)
+        return child
+
+    def worker(self, pool: str, *options: str, prefix: tuple[str, ...] = (), **environment: str) -> Child:
+        """Start a worker and wait until it serves its pool."""
+        child = self.start_worker(pool, *options, prefix=prefix, **environment)
+        wait_until_ready(child, lambda: "started!" in child.log.read_text(), timeout_seconds=PATIENCE_SECONDS)
+        return child
+
+    def stop_workers(self) -> None:
+        """End every worker, at once."""
+        for child in self._children:
+            child.stop(grace_seconds=0.0)
+
+    def run(
+        self,
+        flow: str,
+        pool: str,
+        *,
+        state: State[Any] | None = None,
+        variables: dict[str, Any] | None = None,
+        **parameters: Any,
+    ) -> UUID:
+        """Deploy a flow and start a run of it.
+
+        Args:
+            flow: Name of one of the test flows, or an entrypoint with dots.
+            pool: The work pool.
+            state: The run's first state; due now by default.
+            variables: Job variables.
+            parameters: The flow's parameters; `folder` is added unless it takes a `kind`.
+        """
+        entrypoint = flow if "." in flow else f"{FLOWS}.{flow}"
+        deployment = self.client.create_deployment(
+            self.client.create_flow_from_name(flow),
+            name=pool,
+            entrypoint=entrypoint,
+            work_pool_name=pool,
+            pull_steps=[],
+        )
+        if "kind" not in parameters:
+            parameters["folder"] = str(self.folder)
+        run = self.client.create_flow_run_from_deployment(
+            deployment, parameters=parameters, job_variables=variables, state=state
+        )
+        return run.id
+
+    def state(self, run: UUID) -> State[Any]:
+        """The state of a run."""
+        state = self.client.read_flow_run(run).state
+        assert state is not None
+        return state
+
+    def end_of(self, run: UUID) -> State[Any]:
+        """The final state of a run, once it has one."""
+        return self.reach(run, lambda state: state.is_final())
+
+    def reach(self, run: UUID, holds: Callable[[State[Any]], bool]) -> State[Any]:
+        """The state of a run, once something holds of it."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not holds(state := self.state(run)):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"run {run} is still {state!r}")
+            time.sleep(0.05)
+        return state
+
+    @property
+    def notes(self) -> list[str]:
+        """What the flows noted so far."""
+        path = self.folder / "notes"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def await_note(self, note: str) -> None:
+        """Wait until a flow notes something."""
+        wait_until(lambda: note in self.notes, f"a flow notes {note!r}")

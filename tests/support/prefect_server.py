@@ -1,0 +1,69 @@
+"""A real Prefect server for tests: own folder, own free port, stopped by its handle."""
+
+import os
+import signal
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from prefect.client.orchestration import SyncPrefectClient
+
+from deployments.prefect_server import PrefectServer
+from deployments.processes import Child, free_port
+
+
+class RunningPrefectServer:
+    """A server that can go away and come back on the same port and database.
+
+    Args:
+        folder: A temporary folder; the server keeps everything below it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.server = PrefectServer(folder / "prefect", free_port())
+        self._base = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+        self._child: Child | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The whole environment for a process that talks to this server."""
+        return self.server.environment(self._base)
+
+    def client(self) -> SyncPrefectClient:
+        """A client of its API, to be used as a context manager."""
+        return SyncPrefectClient(self.server.api_url)
+
+    def start(self) -> None:
+        """Start it, or start it again, and wait until its API answers."""
+        self._child = self.server.start(base=self._base)
+
+    def stop(self) -> None:
+        """End it as an operator would."""
+        if self._child is not None:
+            self._child.stop()
+            self._child = None
+
+    def kill(self) -> None:
+        """End it without a chance to say goodbye."""
+        if self._child is not None:
+            self._child.stop(grace_seconds=0.0)
+            self._child = None
+
+    def freeze(self) -> None:
+        """Let it accept connections and answer none, until `thaw`."""
+        assert self._child is not None
+        self._child.handle.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        assert self._child is not None
+        self._child.handle.send_signal(signal.SIGCONT)

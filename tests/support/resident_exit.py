@@ -1,0 +1,3 @@
+"""A flow module that ends the interpreter when it is imported."""
+
+raise SystemExit("this module cannot be imported")

