@@ -13,6 +13,7 @@ import argparse
 import json
 import logging
 import os
+import re
 import secrets
 import signal
 import sys
@@ -23,12 +24,13 @@ from types import FrameType
 from typing import Any
 
 from templar.errors import PermanentError, Reason, TemplarError
+from templar.store.address import is_account_id
 from templar.store.s3 import S3Settings, make_client, our_errors
 
 HOST = "127.0.0.1"
 ADMIN_NAME = "admin"
 LISTENING = "listening on "
-"""Beginning of the line that is printed once the endpoint answers; its URL follows."""
+"""Beginning of the line that is printed once the endpoint listens; its URL follows."""
 
 _READ_ACTIONS = ("s3:GetObject", "s3:ListBucket")
 _WRITE_ACTIONS = (
@@ -39,9 +41,14 @@ _WRITE_ACTIONS = (
     "s3:ListMultipartUploadParts",
 )
 
-
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 """A WSGI application."""
+
+_SIGNATURE = re.compile(
+    r"AWS4-HMAC-SHA256 Credential=[^/\s]+/\d{8}/[\w-]+/(?:s3|iam)/aws4_request, ?"
+    r"SignedHeaders=[\w;-]+, ?Signature=[0-9a-f]{64}"
+)
+_DENIED = b"<Error><Code>AccessDenied</Code></Error>"
 
 
 @dataclass(frozen=True)
@@ -93,9 +100,12 @@ def create_bucket_with_keys(admin: EndpointAdmin, bucket: str) -> BucketKeys:
     """Make a bucket and the two keys to it, which open no other bucket.
 
     Raises:
+        ValueError: The name cannot be an account id, so the bucket could not be committed on chain.
         TransientError: The endpoint does not answer.
-        PermanentError: The bucket's keys were made before (they cannot be read again), or the name is not legal.
+        PermanentError: The bucket's keys were made before and cannot be read again; or `admin` is not this endpoint's.
     """
+    if not is_account_id(bucket):
+        raise ValueError(f"bucket {bucket!r} is not 3 to 32 lower-case letters, digits and inner hyphens")
     with our_errors(f"bucket {bucket} of {admin.endpoint_url}", access_key_id=admin.key.access_key_id):
         # S3 takes an own bucket's name a second time, IAM does not take a user's: so keys are made once.
         _client(admin, "s3").create_bucket(Bucket=bucket)
@@ -119,7 +129,7 @@ def serve(port: int, admin_file: Path) -> None:
     from werkzeug.serving import make_server  # noqa: PLC0415
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line per request
-    application = _without_control(DomainDispatcherApplication(create_backend_app))
+    application = _guarded(DomainDispatcherApplication(create_backend_app))
     key = _enforce_credentials()
     try:
         server = make_server(HOST, port, application, threaded=True, request_handler=MotoRequestHandler)
@@ -151,13 +161,17 @@ def _enforce_credentials() -> AccessKey:
     return AccessKey(key.access_key_id, key.secret_access_key)
 
 
-def _without_control(application: Application) -> Application:
-    """The application without moto's control interface."""
+def _guarded(application: Application) -> Application:
+    """The application without its control interface, and closed to whoever does not sign."""
 
     def guarded(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        if environ.get("PATH_INFO", "").lstrip("/").startswith("moto-api"):
-            start_response("403 Forbidden", [("Content-Length", "0")])
-            return []
+        is_control = environ.get("PATH_INFO", "").lstrip("/").startswith("moto-api")
+        # Whose signature it is, and whether it is right, moto finds out; it stumbles over what is no signature at all.
+        if is_control or _SIGNATURE.fullmatch(environ.get("HTTP_AUTHORIZATION", "")) is None:
+            start_response(
+                "403 Forbidden", [("Content-Type", "application/xml"), ("Content-Length", str(len(_DENIED)))]
+            )
+            return [_DENIED]
         return application(environ, start_response)
 
     return guarded

@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -36,6 +37,9 @@ from templar.interrupt import clear_stop, request_stop
 
 CANCELLATION_POLL_SECONDS = 2.0
 """How often a worker looks whether somebody asked to cancel its run."""
+
+BUSY_POLL_SECONDS = 15.0
+"""How often a worker with a run looks for others: often enough for the server to show its queues as ready."""
 
 STOPPING = "Stopping"
 """Name of the state of a run that its worker interrupts; it keeps the engine from reporting a failure."""
@@ -124,7 +128,10 @@ class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, ResidentRe
     # What the base class calls, made to survive an outage of the server.
 
     async def get_and_submit_flow_runs(self) -> list[FlowRun]:
-        """Look for due runs."""
+        """Look for due runs; rarely while a run has the only place, since each look is a write for the server."""
+        since_last = (datetime.now(UTC) - self._last_polled_time).total_seconds()
+        if self._current is not None and since_last < BUSY_POLL_SECONDS:
+            return []
         async with outages_tolerated(self._logger):
             return await super().get_and_submit_flow_runs()
         return []

@@ -145,7 +145,10 @@ class Chain(Protocol):
         ...
 
     def set_commitment(self, data: str) -> None:
-        """Commit `COMMITMENT_CHARACTERS` ASCII characters under the own hotkey; returns once included."""
+        """Commit `COMMITMENT_CHARACTERS` ASCII characters under the own hotkey.
+
+        Returns once the block that includes it is final, so `commitments` shows it at once.
+        """
         ...
 
     def weights(self) -> dict[int, dict[int, float]]:
@@ -153,7 +156,7 @@ class Chain(Protocol):
         ...
 
     def set_weights(self, weights: Mapping[int, float]) -> None:
-        """Set the own weights, normalised to a sum of 1; returns once included.
+        """Set the own weights, normalised to a sum of 1; returns once the block that includes them is final.
 
         Zero weights may be left out. Chains store them in 16 bits, so what is read back is rounded.
         """

@@ -5,7 +5,8 @@ written can be read back. Nothing of the SDK, its exceptions included, crosses t
 """
 
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -20,7 +21,7 @@ from templar.chain.finality import FinalizedChain
 from templar.chain.keys import load_hotkey
 from templar.chain.remote import CallLimits, Connection, ConnectionLostError
 from templar.chain.weights import quantise_weights
-from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.errors import PermanentError, Reason, TransientError
 
 T = TypeVar("T")
 
@@ -130,13 +131,7 @@ class BittensorChain(FinalizedChain):
                 Reason.BAD_ENVIRONMENT, f"netuid: {self._label} has no subnet {self._netuid} at block {number}"
             )
         neurons = tuple(
-            NeuronInfo(
-                uid=neuron.uid,
-                hotkey=neuron.hotkey,
-                stake=neuron.total_stake.amount,
-                validator_permit=neuron.validator_permit,
-                incentive=neuron.incentive,
-            )
+            NeuronInfo(neuron.uid, neuron.hotkey, neuron.total_stake.amount, neuron.validator_permit, neuron.incentive)
             for neuron in graph.neurons
         )
         return Metagraph(number, neurons)
@@ -172,12 +167,11 @@ class BittensorChain(FinalizedChain):
         number = self.block()
 
         async def read(link: _Link) -> dict[int, dict[int, float]]:
-            rows: dict[int, dict[int, float]] = await (await link.client.at(number)).read(
-                "weights", netuid=self._netuid
-            )
-            return rows
+            snapshot = await link.client.at(number)
+            rows: dict[int, dict[int, float]] = await snapshot.read("weights", netuid=self._netuid)
+            return {uid: dict(sorted(row.items())) for uid, row in rows.items() if row}
 
-        return {uid: dict(sorted(row.items())) for uid, row in self._read("the weights", read).items() if row}
+        return self._read("the weights", read)
 
     def set_weights(self, weights: Mapping[int, float]) -> None:
         """Set the own weights; returns once that is final.
@@ -194,7 +188,7 @@ class BittensorChain(FinalizedChain):
 
         async def submit(link: _Link) -> bt.ExtrinsicResult | None:
             # A connection that was lost may have carried the extrinsic: sending it again would be rate limited.
-            if begun and await self._last_update(link, wallet) >= begun[0]:
+            if begun and await self._last_update(link, wallet) > begun[0]:
                 return None
             begun.append(await link.client.block())
             intent = bt.SetWeights(netuid=self._netuid, weights={uid: float(value) for uid, value in values.items()})
@@ -211,38 +205,26 @@ class BittensorChain(FinalizedChain):
                 archive_endpoints=bt_settings.default_archive_endpoints(self._label),
             )
         try:
-            return _Link(await bt.Subtensor(self._endpoint, substrate=substrate), substrate)
-        except (bt.BittensorError, OSError) as error:
-            raise ConnectionLostError(f"cannot connect: {error}") from error
+            with _understood("connecting", _unreadable):
+                return _Link(await bt.Subtensor(self._endpoint, substrate=substrate), substrate)
+        except BaseException:
+            with suppress(Exception):  # half open: closing it is a courtesy
+                await substrate.close()
+            raise
 
     def _read(self, what: str, work: Callable[[_Link], Awaitable[T]]) -> T:
         async def read(link: _Link) -> T:
-            try:
+            with _understood(what, _unreadable):
                 return await work(link)
-            except bt.BittensorError as error:
-                raise _read_failure(what, error) from error
-            except (ValueError, TypeError, LookupError, AttributeError) as error:
-                raise PermanentError(
-                    Reason.CHAIN_REFUSED,
-                    f"{what}: the chain's answer makes no sense to this SDK ({error!r}); its runtime may be newer",
-                ) from error
 
         return self._connection.call(f"reading {what}", read, seconds=self._limits.read_seconds)
 
     def _submit(self, what: str, work: Callable[[_Link], Awaitable[bt.ExtrinsicResult | None]]) -> None:
         async def submit(link: _Link) -> None:
-            try:
+            with _understood(what, _refusal):
                 result = await work(link)
-            except bt.RpcPolicyError as error:
-                raise _read_failure(what, error) from error
-            except (bt.RpcConnectionError, bt.ConnectionNotReady) as error:
-                raise ConnectionLostError(str(error)) from error
-            except bt.ChainError as error:
-                raise _refusal(what, error) from error
-            except bt.BittensorError as error:
-                raise PermanentError(Reason.CHAIN_REFUSED, f"{what}: {error}") from error
-            if result is not None and not result.success:
-                raise _refusal(what, result.error or bt.ChainError(result.message))
+                if result is not None:
+                    result.raise_for_failure()
 
         with self._submitting:  # two extrinsics of one hotkey at a time would fight for one nonce
             self._connection.call(what, submit, seconds=self._limits.submit_seconds)
@@ -273,20 +255,37 @@ async def _disconnect(link: _Link) -> None:
     await link.client.close()
 
 
-def _read_failure(what: str, error: bt.BittensorError) -> Exception:
-    """What a failed read means: come back later, gone for good, or a connection to renew."""
-    if isinstance(error, bt.RpcPolicyError):
-        # Trying again at once is what the endpoint complains about.
+@contextmanager
+def _understood(what: str, refused: Callable[[str, bt.ChainError], Exception]) -> Iterator[None]:
+    """Say what the SDK's exceptions mean; what the chain itself refused means different things to reader and writer."""
+    try:
+        yield
+    except bt.RpcPolicyError as error:  # the endpoint complains about traffic: trying again at once is more of it
         pause = f" (retry after {error.retry_after})" if error.retry_after else ""
-        return TransientError(Reason.CHAIN_RATE_LIMITED, f"{what}: the endpoint refuses traffic: {error}{pause}")
-    if "State discarded" in str(error):
+        raise TransientError(
+            Reason.CHAIN_RATE_LIMITED, f"{what}: the endpoint refuses traffic: {error}{pause}"
+        ) from error
+    except (bt.RpcConnectionError, bt.ConnectionNotReady) as error:
+        raise ConnectionLostError(str(error)) from error
+    except bt.ChainError as error:
+        raise refused(what, error) from error
+    except (bt.BittensorError, ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
+        raise PermanentError(
+            Reason.CHAIN_REFUSED,
+            f"{what}: the SDK cannot make sense of it ({error!r}); the chain's runtime may be newer",
+        ) from error
+
+
+def _unreadable(what: str, error: bt.ChainError) -> Exception:
+    """What it means that the chain did not answer a read: gone for good, or a node that is ill."""
+    if "State discarded" in error.message:
         return PermanentError(
             Reason.BLOCK_UNKNOWN, f"{what}: this endpoint has pruned the block; use an archive endpoint: {error}"
         )
     return ConnectionLostError(str(error))
 
 
-def _refusal(what: str, error: bt.ChainError) -> TemplarError:
+def _refusal(what: str, error: bt.ChainError) -> Exception:
     """What a refused extrinsic means, by the SDK's own classification."""
     message = f"{what}: the chain says: {error.message}"
     if error.code is bt.ErrorCode.RATE_LIMITED or error.name in _RETRY_LATER:

@@ -66,6 +66,7 @@ class SimulatedClock:
         self._now = start
         self._threads = threads
         self._session: _Session | None = None
+        self._moving = threading.Lock()
 
     def now(self) -> float:
         """The simulated time, in seconds since the epoch."""
@@ -85,8 +86,9 @@ class SimulatedClock:
         session = self._session
         if session is not None:
             session.sleep_until(timestamp)
-        elif timestamp > self._now:
-            self._now = timestamp
+            return
+        with self._moving:
+            self._now = max(self._now, timestamp)
 
     def compute(self, work: Callable[[], T]) -> T:
         """Run a heavy computation that may overlap those of other participants.

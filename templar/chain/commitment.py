@@ -30,7 +30,7 @@ def commitment_info(data: str) -> dict[str, Any]:
 def commitment_text(record: Any) -> str | None:
     """The text of a `CommitmentOf` record of exactly one raw field of our length; None for any other form."""
     match record:
-        case {"info": {"fields": [{**field}]}} if len(field) == 1:
+        case {"info": {"fields": [{**field}]}}:
             value = field.get(_FIELD)
         case _:
             return None

@@ -198,7 +198,7 @@ class State:
         total: dict[int, float] = {}
         for place in places:
             vector = self.weights.get(place.hotkey)
-            if vector is None or not place.validator_permit:
+            if vector is None:
                 continue
             live = {uid: value for uid, value in vector.values.items() if uid in since and since[uid] < vector.change}
             for uid, share in normalise_weights(live).items():

@@ -12,8 +12,9 @@ from templar.chain.base import Clock, NeuronInfo
 from templar.chain.keys import Signer
 from templar.errors import PermanentError, Reason, RejectedError
 from templar.exchange.keys import Kind, checkpoint_key, parse_key
-from templar.exchange.objects import CheckpointManifest, Network, check_author, check_window, unseal
+from templar.exchange.objects import CheckpointManifest
 from templar.exchange.publish import publish_body, publish_file
+from templar.exchange.sealing import Network, check_author, check_window, unseal
 from templar.store.base import ObjectStore
 
 MANIFEST_FILE = "manifest.json"

@@ -7,7 +7,7 @@ from templar.chain.base import Chain, Metagraph, NeuronInfo
 from templar.chain.keys import Signer
 from templar.errors import PermanentError, Reason
 from templar.exchange.buckets import Buckets
-from templar.exchange.objects import Network
+from templar.exchange.sealing import Network
 from templar.hparams import HParams
 from templar.windows import WindowTimes, closing_block, estimate_time, first_block
 

@@ -11,9 +11,10 @@ from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.context import Exchange
 from templar.exchange.keys import Kind, window_key
-from templar.exchange.objects import Decision, Roster, check_author, check_window, unseal
+from templar.exchange.objects import Decision, Roster
 from templar.exchange.publish import PublishReceipt, publish_body
 from templar.exchange.roster import fetch_roster
+from templar.exchange.sealing import check_author, check_window, unseal
 
 log = logging.getLogger(__name__)
 

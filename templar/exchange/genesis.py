@@ -18,8 +18,9 @@ from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.buckets import Buckets
 from templar.exchange.checkpoint import StateMark, fetch_checkpoint, publish_checkpoint
 from templar.exchange.keys import START_WINDOW_KEY
-from templar.exchange.objects import Network, StartWindow, check_author, unseal
+from templar.exchange.objects import StartWindow
 from templar.exchange.publish import publish_body
+from templar.exchange.sealing import Network, check_author, unseal
 from templar.hparams import HParams, Model
 from templar.model.checkpoint import WEIGHTS_FILE, read_parameters, write_model
 from templar.model.root import genesis_root, parameters_digest

@@ -1,75 +1,13 @@
-"""The signed objects of the exchange: strict schemas, one canonical form, one author each.
+"""What the objects of the exchange say: one schema per kind."""
 
-An object is `{"body": {...}, "signature": "..."}` in canonical JSON. The hash of an object is the SHA-256 of the
-canonical JSON of its body, because sr25519 signatures differ from one signing to the next. The signature covers the
-kind of the object as well, so that a body can never be passed off as another kind.
-"""
+from typing import Annotated, Self
 
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-
-from templar import PROTOCOL_VERSION
-from templar.canonical import canonical_json, sha256_hex
-from templar.chain.keys import Signer, verify
-from templar.errors import Reason, RejectedError
 from templar.exchange.keys import Kind
+from templar.exchange.sealing import ENVELOPE_BYTES, Body, Count, Hex64, Hotkey, Uid, WindowBody
 
-Hex64 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Hotkey = Annotated[str, Field(pattern=r"^[1-9A-HJ-NP-Za-km-z]{46,50}$")]
-Count = Annotated[int, Field(ge=0, le=2**53)]
-Uid = Annotated[int, Field(ge=0, le=2**16)]
 FileName = Annotated[str, Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z._-]{0,127}$")]
-
-ENVELOPE_BYTES = 512
-"""Room for the envelope, the signature and the network fields around what an object itself may hold."""
-
-
-@dataclass(frozen=True)
-class Network:
-    """What two nodes must have in common to be on one network."""
-
-    netuid: int
-    genesis: str
-
-
-class Body(BaseModel):
-    """The signed part of an object.
-
-    Attributes:
-        protocol: Protocol version.
-        netuid: Subnet.
-        genesis: Digest of the start window's body; all zeros in the start window itself.
-        uid: Author's uid when it was signed.
-        hotkey: Author's ss58 address.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    kind: ClassVar[Kind]
-    max_bytes: ClassVar[int]
-
-    protocol: Annotated[str, Field(max_length=32)] = PROTOCOL_VERSION
-    netuid: Count
-    genesis: Hex64
-    uid: Uid
-    hotkey: Hotkey
-
-    def canonical(self) -> bytes:
-        """The bytes that are hashed."""
-        return canonical_json(self.model_dump(mode="json"))
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the canonical body: the name by which others refer to the object."""
-        return sha256_hex(self.canonical())
-
-
-class WindowBody(Body):
-    """An object about one window."""
-
-    window: Count
 
 
 class Commit(WindowBody):
@@ -240,95 +178,3 @@ class CheckpointManifest(WindowBody):
         if self.files.keys() != self.sizes.keys():
             raise ValueError("files and sizes name different files")
         return self
-
-
-T = TypeVar("T", bound=Body)
-
-
-@dataclass(frozen=True)
-class Sealed(Generic[T]):
-    """A body together with its author's signature."""
-
-    body: T
-    signature: str
-
-    def encode(self) -> bytes:
-        """The object's bytes."""
-        return canonical_json({"body": self.body.model_dump(mode="json"), "signature": self.signature})
-
-
-def seal(body: T, signer: Signer) -> Sealed[T]:
-    """Sign a body.
-
-    Raises:
-        ValueError: The body names another hotkey than the signer's.
-    """
-    if signer.address != body.hotkey:
-        raise ValueError(f"{body.kind}: the body names {body.hotkey}, the signer is {signer.address}")
-    return Sealed(body, signer.sign(_message(body)).hex())
-
-
-def unseal(data: bytes, body_type: type[T]) -> Sealed[T]:
-    """Read an object that somebody published.
-
-    Raises:
-        RejectedError: `malformed` (not the schema, too long), `not_canonical`, `bad_signature`. Nothing else, whatever
-            the bytes are.
-    """
-    kind = body_type.kind
-    if len(data) > body_type.max_bytes:
-        raise RejectedError(Reason.MALFORMED, f"{kind}: {len(data)} bytes, at most {body_type.max_bytes} are legal")
-    sealed = _parse(data, body_type)
-    if sealed.encode() != data:
-        raise RejectedError(Reason.NOT_CANONICAL, f"{kind}: not in canonical form")
-    if not verify(sealed.body.hotkey, _message(sealed.body), bytes.fromhex(sealed.signature)):
-        raise RejectedError(Reason.BAD_SIGNATURE, f"{kind}: the signature is not {sealed.body.hotkey}'s")
-    return sealed
-
-
-def check_author(body: Body, *, network: Network, uid: int, hotkey: str) -> None:
-    """Check that an object belongs to this network and to the neuron in whose bucket it lies.
-
-    Raises:
-        RejectedError: `wrong_network`, `wrong_identity`.
-    """
-    if (body.protocol, body.netuid, body.genesis) != (PROTOCOL_VERSION, network.netuid, network.genesis):
-        raise RejectedError(
-            Reason.WRONG_NETWORK,
-            f"{body.kind} of uid {uid}: made for protocol {body.protocol}, netuid {body.netuid}, "
-            f"genesis {body.genesis[:12]}; here it is {PROTOCOL_VERSION}, {network.netuid}, {network.genesis[:12]}",
-        )
-    if (body.uid, body.hotkey) != (uid, hotkey):
-        raise RejectedError(
-            Reason.WRONG_IDENTITY, f"{body.kind} in the bucket of uid {uid} ({hotkey}) names {body.uid} ({body.hotkey})"
-        )
-
-
-def check_window(body: WindowBody, window: int) -> None:
-    """Check that an object is about the window that its key says.
-
-    Raises:
-        RejectedError: `wrong_window`.
-    """
-    if body.window != window:
-        raise RejectedError(Reason.WRONG_WINDOW, f"{body.kind}: signed for window {body.window}, stored for {window}")
-
-
-class _Envelope(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    body: dict[str, Any]
-    signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
-
-
-def _parse(data: bytes, body_type: type[T]) -> Sealed[T]:
-    try:
-        envelope = _Envelope.model_validate_json(data)
-        return Sealed(body_type.model_validate_json(canonical_json(envelope.body)), envelope.signature)
-    except (ValidationError, ValueError, RecursionError) as error:
-        problem = str(error).splitlines()[0][:200]
-        raise RejectedError(Reason.MALFORMED, f"{body_type.kind}: {problem}") from None
-
-
-def _message(body: Body) -> bytes:
-    return f"templar:{PROTOCOL_VERSION}:{body.kind}:".encode() + body.canonical()

@@ -15,8 +15,9 @@ from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, RejectedError, TransientError
 from templar.exchange.context import Exchange
 from templar.exchange.keys import Kind, parse_key, peers_key
-from templar.exchange.objects import PeerList, check_author, unseal
+from templar.exchange.objects import PeerList
 from templar.exchange.publish import PublishReceipt, publish_body
+from templar.exchange.sealing import check_author, unseal
 from templar.hparams import Peers
 from templar.store.base import ObjectStore
 from templar.windows import first_block

@@ -14,8 +14,9 @@ from templar.canonical import keyed_seed
 from templar.chain.base import NeuronInfo
 from templar.exchange.context import Exchange
 from templar.exchange.keys import Kind, window_key
-from templar.exchange.objects import Proof, check_author, check_window, unseal
+from templar.exchange.objects import Proof
 from templar.exchange.publish import PublishReceipt, publish_body
+from templar.exchange.sealing import check_author, check_window, unseal
 
 NUM_SLICES = 32
 SLICE_ELEMENTS = 64

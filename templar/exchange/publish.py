@@ -4,6 +4,8 @@ On failure nothing is half-written: the store shows an object whole or not at al
 there, compares, and does nothing if it is the same.
 """
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -11,8 +13,10 @@ from pathlib import Path
 from templar.chain.base import Clock
 from templar.chain.keys import Signer
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
-from templar.exchange.objects import Body, seal, unseal
+from templar.exchange.sealing import Body, seal, unseal
 from templar.store.base import ObjectInfo, ObjectStore
+
+log = logging.getLogger(__name__)
 
 COMPARE_BYTES = 1 << 20
 """Objects up to this size are read back and compared byte by byte; of larger ones the length is compared."""
@@ -40,6 +44,42 @@ class PublishReceipt:
     size: int
     last_modified: int
     outcome: Outcome
+
+
+@dataclass(frozen=True)
+class TimedReport:
+    """What came of a publication that had a deadline.
+
+    Attributes:
+        receipts: What is in the store now; nothing if it was too late.
+        reason: `no_time_left`, or None if everything is there.
+        detail: The same for people.
+    """
+
+    receipts: tuple[PublishReceipt, ...]
+    reason: Reason | None = None
+    detail: str = ""
+
+    @property
+    def in_time(self) -> bool:
+        """Whether everything is there."""
+        return self.reason is None
+
+
+def publish_in_time(publish: Callable[[], tuple[PublishReceipt, ...]]) -> TimedReport:
+    """Turn a missed deadline into a report: being late costs a window, it is no failure.
+
+    Raises:
+        PermanentError: Anything else than `no_time_left`.
+        TransientError: The store failed.
+    """
+    try:
+        return TimedReport(publish())
+    except PermanentError as error:
+        if error.reason is not Reason.NO_TIME_LEFT:
+            raise
+        log.warning("%s", error)
+        return TimedReport((), error.reason, str(error))
 
 
 def publish_bytes(

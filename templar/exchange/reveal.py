@@ -14,16 +14,9 @@ from templar.chain.keys import Signer
 from templar.errors import Reason, RejectedError
 from templar.exchange.cache import PayloadCache
 from templar.exchange.keys import Kind, window_key
-from templar.exchange.objects import (
-    Commit,
-    Manifest,
-    Network,
-    WindowBody,
-    check_author,
-    check_window,
-    unseal,
-)
+from templar.exchange.objects import Commit, Manifest
 from templar.exchange.publish import PublishReceipt, publish_body, publish_file
+from templar.exchange.sealing import Network, WindowBody, check_author, check_window, unseal
 from templar.gradient.layout import Layout
 from templar.store.base import ObjectInfo, ObjectStore
 from templar.windows import Interval, Timing, WindowTimes

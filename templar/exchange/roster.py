@@ -16,9 +16,10 @@ from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.cache import PayloadCache
 from templar.exchange.context import Exchange
 from templar.exchange.keys import Kind, aggregate_key, window_key
-from templar.exchange.objects import Roster, RosterEntry, check_author, check_window, unseal
+from templar.exchange.objects import Roster, RosterEntry
 from templar.exchange.publish import publish_body, publish_file
 from templar.exchange.reveal import Contribution
+from templar.exchange.sealing import check_author, check_window, unseal
 from templar.store.base import ObjectStore
 from templar.windows import Timing, WindowTimes
 

@@ -4,7 +4,7 @@ from functools import partial
 
 from templar.exchange.decisions import publish_decision
 from templar.exchange.gather import GatherReport, Tier
-from templar.exchange.publish import PublishReceipt
+from templar.exchange.publish import TimedReport, publish_in_time
 from templar.exchange.roster import publish_roster
 from templar.neuron.node import Node, Settlement
 
@@ -21,15 +21,16 @@ class RosterNode(Node):
         """
         return self.settle(window, publish_own=partial(self._publish, window, report))
 
-    def decide(self, settlement: Settlement) -> PublishReceipt:
+    def decide(self, settlement: Settlement) -> TimedReport:
         """Sign what was applied, before the next window closes (PROTOCOL 15).
 
         Raises:
-            PermanentError: `no_time_left`, or `object_differs`: it decided otherwise before, and that stands.
+            PermanentError: `object_differs`: it decided otherwise before, and that stands.
             TransientError: The store failed; a later call goes on.
         """
         deadline = self.exchange.expected_times(settlement.window + 1).close
-        return publish_decision(self.exchange, settlement.window, settlement.digest, deadline=deadline)
+        window, digest = settlement.window, settlement.digest
+        return publish_in_time(lambda: (publish_decision(self.exchange, window, digest, deadline=deadline),))
 
     def _publish(self, window: int, report: GatherReport, rank: int) -> None:
         before = self.journal.applied(window - 1)

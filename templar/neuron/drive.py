@@ -6,7 +6,7 @@ The waits are inside the steps, so the same lines run in real and in simulated t
 import logging
 from collections.abc import Callable
 
-from templar.errors import PermanentError, Reason, TransientError
+from templar.errors import TransientError
 from templar.neuron.aggregator import Aggregator
 from templar.neuron.miner import Miner
 from templar.neuron.node import Node
@@ -22,8 +22,8 @@ def mine(miner: Miner, window: int) -> Opening:
     def run() -> None:
         if miner.fetch_pages(window).units and miner.train(window).reason is None:
             miner.compress(window)
-            _unless_late(lambda: miner.commit(window))
-            _unless_late(lambda: miner.upload(window))
+            if miner.commit(window).in_time:
+                miner.upload(window)
         miner.gather(window)
         miner.apply(miner.settle(window))
 
@@ -35,7 +35,7 @@ def aggregate(aggregator: Aggregator, window: int) -> Opening:
 
     def run() -> None:
         settlement = aggregator.settle_and_publish(window, aggregator.gather(window))
-        _unless_late(lambda: aggregator.decide(settlement))
+        aggregator.decide(settlement)
         aggregator.apply(settlement)
 
     return _drive(aggregator, window, run)
@@ -48,7 +48,7 @@ def validate(validator: Validator, window: int) -> Opening:
         validator.publish_peers(window)
         report = validator.gather_everybody(window)
         settlement = validator.settle_and_publish(window, report)
-        _unless_late(lambda: validator.decide(settlement))
+        validator.decide(settlement)
         evidence = validator.rate(report, validator.evaluate(report, settlement), settlement)
         validator.apply(settlement)
         validator.set_weights(evidence)
@@ -69,12 +69,3 @@ def _drive(node: Node, window: int, run: Callable[[], None]) -> Opening:
     node.publish_sync_proof(window)
     node.finish(window)
     return opening
-
-
-def _unless_late(publish: Callable[[], object]) -> None:
-    try:
-        publish()
-    except PermanentError as error:
-        if error.reason is not Reason.NO_TIME_LEFT:
-            raise
-        log.warning("%s", error)

@@ -13,7 +13,7 @@ from templar.canonical import sha256_hex
 from templar.data.assignment import Assignment
 from templar.errors import PermanentError, Reason
 from templar.exchange.objects import Manifest
-from templar.exchange.publish import PublishReceipt
+from templar.exchange.publish import TimedReport, publish_in_time
 from templar.exchange.reveal import publish_commit, publish_reveal
 from templar.gradient.feedback import FeedbackRule, compress
 from templar.gradient.payload import Header, Payload
@@ -186,28 +186,23 @@ class Miner(Node):
         """The bytes that are published."""
         return encode(payload, self.layout)
 
-    def commit(self, window: int) -> PublishReceipt:
+    def commit(self, window: int) -> TimedReport:
         """Publish the commitment before the close. On failure a later call goes on, until the deadline.
 
         Raises:
-            PermanentError: `no_time_left`.
             TransientError: The store failed.
         """
-        times = self.exchange.expected_times(window)
-        self.chain.clock.sleep_until(times.commit_interval.first)
-        return publish_commit(
-            self.buckets.own,
-            self._manifest(window),
-            self.signer,
-            clock=self.chain.clock,
-            deadline=times.commit_interval.last + 1,
+        times, clock = self.exchange.expected_times(window), self.chain.clock
+        clock.sleep_until(times.commit_interval.first)
+        deadline, manifest, signer = times.commit_interval.last + 1, self._manifest(window), self.exchange.own_signer
+        return publish_in_time(
+            lambda: (publish_commit(self.buckets.own, manifest, signer, clock=clock, deadline=deadline),)
         )
 
-    def upload(self, window: int) -> tuple[PublishReceipt, PublishReceipt]:
+    def upload(self, window: int) -> TimedReport:
         """Wait for the close, then publish manifest and payload. On failure a later call goes on, until the deadline.
 
         Raises:
-            PermanentError: `no_time_left`.
             TransientError: The store failed.
         """
         times = self.exchange.acting_times(window)
@@ -224,14 +219,11 @@ class Miner(Node):
         if any(entry.payload_sha256 == own for entry in settlement.roster.entries) and staged.exists():
             self.private = PrivateState.load(staged)
 
-    def _reveal(self, window: int, *, deadline: float) -> tuple[PublishReceipt, PublishReceipt]:
-        return publish_reveal(
-            self.buckets.own,
-            self._manifest(window),
-            self.signer,
-            self._payload_path(window),
-            clock=self.chain.clock,
-            deadline=deadline,
+    def _reveal(self, window: int, *, deadline: float) -> TimedReport:
+        manifest, payload, signer = self._manifest(window), self._payload_path(window), self.exchange.own_signer
+        clock = self.chain.clock
+        return publish_in_time(
+            lambda: publish_reveal(self.buckets.own, manifest, signer, payload, clock=clock, deadline=deadline)
         )
 
     def _assignment(self, window: int) -> Assignment:

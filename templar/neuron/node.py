@@ -8,20 +8,15 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from torch import Tensor
 
-from templar.chain.base import Chain, NeuronInfo
-from templar.chain.keys import Signer
-from templar.data.pages import PageDataset
+from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, TransientError
-from templar.exchange.buckets import Buckets
 from templar.exchange.cache import PayloadCache
 from templar.exchange.checkpoint import StateMark
-from templar.exchange.context import Exchange
 from templar.exchange.gather import Gatherer, GatherReport
-from templar.exchange.genesis import find_birth, load_genesis
+from templar.exchange.genesis import load_genesis
 from templar.exchange.objects import Roster
 from templar.exchange.peers import PeerBook, Selection
 from templar.exchange.proof import publish_proof
@@ -31,35 +26,15 @@ from templar.exchange.roster import await_roster
 from templar.gradient.layout import Layout
 from templar.hparams import HParams
 from templar.model.llama import parameter_shapes
-from templar.model.tokenizer import check_fits, load_tokenizer
 from templar.neuron.agreed import AgreedState, check_mark
+from templar.neuron.joining import NodeSettings, Surroundings, join
 from templar.neuron.journal import Applied, Journal, Status
 from templar.neuron.lock import NeuronLock
 from templar.neuron.private import PrivateState
 from templar.neuron.snapshot import Snapshots
-from templar.neuron.workload import Workload
 from templar.windows import WindowTimes
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class NodeSettings:
-    """What is particular to one node and nobody else's business.
-
-    Attributes:
-        name: The neuron's name on this host.
-        home: Its folder: journal, snapshots, spool, cache.
-        pinned_genesis: Genesis hash that the operator insists on; None takes the network's.
-        gather_concurrency: Peers fetched at once.
-        durable: Wait for the disk before anything is published; only a simulation does without.
-    """
-
-    name: str
-    home: Path
-    pinned_genesis: str | None = None
-    gather_concurrency: int = 8
-    durable: bool = True
 
 
 @dataclass(frozen=True)
@@ -91,10 +66,7 @@ class Node:
     Args:
         settings: What is particular to this node.
         hparams: The network's numbers.
-        chain: The subnet, seen by this node's hotkey.
-        signer: The hotkey.
-        buckets: Everybody's buckets.
-        open_dataset: Opens the training split; called at the start, when the network is reachable.
+        surroundings: What it is connected to.
     """
 
     keeps_private_state = False
@@ -102,21 +74,12 @@ class Node:
     windows_late = 0
     """How many windows after its close an unclaimed window may still be opened: a miner has nothing left to do then."""
 
-    def __init__(
-        self,
-        settings: NodeSettings,
-        hparams: HParams,
-        chain: Chain,
-        signer: Signer,
-        buckets: Buckets,
-        open_dataset: Callable[[], PageDataset],
-    ) -> None:
+    def __init__(self, settings: NodeSettings, hparams: HParams, surroundings: Surroundings) -> None:
         self.settings = settings
         self.hparams = hparams
-        self.chain = chain
-        self.signer = signer
-        self.buckets = buckets
-        self._open_dataset = open_dataset
+        self.chain = surroundings.chain
+        self.buckets = surroundings.buckets
+        self._surroundings = surroundings
         self.layout = Layout.of(parameter_shapes(hparams.model), hparams.gradient)
         self.cache = PayloadCache(settings.home / "payloads", self.layout)
         self.spool = settings.home / "spool"
@@ -260,15 +223,8 @@ class Node:
         log.info("%s: state of window %d, root %s", self.settings.name, mark.window, mark.root[:12])
 
     def _join(self) -> None:
-        if self.chain.metagraph().by_hotkey(self.signer.address) is None:
-            raise PermanentError(
-                Reason.NOT_REGISTERED,
-                f"hotkey {self.signer.address} is not registered on subnet {self.chain.netuid}: register it first",
-            )
-        self.buckets.announce()
-        self.birth = find_birth(self.chain, self.buckets, self.hparams, pinned=self.settings.pinned_genesis)
-        self.exchange = Exchange(self.chain, self.buckets, self.birth.network, self.hparams, self.signer)
-        self.workload = self._open_workload()
+        membership = join(self.settings, self.hparams, self._surroundings)
+        self.birth, self.exchange, self.workload = membership.birth, membership.exchange, membership.workload
         self.peers = PeerBook(self.exchange)
         self.gatherer = Gatherer(self.buckets, self.cache, self.chain.clock, self.settings.gather_concurrency)
         home, durable = self.settings.home, self.settings.durable
@@ -276,24 +232,6 @@ class Node:
         kept = self.hparams.storage.snapshots_kept
         self.snapshots = Snapshots(home / "snapshots", self.birth.network, kept=kept, durable=durable)
         self.restore()
-
-    def _open_workload(self) -> Workload:
-        dataset, start = self._open_dataset(), self.birth.start
-        if dataset.digest != start.dataset:
-            raise PermanentError(
-                Reason.DATASET_MALFORMED,
-                f"dataset: digest {dataset.digest[:12]} is not the network's {start.dataset[:12]}; "
-                "point the dataset bucket and prefix at the network's dataset",
-            )
-        tokenizer = load_tokenizer(self.hparams.data.tokenizer_name, embedded=dataset.tokenizer_json())
-        check_fits(tokenizer, self.hparams.model.vocab_size)
-        if tokenizer.digest != start.tokenizer:
-            raise PermanentError(
-                Reason.TOKENIZER_MISSING,
-                f"tokenizer {self.hparams.data.tokenizer_name!r}: digest {tokenizer.digest[:12]} is not the "
-                f"network's {start.tokenizer[:12]}; another version of it was loaded",
-            )
-        return Workload(self.exchange, dataset, tokenizer, start.start_window)
 
     def _check_history(self, roster: Roster) -> None:
         """A roster that follows another decision than this node's last one shows a split: find the majority first."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from templar.errors import PermanentError, Reason
 from templar.exchange.checkpoint import StateMark
-from templar.exchange.objects import Network
+from templar.exchange.sealing import Network
 from templar.hparams import Model
 from templar.model.checkpoint import WEIGHTS_FILE, read_parameters
 from templar.neuron.durable import sync

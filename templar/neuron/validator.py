@@ -142,7 +142,7 @@ class Validator(RosterNode):
         if evidence is None:
             return None
         key = window_key(Kind.EVIDENCE, evidence.window, evidence.uid)
-        return publish_body(self.buckets.own, key, evidence, self.signer, clock=self.chain.clock)
+        return publish_body(self.buckets.own, key, evidence, self.exchange.own_signer, clock=self.chain.clock)
 
     def finish(self, window: int, reason: Reason | None = None) -> None:
         """As every node; then drop old evidence."""

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from templar.errors import Reason
 from templar.exchange.keys import Kind
-from templar.exchange.objects import ENVELOPE_BYTES, Count, Hex64, Hotkey, Uid, WindowBody
+from templar.exchange.sealing import ENVELOPE_BYTES, Count, Hex64, Hotkey, Uid, WindowBody
 
 Finite = Annotated[float, Field(allow_inf_nan=False, strict=False)]
 

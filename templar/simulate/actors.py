@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from templar.canonical import keyed_seed
-from templar.errors import PermanentError, Reason
+from templar.errors import Reason
 from templar.exchange.gather import GatherReport
-from templar.exchange.publish import PublishReceipt
+from templar.exchange.publish import TimedReport
 from templar.gradient.payload import Payload
 from templar.model.training import OptimizerState, TrainResult
 from templar.neuron.evaluate import Evaluation
@@ -24,7 +24,9 @@ class LazyMiner(Miner):
     def learn(self, window: int, sequences: Tensor, keep_going: Callable[[], bool]) -> TrainResult:
         """Noise; the data is not looked at."""
         del sequences, keep_going
-        generator = torch.Generator().manual_seed(keyed_seed("templar.lazy", self.signer.address, window) % 2**63)
+        generator = torch.Generator().manual_seed(
+            keyed_seed("templar.lazy", self.exchange.own_signer.address, window) % 2**63
+        )
         scale = self.hparams.training.adamw.learning_rate
         update = {
             name: torch.randn(tensor.shape, generator=generator) * scale
@@ -37,15 +39,15 @@ class LazyMiner(Miner):
 class SilentMiner(Miner):
     """Commits and never reveals."""
 
-    def upload(self, window: int) -> tuple[PublishReceipt, PublishReceipt]:
+    def upload(self, window: int) -> TimedReport:
         """Nothing is published."""
-        raise PermanentError(Reason.NO_TIME_LEFT, f"window {window}: a silent miner reveals nothing")
+        return TimedReport((), Reason.NO_TIME_LEFT, f"window {window}: a silent miner reveals nothing")
 
 
 class LateMiner(Miner):
     """Reveals after the grace."""
 
-    def upload(self, window: int) -> tuple[PublishReceipt, PublishReceipt]:
+    def upload(self, window: int) -> TimedReport:
         """Publish one second too late."""
         times = self.exchange.acting_times(window)
         self.chain.clock.sleep_until(times.reveal_interval.last + 1)

@@ -7,16 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from templar.exchange.keys import Kind, window_key
-from templar.exchange.objects import unseal
+from templar.exchange.sealing import unseal
 from templar.hparams import HParams
 from templar.neuron.aggregator import Aggregator
 from templar.neuron.drive import aggregate, mine, validate
 from templar.neuron.miner import Miner
 from templar.neuron.node import Node
+from templar.neuron.observe import measure_held_out
 from templar.neuron.validator import Validator
 from templar.scoring.evidence import Evidence
 from templar.simulate.world import START_WINDOW, Member, World
 from templar.windows import first_block
+
+HELD_OUT_SEQUENCES = 128
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,9 @@ class SimulationReport:
         windows: Windows that were run.
         root: State root after the last one, of every node (see `roots_agree`).
         roots_agree: Whether all nodes have it.
+        loss_genesis: Held-out loss of the genesis parameters, in nats per token.
+        loss_last: Held-out loss after the last window.
+        unigram: Unigram entropy of the held-out tokens.
         weights: Uid -> weight as the first validator set it last.
         scores: Uid -> final score in the first validator's last evidence.
         losses: Loss of each window's evaluation batch before its step, from the evidence.
@@ -38,6 +44,9 @@ class SimulationReport:
     windows: int
     root: str
     roots_agree: bool
+    loss_genesis: float
+    loss_last: float
+    unigram: float
     weights: dict[int, float]
     scores: dict[int, float]
     losses: list[float | None]
@@ -116,11 +125,15 @@ def _report(world: World, nodes: dict[Member, Node], windows: int, seconds: floa
     roots = {node.state.root for node in nodes.values()}
     validator = next(member for member in nodes if member.role == "validator")
     evidence = [_evidence(nodes[validator], window) for window in range(START_WINDOW, START_WINDOW + windows)]
+    held_out = measure_held_out(nodes[validator], world.open_held_out(), num_sequences=HELD_OUT_SEQUENCES)
     measured = [each for each in evidence if each is not None]
     return SimulationReport(
         windows=windows,
         root=nodes[validator].state.root,
         roots_agree=len(roots) == 1,
+        loss_genesis=held_out.loss_genesis,
+        loss_last=held_out.loss_last,
+        unigram=held_out.unigram,
         weights=world.chain.weights().get(validator.uid, {}),
         scores={} if not measured else {record.uid: record.final for record in measured[-1].miners},
         losses=[None if each is None else each.loss for each in evidence],

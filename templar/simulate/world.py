@@ -18,7 +18,9 @@ from templar.hparams import HParams
 from templar.model.llama import genesis_parameters
 from templar.model.tokenizer import load_tokenizer
 from templar.neuron.aggregator import Aggregator
-from templar.neuron.node import Node, NodeSettings
+from templar.neuron.joining import NodeSettings, Surroundings
+from templar.neuron.node import Node
+from templar.neuron.observe import HELD_OUT_ROWS_PER_PAGE
 from templar.neuron.validator import Validator
 from templar.simulate.actors import ACTORS, IDLE
 from templar.store.address import BucketAddress
@@ -30,7 +32,9 @@ GENESIS_TIME = 1_700_000_000.0
 START_WINDOW = 1
 DATASET_BUCKET = "dataset"
 DATASET_PREFIX = "text"
-CORPUS_BYTES = 600_000
+ROW_CHARS = 800
+WINDOWS_PER_ROUND = 4
+"""The text lasts for this many windows before its pages come again in another order."""
 ROLES = {"aggregator": Aggregator, "validator": Validator}
 AGGREGATOR_STAKE, VALIDATOR_STAKE = 1000.0, 400.0
 
@@ -103,7 +107,14 @@ class World:
         kind = self._kinds[member.role]
         settings = NodeSettings(member.name, self.root / "nodes" / member.name, gather_concurrency=1, durable=False)
         chain = Ledger(self._ledger, hotkey=member.hotkey, clock=self.clock, durable=False)
-        return kind(settings, self.hparams, chain, member.hotkey, self._buckets(member, chain), self.open_dataset)
+        surroundings = Surroundings(chain, self._buckets(member, chain), member.hotkey, self.open_dataset)
+        return kind(settings, self.hparams, surroundings)
+
+    def observer(self) -> Node:
+        """A node without a hotkey, not started: it replays what the others agreed on."""
+        settings = NodeSettings("observer", self.root / "nodes" / "observer", durable=False)
+        buckets = Buckets(self.chain, self._open_reader)
+        return Node(settings, self.hparams, Surroundings(self.chain, buckets, None, self.open_dataset))
 
     def open_dataset(self, split: str = TRAIN_SPLIT, rows_per_page: int | None = None) -> PageDataset:
         """The dataset's pages."""
@@ -111,12 +122,8 @@ class World:
         return PageDataset([self._store(DATASET_BUCKET)], DATASET_PREFIX, rows_per_page=rows, split=split)
 
     def open_held_out(self) -> PageDataset:
-        """The held-out pages, a few rows each, so that few sequences already speak for many documents."""
-        return self.open_dataset(HELD_OUT_SPLIT, rows_per_page=4)
-
-    def reader(self) -> Buckets:
-        """Everybody's buckets for somebody without a bucket of their own."""
-        return Buckets(self.chain, self._open_reader)
+        """The held-out pages."""
+        return self.open_dataset(HELD_OUT_SPLIT, rows_per_page=HELD_OUT_ROWS_PER_PAGE)
 
     def _register(self, seed: int, actors: Sequence[str], num_validators: int) -> tuple[Member, ...]:
         roles = ["burn", "aggregator", *["validator"] * num_validators, *actors]
@@ -132,8 +139,10 @@ class World:
 
     def _build_dataset(self) -> None:
         folder = self.root / "dataset"
-        documents = collect_documents(max_bytes=CORPUS_BYTES)
-        build_dataset(documents, folder, vocab_size=self.hparams.model.vocab_size)
+        data, miners = self.hparams.data, len(self.members)
+        pages = WINDOWS_PER_ROUND * data.pages_per_window * (miners + data.spare_slots)
+        documents = collect_documents(max_bytes=max(600_000, 2 * pages * data.rows_per_page * ROW_CHARS))
+        build_dataset(documents, folder, vocab_size=self.hparams.model.vocab_size, row_chars=ROW_CHARS)
         upload_dataset(folder, self._store(DATASET_BUCKET), DATASET_PREFIX)
 
     def _publish_genesis(self) -> Birth:

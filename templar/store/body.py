@@ -17,7 +17,7 @@ class BrokenBodyError(TransientError):
 
 
 class RawBody(Protocol):
-    """The part of urllib3's response that is needed here."""
+    """The part of urllib3's response that is needed here; botocore's wrapper of it waits for whole blocks."""
 
     def read1(self, amt: int, decode_content: bool) -> bytes:
         """At most `amt` bytes, from at most one read of the socket; empty at the end."""

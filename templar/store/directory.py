@@ -51,12 +51,7 @@ class DirectoryStore:
     """
 
     def __init__(
-        self,
-        root: Path,
-        *,
-        clock: Callable[[], float] | None = None,
-        writable: bool = True,
-        durable: bool = False,
+        self, root: Path, *, clock: Callable[[], float] | None = None, writable: bool = True, durable: bool = False
     ) -> None:
         self._name = root.name
         self._root = os.fspath(root)
@@ -133,7 +128,7 @@ class DirectoryStore:
         """Every object whose key starts with `prefix`, in key order."""
         self._check_bucket()
         folder = prefix.rpartition("/")[0]
-        if not folder or is_key(folder):
+        if is_key(folder or "-") and not _is_reserved(folder):
             yield from self._walk(f"{folder}/" if folder else "", prefix)
 
     def delete(self, keys: Iterable[str]) -> DeleteReport:
@@ -152,11 +147,11 @@ class DirectoryStore:
         return DeleteReport(tuple(deleted), tuple(failed))
 
     def close(self) -> None:
-        """Nothing is held open between calls."""
+        """Nothing stays open between calls."""
 
     def _path(self, key: str) -> str:
         check_key(key)
-        if key.partition("/")[0] == INCOMING:
+        if _is_reserved(key):
             raise PermanentError(Reason.BAD_KEY, f"key {key!r} lies in the reserved folder {INCOMING!r}")
         return f"{self._root}/{key}"
 
@@ -175,6 +170,8 @@ class DirectoryStore:
         path = self._path(key)
         try:
             file = os.open(path, os.O_RDONLY)
+        except NotADirectoryError:
+            raise self._missing(key) from None
         except OSError as error:
             raise self._failure(error, key) from error
         status = os.fstat(file)
@@ -182,7 +179,7 @@ class DirectoryStore:
             return file, status.st_size
         os.close(file)
         if not stat.S_ISREG(status.st_mode):
-            raise PermanentError(Reason.OBJECT_MISSING, f"bucket {self._name}: there is no object {key}")
+            raise self._missing(key)
         raise PermanentError(
             Reason.OBJECT_TOO_LARGE, f"bucket {self._name}: {key} has {status.st_size} bytes, {max_bytes} are allowed"
         )
@@ -234,7 +231,7 @@ class DirectoryStore:
             except FileNotFoundError:
                 # The folder is not there yet, or `delete` has just found it empty.
                 self._check_bucket()
-                with suppress(FileNotFoundError):
+                with suppress(FileNotFoundError, FileExistsError):  # another thread makes or deletes it; see next turn
                     os.makedirs(folder, exist_ok=True)
             except FileExistsError:
                 if os.path.isdir(path):
@@ -278,20 +275,24 @@ class DirectoryStore:
                 with suppress(FileNotFoundError):  # deleted since
                     yield _info(key, entry.stat())
 
+    def _missing(self, key: str) -> PermanentError:
+        return PermanentError(Reason.OBJECT_MISSING, f"bucket {self._name}: there is no object {key}")
+
     def _failure(self, error: OSError, key: str) -> TemplarError:
         """What an error of the operating system means for the caller."""
         where = f"bucket {self._name}: {key}"
         if error.errno == errno.ENOENT:
-            if os.path.isdir(self._root):
-                return PermanentError(Reason.OBJECT_MISSING, f"{where}: there is no such object")
-            return PermanentError(Reason.BUCKET_MISSING, f"{where}: there is no directory {self._root}")
+            self._check_bucket()
+            return self._missing(key)
         if error.errno in _BAD_PLACE:
-            return PermanentError(
-                Reason.BAD_KEY, f"{where}: {error.strerror}; a key is an object or a folder, not both"
-            )
+            return PermanentError(Reason.BAD_KEY, f"{where}: there can be no such file: {error.strerror}")
         if error.errno in _DENIED:
             return PermanentError(Reason.ACCESS_DENIED, f"{where}: {error.strerror}; check the rights on {self._root}")
         return TransientError(Reason.STORE_BUSY, f"{where}: {error.strerror or error}")
+
+
+def _is_reserved(key: str) -> bool:
+    return key.partition("/")[0] == INCOMING
 
 
 def _info(key: str, status: os.stat_result) -> ObjectInfo:

@@ -67,12 +67,7 @@ def make_client(
 
 @contextmanager
 def our_errors(where: str, *, access_key_id: str) -> Iterator[None]:
-    """Turn boto3's errors into ours.
-
-    Args:
-        where: What is being talked to, for the message.
-        access_key_id: Id of the key in use; four characters of it are shown when it is denied.
-    """
+    """Turn boto3's errors into ours; `where` and four characters of the key's id are for the message."""
     try:
         yield
     except ClientError as error:
@@ -156,7 +151,10 @@ class S3Store:
         return True
 
     def put_file(self, key: str, path: Path) -> None:
-        """Store a file, in parts if it is large; the object appears, and is stamped, when the last part is there."""
+        """Store a file, in parts if it is large; the object appears when the last part is there.
+
+        Its stamp may be older: moto stamps the end of the upload, rclone the first part, AWS the beginning.
+        """
         check_key(key)
         plan = TransferConfig(
             multipart_threshold=self._settings.multipart_threshold_bytes,

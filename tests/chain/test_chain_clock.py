@@ -117,6 +117,22 @@ def test_computations_of_one_instant_overlap_and_the_others_go_on():
     assert trace == [("third", 0.0), ("computed", 0, 0.0), ("computed", 1, 0.0), ("third", 5.0)]
 
 
+def test_nobody_resumes_before_all_computations_have_ended():
+    clock, quick_ended, slow_ended, seen = SimulatedClock(0.0, threads=2), threading.Event(), threading.Event(), []
+
+    def slow_work():
+        assert quick_ended.wait(60)
+        sum(range(2_000_000))
+        slow_ended.set()
+
+    def quick():
+        clock.compute(quick_ended.set)
+        seen.append(slow_ended.is_set())
+
+    clock.run([quick, lambda: clock.compute(slow_work)])
+    assert seen == [True]
+
+
 def test_only_one_participant_runs_at_a_time():
     clock, running, most = SimulatedClock(0.0), [], []
 
@@ -225,12 +241,15 @@ def test_the_error_of_a_computation_is_its_participants():
 
 
 def test_no_thread_outlives_a_run():
-    before = threading.active_count()
+    def fail():
+        raise BrokenError
+
+    before = set(threading.enumerate())
     clock = SimulatedClock(0.0, threads=2)
     clock.run([lambda: clock.sleep_until(clock.compute(lambda: 3.0))] * 5)
     with pytest.raises(BrokenError):
-        clock.run([lambda: clock.sleep_until(9.0), lambda: (_ for _ in ()).throw(BrokenError)])
-    assert threading.active_count() == before
+        clock.run([lambda: clock.sleep_until(9.0), lambda: clock.compute(fail)])
+    assert set(threading.enumerate()) <= before
 
 
 def test_threads_that_cannot_start_leave_nobody_behind(monkeypatch):

@@ -24,7 +24,7 @@ def bad_wallet(call, *words):
 
 
 @given(message=st.binary(max_size=200), other=st.binary(max_size=200), seed=st.binary(min_size=32, max_size=32))
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 def test_a_signature_counts_for_its_message_and_its_key_only(message, other, seed):
     key = hotkey_from_seed(seed)
     signature = key.sign(message)
@@ -41,6 +41,7 @@ def test_a_signature_counts_for_its_message_and_its_key_only(message, other, see
     message=st.one_of(st.binary(max_size=40), st.text(max_size=40), st.none()),
     signature=st.one_of(st.binary(max_size=70), st.binary(min_size=64, max_size=64), st.text(max_size=70), st.none()),
 )
+@settings(deadline=None)
 def test_garbage_is_no_signature_and_no_error(address, message, signature):
     assert verify(address, message, signature) is False
 
@@ -146,7 +147,7 @@ def test_a_bad_keyfile_is_named(tmp_path, content, word):
 
 
 @given(content=st.binary(max_size=300))
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 def test_no_keyfile_raises_anything_else(tmp_path_factory, content):
     folder = tmp_path_factory.mktemp("wallets")
     file = folder / "miner" / "hotkeys" / "one"

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from templar.chain.base import Block
@@ -50,16 +50,19 @@ def refusal(call, family, reason, *words):
 
 
 @given(
-    genesis=st.floats(0, 4e9),
-    block_seconds=st.sampled_from([0.001, 0.05, 0.25, 1.0, 1.1, 12.0]),
+    genesis_milliseconds=st.integers(0, 4 * 10**12),
+    block_milliseconds=st.sampled_from([1, 50, 250, 1000, 1100, 12000]),
     number=st.integers(0, 10**7),
 )
-def test_a_block_exists_from_its_very_instant_on(genesis, block_seconds, number):
-    parameters = LedgerParameters(1, round(block_seconds * 1000), round(genesis * 1000), 0, 0)
+@settings(deadline=None)
+@example(2179787079061, 100, 8362450)  # the division alone would find the block too late
+@example(1614677933528, 12000, 704719)  # and here too early
+def test_a_block_exists_from_its_very_instant_on(genesis_milliseconds, block_milliseconds, number):
+    parameters = LedgerParameters(1, block_milliseconds, genesis_milliseconds, 0, 0)
     instant = parameters.time(number)
     assert parameters.newest(instant) == number
     assert parameters.newest(math.nextafter(instant, -math.inf)) == number - 1
-    assert round(instant * 1000) == round(genesis * 1000) + number * round(block_seconds * 1000)
+    assert round(instant * 1000) == genesis_milliseconds + number * block_milliseconds
 
 
 def test_hashes_are_a_pure_function_of_the_ledger_and_the_number():

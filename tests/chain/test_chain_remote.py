@@ -185,13 +185,12 @@ def test_calls_of_many_threads_share_a_connection(connection, service):
 
 
 def test_closing_ends_the_thread_and_the_next_call_starts_another(connection, service):
-    before = threading.active_count()
+    before = set(threading.enumerate())
     assert connection.call("it", echo, seconds=60) == 1
+    (mine,) = set(threading.enumerate()) - before
     connection.close()
-    for thread in threading.enumerate():
-        if thread.name == "remote-calls":
-            thread.join(60)
-    assert threading.active_count() == before
+    mine.join(60)
+    assert not mine.is_alive()
     assert service.disconnects == 1
     connection.close()
     assert connection.call("it", echo, seconds=60) == 2

@@ -64,7 +64,7 @@ class TestRuns:
     def test_cancelling_ends_in_cancelled_and_the_next_run_is_taken(self, operator: Operator, busy: bool) -> None:
         run = operator.run("work_for", POOL, seconds=600.0, busy=busy)
         operator.await_note("working")
-        operator.client.set_flow_run_state(run, Cancelling())
+        operator.set_state(run, Cancelling())
         state = operator.end_of(run)
         assert state.is_cancelled()
         assert state.message == "Cancelled between two steps."
@@ -93,8 +93,8 @@ class TestRuns:
         own = operator.run("work_for", POOL, seconds=2.0)
         operator.await_note("working")
         for run in (adrift, unwanted):
-            operator.client.set_flow_run_state(run, Running(), force=True)
-        operator.client.set_flow_run_state(unwanted, Cancelling())
+            operator.set_state(run, Running(), force=True)
+        operator.set_state(unwanted, Cancelling())
         assert operator.end_of(adrift).is_crashed()
         assert operator.end_of(unwanted).is_cancelled()
         assert operator.end_of(own).is_completed()
@@ -105,14 +105,14 @@ class TestRuns:
 
 
 def test_a_run_that_cannot_be_started_gives_its_place_back(operator: Operator) -> None:
-    run = operator.client.read_flow_run(operator.run("visit_async", "unserved", name="never"))
+    run = operator.client.read_flow_run(operator.run("visit_async", POOL, name="never"))
     stray = run.model_copy(update={"deployment_id": uuid4()})
     with temporary_settings({PREFECT_API_URL: operator.server.server.api_url, PREFECT_HOME: operator.folder}):
         asyncio.run(_place_is_free_after(stray))
 
 
 async def _place_is_free_after(run: FlowRun) -> None:
-    async with ResidentWorker("unserved", limit=7) as worker:
+    async with ResidentWorker(POOL, limit=7) as worker:
         assert worker.limiter.total_tokens == 1
         worker.limiter.acquire_on_behalf_of_nowait(run.id)
         await worker._submit_run(run)
@@ -170,8 +170,8 @@ def test_a_restart_after_sigkill_closes_what_was_open(operator: Operator) -> Non
     worker.handle.wait()
     pending, cancelling = (operator.run("visit_async", "killed", name="never") for _ in range(2))
     for run in (pending, cancelling):
-        operator.client.set_flow_run_state(run, Pending())
-    operator.client.set_flow_run_state(cancelling, Cancelling())
+        operator.set_state(run, Pending())
+    operator.set_state(cancelling, Cancelling())
     operator.worker("killed")
     assert operator.state(running).is_crashed()
     assert "ended without a word" in str(operator.state(running).message)

@@ -89,9 +89,8 @@ class TestTrouble:
         assert {each.reason for each in errors} == {reason}
         assert not list(tmp_path.glob("*.partial"))
 
-    @pytest.mark.parametrize("status", [500, 503])
-    def test_retries_are_bounded(self, status: int) -> None:
-        with scripted_server(lambda _: s3_error(status, "SlowDown")) as server:
+    def test_retries_are_bounded(self) -> None:
+        with scripted_server(lambda _: s3_error(503, "SlowDown")) as server:
             store = store_at(server, replace(QUICK, max_attempts=3))
             assert error_of(lambda: store.get("key", max_bytes=1)).reason is Reason.STORE_BUSY
             assert len(server.requests) == 3
@@ -354,17 +353,17 @@ class TestLists:
 class TestRecovery:
     def test_a_server_that_hangs_is_given_up_and_taken_up_again(self, moto: MotoEndpoint, tmp_path: Path) -> None:
         keys = create_bucket_with_keys(moto.admin, uuid4().hex)
-        url, impatience = moto.admin.endpoint_url, replace(QUICK, read_timeout_seconds=0.3)
-        store = s3_store(keys.bucket, url, keys.write, impatience)
-        insistent = s3_store(keys.bucket, url, keys.write, replace(impatience, max_attempts=2))
+        url = moto.admin.endpoint_url
+        hasty = s3_store(keys.bucket, url, keys.write, replace(QUICK, read_timeout_seconds=0.15))
+        insistent = s3_store(keys.bucket, url, keys.write, replace(QUICK, read_timeout_seconds=1.0, max_attempts=2))
         patient = s3_store(keys.bucket, url, keys.write)
-        patient.put("kept", b"1")
+        insistent.put("kept", b"1")
         with moto.server.paused():
-            errors = [error_of(call) for call in every_call(store, tmp_path)]
+            calls = every_call(hasty, tmp_path)[2:]  # one way to put is enough: each waits a second for "100 Continue"
+            errors = [error_of(call) for call in calls]
             errors.append(error_of(lambda: insistent.get("kept", max_bytes=1)))
         assert {(type(each), each.reason) for each in errors} == {(TransientError, Reason.STORE_UNREACHABLE)}
         assert patient.head("kept") is not None  # it has woken up
-        assert store.get("kept", max_bytes=1) == b"1"
         assert insistent.get("kept", max_bytes=1) == b"1"
 
     @pytest.fixture

@@ -4,9 +4,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
+import httpx
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import State
 
@@ -17,6 +18,8 @@ from tests.support.prefect_server import RunningPrefectServer
 FLOWS = "tests.support.resident_flows"
 PATIENCE_SECONDS = 60.0
 
+T = TypeVar("T")
+
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
     """Ask again and again until something holds."""
@@ -24,6 +27,18 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(f"still not so: {what}")
+        time.sleep(0.05)
+
+
+def persist(call: Callable[[], T]) -> T:
+    """Call the API until its database is free: SQLite answers 503 at once where writers meet."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            return call()
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code != httpx.codes.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
+                raise
         time.sleep(0.05)
 
 
@@ -53,7 +68,7 @@ class Operator:
         """
         command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "resident", *options]
         log = self.folder / f"{pool}-{len(self._children)}.log"
-        env = self.server.environment | {"PREFECT_WORKER_QUERY_SECONDS": "0.2"} | environment
+        env = self.server.environment | {"PREFECT_WORKER_QUERY_SECONDS": "0.5"} | environment
         child = start_child(f"worker of {pool}", [*prefix, *command], log=log, env=env, cwd=PROJECT_ROOT)
         self._children.append(child)
         return child

@@ -97,6 +97,7 @@ class MemorySubstrate:
         self.submissions: list[Submission] = []
         self.requests: list[str] = []
         self.connects = 0
+        self.closes = 0
         self.connected = False
         self.offline = False
         self.hang = False
@@ -104,6 +105,8 @@ class MemorySubstrate:
         self.state_kept_from = 0
         self._refusal: Exception | bt.ChainError | None = None
         self._lose: str | None = None
+        self._submitting = 0
+        self.most_submissions_at_once = 0
         self._numbers: dict[str, int] = {}
 
     # What tests do to it.
@@ -183,6 +186,7 @@ class MemorySubstrate:
         self.connected = True
 
     async def close(self) -> None:
+        self.closes += self.connected
         self.connected = False
 
     async def _request(self, name: str) -> None:
@@ -301,6 +305,10 @@ class MemorySubstrate:
     ) -> bt.ExtrinsicResult:
         await self._request("submit")
         assert wait_for_inclusion, "an outcome that nobody waits for is not known"
+        self._submitting += 1
+        self.most_submissions_at_once = max(self.most_submissions_at_once, self._submitting)
+        await asyncio.sleep(0.001)  # lets another one in, if nobody keeps it out
+        self._submitting -= 1
         lose, self._lose = self._lose, None
         if lose == "before":
             self.drop_connection()

@@ -1,0 +1,93 @@
+"""The subnet and the hotkey: which chain, which wallet."""
+
+from pathlib import Path
+
+from prefect.blocks.core import Block
+from pydantic import Field, HttpUrl
+
+from templar.chain.base import Chain
+from templar.chain.keys import Hotkey, load_hotkey
+from templar.chain.ledger import Ledger
+from templar.errors import PermanentError, Reason
+
+DOCUMENTATION_URL = HttpUrl("https://docs.learnbittensor.org/keys/wallets")
+LEDGER_SCHEME = "ledger:"
+
+
+class Wallet(Block):
+    """A wallet on this machine's disk, by name. The keys themselves are never stored in Prefect.
+
+    Attributes:
+        path: Folder of all wallets.
+        name: Name of the wallet.
+        hotkey: Name of the hotkey in it.
+
+    Example:
+        Load a stored wallet:
+        ```python
+        from blocks import Wallet
+
+        wallet = Wallet.load("BLOCK_NAME")
+        ```
+    """
+
+    _block_type_name = "Wallet"
+    _block_type_slug = "wallet"
+    _documentation_url = DOCUMENTATION_URL
+
+    path: str = Field(default="~/.bittensor/wallets", description="Folder of all wallets.")
+    name: str = Field(description="Name of the wallet.")
+    hotkey: str = Field(description="Name of the hotkey.")
+
+    def open(self) -> Hotkey:
+        """The hotkey.
+
+        Raises:
+            PermanentError: `bad_wallet`.
+        """
+        return load_hotkey(Path(self.path).expanduser(), self.name, self.hotkey)
+
+
+class Subnet(Block):
+    """A subnet: the real one, or the ledger of a local network.
+
+    Attributes:
+        network: A Bittensor network or endpoint (`finney`, `test`, `wss://...`), or `ledger:/path` for a local one.
+        netuid: Number of the subnet.
+
+    Example:
+        Load a stored subnet:
+        ```python
+        from blocks import Subnet
+
+        subnet = Subnet.load("BLOCK_NAME")
+        ```
+    """
+
+    _block_type_name = "Subnet"
+    _block_type_slug = "subnet"
+    _documentation_url = DOCUMENTATION_URL
+
+    network: str = Field(default="finney", description="Bittensor network or endpoint, or ledger:/path.")
+    netuid: int = Field(ge=0, description="Number of the subnet.")
+
+    def open(self, wallet: Wallet | None) -> Chain:
+        """The chain as the wallet's hotkey sees it; read-only without a wallet.
+
+        Raises:
+            PermanentError: `bad_wallet`, `bad_environment`.
+            TransientError: The chain cannot be reached.
+        """
+        if self.network.startswith(LEDGER_SCHEME):
+            path = Path(self.network.removeprefix(LEDGER_SCHEME))
+            ledger = Ledger(path, hotkey=None if wallet is None else wallet.open())
+            if ledger.netuid != self.netuid:
+                raise PermanentError(
+                    Reason.BAD_ENVIRONMENT, f"NETUID is {self.netuid}, but the ledger {path} is subnet {ledger.netuid}"
+                )
+            return ledger
+        # Only a node on the real chain pays for this import.
+        from templar.chain.bittensor import BittensorChain, open_wallet
+
+        opened = None if wallet is None else open_wallet(Path(wallet.path), wallet.name, wallet.hotkey)
+        return BittensorChain(self.network, self.netuid, wallet=opened)

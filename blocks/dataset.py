@@ -1,0 +1,55 @@
+"""The training text: one or several buckets that hold the same dataset."""
+
+from typing import TYPE_CHECKING
+
+from prefect.blocks.core import Block
+from pydantic import Field
+
+from blocks.storage import DOCUMENTATION_URL, DatasetBucket, StorageEndpoint
+
+if TYPE_CHECKING:
+    from templar.data.pages import PageDataset
+
+
+class Dataset(Block):
+    """A dataset, and every bucket that it can be read from.
+
+    Attributes:
+        endpoint: The object storage that the buckets are on.
+        buckets: The buckets; they are read in turn, and one that fails is left out for a while.
+        prefix: Folder of the dataset in each of them.
+
+    Example:
+        Load a stored dataset:
+        ```python
+        from blocks import Dataset
+
+        dataset = Dataset.load("BLOCK_NAME")
+        ```
+    """
+
+    _block_type_name = "Dataset"
+    _block_type_slug = "dataset"
+    _documentation_url = DOCUMENTATION_URL
+
+    endpoint: StorageEndpoint = Field(description="The object storage that the buckets are on.")
+    buckets: list[DatasetBucket] = Field(min_length=1, description="Buckets that hold the dataset.")
+    prefix: str = Field(description="Folder of the dataset in each bucket.")
+
+    def open(self, rows_per_page: int, split: str = "train") -> "PageDataset":
+        """The pages of one split.
+
+        Args:
+            rows_per_page: Rows in a page.
+            split: The split.
+
+        Raises:
+            TransientError: No bucket could be read.
+            PermanentError: `dataset_missing`, `dataset_malformed`, `access_denied`.
+        """
+        from templar.data.pages import PageDataset
+
+        stores = [
+            self.endpoint.open(bucket.bucket, bucket.account_id, bucket.read, writable=False) for bucket in self.buckets
+        ]
+        return PageDataset(stores, self.prefix, rows_per_page=rows_per_page, split=split)

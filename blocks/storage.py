@@ -1,0 +1,184 @@
+"""Where objects live: the endpoint that a network stores in, keys to it, and one neuron's bucket."""
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from prefect.blocks.abstract import CredentialsBlock
+from prefect.blocks.core import Block
+from pydantic import Field, HttpUrl, SecretStr, field_validator
+
+from templar.exchange.buckets import OwnBucket
+from templar.store.address import BucketAddress
+from templar.store.base import ObjectStore
+from templar.store.directory import DirectoryStore
+from templar.store.s3_settings import S3Settings
+
+DOCUMENTATION_URL = HttpUrl("https://developers.cloudflare.com/r2/api/s3/api/")
+R2 = "r2"
+
+
+class StorageEndpoint(Block):
+    """The object storage that all buckets of a network are on.
+
+    Attributes:
+        url: `r2` for Cloudflare R2, the address of any other S3 endpoint, or `file:///folder` for a directory store.
+        read_timeout_seconds: Longest silence of the server in one request.
+        max_attempts: Tries of one request before it is an error that a task may retry.
+
+    Example:
+        Load a stored endpoint:
+        ```python
+        from blocks import StorageEndpoint
+
+        endpoint = StorageEndpoint.load("BLOCK_NAME")
+        ```
+    """
+
+    _block_type_name = "Storage Endpoint"
+    _block_type_slug = "storage-endpoint"
+    _documentation_url = DOCUMENTATION_URL
+
+    url: str = Field(default=R2, description="Cloudflare R2 (r2), another S3 endpoint's address, or file:///folder.")
+    read_timeout_seconds: float = Field(default=20.0, gt=0, description="Longest silence of the server in a request.")
+    max_attempts: int = Field(default=4, ge=1, description="Tries of one request before it becomes an error.")
+
+    @field_validator("url")
+    @classmethod
+    def _is_an_endpoint(cls, url: str) -> str:
+        scheme = urlsplit(url).scheme
+        if url != R2 and scheme not in ("http", "https", "file"):
+            raise ValueError(f"storage url {url!r} must be r2, http(s)://host[:port] or file:///folder")
+        return url
+
+    def open(self, bucket: str, account_id: str, key: "BucketCredentials", *, writable: bool) -> ObjectStore:
+        """A bucket on this endpoint.
+
+        Args:
+            bucket: Its name.
+            account_id: The account that owns it; R2 has an endpoint per account.
+            key: The key to use.
+            writable: Whether the key is for writing; a directory store has nothing else to know it by.
+        """
+        parts = urlsplit(self.url)
+        if parts.scheme == "file":
+            folder = Path(unquote(parts.path)) / bucket
+            return DirectoryStore(folder, writable=writable)
+        from templar.store.s3 import S3Store, r2_endpoint
+
+        return S3Store(
+            bucket,
+            endpoint_url=r2_endpoint(account_id) if self.url == R2 else self.url,
+            access_key_id=key.access_key_id,
+            secret_access_key=key.secret_access_key.get_secret_value(),
+            settings=self.settings,
+        )
+
+    def open_reader(self, address: BucketAddress) -> ObjectStore:
+        """Somebody's bucket, by the address that they committed on chain."""
+        key = BucketCredentials(
+            access_key_id=address.access_key_id, secret_access_key=SecretStr(address.secret_access_key)
+        )
+        return self.open(address.bucket, address.account_id, key, writable=False)
+
+    @property
+    def settings(self) -> S3Settings:
+        """Timeouts and attempts in the store's terms."""
+        return S3Settings(read_timeout_seconds=self.read_timeout_seconds, max_attempts=self.max_attempts)
+
+
+class BucketCredentials(CredentialsBlock):
+    """One key to a bucket.
+
+    Attributes:
+        access_key_id: Id of the key.
+        secret_access_key: Its secret.
+
+    Example:
+        Load a stored key:
+        ```python
+        from blocks import BucketCredentials
+
+        key = BucketCredentials.load("BLOCK_NAME")
+        ```
+    """
+
+    _block_type_name = "Bucket Credentials"
+    _block_type_slug = "bucket-credentials"
+    _documentation_url = DOCUMENTATION_URL
+
+    access_key_id: str = Field(description="Id of the key.")
+    secret_access_key: SecretStr = Field(description="Secret of the key.")
+
+    def get_client(self, endpoint_url: str) -> Any:
+        """A boto3 S3 client that uses this key at an endpoint."""
+        from templar.store.s3 import make_client
+
+        return make_client(
+            "s3",
+            endpoint_url=endpoint_url,
+            access_key_id=self.access_key_id,
+            secret_access_key=self.secret_access_key.get_secret_value(),
+            settings=S3Settings(),
+        )
+
+
+class NeuronBucket(Block):
+    """The bucket of one neuron: it writes there, and everybody reads with the key that it commits on chain.
+
+    Attributes:
+        endpoint: Where the bucket is.
+        account_id: The account that owns it; readers take it for the bucket's name as well.
+        read: The key that is published on chain; it must not be able to write.
+        write: The key that stays here.
+
+    Example:
+        Load a stored bucket:
+        ```python
+        from blocks import NeuronBucket
+
+        bucket = NeuronBucket.load("BLOCK_NAME")
+        ```
+    """
+
+    _block_type_name = "Neuron Bucket"
+    _block_type_slug = "neuron-bucket"
+    _documentation_url = DOCUMENTATION_URL
+
+    endpoint: StorageEndpoint = Field(description="The object storage that the bucket is on.")
+    account_id: str = Field(description="Account that owns the bucket, and the bucket's name.")
+    read: BucketCredentials = Field(description="Key with read rights; it is published on chain.")
+    write: BucketCredentials = Field(description="Key with write rights; it never leaves this node.")
+
+    def open(self) -> OwnBucket:
+        """The bucket with write rights, and what is committed on chain about it."""
+        address = BucketAddress(
+            self.account_id, self.read.access_key_id, self.read.secret_access_key.get_secret_value()
+        )
+        return OwnBucket(address, self.endpoint.open(address.bucket, self.account_id, self.write, writable=True))
+
+
+class DatasetBucket(Block):
+    """One place where the dataset lies.
+
+    Attributes:
+        account_id: The account that owns the bucket.
+        bucket: Its name.
+        read: The key to read with.
+
+    Example:
+        Load a stored dataset bucket:
+        ```python
+        from blocks import DatasetBucket
+
+        bucket = DatasetBucket.load("BLOCK_NAME")
+        ```
+    """
+
+    _block_type_name = "Dataset Bucket"
+    _block_type_slug = "dataset-bucket"
+    _documentation_url = DOCUMENTATION_URL
+
+    account_id: str = Field(description="Account that owns the bucket.")
+    bucket: str = Field(description="Name of the bucket.")
+    read: BucketCredentials = Field(description="Key with read rights.")

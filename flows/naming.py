@@ -1,0 +1,10 @@
+"""Names of flow runs."""
+
+from prefect.runtime import flow_run
+
+
+def window_run_name() -> str:
+    """`{neuron} window {window}`, so that the list of runs reads by itself."""
+    parameters = flow_run.parameters
+    window = parameters.get("window")
+    return f"{parameters.get('neuron', 'default')} window {'next' if window is None else window}"

@@ -1,0 +1,50 @@
+"""`validator-window`: decide, measure, rate, apply, set weights, publish the evidence."""
+
+from prefect import flow
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
+
+from flows.naming import window_run_name
+from tasks.apply import apply
+from tasks.decide import decide
+from tasks.evaluate import evaluate
+from tasks.gather import gather
+from tasks.open_window import open_window
+from tasks.publish_evidence import publish_evidence
+from tasks.publish_proof import publish_proof
+from tasks.rate import rate
+from tasks.set_weights import set_weights
+from tasks.settle import settle_and_publish
+from tasks.states import not_run
+from tasks.update_peers import update_peers
+from templar.neuron.opening import Action
+
+
+@flow(name="validator-window", flow_run_name=window_run_name)
+async def validator_window(window: int | None = None, neuron: str = "default") -> State[None]:
+    """One window of a validator.
+
+    Args:
+        window: The window; by default the next one that this neuron has not finished.
+        neuron: Name of the neuron's block.
+    """
+    opening = open_window(neuron, window)
+    if opening.action is not Action.RUN:
+        return not_run(opening)
+    window = opening.window
+
+    update_peers(neuron, window)
+    report = gather(neuron, window)
+    settlement = settle_and_publish(neuron, window, report)
+    decide(neuron, settlement)
+
+    evaluation = evaluate(neuron, report, settlement)
+    evidence = rate(neuron, report, evaluation, settlement)
+    state = apply(neuron, settlement)
+    weights = set_weights(neuron, evidence)
+    publish_evidence(neuron, evidence)
+    publish_proof(neuron, window)
+
+    loss = "not measured" if evidence is None or evidence.loss is None else f"loss {evidence.loss:.4f}"
+    weighed = ", weights set" if weights else ""
+    return Completed(message=f"window {window}: {loss}, applied {settlement.uids}{weighed}, root {state.root[:12]}")

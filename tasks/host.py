@@ -1,0 +1,68 @@
+"""The neurons that live in this process, by name.
+
+A neuron is built from its block once per process and stays: model, optimizer and error feedback survive from window to
+window. A process that dies loses nothing, since the next one restores the neuron from its snapshot and journal.
+"""
+
+import threading
+from typing import TypeVar
+
+from blocks.neuron import Neuron
+from templar.errors import PermanentError, Reason
+from templar.neuron.node import Node
+
+N = TypeVar("N", bound=Node)
+
+_neurons: dict[str, Node] = {}
+_lock = threading.Lock()
+
+
+def hosted(name: str, kind: type[N]) -> N:
+    """The live neuron of this name; built and started by the first call.
+
+    Args:
+        name: Name of its block.
+        kind: What it must be.
+
+    Raises:
+        PermanentError: `bad_environment` (no such block, or a neuron of another role), and whatever keeps a neuron from
+            starting, such as `already_running` or `not_registered`.
+        TransientError: Chain or stores could not be reached, or the network has not started.
+    """
+    with _lock:
+        if name not in _neurons:
+            node = load_block(name).build(name)
+            node.start()
+            _neurons[name] = node
+        node = _neurons[name]
+    if not isinstance(node, kind):
+        raise PermanentError(
+            Reason.BAD_ENVIRONMENT,
+            f"neuron {name!r} is a {type(node).__name__}, this flow is for a {kind.__name__}: run the flow of its role",
+        )
+    return node
+
+
+def load_block(name: str) -> Neuron:
+    """The block of a neuron.
+
+    Raises:
+        PermanentError: `bad_environment`; there is none.
+    """
+    try:
+        block = Neuron.load(name)
+    except ValueError:
+        raise PermanentError(
+            Reason.BAD_ENVIRONMENT,
+            f"no neuron block {name!r}: fill in .env and run `python -m deployments.register --name {name}`",
+        ) from None
+    assert isinstance(block, Neuron)  # noqa: S101 - `load` is declared to return a coroutine as well
+    return block
+
+
+def release(name: str) -> None:
+    """Stop a neuron and forget it; a later `hosted` starts it again."""
+    with _lock:
+        node = _neurons.pop(name, None)
+    if node is not None:
+        node.stop()

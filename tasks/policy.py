@@ -1,0 +1,49 @@
+"""Retry policies, in one place: what may pass by itself is tried again, what will not is not."""
+
+from typing import Any
+
+from templar.errors import PermanentError
+
+
+def is_transient(task: Any, task_run: Any, state: Any) -> bool:
+    """Whether a failed task is worth another try: a refused key or a missing object will not pass by itself."""
+    try:
+        state.result()
+    except PermanentError:
+        return False
+    except Exception:  # noqa: BLE001 - whatever else it was, a retry costs little
+        return True
+    return False
+
+
+CHAIN: dict[str, Any] = {
+    "retries": 5,
+    "retry_delay_seconds": [1, 2, 4, 8, 16],
+    "retry_jitter_factor": 0.5,
+    "retry_condition_fn": is_transient,
+}
+"""Reads of the chain: flaky and cheap."""
+
+STORE: dict[str, Any] = {
+    "retries": 4,
+    "retry_delay_seconds": [1, 2, 4, 8],
+    "retry_jitter_factor": 0.5,
+    "retry_condition_fn": is_transient,
+}
+"""Reads and writes of objects: idempotent."""
+
+WEIGHTS: dict[str, Any] = {
+    "retries": 3,
+    "retry_delay_seconds": [12, 24, 48],
+    "retry_jitter_factor": 0.2,
+    "retry_condition_fn": is_transient,
+}
+"""Extrinsics: the chain limits their rate, so the delays are block times."""
+
+HOUSEKEEPING: dict[str, Any] = {
+    "retries": 3,
+    "retry_delay_seconds": [2, 4, 8],
+    "retry_jitter_factor": 0.5,
+    "retry_condition_fn": is_transient,
+}
+"""Scheduled work: what still fails is healed by the next run."""

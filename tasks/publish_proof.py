@@ -1,0 +1,15 @@
+"""Step: prove the state after the window, and close the window."""
+
+from prefect import task
+
+from tasks.host import hosted
+from tasks.policy import STORE
+from templar.neuron.node import Node
+
+
+@task(task_run_name="publish sync proof {window}", **STORE)
+def publish_proof(neuron: str, window: int) -> None:
+    """See `templar.neuron.node.Node.publish_sync_proof` and `finish`."""
+    node = hosted(neuron, Node)
+    node.publish_sync_proof(window)
+    node.finish(window)

@@ -1,0 +1,105 @@
+"""Joining a network: find its birth, check that this node has the same numbers, text and tokenizer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from templar.chain.base import Chain
+from templar.chain.keys import Signer
+from templar.data.pages import PageDataset
+from templar.errors import PermanentError, Reason
+from templar.exchange.buckets import Buckets
+from templar.exchange.context import Exchange
+from templar.exchange.genesis import Birth, find_birth
+from templar.hparams import HParams
+from templar.model.tokenizer import check_fits, load_tokenizer
+from templar.neuron.workload import Workload
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """What is particular to one node and nobody else's business.
+
+    Attributes:
+        name: The neuron's name on this host.
+        home: Its folder: journal, snapshots, spool, payloads.
+        pinned_genesis: Genesis hash that the operator insists on; None takes the network's.
+        gather_concurrency: Peers fetched at once.
+        durable: Wait for the disk before anything is published; only a simulation does without.
+    """
+
+    name: str
+    home: Path
+    pinned_genesis: str | None = None
+    gather_concurrency: int = 8
+    durable: bool = True
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a node is connected to.
+
+    Attributes:
+        chain: The subnet, seen by the node's hotkey.
+        buckets: Everybody's buckets.
+        signer: The hotkey; None for an observer.
+        open_dataset: Opens the training split; called when the network is reachable.
+    """
+
+    chain: Chain
+    buckets: Buckets
+    signer: Signer | None
+    open_dataset: Callable[[], PageDataset]
+
+
+@dataclass(frozen=True)
+class Membership:
+    """A network that was joined.
+
+    Attributes:
+        birth: Where it started.
+        exchange: This node's view of it.
+        workload: Its data.
+    """
+
+    birth: Birth
+    exchange: Exchange
+    workload: Workload
+
+
+def join(settings: NodeSettings, hparams: HParams, surroundings: Surroundings) -> Membership:
+    """Announce the own bucket, find the network's birth and open its dataset.
+
+    Raises:
+        PermanentError: `not_registered`, `bad_hparams`, `dataset_malformed`, `tokenizer_missing`, ...
+        TransientError: Chain or stores could not be reached, or the network has not started.
+    """
+    chain, buckets, signer = surroundings.chain, surroundings.buckets, surroundings.signer
+    if signer is not None and chain.metagraph().by_hotkey(signer.address) is None:
+        raise PermanentError(
+            Reason.NOT_REGISTERED,
+            f"hotkey {signer.address} is not registered on subnet {chain.netuid}: register it first",
+        )
+    buckets.announce()
+    birth = find_birth(chain, buckets, hparams, pinned=settings.pinned_genesis)
+    exchange = Exchange(chain, buckets, birth.network, hparams, signer)
+    return Membership(birth, exchange, _open_workload(exchange, birth, surroundings.open_dataset()))
+
+
+def _open_workload(exchange: Exchange, birth: Birth, dataset: PageDataset) -> Workload:
+    start, data = birth.start, exchange.hparams.data
+    if dataset.digest != start.dataset:
+        raise PermanentError(
+            Reason.DATASET_MALFORMED,
+            f"dataset: digest {dataset.digest[:12]} is not the network's {start.dataset[:12]}; "
+            "point the dataset bucket and prefix at the network's dataset",
+        )
+    tokenizer = load_tokenizer(data.tokenizer_name, embedded=dataset.tokenizer_json())
+    check_fits(tokenizer, exchange.hparams.model.vocab_size)
+    if tokenizer.digest != start.tokenizer:
+        raise PermanentError(
+            Reason.TOKENIZER_MISSING,
+            f"tokenizer {data.tokenizer_name!r}: digest {tokenizer.digest[:12]} is not the network's "
+            f"{start.tokenizer[:12]}; another version of it was loaded",
+        )
+    return Workload(exchange, dataset, tokenizer, start.start_window)

@@ -1,0 +1,59 @@
+"""Looking at a network from outside: replay what was agreed on, and measure the model on held-out text."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from templar.data.pages import PageDataset
+from templar.data.samples import held_out_sequences, unigram_entropy
+from templar.exchange.genesis import load_genesis
+from templar.model.llama import build_model, load_parameters
+from templar.model.loss import sequence_losses
+from templar.neuron.node import Node
+
+HELD_OUT_ROWS_PER_PAGE = 4
+"""Few rows per page, so that few sequences already speak for many documents."""
+
+
+@dataclass(frozen=True)
+class HeldOutReport:
+    """How the model does on text that nobody trains on; nats per token.
+
+    Attributes:
+        loss_genesis: Mean loss of the genesis parameters.
+        loss_last: Mean loss of the state that was replayed.
+        unigram: Entropy of the same tokens' own unigram distribution: what a model without context can reach.
+    """
+
+    loss_genesis: float
+    loss_last: float
+    unigram: float
+
+
+def measure_held_out(node: Node, dataset: PageDataset, *, num_sequences: int) -> HeldOutReport:
+    """Measure genesis and the node's state on the same held-out sequences.
+
+    Args:
+        node: A started node; an observer will do.
+        dataset: The held-out split.
+        num_sequences: How many sequences.
+    """
+    hparams = node.hparams
+    tokens = held_out_sequences(dataset, node.workload.tokenizer, hparams.data.sequence_length, num_sequences)
+    genesis = load_genesis(node.birth, node.buckets, hparams.model, node.settings.home / "genesis")
+    sequences = torch.from_numpy(tokens)
+    return HeldOutReport(
+        loss_genesis=_mean_loss(node, genesis, sequences),
+        loss_last=_mean_loss(node, node.state.params, sequences),
+        unigram=unigram_entropy(tokens, hparams.model.vocab_size),
+    )
+
+
+def _mean_loss(node: Node, params: Mapping[str, Tensor], sequences: Tensor) -> float:
+    model = build_model(node.hparams.model)
+    load_parameters(model, params)
+    losses = sequence_losses(model, sequences, micro_batch_size=node.hparams.scoring.eval_micro_batch_size)
+    return math.fsum(losses.tolist()) / len(losses)

@@ -1,0 +1,136 @@
+import json
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deployments.s3_endpoint import AccessKey, EndpointAdmin, create_bucket_with_keys
+from templar.errors import PermanentError, Reason
+from templar.store.address import BucketAddress, decode_address, encode_address
+from templar.store.s3 import S3Settings, S3Store
+from tests.support.servers import REPOSITORY, MotoEndpoint, moto_endpoint
+
+SETTINGS = S3Settings(max_attempts=1)
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotoEndpoint]:
+    with moto_endpoint(tmp_path_factory.mktemp("endpoint")) as endpoint:
+        yield endpoint
+
+
+def open_store(endpoint: MotoEndpoint, bucket: str, key: AccessKey) -> S3Store:
+    return S3Store(
+        bucket,
+        endpoint_url=endpoint.admin.endpoint_url,
+        access_key_id=key.access_key_id,
+        secret_access_key=key.secret_access_key,
+        settings=SETTINGS,
+    )
+
+
+def denied(store: S3Store) -> bool:
+    with pytest.raises(PermanentError) as caught:
+        store.get("key", max_bytes=10)
+    return caught.value.reason is Reason.ACCESS_DENIED
+
+
+def test_a_key_opens_its_own_bucket_only(endpoint: MotoEndpoint) -> None:
+    first = create_bucket_with_keys(endpoint.admin, "first-bucket")
+    second = create_bucket_with_keys(endpoint.admin, "second-bucket")
+    open_store(endpoint, "first-bucket", first.write).put("key", b"1")
+    assert open_store(endpoint, "first-bucket", first.read).get("key", max_bytes=1) == b"1"
+    assert denied(open_store(endpoint, "first-bucket", second.write))
+    assert denied(open_store(endpoint, "first-bucket", replace(first.read, secret_access_key="wrong")))
+    assert denied(open_store(endpoint, "first-bucket", replace(first.read, access_key_id="AKIAWRONG")))
+
+
+def test_its_read_key_fits_a_commitment(endpoint: MotoEndpoint) -> None:
+    keys = create_bucket_with_keys(endpoint.admin, "a" * 32)
+    address = BucketAddress(keys.bucket, keys.read.access_key_id, keys.read.secret_access_key)
+    assert decode_address(encode_address(address)) == address
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/"),
+        ("PUT", "/new-bucket"),
+        ("GET", "/first-bucket/key"),
+        ("POST", "/moto-api/reset"),
+        ("POST", "/moto-api/reset-auth"),
+        ("POST", "//moto-api/reset-auth"),
+        ("POST", "/%6Doto-api/reset-auth"),
+        ("GET", "/moto-api/data.json"),
+    ],
+)
+@pytest.mark.parametrize("authorization", [None, "Basic YTpi", "AWS4-HMAC-SHA256 Credential=", "AWS4-HMAC-SHA256 x"])
+def test_without_a_key_nothing_is_answered(
+    endpoint: MotoEndpoint, method: str, path: str, authorization: str | None
+) -> None:
+    request = urllib.request.Request(endpoint.admin.endpoint_url + path, data=b"inf", method=method)
+    request.add_header("Content-Type", "text/plain")
+    if authorization is not None:
+        request.add_header("Authorization", authorization)
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request)
+    assert caught.value.code == 403
+    caught.value.close()
+
+
+def test_keys_are_given_out_once(endpoint: MotoEndpoint) -> None:
+    create_bucket_with_keys(endpoint.admin, "one-owner")
+    with pytest.raises(PermanentError, match="EntityAlreadyExists"):
+        create_bucket_with_keys(endpoint.admin, "one-owner")
+
+
+def test_a_bucket_is_named_like_an_account(endpoint: MotoEndpoint) -> None:
+    with pytest.raises(ValueError, match="Not_A_Name"):
+        create_bucket_with_keys(endpoint.admin, "Not_A_Name")
+
+
+def test_only_the_administrator_makes_buckets(endpoint: MotoEndpoint) -> None:
+    keys = create_bucket_with_keys(endpoint.admin, "mere-owner")
+    with pytest.raises(PermanentError) as caught:
+        create_bucket_with_keys(EndpointAdmin(endpoint.admin.endpoint_url, keys.write), "another")
+    assert caught.value.reason is Reason.ACCESS_DENIED
+
+
+def test_the_administrators_key_is_new_at_every_start_and_private(endpoint: MotoEndpoint, tmp_path: Path) -> None:
+    with moto_endpoint(tmp_path) as other:
+        admin_file = tmp_path / "admin.json"
+        assert admin_file.stat().st_mode & 0o777 == 0o600
+        assert json.loads(admin_file.read_text())["endpoint_url"] == other.admin.endpoint_url
+        assert other.admin.key.secret_access_key != endpoint.admin.key.secret_access_key
+        assert other.admin.key.secret_access_key not in repr(other.admin)
+        with pytest.raises(PermanentError):
+            create_bucket_with_keys(EndpointAdmin(other.admin.endpoint_url, endpoint.admin.key), "bucket")
+        assert other.server.stop() == 0
+        assert other.admin.key.secret_access_key not in "".join(other.server.output)
+
+
+def test_it_ends_on_an_interrupt(tmp_path: Path) -> None:
+    with moto_endpoint(tmp_path) as endpoint:
+        endpoint.server.process.send_signal(signal.SIGINT)
+        assert endpoint.server.process.wait(20) == 0
+
+
+def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, "-m", "deployments.s3_endpoint", "--port", port]
+        command += ["--admin-file", str(tmp_path / "admin.json")]
+        ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "port_taken" in ended.stderr
+    assert port in ended.stderr
+    assert not (tmp_path / "admin.json").exists()

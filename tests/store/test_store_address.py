@@ -1,0 +1,101 @@
+import secrets
+import string
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from templar.chain.base import COMMITMENT_CHARACTERS
+from templar.errors import PermanentError, Reason
+from templar.store.address import ADDRESS_CHARACTERS, PAD, BucketAddress, decode_address, encode_address
+
+LABEL = string.ascii_lowercase + string.digits
+PRINTABLE = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) != PAD)
+
+accounts = st.builds(
+    lambda first, middle, last: first + middle + last,
+    st.sampled_from(LABEL),
+    st.text(alphabet=LABEL + "-", min_size=1, max_size=30),
+    st.sampled_from(LABEL),
+)
+addresses = st.builds(
+    BucketAddress,
+    account_id=accounts,
+    access_key_id=st.text(alphabet=PRINTABLE, min_size=1, max_size=32),
+    secret_access_key=st.text(alphabet=PRINTABLE, min_size=1, max_size=64),
+)
+
+
+def test_a_known_address() -> None:
+    address = BucketAddress("local-miner-1", "AKIAEXAMPLE", "s3cret/+=")
+    text = "local-miner-1" + "~" * 19 + "AKIAEXAMPLE" + "~" * 21 + "s3cret/+=" + "~" * 55
+    assert encode_address(address) == text
+    assert decode_address(text) == address
+    assert address.bucket == "local-miner-1"
+
+
+def test_an_address_of_r2_has_no_padding() -> None:
+    account, key_id, secret = secrets.token_hex(16), secrets.token_hex(16), secrets.token_hex(32)
+    assert encode_address(BucketAddress(account, key_id, secret)) == account + key_id + secret
+
+
+def test_it_fits_a_commitment() -> None:
+    assert ADDRESS_CHARACTERS == COMMITMENT_CHARACTERS == 128
+
+
+@given(addresses)
+def test_round_trip(address: BucketAddress) -> None:
+    text = encode_address(address)
+    assert len(text) == ADDRESS_CHARACTERS
+    assert text.isascii()
+    assert decode_address(text) == address
+
+
+@given(addresses, st.integers(0, ADDRESS_CHARACTERS - 1), st.sampled_from(PRINTABLE + PAD + " \n\0é"))
+def test_every_text_that_is_accepted_is_canonical(address: BucketAddress, index: int, character: str) -> None:
+    text = encode_address(address)
+    text = text[:index] + character + text[index + 1 :]
+    with suppress(PermanentError):
+        assert encode_address(decode_address(text)) == text
+
+
+@given(st.text(max_size=140))
+def test_any_text_is_decoded_or_refused(text: str) -> None:
+    with pytest.raises(PermanentError) as caught:
+        decode_address(text)
+    assert caught.value.reason is Reason.COMMITMENT_MALFORMED
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("account_id", ""),
+        ("account_id", "ab"),
+        ("account_id", "a" * 33),
+        ("account_id", "UPPER-case"),
+        ("account_id", "evil.example/x"),
+        ("account_id", "user@host"),
+        ("account_id", "-abc"),
+        ("account_id", "abc\n"),
+        ("access_key_id", ""),
+        ("access_key_id", "k" * 33),
+        ("access_key_id", "with space"),
+        ("access_key_id", "with~pad"),
+        ("access_key_id", "é"),
+        ("secret_access_key", ""),
+        ("secret_access_key", "s" * 65),
+        ("secret_access_key", "end~"),
+        ("secret_access_key", "new\nline"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused_and_not_quoted(field: str, value: str) -> None:
+    good = {"account_id": "account", "access_key_id": "key", "secret_access_key": "secret"}
+    with pytest.raises(PermanentError, match=field) as caught:
+        BucketAddress(**{**good, field: value})
+    assert caught.value.reason is Reason.COMMITMENT_MALFORMED
+    assert not value or value not in str(caught.value)
+
+
+def test_an_address_hides_its_secret() -> None:
+    assert "hidden" not in repr(BucketAddress("account", "key", "hidden"))

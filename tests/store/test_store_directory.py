@@ -1,0 +1,229 @@
+"""What only a store of files can do wrong."""
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.store import files
+from templar.store.directory import INCOMING, DirectoryStore
+from templar.store.keys import MAX_KEY_BYTES, is_key
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "bucket").mkdir()
+    return tmp_path / "bucket"
+
+
+def reason_of(call: Callable[[], object]) -> Reason:
+    with pytest.raises(TemplarError) as caught:
+        call()
+    return caught.value.reason
+
+
+def left_behind(root: Path) -> list[Path]:
+    return list((root / INCOMING).iterdir())
+
+
+class TestStamps:
+    @pytest.mark.parametrize(("time", "stamp"), [(0.0, 0), (1234.999999, 1234), (1_800_000_000.5, 1_800_000_000)])
+    def test_a_given_clock_is_cut_to_seconds(self, root: Path, time: float, stamp: int) -> None:
+        DirectoryStore(root, clock=lambda: time).put("key", b"1")
+        info = DirectoryStore(root).head("key")
+        assert info is not None
+        assert info.last_modified == stamp
+
+    def test_a_files_own_time_is_cut_to_seconds(self, root: Path) -> None:
+        (root / "key").write_bytes(b"1")
+        os.utime(root / "key", ns=(0, 1_700_000_000_999_999_999))
+        info = DirectoryStore(root).head("key")
+        assert info is not None
+        assert info.last_modified == 1_700_000_000
+        assert list(DirectoryStore(root).list()) == [info]
+
+    def test_a_slow_file_is_stamped_at_its_end_and_not_seen_before(self, root: Path, tmp_path: Path) -> None:
+        now = 1000.0
+        store = DirectoryStore(root, clock=lambda: now)
+        os.mkfifo(tmp_path / "slow")
+        with ThreadPoolExecutor(1) as threads:
+            put = threads.submit(store.put_file, "key", tmp_path / "slow")
+            with (tmp_path / "slow").open("wb", buffering=0) as writer:
+                writer.write(b"first half, ")
+                assert store.head("key") is None
+                assert list(store.list()) == []
+                now = 2000.0
+                writer.write(b"second half")
+            put.result()
+        info = store.head("key")
+        assert info is not None
+        assert info.last_modified == 2000
+        assert store.get("key", max_bytes=100) == b"first half, second half"
+
+
+class TestPlaces:
+    def test_a_key_is_an_object_or_a_folder(self, root: Path, tmp_path: Path) -> None:
+        store = DirectoryStore(root)
+        store.put("a/b", b"1")
+        store.put("c", b"1")
+        (tmp_path / "source").write_bytes(b"1")
+        for key in ("a", "c/d", "c/d/e"):
+            assert reason_of(partial(store.put, key, b"2")) is Reason.BAD_KEY
+            assert reason_of(partial(store.put_if_absent, key, b"2")) is Reason.BAD_KEY
+            assert reason_of(partial(store.put_file, key, tmp_path / "source")) is Reason.BAD_KEY
+        assert [info.key for info in store.list()] == ["a/b", "c"]
+        assert store.delete(["a", "c/d"]).deleted == ("a", "c/d")
+        assert [info.key for info in store.list()] == ["a/b", "c"]
+        assert left_behind(root) == []
+
+    def test_a_name_can_be_too_long_for_the_file_system(self, root: Path) -> None:
+        store = DirectoryStore(root)
+        key = "k" * 300
+        assert reason_of(lambda: store.put(key, b"1")) is Reason.BAD_KEY
+        assert reason_of(lambda: store.get(key, max_bytes=1)) is Reason.BAD_KEY
+        assert left_behind(root) == []
+
+    @pytest.mark.parametrize("key", [INCOMING, f"{INCOMING}/key"])
+    def test_the_folder_of_unfinished_objects_is_out_of_reach(self, root: Path, key: str) -> None:
+        store = DirectoryStore(root)
+        store.put("key", b"1")
+        (root / INCOMING / "key").write_bytes(b"unfinished")
+        assert reason_of(lambda: store.put(key, b"2")) is Reason.BAD_KEY
+        assert reason_of(lambda: store.head(key)) is Reason.BAD_KEY
+        assert [info.key for info in store.list()] == ["key"]
+        assert list(store.list(".inc")) == []
+        assert list(store.list(f"{INCOMING}/")) == []
+        assert store.delete([key]).failed == ((key, "bad_key"),)
+        assert (root / INCOMING / "key").exists()
+
+    def test_a_name_that_only_begins_like_it_is_free(self, root: Path) -> None:
+        store = DirectoryStore(root)
+        store.put(f"{INCOMING}s/key", b"1")
+        assert [info.key for info in store.list()] == [f"{INCOMING}s/key"]
+
+    def test_empty_folders_go_with_their_last_object(self, root: Path) -> None:
+        store = DirectoryStore(root)
+        store.put("a/b/c", b"1")
+        store.put("a/d", b"1")
+        store.delete(["a/b/c"])
+        assert not (root / "a" / "b").exists()
+        assert (root / "a" / "d").exists()
+        store.delete(["a/d"])
+        assert not (root / "a").exists()
+        assert root.exists()
+
+    def test_a_folder_may_be_deleted_while_it_is_written_to(self, root: Path) -> None:
+        store = DirectoryStore(root)
+
+        def put(number: int) -> None:
+            for turn in range(150):
+                store.put(f"a/b/{number}-{turn}", b"1")
+                store.delete([f"a/b/{number}-{turn}"])
+
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(put, range(4)))
+        assert list(store.list()) == []
+        assert left_behind(root) == []
+
+
+class TestFailures:
+    def test_a_failed_copy_leaves_nothing(self, root: Path, tmp_path: Path) -> None:
+        store = DirectoryStore(root)
+        assert reason_of(lambda: store.put_file("key", tmp_path)) is Reason.LOCAL_FILE  # a folder cannot be read
+        assert list(store.list()) == []
+
+    def test_a_full_disk_may_pass(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(_file: int, _data: bytes) -> None:
+            raise OSError(28, "No space left on device")
+
+        store = DirectoryStore(root)
+        monkeypatch.setattr(files, "write_all", full)
+        with pytest.raises(TransientError, match="No space left"):
+            store.put("key", b"1")
+        assert left_behind(root) == []
+
+    def test_a_bucket_that_is_deleted_is_missing_from_then_on(self, root: Path) -> None:
+        store = DirectoryStore(root)
+        store.put("key", b"1")
+        (root / "key").unlink()
+        (root / INCOMING).rmdir()
+        root.rmdir()
+        assert reason_of(lambda: store.put("key", b"1")) is Reason.BUCKET_MISSING
+        assert reason_of(lambda: store.put("a/key", b"1")) is Reason.BUCKET_MISSING
+        assert reason_of(lambda: store.head("key")) is Reason.BUCKET_MISSING
+        assert not root.exists()
+
+    def test_what_a_dead_process_left_is_swept(self, root: Path) -> None:
+        (root / "fresh").write_bytes(b"1")
+        os.utime(root / "fresh", (0, 0))  # the stamp of a simulation; it does not make the file old
+        files.sweep(str(root), 60)
+        assert (root / "fresh").exists()
+        files.sweep(str(root), -60)
+        assert not (root / "fresh").exists()
+
+    def test_a_first_write_sweeps(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (root / INCOMING).mkdir()
+        (root / INCOMING / "left").write_bytes(b"1")
+        DirectoryStore(root).put("key", b"1")
+        assert len(left_behind(root)) == 1
+        monkeypatch.setattr("templar.store.directory.STALE_SECONDS", -60)
+        store = DirectoryStore(root)
+        store.put("key", b"1")
+        assert left_behind(root) == []
+
+
+class TestDurability:
+    @pytest.mark.parametrize(("durable", "synced"), [(False, 0), (True, 2)])
+    def test_durable_reaches_the_disk(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch, durable: bool, synced: int
+    ) -> None:
+        calls: list[int] = []
+        monkeypatch.setattr(os, "fsync", calls.append)
+        DirectoryStore(root, durable=durable).put("key", b"1")
+        assert len(calls) == synced  # the object and its folder
+
+
+class TestProcesses:
+    def test_two_handles_race_for_one_key(self, root: Path) -> None:
+        handles = [DirectoryStore(root) for _ in range(8)]
+        for turn in range(20):
+            start = threading.Barrier(8)
+
+            def race(store: DirectoryStore, start: threading.Barrier = start, key: str = f"lease-{turn}") -> bool:
+                start.wait()
+                return store.put_if_absent(key, b"1")
+
+            with ThreadPoolExecutor(8) as threads:
+                assert list(threads.map(race, handles)).count(True) == 1
+        assert left_behind(root) == []
+
+    def test_a_handle_says_what_it_is(self, root: Path) -> None:
+        assert repr(DirectoryStore(root, writable=False)) == f"DirectoryStore({str(root)!r}, writable=False)"
+
+
+class TestKeys:
+    @given(st.text(alphabet="ab/.\0\n é\ud800", max_size=12))
+    def test_a_legal_key_stays_below_its_root(self, key: str) -> None:
+        if is_key(key):
+            assert os.path.normpath(f"/root/{key}") == f"/root/{key}"
+            assert key.encode()
+
+    @given(st.lists(st.text(alphabet="ab.-_0é ", min_size=1, max_size=6), min_size=1, max_size=4))
+    def test_segments_without_dots_are_legal(self, segments: list[str]) -> None:
+        assert is_key("/".join(segments)) == all(segment not in {".", ".."} for segment in segments)
+
+    def test_length_is_counted_in_bytes(self) -> None:
+        assert is_key("k" * MAX_KEY_BYTES)
+        assert not is_key("é" * (MAX_KEY_BYTES // 2 + 1))
+
+    def test_a_refusal_quotes_little(self) -> None:
+        with pytest.raises(PermanentError) as caught:
+            DirectoryStore(Path("/nowhere/bucket")).put("k/" * 2000, b"")
+        assert len(str(caught.value)) < 400
