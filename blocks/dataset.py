@@ -6,6 +6,7 @@ from prefect.blocks.core import Block
 from pydantic import Field
 
 from blocks.storage import DOCUMENTATION_URL, DatasetBucket, StorageEndpoint
+from templar.store.base import ObjectStore
 
 if TYPE_CHECKING:
     from templar.data.pages import PageDataset
@@ -35,6 +36,12 @@ class Dataset(Block):
     endpoint: StorageEndpoint = Field(description="The object storage that the buckets are on.")
     buckets: list[DatasetBucket] = Field(min_length=1, description="Buckets that hold the dataset.")
     prefix: str = Field(description="Folder of the dataset in each bucket.")
+
+    def stores(self) -> list[ObjectStore]:
+        """The buckets, for reading."""
+        return [
+            self.endpoint.open(bucket.bucket, bucket.account_id, bucket.read, writable=False) for bucket in self.buckets
+        ]
 
     def open(self, rows_per_page: int, split: str = "train") -> "PageDataset":
         """The pages of one split.

@@ -11,9 +11,11 @@ from blocks.chain import Subnet, Wallet
 from blocks.dataset import Dataset
 from blocks.storage import NeuronBucket
 from templar.errors import PermanentError, Reason
+from templar.exchange.buckets import Buckets
 from templar.hparams import HParams, load_hparams
 
 if TYPE_CHECKING:
+    from templar.neuron.housekeeping import Premises
     from templar.neuron.node import Node
 
 Role = Literal["miner", "validator", "aggregator"]
@@ -66,6 +68,19 @@ class Neuron(Block):
         """
         return load_hparams(self.preset, path=Path(self.hparams_path))
 
+    def premises(self) -> "Premises":
+        """What scheduled work needs of this neuron, without the live state.
+
+        Raises:
+            PermanentError: As `build`.
+            TransientError: As `build`.
+        """
+        from templar.neuron.housekeeping import Premises
+
+        hotkey, chain = self.wallet.open(), self.subnet.open(self.wallet)
+        buckets = Buckets(chain, self.bucket.endpoint.open_reader, own=self.bucket.open(), hotkey=hotkey.address)
+        return Premises(Path(self.home), self.hparams(), chain, buckets, hotkey)
+
     def build(self, name: str) -> "Node":
         """The node, not started.
 
@@ -76,7 +91,6 @@ class Neuron(Block):
             PermanentError: `bad_hparams`, `bad_wallet`, `bad_environment`, ...
             TransientError: The chain cannot be reached.
         """
-        from templar.exchange.buckets import Buckets
         from templar.neuron.joining import NodeSettings, Surroundings
 
         hparams, hotkey, own = self.hparams(), self.wallet.open(), self.bucket.open()

@@ -15,6 +15,9 @@ from deployments.processes import Child, http_serves, require_free_port, start_c
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 """Where pyproject.toml lies: Prefect reads its `[tool.prefect]` only when started in this folder."""
 
+SERVER_NAME = "the Prefect server"
+"""What the server's process is called in messages and records."""
+
 _LOOPBACK = "127.0.0.1,localhost"
 
 
@@ -87,7 +90,7 @@ class PrefectServer:
         require_free_port(self.host, self.port, remedy="stop what listens there, or choose another port")
         command = [sys.executable, "-m", "prefect", "server", "start", "--host", self.host, "--port", str(self.port)]
         child = start_child(
-            "the Prefect server",
+            SERVER_NAME,
             command,
             log=self.home / "server.log",
             env=self.environment(base),

@@ -98,7 +98,9 @@ class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, ResidentRe
         self, run_once: bool = False, with_healthcheck: bool = False, printer: Callable[..., None] = print
     ) -> None:
         """Serve the pool until SIGTERM or SIGINT; refuse, with one line and exit code 1, a pool that is taken."""
-        logging.getLogger("templar").setLevel(logging.INFO)  # Prefect attaches its handler and sets no level
+        domain = logging.getLogger("templar")
+        if domain.level == logging.NOTSET:
+            domain.setLevel(logging.INFO)  # Prefect attaches its handler and sets no level
         try:
             with sole_worker_of(self._work_pool_name):
                 await self._serve(run_once, with_healthcheck, printer)
@@ -158,6 +160,9 @@ class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, ResidentRe
             if self._current is None or self._current.id != flow_run.id:
                 self._submitting_flow_run_ids.discard(flow_run.id)
                 self._release_limit_slot(flow_run.id)
+
+    async def _give_worker_labels_to_flow_run(self, flow_run_id: UUID) -> None:
+        """Leave it: SQLite often refuses this call beside another writer, and the client then waits for 2 s."""
 
     def _runs_in_hand(self) -> set[UUID]:
         return self._submitting_flow_run_ids | ({self._current.id} if self._current else set())

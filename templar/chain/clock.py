@@ -20,6 +20,7 @@ T = TypeVar("T")
 
 LONGEST_NAP_SECONDS = 60.0
 """The machine's clock may be set, or the machine suspended, while somebody sleeps: look again after this long."""
+SIGNAL_CHECK_SECONDS = 0.5
 
 
 class SystemClock:
@@ -170,7 +171,9 @@ class _Session:
                 started += 1
             handed_on = True
             self._hand_on(None)
-            self._finished.acquire()
+            # A signal that comes just before a thread blocks is handled when it wakes, so it has to wake.
+            while not self._finished.acquire(timeout=SIGNAL_CHECK_SECONDS):
+                pass
         except BaseException as error:  # noqa: BLE001 - an interrupt, or no more threads: unwind those that run
             self._failure = self._failure or error
             if not handed_on:

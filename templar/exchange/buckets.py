@@ -95,7 +95,7 @@ class Buckets:
         """
         if self._own is not None and neuron.hotkey == self._hotkey:
             return self._own.store
-        self._refresh_if_old()
+        self._refresh_if_old(neuron)
         with self._lock:
             text = self._commitments.get(neuron.hotkey)
             if text is None:
@@ -119,9 +119,10 @@ class Buckets:
         for store in stores:
             store.close()
 
-    def _refresh_if_old(self) -> None:
-        now = self._chain.clock.now()
-        if self._refreshed is None or now - self._refreshed > REFRESH_SECONDS:
+    def _refresh_if_old(self, neuron: NeuronInfo) -> None:
+        """Read the commitments again when they are old, and once per block while somebody's is missing."""
+        age = self._chain.clock.now() - self._refreshed if self._refreshed is not None else REFRESH_SECONDS
+        if age >= (REFRESH_SECONDS if neuron.hotkey in self._commitments else self._chain.block_seconds):
             self.refresh()
 
 

@@ -27,6 +27,7 @@ from templar.gradient.layout import Layout
 from templar.hparams import HParams
 from templar.model.llama import parameter_shapes
 from templar.neuron.agreed import AgreedState, check_mark
+from templar.neuron.durable import write_file
 from templar.neuron.joining import NodeSettings, Surroundings, join
 from templar.neuron.journal import Applied, Journal, Status
 from templar.neuron.lock import NeuronLock
@@ -231,6 +232,9 @@ class Node:
         self.journal = Journal(home / "journal.sqlite", durable=durable)
         kept = self.hparams.storage.snapshots_kept
         self.snapshots = Snapshots(home / "snapshots", self.birth.network, kept=kept, durable=durable)
+        write_file(
+            home / "tokenizer.json", lambda path: path.write_bytes(self.workload.tokenizer.to_bytes()), durable=durable
+        )
         self.restore()
 
     def _check_history(self, roster: Roster) -> None:

@@ -83,7 +83,7 @@ def _refusal(node: Node, window: int, current: int) -> Opening | None:
         return Opening(window, Action.SKIP, Reason.WINDOW_FINISHED, f"window {window} is {status}")
     if window < start:
         return Opening(window, Action.SKIP, Reason.WINDOW_PASSED, f"the network starts at window {start}")
-    if window > current + 1:
+    if window > max(current + 1, start):  # a network's first window may be waited for, while neurons come up
         away = first_block(window, node.hparams.windows) - node.chain.head()
         return Opening(window, Action.SKIP, Reason.WINDOW_NOT_OPEN, f"window {window} opens in {away} blocks")
     if status is None and window < current - node.windows_late:

@@ -234,9 +234,9 @@ def test_weights_survive_a_connection_lost_under_them_and_are_sent_once(chain, s
 
 def test_a_read_without_an_answer_ends(open_chain, substrate):
     hasty, patient = open_chain(limits=CallLimits(attempts=2, read_seconds=0.01)), open_chain()
-    substrate.hang = True
+    substrate.hang = "finalized_block_number"
     refusal(hasty.block, TransientError, Reason.CHAIN_UNREACHABLE, "no answer within 0.01 s")
-    substrate.hang = False
+    substrate.hang = None
     assert patient.block() > 0
 
 

@@ -420,10 +420,9 @@ def test_a_killed_writer_leaves_the_ledger_sound(start_writer):
             word, number, value = process.stdout.readline().split()
             acknowledged[int(number)] = int(value) if word == "committed" else -1
         os.kill(process.pid, signal.SIGKILL)
-        rest, _ = process.communicate()
-        for line in rest.splitlines():
+        for line in process.stdout.read().splitlines():
             acknowledged[100 + victim] = int(line.split()[2])
-        assert process.returncode == -signal.SIGKILL
+        assert process.wait() == -signal.SIGKILL
         check_file(path)
     ledger = Ledger(path)
     found = {number: ledger.commitments()[hotkey_from_seed(number.to_bytes(32)).address] for number in acknowledged}

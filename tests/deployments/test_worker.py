@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
@@ -28,7 +27,7 @@ def shared_worker(prefect_server: RunningPrefectServer, tmp_path_factory: pytest
     """One worker for the tests that leave it as it was; it is told to take five runs at once, and must not."""
     with prefect_server.client() as client:
         operator = Operator(prefect_server, client, tmp_path_factory.mktemp("shared"))
-        yield operator.worker(POOL, "--limit", "5", "--prefetch-seconds", "60", PREFECT_WORKER_HEARTBEAT_SECONDS="1")
+        yield operator.worker(POOL, "--limit", "5", "--prefetch-seconds", "60", PREFECT_WORKER_HEARTBEAT_SECONDS="2")
         operator.stop_workers()
 
 
@@ -90,7 +89,7 @@ class TestRuns:
     def test_a_heartbeat_closes_what_nobody_runs_and_spares_its_own_run(self, operator: Operator) -> None:
         later = Scheduled(scheduled_time=datetime.now(UTC) + timedelta(hours=1))
         adrift, unwanted = (operator.run("visit_async", POOL, state=later, name="never") for _ in range(2))
-        own = operator.run("work_for", POOL, seconds=2.0)
+        own = operator.run("work_for", POOL, seconds=4.0)
         operator.await_note("working")
         for run in (adrift, unwanted):
             operator.set_state(run, Running(), force=True)
@@ -103,16 +102,54 @@ class TestRuns:
         template = operator.client.read_work_pool(POOL).base_job_template
         assert set(template["variables"]["properties"]) == {"grace_seconds", "stop_seconds"}
 
+    @pytest.mark.parametrize("kind", ["restarted", "frozen"])
+    def test_an_outage_of_the_server_harms_neither_run_nor_worker(
+        self, operator: Operator, shared_worker: Child, kind: str
+    ) -> None:
+        run = operator.run("work_for", POOL, seconds=1.0)
+        operator.await_note("working")
+        if kind == "restarted":
+            operator.server.kill()
+            operator.await_note("finished")
+            operator.server.start()
+        else:
+            operator.server.freeze()
+            operator.await_note("finished")
+            operator.server.thaw()
+        assert operator.end_of(run).is_completed()
+        assert operator.end_of(operator.run("visit_async", POOL, name="after")).is_completed()
+        assert shared_worker.exit_code is None
+
+    def test_a_second_worker_is_refused_with_one_line(self, operator: Operator, shared_worker: Child) -> None:
+        on_this_machine = operator.start_worker(POOL, "--name", "another")
+        # Another home has other locks, as another machine has.
+        elsewhere = operator.start_worker(POOL, "--name", "another", PREFECT_HOME=str(operator.folder / "home"))
+        operator.client.create_work_pool(WorkPoolCreate(name="cold", type="process"))
+        of_another_type = operator.start_worker("cold")
+        for worker, line in (
+            (
+                on_this_machine,
+                f"[already_running] work pool {POOL!r} is served by process {shared_worker.identity.pid} ",
+            ),
+            (elsewhere, f"[already_running] work pool {POOL!r} is served by worker '{POOL}@"),
+            (of_another_type, "[bad_environment] work pool 'cold' is of type 'process'"),
+        ):
+            assert worker.handle.wait() == 1
+            assert worker.log.read_text().startswith(line)
+            assert worker.log.read_text().count("\n") == 1
+        assert operator.end_of(operator.run("visit_async", POOL, name="after")).is_completed()
+
 
 def test_a_run_that_cannot_be_started_gives_its_place_back(operator: Operator) -> None:
-    run = operator.client.read_flow_run(operator.run("visit_async", POOL, name="never"))
+    operator.client.create_work_pool(WorkPoolCreate(name="unserved", type="resident"))
+    run = operator.client.read_flow_run(operator.run("visit_async", "unserved", name="never"))
     stray = run.model_copy(update={"deployment_id": uuid4()})
     with temporary_settings({PREFECT_API_URL: operator.server.server.api_url, PREFECT_HOME: operator.folder}):
         asyncio.run(_place_is_free_after(stray))
 
 
 async def _place_is_free_after(run: FlowRun) -> None:
-    async with ResidentWorker(POOL, limit=7) as worker:
+    async with ResidentWorker("unserved", limit=7) as worker:
         assert worker.limiter.total_tokens == 1
         worker.limiter.acquire_on_behalf_of_nowait(run.id)
         await worker._submit_run(run)
@@ -132,24 +169,29 @@ def test_sigterm_finishes_the_run_and_takes_no_other(operator: Operator) -> None
     assert operator.notes == ["working", "finished"]
 
 
-@pytest.mark.parametrize("num_signals", [1, 2], ids=["grace passed", "second signal"])
-def test_an_interrupted_run_is_taken_up_again(operator: Operator, num_signals: int) -> None:
-    pool = f"interrupted-{num_signals}"
-    worker = operator.worker(pool)
-    grace = {"grace_seconds": 0.3 if num_signals == 1 else 600.0}
-    run = operator.run("resume_after", pool, variables=grace)
+def test_a_run_is_interrupted_after_its_grace_and_taken_up_again(operator: Operator) -> None:
+    worker = operator.worker("interrupted")
+    run = operator.run("resume_after", "interrupted", variables={"grace_seconds": 0.3})
     operator.await_note("working")
     worker.handle.terminate()
-    if num_signals == 2:
-        wait_until(lambda: "Asked to stop" in worker.log.read_text(), "the first signal was heard")
-        worker.handle.terminate()
     assert worker.handle.wait() == 0
     state = operator.state(run)
     assert (state.is_scheduled(), state.name) == (True, "AwaitingRetry")
     assert "takes this run up again" in str(state.message)
-    operator.worker(pool)
+    operator.worker("interrupted")
     assert operator.end_of(run).is_completed()
     assert operator.notes == ["working", "resumed"]
+
+
+def test_a_second_signal_ends_the_grace(operator: Operator) -> None:
+    worker = operator.worker("hurried")
+    run = operator.run("work_for", "hurried", seconds=600.0, variables={"grace_seconds": 600.0})
+    operator.await_note("working")
+    worker.handle.terminate()
+    wait_until(lambda: "Asked to stop" in worker.log.read_text(), "the first signal was heard")
+    worker.handle.terminate()
+    assert worker.handle.wait() == 0
+    assert operator.state(run).name == "AwaitingRetry"
 
 
 def test_a_run_that_does_not_stop_is_left_behind(operator: Operator) -> None:
@@ -178,48 +220,3 @@ def test_a_restart_after_sigkill_closes_what_was_open(operator: Operator) -> Non
     assert operator.state(pending).is_crashed()
     assert operator.state(cancelling).is_cancelled()
     assert operator.end_of(operator.run("work_for", "killed", seconds=0.0)).is_completed()
-
-
-class TestOneWorkerPerPool:
-    def test_a_second_one_on_this_machine_is_refused(self, operator: Operator) -> None:
-        first = operator.worker("single")
-        second = operator.start_worker("single", "--name", "another")
-        assert second.handle.wait() == 1
-        line = f"[already_running] work pool 'single' is served by process {first.identity.pid} of this machine"
-        assert second.log.read_text().startswith(line)
-        assert second.log.read_text().count("\n") == 1
-        first.handle.kill()
-        first.handle.wait()
-        operator.worker("single")
-
-    def test_one_that_the_server_counts_as_online_is_refused(self, operator: Operator, tmp_path: Path) -> None:
-        operator.worker("distant", "--name", "of another machine")
-        # Another home has other locks, as another machine has.
-        second = operator.start_worker("distant", PREFECT_HOME=str(tmp_path / "home"))
-        assert second.handle.wait() == 1
-        assert "[already_running] work pool 'distant' is served by worker 'of another" in second.log.read_text()
-
-    def test_a_pool_of_another_type_is_refused(self, operator: Operator) -> None:
-        operator.client.create_work_pool(WorkPoolCreate(name="cold", type="process"))
-        worker = operator.start_worker("cold")
-        assert worker.handle.wait() == 1
-        assert "[bad_environment] work pool 'cold' is of type 'process'" in worker.log.read_text()
-
-
-@pytest.mark.parametrize("kind", ["restarted", "frozen"])
-def test_an_outage_of_the_server_harms_neither_run_nor_worker(operator: Operator, kind: str) -> None:
-    pool = f"outage-{kind}"
-    worker = operator.worker(pool)
-    run = operator.run("work_for", pool, seconds=1.0)
-    operator.await_note("working")
-    if kind == "restarted":
-        operator.server.kill()
-        operator.await_note("finished")
-        operator.server.start()
-    else:
-        operator.server.freeze()
-        operator.await_note("finished")
-        operator.server.thaw()
-    assert operator.end_of(run).is_completed()
-    assert operator.end_of(operator.run("visit_async", pool, name="after")).is_completed()
-    assert worker.exit_code is None

@@ -103,19 +103,24 @@ class Operator:
             parameters: The flow's parameters; `folder` is added unless it takes a `kind`.
         """
         entrypoint = flow if "." in flow else f"{FLOWS}.{flow}"
-        deployment = self.client.create_deployment(
-            self.client.create_flow_from_name(flow),
-            name=pool,
-            entrypoint=entrypoint,
-            work_pool_name=pool,
-            pull_steps=[],
-        )
         if "kind" not in parameters:
             parameters["folder"] = str(self.folder)
-        run = self.client.create_flow_run_from_deployment(
-            deployment, parameters=parameters, job_variables=variables, state=state
+        flow_id = persist(lambda: self.client.create_flow_from_name(flow))
+        deployment = persist(
+            lambda: self.client.create_deployment(
+                flow_id, name=pool, entrypoint=entrypoint, work_pool_name=pool, pull_steps=[]
+            )
+        )
+        run = persist(
+            lambda: self.client.create_flow_run_from_deployment(
+                deployment, parameters=parameters, job_variables=variables, state=state
+            )
         )
         return run.id
+
+    def set_state(self, run: UUID, state: State[Any], *, force: bool = False) -> None:
+        """Ask for a state of a run, as a button of the UI does."""
+        persist(lambda: self.client.set_flow_run_state(run, state, force=force))
 
     def state(self, run: UUID) -> State[Any]:
         """The state of a run."""

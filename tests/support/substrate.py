@@ -73,8 +73,8 @@ class ComposedCall:
 class MemorySubstrate:
     """Implements what the SDK needs of `bt.Substrate`.
 
-    Blocks come by the clock; the newest `finality_lag` of them are not final. `offline`, `hang`, `drop_connection`,
-    `refuse_next` and `lose_next_submission` break it in the ways that a network breaks.
+    Blocks come by the clock; the newest `finality_lag` of them are not final. `offline`, `hang` (on one request),
+    `drop_connection`, `refuse_next` and `lose_next_submission` break it in the ways that a network breaks.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class MemorySubstrate:
         self.closes = 0
         self.connected = False
         self.offline = False
-        self.hang = False
+        self.hang: str | None = None
         self.finalized_behind = 0
         self.state_kept_from = 0
         self._refusal: Exception | bt.ChainError | None = None
@@ -191,7 +191,7 @@ class MemorySubstrate:
 
     async def _request(self, name: str) -> None:
         self.requests.append(name)
-        if self.hang:
+        if name == self.hang:
             await asyncio.sleep(3600)
         if self.offline or not self.connected:
             raise bt.RpcConnectionError("RPC request failed after exhausting endpoint retries")

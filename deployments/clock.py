@@ -1,0 +1,235 @@
+"""The window clock: follows the chain and starts every window deployment of this host, once per window.
+
+    python -m deployments.clock
+
+A window is started twice by nobody: each run has the key `{netuid}/{genesis}/{hotkey}/{role}/{window}`, and the server
+gives the same run for the same key. A clock that is restarted resumes at the current window. It also emits
+`templar.window.opened`, `.closed` and `.settled` events, for automations.
+
+Window deployments are those of the flows `miner-window`, `validator-window` and `aggregator-window` that work on a
+resident pool and whose neuron has that role.
+"""
+
+import argparse
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.schemas.filters import FlowFilter, FlowFilterName
+from prefect.deployments import arun_deployment
+from prefect.events import emit_event
+
+from blocks.neuron import Neuron
+from deployments.work_pool import is_outage
+from templar.chain.base import Chain
+from templar.errors import PermanentError, Reason, TransientError
+from templar.exchange.buckets import Buckets
+from templar.exchange.genesis import find_birth
+from templar.hparams import HParams
+from templar.windows import WindowTimes, closing_block, first_block, window_of
+
+log = logging.getLogger(__name__)
+
+WINDOW_FLOWS = {"miner-window": "miner", "validator-window": "validator", "aggregator-window": "aggregator"}
+"""Window flow -> the role that it is for."""
+
+RETRY_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class WindowDeployment:
+    """A deployment that runs one window of one neuron.
+
+    Attributes:
+        name: `{flow}/{deployment}`.
+        neuron: Name of the neuron's block.
+        role: Its role.
+        hotkey: Its address.
+    """
+
+    name: str
+    neuron: str
+    role: str
+    hotkey: str
+
+    def key(self, netuid: int, genesis: str, window: int) -> str:
+        """The idempotency key of one window's run."""
+        return f"{netuid}/{genesis}/{self.hotkey}/{self.role}/{window}"
+
+
+async def find_deployments(client: PrefectClient) -> tuple[list[WindowDeployment], dict[str, Neuron]]:
+    """The window deployments on the server, and the block of each neuron that they run.
+
+    A deployment whose neuron is not there, cannot be opened or has another role is left out, with a warning.
+    """
+    found: list[WindowDeployment] = []
+    neurons: dict[str, Neuron] = {}
+    flow_filter = FlowFilter(name=FlowFilterName(any_=list(WINDOW_FLOWS)))
+    flows = {flow.id: flow.name for flow in await client.read_flows(flow_filter=flow_filter)}
+    for deployment in await client.read_deployments(flow_filter=flow_filter):
+        flow = flows[deployment.flow_id]
+        pool = await client.read_work_pool(deployment.work_pool_name) if deployment.work_pool_name else None
+        if pool is None or pool.type != "resident" or deployment.paused:
+            continue
+        neuron = str(deployment.parameters.get("neuron", "default"))
+        try:
+            block = neurons.get(neuron) or await Neuron.aload(neuron)
+            if block.role != WINDOW_FLOWS[flow]:
+                continue
+            hotkey = block.wallet.open().address
+        except (PermanentError, ValueError) as error:
+            log.warning("deployment %s/%s is left out: %s", flow, deployment.name, error)
+            continue
+        neurons[neuron] = block
+        found.append(WindowDeployment(f"{flow}/{deployment.name}", neuron, block.role, hotkey))
+    return found, neurons
+
+
+class WindowClock:
+    """Starts window runs and emits window events.
+
+    Args:
+        chain: Read-only view of the subnet.
+        hparams: The network's numbers.
+        genesis: The network's genesis hash.
+        start_window: Its first window.
+        deployments: What to start.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        hparams: HParams,
+        *,
+        genesis: str,
+        start_window: int,
+        deployments: Sequence[WindowDeployment],
+    ) -> None:
+        self._chain = chain
+        self._hparams = hparams
+        self._genesis = genesis
+        self._start_window = start_window
+        self._deployments = deployments
+
+    async def run(self) -> None:
+        """Follow the chain for ever. The first window is started ahead, so that neurons are there when it opens."""
+        window = max(self._start_window, await self._current_window())
+        while True:
+            await self.start(window)
+            await asyncio.to_thread(self._wait_for, first_block(window, self._hparams.windows))
+            self._emit("opened", window)
+            ending = asyncio.create_task(self._announce_end(window))
+            ending.add_done_callback(_log_failure)
+            await asyncio.to_thread(self._wait_for, closing_block(window, self._hparams.windows))
+            window = max(window + 1, await self._current_window())
+
+    async def start(self, window: int) -> None:
+        """Create the run of a window for every deployment; tries again until the server has taken them all."""
+        await asyncio.gather(*(self._start_one(deployment, window) for deployment in self._deployments))
+
+    async def _start_one(self, deployment: WindowDeployment, window: int) -> None:
+        key = deployment.key(self._chain.netuid, self._genesis, window)
+        parameters = {"window": window, "neuron": deployment.neuron}
+        while True:
+            try:
+                run = await arun_deployment(
+                    deployment.name, parameters=parameters, timeout=0, as_subflow=False, idempotency_key=key
+                )
+                log.info("window %d: %s is run %s", window, deployment.name, run.name)
+                return
+            except Exception as error:
+                if not is_outage(error):
+                    raise
+                log.warning("window %d: %s could not be started yet: %s", window, deployment.name, error)
+            if await self._current_window() > window:
+                return
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _announce_end(self, window: int) -> None:
+        rules = self._hparams.windows
+        closing = closing_block(window, rules)
+        await asyncio.to_thread(self._wait_for, closing)
+        self._emit("closed", window)
+        opened, closed = (self._chain.block_time(block) for block in (first_block(window, rules), closing))
+        settles = WindowTimes(window, opened, closed, rules).settles
+        await asyncio.to_thread(self._chain.clock.sleep_until, settles)
+        self._emit("settled", window)
+
+    def _emit(self, what: str, window: int) -> None:
+        resource = {"prefect.resource.id": f"templar.subnet.{self._chain.netuid}", "templar.genesis": self._genesis}
+        emit_event(f"templar.window.{what}", resource=resource, payload={"window": window})
+
+    def _wait_for(self, block: int) -> None:
+        """Wait for a block, however long the chain is out of reach."""
+        while True:
+            try:
+                self._chain.wait_for_block(block, finalized=False)
+                return
+            except TransientError as error:
+                log.warning("the chain cannot be reached: %s", error)
+                self._chain.clock.sleep_until(self._chain.clock.now() + RETRY_SECONDS)
+
+    async def _current_window(self) -> int:
+        while True:
+            try:
+                return window_of(await asyncio.to_thread(self._chain.head), self._hparams.windows)
+            except TransientError as error:
+                log.warning("the chain cannot be reached: %s", error)
+                await asyncio.sleep(RETRY_SECONDS)
+
+
+async def serve() -> None:
+    """Find what to start, join the network, and follow it.
+
+    Raises:
+        PermanentError: `bad_environment`; there is no window deployment.
+    """
+    async with get_client() as client:
+        deployments, neurons = await find_deployments(client)
+    if not deployments:
+        raise PermanentError(
+            Reason.BAD_ENVIRONMENT,
+            "no window deployment of a known neuron on this server: run `python -m deployments.register` first",
+        )
+    block = neurons[deployments[0].neuron]
+    hparams, chain = block.hparams(), block.subnet.open(None)
+    buckets = Buckets(chain, block.bucket.endpoint.open_reader)
+    while True:
+        try:
+            birth = await asyncio.to_thread(find_birth, chain, buckets, hparams, pinned=block.genesis or None)
+            break
+        except TransientError as error:
+            log.warning("%s", error)
+            await asyncio.sleep(RETRY_SECONDS)
+    genesis, start = birth.network.genesis, birth.start.start_window
+    log.info("network %s of subnet %d starts at window %d", genesis[:12], chain.netuid, start)
+    clock = WindowClock(chain, hparams, genesis=genesis, start_window=start, deployments=deployments)
+    await clock.run()
+
+
+def _log_failure(task: "asyncio.Task[Any]") -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.warning("an event could not be emitted: %s", task.exception())
+
+
+def main() -> int:
+    """Run until SIGTERM."""
+    parser = argparse.ArgumentParser(prog="python -m deployments.clock", description=(__doc__ or "").splitlines()[0])
+    parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    try:
+        asyncio.run(serve())
+    except PermanentError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

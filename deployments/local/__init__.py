@@ -1,0 +1,1 @@
+"""A whole network on this machine: bring-up, live view, summary, shutdown."""

@@ -1,0 +1,153 @@
+"""`python -m deployments.local run|up|down`: a whole training network on this machine.
+
+    run     bring it up, show its progress for a fixed number of windows, print a summary, take it down
+    up      bring it up and leave it running
+    down    stop what `up` started
+
+The last line of `run` is JSON; everything in it was read back from the chain and the buckets.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+
+from deployments.local.bringup import LocalNetwork
+from deployments.local.plan import LocalPlan
+from deployments.local.summary import Summary, summarise
+from deployments.local.view import NetworkView, WindowRow, as_table
+from templar.errors import RejectedError, TemplarError, TransientError
+
+POLL_SECONDS = 1.0
+PATIENCE_WINDOWS = 4
+"""How many windows the view waits for one that does not come."""
+
+console = Console(stderr=False)
+
+
+def main() -> int:
+    """Parse the command line and do what it says."""
+    arguments = _parser().parse_args()
+    plan = LocalPlan(
+        folder=arguments.folder.resolve(),
+        preset=arguments.preset,
+        num_honest=arguments.miners,
+        bad_actors=tuple(arguments.actor) if arguments.actor is not None else ("lazy",),
+        prefect_port=arguments.prefect_port,
+        storage_port=arguments.storage_port,
+        directory_store=arguments.store == "directory",
+    )
+    network = LocalNetwork(plan, lambda text: console.print(f"[dim]{text}[/dim]"))
+    commands: dict[str, Callable[[], int]] = {
+        "run": lambda: run(network, arguments.windows),
+        "up": lambda: up(network),
+        "down": lambda: down(network),
+    }
+    try:
+        return commands[arguments.command]()
+    except TemplarError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def run(network: LocalNetwork, num_windows: int) -> int:
+    """Bring up, watch, summarise, take down; 0 if the network did what it promises."""
+    started = time.monotonic()
+    try:
+        birth = network.up(housekeeping=False)
+        view = NetworkView(network.plan, network.neuron_block(network.plan.running[0]), birth)
+        ui = network.plan.server.ui_url
+        console.print(f"Prefect UI: {ui}  ·  first window {birth.start.start_window}")
+        last = watch(view, num_windows)
+        summary = summarise(view, last, num_windows, started)
+        console.print(f"Prefect UI (while the network runs; `make up` keeps it): {ui}")
+    except KeyboardInterrupt:
+        console.print("interrupted")
+        return 130
+    finally:
+        network.down()
+    return report(summary)
+
+
+def up(network: LocalNetwork) -> int:
+    """Bring up and leave it running; what was started is stopped again if that fails."""
+    try:
+        birth = network.up(housekeeping=True)
+    except BaseException:
+        network.down()
+        raise
+    plan = network.plan
+    console.print(f"The network runs. Prefect UI: {plan.server.ui_url}")
+    console.print(f"Window {birth.start.start_window} is its first. In this shell:")
+    console.print(f"  export PREFECT_API_URL={plan.server.api_url} PREFECT_HOME={plan.server.home}", soft_wrap=True)
+    console.print("  prefect deployment run miner-window/default")
+    console.print("  prefect deployment schedule ls")
+    console.print("`make down` stops it.")
+    return 0
+
+
+def down(network: LocalNetwork) -> int:
+    """Stop what is running."""
+    stopped = network.down()
+    console.print(f"stopped {len(stopped)} processes" if stopped else "nothing was running")
+    return 0
+
+
+def watch(view: NetworkView, num_windows: int) -> int:
+    """Show the windows as they are scored; the last window."""
+    first = view.birth.start.start_window
+    last = first + num_windows - 1
+    titles = {neuron.uid: view.names[neuron.hotkey].name for neuron in view.chain.metagraph().neurons}
+    rows: list[WindowRow] = []
+    give_up = time.time() + view.hparams.windows.seconds * PATIENCE_WINDOWS + 60
+    with Live(as_table(rows, titles), console=console, refresh_per_second=2) as live:
+        for window in range(first, last + 1):
+            while (row := _row(view, window)) is None and time.time() < give_up and not _passed(view, window):
+                time.sleep(POLL_SECONDS)
+            give_up = time.time() + view.hparams.windows.seconds * PATIENCE_WINDOWS
+            rows.append(row or WindowRow(window, None, None, {}, {}))
+            live.update(as_table(rows, titles))
+    return last
+
+
+def report(summary: Summary) -> int:
+    """Print the summary, then its JSON; 0 if every promise was kept."""
+    for promise, kept in summary.promises.items():
+        console.print(f"[{'green' if kept else 'red'}]{'✓' if kept else '✗'}[/] {promise}")
+    print(json.dumps(summary.figures))
+    return 0 if all(summary.promises.values()) else 1
+
+
+def _row(view: NetworkView, window: int) -> WindowRow | None:
+    try:
+        return view.row(window)
+    except (TransientError, RejectedError):  # the validator has not announced its bucket yet
+        return None
+
+
+def _passed(view: NetworkView, window: int) -> bool:
+    """Whether a later window has been scored: then this one never will be."""
+    return _row(view, window + 1) is not None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m deployments.local", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("command", choices=["run", "up", "down"])
+    parser.add_argument("--windows", type=int, default=10, help="windows that `run` runs")
+    parser.add_argument("--miners", type=int, default=2, help="honest miners")
+    parser.add_argument("--actor", action="append", help="a bad actor; may be repeated; `lazy` by default")
+    parser.add_argument("--preset", default="local", help="preset of hparams.json")
+    parser.add_argument("--store", choices=["s3", "directory"], default="s3", help="where objects are kept")
+    parser.add_argument("--folder", type=Path, default=Path(".templar") / "local", help="where everything lies")
+    parser.add_argument("--prefect-port", type=int, default=4200)
+    parser.add_argument("--storage-port", type=int, default=9200)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

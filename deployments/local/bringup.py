@@ -1,0 +1,167 @@
+"""Bring a local network up: servers, preparation, registration, workers, genesis, clock."""
+
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from dotenv import dotenv_values
+from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+
+from blocks.environment import neuron_from_environment
+from blocks.neuron import Neuron
+from deployments.local.plan import DEFAULT_NEURON, HOUSEKEEPING_POOL, LocalNeuron, LocalPlan
+from deployments.local.prepare import (
+    prepare_buckets,
+    prepare_chain,
+    prepare_dataset,
+    prepare_folder,
+    publish_network,
+    write_environments,
+)
+from deployments.prefect_server import PROJECT_ROOT, SERVER_NAME
+from deployments.process_record import ProcessRecord
+from deployments.processes import Child, require_free_port, start_child, stop_process, wait_until_ready
+from deployments.register import ensure_pool, register
+from deployments.s3_endpoint import LISTENING
+from templar.errors import PermanentError, Reason
+from templar.exchange.genesis import Birth
+from templar.hparams import load_hparams
+
+log = logging.getLogger(__name__)
+
+Say = Callable[[str], None]
+
+WORKER_GRACE_SECONDS = 1.0
+"""A window of a local network that is taken down is of no use to anybody: its worker does not wait for it."""
+STOP_SECONDS = 15.0
+STORAGE = "S3 endpoint"
+SERVERS = (SERVER_NAME, STORAGE)
+NEURONS_START_SECONDS = 20.0
+"""From genesis to the first window: the workers load flows and neurons meanwhile."""
+
+
+class LocalNetwork:
+    """A local network and the processes that make it.
+
+    Args:
+        plan: What it consists of.
+        say: Tells the user what happens.
+    """
+
+    def __init__(self, plan: LocalPlan, say: Say) -> None:
+        self.plan = plan
+        self._say = say
+        self._record = ProcessRecord(plan.processes)
+
+    def up(self, *, housekeeping: bool) -> Birth:
+        """Bring everything up; what was started is in the record even if this fails.
+
+        Args:
+            housekeeping: Also deploy the scheduled flows, and start a worker for them.
+
+        Raises:
+            PermanentError: `already_running`, `port_taken`, `process_died`, ...
+            TransientError: `process_not_ready`.
+        """
+        plan = self.plan
+        if running := self._record.running():
+            raise PermanentError(
+                Reason.ALREADY_RUNNING,
+                f"{plan.folder}: a network runs here already ({len(running)} processes): `make down` stops it",
+            )
+        hparams = load_hparams(plan.preset, path=plan.hparams_path)
+        require_free_port("127.0.0.1", plan.prefect_port, remedy="stop what listens there, or set PREFECT_PORT")
+        if not plan.directory_store:
+            require_free_port("127.0.0.1", plan.storage_port, remedy="stop what listens there, or set STORAGE_PORT")
+        prepare_folder(plan)
+        self._say("starting the Prefect server" + ("" if plan.directory_store else " and the S3 endpoint"))
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            server = pool.submit(self._start_server)
+            storage = None if plan.directory_store else pool.submit(self._start_storage)
+            self._say("cutting text into pages, training the tokenizer, creating the ledger and its wallets")
+            prepare_chain(plan, hparams)
+            prepare_dataset(plan, hparams)
+            if storage is not None:
+                storage.result()
+            write_environments(plan, prepare_buckets(plan))
+            server.result()
+        with temporary_settings({PREFECT_API_URL: plan.server.api_url, PREFECT_HOME: plan.server.home}):
+            return self._populate(housekeeping)
+
+    def down(self) -> tuple[str, ...]:
+        """Stop every process of the record, the servers last; their names."""
+        dependents = [entry for entry in self._record.running() if entry.name not in SERVERS]
+        with ThreadPoolExecutor(max_workers=max(1, len(dependents))) as pool:
+            for entry in dependents:
+                pool.submit(stop_process, entry.identity, grace_seconds=STOP_SECONDS)
+        stopped = self._record.stop_all(grace_seconds=STOP_SECONDS)
+        return (*(entry.name for entry in dependents), *stopped)
+
+    def neuron_block(self, neuron: LocalNeuron) -> Neuron:
+        """A neuron's block, from its environment."""
+        values = dotenv_values(self.plan.env_file(neuron))
+        return neuron_from_environment({name: value for name, value in values.items() if value is not None})
+
+    def _populate(self, housekeeping: bool) -> Birth:
+        """Blocks, pools, deployments, workers, genesis, clock."""
+        plan = self.plan
+        self._say(f"registering {len(plan.running)} neurons and starting their workers")
+        blocks = {neuron: self.neuron_block(neuron) for neuron in plan.running}
+        with get_client(sync_client=True) as client:
+            for neuron in plan.running:
+                ensure_pool(client, f"neuron-{neuron.name}", "resident", grace_seconds=WORKER_GRACE_SECONDS)
+            if housekeeping:
+                ensure_pool(client, HOUSEKEEPING_POOL, "process")
+        for neuron in plan.running:
+            self._start(f"worker of {neuron.name}", _worker(f"neuron-{neuron.name}", "resident"))
+        deploying = self._start("deployment", _DEPLOY) if housekeeping else None
+        for neuron, block in blocks.items():
+            register(neuron.name, block)
+        if deploying is not None:
+            self._finish(deploying)
+            self._start("housekeeping worker", _worker(HOUSEKEEPING_POOL, "process"))
+        self._say("publishing the genesis checkpoint")
+        publisher = next(block for neuron, block in blocks.items() if neuron.role == "aggregator")
+        birth = publish_network(plan, publisher, opens_in_seconds=NEURONS_START_SECONDS)
+        self._start("window clock", [sys.executable, "-m", "deployments.clock"])
+        return birth
+
+    def _start_server(self) -> None:
+        self._record.add(self.plan.server.start())
+
+    def _start_storage(self) -> None:
+        plan = self.plan
+        command = [sys.executable, "-m", "deployments.s3_endpoint", "--port", str(plan.storage_port)]
+        child = self._start(STORAGE, [*command, "--admin-file", str(plan.admin_file)], with_server=False)
+        wait_until_ready(child, lambda: LISTENING in child.log.read_text(), timeout_seconds=60)
+
+    def _start(self, name: str, command: Sequence[str], *, with_server: bool = True) -> Child:
+        env: Mapping[str, str] | None = None
+        if with_server:
+            env = self.plan.server.environment() | {
+                "TEMPLAR_NEURON": DEFAULT_NEURON,
+                "TEMPLAR_POOL": f"neuron-{DEFAULT_NEURON}",
+                "TEMPLAR_HOUSEKEEPING_POOL": HOUSEKEEPING_POOL,
+            }
+        log_file = self.plan.folder / "logs" / f"{name.replace(' ', '-')}.log"
+        child = start_child(name, command, log=log_file, env=env, cwd=PROJECT_ROOT)
+        self._record.add(child)
+        return child
+
+    def _finish(self, child: Child) -> None:
+        if child.handle.wait() != 0:
+            tail = child.log.read_text(encoding="utf-8", errors="replace")[-1000:]
+            raise PermanentError(Reason.PROCESS_DIED, f"{child.name} failed; the end of its log:\n{tail}")
+
+
+_DEPLOY = [
+    *(sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"),
+    *("--prefect-file", str(Path("deployments") / "prefect.yaml")),
+]
+
+
+def _worker(pool: str, kind: str) -> list[str]:
+    return [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", kind]

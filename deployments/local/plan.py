@@ -1,0 +1,143 @@
+"""What a local network consists of, and where everything of it lies."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from deployments.prefect_server import PROJECT_ROOT, PrefectServer
+
+NETUID = 1
+DATASET_PREFIX = "text"
+WALLET_NAME = "local"
+HOUSEKEEPING_POOL = "housekeeping"
+DEFAULT_NEURON = "default"
+AGGREGATOR_STAKE, VALIDATOR_STAKE = 1000.0, 400.0
+
+
+@dataclass(frozen=True)
+class LocalNeuron:
+    """One member of the local network.
+
+    Attributes:
+        name: Its name: block, pool, deployment and hotkey are called so.
+        role: `burn`, `aggregator`, `validator` or `miner`.
+        actor: For miners: `honest`, or a bad actor.
+        stake: Its stake.
+    """
+
+    name: str
+    role: str
+    actor: str = "honest"
+    stake: float = 0.0
+
+    @property
+    def title(self) -> str:
+        """What the summary calls it."""
+        return self.role if self.actor == "honest" else self.actor
+
+    @property
+    def flow(self) -> str:
+        """The flow of its windows."""
+        return f"{self.role}-window"
+
+    @property
+    def account_id(self) -> str:
+        """Account, and name, of its bucket."""
+        return hashlib.sha256(f"templar.local.{self.name}".encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class LocalPlan:
+    """A local network.
+
+    Attributes:
+        folder: Where everything of it lies; removed and made anew by a bring-up.
+        preset: Preset of hparams.json.
+        num_honest: Honest miners; the first of them is the neuron `default`.
+        bad_actors: One bad actor's name per further miner.
+        prefect_port: Port of Prefect's API and UI.
+        storage_port: Port of the S3 endpoint.
+        directory_store: Keep objects in a folder instead of an S3 endpoint.
+    """
+
+    folder: Path
+    preset: str = "local"
+    num_honest: int = 2
+    bad_actors: tuple[str, ...] = ("lazy",)
+    prefect_port: int = 4200
+    storage_port: int = 9200
+    directory_store: bool = False
+
+    @property
+    def neurons(self) -> tuple[LocalNeuron, ...]:
+        """Everybody, in the order of their uids; the burn uid is first and runs nothing."""
+        honest = [
+            LocalNeuron(DEFAULT_NEURON if index == 0 else f"miner-{index + 1}", "miner")
+            for index in range(self.num_honest)
+        ]
+        bad = [
+            LocalNeuron(f"{actor}-{index}" if self.bad_actors.count(actor) > 1 else actor, "miner", actor)
+            for index, actor in enumerate(self.bad_actors, start=1)
+        ]
+        return (
+            LocalNeuron("burn", "burn"),
+            LocalNeuron("aggregator", "aggregator", stake=AGGREGATOR_STAKE),
+            LocalNeuron("validator", "validator", stake=VALIDATOR_STAKE),
+            *honest,
+            *bad,
+        )
+
+    @property
+    def running(self) -> tuple[LocalNeuron, ...]:
+        """Everybody who has a process."""
+        return tuple(neuron for neuron in self.neurons if neuron.role != "burn")
+
+    @property
+    def server(self) -> PrefectServer:
+        """The Prefect server."""
+        return PrefectServer(self.folder / "prefect", self.prefect_port)
+
+    @property
+    def storage_url(self) -> str:
+        """Where objects are stored, as `TEMPLAR_STORAGE` says it."""
+        if self.directory_store:
+            return (self.folder / "buckets").as_uri()
+        return f"http://127.0.0.1:{self.storage_port}"
+
+    @property
+    def ledger(self) -> Path:
+        """The chain."""
+        return self.folder / "ledger.sqlite"
+
+    @property
+    def wallets(self) -> Path:
+        """All wallets."""
+        return self.folder / "wallets"
+
+    @property
+    def dataset(self) -> Path:
+        """The dataset folder before it is uploaded."""
+        return self.folder / "dataset"
+
+    @property
+    def admin_file(self) -> Path:
+        """The S3 endpoint's administrator key."""
+        return self.folder / "s3-admin.json"
+
+    @property
+    def processes(self) -> Path:
+        """The record of the processes that were started."""
+        return self.folder / "processes.json"
+
+    def home(self, neuron: LocalNeuron) -> Path:
+        """A neuron's folder."""
+        return self.folder / "neurons" / neuron.name
+
+    def env_file(self, neuron: LocalNeuron) -> Path:
+        """A neuron's environment."""
+        return self.folder / "env" / f"{neuron.name}.env"
+
+    @property
+    def hparams_path(self) -> Path:
+        """The hyper-parameters."""
+        return PROJECT_ROOT / "hparams.json"

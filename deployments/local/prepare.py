@@ -1,0 +1,176 @@
+"""Everything of a local network that needs no running neuron: keys, ledger, buckets, text, environments, genesis."""
+
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from blocks.neuron import Neuron
+from deployments.local.plan import DATASET_PREFIX, NETUID, WALLET_NAME, LocalNeuron, LocalPlan
+from deployments.s3_endpoint import EndpointAdmin, create_bucket_with_keys
+from templar.chain.base import Chain
+from templar.chain.clock import SystemClock
+from templar.chain.keys import create_wallet
+from templar.chain.ledger import Ledger, create_ledger
+from templar.data.build import build_dataset, upload_dataset
+from templar.data.corpus import collect_documents
+from templar.exchange.buckets import Buckets
+from templar.exchange.genesis import Birth, publish_genesis
+from templar.hparams import HParams
+from templar.model.llama import genesis_parameters
+from templar.model.tokenizer import load_tokenizer
+from templar.store.address import BucketAddress
+from templar.store.base import ObjectStore
+from templar.store.directory import DirectoryStore
+from templar.store.s3 import S3Store
+from templar.windows import window_of
+
+CORPUS_BYTES = 4_000_000
+DATASET_ACCOUNT = "dataset"
+READ_TIMEOUT_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of one bucket."""
+
+    read_id: str
+    read_secret: str = field(repr=False)
+    write_id: str
+    write_secret: str = field(repr=False)
+
+
+def prepare_folder(plan: LocalPlan) -> None:
+    """Make the folder anew, for this user alone."""
+    shutil.rmtree(plan.folder, ignore_errors=True)
+    plan.folder.mkdir(parents=True, mode=0o700)
+
+
+def prepare_chain(plan: LocalPlan, hparams: HParams) -> None:
+    """Create the ledger and a wallet with a registered hotkey for everybody."""
+    create_ledger(
+        plan.ledger,
+        netuid=NETUID,
+        block_seconds=hparams.windows.block_seconds,
+        genesis_time=SystemClock().now(),
+        seed=secrets.randbits(63),
+    )
+    ledger = Ledger(plan.ledger)
+    for neuron in plan.neurons:
+        hotkey = create_wallet(plan.wallets, WALLET_NAME, neuron.name)
+        permit = neuron.role in ("aggregator", "validator")
+        ledger.register(hotkey.address, stake=neuron.stake, validator_permit=permit)
+    ledger.close()
+
+
+def prepare_dataset(plan: LocalPlan, hparams: HParams) -> None:
+    """Cut real text of this machine into the documented dataset layout, with a tokenizer beside it."""
+    documents = collect_documents(max_bytes=CORPUS_BYTES)
+    build_dataset(documents, plan.dataset, vocab_size=hparams.model.vocab_size)
+
+
+def prepare_buckets(plan: LocalPlan) -> dict[str, Keys]:
+    """Make every bucket with a read and a write key, and upload the dataset; the keys by account."""
+    accounts = [DATASET_ACCOUNT, *(neuron.account_id for neuron in plan.running)]
+    if plan.directory_store:
+        keys = {account: Keys("local", "local", "local", "local") for account in accounts}
+        for account in accounts:
+            (plan.folder / "buckets" / account).mkdir(parents=True)
+    else:
+        admin = EndpointAdmin.load(plan.admin_file)
+        keys = {account: _make_bucket(admin, account) for account in accounts}
+    upload_dataset(plan.dataset, _writer(plan, DATASET_ACCOUNT, keys[DATASET_ACCOUNT]), DATASET_PREFIX)
+    return keys
+
+
+def write_environments(plan: LocalPlan, keys: Mapping[str, Keys]) -> None:
+    """Write each neuron's environment, as an operator's `.env` would hold it; only this user can read it."""
+    for neuron in plan.running:
+        path = plan.env_file(neuron)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.writelines(f"{name}={value}\n" for name, value in _environment(plan, neuron, keys).items())
+
+
+def publish_network(plan: LocalPlan, publisher: Neuron, *, opens_in_seconds: float) -> Birth:
+    """Publish genesis checkpoint and start window under the aggregator's hotkey.
+
+    Args:
+        plan: The network.
+        publisher: The aggregator's block.
+        opens_in_seconds: The first window opens after this time at the earliest.
+    """
+    hparams, hotkey = publisher.hparams(), publisher.wallet.open()
+    chain = publisher.subnet.open(publisher.wallet)
+    buckets = Buckets(chain, publisher.bucket.endpoint.open_reader, own=publisher.bucket.open(), hotkey=hotkey.address)
+    buckets.announce()
+    dataset = publisher.dataset.open(hparams.data.rows_per_page)
+    tokenizer = load_tokenizer(hparams.data.tokenizer_name, embedded=dataset.tokenizer_json())
+    return publish_genesis(
+        chain,
+        buckets,
+        hparams,
+        hotkey,
+        params=genesis_parameters(hparams.model),
+        tokenizer=tokenizer,
+        dataset_digest=dataset.digest,
+        start_window=_first_window_after(chain, hparams, opens_in_seconds),
+        folder=plan.folder / "genesis",
+    )
+
+
+def _first_window_after(chain: Chain, hparams: HParams, seconds: float) -> int:
+    blocks = int(seconds / chain.block_seconds) + 1
+    return window_of(chain.head() + blocks, hparams.windows) + 1
+
+
+def _make_bucket(admin: EndpointAdmin, account: str) -> Keys:
+    made = create_bucket_with_keys(admin, account)
+    return Keys(
+        made.read.access_key_id,
+        made.read.secret_access_key,
+        made.write.access_key_id,
+        made.write.secret_access_key,
+    )
+
+
+def _writer(plan: LocalPlan, account: str, keys: Keys) -> ObjectStore:
+    if plan.directory_store:
+        return DirectoryStore(plan.folder / "buckets" / account)
+    return S3Store(
+        account, endpoint_url=plan.storage_url, access_key_id=keys.write_id, secret_access_key=keys.write_secret
+    )
+
+
+def _environment(plan: LocalPlan, neuron: LocalNeuron, keys: Mapping[str, Keys]) -> dict[str, str]:
+    own = "R2_AGGREGATOR" if neuron.role == "aggregator" else "R2_GRADIENTS"
+    bucket, dataset = keys[neuron.account_id], keys[DATASET_ACCOUNT]
+    address = BucketAddress(neuron.account_id, bucket.read_id, bucket.read_secret)
+    return {
+        "TEMPLAR_ROLE": neuron.role,
+        "TEMPLAR_ACTOR": neuron.actor,
+        "TEMPLAR_HOME": str(plan.home(neuron)),
+        "TEMPLAR_PRESET": plan.preset,
+        "TEMPLAR_HPARAMS": str(plan.hparams_path),
+        "TEMPLAR_STORAGE": plan.storage_url,
+        "TEMPLAR_STORAGE_READ_TIMEOUT_SECONDS": str(READ_TIMEOUT_SECONDS),
+        "TEMPLAR_STORAGE_MAX_ATTEMPTS": "1",  # retries are the task's: they are seen in the UI
+        "NETWORK": f"ledger:{plan.ledger}",
+        "NETUID": str(NETUID),
+        "WALLET_PATH": str(plan.wallets),
+        "WALLET_NAME": WALLET_NAME,
+        "WALLET_HOTKEY": neuron.name,
+        f"{own}_ACCOUNT_ID": address.account_id,
+        f"{own}_BUCKET_NAME": address.bucket,
+        f"{own}_READ_ACCESS_KEY_ID": address.access_key_id,
+        f"{own}_READ_SECRET_ACCESS_KEY": address.secret_access_key,
+        f"{own}_WRITE_ACCESS_KEY_ID": bucket.write_id,
+        f"{own}_WRITE_SECRET_ACCESS_KEY": bucket.write_secret,
+        "R2_DATASET_ACCOUNT_ID": DATASET_ACCOUNT,
+        "R2_DATASET_BUCKET_NAME": DATASET_ACCOUNT,
+        "R2_DATASET_READ_ACCESS_KEY_ID": dataset.read_id,
+        "R2_DATASET_READ_SECRET_ACCESS_KEY": dataset.read_secret,
+        "DATASET_BINS_PATH": DATASET_PREFIX,
+    }

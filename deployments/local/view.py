@@ -1,0 +1,168 @@
+"""What a local network shows of itself, read from its chain and its buckets and from nowhere else."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from blocks.neuron import Neuron
+from deployments.local.plan import LocalNeuron, LocalPlan
+from templar.chain.base import Chain, NeuronInfo
+from templar.data.metadata import HELD_OUT_SPLIT
+from templar.errors import RejectedError, TransientError
+from templar.exchange.buckets import Buckets
+from templar.exchange.context import Exchange
+from templar.exchange.decisions import decided_roster
+from templar.exchange.genesis import Birth
+from templar.exchange.keys import Kind, window_key
+from templar.exchange.proof import read_proof
+from templar.exchange.sealing import unseal
+from templar.neuron.catchup import catch_up
+from templar.neuron.joining import NodeSettings, Surroundings
+from templar.neuron.node import Node
+from templar.neuron.observe import HELD_OUT_ROWS_PER_PAGE, HeldOutReport, measure_held_out
+from templar.scoring.evidence import Evidence
+from templar.windows import WindowTimes
+
+HELD_OUT_SEQUENCES = 256
+
+
+@dataclass(frozen=True)
+class WindowRow:
+    """One window as its public objects show it.
+
+    Attributes:
+        window: The window.
+        loss: Loss of the evaluation batch before its step, by the validator's evidence.
+        roster: The uids that were applied; None while that is not decided.
+        scores: Uid -> final score.
+        weights: Uid -> weight that the scores amount to.
+    """
+
+    window: int
+    loss: float | None
+    roster: tuple[int, ...] | None
+    scores: Mapping[int, float]
+    weights: Mapping[int, float]
+
+
+class NetworkView:
+    """A read-only view of a local network.
+
+    Args:
+        plan: The network.
+        block: Any neuron's block: it says where chain, buckets and text are.
+        birth: Where the network started.
+    """
+
+    def __init__(self, plan: LocalPlan, block: Neuron, birth: Birth) -> None:
+        self.plan = plan
+        self._block = block
+        self.birth = birth
+        self.chain: Chain = block.subnet.open(None)
+        self.hparams = block.hparams()
+        buckets = Buckets(self.chain, block.bucket.endpoint.open_reader)
+        self.exchange = Exchange(self.chain, buckets, birth.network, self.hparams)
+
+    @property
+    def names(self) -> dict[str, LocalNeuron]:
+        """Hotkey -> member."""
+        wallets = self._block.wallet
+        return {
+            wallets.model_copy(update={"hotkey": neuron.name}).open().address: neuron for neuron in self.plan.neurons
+        }
+
+    def row(self, window: int) -> WindowRow | None:
+        """A window, once a validator has published its evidence; None before.
+
+        Raises:
+            TransientError: The store or the chain failed.
+        """
+        evidence = self._evidence(window)
+        if evidence is None:
+            return None
+        try:
+            decided = decided_roster(self.exchange, window)
+            roster: tuple[int, ...] | None = () if decided is None else tuple(entry.uid for entry in decided[0].entries)
+        except TransientError:
+            roster = None
+        return WindowRow(
+            window,
+            evidence.loss,
+            roster,
+            {record.uid: record.final for record in evidence.miners},
+            {record.uid: record.weight for record in evidence.weights},
+        )
+
+    def roots(self, window: int) -> dict[str, str]:
+        """Name -> state root after a window, of every node whose proof is there."""
+        names, roots = self.names, {}
+        for neuron in self.chain.metagraph().neurons:
+            member = names[neuron.hotkey]
+            try:
+                proof = None if member.role == "burn" else read_proof(self.exchange, neuron, window)
+            except (RejectedError, TransientError):
+                proof = None
+            if proof is not None:
+                roots[member.name] = proof.root
+        return roots
+
+    def validator(self) -> NeuronInfo:
+        """The validator that measures."""
+        names = self.names
+        return next(neuron for neuron in self.chain.metagraph().neurons if names[neuron.hotkey].role == "validator")
+
+    def replay(self, last_window: int, *, deadline: float) -> Node:
+        """Replay the network from genesis out of public objects, as an observer; its state after `last_window`.
+
+        Raises:
+            TransientError: Something could not be read before the deadline.
+        """
+        surroundings = Surroundings(
+            self.chain,
+            self.exchange.buckets,
+            None,
+            lambda: self._block.dataset.open(self.hparams.data.rows_per_page),
+        )
+        node = Node(NodeSettings("observer", self.plan.folder / "observer"), self.hparams, surroundings)
+        node.start()
+        catch_up(node, last_window, deadline=deadline)
+        return node
+
+    def held_out(self, node: Node) -> HeldOutReport:
+        """Held-out losses of genesis and of a node's state."""
+        dataset = self._block.dataset.open(HELD_OUT_ROWS_PER_PAGE, HELD_OUT_SPLIT)
+        return measure_held_out(node, dataset, num_sequences=HELD_OUT_SEQUENCES)
+
+    def times(self, window: int) -> WindowTimes:
+        """The expected times of a window."""
+        return self.exchange.expected_times(window)
+
+    def _evidence(self, window: int) -> Evidence | None:
+        validator = self.validator()
+        store = self.exchange.buckets.reader(validator)
+        key = window_key(Kind.EVIDENCE, window, validator.uid)
+        if store.head(key) is None:
+            return None
+        return unseal(store.get(key, max_bytes=Evidence.max_bytes), Evidence).body
+
+
+def as_table(rows: list[WindowRow], titles: Mapping[int, str]) -> Table:
+    """The windows as a live table."""
+    table = Table(title="templar", caption="scores and weights by uid; " + ", ".join(_legend(titles)))
+    for column in ("window", "loss", "roster", "scores", "weights"):
+        table.add_column(column, justify="right" if column in ("window", "loss") else "left")
+    for row in rows:
+        roster = "?" if row.roster is None else f"{len(row.roster)}  {list(row.roster)}" if row.roster else "null"
+        table.add_row(
+            str(row.window),
+            "" if row.loss is None else f"{row.loss:.4f}",
+            roster,
+            "  ".join(f"{uid}:{score:.2f}" for uid, score in sorted(row.scores.items())),
+            "  ".join(f"{uid}:{weight:.2f}" for uid, weight in sorted(row.weights.items())),
+        )
+    return table
+
+
+def _legend(titles: Mapping[int, str]) -> list[str]:
+    return [f"{uid} {title}" for uid, title in sorted(titles.items())]

@@ -1,0 +1,18 @@
+"""`checkpoint`: publish the newest snapshot, so that late nodes need not replay everything."""
+
+from prefect import flow
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
+
+from tasks.publish_checkpoint import publish_checkpoint
+
+
+@flow(name="checkpoint", flow_run_name="{neuron} checkpoint")
+async def checkpoint(neuron: str = "default") -> State[None]:
+    """Publish a checkpoint.
+
+    Args:
+        neuron: Name of the neuron's block; it should be a validator's, for readers trust those.
+    """
+    mark = publish_checkpoint(neuron)
+    return Completed(message=f"window {mark.window}, {mark.outer_steps} outer steps, root {mark.root[:12]}")

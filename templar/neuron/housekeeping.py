@@ -1,0 +1,142 @@
+"""Work beside the windows: publishing checkpoints, deleting what has expired, rotating shards.
+
+None of it needs the live neuron: it reads snapshots and buckets, so it can run in any process at any time.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from templar.chain.base import Chain
+from templar.chain.keys import Signer
+from templar.errors import PermanentError, Reason, TransientError
+from templar.exchange.buckets import Buckets
+from templar.exchange.checkpoint import StateMark, publish_checkpoint
+from templar.exchange.genesis import find_birth
+from templar.exchange.keys import parse_key
+from templar.exchange.retention import expired_objects
+from templar.hparams import HParams
+from templar.model.checkpoint import write_model
+from templar.neuron.snapshot import Snapshots
+from templar.windows import window_of
+
+
+@dataclass(frozen=True)
+class Premises:
+    """What housekeeping works with.
+
+    Attributes:
+        home: The neuron's folder.
+        hparams: The network's numbers.
+        chain: The subnet, seen by the neuron's hotkey.
+        buckets: Everybody's buckets, with the own one to write.
+        signer: The hotkey.
+    """
+
+    home: Path
+    hparams: HParams
+    chain: Chain
+    buckets: Buckets
+    signer: Signer
+
+
+@dataclass(frozen=True)
+class CleanupRow:
+    """What a clean-up found of one kind of object."""
+
+    kind: str
+    expired: int
+    num_bytes: int
+    deleted: int
+
+
+@dataclass(frozen=True)
+class CleanupReport:
+    """What a clean-up did.
+
+    Attributes:
+        window: The window of the chain at the time.
+        rows: One per kind of object.
+        failed: Key and reason of each object that could not be deleted.
+    """
+
+    window: int
+    rows: tuple[CleanupRow, ...]
+    failed: tuple[tuple[str, str], ...]
+
+
+def publish_newest_checkpoint(premises: Premises) -> StateMark:
+    """Publish the newest snapshot in the Hugging Face layout, once; the state that it holds.
+
+    On failure a later call goes on; a checkpoint without its manifest does not exist for readers.
+
+    Raises:
+        TransientError: `genesis_missing`, or a store failed.
+        PermanentError: `object_missing`; there is no snapshot yet.
+    """
+    birth = find_birth(premises.chain, premises.buckets, premises.hparams)
+    snapshots = Snapshots(premises.home / "snapshots", birth.network, kept=premises.hparams.storage.snapshots_kept)
+    mark = next(iter(snapshots.marks()), None)
+    if mark is None:
+        raise PermanentError(Reason.OBJECT_MISSING, f"{premises.home}: no snapshot yet; the first window makes one")
+    neuron = premises.chain.metagraph().by_hotkey(premises.signer.address)
+    if neuron is None:
+        raise PermanentError(Reason.NOT_REGISTERED, f"hotkey {premises.signer.address} is not registered")
+    params, _ = snapshots.load(mark, premises.hparams.model)
+    folder = premises.home / "publishing" / str(mark.window)
+    write_model(folder, params, premises.hparams.model, (premises.home / "tokenizer.json").read_bytes())
+    publish_checkpoint(
+        premises.buckets.own,
+        folder,
+        mark,
+        network=birth.network,
+        uid=neuron.uid,
+        signer=premises.signer,
+        clock=premises.chain.clock,
+    )
+    return mark
+
+
+def clean_bucket(premises: Premises, *, dry_run: bool) -> CleanupReport:
+    """Delete from the own bucket what has expired; with `dry_run` only count it.
+
+    Raises:
+        TransientError: `genesis_missing`, or a store failed; a later call goes on.
+    """
+    birth = find_birth(premises.chain, premises.buckets, premises.hparams)
+    window = window_of(premises.chain.block(), premises.hparams.windows)
+    store = premises.buckets.own
+    expired = expired_objects(
+        store.list(),
+        current_window=window,
+        genesis_window=birth.mark.window,
+        storage=premises.hparams.storage,
+    )
+    failed = () if dry_run else store.delete(info.key for info in expired).failed
+    still_there = {key for key, _ in failed}
+    totals: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+    for info in expired:
+        key = parse_key(info.key)
+        total = totals[key.kind.value if key else "?"]
+        total[0] += 1
+        total[1] += info.size
+        total[2] += not dry_run and info.key not in still_there
+    rows = tuple(CleanupRow(kind, *total) for kind, total in sorted(totals.items()))
+    return CleanupReport(window, rows, failed)
+
+
+def outer_steps_of(premises: Premises) -> int:
+    """Outer steps of the newest snapshot; 0 before the first.
+
+    Raises:
+        TransientError: `genesis_missing`, or a store failed.
+    """
+    try:
+        birth = find_birth(premises.chain, premises.buckets, premises.hparams)
+    except TransientError as error:
+        if error.reason is Reason.GENESIS_MISSING:
+            return 0
+        raise
+    snapshots = Snapshots(premises.home / "snapshots", birth.network, kept=premises.hparams.storage.snapshots_kept)
+    mark = next(iter(snapshots.marks()), None)
+    return 0 if mark is None else mark.outer_steps
