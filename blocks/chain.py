@@ -1,11 +1,13 @@
 """The subnet and the hotkey: which chain, which wallet."""
 
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl
 
 from templar.chain.base import Chain
+from templar.chain.clock import SimulatedClock
 from templar.chain.keys import Hotkey, load_hotkey
 from templar.chain.ledger import Ledger
 from templar.errors import PermanentError, Reason
@@ -52,7 +54,8 @@ class Subnet(Block):
     """A subnet: the real one, or the ledger of a local network.
 
     Attributes:
-        network: A Bittensor network or endpoint (`finney`, `test`, `wss://...`), or `ledger:/path` for a local one.
+        network: A Bittensor network or endpoint (`finney`, `test`, `wss://...`), or `ledger:/path` for a local one. A
+            ledger with `?clock=SECONDS` runs on simulated time from there: waits do not wait. For measurements.
         netuid: Number of the subnet.
 
     Example:
@@ -79,8 +82,10 @@ class Subnet(Block):
             TransientError: The chain cannot be reached.
         """
         if self.network.startswith(LEDGER_SCHEME):
-            path = Path(self.network.removeprefix(LEDGER_SCHEME))
-            ledger = Ledger(path, hotkey=None if wallet is None else wallet.open())
+            parts = urlsplit(self.network)
+            path, start = Path(parts.path), parse_qs(parts.query).get("clock")
+            clock = SimulatedClock(float(start[0])) if start else None
+            ledger = Ledger(path, hotkey=None if wallet is None else wallet.open(), clock=clock)
             if ledger.netuid != self.netuid:
                 raise PermanentError(
                     Reason.BAD_ENVIRONMENT, f"NETUID is {self.netuid}, but the ledger {path} is subnet {ledger.netuid}"

@@ -65,16 +65,23 @@ def ensure_pool(client: SyncPrefectClient, name: str, kind: str, **variables: fl
         return
 
 
-def deploy_window(name: str, role: str, pool: str) -> None:
-    """Deploy the window flow of a neuron's role under the neuron's name."""
+def deploy_window(neuron: str, role: str, pool: str, *, name: str | None = None) -> None:
+    """Deploy the window flow of a neuron's role.
+
+    Args:
+        neuron: Name of the neuron.
+        role: Its role.
+        pool: The work pool that runs it.
+        name: Name of the deployment; that of the neuron by default.
+    """
     flow = getattr(importlib.import_module(f"flows.{role}_window"), f"{role}_window")
     assert isinstance(flow, Flow)  # noqa: S101 - getattr knows no types
     deployment: Any = flow.to_deployment(
-        name=name,
-        parameters={"neuron": name},
+        name=name or neuron,
+        parameters={"neuron": neuron},
         work_pool_name=pool,
         entrypoint_type=EntrypointType.MODULE_PATH,
-        description=f"One window of {name}. The window clock starts it; by hand it takes the next window.",
+        description=f"One window of {neuron}. The window clock starts it; by hand it takes the next window.",
     )
     deployment.apply()
 

@@ -62,6 +62,16 @@ async def outages_tolerated(logger: logging.Logger | logging.LoggerAdapter[loggi
         logger.warning("The Prefect API does not answer, trying again: %s", error or type(error).__name__)
 
 
+@asynccontextmanager
+async def failures_logged(logger: logging.Logger | logging.LoggerAdapter[logging.Logger]) -> AsyncIterator[None]:
+    """As `outages_tolerated`, and any other refusal of the API as well: for calls that the worker must outlive."""
+    try:
+        async with outages_tolerated(logger):
+            yield
+    except Exception:
+        logger.exception("The Prefect API refused a call.")
+
+
 def default_worker_name(pool: str) -> str:
     """The name of a pool's worker on this machine, the same at every start, so that a restart is known as such."""
     return f"{pool}@{socket.gethostname()}".replace("/", "-").replace("%", "-")

@@ -5,8 +5,8 @@
 
 One process, one pool, one run at a time. Whatever happens to a run, it ends in a final state and the worker takes the
 next one; whatever happens to the worker, its next start closes what it left open. Everything is in the class, so the
-stock command is all that is needed: SIGTERM is handled here even where the shell made the process ignore SIGINT, from
-which the stock handler would otherwise forge its shutdown.
+stock command is all that is needed. It handles signals itself: the stock handler turns SIGTERM into SIGINT, which a
+process that a shell started in its background ignores.
 """
 
 import asyncio
@@ -31,7 +31,14 @@ from prefect.workers.base import BaseJobConfiguration, BaseVariables, BaseWorker
 from pydantic import Field
 
 from deployments.run_thread import RunThread
-from deployments.work_pool import claim_pool, close_orphans, default_worker_name, outages_tolerated, sole_worker_of
+from deployments.work_pool import (
+    claim_pool,
+    close_orphans,
+    default_worker_name,
+    failures_logged,
+    outages_tolerated,
+    sole_worker_of,
+)
 from templar.errors import PermanentError
 from templar.interrupt import clear_stop, request_stop
 
@@ -187,7 +194,7 @@ class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, ResidentRe
                 group.start_soon(self._watch_for_cancellation, flow_run)
                 error = await self._thread.execute(flow, flow_run)
                 group.cancel_scope.cancel()
-            async with outages_tolerated(self._logger):  # failing that, the next heartbeat closes the run
+            async with failures_logged(self._logger):  # failing that, the next heartbeat closes the run
                 await self._settle(flow_run.id, error)
         except anyio.get_cancelled_exc_class():
             request_stop()  # the worker ends, and the thread must not keep the process
@@ -200,7 +207,7 @@ class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, ResidentRe
         """Ask the run to stop as soon as somebody cancelled it, closed it or deleted it."""
         while True:
             await anyio.sleep(CANCELLATION_POLL_SECONDS)
-            async with outages_tolerated(self._logger):
+            async with failures_logged(self._logger):
                 state = await self._state_of(flow_run.id)
                 if state is None or state.is_cancelling() or state.is_final():
                     request_stop()
@@ -256,7 +263,7 @@ class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, ResidentRe
     async def _interrupt(self) -> None:
         self._interrupted = True
         if self._current is not None:
-            async with outages_tolerated(self._logger):
+            async with failures_logged(self._logger):
                 state: State[Any] = Cancelling(name=STOPPING, message="The worker was asked to stop.")
                 await self.client.set_flow_run_state(self._current.id, state)
         request_stop()
@@ -265,7 +272,7 @@ class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, ResidentRe
         """End the process under a run that does not heed its interruption: a thread cannot be ended otherwise."""
         if self._current is not None:
             print(f"Flow run {self._current.name!r} did not stop: ending without it.", file=sys.stderr, flush=True)
-            async with outages_tolerated(self._logger):
+            async with failures_logged(self._logger):
                 await self._settle(self._current.id, None)
         os._exit(1)
 

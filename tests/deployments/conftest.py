@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from tests.support.operator import Operator
 from tests.support.prefect_server import RunningPrefectServer
@@ -18,8 +17,7 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running
 
 @pytest.fixture
 def operator(prefect_server: RunningPrefectServer, tmp_path: Path) -> Iterator[Operator]:
-    # Without the client's own retries, which wait for seconds: the operator's are enough.
-    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), prefect_server.client() as client:
+    with prefect_server.client() as client:
         operator = Operator(prefect_server, client, tmp_path)
         yield operator
         operator.stop_workers()

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.network
 POOL = "shared"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def shared_worker(prefect_server: RunningPrefectServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
     """One worker for the tests that leave it as it was; it is told to take five runs at once, and must not."""
     with prefect_server.client() as client:
@@ -63,12 +63,19 @@ class TestRuns:
     def test_cancelling_ends_in_cancelled_and_the_next_run_is_taken(self, operator: Operator, busy: bool) -> None:
         run = operator.run("work_for", POOL, seconds=600.0, busy=busy)
         operator.await_note("working")
-        operator.set_state(run, Cancelling())
+        operator.client.set_flow_run_state(run, Cancelling())
         state = operator.end_of(run)
         assert state.is_cancelled()
         assert state.message == "Cancelled between two steps."
         assert operator.notes == ["working"]
         assert operator.end_of(operator.run("work_for", POOL, seconds=0.0)).is_completed()
+
+    def test_a_run_that_is_deleted_is_stopped(self, operator: Operator, shared_worker: Child) -> None:
+        run = operator.run("work_for", POOL, seconds=600.0)
+        operator.await_note("working")
+        operator.client.delete_flow_run(run)
+        assert operator.end_of(operator.run("visit_async", POOL, name="next")).is_completed()
+        assert shared_worker.exit_code is None
 
     def test_whatever_a_flow_raises_the_worker_goes_on(self, operator: Operator, shared_worker: Child) -> None:
         assert operator.end_of(operator.run("raise_one", POOL, kind="ValueError")).is_failed()
@@ -92,8 +99,8 @@ class TestRuns:
         own = operator.run("work_for", POOL, seconds=4.0)
         operator.await_note("working")
         for run in (adrift, unwanted):
-            operator.set_state(run, Running(), force=True)
-        operator.set_state(unwanted, Cancelling())
+            operator.client.set_flow_run_state(run, Running(), force=True)
+        operator.client.set_flow_run_state(unwanted, Cancelling())
         assert operator.end_of(adrift).is_crashed()
         assert operator.end_of(unwanted).is_cancelled()
         assert operator.end_of(own).is_completed()
@@ -212,8 +219,8 @@ def test_a_restart_after_sigkill_closes_what_was_open(operator: Operator) -> Non
     worker.handle.wait()
     pending, cancelling = (operator.run("visit_async", "killed", name="never") for _ in range(2))
     for run in (pending, cancelling):
-        operator.set_state(run, Pending())
-    operator.set_state(cancelling, Cancelling())
+        operator.client.set_flow_run_state(run, Pending())
+    operator.client.set_flow_run_state(cancelling, Cancelling())
     operator.worker("killed")
     assert operator.state(running).is_crashed()
     assert "ended without a word" in str(operator.state(running).message)

@@ -4,10 +4,9 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
-import httpx
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import State
 
@@ -18,8 +17,6 @@ from tests.support.prefect_server import RunningPrefectServer
 FLOWS = "tests.support.resident_flows"
 PATIENCE_SECONDS = 60.0
 
-T = TypeVar("T")
-
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
     """Ask again and again until something holds."""
@@ -27,18 +24,6 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(f"still not so: {what}")
-        time.sleep(0.05)
-
-
-def persist(call: Callable[[], T]) -> T:
-    """Call the API until its database is free: SQLite answers 503 at once where writers meet."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while True:
-        try:
-            return call()
-        except httpx.HTTPStatusError as error:
-            if error.response.status_code != httpx.codes.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
-                raise
         time.sleep(0.05)
 
 
@@ -105,22 +90,17 @@ class Operator:
         entrypoint = flow if "." in flow else f"{FLOWS}.{flow}"
         if "kind" not in parameters:
             parameters["folder"] = str(self.folder)
-        flow_id = persist(lambda: self.client.create_flow_from_name(flow))
-        deployment = persist(
-            lambda: self.client.create_deployment(
-                flow_id, name=pool, entrypoint=entrypoint, work_pool_name=pool, pull_steps=[]
-            )
+        deployment = self.client.create_deployment(
+            self.client.create_flow_from_name(flow),
+            name=pool,
+            entrypoint=entrypoint,
+            work_pool_name=pool,
+            pull_steps=[],
         )
-        run = persist(
-            lambda: self.client.create_flow_run_from_deployment(
-                deployment, parameters=parameters, job_variables=variables, state=state
-            )
+        run = self.client.create_flow_run_from_deployment(
+            deployment, parameters=parameters, job_variables=variables, state=state
         )
         return run.id
-
-    def set_state(self, run: UUID, state: State[Any], *, force: bool = False) -> None:
-        """Ask for a state of a run, as a button of the UI does."""
-        persist(lambda: self.client.set_flow_run_state(run, state, force=force))
 
     def state(self, run: UUID) -> State[Any]:
         """The state of a run."""

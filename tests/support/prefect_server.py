@@ -2,14 +2,27 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import httpx
 from prefect.client.orchestration import SyncPrefectClient
 
 from deployments.prefect_server import PrefectServer
 from deployments.processes import Child, free_port
+
+
+class PromptTransport(httpx.HTTPTransport):
+    """Asks again at once where SQLite has refused beside another writer; the client itself would wait for 2 s."""
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request until the answer is not 503."""
+        while (response := super().handle_request(request)).status_code == httpx.codes.SERVICE_UNAVAILABLE:
+            response.close()
+            time.sleep(0.05)
+        return response
 
 
 class RunningPrefectServer:
@@ -40,7 +53,7 @@ class RunningPrefectServer:
 
     def client(self) -> SyncPrefectClient:
         """A client of its API, to be used as a context manager."""
-        return SyncPrefectClient(self.server.api_url)
+        return SyncPrefectClient(self.server.api_url, httpx_settings={"transport": PromptTransport()})
 
     def start(self) -> None:
         """Start it, or start it again, and wait until its API answers."""

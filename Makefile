@@ -1,0 +1,74 @@
+# Everything an operator or an engineer does, as one command each. `make help` lists them.
+
+PYTHON ?= python3.11
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+
+# Settings of the local network; each is a variable of `make run` and `make up`.
+WINDOWS ?= 10
+MINERS ?= 2
+STORE ?= s3
+PRESET ?= local
+PREFECT_PORT ?= 4200
+STORAGE_PORT ?= 9200
+LOCAL = $(BIN)/python -m deployments.local
+LOCAL_OPTIONS = --miners $(MINERS) --store $(STORE) --preset $(PRESET) \
+	--prefect-port $(PREFECT_PORT) --storage-port $(STORAGE_PORT)
+
+.DEFAULT_GOAL := help
+.PHONY: help run up down test test-slow lint format bench screenshot clean
+
+help: ## List the commands.
+	@grep -E '^[a-z.-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+run: $(VENV)/.run ## Train a whole network on this machine for some windows, and say what came of it.
+	@$(LOCAL) run --windows $(WINDOWS) $(LOCAL_OPTIONS)
+
+up: $(VENV)/.run ## The same network, left running until `make down`.
+	@$(LOCAL) up $(LOCAL_OPTIONS)
+
+down: ## Stop what `make up` started.
+	@if [ -x $(BIN)/python ]; then $(LOCAL) down; else echo "nothing was running"; fi
+
+test: $(VENV)/.dev ## Run the tests.
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(VENV)/.dev ## Run the tests that take minutes.
+	$(BIN)/python -m pytest -m slow
+
+lint: $(VENV)/.dev ## Format check, lint, types, import contracts, sizes.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m tests.sizes
+
+format: $(VENV)/.dev ## Format the code.
+	$(BIN)/ruff check --fix --exit-zero --quiet .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev ## Measure every figure in the README.
+	@for file in benchmarks/[a-z]*.py; do $(BIN)/python -m benchmarks.$$(basename $$file .py) || exit 1; done
+
+screenshot: $(VENV)/.dev ## Take the README's picture of the UI; needs `make up` and Debian's chromium.
+	$(BIN)/python -m docs.screenshot --port $(PREFECT_PORT)
+
+.venv: $(VENV)/.run ## Create the virtual environment.
+
+clean: down ## Remove what the commands above made, but not the virtual environment.
+	rm -rf .templar .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# What to run, and beside it what to develop. The stamps make a second call free.
+
+$(VENV)/bin/python:
+	@./deployments/debian.sh
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(INSTALL) --editable '.[local]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(INSTALL) --editable '.[dev]'
+	@touch $@ $(VENV)/.run

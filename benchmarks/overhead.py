@@ -1,0 +1,234 @@
+"""What Prefect costs per window: a miner window whose training and waiting are no-ops, resident and cold.
+
+    python -m benchmarks.overhead [--quick]
+
+A real Prefect server and real workers run the real `miner-window` flow, every step of it, for a neuron that uploads
+noise on simulated time. Seconds are from the creation of the run, as the window clock creates it, to its end. The last
+line is JSON; `resident_seconds` and `cold_seconds` are medians.
+"""
+
+import argparse
+import asyncio
+import json
+import sqlite3
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+from dotenv import dotenv_values
+from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import FlowRun
+from prefect.deployments import arun_deployment
+from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+from rich.console import Console
+from rich.table import Table
+
+from blocks.environment import neuron_from_environment
+from blocks.neuron import Neuron
+from deployments.local.plan import HOUSEKEEPING_POOL, LocalNeuron, LocalPlan
+from deployments.local.prepare import (
+    prepare_buckets,
+    prepare_chain,
+    prepare_dataset,
+    prepare_folder,
+    publish_network,
+    write_environments,
+)
+from deployments.prefect_server import PROJECT_ROOT
+from deployments.processes import Child, free_port, start_child
+from deployments.register import deploy_window, ensure_pool, register
+from templar.chain.ledger import Ledger
+from templar.hparams import load_hparams
+from templar.windows import first_block
+
+NEURON = "lazy"
+POLL_SECONDS = 0.2
+RUN_PATIENCE_SECONDS = 120.0
+WARM_UP_WINDOWS = 2
+"""Not counted: the first window of a process also imports the model and starts the neuron."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Windows of one kind of worker.
+
+    Attributes:
+        seconds: Seconds from creation to end, one per window.
+        task_runs: The most task runs that a window had.
+        database_kib: Growth of the server's database per window.
+    """
+
+    seconds: tuple[float, ...]
+    task_runs: int
+    database_kib: float
+
+
+class Bench:
+    """A network of one neuron, and the server it reports to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.plan = LocalPlan(
+            folder=folder / "network",
+            num_honest=0,
+            bad_actors=(NEURON,),
+            prefect_port=free_port(),
+            directory_store=True,
+        )
+        self.hparams = load_hparams(self.plan.preset, path=self.plan.hparams_path)
+        self.block: Neuron
+        self.first_window = 0
+
+    def prepare(self) -> None:
+        """Everything but the server: text, chain, buckets, genesis."""
+        prepare_folder(self.plan)
+        prepare_chain(self.plan, self.hparams)
+        prepare_dataset(self.plan, self.hparams)
+        write_environments(self.plan, prepare_buckets(self.plan))
+        members = {neuron.role: neuron for neuron in self.plan.running}
+        birth = publish_network(self.plan, self._block(members["aggregator"]), opens_in_seconds=0)
+        self.block, self.first_window = self._block(members["miner"]), birth.start.start_window
+
+    def at_window(self, window: int) -> Neuron:
+        """The neuron's block with a simulated clock that starts when a window opens."""
+        ledger = Ledger(self.plan.ledger)
+        opening = first_block(window, self.hparams.windows)
+        start = ledger._parameters.time(opening)
+        ledger.close()
+        subnet = self.block.subnet.model_copy(update={"network": f"ledger:{self.plan.ledger}?clock={start}"})
+        return self.block.model_copy(update={"subnet": subnet})
+
+    def database_bytes(self) -> int:
+        """Size of the server's database, what still lies in its log included."""
+        connection = sqlite3.connect(f"file:{self.plan.server.home / 'prefect.db'}?mode=ro", uri=True)
+        try:
+            pages, size = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+        finally:
+            connection.close()
+        return int(pages) * int(size)
+
+    @contextmanager
+    def worker(self, pool: str, kind: str) -> Iterator[Child]:
+        """A worker process for the time of a measurement."""
+        command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", kind]
+        log = self.plan.folder / "logs" / f"{kind}.log"
+        child = start_child(f"{kind} worker", command, log=log, env=self.plan.server.environment(), cwd=PROJECT_ROOT)
+        try:
+            yield child
+        finally:
+            child.stop()
+
+    def _block(self, neuron: LocalNeuron) -> Neuron:
+        values = dotenv_values(self.plan.env_file(neuron))
+        return neuron_from_environment({name: value for name, value in values.items() if value is not None})
+
+
+async def measure(bench: Bench, deployment: str, windows: range, *, warm_up: int, each_afresh: bool) -> Measurement:
+    """Run windows one after the other; the first ones are not counted."""
+    runs: list[FlowRun] = []
+    before = 0
+    async with get_client() as client:
+        for index, window in enumerate(windows):
+            if index == warm_up:
+                before = bench.database_bytes()
+            if each_afresh:
+                await bench.at_window(window).asave(NEURON, overwrite=True)
+            run = await arun_deployment(
+                deployment,
+                parameters={"window": window, "neuron": NEURON},
+                timeout=0,
+                as_subflow=False,
+                idempotency_key=f"{deployment}/{window}",
+            )
+            runs.append(await _finished(client, run.id))
+        counted = runs[warm_up:]
+        task_runs = [await _count_tasks(client, run.id) for run in counted]
+    return Measurement(
+        tuple(_seconds(run) for run in counted),
+        max(task_runs),
+        (bench.database_bytes() - before) / 1024 / len(counted),
+    )
+
+
+async def _finished(client: PrefectClient, run_id: UUID) -> FlowRun:
+    for _ in range(int(RUN_PATIENCE_SECONDS / POLL_SECONDS)):
+        run = await client.read_flow_run(run_id)
+        if run.state is not None and run.state.is_final():
+            if not run.state.is_completed() or run.state.name != "Completed":
+                raise RuntimeError(f"run {run.name} ended {run.state.name}: {run.state.message}")
+            return run
+        await asyncio.sleep(POLL_SECONDS)
+    raise RuntimeError(f"run {run_id} did not end within {RUN_PATIENCE_SECONDS:g} s")
+
+
+async def _count_tasks(client: PrefectClient, run_id: UUID) -> int:
+    return len(await client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run_id]))))
+
+
+def _seconds(run: FlowRun) -> float:
+    if run.created is None or run.end_time is None:
+        raise RuntimeError(f"run {run.name} has no times")
+    return (run.end_time - run.created).total_seconds()
+
+
+def run(num_resident: int, num_cold: int) -> dict[str, float]:
+    """Measure both; the figures of the last line."""
+    with tempfile.TemporaryDirectory(prefix="templar-bench-") as folder:
+        bench = Bench(Path(folder))
+        bench.prepare()
+        server = bench.plan.server.start()
+        try:
+            with temporary_settings({PREFECT_API_URL: bench.plan.server.api_url, PREFECT_HOME: bench.plan.server.home}):
+                resident, cold = _measure_both(bench, num_resident, num_cold)
+        finally:
+            server.stop()
+    _print(resident, cold)
+    return {
+        "resident_seconds": round(statistics.median(resident.seconds), 3),
+        "cold_seconds": round(statistics.median(cold.seconds), 3),
+        "task_runs": resident.task_runs,
+        "database_kib": round(resident.database_kib, 1),
+    }
+
+
+def _measure_both(bench: Bench, num_resident: int, num_cold: int) -> tuple[Measurement, Measurement]:
+    first, warm_up = bench.first_window, WARM_UP_WINDOWS
+    windows = range(first, first + warm_up + num_resident)
+    register(NEURON, bench.at_window(first))
+    with get_client(sync_client=True) as client:
+        ensure_pool(client, HOUSEKEEPING_POOL, "process")
+    with bench.worker(f"neuron-{NEURON}", "resident"):
+        resident = asyncio.run(measure(bench, f"miner-window/{NEURON}", windows, warm_up=warm_up, each_afresh=False))
+    deploy_window(NEURON, "miner", HOUSEKEEPING_POOL, name="cold")
+    later = range(windows.stop, windows.stop + num_cold)
+    with bench.worker(HOUSEKEEPING_POOL, "process"):
+        cold = asyncio.run(measure(bench, "miner-window/cold", later, warm_up=0, each_afresh=True))
+    return resident, cold
+
+
+def _print(resident: Measurement, cold: Measurement) -> None:
+    table = Table(title="a miner window without training and waiting")
+    for column in ("worker", "windows", "median s", "min s", "max s", "task runs", "database KiB"):
+        table.add_column(column, justify="right")
+    for name, measurement in (("resident", resident), ("cold", cold)):
+        seconds = measurement.seconds
+        times = [f"{value:.2f}" for value in (statistics.median(seconds), min(seconds), max(seconds))]
+        table.add_row(name, str(len(seconds)), *times, str(measurement.task_runs), f"{measurement.database_kib:.0f}")
+    Console().print(table)
+
+
+def main() -> None:
+    """Parse the command line, measure, print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="few windows, within a minute")
+    arguments = parser.parse_args()
+    print(json.dumps(run(4, 1) if arguments.quick else run(20, 20)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+#!/bin/sh
+# Install the Debian packages that a fresh machine may lack. Without root or apt it says so and goes on:
+# only the first one is ever necessary, the second is more text for the embedded dataset.
+set -u
+
+missing=""
+"${PYTHON:-python3.11}" -c "import ensurepip, venv" 2>/dev/null || missing="$missing python3.11 python3.11-venv"
+[ -d /usr/share/doc/python3.11/html/_sources ] || missing="$missing python3.11-doc"
+[ -z "$missing" ] && exit 0
+
+if ! command -v apt-get >/dev/null; then
+    echo "not a Debian machine, going on without:$missing" >&2
+    exit 0
+fi
+run=""
+if [ "$(id -u)" -ne 0 ]; then
+    if ! sudo -n true 2>/dev/null; then
+        echo "not root, going on without:$missing (install with: sudo apt-get install$missing)" >&2
+        exit 0
+    fi
+    run="sudo"
+fi
+export DEBIAN_FRONTEND=noninteractive
+# shellcheck disable=SC2086 - a list of words
+$run apt-get install -y -qq --no-install-recommends $missing >/dev/null 2>&1 ||
+    { $run apt-get update -qq >/dev/null 2>&1 && $run apt-get install -y -qq --no-install-recommends $missing >/dev/null 2>&1; } ||
+    echo "could not install:$missing; going on without" >&2
+exit 0

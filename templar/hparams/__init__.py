@@ -1,0 +1,33 @@
+"""`hparams.json` as one frozen, typed tree.
+
+Every number that decides something stands in `hparams.json` and nowhere else; every field is documented here, at the
+field. An unknown key, a missing key or a value out of range is an error that names it. Secrets and endpoints are not
+hyper-parameters: they come from the environment and from blocks.
+
+A preset may name another one in `extends`; its sections are merged over it, key by key.
+"""
+
+from templar.hparams.incentive import Peers, Scoring, Slashing, Storage, Weights
+from templar.hparams.learning import AdamW, Gradient, Schedule, Training
+from templar.hparams.network import Data, Model, Windows
+from templar.hparams.tree import DEFAULT_PRESET, HPARAMS_FILE, HParams, load_hparams, preset_names
+
+__all__ = [
+    "DEFAULT_PRESET",
+    "HPARAMS_FILE",
+    "AdamW",
+    "Data",
+    "Gradient",
+    "HParams",
+    "Model",
+    "Peers",
+    "Schedule",
+    "Scoring",
+    "Slashing",
+    "Storage",
+    "Training",
+    "Weights",
+    "Windows",
+    "load_hparams",
+    "preset_names",
+]

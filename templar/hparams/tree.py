@@ -1,0 +1,119 @@
+"""The whole tree, and how it is read from `hparams.json`."""
+
+import json
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import ValidationError, model_validator
+
+from templar.canonical import canonical_json, sha256_hex
+from templar.errors import PermanentError, Reason
+from templar.hparams.incentive import Peers, Scoring, Storage, Weights
+from templar.hparams.learning import Gradient, Training
+from templar.hparams.network import Data, Model, Windows
+from templar.hparams.section import Section
+
+HPARAMS_FILE = Path("hparams.json")
+DEFAULT_PRESET = "local"
+
+
+class HParams(Section):
+    """The whole tree. Two nodes with different `digest` are on different networks."""
+
+    windows: Windows
+    model: Model
+    data: Data
+    training: Training
+    gradient: Gradient
+    peers: Peers
+    scoring: Scoring
+    weights: Weights
+    storage: Storage
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> Self:
+        if self.data.sequence_length > self.model.max_position_embeddings:
+            raise ValueError(
+                f"data.sequence_length {self.data.sequence_length} is longer than "
+                f"model.max_position_embeddings {self.model.max_position_embeddings}"
+            )
+        if self.storage.retention_windows <= self.storage.checkpoint_frequency:
+            raise ValueError(
+                f"storage.retention_windows {self.storage.retention_windows} must be larger than "
+                f"storage.checkpoint_frequency {self.storage.checkpoint_frequency}, or a late node cannot catch up"
+            )
+        return self
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON of every section that two nodes must agree on (all but storage)."""
+        return sha256_hex(canonical_json(self.model_dump(mode="json", exclude={"storage"})))
+
+
+def load_hparams(
+    preset: str = DEFAULT_PRESET,
+    *,
+    path: Path = HPARAMS_FILE,
+    overrides: dict[str, dict[str, Any]] | None = None,
+) -> HParams:
+    """Read one preset of `hparams.json`.
+
+    Args:
+        preset: Name of the preset.
+        path: The file.
+        overrides: Sections merged over the preset, for tests and command lines.
+
+    Raises:
+        PermanentError: `bad_hparams`; the message names the file, the preset, each bad key and what is allowed.
+    """
+    try:
+        presets = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise PermanentError(
+            Reason.BAD_HPARAMS, f"{path}: no such file; run from the project's root or pass its path"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise PermanentError(Reason.BAD_HPARAMS, f"{path}: cannot be read as JSON: {error}") from None
+    if not isinstance(presets, dict):
+        raise PermanentError(Reason.BAD_HPARAMS, f"{path}: must hold an object of presets")
+    tree = _resolve(presets, preset, path, seen=())
+    if overrides:
+        tree = _merge(tree, overrides)
+    try:
+        return HParams.model_validate_json(json.dumps(tree))
+    except ValidationError as error:
+        raise PermanentError(Reason.BAD_HPARAMS, _explain(error, path, preset)) from None
+
+
+def preset_names(path: Path = HPARAMS_FILE) -> tuple[str, ...]:
+    """The presets that a file holds, in its order."""
+    return tuple(json.loads(path.read_text(encoding="utf-8")))
+
+
+def _resolve(presets: dict[str, Any], name: str, path: Path, seen: tuple[str, ...]) -> dict[str, Any]:
+    if name in seen:
+        raise PermanentError(Reason.BAD_HPARAMS, f"{path}: presets extend each other in a circle: {(*seen, name)}")
+    preset = presets.get(name)
+    if not isinstance(preset, dict):
+        raise PermanentError(Reason.BAD_HPARAMS, f"{path}: no preset {name!r}; there are {', '.join(sorted(presets))}")
+    sections = {key: value for key, value in preset.items() if key != "extends"}
+    if "extends" not in preset:
+        return sections
+    return _merge(_resolve(presets, preset["extends"], path, (*seen, name)), sections)
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        known = merged.get(key)
+        merged[key] = _merge(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _explain(error: ValidationError, path: Path, preset: str) -> str:
+    problems = []
+    for item in error.errors():
+        field = ".".join(str(part) for part in item["loc"]) or "preset"
+        advice = {"extra_forbidden": "unknown key, remove it", "missing": "is missing"}.get(item["type"], item["msg"])
+        problems.append(f"{field}: {advice}")
+    return f"{path}, preset {preset!r}: " + "; ".join(problems)
