@@ -28,12 +28,15 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, State, StateType, WorkerStatus
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import get_current_settings
-from prefect.states import Cancelled, Crashed
+from prefect.states import AwaitingRetry, Cancelled, Crashed
 
 from templar.errors import PermanentError, Reason
 
 API_PATIENCE_SECONDS = 10.0
 """When calls of the API are given up, to be tried afresh."""
+
+MOST_ATTEMPTS = 3
+"""A run that takes its process down with it is not started for ever."""
 
 _UNDER_WAY = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
 
@@ -137,10 +140,11 @@ async def claim_pool(client: PrefectClient, pool: str, *, worker_type: str, own_
 
 
 async def close_orphans(client: PrefectClient, pool: str, own_runs: Callable[[], Collection[UUID]]) -> list[FlowRun]:
-    """Give a final state to the runs of a pool whose process is gone; right only for the pool's one worker.
+    """Close the runs of a pool whose process is gone; right only for the pool's one worker.
 
-    A run that somebody asked to cancel becomes Cancelled, any other one Crashed. Nothing is forced: a run that has
-    reached a final state in the meantime keeps it.
+    A run that somebody asked to cancel becomes Cancelled, any other one Crashed. A run that crashed less than
+    `MOST_ATTEMPTS` times is then scheduled again, so that a window goes on where its journal ends (PROTOCOL 24).
+    Nothing is forced: a run that has reached a final state in the meantime keeps it.
 
     Args:
         client: Client of the Prefect API.
@@ -158,10 +162,12 @@ async def close_orphans(client: PrefectClient, pool: str, own_runs: Callable[[],
     own.update(own_runs())
     orphans = [run for run in runs if run.id not in own]
     for run in orphans:
-        state: State[Any]
         if run.state is not None and run.state.is_cancelling():
-            state = Cancelled(message="Cancelled: the worker that ran it is gone.")
-        else:
-            state = Crashed(message="The worker that ran it ended without a word; the next run resumes what is open.")
-        await client.set_flow_run_state(run.id, state)
+            await client.set_flow_run_state(run.id, Cancelled(message="Cancelled: the worker that ran it is gone."))
+            continue
+        crashed: State[Any] = Crashed(message="The worker that ran it ended without a word.")
+        await client.set_flow_run_state(run.id, crashed)
+        if run.run_count < MOST_ATTEMPTS:
+            again: State[Any] = AwaitingRetry(message="Its worker is back and takes it up where it was cut off.")
+            await client.set_flow_run_state(run.id, again)
     return orphans

@@ -14,7 +14,13 @@ from playwright.sync_api import Page, sync_playwright
 CHROMIUM = Path("/usr/bin/chromium")
 IMAGES = Path(__file__).resolve().parent / "images"
 WIDTH, HEIGHT = 1500, 1000
-OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+OPTIONS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 
 def take(page: Page, url: str, name: str, *, settle_seconds: float) -> None:

@@ -13,6 +13,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 from prefect.states import Cancelling, Pending, Running, Scheduled
 
 from deployments.processes import Child
+from deployments.work_pool import MOST_ATTEMPTS
 from deployments.worker import ResidentWorker
 from tests.support.operator import Operator, wait_until
 from tests.support.prefect_server import RunningPrefectServer
@@ -101,9 +102,10 @@ class TestRuns:
         for run in (adrift, unwanted):
             operator.client.set_flow_run_state(run, Running(), force=True)
         operator.client.set_flow_run_state(unwanted, Cancelling())
-        assert operator.end_of(adrift).is_crashed()
         assert operator.end_of(unwanted).is_cancelled()
         assert operator.end_of(own).is_completed()
+        operator.reach(adrift, lambda state: state.is_completed())  # nobody ran it, so it was started again
+        assert "Crashed" in operator.history(adrift)
 
     def test_the_form_of_the_pool_offers_what_the_worker_heeds(self, operator: Operator) -> None:
         template = operator.client.read_work_pool(POOL).base_job_template
@@ -221,9 +223,27 @@ def test_a_restart_after_sigkill_closes_what_was_open(operator: Operator) -> Non
     for run in (pending, cancelling):
         operator.client.set_flow_run_state(run, Pending())
     operator.client.set_flow_run_state(cancelling, Cancelling())
+    operator.forget_notes()
     operator.worker("killed")
-    assert operator.state(running).is_crashed()
-    assert "ended without a word" in str(operator.state(running).message)
-    assert operator.state(pending).is_crashed()
+    operator.await_note("working")  # it was taken up again
+    past = operator.history(running)
+    assert past.index("Crashed") < past.index("AwaitingRetry") and past[-1] == "Running"
     assert operator.state(cancelling).is_cancelled()
-    assert operator.end_of(operator.run("work_for", "killed", seconds=0.0)).is_completed()
+    operator.client.set_flow_run_state(running, Cancelling())
+    assert operator.end_of(running).is_cancelled()
+    operator.reach(pending, lambda state: state.is_completed())
+    assert "Crashed" in operator.history(pending)
+
+
+def test_a_run_that_takes_its_worker_down_again_and_again_is_given_up(operator: Operator) -> None:
+    worker = operator.worker("fatal")
+    run = operator.run("work_for", "fatal", seconds=600.0)
+    for _ in range(MOST_ATTEMPTS):
+        operator.await_note("working")
+        worker.handle.kill()
+        worker.handle.wait()
+        operator.forget_notes()
+        worker = operator.worker("fatal")
+    operator.reach(run, lambda state: state.is_crashed())
+    assert operator.history(run).count("Running") == MOST_ATTEMPTS
+    assert operator.history(run)[-1] == "Crashed"

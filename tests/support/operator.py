@@ -121,6 +121,15 @@ class Operator:
             time.sleep(0.05)
         return state
 
+    def history(self, run: UUID) -> list[str]:
+        """The names of all states that a run was in, in order."""
+        states = sorted(self.client.read_flow_run_states(run), key=lambda state: state.timestamp)
+        return [str(state.name) for state in states]
+
+    def forget_notes(self) -> None:
+        """Drop what the flows noted so far."""
+        (self.folder / "notes").unlink(missing_ok=True)
+
     @property
     def notes(self) -> list[str]:
         """What the flows noted so far."""

@@ -1,0 +1,170 @@
+"""Vectors of keyed bits, permutations, the assignment of data, packing, and the evaluation plan."""
+
+from typing import Any
+
+import numpy as np
+
+from docs.vectors.exchange import network
+from docs.vectors.scenario import MINER_UIDS, OPENING_HASH, SETTLING_HASH
+from templar.canonical import canonical_json, keyed_seed
+from templar.data.assignment import Epoch, SlotPlan, assign, spare_units
+from templar.data.packing import pack
+from templar.data.permutation import Permutation
+from templar.exchange.peers import select_peers
+from templar.hparams import Peers, Weights
+from templar.scoring.evidence import Measurement
+from templar.scoring.plan import SequenceRef, draw_plan
+from templar.scoring.scores import score_measurement
+from templar.scoring.weights import compute_weights
+
+PEERS = Peers(
+    gather_peer_count=3,
+    reserve_peer_count=2,
+    minimum_peers=2,
+    peer_replacement_frequency=2,
+    peer_list_window_margin=1,
+    recent_windows=3,
+)
+
+
+def canonical_vectors() -> dict[str, Any]:
+    """Canonical JSON and keyed bits."""
+    values: list[Any] = [
+        {"b": 1, "a": [True, None, "x"], "A": {}},
+        {"text": 'quote " backslash \\ newline \n euro € clef 𝄞 slash /'},
+        [0, -1, 9007199254740992],
+        [0.0, -0.0, 1.0, 0.1, 1e-05, 0.0001, 1e15, 1e16, 1.5e300, 5e-324, 0.30000000000000004],
+    ]
+    parts: list[list[str | int]] = [[], ["ab", "c"], ["a", "bc"], ["1", 1], [-1], ["€"]]
+    return {
+        "canonical_json": [{"value": value, "text": canonical_json(value).decode()} for value in values],
+        "keyed_seed": [{"parts": list(each), "seed": f"{keyed_seed('templar.test', *each):032x}"} for each in parts],
+    }
+
+
+def assignment_vectors() -> dict[str, Any]:
+    """Permutations, units of miners, sequence order and packing."""
+    epoch, plan = Epoch(network().genesis, total_units=23, first_window=1), SlotPlan(num_slots=5, units_per_slot=2)
+    crowd = (2, 3, 4, 7, 8, 9)
+    first = assign(1, 2, epoch=epoch, plan=plan, uids=MINER_UIDS, block_hash=OPENING_HASH)
+    documents = [[5, 6, 7], [], [8, 0, 0], [9, 9, 9, 9], [4]]
+    order = Permutation(7, "templar.samples.order", first.digest)
+    return {
+        "permutations": [
+            {"size": size, "key": list(key), "elements": [permutation.at(place) for place in range(size)]}
+            for size, key in ((1, ("x",)), (7, ("x",)), (7, ("x", 1)), (12, ("slots", 3)))
+            for permutation in [Permutation(size, *key)]
+        ],
+        "large_permutation": {
+            "size": 10**8,
+            "key": ["large"],
+            "elements": {str(place): Permutation(10**8, "large").at(place) for place in (0, 1, 99_999_999)},
+        },
+        "epoch": {"key": epoch.key, "total_units": epoch.total_units, "first_window": epoch.first_window},
+        "plan": {"num_slots": plan.num_slots, "units_per_slot": plan.units_per_slot},
+        "block_hash": OPENING_HASH,
+        "windows": [_window(window, uids, epoch, plan) for window, uids in ((1, MINER_UIDS), (2, crowd), (3, (4,)))],
+        "sequence_order": {"digest": first.digest, "size": 7, "order": [order.at(place) for place in range(7)]},
+        "packing": {
+            "eos": 0,
+            "sequence_length": 4,
+            "documents": documents,
+            "sequences": pack([np.array(ids, np.int32) for ids in documents], 4, 0).tolist(),
+        },
+    }
+
+
+def evaluation_vectors() -> dict[str, Any]:
+    """Which sequences a validator measures, and what losses amount to."""
+    available = {2: 5, 3: 3, 4: 9}
+    plan = draw_plan(available, num_spare=4, num_sequences=3, trained_first=6, block_hash=SETTLING_HASH)
+    losses: list[tuple[float | None, float | None, float | None, float | None]] = [
+        (4.0, 3.5, 4.0, 3.75),
+        (4.0, 3.75, 4.0, 3.5),
+        (4.0, 3.5, 4.0, None),
+        (None, None, 4.0, 4.0),
+    ]
+    return {
+        "plan": {
+            "available": {str(uid): count for uid, count in available.items()},
+            "num_spare": 4,
+            "num_sequences": 3,
+            "trained_first": 6,
+            "block_hash": SETTLING_HASH,
+            "own": {str(uid): _refs(refs) for uid, refs in plan.own.items()},
+            "random": {str(uid): _refs(refs) for uid, refs in plan.random.items()},
+        },
+        "scores": [_score(*each) for each in losses],
+        "weights": [_weights(rule) for rule in ("ramp", "power")],
+    }
+
+
+def peer_vectors() -> dict[str, Any]:
+    """Who is gathered, by weight and then by a keyed hash."""
+    cases: tuple[tuple[list[int], dict[int, float]], ...] = (
+        ([2, 3, 4, 5, 6, 7], {4: 0.5, 6: 0.25}),
+        ([2, 3, 4], {}),
+        ([9], {9: 1.0}),
+    )
+    return {
+        "settings": PEERS.model_dump(),
+        "seed": OPENING_HASH,
+        "selections": [
+            {
+                "active": active,
+                "weights": {str(uid): weight for uid, weight in weights.items()},
+                "peers": None if tiers is None else list(tiers[0]),
+                "reserve": None if tiers is None else list(tiers[1]),
+            }
+            for active, weights in cases
+            for tiers in [select_peers(active, weights, PEERS, seed=OPENING_HASH)]
+        ],
+    }
+
+
+def _window(window: int, uids: tuple[int, ...], epoch: Epoch, plan: SlotPlan) -> dict[str, Any]:
+    found = [assign(window, uid, epoch=epoch, plan=plan, uids=uids, block_hash=OPENING_HASH) for uid in uids]
+    return {
+        "window": window,
+        "uids": list(uids),
+        "units": {str(each.uid): list(each.units) for each in found},
+        "digests": {str(each.uid): each.digest for each in found},
+        "spare": list(spare_units(window, epoch=epoch, plan=plan, uids=uids, block_hash=OPENING_HASH)),
+    }
+
+
+def _refs(refs: tuple[SequenceRef, ...]) -> list[list[int]]:
+    return [[ref.uid, ref.index] for ref in refs]
+
+
+def _score(
+    own_before: float | None, own_after: float | None, random_before: float | None, random_after: float | None
+) -> dict[str, Any]:
+    measured = Measurement(
+        own_before=own_before, own_after=own_after, random_before=random_before, random_after=random_after
+    )
+    score = score_measurement(measured, sync=1.0)
+    return measured.model_dump() | {"gradient_score": score.gradient_score, "indicator": score.indicator}
+
+
+def _weights(rule: str) -> dict[str, Any]:
+    settings = Weights.model_validate(
+        {
+            "rule": rule,
+            "windows_per_weights": 2,
+            "power_normalisation": 2.0,
+            "gather_share": 0.75,
+            "gather_top_ratio": 2.0,
+            "reserve_decay_ratio": 0.5,
+            "burn_rate": 0.5,
+            "burn_uid": 0,
+        }
+    )
+    finals = {0: 9.0, 2: 4.0, 3: -1.0, 4: 2.0, 5: 1.0, 6: 0.5, 7: 0.25, 8: 0.125}
+    weights, nobody = (compute_weights(each, settings, PEERS) for each in (finals, {2: 0.0}))
+    return {
+        "settings": settings.model_dump(),
+        "finals": {str(uid): final for uid, final in finals.items()},
+        "weights": {str(uid): weight for uid, weight in weights.items()},
+        "weights_if_nobody_earned": {str(uid): weight for uid, weight in nobody.items()},
+    }

@@ -1,0 +1,284 @@
+"""Vectors of signed objects, object keys, window times and bucket commitments."""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from docs.vectors.scenario import (
+    MINER_UIDS,
+    NETUID,
+    RULES,
+    SETTLING_HASH,
+    TIMES,
+    VALIDATOR_UID,
+    WINDOW,
+    hotkey,
+    layout_of,
+    params_after,
+    payload,
+    root_after,
+    root_before,
+)
+from templar import PROTOCOL_VERSION
+from templar.canonical import sha256_hex
+from templar.chain.keys import verify
+from templar.errors import Reason
+from templar.exchange.genesis import NO_GENESIS
+from templar.exchange.keys import Kind, ObjectKey, parse_key
+from templar.exchange.objects import (
+    CheckpointManifest,
+    Commit,
+    Decision,
+    Manifest,
+    PeerList,
+    Proof,
+    Roster,
+    RosterEntry,
+    StartWindow,
+)
+from templar.exchange.proof import state_proof
+from templar.exchange.sealing import Body, Network, Sealed, seal
+from templar.gradient.wire import encode
+from templar.scoring.evidence import Evidence, Measurement, MinerRecord, SlashRecord, WeightRecord
+from templar.store.address import BucketAddress, encode_address
+from templar.windows import WindowTimes
+
+
+@cache
+def start_window() -> StartWindow:
+    """The birth certificate of the tiny network."""
+    digests = {name: sha256_hex(name.encode()) for name in ("hparams", "tokenizer", "dataset")}
+    return StartWindow(
+        netuid=NETUID,
+        genesis=NO_GENESIS,
+        uid=VALIDATOR_UID,
+        hotkey=hotkey(VALIDATOR_UID).address,
+        start_window=WINDOW,
+        root=root_before(),
+        **digests,
+    )
+
+
+def network() -> Network:
+    """What is signed into every object."""
+    return Network(NETUID, start_window().digest)
+
+
+def object_vectors(known_signatures: Mapping[str, str]) -> dict[str, Any]:
+    """One signed object of every kind, about the same window.
+
+    Args:
+        known_signatures: Kind -> signature. sr25519 signatures differ from one signing to the next, so one that is
+            known and verifies is kept.
+    """
+    return {
+        "seeds": {str(uid): (bytes([uid]) * 32).hex() for uid in (VALIDATOR_UID, *MINER_UIDS)},
+        "hotkeys": {str(uid): hotkey(uid).address for uid in (VALIDATOR_UID, *MINER_UIDS)},
+        "genesis": network().genesis,
+        "objects": {body.kind.value: _object(body, key, known_signatures) for body, key in _bodies()},
+    }
+
+
+def key_vectors() -> dict[str, Any]:
+    """Object keys and what they mean, and strings that are no keys of this protocol."""
+    keys = [*(str(key) for _, key in _bodies()), "gradient-12-3-v1.bin", "aggregator-12-v1.bin", "debug-12-3-v1.json"]
+    strangers = [
+        "gradient-012-3-v1.bin",
+        "gradient-12-3-v1.json",
+        "gradient-12-3.bin",
+        "commit-12-3-v1.json.tmp",
+        "aggregator-12-3-v1.bin",
+        "peers_12_v1.bin",
+        "checkpoint-12-3-v1/a/b",
+    ]
+    return {
+        "keys": {key: _meaning(key) for key in keys},
+        "not_keys": [text for text in strangers if parse_key(text) is None],
+    }
+
+
+def time_vectors() -> dict[str, Any]:
+    """The intervals of a window, for chain times with and without fractions of a second."""
+    cases = (TIMES, WindowTimes(WINDOW + 1, opened=1_700_000_036.0, closed=1_700_000_054.0, rules=RULES))
+    return {"rules": RULES.model_dump(), "windows": [_times(each) for each in cases]}
+
+
+def commitment_vectors() -> list[dict[str, Any]]:
+    """What a hotkey commits on chain about its bucket."""
+    addresses = (
+        BucketAddress("0123456789abcdef" * 2, "fedcba9876543210" * 2, "00112233445566778899aabbccddeeff" * 2),
+        BucketAddress("local-bucket", "readkey", "secret/with+base64="),
+    )
+    return [
+        {
+            "account_id": address.account_id,
+            "access_key_id": address.access_key_id,
+            "secret_access_key": address.secret_access_key,
+            "commitment": encode_address(address),
+        }
+        for address in addresses
+    ]
+
+
+def _bodies() -> list[tuple[Body, ObjectKey]]:
+    """A body of every kind and where it lies."""
+    manifest, roster = _manifest(2), _roster()
+    author = _author(2)
+    commit = Commit(**author, window=WINDOW, commitment=manifest.digest)
+    decision = Decision(**_author(VALIDATOR_UID), window=WINDOW, roster=roster.digest)
+    peers = PeerList(**_author(VALIDATOR_UID), first_effective_window=3, peers=(4, 2), reserve=(3,))
+    proof = state_proof(params_after("sparseloco"), window=WINDOW, block_hash=SETTLING_HASH, hotkey=hotkey(2).address)
+    return [
+        (commit, ObjectKey(Kind.COMMIT, WINDOW, 2)),
+        (manifest, ObjectKey(Kind.MANIFEST, WINDOW, 2)),
+        (roster, ObjectKey(Kind.ROSTER, WINDOW, VALIDATOR_UID)),
+        (decision, ObjectKey(Kind.DECISION, WINDOW, VALIDATOR_UID)),
+        (
+            Proof(**author, window=WINDOW, root=root_after(), outer_steps=1, proof=proof),
+            ObjectKey(Kind.PROOF, WINDOW, 2),
+        ),
+        (_evidence(roster), ObjectKey(Kind.EVIDENCE, WINDOW, VALIDATOR_UID)),
+        (_checkpoint(), ObjectKey(Kind.CHECKPOINT, WINDOW, VALIDATOR_UID, file="manifest.json")),
+        (peers, ObjectKey(Kind.PEERS, 3)),
+        (start_window(), ObjectKey(Kind.START_WINDOW)),
+    ]
+
+
+def _author(uid: int) -> dict[str, Any]:
+    return {"netuid": NETUID, "genesis": network().genesis, "uid": uid, "hotkey": hotkey(uid).address}
+
+
+def _manifest(uid: int) -> Manifest:
+    data = encode(payload(uid, "sparseloco"), layout_of("sparseloco"))
+    return Manifest(
+        **_author(uid),
+        window=WINDOW,
+        payload_sha256=sha256_hex(data),
+        payload_bytes=len(data),
+        assignment=sha256_hex(b"assignment"),
+        root_before=root_before(),
+    )
+
+
+def _roster() -> Roster:
+    payloads = [encode(payload(uid, "sparseloco"), layout_of("sparseloco")) for uid in MINER_UIDS]
+    entries = tuple(
+        RosterEntry(
+            uid=uid,
+            hotkey=hotkey(uid).address,
+            payload_sha256=sha256_hex(data),
+            payload_bytes=len(data),
+            committed_at=TIMES.commit_interval.last,
+            revealed_at=TIMES.reveal_interval.first,
+        )
+        for uid, data in zip(MINER_UIDS, payloads, strict=True)
+    )
+    whole = b"".join(payloads)
+    return Roster(
+        **_author(VALIDATOR_UID),
+        window=WINDOW,
+        previous=None,
+        peer_list=None,
+        entries=entries,
+        aggregate_sha256=sha256_hex(whole),
+        aggregate_bytes=len(whole),
+    )
+
+
+def _checkpoint() -> CheckpointManifest:
+    names = ("config.json", "model.safetensors", "tokenizer.json")
+    return CheckpointManifest(
+        **_author(VALIDATOR_UID),
+        window=WINDOW,
+        root=root_after(),
+        previous_root=root_before(),
+        outer_steps=1,
+        null=False,
+        files={name: sha256_hex(name.encode()) for name in names},
+        sizes={name: len(name) for name in names},
+    )
+
+
+def _evidence(roster: Roster) -> Evidence:
+    """One measured miner and one whose payload was late; numbers that a reader can check by eye."""
+    good = MinerRecord(
+        uid=2,
+        hotkey=hotkey(2).address,
+        tier="gather",
+        payload_sha256=roster.entries[0].payload_sha256,
+        reason=None,
+        measurement=Measurement(own_before=4.0, own_after=3.5, random_before=4.0, random_after=3.75),
+        gradient_score=0.0625,
+        indicator=1,
+        windows_behind=0,
+        mu_before=25.0,
+        sigma_before=8.5,
+        mu=26.5,
+        sigma=8.25,
+        binary_average=0.05,
+        sync=1.0,
+        final=0.0875,
+        slashes=(),
+    )
+    late = good.model_copy(
+        update={
+            "uid": 3,
+            "hotkey": hotkey(3).address,
+            "payload_sha256": None,
+            "reason": Reason.REVEAL_LATE,
+            "measurement": None,
+            "gradient_score": None,
+            "indicator": None,
+            "windows_behind": None,
+            "final": 0.0,
+            "slashes": (SlashRecord(reason=Reason.REVEAL_LATE, factor=0.75),),
+        }
+    )
+    return Evidence(
+        **_author(VALIDATOR_UID),
+        window=WINDOW,
+        roster=roster.digest,
+        root_before=root_before(),
+        seed_block=40,
+        loss=4.0,
+        miners=(good, late),
+        weights=(WeightRecord(uid=0, weight=0.5), WeightRecord(uid=2, weight=0.5)),
+    )
+
+
+def _object(body: Body, key: ObjectKey, known_signatures: Mapping[str, str]) -> dict[str, Any]:
+    message = f"templar:{PROTOCOL_VERSION}:{body.kind}:".encode() + body.canonical()
+    signature = known_signatures.get(body.kind, "")
+    if not verify(body.hotkey, message, bytes.fromhex(signature)):
+        signature = seal(body, hotkey(body.uid)).signature
+    sealed = Sealed(body, signature)
+    return {
+        "key": str(key),
+        "max_bytes": body.max_bytes,
+        "digest": body.digest,
+        "body": body.canonical().decode(),
+        "signature": signature,
+        "object_sha256": sha256_hex(sealed.encode()),
+    }
+
+
+def _meaning(text: str) -> dict[str, Any]:
+    key = parse_key(text)
+    return {} if key is None else vars(key) | {"kind": key.kind.value}
+
+
+def _times(times: WindowTimes) -> dict[str, Any]:
+    commit, reveal = times.commit_interval, times.reveal_interval
+    slots = [times.roster_slot(rank) for rank in range(times.rules.roster_ranks)]
+    return {
+        "window": times.window,
+        "opened": times.opened,
+        "closed": times.closed,
+        "close": times.close,
+        "commit": [commit.first, commit.last],
+        "reveal": [reveal.first, reveal.last],
+        "settles": times.settles,
+        "roster_slots": [[slot.first, slot.last] for slot in slots],
+        "null_after": times.null_after,
+        "train_until": times.train_until,
+    }
