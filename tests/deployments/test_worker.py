@@ -227,7 +227,8 @@ def test_a_restart_after_sigkill_closes_what_was_open(operator: Operator) -> Non
     operator.worker("killed")
     operator.await_note("working")  # it was taken up again
     past = operator.history(running)
-    assert past.index("Crashed") < past.index("AwaitingRetry") and past[-1] == "Running"
+    assert past.index("Crashed") < past.index("AwaitingRetry")
+    assert past[-1] == "Running"
     assert operator.state(cancelling).is_cancelled()
     operator.client.set_flow_run_state(running, Cancelling())
     assert operator.end_of(running).is_cancelled()
