@@ -1,10 +1,10 @@
 """The subnet and the hotkey: which chain, which wallet."""
 
+import re
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
 
 from prefect.blocks.core import Block
-from pydantic import Field, HttpUrl
+from pydantic import Field, HttpUrl, field_validator
 
 from templar.chain.base import Chain
 from templar.chain.clock import SimulatedClock
@@ -13,7 +13,9 @@ from templar.chain.ledger import Ledger
 from templar.errors import PermanentError, Reason
 
 DOCUMENTATION_URL = HttpUrl("https://docs.learnbittensor.org/keys/wallets")
-LEDGER_SCHEME = "ledger:"
+
+_LEDGER_SCHEME = "ledger:"
+_LEDGER = re.compile(_LEDGER_SCHEME + r"(?P<path>/[^?]+)(?:\?clock=(?P<clock>\d+(?:\.\d+)?))?")
 
 
 class Wallet(Block):
@@ -74,6 +76,13 @@ class Subnet(Block):
     network: str = Field(default="finney", description="Bittensor network or endpoint, or ledger:/path.")
     netuid: int = Field(ge=0, description="Number of the subnet.")
 
+    @field_validator("network")
+    @classmethod
+    def _is_a_network(cls, network: str) -> str:
+        if network.startswith(_LEDGER_SCHEME) and _LEDGER.fullmatch(network) is None:
+            raise ValueError("a ledger is ledger:/path, or ledger:/path?clock=SECONDS for simulated time")
+        return network
+
     def open(self, wallet: Wallet | None) -> Chain:
         """The chain as the wallet's hotkey sees it; read-only without a wallet.
 
@@ -81,14 +90,13 @@ class Subnet(Block):
             PermanentError: `bad_wallet`, `bad_environment`.
             TransientError: The chain cannot be reached.
         """
-        if self.network.startswith(LEDGER_SCHEME):
-            parts = urlsplit(self.network)
-            path, start = Path(parts.path), parse_qs(parts.query).get("clock")
-            clock = SimulatedClock(float(start[0])) if start else None
-            ledger = Ledger(path, hotkey=None if wallet is None else wallet.open(), clock=clock)
+        if (local := _LEDGER.fullmatch(self.network)) is not None:
+            clock = SimulatedClock(float(local["clock"])) if local["clock"] else None
+            ledger = Ledger(Path(local["path"]), hotkey=None if wallet is None else wallet.open(), clock=clock)
             if ledger.netuid != self.netuid:
                 raise PermanentError(
-                    Reason.BAD_ENVIRONMENT, f"NETUID is {self.netuid}, but the ledger {path} is subnet {ledger.netuid}"
+                    Reason.BAD_ENVIRONMENT,
+                    f"NETUID is {self.netuid}, but the ledger {local['path']} is subnet {ledger.netuid}",
                 )
             return ledger
         # Only a node on the real chain pays for this import.

@@ -1,9 +1,9 @@
 """The training text: one or several buckets that hold the same dataset."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from prefect.blocks.core import Block
-from pydantic import Field
+from pydantic import Field, Secret
 
 from blocks.storage import DOCUMENTATION_URL, DatasetBucket, StorageEndpoint
 from templar.store.base import ObjectStore
@@ -17,7 +17,8 @@ class Dataset(Block):
 
     Attributes:
         endpoint: The object storage that the buckets are on.
-        buckets: The buckets; they are read in turn, and one that fails is left out for a while.
+        buckets: The buckets; they are read in turn, and one that fails is left out for a while. The list is one secret,
+            because the server masks no secret that lies in a list.
         prefix: Folder of the dataset in each of them.
 
     Example:
@@ -34,13 +35,16 @@ class Dataset(Block):
     _documentation_url = DOCUMENTATION_URL
 
     endpoint: StorageEndpoint = Field(description="The object storage that the buckets are on.")
-    buckets: list[DatasetBucket] = Field(min_length=1, description="Buckets that hold the dataset.")
+    buckets: Secret[Annotated[list[DatasetBucket], Field(min_length=1)]] = Field(
+        description="Buckets that hold the dataset, with the keys to them."
+    )
     prefix: str = Field(description="Folder of the dataset in each bucket.")
 
     def stores(self) -> list[ObjectStore]:
         """The buckets, for reading."""
         return [
-            self.endpoint.open(bucket.bucket, bucket.account_id, bucket.read, writable=False) for bucket in self.buckets
+            self.endpoint.open(bucket.bucket, bucket.account_id, bucket.read, writable=False)
+            for bucket in self.buckets.get_secret_value()
         ]
 
     def open(self, rows_per_page: int, split: str = "train") -> "PageDataset":
@@ -56,7 +60,4 @@ class Dataset(Block):
         """
         from templar.data.pages import PageDataset
 
-        stores = [
-            self.endpoint.open(bucket.bucket, bucket.account_id, bucket.read, writable=False) for bucket in self.buckets
-        ]
-        return PageDataset(stores, self.prefix, rows_per_page=rows_per_page, split=split)
+        return PageDataset(self.stores(), self.prefix, rows_per_page=rows_per_page, split=split)

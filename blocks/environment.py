@@ -3,19 +3,21 @@
 Secrets and endpoints come from here and nowhere else; numbers come from `hparams.json`.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from pydantic import SecretStr
+from pydantic import BaseModel, SecretStr, TypeAdapter, ValidationError
 
 from blocks.chain import Subnet, Wallet
 from blocks.dataset import Dataset
-from blocks.neuron import Neuron
-from blocks.reading import EnvironmentReader
+from blocks.neuron import HONEST, Neuron
+from blocks.reading import EnvironmentReader, refusals
 from blocks.storage import R2, BucketCredentials, DatasetBucket, NeuronBucket, StorageEndpoint
+from templar.errors import PermanentError
 from templar.hparams import DEFAULT_PRESET
+from templar.store.address import BucketAddress
+
+BUCKET_LIST = "R2_DATASET_BUCKET_LIST"
 
 
 def neuron_from_environment(environment: Mapping[str, str]) -> Neuron:
@@ -27,56 +29,72 @@ def neuron_from_environment(environment: Mapping[str, str]) -> Neuron:
     """
     reader = EnvironmentReader(environment)
     role = reader.text("TEMPLAR_ROLE", "miner")
-    own = "R2_AGGREGATOR" if role == "aggregator" else "R2_GRADIENTS"
-    endpoint = reader.build(
-        StorageEndpoint,
-        url=reader.text("TEMPLAR_STORAGE", R2),
-        read_timeout_seconds=reader.number("TEMPLAR_STORAGE_READ_TIMEOUT_SECONDS", 20.0),
-        max_attempts=int(reader.number("TEMPLAR_STORAGE_MAX_ATTEMPTS", 4)),
-    )
-    subnet = reader.build(Subnet, network=reader.text("NETWORK", "finney"), netuid=int(reader.number("NETUID")))
-    wallet = reader.build(
-        Wallet,
-        path=reader.text("WALLET_PATH", "~/.bittensor/wallets"),
-        name=reader.text("WALLET_NAME"),
-        hotkey=reader.text("WALLET_HOTKEY"),
-    )
-    bucket = _own_bucket(reader, own, endpoint)
-    dataset = reader.build(
-        Dataset, endpoint=endpoint, buckets=_dataset_buckets(reader), prefix=reader.text("DATASET_BINS_PATH", "dataset")
-    )
+    endpoint = _endpoint(reader)
     neuron = reader.build(
         Neuron,
+        {"role": "TEMPLAR_ROLE"},
         role=role,
-        actor=reader.text("TEMPLAR_ACTOR", "honest"),
-        home=str(Path(reader.text("TEMPLAR_HOME", "~/.templar")).expanduser()),
+        actor=_actor(reader),
+        home=str(Path(reader.text("TEMPLAR_HOME", "~/.templar")).expanduser().absolute()),
         preset=reader.text("TEMPLAR_PRESET", DEFAULT_PRESET),
-        hparams_path=reader.text("TEMPLAR_HPARAMS", "hparams.json"),
+        hparams_path=str(Path(reader.text("TEMPLAR_HPARAMS", "hparams.json")).expanduser().absolute()),
         genesis=reader.text("TEMPLAR_GENESIS", ""),
-        subnet=subnet,
-        wallet=wallet,
-        bucket=bucket,
-        dataset=dataset,
+        subnet=reader.build(
+            Subnet,
+            {"network": "NETWORK", "netuid": "NETUID"},
+            network=reader.text("NETWORK", "finney"),
+            netuid=reader.whole_number("NETUID"),
+        ),
+        wallet=Wallet(
+            path=reader.text("WALLET_PATH", "~/.bittensor/wallets"),
+            name=reader.text("WALLET_NAME"),
+            hotkey=reader.text("WALLET_HOTKEY"),
+        ),
+        bucket=_own_bucket(reader, "R2_AGGREGATOR" if role == "aggregator" else "R2_GRADIENTS", endpoint),
+        dataset=_dataset(reader, endpoint),
     )
     reader.raise_problems()
     return neuron
 
 
-def _own_bucket(reader: EnvironmentReader, prefix: str, endpoint: StorageEndpoint) -> NeuronBucket:
-    account_id = reader.text(f"{prefix}_ACCOUNT_ID")
-    name = reader.text(f"{prefix}_BUCKET_NAME", account_id)
-    if name != account_id:
-        reader.problem(
-            f"{prefix}_BUCKET_NAME is {name!r}: readers know a bucket by its account alone, so it must be named "
-            f"like {prefix}_ACCOUNT_ID"
-        )
+def _actor(reader: EnvironmentReader) -> str:
+    actor = reader.text("TEMPLAR_ACTOR", HONEST)
+    if actor != HONEST:
+        from templar.simulate.actors import ACTORS
+
+        if actor not in ACTORS:
+            reader.problem("TEMPLAR_ACTOR", f"is {actor!r}; there are {', '.join(ACTORS)}")
+    return actor
+
+
+def _endpoint(reader: EnvironmentReader) -> StorageEndpoint:
+    timeout, attempts = "TEMPLAR_STORAGE_READ_TIMEOUT_SECONDS", "TEMPLAR_STORAGE_MAX_ATTEMPTS"
     return reader.build(
-        NeuronBucket,
-        endpoint=endpoint,
-        account_id=account_id,
-        read=_key(reader, f"{prefix}_READ"),
-        write=_key(reader, f"{prefix}_WRITE"),
+        StorageEndpoint,
+        {"url": "TEMPLAR_STORAGE", "read_timeout_seconds": timeout, "max_attempts": attempts},
+        url=reader.text("TEMPLAR_STORAGE", R2),
+        read_timeout_seconds=reader.number(timeout, 20.0),
+        max_attempts=reader.whole_number(attempts, 4),
     )
+
+
+def _own_bucket(reader: EnvironmentReader, prefix: str, endpoint: StorageEndpoint) -> NeuronBucket:
+    account, name = f"{prefix}_ACCOUNT_ID", f"{prefix}_BUCKET_NAME"
+    account_id = reader.text(account)
+    if reader.text(name, account_id) != account_id:
+        reader.problem(name, f"must be that of {account}: readers know a bucket by its account alone")
+    read, write = _key(reader, f"{prefix}_READ"), _key(reader, f"{prefix}_WRITE")
+    bucket = reader.build(
+        NeuronBucket, {"account_id": account}, endpoint=endpoint, account_id=account_id, read=read, write=write
+    )
+    key_id, secret = f"{prefix}_READ_ACCESS_KEY_ID", f"{prefix}_READ_SECRET_ACCESS_KEY"
+    if reader.are_fine(account, key_id, secret):
+        try:
+            BucketAddress(account_id, read.access_key_id, read.secret_access_key.get_secret_value())
+        except PermanentError as error:
+            wrong = key_id if "access_key_id" in error.message else secret
+            reader.problem(wrong, f"cannot be committed on chain: {error.message}")
+    return bucket
 
 
 def _key(reader: EnvironmentReader, prefix: str) -> BucketCredentials:
@@ -86,24 +104,61 @@ def _key(reader: EnvironmentReader, prefix: str) -> BucketCredentials:
     )
 
 
-def _dataset_buckets(reader: EnvironmentReader) -> list[DatasetBucket]:
-    """`R2_DATASET_BUCKET_LIST` if it is set, else the single `R2_DATASET_*` bucket."""
-    text = reader.text("R2_DATASET_BUCKET_LIST", "")
-    if not text:
-        account_id = reader.text("R2_DATASET_ACCOUNT_ID")
-        name = reader.text("R2_DATASET_BUCKET_NAME", account_id)
-        return [DatasetBucket(account_id=account_id, bucket=name, read=_key(reader, "R2_DATASET_READ"))]
+def _dataset(reader: EnvironmentReader, endpoint: StorageEndpoint) -> Dataset:
+    """The buckets of `R2_DATASET_BUCKET_LIST` if it is set, else the single `R2_DATASET_*` bucket."""
+    listed = reader.text(BUCKET_LIST, "")
+    buckets = _listed_buckets(reader, listed) if listed else [_single_bucket(reader)]
+    return reader.build(
+        Dataset,
+        {"buckets": BUCKET_LIST},
+        endpoint=endpoint,
+        buckets=buckets,
+        prefix=reader.text("DATASET_BINS_PATH", "dataset"),
+    )
+
+
+def _single_bucket(reader: EnvironmentReader) -> DatasetBucket:
+    account_id = reader.text("R2_DATASET_ACCOUNT_ID")
+    return reader.build(
+        DatasetBucket,
+        {"account_id": "R2_DATASET_ACCOUNT_ID"},
+        account_id=account_id,
+        bucket=reader.text("R2_DATASET_BUCKET_NAME", account_id),
+        read=_key(reader, "R2_DATASET_READ"),
+    )
+
+
+class _Key(BaseModel):
+    access_key_id: str
+    secret_access_key: SecretStr
+
+
+class _Credentials(BaseModel):
+    read: _Key
+
+
+class _ListedBucket(BaseModel):
+    """One item of `R2_DATASET_BUCKET_LIST`, in its documented form."""
+
+    account_id: str
+    name: str
+    credentials: _Credentials
+
+    def block(self) -> DatasetBucket:
+        """The same as a block."""
+        read = self.credentials.read
+        key = BucketCredentials(access_key_id=read.access_key_id, secret_access_key=read.secret_access_key)
+        return DatasetBucket(account_id=self.account_id, bucket=self.name, read=key)
+
+
+def _listed_buckets(reader: EnvironmentReader, text: str) -> list[DatasetBucket]:
     try:
-        return [_listed_bucket(item) for item in json.loads(text)]
-    except (ValueError, TypeError, KeyError) as error:
-        reader.problem(
-            f"R2_DATASET_BUCKET_LIST is not a JSON list of {{account_id, name, credentials: {{read: {{access_key_id, "
-            f"secret_access_key}}}}}} ({type(error).__name__} at {str(error)[:60]!r})"
-        )
+        return [item.block() for item in _BUCKETS.validate_json(text)]
+    except ValidationError as error:
+        problems = "; ".join(f"{place} {why}".strip() for place, why in refusals(error))
+        form = "[{account_id, name, credentials: {read: {access_key_id, secret_access_key}}}, ...]"
+        reader.problem(BUCKET_LIST, f"is not a JSON list of the form {form}: {problems}")
         return []
 
 
-def _listed_bucket(item: Mapping[str, Any]) -> DatasetBucket:
-    read = item["credentials"]["read"]
-    key = BucketCredentials(access_key_id=read["access_key_id"], secret_access_key=SecretStr(read["secret_access_key"]))
-    return DatasetBucket(account_id=item["account_id"], bucket=item["name"], read=key)
+_BUCKETS = TypeAdapter(list[_ListedBucket])

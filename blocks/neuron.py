@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from templar.neuron.node import Node
 
 Role = Literal["miner", "validator", "aggregator"]
+HONEST = "honest"
+"""The actor that every miner of a real network is."""
 
 
 class Neuron(Block):
@@ -50,7 +52,7 @@ class Neuron(Block):
     _documentation_url = HttpUrl("https://docs.learnbittensor.org/learn/neurons")
 
     role: Role = Field(description="What it does: miner, validator or aggregator.")
-    actor: str = Field(default="honest", description="For miners: honest, or a bad actor of a test network.")
+    actor: str = Field(default=HONEST, description="For miners: honest, or a bad actor of a test network.")
     home: str = Field(description="Its folder on this host.")
     preset: str = Field(description="Preset of hparams.json.")
     hparams_path: str = Field(default="hparams.json", description="Path of hparams.json.")

@@ -1,6 +1,6 @@
-"""Reading environment variables so that every problem is reported at once, by name."""
+"""Reading environment variables so that every problem is reported at once, by name, and no value with it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from prefect.blocks.core import Block
@@ -20,37 +20,55 @@ class EnvironmentReader:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
-        self._problems: list[str] = []
+        self._problems: dict[str, str] = {}
 
     def text(self, name: str, default: str | None = None) -> str:
         """A variable; an empty one counts as missing. A missing one without a default is a problem."""
         value = self._environment.get(name, "").strip() or default
         if value is None:
-            self._problems.append(f"{name} is missing")
+            self.problem(name, "is missing")
             return ""
         return value
 
-    def number(self, name: str, default: float | None = None) -> float:
+    def number(self, name: str, default: float) -> float:
         """A variable that must be a number."""
+        try:
+            return float(self.text(name, str(default)))
+        except ValueError:
+            self.problem(name, "must be a number")
+            return default
+
+    def whole_number(self, name: str, default: int | None = None) -> int:
+        """A variable that must be a whole number."""
         value = self.text(name, None if default is None else str(default))
         try:
-            return float(value)
+            return int(value)
         except ValueError:
-            if value:
-                self._problems.append(f"{name} is {value!r}, which is not a number")
-            return 0.0
+            self.problem(name, "must be a whole number")
+            return default or 0
 
-    def problem(self, text: str) -> None:
-        """Note something else that is wrong."""
-        self._problems.append(text)
+    def problem(self, name: str, text: str) -> None:
+        """Note that something is wrong with a variable; the first note on it stands."""
+        self._problems.setdefault(name, text)
 
-    def build(self, block_type: type[B], **fields: Any) -> B:
-        """Make a block of what was read; what its fields refuse is noted, and the block is made unchecked."""
+    def are_fine(self, *names: str) -> bool:
+        """Whether nothing was noted on any of these variables."""
+        return not self._problems.keys() & set(names)
+
+    def build(self, block_type: type[B], variables: Mapping[str, str], **fields: Any) -> B:
+        """Make a block of what was read; what its fields refuse is noted, and the block is made unchecked.
+
+        Args:
+            block_type: The block.
+            variables: Field -> the variable that it was read from; the other fields were checked before.
+            fields: Its fields.
+        """
         try:
             return block_type(**fields)
         except ValidationError as error:
-            if not self._problems:  # an empty value that was missing is reported already
-                self._problems += [f"{block_type.__name__}.{item['loc'][0]}: {item['msg']}" for item in error.errors()]
+            for place, text in refusals(error):
+                field = place.partition(".")[0]
+                self.problem(variables.get(field, f"{block_type.__name__}.{place}"), text)
             return block_type.model_construct(**fields)
 
     def raise_problems(self) -> None:
@@ -60,7 +78,14 @@ class EnvironmentReader:
             PermanentError: `bad_environment`.
         """
         if self._problems:
+            listed = "; ".join(f"{name} {text}" for name, text in self._problems.items())
             raise PermanentError(
-                Reason.BAD_ENVIRONMENT,
-                "; ".join(self._problems) + ": set them in the environment or in .env (see .env.example)",
+                Reason.BAD_ENVIRONMENT, f"{listed}: set them in the environment or in .env (see .env.example)"
             )
+
+
+def refusals(error: ValidationError) -> Iterable[tuple[str, str]]:
+    """Where and why pydantic refused something, without the value itself, which may be a secret."""
+    for item in error.errors(include_url=False, include_context=False, include_input=False):
+        place = ".".join(str(part) for part in item["loc"])
+        yield place, f"is refused: {item['msg'].removeprefix('Value error, ')}"

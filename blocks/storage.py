@@ -1,21 +1,30 @@
 """Where objects live: the endpoint that a network stores in, keys to it, and one neuron's bucket."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import unquote, urlsplit
 
 from prefect.blocks.abstract import CredentialsBlock
 from prefect.blocks.core import Block
-from pydantic import Field, HttpUrl, SecretStr, field_validator
+from pydantic import AfterValidator, Field, HttpUrl, SecretStr, field_validator
 
 from templar.exchange.buckets import OwnBucket
-from templar.store.address import BucketAddress
+from templar.store.address import BucketAddress, is_account_id
 from templar.store.base import ObjectStore
 from templar.store.directory import DirectoryStore
 from templar.store.s3_settings import S3Settings
 
 DOCUMENTATION_URL = HttpUrl("https://developers.cloudflare.com/r2/api/s3/api/")
 R2 = "r2"
+
+
+def _check_account_id(text: str) -> str:
+    if not is_account_id(text):
+        raise ValueError("an account id is 3 to 32 lower-case letters, digits and inner hyphens")
+    return text
+
+
+AccountId = Annotated[str, AfterValidator(_check_account_id)]
 
 
 class StorageEndpoint(Block):
@@ -40,15 +49,19 @@ class StorageEndpoint(Block):
     _documentation_url = DOCUMENTATION_URL
 
     url: str = Field(default=R2, description="Cloudflare R2 (r2), another S3 endpoint's address, or file:///folder.")
-    read_timeout_seconds: float = Field(default=20.0, gt=0, description="Longest silence of the server in a request.")
+    read_timeout_seconds: float = Field(
+        default=20.0, gt=0, allow_inf_nan=False, description="Longest silence of the server in a request."
+    )
     max_attempts: int = Field(default=4, ge=1, description="Tries of one request before it becomes an error.")
 
     @field_validator("url")
     @classmethod
     def _is_an_endpoint(cls, url: str) -> str:
-        scheme = urlsplit(url).scheme
-        if url != R2 and scheme not in ("http", "https", "file"):
-            raise ValueError(f"storage url {url!r} must be r2, http(s)://host[:port] or file:///folder")
+        parts = urlsplit(url)
+        is_s3 = parts.scheme in ("http", "https") and parts.hostname
+        is_folder = parts.scheme == "file" and not parts.netloc and parts.path.startswith("/")
+        if url != R2 and not is_s3 and not is_folder:  # the value stays out of the message: it may hold a secret
+            raise ValueError("a storage's url must be r2, http(s)://host[:port] or file:///folder")
         return url
 
     def open(self, bucket: str, account_id: str, key: "BucketCredentials", *, writable: bool) -> ObjectStore:
@@ -146,7 +159,7 @@ class NeuronBucket(Block):
     _documentation_url = DOCUMENTATION_URL
 
     endpoint: StorageEndpoint = Field(description="The object storage that the bucket is on.")
-    account_id: str = Field(description="Account that owns the bucket, and the bucket's name.")
+    account_id: AccountId = Field(description="Account that owns the bucket, and the bucket's name.")
     read: BucketCredentials = Field(description="Key with read rights; it is published on chain.")
     write: BucketCredentials = Field(description="Key with write rights; it never leaves this node.")
 
@@ -179,6 +192,6 @@ class DatasetBucket(Block):
     _block_type_slug = "dataset-bucket"
     _documentation_url = DOCUMENTATION_URL
 
-    account_id: str = Field(description="Account that owns the bucket.")
+    account_id: AccountId = Field(description="Account that owns the bucket.")
     bucket: str = Field(description="Name of the bucket.")
     read: BucketCredentials = Field(description="Key with read rights.")

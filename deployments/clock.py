@@ -14,23 +14,29 @@ import argparse
 import asyncio
 import logging
 import sys
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+import anyio
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 from prefect.deployments import arun_deployment
 from prefect.events import emit_event
 
 from blocks.neuron import Neuron
-from deployments.work_pool import is_outage
+from deployments.work_pool import API_PATIENCE_SECONDS, is_outage, require_server_address
+from tasks.host import load_block
 from templar.chain.base import Chain
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.buckets import Buckets
-from templar.exchange.genesis import find_birth
+from templar.exchange.genesis import Birth, find_birth
 from templar.hparams import HParams
+from templar.interrupt import request_stop
 from templar.windows import WindowTimes, closing_block, first_block, window_of
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -77,11 +83,11 @@ async def find_deployments(client: PrefectClient) -> tuple[list[WindowDeployment
             continue
         neuron = str(deployment.parameters.get("neuron", "default"))
         try:
-            block = neurons.get(neuron) or await Neuron.aload(neuron)
+            block = neurons[neuron] if neuron in neurons else await asyncio.to_thread(load_block, neuron)
             if block.role != WINDOW_FLOWS[flow]:
                 continue
             hotkey = block.wallet.open().address
-        except (PermanentError, ValueError) as error:
+        except PermanentError as error:
             log.warning("deployment %s/%s is left out: %s", flow, deployment.name, error)
             continue
         neurons[neuron] = block
@@ -128,23 +134,32 @@ class WindowClock:
             window = max(window + 1, await self._current_window())
 
     async def start(self, window: int) -> None:
-        """Create the run of a window for every deployment; tries again until the server has taken them all."""
-        await asyncio.gather(*(self._start_one(deployment, window) for deployment in self._deployments))
+        """Create the run of a window for every deployment; tries again until the server has taken them all.
+
+        One after the other: SQLite refuses writers that come together, and the client then waits for seconds.
+        """
+        for deployment in self._deployments:
+            await self._start_one(deployment, window)
 
     async def _start_one(self, deployment: WindowDeployment, window: int) -> None:
-        key = deployment.key(self._chain.netuid, self._genesis, window)
-        parameters = {"window": window, "neuron": deployment.neuron}
         while True:
             try:
-                run = await arun_deployment(
-                    deployment.name, parameters=parameters, timeout=0, as_subflow=False, idempotency_key=key
-                )
-                log.info("window %d: %s is run %s", window, deployment.name, run.name)
+                with anyio.fail_after(API_PATIENCE_SECONDS):
+                    await arun_deployment(
+                        deployment.name,
+                        parameters={"window": window, "neuron": deployment.neuron},
+                        flow_run_name=f"{deployment.neuron} window {window}",
+                        timeout=0,
+                        as_subflow=False,
+                        idempotency_key=deployment.key(self._chain.netuid, self._genesis, window),
+                    )
+                log.info("window %d: %s is started", window, deployment.name)
                 return
             except Exception as error:
-                if not is_outage(error):
-                    raise
-                log.warning("window %d: %s could not be started yet: %s", window, deployment.name, error)
+                if not is_outage(error):  # the deployment is gone, or was changed: that is its own affair
+                    log.exception("window %d: %s cannot be started", window, deployment.name)
+                    return
+                log.warning("window %d: %s could not be started yet: %r", window, deployment.name, error)
             if await self._current_window() > window:
                 return
             await asyncio.sleep(RETRY_SECONDS)
@@ -183,32 +198,58 @@ class WindowClock:
 
 
 async def serve() -> None:
-    """Find what to start, join the network, and follow it.
+    """Find what to start, and follow the network of each neuron; usually all are of one.
 
     Raises:
         PermanentError: `bad_environment`; there is no window deployment.
     """
-    async with get_client() as client:
-        deployments, neurons = await find_deployments(client)
+    require_server_address()
+    deployments, neurons = await _patiently(_find)
     if not deployments:
         raise PermanentError(
             Reason.BAD_ENVIRONMENT,
             "no window deployment of a known neuron on this server: run `python -m deployments.register` first",
         )
-    block = neurons[deployments[0].neuron]
-    hparams, chain = block.hparams(), block.subnet.open(None)
-    buckets = Buckets(chain, block.bucket.endpoint.open_reader)
-    while True:
-        try:
-            birth = await asyncio.to_thread(find_birth, chain, buckets, hparams, pinned=block.genesis or None)
-            break
-        except TransientError as error:
-            log.warning("%s", error)
-            await asyncio.sleep(RETRY_SECONDS)
+    networks: dict[tuple[Any, ...], list[WindowDeployment]] = defaultdict(list)
+    for deployment in deployments:
+        block = neurons[deployment.neuron]
+        networks[block.subnet.network, block.subnet.netuid, block.preset, block.genesis].append(deployment)
+    try:
+        await asyncio.gather(*(_follow(neurons[members[0].neuron], members) for members in networks.values()))
+    finally:
+        request_stop()  # a thread that waits for a block would keep the process until it comes
+
+
+async def _follow(block: Neuron, deployments: Sequence[WindowDeployment]) -> None:
+    """Join the network of some deployments, and start their windows for ever."""
+    hparams = block.hparams()
+
+    def join() -> tuple[Chain, Birth]:
+        chain = block.subnet.open(None)
+        buckets = Buckets(chain, block.bucket.endpoint.open_reader)
+        return chain, find_birth(chain, buckets, hparams, pinned=block.genesis or None)
+
+    chain, birth = await _patiently(lambda: asyncio.to_thread(join))
     genesis, start = birth.network.genesis, birth.start.start_window
     log.info("network %s of subnet %d starts at window %d", genesis[:12], chain.netuid, start)
-    clock = WindowClock(chain, hparams, genesis=genesis, start_window=start, deployments=deployments)
-    await clock.run()
+    await WindowClock(chain, hparams, genesis=genesis, start_window=start, deployments=deployments).run()
+
+
+async def _find() -> tuple[list[WindowDeployment], dict[str, Neuron]]:
+    async with get_client() as client:
+        return await find_deployments(client)
+
+
+async def _patiently(attempt: Callable[[], Awaitable[T]]) -> T:
+    """Try until server, chain and stores are there."""
+    while True:
+        try:
+            return await attempt()
+        except Exception as error:
+            if not isinstance(error, TransientError) and not is_outage(error):
+                raise
+            log.warning("not there yet, trying again: %s", error)
+        await asyncio.sleep(RETRY_SECONDS)
 
 
 def _log_failure(task: "asyncio.Task[Any]") -> None:
@@ -221,6 +262,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m deployments.clock", description=(__doc__ or "").splitlines()[0])
     parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # not a line per request
     try:
         asyncio.run(serve())
     except PermanentError as error:

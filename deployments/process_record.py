@@ -5,6 +5,7 @@ since, is not running as far as the record is concerned.
 """
 
 import json
+import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -40,7 +41,7 @@ _ENTRIES = TypeAdapter(tuple[ProcessEntry, ...])
 
 
 class ProcessRecord:
-    """The processes started so far.
+    """The processes started so far. Threads may add to it at the same time, processes may not.
 
     Args:
         path: The file; it need not exist yet.
@@ -48,6 +49,7 @@ class ProcessRecord:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._lock = threading.Lock()
 
     def entries(self) -> tuple[ProcessEntry, ...]:
         """All recorded processes, whether they still run or not, oldest first.
@@ -72,7 +74,8 @@ class ProcessRecord:
     def add(self, child: Child) -> None:
         """Record a process that was just started, and forget those that have ended."""
         entry = ProcessEntry(child.name, child.identity.pid, child.identity.started, child.log)
-        self._write((*self.running(), entry))
+        with self._lock:
+            self._write((*self.running(), entry))
 
     def stop_all(self, *, grace_seconds: float = 10.0) -> tuple[str, ...]:
         """Stop what still runs, the youngest first, since it may need the older ones to end well.

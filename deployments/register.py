@@ -25,6 +25,7 @@ from prefect.workers.process import ProcessWorker
 
 from blocks.environment import neuron_from_environment
 from blocks.neuron import Neuron
+from deployments.work_pool import require_server_address
 from deployments.worker import ResidentWorker
 from templar.errors import PermanentError, Reason, TemplarError
 
@@ -45,6 +46,21 @@ def read_environment(env_file: Path | None) -> dict[str, str]:
             )
         values = dotenv_values(env_file)
     return {name: value for name, value in values.items() if value is not None} | dict(os.environ)
+
+
+def require_server() -> None:
+    """Refuse to go on without a Prefect server that answers.
+
+    Raises:
+        PermanentError: `bad_environment`.
+    """
+    address = require_server_address()
+    with get_client(sync_client=True) as client:
+        if (problem := client.api_healthcheck()) is not None:
+            raise PermanentError(
+                Reason.BAD_ENVIRONMENT,
+                f"PREFECT_API_URL is {address}, which does not answer ({problem}): start the server, or correct it",
+            )
 
 
 def ensure_pool(client: SyncPrefectClient, name: str, kind: str, **variables: float) -> None:
@@ -112,6 +128,7 @@ def main() -> int:
         block = neuron_from_environment(read_environment(arguments.env_file))
         block.hparams()
         block.wallet.open()
+        require_server()
         register(arguments.name, block)
     except TemplarError as error:
         print(error, file=sys.stderr)

@@ -41,6 +41,20 @@ MOST_ATTEMPTS = 3
 _UNDER_WAY = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
 
 
+def require_server_address() -> str:
+    """Where the Prefect server is; without an address Prefect would start one of its own, in this process.
+
+    Raises:
+        PermanentError: `bad_environment`.
+    """
+    address = get_current_settings().api.url
+    if address is None:
+        raise PermanentError(
+            Reason.BAD_ENVIRONMENT, "PREFECT_API_URL is not set: start a server with `prefect server start` and name it"
+        )
+    return address
+
+
 def is_outage(error: BaseException | None) -> bool:
     """Whether a failed call of the Prefect API may pass by itself."""
     if isinstance(error, RuntimeError):  # the client wraps what its first call meets
@@ -87,12 +101,10 @@ def sole_worker_of(pool: str) -> Iterator[None]:
     Raises:
         PermanentError: `already_running` if a process of this machine holds it; `bad_environment` without a server.
     """
-    settings = get_current_settings()
-    if settings.api.url is None:
-        raise PermanentError(Reason.BAD_ENVIRONMENT, "PREFECT_API_URL is not set: a worker needs a server")
-    folder = settings.home / "resident-workers"
+    address = require_server_address()
+    folder = get_current_settings().home / "resident-workers"
     folder.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256(f"{settings.api.url}\n{pool}".encode()).hexdigest()
+    digest = hashlib.sha256(f"{address}\n{pool}".encode()).hexdigest()
     with (folder / f"{digest[:16]}.lock").open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -5,7 +5,11 @@ window. A process that dies loses nothing, since the next one restores the neuro
 """
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeVar
+
+from pydantic import ValidationError
 
 from blocks.neuron import Neuron
 from templar.errors import PermanentError, Reason
@@ -47,15 +51,16 @@ def load_block(name: str) -> Neuron:
     """The block of a neuron.
 
     Raises:
-        PermanentError: `bad_environment`; there is none.
+        PermanentError: `bad_environment`; there is none, or it was saved by another release.
     """
     try:
         block = Neuron.load(name)
     except ValueError:
-        raise PermanentError(
-            Reason.BAD_ENVIRONMENT,
-            f"no neuron block {name!r}: fill in .env and run `python -m deployments.register --name {name}`",
-        ) from None
+        raise _unusable(name, "there is none: fill in .env") from None
+    except RuntimeError as error:  # also what the client makes of a server that does not answer
+        if isinstance(error.__cause__, ValidationError):
+            raise _unusable(name, "it is not of this release: check .env") from None
+        raise
     assert isinstance(block, Neuron)  # noqa: S101 - `load` is declared to return a coroutine as well
     return block
 
@@ -66,3 +71,22 @@ def release(name: str) -> None:
         node = _neurons.pop(name, None)
     if node is not None:
         node.stop()
+
+
+@contextmanager
+def hosting(name: str, node: Node) -> Iterator[None]:
+    """Host a node that was started elsewhere, as long as the context lasts; for simulations and tests."""
+    with _lock:
+        _neurons[name] = node
+    try:
+        yield
+    finally:
+        with _lock:
+            _neurons.pop(name, None)
+
+
+def _unusable(name: str, problem: str) -> PermanentError:
+    return PermanentError(
+        Reason.BAD_ENVIRONMENT,
+        f"neuron block {name!r}: {problem}; then run `python -m deployments.register --name {name}`",
+    )

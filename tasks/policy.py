@@ -6,14 +6,11 @@ from templar.errors import PermanentError
 
 
 def is_transient(task: Any, task_run: Any, state: Any) -> bool:
-    """Whether a failed task is worth another try: a refused key or a missing object will not pass by itself."""
-    try:
-        state.result()
-    except PermanentError:
-        return False
-    except Exception:  # noqa: BLE001 - whatever else it was, a retry costs little
-        return True
-    return False
+    """Whether a failed task is worth another try.
+
+    A refused key or a missing object will not pass by itself; whatever else it was, a retry costs little.
+    """
+    return not isinstance(state.data, PermanentError)
 
 
 CHAIN: dict[str, Any] = {

@@ -83,6 +83,7 @@ class Reason(StrEnum):
     ROSTER_MISSING = "roster_missing"
     ROSTER_EARLY = "roster_early"
     ROSTER_LATE = "roster_late"
+    PEER_LIST_LATE = "peer_list_late"
     AGGREGATE_MISSING = "aggregate_missing"
     DECISION_MISSING = "decision_missing"
     MINORITY = "minority"
@@ -115,11 +116,12 @@ class TemplarError(Exception):
     """
 
     def __init__(self, reason: Reason, message: str) -> None:
-        super().__init__(message)
+        super().__init__(reason, message)  # both, so that the error can be copied and pickled
         self.reason = reason
+        self.message = message
 
     def __str__(self) -> str:
-        return f"[{self.reason}] {super().__str__()}"
+        return f"[{self.reason}] {self.message}"
 
 
 class TransientError(TemplarError):

@@ -1,6 +1,6 @@
 """The house's sizes: files up to 300 lines and functions up to 60, in everything but tests.
 
-    python -m tests.sizes
+python -m tests.sizes
 """
 
 import ast

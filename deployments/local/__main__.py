@@ -9,6 +9,7 @@ The last line of `run` is JSON; everything in it was read back from the chain an
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -21,9 +22,11 @@ from deployments.local.bringup import LocalNetwork
 from deployments.local.plan import LocalPlan
 from deployments.local.summary import Summary, summarise
 from deployments.local.view import NetworkView, WindowRow, as_table
+from deployments.prefect_server import PROJECT_ROOT
 from templar.errors import RejectedError, TemplarError, TransientError
 
 POLL_SECONDS = 1.0
+MAX_PORT = 65535
 PATIENCE_WINDOWS = 4
 """How many windows the view waits for one that does not come."""
 
@@ -41,6 +44,7 @@ def main() -> int:
         prefect_port=arguments.prefect_port,
         storage_port=arguments.storage_port,
         directory_store=arguments.store == "directory",
+        hparams_path=arguments.hparams.resolve(),
     )
     network = LocalNetwork(plan, lambda text: console.print(f"[dim]{text}[/dim]"))
     commands: dict[str, Callable[[], int]] = {
@@ -48,8 +52,12 @@ def main() -> int:
         "up": lambda: up(network),
         "down": lambda: down(network),
     }
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a run that is ended takes its network down as well
     try:
         return commands[arguments.command]()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     except TemplarError as error:
         print(error, file=sys.stderr)
         return 1
@@ -58,29 +66,22 @@ def main() -> int:
 def run(network: LocalNetwork, num_windows: int) -> int:
     """Bring up, watch, summarise, take down; 0 if the network did what it promises."""
     started = time.monotonic()
+    birth = network.up(housekeeping=False)
     try:
-        birth = network.up(housekeeping=False)
         view = NetworkView(network.plan, network.neuron_block(network.plan.running[0]), birth)
         ui = network.plan.server.ui_url
         console.print(f"Prefect UI: {ui}  ·  first window {birth.start.start_window}")
         last = watch(view, num_windows)
         summary = summarise(view, last, num_windows, started)
         console.print(f"Prefect UI (while the network runs; `make up` keeps it): {ui}")
-    except KeyboardInterrupt:
-        console.print("interrupted")
-        return 130
     finally:
         network.down()
     return report(summary)
 
 
 def up(network: LocalNetwork) -> int:
-    """Bring up and leave it running; what was started is stopped again if that fails."""
-    try:
-        birth = network.up(housekeeping=True)
-    except BaseException:
-        network.down()
-        raise
+    """Bring up and leave it running."""
+    birth = network.up(housekeeping=True)
     plan = network.plan
     console.print(f"The network runs. Prefect UI: {plan.server.ui_url}")
     console.print(f"Window {birth.start.start_window} is its first. In this shell:")
@@ -138,15 +139,28 @@ def _passed(view: NetworkView, window: int) -> bool:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m deployments.local", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("command", choices=["run", "up", "down"])
-    parser.add_argument("--windows", type=int, default=10, help="windows that `run` runs")
-    parser.add_argument("--miners", type=int, default=2, help="honest miners")
+    parser.add_argument("--windows", type=_at_least_one, default=10, help="windows that `run` runs")
+    parser.add_argument("--miners", type=_at_least_one, default=2, help="honest miners")
     parser.add_argument("--actor", action="append", help="a bad actor; may be repeated; `lazy` by default")
     parser.add_argument("--preset", default="local", help="preset of hparams.json")
+    parser.add_argument("--hparams", type=Path, default=PROJECT_ROOT / "hparams.json", help="another hparams.json")
     parser.add_argument("--store", choices=["s3", "directory"], default="s3", help="where objects are kept")
     parser.add_argument("--folder", type=Path, default=Path(".templar") / "local", help="where everything lies")
-    parser.add_argument("--prefect-port", type=int, default=4200)
-    parser.add_argument("--storage-port", type=int, default=9200)
+    parser.add_argument("--prefect-port", type=_port, default=4200)
+    parser.add_argument("--storage-port", type=_port, default=9200)
     return parser
+
+
+def _at_least_one(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if _at_least_one(text) > MAX_PORT:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: they go up to {MAX_PORT}")
+    return int(text)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from deployments.local.prepare import (
     prepare_dataset,
     prepare_folder,
     publish_network,
+    require_own_folder,
     write_environments,
 )
 from deployments.prefect_server import PROJECT_ROOT, SERVER_NAME
@@ -28,7 +29,8 @@ from deployments.register import ensure_pool, register
 from deployments.s3_endpoint import LISTENING
 from templar.errors import PermanentError, Reason
 from templar.exchange.genesis import Birth
-from templar.hparams import load_hparams
+from templar.hparams import HParams, load_hparams
+from templar.simulate.actors import ACTORS
 
 log = logging.getLogger(__name__)
 
@@ -57,39 +59,23 @@ class LocalNetwork:
         self._record = ProcessRecord(plan.processes)
 
     def up(self, *, housekeeping: bool) -> Birth:
-        """Bring everything up; what was started is in the record even if this fails.
+        """Bring everything up. If that is refused nothing is changed; if it fails, what was started is stopped again.
 
         Args:
             housekeeping: Also deploy the scheduled flows, and start a worker for them.
 
         Raises:
-            PermanentError: `already_running`, `port_taken`, `process_died`, ...
+            PermanentError: `already_running`, `bad_environment`, `bad_hparams`, `port_taken`, `process_died`, ...
             TransientError: `process_not_ready`.
         """
-        plan = self.plan
-        if running := self._record.running():
-            raise PermanentError(
-                Reason.ALREADY_RUNNING,
-                f"{plan.folder}: a network runs here already ({len(running)} processes): `make down` stops it",
-            )
-        hparams = load_hparams(plan.preset, path=plan.hparams_path)
-        require_free_port("127.0.0.1", plan.prefect_port, remedy="stop what listens there, or set PREFECT_PORT")
-        if not plan.directory_store:
-            require_free_port("127.0.0.1", plan.storage_port, remedy="stop what listens there, or set STORAGE_PORT")
-        prepare_folder(plan)
-        self._say("starting the Prefect server" + ("" if plan.directory_store else " and the S3 endpoint"))
-        with ThreadPoolExecutor(max_workers=2) as pool:
-            server = pool.submit(self._start_server)
-            storage = None if plan.directory_store else pool.submit(self._start_storage)
-            self._say("cutting text into pages, training the tokenizer, creating the ledger and its wallets")
-            prepare_chain(plan, hparams)
-            prepare_dataset(plan, hparams)
-            if storage is not None:
-                storage.result()
-            write_environments(plan, prepare_buckets(plan))
-            server.result()
-        with temporary_settings({PREFECT_API_URL: plan.server.api_url, PREFECT_HOME: plan.server.home}):
-            return self._populate(housekeeping)
+        hparams = self._check()
+        try:
+            self._prepare(hparams)
+            with temporary_settings({PREFECT_API_URL: self.plan.server.api_url, PREFECT_HOME: self.plan.server.home}):
+                return self._populate(housekeeping)
+        except BaseException:
+            self.down()
+            raise
 
     def down(self) -> tuple[str, ...]:
         """Stop every process of the record, the servers last; their names."""
@@ -105,6 +91,46 @@ class LocalNetwork:
         values = dotenv_values(self.plan.env_file(neuron))
         return neuron_from_environment({name: value for name, value in values.items() if value is not None})
 
+    def _check(self) -> HParams:
+        """Find out, before anything is touched, whether the network can be brought up."""
+        plan = self.plan
+        if running := self._record.running():
+            raise PermanentError(
+                Reason.ALREADY_RUNNING,
+                f"{plan.folder}: a network runs here already ({len(running)} processes): `make down` stops it",
+            )
+        hparams = load_hparams(plan.preset, path=plan.hparams_path)
+        if unknown := [actor for actor in plan.bad_actors if actor not in ACTORS]:
+            raise PermanentError(
+                Reason.BAD_ENVIRONMENT, f"--actor {unknown[0]}: there is no such actor; there are {', '.join(ACTORS)}"
+            )
+        remedy = "stop what listens there, or set {} ({} of make)"
+        require_free_port("127.0.0.1", plan.prefect_port, remedy=remedy.format("--prefect-port", "PREFECT_PORT"))
+        if not plan.directory_store:
+            if plan.storage_port == plan.prefect_port:
+                raise PermanentError(
+                    Reason.PORT_TAKEN, f"port {plan.storage_port} is asked for twice: set another --storage-port"
+                )
+            require_free_port("127.0.0.1", plan.storage_port, remedy=remedy.format("--storage-port", "STORAGE_PORT"))
+        require_own_folder(plan)
+        return hparams
+
+    def _prepare(self, hparams: HParams) -> None:
+        """Servers, and everything that needs no running neuron."""
+        plan = self.plan
+        prepare_folder(plan)
+        self._say("starting the Prefect server" + ("" if plan.directory_store else " and the S3 endpoint"))
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            server = pool.submit(self._start_server)
+            storage = None if plan.directory_store else pool.submit(self._start_storage)
+            self._say("cutting text into pages, training the tokenizer, creating the ledger and its wallets")
+            prepare_chain(plan, hparams)
+            prepare_dataset(plan, hparams)
+            if storage is not None:
+                storage.result()
+            write_environments(plan, prepare_buckets(plan))
+            server.result()
+
     def _populate(self, housekeeping: bool) -> Birth:
         """Blocks, pools, deployments, workers, genesis, clock."""
         plan = self.plan
@@ -117,7 +143,7 @@ class LocalNetwork:
                 ensure_pool(client, HOUSEKEEPING_POOL, "process")
         for neuron in plan.running:
             self._start(f"worker of {neuron.name}", _worker(f"neuron-{neuron.name}", "resident"))
-        deploying = self._start("deployment", _DEPLOY) if housekeeping else None
+        deploying = self._start("deployment", DEPLOY_COMMAND) if housekeeping else None
         for neuron, block in blocks.items():
             register(neuron.name, block)
         if deploying is not None:
@@ -157,7 +183,7 @@ class LocalNetwork:
             raise PermanentError(Reason.PROCESS_DIED, f"{child.name} failed; the end of its log:\n{tail}")
 
 
-_DEPLOY = [
+DEPLOY_COMMAND = [
     *(sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"),
     *("--prefect-file", str(Path("deployments") / "prefect.yaml")),
 ]

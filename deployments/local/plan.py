@@ -58,6 +58,7 @@ class LocalPlan:
         prefect_port: Port of Prefect's API and UI.
         storage_port: Port of the S3 endpoint.
         directory_store: Keep objects in a folder instead of an S3 endpoint.
+        hparams_path: File of the preset.
     """
 
     folder: Path
@@ -67,6 +68,7 @@ class LocalPlan:
     prefect_port: int = 4200
     storage_port: int = 9200
     directory_store: bool = False
+    hparams_path: Path = PROJECT_ROOT / "hparams.json"
 
     @property
     def neurons(self) -> tuple[LocalNeuron, ...]:
@@ -125,6 +127,11 @@ class LocalPlan:
         return self.folder / "s3-admin.json"
 
     @property
+    def marker(self) -> Path:
+        """What says that the folder is a local network's, and may be removed."""
+        return self.folder / ".templar-local"
+
+    @property
     def processes(self) -> Path:
         """The record of the processes that were started."""
         return self.folder / "processes.json"
@@ -136,8 +143,3 @@ class LocalPlan:
     def env_file(self, neuron: LocalNeuron) -> Path:
         """A neuron's environment."""
         return self.folder / "env" / f"{neuron.name}.env"
-
-    @property
-    def hparams_path(self) -> Path:
-        """The hyper-parameters."""
-        return PROJECT_ROOT / "hparams.json"

@@ -15,6 +15,7 @@ from templar.chain.keys import create_wallet
 from templar.chain.ledger import Ledger, create_ledger
 from templar.data.build import build_dataset, upload_dataset
 from templar.data.corpus import collect_documents
+from templar.errors import PermanentError, Reason
 from templar.exchange.buckets import Buckets
 from templar.exchange.genesis import Birth, publish_genesis
 from templar.hparams import HParams
@@ -41,10 +42,25 @@ class Keys:
     write_secret: str = field(repr=False)
 
 
+def require_own_folder(plan: LocalPlan) -> None:
+    """Refuse a folder that a bring-up would empty although something else lies in it.
+
+    Raises:
+        PermanentError: `bad_environment`.
+    """
+    folder = plan.folder
+    if folder.exists() and not plan.marker.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise PermanentError(
+            Reason.BAD_ENVIRONMENT,
+            f"--folder {folder}: it is not a local network's, and would be emptied: name a new folder or an empty one",
+        )
+
+
 def prepare_folder(plan: LocalPlan) -> None:
     """Make the folder anew, for this user alone."""
     shutil.rmtree(plan.folder, ignore_errors=True)
     plan.folder.mkdir(parents=True, mode=0o700)
+    plan.marker.touch()
 
 
 def prepare_chain(plan: LocalPlan, hparams: HParams) -> None:

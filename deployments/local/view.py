@@ -126,7 +126,11 @@ class NetworkView:
         )
         node = Node(NodeSettings("observer", self.plan.folder / "observer"), self.hparams, surroundings)
         node.start()
-        catch_up(node, last_window, deadline=deadline)
+        try:
+            catch_up(node, last_window, deadline=deadline)
+        except BaseException:
+            node.stop()
+            raise
         return node
 
     def held_out(self, node: Node) -> HeldOutReport:

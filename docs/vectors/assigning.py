@@ -81,6 +81,7 @@ def evaluation_vectors() -> dict[str, Any]:
     losses: list[tuple[float | None, float | None, float | None, float | None]] = [
         (4.0, 3.5, 4.0, 3.75),
         (4.0, 3.75, 4.0, 3.5),
+        (4.0, 3.5, 4.0, 12.0),
         (4.0, 3.5, 4.0, None),
         (None, None, 4.0, 4.0),
     ]

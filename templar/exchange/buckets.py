@@ -1,13 +1,17 @@
 """Everybody's buckets: the own one to write, the others' to read, found through their commitments on chain."""
 
+import logging
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from templar.chain.base import Chain, NeuronInfo
-from templar.errors import PermanentError, Reason, RejectedError
+from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.store.address import BucketAddress, decode_address, encode_address
 from templar.store.base import ObjectStore
+
+log = logging.getLogger(__name__)
 
 REFRESH_SECONDS = 600.0
 """Commitments are read again after this long at the latest (documented value)."""
@@ -49,6 +53,7 @@ class Buckets:
         self._own = own
         self._hotkey = hotkey
         self._lock = threading.Lock()
+        self._refreshing = threading.Lock()
         self._commitments: dict[str, str] = {}
         self._readers: dict[str, tuple[str, ObjectStore]] = {}
         self._refreshed: float | None = None
@@ -92,6 +97,7 @@ class Buckets:
 
         Raises:
             RejectedError: `commitment_missing`, `commitment_malformed`.
+            TransientError: The chain could not be reached, and the neuron's commitment was never seen.
         """
         if self._own is not None and neuron.hotkey == self._hotkey:
             return self._own.store
@@ -120,10 +126,24 @@ class Buckets:
             store.close()
 
     def _refresh_if_old(self, neuron: NeuronInfo) -> None:
-        """Read the commitments again when they are old, and once per block while somebody's is missing."""
-        age = self._chain.clock.now() - self._refreshed if self._refreshed is not None else REFRESH_SECONDS
-        if age >= (REFRESH_SECONDS if neuron.hotkey in self._commitments else self._chain.block_seconds):
-            self.refresh()
+        """Read the commitments again when they are old, and once per block while somebody's is missing.
+
+        One thread asks, the others wait for it. While the chain cannot be reached the known commitments hold.
+        """
+        with self._refreshing:
+            is_known = neuron.hotkey in self._commitments
+            if self._age() < (REFRESH_SECONDS if is_known else self._chain.block_seconds):
+                return
+            try:
+                self.refresh()
+            except TransientError as error:
+                if not is_known:
+                    raise
+                log.warning("commitments cannot be read now, the known ones hold: %s", error)
+                self._refreshed = self._chain.clock.now() - REFRESH_SECONDS + self._chain.block_seconds
+
+    def _age(self) -> float:
+        return math.inf if self._refreshed is None else self._chain.clock.now() - self._refreshed
 
 
 def _decode(neuron: NeuronInfo, text: str) -> BucketAddress:

@@ -30,6 +30,15 @@ class PayloadCache:
         self._root = root
         self._layout = layout
 
+    def check_size(self, num_bytes: int, *, uid: int) -> None:
+        """Refuse a length that no payload of this model has, before anything of it is read.
+
+        Raises:
+            RejectedError: `wrong_size`.
+        """
+        if not self._layout.min_payload_bytes <= num_bytes <= self._layout.max_payload_bytes:
+            raise RejectedError(Reason.WRONG_SIZE, f"uid {uid}: no payload of this model has {num_bytes} bytes")
+
     def admit(self, data: bytes, digest: str, *, window: int, uid: int, hotkey: str) -> None:
         """Take in what somebody published.
 
@@ -47,28 +56,35 @@ class PayloadCache:
         part.replace(path)
 
     def has(self, digest: str, *, window: int, uid: int, hotkey: str) -> bool:
-        """Whether the payload is here.
+        """Whether the payload is here, whole.
 
         Raises:
             RejectedError: It is, and it is somebody else's.
         """
         if not self._path(window, digest).exists():
             return False
-        _check_author(self.payload(window, digest), window=window, uid=uid, hotkey=hotkey)
+        try:
+            payload = self.payload(window, digest)
+        except PermanentError:
+            return False
+        _check_author(payload, window=window, uid=uid, hotkey=hotkey)
         return True
 
     def read(self, window: int, digest: str) -> bytes:
         """The payload's bytes.
 
         Raises:
-            PermanentError: `object_missing`; it was never admitted, or pruned.
+            PermanentError: `object_missing`; it was never admitted, was pruned, or a crash left half of it.
         """
         try:
-            return self._path(window, digest).read_bytes()
+            data = self._path(window, digest).read_bytes()
         except FileNotFoundError:
+            data = b""
+        if sha256_hex(data) != digest:
             raise PermanentError(
                 Reason.OBJECT_MISSING, f"payload {digest[:12]} of window {window} is not in the cache {self._root}"
-            ) from None
+            )
+        return data
 
     def payload(self, window: int, digest: str) -> Payload:
         """The decoded payload; errors as in `read`."""

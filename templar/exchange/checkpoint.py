@@ -3,6 +3,7 @@
 A checkpoint without its manifest does not exist, so one that is being written is never read.
 """
 
+import math
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +12,18 @@ from templar.canonical import file_sha256
 from templar.chain.base import Clock, NeuronInfo
 from templar.chain.keys import Signer
 from templar.errors import PermanentError, Reason, RejectedError
-from templar.exchange.keys import Kind, checkpoint_key, parse_key
+from templar.exchange.keys import Kind, checkpoint_key, parse_current_key
 from templar.exchange.objects import CheckpointManifest
 from templar.exchange.publish import publish_body, publish_file
-from templar.exchange.sealing import Network, check_author, check_window, unseal
+from templar.exchange.read import read_signed
+from templar.exchange.sealing import Network
+from templar.hparams import Model
+from templar.model.llama import parameter_shapes
 from templar.store.base import ObjectStore
 
 MANIFEST_FILE = "manifest.json"
+OTHER_FILES_BYTES = 64 << 20
+"""Room for what a checkpoint holds besides its float32 parameters: headers, configuration, tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,7 @@ def publish_checkpoint(
 
 def list_checkpoints(store: ObjectStore, uid: int) -> list[int]:
     """The windows of a publisher's complete checkpoints, newest first."""
-    keys = (parse_key(info.key) for info in store.list(f"{Kind.CHECKPOINT}-"))
+    keys = (parse_current_key(info.key) for info in store.list(f"{Kind.CHECKPOINT}-"))
     return sorted(
         (
             key.window
@@ -84,20 +90,32 @@ def list_checkpoints(store: ObjectStore, uid: int) -> list[int]:
 
 
 def fetch_checkpoint(
-    store: ObjectStore, publisher: NeuronInfo, window: int, folder: Path, *, network: Network
+    store: ObjectStore, publisher: NeuronInfo, window: int, folder: Path, *, network: Network, model: Model
 ) -> CheckpointManifest:
     """Download a checkpoint and check every byte of it against its manifest.
 
     The files appear under `folder` all at once, or not at all.
 
+    Args:
+        store: The publisher's bucket.
+        publisher: Whose checkpoint.
+        window: Of which window.
+        folder: Where to; what is there is replaced.
+        network: The network that it must be made for.
+        model: The architecture: a checkpoint that is larger than its parameters can account for is not fetched.
+
     Raises:
-        RejectedError: The manifest is not legal, or a file is not what it says.
+        RejectedError: There is no manifest, it is not legal, or a file is not what it says.
         TransientError: The store failed.
     """
-    data = store.get(checkpoint_key(window, publisher.uid, MANIFEST_FILE), max_bytes=CheckpointManifest.max_bytes)
-    manifest = unseal(data, CheckpointManifest).body
-    check_author(manifest, network=network, uid=publisher.uid, hotkey=publisher.hotkey)
-    check_window(manifest, window)
+    key = checkpoint_key(window, publisher.uid, MANIFEST_FILE)
+    found = read_signed(store, key, CheckpointManifest, network=network, author=publisher, window=window)
+    if found is None:
+        raise RejectedError(Reason.CHECKPOINT_BROKEN, f"{key} is not there, so there is no such checkpoint")
+    manifest = found.body
+    total, most = sum(manifest.sizes.values()), _parameter_bytes(model) + OTHER_FILES_BYTES
+    if total > most:
+        raise RejectedError(Reason.WRONG_SIZE, f"{key}: {total} bytes in all, {most} are legal for this model")
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
@@ -106,6 +124,10 @@ def fetch_checkpoint(
     shutil.rmtree(folder, ignore_errors=True)
     part.rename(folder)
     return manifest
+
+
+def _parameter_bytes(model: Model) -> int:
+    return 4 * sum(math.prod(shape) for shape in parameter_shapes(model).values())
 
 
 def _fetch_file(store: ObjectStore, key: str, path: Path, size: int, digest: str) -> None:

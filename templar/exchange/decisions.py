@@ -4,7 +4,9 @@ Late readers, catch-up and audits follow the decisions and the times that roster
 """
 
 import logging
+import math
 from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from templar.chain.base import NeuronInfo
@@ -13,8 +15,10 @@ from templar.exchange.context import Exchange
 from templar.exchange.keys import Kind, window_key
 from templar.exchange.objects import Decision, Roster
 from templar.exchange.publish import PublishReceipt, publish_body
+from templar.exchange.read import read_signed
 from templar.exchange.roster import fetch_roster
-from templar.exchange.sealing import check_author, check_window, unseal
+from templar.interrupt import StoppedError
+from templar.windows import closing_block
 
 log = logging.getLogger(__name__)
 
@@ -27,18 +31,20 @@ class Majority:
         roster: Digest of the roster with the most stake behind it; None for a null window.
         stake: The stake behind it.
         total: The stake of all decisions that were read.
+        unheard: The stake of validators that may have decided, or may still decide, otherwise.
         uids: Who decided so.
     """
 
     roster: str | None
     stake: float
     total: float
+    unheard: float
     uids: tuple[int, ...]
 
     @property
     def is_clear(self) -> bool:
-        """Whether more than half of the stake that decided says the same."""
-        return 2 * self.stake > self.total
+        """Whether more than half of the stake says the same, whatever the unheard say."""
+        return 2 * self.stake > self.total + self.unheard
 
 
 def publish_decision(exchange: Exchange, window: int, roster: str | None, *, deadline: float) -> PublishReceipt:
@@ -63,41 +69,51 @@ def read_decision(exchange: Exchange, validator: NeuronInfo, window: int) -> Dec
     """
     store = exchange.buckets.reader(validator)
     key = window_key(Kind.DECISION, window, validator.uid)
-    if store.head(key) is None:
-        return None
-    decision = unseal(store.get(key, max_bytes=Decision.max_bytes), Decision).body
-    check_author(decision, network=exchange.network, uid=validator.uid, hotkey=validator.hotkey)
-    check_window(decision, window)
-    return decision
+    found = read_signed(store, key, Decision, network=exchange.network, author=validator, window=window)
+    return None if found is None else found.body
+
+
+def may_be_decided(exchange: Exchange, window: int) -> bool:
+    """Whether validators may still sign decisions on a window: until the next one closes (PROTOCOL 15)."""
+    return exchange.chain.block() < closing_block(window + 1, exchange.hparams.windows)
 
 
 def majority(exchange: Exchange, window: int) -> Majority:
     """What the majority of stake decided on a window.
 
-    A validator whose bucket cannot be read, or whose decision is not legal, does not count.
+    A validator does not count if it has not decided by the close of the next window, if its decision is not legal, or
+    if its bucket refuses to be read. One that may still decide, or whose store just fails, is waited for, unless its
+    stake cannot turn the majority: an error is never absence (PROTOCOL 11).
 
     Raises:
-        TransientError: `decision_missing`; nobody decided yet, or the stake is split evenly.
+        TransientError: `decision_missing`; nobody decided yet, the stake is split evenly, or too much of it is unheard.
     """
-    stakes: dict[str | None, float] = defaultdict(float)
-    voters: dict[str | None, list[int]] = defaultdict(list)
+    may_be_unsigned = may_be_decided(exchange, window)  # asked first: what comes later is no absence
+    votes: dict[str | None, list[NeuronInfo]] = defaultdict(list)
+    unheard: list[NeuronInfo] = []
     for validator in exchange.metagraph(window).validators():
         try:
             decision = read_decision(exchange, validator, window)
-        except (PermanentError, TransientError) as error:
+        except StoppedError:
+            raise
+        except TransientError as error:
+            log.warning("window %d: decision of uid %d cannot be read now: %s", window, validator.uid, error)
+            unheard.append(validator)
+        except PermanentError as error:
             log.warning("window %d: decision of uid %d is left out: %s", window, validator.uid, error)
-            continue
-        if decision is not None:
-            stakes[decision.roster] += validator.stake
-            voters[decision.roster].append(validator.uid)
-    if not stakes:
+        else:
+            if decision is not None:
+                votes[decision.roster].append(validator)
+            elif may_be_unsigned:
+                unheard.append(validator)
+    if not votes:
         raise TransientError(Reason.DECISION_MISSING, f"window {window}: no validator has decided yet")
-    # The tie-break by digest only serves the message: a tie is never clear.
-    roster = max(stakes, key=lambda digest: (stakes[digest], digest or ""))
-    found = Majority(roster, stakes[roster], sum(stakes.values()), tuple(voters[roster]))
+    found = _count(votes, unheard)
     if not found.is_clear:
         raise TransientError(
-            Reason.DECISION_MISSING, f"window {window}: the validators' stake is split evenly; ask again later"
+            Reason.DECISION_MISSING,
+            f"window {window}: no decision has the majority: the best has the stake {found.stake:g} of {found.total:g} "
+            f"behind it, and {found.unheard:g} is unheard; ask again later",
         )
     return found
 
@@ -114,6 +130,8 @@ def decided_roster(exchange: Exchange, window: int) -> tuple[Roster, NeuronInfo]
     for publisher in exchange.publishers(window):
         try:
             roster = fetch_roster(exchange, publisher, window)
+        except StoppedError:
+            raise
         except (PermanentError, TransientError) as error:
             log.warning("window %d: roster of uid %d is left out: %s", window, publisher.uid, error)
             continue
@@ -122,3 +140,15 @@ def decided_roster(exchange: Exchange, window: int) -> tuple[Roster, NeuronInfo]
     raise TransientError(
         Reason.ROSTER_MISSING, f"window {window}: no publisher shows the roster {wanted[:12]} that was decided"
     )
+
+
+def _count(votes: Mapping[str | None, Sequence[NeuronInfo]], unheard: Iterable[NeuronInfo]) -> Majority:
+    stakes = {roster: _stake(voters) for roster, voters in votes.items()}
+    # The tie-break by digest only serves the message: a tie is never clear.
+    best = max(stakes, key=lambda roster: (stakes[roster], roster or ""))
+    uids = tuple(voter.uid for voter in votes[best])
+    return Majority(best, stakes[best], math.fsum(stakes.values()), _stake(unheard), uids)
+
+
+def _stake(validators: Iterable[NeuronInfo]) -> float:
+    return math.fsum(validator.stake for validator in validators)

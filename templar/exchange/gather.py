@@ -17,6 +17,7 @@ from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.buckets import Buckets
 from templar.exchange.cache import PayloadCache
 from templar.exchange.reveal import Contribution, RevealRules, fetch_reveal
+from templar.interrupt import StoppedError
 
 log = logging.getLogger(__name__)
 
@@ -104,8 +105,8 @@ class Gatherer:
     ) -> GatherReport:
         """Fetch the peers; then as many of the reserve, in order, as are needed to fill the places of failed ones.
 
-        The first pass starts at once, as a prefetch; from the settling second on the reveals are final and a missing
-        one is missing. Stores that fail are asked again until `retry_until`.
+        The first pass starts at once, as a prefetch, and what it finds stands; from the settling second on the reveals
+        are final and a missing one is missing. Stores that fail are asked again until `retry_until`.
 
         Args:
             peers: The gather tier.
@@ -114,15 +115,15 @@ class Gatherer:
             others: Fetched as well, never as replacements: a validator scores them.
             retry_until: The last moment at which a failing store is asked again.
         """
-        rounds = _Rounds(self, rules, retry_until)
+        rounds = _Rounds(self, rules)
         first = dict.fromkeys(peers, Tier.GATHER) | dict.fromkeys(others, Tier.OTHER)
-        rounds.run(first)
+        rounds.run(first, retry_until=min(rules.times.settles, retry_until))
         self.clock.sleep_until(rules.times.settles)
-        rounds.run({neuron: tier for neuron, tier in first.items() if rounds.undecided(neuron)})
+        rounds.run({neuron: tier for neuron, tier in first.items() if rounds.undecided(neuron)}, retry_until)
         waiting = list(reserve)
         while waiting and (places := rounds.empty_places(len(peers))) > 0:
             batch, waiting = waiting[:places], waiting[places:]
-            rounds.run(dict.fromkeys(batch, Tier.RESERVE))
+            rounds.run(dict.fromkeys(batch, Tier.RESERVE), retry_until)
         return GatherReport(rules.window, tuple(sorted(rounds.outcomes.values(), key=lambda outcome: outcome.uid)))
 
 
@@ -132,18 +133,17 @@ class _Rounds:
 
     gatherer: Gatherer
     rules: RevealRules
-    retry_until: float
     outcomes: dict[int, PeerOutcome] = field(default_factory=dict)
     transient: set[int] = field(default_factory=set)
 
-    def run(self, neurons: dict[NeuronInfo, Tier]) -> None:
+    def run(self, neurons: dict[NeuronInfo, Tier], retry_until: float) -> None:
         """Fetch each neuron once; then again, while stores fail and there is time."""
         pending, pause = dict(neurons), 0.25
         while pending:
             for outcome in _map(self._fetch, pending.items(), self.gatherer.concurrency):
                 self.outcomes[outcome.uid] = outcome
             pending = {neuron: tier for neuron, tier in pending.items() if neuron.uid in self.transient}
-            if not pending or self.gatherer.clock.now() + pause > self.retry_until:
+            if not pending or self.gatherer.clock.now() + pause > retry_until:
                 return
             self.gatherer.clock.sleep_until(self.gatherer.clock.now() + pause)
             pause = min(2 * pause, 4.0)
@@ -168,6 +168,8 @@ class _Rounds:
         try:
             store = self.gatherer.buckets.reader(neuron)
             contribution = fetch_reveal(neuron, store, self.rules, self.gatherer.cache)
+        except StoppedError:
+            raise
         except RejectedError as error:
             reason, detail = error.reason, str(error)
         except TransientError as error:

@@ -14,14 +14,16 @@ from torch import Tensor
 
 from templar.chain.base import Chain, NeuronInfo
 from templar.chain.keys import Signer
-from templar.errors import PermanentError, Reason, RejectedError, TransientError
+from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.buckets import Buckets
 from templar.exchange.checkpoint import StateMark, fetch_checkpoint, publish_checkpoint
 from templar.exchange.keys import START_WINDOW_KEY
 from templar.exchange.objects import StartWindow
 from templar.exchange.publish import publish_body
-from templar.exchange.sealing import Network, check_author, unseal
+from templar.exchange.read import read_signed
+from templar.exchange.sealing import Network
 from templar.hparams import HParams, Model
+from templar.interrupt import StoppedError
 from templar.model.checkpoint import WEIGHTS_FILE, read_parameters, write_model
 from templar.model.root import genesis_root, parameters_digest
 from templar.model.tokenizer import Tokenizer
@@ -68,9 +70,9 @@ def publish_genesis(
     start_window: int,
     folder: Path,
 ) -> Birth:
-    """Publish the genesis checkpoint and then the start window, unless a start window is there already.
+    """Publish the genesis checkpoint and then the start window.
 
-    On failure a later call with the same arguments goes on.
+    On failure a later call with the same arguments goes on; where another network was started nothing is written.
 
     Raises:
         PermanentError: `not_registered`, `object_differs` (this hotkey started another network here before).
@@ -92,12 +94,12 @@ def publish_genesis(
         dataset=dataset_digest,
         root=genesis_root(chain.netuid, digest),
     )
+    birth, store, clock = Birth(start, neuron), buckets.own, chain.clock
+    if store.head(START_WINDOW_KEY) is not None:
+        publish_body(store, START_WINDOW_KEY, start, signer, clock=clock)  # refuses unless it is this one
     write_model(folder, params, hparams.model, tokenizer.to_bytes())
-    birth = Birth(start, neuron)
-    publish_checkpoint(
-        buckets.own, folder, birth.mark, network=birth.network, uid=neuron.uid, signer=signer, clock=chain.clock
-    )
-    publish_body(buckets.own, START_WINDOW_KEY, start, signer, clock=chain.clock)
+    publish_checkpoint(store, folder, birth.mark, network=birth.network, uid=neuron.uid, signer=signer, clock=clock)
+    publish_body(store, START_WINDOW_KEY, start, signer, clock=clock)
     return birth
 
 
@@ -111,14 +113,23 @@ def find_birth(chain: Chain, buckets: Buckets, hparams: HParams, *, pinned: str 
         pinned: Genesis hash that the operator insists on; start windows with another one are passed over.
 
     Raises:
-        TransientError: `genesis_missing`; nobody published one (yet).
+        TransientError: `genesis_missing`; nobody published one (yet). Or, unless a genesis is pinned, the store of a
+            validator failed before one was found: it may have the one that counts.
         PermanentError: `bad_hparams`.
     """
     passed_over = []
     for validator in chain.metagraph().validators():
         try:
             start = _read_start(chain, buckets, validator)
+        except StoppedError:
+            raise
         except (PermanentError, TransientError) as error:
+            if pinned is None and isinstance(error, TransientError):
+                raise TransientError(
+                    error.reason,
+                    f"the start window of uid {validator.uid} cannot be read now, and it would come first: {error}; "
+                    "try again, or pin the network's genesis hash",
+                ) from error
             log.warning("start window of uid %d is left out: %s", validator.uid, error)
             passed_over.append(f"uid {validator.uid}: {error.reason}")
             continue
@@ -148,7 +159,7 @@ def load_genesis(birth: Birth, buckets: Buckets, model: Model, folder: Path) -> 
         PermanentError: `root_differs`, `checkpoint_broken`.
     """
     store = buckets.reader(birth.publisher)
-    fetch_checkpoint(store, birth.publisher, birth.mark.window, folder, network=birth.network)
+    fetch_checkpoint(store, birth.publisher, birth.mark.window, folder, network=birth.network, model=model)
     params = read_parameters(folder / WEIGHTS_FILE, model)
     if genesis_root(birth.start.netuid, parameters_digest(params)) != birth.start.root:
         raise PermanentError(
@@ -159,11 +170,6 @@ def load_genesis(birth: Birth, buckets: Buckets, model: Model, folder: Path) -> 
 
 
 def _read_start(chain: Chain, buckets: Buckets, validator: NeuronInfo) -> StartWindow | None:
-    store = buckets.reader(validator)
-    if store.head(START_WINDOW_KEY) is None:
-        return None
-    start = unseal(store.get(START_WINDOW_KEY, max_bytes=StartWindow.max_bytes), StartWindow).body
-    check_author(start, network=Network(chain.netuid, NO_GENESIS), uid=validator.uid, hotkey=validator.hotkey)
-    if start.genesis != NO_GENESIS:
-        raise RejectedError(Reason.MALFORMED, "the start window's own genesis field is not zeros")
-    return start
+    store, unborn = buckets.reader(validator), Network(chain.netuid, NO_GENESIS)
+    found = read_signed(store, START_WINDOW_KEY, StartWindow, network=unborn, author=validator)
+    return None if found is None else found.body

@@ -34,11 +34,10 @@ _SPECIAL = (Kind.AGGREGATE, Kind.CHECKPOINT, Kind.PEERS, Kind.START_WINDOW)
 _PER_WINDOW = "|".join(kind for kind in Kind if kind not in _SPECIAL)
 _NUMBER = r"(?:0|[1-9][0-9]{0,11})"
 _VERSION = r"v(?P<version>[0-9A-Za-z.+]{1,32}?)"
+_FILE = r"(?P<file>[0-9A-Za-z][0-9A-Za-z._-]{0,127})"
 _PATTERNS = (
     re.compile(rf"(?P<kind>{_PER_WINDOW})-(?P<window>{_NUMBER})-(?P<uid>{_NUMBER})-{_VERSION}(?:\.json|\.bin)"),
-    re.compile(
-        rf"(?P<kind>checkpoint)-(?P<window>{_NUMBER})-(?P<uid>{_NUMBER})-{_VERSION}/(?P<file>[0-9A-Za-z._-]{{1,128}})"
-    ),
+    re.compile(rf"(?P<kind>checkpoint)-(?P<window>{_NUMBER})-(?P<uid>{_NUMBER})-{_VERSION}/{_FILE}"),
     re.compile(rf"(?P<kind>aggregator)-(?P<window>{_NUMBER})-{_VERSION}\.bin"),
     re.compile(rf"(?P<kind>peers)_(?P<window>{_NUMBER})_{_VERSION}\.json"),
     re.compile(rf"(?P<kind>start_window)_{_VERSION}\.json"),
@@ -89,6 +88,12 @@ def parse_key(text: str) -> ObjectKey | None:
             )
             return key if str(key) == text else None
     return None
+
+
+def parse_current_key(text: str) -> ObjectKey | None:
+    """As `parse_key`, and None for an object of another protocol version: this node neither reads nor deletes it."""
+    key = parse_key(text)
+    return key if key is not None and key.version == PROTOCOL_VERSION else None
 
 
 def window_key(kind: Kind, window: int, uid: int) -> str:

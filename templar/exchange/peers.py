@@ -1,6 +1,7 @@
 """Peer lists: who is gathered, published by validators, read by everybody with the same rule (PROTOCOL 16).
 
-A list counts for the windows from its first effective one on if it was stored before that window opened. For a window
+A list counts for the windows from its first effective one on if it was stored before the second in which that window
+opened: whoever looks once the window is open sees the same. For a window
 the list of the lowest-ranked validator that has a fresh one holds; without any, the first registered miners are
 gathered. The list only says whom to fetch: what is applied is decided by the roster, so two nodes that read different
 lists for a moment still end on one state.
@@ -12,14 +13,15 @@ from dataclasses import dataclass, field
 
 from templar.canonical import keyed_seed
 from templar.chain.base import NeuronInfo
-from templar.errors import PermanentError, RejectedError, TransientError
+from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.context import Exchange
-from templar.exchange.keys import Kind, parse_key, peers_key
+from templar.exchange.keys import Kind, parse_current_key, peers_key
 from templar.exchange.objects import PeerList
 from templar.exchange.publish import PublishReceipt, publish_body
-from templar.exchange.sealing import check_author, unseal
+from templar.exchange.read import read_signed
 from templar.hparams import Peers
-from templar.store.base import ObjectStore
+from templar.interrupt import StoppedError
+from templar.store.base import ObjectInfo, ObjectStore
 from templar.windows import first_block
 
 log = logging.getLogger(__name__)
@@ -107,41 +109,51 @@ class PeerBook:
         """The publisher's newest list that counts and is not stale."""
         oldest = window - STALE_AFTER_UPDATES * self.exchange.hparams.peers.peer_replacement_frequency
         try:
-            self._refresh(publisher, window)
+            self._refresh(publisher, oldest, window)
+        except StoppedError:
+            raise
         except (PermanentError, TransientError) as error:
             log.warning("peer lists of uid %d are left out for window %d: %s", publisher.uid, window, error)
         known = self._lists.get(publisher.hotkey, {})
         fresh = [first for first in known if oldest <= first <= window]
         return known[max(fresh)] if fresh else None
 
-    def _refresh(self, publisher: NeuronInfo, window: int) -> None:
-        """Read the lists that took effect since the last look; the whole bucket is listed only the first time."""
+    def _refresh(self, publisher: NeuronInfo, oldest: int, window: int) -> None:
+        """Read the lists that took effect since the last look; the whole bucket is listed only the first time.
+
+        Those that are stale are left alone: the chain may not tell any more when their window opened.
+        """
         store = self.exchange.buckets.reader(publisher)
         known = self._lists.setdefault(publisher.hotkey, {})
         until = self._read_until.get(publisher.hotkey)
         firsts = _listed(store) if until is None else range(until + 1, window + 1)
         for first in firsts:
-            if first <= window and (body := self._read(publisher, store, first)) is not None:
+            if oldest <= first <= window and (body := self._read(publisher, store, first)) is not None:
                 known[first] = body
         self._read_until[publisher.hotkey] = max(window, until or 0)
 
     def _read(self, publisher: NeuronInfo, store: ObjectStore, first: int) -> PeerList | None:
-        info = store.head(peers_key(first))
-        if info is None:
-            return None
-        opened = self.exchange.chain.block_time(first_block(first, self.exchange.hparams.windows))
-        if info.last_modified > int(opened):
-            log.warning("peer list %s of uid %d came too late to count", info.key, publisher.uid)
-            return None
+        def came_in_time(info: ObjectInfo) -> None:
+            opened = self.exchange.chain.block_time(first_block(first, self.exchange.hparams.windows))
+            if info.last_modified >= int(opened):
+                raise RejectedError(Reason.PEER_LIST_LATE, "it was stored after its first window had opened")
+
         try:
-            body = unseal(store.get(info.key, max_bytes=PeerList.max_bytes), PeerList).body
-            check_author(body, network=self.exchange.network, uid=publisher.uid, hotkey=publisher.hotkey)
+            found = read_signed(
+                store,
+                peers_key(first),
+                PeerList,
+                network=self.exchange.network,
+                author=publisher,
+                check=came_in_time,
+            )
         except RejectedError as error:
-            log.warning("peer list %s of uid %d does not count: %s", info.key, publisher.uid, error)
+            log.warning("peer list %d of uid %d does not count: %s", first, publisher.uid, error)
             return None
-        return body if body.first_effective_window == first else None
+        return found.body if found is not None and found.body.first_effective_window == first else None
 
 
 def _listed(store: ObjectStore) -> list[int]:
-    keys = (parse_key(info.key) for info in store.list("peers_"))
+    """First effective windows of the lists in a bucket, oldest first."""
+    keys = (parse_current_key(info.key) for info in store.list("peers_"))
     return sorted(key.window for key in keys if key is not None and key.kind is Kind.PEERS and key.window is not None)

@@ -16,7 +16,7 @@ from templar.exchange.context import Exchange
 from templar.exchange.keys import Kind, window_key
 from templar.exchange.objects import Proof
 from templar.exchange.publish import PublishReceipt, publish_body
-from templar.exchange.sealing import check_author, check_window, unseal
+from templar.exchange.read import read_signed
 
 NUM_SLICES = 32
 SLICE_ELEMENTS = 64
@@ -67,9 +67,5 @@ def read_proof(exchange: Exchange, neuron: NeuronInfo, window: int) -> Proof | N
     """
     store = exchange.buckets.reader(neuron)
     key = window_key(Kind.PROOF, window, neuron.uid)
-    if store.head(key) is None:
-        return None
-    body = unseal(store.get(key, max_bytes=Proof.max_bytes), Proof).body
-    check_author(body, network=exchange.network, uid=neuron.uid, hotkey=neuron.hotkey)
-    check_window(body, window)
-    return body
+    found = read_signed(store, key, Proof, network=exchange.network, author=neuron, window=window)
+    return None if found is None else found.body

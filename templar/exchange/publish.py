@@ -92,20 +92,18 @@ def publish_bytes(
         key: Where.
         data: What; the same call with the same bytes does nothing.
         clock: Says whether the deadline has passed.
-        deadline: Nothing is written after this time.
+        deadline: From this instant on nothing is written: an object that is to be stamped second `s` at the latest has
+            the deadline `s + 1`.
 
     Raises:
         PermanentError: `object_differs` (something else is stored there: nothing is overwritten), `no_time_left`.
         TransientError: The store could not be reached, or did not show what was just written.
     """
-    if (receipt := _existing(store, key, data)) is not None:
-        return receipt
-    _check_deadline(key, clock, deadline)
-    stored = store.put_if_absent(key, data)
-    receipt = _existing(store, key, data)
-    if receipt is None:
-        raise TransientError(Reason.OBJECT_MISSING, f"{store.name}/{key}: not there after it was written; retry")
-    return _with_outcome(receipt, Outcome.STORED if stored else Outcome.ALREADY_THERE)
+
+    def is_ours(info: ObjectInfo) -> bool:
+        return info.size == len(data) and _same_bytes(store, info, data)
+
+    return _publish(store, key, lambda: store.put_if_absent(key, data), is_ours, clock=clock, deadline=deadline)
 
 
 def publish_file(
@@ -119,17 +117,12 @@ def publish_file(
     size = path.stat().st_size
     if size <= COMPARE_BYTES:
         return publish_bytes(store, key, path.read_bytes(), clock=clock, deadline=deadline)
-    if (info := store.head(key)) is None:
-        _check_deadline(key, clock, deadline)
+
+    def put() -> bool:
         store.put_file(key, path)
-        outcome, info = Outcome.STORED, store.head(key)
-    else:
-        outcome = Outcome.ALREADY_THERE
-    if info is None:
-        raise TransientError(Reason.OBJECT_MISSING, f"{store.name}/{key}: not there after it was written; retry")
-    if info.size != size:
-        raise _differs(store, key, f"{info.size} bytes are stored, {size} were to be")
-    return PublishReceipt(key, info.size, info.last_modified, outcome)
+        return True
+
+    return _publish(store, key, put, lambda info: info.size == size, clock=clock, deadline=deadline)
 
 
 def publish_body(
@@ -143,29 +136,49 @@ def publish_body(
 ) -> PublishReceipt:
     """Sign a body and store it once.
 
-    Signatures differ from one signing to the next, so what is there already is compared by its body.
+    Signatures differ from one signing to the next, so what is stored is compared by its body.
     The promises are those of `publish_bytes`.
     """
-    info = store.head(key)
-    if info is not None:
-        if info.size > body.max_bytes or not _same_body(store, key, body):
-            raise _differs(store, key, f"another {body.kind} is stored")
-        return PublishReceipt(key, info.size, info.last_modified, Outcome.ALREADY_THERE)
-    return publish_bytes(store, key, seal(body, signer).encode(), clock=clock, deadline=deadline)
+    return _publish(
+        store,
+        key,
+        lambda: store.put_if_absent(key, seal(body, signer).encode()),
+        lambda info: info.size <= body.max_bytes and _same_body(store, info, body),
+        clock=clock,
+        deadline=deadline,
+    )
 
 
-def _existing(store: ObjectStore, key: str, data: bytes) -> PublishReceipt | None:
-    info = store.head(key)
+def _publish(
+    store: ObjectStore,
+    key: str,
+    put: Callable[[], bool],
+    is_ours: Callable[[ObjectInfo], bool],
+    *,
+    clock: Clock | None,
+    deadline: float | None,
+) -> PublishReceipt:
+    """Look, write if nothing is there, and look again: what is there in the end must be ours, whoever wrote it."""
+    outcome, info = Outcome.ALREADY_THERE, store.head(key)
     if info is None:
-        return None
-    if info.size != len(data) or not _same_bytes(store, info, data):
-        raise _differs(store, key, "other bytes are stored")
-    return PublishReceipt(key, info.size, info.last_modified, Outcome.ALREADY_THERE)
+        _check_deadline(key, clock, deadline)
+        if put():
+            outcome = Outcome.STORED
+        info = store.head(key)
+    if info is None:
+        raise TransientError(Reason.OBJECT_MISSING, f"{store.name}/{key}: not there after it was written; retry")
+    if not is_ours(info):
+        raise PermanentError(
+            Reason.OBJECT_DIFFERS,
+            f"{store.name}/{key}: something else is stored ({info.size} bytes); nothing was overwritten: does another "
+            "process publish under this hotkey?",
+        )
+    return PublishReceipt(key, info.size, info.last_modified, outcome)
 
 
-def _same_body(store: ObjectStore, key: str, body: Body) -> bool:
+def _same_body(store: ObjectStore, info: ObjectInfo, body: Body) -> bool:
     try:
-        return unseal(store.get(key, max_bytes=body.max_bytes), type(body)).body == body
+        return unseal(store.get(info.key, max_bytes=body.max_bytes), type(body)).body == body
     except RejectedError:
         return False
 
@@ -175,17 +188,6 @@ def _same_bytes(store: ObjectStore, info: ObjectInfo, data: bytes) -> bool:
 
 
 def _check_deadline(key: str, clock: Clock | None, deadline: float | None) -> None:
-    if clock is not None and deadline is not None and clock.now() > deadline:
+    if clock is not None and deadline is not None and clock.now() >= deadline:
         late = clock.now() - deadline
         raise PermanentError(Reason.NO_TIME_LEFT, f"{key}: not written, its deadline passed {late:.1f} s ago")
-
-
-def _differs(store: ObjectStore, key: str, problem: str) -> PermanentError:
-    return PermanentError(
-        Reason.OBJECT_DIFFERS,
-        f"{store.name}/{key}: {problem}; nothing was overwritten: does another process publish under this hotkey?",
-    )
-
-
-def _with_outcome(receipt: PublishReceipt, outcome: Outcome) -> PublishReceipt:
-    return PublishReceipt(receipt.key, receipt.size, receipt.last_modified, outcome)

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from templar import PROTOCOL_VERSION
-from templar.exchange.keys import Kind, ObjectKey, parse_key
+from templar.exchange.checkpoint import MANIFEST_FILE
+from templar.exchange.keys import Kind, ObjectKey, parse_current_key
 from templar.hparams import Storage
 from templar.store.base import ObjectInfo
 
@@ -26,7 +26,7 @@ def expired_objects(
     Returns:
         The expired objects, in the listing's order.
     """
-    keyed = [(info, key) for info in objects if (key := parse_key(info.key)) and key.version == PROTOCOL_VERSION]
+    keyed = [(info, key) for info in objects if (key := parse_current_key(info.key))]
     oldest = current_window - storage.retention_windows
     kept_checkpoints = _newest_checkpoints(keyed, storage.checkpoints_kept) | {genesis_window}
     lists = (key.window or 0 for _, key in keyed if key.kind is Kind.PEERS)
@@ -49,7 +49,7 @@ def _newest_checkpoints(keyed: list[tuple[ObjectInfo, ObjectKey]], kept: int) ->
     complete = {
         key.window
         for _, key in keyed
-        if key.kind is Kind.CHECKPOINT and key.file == "manifest.json" and key.window is not None
+        if key.kind is Kind.CHECKPOINT and key.file == MANIFEST_FILE and key.window is not None
     }
     newest = set(sorted(complete, reverse=True)[:kept])
     unfinished = {key.window for _, key in keyed if key.kind is Kind.CHECKPOINT and key.window is not None} - complete

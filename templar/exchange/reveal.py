@@ -11,13 +11,13 @@ from typing import TypeVar
 
 from templar.chain.base import Clock, NeuronInfo
 from templar.chain.keys import Signer
-from templar.errors import Reason, RejectedError
+from templar.errors import PermanentError, Reason, RejectedError
 from templar.exchange.cache import PayloadCache
 from templar.exchange.keys import Kind, window_key
 from templar.exchange.objects import Commit, Manifest
 from templar.exchange.publish import PublishReceipt, publish_body, publish_file
-from templar.exchange.sealing import Network, WindowBody, check_author, check_window, unseal
-from templar.gradient.layout import Layout
+from templar.exchange.read import Found, read_signed
+from templar.exchange.sealing import Network, WindowBody
 from templar.store.base import ObjectInfo, ObjectStore
 from templar.windows import Interval, Timing, WindowTimes
 
@@ -29,13 +29,11 @@ class RevealRules:
     Attributes:
         network: The network that they must be made for.
         times: The window's times, from finalized blocks.
-        layout: The model's tensors and chunks: the legal shape and size of a payload.
         assignment: Digest of the data assignment of a uid; None for a uid that was assigned nothing.
     """
 
     network: Network
     times: WindowTimes
-    layout: Layout
     assignment: Callable[[int], str | None]
 
     @property
@@ -102,44 +100,49 @@ def fetch_reveal(neuron: NeuronInfo, store: ObjectStore, rules: RevealRules, cac
         TransientError: The store failed; ask again.
         PermanentError: The store refuses (key, bucket).
     """
-    commit, committed_at = _fetch_signed(neuron, store, rules, Commit)
-    manifest, manifest_at = _fetch_signed(neuron, store, rules, Manifest)
-    if manifest.digest != commit.commitment:
+    commit = _fetch_signed(neuron, store, rules, Commit)
+    found = _fetch_signed(neuron, store, rules, Manifest)
+    manifest = found.body
+    if manifest.digest != commit.body.commitment:
         raise RejectedError(Reason.COMMIT_MISMATCH, f"uid {neuron.uid}: the manifest is not the one committed to")
     if manifest.assignment != rules.assignment(neuron.uid):
         raise RejectedError(Reason.WRONG_ASSIGNMENT, f"uid {neuron.uid}: trained on data that it was not assigned")
     payload_at = _fetch_payload(neuron, store, rules, manifest, cache)
-    return Contribution(neuron.uid, neuron.hotkey, manifest, committed_at, max(manifest_at, payload_at))
+    return Contribution(neuron.uid, neuron.hotkey, manifest, commit.last_modified, max(found.last_modified, payload_at))
 
 
 T = TypeVar("T", bound=WindowBody)
 
 _MISSING = {Kind.COMMIT: Reason.COMMIT_MISSING, Kind.MANIFEST: Reason.MANIFEST_MISSING}
+_CHANGED = {Reason.OBJECT_MISSING: Reason.PAYLOAD_MISSING, Reason.OBJECT_TOO_LARGE: Reason.WRONG_SIZE}
 _TIMING = {
     (Kind.COMMIT, Timing.EARLY): Reason.COMMIT_EARLY,
     (Kind.COMMIT, Timing.LATE): Reason.COMMIT_LATE,
 }
 
 
-def _fetch_signed(neuron: NeuronInfo, store: ObjectStore, rules: RevealRules, body_type: type[T]) -> tuple[T, int]:
+def _fetch_signed(neuron: NeuronInfo, store: ObjectStore, rules: RevealRules, body_type: type[T]) -> Found[T]:
     kind = body_type.kind
     interval = rules.times.commit_interval if kind is Kind.COMMIT else rules.times.reveal_interval
-    info = store.head(window_key(kind, rules.window, neuron.uid))
-    if info is None:
+    found = read_signed(
+        store,
+        window_key(kind, rules.window, neuron.uid),
+        body_type,
+        network=rules.network,
+        author=neuron,
+        window=rules.window,
+        check=lambda info: _check_time(neuron, kind, info, interval),
+    )
+    if found is None:
         raise RejectedError(_MISSING[kind], f"uid {neuron.uid}: no {kind} for window {rules.window}")
-    _check_time(neuron, kind, info, interval)
-    body = unseal(store.get(info.key, max_bytes=body_type.max_bytes), body_type).body
-    check_author(body, network=rules.network, uid=neuron.uid, hotkey=neuron.hotkey)
-    check_window(body, rules.window)
-    return body, info.last_modified
+    return found
 
 
 def _fetch_payload(
     neuron: NeuronInfo, store: ObjectStore, rules: RevealRules, manifest: Manifest, cache: PayloadCache
 ) -> int:
     size = manifest.payload_bytes
-    if not rules.layout.min_payload_bytes <= size <= rules.layout.max_payload_bytes:
-        raise RejectedError(Reason.WRONG_SIZE, f"uid {neuron.uid}: no payload of this model has {size} bytes")
+    cache.check_size(size, uid=neuron.uid)
     info = store.head(window_key(Kind.GRADIENT, rules.window, neuron.uid))
     if info is None:
         raise RejectedError(Reason.PAYLOAD_MISSING, f"uid {neuron.uid}: no payload for window {rules.window}")
@@ -148,8 +151,18 @@ def _fetch_payload(
         raise RejectedError(Reason.WRONG_SIZE, f"uid {neuron.uid}: {info.size} bytes are stored, {size} were promised")
     digest, window, hotkey = manifest.payload_sha256, rules.window, neuron.hotkey
     if not cache.has(digest, window=window, uid=neuron.uid, hotkey=hotkey):
-        cache.admit(store.get(info.key, max_bytes=size), digest, window=window, uid=neuron.uid, hotkey=hotkey)
+        cache.admit(_read_payload(neuron, store, info), digest, window=window, uid=neuron.uid, hotkey=hotkey)
     return info.last_modified
+
+
+def _read_payload(neuron: NeuronInfo, store: ObjectStore, info: ObjectInfo) -> bytes:
+    try:
+        return store.get(info.key, max_bytes=info.size)
+    except PermanentError as error:
+        reason = _CHANGED.get(error.reason)
+        if reason is None:
+            raise
+        raise RejectedError(reason, f"uid {neuron.uid}: the payload was replaced while it was read") from None
 
 
 def _check_time(neuron: NeuronInfo, kind: Kind, info: ObjectInfo, interval: Interval) -> None:

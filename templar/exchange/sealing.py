@@ -19,7 +19,8 @@ from templar.exchange.keys import Kind
 Hex64 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Hotkey = Annotated[str, Field(pattern=r"^[1-9A-HJ-NP-Za-km-z]{46,50}$")]
 Count = Annotated[int, Field(ge=0, le=2**53)]
-Uid = Annotated[int, Field(ge=0, le=2**16)]
+Uid = Annotated[int, Field(ge=0, lt=2**16)]
+Version = Annotated[str, Field(pattern=r"^[0-9A-Za-z.+]{1,32}$")]
 
 ENVELOPE_BYTES = 512
 """Room for the envelope, the signature and the network fields around what an object itself may hold."""
@@ -49,7 +50,7 @@ class Body(BaseModel):
     kind: ClassVar[Kind]
     max_bytes: ClassVar[int]
 
-    protocol: Annotated[str, Field(max_length=32)] = PROTOCOL_VERSION
+    protocol: Version = PROTOCOL_VERSION
     netuid: Count
     genesis: Hex64
     uid: Uid
@@ -154,9 +155,17 @@ def _parse(data: bytes, body_type: type[T]) -> Sealed[T]:
     try:
         envelope = _Envelope.model_validate_json(data)
         return Sealed(body_type.model_validate_json(canonical_json(envelope.body)), envelope.signature)
-    except (ValidationError, ValueError, RecursionError) as error:
-        problem = str(error).splitlines()[0][:200]
-        raise RejectedError(Reason.MALFORMED, f"{body_type.kind}: {problem}") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise _malformed(body_type, f"{where}: {first['msg']}" if where else first["msg"]) from None
+    except (ValueError, RecursionError) as error:
+        raise _malformed(body_type, str(error)) from None
+
+
+def _malformed(body_type: type[Body], problem: str) -> RejectedError:
+    # The names of unknown fields are the author's: nothing of theirs that is not plain text gets into a log.
+    return RejectedError(Reason.MALFORMED, f"{body_type.kind}: {ascii(problem[:200])[1:-1]}")
 
 
 def _message(body: Body) -> bytes:

@@ -66,39 +66,49 @@ def load_hparams(
     Raises:
         PermanentError: `bad_hparams`; the message names the file, the preset, each bad key and what is allowed.
     """
-    try:
-        presets = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise PermanentError(
-            Reason.BAD_HPARAMS, f"{path}: no such file; run from the project's root or pass its path"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise PermanentError(Reason.BAD_HPARAMS, f"{path}: cannot be read as JSON: {error}") from None
-    if not isinstance(presets, dict):
-        raise PermanentError(Reason.BAD_HPARAMS, f"{path}: must hold an object of presets")
-    tree = _resolve(presets, preset, path, seen=())
+    tree = _resolve(_read(path), preset, path, seen=())
     if overrides:
         tree = _merge(tree, overrides)
     try:
         return HParams.model_validate_json(json.dumps(tree))
     except ValidationError as error:
-        raise PermanentError(Reason.BAD_HPARAMS, _explain(error, path, preset)) from None
+        raise _bad(_explain(error, path, preset)) from None
 
 
 def preset_names(path: Path = HPARAMS_FILE) -> tuple[str, ...]:
-    """The presets that a file holds, in its order."""
-    return tuple(json.loads(path.read_text(encoding="utf-8")))
+    """The presets that a file holds, in its order.
+
+    Raises:
+        PermanentError: `bad_hparams`; the file cannot be read.
+    """
+    return tuple(_read(path))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        presets = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise _bad(f"{path}: no such file; run from the project's root or pass its path") from None
+    except (OSError, ValueError) as error:
+        raise _bad(f"{path}: cannot be read as JSON: {error}") from None
+    if not isinstance(presets, dict):
+        raise _bad(f"{path}: must hold an object of presets")
+    return presets
 
 
 def _resolve(presets: dict[str, Any], name: str, path: Path, seen: tuple[str, ...]) -> dict[str, Any]:
     if name in seen:
-        raise PermanentError(Reason.BAD_HPARAMS, f"{path}: presets extend each other in a circle: {(*seen, name)}")
-    preset = presets.get(name)
+        raise _bad(f"{path}: presets extend each other in a circle: {', '.join((*seen, name))}")
+    if name not in presets:
+        raise _bad(f"{path}: no preset {name!r}; there are {', '.join(sorted(presets))}")
+    preset = presets[name]
     if not isinstance(preset, dict):
-        raise PermanentError(Reason.BAD_HPARAMS, f"{path}: no preset {name!r}; there are {', '.join(sorted(presets))}")
+        raise _bad(f"{path}: preset {name!r} must be an object of sections")
     sections = {key: value for key, value in preset.items() if key != "extends"}
     if "extends" not in preset:
         return sections
+    if not isinstance(preset["extends"], str):
+        raise _bad(f"{path}: preset {name!r}: extends must be the name of a preset")
     return _merge(_resolve(presets, preset["extends"], path, (*seen, name)), sections)
 
 
@@ -111,9 +121,13 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def _explain(error: ValidationError, path: Path, preset: str) -> str:
+    advices = {"extra_forbidden": "unknown key, remove it", "missing": "is missing, add it"}
     problems = []
     for item in error.errors():
         field = ".".join(str(part) for part in item["loc"]) or "preset"
-        advice = {"extra_forbidden": "unknown key, remove it", "missing": "is missing"}.get(item["type"], item["msg"])
-        problems.append(f"{field}: {advice}")
+        problems.append(f"{field}: {advices.get(item['type'], item['msg'])}")
     return f"{path}, preset {preset!r}: " + "; ".join(problems)
+
+
+def _bad(message: str) -> PermanentError:
+    return PermanentError(Reason.BAD_HPARAMS, message)

@@ -2,11 +2,12 @@
 
 from functools import partial
 
-from templar.exchange.decisions import publish_decision
+from templar.exchange.decisions import may_be_decided, publish_decision
 from templar.exchange.gather import GatherReport, Tier
 from templar.exchange.publish import TimedReport, publish_in_time
 from templar.exchange.roster import publish_roster
 from templar.neuron.node import Node, Settlement
+from templar.neuron.undecided import nobody_decided
 
 
 class RosterNode(Node):
@@ -20,6 +21,15 @@ class RosterNode(Node):
         On failure to publish, the next rank takes over; a later call in the same slot goes on.
         """
         return self.settle(window, publish_own=partial(self._publish, window, report))
+
+    def settle_undecided(self, window: int) -> Settlement | None:
+        """As every node; while a decision may still be signed, sign it, so that the others need not wait."""
+        if not nobody_decided(self.exchange, window):
+            return None
+        settlement = self.settle(window)
+        if may_be_decided(self.exchange, window):
+            self.decide(settlement)
+        return settlement
 
     def decide(self, settlement: Settlement) -> TimedReport:
         """Sign what was applied, before the next window closes (PROTOCOL 15).
@@ -47,6 +57,7 @@ class RosterNode(Node):
             peer_list=self.selection(window).digest,
             cache=self.cache,
             spool=self.spool,
+            durable=self.settings.durable,
         )
 
 

@@ -6,20 +6,25 @@ skipped: the node takes the next published checkpoint instead, if the majority o
 
 import logging
 from collections import defaultdict
-from pathlib import Path
 
+from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.exchange.checkpoint import StateMark, fetch_checkpoint, list_checkpoints
 from templar.exchange.decisions import decided_roster, majority
+from templar.exchange.objects import Roster
 from templar.exchange.proof import read_proof
 from templar.exchange.roster import fetch_payloads
+from templar.interrupt import StoppedError
 from templar.model.checkpoint import WEIGHTS_FILE, read_parameters
 from templar.neuron.agreed import check_mark
+from templar.neuron.journal import Applied
 from templar.neuron.node import Node, Settlement
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
+RECHECKED_WINDOWS = 16
+"""Applied windows whose decisions are read again until the majority of them is known."""
 
 
 def catch_up(node: Node, target: int, *, deadline: float) -> int:
@@ -52,40 +57,55 @@ def replay(node: Node, window: int) -> Settlement:
     Raises:
         TransientError: No decision is known yet, or the decided roster or its payloads cannot be read now.
     """
-    found = decided_roster(node.exchange, window)
-    settlement = Settlement(window, None)
-    if found is not None:
-        roster, publisher = found
-        try:
-            fetch_payloads(roster, node.buckets.reader(publisher), node.cache)
-        except PermanentError as error:
-            raise TransientError(Reason.AGGREGATE_MISSING, f"window {window} cannot be replayed: {error}") from error
-        settlement = Settlement(window, roster)
-    node.apply(settlement)
+    try:
+        found = decided_roster(node.exchange, window)
+    except TransientError as error:
+        settlement = node.settle_undecided(window) if error.reason is Reason.DECISION_MISSING else None
+        if settlement is None:
+            raise
+        node.apply(settlement)
+    else:
+        settlement = _fetched(node, window, found)
+        node.apply(settlement)
+        node.journal.confirm(window)
     log.info("%s: replayed window %d with uids %s", node.settings.name, window, list(settlement.uids))
     return settlement
 
 
-def leave_minority(node: Node) -> bool:
-    """Return to a snapshot before the last windows if the majority decided otherwise; whether it had to.
-
-    A window on which nobody has decided yet, or on which stake is split evenly, is no reason to leave.
-    """
-    window = node.state.window
-    applied = node.journal.applied(window)
-    if applied is None:
-        return False
+def _fetched(node: Node, window: int, found: tuple[Roster, NeuronInfo] | None) -> Settlement:
+    """The settlement of a decided window, with its payloads in the cache."""
+    if found is None:
+        return Settlement(window, None)
+    roster, publisher = found
     try:
-        decided = majority(node.exchange, window).roster
-    except TransientError:
-        return False
-    if decided == applied.roster:
-        return False
-    log.warning("%s: the majority decided otherwise on window %d; returning", node.settings.name, window)
-    node.snapshots.drop_from(window)
-    node.journal.forget_settlement(window)
-    node.restore(before=window)
-    return True
+        fetch_payloads(roster, node.buckets.reader(publisher), node.cache)
+    except PermanentError as error:
+        raise TransientError(Reason.AGGREGATE_MISSING, f"window {window} cannot be replayed: {error}") from error
+    return Settlement(window, roster)
+
+
+def leave_minority(node: Node) -> bool:
+    """Return to a snapshot before the first recent window on which the majority decided otherwise; whether it had to.
+
+    A window on which nobody has decided yet, or on which stake is split evenly, is no reason to leave; it is looked at
+    again later, for a split shows only there: null windows after it look alike on both sides.
+    """
+    last = node.state.window
+    for applied in node.journal.unconfirmed(last - RECHECKED_WINDOWS + 1, last):
+        window = applied.window
+        try:
+            decided = majority(node.exchange, window).roster
+        except TransientError:
+            continue
+        if decided == applied.roster:
+            node.journal.confirm(window)
+            continue
+        log.warning("%s: the majority decided otherwise on window %d; returning", node.settings.name, window)
+        node.snapshots.drop_from(window)
+        node.journal.forget_settlement(window)
+        node.restore(before=window)
+        return True
+    return False
 
 
 def take_checkpoint(node: Node, target: int) -> StateMark | None:
@@ -95,39 +115,59 @@ def take_checkpoint(node: Node, target: int) -> StateMark | None:
     """
     for validator in node.exchange.publishers(target):
         try:
-            store = node.buckets.reader(validator)
-            windows = [found for found in list_checkpoints(store, validator.uid) if found <= target]
-            for window in windows:
+            for window in list_checkpoints(node.buckets.reader(validator), validator.uid):
                 if window <= node.state.window:
                     break
-                folder = node.settings.home / "checkpoint"
-                manifest = fetch_checkpoint(store, validator, window, folder, network=node.exchange.network)
-                mark = StateMark(window, manifest.outer_steps, manifest.root, manifest.previous_root, manifest.null)
-                if _vouched_root(node, window) == manifest.root:
-                    return _adopt(node, folder, mark)
+                if window <= target and (mark := _take(node, validator, window)) is not None:
+                    return mark
+        except StoppedError:
+            raise
         except TemplarError as error:
             log.warning("checkpoints of uid %d are left out: %s", validator.uid, error)
     return None
 
 
-def _adopt(node: Node, folder: Path, mark: StateMark) -> StateMark:
-    params = read_parameters(folder / WEIGHTS_FILE, node.hparams.model)
-    check_mark(params, mark, f"checkpoint of window {mark.window}")
+def _take(node: Node, validator: NeuronInfo, window: int) -> StateMark | None:
+    """Take one validator's checkpoint, if the majority vouches for the state and decided on its window."""
+    vouched = _vouched_state(node, window)
+    if vouched is None:
+        return None
+    folder, store = node.settings.home / "checkpoint", node.buckets.reader(validator)
+    network, model = node.exchange.network, node.hparams.model
+    manifest = fetch_checkpoint(store, validator, window, folder, network=network, model=model)
+    if (manifest.root, manifest.outer_steps) != vouched:
+        log.warning("uid %d: its checkpoint of window %d is not the majority's state", validator.uid, window)
+        return None
+    mark = StateMark(window, manifest.outer_steps, manifest.root, manifest.previous_root, manifest.null)
+    decided = majority(node.exchange, window)
+    params = read_parameters(folder / WEIGHTS_FILE, model)
+    check_mark(params, mark, f"checkpoint of window {window}")
     node.adopt(params, mark, None)
     node.snapshots.save(node.state.params, mark, node.private)
+    node.journal.enter_applied(Applied(window, decided.roster, mark.root))
+    node.journal.confirm(window)
     return mark
 
 
-def _vouched_root(node: Node, window: int) -> str | None:
-    """The root that more than half of the proving validators' stake names for a window."""
-    stakes: dict[str, float] = defaultdict(float)
+def _vouched_state(node: Node, window: int) -> tuple[str, int] | None:
+    """The root and the number of outer steps that more than half of the validators' stake proved for a window.
+
+    A validator that proved nothing, or nothing legal, does not count; one whose bucket fails counts against everybody,
+    for an error is never absence (PROTOCOL 11).
+    """
+    stakes: dict[tuple[str, int] | None, float] = defaultdict(float)
     for validator in node.exchange.metagraph(window).validators():
         try:
             proof = read_proof(node.exchange, validator, window)
-        except TemplarError as error:
+        except StoppedError:
+            raise
+        except TransientError as error:
+            log.warning("proof of uid %d cannot be read now: %s", validator.uid, error)
+            stakes[None] += validator.stake
+        except PermanentError as error:
             log.warning("proof of uid %d is left out: %s", validator.uid, error)
-            continue
-        if proof is not None:
-            stakes[proof.root] += validator.stake
+        else:
+            if proof is not None:
+                stakes[proof.root, proof.outer_steps] += validator.stake
     total = sum(stakes.values())
-    return next((root for root, stake in sorted(stakes.items()) if 2 * stake > total), None)
+    return next((state for state, stake in stakes.items() if 2 * stake > total), None)

@@ -12,6 +12,7 @@ from templar.exchange.gather import GatherReport
 from templar.exchange.proof import read_proof, state_proof
 from templar.gradient.aggregate import median_norms, single_update
 from templar.gradient.payload import Payload
+from templar.interrupt import StoppedError
 from templar.model.schedule import outer_learning_rate
 from templar.neuron.node import Node, Settlement
 from templar.scoring.evidence import Measurement
@@ -116,6 +117,8 @@ def _behind(node: Node, neuron: NeuronInfo, report: GatherReport, window: int) -
         return windows_behind(claimed, {start.window: start.root}, start.window)
     try:
         proof = read_proof(node.exchange, neuron, window - 1)
+    except StoppedError:
+        raise
     except TemplarError as error:
         log.warning("window %d: proof of uid %d is left out: %s", window - 1, neuron.uid, error)
         return MAX_BEHIND

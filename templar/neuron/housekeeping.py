@@ -3,6 +3,7 @@
 None of it needs the live neuron: it reads snapshots and buckets, so it can run in any process at any time.
 """
 
+import shutil
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from templar.exchange.retention import expired_objects
 from templar.hparams import HParams
 from templar.model.checkpoint import write_model
 from templar.neuron.snapshot import Snapshots
+from templar.neuron.undecided import newest_window
 from templar.windows import window_of
 
 
@@ -94,11 +96,15 @@ def publish_newest_checkpoint(premises: Premises) -> StateMark:
         signer=premises.signer,
         clock=premises.chain.clock,
     )
+    shutil.rmtree(folder.parent, ignore_errors=True)
     return mark
 
 
 def clean_bucket(premises: Premises, *, dry_run: bool) -> CleanupReport:
     """Delete from the own bucket what has expired; with `dry_run` only count it.
+
+    Age counts from the newest window that the bucket has, not from the clock: while a network stands still nothing
+    expires, so a missing object means that it never was (see `templar.neuron.undecided`).
 
     Raises:
         TransientError: `genesis_missing`, or a store failed; a later call goes on.
@@ -106,9 +112,11 @@ def clean_bucket(premises: Premises, *, dry_run: bool) -> CleanupReport:
     birth = find_birth(premises.chain, premises.buckets, premises.hparams)
     window = window_of(premises.chain.block(), premises.hparams.windows)
     store = premises.buckets.own
+    objects = list(store.list())
+    newest = newest_window(objects)
     expired = expired_objects(
-        store.list(),
-        current_window=window,
+        objects,
+        current_window=window if newest is None else min(window, newest),
         genesis_window=birth.mark.window,
         storage=premises.hparams.storage,
     )

@@ -96,11 +96,11 @@ class Miner(Node):
 
     keeps_private_state = True
 
-    def start(self) -> None:
-        """As every node; then build the working model."""
-        super().start()
+    def _join(self) -> None:
+        super()._join()
         self.model: nn.Module = build_model(self.hparams.model)
         self._trained: dict[int, TrainResult] = {}
+        self._staged: dict[int, PrivateState] = {}
 
     def fetch_pages(self, window: int) -> PageReport:
         """Find out which pages are assigned, and fetch and pack them.
@@ -174,6 +174,7 @@ class Miner(Node):
         )
         data = self.payload_bytes(window, Payload(self._header(window), compressed.tensors))
         staged = PrivateState(compressed.state, result.optimizer or self._private.optimizer)
+        self._staged = {window: staged}
         write_file(self._staged_path(window), staged.save, durable=self.settings.durable)
         write_file(self._payload_path(window), lambda path: path.write_bytes(data), durable=self.settings.durable)
         dense = sum(tensor.numel() * 4 for tensor in self.state.params.values())
@@ -215,9 +216,8 @@ class Miner(Node):
         if known is None or settlement.roster is None:
             return
         own = _PAYLOAD_REPORT.validate_json(known).sha256
-        staged = self._staged_path(settlement.window)
-        if any(entry.payload_sha256 == own for entry in settlement.roster.entries) and staged.exists():
-            self.private = PrivateState.load(staged)
+        if any(entry.payload_sha256 == own for entry in settlement.roster.entries):
+            self.private = self._staged_state(settlement.window) or self.private
 
     def _reveal(self, window: int, *, deadline: float) -> TimedReport:
         manifest, payload, signer = self._manifest(window), self._payload_path(window), self.exchange.own_signer
@@ -260,6 +260,13 @@ class Miner(Node):
         if self.private is None:
             raise RuntimeError("a miner always has private state once it has started")
         return self.private
+
+    def _staged_state(self, window: int) -> PrivateState | None:
+        """The state that a window staged, from the disk if another process did; None if it expired."""
+        path = self._staged_path(window)
+        if window not in self._staged and path.exists():
+            return PrivateState.load(path)
+        return self._staged.pop(window, None)
 
     def _payload_path(self, window: int) -> Path:
         return self.spool / f"payload-{window}.bin"

@@ -15,6 +15,7 @@ from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.cache import PayloadCache
 from templar.exchange.checkpoint import StateMark
+from templar.exchange.decisions import may_be_decided
 from templar.exchange.gather import Gatherer, GatherReport
 from templar.exchange.genesis import load_genesis
 from templar.exchange.objects import Roster
@@ -22,7 +23,7 @@ from templar.exchange.peers import PeerBook, Selection
 from templar.exchange.proof import publish_proof
 from templar.exchange.publish import PublishReceipt
 from templar.exchange.reveal import RevealRules
-from templar.exchange.roster import await_roster
+from templar.exchange.slots import await_roster
 from templar.gradient.layout import Layout
 from templar.hparams import HParams
 from templar.model.llama import parameter_shapes
@@ -33,6 +34,7 @@ from templar.neuron.journal import Applied, Journal, Status
 from templar.neuron.lock import NeuronLock
 from templar.neuron.private import PrivateState
 from templar.neuron.snapshot import Snapshots
+from templar.neuron.undecided import nobody_decided
 from templar.windows import WindowTimes
 
 log = logging.getLogger(__name__)
@@ -106,6 +108,11 @@ class Node:
         self.buckets.close()
         self._lock.release()
 
+    def takes_part(self, window: int) -> bool:
+        """Whether this node's hotkey was registered when a window opened; waits until it is open."""
+        address = self.exchange.own_signer.address
+        return self.exchange.metagraph(window).by_hotkey(address) is not None
+
     def selection(self, window: int) -> Selection:
         """Whom to gather for a window."""
         return self.peers.selection(window)
@@ -113,7 +120,7 @@ class Node:
     def reveal_rules(self, times: WindowTimes) -> RevealRules:
         """What the reveals of a closed window are held against."""
         digest = partial(self.workload.digest, times.window)
-        return RevealRules(self.exchange.network, times, self.layout, digest)
+        return RevealRules(self.exchange.network, times, digest)
 
     def gather(self, window: int, *, others: Sequence[NeuronInfo] = ()) -> GatherReport:
         """Fetch the peers' reveals of a window once it has closed; waits until they are final.
@@ -147,6 +154,16 @@ class Node:
         self.journal.enter(window, "settle", "null" if roster is None else roster.canonical().decode())
         return Settlement(window, roster)
 
+    def settle_undecided(self, window: int) -> Settlement | None:
+        """Settle a past window on which nobody decided; None if somebody did, or still may.
+
+        Raises:
+            TransientError: As `settle`.
+        """
+        if may_be_decided(self.exchange, window) or not nobody_decided(self.exchange, window):
+            return None
+        return self.settle(window)
+
     def apply(self, settlement: Settlement) -> StateMark:
         """Apply a decided window to the state, once; a window that is applied already is left alone.
 
@@ -167,12 +184,15 @@ class Node:
         """Let staged private state go live, or drop it; only miners have any."""
 
     def publish_sync_proof(self, window: int) -> PublishReceipt | None:
-        """Publish the proof of the state after a window; None if the state has moved on.
+        """Publish the proof of the state after a window.
+
+        Returns:
+            None if the state has moved on, or if this node was not on the subnet yet when the window opened.
 
         Raises:
             TransientError: Chain or store failed; a later call goes on.
         """
-        if self.state.window != window:
+        if self.state.window != window or not self.takes_part(window):
             return None
         block = self.exchange.settling_block(self.exchange.times(window))
         return publish_proof(
@@ -232,6 +252,7 @@ class Node:
         self.journal = Journal(home / "journal.sqlite", durable=durable)
         kept = self.hparams.storage.snapshots_kept
         self.snapshots = Snapshots(home / "snapshots", self.birth.network, kept=kept, durable=durable)
+        self.snapshots.sweep()
         write_file(
             home / "tokenizer.json", lambda path: path.write_bytes(self.workload.tokenizer.to_bytes()), durable=durable
         )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from templar.errors import Reason, TransientError
+from templar.errors import PermanentError, Reason, TransientError
 from templar.neuron.catchup import catch_up
 from templar.neuron.journal import Status
 from templar.neuron.node import Node
@@ -45,6 +45,7 @@ def open_window(node: Node, requested: int | None = None) -> Opening:
 
     Raises:
         TransientError: The chain could not be reached.
+        PermanentError: `not_registered`; the hotkey is not on the subnet any more.
     """
     current = window_of(node.chain.head(), node.hparams.windows)
     window = _next_window(node, current) if requested is None else requested
@@ -53,6 +54,8 @@ def open_window(node: Node, requested: int | None = None) -> Opening:
         return refusal
     node.journal.claim(window)
     node.chain.wait_for_block(first_block(window, node.hparams.windows))
+    if not node.takes_part(window):
+        return _newcomer(node, window)
     deadline = node.exchange.expected_times(window).null_after + node.hparams.windows.settle_delay_seconds
     before = node.state.window
     try:
@@ -69,8 +72,22 @@ def open_window(node: Node, requested: int | None = None) -> Opening:
     return Opening(window, Action.RUN)
 
 
+def _newcomer(node: Node, window: int) -> Opening:
+    """A node that registered in the middle of a window takes part from the next one on."""
+    following = window_of(node.chain.block(), node.hparams.windows) + 1
+    address = node.exchange.own_signer.address
+    if node.chain.metagraph().by_hotkey(address) is None:
+        raise PermanentError(
+            Reason.NOT_REGISTERED,
+            f"hotkey {address} is not registered on subnet {node.chain.netuid} any more: register it, then start again",
+        )
+    node.finish(window, Reason.NOT_REGISTERED)
+    detail = f"registered after window {window} had opened: takes part from window {following} on"
+    return Opening(window, Action.SKIP, Reason.NOT_REGISTERED, detail)
+
+
 def _next_window(node: Node, current: int) -> int:
-    claims = [window for window in node.journal.open_claims() if window > node.state.window]
+    claims = [window for window in node.journal.open_claims() if window >= node.state.window]
     if claims:
         return claims[0]
     finished = node.journal.status(current) in (Status.FINISHED, Status.ABANDONED)

@@ -1,7 +1,7 @@
 """Local snapshots: the whole state of a neuron in one folder that appears at once (DESIGN D10).
 
 `snapshots/{window}/` holds the parameters, a miner's private state and, in `mark.json`, which state it is. A process
-that is killed while it writes leaves only a temporary folder, which the next start removes.
+that is killed while it writes or deletes one leaves only a temporary folder, which the neuron's next start removes.
 """
 
 import json
@@ -43,7 +43,10 @@ class Snapshots:
         self._kept = kept
         self._durable = durable
         root.mkdir(parents=True, exist_ok=True)
-        for leftover in root.glob(f"{_TEMPORARY}*"):
+
+    def sweep(self) -> None:
+        """Remove what a process that died left half-written; only for the neuron itself, which holds its lock."""
+        for leftover in self._root.glob(f"{_TEMPORARY}*"):
             shutil.rmtree(leftover, ignore_errors=True)
 
     def windows(self) -> tuple[int, ...]:
@@ -55,13 +58,13 @@ class Snapshots:
         return self._root / str(window)
 
     def save(self, params: dict[str, Tensor], mark: StateMark, private: PrivateState | None) -> Path:
-        """Write a snapshot, unless there is one of this window with this root; then drop the oldest.
+        """Write a snapshot, unless there is one of this window with this root; then drop the oldest of this network.
 
         Raises:
             OSError: The disk failed or is full; older snapshots are untouched.
         """
         target = self.folder(mark.window)
-        if target.exists() and self._read_mark(target).root == mark.root:
+        if any(known.window == mark.window and known.root == mark.root for known in self.marks()):
             return target
         part = self._root / f"{_TEMPORARY}{mark.window}-{os.getpid()}"
         shutil.rmtree(part, ignore_errors=True)
@@ -74,10 +77,12 @@ class Snapshots:
         if self._durable:
             for path in (*part.iterdir(), part):
                 sync(path)
-        shutil.rmtree(target, ignore_errors=True)
+        self._discard(target)
         part.rename(target)
-        for window in self.windows()[self._kept :]:
-            shutil.rmtree(self.folder(window), ignore_errors=True)
+        if self._durable:
+            sync(self._root)
+        for old in self.marks()[self._kept :]:
+            self._discard(self.folder(old.window))
         return target
 
     def marks(self) -> tuple[StateMark, ...]:
@@ -105,8 +110,15 @@ class Snapshots:
 
     def drop_from(self, window: int) -> None:
         """Delete the snapshots of this window and later ones: they belong to a history that was left."""
-        for newer in (found for found in self.windows() if found >= window):
-            shutil.rmtree(self.folder(newer), ignore_errors=True)
+        for newer in (known.window for known in self.marks() if known.window >= window):
+            self._discard(self.folder(newer))
+
+    def _discard(self, folder: Path) -> None:
+        """Delete a snapshot: under a temporary name, so that a half-deleted one is never taken for a snapshot."""
+        if folder.exists():
+            gone = self._root / f"{_TEMPORARY}{folder.name}-{os.getpid()}-gone"
+            folder.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
 
     def _read_mark(self, folder: Path) -> StateMark:
         try:

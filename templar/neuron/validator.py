@@ -6,6 +6,7 @@ A window enters the score book in one transaction, so a crash in mid-window scor
 import logging
 from dataclasses import dataclass
 
+from pydantic import TypeAdapter
 from torch import nn
 
 from templar.errors import Reason, TransientError
@@ -46,10 +47,9 @@ class WeightsReport:
 class Validator(RosterNode):
     """A node that measures, rates and sets weights."""
 
-    def start(self) -> None:
-        """As every node; then open the score book and build the working model."""
-        super().start()
-        self.book = ScoreBook(self.settings.home / "scores.sqlite")
+    def _join(self) -> None:
+        super()._join()
+        self.book = ScoreBook(self.settings.home / "scores.sqlite", durable=self.settings.durable)
         self.model: nn.Module = build_model(self.hparams.model)
 
     def stop(self) -> None:
@@ -62,9 +62,16 @@ class Validator(RosterNode):
 
         On failure a later call in the same window goes on.
         """
-        settings = self.hparams.peers
-        if window % settings.peer_replacement_frequency:
+        if window % self.hparams.peers.peer_replacement_frequency:
             return None
+        known = self.journal.result(window, "peers")
+        tiers = _TIERS.validate_json(known) if known is not None else self._select_peers(window)
+        # The book changes within the window, what was published for it does not.
+        self.journal.enter(window, "peers", _TIERS.dump_json(tiers).decode())
+        return None if tiers is None else publish_peers(self.exchange, window, *tiers)
+
+    def _select_peers(self, window: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        settings = self.hparams.peers
         miners = {neuron.hotkey: neuron.uid for neuron in self.exchange.miners(window)}
         cards = self.book.cards(miners)
         active = [
@@ -74,8 +81,7 @@ class Validator(RosterNode):
         ]
         weights = {miners[hotkey]: max(0.0, card.final) for hotkey, card in cards.items()}
         seed = self.chain.block_hash(first_block(window, self.hparams.windows))
-        tiers = select_peers(active, weights, settings, seed=seed)
-        return None if tiers is None else publish_peers(self.exchange, window, *tiers)
+        return select_peers(active, weights, settings, seed=seed)
 
     def gather_everybody(self, window: int) -> GatherReport:
         """Gather the peer list as everybody does, and all other miners besides: each of them is scored."""
@@ -109,28 +115,42 @@ class Validator(RosterNode):
         return evidence
 
     def set_weights(self, evidence: Evidence | None) -> WeightsReport | None:
-        """Set the weights on chain if they are due, wait for inclusion, read them back and compare.
+        """Set the weights on chain if they are due, once; wait for inclusion, read them back and compare.
 
         Returns:
             None if they are not due.
 
         Raises:
-            TransientError: The chain could not be reached, or shows other weights than were set; try again.
+            TransientError: The chain could not be reached, limits the rate, or shows other weights than were set; try
+                again.
             PermanentError: `chain_refused`.
         """
         if evidence is None or evidence.window % self.hparams.weights.windows_per_weights:
             return None
+        if (known := self.journal.result(evidence.window, "weights")) is not None:
+            return _WEIGHTS_REPORT.validate_json(known)
         wanted = {record.uid: record.weight for record in evidence.weights}
         if not wanted:
             return WeightsReport(evidence.window, {}, Reason.NOBODY_EARNED)
-        self.chain.set_weights(wanted)
+        report = WeightsReport(evidence.window, self._set_and_read_back(evidence, wanted), None)
+        self.journal.enter(evidence.window, "weights", _WEIGHTS_REPORT.dump_json(report).decode())
+        return report
+
+    def _set_and_read_back(self, evidence: Evidence, wanted: dict[int, float]) -> dict[int, float]:
+        limited = None
+        try:
+            self.chain.set_weights(wanted)
+        except TransientError as error:
+            if error.reason is not Reason.CHAIN_RATE_LIMITED:
+                raise
+            limited = error  # it may have been this very call that set them, before the process died
         stored = self.chain.weights().get(evidence.uid, {})
         off = [uid for uid in {*wanted, *stored} if abs(wanted.get(uid, 0) - stored.get(uid, 0)) > READ_BACK_TOLERANCE]
         if off:
-            raise TransientError(
+            raise limited or TransientError(
                 Reason.WEIGHTS_DIFFER, f"window {evidence.window}: the chain shows other weights for uids {sorted(off)}"
             )
-        return WeightsReport(evidence.window, stored, None)
+        return stored
 
     def publish_evidence(self, evidence: Evidence | None) -> PublishReceipt | None:
         """Publish the evidence of a window. On failure a later call goes on.
@@ -148,3 +168,7 @@ class Validator(RosterNode):
         """As every node; then drop old evidence."""
         super().finish(window, reason)
         self.book.forget(window - self.hparams.storage.retention_windows)
+
+
+_TIERS = TypeAdapter(tuple[tuple[int, ...], tuple[int, ...]] | None)
+_WEIGHTS_REPORT = TypeAdapter(WeightsReport)

@@ -10,6 +10,7 @@ from templar.scoring.ratings import Rating, rate
 from templar.scoring.slashing import Slash
 
 FRESH_RATING = Rating()
+WORST_SCORE = -1.0
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class WindowScore:
     """What one payload showed.
 
     Attributes:
-        gradient_score: Relative fall of the loss on others' data; higher is better.
+        gradient_score: Relative fall of the loss on others' data, -1..1; higher is better.
         indicator: +1 if the loss fell more, relatively, on the miner's own data than on others'; else -1.
         sync: Sync score.
     """
@@ -49,8 +50,8 @@ class WindowScore:
 def score_measurement(measurement: Measurement, sync: float) -> WindowScore:
     """Turn losses into scores.
 
-    A loss that is not finite afterwards is the worst score there is: -1 (a doubled loss). A baseline of 0 or less
-    cannot be improved.
+    The worst score there is, -1, is that of a loss that at least doubled or is not finite afterwards: otherwise an
+    infinite loss would score higher than one that tripled. A baseline of 0 or less cannot be improved.
     """
     random = _improvement(measurement.random_before, measurement.random_after)
     own = _improvement(measurement.own_before, measurement.own_after)
@@ -105,5 +106,5 @@ def _improvement(before: float | None, after: float | None) -> float:
     if before is None or before <= 0:
         return 0.0
     if after is None or not math.isfinite(after):
-        return -1.0
-    return (before - after) / before
+        return WORST_SCORE
+    return max(WORST_SCORE, (before - after) / before)

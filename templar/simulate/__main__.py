@@ -1,7 +1,7 @@
 """`python -m templar.simulate --miners 12 --windows 100 --seed 7`: a network in one process, on simulated time.
 
-Prints a line per window while it runs and JSON last. The same seed gives the same JSON, apart from the times, with any
-number of threads.
+Says a line per window on stderr while it runs, and prints JSON at the end. The same seed gives the same JSON, apart from
+the times, with any number of threads.
 """
 
 import argparse
@@ -20,10 +20,8 @@ def main() -> int:
     """Parse the command line, run, print."""
     arguments = _parser().parse_args()
     logging.basicConfig(level=logging.WARNING if arguments.verbose else logging.ERROR, format="%(message)s")
-    bad = [name for name in arguments.actor if name not in ACTORS]
-    if bad or len(arguments.actor) > arguments.miners:
-        problem = f"unknown actors {bad}" if bad else "more actors than miners"
-        print(f"--actor: {problem}; there are {', '.join(ACTORS)}", file=sys.stderr)
+    if len(arguments.actor) > arguments.miners:
+        print(f"--actor: {len(arguments.actor)} bad actors, but --miners is {arguments.miners}", file=sys.stderr)
         return 2
     actors = ["honest"] * (arguments.miners - len(arguments.actor)) + arguments.actor
     try:
@@ -35,6 +33,7 @@ def main() -> int:
             num_validators=arguments.validators,
             threads=arguments.threads,
             training=not arguments.no_training,
+            on_window=_say,
         )
     except TemplarError as error:
         print(error, file=sys.stderr)
@@ -45,22 +44,35 @@ def main() -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m templar.simulate", description=__doc__.splitlines()[0])
-    parser.add_argument("--miners", type=int, default=4, help="number of miners, bad actors included")
-    parser.add_argument("--validators", type=int, default=1, help="number of validators besides the aggregator")
-    parser.add_argument("--windows", type=int, default=10)
+    parser.add_argument("--miners", type=_positive, default=4, help="number of miners, bad actors included")
+    parser.add_argument("--validators", type=_positive, default=1, help="number of validators besides the aggregator")
+    parser.add_argument("--windows", type=_positive, default=10)
     parser.add_argument("--seed", type=int, default=1, help="keys, blocks and assignments follow from it")
     parser.add_argument("--preset", default="simulation", help="preset of hparams.json")
     parser.add_argument(
         "--actor",
         action="append",
         default=[],
+        choices=tuple(ACTORS),
         metavar="NAME",
         help=f"a bad actor; may be repeated: {', '.join(ACTORS)}",
     )
-    parser.add_argument("--threads", type=int, default=1, help="worker threads for training; the result is the same")
+    parser.add_argument(
+        "--threads", type=_positive, default=1, help="worker threads for training; the result is the same"
+    )
     parser.add_argument("--no-training", action="store_true", help="measure the protocol alone")
     parser.add_argument("--verbose", action="store_true", help="show warnings of the nodes")
     return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text}")
+    return int(text)
+
+
+def _say(window: int, loss: float | None) -> None:
+    print(f"window {window}: " + ("nothing measured" if loss is None else f"loss {loss:.4f}"), file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from templar.exchange.publish import TimedReport
 from templar.gradient.payload import Payload
 from templar.model.training import OptimizerState, TrainResult
 from templar.neuron.evaluate import Evaluation
-from templar.neuron.miner import Miner
+from templar.neuron.miner import Miner, PageReport
 from templar.neuron.node import Node, Settlement
 from templar.neuron.validator import Validator
 
@@ -54,6 +54,18 @@ class LateMiner(Miner):
         return self._reveal(window, deadline=times.reveal_interval.last + 2)
 
 
+class IdleMiner(LazyMiner):
+    """Publishes noise without ever reading its data: for timing the protocol alone."""
+
+    def fetch_pages(self, window: int) -> PageReport:
+        """What is assigned; nothing is fetched."""
+        assignment = self._assignment(window)
+        return PageReport(window, assignment.units, 0, assignment.digest)
+
+    def _training_sequences(self, window: int) -> Tensor:
+        return torch.empty((0, self.hparams.data.sequence_length), dtype=torch.int32)
+
+
 class IdleValidator(Validator):
     """Measures nothing: for timing the protocol alone."""
 
@@ -92,5 +104,5 @@ ACTORS: Mapping[str, type[Miner]] = {
 }
 """Every kind of miner that a simulation or a local network can run."""
 
-IDLE: Mapping[str, type[Node]] = {"honest": LazyMiner, "validator": IdleValidator}
+IDLE: Mapping[str, type[Node]] = {"honest": IdleMiner, "validator": IdleValidator}
 """What takes the place of the roles that train and measure when only the protocol is to run."""

@@ -1,5 +1,6 @@
 """Run a simulated network for some windows and say what came of it."""
 
+import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -16,10 +17,12 @@ from templar.neuron.node import Node
 from templar.neuron.observe import measure_held_out
 from templar.neuron.validator import Validator
 from templar.scoring.evidence import Evidence
+from templar.simulate.actors import ACTORS
 from templar.simulate.world import START_WINDOW, Member, World
 from templar.windows import first_block
 
 HELD_OUT_SEQUENCES = 128
+MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - Linux's file system in memory
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ def simulate(
     threads: int = 1,
     training: bool = True,
     folder: Path | None = None,
+    on_window: Callable[[int, float | None], None] = lambda window, loss: None,
 ) -> SimulationReport:
     """Run a network on simulated time.
 
@@ -76,9 +80,14 @@ def simulate(
         num_validators: Validators besides the aggregator.
         threads: Worker threads for training and measuring.
         training: Whether miners train and validators measure, or only the protocol runs.
-        folder: Where the network lies; a temporary folder by default.
+        folder: Where the network lies; a temporary folder by default, in memory where the machine has one.
+        on_window: Called with each window that the first validator has done, and the loss before its step.
+
+    Raises:
+        ValueError: `actors` names nobody, or `windows`, `num_validators` or `threads` is less than 1.
     """
-    with tempfile.TemporaryDirectory(prefix="templar-") as temporary:
+    _check(actors, windows=windows, num_validators=num_validators, threads=threads)
+    with tempfile.TemporaryDirectory(prefix="templar-", dir=_memory_folder()) as temporary:
         world = World(
             folder or Path(temporary),
             hparams,
@@ -90,25 +99,47 @@ def simulate(
         )
         nodes = {member: world.node(member) for member in world.members if member.role != "burn"}
         started = time.perf_counter()
-        run_nodes(world, list(nodes.values()), windows)
+        run_nodes(world, list(nodes.values()), windows, on_window)
         seconds = time.perf_counter() - started
         return _report(world, nodes, windows, seconds)
 
 
-def run_nodes(world: World, nodes: Sequence[Node], windows: int) -> None:
-    """Start the nodes and drive each through the windows, on simulated time."""
-    world.clock.run([_participant(world, node, windows) for node in nodes])
+def run_nodes(
+    world: World,
+    nodes: Sequence[Node],
+    windows: int,
+    on_window: Callable[[int, float | None], None] = lambda window, loss: None,
+) -> None:
+    """Start the nodes and drive each through the windows, on simulated time; `on_window` as in `simulate`."""
+    speaker = next((node for node in nodes if isinstance(node, Validator)), None)
+
+    def participant(node: Node) -> Callable[[], None]:
+        def live() -> None:
+            node.start()
+            for window in range(START_WINDOW, START_WINDOW + windows):
+                node.chain.wait_for_block(first_block(window, world.hparams.windows))
+                drive_window(node, window)
+                if node is speaker:
+                    evidence = _evidence(node, window)
+                    on_window(window, None if evidence is None else evidence.loss)
+
+        return live
+
+    world.clock.run([participant(node) for node in nodes])
 
 
-def _participant(world: World, node: Node, windows: int) -> Callable[[], None]:
-    def live() -> None:
-        node.start()
-        for window in range(START_WINDOW, START_WINDOW + windows):
-            opening = first_block(window, world.hparams.windows)
-            node.chain.wait_for_block(opening)
-            drive_window(node, window)
+def _check(actors: Sequence[str], **numbers: int) -> None:
+    unknown = sorted(set(actors) - set(ACTORS))
+    if unknown or not actors:
+        raise ValueError(f"actors: {', '.join(unknown) or 'nobody'}; each is one of {', '.join(ACTORS)}")
+    for name, number in numbers.items():
+        if number < 1:
+            raise ValueError(f"{name} must be at least 1, not {number}")
 
-    return live
+
+def _memory_folder() -> Path | None:
+    """A folder in memory, since nothing of a simulation has to survive it; None where there is none."""
+    return MEMORY_FOLDER if MEMORY_FOLDER.is_dir() and os.access(MEMORY_FOLDER, os.W_OK) else None
 
 
 def drive_window(node: Node, window: int) -> None:

@@ -3,13 +3,14 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from templar.chain.clock import SimulatedClock
 from templar.chain.keys import Hotkey, hotkey_from_seed
 from templar.chain.ledger import Ledger, create_ledger
 from templar.data.build import build_dataset, upload_dataset
-from templar.data.corpus import collect_documents
+from templar.data.corpus import Document, collect_documents
 from templar.data.metadata import HELD_OUT_SPLIT, TRAIN_SPLIT
 from templar.data.pages import PageDataset
 from templar.exchange.buckets import Buckets, OwnBucket
@@ -126,7 +127,9 @@ class World:
         return self.open_dataset(HELD_OUT_SPLIT, rows_per_page=HELD_OUT_ROWS_PER_PAGE)
 
     def _register(self, seed: int, actors: Sequence[str], num_validators: int) -> tuple[Member, ...]:
-        roles = ["burn", "aggregator", *["validator"] * num_validators, *actors]
+        roles = ["aggregator", *["validator"] * num_validators, *actors]
+        if (burn_uid := self.hparams.weights.burn_uid) is not None:
+            roles.insert(burn_uid, "burn")
         members = []
         for index, role in enumerate(roles):
             digest = hashlib.sha256(f"templar.simulate:{seed}:{index}".encode()).digest()
@@ -141,7 +144,7 @@ class World:
         folder = self.root / "dataset"
         data, miners = self.hparams.data, len(self.members)
         pages = WINDOWS_PER_ROUND * data.pages_per_window * (miners + data.spare_slots)
-        documents = collect_documents(max_bytes=max(600_000, 2 * pages * data.rows_per_page * ROW_CHARS))
+        documents = _documents(max(600_000, 2 * pages * data.rows_per_page * ROW_CHARS))
         build_dataset(documents, folder, vocab_size=self.hparams.model.vocab_size, row_chars=ROW_CHARS)
         upload_dataset(folder, self._store(DATASET_BUCKET), DATASET_PREFIX)
 
@@ -177,3 +180,9 @@ class World:
         folder = self.root / "buckets" / bucket
         folder.mkdir(parents=True, exist_ok=True)
         return DirectoryStore(folder, clock=self.clock.now)
+
+
+@lru_cache(maxsize=2)
+def _documents(max_bytes: int) -> list[Document]:
+    """The machine's text, collected once for all the networks of a process."""
+    return list(collect_documents(max_bytes=max_bytes))

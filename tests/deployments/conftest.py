@@ -1,4 +1,4 @@
-"""One Prefect server for all tests of this folder, and an operator for each test."""
+"""An operator for each test, on the one Prefect server."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,12 +7,6 @@ import pytest
 
 from tests.support.operator import Operator
 from tests.support.prefect_server import RunningPrefectServer
-
-
-@pytest.fixture(scope="session")
-def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPrefectServer]:
-    with RunningPrefectServer(tmp_path_factory.mktemp("server")) as server:
-        yield server
 
 
 @pytest.fixture

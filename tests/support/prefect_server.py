@@ -3,15 +3,22 @@
 import os
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.events.worker import EventsWorker
+from prefect.logging.handlers import APILogWorker
+from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
 from deployments.prefect_server import PrefectServer
 from deployments.processes import Child, free_port
+
+DRAIN_SECONDS = 10.0
 
 
 class PromptTransport(httpx.HTTPTransport):
@@ -54,6 +61,16 @@ class RunningPrefectServer:
     def client(self) -> SyncPrefectClient:
         """A client of its API, to be used as a context manager."""
         return SyncPrefectClient(self.server.api_url, httpx_settings={"transport": PromptTransport()})
+
+    @contextmanager
+    def configured(self) -> Iterator[None]:
+        """Let this process, and what runs in it, talk to this server; what it has to say is sent before the end."""
+        with temporary_settings({PREFECT_API_URL: self.server.api_url, PREFECT_HOME: self.server.home}):
+            try:
+                yield
+            finally:
+                for service in (EventsWorker, APILogWorker):
+                    service.drain_all(timeout=DRAIN_SECONDS, at_exit=False)
 
     def start(self) -> None:
         """Start it, or start it again, and wait until its API answers."""

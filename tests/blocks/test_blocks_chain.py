@@ -1,0 +1,205 @@
+"""Blocks of chain and wallet, and the neuron that is built from them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr, ValidationError
+
+from blocks import (
+    BucketCredentials,
+    Dataset,
+    DatasetBucket,
+    Neuron,
+    NeuronBucket,
+    StorageEndpoint,
+    Subnet,
+    Wallet,
+)
+from templar.chain.keys import Hotkey, create_wallet, verify
+from templar.chain.ledger import create_ledger
+from templar.errors import PermanentError, Reason
+from templar.neuron.aggregator import Aggregator
+from templar.neuron.miner import Miner
+from templar.neuron.node import Node
+from templar.neuron.validator import Validator
+from templar.simulate.actors import ACTORS
+
+NETUID = 7
+BIRTHDAY = 1_700_000_000.0
+KEY = BucketCredentials(access_key_id="ID", secret_access_key=SecretStr("secret"))
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    path = tmp_path / "ledger.sqlite"
+    create_ledger(path, netuid=NETUID, block_seconds=1.0, genesis_time=BIRTHDAY, seed=1)
+    return path
+
+
+@pytest.fixture
+def hotkey(tmp_path: Path) -> Hotkey:
+    return create_wallet(tmp_path / "wallets", "cold", "hot")
+
+
+@pytest.fixture
+def wallet(tmp_path: Path, hotkey: Hotkey) -> Wallet:
+    del hotkey
+    return Wallet(path=str(tmp_path / "wallets"), name="cold", hotkey="hot")
+
+
+def refused(block: Any, *arguments: Any) -> PermanentError:
+    with pytest.raises(PermanentError) as caught:
+        block.open(*arguments)
+    return caught.value
+
+
+class TestWallet:
+    def test_it_opens_the_hotkey(self, wallet: Wallet, hotkey: Hotkey) -> None:
+        opened = wallet.open()
+        assert opened.address == hotkey.address
+        assert verify(hotkey.address, b"message", opened.sign(b"message"))
+
+    def test_its_folder_may_be_below_home(
+        self, wallet: Wallet, hotkey: Hotkey, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HOME", str(Path(wallet.path).parent))
+        assert Wallet(path="~/wallets", name="cold", hotkey="hot").open().address == hotkey.address
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"name": "warm"}, "wallets/warm: no such wallet"),
+            ({"hotkey": "other"}, "hotkeys/other: no such hotkey; the wallet holds hot"),
+            ({"hotkey": "../hot"}, "is not the name of a single file"),
+        ],
+    )
+    def test_what_is_missing_is_named(self, wallet: Wallet, change: dict[str, str], message: str) -> None:
+        error = refused(wallet.model_copy(update=change))
+        assert error.reason is Reason.BAD_WALLET
+        assert message in str(error)
+
+    def test_a_file_that_is_no_key_is_named(self, wallet: Wallet) -> None:
+        file = Path(wallet.path) / "cold" / "hotkeys" / "hot"
+        file.write_text("{}")
+        error = refused(wallet)
+        assert error.reason is Reason.BAD_WALLET
+        assert str(file) in str(error)
+
+
+class TestSubnet:
+    def test_a_ledger_is_a_chain(self, ledger: Path, wallet: Wallet, hotkey: Hotkey) -> None:
+        chain = Subnet(network=f"ledger:{ledger}", netuid=NETUID).open(wallet)
+        assert (chain.netuid, chain.block_seconds) == (NETUID, 1.0)
+        with pytest.raises(PermanentError, match=hotkey.address):  # it writes under the wallet's key
+            chain.set_commitment("x" * 128)
+
+    def test_without_a_wallet_it_only_reads(self, ledger: Path) -> None:
+        chain = Subnet(network=f"ledger:{ledger}", netuid=NETUID).open(None)
+        assert chain.metagraph().neurons == ()
+        with pytest.raises(PermanentError, match="opened to read"):
+            chain.set_commitment("x" * 128)
+
+    def test_on_simulated_time_waits_do_not_wait(self, ledger: Path) -> None:
+        chain = Subnet(network=f"ledger:{ledger}?clock={BIRTHDAY + 10.5}", netuid=NETUID).open(None)
+        assert chain.block() == 10
+        chain.wait_for_block(1_000_000)
+        assert chain.clock.now() == BIRTHDAY + 1_000_000
+
+    def test_a_path_is_taken_as_it_is(self, tmp_path: Path) -> None:
+        path = tmp_path / "odd #name %20" / "ledger.sqlite"
+        path.parent.mkdir()
+        create_ledger(path, netuid=NETUID, block_seconds=1.0, genesis_time=BIRTHDAY, seed=1)
+        assert Subnet(network=f"ledger:{path}", netuid=NETUID).open(None).netuid == NETUID
+
+    def test_another_netuid_is_refused(self, ledger: Path) -> None:
+        error = refused(Subnet(network=f"ledger:{ledger}", netuid=8), None)
+        assert error.reason is Reason.BAD_ENVIRONMENT
+        assert "NETUID is 8" in str(error)
+        assert "is subnet 7" in str(error)
+
+    def test_a_missing_ledger_is_refused(self, tmp_path: Path) -> None:
+        error = refused(Subnet(network=f"ledger:{tmp_path / 'none'}", netuid=NETUID), None)
+        assert error.reason is Reason.CHAIN_UNREACHABLE
+        assert str(tmp_path / "none") in str(error)
+
+    def test_a_wrong_wallet_is_refused(self, ledger: Path, wallet: Wallet) -> None:
+        missing = wallet.model_copy(update={"hotkey": "other"})
+        for network in (f"ledger:{ledger}", "ws://127.0.0.1:1"):  # before anything is asked of a chain
+            assert refused(Subnet(network=network, netuid=NETUID), missing).reason is Reason.BAD_WALLET
+
+    @pytest.mark.parametrize("network", ["ledger:", "ledger:relative", "ledger:/a?clock=", "ledger:/a?clock=x"])
+    def test_what_is_no_ledger_is_refused(self, network: str) -> None:
+        with pytest.raises(ValidationError, match="a ledger is ledger:/path"):
+            Subnet(network=network, netuid=NETUID)
+
+    def test_a_netuid_is_not_negative(self) -> None:
+        with pytest.raises(ValidationError, match="greater than or equal to 0"):
+            Subnet(netuid=-1)
+
+
+class TestNeuron:
+    @pytest.fixture
+    def neuron(self, ledger: Path, wallet: Wallet, tmp_path: Path) -> Neuron:
+        endpoint = StorageEndpoint(url=tmp_path.as_uri())
+        return Neuron(
+            role="miner",
+            home=str(tmp_path / "home"),
+            preset="local",
+            subnet=Subnet(network=f"ledger:{ledger}", netuid=NETUID),
+            wallet=wallet,
+            bucket=NeuronBucket(endpoint=endpoint, account_id="own-account", read=KEY, write=KEY),
+            dataset=Dataset(
+                endpoint=endpoint, buckets=[DatasetBucket(account_id="data", bucket="data", read=KEY)], prefix="text"
+            ),
+        )
+
+    @pytest.mark.parametrize(
+        ("role", "actor", "kind"),
+        [
+            ("miner", "honest", Miner),
+            ("validator", "honest", Validator),
+            ("aggregator", "honest", Aggregator),
+            *(("miner", name, kind) for name, kind in ACTORS.items()),
+        ],
+    )
+    def test_it_builds_the_node_of_its_role(self, neuron: Neuron, role: str, actor: str, kind: type[Node]) -> None:
+        node = neuron.model_copy(update={"role": role, "actor": actor}).build("one")
+        assert type(node) is kind
+        assert node.settings.name == "one"
+        assert node.settings.home == Path(neuron.home)
+        assert node.hparams == neuron.hparams()
+        assert not hasattr(node, "journal")  # it is not started
+
+    def test_a_genesis_can_be_insisted_on(self, neuron: Neuron) -> None:
+        assert neuron.build("one").settings.pinned_genesis is None
+        assert neuron.model_copy(update={"genesis": "ab"}).build("one").settings.pinned_genesis == "ab"
+
+    def test_its_premises_are_its_own(self, neuron: Neuron, hotkey: Hotkey, tmp_path: Path) -> None:
+        (tmp_path / "own-account").mkdir()
+        premises = neuron.premises()
+        assert premises.signer.address == hotkey.address
+        premises.buckets.own.put("key", b"1")
+        assert (tmp_path / "own-account" / "key").exists()
+
+    @pytest.mark.parametrize(
+        ("change", "reason", "message"),
+        [
+            ({"preset": "150M"}, Reason.BAD_HPARAMS, "windows.block_seconds is 12 in preset '150M'"),
+            ({"preset": "none"}, Reason.BAD_HPARAMS, "no preset 'none'; there are"),
+            ({"hparams_path": "/none"}, Reason.BAD_HPARAMS, "/none: no such file"),
+            ({"actor": "saint"}, Reason.BAD_ENVIRONMENT, "TEMPLAR_ACTOR is 'saint'; there are honest, lazy"),
+        ],
+    )
+    def test_what_does_not_fit_is_refused(
+        self, neuron: Neuron, change: dict[str, str], reason: Reason, message: str
+    ) -> None:
+        with pytest.raises(PermanentError) as caught:
+            neuron.model_copy(update=change).build("one")
+        assert caught.value.reason is reason
+        assert message in str(caught.value)
+        assert not Path(neuron.home, "journal.sqlite").exists()
+
+    def test_there_are_three_roles(self, neuron: Neuron) -> None:
+        with pytest.raises(ValidationError, match="'miner', 'validator' or 'aggregator'"):
+            Neuron(**{**dict(neuron), "role": "king"})

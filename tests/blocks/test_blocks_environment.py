@@ -1,0 +1,220 @@
+"""The environment of a neuron: what is wrong with it is said by name, all at once, and without a secret."""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dotenv import dotenv_values
+
+from blocks import Neuron
+from blocks.environment import BUCKET_LIST, neuron_from_environment
+from templar.errors import PermanentError, Reason
+from tests.support.servers import REPOSITORY
+
+ACCOUNT = "0123456789abcdef0123456789abcdef"
+GOOD = {
+    "NETWORK": "ledger:/srv/ledger.sqlite",
+    "NETUID": "3",
+    "WALLET_PATH": "/srv/wallets",
+    "WALLET_NAME": "cold",
+    "WALLET_HOTKEY": "hot",
+    "TEMPLAR_ROLE": "miner",
+    "TEMPLAR_HOME": "/srv/neuron",
+    "TEMPLAR_PRESET": "local",
+    "TEMPLAR_STORAGE": "http://127.0.0.1:9000",
+    "R2_GRADIENTS_ACCOUNT_ID": ACCOUNT,
+    "R2_GRADIENTS_BUCKET_NAME": ACCOUNT,
+    "R2_GRADIENTS_READ_ACCESS_KEY_ID": "read-id",
+    "R2_GRADIENTS_READ_SECRET_ACCESS_KEY": "hush-read",
+    "R2_GRADIENTS_WRITE_ACCESS_KEY_ID": "write-id",
+    "R2_GRADIENTS_WRITE_SECRET_ACCESS_KEY": "hush-write",
+    "R2_DATASET_ACCOUNT_ID": "data-account",
+    "R2_DATASET_BUCKET_NAME": "data-bucket",
+    "R2_DATASET_READ_ACCESS_KEY_ID": "data-id",
+    "R2_DATASET_READ_SECRET_ACCESS_KEY": "hush-data",
+    "DATASET_BINS_PATH": "text",
+}
+REQUIRED = sorted(
+    GOOD.keys()
+    - {"NETWORK", "WALLET_PATH", "TEMPLAR_ROLE", "TEMPLAR_HOME", "TEMPLAR_PRESET", "TEMPLAR_STORAGE"}
+    - {"R2_GRADIENTS_BUCKET_NAME", "R2_DATASET_BUCKET_NAME", "DATASET_BINS_PATH"}
+)
+
+
+def problems(**changes: str | None) -> str:
+    """The message about an environment that differs from the good one; None leaves a variable out."""
+    environment = {name: value for name, value in (GOOD | changes).items() if value is not None}
+    with pytest.raises(PermanentError) as caught:
+        neuron_from_environment(environment)
+    assert caught.value.reason is Reason.BAD_ENVIRONMENT
+    message = str(caught.value)
+    assert message.endswith("set them in the environment or in .env (see .env.example)")
+    assert "hush" not in message
+    assert "\n" not in message
+    return message
+
+
+def listed(name: str, **changes: Any) -> dict[str, Any]:
+    key = {"access_key_id": "id", "secret_access_key": f"hush-{name}"}
+    return {"account_id": name, "name": name, "credentials": {"read": key}} | changes
+
+
+def test_everything_reaches_the_block() -> None:
+    neuron = neuron_from_environment(GOOD)
+    assert (neuron.role, neuron.actor, neuron.home, neuron.preset) == ("miner", "honest", "/srv/neuron", "local")
+    assert (neuron.subnet.network, neuron.subnet.netuid) == ("ledger:/srv/ledger.sqlite", 3)
+    assert (neuron.wallet.path, neuron.wallet.name, neuron.wallet.hotkey) == ("/srv/wallets", "cold", "hot")
+    assert (neuron.bucket.account_id, neuron.bucket.read.access_key_id) == (ACCOUNT, "read-id")
+    assert neuron.bucket.write.secret_access_key.get_secret_value() == "hush-write"
+    (bucket,) = neuron.dataset.buckets.get_secret_value()
+    assert (bucket.account_id, bucket.bucket, bucket.read.access_key_id) == ("data-account", "data-bucket", "data-id")
+    assert neuron.dataset.prefix == "text"
+    assert neuron.bucket.endpoint.url == neuron.dataset.endpoint.url == "http://127.0.0.1:9000"
+
+
+def test_what_may_be_left_out_has_its_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    neuron = neuron_from_environment({name: GOOD[name] for name in REQUIRED})
+    assert (neuron.role, neuron.preset, neuron.genesis) == ("miner", "local", "")
+    assert neuron.subnet.network == "finney"
+    assert neuron.home == str(tmp_path / ".templar")
+    assert neuron.hparams_path == str(Path.cwd() / "hparams.json")
+    assert neuron.bucket.endpoint.url == "r2"
+    assert neuron.dataset.buckets.get_secret_value()[0].bucket == "data-account"
+
+
+def test_numbers_and_paths_of_a_host() -> None:
+    neuron = neuron_from_environment(
+        GOOD
+        | {
+            "TEMPLAR_STORAGE_READ_TIMEOUT_SECONDS": "2.5",
+            "TEMPLAR_STORAGE_MAX_ATTEMPTS": "1",
+            "TEMPLAR_HOME": "state/neuron",
+            "TEMPLAR_GENESIS": "ab" * 32,
+            "TEMPLAR_ACTOR": "lazy",
+        }
+    )
+    assert neuron.bucket.endpoint.settings.read_timeout_seconds == 2.5
+    assert neuron.bucket.endpoint.settings.max_attempts == 1
+    assert neuron.home == str(Path.cwd() / "state" / "neuron")  # a worker has another folder
+    assert (neuron.genesis, neuron.actor) == ("ab" * 32, "lazy")
+
+
+def test_an_aggregator_has_its_own_bucket() -> None:
+    own = {name.replace("GRADIENTS", "AGGREGATOR"): value for name, value in GOOD.items() if "GRADIENTS" in name}
+    others = {name: value for name, value in GOOD.items() if "GRADIENTS" not in name}
+    neuron = neuron_from_environment(others | own | {"TEMPLAR_ROLE": "aggregator"})
+    assert neuron.bucket.account_id == ACCOUNT
+    assert "R2_AGGREGATOR_ACCOUNT_ID is missing" in problems(TEMPLAR_ROLE="aggregator")
+
+
+@pytest.mark.parametrize("name", REQUIRED)
+@pytest.mark.parametrize("value", [None, "", "  "], ids=["absent", "empty", "blank"])
+def test_a_missing_variable_is_named(name: str, value: str | None) -> None:
+    changes = {name: value}
+    if name == "R2_DATASET_ACCOUNT_ID":
+        changes["R2_DATASET_BUCKET_NAME"] = None
+    if name == "R2_GRADIENTS_ACCOUNT_ID":
+        changes["R2_GRADIENTS_BUCKET_NAME"] = None
+    assert problems(**changes).startswith(f"[bad_environment] {name} is missing: set")
+
+
+def test_all_that_is_missing_is_named_at_once() -> None:
+    with pytest.raises(PermanentError) as caught:
+        neuron_from_environment({})
+    assert set(re.findall(r"(\w+) is missing", str(caught.value))) == set(REQUIRED)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("NETUID", "three", "must be a whole number"),
+        ("NETUID", "nan", "must be a whole number"),
+        ("NETUID", "3.5", "must be a whole number"),
+        ("NETUID", "-1", "is refused: Input should be greater than or equal to 0"),
+        ("NETWORK", "ledger:relative", "is refused: a ledger is ledger:/path"),
+        ("TEMPLAR_ROLE", "king", "is refused: Input should be 'miner', 'validator' or 'aggregator'"),
+        ("TEMPLAR_ACTOR", "saint", "is 'saint'; there are honest, lazy"),
+        ("TEMPLAR_STORAGE", "s3://KEY:hush@host", "is refused: a storage's url must be r2, http(s)://"),
+        ("TEMPLAR_STORAGE_READ_TIMEOUT_SECONDS", "soon", "must be a number"),
+        ("TEMPLAR_STORAGE_READ_TIMEOUT_SECONDS", "0", "is refused: Input should be greater than 0"),
+        ("TEMPLAR_STORAGE_READ_TIMEOUT_SECONDS", "inf", "is refused: Input should be a finite number"),
+        ("TEMPLAR_STORAGE_MAX_ATTEMPTS", "many", "must be a whole number"),
+        ("TEMPLAR_STORAGE_MAX_ATTEMPTS", "0", "is refused: Input should be greater than or equal to 1"),
+        ("R2_GRADIENTS_ACCOUNT_ID", "Not_An_Account", "is refused: an account id is 3 to 32"),
+        ("R2_GRADIENTS_BUCKET_NAME", "another", "must be that of R2_GRADIENTS_ACCOUNT_ID"),
+        ("R2_GRADIENTS_READ_ACCESS_KEY_ID", "k" * 33, "cannot be committed on chain"),
+        ("R2_GRADIENTS_READ_SECRET_ACCESS_KEY", "hush hush", "cannot be committed on chain"),
+        ("R2_DATASET_ACCOUNT_ID", "Not_An_Account", "is refused: an account id is 3 to 32"),
+    ],
+)
+def test_a_malformed_variable_is_named(name: str, value: str, why: str) -> None:
+    changes: dict[str, str | None] = {name: value}
+    if name == "R2_GRADIENTS_ACCOUNT_ID":
+        changes["R2_GRADIENTS_BUCKET_NAME"] = None
+    message = problems(**changes)
+    assert message.startswith(f"[bad_environment] {name} {why}")
+
+
+def test_missing_and_malformed_variables_are_named_together() -> None:
+    message = problems(NETUID="three", WALLET_NAME=None, TEMPLAR_STORAGE="ftp://x", R2_GRADIENTS_BUCKET_NAME="other")
+    for part in ("NETUID must be", "WALLET_NAME is missing", "TEMPLAR_STORAGE is refused", "R2_GRADIENTS_BUCKET_NAME"):
+        assert part in message
+
+
+class TestBucketList:
+    def test_it_stands_for_the_single_bucket(self) -> None:
+        single = {name: value for name, value in GOOD.items() if not name.startswith("R2_DATASET")}
+        text = json.dumps([listed("data-one"), listed("data-two", comment="ignored")])
+        neuron = neuron_from_environment(single | {BUCKET_LIST: text})
+        buckets = neuron.dataset.buckets.get_secret_value()
+        assert [(bucket.account_id, bucket.bucket) for bucket in buckets] == [
+            ("data-one", "data-one"),
+            ("data-two", "data-two"),
+        ]
+        assert buckets[1].read.secret_access_key.get_secret_value() == "hush-data-two"
+
+    @pytest.mark.parametrize(
+        ("text", "where"),
+        [
+            ("hush", "Invalid JSON"),
+            ('{"account_id": "hush"}', "should be a valid"),
+            ("[]", "at least 1 item"),
+            (json.dumps(["hush"]), "0 is refused"),
+            (json.dumps([listed("one"), listed("two", account_id=None)]), "1.account_id is refused"),
+            (json.dumps([listed("one", credentials={})]), "0.credentials.read is refused: Field required"),
+            (
+                json.dumps([listed("one", credentials={"read": {"access_key_id": "x", "secret_access_key": 7}})]),
+                "0.credentials.read.secret_access_key is refused",
+            ),
+            (json.dumps([listed("Not_An_Account")]), "account_id is refused: an account id is 3 to 32"),
+        ],
+    )
+    def test_what_is_wrong_with_it_is_said_where(self, text: str, where: str) -> None:
+        message = problems(**{BUCKET_LIST: text})
+        assert message.startswith(f"[bad_environment] {BUCKET_LIST} ")
+        assert where in message
+
+
+def test_the_example_lists_every_variable_that_is_read() -> None:
+    text = (REPOSITORY / ".env.example").read_text()
+    for name in (*GOOD, BUCKET_LIST, "TEMPLAR_HPARAMS", "TEMPLAR_GENESIS", "TEMPLAR_STORAGE_MAX_ATTEMPTS"):
+        assert re.search(rf"^#?{name}=", text, re.MULTILINE), name
+
+
+def test_the_filled_in_example_makes_a_neuron(tmp_path: Path) -> None:
+    lines = []
+    for line in (REPOSITORY / ".env.example").read_text().splitlines():
+        name, equals, value = line.partition("=")
+        is_empty = equals and not name.startswith("#") and not value.partition("#")[0].strip()
+        lines.append(f"{name}={GOOD[name]}" if is_empty else line)
+    env_file = tmp_path / ".env"
+    env_file.write_text(os.linesep.join(lines))
+    values = {name: value for name, value in dotenv_values(env_file).items() if value is not None}
+    neuron = neuron_from_environment(values)
+    assert isinstance(neuron, Neuron)
+    assert (neuron.preset, neuron.subnet.netuid, neuron.bucket.endpoint.url) == ("150M", 3, "r2")
+    assert neuron.hparams().windows.block_seconds == 12.0

@@ -1,0 +1,148 @@
+"""What Prefect expects of every block, and what this project adds: no secret is ever shown."""
+
+import importlib
+import json
+import logging
+import pkgutil
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from prefect.blocks.core import Block
+from prefect.testing.standard_test_suites import BlockStandardTestSuite
+from pydantic import SecretStr
+
+import blocks
+from blocks import (
+    BucketCredentials,
+    Dataset,
+    DatasetBucket,
+    Neuron,
+    NeuronBucket,
+    StorageEndpoint,
+    Subnet,
+    Wallet,
+)
+from tests.support.prefect_server import RunningPrefectServer
+from tests.support.servers import REPOSITORY
+
+BLOCKS: list[type[Block]] = [getattr(blocks, name) for name in blocks.__all__]
+MARKS = ("block_type_slug", "_block_document_id", "_block_document_name", "_is_anonymous")
+HEAVY = ("torch", "boto3", "pyarrow", "bittensor", "transformers")
+
+
+def named(block: type[Block]) -> str:
+    return block.__name__
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=named)
+class TestStandards(BlockStandardTestSuite):
+    test_has_a_valid_image = None  # logos come from the network
+
+    @pytest.fixture
+    def block(self, block: type[Block]) -> type[Block]:
+        return block
+
+
+def test_every_block_is_offered_by_the_package() -> None:
+    found = {
+        member.__name__
+        for module in pkgutil.iter_modules(blocks.__path__, "blocks.")
+        for member in vars(importlib.import_module(module.name)).values()
+        if isinstance(member, type) and issubclass(member, Block) and member.__module__ == module.name
+    }
+    assert found == set(blocks.__all__)
+
+
+def test_loading_blocks_and_worker_loads_nothing_heavy() -> None:
+    code = f"import sys, blocks, deployments.worker; print([name for name in {HEAVY} if name in sys.modules])"
+    answer = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
+
+
+def secret(word: str) -> BucketCredentials:
+    return BucketCredentials(access_key_id="AKID", secret_access_key=SecretStr(f"hush-{word}"))
+
+
+def neuron() -> Neuron:
+    endpoint = StorageEndpoint(url="http://127.0.0.1:9000", read_timeout_seconds=3.5, max_attempts=2)
+    return Neuron(
+        role="validator",
+        actor="honest",
+        home="/srv/neuron",
+        preset="150M",
+        hparams_path="/srv/hparams.json",
+        genesis="ab" * 32,
+        subnet=Subnet(network="ledger:/srv/ledger.sqlite", netuid=3),
+        wallet=Wallet(path="/srv/wallets", name="cold", hotkey="hot"),
+        bucket=NeuronBucket(endpoint=endpoint, account_id="own-account", read=secret("read"), write=secret("write")),
+        dataset=Dataset(
+            endpoint=endpoint,
+            buckets=[
+                DatasetBucket(account_id=f"data-{number}", bucket=f"data-{number}", read=secret(f"data-{number}"))
+                for number in range(2)
+            ],
+            prefix="text",
+        ),
+    )
+
+
+def everything(block: Neuron) -> Any:
+    """All that a neuron is made of, secrets in clear, without the marks of blocks that were loaded."""
+
+    def bare(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: bare(item) for key, item in value.items() if key not in MARKS}
+        return [bare(item) for item in value] if isinstance(value, list) else value
+
+    return bare(block.model_dump(mode="json", context={"include_secrets": True}))
+
+
+@pytest.mark.parametrize("show", [repr, str, lambda block: block.model_dump_json()], ids=["repr", "str", "json"])
+def test_no_secret_is_shown(show: object) -> None:
+    assert callable(show)
+    assert "hush" not in show(neuron())
+
+
+def test_no_secret_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="templar.test"):
+        logging.getLogger("templar.test").info("block %s, %r", neuron(), neuron().dataset)
+    assert "own-account" in caplog.text
+    assert "hush" not in caplog.text
+
+
+@pytest.mark.network
+@pytest.mark.usefixtures("prefect_api")
+class TestOnTheServer:
+    def test_a_server_of_this_environment_knows_every_block(self, prefect_server: RunningPrefectServer) -> None:
+        with prefect_server.client() as client:
+            for block in BLOCKS:
+                known = client.read_block_type_by_slug(block.get_block_type_slug())
+                assert known.name == block._block_type_name
+                assert known.description == block.get_description()
+
+    def test_a_neuron_is_loaded_as_it_was_saved(self) -> None:
+        neuron().save("round-trip", overwrite=True)
+        loaded = Neuron.load("round-trip")
+        assert isinstance(loaded, Neuron)
+        assert everything(loaded) == everything(neuron())
+        assert json.dumps(everything(loaded)).count("hush-") == 4
+
+    def test_the_server_shows_no_secret_unless_it_is_asked_for_one(self, prefect_server: RunningPrefectServer) -> None:
+        block = neuron()
+        block.save("shown", overwrite=True)
+        block.dataset.save("shown", overwrite=True)
+        block.bucket.save("shown", overwrite=True)
+        block.dataset.buckets.get_secret_value()[0].save("shown", overwrite=True)
+        with prefect_server.client() as client:
+            documents = client.request("POST", "/block_documents/filter", json={}).json()
+            assert {document["block_type"]["slug"] for document in documents if document["name"] == "shown"} == {
+                "neuron",
+                "neuron-bucket",
+                "dataset",
+                "dataset-bucket",
+            }
+            assert "hush" not in json.dumps(documents)
+            full = client.request("POST", "/block_documents/filter", json={"include_secrets": True}).json()
+        assert "hush-data-1" in json.dumps(full)

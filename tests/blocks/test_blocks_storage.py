@@ -1,0 +1,159 @@
+"""Blocks of storage: which store an address opens, and with which key."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr, ValidationError
+
+from blocks import BucketCredentials, Dataset, DatasetBucket, NeuronBucket, StorageEndpoint
+from templar.errors import PermanentError, Reason
+from templar.store.address import BucketAddress
+from templar.store.directory import DirectoryStore
+from templar.store.s3 import S3Store
+from tests.support.datasets import PREFIX, small_dataset
+from tests.support.scripted_server import Reply, scripted_server
+
+READ = BucketCredentials(access_key_id="READ", secret_access_key=SecretStr("read-secret"))
+WRITE = BucketCredentials(access_key_id="WRITE", secret_access_key=SecretStr("write-secret"))
+ACCOUNT = "0123456789abcdef0123456789abcdef"
+
+
+def directory_endpoint(root: Path) -> StorageEndpoint:
+    return StorageEndpoint(url=root.as_uri())
+
+
+class TestEndpoint:
+    def test_r2_has_an_endpoint_per_account(self) -> None:
+        store = StorageEndpoint().open("bucket", ACCOUNT, READ, writable=False)
+        assert isinstance(store, S3Store)
+        assert repr(store) == f"S3Store('bucket', endpoint_url='https://{ACCOUNT}.r2.cloudflarestorage.com')"
+
+    def test_another_endpoint_is_asked_with_the_key_and_never_told_the_secret(self) -> None:
+        with scripted_server(lambda _: Reply(headers={"Last-Modified": "Wed, 01 Jan 2025 00:00:00 GMT"})) as server:
+            endpoint = StorageEndpoint(url=server.endpoint_url)
+            store = endpoint.open("bucket", ACCOUNT, READ, writable=False)
+            assert store.head("key") is not None
+            store.close()
+        (request,) = server.requests
+        assert (request.method, request.path) == ("HEAD", "/bucket/key")
+        assert "Credential=READ/" in request.headers["Authorization"]
+        assert "read-secret" not in str(request)
+
+    def test_timeouts_and_attempts_are_the_blocks(self) -> None:
+        settings = StorageEndpoint(read_timeout_seconds=1.5, max_attempts=7).settings
+        assert (settings.read_timeout_seconds, settings.max_attempts) == (1.5, 7)
+        with scripted_server(lambda _: Reply(status=503)) as server:
+            store = StorageEndpoint(url=server.endpoint_url, max_attempts=2).open("b", ACCOUNT, READ, writable=False)
+            with pytest.raises(Exception, match="store_busy"):
+                store.get("key", max_bytes=1)
+            store.close()
+        assert len(server.requests) == 2
+
+    def test_a_folder_keeps_buckets_as_folders(self, tmp_path: Path) -> None:
+        root = tmp_path / "with space"
+        (root / "bucket").mkdir(parents=True)
+        endpoint = directory_endpoint(root)
+        writer, reader = (endpoint.open("bucket", ACCOUNT, READ, writable=writable) for writable in (True, False))
+        assert isinstance(writer, DirectoryStore)
+        writer.put("key", b"1")
+        assert (root / "bucket" / "key").read_bytes() == b"1"
+        assert reader.get("key", max_bytes=1) == b"1"
+        with pytest.raises(PermanentError) as caught:
+            reader.put("key", b"2")
+        assert caught.value.reason is Reason.ACCESS_DENIED
+
+    def test_a_reader_opens_what_was_committed_on_chain(self, tmp_path: Path) -> None:
+        (tmp_path / "some-account").mkdir()
+        (tmp_path / "some-account" / "key").write_bytes(b"1")
+        store = directory_endpoint(tmp_path).open_reader(BucketAddress("some-account", "ID", "SECRET"))
+        assert store.get("key", max_bytes=1) == b"1"
+
+    @pytest.mark.parametrize(
+        "url",
+        ["", "R2", "127.0.0.1:9000", "s3://KEY:hush@bucket", "http://", "file://folder", "file:folder", "ftp://x"],
+    )
+    def test_what_is_no_endpoint_is_refused(self, url: str) -> None:
+        with pytest.raises(ValidationError, match="must be r2, ") as caught:
+            StorageEndpoint(url=url)
+        assert "hush" not in caught.value.errors()[0]["msg"]
+
+    @pytest.mark.parametrize("field", [{"read_timeout_seconds": 0.0}, {"max_attempts": 0}])
+    def test_numbers_must_make_sense(self, field: dict[str, float]) -> None:
+        with pytest.raises(ValidationError, match="greater than"):
+            StorageEndpoint(**field)
+
+
+def test_a_key_makes_an_s3_client() -> None:
+    with scripted_server(lambda _: Reply()) as server:
+        client = READ.get_client(server.endpoint_url)
+        client.put_object(Bucket="bucket", Key="key", Body=b"1")
+        client.close()
+    assert "Credential=READ/" in server.requests[0].headers["Authorization"]
+
+
+class TestNeuronBucket:
+    def test_it_is_written_with_one_key_and_announced_with_the_other(self) -> None:
+        with scripted_server(lambda _: Reply()) as server:
+            bucket = NeuronBucket(
+                endpoint=StorageEndpoint(url=server.endpoint_url), account_id=ACCOUNT, read=READ, write=WRITE
+            ).open()
+            bucket.store.put("key", b"1")
+            bucket.store.close()
+        assert bucket.address == BucketAddress(ACCOUNT, "READ", "read-secret")
+        (request,) = server.requests
+        assert request.path == f"/{ACCOUNT}/key"
+        assert "Credential=WRITE/" in request.headers["Authorization"]
+
+    def test_a_read_key_that_fits_no_commitment_is_refused(self) -> None:
+        long = BucketCredentials(access_key_id="K" * 33, secret_access_key=SecretStr("s"))
+        bucket = NeuronBucket(endpoint=StorageEndpoint(), account_id=ACCOUNT, read=long, write=WRITE)
+        with pytest.raises(PermanentError, match="access_key_id") as caught:
+            bucket.open()
+        assert caught.value.reason is Reason.COMMITMENT_MALFORMED
+
+    @pytest.mark.parametrize("account", ["", "ab", "Upper", "with.dot", "-edge", "x" * 33])
+    def test_an_account_must_be_able_to_name_a_bucket(self, account: str) -> None:
+        with pytest.raises(ValidationError, match="an account id is 3 to 32 lower-case"):
+            NeuronBucket(endpoint=StorageEndpoint(), account_id=account, read=READ, write=WRITE)
+
+
+class TestDataset:
+    @pytest.fixture
+    def root(self, tmp_path: Path) -> Path:
+        """Two buckets with the same dataset."""
+        for name in ("data-one", "data-two"):
+            (tmp_path / name).mkdir()
+            small_dataset(tmp_path / f"built-{name}", DirectoryStore(tmp_path / name))
+        return tmp_path
+
+    def dataset(self, root: Path, *names: str) -> Dataset:
+        buckets = [DatasetBucket(account_id=name, bucket=name, read=READ) for name in names]
+        return Dataset(endpoint=directory_endpoint(root), buckets=buckets, prefix=PREFIX)
+
+    def test_its_stores_are_its_buckets(self, root: Path) -> None:
+        assert [store.name for store in self.dataset(root, "data-one", "data-two").stores()] == ["data-one", "data-two"]
+
+    def test_every_bucket_is_read_from(self, root: Path) -> None:
+        dataset = self.dataset(root, "data-one", "data-two").open(4)
+        assert dataset.num_pages > 2
+        assert {page.config for page in dataset.read_pages(range(dataset.num_pages))} == {"alpha", "beta"}
+        for file in root.glob("data-*/**/*.parquet"):
+            file.unlink()
+        with pytest.raises(PermanentError, match="is not in data-one, data-two"):
+            self.dataset(root, "data-one", "data-two").open(4).read_page(0)
+
+    def test_a_split_can_be_chosen(self, root: Path) -> None:
+        dataset = self.dataset(root, "data-one")
+        training, held_out = (dataset.open(1, split).num_pages for split in ("train", "held_out"))
+        assert training > held_out > 0
+
+    def test_no_bucket_is_no_dataset(self, root: Path) -> None:
+        with pytest.raises(ValidationError, match="at least 1 item"):
+            self.dataset(root)
+
+    def test_a_folder_that_is_not_there_is_named(self, root: Path) -> None:
+        buckets = [DatasetBucket(account_id="data-one", bucket="data-one", read=READ)]
+        dataset = Dataset(endpoint=directory_endpoint(root), buckets=buckets, prefix="elsewhere")
+        with pytest.raises(PermanentError, match="elsewhere") as caught:
+            dataset.open(4)
+        assert caught.value.reason is Reason.DATASET_MISSING

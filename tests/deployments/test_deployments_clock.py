@@ -1,0 +1,313 @@
+"""The window clock on simulated time, against a real server: every window once, whatever happens in between."""
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterName,
+    FlowRunFilter,
+    FlowRunFilterIdempotencyKey,
+)
+from prefect.client.schemas.objects import FlowRun
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from deployments import clock as clock_module
+from deployments.clock import WindowClock, WindowDeployment, find_deployments
+from deployments.register import deploy_window, ensure_pool, register
+from templar.chain.clock import SimulatedClock
+from templar.chain.ledger import Ledger, create_ledger
+from templar.errors import PermanentError, Reason, TransientError
+from templar.interrupt import clear_stop
+from tests.support.network import tiny
+from tests.support.operator import wait_until
+from tests.support.prefect_server import RunningPrefectServer
+from tests.support.prepared import PreparedNetwork
+
+pytestmark = pytest.mark.network
+
+HPARAMS = tiny()
+BIRTHDAY = 1_700_000_000.0
+FIRST = 3
+MINER, OTHER = "clock-miner", "clock-other"
+
+
+@pytest.fixture(scope="module")
+def network(
+    tmp_path_factory: pytest.TempPathFactory, prefect_server: RunningPrefectServer
+) -> Iterator[PreparedNetwork]:
+    """Two neurons of this host, and deployments that are not for the clock."""
+    network = PreparedNetwork(tmp_path_factory.mktemp("clock"))
+    with prefect_server.configured(), prefect_server.client() as client:
+        register(MINER, network.block("lazy"))
+        register(OTHER, network.block("validator"))
+        ensure_pool(client, "clock-house", "process")
+        deploy_window(MINER, "validator", f"neuron-{MINER}")  # of another role
+        deploy_window(MINER, "miner", "clock-house", name="clock-cold")
+        deploy_window(MINER, "miner", f"neuron-{MINER}", name="clock-paused")
+        client.pause_deployment(client.read_deployment_by_name("miner-window/clock-paused").id)
+        wallet = network.block("lazy").wallet.model_copy(update={"hotkey": "gone"})
+        register("clock-broken", network.block("lazy").model_copy(update={"wallet": wallet}))
+        deploy_window("clock-nobody", "miner", f"neuron-{MINER}")
+        yield network
+        for deployment in client.read_deployments():
+            if str(deployment.parameters.get("neuron")).startswith("clock-"):
+                client.delete_deployment(deployment.id)
+
+
+@pytest.fixture(autouse=True)
+def _configured(
+    prefect_api: RunningPrefectServer, network: PreparedNetwork, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    del prefect_api, network
+    monkeypatch.setattr(clock_module, "RETRY_SECONDS", 0.05)
+    yield
+    clear_stop()
+
+
+@pytest.fixture
+def client(prefect_server: RunningPrefectServer) -> Iterator[SyncPrefectClient]:
+    with prefect_server.client() as client:
+        yield client
+
+
+class Rig:
+    """A chain of its own with a clock that jumps, and two deployments."""
+
+    def __init__(self, folder: Path, netuid: int) -> None:
+        self.path, self.netuid = folder / "ledger.sqlite", netuid
+        create_ledger(self.path, netuid=netuid, block_seconds=1.0, genesis_time=BIRTHDAY, seed=netuid)
+        self.genesis = f"{netuid:064x}"
+        self.deployments = [
+            WindowDeployment(f"miner-window/{MINER}", MINER, "miner", "key-of-miner"),
+            WindowDeployment(f"validator-window/{OTHER}", OTHER, "validator", "key-of-other"),
+        ]
+
+    def chain(self, window: float, kind: type[Ledger] = Ledger) -> Ledger:
+        """The chain when a window opens, or in the middle of it."""
+        return kind(self.path, clock=SimulatedClock(BIRTHDAY + window * HPARAMS.windows.seconds))
+
+    def clock(self, chain: Ledger) -> WindowClock:
+        return WindowClock(chain, HPARAMS, genesis=self.genesis, start_window=FIRST, deployments=self.deployments)
+
+    def runs(self, client: SyncPrefectClient, window: int) -> list[FlowRun]:
+        """The runs of a window."""
+        keys = [deployment.key(self.netuid, self.genesis, window) for deployment in self.deployments]
+        return client.read_flow_runs(
+            flow_run_filter=FlowRunFilter(idempotency_key=FlowRunFilterIdempotencyKey(any_=keys)), limit=200
+        )
+
+    def all_runs(self, client: SyncPrefectClient) -> list[FlowRun]:
+        """All runs that were ever started on this chain."""
+        return [run for run in runs_of_both(client) if str(run.idempotency_key).startswith(f"{self.netuid}/")]
+
+    def events(self, client: SyncPrefectClient) -> list[tuple[str, int]]:
+        """Name and window of this subnet's events, in the order of their time."""
+        wanted = {"event": {"prefix": ["templar.window."]}, "resource": {"id": [f"templar.subnet.{self.netuid}"]}}
+        found = client.request("POST", "/events/filter", json={"filter": wanted, "limit": 50}).json()["events"]
+        assert all(event["resource"]["templar.genesis"] == self.genesis for event in found)
+        ordered = sorted(found, key=lambda event: event["occurred"])
+        return [(event["event"].rpartition(".")[2], event["payload"]["window"]) for event in ordered]
+
+
+@pytest.fixture
+def rig(tmp_path: Path, request: pytest.FixtureRequest) -> Rig:
+    # A subnet of its own for every test, since the server is shared.
+    return Rig(tmp_path, netuid=10_000 + request.session.items.index(request.node))
+
+
+def runs_of_both(client: SyncPrefectClient) -> list[FlowRun]:
+    """All runs of the two neurons."""
+    theirs = DeploymentFilter(name=DeploymentFilterName(any_=[MINER, OTHER]))
+    return client.read_flow_runs(deployment_filter=theirs, limit=200)
+
+
+def follow(clock: WindowClock, until: Callable[[], bool]) -> None:
+    """Let a clock run until something holds."""
+
+    async def run() -> None:
+        task = asyncio.create_task(clock.run())
+        await asyncio.to_thread(wait_until, lambda: until() or task.done(), "the clock is there")
+        if task.done():
+            raise AssertionError("the clock ended by itself") from task.exception()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def test_deployments_that_are_not_for_the_clock_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    async def find() -> Any:
+        async with get_client() as client:
+            return await find_deployments(client)
+
+    with caplog.at_level(logging.WARNING, logger=clock_module.__name__):
+        found, neurons = asyncio.run(find())
+    ours = {deployment.name: deployment for deployment in found if deployment.neuron.startswith("clock-")}
+    assert ours.keys() == {f"miner-window/{MINER}", f"validator-window/{OTHER}"}
+    miner = ours[f"miner-window/{MINER}"]
+    assert (miner.role, miner.hotkey) == ("miner", neurons[MINER].wallet.open().address)
+    assert miner.key(1, "ab", 5) == f"1/ab/{miner.hotkey}/miner/5"
+    assert "miner-window/clock-broken is left out: [bad_wallet]" in caplog.text
+    assert "miner-window/clock-nobody is left out: [bad_environment]" in caplog.text
+
+
+def test_every_deployment_is_started_once_per_window(rig: Rig, client: SyncPrefectClient) -> None:
+    chain = rig.chain(FIRST - 2)
+    follow(rig.clock(chain), lambda: len(rig.runs(client, FIRST + 2)) == 2)
+    for window in range(FIRST, FIRST + 3):
+        runs = {run.name: run for run in rig.runs(client, window)}
+        assert runs.keys() == {f"{MINER} window {window}", f"{OTHER} window {window}"}
+        for name, run in runs.items():
+            assert run.parameters == {"window": window, "neuron": name.partition(" ")[0]}
+            assert run.state is not None
+            assert run.state.is_scheduled()
+            assert run.parent_task_run_id is None
+    assert min(run.parameters["window"] for run in rig.all_runs(client)) == FIRST
+
+
+def test_a_clock_that_is_restarted_resumes_and_starts_nothing_twice(rig: Rig, client: SyncPrefectClient) -> None:
+    follow(rig.clock(rig.chain(FIRST)), lambda: len(rig.runs(client, FIRST + 1)) == 2)
+    before = {run.id for window in (FIRST, FIRST + 1) for run in rig.runs(client, window)}
+    follow(rig.clock(rig.chain(FIRST + 1.5)), lambda: len(rig.runs(client, FIRST + 4)) == 2)
+    assert {run.id for window in (FIRST, FIRST + 1) for run in rig.runs(client, window)} == before
+    keys = [run.idempotency_key for run in rig.all_runs(client)]
+    assert len(keys) == len(set(keys))
+
+
+def test_a_clock_that_comes_late_starts_at_the_current_window(rig: Rig, client: SyncPrefectClient) -> None:
+    follow(rig.clock(rig.chain(FIRST + 5.5)), lambda: len(rig.runs(client, FIRST + 6)) == 2)
+    assert min(run.parameters["window"] for run in rig.all_runs(client)) == FIRST + 5
+
+
+def test_a_window_is_announced_when_it_opens_closes_and_settles(rig: Rig, client: SyncPrefectClient) -> None:
+    def settled() -> bool:
+        return ("settled", FIRST + 1) in rig.events(client)
+
+    follow(rig.clock(rig.chain(FIRST - 1)), settled)
+    events = rig.events(client)
+    for window in (FIRST, FIRST + 1):
+        assert [what for what, number in events if number == window] == ["opened", "closed", "settled"]
+    assert all(number >= FIRST for _, number in events)
+
+
+@pytest.mark.parametrize("kind", ["gone", "frozen"])
+def test_an_outage_of_the_server_is_waited_out(
+    rig: Rig,
+    client: SyncPrefectClient,
+    prefect_server: RunningPrefectServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    kind: str,
+) -> None:
+    monkeypatch.setattr(clock_module, "API_PATIENCE_SECONDS", 1.0)
+    tries: list[str] = []
+
+    def noted(record: logging.LogRecord) -> bool:
+        if "could not be started yet" in record.getMessage():
+            tries.append(record.getMessage())
+        return True
+
+    monkeypatch.setattr(clock_module.log, "filters", [noted])
+    prefect_server.kill() if kind == "gone" else prefect_server.freeze()
+
+    def back_and_started() -> bool:
+        if len(tries) == 2:
+            prefect_server.start() if kind == "gone" else prefect_server.thaw()
+            tries.append("the server is back")
+        return len(tries) > 2 and len(rig.runs(client, FIRST + 1)) == 2
+
+    with caplog.at_level(logging.WARNING, logger=clock_module.__name__):
+        follow(rig.clock(rig.chain(FIRST)), back_and_started)
+    assert f"window {FIRST}: miner-window/{MINER} could not be started yet" in tries[0]
+    keys = [run.idempotency_key for run in rig.all_runs(client)]
+    assert len(keys) == len(set(keys))
+    assert len(rig.runs(client, FIRST)) == 2
+
+
+class FlakyLedger(Ledger):
+    """Every other question finds the chain out of reach."""
+
+    asked = 0
+
+    def head(self) -> int:
+        self._stumble()
+        return super().head()
+
+    def wait_for_block(self, number: int, *, finalized: bool = True) -> None:
+        self._stumble()
+        super().wait_for_block(number, finalized=finalized)
+
+    def _stumble(self) -> None:
+        self.asked += 1
+        if self.asked % 2:
+            raise TransientError(Reason.CHAIN_UNREACHABLE, "no route to the chain")
+
+
+def test_a_chain_out_of_reach_is_waited_for(
+    rig: Rig, client: SyncPrefectClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger=clock_module.__name__):
+        follow(rig.clock(rig.chain(FIRST, FlakyLedger)), lambda: len(rig.runs(client, FIRST + 1)) == 2)
+    assert "the chain cannot be reached: [chain_unreachable]" in caplog.text
+
+
+def test_a_deployment_that_is_gone_does_not_stop_the_others(
+    rig: Rig, client: SyncPrefectClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = WindowDeployment("miner-window/clock-gone", "clock-gone", "miner", "key-of-nobody")
+    rig.deployments = [gone, *rig.deployments]
+    with caplog.at_level(logging.ERROR, logger=clock_module.__name__):
+        follow(rig.clock(rig.chain(FIRST)), lambda: len(rig.runs(client, FIRST + 1)) == 2)
+    assert f"window {FIRST}: miner-window/clock-gone cannot be started" in caplog.text
+
+
+class TestServing:
+    def ours(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+        """Let the clock see none but these neurons, since the server is shared."""
+
+        async def find(client: Any) -> Any:
+            found, neurons = await find_deployments(client)
+            return [deployment for deployment in found if deployment.neuron in names], neurons
+
+        monkeypatch.setattr(clock_module, "find_deployments", find)
+
+    def test_it_joins_the_network_of_its_neurons(
+        self, network: PreparedNetwork, client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.ours(monkeypatch, MINER, OTHER)
+
+        def started() -> list[FlowRun]:
+            return [run for run in runs_of_both(client) if str(run.idempotency_key).startswith("1/")]
+
+        async def serve() -> None:
+            task = asyncio.create_task(clock_module.serve())
+            await asyncio.to_thread(wait_until, lambda: len(started()) >= 2 or task.done(), "two runs are there")
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        asyncio.run(serve())
+        runs = started()
+        assert {run.parameters["neuron"] for run in runs} == {MINER, OTHER}
+        assert all(run.parameters["window"] >= network.first_window for run in runs)
+
+    def test_without_a_deployment_it_says_so(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        self.ours(monkeypatch)
+        monkeypatch.setattr(sys, "argv", ["clock"])
+        assert clock_module.main() == 1
+        err = capsys.readouterr().err
+        assert err.startswith("[bad_environment] no window deployment of a known neuron on this server: run ")
+        assert err.count("\n") == 1
+
+    def test_without_a_server_it_says_so(self) -> None:
+        with temporary_settings({PREFECT_API_URL: None}), pytest.raises(PermanentError, match="PREFECT_API_URL is not"):
+            asyncio.run(clock_module.serve())

@@ -1,0 +1,448 @@
+"""The local network without its processes: what it consists of, what it refuses, what it shows of itself."""
+
+import io
+import json
+import signal
+import socket
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from deployments.local import __main__ as command
+from deployments.local.plan import DEFAULT_NEURON, LocalPlan
+from deployments.local.prepare import prepare_folder, require_own_folder, write_environments
+from deployments.local.summary import summarise
+from deployments.local.view import NetworkView, WindowRow, as_table
+from deployments.process_record import ProcessRecord
+from deployments.processes import Child, ProcessIdentity, free_port, require_free_port, start_child
+from templar.chain.base import Metagraph
+from templar.chain.ledger import Ledger
+from templar.errors import PermanentError, Reason, TransientError
+from templar.exchange.buckets import Buckets
+from templar.exchange.genesis import find_birth
+from templar.neuron.drive import mine
+from templar.neuron.miner import Miner
+from tests.support.operator import wait_until
+from tests.support.prepared import PreparedNetwork, write_hparams
+from tests.support.servers import REPOSITORY
+
+Local = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> PreparedNetwork:
+    return PreparedNetwork(tmp_path_factory.mktemp("prepared"), num_honest=1, actors=("lazy",))
+
+
+class TestPlan:
+    def test_everybody_has_a_place(self, tmp_path: Path) -> None:
+        plan = LocalPlan(tmp_path, num_honest=2, bad_actors=("lazy", "huge"))
+        assert [(neuron.name, neuron.role, neuron.title) for neuron in plan.neurons] == [
+            ("burn", "burn", "burn"),
+            ("aggregator", "aggregator", "aggregator"),
+            ("validator", "validator", "validator"),
+            (DEFAULT_NEURON, "miner", "miner"),
+            ("miner-2", "miner", "miner"),
+            ("lazy", "miner", "lazy"),
+            ("huge", "miner", "huge"),
+        ]
+        assert plan.running == plan.neurons[1:]
+        assert plan.neurons[1].stake > plan.neurons[2].stake > 0
+        assert {neuron.flow for neuron in plan.running} == {"aggregator-window", "validator-window", "miner-window"}
+
+    def test_names_and_accounts_are_unique(self, tmp_path: Path) -> None:
+        plan = LocalPlan(tmp_path, num_honest=3, bad_actors=("lazy", "lazy", "silent"))
+        names = [neuron.name for neuron in plan.neurons]
+        assert names[-3:] == ["lazy-1", "lazy-2", "silent"]
+        assert len(set(names)) == len({neuron.account_id for neuron in plan.neurons}) == len(names)
+
+    def test_everything_lies_in_its_folder(self, tmp_path: Path) -> None:
+        plan = LocalPlan(tmp_path / "here", directory_store=True)
+        neuron = plan.running[0]
+        places = (plan.ledger, plan.wallets, plan.dataset, plan.admin_file, plan.processes, plan.server.home)
+        assert all(place.is_relative_to(tmp_path / "here") for place in (*places, plan.home(neuron), plan.marker))
+        assert plan.storage_url == (tmp_path / "here" / "buckets").as_uri()
+        assert replace(plan, directory_store=False, storage_port=9333).storage_url == "http://127.0.0.1:9333"
+
+
+class TestFolder:
+    def test_an_own_folder_is_made_anew_for_this_user_alone(self, tmp_path: Path) -> None:
+        plan = LocalPlan(tmp_path / "network")
+        for _ in range(2):
+            require_own_folder(plan)
+            prepare_folder(plan)
+            assert [path.name for path in plan.folder.iterdir()] == [plan.marker.name]
+            (plan.folder / "old").touch()
+        assert stat.S_IMODE(plan.folder.stat().st_mode) == 0o700
+
+    def test_a_folder_with_anything_else_is_never_emptied(self, tmp_path: Path) -> None:
+        (tmp_path / "thesis.tex").touch()
+        for folder in (tmp_path, tmp_path / "thesis.tex"):
+            with pytest.raises(PermanentError, match="would be emptied") as caught:
+                require_own_folder(LocalPlan(folder))
+            assert caught.value.reason is Reason.BAD_ENVIRONMENT
+        (tmp_path / "empty").mkdir()
+        require_own_folder(LocalPlan(tmp_path / "empty"))
+
+
+class TestEnvironments:
+    def test_they_are_for_this_user_alone_and_make_neurons(self, network: PreparedNetwork) -> None:
+        for neuron in network.plan.running:
+            file = network.plan.env_file(neuron)
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600
+            block = network.block(neuron.name)
+            assert (block.role, block.actor) == (neuron.role, neuron.actor)
+            assert block.bucket.account_id == neuron.account_id
+            assert block.bucket.endpoint.max_attempts == 1  # retries are the tasks'
+            assert block.wallet.open().address in {info.hotkey for info in self.registered(network)}
+
+    def test_ranks_follow_the_plan(self, network: PreparedNetwork) -> None:
+        registered = self.registered(network)
+        assert [info.validator_permit for info in registered] == [False, True, True, False, False]
+        assert [info.stake for info in registered] == [neuron.stake for neuron in network.plan.neurons]
+
+    def test_an_old_file_is_replaced(self, network: PreparedNetwork) -> None:
+        keys = SimpleNamespace(read_id="r", read_secret="rs", write_id="w", write_secret="ws")
+        accounts = ["dataset", *(neuron.account_id for neuron in network.plan.running)]
+        before = network.environment("lazy")
+        write_environments(network.plan, dict.fromkeys(accounts, keys))  # type: ignore[arg-type]
+        after = network.environment("lazy")
+        assert after["R2_GRADIENTS_WRITE_SECRET_ACCESS_KEY"] == "ws"
+        assert before.keys() == after.keys()
+
+    def registered(self, network: PreparedNetwork) -> Any:
+        ledger = Ledger(network.plan.ledger)
+        neurons = ledger.metagraph().neurons
+        ledger.close()
+        return neurons
+
+
+@pytest.fixture(scope="module")
+def view(network: PreparedNetwork) -> NetworkView:
+    """The view, some windows later, of one window in which nobody but a miner did anything."""
+    miner = network.at("default", network.first_window).build("default")
+    assert isinstance(miner, Miner)
+    miner.start()
+    mine(miner, network.first_window)
+    miner.stop()
+    block = network.at("default", network.first_window + 3)
+    chain = block.subnet.open(None)
+    birth = find_birth(chain, Buckets(chain, block.bucket.endpoint.open_reader), network.hparams)
+    return NetworkView(network.plan, block, birth)
+
+
+class TestView:
+    def test_it_knows_everybody_by_hotkey(self, view: NetworkView) -> None:
+        assert sorted(neuron.name for neuron in view.names.values()) == [
+            "aggregator",
+            "burn",
+            "default",
+            "lazy",
+            "validator",
+        ]
+        assert view.names[view.validator().hotkey].name == "validator"
+
+    def test_roots_come_from_proofs(self, view: NetworkView, network: PreparedNetwork) -> None:
+        roots = view.roots(network.first_window)
+        assert roots.keys() == {"default"}
+        assert len(roots["default"]) == 64
+        assert view.roots(network.first_window + 1) == {}
+
+    def test_without_evidence_there_is_no_row(self, view: NetworkView, network: PreparedNetwork) -> None:
+        with pytest.raises(Exception, match="commitment_missing"):  # the validator never announced its bucket
+            view.row(network.first_window)
+
+    def test_a_window_has_times(self, view: NetworkView, network: PreparedNetwork) -> None:
+        times = view.times(network.first_window)
+        assert times.closed - times.opened == network.hparams.windows.seconds
+
+    def test_a_replay_of_public_objects_ends_where_the_miner_did(
+        self, view: NetworkView, network: PreparedNetwork
+    ) -> None:
+        window = network.first_window
+        node = view.replay(window, deadline=view.chain.clock.now() + 100)
+        assert node.state.root == view.roots(window)["default"] != view.birth.start.root
+        report = view.held_out(node)
+        assert report.loss_genesis == report.loss_last > 0  # the window was null
+        node.stop()
+
+
+def test_windows_as_a_table() -> None:
+    rows = [
+        WindowRow(4, 5.12345, (3, 4), {4: 1.0, 3: -0.256}, {3: 1.0}),
+        WindowRow(5, None, (), {}, {}),
+        WindowRow(6, None, None, {}, {}),
+    ]
+    out = io.StringIO()
+    Console(file=out, width=200).print(as_table(rows, {3: "default", 4: "lazy"}))
+    text = out.getvalue()
+    for part in ("5.1235", "2  [3, 4]", "3:-0.26  4:1.00", "3:1.00", "null", "?", "3 default, 4 lazy"):
+        assert part in text
+
+
+class FakeView:
+    """What a summary asks for; everything is as promised until a test changes it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.plan = LocalPlan(folder, num_honest=1, bad_actors=("lazy",))
+        self.names = {neuron.name: neuron for neuron in self.plan.neurons}
+        self.birth = SimpleNamespace(start=SimpleNamespace(root="genesis", start_window=4))
+        neurons = tuple(SimpleNamespace(uid=uid, hotkey=name) for uid, name in enumerate(self.names))
+        self.chain = SimpleNamespace(
+            metagraph=lambda: Metagraph(0, neurons),  # type: ignore[arg-type]
+            weights=lambda: {2: self.weights},
+        )
+        self.hparams = SimpleNamespace(windows=SimpleNamespace(seconds=0.0))
+        self.weights = {0: 0.5, 3: 0.5}
+        self.losses = SimpleNamespace(loss_genesis=6.0, loss_last=4.0, unigram=5.0)
+        self.root_of = {neuron.name: "last" for neuron in self.plan.running}
+        self.observed = "last"
+        self.rows: dict[int, WindowRow | None] = {}
+
+    def roots(self, window: int) -> dict[str, str]:
+        assert window == 6
+        return self.root_of
+
+    def replay(self, window: int, *, deadline: float) -> Any:
+        del deadline
+        assert window == 6
+        return SimpleNamespace(state=SimpleNamespace(root=self.observed), stop=lambda: None)
+
+    def held_out(self, node: object) -> Any:
+        del node
+        return self.losses
+
+    def validator(self) -> Any:
+        return SimpleNamespace(uid=2)
+
+    def row(self, window: int) -> WindowRow | None:
+        if window not in self.rows:
+            raise TransientError(Reason.STORE_BUSY, "busy")
+        return self.rows[window]
+
+
+class TestSummary:
+    @pytest.fixture
+    def view(self, tmp_path: Path) -> FakeView:
+        return FakeView(tmp_path)
+
+    def broken(self, view: FakeView) -> list[int]:
+        """The promises, by their place, that were not kept."""
+        summary = summarise(view, 6, 3, 0.0)  # type: ignore[arg-type]
+        return [place for place, kept in enumerate(summary.promises.values()) if not kept]
+
+    def test_figures(self, view: FakeView) -> None:
+        summary = summarise(view, 6, 3, 0.0)  # type: ignore[arg-type]
+        assert all(summary.promises.values())
+        assert len(summary.promises) == 6
+        figures = summary.figures
+        assert (figures["windows"], figures["loss_genesis"], figures["loss_last"]) == (3, 6.0, 4.0)
+        assert figures["roles"] == {"0": "burn", "1": "aggregator", "2": "validator", "3": "miner", "4": "lazy"}
+        assert figures["weights"] == {"0": 0.5, "1": 0.0, "2": 0.0, "3": 0.5, "4": 0.0}
+        assert figures["state_roots"] == dict.fromkeys(("aggregator", "validator", "default", "lazy"), "last")
+
+    def test_every_promise_can_be_broken(self, view: FakeView, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("deployments.local.summary.SETTLE_PATIENCE_SECONDS", 0.0)
+        view.losses.loss_last = 4.55
+        assert self.broken(view) == [0, 1]
+        view.losses.loss_last = 4.45
+        assert self.broken(view) == [1]
+        view.losses.loss_last = 4.0
+        view.root_of["lazy"] = "other"
+        assert self.broken(view) == [2]
+        del view.root_of["lazy"]
+        assert self.broken(view) == [2]
+        view.root_of["lazy"], view.observed = "last", "other"
+        assert self.broken(view) == [2]
+        view.observed = "last"
+        view.birth.start.root = "last"
+        assert self.broken(view) == [3]
+        view.birth.start.root = "genesis"
+        view.weights = {0: 0.5, 4: 0.5}
+        assert self.broken(view) == [4, 5]
+
+    def test_watching_ends_when_the_last_window_is_scored(
+        self, view: FakeView, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(command, "console", Console(file=io.StringIO()))
+        row = WindowRow(4, 5.0, (3,), {}, {})
+        view.rows = {4: row, 5: None, 6: replace(row, window=6)}  # 5 will never be scored, since 6 was
+        assert command.watch(view, 3) == 6  # type: ignore[arg-type]
+
+    def test_the_last_line_is_json(self, view: FakeView, capsys: pytest.CaptureFixture[str]) -> None:
+        summary = summarise(view, 6, 3, 0.0)  # type: ignore[arg-type]
+        assert command.report(summary) == 0
+        assert json.loads(capsys.readouterr().out.splitlines()[-1]) == summary.figures
+        summary.promises["something else"] = False
+        assert command.report(summary) == 1
+
+
+@pytest.fixture
+def local(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Local]:
+    """Calls the command; its exit status and what it said on standard error."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    def main(*arguments: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["local", *map(str, arguments)])
+        try:
+            status = command.main()
+        except SystemExit as error:
+            status = int(str(error.code))
+        return status, capsys.readouterr().err
+
+    yield main
+    signal.signal(signal.SIGTERM, before)
+
+
+class TestRefusals:
+    """Bad input: one clear line, exit status not 0, nothing left running and nothing changed."""
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        return tmp_path / "network"
+
+    @pytest.fixture
+    def options(self, folder: Path) -> tuple[object, ...]:
+        return ("--folder", folder, "--prefect-port", free_port(), "--storage-port", free_port())
+
+    @pytest.mark.parametrize("what", ["up", "run"])
+    @pytest.mark.parametrize("port", ["prefect", "storage"])
+    def test_a_taken_port(self, local: Local, folder: Path, options: Any, what: str, port: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            number = taken.getsockname()[1]
+            status, err = local(what, *options, f"--{port}-port", number)
+        assert status == 1
+        assert err.startswith(f"[port_taken] port {number} on 127.0.0.1 cannot be used")
+        assert f"stop what listens there, or set --{port}-port ({port.upper()}_PORT of make)" in err
+        assert err.count("\n") == 1
+        assert not folder.exists()
+
+    def test_one_port_for_two_servers(self, local: Local, folder: Path, options: Any) -> None:
+        port = free_port()
+        status, err = local("up", *options, "--prefect-port", port, "--storage-port", port)
+        assert (status, err) == (
+            1,
+            f"[port_taken] port {port} is asked for twice: set another --storage-port\n",
+        )
+        assert not folder.exists()
+
+    @pytest.mark.parametrize("what", ["up", "run"])
+    def test_an_unknown_preset(self, local: Local, folder: Path, options: Any, what: str) -> None:
+        status, err = local(what, *options, "--preset", "none")
+        assert status == 1
+        assert err.startswith("[bad_hparams] ")
+        assert "hparams.json: no preset 'none'; there are 150M, 1B, local, " in err
+        assert err.count("\n") == 1
+        assert not folder.exists()
+
+    def test_an_unknown_actor(self, local: Local, folder: Path, options: Any) -> None:
+        status, err = local("run", *options, "--actor", "lazy", "--actor", "saint")
+        assert status == 1
+        assert err.startswith("[bad_environment] --actor saint: there is no such actor; there are honest, lazy, ")
+        assert err.count("\n") == 1
+        assert not folder.exists()
+
+    @pytest.mark.parametrize(
+        ("sections", "message"),
+        [
+            ({"training": {"inner_stepz": 3}}, "preset 'test': training.inner_stepz: unknown key, remove it"),
+            ({"windows": {"blocks_per_window": 9}}, "they must leave at least half of it for training"),
+        ],
+    )
+    def test_hparams_that_do_not_fit(
+        self, local: Local, options: Any, tmp_path: Path, sections: dict[str, Any], message: str
+    ) -> None:
+        path = write_hparams(tmp_path / "hparams.json", **sections)
+        status, err = local("up", *options, "--hparams", path, "--preset", "test")
+        assert status == 1
+        assert err.startswith(f"[bad_hparams] {path}")
+        assert message in err
+        assert err.count("\n") == 1
+        assert not (tmp_path / "network").exists()
+
+    def test_a_folder_of_something_else(self, local: Local, folder: Path, options: Any) -> None:
+        folder.mkdir()
+        (folder / "thesis.tex").write_text("years of work")
+        status, err = local("run", *options)
+        assert status == 1
+        assert err.startswith(f"[bad_environment] --folder {folder}: it is not a local network's")
+        assert [path.name for path in folder.iterdir()] == ["thesis.tex"]
+
+    @pytest.mark.parametrize(
+        "wrong", [("--miners", "0"), ("--windows", "-1"), ("--prefect-port", "70000"), ("--storage-port", "x")]
+    )
+    def test_numbers_out_of_range(self, local: Local, folder: Path, options: Any, wrong: tuple[str, str]) -> None:
+        status, err = local("run", *options, *wrong)
+        assert status == 2
+        assert err.splitlines()[-1].startswith(f"python -m deployments.local: error: argument {wrong[0]}: {wrong[1]!r}")
+        assert not folder.exists()
+
+    @pytest.fixture
+    def running(self, folder: Path) -> Iterator[Child]:
+        """A process that the folder's record says is a network's."""
+        plan = LocalPlan(folder)
+        prepare_folder(plan)
+        child = start_child("worker", [sys.executable, "-c", "import signal; signal.pause()"], log=folder / "log")
+        ProcessRecord(plan.processes).add(child)
+        yield child
+        child.stop(grace_seconds=0.0)
+
+    @pytest.mark.parametrize("what", ["up", "run"])
+    def test_a_second_network_in_the_same_folder(
+        self, local: Local, folder: Path, options: Any, running: Child, what: str
+    ) -> None:
+        before = {path: path.read_bytes() for path in folder.iterdir()}
+        status, err = local(what, *options)
+        assert status == 1
+        assert err == f"[already_running] {folder}: a network runs here already (1 processes): `make down` stops it\n"
+        assert running.exit_code is None
+        assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+    def test_down_stops_what_is_recorded(self, local: Local, options: Any, running: Child) -> None:
+        assert local("down", *options) == (0, "")
+        assert running.handle.wait() == -signal.SIGTERM
+
+    def test_down_without_a_network_does_nothing(self, local: Local, folder: Path, options: Any) -> None:
+        assert local("down", *options) == (0, "")
+        assert not folder.exists()
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("when", ["before it is up", "while it comes up"])
+def test_a_run_that_is_ended_takes_everything_down(tmp_path: Path, when: str) -> None:
+    plan = LocalPlan(tmp_path / "network", prefect_port=free_port(), storage_port=free_port())
+    arguments = ["--folder", plan.folder, "--prefect-port", plan.prefect_port, "--storage-port", plan.storage_port]
+    log = tmp_path / "run.log"
+    child = start_child(
+        "run", [sys.executable, "-m", "deployments.local", "run", *map(str, arguments)], log=log, cwd=REPOSITORY
+    )
+    seen: set[ProcessIdentity] = set()
+
+    def recorded() -> int:
+        entries = ProcessRecord(plan.processes).entries()
+        seen.update(entry.identity for entry in entries)
+        return len(entries)
+
+    try:
+        if when == "before it is up":
+            wait_until(lambda: recorded() >= 1, "the S3 endpoint is recorded")
+        else:
+            wait_until(lambda: recorded() >= 4, "workers are recorded")
+        recorded()
+        child.handle.terminate()
+        assert child.handle.wait() == 130
+    finally:
+        child.stop()
+        ProcessRecord(plan.processes).stop_all()
+    assert log.read_text().splitlines()[-1] == "interrupted"
+    assert seen
+    assert not [identity for identity in seen if identity.alive]
+    for port in (plan.prefect_port, plan.storage_port):
+        require_free_port("127.0.0.1", port, remedy="none")

@@ -1,0 +1,179 @@
+"""`python -m deployments.register`: a neuron becomes a block, a pool and a deployment, or nothing changes."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from blocks import Neuron
+from deployments import register
+from tests.support.prefect_server import RunningPrefectServer
+from tests.support.prepared import PreparedNetwork
+
+pytestmark = pytest.mark.network
+
+NAME = "registered"
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> PreparedNetwork:
+    return PreparedNetwork(tmp_path_factory.mktemp("register"))
+
+
+class EnvFile:
+    """The environment of one of the network's neurons, as a file."""
+
+    def __init__(self, network: PreparedNetwork, path: Path) -> None:
+        self.network = network
+        self.path = path
+
+    def of(self, neuron: str, **changes: str) -> Path:
+        values = self.network.environment(neuron) | changes
+        self.path.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
+        return self.path
+
+
+@pytest.fixture
+def env_file(network: PreparedNetwork, tmp_path: Path) -> EnvFile:
+    return EnvFile(network, tmp_path / ".env")
+
+
+@pytest.fixture
+def call(
+    prefect_api: RunningPrefectServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Calls the command; its exit status, output and errors."""
+    del prefect_api
+
+    def main(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["register", *map(str, arguments)])
+        status = register.main()
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return main
+
+
+def on_the_server(server: RunningPrefectServer) -> Any:
+    """All blocks, pools and deployments."""
+    with server.client() as client:
+        return [
+            client.request("POST", f"/{what}/filter", json={"include_secrets": True} if what == BLOCKS else {}).json()
+            for what in (BLOCKS, "work_pools", "deployments")
+        ]
+
+
+BLOCKS = "block_documents"
+
+
+def test_a_neuron_is_registered(call: Any, env_file: EnvFile, prefect_server: RunningPrefectServer) -> None:
+    status, out, err = call("--name", NAME, "--env-file", env_file.of("lazy"))
+    assert (status, err) == (0, "")
+    assert f"prefect worker start --pool neuron-{NAME}" in out
+    block = Neuron.load(NAME)
+    assert isinstance(block, Neuron)
+    assert (block.role, block.actor, block.wallet.hotkey) == ("miner", "lazy", "lazy")
+    with prefect_server.client() as client:
+        pool = client.read_work_pool(f"neuron-{NAME}")
+        assert pool.type == "resident"
+        assert pool.base_job_template["variables"]["properties"]["grace_seconds"]["default"] == 30.0
+        deployment = client.read_deployment_by_name(f"miner-window/{NAME}")
+    assert deployment.work_pool_name == f"neuron-{NAME}"
+    assert deployment.entrypoint == "flows.miner_window.miner_window"
+    assert deployment.parameters == {"neuron": NAME}
+    assert deployment.pull_steps in (None, [])
+
+
+def test_registering_again_updates_what_is_there(
+    call: Any, env_file: EnvFile, prefect_server: RunningPrefectServer
+) -> None:
+    assert call("--name", NAME, "--env-file", env_file.of("lazy"))[0] == 0
+    with prefect_server.client() as client:
+        before = client.read_deployment_by_name(f"miner-window/{NAME}")
+    changed = env_file.of("lazy", TEMPLAR_STORAGE_READ_TIMEOUT_SECONDS="7")
+    assert call("--name", NAME, "--env-file", changed)[0] == 0
+    block = Neuron.load(NAME)
+    assert isinstance(block, Neuron)
+    assert block.bucket.endpoint.read_timeout_seconds == 7.0
+    with prefect_server.client() as client:
+        assert client.read_deployment_by_name(f"miner-window/{NAME}").id == before.id
+
+
+@pytest.mark.parametrize("role", ["validator", "aggregator"])
+def test_a_role_has_its_flow(call: Any, env_file: EnvFile, prefect_server: RunningPrefectServer, role: str) -> None:
+    assert call("--name", f"a-{role}", "--env-file", env_file.of(role))[0] == 0
+    with prefect_server.client() as client:
+        assert client.read_deployment_by_name(f"{role}-window/a-{role}").parameters == {"neuron": f"a-{role}"}
+
+
+def test_this_process_has_the_last_word(
+    call: Any, env_file: EnvFile, monkeypatch: pytest.MonkeyPatch, prefect_server: RunningPrefectServer
+) -> None:
+    before = on_the_server(prefect_server)
+    monkeypatch.setenv("WALLET_HOTKEY", "somebody-else")
+    status, _, err = call("--name", "never", "--env-file", env_file.of("lazy"))
+    assert status == 1
+    assert "somebody-else: no such hotkey" in err
+    assert on_the_server(prefect_server) == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"NETUID": "", "WALLET_NAME": ""}, "[bad_environment] NETUID is missing; WALLET_NAME is missing: set them in"),
+        ({"TEMPLAR_STORAGE": "ftp://host"}, "[bad_environment] TEMPLAR_STORAGE is refused: a storage's url must be"),
+        ({"TEMPLAR_ROLE": "king"}, "[bad_environment] TEMPLAR_ROLE is refused: "),
+        ({"TEMPLAR_ACTOR": "saint"}, "[bad_environment] TEMPLAR_ACTOR is 'saint'; there are honest, "),
+        ({"TEMPLAR_PRESET": "none"}, "no preset 'none'; there are "),
+        ({"WALLET_HOTKEY": "none"}, "hotkeys/none: no such hotkey; the wallet holds aggregator, burn, lazy, validator"),
+        ({"WALLET_PATH": "/none"}, "[bad_wallet] /none/local: no such wallet; create it, or correct"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_changes_nothing(
+    call: Any,
+    env_file: EnvFile,
+    prefect_server: RunningPrefectServer,
+    changes: dict[str, str],
+    message: str,
+) -> None:
+    before = on_the_server(prefect_server)
+    status, out, err = call("--name", "never", "--env-file", env_file.of("lazy", **changes))
+    assert (status, out) == (1, "")
+    assert message in err
+    assert err.count("\n") == 1
+    assert on_the_server(prefect_server) == before
+
+
+def test_a_missing_file_is_named_with_the_remedy(
+    call: Any, tmp_path: Path, prefect_server: RunningPrefectServer
+) -> None:
+    before = on_the_server(prefect_server)
+    status, out, err = call("--env-file", tmp_path / "none")
+    assert (status, out) == (1, "")
+    assert err == f"[bad_environment] {tmp_path / 'none'}: no such file; copy .env.example to it and fill it in\n"
+    assert on_the_server(prefect_server) == before
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("http://127.0.0.1:1/api", "PREFECT_API_URL is http://127.0.0.1:1/api, which does not answer"),
+        (None, "PREFECT_API_URL is not set: start a server with `prefect server start` and name it"),
+    ],
+    ids=["wrong", "none"],
+)
+def test_without_a_server_it_says_so(call: Any, env_file: EnvFile, address: str | None, message: str) -> None:
+    with temporary_settings({PREFECT_API_URL: address}):
+        status, out, err = call("--name", NAME, "--env-file", env_file.of("lazy"))
+    assert (status, out) == (1, "")
+    assert err.startswith(f"[bad_environment] {message}")
+    assert err.count("\n") == 1
+
+
+def test_without_a_file_the_environment_alone_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NETUID", "17")
+    assert register.read_environment(None) == dict(os.environ)

@@ -1,0 +1,145 @@
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from templar.canonical import sha256_hex
+from templar.errors import PermanentError, Reason, RejectedError
+from templar.exchange import cache as cache_module
+from templar.exchange.cache import PayloadCache, _Memory
+from templar.gradient.wire import decode
+from tests.support.subnet import LAYOUT, member, payload_bytes
+
+WINDOW = 10
+ALICE, BOB = member(5), member(6)
+BYTES = payload_bytes(ALICE, WINDOW)
+DIGEST = sha256_hex(BYTES)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other tests decoded is forgotten."""
+    monkeypatch.setattr(cache_module, "_memory", _Memory(1 << 20))
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> PayloadCache:
+    return PayloadCache(tmp_path / "payloads", LAYOUT)
+
+
+def admit(cache: PayloadCache, data: bytes = BYTES, digest: str | None = None, *, window: int = WINDOW) -> None:
+    digest = digest or sha256_hex(data)
+    cache.admit(data, digest, window=window, uid=5, hotkey=ALICE.hotkey.address)
+
+
+def has(cache: PayloadCache, digest: str = DIGEST) -> bool:
+    return cache.has(digest, window=WINDOW, uid=5, hotkey=ALICE.hotkey.address)
+
+
+def forget_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "_memory", _Memory(1 << 20))
+
+
+def reason_of(call: Callable[[], object]) -> Reason:
+    with pytest.raises(PermanentError) as caught:
+        call()
+    return caught.value.reason
+
+
+def test_what_was_admitted_can_be_read_and_applied(cache: PayloadCache, tmp_path: Path) -> None:
+    assert not has(cache)
+    admit(cache)
+    admit(cache)
+    assert has(cache)
+    assert cache.read(WINDOW, DIGEST) == BYTES
+    assert cache.payload(WINDOW, DIGEST) == decode(BYTES, LAYOUT)
+    assert PayloadCache(tmp_path / "payloads", LAYOUT).read(WINDOW, DIGEST) == BYTES
+    assert [path.name for path in (tmp_path / "payloads").rglob("*") if path.is_file()] == [DIGEST]
+
+
+@pytest.mark.parametrize(
+    ("data", "digest", "reason"),
+    [
+        (BYTES, "00" * 32, Reason.WRONG_HASH),
+        (BYTES[:-1], None, Reason.WRONG_SIZE),
+        (bytes(len(BYTES)), None, Reason.MALFORMED),
+        (payload_bytes(BOB, WINDOW), None, Reason.WRONG_IDENTITY),
+        (payload_bytes(ALICE, WINDOW + 1), None, Reason.WRONG_WINDOW),
+    ],
+)
+def test_nothing_else_gets_in(
+    cache: PayloadCache, tmp_path: Path, data: bytes, digest: str | None, reason: Reason
+) -> None:
+    for _ in range(2):
+        assert reason_of(lambda: admit(cache, data, digest)) is reason
+    assert not has(cache, digest or sha256_hex(data))
+    assert list((tmp_path / "payloads").rglob("*")) == []
+
+
+def test_somebody_elses_payload_is_not_ones_own(cache: PayloadCache) -> None:
+    admit(cache)
+    for uid, hotkey in ((6, BOB.hotkey.address), (5, BOB.hotkey.address), (6, ALICE.hotkey.address)):
+        with pytest.raises(RejectedError) as caught:
+            cache.has(DIGEST, window=WINDOW, uid=uid, hotkey=hotkey)
+        assert caught.value.reason is Reason.WRONG_IDENTITY
+
+
+def test_a_payload_of_another_window_is_not_here(cache: PayloadCache) -> None:
+    admit(cache)
+    assert not cache.has(DIGEST, window=WINDOW + 1, uid=5, hotkey=ALICE.hotkey.address)
+    assert reason_of(lambda: cache.read(WINDOW + 1, DIGEST)) is Reason.OBJECT_MISSING
+
+
+@pytest.mark.parametrize("left", [b"", BYTES[:50], bytes(len(BYTES)), payload_bytes(BOB, WINDOW)])
+def test_what_a_crash_damaged_is_not_here_and_can_be_fetched_again(
+    cache: PayloadCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: bytes
+) -> None:
+    admit(cache)
+    (tmp_path / "payloads" / str(WINDOW) / DIGEST).write_bytes(left)
+    forget_decoded(monkeypatch)
+    assert not has(cache)
+    assert reason_of(lambda: cache.payload(WINDOW, DIGEST)) is Reason.OBJECT_MISSING
+    assert reason_of(lambda: cache.read(WINDOW, DIGEST)) is Reason.OBJECT_MISSING
+    admit(cache)
+    assert has(cache)
+    assert cache.read(WINDOW, DIGEST) == BYTES
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, len(BYTES) - 1, len(BYTES) + 1, 2**40])
+def test_a_length_that_no_payload_has_is_refused(cache: PayloadCache, num_bytes: int) -> None:
+    assert reason_of(lambda: cache.check_size(num_bytes, uid=5)) is Reason.WRONG_SIZE
+    cache.check_size(len(BYTES), uid=5)
+
+
+def test_old_windows_are_pruned(cache: PayloadCache) -> None:
+    for window in (8, 9, 10, 100):
+        admit(cache, payload_bytes(ALICE, window), window=window)
+    assert cache.prune(10) == 2
+    assert cache.prune(10) == 0
+    assert reason_of(lambda: cache.read(9, sha256_hex(payload_bytes(ALICE, 9)))) is Reason.OBJECT_MISSING
+    assert cache.read(10, DIGEST) == BYTES
+    assert cache.read(100, sha256_hex(payload_bytes(ALICE, 100)))
+
+
+def test_many_threads_may_admit_the_same(cache: PayloadCache, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: admit(cache), range(64)))
+    assert [path.name for path in (tmp_path / "payloads" / str(WINDOW)).iterdir()] == [DIGEST]
+    assert cache.read(WINDOW, DIGEST) == BYTES
+
+
+def test_decoded_payloads_are_kept_within_limits() -> None:
+    payloads = {number: decode(payload_bytes(ALICE, number), LAYOUT) for number in range(4)}
+    memory = _Memory(250)
+    for number in (0, 1):
+        memory.add(("layout", str(number)), payloads[number], 100)
+    assert memory.get(("layout", "0")) is payloads[0]
+    memory.add(("layout", "2"), payloads[2], 100)  # the least recently used one has to go
+    assert memory.get(("layout", "1")) is None
+    assert memory.get(("layout", "0")) is payloads[0]
+    memory.add(("layout", "3"), payloads[3], 251)  # too large to be kept at all
+    assert memory.get(("layout", "3")) is None
+    assert memory.get(("other layout", "0")) is None
+    memory.add(("layout", "0"), payloads[1], 100)
+    assert memory.get(("layout", "0")) is payloads[0]

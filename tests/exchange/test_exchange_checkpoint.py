@@ -1,0 +1,253 @@
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from templar.canonical import sha256_hex
+from templar.chain.clock import SimulatedClock
+from templar.errors import PermanentError, Reason, RejectedError, TransientError
+from templar.exchange.checkpoint import (
+    MANIFEST_FILE,
+    OTHER_FILES_BYTES,
+    StateMark,
+    fetch_checkpoint,
+    list_checkpoints,
+    publish_checkpoint,
+)
+from templar.exchange.keys import Kind, ObjectKey, checkpoint_key
+from templar.exchange.objects import CheckpointManifest
+from templar.exchange.publish import COMPARE_BYTES
+from templar.exchange.sealing import Network
+from templar.hparams import load_hparams
+from templar.model.llama import parameter_shapes
+from tests.support.scripted_store import failing
+from tests.support.subnet import GENESIS, NETUID, NETWORK, ROOT, Bucket, fields_of, member, signed_anyhow
+
+ALICE, BOB = member(5), member(6)
+MARK = StateMark(window=12, outer_steps=7, root=ROOT, previous_root="ab" * 32, null=False)
+FILES = {
+    "config.json": b"{}",
+    "model.safetensors": bytes(range(256)) * (COMPARE_BYTES // 128),
+    "tokenizer.json": b"[]",
+}
+MODEL = load_hparams("simulation", path=Path(__file__).parents[2] / "hparams.json").model
+BUSY = TransientError(Reason.STORE_BUSY, "for a test")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    for name, data in FILES.items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+@pytest.fixture
+def bucket() -> Bucket:
+    return Bucket(ALICE)
+
+
+def publish(bucket: Bucket, folder: Path, mark: StateMark = MARK) -> CheckpointManifest:
+    return publish_checkpoint(
+        bucket.store, folder, mark, network=NETWORK, uid=5, signer=ALICE.hotkey, clock=SimulatedClock(0)
+    )
+
+
+def fetch(bucket: Bucket, target: Path, window: int = 12, network: Network = NETWORK) -> CheckpointManifest:
+    return fetch_checkpoint(bucket.store, ALICE.neuron, window, target, network=network, model=MODEL)
+
+
+def key(name: str, window: int = 12) -> str:
+    return checkpoint_key(window, 5, name)
+
+
+def rejection(call: Callable[[], object]) -> Reason:
+    with pytest.raises(RejectedError) as caught:
+        call()
+    return caught.value.reason
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+# Publishing.
+
+
+def test_a_checkpoint_is_read_back_byte_by_byte(bucket: Bucket, folder: Path, tmp_path: Path) -> None:
+    manifest = publish(bucket, folder)
+    assert fetch(bucket, tmp_path / "fetched") == manifest
+    assert content(tmp_path / "fetched") == FILES
+    assert manifest.files == {name: sha256_hex(data) for name, data in FILES.items()}
+    assert manifest.sizes == {name: len(data) for name, data in FILES.items()}
+    mark = StateMark(manifest.window, manifest.outer_steps, manifest.root, manifest.previous_root, manifest.null)
+    assert mark == MARK
+
+
+def test_the_manifest_is_written_last(bucket: Bucket, folder: Path) -> None:
+    publish(bucket, folder)
+    written = [called for operation, called in bucket.store.calls if operation.startswith("put")]
+    assert written == [*(key(name) for name in sorted(FILES)), key(MANIFEST_FILE)]
+
+
+@pytest.mark.parametrize("name", [*FILES, MANIFEST_FILE])
+@pytest.mark.parametrize("lost", [False, True])
+def test_an_upload_that_was_cut_off_goes_on(
+    bucket: Bucket, folder: Path, tmp_path: Path, name: str, lost: bool
+) -> None:
+    hook = failing(BUSY, "put_if_absent", "put_file", key=key(name), times=1)
+    if lost:
+        bucket.store.after = hook
+    else:
+        bucket.store.before = hook
+    with pytest.raises(TransientError):
+        publish(bucket, folder)
+    if not (name == MANIFEST_FILE and lost):
+        assert list_checkpoints(bucket.store, 5) == []
+        assert rejection(lambda: fetch(bucket, tmp_path / "fetched")) is Reason.CHECKPOINT_BROKEN
+    publish(bucket, folder)
+    publish(bucket, folder)
+    written = [called for operation, called in bucket.store.calls if operation.startswith("put")]
+    assert len(written) == len(FILES) + 1 + (not lost)
+    fetch(bucket, tmp_path / "fetched")
+
+
+def test_another_checkpoint_of_the_window_is_refused(bucket: Bucket, folder: Path) -> None:
+    publish(bucket, folder)
+    with pytest.raises(PermanentError) as caught:
+        publish(bucket, folder, StateMark(12, 8, "00" * 32, "ab" * 32, null=False))
+    assert caught.value.reason is Reason.OBJECT_DIFFERS
+    (folder / "config.json").write_bytes(b"{ }")
+    with pytest.raises(PermanentError) as caught:
+        publish(bucket, folder)
+    assert caught.value.reason is Reason.OBJECT_DIFFERS
+
+
+def test_a_manifest_in_the_folder_is_not_part_of_the_checkpoint(bucket: Bucket, folder: Path, tmp_path: Path) -> None:
+    (folder / MANIFEST_FILE).write_bytes(b"left from a download")
+    (folder / "subfolder").mkdir()
+    assert publish(bucket, folder).files.keys() == FILES.keys()
+    fetch(bucket, tmp_path / "fetched")
+
+
+def test_a_null_window_has_checkpoints_too(bucket: Bucket, folder: Path, tmp_path: Path) -> None:
+    publish(bucket, folder, StateMark(13, 7, ROOT, "ab" * 32, null=True))
+    assert fetch(bucket, tmp_path / "fetched", window=13).null
+
+
+# Finding.
+
+
+def test_complete_checkpoints_are_listed_newest_first(bucket: Bucket, folder: Path) -> None:
+    for window in (9, 100, 11):
+        publish(bucket, folder, StateMark(window, 7, ROOT, "ab" * 32, null=False))
+    bucket.put(key("model.safetensors", window=200), b"unfinished", at=0)
+    bucket.put(checkpoint_key(300, 55, MANIFEST_FILE), b"another publisher's", at=0)
+    other = str(ObjectKey(Kind.CHECKPOINT, 400, 5, version="0.2.82", file=MANIFEST_FILE))
+    bucket.put(other, b"another version's", at=0)
+    bucket.put("checkpoint-500-5-v1/manifest.json.part", b"nobody's", at=0)
+    bucket.put("checkpoint-now", b"nobody's", at=0)
+    assert list_checkpoints(bucket.store, 5) == [100, 11, 9]
+
+
+# Fetching.
+
+
+def test_a_checkpoint_without_a_manifest_does_not_exist(bucket: Bucket, folder: Path, tmp_path: Path) -> None:
+    publish(bucket, folder)
+    bucket.memory.delete([key(MANIFEST_FILE)])
+    assert rejection(lambda: fetch(bucket, tmp_path / "fetched")) is Reason.CHECKPOINT_BROKEN
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: None,
+        lambda data: b"",
+        lambda data: data[:-1],
+        lambda data: data + b"\0",
+        lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+    ],
+)
+def test_a_damaged_file_is_found_and_nothing_appears(
+    bucket: Bucket, folder: Path, tmp_path: Path, name: str, damage: Callable[[bytes], bytes | None]
+) -> None:
+    publish(bucket, folder)
+    damaged = damage(FILES[name])
+    if damaged is None:
+        bucket.memory.delete([key(name)])
+    else:
+        bucket.put(key(name), damaged, at=0)
+    assert rejection(lambda: fetch(bucket, tmp_path / "fetched")) is Reason.CHECKPOINT_BROKEN
+    assert not (tmp_path / "fetched").exists()
+    bucket.put(key(name), FILES[name], at=0)
+    fetch(bucket, tmp_path / "fetched")
+    assert content(tmp_path / "fetched") == FILES
+
+
+def test_what_was_there_before_is_replaced_only_by_a_whole_checkpoint(
+    bucket: Bucket, folder: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "fetched"
+    target.mkdir()
+    (target / "old").write_bytes(b"old")
+    publish(bucket, folder)
+    bucket.store.before = failing(BUSY, "get_file", key=key("model.safetensors"), times=1)
+    with pytest.raises(TransientError):
+        fetch(bucket, target)
+    assert content(target) == {"old": b"old"}
+    fetch(bucket, target)
+    assert content(target) == FILES
+
+
+def forge(bucket: Bucket, manifest: CheckpointManifest, **changes: Any) -> None:
+    data = signed_anyhow(Kind.CHECKPOINT, fields_of(manifest, **changes), ALICE.hotkey)
+    bucket.put(key(MANIFEST_FILE), data, at=0)
+
+
+def test_a_checkpoint_that_is_too_large_for_the_model_is_not_fetched(
+    bucket: Bucket, folder: Path, tmp_path: Path
+) -> None:
+    manifest = publish(bucket, folder)
+    most = 4 * sum(math.prod(shape) for shape in parameter_shapes(MODEL).values()) + OTHER_FILES_BYTES
+    others = sum(size for name, size in manifest.sizes.items() if name != "config.json")
+    for size in (most - others + 1, 5 * 2**30, 2**53):
+        forge(bucket, manifest, sizes=manifest.sizes | {"config.json": size})
+        assert rejection(lambda: fetch(bucket, tmp_path / "fetched")) is Reason.WRONG_SIZE
+    assert bucket.store.count("get_file") == 0
+    forge(bucket, manifest, sizes=manifest.sizes | {"config.json": most - others})
+    fetch(bucket, tmp_path / "fetched")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"files": {"../../evil": "ab" * 32}, "sizes": {"../../evil": 2}}, Reason.MALFORMED),
+        ({"window": 11}, Reason.WRONG_WINDOW),
+        ({"genesis": "00" * 32}, Reason.WRONG_NETWORK),
+        ({"uid": 6}, Reason.WRONG_IDENTITY),
+    ],
+)
+def test_an_illegal_manifest_is_rejected(
+    bucket: Bucket, folder: Path, tmp_path: Path, changes: dict[str, Any], reason: Reason
+) -> None:
+    forge(bucket, publish(bucket, folder), **changes)
+    assert rejection(lambda: fetch(bucket, tmp_path / "fetched")) is reason
+    assert bucket.store.count("get_file") == 0
+
+
+def test_a_manifest_that_somebody_else_signed_is_rejected(bucket: Bucket, folder: Path, tmp_path: Path) -> None:
+    manifest = publish(bucket, folder)
+    bucket.put(key(MANIFEST_FILE), signed_anyhow(Kind.CHECKPOINT, fields_of(manifest), BOB.hotkey), at=0)
+    assert rejection(lambda: fetch(bucket, tmp_path / "fetched")) is Reason.BAD_SIGNATURE
+
+
+def test_a_checkpoint_of_another_network_is_rejected(bucket: Bucket, folder: Path, tmp_path: Path) -> None:
+    publish(bucket, folder)
+    for network in (Network(NETUID, "00" * 32), Network(NETUID + 1, GENESIS)):
+        reason = rejection(lambda: fetch(bucket, tmp_path / "fetched", network=network))  # noqa: B023
+        assert reason is Reason.WRONG_NETWORK

@@ -1,0 +1,130 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from templar.chain.ledger import Ledger
+from templar.errors import PermanentError, Reason
+from templar.exchange.context import Exchange
+from templar.windows import WindowTimes
+from tests.support.subnet import BIRTHDAY, GENESIS, NETUID, NETWORK, RULES, Subnet, member
+
+BLOCKS = RULES.blocks_per_window
+
+
+@pytest.fixture
+def subnet(tmp_path: Path) -> Subnet:
+    return Subnet(tmp_path, stakes=(50.0, 200.0, 50.0, 10.0), num_miners=2)
+
+
+# Who.
+
+
+def test_miners_have_no_permit_and_are_not_the_burn_uid(subnet: Subnet) -> None:
+    assert subnet.hparams.weights.burn_uid == 0
+    assert [neuron.uid for neuron in subnet.exchange().miners(1)] == [5, 6]
+
+
+def test_publishers_are_the_validators_with_the_most_stake(subnet: Subnet) -> None:
+    exchange = subnet.exchange()
+    assert RULES.roster_ranks == 3
+    assert [neuron.uid for neuron in exchange.publishers(1)] == [2, 1, 3]  # equal stake: the lower uid first
+
+
+def test_ranks_are_those_at_the_opening_of_the_window(subnet: Subnet) -> None:
+    exchange = subnet.exchange()
+    before = exchange.publishers(1)
+    subnet.chain.set_stake(subnet.validators[3].hotkey.address, 1000.0)
+    assert exchange.publishers(1) == before
+    assert [neuron.uid for neuron in exchange.publishers(2)] == [4, 2, 1]
+    assert subnet.clock.now() == pytest.approx(BIRTHDAY + 2 * BLOCKS)
+
+
+def test_the_metagraph_of_a_window_is_waited_for(subnet: Subnet) -> None:
+    subnet.exchange().metagraph(3)
+    assert subnet.clock.now() == pytest.approx(BIRTHDAY + 3 * BLOCKS)
+
+
+def test_an_author_is_who_it_is_in_the_window(subnet: Subnet) -> None:
+    alice = subnet.miners[0]
+    exchange = subnet.exchange(alice)
+    mine = {"netuid": NETUID, "genesis": GENESIS, "uid": 5, "hotkey": alice.hotkey.address}
+    assert exchange.author(1) == mine
+    subnet.chain.deregister(subnet.validators[0].hotkey.address)
+    subnet.chain.deregister(alice.hotkey.address)
+    subnet.chain.register(alice.hotkey.address)
+    assert exchange.author(2) == mine | {"uid": 1}
+    assert exchange.author(1) == mine
+
+
+def test_who_is_not_registered_is_told_so(subnet: Subnet) -> None:
+    with pytest.raises(PermanentError, match="register") as caught:
+        replace(subnet.exchange(), signer=member(77).hotkey).identity(1)
+    assert caught.value.reason is Reason.NOT_REGISTERED
+
+
+def test_a_reader_signs_nothing(subnet: Subnet) -> None:
+    with pytest.raises(PermanentError) as caught:
+        subnet.exchange().author(1)
+    assert caught.value.reason is Reason.NOT_REGISTERED
+
+
+# When.
+
+
+def test_times_are_those_of_the_first_blocks(subnet: Subnet) -> None:
+    times = subnet.exchange().times(2)
+    assert times == WindowTimes(2, BIRTHDAY + 2 * BLOCKS, BIRTHDAY + 3 * BLOCKS, RULES)
+    assert subnet.clock.now() == pytest.approx(BIRTHDAY + 3 * BLOCKS)
+    assert times.close == int(BIRTHDAY) + 3 * BLOCKS
+
+
+def test_expected_times_do_not_wait(subnet: Subnet) -> None:
+    subnet.clock.sleep_until(BIRTHDAY + 2 * BLOCKS + 5)
+    times = subnet.exchange().expected_times(2)
+    assert (times.opened, times.closed) == pytest.approx((BIRTHDAY + 2 * BLOCKS, BIRTHDAY + 3 * BLOCKS))
+    later = subnet.exchange().expected_times(7)
+    assert (later.opened, later.closed) == pytest.approx((BIRTHDAY + 7 * BLOCKS, BIRTHDAY + 8 * BLOCKS))
+    assert subnet.clock.now() == pytest.approx(BIRTHDAY + 2 * BLOCKS + 5)
+
+
+def test_acting_times_wait_for_the_close(subnet: Subnet) -> None:
+    assert subnet.exchange().acting_times(2) == subnet.exchange().times(2)
+    assert subnet.clock.now() == pytest.approx(BIRTHDAY + 3 * BLOCKS)
+
+
+class UnevenLedger(Ledger):
+    """Blocks come after these gaps, in seconds, and then regularly."""
+
+    gaps: tuple[float, ...] = ()
+
+    def block_time(self, number: int) -> float:
+        return super().block_time(0) + sum(self.gaps[:number]) + max(0, number - len(self.gaps)) * self.block_seconds
+
+    def block(self) -> int:
+        number = 0
+        while self.block_time(number + 1) <= self.clock.now():
+            number += 1
+        return number
+
+    def wait_for_block(self, number: int, *, finalized: bool = True) -> None:
+        self.clock.sleep_until(self.block_time(number))
+
+
+@given(st.lists(st.sampled_from([0.0, 0.001, 0.6, 1.0, 1.4, 3.0, 12.0]), min_size=BLOCKS, max_size=2 * BLOCKS))
+@settings(max_examples=30, deadline=None)
+def test_the_settling_block_is_the_first_at_or_after_the_settling_second(
+    tmp_path_factory: pytest.TempPathFactory, gaps: list[float]
+) -> None:
+    subnet = Subnet(tmp_path_factory.mktemp("subnet"))
+    chain = UnevenLedger(subnet.ledger_path, clock=subnet.clock, durable=False)
+    chain.gaps = tuple(gaps)
+    exchange = Exchange(chain, subnet.buckets(), NETWORK, subnet.hparams)
+    times = exchange.times(0)
+    block = exchange.settling_block(times)
+    assert chain.block_time(block) >= times.settles
+    assert chain.block_time(block - 1) < times.settles
+    assert subnet.clock.now() >= chain.block_time(block)
+    assert exchange.settling_block(times) == block

@@ -1,0 +1,333 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError
+from templar.exchange.decisions import Majority, decided_roster, majority, publish_decision, read_decision
+from templar.exchange.keys import Kind, aggregate_key, window_key
+from templar.exchange.objects import Decision, Roster
+from templar.exchange.publish import Outcome
+from templar.exchange.sealing import seal
+from templar.interrupt import StoppedError
+from tests.support.scripted_store import ScriptedStore, failing
+from tests.support.subnet import BIRTHDAY, GENESIS, NETUID, RULES, Subnet, signed_anyhow
+
+WINDOW = 3
+A, B, C = "aa" * 32, "bb" * 32, "cc" * 32
+BUSY = TransientError(Reason.STORE_BUSY, "for a test")
+REFUSED = PermanentError(Reason.ACCESS_DENIED, "for a test")
+
+
+class Scene:
+    """Validators with these stakes; the next window has closed, so whoever decides has decided."""
+
+    def __init__(self, folder: Path, *stakes: float, closed: bool = True) -> None:
+        self.subnet = Subnet(folder, stakes=stakes, num_miners=1)
+        self.reader = self.subnet.exchange()
+        self.subnet.clock.sleep_until(BIRTHDAY + (WINDOW + 1) * RULES.seconds + 10)
+        if closed:
+            self.close()
+
+    def close(self) -> None:
+        """The window after the decided one closes."""
+        self.subnet.clock.sleep_until(BIRTHDAY + (WINDOW + 2) * RULES.seconds)
+
+    def decide(self, index: int, roster: str | None) -> None:
+        exchange = self.subnet.exchange(self.subnet.validators[index])
+        publish_decision(exchange, WINDOW, roster, deadline=float("inf"))
+
+    def store(self, index: int) -> ScriptedStore:
+        return self.subnet.store(self.subnet.validators[index])
+
+    def key(self, index: int) -> str:
+        return window_key(Kind.DECISION, WINDOW, self.subnet.validators[index].uid)
+
+    def majority(self) -> Majority:
+        return majority(self.reader, WINDOW)
+
+    def undecided(self) -> str:
+        with pytest.raises(TransientError) as caught:
+            self.majority()
+        assert caught.value.reason is Reason.DECISION_MISSING
+        return str(caught.value)
+
+
+# One's own decision.
+
+
+def test_a_decision_is_published_once(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 100.0)
+    exchange = scene.subnet.exchange(scene.subnet.validators[0])
+    for expected in (Outcome.STORED, Outcome.ALREADY_THERE):
+        assert publish_decision(exchange, WINDOW, A, deadline=float("inf")).outcome is expected
+    decision = read_decision(scene.reader, scene.subnet.validators[0].neuron, WINDOW)
+    assert decision is not None
+    assert (decision.roster, decision.window, decision.uid) == (A, WINDOW, 1)
+
+
+@pytest.mark.parametrize(("first", "second"), [(A, B), (A, None), (None, A)])
+def test_a_decision_stands(tmp_path: Path, first: str | None, second: str | None) -> None:
+    scene = Scene(tmp_path, 100.0)
+    scene.decide(0, first)
+    with pytest.raises(PermanentError) as caught:
+        scene.decide(0, second)
+    assert caught.value.reason is Reason.OBJECT_DIFFERS
+    assert scene.majority().roster == first
+
+
+def test_nobody_decides_after_the_deadline(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 100.0)
+    exchange = scene.subnet.exchange(scene.subnet.validators[0])
+    with pytest.raises(PermanentError) as caught:
+        publish_decision(exchange, WINDOW, A, deadline=scene.subnet.clock.now())
+    assert caught.value.reason is Reason.NO_TIME_LEFT
+    assert read_decision(scene.reader, scene.subnet.validators[0].neuron, WINDOW) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"window": WINDOW + 1}, Reason.WRONG_WINDOW),
+        ({"genesis": "00" * 32}, Reason.WRONG_NETWORK),
+        ({"uid": 2}, Reason.WRONG_IDENTITY),
+        ({"roster": "no"}, Reason.MALFORMED),
+    ],
+)
+def test_an_illegal_decision_is_rejected(tmp_path: Path, changes: dict[str, object], reason: Reason) -> None:
+    scene = Scene(tmp_path, 100.0)
+    author = scene.subnet.validators[0]
+    body = {"protocol": "1", "netuid": NETUID, "genesis": GENESIS, "uid": 1, "hotkey": author.hotkey.address,
+            "window": WINDOW, "roster": A} | changes  # fmt: skip
+    scene.store(0).inner.put(scene.key(0), signed_anyhow(Kind.DECISION, body, author.hotkey))
+    with pytest.raises(RejectedError) as caught:
+        read_decision(scene.reader, author.neuron, WINDOW)
+    assert caught.value.reason is reason
+    assert "no validator" in scene.undecided()
+
+
+# The majority of stake.
+
+
+def test_more_than_half_of_the_stake_decides(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 30.0, 20.0, 45.0)
+    scene.decide(0, A)
+    scene.decide(1, A)
+    scene.decide(2, B)
+    assert scene.majority() == Majority(A, 50.0, 95.0, 0.0, (1, 2))
+
+
+def test_it_is_stake_that_decides_and_not_heads(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 30.0, 20.0, 60.0)
+    scene.decide(0, A)
+    scene.decide(1, A)
+    scene.decide(2, B)
+    assert scene.majority() == Majority(B, 60.0, 110.0, 0.0, (3,))
+
+
+def test_a_null_window_can_be_decided(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 30.0, 20.0)
+    scene.decide(0, None)
+    scene.decide(1, A)
+    assert scene.majority().roster is None
+
+
+def test_half_of_the_stake_is_not_enough(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 30.0, 30.0)
+    scene.decide(0, A)
+    scene.decide(1, B)
+    assert "30 of 60" in scene.undecided()
+
+
+def test_a_plurality_is_not_enough(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 40.0, 30.0, 30.0)
+    for index, roster in enumerate((A, B, C)):
+        scene.decide(index, roster)
+    assert "40 of 100" in scene.undecided()
+
+
+def test_stake_that_is_nothing_decides_nothing(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 0.0, 0.0)
+    scene.decide(0, A)
+    scene.undecided()
+
+
+def test_without_decisions_there_is_none(tmp_path: Path) -> None:
+    assert "no validator has decided" in Scene(tmp_path, 30.0, 30.0).undecided()
+
+
+def test_miners_decide_nothing(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 10.0)
+    scene.decide(0, A)
+    miner = scene.subnet.miners[0]
+    body = Decision(netuid=NETUID, genesis=GENESIS, uid=2, hotkey=miner.hotkey.address, window=WINDOW, roster=B)
+    scene.subnet.store(miner).inner.put(window_key(Kind.DECISION, WINDOW, 2), seal(body, miner.hotkey).encode())
+    assert scene.majority().uids == (1,)
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.sampled_from([A, B, None, "absent"])), min_size=1, max_size=6))
+@settings(max_examples=60, deadline=None)
+def test_the_majority_is_that_of_the_stake(
+    tmp_path_factory: pytest.TempPathFactory, votes: list[tuple[int, str | None]]
+) -> None:
+    scene = Scene(tmp_path_factory.mktemp("scene"), *(stake / 10 for stake, _ in votes))
+    for index, (_, vote) in enumerate(votes):
+        if vote != "absent":
+            scene.decide(index, vote)
+    total = sum(stake for stake, vote in votes if vote != "absent")
+    winners = [roster for roster in (A, B, None) if 2 * sum(s for s, vote in votes if vote == roster) > total]
+    if winners:
+        assert scene.majority().roster == winners[0]
+    else:
+        scene.undecided()
+
+
+# Who does not count, and who is waited for.
+
+
+@pytest.mark.parametrize("error", [REFUSED, PermanentError(Reason.BUCKET_MISSING, "for a test")])
+def test_a_bucket_that_refuses_is_left_out(tmp_path: Path, error: PermanentError) -> None:
+    scene = Scene(tmp_path, 100.0, 10.0)
+    scene.decide(0, A)
+    scene.decide(1, B)
+    scene.store(0).before = failing(error)
+    assert scene.majority() == Majority(B, 10.0, 10.0, 0.0, (2,))
+
+
+def test_a_validator_without_a_bucket_is_left_out(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 100.0, 10.0)
+    scene.decide(1, B)
+    scene.subnet.ledger(scene.subnet.validators[0]).set_commitment("X" * 128)
+    assert scene.majority().uids == (2,)
+
+
+def test_an_illegal_decision_is_left_out(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 100.0, 10.0)
+    scene.store(0).inner.put(scene.key(0), b"{}")
+    scene.decide(1, B)
+    assert scene.majority().uids == (2,)
+
+
+def test_a_failing_store_is_no_absence(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 100.0, 10.0)
+    scene.decide(0, A)
+    scene.decide(1, B)
+    scene.store(0).before = failing(BUSY, times=1)
+    assert "100 is unheard" in scene.undecided()
+    assert scene.majority().roster == A
+
+
+def test_a_failing_store_that_cannot_turn_the_majority_is_not_waited_for(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 60.0, 10.0, 49.0)
+    scene.decide(0, A)
+    scene.decide(1, B)
+    scene.store(2).before = failing(BUSY)
+    assert scene.majority() == Majority(A, 60.0, 70.0, 49.0, (1,))
+    scene.store(1).before = failing(REFUSED)
+    assert scene.majority().total == 60.0
+
+
+def test_as_much_unheard_stake_as_heard_is_too_much(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 50.0, 50.0)
+    scene.decide(0, A)
+    scene.store(1).before = failing(BUSY)
+    scene.undecided()
+
+
+def test_who_may_still_decide_is_waited_for(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 100.0, 10.0, closed=False)
+    scene.decide(1, B)
+    assert "100 is unheard" in scene.undecided()
+    scene.close()
+    assert scene.majority() == Majority(B, 10.0, 10.0, 0.0, (2,))
+
+
+def test_a_majority_that_nobody_can_turn_is_clear_at_once(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 100.0, 10.0, 89.0, closed=False)
+    scene.decide(0, A)
+    assert scene.majority() == Majority(A, 100.0, 100.0, 99.0, (1,))
+
+
+def test_a_stop_request_leaves_nobody_out(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 100.0, 10.0)
+    scene.decide(1, B)
+    scene.store(0).before = failing(StoppedError(Reason.STOPPED, "for a test"))
+    for call in (scene.majority, lambda: decided_roster(scene.reader, WINDOW)):
+        with pytest.raises(StoppedError):
+            call()
+
+
+# The roster that was decided.
+
+
+def roster_of(scene: Scene, index: int, previous: str | None = None) -> Roster:
+    """An empty roster in a validator's bucket."""
+    author = scene.subnet.validators[index]
+    roster = Roster(
+        netuid=NETUID,
+        genesis=GENESIS,
+        uid=author.uid,
+        hotkey=author.hotkey.address,
+        window=WINDOW,
+        previous=previous,
+        peer_list=None,
+        entries=(),
+        aggregate_sha256=A,
+        aggregate_bytes=0,
+    )
+    scene.store(index).inner.put(window_key(Kind.ROSTER, WINDOW, author.uid), seal(roster, author.hotkey).encode())
+    return roster
+
+
+def test_the_decided_roster_is_found_in_its_publishers_bucket(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 100.0, 60.0, 50.0)
+    roster_of(scene, 0)
+    second = roster_of(scene, 1)
+    scene.decide(1, second.digest)
+    scene.decide(2, second.digest)
+    assert decided_roster(scene.reader, WINDOW) == (second, scene.subnet.validators[1].neuron)
+
+
+def test_a_null_window_has_no_roster(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 100.0)
+    roster_of(scene, 0)
+    scene.decide(0, None)
+    assert decided_roster(scene.reader, WINDOW) is None
+
+
+def spoil(scene: Scene) -> list[Callable[[], object]]:
+    """Ways in which a roster that was decided cannot be read now."""
+    key = window_key(Kind.ROSTER, WINDOW, 1)
+
+    def fail_with(error: TemplarError) -> None:
+        scene.store(0).before = failing(error, "get", key=key)
+
+    return [
+        lambda: roster_of(scene, 0, previous=B),
+        lambda: scene.store(0).inner.put(key, b"{}"),
+        lambda: scene.store(0).inner.delete([key]),
+        lambda: fail_with(BUSY),
+        lambda: fail_with(REFUSED),
+    ]
+
+
+@pytest.mark.parametrize("way", range(5))
+def test_a_decided_roster_that_cannot_be_read_now_is_no_null_window(tmp_path: Path, way: int) -> None:
+    scene = Scene(tmp_path, 100.0, 10.0)
+    scene.decide(0, roster_of(scene, 0).digest)
+    spoil(scene)[way]()
+    with pytest.raises(TransientError) as caught:
+        decided_roster(scene.reader, WINDOW)
+    assert caught.value.reason is Reason.ROSTER_MISSING
+
+
+def test_the_time_of_a_roster_is_no_matter_any_more(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 100.0)
+    roster = roster_of(scene, 0)
+    scene.decide(0, roster.digest)
+    scene.subnet.clock.sleep_until(scene.subnet.clock.now() + 100_000)
+    assert roster_of(scene, 0) == roster
+    scene.store(0).inner.put(aggregate_key(WINDOW), b"")
+    assert decided_roster(scene.reader, WINDOW) == (roster, scene.subnet.validators[0].neuron)

@@ -1,0 +1,301 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from templar.errors import PermanentError, Reason, RejectedError, TransientError
+from templar.exchange.checkpoint import MANIFEST_FILE, publish_checkpoint
+from templar.exchange.genesis import NO_GENESIS, Birth, find_birth, load_genesis, publish_genesis
+from templar.exchange.keys import START_WINDOW_KEY, Kind, checkpoint_key
+from templar.exchange.objects import StartWindow
+from templar.exchange.sealing import seal, unseal
+from templar.hparams import HParams
+from templar.interrupt import StoppedError
+from templar.model.checkpoint import CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE, write_model
+from templar.model.llama import genesis_parameters
+from templar.model.root import genesis_root, parameters_digest
+from templar.model.tokenizer import Tokenizer, load_tokenizer, train_embedded_tokenizer
+from tests.support.scripted_store import ScriptedStore, failing
+from tests.support.subnet import NETUID, Member, Subnet, fields_of, signed_anyhow
+
+START = 5
+DATASET = "da" * 32
+BUSY = TransientError(Reason.STORE_BUSY, "for a test")
+
+
+class Scene:
+    """Two validators who may start a network, and a miner who wants to join it."""
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
+        self.folder = folder
+        self.tokenizer = tokenizer
+        self.subnet = Subnet(folder, stakes=(100.0, 50.0), num_miners=1)
+        self.hparams: HParams = self.subnet.hparams
+        self.params = genesis_parameters(self.hparams.model)
+
+    def publish(self, index: int = 0, *, who: Member | None = None, **changes: Any) -> Birth:
+        member = who or self.subnet.validators[index]
+        arguments: dict[str, Any] = {
+            "params": self.params,
+            "tokenizer": self.tokenizer,
+            "dataset_digest": DATASET,
+            "start_window": START,
+            "folder": self.folder / f"genesis-{member.uid}",
+        }
+        ledger, buckets = self.subnet.ledger(member), self.subnet.buckets(member)
+        return publish_genesis(ledger, buckets, self.hparams, member.hotkey, **arguments | changes)
+
+    def find(self, pinned: str | None = None, hparams: HParams | None = None) -> Birth:
+        return find_birth(self.subnet.chain, self.subnet.buckets(), hparams or self.hparams, pinned=pinned)
+
+    def load(self, birth: Birth) -> dict[str, Tensor]:
+        return load_genesis(birth, self.subnet.buckets(), self.hparams.model, self.folder / "joined")
+
+    def store(self, index: int) -> ScriptedStore:
+        return self.subnet.store(self.subnet.validators[index])
+
+    def put_start(self, index: int, start: StartWindow, **changes: Any) -> None:
+        """Store a start window as its publisher may sign it."""
+        signer = self.subnet.validators[index].hotkey
+        self.store(index).inner.put(
+            START_WINDOW_KEY, signed_anyhow(Kind.START_WINDOW, fields_of(start, **changes), signer)
+        )
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_embedded_tokenizer(["the quick brown fox"], 258)
+
+
+@pytest.fixture
+def scene(tmp_path: Path, tokenizer: Tokenizer) -> Scene:
+    return Scene(tmp_path, tokenizer)
+
+
+def reason_of(call: Callable[[], object], family: type[Exception] = PermanentError) -> Reason:
+    with pytest.raises(family) as caught:
+        call()
+    assert isinstance(caught.value, (PermanentError, TransientError))
+    return caught.value.reason
+
+
+def writes(store: ScriptedStore) -> list[str]:
+    return [key for operation, key in store.calls if operation.startswith("put")]
+
+
+# The round trip.
+
+
+def test_a_network_is_found_and_its_parameters_are_those_that_were_published(scene: Scene) -> None:
+    published = scene.publish()
+    found = scene.find()
+    assert found == published
+    params = scene.load(found)
+    assert params.keys() == scene.params.keys()
+    assert all(torch.equal(params[name], scene.params[name]) for name in params)
+    joined = scene.folder / "joined"
+    assert load_tokenizer("embedded", embedded=(joined / TOKENIZER_FILE).read_bytes()).digest == scene.tokenizer.digest
+
+
+def test_the_start_window_names_all_that_nodes_must_have_in_common(scene: Scene) -> None:
+    start = scene.publish().start
+    assert (start.start_window, start.hparams, start.dataset) == (START, scene.hparams.digest, DATASET)
+    assert start.tokenizer == scene.tokenizer.digest
+    assert start.root == genesis_root(NETUID, parameters_digest(scene.params))
+    assert start.genesis == NO_GENESIS
+
+
+def test_the_genesis_hash_is_the_digest_of_the_start_window(scene: Scene) -> None:
+    birth = scene.publish()
+    assert (birth.network.netuid, birth.network.genesis) == (NETUID, birth.start.digest)
+    assert (birth.mark.window, birth.mark.outer_steps, birth.mark.root) == (START - 1, 0, birth.start.root)
+
+
+def test_the_start_window_is_written_last(scene: Scene) -> None:
+    scene.publish()
+    assert writes(scene.store(0))[-2:] == [checkpoint_key(START - 1, 1, MANIFEST_FILE), START_WINDOW_KEY]
+
+
+@pytest.mark.parametrize("name", [CONFIG_FILE, WEIGHTS_FILE, MANIFEST_FILE, START_WINDOW_KEY])
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_publication_that_was_cut_off_goes_on(scene: Scene, name: str, lost: bool) -> None:
+    key = name if name == START_WINDOW_KEY else checkpoint_key(START - 1, 1, name)
+    hook = failing(BUSY, "put_if_absent", "put_file", key=key, times=1)
+    if lost:
+        scene.store(0).after = hook
+    else:
+        scene.store(0).before = hook
+    with pytest.raises(TransientError):
+        scene.publish()
+    if not (name == START_WINDOW_KEY and lost):
+        assert reason_of(scene.find, TransientError) is Reason.GENESIS_MISSING
+    birth = scene.publish()
+    assert scene.publish() == birth
+    assert len(writes(scene.store(0))) == 5 + (not lost)
+    scene.load(scene.find())
+
+
+def test_a_second_network_is_refused_before_anything_of_it_is_stored(scene: Scene) -> None:
+    first = scene.publish()
+    before = list(scene.store(0).inner.list())
+    others: list[dict[str, Any]] = [
+        {"start_window": START + 1},
+        {"dataset_digest": "00" * 32},
+        {"params": {name: tensor + 1 for name, tensor in scene.params.items()}},
+    ]
+    for changes in others:
+        assert reason_of(lambda: scene.publish(**changes)) is Reason.OBJECT_DIFFERS  # noqa: B023
+    assert list(scene.store(0).inner.list()) == before
+    assert scene.find() == first
+
+
+def test_a_miner_starts_no_network(scene: Scene) -> None:
+    assert reason_of(lambda: scene.publish(who=scene.subnet.miners[0])) is Reason.NOT_REGISTERED
+    assert writes(scene.subnet.store(scene.subnet.miners[0])) == []
+
+
+# Finding the network.
+
+
+def test_nobody_started_one_yet(scene: Scene) -> None:
+    assert reason_of(scene.find, TransientError) is Reason.GENESIS_MISSING
+
+
+def test_the_validator_with_the_most_stake_is_followed(scene: Scene) -> None:
+    second = scene.publish(1)
+    assert scene.find() == second
+    first = scene.publish(0)
+    assert scene.find() == first
+    assert first.network != second.network
+
+
+def test_a_pinned_genesis_is_found_whoever_has_it(scene: Scene) -> None:
+    first, second = scene.publish(0), scene.publish(1)
+    assert scene.find(pinned=first.start.digest) == first
+    assert scene.find(pinned=second.start.digest) == second
+
+
+def test_a_pinned_genesis_that_nobody_has_is_missing(scene: Scene) -> None:
+    scene.publish(0)
+    with pytest.raises(TransientError, match="ab" * 32) as caught:
+        scene.find(pinned="ab" * 32)
+    assert caught.value.reason is Reason.GENESIS_MISSING
+
+
+def test_other_hparams_are_another_network(scene: Scene) -> None:
+    scene.publish()
+    training = scene.hparams.training.model_copy(update={"outer_learning_rate": 0.5})
+    other = scene.hparams.model_copy(update={"training": training})
+    with pytest.raises(PermanentError, match="preset") as caught:
+        scene.find(hparams=other)
+    assert caught.value.reason is Reason.BAD_HPARAMS
+
+
+def test_storage_is_everybodys_own_business(scene: Scene) -> None:
+    birth = scene.publish()
+    storage = scene.hparams.storage.model_copy(update={"retention_windows": 999})
+    assert scene.find(hparams=scene.hparams.model_copy(update={"storage": storage})) == birth
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"genesis": "ab" * 32}, {"netuid": NETUID + 1}, {"protocol": "0.2.82"}, {"uid": 2}, {"root": "no"}],
+)
+def test_an_illegal_start_window_is_passed_over(scene: Scene, changes: dict[str, Any]) -> None:
+    first, second = scene.publish(0), scene.publish(1)
+    scene.put_start(0, first.start, **changes)
+    assert scene.find() == second
+
+
+def test_somebody_elses_start_window_is_passed_over(scene: Scene) -> None:
+    second = scene.publish(1)
+    scene.store(0).inner.put(START_WINDOW_KEY, seal(second.start, scene.subnet.validators[1].hotkey).encode())
+    assert scene.find() == second
+
+
+def test_a_bucket_that_refuses_is_passed_over_and_named(scene: Scene) -> None:
+    scene.publish(0)
+    scene.store(0).before = failing(PermanentError(Reason.ACCESS_DENIED, "for a test"))
+    with pytest.raises(TransientError, match="uid 1: access_denied"):
+        scene.find()
+    second = scene.publish(1)
+    assert scene.find() == second
+
+
+def test_a_bucket_that_fails_just_now_is_not_passed_over(scene: Scene) -> None:
+    first, second = scene.publish(0), scene.publish(1)
+    scene.store(0).before = failing(BUSY, times=1)
+    with pytest.raises(TransientError, match="pin") as caught:
+        scene.find()
+    assert caught.value.reason is Reason.STORE_BUSY
+    assert scene.find() == first
+    scene.store(0).before = failing(BUSY)
+    assert scene.find(pinned=second.start.digest) == second
+
+
+def test_a_lower_rank_that_fails_does_not_matter(scene: Scene) -> None:
+    first = scene.publish(0)
+    scene.store(1).before = failing(BUSY)
+    assert scene.find() == first
+
+
+def test_a_stop_request_is_no_missing_start_window(scene: Scene) -> None:
+    scene.publish(1)
+    scene.store(0).before = failing(StoppedError(Reason.STOPPED, "for a test"))
+    with pytest.raises(StoppedError):
+        scene.find()
+
+
+# The parameters.
+
+
+def test_forged_parameters_are_found(scene: Scene) -> None:
+    birth = scene.publish()
+    forged = {name: tensor.clone() for name, tensor in scene.params.items()}
+    next(iter(forged.values())).view(-1)[0] += 1e-3
+    folder = scene.folder / "forged"
+    write_model(folder, forged, scene.hparams.model, scene.tokenizer.to_bytes())
+    store, author = scene.store(0), scene.subnet.validators[0]
+    store.inner.delete([info.key for info in list(store.inner.list("checkpoint-"))])
+    publish_checkpoint(
+        store, folder, birth.mark, network=birth.network, uid=1, signer=author.hotkey, clock=scene.subnet.clock
+    )
+    assert reason_of(lambda: scene.load(scene.find())) is Reason.ROOT_DIFFERS
+
+
+def test_a_damaged_genesis_is_found(scene: Scene) -> None:
+    birth = scene.publish()
+    key = checkpoint_key(START - 1, 1, WEIGHTS_FILE)
+    data = scene.store(0).inner.get(key, max_bytes=10_000_000)
+    for damaged in (data[:-1], data[:-1] + bytes([data[-1] ^ 1])):
+        scene.store(0).inner.put(key, damaged)
+        assert reason_of(lambda: scene.load(birth), RejectedError) is Reason.CHECKPOINT_BROKEN
+    scene.store(0).inner.put(key, data)
+    scene.load(birth)
+
+
+def test_a_genesis_for_another_model_is_found(scene: Scene) -> None:
+    birth = scene.publish()
+    other = scene.hparams.model.model_copy(update={"hidden_size": 32})
+    with pytest.raises(PermanentError) as caught:
+        load_genesis(birth, scene.subnet.buckets(), other, scene.folder / "joined")
+    assert caught.value.reason is Reason.CHECKPOINT_BROKEN
+
+
+def test_a_failing_store_is_no_damaged_genesis(scene: Scene) -> None:
+    birth = scene.publish()
+    scene.store(0).before = failing(BUSY, "get_file", times=1)
+    with pytest.raises(TransientError):
+        scene.load(birth)
+    scene.load(birth)
+
+
+def test_two_signatures_of_one_start_window_are_one_network(scene: Scene) -> None:
+    birth = scene.publish()
+    again = seal(birth.start, scene.subnet.validators[0].hotkey).encode()
+    assert unseal(again, StartWindow).body.digest == birth.network.genesis
+    scene.store(0).inner.put(START_WINDOW_KEY, again)
+    assert scene.find() == birth

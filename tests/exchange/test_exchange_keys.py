@@ -1,0 +1,162 @@
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from templar import PROTOCOL_VERSION
+from templar.exchange.keys import (
+    START_WINDOW_KEY,
+    Kind,
+    ObjectKey,
+    aggregate_key,
+    checkpoint_key,
+    parse_current_key,
+    parse_key,
+    peers_key,
+    window_key,
+)
+from templar.store.keys import is_key
+
+ALPHANUMERIC = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+PER_WINDOW = [kind for kind in Kind if kind not in (Kind.AGGREGATE, Kind.CHECKPOINT, Kind.PEERS, Kind.START_WINDOW)]
+
+numbers = st.one_of(st.integers(0, 12), st.integers(0, 10**12 - 1))
+versions = st.text(ALPHANUMERIC + ".+", min_size=1, max_size=32)
+files = st.builds(str.__add__, st.sampled_from(ALPHANUMERIC), st.text(ALPHANUMERIC + "._-", min_size=0, max_size=127))
+keys = st.one_of(
+    st.builds(ObjectKey, st.sampled_from(PER_WINDOW), numbers, numbers, versions),
+    st.builds(ObjectKey, st.just(Kind.CHECKPOINT), numbers, numbers, versions, files),
+    st.builds(
+        lambda kind, window, version: ObjectKey(kind, window, None, version),
+        st.sampled_from([Kind.AGGREGATE, Kind.PEERS]),
+        numbers,
+        versions,
+    ),
+    st.builds(lambda version: ObjectKey(Kind.START_WINDOW, version=version), versions),
+)
+
+
+@given(keys)
+@settings(max_examples=300)
+@example(ObjectKey(Kind.COMMIT, 1, 2, "1.json"))
+@example(ObjectKey(Kind.GRADIENT, 1, 2, "1.bin"))
+@example(ObjectKey(Kind.CHECKPOINT, 1, 2, "1", "a-v1.json"))
+def test_a_key_is_read_back_as_what_it_was(key: ObjectKey) -> None:
+    assert parse_key(str(key)) == key
+    assert is_key(str(key))
+
+
+@given(keys, st.data())
+@settings(max_examples=300)
+def test_a_damaged_key_is_another_key_or_none(key: ObjectKey, data: st.DataObject) -> None:
+    text = str(key)
+    start = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.integers(start, min(len(text), start + 3)))
+    piece = data.draw(st.text("0129-_v./\n abz٣", max_size=3))
+    damaged = text[:start] + piece + text[end:]
+    found = parse_key(damaged)
+    assert found is None or str(found) == damaged
+    assert found != key or damaged == text
+
+
+@given(st.text(max_size=60))
+def test_any_text_has_one_meaning_or_none(text: str) -> None:
+    found = parse_key(text)
+    assert found is None or str(found) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "gradient",
+        "gradient-1-2",
+        "gradient-1-2-v",
+        "gradient-1-2-v.bin",
+        "gradient-1-2-v1",
+        "gradient-1-2-v1.json",
+        "gradient-1-2-v1.pt",
+        "gradient-1-2-v1.bin ",
+        "gradient-1-2-v1.bin\n",
+        " gradient-1-2-v1.bin",
+        "x/gradient-1-2-v1.bin",
+        "gradient-1-2-v1.bin/x",
+        "gradient-01-2-v1.bin",
+        "gradient-1-02-v1.bin",
+        "gradient--1-2-v1.bin",
+        "gradient-+1-2-v1.bin",
+        "gradient-1.0-2-v1.bin",
+        "gradient-1--v1.bin",
+        "gradient-1000000000000-2-v1.bin",
+        "gradient-٣-2-v1.bin",
+        "gradient-1-2-v1 2.bin",
+        "gradient-1-2-v1/2.bin",
+        "gradient-1-2-v" + "1" * 33 + ".bin",
+        "Gradient-1-2-v1.bin",
+        "gradients-1-2-v1.bin",
+        "commit-1-2-v1.bin",
+        "commit-1-2-3-v1.json",
+        "checkpoint-1-2-v1",
+        "checkpoint-1-2-v1/",
+        "checkpoint-1-2-v1.json",
+        "checkpoint-1-2-v1/.",
+        "checkpoint-1-2-v1/..",
+        "checkpoint-1-2-v1/.hidden",
+        "checkpoint-1-2-v1/a/b",
+        "checkpoint-1-2-v1/" + "a" * 129,
+        "aggregator-1-2-v1.bin",
+        "aggregator-1-v1.json",
+        "aggregator-1.bin",
+        "peers-1-v1.json",
+        "peers_1_2_v1.json",
+        "peers_1.json",
+        "start_window-1-v1.json",
+        "start_window_1_v1.json",
+        "start_window_v1.bin",
+        "_metadata.yaml",
+    ],
+)  # fmt: skip
+def test_nothing_else_is_a_key(text: str) -> None:
+    assert parse_key(text) is None
+
+
+def test_the_documented_stems_are_kept() -> None:
+    assert window_key(Kind.GRADIENT, 12, 3) == f"gradient-12-3-v{PROTOCOL_VERSION}.bin"
+    assert window_key(Kind.COMMIT, 12, 3) == f"commit-12-3-v{PROTOCOL_VERSION}.json"
+    assert window_key(Kind.DEBUG, 12, 3) == f"debug-12-3-v{PROTOCOL_VERSION}.json"
+    assert aggregate_key(12) == f"aggregator-12-v{PROTOCOL_VERSION}.bin"
+    assert checkpoint_key(12, 3, "model.safetensors") == f"checkpoint-12-3-v{PROTOCOL_VERSION}/model.safetensors"
+    assert peers_key(12) == f"peers_12_v{PROTOCOL_VERSION}.json"
+    assert f"start_window_v{PROTOCOL_VERSION}.json" == START_WINDOW_KEY
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("gradient-7-1-v0.2.8.bin", "0.2.8"),
+        ("gradient-7-1-v0.2.82.bin", "0.2.82"),
+        ("commit-7-1-v0.2.8.json", "0.2.8"),
+        ("commit-7-1-v0.2.82.json", "0.2.82"),
+        ("peers_7_v0.2.8.json", "0.2.8"),
+        ("peers_7_v0.2.82.json", "0.2.82"),
+        ("checkpoint-7-1-v0.2.8/config.json", "0.2.8"),
+        ("checkpoint-7-1-v0.2.82/config.json", "0.2.82"),
+        ("start_window_v2.1.3+local.json", "2.1.3+local"),
+        (f"peers_7_v{PROTOCOL_VERSION}1.json", f"{PROTOCOL_VERSION}1"),
+        (f"peers_7_v{PROTOCOL_VERSION}.json.json", f"{PROTOCOL_VERSION}.json"),
+    ],
+)
+def test_a_version_is_never_taken_for_one_that_it_begins_with(text: str, version: str) -> None:
+    key = parse_key(text)
+    assert key is not None
+    assert key.version == version
+    assert parse_current_key(text) is None
+
+
+def test_uids_that_begin_alike_are_different() -> None:
+    one, eleven = parse_current_key(window_key(Kind.PROOF, 1, 1)), parse_current_key(window_key(Kind.PROOF, 1, 11))
+    assert one == ObjectKey(Kind.PROOF, 1, 1)
+    assert eleven == ObjectKey(Kind.PROOF, 1, 11)
+
+
+def test_keys_that_are_not_ours_are_not_of_this_version_either() -> None:
+    assert parse_current_key("_metadata.yaml") is None

@@ -1,0 +1,265 @@
+import copy
+from typing import Any
+
+import pytest
+
+from templar.errors import Reason, RejectedError
+from templar.exchange.keys import Kind
+from templar.exchange.objects import (
+    CheckpointManifest,
+    Commit,
+    Decision,
+    Manifest,
+    PeerList,
+    Proof,
+    Roster,
+    RosterEntry,
+    StartWindow,
+)
+from templar.exchange.sealing import Body, seal, unseal
+from tests.support.subnet import GENESIS, NETUID, fields_of, member, signed_anyhow
+
+ALICE = member(5)
+A, B, C = "a1" * 32, "b2" * 32, "c3" * 32
+MOST = 2**53
+
+
+def author(**changes: Any) -> dict[str, Any]:
+    return {"netuid": NETUID, "genesis": GENESIS, "uid": 5, "hotkey": ALICE.hotkey.address} | changes
+
+
+def entry(uid: int, num_bytes: int = 164, **changes: Any) -> RosterEntry:
+    values = {
+        "uid": uid,
+        "hotkey": member(uid).hotkey.address,
+        "payload_sha256": A,
+        "payload_bytes": num_bytes,
+        "committed_at": 1_700_000_000,
+        "revealed_at": 1_700_000_060,
+    }
+    return RosterEntry(**values | changes)
+
+
+BODIES: tuple[Body, ...] = (
+    Commit(**author(), window=3, commitment=A),
+    Manifest(**author(), window=3, payload_sha256=A, payload_bytes=164, assignment=B, root_before=C),
+    Roster(
+        **author(),
+        window=3,
+        previous=A,
+        peer_list=None,
+        entries=(entry(4), entry(7)),
+        aggregate_sha256=B,
+        aggregate_bytes=328,
+    ),
+    Decision(**author(), window=3, roster=A),
+    PeerList(**author(), first_effective_window=3, peers=(7, 4), reserve=(9,)),
+    StartWindow(**author(), start_window=3, hparams=A, tokenizer=B, dataset=C, root=A),
+    Proof(**author(), window=3, root=A, outer_steps=2, proof=B),
+    CheckpointManifest(
+        **author(),
+        window=3,
+        root=A,
+        previous_root=B,
+        outer_steps=2,
+        null=False,
+        files={"config.json": A, "model.safetensors": B},
+        sizes={"config.json": 10, "model.safetensors": 20},
+    ),
+)
+
+every_body = pytest.mark.parametrize("body", BODIES, ids=lambda body: str(body.kind))
+
+
+def reason_of(body_type: type[Body], value: Any) -> Reason:
+    """Why a body is rejected whose author signed it in canonical form."""
+    with pytest.raises(RejectedError) as caught:
+        unseal(signed_anyhow(body_type.kind, value, ALICE.hotkey), body_type)
+    return caught.value.reason
+
+
+def other_values(value: Any) -> list[Any]:
+    """Values of other types, or out of range."""
+    nonsense: list[Any] = [[], {}, [value], {"a": value}, "x" * 200]
+    if isinstance(value, bool):
+        return [*nonsense, 0, 1, "true", None]
+    if isinstance(value, int):
+        return [*nonsense, -1, MOST + 1, 2**64, 10**40, float(value), value + 0.5, str(value), True, None, "", "0x5"]
+    if isinstance(value, str):
+        return [*nonsense, "", value + " ", " " + value, value + "\n", value + "\x00", value[:-1] + "\u00e9", 5, True]
+    return [5, "x", True, [5.5], "[]"]
+
+
+@every_body
+def test_an_object_is_read_back(body: Body) -> None:
+    data = seal(body, ALICE.hotkey).encode()
+    assert unseal(data, type(body)).body == body
+    assert unseal(data, type(body)).body.digest == body.digest
+
+
+@every_body
+def test_every_field_is_needed(body: Body) -> None:
+    for name in body.model_dump():
+        value = fields_of(body)
+        del value[name]
+        # A protocol that is left out is filled in, and then it is not what was written.
+        wanted = Reason.NOT_CANONICAL if name == "protocol" else Reason.MALFORMED
+        assert reason_of(type(body), value) is wanted
+
+
+@every_body
+def test_no_field_is_added(body: Body) -> None:
+    for name in ("extra", "", "kind", "Window", "model_config", "__class__"):
+        assert reason_of(type(body), fields_of(body, **{name: 1})) is Reason.MALFORMED
+
+
+@every_body
+def test_every_field_has_one_type_and_range(body: Body) -> None:
+    for name, value in fields_of(body).items():
+        for wrong in other_values(value):
+            assert reason_of(type(body), fields_of(body, **{name: wrong})) is Reason.MALFORMED, (name, wrong)
+
+
+@every_body
+def test_what_may_be_absent_is_null_and_nothing_else(body: Body) -> None:
+    optional = {(Kind.ROSTER, "previous"), (Kind.ROSTER, "peer_list"), (Kind.DECISION, "roster")}
+    for name in body.model_dump():
+        value = fields_of(body, **{name: None})
+        if (body.kind, name) in optional:
+            assert unseal(signed_anyhow(body.kind, value, ALICE.hotkey), type(body)).body.model_dump()[name] is None
+        else:
+            assert reason_of(type(body), value) is Reason.MALFORMED
+
+
+@every_body
+def test_a_hash_is_64_lower_case_hex_digits(body: Body) -> None:
+    hashes = [name for name, value in fields_of(body).items() if isinstance(value, str) and len(value) == 64]
+    assert "genesis" in hashes
+    for name in hashes:
+        for wrong in ("A1" * 32, "a1" * 31, "a1" * 33, "g1" * 32, "0x" + "a1" * 31):
+            assert reason_of(type(body), fields_of(body, **{name: wrong})) is Reason.MALFORMED
+
+
+@every_body
+def test_uids_fit_a_payloads_header(body: Body) -> None:
+    assert reason_of(type(body), fields_of(body, uid=2**16)) is Reason.MALFORMED
+    last = fields_of(body, uid=2**16 - 1)
+    assert unseal(signed_anyhow(body.kind, last, ALICE.hotkey), type(body)).body.uid == 2**16 - 1
+
+
+# Rosters.
+
+
+def roster(*entries: dict[str, Any], total: int) -> dict[str, Any]:
+    body = next(body for body in BODIES if isinstance(body, Roster))
+    return fields_of(body, entries=list(entries), aggregate_bytes=total)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        roster(entry(7).model_dump(), entry(4).model_dump(), total=328),
+        roster(entry(4).model_dump(), entry(4).model_dump(), total=328),
+        roster(entry(4).model_dump(), entry(4, payload_sha256=B).model_dump(), total=328),
+        roster(entry(4).model_dump(), total=163),
+        roster(entry(4).model_dump(), total=165),
+        roster(total=1),
+        roster(entry(4).model_dump() | {"extra": 1}, total=164),
+        roster({name: value for name, value in entry(4).model_dump().items() if name != "hotkey"}, total=164),
+        roster(entry(4).model_dump() | {"committed_at": 1.5}, total=164),
+        roster(entry(4).model_dump() | {"payload_sha256": "A1" * 32}, total=164),
+        roster(entry(4).model_dump() | {"uid": True}, total=164),
+        roster(entry(4).model_dump() | {"uid": "4"}, total=164),
+    ],
+)
+def test_rosters_that_contradict_themselves_are_malformed(value: dict[str, Any]) -> None:
+    assert reason_of(Roster, value) is Reason.MALFORMED
+
+
+def test_a_roster_has_at_most_1024_entries() -> None:
+    entries = [entry(4, 1).model_dump() | {"uid": uid} for uid in range(1025)]
+    data = signed_anyhow(Kind.ROSTER, roster(*entries[:1024], total=1024), ALICE.hotkey)
+    assert len(unseal(data, Roster).body.entries) == 1024
+    assert reason_of(Roster, roster(*entries, total=1025)) is Reason.MALFORMED
+
+
+def test_an_empty_roster_is_legal() -> None:
+    assert unseal(signed_anyhow(Kind.ROSTER, roster(total=0), ALICE.hotkey), Roster).body.entries == ()
+
+
+# Peer lists.
+
+
+@pytest.mark.parametrize(
+    ("peers", "reserve"),
+    [([4, 4], []), ([4], [4]), ([], [4, 4]), ([-1], []), ([2**16], []), (["4"], []), ([4.0], []), ([True], []),
+     ([None], []), (list(range(1025)), []), ([], list(range(1025)))],
+)  # fmt: skip
+def test_peer_lists_name_uids_and_each_once(peers: list[Any], reserve: list[Any]) -> None:
+    body = next(body for body in BODIES if isinstance(body, PeerList))
+    assert reason_of(PeerList, fields_of(body, peers=peers, reserve=reserve)) is Reason.MALFORMED
+
+
+def test_a_peer_list_keeps_its_order() -> None:
+    body = next(body for body in BODIES if isinstance(body, PeerList))
+    value = fields_of(body, peers=[9, 2, 5], reserve=[8, 1])
+    found = unseal(signed_anyhow(Kind.PEERS, value, ALICE.hotkey), PeerList).body
+    assert (found.peers, found.reserve) == ((9, 2, 5), (8, 1))
+
+
+# Start windows and checkpoints.
+
+
+def test_a_network_does_not_start_at_window_0() -> None:
+    body = next(body for body in BODIES if isinstance(body, StartWindow))
+    assert reason_of(StartWindow, fields_of(body, start_window=0)) is Reason.MALFORMED
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", ".", "..", "../x", "a/b", "/etc/passwd", ".hidden", "-rf", "a\\b", "a b", "a\n", "a\x00", "é", "a" * 129],
+)
+def test_a_checkpoints_files_stay_in_its_folder(name: str) -> None:
+    body = next(body for body in BODIES if isinstance(body, CheckpointManifest))
+    value = fields_of(body, files={name: A}, sizes={name: 1})
+    assert reason_of(CheckpointManifest, value) is Reason.MALFORMED
+
+
+@pytest.mark.parametrize(
+    ("files", "sizes"),
+    [({"a": A}, {}), ({}, {"a": 1}), ({"a": A}, {"b": 1}), ({"a": A}, {"a": -1}), ({"a": A}, {"a": "1"}),
+     ({"a": 1}, {"a": 1}), ([["a", A]], [["a", 1]])],
+)  # fmt: skip
+def test_a_checkpoints_files_all_have_a_hash_and_a_size(files: Any, sizes: Any) -> None:
+    body = next(body for body in BODIES if isinstance(body, CheckpointManifest))
+    assert reason_of(CheckpointManifest, fields_of(body, files=files, sizes=sizes)) is Reason.MALFORMED
+
+
+# Sizes.
+
+
+def longest(body: Body) -> dict[str, Any]:
+    """The body with the longest value of every scalar field."""
+    value = copy.deepcopy(fields_of(body))
+    for name, old in value.items():
+        if isinstance(old, int) and not isinstance(old, bool):
+            value[name] = MOST
+    return value | {"uid": 2**16 - 1, "protocol": "9" * 32}
+
+
+@every_body
+def test_the_longest_legal_object_is_not_too_long(body: Body) -> None:
+    value = longest(body)
+    if isinstance(body, Roster):
+        longest_entry = {"payload_bytes": 8, "committed_at": MOST, "revealed_at": MOST}
+        entries = [entry(4).model_dump() | longest_entry | {"uid": 64_000 + uid} for uid in range(1024)]
+        value |= {"entries": entries, "aggregate_bytes": 8 * 1024}
+    if isinstance(body, PeerList):
+        value |= {"peers": list(range(60_000, 61_024)), "reserve": list(range(62_000, 63_024))}
+    if isinstance(body, CheckpointManifest):
+        names = [f"{index:03d}" + "x" * 125 for index in range(64)]
+        value |= {"files": dict.fromkeys(names, A), "sizes": dict.fromkeys(names, MOST)}
+    data = signed_anyhow(body.kind, value, ALICE.hotkey)
+    assert unseal(data, type(body)).body.uid == 2**16 - 1
+    # A hotkey may be two characters longer than ours, once per name.
+    assert len(data) + 2 * (1 + len(value.get("entries", ()))) <= type(body).max_bytes

@@ -1,0 +1,329 @@
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from templar.canonical import keyed_seed
+from templar.errors import PermanentError, Reason, TransientError
+from templar.exchange.keys import Kind, ObjectKey, peers_key
+from templar.exchange.objects import PeerList
+from templar.exchange.peers import STALE_AFTER_UPDATES, PeerBook, Selection, publish_peers, select_peers
+from templar.exchange.publish import Outcome
+from templar.exchange.sealing import seal
+from templar.hparams import Peers
+from templar.interrupt import StoppedError
+from tests.support.scripted_store import failing
+from tests.support.subnet import BIRTHDAY, GENESIS, NETUID, RULES, Subnet
+
+FREQUENCY, MARGIN = 2, 1
+PEERS = {
+    "gather_peer_count": 3,
+    "reserve_peer_count": 2,
+    "minimum_peers": 2,
+    "peer_replacement_frequency": FREQUENCY,
+    "peer_list_window_margin": MARGIN,
+    "recent_windows": 3,
+}
+BUSY = TransientError(Reason.STORE_BUSY, "for a test")
+
+
+# The rule.
+
+
+def select(active: Sequence[int], weights: dict[int, float], seed: str = "seed", **changes: int) -> Any:
+    return select_peers(active, weights, Peers(**(PEERS | changes)), seed=seed)
+
+
+def test_the_heaviest_are_gathered_and_the_next_are_the_reserve() -> None:
+    weights = {1: 0.1, 2: 0.5, 3: 0.2, 4: 0.4, 5: 0.3, 6: 0.05}
+    assert select([1, 2, 3, 4, 5, 6], weights) == ((2, 4, 5), (3, 1))
+    assert select([6, 5, 4, 3, 2, 1], weights) == ((2, 4, 5), (3, 1))
+
+
+def test_who_is_not_active_is_not_gathered() -> None:
+    assert select([1, 3], {2: 0.9, 1: 0.1}) == ((1, 3), ())
+
+
+def test_too_few_are_no_list() -> None:
+    assert select([1], {1: 1.0}) is None
+    assert select([], {}) is None
+    assert select([1, 2], {}) is not None
+
+
+def test_equal_weights_are_ordered_by_a_keyed_hash_and_not_by_uid() -> None:
+    uids = list(range(10))
+    wanted = sorted(uids, key=lambda uid: keyed_seed("peers", "seed", uid))
+    assert select(uids, {}) == (tuple(wanted[:3]), tuple(wanted[3:5]))
+    assert select(uids, dict.fromkeys(uids, 0.5)) == select(uids, {})
+    first = {select(uids, {}, seed=str(number))[0][0] for number in range(60)}
+    assert len(first) >= 9  # everybody has a turn
+
+
+def test_missing_weight_is_none() -> None:
+    peers, _ = select([1, 2, 3, 4], {4: 1e-9})
+    assert peers[0] == 4
+
+
+@given(
+    st.sets(st.integers(0, 300), max_size=12),
+    st.dictionaries(st.integers(0, 300), st.sampled_from([0.0, 0.25, 0.5, 1.0])),
+    st.integers(1, 4),
+    st.integers(0, 4),
+)
+def test_the_tiers_are_the_head_of_one_ranking(
+    active: set[int], weights: dict[int, float], places: int, reserve: int
+) -> None:
+    found = select(sorted(active), weights, gather_peer_count=places, reserve_peer_count=reserve, minimum_peers=1)
+    if not active:
+        assert found is None
+        return
+    ranked = found[0] + found[1]
+    assert len(found[0]) == min(places, len(active))
+    assert len(ranked) == min(places + reserve, len(active))
+    assert set(ranked) <= active
+    assert len(set(ranked)) == len(ranked)
+    least = min(weights.get(uid, 0.0) for uid in ranked)
+    assert all(weights.get(uid, 0.0) <= least for uid in active - set(ranked))
+    assert list(ranked) == sorted(ranked, key=lambda uid: -weights.get(uid, 0.0))
+
+
+# Lists that are published.
+
+
+@pytest.fixture
+def subnet(tmp_path: Path) -> Subnet:
+    """Three validators, uids 1 to 3 by falling stake, and seven miners, uids 4 to 10."""
+    return Subnet(tmp_path, stakes=(100.0, 50.0, 10.0), num_miners=7, overrides={"peers": PEERS})
+
+
+def opening(window: int) -> float:
+    return BIRTHDAY + window * RULES.seconds
+
+
+def publish(subnet: Subnet, window: int, peers: Sequence[int], reserve: Sequence[int] = (), validator: int = 0) -> None:
+    """Publish in the middle of a window; the list takes effect in the next one."""
+    subnet.clock.sleep_until(opening(window) + RULES.seconds / 2)
+    publish_peers(subnet.exchange(subnet.validators[validator]), window, tuple(peers), tuple(reserve))
+
+
+def put(subnet: Subnet, first: int, peers: Sequence[int], at: float, validator: int = 0, **changes: Any) -> None:
+    """Store a list at a time that a publisher of ours would not choose."""
+    author = subnet.validators[validator]
+    body = PeerList(
+        netuid=NETUID,
+        genesis=GENESIS,
+        uid=author.uid,
+        hotkey=author.hotkey.address,
+        first_effective_window=first,
+        peers=tuple(peers),
+        reserve=(),
+    ).model_copy(update=changes)
+    subnet.clock.sleep_until(at)
+    subnet.store(author).inner.put(peers_key(first), seal(body, author.hotkey).encode())
+
+
+def book(subnet: Subnet) -> PeerBook:
+    return PeerBook(subnet.exchange())
+
+
+def select_at(subnet: Subnet, window: int, using: PeerBook | None = None) -> Selection:
+    subnet.clock.sleep_until(opening(window))
+    return (using or book(subnet)).selection(window)
+
+
+def uids(selection: Selection) -> tuple[list[int], list[int]]:
+    return [neuron.uid for neuron in selection.peers], [neuron.uid for neuron in selection.reserve]
+
+
+FIRST_MINERS = ([4, 5, 6], [7, 8])
+
+
+def test_a_list_takes_effect_after_its_margin(subnet: Subnet) -> None:
+    publish(subnet, 2, [9, 4], [10])
+    assert select_at(subnet, 2).digest is None
+    selection = select_at(subnet, 3)
+    assert uids(selection) == ([9, 4], [10])
+    assert subnet.store(subnet.validators[0]).inner.head(peers_key(2 + MARGIN)) is not None
+
+
+def test_the_selection_names_the_list(subnet: Subnet) -> None:
+    publish(subnet, 2, [9, 4], [10])
+    author = subnet.validators[0]
+    expected = PeerList(
+        netuid=NETUID, genesis=GENESIS, uid=1, hotkey=author.hotkey.address, first_effective_window=3,
+        peers=(9, 4), reserve=(10,),
+    )  # fmt: skip
+    assert select_at(subnet, 3).digest == expected.digest
+
+
+def test_a_list_is_published_once(subnet: Subnet) -> None:
+    publish(subnet, 2, [9, 4])
+    exchange = subnet.exchange(subnet.validators[0])
+    assert publish_peers(exchange, 2, (9, 4), ()).outcome is Outcome.ALREADY_THERE
+    with pytest.raises(PermanentError) as caught:
+        publish_peers(exchange, 2, (4, 9), ())
+    assert caught.value.reason is Reason.OBJECT_DIFFERS
+
+
+def test_without_a_list_the_first_miners_are_gathered(subnet: Subnet) -> None:
+    selection = select_at(subnet, 3)
+    assert (uids(selection), selection.digest) == (FIRST_MINERS, None)
+
+
+# In time.
+
+
+@pytest.mark.parametrize(
+    ("offset", "counts"), [(-1.5, True), (-1.0, True), (-0.401, True), (-0.4, False), (0.0, False), (5.0, False)]
+)
+def test_a_list_must_be_stored_before_the_second_of_the_opening(
+    subnet: Subnet, caplog: pytest.LogCaptureFixture, offset: float, counts: bool
+) -> None:
+    assert opening(3) % 1 == pytest.approx(0.4)  # the second of the opening begins 0.4 s before it
+    put(subnet, 3, [9, 4], opening(3) + offset)
+    with caplog.at_level(logging.WARNING):
+        found = uids(select_at(subnet, 3))
+    assert found == (([9, 4], []) if counts else FIRST_MINERS)
+    assert ("peer_list_late" in caplog.text) is not counts
+
+
+def test_a_list_that_is_exchanged_later_does_not_count_any_more(subnet: Subnet) -> None:
+    publish(subnet, 2, [9, 4])
+    reader = book(subnet)
+    assert uids(select_at(subnet, 3, reader)) == ([9, 4], [])
+    put(subnet, 3, [10], opening(3) + 1)
+    assert uids(select_at(subnet, 4, reader)) == ([9, 4], [])  # it was read in time
+    assert uids(select_at(subnet, 4)) == FIRST_MINERS
+
+
+# Which list holds.
+
+
+def test_the_newest_list_in_effect_holds(subnet: Subnet) -> None:
+    reader = book(subnet)
+    publish(subnet, 2, [9, 4])
+    publish(subnet, 4, [10, 5])
+    for using in (reader, book(subnet)):
+        assert [uids(select_at(subnet, 4, using))[0]] == [[9, 4]]
+    for using in (reader, book(subnet)):
+        assert [uids(select_at(subnet, window, using))[0] for window in (5, 6)] == [[10, 5], [10, 5]]
+
+
+def test_the_validator_with_the_most_stake_is_followed(subnet: Subnet) -> None:
+    publish(subnet, 2, [5], validator=2)
+    publish(subnet, 2, [6], validator=1)
+    assert uids(select_at(subnet, 3)) == ([6], [])
+    publish(subnet, 3, [7], validator=0)
+    assert uids(select_at(subnet, 4)) == ([7], [])
+
+
+def test_a_later_list_of_a_lower_rank_does_not_take_over(subnet: Subnet) -> None:
+    publish(subnet, 2, [6], validator=0)
+    publish(subnet, 3, [5], validator=1)
+    assert uids(select_at(subnet, 4)) == ([6], [])
+
+
+def test_a_stale_list_gives_way_to_the_next_rank(subnet: Subnet) -> None:
+    publish(subnet, 2, [6], validator=0)
+    publish(subnet, 3, [5], validator=1)
+    last = 3 + STALE_AFTER_UPDATES * FREQUENCY
+    reader = book(subnet)
+    for window, expected in ((last, [6]), (last + 1, [5]), (last + 2, [4, 5, 6])):
+        assert uids(select_at(subnet, window, reader))[0] == expected
+        assert uids(select_at(subnet, window))[0] == expected
+
+
+def test_members_that_left_are_not_gathered(subnet: Subnet) -> None:
+    publish(subnet, 2, [9, 4, 10], [5, 6])
+    for gone in (9, 5):
+        subnet.chain.deregister(next(miner for miner in subnet.miners if miner.uid == gone).hotkey.address)
+    assert uids(select_at(subnet, 3)) == ([4, 10], [6])
+
+
+def test_validators_and_the_burn_uid_are_not_gathered(subnet: Subnet) -> None:
+    publish(subnet, 2, [0, 1, 4], [2, 5, 99])
+    assert uids(select_at(subnet, 3)) == ([4], [5])
+
+
+# Lists that do not count.
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"genesis": "00" * 32}, {"netuid": 99}, {"protocol": "0.2.82"}, {"uid": 2}, {"first_effective_window": 2}],
+)
+def test_a_list_for_something_else_does_not_count(subnet: Subnet, changes: dict[str, Any]) -> None:
+    put(subnet, 3, [9], opening(2), **changes)
+    publish(subnet, 2, [6], validator=1)
+    assert uids(select_at(subnet, 3)) == ([6], [])
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"x" * (PeerList.max_bytes + 1)])
+def test_garbage_does_not_count_and_hides_nothing(subnet: Subnet, data: bytes) -> None:
+    publish(subnet, 1, [9])
+    subnet.store(subnet.validators[0]).inner.put(peers_key(3), data)
+    assert uids(select_at(subnet, 3)) == ([9], [])
+
+
+def test_lists_of_another_version_are_left_alone(subnet: Subnet) -> None:
+    store = subnet.store(subnet.validators[0])
+    subnet.clock.sleep_until(opening(2))
+    store.inner.put(str(ObjectKey(Kind.PEERS, 3, version="0.2.82")), b"{}")
+    select_at(subnet, 3)
+    assert store.count("head") + store.count("get") == 0
+
+
+# What is read, and how often.
+
+
+def test_a_bucket_is_listed_once_and_then_only_asked_for_what_is_new(subnet: Subnet) -> None:
+    publish(subnet, 2, [9])
+    reader, store = book(subnet), subnet.store(subnet.validators[0])
+    for window in (3, 3, 4, 6):
+        select_at(subnet, window, reader)
+    assert store.count("list") == 1
+    asked = [key for operation, key in store.calls if operation == "head"][2:]  # the publisher asked before
+    assert asked == [peers_key(3), peers_key(3), peers_key(4), peers_key(5), peers_key(6)]
+
+
+def test_stale_lists_are_not_read_at_the_first_look(subnet: Subnet) -> None:
+    for window in range(1, 12):
+        publish(subnet, window, [9 if window == 11 else 5])
+    store = subnet.store(subnet.validators[0])
+    before = store.count("get")
+    assert uids(select_at(subnet, 12)) == ([9], [])
+    assert store.count("get") - before == 1 + STALE_AFTER_UPDATES * FREQUENCY
+
+
+def test_a_failing_bucket_gives_way_and_is_read_when_it_recovers(subnet: Subnet) -> None:
+    publish(subnet, 2, [9], validator=0)
+    publish(subnet, 2, [6], validator=1)
+    reader, store = book(subnet), subnet.store(subnet.validators[0])
+    store.before = failing(BUSY)
+    assert uids(select_at(subnet, 3, reader)) == ([6], [])
+    store.before = failing(PermanentError(Reason.ACCESS_DENIED, "for a test"))
+    assert uids(select_at(subnet, 3, reader)) == ([6], [])
+    store.before = lambda operation, key: None
+    assert uids(select_at(subnet, 3, reader)) == ([9], [])
+
+
+def test_what_was_read_holds_while_the_bucket_fails(subnet: Subnet) -> None:
+    publish(subnet, 2, [9])
+    reader, store = book(subnet), subnet.store(subnet.validators[0])
+    select_at(subnet, 3, reader)
+    publish(subnet, 3, [10])
+    store.before = failing(BUSY)
+    assert uids(select_at(subnet, 4, reader)) == ([9], [])
+    store.before = lambda operation, key: None
+    assert uids(select_at(subnet, 5, reader)) == ([10], [])
+
+
+def test_a_stop_request_is_no_failing_bucket(subnet: Subnet) -> None:
+    publish(subnet, 2, [9])
+    subnet.store(subnet.validators[0]).before = failing(StoppedError(Reason.STOPPED, "for a test"))
+    with pytest.raises(StoppedError):
+        select_at(subnet, 3)

@@ -1,0 +1,266 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from templar.chain.clock import SimulatedClock
+from templar.errors import PermanentError, Reason, TransientError
+from templar.exchange.keys import Kind, window_key
+from templar.exchange.objects import Decision
+from templar.exchange.publish import (
+    COMPARE_BYTES,
+    Outcome,
+    PublishReceipt,
+    TimedReport,
+    publish_body,
+    publish_bytes,
+    publish_file,
+    publish_in_time,
+)
+from templar.exchange.sealing import seal, unseal
+from templar.store.directory import DirectoryStore
+from tests.support.memory_store import MemoryStore
+from tests.support.scripted_store import ScriptedStore, failing, once
+from tests.support.subnet import GENESIS, NETUID, member
+
+ALICE = member(5)
+KEY = window_key(Kind.DECISION, 3, 5)
+BUSY = TransientError(Reason.STORE_BUSY, "for a test")
+BODY = Decision(netuid=NETUID, genesis=GENESIS, uid=5, hotkey=ALICE.hotkey.address, window=3, roster="aa" * 32)
+OTHER = BODY.model_copy(update={"roster": None})
+SMALL, LARGE = b"small", b"large" * COMPARE_BYTES
+
+Publish = Callable[..., PublishReceipt]
+
+
+@pytest.fixture
+def clock() -> SimulatedClock:
+    return SimulatedClock(1000.25)
+
+
+@pytest.fixture
+def store(clock: SimulatedClock) -> ScriptedStore:
+    return ScriptedStore(MemoryStore(clock=clock.now))
+
+
+@pytest.fixture(params=["bytes", "small file", "large file", "body"])
+def publish(request: pytest.FixtureRequest, store: ScriptedStore, clock: SimulatedClock, tmp_path: Path) -> Publish:
+    """Publish one thing, or with `other=True` another one, under the same key."""
+
+    def do(*, other: bool = False, deadline: float | None = None) -> PublishReceipt:
+        if request.param == "body":
+            return publish_body(store, KEY, OTHER if other else BODY, ALICE.hotkey, clock=clock, deadline=deadline)
+        data = LARGE if request.param == "large file" else SMALL
+        data = data[:-1] if other else data
+        if request.param == "bytes":
+            return publish_bytes(store, KEY, data, clock=clock, deadline=deadline)
+        path = tmp_path / "file"
+        path.write_bytes(data)
+        return publish_file(store, KEY, path, clock=clock, deadline=deadline)
+
+    return do
+
+
+def writes(store: ScriptedStore) -> int:
+    return store.count("put") + store.count("put_if_absent") + store.count("put_file")
+
+
+def stored(store: ScriptedStore) -> bytes:
+    return store.inner.get(KEY, max_bytes=len(LARGE))
+
+
+def differs(call: Callable[[], object]) -> None:
+    with pytest.raises(PermanentError, match="nothing was overwritten") as caught:
+        call()
+    assert caught.value.reason is Reason.OBJECT_DIFFERS
+
+
+def test_it_is_stored_once(publish: Publish, store: ScriptedStore, clock: SimulatedClock) -> None:
+    first = publish()
+    assert first == PublishReceipt(KEY, len(stored(store)), 1000, Outcome.STORED)
+    data = stored(store)
+    clock.sleep_until(2000)
+    again = publish()
+    assert again == PublishReceipt(KEY, len(data), 1000, Outcome.ALREADY_THERE)
+    assert stored(store) == data
+    assert writes(store) == 1
+
+
+def test_it_is_looked_for_before_it_is_written_and_afterwards(publish: Publish, store: ScriptedStore) -> None:
+    publish()
+    operations = [operation for operation, _ in store.calls]
+    assert operations[0] == "head"
+    assert operations[2] == "head"
+    assert operations[1].startswith("put")
+
+
+def test_other_bytes_are_never_overwritten(publish: Publish, store: ScriptedStore) -> None:
+    publish()
+    data = stored(store)
+    differs(lambda: publish(other=True))
+    assert stored(store) == data
+    assert writes(store) == 1
+
+
+@pytest.mark.parametrize("operations", [("head",), ("put_if_absent", "put_file")])
+def test_a_store_that_failed_before_it_wrote_is_written_to_again(
+    publish: Publish, store: ScriptedStore, operations: tuple[str, ...]
+) -> None:
+    store.before = failing(BUSY, *operations, times=1)
+    with pytest.raises(TransientError) as caught:
+        publish()
+    assert caught.value is BUSY
+    assert store.inner.head(KEY) is None
+    assert publish().outcome is Outcome.STORED
+
+
+def test_a_lost_answer_does_no_harm(publish: Publish, store: ScriptedStore, clock: SimulatedClock) -> None:
+    store.after = failing(BUSY, "put_if_absent", "put_file", times=1)
+    with pytest.raises(TransientError):
+        publish()
+    data = stored(store)
+    clock.sleep_until(1010)
+    assert publish() == PublishReceipt(KEY, len(data), 1000, Outcome.ALREADY_THERE)
+    assert stored(store) == data
+    assert writes(store) == 1
+
+
+def test_after_a_lost_answer_the_deadline_is_not_asked_about(publish: Publish, store: ScriptedStore) -> None:
+    store.after = failing(BUSY, "put_if_absent", "put_file", times=1)
+    with pytest.raises(TransientError):
+        publish(deadline=1001)
+    assert publish(deadline=999).outcome is Outcome.ALREADY_THERE
+
+
+def test_nothing_is_written_from_the_deadline_on(publish: Publish, store: ScriptedStore, clock: SimulatedClock) -> None:
+    clock.sleep_until(1005)
+    for deadline in (1005.0, 1004.999):
+        with pytest.raises(PermanentError) as caught:
+            publish(deadline=deadline)
+        assert caught.value.reason is Reason.NO_TIME_LEFT
+    assert writes(store) == 0
+    assert publish(deadline=1005.001).last_modified == 1005
+
+
+def test_what_is_written_at_the_last_moment_is_stamped_in_time(publish: Publish, clock: SimulatedClock) -> None:
+    clock.sleep_until(1005.999)
+    assert publish(deadline=1006).last_modified == 1005
+
+
+def test_a_write_that_does_not_show_may_be_repeated(publish: Publish, store: ScriptedStore) -> None:
+    def lose(operation: str, key: str) -> None:
+        if operation.startswith("put"):
+            store.inner.delete([key])
+
+    store.after = lose
+    with pytest.raises(TransientError) as caught:
+        publish()
+    assert caught.value.reason is Reason.OBJECT_MISSING
+
+
+def test_somebody_who_is_faster_with_the_same_is_welcome(clock: SimulatedClock, store: ScriptedStore) -> None:
+    signed_by_another_process = seal(BODY, ALICE.hotkey).encode()
+    store.before = once("put_if_absent", KEY, lambda: store.inner.put(KEY, signed_by_another_process))
+    receipt = publish_body(store, KEY, BODY, ALICE.hotkey, clock=clock)
+    assert receipt.outcome is Outcome.ALREADY_THERE
+    assert stored(store) == signed_by_another_process
+
+
+def test_somebody_who_is_faster_with_something_else_is_found_out(clock: SimulatedClock, store: ScriptedStore) -> None:
+    faster = seal(OTHER, ALICE.hotkey).encode()
+    store.before = once("put_if_absent", KEY, lambda: store.inner.put(KEY, faster))
+    differs(lambda: publish_body(store, KEY, BODY, ALICE.hotkey, clock=clock))
+    assert stored(store) == faster
+
+
+def test_a_store_that_ignores_conditions_is_read_back(publish: Publish, store: ScriptedStore) -> None:
+    store.ignores_conditions = True
+    assert publish().outcome is Outcome.STORED
+    data = stored(store)
+    differs(lambda: publish(other=True))
+    assert publish().outcome is Outcome.ALREADY_THERE
+    assert stored(store) == data
+    assert writes(store) == 1
+
+
+def test_a_store_that_shows_something_else_afterwards_is_found_out(store: ScriptedStore) -> None:
+    store.after = once("put_if_absent", KEY, lambda: store.inner.put(KEY, b"other"))
+    differs(lambda: publish_bytes(store, KEY, SMALL))
+
+
+@pytest.mark.parametrize("there", [b"", b"x", b"x" * (Decision.max_bytes + 1), seal(OTHER, ALICE.hotkey).encode()])
+def test_a_body_is_not_published_over_anything_else(store: ScriptedStore, there: bytes) -> None:
+    store.inner.put(KEY, there)
+    differs(lambda: publish_body(store, KEY, BODY, ALICE.hotkey))
+    assert stored(store) == there
+
+
+def test_a_huge_object_in_the_way_is_not_read(store: ScriptedStore) -> None:
+    store.inner.put(KEY, b"x" * (Decision.max_bytes + 1))
+    differs(lambda: publish_body(store, KEY, BODY, ALICE.hotkey))
+    store.inner.put(KEY, b"y" * len(LARGE))
+    differs(lambda: publish_bytes(store, KEY, SMALL))
+    assert store.count("get") == 0
+
+
+def test_a_body_is_signed_by_its_author(store: ScriptedStore) -> None:
+    publish_body(store, KEY, BODY, ALICE.hotkey)
+    assert unseal(stored(store), Decision).body == BODY
+
+
+def test_small_files_are_compared_byte_by_byte_and_large_ones_by_length(tmp_path: Path) -> None:
+    store = ScriptedStore(MemoryStore())
+    path = tmp_path / "file"
+    path.write_bytes(b"a" * COMPARE_BYTES)
+    publish_file(store, KEY, path)
+    path.write_bytes(b"b" * COMPARE_BYTES)
+    differs(lambda: publish_file(store, KEY, path))
+    store.inner.delete([KEY])
+    path.write_bytes(b"a" * (COMPARE_BYTES + 1))
+    publish_file(store, KEY, path)
+    path.write_bytes(b"b" * (COMPARE_BYTES + 1))
+    assert publish_file(store, KEY, path).outcome is Outcome.ALREADY_THERE
+    assert store.count("get", KEY) == 2
+    path.write_bytes(b"a" * (COMPARE_BYTES + 2))
+    differs(lambda: publish_file(store, KEY, path))
+
+
+def test_it_works_on_a_real_bucket(tmp_path: Path, clock: SimulatedClock) -> None:
+    (tmp_path / "bucket").mkdir()
+    store = DirectoryStore(tmp_path / "bucket", clock=clock.now)
+    (tmp_path / "large").write_bytes(LARGE)
+    for expected in (Outcome.STORED, Outcome.ALREADY_THERE):
+        assert publish_body(store, KEY, BODY, ALICE.hotkey, clock=clock).outcome is expected
+        assert publish_file(store, "large", tmp_path / "large", clock=clock).outcome is expected
+        clock.sleep_until(clock.now() + 10)
+    assert {info.last_modified for info in store.list()} == {1000}
+
+
+# Being late is a report, everything else is an error.
+
+
+def test_a_missed_deadline_is_a_report(store: ScriptedStore, clock: SimulatedClock) -> None:
+    def publish() -> tuple[PublishReceipt, ...]:
+        return (publish_bytes(store, KEY, SMALL, clock=clock, deadline=1),)
+
+    report = publish_in_time(publish)
+    assert not report.in_time
+    assert (report.receipts, report.reason) == ((), Reason.NO_TIME_LEFT)
+    assert KEY in report.detail
+
+
+def test_what_came_in_time_is_reported_with_its_receipts(store: ScriptedStore) -> None:
+    receipt = publish_bytes(store, KEY, SMALL)
+    report = publish_in_time(lambda: (receipt,))
+    assert report == TimedReport((receipt,))
+    assert report.in_time
+
+
+@pytest.mark.parametrize("error", [BUSY, PermanentError(Reason.OBJECT_DIFFERS, "for a test")])
+def test_another_failure_is_raised(error: Exception) -> None:
+    def publish() -> tuple[PublishReceipt, ...]:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        publish_in_time(publish)
+    assert caught.value is error

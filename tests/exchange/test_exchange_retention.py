@@ -1,0 +1,208 @@
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from templar.exchange.checkpoint import MANIFEST_FILE
+from templar.exchange.keys import START_WINDOW_KEY, Kind, ObjectKey, checkpoint_key, parse_key, peers_key, window_key
+from templar.exchange.retention import expired_objects
+from templar.hparams import Storage, load_hparams
+from templar.store.base import ObjectInfo
+from tests.support.memory_store import MemoryStore
+
+NOW, GENESIS, RETENTION, KEPT = 100, 4, 20, 2
+OLDEST = NOW - RETENTION
+STORAGE: Storage = load_hparams(path=Path(__file__).parents[2] / "hparams.json").storage.model_copy(
+    update={"retention_windows": RETENTION, "checkpoints_kept": KEPT}
+)
+PER_WINDOW = [kind for kind in Kind if kind not in (Kind.CHECKPOINT, Kind.PEERS, Kind.START_WINDOW, Kind.AGGREGATE)]
+FOREIGN = ["", "gradient", "gradient-1-2.bin", "text/_metadata.yaml", "checkpoint-1-2-v1", "peers-1.json", "notes.txt"]
+
+
+def expired(keys: Iterable[str], *, now: int = NOW, storage: Storage = STORAGE) -> list[str]:
+    objects = [ObjectInfo(key, 1, 0) for key in keys]
+    found = expired_objects(objects, current_window=now, genesis_window=GENESIS, storage=storage)
+    assert found == [info for info in objects if info in found]  # in the listing's order
+    return [info.key for info in found]
+
+
+def complete(window: int, uid: int = 1) -> list[str]:
+    return [checkpoint_key(window, uid, name) for name in ("config.json", MANIFEST_FILE, "model.safetensors")]
+
+
+def unfinished(window: int, uid: int = 1) -> list[str]:
+    return [checkpoint_key(window, uid, "config.json")]
+
+
+# Objects of windows.
+
+
+@pytest.mark.parametrize("kind", [*PER_WINDOW, Kind.AGGREGATE])
+def test_an_object_lives_for_the_retention(kind: Kind) -> None:
+    uid = None if kind is Kind.AGGREGATE else 1
+    keys = [str(ObjectKey(kind, window, uid)) for window in (0, OLDEST - 1, OLDEST, NOW, NOW + 1, NOW + 10_000)]
+    assert expired(keys) == keys[:2]
+
+
+def test_all_uids_age_alike() -> None:
+    keys = [window_key(Kind.GRADIENT, OLDEST - 1, uid) for uid in (1, 11, 111)]
+    assert expired([*keys, window_key(Kind.GRADIENT, OLDEST, 1)]) == keys
+
+
+def test_a_young_network_deletes_nothing() -> None:
+    assert expired([window_key(Kind.COMMIT, 0, 1)], now=RETENTION) == []
+    assert expired([window_key(Kind.COMMIT, 0, 1)], now=RETENTION + 1) == [window_key(Kind.COMMIT, 0, 1)]
+
+
+def test_the_start_window_stays_for_ever() -> None:
+    assert expired([START_WINDOW_KEY], now=10**9) == []
+
+
+def test_what_is_not_ours_is_never_touched() -> None:
+    others = [
+        window_key(Kind.GRADIENT, 0, 1).replace("-v1", f"-v{version}") for version in ("0.2.8", "0.2.82", "2", "11")
+    ]
+    others += [key.replace("-v1", "-v2") for key in complete(10)] + [peers_key(3).replace("_v1", "_v0.2.82")]
+    assert expired([*FOREIGN, *others], now=10**9) == []
+
+
+# Checkpoints.
+
+
+def test_the_newest_checkpoints_and_genesis_stay() -> None:
+    old, newest = [*complete(10), *complete(50)], [*complete(90), *complete(99)]
+    assert expired([*complete(GENESIS), *old, *newest]) == old
+
+
+def test_genesis_stays_even_if_it_is_the_only_old_one() -> None:
+    keys = [*complete(GENESIS), *complete(10**6), *complete(10**6 + 1), *complete(10**6 + 2)]
+    assert expired(keys, now=10**7) == complete(10**6)
+
+
+def test_checkpoints_stay_beyond_the_retention_while_there_is_no_newer_one() -> None:
+    assert expired([*complete(10), *complete(11)]) == []
+
+
+def test_a_checkpoint_that_is_being_written_stays() -> None:
+    assert expired([*complete(90), *complete(95), *unfinished(99)]) == []
+    assert expired(unfinished(99)) == []
+
+
+def test_a_checkpoint_that_was_never_finished_goes_when_a_newer_one_is_there() -> None:
+    assert expired([*unfinished(80), *complete(90), *unfinished(91), *complete(95)]) == [
+        *unfinished(80),
+        *unfinished(91),
+    ]
+
+
+def test_an_unfinished_checkpoint_counts_for_nothing() -> None:
+    assert expired([*complete(10), *complete(90), *unfinished(99)]) == []
+
+
+def test_a_checkpoint_of_a_window_to_come_stays() -> None:
+    keys = [key for window in (NOW - 1, NOW, NOW + 1, NOW + 2, NOW + 3) for key in complete(window)]
+    assert expired(keys) == complete(NOW - 1)
+
+
+def test_all_files_of_a_checkpoint_share_its_fate() -> None:
+    extra = checkpoint_key(10, 1, "extra.bin")
+    assert expired([extra, *complete(10), *complete(90), *complete(95)]) == [extra, *complete(10)]
+
+
+# Peer lists.
+
+
+def test_the_newest_peer_list_in_effect_stays_however_old() -> None:
+    keys = [peers_key(first) for first in (3, 7, 9)]
+    assert expired(keys) == keys[:2]
+
+
+def test_a_list_that_is_not_in_effect_yet_does_not_replace_the_one_that_is() -> None:
+    keys = [peers_key(first) for first in (7, 9, NOW + 1)]
+    assert expired(keys) == [peers_key(7)]
+    assert expired(keys, now=NOW + 1) == [peers_key(7), peers_key(9)]
+
+
+def test_young_lists_stay() -> None:
+    assert expired([peers_key(OLDEST - 1), peers_key(OLDEST), peers_key(NOW)]) == [peers_key(OLDEST - 1)]
+
+
+# For any bucket.
+
+windows = st.one_of(st.integers(0, NOW + 5), st.integers(OLDEST - 2, OLDEST + 2))
+uids = st.sampled_from([1, 11])
+keys = st.one_of(
+    st.builds(lambda kind, window, uid: str(ObjectKey(kind, window, uid)), st.sampled_from(PER_WINDOW), windows, uids),
+    st.builds(lambda window: str(ObjectKey(Kind.AGGREGATE, window)), windows),
+    st.builds(peers_key, windows),
+    st.builds(checkpoint_key, windows, uids, st.sampled_from(["config.json", MANIFEST_FILE])),
+    st.builds(
+        lambda kind, window, version: str(ObjectKey(kind, window, 1, version)),
+        st.sampled_from(PER_WINDOW),
+        windows,
+        st.sampled_from(["0.2.8", "0.2.82", "2"]),
+    ),
+    st.sampled_from([START_WINDOW_KEY, *FOREIGN]),
+)
+buckets = st.sets(keys, max_size=25)
+
+
+@given(buckets)
+@settings(max_examples=200)
+def test_nothing_is_deleted_that_somebody_may_need(bucket: set[str]) -> None:
+    gone = set(expired(sorted(bucket)))
+    parsed = {key: found for key in bucket if (found := parse_key(key)) is not None}
+    ours = {key: found for key, found in parsed.items() if found.version == "1"}
+    assert gone <= set(ours)
+    assert START_WINDOW_KEY not in gone
+    for key in gone:
+        window = ours[key].window
+        assert window is not None
+        if ours[key].kind is Kind.CHECKPOINT:
+            assert window != GENESIS
+            assert window < NOW
+        else:
+            assert window < OLDEST
+    manifests = {found.window for found in ours.values() if found.file == MANIFEST_FILE and found.window is not None}
+    for window in sorted(manifests)[-KEPT:]:
+        assert not {key for key in gone if ours[key].kind is Kind.CHECKPOINT and ours[key].window == window}
+    effective = {found.window for found in ours.values() if found.kind is Kind.PEERS and (found.window or 0) <= NOW}
+    if effective:
+        assert peers_key(max(window for window in effective if window is not None)) not in gone
+
+
+@given(buckets)
+@settings(max_examples=100)
+def test_everything_else_is_deleted(bucket: set[str]) -> None:
+    kept = bucket - set(expired(sorted(bucket)))
+    found = [key for text in kept if (key := parse_key(text)) is not None and key.version == "1"]
+    assert not [key for key in found if key.kind in (*PER_WINDOW, Kind.AGGREGATE) and (key.window or 0) < OLDEST]
+    assert len([key for key in found if key.kind is Kind.PEERS and (key.window or 0) < OLDEST]) <= 1
+    complete_ones = {
+        key.window for key in found if key.file == MANIFEST_FILE and key.window not in (GENESIS, NOW) and key.window
+    }
+    assert len([window for window in complete_ones if window < NOW]) <= KEPT
+
+
+@given(buckets)
+@settings(max_examples=100)
+def test_a_second_clean_up_finds_nothing(bucket: set[str]) -> None:
+    store = MemoryStore()
+    for key in bucket:
+        store.put(key, b"")
+
+    def clean() -> list[ObjectInfo]:
+        found = expired_objects(store.list(), current_window=NOW, genesis_window=GENESIS, storage=STORAGE)
+        store.delete(info.key for info in found)
+        return found
+
+    clean()
+    assert clean() == []
+
+
+@given(buckets, st.integers(0, 30))
+@settings(max_examples=100)
+def test_what_has_expired_stays_expired(bucket: set[str], later: int) -> None:
+    assert set(expired(sorted(bucket))) <= set(expired(sorted(bucket), now=NOW + later))

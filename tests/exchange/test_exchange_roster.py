@@ -1,0 +1,336 @@
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from templar.canonical import sha256_hex
+from templar.errors import PermanentError, Reason, RejectedError, TransientError
+from templar.exchange.cache import PayloadCache
+from templar.exchange.context import Exchange
+from templar.exchange.keys import Kind, aggregate_key, window_key
+from templar.exchange.objects import Roster
+from templar.exchange.reveal import Contribution
+from templar.exchange.roster import fetch_payloads, fetch_roster, publish_roster
+from templar.exchange.sealing import seal, unseal
+from templar.windows import WindowTimes
+from tests.support.scripted_store import ScriptedStore, failing
+from tests.support.subnet import LAYOUT, Member, Subnet, fields_of, manifest_of, payload_bytes
+
+WINDOW = 3
+BUSY = TransientError(Reason.STORE_BUSY, "for a test")
+PREVIOUS, PEER_LIST = "12" * 32, "34" * 32
+
+
+class Scene:
+    """A window that has closed, and a publisher who gathered some payloads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.subnet = Subnet(folder, stakes=(100.0, 50.0), num_miners=4)
+        self.publisher = self.subnet.validators[0]
+        self.exchange: Exchange = self.subnet.exchange(self.publisher)
+        self.times: WindowTimes = self.exchange.times(WINDOW)
+        self.slot = self.times.roster_slot(0)
+        self.store: ScriptedStore = self.subnet.store(self.publisher)
+        self.cache = PayloadCache(folder / "payloads", LAYOUT)
+        self.key = window_key(Kind.ROSTER, WINDOW, self.publisher.uid)
+
+    def gathered(self, authors: Sequence[Member] | None = None, seed: int = 0) -> list[Contribution]:
+        contributions = []
+        for author in self.subnet.miners[:3] if authors is None else authors:
+            data = payload_bytes(author, WINDOW, seed=seed)
+            hotkey = author.hotkey.address
+            self.cache.admit(data, sha256_hex(data), window=WINDOW, uid=author.uid, hotkey=hotkey)
+            manifest = manifest_of(author, WINDOW, data)
+            contributions.append(Contribution(author.uid, hotkey, manifest, 1000 + author.uid, 2000 + author.uid))
+        return contributions
+
+    def publish(
+        self, contributions: Sequence[Contribution], *, rank: int = 0, previous: str | None = PREVIOUS
+    ) -> Roster:
+        return publish_roster(
+            self.exchange,
+            self.times,
+            contributions,
+            rank=rank,
+            previous=previous,
+            peer_list=PEER_LIST,
+            cache=self.cache,
+            spool=self.folder / "spool",
+            durable=False,
+        )
+
+    def empty_cache(self, name: str = "empty") -> PayloadCache:
+        return PayloadCache(self.folder / name, LAYOUT)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def reason_of(call: Callable[[], object], family: type[PermanentError] = PermanentError) -> Reason:
+    with pytest.raises(family) as caught:
+        call()
+    return caught.value.reason
+
+
+# Publishing.
+
+
+def test_a_roster_says_what_was_gathered(scene: Scene) -> None:
+    contributions = scene.gathered()
+    roster = scene.publish(contributions)
+    assert [(entry.uid, entry.committed_at, entry.revealed_at) for entry in roster.entries] == [
+        (each.uid, 1000 + each.uid, 2000 + each.uid) for each in contributions
+    ]
+    assert (roster.previous, roster.peer_list, roster.window) == (PREVIOUS, PEER_LIST, WINDOW)
+    data = b"".join(payload_bytes(author, WINDOW) for author in scene.subnet.miners[:3])
+    assert scene.store.inner.get(aggregate_key(WINDOW), max_bytes=10_000) == data
+    assert (roster.aggregate_sha256, roster.aggregate_bytes) == (sha256_hex(data), len(data))
+    assert unseal(scene.store.inner.get(scene.key, max_bytes=10_000), Roster).body == roster
+
+
+def test_the_slot_is_waited_for_and_the_aggregate_comes_first(scene: Scene) -> None:
+    assert scene.subnet.clock.now() < scene.slot.first
+    scene.publish(scene.gathered())
+    written = [key for operation, key in scene.store.calls if operation.startswith("put")]
+    assert written == [aggregate_key(WINDOW), scene.key]
+    assert {info.last_modified for info in scene.store.inner.list()} == {scene.slot.first}
+
+
+def test_each_rank_has_its_own_slot(scene: Scene) -> None:
+    scene.publish(scene.gathered(), rank=1)
+    info = scene.store.inner.head(scene.key)
+    assert info is not None
+    assert info.last_modified == scene.times.roster_slot(1).first
+
+
+def test_both_are_on_the_disk_before_anything_leaves(scene: Scene) -> None:
+    spool, seen = scene.folder / "spool", []
+    scene.store.before = lambda operation, key: seen.append(sorted(path.name for path in spool.iterdir()))
+    scene.publish(scene.gathered())
+    assert {tuple(names) for names in seen} == {(f"aggregate-{WINDOW}.bin", f"roster-{WINDOW}.json")}
+
+
+def test_an_empty_roster_is_published_too(scene: Scene) -> None:
+    roster = scene.publish([])
+    assert (roster.entries, roster.aggregate_bytes) == ((), 0)
+
+
+@pytest.mark.parametrize("key", [aggregate_key(WINDOW), window_key(Kind.ROSTER, WINDOW, 1)])
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_publication_that_was_cut_off_goes_on_with_what_it_began(scene: Scene, key: str, lost: bool) -> None:
+    hook = failing(BUSY, "put_if_absent", key=key, times=1)
+    if lost:
+        scene.store.after = hook
+    else:
+        scene.store.before = hook
+    first = scene.gathered()
+    with pytest.raises(TransientError):
+        scene.publish(first)
+    data = {entry.uid: entry for entry in scene.publish(scene.gathered(scene.subnet.miners, seed=1)).entries}
+    assert sorted(data) == [each.uid for each in first]
+    assert all(data[each.uid].payload_sha256 == each.manifest.payload_sha256 for each in first)
+    assert scene.store.count("put_if_absent") == (2 if lost else 3)
+
+
+def test_a_repeated_publication_changes_nothing_not_even_after_the_slot(scene: Scene) -> None:
+    first = scene.publish(scene.gathered())
+    before = list(scene.store.inner.list())
+    scene.subnet.clock.sleep_until(scene.slot.last + 100)
+    assert scene.publish(scene.gathered(scene.subnet.miners[:1]), previous=None) == first
+    assert list(scene.store.inner.list()) == before
+
+
+def test_nothing_is_published_after_the_slot(scene: Scene) -> None:
+    scene.subnet.clock.sleep_until(scene.slot.last + 1)
+    assert reason_of(lambda: scene.publish(scene.gathered())) is Reason.NO_TIME_LEFT
+    assert list(scene.store.inner.list()) == []
+
+
+def test_a_roster_without_time_left_after_its_aggregate_is_not_published(scene: Scene) -> None:
+    def delay(operation: str, key: str) -> None:
+        if (operation, key) == ("put_if_absent", aggregate_key(WINDOW)):
+            scene.subnet.clock.sleep_until(scene.slot.last + 1)
+
+    scene.store.after = delay
+    assert reason_of(lambda: scene.publish(scene.gathered())) is Reason.NO_TIME_LEFT
+    assert scene.store.inner.head(scene.key) is None
+
+
+def test_two_rosters_of_one_hotkey_are_refused(scene: Scene) -> None:
+    scene.publish(scene.gathered())
+    for file in (scene.folder / "spool").iterdir():
+        file.unlink()  # as if the disk had been lost
+    assert reason_of(lambda: scene.publish(scene.gathered(seed=1))) is Reason.OBJECT_DIFFERS
+    fetched = fetch_roster(scene.exchange, scene.publisher.neuron, WINDOW)
+    assert fetched is not None
+    assert len(fetched.entries) == 3
+
+
+def test_a_journal_of_another_network_is_left_alone(scene: Scene) -> None:
+    journal = scene.folder / "spool" / f"roster-{WINDOW}.json"
+    first = scene.publish(scene.gathered())
+    foreign = first.model_copy(update={"genesis": "00" * 32})
+    journal.write_bytes(foreign.canonical())
+    assert scene.publish(scene.gathered()) == first
+    assert journal.read_bytes() == first.canonical()
+
+
+def test_a_damaged_journal_is_not_guessed_at(scene: Scene) -> None:
+    journal = scene.folder / "spool" / f"roster-{WINDOW}.json"
+    scene.publish(scene.gathered())
+    journal.write_bytes(b"{}")
+    assert reason_of(lambda: scene.publish(scene.gathered())) is Reason.BAD_STATE_FILE
+
+
+def test_durable_files_reach_the_disk(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr("os.fsync", synced.append)
+    publish_roster(
+        scene.exchange,
+        scene.times,
+        scene.gathered(),
+        rank=0,
+        previous=None,
+        peer_list=None,
+        cache=scene.cache,
+        spool=scene.folder / "durable",
+    )
+    assert len(synced) == 4  # two files, and each time their folder
+
+
+# Fetching.
+
+
+def test_a_roster_is_fetched_whenever_it_was_written(scene: Scene) -> None:
+    reader = scene.subnet.exchange()
+    assert fetch_roster(reader, scene.publisher.neuron, WINDOW) is None
+    roster = scene.publish(scene.gathered())
+    scene.subnet.clock.sleep_until(scene.times.null_after + 1000)
+    assert fetch_roster(reader, scene.publisher.neuron, WINDOW) == roster
+    assert fetch_roster(reader, scene.publisher.neuron, WINDOW + 1) is None
+
+
+def test_missing_payloads_come_from_the_aggregate_by_range(scene: Scene) -> None:
+    contributions = scene.gathered()
+    roster = scene.publish(contributions)
+    cache, (first, second, third) = scene.empty_cache(), scene.subnet.miners[:3]
+    data = payload_bytes(second, WINDOW)
+    cache.admit(data, sha256_hex(data), window=WINDOW, uid=second.uid, hotkey=second.hotkey.address)
+    ranges: list[tuple[str, int, int]] = []
+
+    class Ranges(ScriptedStore):
+        def get_range(self, key: str, start: int, length: int) -> bytes:
+            ranges.append((key, start, length))
+            return super().get_range(key, start, length)
+
+    fetch_payloads(roster, Ranges(scene.store.inner), cache)
+    size = len(data)
+    assert ranges == [(aggregate_key(WINDOW), 0, size), (aggregate_key(WINDOW), 2 * size, size)]
+    for author in (first, second, third):
+        data = payload_bytes(author, WINDOW)
+        assert cache.read(WINDOW, sha256_hex(data)) == data
+
+
+def test_payloads_that_are_here_are_not_fetched(scene: Scene) -> None:
+    roster = scene.publish(scene.gathered())
+    store = ScriptedStore(scene.store.inner)
+    fetch_payloads(roster, store, scene.cache)
+    assert store.calls == []
+
+
+def test_fetching_goes_on_where_it_stopped(scene: Scene) -> None:
+    roster, cache = scene.publish(scene.gathered()), scene.empty_cache()
+    store = ScriptedStore(scene.store.inner)
+    calls = iter(range(100))
+
+    def fail_at_the_second(operation: str, key: str) -> None:
+        if next(calls) == 1:
+            raise BUSY
+
+    store.before = fail_at_the_second
+    with pytest.raises(TransientError):
+        fetch_payloads(roster, store, cache)
+    fetch_payloads(roster, store, cache)
+    assert store.count("get_range") == 4
+
+
+def altered(roster: Roster, uid: int, **changes: object) -> Roster:
+    """A roster, as its publisher may sign it, with another entry for a uid."""
+    entries = [entry.model_dump() | (changes if entry.uid == uid else {}) for entry in roster.entries]
+    total = sum(entry["payload_bytes"] for entry in entries)
+    return Roster.model_validate(fields_of(roster, entries=entries, aggregate_bytes=total))
+
+
+@pytest.mark.parametrize("promised", [0, 163, 165, 5 * 2**30, 2**53 - 10_000])
+def test_a_roster_of_oversized_payloads_is_refused_before_a_byte_is_read(scene: Scene, promised: int) -> None:
+    roster = scene.publish(scene.gathered())
+    forged = altered(roster, scene.subnet.miners[2].uid, payload_bytes=promised)
+    store = ScriptedStore(scene.store.inner)
+    assert reason_of(lambda: fetch_payloads(forged, store, scene.empty_cache()), RejectedError) is Reason.WRONG_SIZE
+    assert store.calls == []
+
+
+def test_an_aggregate_of_other_bytes_is_rejected(scene: Scene) -> None:
+    roster = scene.publish(scene.gathered())
+    data = scene.store.inner.get(aggregate_key(WINDOW), max_bytes=10_000)
+    for forged, reason in (
+        (bytes(len(data)), Reason.WRONG_HASH),
+        (data[164:] + data[:164], Reason.WRONG_HASH),
+        (data[:-1], Reason.OBJECT_TRUNCATED),
+        (b"", Reason.OBJECT_TRUNCATED),
+    ):
+        scene.store.inner.put(aggregate_key(WINDOW), forged)
+        cache = scene.empty_cache(f"empty-{len(forged)}-{reason}")
+        assert reason_of(partial(fetch_payloads, roster, scene.store, cache), RejectedError) is reason
+    scene.store.inner.delete([aggregate_key(WINDOW)])
+    cache = scene.empty_cache("nothing")
+    assert reason_of(lambda: fetch_payloads(roster, scene.store, cache), RejectedError) is Reason.OBJECT_MISSING
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"hotkey": "5" + "1" * 47}, Reason.WRONG_IDENTITY),
+        ({"payload_sha256": "00" * 32}, Reason.WRONG_HASH),
+    ],
+)
+def test_a_roster_that_gives_a_payload_to_somebody_else_is_rejected(
+    scene: Scene, changes: dict[str, str], reason: Reason
+) -> None:
+    roster = scene.publish(scene.gathered())
+    forged = altered(roster, scene.subnet.miners[0].uid, **changes)
+    for cache in (scene.cache, scene.empty_cache()):
+        assert reason_of(partial(fetch_payloads, forged, scene.store, cache), RejectedError) is reason
+
+
+def test_a_roster_with_an_illegal_payload_is_rejected(scene: Scene) -> None:
+    author = scene.subnet.miners[0]
+    junk = bytes(164)
+    roster = scene.publish(scene.gathered([author]))
+    forged = altered(roster, author.uid, payload_sha256=sha256_hex(junk))
+    scene.store.inner.put(aggregate_key(WINDOW), junk)
+    assert (
+        reason_of(lambda: fetch_payloads(forged, scene.store, scene.empty_cache()), RejectedError) is Reason.MALFORMED
+    )
+
+
+def test_a_payload_of_another_window_is_rejected(scene: Scene) -> None:
+    author = scene.subnet.miners[0]
+    old = payload_bytes(author, WINDOW - 1)
+    forged = altered(scene.publish(scene.gathered([author])), author.uid, payload_sha256=sha256_hex(old))
+    scene.store.inner.put(aggregate_key(WINDOW), old)
+    reason = reason_of(lambda: fetch_payloads(forged, scene.store, scene.empty_cache()), RejectedError)
+    assert reason is Reason.WRONG_WINDOW
+
+
+def test_a_roster_in_a_bucket_of_somebody_else_is_rejected(scene: Scene) -> None:
+    roster = scene.publish(scene.gathered())
+    other = scene.subnet.validators[1]
+    copied = seal(roster, scene.publisher.hotkey).encode()
+    scene.subnet.store(other).inner.put(window_key(Kind.ROSTER, WINDOW, other.uid), copied)
+    reader = scene.subnet.exchange()
+    assert reason_of(lambda: fetch_roster(reader, other.neuron, WINDOW), RejectedError) is Reason.WRONG_IDENTITY

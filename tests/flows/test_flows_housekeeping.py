@@ -1,0 +1,192 @@
+"""Scheduled flows, from a block on the server to objects in a bucket."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from prefect import Flow
+from prefect.client.schemas.objects import State
+
+from blocks import DatasetBucket, Neuron
+from flows.bucket_cleanup import bucket_cleanup
+from flows.checkpoint import checkpoint
+from flows.miner_window import miner_window
+from flows.shard_rotation import shard_rotation
+from tasks.host import release
+from templar.chain.ledger import Ledger
+from templar.exchange.buckets import Buckets
+from templar.exchange.checkpoint import fetch_checkpoint, list_checkpoints
+from templar.exchange.genesis import find_birth
+from templar.exchange.keys import Kind, window_key
+from templar.store.directory import DirectoryStore
+from tests.support.flow_network import run_id, task_runs
+from tests.support.prefect_server import RunningPrefectServer
+from tests.support.prepared import PreparedNetwork
+
+pytestmark = pytest.mark.network
+
+NAME = "keeper"
+NUM_WINDOWS = 3
+RETENTION = 10
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory, prefect_server: RunningPrefectServer) -> PreparedNetwork:
+    """A network whose lazy miner ran a few windows by its flow, each of them null: nobody publishes a roster."""
+    storage = {"retention_windows": RETENTION, "checkpoint_frequency": 3, "checkpoints_kept": 1}
+    network = PreparedNetwork(tmp_path_factory.mktemp("keeper"), storage=storage)
+    with prefect_server.configured():
+        network.at("lazy", network.first_window).save(NAME)
+        for window in range(network.first_window, network.first_window + NUM_WINDOWS):
+            assert run(miner_window, window=window).name == "Completed"
+        release(NAME)
+    return network
+
+
+@pytest.fixture(autouse=True)
+def _configured(prefect_api: RunningPrefectServer) -> None:
+    del prefect_api
+
+
+def saved(block: Neuron) -> str:
+    """Save a block under a name of its own; the name."""
+    name = f"changed-{uuid4().hex[:8]}"
+    block.save(name)
+    return name
+
+
+def run(flow: Flow[..., Any], neuron: str = NAME, **parameters: Any) -> State[Any]:
+    return asyncio.run(flow(neuron=neuron, return_state=True, **parameters))
+
+
+def objects(network: PreparedNetwork) -> set[str]:
+    return {info.key for info in DirectoryStore(network.bucket("lazy")).list()}
+
+
+class TestWindows:
+    def test_a_block_is_all_that_a_window_needs(self, network: PreparedNetwork) -> None:
+        kinds = {key.partition("-")[0] for key in objects(network)}
+        assert {"commit", "manifest", "gradient", "proof"} <= kinds
+        assert (Path(network.block("lazy").home) / "snapshots").is_dir()
+
+    def test_an_unknown_neuron_fails_with_the_remedy(self) -> None:
+        state = run(miner_window, neuron="nobody")
+        assert state.is_failed()
+        assert "[bad_environment]" in str(state.message)
+        assert "deployments.register --name nobody" in str(state.message)
+
+
+class TestCheckpoint:
+    def test_the_newest_snapshot_is_published_and_verified(self, network: PreparedNetwork) -> None:
+        state = run(checkpoint)
+        last = network.first_window + NUM_WINDOWS - 1
+        assert state.is_completed()
+        assert str(state.message).startswith(f"window {last}, 0 outer steps, root ")
+        chain = Ledger(network.plan.ledger)
+        reader = network.block("lazy").bucket.endpoint.open_reader
+        birth = find_birth(chain, Buckets(chain, reader), network.hparams)
+        publisher = next(neuron for neuron in chain.metagraph().neurons if neuron.uid == 3)
+        store = DirectoryStore(network.bucket("lazy"), writable=False)
+        assert list_checkpoints(store, 3) == [last]
+        folder = network.plan.folder / "fetched"
+        manifest = fetch_checkpoint(store, publisher, last, folder, network=birth.network, model=network.hparams.model)
+        assert manifest.root.startswith(str(state.message).rpartition(" ")[2])
+        assert {"model.safetensors", "config.json", "tokenizer.json"} <= {path.name for path in folder.iterdir()}
+
+    def test_a_second_time_changes_nothing(self, network: PreparedNetwork) -> None:
+        run(checkpoint)
+        folder = network.bucket("lazy")
+        before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+        assert run(checkpoint).is_completed()
+        assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
+
+    def test_without_a_snapshot_it_says_so(self, network: PreparedNetwork, tmp_path: Path) -> None:
+        block = network.block("lazy").model_copy(update={"home": str(tmp_path)})
+        state = run(checkpoint, saved(block))
+        assert state.is_failed()
+        assert "[object_missing]" in str(state.message)
+        assert "the first window makes one" in str(state.message)
+
+
+class TestCleanup:
+    @pytest.fixture
+    def later(self, network: PreparedNetwork) -> str:
+        """The neuron when the first two of its windows have expired."""
+        return saved(network.at("lazy", network.first_window + RETENTION + 2))
+
+    def test_a_dry_run_counts_and_nothing_else(
+        self, network: PreparedNetwork, later: str, prefect_server: RunningPrefectServer
+    ) -> None:
+        before = objects(network)
+        state = run(bucket_cleanup, later, dry_run=True)
+        window = network.first_window + RETENTION + 2
+        assert state.is_completed()
+        assert str(state.message) == f"window {window}: 8 objects expired, 0 deleted"
+        assert objects(network) == before
+        with prefect_server.client() as client:
+            artifact = client.request("GET", f"/artifacts/cleanup-{later}/latest").json()
+            assert [run.name for run in task_runs(client, state, at_least=1)] == ["clean bucket"]
+            assert client.read_flow_run(run_id(state)).name == f"{later} clean-up"
+        rows = {row["kind"]: (row["expired"], row["deleted"]) for row in json.loads(artifact["data"])}
+        assert rows == dict.fromkeys(("commit", "manifest", "gradient", "proof"), (2, 0))
+
+    def test_what_has_expired_goes_and_everything_else_stays(self, network: PreparedNetwork, later: str) -> None:
+        store = DirectoryStore(network.bucket("lazy"))
+        strangers = {"readme.txt", "gradient-1-3-v999.bin", "start_window_v1.json"}
+        for key in strangers:
+            store.put(key, b"1")
+        first = network.first_window
+        state = run(bucket_cleanup, later)
+        assert str(state.message).endswith(": 8 objects expired, 8 deleted")
+        left = objects(network)
+        kept = window_key(Kind.GRADIENT, first + 2, 3)
+        assert strangers | {kept} <= left
+        assert not [key for key in left if key.split("-")[1:2] in ([str(first)], [str(first + 1)]) and "v1." in key]
+        assert str(run(bucket_cleanup, later).message).endswith(": 0 objects expired, 0 deleted")
+        store.delete(strangers)
+
+    def test_a_network_without_genesis_is_waited_for_by_retries(
+        self, network: PreparedNetwork, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # The pauses between the tries are the policy's, tested elsewhere.
+        from tasks.clean_bucket import clean_bucket
+
+        monkeypatch.setattr(clean_bucket, "retry_delay_seconds", 0)
+        endpoint = network.block("lazy").bucket.endpoint.model_copy(update={"url": network.plan.folder.as_uri()})
+        bucket = network.block("lazy").bucket.model_copy(update={"endpoint": endpoint})
+        state = run(bucket_cleanup, saved(network.block("lazy").model_copy(update={"bucket": bucket})))
+        assert state.is_failed()
+        assert "[genesis_missing]" in str(state.message)
+
+
+class TestRotation:
+    def test_a_dataset_of_pages_needs_none(self) -> None:
+        state = run(shard_rotation)
+        assert (state.is_completed(), state.name) == (True, "Skipped")
+        assert state.message == "[no_shards] the dataset consists of pages, which need no rotation"
+
+    def test_shards_are_fetched_and_rotated(self, network: PreparedNetwork, tmp_path: Path) -> None:
+        root = Path(network.plan.folder / "buckets" / "sharded")
+        for index in range(4):
+            for name, content in ((f"train_{index:06d}.npy", b"t" * 100), (f"sample_ids_{index:06d}.bin", b"i" * 10)):
+                (root / "tokens").mkdir(parents=True, exist_ok=True)
+                (root / "tokens" / name).write_bytes(content)
+        block = network.block("lazy")
+        buckets = [
+            DatasetBucket(account_id="sharded", bucket="sharded", read=bucket.read)
+            for bucket in block.dataset.buckets.get_secret_value()
+        ]
+        dataset = type(block.dataset)(endpoint=block.dataset.endpoint, buckets=buckets, prefix="tokens")
+        name = saved(block.model_copy(update={"dataset": dataset, "home": str(tmp_path)}))
+        state = run(shard_rotation, name)
+        assert state.name == "Completed"
+        first = ["train_000000.npy", "sample_ids_000000.bin", "train_000001.npy", "sample_ids_000001.bin"]
+        assert state.message == f"shard 0 of 4: fetched {first} (220 bytes), deleted []"
+        assert sorted(path.name for path in (tmp_path / "shards").iterdir()) == sorted(first)
+
+        (tmp_path / "shards" / "train_000003.npy").write_bytes(b"old")
+        again = run(shard_rotation, name)
+        assert again.message == "shard 0 of 4: fetched [] (0 bytes), deleted ['train_000003.npy']"

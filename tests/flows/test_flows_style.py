@@ -1,0 +1,66 @@
+"""Flows read like a description of the window: short, without error handling, one per file."""
+
+import ast
+import importlib
+import inspect
+import pkgutil
+
+import pytest
+from prefect import Flow
+
+import flows
+from flows.naming import window_run_name
+from tests.support.servers import REPOSITORY
+
+MOST_LINES = 90
+FLOW_FILES = [module.name for module in pkgutil.iter_modules(flows.__path__) if module.name != "naming"]
+
+
+def flow_in(name: str) -> Flow:
+    module = importlib.import_module(f"flows.{name}")
+    (flow,) = (
+        member
+        for member in vars(module).values()
+        if isinstance(member, Flow) and member.fn.__module__ == module.__name__
+    )
+    return flow
+
+
+def test_there_are_six_flows() -> None:
+    names = {flow_in(name).name for name in FLOW_FILES}
+    assert names == {
+        "miner-window",
+        "validator-window",
+        "aggregator-window",
+        "checkpoint",
+        "bucket-cleanup",
+        "shard-rotation",
+    }
+
+
+@pytest.mark.parametrize("name", FLOW_FILES)
+def test_a_flow_reads_like_a_description(name: str) -> None:
+    flow = flow_in(name)
+    assert flow.name == name.replace("_", "-")
+    assert inspect.iscoroutinefunction(flow.fn)  # a sync flow pays a second for its heartbeat
+    tree = ast.parse((REPOSITORY / "flows" / f"{name}.py").read_text())
+    (function,) = (node for node in tree.body if isinstance(node, ast.AsyncFunctionDef))
+    assert function.end_lineno is not None
+    assert function.end_lineno - function.lineno < MOST_LINES
+    assert ast.get_docstring(function)
+    forbidden = (ast.Try, ast.While, ast.For, ast.Lambda, ast.Raise)
+    assert not [type(node).__name__ for node in ast.walk(function) if isinstance(node, forbidden)]
+
+
+@pytest.mark.parametrize("name", FLOW_FILES)
+def test_a_flow_is_told_by_numbers_and_names(name: str) -> None:
+    flow = flow_in(name)
+    parameters = flow.parameters.properties
+    assert set(parameters) <= {"window", "neuron", "dry_run"}
+    assert parameters["neuron"]["default"] == "default"
+    assert flow.parameters.required == []
+    if "window" in parameters:
+        assert flow.flow_run_name is window_run_name
+    else:
+        assert str(flow.flow_run_name).startswith("{neuron} ")
+    assert flow.retries == 0

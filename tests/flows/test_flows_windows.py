@@ -1,0 +1,286 @@
+"""Windows as flows: the same result as without Prefect, and an operator sees every step of it."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, ArtifactFilterKey
+from prefect.client.schemas.objects import State
+
+from templar.errors import PermanentError, Reason, TransientError
+from templar.neuron.node import Node
+from tests.support.flow_network import run_id, run_window, run_windows, task_runs
+from tests.support.network import Network, tiny
+from tests.support.prefect_server import RunningPrefectServer
+
+pytestmark = pytest.mark.network
+
+WINDOWS = range(1, 4)
+STEPS = {
+    "miner": [
+        "open window",
+        "update peers {w}",
+        "fetch pages {w}",
+        "train {w}",
+        "compress {w}",
+        "commit {w}",
+        "upload {w}",
+        "gather {w}",
+        "roster {w}",
+        "apply {w}",
+        "publish sync proof {w}",
+    ],
+    "validator": [
+        "open window",
+        "update peers {w}",
+        "gather {w}",
+        "roster {w}",
+        "decide {w}",
+        "evaluate {w}",
+        "rate {w}",
+        "apply {w}",
+        "set weights",
+        "publish evidence",
+        "publish sync proof {w}",
+    ],
+    "aggregator": [
+        "open window",
+        "update peers {w}",
+        "gather {w}",
+        "roster {w}",
+        "decide {w}",
+        "apply {w}",
+        "publish sync proof {w}",
+    ],
+}
+
+
+def new_network(folder: Any) -> Network:
+    return Network(folder, tiny(), actors=("honest", "lazy"), seed=11)
+
+
+@dataclass
+class Told:
+    """A network that went through some windows by flows.
+
+    Attributes:
+        network: The network.
+        states: Name -> final state of each window's run.
+        server: The server that knows of it.
+    """
+
+    network: Network
+    states: dict[str, list[State[Any]]]
+    server: RunningPrefectServer
+
+    def name(self, role: str) -> str:
+        """The name of a role's first node; an honest miner's for `miner`."""
+        prefix = "honest" if role == "miner" else role
+        return next(name for name in self.network.nodes if name.startswith(prefix))
+
+    def node(self, role: str) -> Node:
+        return self.network.nodes[self.name(role)]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory, prefect_server: RunningPrefectServer) -> Iterator[Told]:
+    network = new_network(tmp_path_factory.mktemp("told"))
+    with prefect_server.configured():
+        states = run_windows(network, WINDOWS)
+        yield Told(network, states, prefect_server)
+    network.stop()
+
+
+class TestThreeWindows:
+    def test_every_run_completes_and_says_what_came_of_it(self, told: Told) -> None:
+        for name, states in told.states.items():
+            for window, state in zip(WINDOWS, states, strict=True):
+                assert (state.type.value, state.name) == ("COMPLETED", "Completed"), (name, state.message)
+                assert str(state.message).startswith(f"window {window}: ")
+                assert str(state.message).endswith(f"root {told.network.roots(window).pop()[:12]}")  # type: ignore[index]
+        miner, validator, aggregator = (told.states[told.name(role)] for role in STEPS)
+        assert re.search(r": published \d+ bytes, applied \(3, 4\), ", str(miner[0].message))
+        assert re.search(r": loss \d\.\d{4}, applied \(3, 4\), root", str(validator[0].message))
+        assert re.search(r": loss \d\.\d{4}, applied \(3, 4\), weights set, root", str(validator[1].message))
+        assert ": roster (3, 4), root" in str(aggregator[0].message)
+
+    def test_the_state_is_that_of_the_same_network_without_prefect(
+        self, told: Told, tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        twin = new_network(tmp_path_factory.mktemp("twin"))
+        twin.run(WINDOWS)
+        for window in WINDOWS:
+            (root,) = told.network.roots(window)
+            assert twin.roots(window) == {root}
+        assert len({told.network.roots(window).pop() for window in WINDOWS}) == len(WINDOWS)
+        assert told.network.world.chain.weights() == twin.world.chain.weights() != {}
+        twin.stop()
+
+    @pytest.mark.parametrize("role", STEPS)
+    def test_an_operator_sees_every_step(self, told: Told, role: str) -> None:
+        name, steps = told.name(role), STEPS[role]
+        with told.server.client() as client:
+            for window, state in zip(WINDOWS, told.states[name], strict=True):
+                run = client.read_flow_run(run_id(state))
+                assert run.name == f"{name} window {window}"
+                runs = task_runs(client, state, at_least=len(steps))
+                assert [run.name for run in runs] == [step.format(w=window) for step in steps]
+                assert {run.state_name for run in runs} == {"Completed"}
+
+    @pytest.mark.parametrize(
+        ("role", "keys"),
+        [("miner", ["gather"]), ("aggregator", ["gather"]), ("validator", ["gather", "scores"])],
+    )
+    def test_a_window_has_one_table_of_each_kind(self, told: Told, role: str, keys: list[str]) -> None:
+        name = told.name(role)
+        with told.server.client() as client:
+            for window, state in zip(WINDOWS, told.states[name], strict=True):
+                of_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run_id(state)]))
+                found = client.read_artifacts(artifact_filter=of_run)
+                assert sorted(str(artifact.key) for artifact in found) == [f"{key}-{name}" for key in keys]
+                for artifact in found:
+                    assert str(artifact.description).startswith(f"Window {window}: ")
+                    assert [row["uid"] for row in json.loads(str(artifact.data))] == [3, 4]
+            history = client.read_artifacts(
+                artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[f"{keys[-1]}-{name}"]))
+            )
+            assert len(history) >= len(WINDOWS)
+
+    @pytest.mark.parametrize("role", STEPS)
+    def test_the_same_window_again_changes_nothing(self, told: Told, role: str) -> None:
+        def everything() -> Any:
+            nodes = told.network.nodes
+            return (
+                {name: told.network.objects(name) for name in nodes},
+                {name: (node.state.mark, node.journal.open_claims()) for name, node in nodes.items()},
+                told.network.world.chain.weights(),
+            )
+
+        before = everything()
+        state = run_window(told.node(role), 2)
+        assert (state.is_completed(), state.name) == (True, "Skipped")
+        assert state.message == "window 2 [window_finished] window 2 is finished"
+        assert everything() == before
+        with told.server.client() as client:
+            assert [run.name for run in task_runs(client, state, at_least=1)] == ["open window"]
+
+    @pytest.mark.parametrize("role", STEPS)
+    def test_a_window_that_is_not_open_is_skipped(self, told: Told, role: str) -> None:
+        state = run_window(told.node(role), 9)
+        assert state.name == "Skipped"
+        assert re.fullmatch(r"window 9 \[window_not_open\] window 9 opens in \d+ blocks", str(state.message))
+
+    def test_a_window_that_never_was_is_skipped(self, told: Told) -> None:
+        state = run_window(told.node("miner"), 0)
+        assert (state.name, state.message) == ("Skipped", "window 0 [window_passed] the network starts at window 1")
+
+
+@pytest.mark.usefixtures("prefect_api")
+class TestAlone:
+    """A miner whose network is silent: its windows are null, and only its own steps matter."""
+
+    @pytest.fixture
+    def network(self, tmp_path: Any) -> Iterator[Network]:
+        network = new_network(tmp_path)
+        yield network
+        network.stop()
+
+    @pytest.fixture
+    def miner(self, network: Network) -> Node:
+        return network.miners[0]
+
+    def published(self, network: Network, miner: Node) -> list[str]:
+        return [key.partition("-")[0] for key in network.objects(miner.settings.name)]
+
+    def test_without_a_window_it_takes_the_next_one(self, miner: Node) -> None:
+        messages = [str(run_window(miner, None).message) for _ in range(3)]
+        assert [message.partition(":")[0] for message in messages] == ["window 1", "window 2", "window 3"]
+        assert all("published" in message and "applied ()" in message for message in messages)
+
+    def test_a_window_that_passed_unclaimed_is_skipped(self, network: Network, miner: Node) -> None:
+        miner.chain.wait_for_block(5 * network.hparams.windows.blocks_per_window)
+        state = run_window(miner, 3)
+        assert (state.name, state.message) == ("Skipped", "window 3 [window_passed] the chain is in window 5")
+        assert self.published(network, miner) == []
+
+    def test_a_window_that_cannot_be_reached_is_caught_up_with_later(self, network: Network, miner: Node) -> None:
+        network.run(range(1, 3), but=[miner.settings.name])
+        aggregator = network.name(network.aggregator)
+        decided = network.objects(aggregator, "roster-1")
+        network.bucket(aggregator).delete(decided)
+        state = run_window(miner, 3)
+        assert (state.is_completed(), state.name) == (True, "CatchingUp")
+        assert str(state.message).startswith("window 3 [roster_missing] at window 0, wanted 2: ")
+        assert miner.journal.open_claims() == (3,)
+
+        for key, (_, data) in decided.items():
+            network.bucket(aggregator).put(key, data)
+        state = run_window(miner, None)
+        assert state.name == "Completed"
+        assert str(state.message).startswith("window 3: ")
+        assert miner.journal.roots(1, 2) == network.aggregator.journal.roots(1, 2)
+
+    def test_what_may_pass_is_tried_again(
+        self, network: Network, miner: Node, prefect_server: RunningPrefectServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fail(monkeypatch, miner, "commit", TransientError(Reason.STORE_BUSY, "busy for a moment"), times=2)
+        state = run_window(miner, 1)
+        assert state.is_completed()
+        assert "published" in str(state.message)
+        with prefect_server.client() as client:
+            runs = {run.name: run for run in task_runs(client, state, at_least=len(STEPS["miner"]))}
+            states = client.read_task_run_states(runs["commit 1"].id)
+        assert {name: run.run_count for name, run in runs.items() if run.run_count != 1} == {"commit 1": 3}
+        waits = [state for state in states if state.name == "AwaitingRetry"]
+        assert len(waits) == 2
+        assert self.published(network, miner).count("commit") == 1
+
+    @pytest.mark.parametrize("step", ["commit", "publish_sync_proof"])
+    def test_what_will_not_pass_fails_at_once_and_the_window_can_be_taken_up(
+        self,
+        network: Network,
+        miner: Node,
+        prefect_server: RunningPrefectServer,
+        monkeypatch: pytest.MonkeyPatch,
+        step: str,
+    ) -> None:
+        fail(monkeypatch, miner, step, PermanentError(Reason.ACCESS_DENIED, "the key was refused"), times=1)
+        failed = run_window(miner, 1)
+        assert failed.is_failed()
+        assert "[access_denied] the key was refused" in str(failed.message)
+        with prefect_server.client() as client:
+            last = task_runs(client, failed, at_least=6)[-1]
+        assert (last.state_name, last.run_count) == ("Failed", 1)
+
+        before = network.objects(miner.settings.name)
+        resumed = run_window(miner, None)  # it takes up what it claimed
+        assert resumed.is_completed()
+        assert str(resumed.message).startswith("window 1: ")
+        after = network.objects(miner.settings.name)
+        assert before.items() <= after.items()
+        assert any(key.startswith("proof-1") for key in after)
+        assert miner.journal.open_claims() == ()
+
+    def test_nothing_to_publish_is_no_failure(
+        self, network: Network, miner: Node, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fail(monkeypatch, miner, "learn", PermanentError(Reason.NON_FINITE_LOSS, "nan"), times=1)
+        state = run_window(miner, 1)
+        assert state.is_completed()
+        assert str(state.message).startswith("window 1: nothing to publish [non_finite_loss], applied ()")
+        assert self.published(network, miner) == ["proof"]
+
+
+def fail(monkeypatch: pytest.MonkeyPatch, node: Node, method: str, error: Exception, *, times: int) -> None:
+    """Let a node's method fail some times before it does what it should."""
+    real, failures = getattr(node, method), [error] * times
+
+    def flaky(*arguments: Any, **keywords: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return real(*arguments, **keywords)
+
+    monkeypatch.setattr(node, method, flaky)

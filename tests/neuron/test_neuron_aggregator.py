@@ -1,0 +1,210 @@
+"""Rosters of the first rank, and the second rank's when the first is silent (PROTOCOL 12-15)."""
+
+from pathlib import Path
+
+import pytest
+
+from templar.exchange.decisions import majority, read_decision
+from templar.exchange.keys import aggregate_key
+from templar.exchange.objects import Roster
+from templar.exchange.roster import fetch_roster
+from templar.neuron.aggregator import RosterNode
+from templar.neuron.drive import aggregate, mine
+from templar.neuron.journal import Status
+from templar.neuron.node import Node, Settlement
+from templar.neuron.opening import Action, open_window
+from tests.support.network import Network, tiny
+
+
+def roster_of(node: Node, window: int) -> Roster | None:
+    return fetch_roster(node.exchange, node.exchange.identity(window), window)
+
+
+def stored_at(network: Network, node: Node, window: int) -> int:
+    ((time, _),) = network.objects(network.name(node), f"roster-{window}-").values()
+    return time
+
+
+def reveal(network: Network, window: int) -> None:
+    """Let every miner commit and reveal; then the window is closed."""
+    for miner in network.miners:
+        open_window(miner, window)
+        miner.train(window)
+        miner.compress(window)
+        assert miner.commit(window).in_time
+    for miner in network.miners:
+        assert miner.upload(window).in_time
+
+
+def test_the_first_rank_publishes_what_was_revealed_in_its_slot(network: Network) -> None:
+    network.run([1, 2])
+    aggregator, validator = network.aggregator, network.validator
+    times = aggregator.exchange.times(2)
+    roster = roster_of(aggregator, 2)
+    assert roster is not None
+    assert [entry.uid for entry in roster.entries] == [miner.exchange.identity(2).uid for miner in network.miners]
+    assert stored_at(network, aggregator, 2) in times.roster_slot(0)
+    assert roster_of(validator, 2) is None
+    payloads = [network.objects(network.name(miner), "gradient-2-") for miner in network.miners]
+    joined = b"".join(data for objects in payloads for _, data in objects.values())
+    assert network.objects(network.name(aggregator))[aggregate_key(2)][1] == joined
+    assert all(entry.committed_at in times.commit_interval for entry in roster.entries)
+    assert all(entry.revealed_at in times.reveal_interval for entry in roster.entries)
+
+
+def test_rosters_name_the_decision_before_and_validators_sign_each_one(network: Network) -> None:
+    network.run([1, 2])
+    first, second = (roster_of(network.aggregator, window) for window in (1, 2))
+    assert first is not None
+    assert second is not None
+    assert (first.previous, second.previous) == (None, first.digest)
+    assert second.peer_list == network.validator.selection(2).digest
+    for window, roster in ((1, first), (2, second)):
+        found = majority(network.miners[0].exchange, window)
+        assert (found.roster, len(found.uids)) == (roster.digest, 2)
+    assert len(network.roots(2)) == 1
+
+
+def test_the_second_rank_takes_over_when_the_first_is_silent(network: Network) -> None:
+    aggregator, validator = network.aggregator, network.validator
+    network.run([1])
+    network.run([2, 3], but=[network.name(aggregator)])
+    for window in (2, 3):
+        roster = roster_of(validator, window)
+        assert roster is not None
+        assert len(roster.entries) == 2
+        assert stored_at(network, validator, window) in validator.exchange.times(window).roster_slot(1)
+    network.run([4])
+    assert len(network.roots(4)) == 1
+    assert None not in network.roots(4)
+    assert roster_of(validator, 4) is None
+    assert aggregator.state.outer_steps == 4
+
+
+def test_without_any_publisher_the_window_is_null_for_all(network: Network) -> None:
+    silent = [network.name(node) for node in network.all(RosterNode)]
+    before = network.miners[0].state.root
+    network.run([1], but=silent)
+    for miner in network.miners:
+        assert (miner.state.window, miner.state.outer_steps, miner.state.mark.null) == (1, 0, True)
+        assert miner.state.root != before
+    assert len({miner.state.root for miner in network.miners}) == 1
+
+
+def test_without_any_payload_the_roster_is_empty_and_the_window_null(tmp_path: Path) -> None:
+    network = Network(tmp_path, actors=["silent", "silent"])
+    network.run([1, 2])
+    roster = roster_of(network.aggregator, 2)
+    assert roster is not None
+    assert (roster.entries, roster.previous) == ((), None)
+    assert len(network.roots(2)) == 1
+    for node in network.nodes.values():
+        assert (node.state.outer_steps, node.state.mark.null) == (0, True)
+    assert majority(network.miners[0].exchange, 2).roster is None
+    network.stop()
+
+
+def test_one_payload_is_a_roster(tmp_path: Path) -> None:
+    network = Network(tmp_path, actors=["honest"])
+    network.run([1, 2])
+    assert network.miners[0].state.outer_steps == 2
+    assert len(network.roots(2)) == 1
+    network.stop()
+
+
+def test_steps_that_are_repeated_change_nothing(network: Network) -> None:
+    aggregator = network.aggregator
+    reveal(network, 1)
+    open_window(aggregator, 1)
+    report = aggregator.gather(1)
+    first = aggregator.settle_and_publish(1, report)
+    aggregator.decide(first)
+    before = network.objects(network.name(aggregator))
+    assert aggregator.settle_and_publish(1, report) == first
+    assert aggregator.decide(first).in_time
+    assert aggregator.apply(first) == aggregator.apply(first)
+    assert network.objects(network.name(aggregator)) == before
+
+
+def test_a_roster_that_is_out_stands_even_if_less_can_be_gathered_later(network: Network) -> None:
+    """The process died between publishing and entering it in the journal; then a miner's bucket lost its payload."""
+    aggregator = network.aggregator
+    name = network.name(aggregator)
+    reveal(network, 1)
+    open_window(aggregator, 1)
+    first = aggregator.settle_and_publish(1, aggregator.gather(1))
+    aggregator.journal._file.execute("DELETE FROM steps")
+    victim = network.name(network.miners[0])
+    network.bucket(victim).delete(network.objects(victim, "gradient-"))
+    before = network.objects(name)
+    again = network.restart(name)
+    assert isinstance(again, RosterNode)
+    assert open_window(again).window == 1
+    report = again.gather(1)
+    assert len(report.contributions) == 1
+    assert again.settle_and_publish(1, report) == first
+    assert network.objects(name) == before
+
+
+def test_an_aggregate_that_is_out_without_its_roster_leaves_the_slot_to_the_next_rank(network: Network) -> None:
+    """The process died between the two, and now gathers something else: nothing is overwritten."""
+    aggregator, validator = network.aggregator, network.validator
+    reveal(network, 1)
+    network.bucket(network.name(aggregator)).put(aggregate_key(1), b"what was gathered before")
+    settled: list[Settlement] = []
+
+    def live(node: RosterNode) -> None:
+        open_window(node, 1)
+        settled.append(node.settle_and_publish(1, node.gather(1)))
+
+    network.clock.run([lambda: live(aggregator), lambda: live(validator)])
+    assert roster_of(aggregator, 1) is None
+    roster = roster_of(validator, 1)
+    assert roster is not None
+    assert [each.roster for each in settled] == [roster, roster]
+
+
+def test_a_roster_node_that_comes_back_after_its_slot_follows_the_others(network: Network) -> None:
+    aggregator = network.aggregator
+    name = network.name(aggregator)
+    open_window(aggregator, 1)
+    network.run([1], but=[name])
+    network.world.chain.wait_for_block(3 * network.hparams.windows.blocks_per_window)
+    again = network.restart(name)
+    assert isinstance(again, RosterNode)
+    assert aggregate(again, 1).action is Action.RUN
+    assert again.journal.status(1) is Status.FINISHED
+    assert roster_of(again, 1) is None
+    assert network.roots(1) == {network.validator.state.root}
+    assert read_decision(again.exchange, again.exchange.identity(1), 1) is None, "too late to decide"
+
+
+def test_the_peers_hold_what_the_roster_says_and_not_what_they_saw(network: Network) -> None:
+    """A miner whose own reveal is missing from the roster applies it all the same."""
+    left_out = network.miners[1]
+    name = network.name(left_out)
+
+    def uploads_where_nobody_looks() -> None:
+        open_window(left_out, 1)
+        left_out.train(1)
+        left_out.compress(1)
+        left_out.commit(1)
+        left_out.gather(1)
+        left_out.apply(left_out.settle(1))
+
+    network.run([1], but=[name], beside=[uploads_where_nobody_looks])
+    assert len(network.roots(1)) == 1
+    roster = roster_of(network.aggregator, 1)
+    assert roster is not None
+    assert left_out.exchange.identity(1).uid not in [entry.uid for entry in roster.entries]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_only_as_many_ranks_as_there_are_slots_publish(tmp_path: Path, ranks: int) -> None:
+    network = Network(tmp_path, tiny(windows={"roster_ranks": ranks}))
+    silent = network.name(network.aggregator)
+    network.run([1], but=[silent])
+    assert network.validator.state.mark.null == (ranks == 1)
+    assert len({node.state.root for name, node in network.nodes.items() if name != silent}) == 1
+    mine(network.miners[0], 2)
+    network.stop()

@@ -1,0 +1,563 @@
+"""Catch-up: what a late node applies is what was decided, window by window, or a state that the majority proved."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from templar.errors import PermanentError, Reason, TransientError
+from templar.exchange.checkpoint import StateMark, list_checkpoints, publish_checkpoint
+from templar.exchange.decisions import publish_decision
+from templar.exchange.keys import Kind, aggregate_key, window_key
+from templar.exchange.objects import Proof
+from templar.exchange.proof import state_proof
+from templar.exchange.roster import fetch_roster
+from templar.exchange.sealing import seal
+from templar.model.checkpoint import write_model
+from templar.model.root import next_root, null_root, parameters_digest
+from templar.neuron.aggregator import RosterNode
+from templar.neuron.catchup import catch_up, leave_minority, replay, take_checkpoint
+from templar.neuron.drive import mine, validate
+from templar.neuron.housekeeping import clean_bucket, publish_newest_checkpoint
+from templar.neuron.journal import Applied
+from templar.neuron.miner import Miner
+from templar.neuron.node import Node, Settlement
+from templar.neuron.opening import Action, open_window
+from tests.support.network import Network, tiny
+
+
+def now(node: Node) -> float:
+    return node.chain.clock.now()
+
+
+def to_window(network: Network, window: int) -> None:
+    network.world.chain.wait_for_block(window * network.hparams.windows.blocks_per_window)
+
+
+def away(network: Network, windows: range) -> Miner:
+    """The first miner, after all others went through some windows without it."""
+    miner = network.miners[0]
+    network.run(windows, but=[network.name(miner)])
+    to_window(network, windows.stop)
+    return miner
+
+
+def roots(node: Node) -> dict[int, str]:
+    return node.journal.roots(0, 99)
+
+
+# Replay.
+
+
+def test_every_missed_window_is_replayed_in_order(network: Network) -> None:
+    miner = away(network, range(1, 4))
+    assert catch_up(miner, 3, deadline=now(miner)) == 3
+    assert roots(miner) == roots(network.validator)
+    assert list(roots(miner)) == [1, 2, 3]
+    assert miner.state.mark == network.validator.state.mark
+
+
+def test_nothing_to_do_is_done_at_once(network: Network) -> None:
+    network.run([1, 2])
+    miner = network.miners[0]
+    before, time = miner.state.mark, now(miner)
+    assert catch_up(miner, 2, deadline=time - 100) == 2
+    assert catch_up(miner, 1, deadline=time - 100) == 2
+    assert (miner.state.mark, now(miner)) == (before, time)
+
+
+def test_null_windows_are_replayed_as_null(tmp_path: Path) -> None:
+    network = Network(tmp_path, actors=["honest", "silent"])
+    miner = network.miners[0]
+    network.run([1])
+    network.run([2, 3], but=[network.name(miner)])
+    to_window(network, 4)
+    assert catch_up(miner, 3, deadline=now(miner)) == 3
+    assert (miner.state.outer_steps, miner.state.mark.null) == (1, True)
+    assert roots(miner) == roots(network.validator)
+    network.stop()
+
+
+def test_payloads_come_from_the_aggregate_when_the_miners_are_gone(network: Network) -> None:
+    miner = away(network, range(1, 3))
+    other = network.name(network.miners[1])
+    network.bucket(other).delete(network.objects(other))
+    assert catch_up(miner, 2, deadline=now(miner)) == 2
+    assert roots(miner) == roots(network.validator)
+
+
+@pytest.mark.parametrize("missing", ["aggregate", "roster"])
+def test_a_window_that_cannot_be_replayed_is_never_skipped(network: Network, missing: str) -> None:
+    miner = away(network, range(1, 4))
+    taken: dict[tuple[str, str], bytes] = {}
+    for node in network.all(RosterNode):
+        keys = {
+            "aggregate": aggregate_key(2),
+            "roster": window_key(Kind.ROSTER, 2, node.exchange.identity(2).uid),
+        }
+        name, key = network.name(node), keys[missing]
+        if key in (objects := network.objects(name)):
+            taken[name, key] = objects[key][1]
+            network.bucket(name).delete([key])
+    deadline = now(miner) + 5
+    with pytest.raises(TransientError) as caught:
+        catch_up(miner, 3, deadline=deadline)
+    assert caught.value.reason is Reason[f"{missing}_missing".upper()]
+    assert "window 2" in str(caught.value)
+    assert list(roots(miner)) == [1]
+    assert deadline - 1 <= now(miner) <= deadline
+    for (name, key), data in taken.items():
+        network.bucket(name).put(key, data)
+    assert catch_up(miner, 3, deadline=now(miner)) == 3, "what counts is what was decided, not when it lies there"
+    assert roots(miner) == roots(network.validator)
+
+
+def test_a_damaged_aggregate_is_not_applied(network: Network) -> None:
+    miner = away(network, range(1, 3))
+    name = network.name(network.aggregator)
+    _, data = network.objects(name)[aggregate_key(1)]
+    network.bucket(name).put(aggregate_key(1), data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(TransientError) as caught:
+        catch_up(miner, 2, deadline=now(miner))
+    assert caught.value.reason is Reason.AGGREGATE_MISSING
+    assert "[wrong_hash]" in str(caught.value)
+    assert miner.state.window == 0
+
+
+def test_an_outage_is_waited_out(network: Network) -> None:
+    miner = away(network, range(1, 3))
+    with network.outage(network.name(network.aggregator)), pytest.raises(TransientError):
+        catch_up(miner, 2, deadline=now(miner) + 3)
+    assert miner.state.window == 0
+    assert catch_up(miner, 2, deadline=now(miner)) == 2
+
+
+# Windows that nobody decided on.
+
+
+@pytest.mark.parametrize("asleep", [1, 2, 5])
+def test_a_network_that_stood_still_goes_on(network: Network, asleep: int) -> None:
+    """All processes were away for some windows: those are null, and the first window after them is a full one."""
+    network.run([1, 2])
+    for name in list(network.nodes):
+        network.restart(name)
+    back = 3 + asleep
+    to_window(network, back)
+    network.run([back, back + 1])
+    assert len(network.roots(back + 1)) == 1
+    for node in network.nodes.values():
+        assert (node.state.window, node.state.outer_steps) == (back + 1, 4)
+        assert all(
+            applied is not None and applied.roster is None for applied in map(node.journal.applied, range(3, back))
+        )
+
+
+def test_a_late_node_passes_through_windows_that_nobody_decided_on(network: Network) -> None:
+    miner = network.miners[0]
+    name = network.name(miner)
+    network.run([1])
+    to_window(network, 4)
+    network.run([4, 5], but=[name])
+    to_window(network, 6)
+    assert catch_up(miner, 5, deadline=now(miner)) == 5
+    assert roots(miner) == roots(network.validator)
+
+
+def publishes_and_dies(network: Network, window: int) -> None:
+    """Let a window end with a roster in its slot and without any decision: then everybody is away."""
+    for miner in network.miners:
+        open_window(miner, window)
+        miner.train(window)
+        miner.compress(window)
+        miner.commit(window)
+    for miner in network.miners:
+        miner.upload(window)
+    aggregator = network.aggregator
+    open_window(aggregator, window)
+    aggregator.settle_and_publish(window, aggregator.gather(window))
+
+
+def test_a_roster_that_was_in_time_is_applied_although_nobody_decided(network: Network) -> None:
+    network.run([1])
+    publishes_and_dies(network, 2)
+    for name in list(network.nodes):
+        network.restart(name)
+    to_window(network, 5)
+    network.run([5])
+    assert len(network.roots(5)) == 1
+    for node in network.nodes.values():
+        assert node.state.outer_steps == 3
+        applied = node.journal.applied(2)
+        assert applied is not None
+        assert applied.roster is not None
+
+
+def test_a_miner_does_not_settle_a_window_that_may_still_be_decided(network: Network) -> None:
+    miner = network.miners[0]
+    to_window(network, 2)
+    with pytest.raises(TransientError) as caught:
+        replay(miner, 1)
+    assert caught.value.reason is Reason.DECISION_MISSING
+    assert miner.state.window == 0
+    to_window(network, 3)
+    assert replay(miner, 1) == Settlement(1, None)
+    assert miner.journal.unconfirmed(0, 9) != ()
+
+
+def test_a_validator_signs_what_may_still_be_decided_so_that_nobody_waits(network: Network) -> None:
+    to_window(network, 2)
+    assert replay(network.validator, 1) == Settlement(1, None)
+    assert network.objects(network.name(network.validator), "decision-1-")
+    to_window(network, 3)
+    assert replay(network.aggregator, 1) == Settlement(1, None)
+
+
+def test_what_has_expired_is_not_taken_for_what_never_was(tmp_path: Path) -> None:
+    """Its decisions were deleted: a node that is as late as that needs a checkpoint."""
+    network = Network(tmp_path, tiny(storage={"checkpoint_frequency": 1, "retention_windows": 2}))
+    miner = network.miners[0]
+    name = network.name(miner)
+    network.run([1, 2, 3, 4], but=[name])
+    for node in network.all(RosterNode):
+        assert clean_bucket(network.premises(network.name(node)), dry_run=False).failed == ()
+        assert not network.objects(network.name(node), "decision-1-")
+    to_window(network, 5)
+    with pytest.raises(TransientError) as caught:
+        replay(miner, 1)
+    assert caught.value.reason is Reason.DECISION_MISSING
+    assert miner.state.window == 0
+    publish(network, network.aggregator)
+    assert catch_up(miner, 4, deadline=now(miner)) == 4
+    assert miner.state.root == network.validator.state.root
+    network.stop()
+
+
+def test_nothing_expires_while_a_network_stands_still(tmp_path: Path) -> None:
+    network = Network(tmp_path, tiny(storage={"checkpoint_frequency": 1, "retention_windows": 2}))
+    miner = network.miners[0]
+    network.run([1, 2], but=[network.name(miner)])
+    to_window(network, 9)
+    for node in network.all(RosterNode):
+        report = clean_bucket(network.premises(network.name(node)), dry_run=False)
+        assert (report.window, sum(row.deleted for row in report.rows)) == (9, 0)
+    assert catch_up(miner, 7, deadline=now(miner)) == 7
+    assert miner.state.outer_steps == 2
+    network.run([9, 10])
+    assert len(network.roots(10)) == 1
+    network.stop()
+
+
+def test_an_unreachable_validator_may_have_decided(network: Network) -> None:
+    miner = network.miners[0]
+    to_window(network, 4)
+    with network.outage(network.name(network.validator)), pytest.raises(TransientError):
+        replay(miner, 1)
+    assert miner.state.window == 0
+    assert replay(miner, 1) == Settlement(1, None)
+
+
+# Checkpoints.
+
+
+def publish(network: Network, node: Node) -> StateMark:
+    return publish_newest_checkpoint(network.premises(network.name(node)))
+
+
+def test_a_node_that_is_far_behind_takes_the_newest_checkpoint_and_replays_the_rest(network: Network) -> None:
+    network.run([1])
+    miner = network.miners[0]
+    name = network.name(miner)
+    network.run([2, 3, 4], but=[name])
+    assert publish(network, network.aggregator).window == 4
+    network.run([5], but=[name])
+    to_window(network, 6)
+    own = miner.private
+    assert catch_up(miner, 5, deadline=now(miner)) == 5
+    assert list(roots(miner)) == [1, 4, 5], "windows 2 and 3 were jumped over"
+    assert miner.state.mark == network.validator.state.mark
+    assert miner.private is not own
+    assert miner.private is not None
+    assert miner.private.feedback.num_calls == 0
+    assert miner.snapshots.windows()[0] == 5
+    assert open_window(miner, 6) == open_window(miner, 6)
+    network.run([6])
+    assert len(network.roots(6)) == 1
+
+
+def test_a_node_that_is_near_replays_although_there_is_a_checkpoint(network: Network) -> None:
+    network.run([1])
+    miner = network.miners[0]
+    network.run([2, 3, 4], but=[network.name(miner)])
+    publish(network, network.aggregator)
+    to_window(network, 5)
+    assert catch_up(miner, 4, deadline=now(miner)) == 4
+    assert list(roots(miner)) == [1, 2, 3, 4]
+
+
+def test_a_checkpoint_beyond_the_target_or_behind_the_state_is_not_taken(network: Network) -> None:
+    network.run([1, 2])
+    publish(network, network.aggregator)
+    miner = network.miners[0]
+    assert take_checkpoint(miner, 2) is None, "that is the state it has"
+    network.run([3], but=[network.name(miner)])
+    publish(network, network.aggregator)
+    to_window(network, 4)
+    assert take_checkpoint(miner, 2) is None
+    taken = take_checkpoint(miner, 3)
+    assert taken == network.validator.state.mark == miner.state.mark
+
+
+def test_without_proofs_there_is_no_jump(network: Network) -> None:
+    miner = away(network, range(1, 5))
+    publish(network, network.aggregator)
+    for node in network.all(RosterNode):
+        name = network.name(node)
+        network.bucket(name).delete(network.objects(name, "proof-4-"))
+    assert take_checkpoint(miner, 4) is None
+    assert catch_up(miner, 4, deadline=now(miner)) == 4
+    assert list(roots(miner)) == [1, 2, 3, 4]
+
+
+def forge(network: Network, node: Node, *, outer_steps: int, null: bool, moved: float) -> StateMark:
+    """Publish a checkpoint and a proof of another state of the newest window than everybody's, under a node's hotkey.
+
+    Each of the two is consistent in itself.
+    """
+    mark, name = node.state.mark, network.name(node)
+    signer, identity = network.member(name).hotkey, node.exchange.identity(mark.window)
+    params = {key: tensor + moved for key, tensor in node.state.params.items()}
+    digest = parameters_digest(params)
+    root = (
+        null_root(mark.previous_root, mark.window, digest)
+        if null
+        else next_root(mark.previous_root, mark.window, outer_steps, digest)
+    )
+    forged = StateMark(mark.window, outer_steps, root, mark.previous_root, null)
+    folder = network.world.root / "forged"
+    write_model(folder, params, network.hparams.model, node.workload.tokenizer.to_bytes())
+    publish_checkpoint(
+        node.buckets.own,
+        folder,
+        forged,
+        network=node.exchange.network,
+        uid=identity.uid,
+        signer=signer,
+        clock=node.chain.clock,
+    )
+    block = node.exchange.settling_block(node.exchange.times(mark.window))
+    proof = state_proof(params, window=mark.window, block_hash=node.chain.block_hash(block), hotkey=identity.hotkey)
+    body = Proof(
+        **node.exchange.author(mark.window), window=mark.window, root=root, outer_steps=outer_steps, proof=proof
+    )
+    network.bucket(name).put(window_key(Kind.PROOF, mark.window, identity.uid), seal(body, signer).encode())
+    return forged
+
+
+def test_a_forged_checkpoint_of_the_minority_is_not_taken(network: Network, caplog: pytest.LogCaptureFixture) -> None:
+    miner = away(network, range(1, 5))
+    forge(network, network.validator, outer_steps=4, null=False, moved=1.0)
+    with caplog.at_level(logging.WARNING):
+        assert take_checkpoint(miner, 4) is None
+    assert "its checkpoint of window 4 is not the majority's state" in caplog.text
+    assert miner.state.window == 0
+    assert catch_up(miner, 4, deadline=now(miner)) == 4
+    assert miner.state.root == network.aggregator.state.root
+
+
+def test_an_unreachable_majority_is_not_outvoted(network: Network) -> None:
+    """Its proof cannot be read now: that is no absence, and the forger stays a minority."""
+    miner = away(network, range(1, 5))
+    forge(network, network.validator, outer_steps=4, null=False, moved=1.0)
+    with network.outage(network.name(network.aggregator)):
+        assert take_checkpoint(miner, 4) is None
+    assert miner.state.window == 0
+
+
+def test_a_forged_number_of_outer_steps_is_not_taken(tmp_path: Path) -> None:
+    """The root of a null window does not bind it, the proofs do: learning rates follow it."""
+    network = Network(tmp_path, tiny("local-demo"), actors=["honest", "silent"])
+    miner = network.miners[0]
+    network.run([1, 2])
+    network.run([3, 4, 5, 6], but=[network.name(miner)])
+    validator = network.validator
+    assert validator.state.mark.null
+    forged = forge(network, validator, outer_steps=99, null=True, moved=0.0)
+    assert forged.root == validator.state.root
+    to_window(network, 7)
+    assert take_checkpoint(miner, 6) is None
+    publish(network, network.aggregator)
+    assert take_checkpoint(miner, 6) == network.aggregator.state.mark
+    network.stop()
+
+
+def test_a_checkpoint_whose_parameters_are_not_its_roots_is_left_out(network: Network) -> None:
+    """Even the majority's own: it may have been damaged before it was hashed."""
+    miner = away(network, range(1, 5))
+    aggregator = network.aggregator
+    mark = aggregator.state.mark
+    folder = network.world.root / "damaged"
+    params = {name: torch.zeros_like(tensor) for name, tensor in aggregator.state.params.items()}
+    write_model(folder, params, network.hparams.model, aggregator.workload.tokenizer.to_bytes())
+    publish_checkpoint(
+        aggregator.buckets.own,
+        folder,
+        mark,
+        network=aggregator.exchange.network,
+        uid=aggregator.exchange.identity(4).uid,
+        signer=network.member(network.name(aggregator)).hotkey,
+        clock=aggregator.chain.clock,
+    )
+    assert list_checkpoints(aggregator.buckets.own, aggregator.exchange.identity(4).uid) == [4, 0]
+    assert take_checkpoint(miner, 4) is None
+    assert (miner.state.window, miner.snapshots.windows()) == (0, ())
+
+
+def test_a_roster_node_that_jumped_knows_what_was_decided_before_its_first_roster(network: Network) -> None:
+    """Its roster must name the decision on the window before, or nobody could follow it."""
+    validator, aggregator = network.validator, network.aggregator
+    network.run([1, 2, 3, 4], but=[network.name(validator)])
+    publish(network, aggregator)
+    to_window(network, 5)
+    assert take_checkpoint(validator, 4) is not None
+    network.run([5], but=[network.name(aggregator)])
+    decided = fetch_roster(aggregator.exchange, aggregator.exchange.identity(4), 4)
+    own = fetch_roster(validator.exchange, validator.exchange.identity(5), 5)
+    assert decided is not None
+    assert own is not None
+    assert own.previous == decided.digest
+    assert {node.state.window for node in network.miners} == {5}
+
+
+# The minority.
+
+
+def follows_the_others(network: Network, node: Node, window: int) -> None:
+    network.run([window])
+    assert len(network.roots(window)) == 1
+    assert node.state.window == window
+
+
+def applies_null(node: Node, window: int) -> None:
+    """A node that saw no roster, for a reason of its own."""
+    node.apply(Settlement(window, None))
+
+
+def test_a_node_of_the_minority_returns_to_a_snapshot_and_follows_the_majority(network: Network) -> None:
+    miner = network.miners[0]
+    name = network.name(miner)
+    network.run([1])
+    network.run([2], but=[name])
+    applies_null(miner, 2)
+    assert len(network.roots(2)) == 2
+    assert leave_minority(miner)
+    assert (miner.state.window, miner.snapshots.windows()) == (1, (1,))
+    assert roots(miner) == {1: network.validator.journal.roots(1, 1)[1]}
+    assert not leave_minority(miner)
+    follows_the_others(network, miner, 3)
+    assert len(network.roots(2)) == 1
+
+
+def test_without_a_snapshot_from_before_it_returns_to_genesis(network: Network) -> None:
+    miner = network.miners[0]
+    network.run([1], but=[network.name(miner)])
+    applies_null(miner, 1)
+    assert leave_minority(miner)
+    assert miner.state.mark == miner.birth.mark
+    follows_the_others(network, miner, 2)
+
+
+def test_opening_the_next_window_finds_the_majority(network: Network) -> None:
+    miner = network.miners[0]
+    network.run([1], but=[network.name(miner)])
+    applies_null(miner, 1)
+    opening = open_window(miner, 2)
+    assert opening.action is Action.RUN
+    assert miner.state.root == network.validator.state.root
+
+
+def test_a_split_is_found_even_when_null_windows_followed_it(network: Network) -> None:
+    """A null window looks alike on both sides, so the window of the split itself has to be looked at."""
+    miner = network.miners[0]
+    everybody = [network.name(each) for each in network.miners]
+    network.run([1], but=everybody[:1])
+    applies_null(miner, 1)
+    network.run([2, 3], but=everybody)
+    for window in (2, 3):
+        applies_null(miner, window)
+    assert network.validator.state.mark.null
+    assert miner.state.root != network.validator.state.root
+    assert leave_minority(miner)
+    assert miner.state.window == 0
+    follows_the_others(network, miner, 4)
+
+
+def test_a_confirmed_window_is_not_looked_at_again(network: Network) -> None:
+    network.run([1, 2])
+    miner = network.miners[0]
+    assert miner.journal.unconfirmed(0, 9)[-1].window == 2
+    assert not leave_minority(miner)
+    assert miner.journal.unconfirmed(0, 9) == ()
+    for node in network.all(RosterNode):
+        name = network.name(node)
+        network.bucket(name).delete(network.objects(name, "decision-"))
+    assert not leave_minority(miner)
+
+
+@pytest.mark.parametrize("stake", [400.0, 1000.0])
+def test_a_split_of_even_stake_is_no_reason_to_leave(network: Network, stake: float) -> None:
+    aggregator, validator = network.aggregator, network.validator
+    network.world.chain.set_stake(validator.exchange.own_signer.address, stake)
+    network.run([1], but=[network.name(validator)])
+    applies_null(validator, 1)
+    to_window(network, 2)
+    publish_decision(validator.exchange, 1, None, deadline=now(validator) + 1)
+    to_window(network, 3)
+    assert leave_minority(validator) == (stake < 1000)
+    assert not leave_minority(aggregator)
+
+
+def test_a_validator_of_the_minority_comes_back_although_its_word_stands(network: Network) -> None:
+    validator = network.validator
+    name = network.name(validator)
+    network.run([1], but=[name])
+    open_window(validator, 1)
+    applies_null(validator, 1)
+    assert validator.decide(Settlement(1, None)).in_time
+    assert validate(validator, 2).action is Action.RUN
+    assert validator.journal.roots(1, 1) == network.aggregator.journal.roots(1, 1)
+    with pytest.raises(PermanentError) as caught:
+        validator.decide(Settlement(1, fetch_roster(validator.exchange, network.aggregator.exchange.identity(1), 1)))
+    assert caught.value.reason is Reason.OBJECT_DIFFERS
+
+
+def test_a_roster_of_another_history_is_not_applied(network: Network) -> None:
+    """The node decided null on window 1 and meets a roster that follows the others' decision."""
+    miner = network.miners[0]
+    name = network.name(miner)
+    network.run([1], but=[name])
+    applies_null(miner, 1)
+    outcomes = []
+
+    def goes_on() -> None:
+        # As if the decisions on window 1 came only now: the window is opened before they are looked at.
+        miner.journal.claim(2)
+        miner.chain.wait_for_block(2 * network.hparams.windows.blocks_per_window)
+        try:
+            miner.settle(2)
+        except TransientError as error:
+            outcomes.append(error)
+
+    network.run([2], but=[name], beside=[goes_on])
+    assert [error.reason for error in outcomes] == [Reason.MINORITY]
+    assert miner.journal.result(2, "settle") is None
+    assert miner.state.window == 1
+    assert mine(miner, 3).action is Action.RUN
+    assert miner.journal.roots(1, 2) == network.validator.journal.roots(1, 2)
+
+
+def test_a_replayed_window_is_confirmed(network: Network) -> None:
+    miner = away(network, range(1, 3))
+    settlement = replay(miner, 1)
+    assert miner.journal.unconfirmed(0, 9) == ()
+    assert miner.journal.applied(1) == Applied(1, settlement.digest, miner.state.root)

@@ -1,0 +1,192 @@
+"""Work beside the windows, as other processes do it: on snapshots and buckets, without the live neuron."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from templar.canonical import file_sha256
+from templar.errors import PermanentError, Reason, TransientError
+from templar.exchange.checkpoint import fetch_checkpoint, list_checkpoints
+from templar.exchange.keys import parse_key
+from templar.model.checkpoint import WEIGHTS_FILE, read_parameters
+from templar.neuron.agreed import check_mark
+from templar.neuron.housekeeping import clean_bucket, outer_steps_of, publish_newest_checkpoint
+from tests.support.network import Network, tiny
+
+AGGREGATOR = "aggregator-1"
+
+
+def windows_in(network: Network, name: str) -> set[int]:
+    """The windows of the per-window objects in a bucket."""
+    keys = (parse_key(key) for key in network.objects(name))
+    return {key.window for key in keys if key and key.window is not None and key.kind not in ("peers", "checkpoint")}
+
+
+def test_the_newest_snapshot_is_published_and_read_back(network: Network, tmp_path: Path) -> None:
+    network.run([1, 2])
+    aggregator, reader = network.aggregator, network.miners[0]
+    mark = publish_newest_checkpoint(network.premises(AGGREGATOR))
+    assert mark == aggregator.state.mark
+    publisher = reader.exchange.metagraph(2).by_uid(network.member(AGGREGATOR).uid)
+    assert publisher is not None
+    store = reader.buckets.reader(publisher)
+    assert list_checkpoints(store, publisher.uid) == [2, 0]
+    folder = tmp_path / "fetched"
+    network_id, model = reader.exchange.network, network.hparams.model
+    manifest = fetch_checkpoint(store, publisher, 2, folder, network=network_id, model=model)
+    assert set(manifest.files) == {"config.json", "model.safetensors", "tokenizer.json"}
+    check_mark(read_parameters(folder / WEIGHTS_FILE, model), mark, "checkpoint")
+
+
+def test_publishing_again_changes_nothing_and_leaves_no_copy_behind(network: Network) -> None:
+    network.run([1])
+    premises = network.premises(AGGREGATOR)
+    first = publish_newest_checkpoint(premises)
+    before = network.objects(AGGREGATOR)
+    assert publish_newest_checkpoint(premises) == first
+    assert network.objects(AGGREGATOR) == before
+    assert not (premises.home / "publishing").exists()
+
+
+def test_a_publication_that_failed_goes_on(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    network.run([1])
+    premises = network.premises(AGGREGATOR)
+    store, real = premises.buckets.own, premises.buckets.own.put_if_absent
+
+    def put(key: str, data: bytes) -> bool:
+        if key.endswith("manifest.json"):
+            raise TransientError(Reason.STORE_BUSY, "503")
+        return real(key, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "put_if_absent", put)
+        with pytest.raises(TransientError):
+            publish_newest_checkpoint(premises)
+    uid = network.member(AGGREGATOR).uid
+    assert list_checkpoints(store, uid) == [0], "without its manifest it does not exist"
+    publish_newest_checkpoint(premises)
+    assert list_checkpoints(store, uid) == [1, 0]
+
+
+def test_a_running_neuron_is_not_disturbed(network: Network) -> None:
+    """The checkpoint is made while the neuron writes a snapshot."""
+    network.run([1])
+    half = network.aggregator.snapshots.folder(2).with_name(".writing-2-99")
+    half.mkdir()
+    publish_newest_checkpoint(network.premises(AGGREGATOR))
+    assert outer_steps_of(network.premises(AGGREGATOR)) == 1
+    assert half.exists()
+
+
+def test_before_the_first_snapshot_there_is_nothing_to_publish(network: Network) -> None:
+    with pytest.raises(PermanentError) as caught:
+        publish_newest_checkpoint(network.premises(AGGREGATOR))
+    assert caught.value.reason is Reason.OBJECT_MISSING
+    assert "no snapshot yet; the first window makes one" in str(caught.value)
+
+
+def test_a_hotkey_that_is_not_registered_publishes_nothing(network: Network) -> None:
+    network.run([1])
+    premises = network.premises(AGGREGATOR)
+    stranger = replace(premises, signer=network.world.members[0].hotkey)
+    network.world.chain.deregister(stranger.signer.address)
+    with pytest.raises(PermanentError) as caught:
+        publish_newest_checkpoint(stranger)
+    assert caught.value.reason is Reason.NOT_REGISTERED
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Network:
+    """Six windows of a network that keeps three, and checkpoints of windows 2, 4 and 6."""
+    storage = {"checkpoint_frequency": 2, "checkpoints_kept": 1, "retention_windows": 3}
+    network = Network(tmp_path / "old", tiny(storage=storage))
+    for window in (2, 4, 6):
+        network.run([window - 1, window])
+        publish_newest_checkpoint(network.premises(AGGREGATOR))
+    return network
+
+
+def test_a_dry_run_counts_and_deletes_nothing(old: Network) -> None:
+    before = old.objects(AGGREGATOR)
+    report = clean_bucket(old.premises(AGGREGATOR), dry_run=True)
+    assert old.objects(AGGREGATOR) == before
+    rows = {row.kind: row for row in report.rows}
+    assert {kind: row.expired for kind, row in rows.items()} == {
+        "aggregator": 2,
+        "checkpoint": 2 * 4,
+        "decision": 2,
+        "proof": 2,
+        "roster": 2,
+    }
+    assert all(row.deleted == 0 and row.num_bytes > 0 for row in rows.values())
+    assert report.failed == ()
+
+
+def test_what_has_expired_is_deleted_and_nothing_else(old: Network) -> None:
+    dry = clean_bucket(old.premises(AGGREGATOR), dry_run=True)
+    report = clean_bucket(old.premises(AGGREGATOR), dry_run=False)
+    assert [(row.kind, row.deleted) for row in report.rows] == [(row.kind, row.expired) for row in dry.rows]
+    assert windows_in(old, AGGREGATOR) == {3, 4, 5, 6}
+    assert list_checkpoints(old.aggregator.buckets.own, old.member(AGGREGATOR).uid) == [6, 0], "genesis stays for ever"
+    assert [key for key in old.objects(AGGREGATOR) if key.startswith("start_window")]
+    assert clean_bucket(old.premises(AGGREGATOR), dry_run=False).rows == ()
+    old.run([7])
+    assert len(old.roots(7)) == 1
+
+
+def test_what_is_not_ours_is_never_deleted(old: Network) -> None:
+    foreign = ["gradient-1-3-v999.bin", "gradient-x-1-v1.bin", "notes/decision-1-1-v1.json", "readme.txt"]
+    for key in foreign:
+        old.bucket(AGGREGATOR).put(key, b"mine")
+    clean_bucket(old.premises(AGGREGATOR), dry_run=False)
+    assert set(foreign) <= set(old.objects(AGGREGATOR))
+
+
+def test_every_role_can_clean_its_bucket(old: Network) -> None:
+    for name in old.nodes:
+        clean_bucket(old.premises(name), dry_run=False)
+        assert min(windows_in(old, name)) == 3
+
+
+def test_outer_steps_are_those_of_the_newest_snapshot(network: Network) -> None:
+    premises = network.premises(AGGREGATOR)
+    assert outer_steps_of(premises) == 0
+    network.run([1, 2])
+    assert outer_steps_of(premises) == 2
+
+
+def test_before_genesis_there_are_no_outer_steps(network: Network) -> None:
+    premises = network.premises(AGGREGATOR)
+    network.bucket(AGGREGATOR).delete(network.objects(AGGREGATOR, "start_window"))
+    assert outer_steps_of(premises) == 0
+    with pytest.raises(TransientError) as caught:
+        clean_bucket(premises, dry_run=False)
+    assert caught.value.reason is Reason.GENESIS_MISSING
+
+
+def test_an_unreachable_store_is_not_taken_for_no_genesis(network: Network) -> None:
+    premises = network.premises("validator-2")
+    for work in (outer_steps_of, lambda each: clean_bucket(each, dry_run=True)):
+        with network.outage(AGGREGATOR), pytest.raises(TransientError) as caught:
+            work(premises)
+        assert caught.value.reason is Reason.STORE_UNREACHABLE
+
+
+def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    from templar.neuron.durable import write_file
+
+    path = tmp_path / "new" / "payload.bin"
+    write_file(path, lambda part: part.write_bytes(b"first"))
+    digest = file_sha256(path)
+
+    def fails(part: Path) -> None:
+        part.write_bytes(b"half of the sec")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_file(path, fails)
+    assert file_sha256(path) == digest
+    write_file(path, lambda part: part.write_bytes(b"second"), durable=False)
+    assert path.read_bytes() == b"second"
+    assert [each.name for each in path.parent.iterdir()] == ["payload.bin"]

@@ -1,0 +1,172 @@
+import sqlite3
+import threading
+from pathlib import Path
+
+import pytest
+
+from templar.errors import PermanentError, Reason
+from templar.neuron.journal import SCHEMA_VERSION, Applied, Journal, Status
+from tests.support.state_writer import run_and_kill
+
+ROOT = "a" * 64
+ROSTER = "b" * 64
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    return Journal(tmp_path / "home" / "journal.sqlite")
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(PermanentError) as caught:
+        Journal(path)
+    assert caught.value.reason is Reason.BAD_STATE_FILE
+    assert str(path) in str(caught.value)
+    assert "move the neuron's folder away" in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_window_is_claimed_and_closed(journal: Journal) -> None:
+    assert journal.status(4) is None
+    journal.claim(4)
+    assert journal.status(4) is Status.CLAIMED
+    journal.close_window(4, Status.FINISHED)
+    assert journal.status(4) is Status.FINISHED
+    journal.close_window(5, Status.ABANDONED, Reason.BEHIND)
+    assert journal.status(5) is Status.ABANDONED
+
+
+@pytest.mark.parametrize("status", list(Status))
+def test_claiming_again_changes_nothing(journal: Journal, status: Status) -> None:
+    journal.claim(4)
+    journal.close_window(4, status)
+    journal.claim(4)
+    assert journal.status(4) is status
+
+
+def test_open_claims_are_in_order(journal: Journal) -> None:
+    for window in (7, 3, 5, 4):
+        journal.claim(window)
+    journal.close_window(4, Status.FINISHED)
+    journal.close_window(5, Status.ABANDONED)
+    assert journal.open_claims() == (3, 7)
+
+
+def test_a_step_has_a_result_once_it_is_entered(journal: Journal) -> None:
+    assert journal.result(4, "train") is None
+    journal.enter(4, "train", '{"loss": 1.5}')
+    journal.enter(4, "commit", "{}")
+    journal.enter(5, "train", "null")
+    assert [journal.result(4, "train"), journal.result(4, "commit"), journal.result(5, "train")] == [
+        '{"loss": 1.5}',
+        "{}",
+        "null",
+    ]
+    assert journal.result(5, "commit") is None
+
+
+def test_applied_windows_and_their_roots(journal: Journal) -> None:
+    assert journal.applied(4) is None
+    for applied in (Applied(4, ROSTER, ROOT), Applied(5, None, "c" * 64), Applied(7, ROSTER, "d" * 64)):
+        journal.enter_applied(applied)
+        assert journal.applied(applied.window) == applied
+    assert journal.roots(5, 7) == {5: "c" * 64, 7: "d" * 64}
+    journal.enter_applied(Applied(4, None, "e" * 64))
+    assert journal.applied(4) == Applied(4, None, "e" * 64)
+
+
+def test_a_rolled_back_settlement_is_forgotten_and_the_work_is_not(journal: Journal) -> None:
+    for window in (4, 5, 6):
+        journal.claim(window)
+        journal.enter(window, "compress", "{}")
+        journal.enter(window, "settle", "null")
+        journal.enter_applied(Applied(window, None, ROOT))
+    journal.forget_settlement(5)
+    assert [journal.applied(window) is not None for window in (4, 5, 6)] == [True, False, False]
+    assert [journal.result(window, "settle") for window in (4, 5, 6)] == ["null", None, None]
+    assert [journal.result(window, "compress") for window in (4, 5, 6)] == ["{}"] * 3
+    assert journal.open_claims() == (4, 5, 6)
+
+
+def test_old_windows_are_forgotten(journal: Journal) -> None:
+    for window in (4, 5, 6):
+        journal.claim(window)
+        journal.enter(window, "settle", "null")
+        journal.enter_applied(Applied(window, None, ROOT))
+    journal.forget(6)
+    assert journal.open_claims() == (6,)
+    assert journal.roots(0, 99) == {6: ROOT}
+    assert [journal.result(window, "settle") for window in (4, 5, 6)] == [None, None, "null"]
+
+
+def test_reopening_resumes(journal: Journal, tmp_path: Path) -> None:
+    journal.claim(4)
+    journal.enter(4, "train", "{}")
+    journal.enter_applied(Applied(4, ROSTER, ROOT))
+    journal.close()
+    again = Journal(tmp_path / "home" / "journal.sqlite")
+    assert again.open_claims() == (4,)
+    assert (again.result(4, "train"), again.applied(4)) == ("{}", Applied(4, ROSTER, ROOT))
+
+
+@pytest.mark.parametrize("after", [1, 10, 60])
+def test_what_was_entered_survives_a_kill(tmp_path: Path, after: int) -> None:
+    path = tmp_path / "journal.sqlite"
+    last = run_and_kill("journal", path, after=after)
+    journal = Journal(path)
+    for window in range(1, last + 1):
+        assert journal.status(window) is Status.FINISHED
+        assert journal.result(window, "settle") == str(window)
+        assert journal.applied(window) == Applied(window, None, f"{window:064x}")
+    assert journal.open_claims() in ((), (last + 1,))
+
+
+def test_entries_of_one_thread_survive_the_failed_transaction_of_another(journal: Journal) -> None:
+    """All threads share one connection, so a transaction must keep the others out until it ends."""
+    begun, entered = threading.Event(), threading.Event()
+
+    def enter() -> None:
+        begun.wait()
+        journal.enter(4, "train", "{}")
+        entered.set()
+
+    writer = threading.Thread(target=enter)
+    writer.start()
+    with pytest.raises(RuntimeError, match="rolled back"), journal._file.transaction() as transaction:
+        transaction.execute("INSERT INTO windows VALUES (9, 'claimed', NULL)")
+        begun.set()
+        assert not entered.wait(0.05)  # it would be part of what is rolled back
+        raise RuntimeError("rolled back")
+    writer.join()
+    assert journal.result(4, "train") == "{}"
+    assert journal.status(9) is None
+
+
+def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    path.write_bytes(b"this is no database at all, however long it may be" * 100)
+    refused(path)
+
+
+def test_a_damaged_journal_is_refused_when_the_damage_is_met(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    journal = Journal(path)
+    for window in range(500):
+        journal.enter(window, "settle", "x" * 200)
+    journal.close()
+    data = bytearray(path.read_bytes())
+    data[4096:] = bytes(len(data) - 4096)
+    path.write_bytes(data)
+    damaged = Journal(path)
+    with pytest.raises(PermanentError) as caught:
+        damaged.result(400, "settle")
+    assert caught.value.reason is Reason.BAD_STATE_FILE
+
+
+def test_a_journal_of_a_newer_release_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    Journal(path).close()
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA user_version={SCHEMA_VERSION + 1}")
+    connection.close()
+    assert f"schema {SCHEMA_VERSION + 1} is newer" in refused(path)

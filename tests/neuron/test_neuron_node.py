@@ -1,0 +1,258 @@
+"""A node from its start to its stop: what it refuses, what it restores, what it leaves behind."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from templar.data.build import build_dataset, upload_dataset
+from templar.data.corpus import Document
+from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.model.checkpoint import WEIGHTS_FILE
+from templar.neuron.catchup import catch_up
+from templar.neuron.drive import mine, validate
+from templar.neuron.journal import Status
+from templar.neuron.miner import Miner
+from templar.neuron.node import Node
+from templar.neuron.observe import measure_held_out
+from templar.neuron.opening import Action, open_window
+from templar.neuron.snapshot import PRIVATE_FILE
+from templar.simulate.world import DATASET_BUCKET, DATASET_PREFIX
+from templar.store.directory import DirectoryStore
+from tests.support.network import Network, tiny
+
+
+def refused(node: Node) -> TemplarError:
+    """The error with which a start fails; it must leave the lock free."""
+    with pytest.raises(TemplarError) as caught:
+        node.start()
+    other = Node(node.settings, node.hparams, node._surroundings)
+    with pytest.raises(TemplarError) as again:
+        other.start()
+    assert again.value.reason is caught.value.reason, "and not already_running"
+    return caught.value
+
+
+# Starting.
+
+
+def test_other_numbers_are_refused(network: Network) -> None:
+    name = network.name(network.miners[0])
+    node = network.kill(name)
+    other = Node(node.settings, tiny(training={"inner_steps": 3}), node._surroundings)
+    error = refused(other)
+    assert isinstance(error, PermanentError)
+    assert error.reason is Reason.BAD_HPARAMS
+    assert "use the preset that the network was started with" in str(error)
+    network.restart(name)
+
+
+def test_numbers_that_are_nobody_elses_business_may_differ(network: Network) -> None:
+    name = network.name(network.miners[0])
+    node = network.kill(name)
+    own = Miner(node.settings, tiny(storage={"snapshots_kept": 7}), node._surroundings)
+    own.start()
+    own.stop()
+
+
+def test_another_dataset_is_refused(network: Network) -> None:
+    node = network.kill(network.name(network.miners[0]))
+    folder = network.world.root / "other"
+    texts = [Document("other", f"{number}.txt", f"another text {number}\n" * 40) for number in range(80)]
+    build_dataset(texts, folder, vocab_size=256, held_out_fraction=0.2)
+    dataset = DirectoryStore(network.world.root / "buckets" / DATASET_BUCKET)
+    dataset.delete([info.key for info in dataset.list()])
+    upload_dataset(folder, dataset, DATASET_PREFIX)
+    error = refused(node)
+    assert error.reason is Reason.DATASET_MALFORMED
+    assert "point the dataset bucket and prefix at the network's dataset" in str(error)
+
+
+def test_a_pinned_genesis_is_insisted_on(network: Network) -> None:
+    node = network.kill(network.name(network.miners[0]))
+    settings = replace(node.settings, pinned_genesis="f" * 64)
+    error = refused(Miner(settings, node.hparams, node._surroundings))
+    assert isinstance(error, TransientError)
+    assert error.reason is Reason.GENESIS_MISSING
+    assert "f" * 64 in str(error)
+    right = replace(node.settings, pinned_genesis=node.birth.network.genesis)
+    pinned = Miner(right, node.hparams, node._surroundings)
+    pinned.start()
+    pinned.stop()
+
+
+def test_a_second_node_over_the_same_folder_is_refused(network: Network) -> None:
+    name = network.name(network.miners[0])
+    with pytest.raises(PermanentError) as caught:
+        network.started(network.member(name))
+    assert caught.value.reason is Reason.ALREADY_RUNNING
+    network.run([1])
+    assert len(network.roots(1)) == 1
+
+
+def test_a_stopped_node_gives_everything_back(network: Network) -> None:
+    name = network.name(network.validator)
+    network.run([1])
+    network.nodes.pop(name).stop()
+    again = network.restart(name)
+    assert again.state.window == 1
+
+
+def test_a_damaged_journal_keeps_the_neuron_from_starting(network: Network) -> None:
+    name = network.name(network.miners[0])
+    node = network.nodes.pop(name)
+    node.stop()
+    (node.settings.home / "journal.sqlite").write_bytes(b"nonsense " * 1000)
+    error = refused(network.world.node(network.member(name)))
+    assert error.reason is Reason.BAD_STATE_FILE
+
+
+# Restoring.
+
+
+def newest_snapshot(node: Node) -> Path:
+    return node.snapshots.folder(node.snapshots.windows()[0])
+
+
+def test_the_newest_snapshot_is_restored(network: Network) -> None:
+    network.run([1, 2])
+    for name in list(network.nodes):
+        before = network.nodes[name].state.mark
+        assert network.restart(name).state.mark == before
+
+
+@pytest.mark.parametrize("file", [WEIGHTS_FILE, PRIVATE_FILE])
+def test_a_damaged_snapshot_is_passed_over(network: Network, file: str) -> None:
+    network.run([1, 2])
+    name = network.name(network.miners[0])
+    (newest_snapshot(network.nodes[name]) / file).write_bytes(b"nonsense")
+    again = network.restart(name)
+    assert again.state.window == 1
+    network.run([3])
+    assert len(network.roots(3)) == 1
+
+
+def test_a_snapshot_of_other_parameters_than_its_root_is_passed_over(network: Network) -> None:
+    network.run([1, 2])
+    node = network.validator
+    older, newer = (node.snapshots.folder(window) / WEIGHTS_FILE for window in (1, 2))
+    newer.write_bytes(older.read_bytes())
+    assert network.restart(network.name(node)).state.window == 1
+
+
+def test_without_a_usable_snapshot_genesis_is_restored(network: Network) -> None:
+    network.run([1, 2])
+    node = network.miners[0]
+    for window in node.snapshots.windows():
+        (node.snapshots.folder(window) / WEIGHTS_FILE).unlink()
+    again = network.restart(network.name(node))
+    assert again.state.mark == again.birth.mark
+    network.run([3])
+    assert len(network.roots(3)) == 1
+
+
+def test_a_node_that_lost_its_folder_starts_from_genesis_and_follows(network: Network) -> None:
+    network.run([1, 2])
+    name = network.name(network.miners[0])
+    node = network.nodes.pop(name)
+    node.stop()
+    node.settings.home.rename(node.settings.home.with_name("lost"))
+    network.restart(name)
+    network.run([3])
+    assert len(network.roots(3)) == 1
+
+
+def test_snapshots_are_made_as_often_as_asked(tmp_path: Path) -> None:
+    network = Network(tmp_path, tiny(storage={"snapshot_frequency": 2}))
+    network.run([1, 2, 3, 4, 5])
+    assert network.validator.snapshots.windows() == (4, 2)
+    assert network.restart(network.name(network.validator)).state.window == 4
+    network.stop()
+
+
+# Windows as plain calls.
+
+
+@pytest.mark.parametrize("kind", ["miner", "validator"])
+def test_a_store_that_fails_leaves_the_window_to_catch_up(network: Network, kind: str) -> None:
+    """Nothing can be said of the first rank's roster, so nobody calls the window null."""
+    node: Node = network.miners[0] if kind == "miner" else network.validator
+    with network.outage(network.name(network.aggregator)):
+        network.run([1])
+    assert (node.state.window, node.journal.status(1)) == (0, Status.CLAIMED)
+    with network.outage(network.name(network.aggregator)):
+        opening = mine(node, 2) if isinstance(node, Miner) else validate(network.validator, 2)
+    assert (opening.action, opening.reason) == (Action.CATCHING_UP, Reason.DECISION_MISSING)
+    assert opening.detail.startswith("at window 0, wanted 1")
+
+
+def test_an_outage_of_the_first_rank_costs_a_window_and_no_more(network: Network) -> None:
+    with network.outage(network.name(network.aggregator)):
+        network.run([1])
+    network.run([2, 3])
+    assert len(network.roots(3)) == 1
+    assert {node.state.outer_steps for node in network.nodes.values()} == {2}
+
+
+def test_what_no_later_window_needs_is_dropped(tmp_path: Path) -> None:
+    network = Network(tmp_path, tiny(storage={"checkpoint_frequency": 1, "retention_windows": 4}))
+    network.run(range(1, 9))
+    for node in network.nodes.values():
+        assert sorted(node.journal.roots(0, 99)) == [4, 5, 6, 7, 8]
+        assert {int(folder.name) for folder in (node.settings.home / "payloads").iterdir()} == {6, 7, 8}
+        kept = {int(path.stem.rsplit("-", 1)[-1]) for path in node.spool.glob("*-*.*")}
+        assert kept <= {5, 6, 7, 8}
+    network.stop()
+
+
+# Others.
+
+
+def test_an_observer_replays_what_was_agreed_and_measures_it(network: Network) -> None:
+    network.run([1, 2, 3])
+    observer = network.world.observer()
+    observer.start()
+    network.world.chain.wait_for_block(5 * network.hparams.windows.blocks_per_window)
+    assert catch_up(observer, 3, deadline=observer.chain.clock.now()) == 3
+    assert observer.state.mark == network.validator.state.mark
+    report = measure_held_out(observer, network.world.open_held_out(), num_sequences=16)
+    assert report.loss_genesis == pytest.approx(np.log(256), abs=0.05)
+    assert report.loss_last < report.loss_genesis
+    assert 0 < report.unigram < report.loss_genesis
+    observer.stop()
+
+
+def test_two_nodes_agree_on_the_data_of_everybody(network: Network) -> None:
+    open_window(network.miners[0], 1)
+    left, right = network.validator.workload, network.miners[1].workload
+    uids = [miner.exchange.identity(1).uid for miner in network.miners]
+    for uid in uids:
+        one, other = left.assignment(1, uid), right.assignment(1, uid)
+        assert one == other
+        assert left.digest(1, uid) == one.digest
+        assert np.array_equal(left.sequences(one), right.sequences(other))
+    spare = left.spare_sequences(1)
+    assert np.array_equal(spare, right.spare_sequences(1))
+    assigned = {row.tobytes() for uid in uids for row in left.sequences(left.assignment(1, uid))}
+    assert not assigned & {row.tobytes() for row in spare}
+    assert left.digest(1, 999) is None
+    assert left.plan.num_slots == len(uids) + network.hparams.data.spare_slots
+
+
+def test_everybody_gathers_the_same_selection(network: Network) -> None:
+    network.run([1, 2, 3])
+    open_window(network.miners[0], 4)
+    selections = {node.selection(4) for node in network.nodes.values()}
+    assert len(selections) == 1
+    assert selections.pop().digest is not None
+
+
+def test_no_parameter_shares_memory_between_nodes(network: Network) -> None:
+    left, right = network.miners
+    before = {name: tensor.clone() for name, tensor in right.state.params.items()}
+    with torch.no_grad():
+        for tensor in left.state.params.values():
+            tensor.add_(1.0)
+    assert all(torch.equal(before[name], tensor) for name, tensor in right.state.params.items())

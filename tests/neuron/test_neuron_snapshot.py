@@ -1,0 +1,180 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from templar.errors import PermanentError, Reason
+from templar.exchange.sealing import Network
+from templar.model.checkpoint import WEIGHTS_FILE
+from templar.neuron.agreed import check_mark
+from templar.neuron.snapshot import MARK_FILE, PRIVATE_FILE, Snapshots
+from tests.support import kill_points
+from tests.support.snapshots import (
+    HPARAMS,
+    KEPT,
+    NETWORK,
+    mark,
+    parameters,
+    prepare,
+    private,
+    save,
+    snapshots,
+)
+
+MODEL = HPARAMS.model
+
+
+def assert_sound(store: Snapshots) -> tuple[int, ...]:
+    """Every snapshot that the store shows is whole and what its mark says; their windows."""
+    for each in store.marks():
+        params, own = store.load(each, MODEL)
+        check_mark(params, each, "snapshot")
+        assert own is not None
+    assert store.windows() == tuple(each.window for each in store.marks())
+    return store.windows()
+
+
+def test_a_snapshot_is_read_back_exactly(tmp_path: Path) -> None:
+    store = snapshots(tmp_path)
+    folder = store.save(parameters(3), mark(3), private(5))
+    assert folder == store.folder(3)
+    assert store.marks() == (mark(3),)
+    params, own = store.load(mark(3), MODEL)
+    assert all(torch.equal(params[name], tensor) for name, tensor in parameters(3).items())
+    assert own is not None
+    assert own.feedback.num_calls == own.optimizer.num_steps == 5
+
+
+def test_a_node_without_private_state_saves_none(tmp_path: Path) -> None:
+    store = snapshots(tmp_path)
+    store.save(parameters(3), mark(3), None)
+    assert store.load(mark(3), MODEL)[1] is None
+
+
+def test_the_newest_are_kept(tmp_path: Path) -> None:
+    store = snapshots(tmp_path)
+    for window in (5, 30, 7, 9):
+        save(store, window)
+    assert store.windows() == (30, 9)
+    assert len(store.windows()) == KEPT
+
+
+def test_the_same_state_is_not_written_twice(tmp_path: Path) -> None:
+    store = snapshots(tmp_path)
+    save(store, 3)
+    written = (store.folder(3) / WEIGHTS_FILE).stat().st_ino
+    save(store, 3)
+    assert (store.folder(3) / WEIGHTS_FILE).stat().st_ino == written
+
+
+def test_another_state_of_the_same_window_takes_its_place(tmp_path: Path) -> None:
+    store = snapshots(tmp_path)
+    save(store, 3)
+    other = mark(3, parameters(8))
+    store.save(parameters(8), other, None)
+    assert store.marks() == (other,)
+    assert store.load(other, MODEL)[1] is None
+
+
+def test_a_broken_snapshot_in_the_way_is_replaced(tmp_path: Path) -> None:
+    store = snapshots(tmp_path)
+    save(store, 3)
+    (store.folder(3) / MARK_FILE).write_text("{")
+    save(store, 3)
+    assert assert_sound(store) == (3,)
+
+
+def test_snapshots_from_a_window_on_can_be_dropped(tmp_path: Path) -> None:
+    store = Snapshots(tmp_path, NETWORK, kept=9)
+    for window in (2, 3, 4, 5):
+        save(store, window)
+    store.drop_from(4)
+    assert store.windows() == (3, 2)
+
+
+def test_snapshots_of_another_network_are_passed_over(tmp_path: Path) -> None:
+    save(snapshots(tmp_path), 3)
+    for network in (Network(2, NETWORK.genesis), Network(NETWORK.netuid, "c" * 64)):
+        other = Snapshots(tmp_path, network, kept=KEPT)
+        assert other.marks() == ()
+        assert other.windows() == (3,)
+    assert snapshots(tmp_path).marks() == (mark(3),)
+
+
+def test_snapshots_of_another_network_are_never_in_the_way(tmp_path: Path) -> None:
+    """A network that starts anew begins at a low window again."""
+    old = Snapshots(tmp_path, Network(1, "c" * 64), kept=KEPT)
+    for window in (8, 9):
+        save(old, window)
+    new = snapshots(tmp_path)
+    for window in (7, 8):
+        save(new, window)
+    assert new.marks() == (mark(8), mark(7))
+    new.drop_from(1)
+    assert old.marks() == (mark(9),)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "3", '{"network": {}}', json.dumps({"network": {"netuid": 1, "genesis": "a" * 64}})]
+)
+def test_a_snapshot_without_a_legal_mark_is_passed_over(tmp_path: Path, content: str) -> None:
+    store = snapshots(tmp_path)
+    save(store, 2)
+    save(store, 3)
+    (store.folder(3) / MARK_FILE).write_text(content)
+    assert store.marks() == (mark(2),)
+
+
+@pytest.mark.parametrize("file", [WEIGHTS_FILE, PRIVATE_FILE])
+def test_a_damaged_file_is_refused_when_it_is_loaded(tmp_path: Path, file: str) -> None:
+    store = snapshots(tmp_path)
+    save(store, 3)
+    (store.folder(3) / file).write_bytes(b"\x00" * 50)
+    with pytest.raises(PermanentError) as caught:
+        store.load(mark(3), MODEL)
+    assert caught.value.reason in (Reason.CHECKPOINT_BROKEN, Reason.BAD_STATE_FILE)
+    assert file in str(caught.value)
+
+
+def test_other_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    store = snapshots(tmp_path)
+    save(store, 3)
+    assert store.windows() == (3,)
+    assert (tmp_path / "notes").exists()
+
+
+def test_a_kill_at_any_step_of_a_save_leaves_a_snapshot_that_loads(tmp_path: Path) -> None:
+    steps = kill_points.run("snapshot", tmp_path)
+    assert steps > 10
+    seen = set()
+    for step in range(steps + 1):
+        store = snapshots(tmp_path / str(step))
+        seen.add(assert_sound(store))
+        store.sweep()
+        assert [path.name for path in (tmp_path / str(step)).iterdir() if not path.name.isdigit()] == []
+        save(store, 4)
+        assert store.windows()[0] == 4
+    assert seen == {(2, 1), (3, 2, 1), (3, 2)}
+
+
+def test_a_kill_while_a_window_is_replaced_leaves_an_older_one_at_least(tmp_path: Path) -> None:
+    steps = kill_points.run("again", tmp_path)
+    seen = {assert_sound(snapshots(tmp_path / str(step))) for step in range(steps + 1)}
+    assert seen <= {(2, 1), (1,)}
+    assert (2, 1) in seen
+    last = snapshots(tmp_path / str(steps))
+    assert last.marks() == (mark(2, parameters(7)), mark(1))
+
+
+def test_only_the_neuron_itself_removes_what_was_left_half_written(tmp_path: Path) -> None:
+    """Whoever else opens the folder, such as a checkpoint run, may meet the neuron while it writes."""
+    prepare(tmp_path)
+    half = tmp_path / ".writing-9-123"
+    half.mkdir()
+    (half / WEIGHTS_FILE).write_bytes(b"half")
+    store = snapshots(tmp_path)
+    assert (store.windows(), half.exists()) == ((2, 1), True)
+    store.sweep()
+    assert (store.windows(), half.exists()) == ((2, 1), False)

@@ -1,0 +1,433 @@
+"""A validator's window: measured once, rated once, auditable from what it publishes."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from templar.errors import Reason, TransientError
+from templar.exchange.keys import Kind, peers_key, window_key
+from templar.exchange.objects import PeerList
+from templar.exchange.sealing import unseal
+from templar.neuron.drive import validate
+from templar.neuron.journal import Status
+from templar.neuron.opening import Action, open_window
+from templar.neuron.validator import Validator
+from templar.scoring.evidence import Evidence, MinerRecord
+from templar.scoring.ratings import Rating, rate
+from templar.scoring.scores import ScoreCard, score_measurement
+from templar.scoring.slashing import Slash
+from templar.scoring.sync import sync_score
+from templar.scoring.weights import compute_weights
+from tests.support.network import Network, tiny
+
+
+def uid_of(network: Network, name: str) -> int:
+    return network.member(name).uid
+
+
+def evidence_of(network: Network, window: int) -> Evidence:
+    """What the validator published for a window."""
+    validator = network.validator
+    key = window_key(Kind.EVIDENCE, window, validator.exchange.identity(window).uid)
+    return unseal(network.objects(network.name(validator))[key][1], Evidence).body
+
+
+def record_of(evidence: Evidence, uid: int) -> MinerRecord:
+    return next(record for record in evidence.miners if record.uid == uid)
+
+
+def cards_of(network: Network) -> dict[str, ScoreCard]:
+    return network.validator.book.cards(member.hotkey.address for member in network.members)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    """Four windows of a network with honest miners and a late, a silent and a garbage one."""
+    peers = {"gather_peer_count": 5, "peer_replacement_frequency": 1}
+    actors = ["honest", "honest", "late", "silent", "garbage"]
+    network = Network(tmp_path_factory.mktemp("undisturbed"), tiny(peers=peers), actors=actors)
+    for window in (1, 2, 3, 4):
+        network.run([window])
+    yield network
+    network.stop()
+
+
+# Once, whatever happens.
+
+
+class Window:
+    """The steps of a validator's window as a test takes them, with what one hands to the next."""
+
+    def __init__(self, validator: Validator, window: int) -> None:
+        self.validator, self.window = validator, window
+        self.report: Any = None
+        self.settlement: Any = None
+        self.evaluation: Any = None
+        self.evidence: Any = None
+
+    def open(self) -> None:
+        open_window(self.validator, self.window)
+
+    def publish_peers(self) -> None:
+        self.validator.publish_peers(self.window)
+
+    def gather(self) -> None:
+        self.report = self.validator.gather_everybody(self.window)
+
+    def settle(self) -> None:
+        self.settlement = self.validator.settle_and_publish(self.window, self.report)
+
+    def decide(self) -> None:
+        self.validator.decide(self.settlement)
+
+    def evaluate(self) -> None:
+        self.evaluation = self.validator.evaluate(self.report, self.settlement)
+
+    def rate(self) -> None:
+        self.evidence = self.validator.rate(self.report, self.evaluation, self.settlement)
+
+    def apply(self) -> None:
+        self.validator.apply(self.settlement)
+
+    def set_weights(self) -> None:
+        self.validator.set_weights(self.evidence)
+
+    def publish_evidence(self) -> None:
+        self.validator.publish_evidence(self.evidence)
+
+    def proof(self) -> None:
+        self.validator.publish_sync_proof(self.window)
+
+
+STEPS: dict[str, Callable[[Window], None]] = {
+    name: step for name, step in vars(Window).items() if not name.startswith("_")
+}
+
+
+@pytest.mark.parametrize("dies_after", STEPS)
+def test_a_restart_after_any_step_scores_the_window_once(undisturbed: Network, tmp_path: Path, dies_after: str) -> None:
+    actors = [member.role for member in undisturbed.members if member.role not in ("aggregator", "validator")]
+    network = Network(tmp_path, undisturbed.hparams, actors=actors)
+    network.run([1])
+    validator = network.validator
+    name = network.name(validator)
+
+    def dies_and_comes_back() -> None:
+        window = Window(validator, 2)
+        for step, do in STEPS.items():
+            do(window)
+            if step == dies_after:
+                break
+        again = network.restart(name)
+        assert isinstance(again, Validator)
+        assert validate(again, 2).action is Action.RUN
+
+    network.run([2], but=[name], beside=[dies_and_comes_back])
+    network.run([3])
+    network.run([4])
+    for number in (2, 3, 4):
+        assert evidence_of(network, number) == evidence_of(undisturbed, number)
+    assert cards_of(network) == cards_of(undisturbed)
+    assert network.roots(4) == undisturbed.roots(4)
+    assert network.world.chain.weights() == undisturbed.world.chain.weights()
+    network.stop()
+
+
+def test_steps_that_are_repeated_change_nothing(network: Network) -> None:
+    validator = network.validator
+    name = network.name(validator)
+
+    def each_step_twice() -> None:
+        window = Window(validator, 1)
+        for step in STEPS.values():
+            step(window)
+            seen, cards = network.objects(name), cards_of(network)
+            step(window)
+            assert (network.objects(name), cards_of(network)) == (seen, cards)
+
+    network.run([1], but=[name], beside=[each_step_twice])
+    assert len(network.roots(1)) == 1
+
+
+def test_a_window_in_the_book_is_not_measured_again(network: Network) -> None:
+    network.run([1])
+    validator = network.validator
+    settlement = validator.settle(1)
+    assert validator.evaluate(validator.gather_everybody(1), settlement) is None
+    known = validator.rate(validator.gather_everybody(1), None, settlement)
+    assert known == evidence_of(network, 1)
+
+
+def test_a_window_that_was_only_replayed_is_never_measured(network: Network) -> None:
+    validator = network.validator
+    network.run([1, 2], but=[network.name(validator)])
+    network.world.chain.wait_for_block(3 * network.hparams.windows.blocks_per_window)
+    open_window(validator, 3)
+    report, settlement = validator.gather_everybody(2), validator.settle(2)
+    assert validator.evaluate(report, settlement) is None
+    assert validator.rate(report, None, settlement) is None
+    assert validator.set_weights(None) is None
+    assert validator.publish_evidence(None) is None
+
+
+# What it concludes.
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 4])
+def test_everything_derived_follows_from_the_published_losses(undisturbed: Network, window: int) -> None:
+    """An audit recomputes scores, ratings and weights exactly."""
+    evidence, hparams = evidence_of(undisturbed, window), undisturbed.hparams
+    scoring = hparams.scoring
+    scores = {
+        record.uid: score_measurement(record.measurement, sync_score(record.windows_behind or 0))
+        for record in evidence.miners
+        if record.measurement is not None
+    }
+    rated = rate(
+        {record.uid: Rating(record.mu_before, record.sigma_before) for record in evidence.miners},
+        {uid: score.gradient_score for uid, score in scores.items()},
+        beta=scoring.openskill_beta,
+        tau=scoring.openskill_tau,
+    )
+    past = {record.uid: record for record in evidence_of(undisturbed, window - 1).miners} if window > 1 else {}
+    for record in evidence.miners:
+        average = past[record.uid].binary_average if past else 0.0
+        final = past[record.uid].final if past else 0.0
+        if (score := scores.get(record.uid)) is not None:
+            assert (record.gradient_score, record.indicator) == (score.gradient_score, score.indicator)
+            assert (record.mu, record.sigma) == (rated[record.uid].mu, rated[record.uid].sigma)
+            average = (1 - scoring.binary_score_ma_alpha) * average + scoring.binary_score_ma_alpha * score.indicator
+            final = rated[record.uid].ordinal * max(0.0, average) * score.sync
+        for slash in record.slashes:
+            applied = Slash(record.uid, slash.reason, slash.factor)
+            average, final = applied.apply(average), applied.apply(final)
+        assert (record.binary_average, record.final) == (average, final)
+    weights = compute_weights({each.uid: each.final for each in evidence.miners}, hparams.weights, hparams.peers)
+    assert {each.uid: each.weight for each in evidence.weights} == weights
+
+
+def test_evidence_names_what_it_was_measured_on(undisturbed: Network) -> None:
+    network = undisturbed
+    validator = network.validator
+    for window in (2, 3):
+        evidence = evidence_of(network, window)
+        times = validator.exchange.times(window)
+        assert validator.chain.block_time(evidence.seed_block) >= times.settles
+        assert validator.chain.block_time(evidence.seed_block - 1) < times.settles
+        assert evidence.root_before == validator.journal.roots(window - 1, window - 1)[window - 1]
+        applied = validator.journal.applied(window)
+        assert applied is not None
+        assert evidence.roster == applied.roster
+        assert [record.uid for record in evidence.miners] == sorted(
+            member.uid for member in network.members if member.role not in ("aggregator", "validator")
+        )
+
+
+@pytest.mark.parametrize(
+    ("role", "reason"),
+    [
+        ("late", Reason.REVEAL_LATE),
+        ("silent", Reason.MANIFEST_MISSING),
+        ("garbage", Reason.MALFORMED),
+    ],
+)
+def test_who_reveals_nothing_that_counts_is_told_why_and_slashed(
+    undisturbed: Network, role: str, reason: Reason
+) -> None:
+    member = next(member for member in undisturbed.members if member.role == role)
+    table = undisturbed.hparams.scoring.slashing
+    record = record_of(evidence_of(undisturbed, 1), member.uid)
+    assert (record.tier, record.payload_sha256, record.reason, record.measurement) == ("gather", None, reason, None)
+    factor = table.invalid if reason is Reason.MALFORMED else table.missing
+    assert [(slash.reason, slash.factor) for slash in record.slashes] == [(reason, factor)]
+    assert cards_of(undisturbed)[member.hotkey.address].last_reveal is None
+    assert member.uid not in undisturbed.world.chain.weights()[undisturbed.member("validator-2").uid]
+
+
+def test_honest_miners_are_measured_in_sync_and_unpunished(undisturbed: Network) -> None:
+    for window in (1, 2, 3, 4):
+        for member in (member for member in undisturbed.members if member.role == "honest"):
+            record = record_of(evidence_of(undisturbed, window), member.uid)
+            assert (record.windows_behind, record.sync, record.reason, record.slashes) == (0, 1.0, None, ())
+            assert record.measurement is not None
+
+
+def test_a_miner_without_a_proof_of_its_state_is_out_of_sync(network: Network) -> None:
+    network.run([1, 2])
+    miner = network.miners[0]
+    name = network.name(miner)
+    network.bucket(name).delete(network.objects(name, "proof-2-"))
+    network.run([3])
+    record = record_of(evidence_of(network, 3), uid_of(network, name))
+    assert (record.windows_behind, record.sync, record.final) == (5, 0.0, 0.0)
+    assert [slash.reason for slash in record.slashes] == [Reason.DESYNC]
+    assert record_of(evidence_of(network, 3), uid_of(network, "honest-4")).windows_behind == 0
+
+
+def test_somebody_elses_proof_is_no_proof(network: Network) -> None:
+    """A root can be copied; the slices are keyed with the hotkey, so their hash cannot."""
+    from templar.exchange.objects import Proof
+    from templar.exchange.sealing import seal
+
+    network.run([1, 2])
+    thief, victim = network.miners
+    name, address = network.name(thief), thief.exchange.own_signer.address
+    (key,) = network.objects(name, "proof-2-")
+    ((_, data),) = network.objects(network.name(victim), "proof-2-").values()
+    stolen = unseal(data, Proof).body.model_copy(update={"uid": uid_of(network, name), "hotkey": address})
+    network.bucket(name).put(key, seal(stolen, network.member(name).hotkey).encode())
+    network.run([3])
+    assert record_of(evidence_of(network, 3), uid_of(network, name)).windows_behind == 5
+
+
+def test_a_new_hotkey_on_an_old_uid_starts_afresh(network: Network) -> None:
+    network.run([1, 2])
+    leaver = network.member("honest-3")
+    network.kill("honest-3")
+    network.world.chain.deregister(leaver.hotkey.address)
+    network.join("newcomer")
+    assert uid_of(network, "newcomer") == leaver.uid
+    network.run([3])
+    past = cards_of(network)[leaver.hotkey.address]
+    assert past != ScoreCard()
+    network.run([4])
+    record = record_of(evidence_of(network, 4), leaver.uid)
+    assert record.hotkey == network.member("newcomer").hotkey.address
+    assert (record.mu_before, record.sigma_before) == (Rating().mu, Rating().sigma)
+    assert cards_of(network)[leaver.hotkey.address] == past
+
+
+def test_a_miner_that_stays_away_loses_and_then_starts_afresh(tmp_path: Path) -> None:
+    hparams = tiny(
+        scoring={"reset_inactivity_windows": 4}, peers={"recent_windows": 2, "peer_replacement_frequency": 1}
+    )
+    network = Network(tmp_path, hparams, actors=["honest"] * 3)
+    network.run([1, 2])
+    gone = network.members[-1]
+    network.kill(gone.name)
+    network.run(range(3, 8))
+    reasons = [
+        [slash.reason for slash in record_of(evidence_of(network, window), gone.uid).slashes] for window in range(3, 8)
+    ]
+    assert reasons[0] == [Reason.COMMIT_MISSING]
+    assert Reason.INACTIVE not in reasons[1]
+    assert reasons[2][-1] == reasons[3][-1] == Reason.INACTIVE
+    assert cards_of(network)[gone.hotkey.address] == ScoreCard()
+    network.stop()
+
+
+# Weights and peer lists.
+
+
+def test_weights_are_set_when_they_are_due_and_read_back(undisturbed: Network) -> None:
+    validator = undisturbed.validator
+    uid = validator.exchange.identity(4).uid
+    wanted = {each.uid: each.weight for each in evidence_of(undisturbed, 4).weights}
+    assert sum(wanted.values()) == pytest.approx(1)
+    assert undisturbed.world.chain.weights() == {uid: pytest.approx(wanted, abs=1e-4)}
+    report = validator.set_weights(evidence_of(undisturbed, 4))
+    assert report is not None
+    assert (report.window, report.reason, report.weights) == (4, None, pytest.approx(wanted, abs=1e-4))
+    assert validator.set_weights(evidence_of(undisturbed, 3)) is None
+
+
+def test_nobody_earned_sets_nothing(tmp_path: Path) -> None:
+    hparams = tiny("local-demo", weights={"windows_per_weights": 1})
+    network = Network(tmp_path, hparams, actors=["silent", "late"])
+    network.run([1])
+    report = network.validator.set_weights(evidence_of(network, 1))
+    assert report is not None
+    assert (report.weights, report.reason) == ({}, Reason.NOBODY_EARNED)
+    assert network.world.chain.weights() == {}
+    network.stop()
+
+
+@pytest.fixture
+def due(network: Network, monkeypatch: pytest.MonkeyPatch) -> Evidence:
+    """Evidence of a window whose weights are due and not set yet."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Validator, "set_weights", lambda self, evidence: None)
+        network.run([1, 2])
+    assert network.world.chain.weights() == {}
+    return evidence_of(network, 2)
+
+
+def test_other_weights_on_chain_are_tried_again(
+    network: Network, due: Evidence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    validator = network.validator
+    with monkeypatch.context() as patch:
+        patch.setattr(validator.chain, "weights", lambda: {due.uid: {0: 1.0}})
+        with pytest.raises(TransientError) as caught:
+            validator.set_weights(due)
+    assert caught.value.reason is Reason.WEIGHTS_DIFFER
+    report = validator.set_weights(due)
+    assert report is not None
+    assert report.weights == network.world.chain.weights()[due.uid]
+
+
+def test_a_rate_limit_is_no_failure_when_the_weights_are_those_that_were_set(
+    network: Network, due: Evidence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process died after it had set them, or the answer got lost."""
+    validator = network.validator
+
+    def limited(weights: object) -> None:
+        raise TransientError(Reason.CHAIN_RATE_LIMITED, "too soon")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(validator.chain, "set_weights", limited)
+        with pytest.raises(TransientError) as caught:
+            validator.set_weights(due)
+        assert caught.value.reason is Reason.CHAIN_RATE_LIMITED
+    validator.chain.set_weights({record.uid: record.weight for record in due.weights})
+    monkeypatch.setattr(validator.chain, "set_weights", limited)
+    report = validator.set_weights(due)
+    assert report is not None
+    assert report.reason is None
+    assert validator.set_weights(due) == report
+
+
+def test_peer_lists_name_who_revealed_lately_the_best_first(undisturbed: Network) -> None:
+    objects = undisturbed.objects(undisturbed.name(undisturbed.validator), "peers_")
+    assert list(objects) == [peers_key(window) for window in (3, 4, 5)], "nobody had revealed before window 1"
+    honest = [member.uid for member in undisturbed.members if member.role == "honest"]
+    for key, (_, data) in objects.items():
+        body = unseal(data, PeerList).body
+        assert peers_key(body.first_effective_window) == key
+        assert sorted((*body.peers, *body.reserve)) == honest
+
+
+def test_a_peer_list_is_published_only_when_due(network: Network) -> None:
+    network.run([1])
+    validator = network.validator
+    assert network.hparams.peers.peer_replacement_frequency == 2
+    open_window(validator, 2)
+    assert validator.publish_peers(2) is not None
+    assert validator.publish_peers(3) is None
+
+
+def test_a_newcomer_is_measured_before_it_is_gathered(network: Network) -> None:
+    network.run([1])
+    network.join("newcomer")
+    network.run([2, 3])
+    uid = uid_of(network, "newcomer")
+    record = record_of(evidence_of(network, 3), uid)
+    assert record.tier == "other"
+    assert record.measurement is not None
+    assert record.slashes[0].reason is Reason.DESYNC, "it has no proof of the window before"
+    network.run([4, 5])
+    assert record_of(evidence_of(network, 5), uid).tier == "gather"
+    assert record_of(evidence_of(network, 5), uid).windows_behind == 0
+
+
+def test_old_evidence_is_forgotten_with_its_window(tmp_path: Path) -> None:
+    network = Network(tmp_path, tiny(storage={"checkpoint_frequency": 1, "retention_windows": 2}))
+    network.run([1, 2, 3, 4])
+    validator = network.validator
+    assert [validator.book.evidence(window) is not None for window in (1, 2, 3, 4)] == [False, True, True, True]
+    assert validator.journal.status(1) is None
+    assert validator.journal.status(2) is Status.FINISHED
+    network.stop()

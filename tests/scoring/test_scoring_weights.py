@@ -1,0 +1,101 @@
+import itertools
+import math
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from templar.hparams import Peers, Weights, load_hparams
+from templar.scoring.weights import compute_weights
+
+V0, V2 = load_hparams("templar-0.2.82"), load_hparams("templar-2.1.3")
+"""The reference's two releases: power rule without a burn, ramp with half of it burnt for uid 1."""
+
+finals = st.dictionaries(st.integers(0, 63), st.floats(-50, 50, allow_nan=False), max_size=40)
+
+
+def ramp(num_miners: int) -> list[float]:
+    """Weights by rank, best first, of miners with the uids 100, 101, ..."""
+    weights = compute_weights({100 + rank: 1000.0 - rank for rank in range(num_miners)}, V2.weights, V2.peers)
+    assert weights[1] == pytest.approx(0.5)
+    assert math.fsum(weights.values()) == pytest.approx(1)
+    return [weights[100 + rank] for rank in range(min(num_miners, 30))]
+
+
+def test_power_normalisation() -> None:
+    weights = compute_weights({7: 1.0, 8: 2.0, 9: 3.0}, V0.weights, V0.peers)
+    assert weights == pytest.approx({7: 0.0714286, 8: 0.2857143, 9: 0.6428571}, abs=5e-8)
+
+
+def test_three_share_half_of_the_emission_on_a_ramp() -> None:
+    assert ramp(3) == pytest.approx([0.222222, 0.166667, 0.111111], abs=5e-7)
+
+
+def test_a_full_network_has_a_ramp_and_a_geometric_tail() -> None:
+    weights = ramp(30)
+    assert (weights[0], weights[19]) == pytest.approx((0.0322591, 0.0161295), abs=5e-8)
+    assert weights[20:22] == pytest.approx([0.0080648, 0.0040324], abs=5e-8)
+    assert weights[29] == pytest.approx(0.00001575, abs=5e-9)
+
+
+def test_a_short_reserve_gets_less_than_the_last_of_the_gather_tier() -> None:
+    weights = ramp(22)
+    assert (weights[0], weights[19]) == pytest.approx((0.0325203, 0.0162602), abs=5e-8)
+    assert weights[20:] == pytest.approx([0.0081301, 0.0040650], abs=5e-8)
+
+
+def test_whoever_comes_after_both_tiers_gets_nothing() -> None:
+    weights = compute_weights({100 + rank: 1000.0 - rank for rank in range(40)}, V2.weights, V2.peers)
+    assert set(weights) == {1, *range(100, 130)}
+
+
+def test_nobody_earned() -> None:
+    losers = {5: 0.0, 6: -3.0}
+    assert compute_weights(losers, V2.weights, V2.peers) == {1: 1.0}
+    assert compute_weights(losers, V0.weights, V0.peers) == {}
+    assert compute_weights({}, V0.weights, V0.peers) == {}
+
+
+def test_the_burn_uid_never_earns() -> None:
+    with_it = compute_weights({1: 99.0, 5: 3.0, 6: 2.0}, V2.weights, V2.peers)
+    assert with_it == compute_weights({5: 3.0, 6: 2.0}, V2.weights, V2.peers)
+
+
+def test_ties_go_to_the_lower_uid() -> None:
+    weights = compute_weights({9: 1.0, 4: 1.0, 6: 1.0}, V2.weights, V2.peers)
+    assert weights[4] > weights[6] > weights[9]
+
+
+@settings(max_examples=100)
+@given(finals=finals, rule=st.sampled_from([V0.weights, V2.weights]))
+def test_weights_sum_to_one_or_there_are_none(finals: dict[int, float], rule: Weights) -> None:
+    weights = compute_weights(finals, rule, V2.peers)
+    assert list(weights) == sorted(weights)
+    assert all(weight > 0 for weight in weights.values())
+    assert not weights or math.fsum(weights.values()) == pytest.approx(1)
+    assert all(uid == rule.burn_uid or finals[uid] > 0 for uid in weights)
+
+
+@settings(max_examples=100)
+@given(finals=finals, rule=st.sampled_from([V0.weights, V2.weights]))
+def test_a_lower_score_never_earns_more(finals: dict[int, float], rule: Weights) -> None:
+    weights = compute_weights(finals, rule, V2.peers)
+    ranked = sorted((uid for uid in finals if uid != rule.burn_uid), key=lambda uid: (-finals[uid], uid))
+    earned = [weights.get(uid, 0.0) for uid in ranked]
+    assert all(better >= worse - 1e-12 for better, worse in itertools.pairwise(earned))
+
+
+@settings(max_examples=60)
+@given(
+    scores=st.lists(st.floats(-50, 50, allow_nan=False), unique=True, max_size=40),
+    order=st.randoms(use_true_random=False),
+    rule=st.sampled_from([V0.weights, V2.weights]),
+)
+def test_weights_belong_to_scores_not_to_uids(scores: list[float], order: Random, rule: Weights) -> None:
+    peers: Peers = V2.peers
+    uids = list(range(100, 100 + len(scores)))
+    renamed = dict(zip(uids, order.sample(uids, len(uids)), strict=True))
+    weights = compute_weights(dict(zip(uids, scores, strict=True)), rule, peers)
+    other = compute_weights({renamed[uid]: score for uid, score in zip(uids, scores, strict=True)}, rule, peers)
+    assert {renamed.get(uid, uid): weight for uid, weight in weights.items()} == pytest.approx(other, abs=1e-12)

@@ -1,0 +1,123 @@
+"""Every bad actor meets the rule that is made for it, and everybody else goes on as one."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from templar.errors import Reason
+from templar.exchange.keys import Kind, window_key
+from templar.exchange.roster import fetch_roster
+from templar.exchange.sealing import unseal
+from templar.scoring.evidence import Evidence, MinerRecord
+from templar.simulate.actors import ACTORS
+from tests.support.network import Network, tiny
+
+ROLES = ["honest", "honest", "honest", *(name for name in ACTORS if name != "honest")]
+WINDOWS = 8
+
+
+@pytest.fixture(scope="module", params=["local", "local-demo"])
+def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    """Eight windows of a network with one of each kind and three honest miners, all of them gathered."""
+    peers = {"gather_peer_count": 8, "peer_replacement_frequency": 100}
+    network = Network(tmp_path_factory.mktemp("actors"), tiny(request.param, peers=peers), actors=ROLES)
+    network.run(range(1, WINDOWS + 1))
+    yield network
+    network.stop()
+
+
+def evidence(network: Network, window: int) -> Evidence:
+    validator = network.validator
+    key = window_key(Kind.EVIDENCE, window, validator.exchange.identity(window).uid)
+    return unseal(network.objects(network.name(validator))[key][1], Evidence).body
+
+
+def records(network: Network, role: str, window: int) -> list[MinerRecord]:
+    uids = {member.uid for member in network.members if member.role == role}
+    return [record for record in evidence(network, window).miners if record.uid in uids]
+
+
+def weight(network: Network, role: str) -> list[float]:
+    uids = [member.uid for member in network.members if member.role == role]
+    weights = network.world.chain.weights()[network.validator.exchange.identity(WINDOWS).uid]
+    return [weights.get(uid, 0.0) for uid in uids]
+
+
+def test_every_honest_node_is_on_one_root_and_the_loss_falls(network: Network) -> None:
+    assert len(network.roots(WINDOWS)) == 1
+    assert network.validator.state.outer_steps == WINDOWS
+    first, last = (evidence(network, window).loss for window in (1, WINDOWS))
+    assert first is not None
+    assert last is not None
+    assert last < first
+
+
+def test_every_actor_is_here(network: Network) -> None:
+    assert {member.role for member in network.members} == {*ACTORS, "aggregator", "validator"}
+
+
+@pytest.mark.parametrize(
+    ("role", "reason", "slashed"),
+    [
+        ("silent", Reason.MANIFEST_MISSING, 0.75),
+        ("late", Reason.REVEAL_LATE, 0.75),
+        ("garbage", Reason.MALFORMED, 0.0),
+    ],
+)
+def test_what_does_not_count_earns_its_reason_in_every_window(
+    network: Network, role: str, reason: Reason, slashed: float
+) -> None:
+    for window in range(1, WINDOWS + 1):
+        (record,) = records(network, role, window)
+        assert (record.reason, record.payload_sha256, record.measurement) == (reason, None, None)
+        assert [(slash.reason, slash.factor) for slash in record.slashes] == [(reason, slashed)]
+        assert record.final == 0
+    assert weight(network, role) == [0.0]
+
+
+def test_only_payloads_that_count_are_applied(network: Network) -> None:
+    aggregator = network.aggregator
+    good = sorted(member.uid for member in network.members if member.role in ("honest", "lazy", "huge"))
+    for window in range(1, WINDOWS + 1):
+        roster = fetch_roster(aggregator.exchange, aggregator.exchange.identity(window), window)
+        assert roster is not None
+        assert [entry.uid for entry in roster.entries] == good
+
+
+def test_noise_is_rated_below_every_honest_miner_and_earns_nothing(network: Network) -> None:
+    for window in range(4, WINDOWS + 1):
+        (lazy,) = records(network, "lazy", window)
+        assert lazy.reason is None
+        assert lazy.gradient_score is not None
+        for honest in records(network, "honest", window):
+            assert honest.gradient_score is not None
+            assert lazy.gradient_score < honest.gradient_score
+            assert lazy.mu < honest.mu
+        assert lazy.final <= 0
+    assert weight(network, "lazy") == [0.0]
+    assert all(each > 0 for each in weight(network, "honest"))
+
+
+def test_a_huge_update_is_accepted_and_weighs_no_more_than_another(network: Network) -> None:
+    """It is clipped to the median norm (or to the unit norm), so the model stays as sound as without it."""
+    for window in range(1, WINDOWS + 1):
+        (huge,) = records(network, "huge", window)
+        assert (huge.reason, huge.slashes) == (None, ())
+        assert huge.gradient_score is not None
+        best = max(record.gradient_score or 0.0 for record in records(network, "honest", window))
+        assert abs(huge.gradient_score) < 5 * best + 1e-3
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in network.validator.state.params.values())
+
+
+def test_a_late_reveal_is_there_and_too_late(network: Network) -> None:
+    (late,) = (member for member in network.members if member.role == "late")
+    times = network.validator.exchange.times(3)
+    stored = [time for time, _ in network.objects(late.name, "gradient-3-").values()]
+    assert stored == [times.reveal_interval.last + 1]
+
+
+def test_a_silent_miner_commits_and_reveals_nothing(network: Network) -> None:
+    (silent,) = (member for member in network.members if member.role == "silent")
+    kinds = {key.split("-")[0] for key in network.objects(silent.name)}
+    assert kinds == {"commit", "proof"}

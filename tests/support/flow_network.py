@@ -1,0 +1,85 @@
+"""A network on simulated time whose windows are told by the flows, on a real Prefect server, in this process."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from contextvars import copy_context
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from prefect import Flow
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.context import SyncClientContext
+
+from flows.aggregator_window import aggregator_window
+from flows.miner_window import miner_window
+from flows.validator_window import validator_window
+from tasks.host import hosting
+from templar.neuron.aggregator import Aggregator
+from templar.neuron.miner import Miner
+from templar.neuron.node import Node
+from templar.neuron.validator import Validator
+from tests.support.network import Network
+from tests.support.operator import wait_until
+
+FLOWS: dict[type[Node], Flow[..., Any]] = {
+    Miner: miner_window,
+    Validator: validator_window,
+    Aggregator: aggregator_window,
+}
+
+
+def flow_of(node: Node) -> Flow[..., Any]:
+    """The flow of a node's windows."""
+    return next(flow for kind, flow in FLOWS.items() if isinstance(node, kind))
+
+
+def run_window(node: Node, window: int | None) -> State[Any]:
+    """One window of a node as a flow run; its final state."""
+    name = node.settings.name
+    with hosting(name, node), SyncClientContext.get_or_create():
+        return asyncio.run(flow_of(node)(window=window, neuron=name, return_state=True))
+
+
+def run_windows(network: Network, windows: Iterable[int]) -> dict[str, list[State[Any]]]:
+    """Windows of all nodes as flow runs, at once; the final states by the nodes' names."""
+    windows = list(windows)
+    states: dict[str, list[State[Any]]] = defaultdict(list)
+
+    def live(node: Node) -> None:
+        for window in windows:
+            node.chain.wait_for_block(window * network.hparams.windows.blocks_per_window)
+            states[node.settings.name].append(run_window(node, window))
+
+    with ExitStack() as stack:
+        for name, node in network.nodes.items():
+            stack.enter_context(hosting(name, node))
+        # Each thread of the clock gets the settings of this one.
+        lives: list[Callable[[], None]] = [partial(copy_context().run, live, node) for node in network.nodes.values()]
+        network.clock.run(lives)
+    return states
+
+
+def run_id(state: State[Any]) -> UUID:
+    """The flow run that a state is of."""
+    assert state.state_details.flow_run_id is not None
+    return state.state_details.flow_run_id
+
+
+def task_runs(client: SyncPrefectClient, state: State[Any], *, at_least: int) -> list[TaskRun]:
+    """The task runs of a flow run in the order of their start, once the server has heard of their ends."""
+    this_run = FlowRunFilter(id=FlowRunFilterId(any_=[run_id(state)]))
+
+    def found() -> list[TaskRun]:
+        return client.read_task_runs(flow_run_filter=this_run)
+
+    def all_ended() -> bool:
+        runs = found()
+        return len(runs) >= at_least and all(run.state is not None and run.state.is_final() for run in runs)
+
+    wait_until(all_ended, f"{at_least} task runs have ended")
+    return sorted(found(), key=lambda run: (run.start_time is None, run.start_time))

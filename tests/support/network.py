@@ -1,0 +1,190 @@
+"""A small network in one folder on simulated time, whose nodes a test drives step by step or window by window.
+
+Nothing stands in for anything: the ledger, the buckets, the text, the nodes and their files are the real ones.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from templar.chain.keys import hotkey_from_seed
+from templar.errors import Reason, TransientError
+from templar.hparams import HParams, load_hparams
+from templar.neuron.aggregator import Aggregator
+from templar.neuron.housekeeping import Premises
+from templar.neuron.miner import Miner
+from templar.neuron.node import Node
+from templar.neuron.validator import Validator
+from templar.simulate.run import drive_window
+from templar.simulate.world import Member, World
+from templar.store.base import ObjectInfo
+from templar.store.directory import DirectoryStore
+
+N = TypeVar("N", bound=Node)
+
+TINY: dict[str, dict[str, Any]] = {
+    "model": {
+        "vocab_size": 256,
+        "hidden_size": 8,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 32,
+    },
+    "data": {"sequence_length": 32, "rows_per_page": 8, "pages_per_window": 1},
+    "training": {"batch_size": 4, "micro_batch_size": 4, "inner_steps": 2},
+    "scoring": {"eval_sequences": 4, "eval_micro_batch_size": 4},
+    "storage": {"snapshot_frequency": 1, "checkpoint_frequency": 3, "retention_windows": 40},
+}
+
+
+def tiny(preset: str = "local", **sections: dict[str, Any]) -> HParams:
+    """A preset with a model that trains in milliseconds, and these changes."""
+    merged = {name: {**TINY.get(name, {}), **sections.get(name, {})} for name in {*TINY, *sections}}
+    return load_hparams(preset, overrides=merged)
+
+
+class Network:
+    """A network and those of its nodes that run.
+
+    Args:
+        folder: An empty folder.
+        hparams: The network's numbers.
+        actors: One name per miner, as in `templar.simulate.actors.ACTORS`.
+        num_validators: Validators besides the aggregator.
+        seed: Keys and blocks.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        hparams: HParams | None = None,
+        *,
+        actors: Sequence[str] = ("honest", "honest"),
+        num_validators: int = 1,
+        seed: int = 1,
+    ) -> None:
+        self.world = World(folder, hparams or tiny(), seed=seed, actors=actors, num_validators=num_validators)
+        self.hparams = self.world.hparams
+        self.clock = self.world.clock
+        self.members = [member for member in self.world.members if member.role != "burn"]
+        self.nodes = {member.name: self.started(member) for member in self.members}
+
+    def started(self, member: Member) -> Node:
+        """A new node of a member over its folder, started: what a new process would hold."""
+        node = self.world.node(member)
+        node.start()
+        return node
+
+    def restart(self, name: str) -> Node:
+        """Stop a node, unless it was killed, and put a new one over its folder."""
+        if name in self.nodes:
+            self.kill(name)
+        node = self.started(self.member(name))
+        nodes = {**self.nodes, name: node}
+        self.nodes = {member.name: nodes[member.name] for member in self.members if member.name in nodes}
+        return node
+
+    def join(self, name: str, role: str = "honest") -> Node:
+        """Register a newcomer and start its node."""
+        hotkey = hotkey_from_seed(hashlib.sha256(name.encode()).digest())
+        uid = self.world.chain.register(hotkey.address)
+        self.members.append(Member(name, role, hotkey, uid))
+        return self.restart(name)
+
+    def kill(self, name: str) -> Node:
+        """Let a process die: the kernel drops its lock, and nothing else is done."""
+        node = self.nodes.pop(name)
+        node._lock.release()
+        return node
+
+    def stop(self) -> None:
+        """Stop every node."""
+        for node in self.nodes.values():
+            node.stop()
+        self.nodes.clear()
+
+    def member(self, name: str) -> Member:
+        return next(member for member in self.members if member.name == name)
+
+    @property
+    def aggregator(self) -> Aggregator:
+        return self.all(Aggregator)[0]
+
+    @property
+    def validator(self) -> Validator:
+        return self.all(Validator)[0]
+
+    @property
+    def miners(self) -> list[Miner]:
+        return self.all(Miner)
+
+    def all(self, kind: type[N]) -> list[N]:
+        """The running nodes of a kind, in the order of their uids."""
+        return [node for node in self.nodes.values() if isinstance(node, kind)]
+
+    def name(self, node: Node) -> str:
+        return node.settings.name
+
+    def run(
+        self, windows: Iterable[int], *, but: Iterable[str] = (), beside: Sequence[Callable[[], None]] = ()
+    ) -> None:
+        """Drive the running nodes through windows, at once, on simulated time.
+
+        Args:
+            windows: Which.
+            but: Names of nodes that are left out: something in `beside` drives them, or nothing.
+            beside: Other participants.
+        """
+        windows = list(windows)
+
+        def live(node: Node) -> Callable[[], None]:
+            def participant() -> None:
+                for window in windows:
+                    node.chain.wait_for_block(window * self.hparams.windows.blocks_per_window)
+                    drive_window(node, window)
+
+            return participant
+
+        left_out = set(but)
+        lives = [live(node) for name, node in self.nodes.items() if name not in left_out]
+        self.clock.run([*lives, *beside])
+
+    def bucket(self, name: str) -> DirectoryStore:
+        """The bucket of a member, with write rights."""
+        root = self.world.root / "buckets" / self.member(name).account_id
+        return DirectoryStore(root, clock=self.clock.now)
+
+    def objects(self, name: str, prefix: str = "") -> dict[str, tuple[int, bytes]]:
+        """What lies in a member's bucket: key -> time and bytes."""
+        store = self.bucket(name)
+        return {info.key: (info.last_modified, store.get(info.key, max_bytes=1 << 30)) for info in store.list(prefix)}
+
+    def premises(self, name: str) -> Premises:
+        """What a member's housekeeping works with."""
+        node, member = self.nodes[name], self.member(name)
+        return Premises(node.settings.home, self.hparams, node.chain, node.buckets, member.hotkey)
+
+    @contextmanager
+    def outage(self, name: str) -> Iterator[None]:
+        """Let every read of a member's bucket fail, as a store does that cannot be reached."""
+        bucket, real = self.member(name).account_id, DirectoryStore.head
+
+        def head(store: DirectoryStore, key: str) -> ObjectInfo | None:
+            if store.name == bucket:
+                raise TransientError(Reason.STORE_UNREACHABLE, f"{bucket}: no route")
+            return real(store, key)
+
+        DirectoryStore.head = head  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            DirectoryStore.head = real  # type: ignore[method-assign]
+
+    def roots(self, window: int) -> set[str | None]:
+        """What the running nodes hold to be the root after a window; None for one that did not apply it."""
+        found = (node.journal.applied(window) for node in self.nodes.values())
+        return {None if applied is None else applied.root for applied in found}

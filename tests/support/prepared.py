@@ -1,0 +1,97 @@
+"""A local network without a process: all that `deployments.local` prepares, around a few lines of text.
+
+Its neurons are blocks, as an operator's are. `at` puts one on simulated time, so that its windows do not wait.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dotenv import dotenv_values
+
+from blocks.environment import neuron_from_environment
+from blocks.neuron import Neuron
+from deployments.local.plan import LocalPlan
+from deployments.local.prepare import (
+    prepare_buckets,
+    prepare_chain,
+    prepare_folder,
+    publish_network,
+    write_environments,
+)
+from deployments.prefect_server import PROJECT_ROOT
+from templar.chain.ledger import Ledger
+from templar.data.build import build_dataset
+from templar.hparams import load_hparams
+from templar.windows import first_block
+from tests.support.datasets import numbered_documents
+from tests.support.network import TINY
+
+PRESET = "test"
+
+
+def write_hparams(path: Path, **sections: dict[str, Any]) -> Path:
+    """Write the project's presets and one more, `test`: `local` with a model that trains in milliseconds."""
+    presets = json.loads((PROJECT_ROOT / "hparams.json").read_text(encoding="utf-8"))
+    changes = {name: {**TINY.get(name, {}), **sections.get(name, {})} for name in {*TINY, *sections}}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**presets, PRESET: {"extends": "local", **changes}}), encoding="utf-8")
+    return path
+
+
+class PreparedNetwork:
+    """Chain, buckets in a folder, text, environments and genesis.
+
+    Args:
+        folder: A temporary folder.
+        num_honest: Honest miners; the first is called `default`.
+        actors: Bad actors; each is called like what it does.
+        sections: What differs from the preset.
+    """
+
+    def __init__(
+        self, folder: Path, *, num_honest: int = 0, actors: tuple[str, ...] = ("lazy",), **sections: dict[str, Any]
+    ) -> None:
+        self.plan = LocalPlan(
+            folder=folder / "network",
+            preset=PRESET,
+            num_honest=num_honest,
+            bad_actors=actors,
+            directory_store=True,
+            hparams_path=write_hparams(folder / "hparams.json", **sections),
+        )
+        self.hparams = load_hparams(PRESET, path=self.plan.hparams_path)
+        prepare_folder(self.plan)
+        prepare_chain(self.plan, self.hparams)
+        documents = [
+            document
+            for source in ("alpha", "beta")
+            for document in numbered_documents(source, num_documents=12, num_lines=40)
+        ]
+        build_dataset(documents, self.plan.dataset, vocab_size=self.hparams.model.vocab_size, row_chars=80)
+        write_environments(self.plan, prepare_buckets(self.plan))
+        birth = publish_network(self.plan, self.block("aggregator"), opens_in_seconds=0)
+        self.first_window = birth.start.start_window
+
+    def environment(self, name: str) -> dict[str, str]:
+        """The variables of a neuron, as its `.env` holds them."""
+        values = dotenv_values(self.plan.folder / "env" / f"{name}.env")
+        return {variable: value for variable, value in values.items() if value is not None}
+
+    def block(self, name: str) -> Neuron:
+        """A neuron's block."""
+        return neuron_from_environment(self.environment(name))
+
+    def at(self, name: str, window: int) -> Neuron:
+        """A neuron's block with a clock of its own, simulated, that starts when a window opens."""
+        block = self.block(name)
+        ledger = Ledger(self.plan.ledger)
+        start = ledger._parameters.time(first_block(window, self.hparams.windows))
+        ledger.close()
+        subnet = block.subnet.model_copy(update={"network": f"ledger:{self.plan.ledger}?clock={start}"})
+        return block.model_copy(update={"subnet": subnet})
+
+    def bucket(self, name: str) -> Path:
+        """The folder of a neuron's bucket."""
+        account = next(neuron.account_id for neuron in self.plan.neurons if neuron.name == name)
+        return self.plan.folder / "buckets" / account

@@ -1,0 +1,35 @@
+"""A node that notes what is asked of it and answers what it was told: nothing of the real one is touched."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from templar.neuron.node import Node
+
+N = TypeVar("N", bound=Node)
+
+
+class Calls(list[tuple[Any, ...]]):
+    """Method and arguments of each call, in order."""
+
+
+def recording_node(kind: type[N], **answers: Any) -> tuple[N, Calls]:
+    """A node of a kind whose named methods are recorded; any other method finds nothing to work with.
+
+    Args:
+        kind: The class that a task asks for.
+        answers: Method -> what it returns, or an exception that it raises.
+    """
+    calls = Calls()
+
+    def method(name: str) -> Callable[..., Any]:
+        def call(_: Node, *arguments: Any, **keywords: Any) -> Any:
+            calls.append((name, *arguments, *keywords.values()))
+            if isinstance(answers[name], Exception):
+                raise answers[name]
+            return answers[name]
+
+        return call
+
+    members: dict[str, Any] = {"__init__": lambda _: None, **{name: method(name) for name in answers}}
+    recording: Callable[[], N] = type(f"Recording{kind.__name__}", (kind,), members)
+    return recording(), calls

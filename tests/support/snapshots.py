@@ -1,0 +1,71 @@
+"""States that a test can tell apart, and their snapshots."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from templar.exchange.checkpoint import StateMark
+from templar.exchange.sealing import Network
+from templar.gradient.feedback import FeedbackState
+from templar.gradient.layout import Layout
+from templar.hparams import HParams, load_hparams
+from templar.model.llama import parameter_shapes
+from templar.model.root import next_root, parameters_digest
+from templar.model.training import OptimizerState
+from templar.neuron.private import PrivateState
+from templar.neuron.snapshot import Snapshots
+
+HPARAMS: HParams = load_hparams("simulation")
+NETWORK = Network(1, "a" * 64)
+SHAPES = parameter_shapes(HPARAMS.model)
+LAYOUT = Layout.of(SHAPES, HPARAMS.gradient)
+PREVIOUS = "b" * 64
+KEPT = 2
+
+
+def parameters(number: float) -> dict[str, Tensor]:
+    """Parameters of the tiny model that are all this number."""
+    return {name: torch.full(shape, float(number)) for name, shape in SHAPES.items()}
+
+
+def private(number: float) -> PrivateState:
+    """Private state that is all this number."""
+    zeros = FeedbackState.zeros(LAYOUT)
+    buffers = {name: torch.full_like(tensor, number) for name, tensor in zeros.buffers.items()}
+    steps = int(number)
+    return PrivateState(
+        FeedbackState(buffers, steps), OptimizerState(steps, parameters(number + 1), parameters(number + 2))
+    )
+
+
+def mark(window: int, params: dict[str, Tensor] | None = None) -> StateMark:
+    """The mark of the state of a window, one outer step per window."""
+    digest = parameters_digest(parameters(window) if params is None else params)
+    root = next_root(PREVIOUS, window, window, digest)
+    return StateMark(window, outer_steps=window, root=root, previous_root=PREVIOUS, null=False)
+
+
+def snapshots(folder: Path) -> Snapshots:
+    return Snapshots(folder, NETWORK, kept=KEPT)
+
+
+def save(store: Snapshots, window: int) -> None:
+    store.save(parameters(window), mark(window), private(window))
+
+
+def prepare(folder: Path) -> None:
+    """Two snapshots: as many as are kept."""
+    store = snapshots(folder)
+    save(store, 1)
+    save(store, 2)
+
+
+def work(folder: Path) -> None:
+    """A third one, for which the first has to go."""
+    save(snapshots(folder), 3)
+
+
+def work_again(folder: Path) -> None:
+    """Another state of the second window takes the place of the one that is there."""
+    snapshots(folder).save(parameters(7), mark(2, parameters(7)), private(7))

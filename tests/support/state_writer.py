@@ -1,0 +1,64 @@
+"""A process that fills a neuron's state file: `python -m tests.support.state_writer book|journal PATH`.
+
+It enters window after window until it is killed, and prints each one that the file has acknowledged.
+"""
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+HOTKEYS = ("alice", "bob")
+
+
+def fill_book(path: Path) -> Callable[[int], None]:
+    from templar.scoring.book import ScoreBook
+    from templar.scoring.ratings import Rating
+    from templar.scoring.scores import ScoreCard
+
+    book = ScoreBook(path)
+
+    def enter(window: int) -> None:
+        cards = {hotkey: ScoreCard(Rating(25.0 + window), final=window, last_reveal=window) for hotkey in HOTKEYS}
+        book.record(window, cards, str(window).encode())
+
+    return enter
+
+
+def fill_journal(path: Path) -> Callable[[int], None]:
+    from templar.neuron.journal import Applied, Journal, Status
+
+    journal = Journal(path)
+
+    def enter(window: int) -> None:
+        journal.claim(window)
+        journal.enter(window, "settle", str(window))
+        journal.enter_applied(Applied(window, None, f"{window:064x}"))
+        journal.close_window(window, Status.FINISHED)
+
+    return enter
+
+
+def run_and_kill(kind: str, path: Path, *, after: int) -> int:
+    """Let the process enter windows, kill it while it goes on; the last window that was acknowledged."""
+    command = [sys.executable, "-m", "tests.support.state_writer", kind, str(path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        acknowledged = [process.stdout.readline() for _ in range(after)]
+        process.kill()
+        acknowledged += process.stdout.readlines()
+    return int([line for line in acknowledged if line.endswith("\n")][-1])
+
+
+def main() -> None:
+    enter = {"book": fill_book, "journal": fill_journal}[sys.argv[1]](Path(sys.argv[2]))
+    for window in itertools.count(1):
+        enter(window)
+        sys.stdout.write(f"{window}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""Pieces of a network for the tests of the exchange: members with keys, buckets in memory, payloads of a tiny model."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from templar.canonical import canonical_json, sha256_hex
+from templar.chain.base import NeuronInfo
+from templar.chain.clock import SimulatedClock
+from templar.chain.keys import Hotkey, hotkey_from_seed
+from templar.chain.ledger import Ledger, create_ledger
+from templar.exchange.buckets import Buckets, OwnBucket
+from templar.exchange.context import Exchange
+from templar.exchange.keys import Kind, window_key
+from templar.exchange.objects import Commit, Manifest
+from templar.exchange.sealing import Body, Network, seal
+from templar.gradient.feedback import FeedbackRule, FeedbackState, compress
+from templar.gradient.layout import Layout
+from templar.gradient.payload import Header, Payload
+from templar.gradient.values import SIGN_AND_SCALE
+from templar.gradient.wire import encode
+from templar.hparams import Gradient, HParams, Windows, load_hparams
+from templar.store.address import BucketAddress
+from templar.store.base import ObjectStore
+from templar.windows import WindowTimes
+from tests.support.memory_store import MemoryStore
+from tests.support.scripted_store import ScriptedStore
+
+NETUID = 7
+GENESIS = "ab" * 32
+NETWORK = Network(NETUID, GENESIS)
+ASSIGNMENT = "cd" * 32
+ROOT = "ef" * 32
+BIRTHDAY = 1_700_000_000.4
+"""Chain time of block 0: not a whole second, so that seconds of the chain and of the stores differ."""
+
+LAYOUT = Layout.of(
+    {"embed": (8, 8), "norm": (8,)},
+    Gradient(momentum_decay=0.9, topk_compression=4, target_chunk=4, use_dct=False),
+)
+RULES = Windows(
+    blocks_per_window=60,
+    block_seconds=1.0,
+    commit_guard_seconds=2,
+    time_window_delta_seconds=4,
+    read_margin_seconds=2,
+    roster_slot_seconds=4,
+    roster_ranks=3,
+    train_margin_seconds=1.0,
+    inclusive_close=False,
+)
+
+
+@dataclass(frozen=True)
+class Member:
+    """Somebody with a key. Members of equal number are equal in all tests."""
+
+    uid: int
+    hotkey: Hotkey
+    stake: float = 0.0
+    permit: bool = False
+
+    @property
+    def neuron(self) -> NeuronInfo:
+        return NeuronInfo(self.uid, self.hotkey.address, self.stake, self.permit, 0.0)
+
+    @property
+    def account(self) -> str:
+        return f"bucket-{self.uid}"
+
+
+def member(uid: int, *, stake: float = 0.0, permit: bool = False) -> Member:
+    return Member(uid, hotkey_from_seed(sha256_hex(f"member {uid}".encode()).encode()[:32]), stake, permit)
+
+
+def payload_bytes(author: Member, window: int, *, seed: int = 0, layout: Layout = LAYOUT) -> bytes:
+    """A legal payload; the same arguments give the same bytes."""
+    generator = torch.Generator().manual_seed(1000 * author.uid + seed)
+    update = {tensor.name: torch.randn(tensor.shape, generator=generator) for tensor in layout.tensors}
+    rule = FeedbackRule("sparseloco", decay=0.9, learning_rate=1.0)
+    coded = compress(FeedbackState.zeros(layout), update, layout=layout, rule=rule, coding=SIGN_AND_SCALE)
+    return encode(Payload(Header(window, author.uid, author.hotkey.address, layout.digest), coded.tensors), layout)
+
+
+def signed_anyhow(kind: Kind, body: Any, signer: Hotkey, *, version: str = "1") -> bytes:
+    """Sign whatever an author may put together, legal or not, in canonical form."""
+    message = f"templar:{version}:{kind}:".encode() + canonical_json(body)
+    return canonical_json({"body": body, "signature": signer.sign(message).hex()})
+
+
+def fields_of(body: Body, **changes: Any) -> dict[str, Any]:
+    """A body as JSON, with other values."""
+    return body.model_dump(mode="json") | changes
+
+
+def manifest_of(author: Member, window: int, payload: bytes, **changes: Any) -> Manifest:
+    """An honest manifest, but for the changes."""
+    values: dict[str, Any] = {
+        "netuid": NETUID,
+        "genesis": GENESIS,
+        "uid": author.uid,
+        "hotkey": author.hotkey.address,
+        "window": window,
+        "payload_sha256": sha256_hex(payload),
+        "payload_bytes": len(payload),
+        "assignment": ASSIGNMENT,
+        "root_before": ROOT,
+    }
+    return Manifest(**values | changes)
+
+
+def commit_to(manifest: Manifest, **changes: Any) -> Commit:
+    """The commitment to a manifest."""
+    values = manifest.model_dump(include={"protocol", "netuid", "genesis", "uid", "hotkey", "window"})
+    return Commit(**values | {"commitment": manifest.digest} | changes)
+
+
+class Hand:
+    """A clock that a test sets by hand, for the stamps of a store."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Bucket:
+    """One member's bucket, stamped by hand."""
+
+    owner: Member
+    hand: Hand = field(default_factory=Hand)
+
+    def __post_init__(self) -> None:
+        self.memory = MemoryStore(f"bucket-{self.owner.uid}", clock=self.hand)
+        self.store = ScriptedStore(self.memory)
+
+    def put(self, key: str, data: bytes, at: float) -> None:
+        """Store bytes at a time; replaces what is there."""
+        self.hand.now = at
+        self.memory.put(key, data)
+
+    def put_signed(self, key: str, body: Body, at: float) -> None:
+        """Sign a body with the owner's key and store it."""
+        self.put(key, seal(body, self.owner.hotkey).encode(), at)
+
+    def reveal(
+        self,
+        times: WindowTimes,
+        payload: bytes,
+        manifest: Manifest | None = None,
+        *,
+        committed: float | None = None,
+        revealed: float | None = None,
+    ) -> Manifest:
+        """Commit and reveal, in time unless another time is given."""
+        manifest = manifest or manifest_of(self.owner, times.window, payload)
+        committed = times.commit_interval.last if committed is None else committed
+        revealed = times.reveal_interval.first if revealed is None else revealed
+        uid, window = self.owner.uid, times.window
+        self.put_signed(window_key(Kind.COMMIT, window, uid), commit_to(manifest), committed)
+        self.put_signed(window_key(Kind.MANIFEST, window, uid), manifest, revealed)
+        self.put(window_key(Kind.GRADIENT, window, uid), payload, revealed)
+        return manifest
+
+
+class Subnet:
+    """A chain on simulated time and a bucket in memory for each member, stamped by that time.
+
+    Uid 0 is the burn uid, then come validators with the given stakes, then miners.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        stakes: Sequence[float] = (100.0,),
+        num_miners: int = 3,
+        overrides: Mapping[str, dict[str, Any]] | None = None,
+    ) -> None:
+        sections = {"windows": RULES.model_dump(), **(overrides or {})}
+        self.hparams: HParams = load_hparams(
+            "simulation", path=Path(__file__).parents[2] / "hparams.json", overrides=sections
+        )
+        self.clock = SimulatedClock(BIRTHDAY)
+        self.ledger_path = folder / "ledger.sqlite"
+        create_ledger(self.ledger_path, netuid=NETUID, block_seconds=1.0, genesis_time=BIRTHDAY, seed=1)
+        self.chain = Ledger(self.ledger_path, clock=self.clock, durable=False)
+        validators = [member(1 + index, stake=stake, permit=True) for index, stake in enumerate(stakes)]
+        miners = [member(1 + len(stakes) + index) for index in range(num_miners)]
+        self.members = (member(0), *validators, *miners)
+        self.validators, self.miners = tuple(validators), tuple(miners)
+        self.stores = {
+            each.account: ScriptedStore(MemoryStore(each.account, clock=self.clock.now)) for each in self.members
+        }
+        for each in self.members:
+            self.chain.register(each.hotkey.address, stake=each.stake, validator_permit=each.permit)
+            self.exchange(each).buckets.announce()
+
+    def store(self, owner: Member) -> ScriptedStore:
+        return self.stores[owner.account]
+
+    def ledger(self, owner: Member | None) -> Ledger:
+        hotkey = None if owner is None else owner.hotkey
+        return Ledger(self.ledger_path, hotkey=hotkey, clock=self.clock, durable=False)
+
+    def buckets(self, owner: Member | None = None, views: Mapping[str, ObjectStore] | None = None) -> Buckets:
+        """Everybody's buckets as one member sees them; `views` replace the buckets of those accounts."""
+        shown: dict[str, ObjectStore] = {**self.stores, **(views or {})}
+        own = None if owner is None else OwnBucket(BucketAddress(owner.account, "id", "secret"), self.store(owner))
+        hotkey = None if owner is None else owner.hotkey.address
+        return Buckets(self.ledger(owner), lambda address: shown[address.bucket], own=own, hotkey=hotkey)
+
+    def exchange(self, owner: Member | None = None, views: Mapping[str, ObjectStore] | None = None) -> Exchange:
+        buckets = self.buckets(owner, views)
+        signer = None if owner is None else owner.hotkey
+        return Exchange(self.ledger(owner), buckets, NETWORK, self.hparams, signer)
+
+    def times(self, window: int) -> WindowTimes:
+        """The times of a window, whose closing block is waited for."""
+        return self.exchange().times(window)

@@ -1,0 +1,361 @@
+"""Every task makes its one call into the domain, hands back what that gives, and shows its rows."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prefect import Task
+
+from tasks import clean_bucket as clean_module
+from tasks import open_window as open_module
+from tasks import publish_checkpoint as checkpoint_module
+from tasks import rotate_shards as rotate_module
+from tasks.apply import apply
+from tasks.clean_bucket import clean_bucket
+from tasks.commit import commit
+from tasks.compress import compress
+from tasks.decide import decide
+from tasks.evaluate import evaluate
+from tasks.fetch_pages import fetch_pages
+from tasks.gather import gather
+from tasks.host import hosting
+from tasks.open_window import open_window
+from tasks.publish_checkpoint import publish_checkpoint
+from tasks.publish_evidence import publish_evidence
+from tasks.publish_proof import publish_proof
+from tasks.rate import rate, score_rows
+from tasks.rotate_shards import rotate_shards
+from tasks.set_weights import set_weights
+from tasks.settle import settle, settle_and_publish
+from tasks.states import not_run
+from tasks.train import train
+from tasks.update_peers import update_peers
+from tasks.upload import upload
+from templar.chain.base import NeuronInfo
+from templar.data.rotation import RotationReport
+from templar.errors import PermanentError, Reason
+from templar.exchange.gather import GatherReport, PeerOutcome, Tier
+from templar.exchange.objects import Manifest
+from templar.exchange.peers import Selection
+from templar.exchange.reveal import Contribution
+from templar.neuron.aggregator import Aggregator
+from templar.neuron.housekeeping import CleanupReport, CleanupRow
+from templar.neuron.miner import Miner
+from templar.neuron.node import Node, Settlement
+from templar.neuron.opening import Action, Opening
+from templar.neuron.validator import Validator
+from templar.scoring.evidence import Evidence, Measurement, MinerRecord, SlashRecord, WeightRecord
+from tests.support.prefect_server import RunningPrefectServer
+from tests.support.recording import recording_node
+
+NAME = "recorded"
+WINDOW = 7
+SETTLEMENT = Settlement(WINDOW, None)
+ANSWER = object()
+HOTKEY = "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY"
+
+
+def contribution(uid: int) -> Contribution:
+    manifest = Manifest(
+        netuid=1,
+        genesis="ab" * 32,
+        uid=uid,
+        hotkey=HOTKEY,
+        window=WINDOW,
+        payload_sha256="cd" * 32,
+        payload_bytes=1234,
+        assignment="ef" * 32,
+        root_before="01" * 32,
+    )
+    return Contribution(uid, HOTKEY, manifest, 1, 2)
+
+
+REPORT = GatherReport(
+    WINDOW,
+    (
+        PeerOutcome(3, Tier.GATHER, contribution(3), None, "", 0.12345),
+        PeerOutcome(4, Tier.RESERVE, None, Reason.PAYLOAD_MISSING, "no payload", 1.0),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("task", "kind", "method", "arguments"),
+    [
+        (fetch_pages, Miner, "fetch_pages", (WINDOW,)),
+        (train, Miner, "train", (WINDOW,)),
+        (compress, Miner, "compress", (WINDOW,)),
+        (commit, Miner, "commit", (WINDOW,)),
+        (upload, Miner, "upload", (WINDOW,)),
+        (settle, Node, "settle", (WINDOW,)),
+        (settle_and_publish, Aggregator, "settle_and_publish", (WINDOW, REPORT)),
+        (settle_and_publish, Validator, "settle_and_publish", (WINDOW, REPORT)),
+        (decide, Aggregator, "decide", (SETTLEMENT,)),
+        (apply, Node, "apply", (SETTLEMENT,)),
+        (evaluate, Validator, "evaluate", (REPORT, SETTLEMENT)),
+        (set_weights, Validator, "set_weights", (None,)),
+        (publish_evidence, Validator, "publish_evidence", (None,)),
+    ],
+)
+def test_a_task_makes_one_call(task: Task, kind: type[Node], method: str, arguments: tuple[Any, ...]) -> None:
+    node, calls = recording_node(kind, **{method: ANSWER})
+    with hosting(NAME, node):
+        result = task.fn(NAME, *arguments)
+    assert calls == [(method, *arguments)]
+    assert result is (None if task is publish_evidence else ANSWER)
+
+
+@pytest.mark.parametrize(
+    ("task", "kind", "arguments"),
+    [
+        (train, Validator, (WINDOW,)),
+        (decide, Miner, (SETTLEMENT,)),
+        (settle_and_publish, Miner, (WINDOW, REPORT)),
+        (rate, Aggregator, (REPORT, None, SETTLEMENT)),
+    ],
+)
+def test_a_neuron_of_another_role_is_refused(task: Task, kind: type[Node], arguments: tuple[Any, ...]) -> None:
+    node, calls = recording_node(kind)
+    with hosting(NAME, node), pytest.raises(PermanentError, match=rf"'{NAME}' is a Recording{kind.__name__}") as caught:
+        task.fn(NAME, *arguments)
+    assert caught.value.reason is Reason.BAD_ENVIRONMENT
+    assert calls == []
+
+
+def test_a_window_is_finished_once_its_proof_is_out() -> None:
+    node, calls = recording_node(Node, publish_sync_proof=None, finish=None)
+    with hosting(NAME, node):
+        publish_proof.fn(NAME, WINDOW)
+    assert calls == [("publish_sync_proof", WINDOW), ("finish", WINDOW)]
+
+
+def test_a_window_whose_proof_is_not_out_stays_open() -> None:
+    failure = PermanentError(Reason.ACCESS_DENIED, "denied")
+    node, calls = recording_node(Node, publish_sync_proof=failure, finish=None)
+    with hosting(NAME, node), pytest.raises(PermanentError):
+        publish_proof.fn(NAME, WINDOW)
+    assert calls == [("publish_sync_proof", WINDOW)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [(Miner, [("selection", WINDOW)]), (Validator, [("publish_peers", WINDOW), ("selection", WINDOW)])],
+)
+def test_only_a_validator_publishes_peers(kind: type[Node], expected: list[tuple[Any, ...]]) -> None:
+    peers = tuple(NeuronInfo(uid, HOTKEY, 0.0, False, 0.0) for uid in (5, 3))
+    node, calls = recording_node(kind, selection=Selection(peers, (), None), publish_peers=None)
+    with hosting(NAME, node):
+        assert update_peers.fn(NAME, WINDOW) == [5, 3]
+    assert calls == expected
+
+
+def test_opening_a_window_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    node, _ = recording_node(Node)
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(open_module, "claim", lambda *arguments: calls.append(arguments))
+    with hosting(NAME, node):
+        open_window.fn(NAME, None)
+        open_window.fn(NAME, 8)
+    assert calls == [(node, None), (node, 8)]
+
+
+@pytest.mark.parametrize(
+    ("action", "name"), [(Action.SKIP, "Skipped"), (Action.CATCHING_UP, "CatchingUp")], ids=["skip", "catching up"]
+)
+def test_a_window_that_is_not_run_says_why(action: Action, name: str) -> None:
+    state = not_run(Opening(WINDOW, action, Reason.WINDOW_PASSED, "the chain is in window 9"))
+    assert state.is_completed()
+    assert state.name == name
+    assert state.message == "window 7 [window_passed] the chain is in window 9"
+
+
+def rows_of(server: RunningPrefectServer, key: str) -> tuple[list[dict[str, Any]], str]:
+    """Rows and description of the newest artifact with a key."""
+    with server.client() as client:
+        artifact = client.request("GET", f"/artifacts/{key}/latest").json()
+    return json.loads(artifact["data"]), artifact["description"]
+
+
+@pytest.mark.network
+@pytest.mark.filterwarnings("ignore:Artifact creation outside of a flow")
+class TestArtifacts:
+    """What the operator sees in the UI."""
+
+    @pytest.mark.parametrize(
+        ("kind", "method"), [(Miner, "gather"), (Validator, "gather_everybody")], ids=["miner", "validator"]
+    )
+    def test_gather_shows_every_peer(self, prefect_api: RunningPrefectServer, kind: type[Node], method: str) -> None:
+        node, calls = recording_node(kind, **{method: REPORT})
+        with hosting(NAME, node):
+            assert gather.fn(NAME, WINDOW) is REPORT
+        assert calls == [(method, WINDOW)]
+        rows, description = rows_of(prefect_api, f"gather-{NAME}")
+        assert description == "Window 7: what each peer revealed."
+        assert rows == [
+            {"uid": 3, "tier": "gather", "accepted": True, "reason": "", "bytes": 1234, "seconds": 0.123},
+            {
+                "uid": 4,
+                "tier": "reserve",
+                "accepted": False,
+                "reason": "payload_missing",
+                "bytes": 0,
+                "seconds": 1.0,
+            },
+        ]
+
+    def test_rate_shows_every_score_card(self, prefect_api: RunningPrefectServer) -> None:
+        node, calls = recording_node(Validator, rate=EVIDENCE)
+        with hosting(NAME, node):
+            assert rate.fn(NAME, REPORT, None, SETTLEMENT) is EVIDENCE
+        assert calls == [("rate", REPORT, None, SETTLEMENT)]
+        rows, description = rows_of(prefect_api, f"scores-{NAME}")
+        assert description == "Window 7: scores and what they amount to."
+        assert rows == score_rows(EVIDENCE)
+
+    def test_a_window_that_was_never_measured_shows_nothing(self, prefect_api: RunningPrefectServer) -> None:
+        node, _ = recording_node(Validator, rate=None)
+        with hosting("unmeasured", node):
+            assert rate.fn("unmeasured", REPORT, None, SETTLEMENT) is None
+        with prefect_api.client() as client, pytest.raises(Exception, match="404"):
+            client.request("GET", "/artifacts/scores-unmeasured/latest")
+
+    @pytest.mark.parametrize("dry_run", [True, False])
+    def test_clean_up_shows_every_kind(
+        self, prefect_api: RunningPrefectServer, monkeypatch: pytest.MonkeyPatch, dry_run: bool
+    ) -> None:
+        report = CleanupReport(WINDOW, (CleanupRow("gradient", 3, 900, 2),), (("key", "access_denied"),))
+        calls = with_block(monkeypatch, clean_module)
+
+        def clean(premises: object, *, dry_run: bool) -> CleanupReport:
+            calls.append((premises, dry_run))
+            return report
+
+        monkeypatch.setattr(clean_module.housekeeping, "clean_bucket", clean)
+        assert clean_bucket.fn(NAME, dry_run) is report
+        assert calls == [NAME, (PREMISES, dry_run)]
+        rows, description = rows_of(prefect_api, f"cleanup-{NAME}")
+        assert rows == [{"kind": "gradient", "expired": 3, "num_bytes": 900, "deleted": 2}]
+        assert description == f"Window 7: what {'would be' if dry_run else 'was'} deleted; 1 failed."
+
+    def test_an_empty_table_says_so(self, prefect_api: RunningPrefectServer) -> None:
+        node, _ = recording_node(Miner, gather=replace(REPORT, outcomes=()))
+        with hosting("alone", node):
+            gather.fn("alone", WINDOW)
+        assert rows_of(prefect_api, "gather-alone")[0] == [{"": "nothing"}]
+
+    def test_rotation_shows_its_progress(
+        self, prefect_api: RunningPrefectServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        report = RotationReport(3, 1, ("train_000001.npy",), (), 10)
+        calls = with_block(monkeypatch, rotate_module, home=str(tmp_path))
+
+        def rotate(store: str, prefix: str, folder: Path, **options: Any) -> RotationReport:
+            calls.append((store, prefix, folder, options["outer_steps"], options["outer_steps_per_shard"]))
+            options["on_progress"](62.5)
+            return report
+
+        monkeypatch.setattr(rotate_module, "outer_steps_of", lambda premises: 5 if premises is PREMISES else -1)
+        monkeypatch.setattr(rotate_module, "rotate", rotate)
+        assert rotate_shards.fn(NAME) is report
+        assert calls == [NAME, ("first", "text", tmp_path / "shards", 5, 100)]
+        with prefect_api.client() as client:
+            artifact = client.request("GET", f"/artifacts/shards-{NAME}/latest").json()
+        assert (artifact["type"], artifact["data"]) == ("progress", 62.5)
+
+
+PREMISES = SimpleNamespace(hparams=SimpleNamespace(storage=SimpleNamespace(outer_steps_per_shard=100)))
+
+
+def with_block(monkeypatch: pytest.MonkeyPatch, module: Any, **fields: Any) -> list[Any]:
+    """Let a task module find a block; the list that it returns has the name that was asked for."""
+    calls: list[Any] = []
+    dataset = SimpleNamespace(stores=lambda: ["first", "second"], prefix="text")
+    block = SimpleNamespace(premises=lambda: PREMISES, dataset=dataset, **fields)
+
+    def load(name: str) -> Any:
+        calls.append(name)
+        return block
+
+    monkeypatch.setattr(module, "load_block", load)
+    return calls
+
+
+def test_publishing_a_checkpoint_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = with_block(monkeypatch, checkpoint_module)
+    monkeypatch.setattr(checkpoint_module, "publish_newest_checkpoint", lambda premises: (premises, "published"))
+    assert publish_checkpoint.fn(NAME) == (PREMISES, "published")
+    assert calls == [NAME]
+
+
+def miner_record(uid: int, **changes: Any) -> MinerRecord:
+    fields: dict[str, Any] = {
+        "uid": uid,
+        "hotkey": HOTKEY,
+        "tier": "gather",
+        "payload_sha256": None,
+        "reason": None,
+        "measurement": None,
+        "gradient_score": None,
+        "indicator": None,
+        "windows_behind": None,
+        "mu_before": 25.0,
+        "sigma_before": 8.333,
+        "mu": 26.126,
+        "sigma": 8.0,
+        "binary_average": 0.123456,
+        "sync": 1.0,
+        "final": 0.98765,
+        "slashes": (),
+    }
+    return MinerRecord(**{**fields, **changes})
+
+
+EVIDENCE = Evidence(
+    netuid=1,
+    genesis="ab" * 32,
+    uid=2,
+    hotkey=HOTKEY,
+    window=WINDOW,
+    roster=None,
+    root_before="01" * 32,
+    seed_block=99,
+    loss=5.5,
+    miners=(
+        miner_record(
+            3,
+            measurement=Measurement(own_before=5.0, own_after=4.25, random_before=5.5, random_after=None),
+            payload_sha256="cd" * 32,
+        ),
+        miner_record(
+            4,
+            reason=Reason.PAYLOAD_MISSING,
+            slashes=(
+                SlashRecord(reason=Reason.PAYLOAD_MISSING, factor=0.75),
+                SlashRecord(reason=Reason.INACTIVE, factor=0.75),
+            ),
+        ),
+    ),
+    weights=(WeightRecord(uid=3, weight=0.33333),),
+)
+
+
+def test_a_score_card_in_a_row() -> None:
+    first, second = score_rows(EVIDENCE)
+    assert first == {
+        "uid": 3,
+        "own loss": "5.0000 → 4.2500",
+        "random loss": "5.5000 → not finite",
+        "rating": "26.13 ± 8.00",
+        "indicator": 0.1235,
+        "sync": 1.0,
+        "final": 0.9877,
+        "slashes": "",
+        "reason": "",
+        "weight": 0.3333,
+    }
+    assert (second["own loss"], second["random loss"], second["weight"]) == ("", "", 0.0)
+    assert second["slashes"] == "payload_missing, inactive"
+    assert second["reason"] == "payload_missing"

@@ -1,0 +1,131 @@
+"""The neurons of a process: one per name, built from its block, kept until it is released."""
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tasks.host import hosted, hosting, load_block, release
+from templar.chain.keys import create_wallet
+from templar.errors import PermanentError, Reason
+from templar.neuron.aggregator import RosterNode
+from templar.neuron.lock import NeuronLock
+from templar.neuron.miner import Miner
+from templar.neuron.node import Node
+from templar.simulate.actors import LazyMiner
+from tests.support.prefect_server import RunningPrefectServer
+from tests.support.prepared import PreparedNetwork
+from tests.support.recording import recording_node
+
+pytestmark = pytest.mark.network
+
+NAME = "hosted"
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory, prefect_server: RunningPrefectServer) -> PreparedNetwork:
+    """A network whose lazy miner is a block on the server."""
+    network = PreparedNetwork(tmp_path_factory.mktemp("hosted"))
+    with prefect_server.configured():
+        network.at("lazy", network.first_window).save(NAME)
+    return network
+
+
+@pytest.fixture
+def home(network: PreparedNetwork) -> Path:
+    return Path(network.block("lazy").home)
+
+
+@pytest.fixture(autouse=True)
+def _released(prefect_api: RunningPrefectServer, network: PreparedNetwork) -> Iterator[None]:
+    del prefect_api, network
+    yield
+    release(NAME)
+
+
+def refused(name: str, kind: type[Node] = Node) -> PermanentError:
+    with pytest.raises(PermanentError) as caught:
+        hosted(name, kind)
+    return caught.value
+
+
+def test_a_neuron_is_built_from_its_block_and_started(home: Path) -> None:
+    node = hosted(NAME, Miner)
+    assert type(node) is LazyMiner
+    assert (node.settings.name, node.settings.home) == (NAME, home)
+    assert node.state.window == node.birth.start.start_window - 1
+
+
+def test_there_is_one_neuron_per_name_whoever_asks_first(prefect_api: RunningPrefectServer) -> None:
+    def ask(_: int) -> Node:
+        with prefect_api.configured():
+            return hosted(NAME, Node)
+
+    with ThreadPoolExecutor(4) as threads:
+        nodes = list(threads.map(ask, range(8)))
+    assert {id(node) for node in nodes} == {id(hosted(NAME, LazyMiner))}
+
+
+def test_a_neuron_of_another_role_is_refused_and_stays() -> None:
+    node = hosted(NAME, Miner)
+    error = refused(NAME, RosterNode)
+    assert error.reason is Reason.BAD_ENVIRONMENT
+    assert "neuron 'hosted' is a LazyMiner, this flow is for a RosterNode: run the flow of its role" in str(error)
+    assert hosted(NAME, Miner) is node
+
+
+def test_a_block_that_is_not_there_is_named_with_the_remedy() -> None:
+    error = refused("nobody")
+    assert error.reason is Reason.BAD_ENVIRONMENT
+    assert "'nobody'" in str(error)
+    assert "`python -m deployments.register --name nobody`" in str(error)
+
+
+def test_a_block_of_another_release_is_named_without_its_secrets(prefect_api: RunningPrefectServer) -> None:
+    load_block(NAME).save("old")
+    with prefect_api.client() as client:
+        path = "/block_types/slug/neuron/block_documents/name/old"
+        document = client.request("GET", path, params={"include_secrets": True}).json()
+        data = {key: value for key, value in document["data"].items() if key != "preset"}
+        change = {"data": data, "merge_existing_data": False}
+        client.request("PATCH", f"/block_documents/{document['id']}", json=change)
+    error = refused("old")
+    assert re.search(r"'old': it is not of this release.*register --name old", str(error))
+    assert error.__cause__ is None
+
+
+def test_a_failed_start_is_tried_again(home: Path) -> None:
+    lock = NeuronLock(home)
+    assert refused(NAME).reason is Reason.ALREADY_RUNNING
+    assert refused(NAME).reason is Reason.ALREADY_RUNNING
+    lock.release()
+    assert hosted(NAME, Miner).settings.name == NAME
+
+
+def test_a_failed_build_is_tried_again(tmp_path: Path) -> None:
+    block = load_block(NAME)
+    wallet = block.wallet.model_copy(update={"path": str(tmp_path)})
+    block.model_copy(update={"wallet": wallet, "home": str(tmp_path / "home")}).save("walletless")
+    assert refused("walletless").reason is Reason.BAD_WALLET
+    create_wallet(tmp_path, wallet.name, wallet.hotkey)
+    assert refused("walletless").reason is Reason.NOT_REGISTERED  # one step further
+
+
+def test_a_released_neuron_gives_its_folder_back_and_can_be_hosted_again(home: Path) -> None:
+    first = hosted(NAME, Miner)
+    release(NAME)
+    NeuronLock(home).release()  # nobody holds it
+    second = hosted(NAME, Miner)
+    assert second is not first
+    assert second.state.root == first.state.root
+    release("nobody")  # nothing happens
+
+
+def test_a_neuron_can_be_hosted_for_a_while() -> None:
+    node, calls = recording_node(Miner, stop=None)
+    with hosting("guest", node):
+        assert hosted("guest", Miner) is node
+    assert refused("guest").reason is Reason.BAD_ENVIRONMENT
+    assert calls == []

@@ -1,0 +1,96 @@
+"""Which tasks are tried again, when, and after which errors."""
+
+import ast
+import importlib
+import pkgutil
+
+import pytest
+from prefect import Task
+from prefect.states import Failed
+
+import tasks
+from tasks.policy import CHAIN, HOUSEKEEPING, STORE, WEIGHTS, is_transient
+from templar.errors import PermanentError, Reason, RejectedError, TransientError
+from templar.interrupt import StoppedError
+from tests.support.servers import REPOSITORY
+
+POLICIES = {
+    "open_window": CHAIN,
+    "update_peers": CHAIN,
+    "fetch_pages": STORE,
+    "commit": STORE,
+    "upload": STORE,
+    "settle": STORE,
+    "settle_and_publish": STORE,
+    "decide": STORE,
+    "evaluate": STORE,
+    "publish_evidence": STORE,
+    "publish_proof": STORE,
+    "set_weights": WEIGHTS,
+    "publish_checkpoint": HOUSEKEEPING,
+    "clean_bucket": HOUSEKEEPING,
+    "rotate_shards": HOUSEKEEPING,
+    # What these do is not worth a second time, or tries again inside.
+    "train": {},
+    "compress": {},
+    "gather": {},
+    "rate": {},
+    "apply": {},
+}
+
+ALL: dict[str, Task] = {
+    name: member
+    for module in pkgutil.iter_modules(tasks.__path__, "tasks.")
+    for name, member in vars(importlib.import_module(module.name)).items()
+    if isinstance(member, Task)
+}
+
+
+def test_every_task_has_a_policy_here() -> None:
+    assert ALL.keys() == POLICIES.keys()
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_task_has_its_policy(name: str) -> None:
+    task, policy = ALL[name], POLICIES[name]
+    assert task.retries == policy.get("retries", 0)
+    assert task.retry_delay_seconds == policy.get("retry_delay_seconds", 0)
+    assert task.retry_jitter_factor == policy.get("retry_jitter_factor")
+    assert task.retry_condition_fn is (is_transient if policy else None)
+
+
+@pytest.mark.parametrize("policy", [CHAIN, STORE, WEIGHTS, HOUSEKEEPING], ids=["chain", "store", "weights", "house"])
+def test_a_policy_waits_longer_each_time(policy: dict[str, object]) -> None:
+    delays = policy["retry_delay_seconds"]
+    assert isinstance(delays, list)
+    assert len(delays) == policy["retries"]
+    assert delays == sorted(set(delays))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_task_says_what_it_does_in_few_lines(name: str) -> None:
+    task = ALL[name]
+    assert isinstance(task.task_run_name, str)
+    assert task.task_run_name.split(" {")[0].replace(" ", "_") in {name, "roster", "publish_sync_proof"}
+    tree = ast.parse((REPOSITORY / f"{task.fn.__module__.replace('.', '/')}.py").read_text())
+    (function,) = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name)
+    assert ast.get_docstring(function)
+    assert function.end_lineno is not None
+    assert function.end_lineno - function.lineno < 30
+    assert not any(isinstance(node, ast.Try | ast.While) for node in ast.walk(function))
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (TransientError(Reason.STORE_BUSY, "busy"), True),
+        (TransientError(Reason.CHAIN_UNREACHABLE, "away"), True),
+        (PermanentError(Reason.ACCESS_DENIED, "denied"), False),
+        (RejectedError(Reason.BAD_SIGNATURE, "forged"), False),
+        (StoppedError(Reason.STOPPED, "stopped"), False),
+        (OSError("disk"), True),
+        (ValueError("a bug"), True),
+    ],
+)
+def test_what_may_pass_is_tried_again(error: Exception, expected: bool) -> None:
+    assert is_transient(None, None, Failed(data=error)) is expected

@@ -1,0 +1,80 @@
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from templar.canonical import canonical_json, file_sha256, keyed_seed, sha256_hex
+
+ABC_SHA256 = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-2, appendix B.1
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def test_canonical_json_is_sorted_dense_and_ascii() -> None:
+    value = {"b": [1, 2.5, None, True], "a": {"ü": "\n"}, "": -0.0}
+    assert canonical_json(value) == b'{"":-0.0,"a":{"\\u00fc":"\\n"},"b":[1,2.5,null,true]}'
+
+
+@settings(max_examples=100)
+@given(values)
+def test_what_is_written_reads_back_and_is_written_the_same_again(value: object) -> None:
+    data = canonical_json(value)
+    assert json.loads(data) == value
+    assert canonical_json(json.loads(data)) == data
+
+
+@settings(max_examples=50)
+@given(st.dictionaries(st.text(), st.integers()))
+def test_the_order_of_keys_does_not_matter(value: dict[str, int]) -> None:
+    assert canonical_json(dict(reversed(value.items()))) == canonical_json(value)
+
+
+def test_whole_numbers_and_floats_are_different_values() -> None:
+    assert canonical_json(1) != canonical_json(1.0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), {1, 2}, b"bytes", Path(), {(1, 2): 3}])
+def test_what_is_not_json_is_refused(value: object) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        canonical_json([value])
+
+
+def test_keys_of_two_types_are_refused() -> None:
+    with pytest.raises(ValueError, match="not a JSON value"):
+        canonical_json({1: "a", "b": 2})
+
+
+def test_hashes(tmp_path: Path) -> None:
+    assert sha256_hex(b"abc") == ABC_SHA256
+    file = tmp_path / "abc"
+    file.write_bytes(b"abc")
+    assert file_sha256(file) == ABC_SHA256
+    file.write_bytes(bytes(3_000_000))
+    assert file_sha256(file) == hashlib.sha256(bytes(3_000_000)).hexdigest()
+
+
+def test_a_seed_is_the_first_half_of_the_hash_of_domain_and_parts() -> None:
+    data = b"domain" + (2).to_bytes(8, "little") + b"ab" + (1).to_bytes(8, "little") + b"7"
+    assert keyed_seed("domain", "ab", 7) == int.from_bytes(hashlib.sha256(data).digest()[:16], "little")
+
+
+parts = st.lists(st.text(max_size=4), max_size=4)
+
+
+@settings(max_examples=100)
+@given(parts, parts)
+def test_seeds_of_different_lists_differ(left: list[str], right: list[str]) -> None:
+    assert 0 <= keyed_seed("d", *left) < 2**128
+    assert (keyed_seed("d", *left) == keyed_seed("d", *right)) == (left == right)
+    assert keyed_seed("d", *left) != keyed_seed("e", *left)
+
+
+def test_parts_do_not_run_together() -> None:
+    assert len({keyed_seed("d", *each) for each in (("ab", "c"), ("a", "bc"), ("abc",), ("", "abc"), ("abc", ""))}) == 5

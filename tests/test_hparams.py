@@ -1,0 +1,295 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from templar.errors import PermanentError, Reason
+from templar.hparams import DEFAULT_PRESET, HPARAMS_FILE, HParams, load_hparams, preset_names
+
+PRESETS = ("local", "local-demo", "simulation", "150M", "1B", "templar-0.2.82", "templar-2.1.3")
+TREE: dict[str, Any] = json.loads(HPARAMS_FILE.read_text(encoding="utf-8"))
+
+
+def field(hparams: HParams, path: str) -> Any:
+    value: Any = hparams
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def refused(call: Callable[[], Any]) -> str:
+    """The message of the error that a call must end with."""
+    with pytest.raises(PermanentError) as caught:
+        call()
+    assert caught.value.reason is Reason.BAD_HPARAMS
+    return caught.value.message
+
+
+def file_with(tmp_path: Path, presets: Any) -> Path:
+    path = tmp_path / "numbers.json"
+    path.write_text(presets if isinstance(presets, str) else json.dumps(presets), encoding="utf-8")
+    return path
+
+
+def test_every_preset_of_the_file_loads() -> None:
+    assert preset_names() == PRESETS
+    assert DEFAULT_PRESET in PRESETS
+    assert len({load_hparams(name).digest for name in PRESETS}) == len(PRESETS)
+
+
+PUBLISHED = {
+    "templar-0.2.82": {
+        "windows.blocks_per_window": 7,
+        "windows.block_seconds": 12.0,
+        "windows.time_window_delta_seconds": 10,
+        "model.hidden_size": 2048,
+        "model.num_hidden_layers": 16,
+        "model.num_attention_heads": 8,
+        "model.num_key_value_heads": 8,
+        "model.intermediate_size": 8192,
+        "model.max_position_embeddings": 2048,
+        "model.vocab_size": 32000,
+        "data.tokenizer_name": "togethercomputer/LLaMA-2-7B-32K",
+        "data.sequence_length": 2048,
+        "data.rows_per_page": 100,
+        "data.pages_per_window": 6,
+        "training.recipe": "demo",
+        "training.batch_size": 6,
+        "training.outer_learning_rate": 4e-4,
+        "training.weight_decay": 0.0,
+        "training.schedule.warmup_steps": 250,
+        "training.schedule.warmup_start_factor": 0.1,
+        "training.schedule.t_max": 20000,
+        "training.schedule.eta_min_factor": 0.1,
+        "training.schedule.restarts": True,
+        "gradient.momentum_decay": 0.999,
+        "gradient.topk_compression": 32,
+        "gradient.target_chunk": 64,
+        "gradient.use_dct": True,
+        "peers.gather_peer_count": 15,
+        "peers.reserve_peer_count": 0,
+        "peers.minimum_peers": 5,
+        "peers.peer_replacement_frequency": 5,
+        "peers.peer_list_window_margin": 2,
+        "peers.recent_windows": 5,
+        "scoring.eval_lr_factor": 0.2,
+        "scoring.binary_score_ma_alpha": 0.05,
+        "scoring.openskill_beta": 20.0,
+        "scoring.openskill_tau": 0.1,
+        "scoring.sync_max_steps_behind": 3,
+        "scoring.reset_inactivity_windows": 25,
+        "scoring.slashing.missing": 0.75,
+        "scoring.slashing.invalid": 0.0,
+        "scoring.slashing.desync": 0.75,
+        "scoring.slashing.inactivity": 0.75,
+        "weights.rule": "power",
+        "weights.power_normalisation": 2.0,
+        "weights.windows_per_weights": 50,
+        "weights.burn_rate": 0.0,
+        "storage.checkpoint_frequency": 100,
+    },
+    "templar-2.1.3": {
+        "windows.blocks_per_window": 125,
+        "windows.time_window_delta_seconds": 70,
+        "model.hidden_size": 8192,
+        "model.num_hidden_layers": 80,
+        "model.num_attention_heads": 64,
+        "model.num_key_value_heads": 8,
+        "model.intermediate_size": 28672,
+        "model.vocab_size": 262144,
+        "model.tie_word_embeddings": True,
+        "data.tokenizer_name": "google/gemma-3-270m",
+        "data.sequence_length": 2048,
+        "training.recipe": "sparseloco",
+        "training.batch_size": 192,
+        "training.micro_batch_size": 1,
+        "training.inner_steps": 30,
+        "training.outer_learning_rate": 1.0,
+        "training.adamw.learning_rate": 1.3e-4,
+        "training.adamw.beta1": 0.9,
+        "training.adamw.beta2": 0.95,
+        "training.adamw.epsilon": 1e-8,
+        "training.adamw.weight_decay": 0.1,
+        "training.max_grad_norm": 1.0,
+        "training.schedule.warmup_steps": 1500,
+        "training.schedule.warmup_start_factor": 1e-6,
+        "training.schedule.t_max": 140000,
+        "training.schedule.eta_min_factor": 0.1,
+        "training.schedule.restarts": False,
+        "gradient.momentum_decay": 0.95,
+        "gradient.topk_compression": 64,
+        "gradient.target_chunk": 64,
+        "gradient.use_dct": False,
+        "peers.gather_peer_count": 20,
+        "peers.reserve_peer_count": 10,
+        "peers.minimum_peers": 1,
+        "peers.peer_replacement_frequency": 5,
+        "peers.peer_list_window_margin": 1,
+        "peers.recent_windows": 2,
+        "scoring.eval_sequences": 8,
+        "scoring.eval_lr_factor": 0.2,
+        "scoring.binary_score_ma_alpha": 0.05,
+        "scoring.openskill_beta": 7.0,
+        "scoring.openskill_tau": 0.1,
+        "scoring.sync_max_steps_behind": 3,
+        "scoring.reset_inactivity_windows": 3,
+        "scoring.slashing.missing": 0.75,
+        "scoring.slashing.inactivity": 0.75,
+        "weights.rule": "ramp",
+        "weights.windows_per_weights": 2,
+        "weights.gather_share": 0.75,
+        "weights.gather_top_ratio": 2.0,
+        "weights.reserve_decay_ratio": 0.5,
+        "weights.burn_rate": 0.5,
+        "weights.burn_uid": 1,
+        "storage.checkpoint_frequency": 10,
+        "storage.outer_steps_per_shard": 455,
+    },
+    "150M": {
+        "model.hidden_size": 1024,
+        "model.num_hidden_layers": 12,
+        "model.num_attention_heads": 16,
+        "model.num_key_value_heads": 16,
+        "model.intermediate_size": 2688,
+    },
+    "1B": {
+        "model.hidden_size": 2048,
+        "model.num_hidden_layers": 16,
+        "model.num_attention_heads": 8,
+        "model.num_key_value_heads": 8,
+        "model.intermediate_size": 8192,
+    },
+}
+
+
+@pytest.mark.parametrize("preset", PUBLISHED)
+def test_presets_named_after_the_reference_have_its_published_values(preset: str) -> None:
+    hparams = load_hparams(preset)
+    found = {path: field(hparams, path) for path in PUBLISHED[preset]}
+    assert found == PUBLISHED[preset]
+
+
+def test_a_preset_is_merged_over_the_one_that_it_extends_key_by_key() -> None:
+    local, demo = load_hparams("local"), load_hparams("local-demo")
+    assert (demo.training.recipe, demo.training.schedule.warmup_steps) == ("demo", 5)
+    assert demo.training.schedule.eta_min_factor == local.training.schedule.eta_min_factor
+    assert (demo.training.adamw, demo.model, demo.windows) == (local.training.adamw, local.model, local.windows)
+
+
+def test_overrides_are_merged_over_the_preset() -> None:
+    hparams = load_hparams("local", overrides={"training": {"schedule": {"t_max": 7}}, "peers": {"minimum_peers": 2}})
+    assert (hparams.training.schedule.t_max, hparams.peers.minimum_peers) == (7, 2)
+    assert hparams.training.schedule.warmup_steps == load_hparams("local").training.schedule.warmup_steps
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "complaint"),
+    [
+        ("windows", {"blocks_per_windw": 18}, "windows.blocks_per_windw: unknown key, remove it"),
+        ("training", {"adamw": {"beta3": 0.9}}, "training.adamw.beta3: unknown key, remove it"),
+        ("quantisation", {"bins": 4}, "quantisation: unknown key, remove it"),
+        ("windows", {"block_seconds": 0}, "windows.block_seconds: Input should be greater than 0"),
+        ("peers", {"gather_peer_count": 0}, "peers.gather_peer_count: Input should be greater than or equal to 1"),
+        ("scoring", {"slashing": {"missing": 1.5}}, "scoring.slashing.missing: Input should be less than or equal"),
+        ("gradient", {"momentum_decay": 1.0}, "gradient.momentum_decay: Input should be less than 1"),
+        ("training", {"inner_steps": "30"}, "training.inner_steps: Input should be a valid integer"),
+        ("training", {"inner_steps": 30.5}, "training.inner_steps: Input should be a valid integer"),
+        ("gradient", {"use_dct": 1}, "gradient.use_dct: Input should be a valid boolean"),
+        ("training", {"recipe": "diloco"}, "training.recipe: Input should be 'sparseloco' or 'demo'"),
+        ("training", {"outer_learning_rate": float("inf")}, "training.outer_learning_rate: Input should be a finite"),
+        ("windows", {"train_margin_seconds": float("nan")}, "windows.train_margin_seconds: Input should be a finite"),
+        ("windows", {"roster_ranks": 4}, "raise blocks_per_window or lower roster_slot_seconds"),
+        ("training", {"micro_batch_size": 5}, "batch_size 16 is not a multiple of micro_batch_size 5"),
+        ("model", {"num_attention_heads": 5}, "hidden_size 64 is not a multiple of num_attention_heads 5"),
+        ("model", {"num_key_value_heads": 3}, "is not a multiple of num_key_value_heads 3"),
+        ("weights", {"burn_uid": None}, "burn_uid is null: name the uid or set burn_rate to 0"),
+        ("data", {"sequence_length": 65}, "is longer than model.max_position_embeddings 64"),
+        ("storage", {"retention_windows": 5}, "must be larger than storage.checkpoint_frequency 5"),
+    ],
+)
+def test_a_bad_value_is_named_with_file_preset_key_and_remedy(
+    tmp_path: Path, section: str, change: dict[str, Any], complaint: str
+) -> None:
+    presets = {**TREE, "mine": {"extends": "local", section: change}}
+    path = file_with(tmp_path, presets)
+    message = refused(lambda: load_hparams("mine", path=path))
+    assert message.startswith(f"{path}, preset 'mine': ")
+    assert complaint in message
+
+
+@pytest.mark.parametrize(("section", "key"), [("windows", "block_seconds"), ("scoring", "slashing"), ("peers", None)])
+def test_a_missing_key_is_named(tmp_path: Path, section: str, key: str | None) -> None:
+    mine = json.loads(json.dumps(TREE["local"]))
+    del (mine[section] if key else mine)[key or section]
+    message = refused(lambda: load_hparams("mine", path=file_with(tmp_path, {"mine": mine})))
+    name = f"{section}.{key}" if key else section
+    assert message == f"{tmp_path}/numbers.json, preset 'mine': {name}: is missing, add it"
+
+
+def test_every_bad_key_is_named_at_once(tmp_path: Path) -> None:
+    mine = {"extends": "local", "peers": {"minimum_peers": 0}, "data": {"sequence_length": 1, "color": "red"}}
+    message = refused(lambda: load_hparams("mine", path=file_with(tmp_path, {**TREE, "mine": mine})))
+    assert all(name in message for name in ("peers.minimum_peers", "data.sequence_length", "data.color"))
+
+
+@pytest.mark.parametrize(
+    ("presets", "complaint"),
+    [
+        ("{", "cannot be read as JSON"),
+        ("\x00", "cannot be read as JSON"),
+        ("[1, 2]", "must hold an object of presets"),
+        ({"other": {}}, "no preset 'mine'; there are other"),
+        ({"mine": 3}, "preset 'mine' must be an object of sections"),
+        ({"mine": {"extends": "gone"}}, "no preset 'gone'; there are mine"),
+        ({"mine": {"extends": ["local"]}}, "preset 'mine': extends must be the name of a preset"),
+        ({"mine": {"extends": "mine"}}, "presets extend each other in a circle: mine, mine"),
+        (
+            {"mine": {"extends": "b"}, "b": {"extends": "c"}, "c": {"extends": "mine"}},
+            "presets extend each other in a circle: mine, b, c, mine",
+        ),
+    ],
+)
+def test_a_file_that_holds_no_such_preset_is_refused(tmp_path: Path, presets: Any, complaint: str) -> None:
+    path = file_with(tmp_path, presets)
+    message = refused(lambda: load_hparams("mine", path=path))
+    assert message.startswith(str(path))
+    assert complaint in message
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    gone = tmp_path / "gone.json"
+    for call in (lambda: load_hparams("local", path=gone), lambda: preset_names(gone)):
+        assert refused(call) == f"{gone}: no such file; run from the project's root or pass its path"
+    assert refused(lambda: load_hparams("local", path=tmp_path)).startswith(f"{tmp_path}: cannot be read")
+    latin = tmp_path / "latin.json"
+    latin.write_bytes('{"größe": {}}'.encode("latin-1"))
+    assert refused(lambda: load_hparams("local", path=latin)).startswith(f"{latin}: cannot be read")
+
+
+def test_the_tree_is_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        load_hparams("local").windows.blocks_per_window = 3  # type: ignore[misc]
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "windows": {"read_margin_seconds": 0},
+    "model": {"initializer_seed": 43},
+    "data": {"pages_per_window": 4},
+    "training": {"adamw": {"epsilon": 1e-7}},
+    "gradient": {"use_dct": True},
+    "peers": {"recent_windows": 4},
+    "scoring": {"slashing": {"desync": 0.5}},
+    "weights": {"gather_share": 0.7},
+    "storage": {"snapshots_kept": 4, "retention_windows": 101, "snapshot_frequency": 2},
+}
+
+
+@pytest.mark.parametrize("section", HParams.model_fields)
+def test_the_digest_covers_every_section_that_nodes_must_agree_on(section: str) -> None:
+    local = load_hparams("local")
+    changed = load_hparams("local", overrides={section: CHANGES[section]})
+    assert getattr(changed, section) != getattr(local, section)
+    assert (changed.digest == local.digest) == (section == "storage")
+    assert load_hparams("local").digest == local.digest

@@ -1,0 +1,47 @@
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from templar import interrupt
+from templar.errors import Reason
+from templar.interrupt import StoppedError
+
+
+@pytest.fixture(autouse=True)
+def _no_stop_is_left() -> Iterator[None]:
+    yield
+    interrupt.clear_stop()
+
+
+def test_nothing_happens_without_a_request() -> None:
+    interrupt.check_stop()
+    interrupt.wait(0)
+    interrupt.wait(-5)
+
+
+def test_a_request_stops_the_next_check_and_every_wait_until_it_is_cleared() -> None:
+    interrupt.request_stop()
+    for stopped in (interrupt.check_stop, lambda: interrupt.wait(0), lambda: interrupt.wait(3600)):
+        with pytest.raises(StoppedError) as caught:
+            stopped()
+        assert caught.value.reason is Reason.STOPPED
+    interrupt.clear_stop()
+    interrupt.check_stop()
+    interrupt.wait(0)
+
+
+def test_a_request_wakes_a_thread_that_waits() -> None:
+    outcomes: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            interrupt.wait(3600)
+        except StoppedError as error:
+            outcomes.append(error)
+
+    sleeper = threading.Thread(target=wait)
+    sleeper.start()
+    interrupt.request_stop()
+    sleeper.join()
+    assert len(outcomes) == 1
