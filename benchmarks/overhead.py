@@ -12,7 +12,6 @@ import asyncio
 import json
 import sqlite3
 import statistics
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +30,7 @@ from rich.table import Table
 
 from blocks.environment import neuron_from_environment
 from blocks.neuron import Neuron
+from deployments.local.bringup import worker_command
 from deployments.local.plan import HOUSEKEEPING_POOL, LocalNeuron, LocalPlan
 from deployments.local.prepare import (
     prepare_buckets,
@@ -115,7 +115,7 @@ class Bench:
     @contextmanager
     def worker(self, pool: str, kind: str) -> Iterator[Child]:
         """A worker process for the time of a measurement."""
-        command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", kind]
+        command = worker_command(pool, kind)
         log = self.plan.folder / "logs" / f"{kind}.log"
         child = start_child(f"{kind} worker", command, log=log, env=self.plan.server.environment(), cwd=PROJECT_ROOT)
         try:

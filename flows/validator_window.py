@@ -1,4 +1,4 @@
-"""`validator-window`: decide, measure, rate, apply, set weights, publish the evidence."""
+"""`validator-window`: decide, measure, rate, apply, publish the evidence, set weights."""
 
 from prefect import flow
 from prefect.client.schemas.objects import State
@@ -41,8 +41,8 @@ async def validator_window(window: int | None = None, neuron: str = "default") -
     evaluation = evaluate(neuron, report, settlement)
     evidence = rate(neuron, report, evaluation, settlement)
     state = apply(neuron, settlement)
-    weights = set_weights(neuron, evidence)
     publish_evidence(neuron, evidence)
+    weights = set_weights(neuron, evidence)
     publish_proof(neuron, window)
 
     loss = "not measured" if evidence is None or evidence.loss is None else f"loss {evidence.loss:.4f}"

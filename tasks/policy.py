@@ -29,6 +29,9 @@ STORE: dict[str, Any] = {
 }
 """Reads and writes of objects: idempotent."""
 
+LOCAL: dict[str, Any] = {"retries": 1, "retry_condition_fn": is_transient}
+"""Work on this machine alone: a disk may have been full for a moment."""
+
 WEIGHTS: dict[str, Any] = {
     "retries": 3,
     "retry_delay_seconds": [12, 24, 48],

@@ -17,8 +17,6 @@ class Reason(StrEnum):
     WINDOW_FINISHED = "window_finished"
     WINDOW_PASSED = "window_passed"
     WINDOW_NOT_OPEN = "window_not_open"
-    BEHIND = "behind"
-    NULL_WINDOW = "null_window"
     NO_TIME_LEFT = "no_time_left"
     NO_ASSIGNMENT = "no_assignment"
     STOPPED = "stopped"

@@ -25,10 +25,10 @@ def test_the_message_begins_with_the_reason(family: type[TemplarError]) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_error_survives_a_copy_and_a_process_border(family: type[TemplarError]) -> None:
     """Hosts pickle exceptions of their own runs, for example into a failed state."""
-    error = family(Reason.BEHIND, "at window 3")
+    error = family(Reason.DESYNC, "at window 3")
     for again in (copy.copy(error), pickle.loads(pickle.dumps(error))):
         assert type(again) is family
-        assert (again.reason, str(again)) == (Reason.BEHIND, "[behind] at window 3")
+        assert (again.reason, str(again)) == (Reason.DESYNC, "[desync] at window 3")
 
 
 def test_nothing_is_both_transient_and_permanent() -> None:

@@ -30,6 +30,9 @@ MAX_PORT = 65535
 PATIENCE_WINDOWS = 4
 """How many windows the view waits for one that does not come."""
 
+SCHEDULED = ("checkpoint/every-2h", "bucket-cleanup/hourly", "shard-rotation/half-hourly")
+"""The deployments of deployments/prefect.yaml that have a schedule."""
+
 console = Console(stderr=False)
 
 
@@ -87,7 +90,8 @@ def up(network: LocalNetwork) -> int:
     console.print(f"Window {birth.start.start_window} is its first. In this shell:")
     console.print(f"  export PREFECT_API_URL={plan.server.api_url} PREFECT_HOME={plan.server.home}", soft_wrap=True)
     console.print("  prefect deployment run miner-window/default")
-    console.print("  prefect deployment schedule ls")
+    for deployment in SCHEDULED:
+        console.print(f"  prefect deployment schedule ls {deployment}")
     console.print("`make down` stops it.")
     return 0
 

@@ -142,13 +142,13 @@ class LocalNetwork:
             if housekeeping:
                 ensure_pool(client, HOUSEKEEPING_POOL, "process")
         for neuron in plan.running:
-            self._start(f"worker of {neuron.name}", _worker(f"neuron-{neuron.name}", "resident"))
+            self._start(f"worker of {neuron.name}", worker_command(f"neuron-{neuron.name}", "resident"))
         deploying = self._start("deployment", DEPLOY_COMMAND) if housekeeping else None
         for neuron, block in blocks.items():
             register(neuron.name, block)
         if deploying is not None:
             self._finish(deploying)
-            self._start("housekeeping worker", _worker(HOUSEKEEPING_POOL, "process"))
+            self._start("housekeeping worker", worker_command(HOUSEKEEPING_POOL, "process"))
         self._say("publishing the genesis checkpoint")
         publisher = next(block for neuron, block in blocks.items() if neuron.role == "aggregator")
         birth = publish_network(plan, publisher, opens_in_seconds=NEURONS_START_SECONDS)
@@ -189,5 +189,6 @@ DEPLOY_COMMAND = [
 ]
 
 
-def _worker(pool: str, kind: str) -> list[str]:
+def worker_command(pool: str, kind: str) -> list[str]:
+    """The command that serves a work pool."""
     return [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", kind]

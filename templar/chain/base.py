@@ -155,6 +155,10 @@ class Chain(Protocol):
         """For each validator uid that set weights: miner uid -> weight, summing to 1."""
         ...
 
+    def hides_weights(self) -> bool:
+        """Whether weights that are set now show up only later: a subnet with commit-reveal keeps them encrypted."""
+        ...
+
     def set_weights(self, weights: Mapping[int, float]) -> None:
         """Set the own weights, normalised to a sum of 1; returns once the block that includes them is final.
 

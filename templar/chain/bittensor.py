@@ -173,6 +173,16 @@ class BittensorChain(FinalizedChain):
 
         return self._read("the weights", read)
 
+    def hides_weights(self) -> bool:
+        """Whether the subnet runs commit-reveal."""
+        number = self.block()
+
+        async def read(link: _Link) -> bool:
+            snapshot = await link.client.at(number)
+            return bool(await snapshot.read("commit_reveal_enabled", netuid=self._netuid))
+
+        return self._read("whether the subnet hides weights", read)
+
     def set_weights(self, weights: Mapping[int, float]) -> None:
         """Set the own weights; returns once that is final.
 

@@ -171,6 +171,10 @@ class Ledger:
         address = self._own_address()
         self._write(Kind.COMMIT, address, lambda state, _: state.accept_commitment(address, data))
 
+    def hides_weights(self) -> bool:
+        """Never: the ledger shows weights at once."""
+        return False
+
     def set_weights(self, weights: Mapping[int, float]) -> None:
         """Set the own weights, in 16 bits each, and wait for the block that includes them.
 

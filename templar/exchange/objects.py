@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from templar.exchange.keys import Kind
 from templar.exchange.sealing import ENVELOPE_BYTES, Body, Count, Hex64, Hotkey, Uid, WindowBody
+from templar.hparams import MAX_PEERS
 
 FileName = Annotated[str, Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z._-]{0,127}$")]
 
@@ -63,11 +64,11 @@ class Roster(WindowBody):
     """
 
     kind = Kind.ROSTER
-    max_bytes = ENVELOPE_BYTES + 1024 + 320 * 1024
+    max_bytes = ENVELOPE_BYTES + 1024 + 320 * MAX_PEERS
 
     previous: Hex64 | None
     peer_list: Hex64 | None
-    entries: Annotated[tuple[RosterEntry, ...], Field(max_length=1024, strict=False)]
+    entries: Annotated[tuple[RosterEntry, ...], Field(max_length=MAX_PEERS, strict=False)]
     aggregate_sha256: Hex64
     aggregate_bytes: Count
 
@@ -103,7 +104,7 @@ class PeerList(Body):
     max_bytes = ENVELOPE_BYTES + 16 * 1024
 
     first_effective_window: Count
-    peers: Annotated[tuple[Uid, ...], Field(max_length=1024, strict=False)]
+    peers: Annotated[tuple[Uid, ...], Field(max_length=MAX_PEERS, strict=False)]
     reserve: Annotated[tuple[Uid, ...], Field(max_length=1024, strict=False)]
 
     @model_validator(mode="after")

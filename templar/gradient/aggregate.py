@@ -30,9 +30,9 @@ from templar.gradient import Recipe, dct
 from templar.gradient.chunks import from_chunks
 from templar.gradient.layout import Layout, TensorLayout
 from templar.gradient.payload import Coefficients, Payload
-from templar.gradient.values import QUANTUM, scale_quanta
+from templar.gradient.values import QUANTUM, scale_parts, scale_quanta
+from templar.hparams import MAX_PEERS
 
-MAX_PEERS = 256
 UNIT_NORM = 1 << 40
 
 
@@ -140,10 +140,10 @@ def _magnitudes(coefficients: Coefficients, squared_norm: int, median: int, reci
 
 
 def _squared_norm(coefficients: Coefficients) -> int:
-    """`k` times the sum of the squared scales, exactly: in Python's integers, code by code."""
-    codes, counts = np.unique(coefficients.scales, return_counts=True)
-    squares = (int(count) * int(scale) ** 2 for scale, count in zip(scale_quanta(codes), counts, strict=True))
-    return coefficients.indices.shape[1] * sum(squares)
+    """`k` times the sum of the squared scales, exactly: shift by shift, since squares of 8 bits add up in a float64."""
+    significands, shifts = scale_parts(coefficients.scales)
+    sums = np.bincount(shifts, weights=significands * significands).tolist()
+    return coefficients.indices.shape[1] * sum(int(total) << 2 * shift for shift, total in enumerate(sums) if total)
 
 
 def _medians(norms: Sequence[Mapping[str, int]]) -> dict[str, int]:

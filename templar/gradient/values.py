@@ -83,10 +83,16 @@ def scale_values(codes: NDArray[np.uint16]) -> NDArray[np.float32]:
 
 def scale_quanta(codes: NDArray[np.uint16]) -> NDArray[np.int64]:
     """Legal scale codes as whole numbers of quanta, exactly: below 2^54."""
+    significands, shifts = scale_parts(codes)
+    return significands << shifts
+
+
+def scale_parts(codes: NDArray[np.uint16]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Legal scale codes as `significand << shift` quanta: significands of 8 bits, shifts of 0 to 46."""
     wide = codes.astype(np.int64)
     significands = (1 << _SIGNIFICAND_BITS) + (wide & ((1 << _SIGNIFICAND_BITS) - 1))
     shifts = np.maximum((wide >> _SIGNIFICAND_BITS) - _SMALLEST_EXPONENT, 0)
-    return np.where(wide == 0, 0, significands << shifts)
+    return np.where(wide == 0, 0, significands), shifts
 
 
 def _row_sums(numbers: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -6,11 +6,14 @@ from pydantic import Field, model_validator
 
 from templar.hparams.section import Section
 
+MAX_PEERS = 256
+"""Payloads of one window, at most: the aggregation's integers hold the sum of so many."""
+
 
 class Peers(Section):
     """Who is gathered."""
 
-    gather_peer_count: int = Field(ge=1)
+    gather_peer_count: int = Field(ge=1, le=MAX_PEERS)
     """Miners in the gather tier."""
     reserve_peer_count: int = Field(ge=0)
     """Miners that fill the places of failed ones, in order."""

@@ -4,6 +4,7 @@ Importing transformers costs seconds, so it happens when a model is first built.
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -55,9 +56,7 @@ def genesis_parameters(model: Model) -> dict[str, Tensor]:
 
 def parameter_shapes(model: Model) -> dict[str, tuple[int, ...]]:
     """Shape of every parameter by name, sorted, without allocating any. Tied weights appear once."""
-    with torch.device("meta"):
-        net = _construct(model)
-    return {name: tuple(param.shape) for name, param in parameters_of(net).items()}
+    return dict(_shapes(model))
 
 
 def parameters_of(net: nn.Module) -> dict[str, Tensor]:
@@ -85,3 +84,11 @@ def _construct(model: Model) -> "LlamaForCausalLM":
     from transformers import LlamaForCausalLM  # noqa: PLC0415 - as above
 
     return LlamaForCausalLM(model_config(model))
+
+
+@lru_cache(maxsize=8)
+def _shapes(model: Model) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Building a model takes milliseconds even where it allocates nothing, and every checkpoint is held against it."""
+    with torch.device("meta"):
+        net = _construct(model)
+    return tuple((name, tuple(param.shape)) for name, param in parameters_of(net).items())

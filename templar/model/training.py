@@ -22,6 +22,9 @@ from templar.model.loss import token_losses
 from templar.model.schedule import inner_learning_rate
 from templar.model.threads import single_threaded
 
+LARGEST_UPDATE = 2.0**64
+"""No element of an update may be larger: the error feedback sums up what is not published, and must stay finite."""
+
 
 @dataclass(frozen=True)
 class OptimizerState:
@@ -93,7 +96,7 @@ def train_sparseloco(
 
     Raises:
         ValueError: There are no sequences.
-        PermanentError: `non_finite_loss`; `no_time_left`, not one step was finished.
+        PermanentError: `non_finite_loss`, `non_finite_update`; `no_time_left`, not one step was finished.
         StoppedError: A stop was asked for.
     """
     before = {name: param.clone() for name, param in parameters_of(net).items()}
@@ -129,7 +132,7 @@ def train_demo(net: nn.Module, sequences: Tensor, *, training: Training, keep_go
 
     Raises:
         ValueError: There are no sequences.
-        PermanentError: `non_finite_loss`; `no_time_left`, not one batch was finished.
+        PermanentError: `non_finite_loss`, `non_finite_update`; `no_time_left`, not one batch was finished.
         StoppedError: A stop was asked for.
     """
     total = {name: torch.zeros_like(param) for name, param in parameters_of(net).items()}
@@ -236,6 +239,7 @@ def _result(
             f"not one batch of {training.batch_size} sequences was finished in time: nothing is published in this "
             "window; lower training.batch_size or lengthen the window",
         )
+    _check_update(update)
     return TrainResult(
         update=update,
         optimizer=optimizer,
@@ -246,3 +250,14 @@ def _result(
         num_sequences=len(losses) * training.batch_size,
         stopped_early=len(losses) < num_wanted,
     )
+
+
+def _check_update(update: Mapping[str, Tensor]) -> None:
+    for name, tensor in update.items():
+        largest = float(tensor.abs().max())
+        if not largest <= LARGEST_UPDATE:  # NaN is not less than anything
+            raise PermanentError(
+                Reason.NON_FINITE_UPDATE,
+                f"the update of parameter {name!r} is as large as {largest}: nothing is published in this window; "
+                "lower the learning rate, check the data, or return to the last snapshot",
+            )

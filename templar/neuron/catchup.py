@@ -1,7 +1,8 @@
 """Catch-up: bring a node's state to a window by replaying what was decided, without gaps (DESIGN D10, PROTOCOL 14-15).
 
-A late node follows the validators' decisions, never today's object times. A window that cannot be replayed is never
-skipped: the node takes the next published checkpoint instead, if the majority of stake vouches for its root, or waits.
+A late node follows the validators' decisions, never today's object times; only of windows that nobody decided on the
+slots tell (see `templar.neuron.undecided`). A window that cannot be replayed is never skipped: the node takes the next
+published checkpoint instead, if the majority of stake vouches for its state, or waits.
 """
 
 import logging

@@ -51,8 +51,8 @@ def validate(validator: Validator, window: int) -> Opening:
         validator.decide(settlement)
         evidence = validator.rate(report, validator.evaluate(report, settlement), settlement)
         validator.apply(settlement)
-        validator.set_weights(evidence)
         validator.publish_evidence(evidence)
+        validator.set_weights(evidence)
 
     return _drive(validator, window, run)
 

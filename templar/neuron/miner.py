@@ -160,7 +160,7 @@ class Miner(Node):
         """Turn the update into the payload and stage the new private state; both are on disk when this returns.
 
         Raises:
-            PermanentError: `non_finite_update`; nothing is published.
+            PermanentError: `non_finite_update`, only if the error feedback on disk is not finite.
         """
         if (known := self.journal.result(window, "compress")) is not None:
             return _PAYLOAD_REPORT.validate_json(known)

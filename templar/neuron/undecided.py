@@ -43,7 +43,11 @@ def newest_window(objects: Iterable[ObjectInfo]) -> int | None:
     """The newest window that a bucket's owner worked in; None if it has no object of any."""
     keys = (parse_current_key(info.key) for info in objects)
     return max(
-        (key.window for key in keys if key and key.window is not None and key.kind not in (Kind.PEERS, Kind.CHECKPOINT)),
+        (
+            key.window
+            for key in keys
+            if key and key.window is not None and key.kind not in (Kind.PEERS, Kind.CHECKPOINT)
+        ),
         default=None,
     )
 

@@ -1,4 +1,4 @@
-"""A validator's window: settle, decide, measure on the state before the window, rate, apply, set weights, publish.
+"""A validator's window: settle, decide, measure on the state before the window, rate, apply, publish, set weights.
 
 A window enters the score book in one transaction, so a crash in mid-window scores nobody twice.
 """
@@ -35,7 +35,7 @@ class WeightsReport:
 
     Attributes:
         window: The window.
-        weights: Uid -> weight as read back from the chain; empty if none were set.
+        weights: Uid -> weight as read back from the chain, or as sent where it hides them; empty if none were set.
         reason: Why none were set; None if they were.
     """
 
@@ -117,6 +117,8 @@ class Validator(RosterNode):
     def set_weights(self, evidence: Evidence | None) -> WeightsReport | None:
         """Set the weights on chain if they are due, once; wait for inclusion, read them back and compare.
 
+        A subnet with commit-reveal shows them only later, so there is nothing to compare with.
+
         Returns:
             None if they are not due.
 
@@ -132,7 +134,12 @@ class Validator(RosterNode):
         wanted = {record.uid: record.weight for record in evidence.weights}
         if not wanted:
             return WeightsReport(evidence.window, {}, Reason.NOBODY_EARNED)
-        report = WeightsReport(evidence.window, self._set_and_read_back(evidence, wanted), None)
+        if self.chain.hides_weights():
+            self.chain.set_weights(wanted)
+            log.info("window %d: the chain reveals the weights later; they are not read back", evidence.window)
+            report = WeightsReport(evidence.window, wanted, None)
+        else:
+            report = WeightsReport(evidence.window, self._set_and_read_back(evidence, wanted), None)
         self.journal.enter(evidence.window, "weights", _WEIGHTS_REPORT.dump_json(report).decode())
         return report
 

@@ -4,6 +4,7 @@ Everything here follows from public objects and finalized blocks, so a validator
 """
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from templar.model.tokenizer import Tokenizer
 from templar.windows import first_block
 
 CACHED_WINDOWS = 2
-"""Windows whose sequences are kept: the one that is trained and the one that is scored."""
+"""Windows whose data is kept: the one that is trained and the one that is scored."""
 
 
 @dataclass
@@ -36,8 +37,9 @@ class Workload:
     start_window: int
     _plan: SlotPlan | None = None
     _sequences: dict[str, tuple[int, NDArray[np.int32]]] = field(default_factory=dict)
+    _openings: dict[int, tuple[tuple[int, ...], str]] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def epoch(self) -> Epoch:
         """The assignment epoch that the network is in."""
         return Epoch(self.exchange.network.genesis, self.dataset.num_pages, self.start_window)
@@ -57,9 +59,8 @@ class Workload:
         Raises:
             TransientError: The chain could not be reached.
         """
-        return assign(
-            window, uid, epoch=self.epoch, plan=self.plan, uids=self._uids(window), block_hash=self._hash(window)
-        )
+        uids, block_hash = self._opening(window)
+        return assign(window, uid, epoch=self.epoch, plan=self.plan, uids=uids, block_hash=block_hash)
 
     def digest(self, window: int, uid: int) -> str | None:
         """Digest of a miner's assignment; None if it was assigned nothing."""
@@ -85,14 +86,19 @@ class Workload:
 
     def spare_sequences(self, window: int) -> NDArray[np.int32]:
         """Sequences of units that nobody was assigned in a window."""
-        units = spare_units(
-            window, epoch=self.epoch, plan=self.plan, uids=self._uids(window), block_hash=self._hash(window)
-        )
+        uids, block_hash = self._opening(window)
+        units = spare_units(window, epoch=self.epoch, plan=self.plan, uids=uids, block_hash=block_hash)
         nobody = Assignment(window, -1, units, f"spare-{window}")
         return self.sequences(replace(nobody, units=units[: self.plan.units_per_slot]))
 
-    def _uids(self, window: int) -> tuple[int, ...]:
-        return tuple(neuron.uid for neuron in self.exchange.miners(window))
-
-    def _hash(self, window: int) -> str:
-        return self.exchange.chain.block_hash(first_block(window, self.exchange.hparams.windows))
+    def _opening(self, window: int) -> tuple[tuple[int, ...], str]:
+        """The miners at a window's first block, and its hash: asked of the chain once, for they never change."""
+        known = self._openings.get(window)
+        if known is None:
+            uids = tuple(neuron.uid for neuron in self.exchange.miners(window))
+            block_hash = self.exchange.chain.block_hash(first_block(window, self.exchange.hparams.windows))
+            self._openings = {
+                number: item for number, item in self._openings.items() if number > window - CACHED_WINDOWS
+            }
+            known = self._openings[window] = uids, block_hash
+        return known

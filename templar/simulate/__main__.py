@@ -1,7 +1,7 @@
 """`python -m templar.simulate --miners 12 --windows 100 --seed 7`: a network in one process, on simulated time.
 
-Says a line per window on stderr while it runs, and prints JSON at the end. The same seed gives the same JSON, apart from
-the times, with any number of threads.
+Says a line per window on stderr while it runs, and prints JSON at the end. The same seed gives the same JSON, apart
+from the times, with any number of threads.
 """
 
 import argparse

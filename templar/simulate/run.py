@@ -87,7 +87,7 @@ def simulate(
         ValueError: `actors` names nobody, or `windows`, `num_validators` or `threads` is less than 1.
     """
     _check(actors, windows=windows, num_validators=num_validators, threads=threads)
-    with tempfile.TemporaryDirectory(prefix="templar-", dir=_memory_folder()) as temporary:
+    with tempfile.TemporaryDirectory(prefix="templar-", dir=memory_folder()) as temporary:
         world = World(
             folder or Path(temporary),
             hparams,
@@ -101,7 +101,10 @@ def simulate(
         started = time.perf_counter()
         run_nodes(world, list(nodes.values()), windows, on_window)
         seconds = time.perf_counter() - started
-        return _report(world, nodes, windows, seconds)
+        report = _report(world, nodes, windows, seconds)
+        for node in nodes.values():
+            node.stop()
+        return report
 
 
 def run_nodes(
@@ -137,7 +140,7 @@ def _check(actors: Sequence[str], **numbers: int) -> None:
             raise ValueError(f"{name} must be at least 1, not {number}")
 
 
-def _memory_folder() -> Path | None:
+def memory_folder() -> Path | None:
     """A folder in memory, since nothing of a simulation has to survive it; None where there is none."""
     return MEMORY_FOLDER if MEMORY_FOLDER.is_dir() and os.access(MEMORY_FOLDER, os.W_OK) else None
 

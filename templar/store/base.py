@@ -43,9 +43,10 @@ class ObjectStore(Protocol):
 
     Raises:
         TransientError: `store_unreachable` or `store_busy` (timeouts, 429, 5xx, lost connections), after the
-            store's own bounded retries.
+            store's own bounded retries; `object_differs`, if an object changed while it was read in parts.
         PermanentError: `access_denied` (403), `bucket_missing` (404 on the bucket), `object_missing` (404 on the
-            object), `object_too_large`, `object_truncated` (fewer bytes than asked for).
+            object), `object_too_large`, `object_truncated` (fewer bytes than asked for), `bad_key`, `store_refused`
+            (any other answer), `local_file` (the file to store or to write).
     """
 
     @property

@@ -110,6 +110,19 @@ def test_weights_are_one_call_in_sixteen_bits_signed_by_the_hotkey(chain, substr
     ]
 
 
+def test_on_a_subnet_with_commit_reveal_weights_are_encrypted_and_hidden(chain, substrate):
+    assert not chain.hides_weights()
+    substrate.commit_reveal = True
+    substrate.weights_rate_limit = 100
+    chain.set_weights({1: 0.25, 0: 0.5})
+    assert chain.hides_weights()
+    assert chain.weights() == {}
+    (sent,) = substrate.submissions
+    assert (sent.function, sent.signer) == ("commit_timelocked_mechanism_weights", ADDRESS)
+    assert sent.params.keys() == {"netuid", "mecid", "commit", "reveal_round", "commit_reveal_version"}
+    refusal(lambda: chain.set_weights({0: 1.0}), TransientError, Reason.CHAIN_RATE_LIMITED, "Retry in ~")
+
+
 def test_a_wallet_from_disk_signs(open_chain, substrate, tmp_path):
     create_wallet(tmp_path, "validator", "hot", seed=SEED)
     open_chain(open_wallet(tmp_path, "validator", "hot")).set_commitment("a" * 128)

@@ -164,8 +164,9 @@ class TestView:
         assert times.closed - times.opened == network.hparams.windows.seconds
 
     def test_a_replay_of_public_objects_ends_where_the_miner_did(
-        self, view: NetworkView, network: PreparedNetwork
+        self, view: NetworkView, network: PreparedNetwork, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr("deployments.local.view.HELD_OUT_SEQUENCES", 8)
         window = network.first_window
         node = view.replay(window, deadline=view.chain.clock.now() + 100)
         assert node.state.root == view.roots(window)["default"] != view.birth.start.root
@@ -415,7 +416,7 @@ class TestRefusals:
 
 
 @pytest.mark.network
-@pytest.mark.parametrize("when", ["before it is up", "while it comes up"])
+@pytest.mark.parametrize("when", ["before it is up", pytest.param("while it comes up", marks=pytest.mark.slow)])
 def test_a_run_that_is_ended_takes_everything_down(tmp_path: Path, when: str) -> None:
     plan = LocalPlan(tmp_path / "network", prefect_port=free_port(), storage_port=free_port())
     arguments = ["--folder", plan.folder, "--prefect-port", plan.prefect_port, "--storage-port", plan.storage_port]

@@ -17,6 +17,7 @@ from templar.exchange.objects import (
     StartWindow,
 )
 from templar.exchange.sealing import Body, seal, unseal
+from templar.hparams import MAX_PEERS
 from tests.support.subnet import GENESIS, NETUID, fields_of, member, signed_anyhow
 
 ALICE = member(5)
@@ -176,11 +177,11 @@ def test_rosters_that_contradict_themselves_are_malformed(value: dict[str, Any])
     assert reason_of(Roster, value) is Reason.MALFORMED
 
 
-def test_a_roster_has_at_most_1024_entries() -> None:
-    entries = [entry(4, 1).model_dump() | {"uid": uid} for uid in range(1025)]
-    data = signed_anyhow(Kind.ROSTER, roster(*entries[:1024], total=1024), ALICE.hotkey)
-    assert len(unseal(data, Roster).body.entries) == 1024
-    assert reason_of(Roster, roster(*entries, total=1025)) is Reason.MALFORMED
+def test_a_roster_has_no_more_entries_than_can_be_aggregated() -> None:
+    entries = [entry(4, 1).model_dump() | {"uid": uid} for uid in range(MAX_PEERS + 1)]
+    data = signed_anyhow(Kind.ROSTER, roster(*entries[:MAX_PEERS], total=MAX_PEERS), ALICE.hotkey)
+    assert len(unseal(data, Roster).body.entries) == MAX_PEERS
+    assert reason_of(Roster, roster(*entries, total=MAX_PEERS + 1)) is Reason.MALFORMED
 
 
 def test_an_empty_roster_is_legal() -> None:
@@ -252,10 +253,10 @@ def test_the_longest_legal_object_is_not_too_long(body: Body) -> None:
     value = longest(body)
     if isinstance(body, Roster):
         longest_entry = {"payload_bytes": 8, "committed_at": MOST, "revealed_at": MOST}
-        entries = [entry(4).model_dump() | longest_entry | {"uid": 64_000 + uid} for uid in range(1024)]
-        value |= {"entries": entries, "aggregate_bytes": 8 * 1024}
+        entries = [entry(4).model_dump() | longest_entry | {"uid": 64_000 + uid} for uid in range(MAX_PEERS)]
+        value |= {"entries": entries, "aggregate_bytes": 8 * MAX_PEERS}
     if isinstance(body, PeerList):
-        value |= {"peers": list(range(60_000, 61_024)), "reserve": list(range(62_000, 63_024))}
+        value |= {"peers": list(range(60_000, 60_000 + MAX_PEERS)), "reserve": list(range(62_000, 63_024))}
     if isinstance(body, CheckpointManifest):
         names = [f"{index:03d}" + "x" * 125 for index in range(64)]
         value |= {"files": dict.fromkeys(names, A), "sizes": dict.fromkeys(names, MOST)}

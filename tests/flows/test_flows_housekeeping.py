@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -113,9 +114,17 @@ class TestCheckpoint:
 
 class TestCleanup:
     @pytest.fixture
-    def later(self, network: PreparedNetwork) -> str:
-        """The neuron when the first two of its windows have expired."""
-        return saved(network.at("lazy", network.first_window + RETENTION + 2))
+    def later(self, network: PreparedNetwork) -> Iterator[str]:
+        """The neuron when the first two of its windows have expired, for it has worked in a later one."""
+        window = network.first_window + RETENTION + 2
+        newest, store = window_key(Kind.PROOF, window, 3), DirectoryStore(network.bucket("lazy"))
+        store.put(newest, b"{}")
+        yield saved(network.at("lazy", window))
+        store.delete([newest])
+
+    def test_while_a_network_stands_still_nothing_expires(self, network: PreparedNetwork) -> None:
+        state = run(bucket_cleanup, saved(network.at("lazy", network.first_window + 100 * RETENTION)))
+        assert str(state.message).endswith(": 0 objects expired, 0 deleted")
 
     def test_a_dry_run_counts_and_nothing_else(
         self, network: PreparedNetwork, later: str, prefect_server: RunningPrefectServer

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from templar.gradient.aggregate import (
-    MAX_PEERS,
     UNIT_NORM,
     aggregate,
     median_norms,
@@ -23,6 +22,7 @@ from templar.gradient.layout import Layout
 from templar.gradient.outer import outer_step
 from templar.gradient.payload import Payload
 from templar.gradient.values import QUANTUM, scale_quanta
+from templar.hparams import MAX_PEERS
 
 VECTOR = Layout.of({"p": (8,)}, settings_of(target=2, k=1))
 SCALARS = Layout.of({"p": (7,)}, settings_of(target=1, k=1))  # chunks of one element: every value is its own scale

@@ -315,6 +315,14 @@ def test_a_stop_and_a_bad_loss_leave_the_model_alone(net: torch.nn.Module, train
     assert all(param.grad is None for param in net.parameters())
 
 
+@pytest.mark.parametrize("factor", [float("nan"), float("inf"), 2.0**100])
+def test_an_update_that_is_out_of_all_proportion_is_not_published(net: torch.nn.Module, factor: float) -> None:
+    net.get_output_embeddings().weight.register_hook(lambda gradient: gradient * factor)
+    with pytest.raises(PermanentError, match="lm_head") as caught:
+        demo(net, tokens(4))
+    assert caught.value.reason is Reason.NON_FINITE_UPDATE
+
+
 def test_a_foreign_optimizer_state_is_an_error(net: torch.nn.Module) -> None:
     with pytest.raises(ValueError, match="exactly the model's parameters"):
         sparseloco(net, tokens(4), optimizer=OptimizerState.zeros({"p": torch.zeros(1)}))

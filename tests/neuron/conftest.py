@@ -3,12 +3,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.memory import folder
 from tests.support.network import Network
+
+__all__ = ["folder", "network"]
 
 
 @pytest.fixture
-def network(tmp_path: Path) -> Iterator[Network]:
+def network(folder: Path) -> Iterator[Network]:
     """An aggregator, a validator and two miners, started; window 1 has not come yet."""
-    network = Network(tmp_path)
+    network = Network(folder)
     yield network
     network.stop()

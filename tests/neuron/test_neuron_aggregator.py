@@ -91,8 +91,8 @@ def test_without_any_publisher_the_window_is_null_for_all(network: Network) -> N
     assert len({miner.state.root for miner in network.miners}) == 1
 
 
-def test_without_any_payload_the_roster_is_empty_and_the_window_null(tmp_path: Path) -> None:
-    network = Network(tmp_path, actors=["silent", "silent"])
+def test_without_any_payload_the_roster_is_empty_and_the_window_null(folder: Path) -> None:
+    network = Network(folder, actors=["silent", "silent"])
     network.run([1, 2])
     roster = roster_of(network.aggregator, 2)
     assert roster is not None
@@ -104,8 +104,8 @@ def test_without_any_payload_the_roster_is_empty_and_the_window_null(tmp_path: P
     network.stop()
 
 
-def test_one_payload_is_a_roster(tmp_path: Path) -> None:
-    network = Network(tmp_path, actors=["honest"])
+def test_one_payload_is_a_roster(folder: Path) -> None:
+    network = Network(folder, actors=["honest"])
     network.run([1, 2])
     assert network.miners[0].state.outer_steps == 2
     assert len(network.roots(2)) == 1
@@ -200,8 +200,8 @@ def test_the_peers_hold_what_the_roster_says_and_not_what_they_saw(network: Netw
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_only_as_many_ranks_as_there_are_slots_publish(tmp_path: Path, ranks: int) -> None:
-    network = Network(tmp_path, tiny(windows={"roster_ranks": ranks}))
+def test_only_as_many_ranks_as_there_are_slots_publish(folder: Path, ranks: int) -> None:
+    network = Network(folder, tiny(windows={"roster_ranks": ranks}))
     silent = network.name(network.aggregator)
     network.run([1], but=[silent])
     assert network.validator.state.mark.null == (ranks == 1)

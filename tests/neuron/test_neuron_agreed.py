@@ -155,7 +155,7 @@ def test_a_mark_is_held_against_the_parameters(payloads: list[Payload]) -> None:
 def test_one_changed_bit_is_noticed() -> None:
     agreed = state()
     agreed.apply(10, [payload(1)])
-    name = sorted(agreed.params)[0]
+    mark, name = agreed.mark, sorted(agreed.params)[0]
     agreed.params[name].view(torch.int32).reshape(-1)[-1] ^= 1
     with pytest.raises(PermanentError):
-        check_mark(agreed.params, agreed.mark, "snapshot")
+        check_mark(agreed.params, mark, "snapshot")

@@ -67,8 +67,8 @@ def test_nothing_to_do_is_done_at_once(network: Network) -> None:
     assert (miner.state.mark, now(miner)) == (before, time)
 
 
-def test_null_windows_are_replayed_as_null(tmp_path: Path) -> None:
-    network = Network(tmp_path, actors=["honest", "silent"])
+def test_null_windows_are_replayed_as_null(folder: Path) -> None:
+    network = Network(folder, actors=["honest", "silent"])
     miner = network.miners[0]
     network.run([1])
     network.run([2, 3], but=[network.name(miner)])
@@ -213,9 +213,9 @@ def test_a_validator_signs_what_may_still_be_decided_so_that_nobody_waits(networ
     assert replay(network.aggregator, 1) == Settlement(1, None)
 
 
-def test_what_has_expired_is_not_taken_for_what_never_was(tmp_path: Path) -> None:
+def test_what_has_expired_is_not_taken_for_what_never_was(folder: Path) -> None:
     """Its decisions were deleted: a node that is as late as that needs a checkpoint."""
-    network = Network(tmp_path, tiny(storage={"checkpoint_frequency": 1, "retention_windows": 2}))
+    network = Network(folder, tiny(storage={"checkpoint_frequency": 1, "retention_windows": 2}))
     miner = network.miners[0]
     name = network.name(miner)
     network.run([1, 2, 3, 4], but=[name])
@@ -233,8 +233,8 @@ def test_what_has_expired_is_not_taken_for_what_never_was(tmp_path: Path) -> Non
     network.stop()
 
 
-def test_nothing_expires_while_a_network_stands_still(tmp_path: Path) -> None:
-    network = Network(tmp_path, tiny(storage={"checkpoint_frequency": 1, "retention_windows": 2}))
+def test_nothing_expires_while_a_network_stands_still(folder: Path) -> None:
+    network = Network(folder, tiny(storage={"checkpoint_frequency": 1, "retention_windows": 2}))
     miner = network.miners[0]
     network.run([1, 2], but=[network.name(miner)])
     to_window(network, 9)
@@ -374,9 +374,9 @@ def test_an_unreachable_majority_is_not_outvoted(network: Network) -> None:
     assert miner.state.window == 0
 
 
-def test_a_forged_number_of_outer_steps_is_not_taken(tmp_path: Path) -> None:
+def test_a_forged_number_of_outer_steps_is_not_taken(folder: Path) -> None:
     """The root of a null window does not bind it, the proofs do: learning rates follow it."""
-    network = Network(tmp_path, tiny("local-demo"), actors=["honest", "silent"])
+    network = Network(folder, tiny("local-demo"), actors=["honest", "silent"])
     miner = network.miners[0]
     network.run([1, 2])
     network.run([3, 4, 5, 6], but=[network.name(miner)])

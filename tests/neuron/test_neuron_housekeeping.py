@@ -97,10 +97,10 @@ def test_a_hotkey_that_is_not_registered_publishes_nothing(network: Network) -> 
 
 
 @pytest.fixture
-def old(tmp_path: Path) -> Network:
+def old(folder: Path) -> Network:
     """Six windows of a network that keeps three, and checkpoints of windows 2, 4 and 6."""
     storage = {"checkpoint_frequency": 2, "checkpoints_kept": 1, "retention_windows": 3}
-    network = Network(tmp_path / "old", tiny(storage=storage))
+    network = Network(folder, tiny(storage=storage))
     for window in (2, 4, 6):
         network.run([window - 1, window])
         publish_newest_checkpoint(network.premises(AGGREGATOR))

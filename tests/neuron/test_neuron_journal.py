@@ -1,5 +1,4 @@
 import sqlite3
-import threading
 from pathlib import Path
 
 import pytest
@@ -32,7 +31,7 @@ def test_a_window_is_claimed_and_closed(journal: Journal) -> None:
     assert journal.status(4) is Status.CLAIMED
     journal.close_window(4, Status.FINISHED)
     assert journal.status(4) is Status.FINISHED
-    journal.close_window(5, Status.ABANDONED, Reason.BEHIND)
+    journal.close_window(5, Status.ABANDONED, Reason.WINDOW_PASSED)
     assert journal.status(5) is Status.ABANDONED
 
 
@@ -73,6 +72,16 @@ def test_applied_windows_and_their_roots(journal: Journal) -> None:
     assert journal.roots(5, 7) == {5: "c" * 64, 7: "d" * 64}
     journal.enter_applied(Applied(4, None, "e" * 64))
     assert journal.applied(4) == Applied(4, None, "e" * 64)
+
+
+def test_applied_windows_are_confirmed_one_by_one(journal: Journal) -> None:
+    for window in (4, 5, 6):
+        journal.enter_applied(Applied(window, ROSTER, ROOT))
+    journal.confirm(5)
+    assert [applied.window for applied in journal.unconfirmed(0, 99)] == [4, 6]
+    assert journal.unconfirmed(5, 6) == (Applied(6, ROSTER, ROOT),)
+    journal.enter_applied(Applied(5, None, ROOT))
+    assert [applied.window for applied in journal.unconfirmed(0, 99)] == [4, 5, 6], "what replaced it is not confirmed"
 
 
 def test_a_rolled_back_settlement_is_forgotten_and_the_work_is_not(journal: Journal) -> None:
@@ -119,27 +128,6 @@ def test_what_was_entered_survives_a_kill(tmp_path: Path, after: int) -> None:
         assert journal.result(window, "settle") == str(window)
         assert journal.applied(window) == Applied(window, None, f"{window:064x}")
     assert journal.open_claims() in ((), (last + 1,))
-
-
-def test_entries_of_one_thread_survive_the_failed_transaction_of_another(journal: Journal) -> None:
-    """All threads share one connection, so a transaction must keep the others out until it ends."""
-    begun, entered = threading.Event(), threading.Event()
-
-    def enter() -> None:
-        begun.wait()
-        journal.enter(4, "train", "{}")
-        entered.set()
-
-    writer = threading.Thread(target=enter)
-    writer.start()
-    with pytest.raises(RuntimeError, match="rolled back"), journal._file.transaction() as transaction:
-        transaction.execute("INSERT INTO windows VALUES (9, 'claimed', NULL)")
-        begun.set()
-        assert not entered.wait(0.05)  # it would be part of what is rolled back
-        raise RuntimeError("rolled back")
-    writer.join()
-    assert journal.result(4, "train") == "{}"
-    assert journal.status(9) is None
 
 
 def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:

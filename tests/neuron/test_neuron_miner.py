@@ -137,9 +137,9 @@ def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 
 @pytest.mark.parametrize("dies_after", STEPS)
-def test_a_restart_after_any_step_changes_nothing_at_all(undisturbed: Network, tmp_path: Path, dies_after: str) -> None:
+def test_a_restart_after_any_step_changes_nothing_at_all(undisturbed: Network, folder: Path, dies_after: str) -> None:
     """The same payload bytes, never a second object, the same private state, the same roots."""
-    network = Network(tmp_path, undisturbed.hparams)
+    network = Network(folder, undisturbed.hparams)
     network.run([1])
     miner = network.miners[0]
     name = network.name(miner)
@@ -169,8 +169,8 @@ def test_a_restart_after_any_step_changes_nothing_at_all(undisturbed: Network, t
     network.stop()
 
 
-def test_a_restart_between_two_windows_keeps_the_private_state(undisturbed: Network, tmp_path: Path) -> None:
-    network = Network(tmp_path, undisturbed.hparams)
+def test_a_restart_between_two_windows_keeps_the_private_state(undisturbed: Network, folder: Path) -> None:
+    network = Network(folder, undisturbed.hparams)
     for window in (1, 2, 3):
         network.run([window])
         for miner in network.miners:
@@ -262,21 +262,29 @@ def test_a_reveal_after_its_deadline_is_not_made(network: Network) -> None:
 
 
 @pytest.mark.parametrize("preset", ["local", "local-demo"])
-def test_a_loss_that_is_not_finite_publishes_nothing_and_says_why(tmp_path: Path, preset: str) -> None:
-    network = Network(tmp_path, tiny(preset))
+def test_a_loss_that_is_not_finite_publishes_nothing_and_says_why(folder: Path, preset: str) -> None:
+    network = Network(folder, tiny(preset))
     miner = network.miners[0]
-    open_window(miner, 1)
     with torch.no_grad():
         for param in miner.state.params.values():
             param.fill_(torch.nan)
-    report = miner.train(1)
-    assert (report.reason, report.num_steps) == (Reason.NON_FINITE_LOSS, 0)
+    reports = []
+
+    def diverged() -> None:
+        open_window(miner, 1)
+        reports.append(miner.train(1))
+        assert mine(miner, 1).action is Action.RUN
+
+    network.run([1], but=[network.name(miner)], beside=[diverged])
+    assert [(report.reason, report.num_steps) for report in reports] == [(Reason.NON_FINITE_LOSS, 0)]
+    assert {key.split("-")[0] for key in published(network, miner, 1)} == {"proof"}
+    assert uids_of(network, 1) == [uid(network.miners[1])]
     network.stop()
 
 
-def test_a_miner_without_a_slot_waits_and_applies(tmp_path: Path) -> None:
+def test_a_miner_without_a_slot_waits_and_applies(folder: Path) -> None:
     """More miners register than there are slots in the assignment epoch."""
-    network = Network(tmp_path, tiny(data={"spare_slots": 1}), actors=["honest"])
+    network = Network(folder, tiny(data={"spare_slots": 1}), actors=["honest"])
     network.run([1])
     for number in range(3):
         network.join(f"newcomer-{number}")
@@ -310,8 +318,8 @@ def test_a_miner_whose_hotkey_is_not_registered_does_not_start(network: Network)
 
 
 @pytest.mark.parametrize("recipe", ["local", "local-demo"])
-def test_both_recipes_agree_on_a_root(tmp_path: Path, recipe: str) -> None:
-    network = Network(tmp_path, tiny(recipe))
+def test_both_recipes_agree_on_a_root(folder: Path, recipe: str) -> None:
+    network = Network(folder, tiny(recipe))
     network.run([1, 2, 3])
     assert len(network.roots(3)) == 1
     assert network.miners[0].state.outer_steps == 3

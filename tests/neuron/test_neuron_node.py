@@ -164,8 +164,8 @@ def test_a_node_that_lost_its_folder_starts_from_genesis_and_follows(network: Ne
     assert len(network.roots(3)) == 1
 
 
-def test_snapshots_are_made_as_often_as_asked(tmp_path: Path) -> None:
-    network = Network(tmp_path, tiny(storage={"snapshot_frequency": 2}))
+def test_snapshots_are_made_as_often_as_asked(folder: Path) -> None:
+    network = Network(folder, tiny(storage={"snapshot_frequency": 2}))
     network.run([1, 2, 3, 4, 5])
     assert network.validator.snapshots.windows() == (4, 2)
     assert network.restart(network.name(network.validator)).state.window == 4
@@ -196,8 +196,8 @@ def test_an_outage_of_the_first_rank_costs_a_window_and_no_more(network: Network
     assert {node.state.outer_steps for node in network.nodes.values()} == {2}
 
 
-def test_what_no_later_window_needs_is_dropped(tmp_path: Path) -> None:
-    network = Network(tmp_path, tiny(storage={"checkpoint_frequency": 1, "retention_windows": 4}))
+def test_what_no_later_window_needs_is_dropped(folder: Path) -> None:
+    network = Network(folder, tiny(storage={"checkpoint_frequency": 1, "retention_windows": 4}))
     network.run(range(1, 9))
     for node in network.nodes.values():
         assert sorted(node.journal.roots(0, 99)) == [4, 5, 6, 7, 8]

@@ -3,6 +3,7 @@
 import pytest
 
 from templar.errors import PermanentError, Reason
+from templar.exchange.keys import aggregate_key
 from templar.neuron.drive import mine
 from templar.neuron.journal import Status
 from templar.neuron.node import Node
@@ -65,7 +66,7 @@ def test_a_finished_current_window_makes_the_next_one_due_and_waited_for(network
 def test_an_abandoned_window_is_skipped(network: Network) -> None:
     miner = network.miners[0]
     to_window(network, 1)
-    miner.finish(1, Reason.BEHIND)
+    miner.finish(1, Reason.WINDOW_PASSED)
     assert_skipped(open_window(miner, 1), 1, Reason.WINDOW_FINISHED)
 
 
@@ -141,14 +142,16 @@ def test_a_node_that_was_away_replays_what_it_missed_and_runs(network: Network) 
 
 
 def test_a_node_that_cannot_catch_up_says_what_is_missing(network: Network) -> None:
-    """Window 1 was applied by nobody, so nobody decided on it."""
     miner = network.miners[0]
-    to_window(network, 2)
+    network.run([1], but=[network.name(miner)])
+    bucket = network.bucket(network.name(network.aggregator))
+    bucket.delete([aggregate_key(1)])
     opening = open_window(miner, 2)
-    assert (opening.window, opening.action, opening.reason) == (2, Action.CATCHING_UP, Reason.DECISION_MISSING)
-    assert opening.detail.startswith("at window 0, wanted 1: [decision_missing] window 1: no validator has decided yet")
+    assert (opening.window, opening.action, opening.reason) == (2, Action.CATCHING_UP, Reason.AGGREGATE_MISSING)
+    assert opening.detail.startswith("at window 0, wanted 1: [aggregate_missing] window 1 cannot be replayed")
     assert miner.journal.status(2) is Status.CLAIMED
     assert miner.state.window == 0
+    assert miner.chain.clock.now() < miner.exchange.expected_times(3).close, "it gave up in time for the next window"
 
 
 def test_opening_twice_changes_nothing(network: Network) -> None:

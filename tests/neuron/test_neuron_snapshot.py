@@ -145,27 +145,31 @@ def test_other_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "notes").exists()
 
 
-def test_a_kill_at_any_step_of_a_save_leaves_a_snapshot_that_loads(tmp_path: Path) -> None:
-    steps = kill_points.run("snapshot", tmp_path)
-    assert steps > 10
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
+    """What a kill at each step leaves of a save and of a replacement."""
+    return kill_points.run(tmp_path_factory.mktemp("killed"))
+
+
+def test_a_kill_at_any_step_of_a_save_leaves_a_snapshot_that_loads(killed: dict[str, list[Path]]) -> None:
+    assert len(killed["save"]) > 10
     seen = set()
-    for step in range(steps + 1):
-        store = snapshots(tmp_path / str(step))
+    for folder in killed["save"]:
+        store = snapshots(folder)
         seen.add(assert_sound(store))
         store.sweep()
-        assert [path.name for path in (tmp_path / str(step)).iterdir() if not path.name.isdigit()] == []
+        assert [path for path in folder.iterdir() if not path.name.isdigit()] == []
+    assert seen == {(2, 1), (3, 2, 1), (3, 2)}
+    for folder in killed["save"][:: len(killed["save"]) // 4]:
+        store = snapshots(folder)
         save(store, 4)
         assert store.windows()[0] == 4
-    assert seen == {(2, 1), (3, 2, 1), (3, 2)}
 
 
-def test_a_kill_while_a_window_is_replaced_leaves_an_older_one_at_least(tmp_path: Path) -> None:
-    steps = kill_points.run("again", tmp_path)
-    seen = {assert_sound(snapshots(tmp_path / str(step))) for step in range(steps + 1)}
-    assert seen <= {(2, 1), (1,)}
-    assert (2, 1) in seen
-    last = snapshots(tmp_path / str(steps))
-    assert last.marks() == (mark(2, parameters(7)), mark(1))
+def test_a_kill_while_a_window_is_replaced_leaves_an_older_one_at_least(killed: dict[str, list[Path]]) -> None:
+    seen = {assert_sound(snapshots(folder)) for folder in killed["replace"]}
+    assert (2, 1) in seen <= {(2, 1), (1,)}
+    assert snapshots(killed["replace"][-1]).marks() == (mark(2, parameters(7)), mark(1))
 
 
 def test_only_the_neuron_itself_removes_what_was_left_half_written(tmp_path: Path) -> None:

@@ -91,11 +91,11 @@ class Window:
     def apply(self) -> None:
         self.validator.apply(self.settlement)
 
-    def set_weights(self) -> None:
-        self.validator.set_weights(self.evidence)
-
     def publish_evidence(self) -> None:
         self.validator.publish_evidence(self.evidence)
+
+    def set_weights(self) -> None:
+        self.validator.set_weights(self.evidence)
 
     def proof(self) -> None:
         self.validator.publish_sync_proof(self.window)
@@ -107,9 +107,9 @@ STEPS: dict[str, Callable[[Window], None]] = {
 
 
 @pytest.mark.parametrize("dies_after", STEPS)
-def test_a_restart_after_any_step_scores_the_window_once(undisturbed: Network, tmp_path: Path, dies_after: str) -> None:
+def test_a_restart_after_any_step_scores_the_window_once(undisturbed: Network, folder: Path, dies_after: str) -> None:
     actors = [member.role for member in undisturbed.members if member.role not in ("aggregator", "validator")]
-    network = Network(tmp_path, undisturbed.hparams, actors=actors)
+    network = Network(folder, undisturbed.hparams, actors=actors)
     network.run([1])
     validator = network.validator
     name = network.name(validator)
@@ -299,11 +299,11 @@ def test_a_new_hotkey_on_an_old_uid_starts_afresh(network: Network) -> None:
     assert cards_of(network)[leaver.hotkey.address] == past
 
 
-def test_a_miner_that_stays_away_loses_and_then_starts_afresh(tmp_path: Path) -> None:
+def test_a_miner_that_stays_away_loses_and_then_starts_afresh(folder: Path) -> None:
     hparams = tiny(
         scoring={"reset_inactivity_windows": 4}, peers={"recent_windows": 2, "peer_replacement_frequency": 1}
     )
-    network = Network(tmp_path, hparams, actors=["honest"] * 3)
+    network = Network(folder, hparams, actors=["honest"] * 3)
     network.run([1, 2])
     gone = network.members[-1]
     network.kill(gone.name)
@@ -333,9 +333,9 @@ def test_weights_are_set_when_they_are_due_and_read_back(undisturbed: Network) -
     assert validator.set_weights(evidence_of(undisturbed, 3)) is None
 
 
-def test_nobody_earned_sets_nothing(tmp_path: Path) -> None:
+def test_nobody_earned_sets_nothing(folder: Path) -> None:
     hparams = tiny("local-demo", weights={"windows_per_weights": 1})
-    network = Network(tmp_path, hparams, actors=["silent", "late"])
+    network = Network(folder, hparams, actors=["silent", "late"])
     network.run([1])
     report = network.validator.set_weights(evidence_of(network, 1))
     assert report is not None
@@ -390,6 +390,19 @@ def test_a_rate_limit_is_no_failure_when_the_weights_are_those_that_were_set(
     assert validator.set_weights(due) == report
 
 
+def test_weights_that_the_chain_hides_are_not_read_back(
+    network: Network, due: Evidence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    validator = network.validator
+    monkeypatch.setattr(validator.chain, "hides_weights", lambda: True)
+    monkeypatch.setattr(validator.chain, "weights", dict)
+    report = validator.set_weights(due)
+    monkeypatch.undo()
+    assert report is not None
+    assert report.weights == {record.uid: record.weight for record in due.weights}
+    assert report.weights == pytest.approx(network.world.chain.weights()[due.uid], abs=1e-4)
+
+
 def test_peer_lists_name_who_revealed_lately_the_best_first(undisturbed: Network) -> None:
     objects = undisturbed.objects(undisturbed.name(undisturbed.validator), "peers_")
     assert list(objects) == [peers_key(window) for window in (3, 4, 5)], "nobody had revealed before window 1"
@@ -423,8 +436,8 @@ def test_a_newcomer_is_measured_before_it_is_gathered(network: Network) -> None:
     assert record_of(evidence_of(network, 5), uid).windows_behind == 0
 
 
-def test_old_evidence_is_forgotten_with_its_window(tmp_path: Path) -> None:
-    network = Network(tmp_path, tiny(storage={"checkpoint_frequency": 1, "retention_windows": 2}))
+def test_old_evidence_is_forgotten_with_its_window(folder: Path) -> None:
+    network = Network(folder, tiny(storage={"checkpoint_frequency": 1, "retention_windows": 2}))
     network.run([1, 2, 3, 4])
     validator = network.validator
     assert [validator.book.evidence(window) is not None for window in (1, 2, 3, 4)] == [False, True, True, True]

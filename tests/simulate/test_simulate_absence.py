@@ -9,9 +9,9 @@ from tests.support.network import Network, tiny
 
 
 @pytest.mark.parametrize("name", ["honest-3", "validator-2", "aggregator-1"])
-def test_a_stopped_node_catches_up_to_the_same_root(tmp_path: Path, name: str) -> None:
+def test_a_stopped_node_catches_up_to_the_same_root(folder: Path, name: str) -> None:
     """Without the aggregator the validator publishes the rosters in its slot."""
-    network = Network(tmp_path)
+    network = Network(folder)
     network.run([1, 2])
     network.nodes.pop(name).stop()
     network.run([3, 4, 5])
@@ -24,8 +24,8 @@ def test_a_stopped_node_catches_up_to_the_same_root(tmp_path: Path, name: str) -
     network.stop()
 
 
-def test_a_node_that_was_away_for_long_jumps_to_a_checkpoint(tmp_path: Path) -> None:
-    network = Network(tmp_path, tiny(storage={"checkpoint_frequency": 3}))
+def test_a_node_that_was_away_for_long_jumps_to_a_checkpoint(folder: Path) -> None:
+    network = Network(folder, tiny(storage={"checkpoint_frequency": 3}))
     network.run([1])
     network.nodes.pop("honest-3").stop()
     network.run([2, 3, 4, 5])
@@ -38,8 +38,8 @@ def test_a_node_that_was_away_for_long_jumps_to_a_checkpoint(tmp_path: Path) -> 
     network.stop()
 
 
-def test_everybody_but_one_restarts_in_turn(tmp_path: Path) -> None:
-    network = Network(tmp_path)
+def test_everybody_but_one_restarts_in_turn(folder: Path) -> None:
+    network = Network(folder)
     for window, name in enumerate(list(network.nodes), start=1):
         network.run([window])
         network.kill(name)

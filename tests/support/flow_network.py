@@ -74,12 +74,11 @@ def task_runs(client: SyncPrefectClient, state: State[Any], *, at_least: int) ->
     """The task runs of a flow run in the order of their start, once the server has heard of their ends."""
     this_run = FlowRunFilter(id=FlowRunFilterId(any_=[run_id(state)]))
 
-    def found() -> list[TaskRun]:
-        return client.read_task_runs(flow_run_filter=this_run)
+    runs: list[TaskRun] = []
 
     def all_ended() -> bool:
-        runs = found()
+        runs[:] = client.read_task_runs(flow_run_filter=this_run)
         return len(runs) >= at_least and all(run.state is not None and run.state.is_final() for run in runs)
 
     wait_until(all_ended, f"{at_least} task runs have ended")
-    return sorted(found(), key=lambda run: (run.start_time is None, run.start_time))
+    return sorted(runs, key=lambda run: (run.start_time is None, run.start_time))

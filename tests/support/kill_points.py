@@ -1,9 +1,10 @@
-"""Kill a process at every step of a piece of work: `python -m tests.support.kill_points snapshot FOLDER`.
+"""Kill a process at every step of a piece of work: `python -m tests.support.kill_points FOLDER`.
 
-The work runs once per step in a copy of a prepared folder, `FOLDER/{n}`: its process is killed with SIGKILL just before
-its n-th operation on a file. Prints how many operations there were; the last copy is the one that was not killed.
+Each work runs once per step in a copy of a prepared folder, `FOLDER/{work}/{n}`: its process is killed with SIGKILL
+just before its n-th operation on a file. The last copy is the one that was not killed.
 """
 
+import itertools
 import os
 import shutil
 import signal
@@ -17,11 +18,10 @@ ROOT = Path(__file__).parents[2]
 FILE_EVENTS = ("open", "os.", "shutil.")
 
 
-def run(work: str, folder: Path) -> int:
-    """Run a piece of work in a process of its own; the number of its operations on files."""
-    command = [sys.executable, "-m", "tests.support.kill_points", work, str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    return int(done.stdout)
+def run(folder: Path) -> dict[str, list[Path]]:
+    """Run every work in a process of its own; the folders that it left, one per operation on files, by work."""
+    subprocess.run([sys.executable, "-m", "tests.support.kill_points", str(folder)], cwd=ROOT, check=True)
+    return {work.name: [work / str(step) for step in range(len(list(work.iterdir())) - 1)] for work in folder.iterdir()}
 
 
 def _kill_before(number: int, folder: Path) -> None:
@@ -38,28 +38,25 @@ def _kill_before(number: int, folder: Path) -> None:
     sys.addaudithook(hook)
 
 
-def _killed_at_every_step(folder: Path, prepare: Callable[[Path], None], work: Callable[[Path], None]) -> int:
+def _kill_at_every_step(folder: Path, prepare: Callable[[Path], None], work: Callable[[Path], None]) -> None:
     prepare(folder / "prepared")
-    number = 0
-    while True:
-        copy = folder / str(number)
+    for step in itertools.count():
+        copy = folder / str(step)
         shutil.copytree(folder / "prepared", copy)
         child = os.fork()
         if child == 0:
-            _kill_before(number, copy)
+            _kill_before(step, copy)
             work(copy)
             os._exit(0)
         if os.waitpid(child, 0)[1] == 0:
-            return number
-        number += 1
+            return
 
 
 def main() -> None:
     from tests.support import snapshots
 
-    works = {"snapshot": (snapshots.prepare, snapshots.work), "again": (snapshots.prepare, snapshots.work_again)}
-    prepare, work = works[sys.argv[1]]
-    sys.stdout.write(str(_killed_at_every_step(Path(sys.argv[2]), prepare, work)))
+    for name, work in {"save": snapshots.work, "replace": snapshots.work_again}.items():
+        _kill_at_every_step(Path(sys.argv[1]) / name, snapshots.prepare, work)
 
 
 if __name__ == "__main__":

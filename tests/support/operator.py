@@ -18,9 +18,9 @@ FLOWS = "tests.support.resident_flows"
 PATIENCE_SECONDS = 60.0
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
+def wait_until(condition: Callable[[], bool], what: str, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
     """Ask again and again until something holds."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + patience_seconds
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(f"still not so: {what}")

@@ -4,7 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,6 +19,17 @@ from deployments.prefect_server import PrefectServer
 from deployments.processes import Child, free_port
 
 DRAIN_SECONDS = 10.0
+
+
+@contextmanager
+def talking_to(server: PrefectServer) -> Iterator[None]:
+    """Let this process, and what runs in it, talk to a server; what it has to say is sent before the end."""
+    with temporary_settings({PREFECT_API_URL: server.api_url, PREFECT_HOME: server.home}):
+        try:
+            yield
+        finally:
+            for service in (EventsWorker, APILogWorker):
+                service.drain_all(timeout=DRAIN_SECONDS, at_exit=False)
 
 
 class PromptTransport(httpx.HTTPTransport):
@@ -62,15 +73,9 @@ class RunningPrefectServer:
         """A client of its API, to be used as a context manager."""
         return SyncPrefectClient(self.server.api_url, httpx_settings={"transport": PromptTransport()})
 
-    @contextmanager
-    def configured(self) -> Iterator[None]:
-        """Let this process, and what runs in it, talk to this server; what it has to say is sent before the end."""
-        with temporary_settings({PREFECT_API_URL: self.server.api_url, PREFECT_HOME: self.server.home}):
-            try:
-                yield
-            finally:
-                for service in (EventsWorker, APILogWorker):
-                    service.drain_all(timeout=DRAIN_SECONDS, at_exit=False)
+    def configured(self) -> AbstractContextManager[None]:
+        """Let this process, and what runs in it, talk to this server."""
+        return talking_to(self.server)
 
     def start(self) -> None:
         """Start it, or start it again, and wait until its API answers."""

@@ -91,6 +91,7 @@ class MemorySubstrate:
         self.block_seconds = block_seconds
         self.finality_lag = finality_lag
         self.weights_rate_limit = weights_rate_limit
+        self.commit_reveal = False
         self.genesis = clock.now() - finality_lag * block_seconds
         self.token_symbols: dict[int, str] = {}
         self.versions: list[tuple[int, State]] = [(0, State())]
@@ -236,7 +237,13 @@ class MemorySubstrate:
             "SubtensorModule.Uids": lambda: state.uid(arguments[1]),
             "SubtensorModule.LastUpdate": lambda: [neuron.last_update if neuron else 0 for neuron in state.neurons],
             "SubtensorModule.WeightsSetRateLimit": lambda: self.weights_rate_limit,
-            "SubtensorModule.CommitRevealWeightsEnabled": lambda: False,
+            "SubtensorModule.CommitRevealWeightsEnabled": lambda: self.commit_reveal,
+            "SubtensorModule.RevealPeriodEpochs": lambda: SHAPES["metagraph_raw"]["commit_reveal_period"],
+            "SubtensorModule.Tempo": lambda: SHAPES["metagraph_raw"]["tempo"],
+            "SubtensorModule.LastEpochBlock": lambda: 0,
+            "SubtensorModule.PendingEpochAt": lambda: 0,
+            "SubtensorModule.SubnetEpochIndex": lambda: 0,
+            "SubtensorModule.BlocksSinceLastStep": lambda: 0,
             "SubtensorModule.MinAllowedWeights": lambda: SHAPES["metagraph_raw"]["min_allowed_weights"],
             "SubtensorModule.MaxWeightsLimit": lambda: SHAPES["metagraph_raw"]["max_weights_limit"],
             "SubtensorModule.SubnetEpochConsensus": lambda: "Yuma",
@@ -337,17 +344,20 @@ class MemorySubstrate:
         assert params["netuid"] == self.netuid
         if (call.call_module, call.call_function) == ("Commitments", "set_commitment"):
             return self._commit(signer, uid, params["info"])
-        assert (call.call_module, call.call_function) == ("SubtensorModule", "set_mechanism_weights")
+        verb = "commit_timelocked_mechanism_weights" if self.commit_reveal else "set_mechanism_weights"
+        assert (call.call_module, call.call_function) == ("SubtensorModule", verb)
         neuron = None if uid is None else newest.neurons[uid]
         if neuron is None:
             return bt.ChainError("The hotkey is not registered.", "HotKeyNotRegisteredInSubNet")
         if not neuron.permit:
             return bt.ChainError("The caller lacks a permit.", "NeuronNoValidatorPermit")
-        if any(dest >= len(newest.neurons) or newest.neurons[dest] is None for dest in params["dests"]):
+        dests = params.get("dests", [])
+        if any(dest >= len(newest.neurons) or newest.neurons[dest] is None for dest in dests):
             return bt.ChainError("A uid is not there.", "UidVecContainInvalidOne")
         state = self.next_state()
         assert uid is not None
-        state.weights[uid] = [list(pair) for pair in zip(params["dests"], params["weights"], strict=True)]
+        if not self.commit_reveal:  # else they stay hidden
+            state.weights[uid] = [list(pair) for pair in zip(dests, params["weights"], strict=True)]
         changed = self._neuron(state, signer)
         assert changed is not None
         changed.last_update = self.versions[-1][0]

@@ -9,7 +9,7 @@ from prefect import Task
 from prefect.states import Failed
 
 import tasks
-from tasks.policy import CHAIN, HOUSEKEEPING, STORE, WEIGHTS, is_transient
+from tasks.policy import CHAIN, HOUSEKEEPING, LOCAL, STORE, WEIGHTS, is_transient
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.interrupt import StoppedError
 from tests.support.servers import REPOSITORY
@@ -27,12 +27,12 @@ POLICIES = {
     "publish_evidence": STORE,
     "publish_proof": STORE,
     "set_weights": WEIGHTS,
+    "compress": LOCAL,
     "publish_checkpoint": HOUSEKEEPING,
     "clean_bucket": HOUSEKEEPING,
     "rotate_shards": HOUSEKEEPING,
     # What these do is not worth a second time, or tries again inside.
     "train": {},
-    "compress": {},
     "gather": {},
     "rate": {},
     "apply": {},

@@ -1,0 +1,118 @@
+"""A whole network of processes: every promise is read back from the chain, the buckets and the server.
+
+One bring-up lives through a day's troubles: plain windows, a worker that is killed in mid-window, a store that falls
+silent. The tests go through its windows in their order.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from deployments.processes import require_free_port
+from flows.miner_window import miner_window
+from tests.support.live_network import LiveNetwork, logs_on_failure
+from tests.support.prefect_server import talking_to
+
+pytestmark = [pytest.mark.network, pytest.mark.timeout(400)]
+
+VICTIM = "miner-2"
+SILENCE_SECONDS = 10.0
+TABLES = {"miner": ["gather"], "aggregator": ["gather"], "validator": ["gather", "scores"]}
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveNetwork]:
+    with LiveNetwork(tmp_path_factory.mktemp("live")) as network, logs_on_failure(network):
+        yield network
+
+
+class TestADayOfANetwork:
+    def test_windows_end_in_one_state_everywhere(self, network: LiveNetwork) -> None:
+        window = network.first_window
+        root = network.wait_for_proofs(window)
+        assert root != network.view.birth.start.root
+        row = network.view.row(window)
+        assert row is not None
+        assert row.roster
+        assert set(row.roster) <= set(network.miners)
+        assert row.loss is not None
+        assert row.scores.keys() == set(network.miners)
+        for neuron in network.neurons:
+            network.wait(lambda name=neuron.name: network.state(name, window).is_final(), "its run has ended")
+            state = network.state(neuron.name, window)
+            assert (state.type.value, state.name) == ("COMPLETED", "Completed")
+            assert root[:12] in str(state.message)
+            tables = sorted(str(artifact.key) for artifact in network.artifacts(network.run(neuron.name, window)))
+            assert tables == [f"{kind}-{neuron.name}" for kind in TABLES[neuron.role]]
+
+    def test_a_neuron_runs_once(self, network: LiveNetwork) -> None:
+        with talking_to(network.plan.server):
+            state = asyncio.run(miner_window(neuron="default", return_state=True))
+        assert state.is_failed()
+        assert "[already_running]" in str(state.message)
+        assert f"process {network.process('worker of default').pid} already runs this neuron" in str(state.message)
+
+    def test_a_killed_worker_takes_its_window_up_again(self, network: LiveNetwork) -> None:
+        window = network.first_window + 1
+        network.wait(lambda: "compress" in network.steps(VICTIM, window), "the victim is in mid-window")
+        victim = network.process(f"worker of {VICTIM}")
+        os.kill(victim.pid, signal.SIGKILL)
+        network.wait(lambda: not victim.alive, "it is dead")
+        network.start_worker(VICTIM)
+        network.wait(lambda: "finished" in network.steps(VICTIM, window), "the window is finished")
+        network.wait(lambda: network.state(VICTIM, window).is_final(), "its run has ended")
+        run = network.run(VICTIM, window)
+        past = network.history(run)
+        assert past.index("Crashed") < past.index("AwaitingRetry")
+        assert past[-1] == "Completed"
+        assert run.run_count == 2
+
+    def test_the_network_goes_on_with_the_miner_that_came_back(self, network: LiveNetwork) -> None:
+        first = network.first_window
+        back = network.wait_for_everybody(first + 2)
+        roots = [network.wait_for_proofs(window) for window in range(first + 1, back + 2)]
+        assert len(set(roots)) == len(roots)
+        assert network.run(VICTIM, back).run_count == 1
+
+    def test_weights_are_those_of_the_evidence(self, network: LiveNetwork) -> None:
+        every = network.view.hparams.weights.windows_per_weights
+        due = [window for window in range(network.first_window, network.next_window()) if window % every == 0]
+        rows = [row for window in due if (row := network.view.row(window)) is not None]
+        weights = network.view.chain.weights()[network.uids["validator"]]
+        assert sum(weights.values()) == pytest.approx(1.0)
+        evidence = [{uid: weight for uid, weight in row.weights.items() if weight} for row in rows]
+        assert any(weights == pytest.approx(each, abs=1e-3) for each in evidence), (weights, evidence)
+
+    @pytest.mark.slow
+    def test_a_silent_store_is_waited_out(self, network: LiveNetwork) -> None:
+        window = network.next_window()
+        network.wait(lambda: "claimed" in network.steps("default", window), "the window is under way")
+        with network.silent_storage(SILENCE_SECONDS) as silence:
+            network.wait(lambda: network.was_retried(window) and silence.is_long_enough(), "a task is tried again")
+        recovered = network.wait_for_everybody(window + 1)
+        root = network.wait_for_proofs(recovered)
+        observer = network.view.replay(recovered, deadline=time.time() + 60)
+        silent = observer.journal.applied(window)
+        observer.stop()
+        assert observer.state.root == root
+        assert silent is not None
+        assert set(network.view.roots(window).values()) <= {silent.root}
+
+    def test_down_leaves_nothing(self, network: LiveNetwork) -> None:
+        entries = network.record.running()
+        names = {entry.name for entry in entries}
+        assert names == {
+            "the Prefect server",
+            "S3 endpoint",
+            "window clock",
+            *(f"worker of {name}" for name in network.names),
+        }
+        assert set(network.down()) == names
+        assert not [entry for entry in entries if entry.identity.alive]
+        for port in (network.plan.prefect_port, network.plan.storage_port):
+            require_free_port("127.0.0.1", port, remedy="none")
+        assert network.down() == ()

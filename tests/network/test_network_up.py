@@ -1,0 +1,124 @@
+"""`python -m deployments.local up` and `down`, as an operator meets them, on a directory store."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from prefect.client.schemas.objects import State
+
+from deployments.local.plan import DEFAULT_NEURON
+from deployments.processes import require_free_port
+from tests.support.live_network import LiveNetwork, logs_on_failure
+from tests.support.servers import REPOSITORY
+
+pytestmark = [pytest.mark.network, pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+def local(network: LiveNetwork, what: str) -> "subprocess.CompletedProcess[str]":
+    """The command line that a Makefile would run."""
+    plan = network.plan
+    options = ["--folder", plan.folder, "--preset", plan.preset, "--hparams", plan.hparams_path, "--store", "directory"]
+    options += ["--prefect-port", plan.prefect_port, "--storage-port", plan.storage_port]
+    command = [sys.executable, "-m", "deployments.local", what, *map(str, options)]
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+
+
+def prefect(network: LiveNetwork, *arguments: str) -> str:
+    """What `prefect` says in the shell that `up` prints."""
+    command = [sys.executable, "-m", "prefect", *arguments]
+    environment = network.plan.server.environment()
+    answer = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    return answer.stdout
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveNetwork]:
+    network = LiveNetwork(tmp_path_factory.mktemp("up"), directory_store=True)
+    try:
+        with logs_on_failure(network):
+            answer = local(network, "up")
+            assert answer.returncode == 0, answer.stderr
+            assert f"export PREFECT_API_URL={network.plan.server.api_url}" in answer.stdout
+            network.attach()
+            yield network
+    finally:
+        network.down()
+
+
+class TestUp:
+    def test_what_is_running(self, network: LiveNetwork) -> None:
+        names = {entry.name for entry in network.record.running()}
+        workers = {f"worker of {name}" for name in network.names}
+        assert names == {"the Prefect server", "window clock", "housekeeping worker", *workers}
+
+    def test_windows_are_told_on_a_directory_store(self, network: LiveNetwork) -> None:
+        window = network.wait_for_everybody(network.first_window)
+        roots = [network.wait_for_proofs(each) for each in (window, window + 1)]
+        assert len({*roots, network.view.birth.start.root}) == 3
+
+    def test_a_second_network_is_refused_and_the_first_goes_on(self, network: LiveNetwork) -> None:
+        before = {entry.identity for entry in network.record.running()}
+        answer = local(network, "up")
+        assert answer.returncode == 1
+        assert answer.stderr.startswith(f"[already_running] {network.plan.folder}: a network runs here already")
+        assert answer.stderr.count("\n") == 1
+        assert {entry.identity for entry in network.record.running()} == before
+        network.wait_for_proofs(network.next_window())
+
+    def test_a_cold_run_of_a_warm_neuron_is_refused(self, network: LiveNetwork) -> None:
+        state = self.end_of_a_run(network, "miner-window/cold")
+        assert state.is_failed()
+        assert "[already_running]" in str(state.message)
+        holder = network.process(f"worker of {DEFAULT_NEURON}").pid
+        assert f"process {holder} already runs this neuron" in str(state.message)
+
+    @pytest.mark.parametrize(
+        ("deployment", "message"),
+        [
+            ("bucket-cleanup/hourly", " 0 objects expired, 0 deleted"),
+            ("checkpoint/every-2h", " outer steps, root "),
+            ("shard-rotation/half-hourly", "[no_shards]"),
+        ],
+    )
+    def test_scheduled_work_can_be_run_by_hand(self, network: LiveNetwork, deployment: str, message: str) -> None:
+        state = self.end_of_a_run(network, deployment)
+        assert state.is_completed()
+        assert message in str(state.message)
+
+    def test_schedules_are_listed(self, network: LiveNetwork) -> None:
+        listed = prefect(network, "deployment", "ls")
+        for name in ("bucket-cleanup/hourly", "checkpoint/every-2h", "shard-rotation/half-hourly"):
+            assert name in listed
+
+    def test_down_leaves_nothing(self, network: LiveNetwork) -> None:
+        entries = network.record.running()
+        answer = local(network, "down")
+        assert (answer.returncode, answer.stdout) == (0, f"stopped {len(entries)} processes\n")
+        assert not [entry for entry in entries if entry.identity.alive]
+        require_free_port("127.0.0.1", network.plan.prefect_port, remedy="none")
+        assert local(network, "down").stdout == "nothing was running\n"
+
+    def end_of_a_run(self, network: LiveNetwork, deployment: str) -> State:
+        prefect(network, "deployment", "run", deployment)
+        name = deployment.partition("/")[2]
+
+        def newest() -> State | None:
+            (found,) = [each for each in network.client.read_deployments() if each.name == name]
+            runs = [
+                run
+                for run in network.client.read_flow_runs()
+                if run.deployment_id == found.id and not run.auto_scheduled
+            ]
+            assert len(runs) == 1
+            return runs[0].state
+
+        def ended() -> bool:
+            state = newest()
+            return state is not None and state.is_final()
+
+        network.wait(ended, f"the run of {deployment} has ended")
+        state = newest()
+        assert state is not None
+        return state

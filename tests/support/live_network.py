@@ -1,0 +1,244 @@
+"""A local network of processes, as `make up` starts it, watched through its chain, its buckets and the server's API."""
+
+import os
+import signal
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterFlowRunId,
+    FlowRunFilter,
+    FlowRunFilterId,
+    FlowRunFilterName,
+)
+from prefect.client.schemas.objects import Artifact, FlowRun, State, TaskRun
+
+from deployments.local.bringup import STORAGE, LocalNetwork, worker_command
+from deployments.local.plan import LocalNeuron, LocalPlan
+from deployments.local.view import NetworkView
+from deployments.prefect_server import PROJECT_ROOT
+from deployments.process_record import ProcessRecord
+from deployments.processes import ProcessIdentity, free_port, start_child
+from templar.errors import RejectedError, TransientError
+from templar.exchange.buckets import Buckets
+from templar.exchange.genesis import find_birth
+from templar.windows import window_of
+from tests.support.operator import wait_until
+from tests.support.prefect_server import PromptTransport
+from tests.support.prepared import PRESET, write_hparams
+
+PATIENCE_SECONDS = 150.0
+
+WINDOWS = {
+    "blocks_per_window": 20,
+    "time_window_delta_seconds": 4,
+    "read_margin_seconds": 0,
+    "roster_slot_seconds": 2,
+    "roster_ranks": 2,
+}
+"""As short as agreement allows: twice the 10 seconds that guard, grace and roster slots take. The grace is twice that
+of the preset `local`, for a machine that does other things as well."""
+
+
+@dataclass(frozen=True)
+class Silence:
+    """How long a server is to stay silent, by the monotonic clock."""
+
+    until: float
+
+    def is_long_enough(self) -> bool:
+        return time.monotonic() >= self.until
+
+
+class LiveNetwork:
+    """A network that is up as long as its context lasts, or that something else brings up and `attach` finds.
+
+    Args:
+        folder: A temporary folder.
+        directory_store: Keep objects in a folder instead of an S3 endpoint.
+    """
+
+    def __init__(self, folder: Path, *, directory_store: bool = False) -> None:
+        self.plan = LocalPlan(
+            folder=folder / "network",
+            preset=PRESET,
+            num_honest=2,
+            bad_actors=("lazy",),
+            prefect_port=free_port(),
+            storage_port=free_port(),
+            directory_store=directory_store,
+            hparams_path=write_hparams(folder / "hparams.json", windows=WINDOWS, training={"inner_steps": 10}),
+        )
+        self._network = LocalNetwork(self.plan, print)
+        self.record = ProcessRecord(self.plan.processes)
+        self.view: NetworkView
+        self.client: Any = None
+
+    def __enter__(self) -> Self:
+        self._network.up(housekeeping=False)
+        self.attach()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.down()
+
+    def attach(self) -> None:
+        """Watch the network, which is up."""
+        block = self._network.neuron_block(self.plan.running[0])
+        chain = block.subnet.open(None)
+        birth = find_birth(chain, Buckets(chain, block.bucket.endpoint.open_reader), block.hparams())
+        self.view = NetworkView(self.plan, block, birth)
+        self.client = SyncPrefectClient(self.plan.server.api_url, httpx_settings={"transport": PromptTransport()})
+        self.client.__enter__()
+
+    @property
+    def first_window(self) -> int:
+        return self.view.birth.start.start_window
+
+    @property
+    def neurons(self) -> tuple[LocalNeuron, ...]:
+        return self.plan.running
+
+    @property
+    def names(self) -> set[str]:
+        return {neuron.name for neuron in self.neurons}
+
+    @property
+    def uids(self) -> dict[str, int]:
+        """Uid of everybody."""
+        return {neuron.name: uid for uid, neuron in enumerate(self.plan.neurons)}
+
+    @property
+    def miners(self) -> tuple[int, ...]:
+        """Uids of all miners."""
+        return tuple(self.uids[neuron.name] for neuron in self.neurons if neuron.role == "miner")
+
+    def wait(self, condition: Callable[[], Any], what: str) -> None:
+        """Wait until something holds; a store or a chain that fails for a moment is asked again."""
+
+        def holds() -> bool:
+            try:
+                return bool(condition())
+            except (TransientError, RejectedError):
+                return False
+
+        wait_until(holds, what, patience_seconds=PATIENCE_SECONDS)
+
+    def wait_for_proofs(self, window: int) -> str:
+        """Wait until every node has proved its state after a window; the one root that all of them have."""
+        self.wait(lambda: self.view.roots(window).keys() == self.names, f"every node has proved window {window}")
+        (root,) = set(self.view.roots(window).values())
+        return root
+
+    def wait_for_everybody(self, window: int) -> int:
+        """Wait for a window whose roster has every miner, this one or one of the two after it; which one it is.
+
+        On a machine that is busy with something else a miner may be late once; then it takes part in the next window.
+        """
+        rosters = {}
+        for each in range(window, window + 3):
+            self.wait(lambda each=each: self.view.row(each), f"window {each} is scored")  # type: ignore[misc]
+            row = self.view.row(each)
+            rosters[each] = None if row is None else row.roster
+            if rosters[each] == self.miners:
+                return each
+        raise AssertionError(f"no window has every miner: {rosters}")
+
+    def down(self) -> tuple[str, ...]:
+        """Stop everything; the names of what was stopped."""
+        if self.client is not None:
+            self.client.__exit__(None, None, None)
+            self.client = None
+        return self._network.down()
+
+    def process(self, name: str) -> ProcessIdentity:
+        """A process of the network by its name in the record."""
+        return next(entry.identity for entry in self.record.running() if entry.name == name)
+
+    def start_worker(self, neuron: str) -> None:
+        """Start a neuron's worker again, as an operator would."""
+        pool = f"neuron-{neuron}"
+        log = self.plan.folder / "logs" / f"{pool}-again.log"
+        env = self.plan.server.environment()
+        child = start_child(f"worker of {neuron}", worker_command(pool, "resident"), log=log, env=env, cwd=PROJECT_ROOT)
+        self.record.add(child)
+
+    def steps(self, neuron: str, window: int) -> set[str]:
+        """The steps of a window that a neuron's journal has; `claimed` among them if the window is claimed."""
+        home = next(self.plan.home(each) for each in self.neurons if each.name == neuron)
+        path = home / "journal.sqlite"
+        if not path.exists():
+            return set()
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5)) as connection:
+            steps = connection.execute("SELECT step FROM steps WHERE window = ?", (window,)).fetchall()
+            windows = connection.execute("SELECT status FROM windows WHERE window = ?", (window,)).fetchall()
+        return {row[0] for row in (*steps, *windows)}
+
+    def runs(self, neuron: str, window: int) -> list[FlowRun]:
+        """The flow runs of a neuron's window."""
+        name = FlowRunFilterName(any_=[f"{neuron} window {window}"])
+        return self.client.read_flow_runs(flow_run_filter=FlowRunFilter(name=name))
+
+    def run(self, neuron: str, window: int) -> FlowRun:
+        """The flow run of a neuron's window; there is exactly one."""
+        (run,) = self.runs(neuron, window)
+        return run
+
+    def state(self, neuron: str, window: int) -> State[Any]:
+        """The state of a neuron's window."""
+        state = self.run(neuron, window).state
+        assert state is not None
+        return state
+
+    def next_window(self) -> int:
+        """The first window that is still to open."""
+        return max(self.first_window, window_of(self.view.chain.head(), self.view.hparams.windows) + 1)
+
+    def was_retried(self, window: int) -> bool:
+        """Whether a task of a window waits for another try, or has had one."""
+        runs = [run for neuron in self.neurons for run in self.runs(neuron.name, window)]
+        tasks = [task for run in runs for task in self.task_runs(run)]
+        return any(task.state_name == "AwaitingRetry" or task.run_count > 1 for task in tasks)
+
+    @contextmanager
+    def silent_storage(self, seconds: float) -> Iterator["Silence"]:
+        """Stop the S3 endpoint as long as the context lasts: it accepts connections and answers nothing."""
+        pid = self.process(STORAGE).pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield Silence(time.monotonic() + seconds)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    def history(self, run: FlowRun) -> list[str]:
+        """The names of all states that a run was in, in order."""
+        states = sorted(self.client.read_flow_run_states(run.id), key=lambda state: state.timestamp)
+        return [str(state.name) for state in states]
+
+    def task_runs(self, run: FlowRun) -> list[TaskRun]:
+        """The task runs of a flow run."""
+        this = FlowRunFilter(id=FlowRunFilterId(any_=[run.id]))
+        return self.client.read_task_runs(flow_run_filter=this)
+
+    def artifacts(self, run: FlowRun) -> list[Artifact]:
+        """The artifacts of a flow run."""
+        of_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run.id]))
+        return self.client.read_artifacts(artifact_filter=of_run)
+
+
+@contextmanager
+def logs_on_failure(network: LiveNetwork) -> Iterator[None]:
+    """Print the ends of the processes' logs when a test fails."""
+    try:
+        yield
+    except BaseException:
+        for log in sorted((network.plan.folder / "logs").glob("*.log")):
+            print(f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}")
+        raise

@@ -1,0 +1,128 @@
+import sqlite3
+import threading
+from pathlib import Path
+
+import pytest
+
+from templar.errors import PermanentError, Reason, TransientError
+from templar.statefile import StateFile
+
+SCHEMA = "CREATE TABLE notes (number INTEGER PRIMARY KEY, text TEXT NOT NULL) STRICT;"
+
+
+def opened(path: Path, *, version: int = 1) -> StateFile:
+    return StateFile(path, schema=SCHEMA, version=version, remedy="move it away", durable=False)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> StateFile:
+    return opened(tmp_path / "new" / "notes.sqlite")
+
+
+def numbers(file: StateFile) -> list[int]:
+    return [row[0] for row in file.execute("SELECT number FROM notes ORDER BY number")]
+
+
+def note(file: StateFile, number: int) -> None:
+    file.execute("INSERT INTO notes VALUES (?, 'x')", (number,))
+
+
+def test_a_file_is_made_once_and_found_again(tmp_path: Path) -> None:
+    path = tmp_path / "notes.sqlite"
+    file = opened(path)
+    note(file, 1)
+    file.close()
+    assert numbers(opened(path)) == [1]
+
+
+def test_a_transaction_is_whole(file: StateFile) -> None:
+    with file.transaction() as transaction:
+        transaction.execute("INSERT INTO notes VALUES (1, 'a')")
+        transaction.execute("INSERT INTO notes VALUES (2, 'b')")
+    assert numbers(file) == [1, 2]
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_transaction_that_fails_leaves_nothing_and_the_file_goes_on(file: StateFile, number: int) -> None:
+    """Whether the database refuses or the caller gives up."""
+    note(file, 1)
+
+    def fails() -> None:
+        with file.transaction() as transaction:
+            transaction.execute("INSERT INTO notes VALUES (2, 'b')")
+            transaction.execute("INSERT INTO notes VALUES (?, 'c')", (number,))
+            raise KeyError
+
+    with pytest.raises((sqlite3.IntegrityError, KeyError)):
+        fails()
+    note(file, 4)
+    assert numbers(file) == [1, 4]
+
+
+def test_threads_never_meet_in_one_transaction(file: StateFile) -> None:
+    """They share a connection: what one enters must not be rolled back with the other's failure."""
+    begun = threading.Event()
+
+    def enters() -> None:
+        begun.wait()
+        note(file, 1)
+
+    writer = threading.Thread(target=enters)
+    writer.start()
+
+    def fails() -> None:
+        with file.transaction() as transaction:
+            transaction.execute("INSERT INTO notes VALUES (2, 'b')")
+            begun.set()
+            writer.join(0.05)  # it has to wait for the end of this transaction
+            assert writer.is_alive()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fails()
+    writer.join()
+    assert numbers(file) == [1]
+
+
+def test_many_threads_lose_nothing(file: StateFile) -> None:
+    threads = [
+        threading.Thread(target=lambda first=first: [note(file, number) for number in range(first, first + 50)])
+        for first in range(0, 400, 50)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert numbers(file) == list(range(400))
+
+
+def test_a_full_disk_is_no_damage(file: StateFile) -> None:
+    (pages,) = file.execute("PRAGMA page_count")[0]
+    file.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(TransientError) as caught:
+        file.execute("INSERT INTO notes VALUES (1, ?)", ("x" * 100_000,))
+    assert caught.value.reason is Reason.LOCAL_FILE
+    assert "notes.sqlite: database or disk is full; make room on the disk" in str(caught.value)
+    file.execute(f"PRAGMA max_page_count = {pages + 1000}")
+    file.execute("INSERT INTO notes VALUES (1, ?)", ("x" * 100_000,))
+    assert numbers(file) == [1]
+
+
+def test_a_file_that_cannot_be_opened_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "text").write_text("no database, whatever it may look like" * 100)
+    for name in ("folder", "text"):
+        with pytest.raises(PermanentError) as caught:
+            opened(tmp_path / name)
+        assert caught.value.reason is Reason.BAD_STATE_FILE
+        assert str(caught.value).endswith("; move it away")
+
+
+def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "notes.sqlite"
+    newer = opened(path, version=3)
+    note(newer, 1)
+    newer.close()
+    with pytest.raises(PermanentError, match="schema 3 is newer than this release's 1"):
+        opened(path)
+    assert numbers(opened(path, version=3)) == [1]
