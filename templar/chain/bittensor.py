@@ -30,6 +30,7 @@ _NOW = ("Timestamp", "Now")
 _COMMITMENT_OF = ("Commitments", "CommitmentOf")
 _UIDS = ("SubtensorModule", "Uids")
 _LAST_UPDATE = ("SubtensorModule", "LastUpdate")
+_COMMIT_REVEAL = ("SubtensorModule", "CommitRevealWeightsEnabled")
 
 _RETRY_LATER = {"SpaceLimitExceeded", "TooManyUnrevealedCommits", "CommitQueueFull"}
 """Chain errors that pass with the next epoch, though the SDK files them under hard limits."""
@@ -175,13 +176,7 @@ class BittensorChain(FinalizedChain):
 
     def hides_weights(self) -> bool:
         """Whether the subnet runs commit-reveal."""
-        number = self.block()
-
-        async def read(link: _Link) -> bool:
-            snapshot = await link.client.at(number)
-            return bool(await snapshot.read("commit_reveal_enabled", netuid=self._netuid))
-
-        return self._read("whether the subnet hides weights", read)
+        return bool(self._read("its settings", lambda link: link.client.query(_COMMIT_REVEAL, [self._netuid])))
 
     def set_weights(self, weights: Mapping[int, float]) -> None:
         """Set the own weights; returns once that is final.
