@@ -1,12 +1,20 @@
 """One Prefect server for every test that asks for it. Nothing heavy is imported before one does."""
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from tests.support.prefect_server import RunningPrefectServer
+
+# A busy machine fails no test: nothing is timed. Where CI is set, examples are the same in every run.
+settings.register_profile(
+    "templar", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
+)
+settings.load_profile("templar")
 
 
 @pytest.fixture(scope="session")

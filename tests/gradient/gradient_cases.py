@@ -15,8 +15,8 @@ from templar.hparams import Gradient
 HOTKEY = "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY"
 SHAPES = {"embed": (48, 16), "norm": (16,), "prime": (7, 11), "stack": (2, 3, 8), "zero": ()}
 
-few = settings(max_examples=20, deadline=None)
-more = settings(max_examples=40, deadline=None)
+few = settings(max_examples=20)
+more = settings(max_examples=40)
 
 dimensions = st.integers(1, 20)
 shapes = st.dictionaries(
