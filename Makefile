@@ -32,8 +32,8 @@ down: ## Stop what `make up` started.
 	@if [ -x $(BIN)/python ]; then $(LOCAL) down; else echo "nothing was running"; fi
 
 test: $(VENV)/.dev ## Run the tests.
-	$(BIN)/python -m pytest -m "not slow and not network" --numprocesses 2 --dist loadscope
-	$(BIN)/python -m pytest -m "network and not slow"
+	$(BIN)/python -m pytest -m "not slow" --ignore tests/network --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow" tests/network
 
 test-slow: $(VENV)/.dev ## Run the tests that take minutes.
 	$(BIN)/python -m pytest -m slow

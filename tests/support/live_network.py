@@ -177,6 +177,8 @@ class LiveNetwork:
         if not path.exists():
             return set()
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5)) as connection:
+            if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'windows'").fetchone():
+                return set()  # it is being made
             steps = connection.execute("SELECT step FROM steps WHERE window = ?", (window,)).fetchall()
             windows = connection.execute("SELECT status FROM windows WHERE window = ?", (window,)).fetchall()
         return {row[0] for row in (*steps, *windows)}
