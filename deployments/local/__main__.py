@@ -49,7 +49,7 @@ def main() -> int:
         directory_store=arguments.store == "directory",
         hparams_path=arguments.hparams.resolve(),
     )
-    network = LocalNetwork(plan, lambda text: console.print(f"[dim]{text}[/dim]"))
+    network = LocalNetwork(plan, lambda text: console.print(f"[dim]{text}[/dim]", soft_wrap=True))
     commands: dict[str, Callable[[], int]] = {
         "run": lambda: run(network, arguments.windows),
         "up": lambda: up(network),
@@ -117,6 +117,7 @@ def watch(view: NetworkView, num_windows: int) -> int:
             give_up = time.time() + view.hparams.windows.seconds * PATIENCE_WINDOWS
             rows.append(row or WindowRow(window, None, None, {}, {}))
             live.update(as_table(rows, titles))
+    console.line()
     return last
 
 
