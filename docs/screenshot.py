@@ -13,7 +13,7 @@ from playwright.sync_api import Page, sync_playwright
 
 CHROMIUM = Path("/usr/bin/chromium")
 IMAGES = Path(__file__).resolve().parent / "images"
-WIDTH, HEIGHT = 1500, 1000
+WIDTH, HEIGHT = 1500, 1600
 OPTIONS = [
     "--no-sandbox",
     "--disable-gpu",

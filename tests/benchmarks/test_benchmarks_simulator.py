@@ -1,0 +1,20 @@
+"""The benchmark of the simulator runs, and its last line holds the README's figures."""
+
+import json
+
+import pytest
+
+from benchmarks import simulator
+
+
+def test_it_measures_training_and_the_protocol(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(simulator, "NUM_MINERS", 2)
+    monkeypatch.setattr("sys.argv", ["simulator", "--quick"])
+    simulator.main()
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert figures.keys() == {"windows_per_second", "protocol_windows_per_second", "protocol_share", "identical"}
+    assert figures["identical"]
+    assert 0 < figures["windows_per_second"]
+    assert 0 < figures["protocol_windows_per_second"]
