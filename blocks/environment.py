@@ -50,11 +50,16 @@ def neuron_from_environment(environment: Mapping[str, str]) -> Neuron:
             name=reader.text("WALLET_NAME"),
             hotkey=reader.text("WALLET_HOTKEY"),
         ),
-        bucket=_own_bucket(reader, "R2_AGGREGATOR" if role == "aggregator" else "R2_GRADIENTS", endpoint),
+        bucket=_own_bucket(reader, bucket_variables(role), endpoint),
         dataset=_dataset(reader, endpoint),
     )
     reader.raise_problems()
     return neuron
+
+
+def bucket_variables(role: str) -> str:
+    """What the names of the variables of a role's own bucket begin with."""
+    return "R2_AGGREGATOR" if role == "aggregator" else "R2_GRADIENTS"
 
 
 def _actor(reader: EnvironmentReader) -> str:

@@ -2,8 +2,8 @@
 
     python -m deployments.register --name default --env-file .env
 
-The environment is checked first; a missing or malformed variable is named and nothing is changed. Running it again
-updates what is there.
+The environment is checked first: a variable that is missing or malformed, or that names a chain, a bucket or a dataset
+that does not answer, is named and nothing is changed. Running it again updates what is there.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from prefect.workers.process import ProcessWorker
 
 from blocks.environment import neuron_from_environment
 from blocks.neuron import Neuron
+from deployments.preflight import require_reachable
 from deployments.work_pool import require_server_address
 from deployments.worker import ResidentWorker
 from templar.errors import PermanentError, Reason, TemplarError
@@ -126,8 +127,7 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         block = neuron_from_environment(read_environment(arguments.env_file))
-        block.hparams()
-        block.wallet.open()
+        require_reachable(block)
         require_server()
         register(arguments.name, block)
     except TemplarError as error:

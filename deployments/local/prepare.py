@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from blocks.environment import bucket_variables
 from blocks.neuron import Neuron
 from deployments.local.plan import DATASET_PREFIX, NETUID, WALLET_NAME, LocalNeuron, LocalPlan
 from deployments.s3_endpoint import EndpointAdmin, create_bucket_with_keys
@@ -161,7 +162,7 @@ def _writer(plan: LocalPlan, account: str, keys: Keys) -> ObjectStore:
 
 
 def _environment(plan: LocalPlan, neuron: LocalNeuron, keys: Mapping[str, Keys]) -> dict[str, str]:
-    own = "R2_AGGREGATOR" if neuron.role == "aggregator" else "R2_GRADIENTS"
+    own = bucket_variables(neuron.role)
     bucket, dataset = keys[neuron.account_id], keys[DATASET_ACCOUNT]
     address = BucketAddress(neuron.account_id, bucket.read_id, bucket.read_secret)
     return {

@@ -11,17 +11,24 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from blocks import Neuron
 from deployments import register
+from deployments.s3_endpoint import create_bucket_with_keys
+from templar.chain.keys import create_wallet
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
+from tests.support.servers import moto_endpoint
 
 pytestmark = pytest.mark.network
 
 NAME = "registered"
+ACCOUNT = "0123456789abcdef" * 2
+OTHER_BUCKET = {"R2_GRADIENTS_ACCOUNT_ID": ACCOUNT, "R2_GRADIENTS_BUCKET_NAME": ACCOUNT}
 
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> PreparedNetwork:
-    return PreparedNetwork(tmp_path_factory.mktemp("register"))
+    network = PreparedNetwork(tmp_path_factory.mktemp("register"))
+    create_wallet(network.plan.wallets, "local", "stranger")
+    return network
 
 
 class EnvFile:
@@ -129,8 +136,21 @@ def test_this_process_has_the_last_word(
         ({"TEMPLAR_ROLE": "king"}, "[bad_environment] TEMPLAR_ROLE is refused: "),
         ({"TEMPLAR_ACTOR": "saint"}, "[bad_environment] TEMPLAR_ACTOR is 'saint'; there are honest, "),
         ({"TEMPLAR_PRESET": "none"}, "no preset 'none'; there are "),
-        ({"WALLET_HOTKEY": "none"}, "hotkeys/none: no such hotkey; the wallet holds aggregator, burn, lazy, validator"),
+        (
+            {"WALLET_HOTKEY": "none"},
+            "hotkeys/none: no such hotkey; the wallet holds aggregator, burn, lazy, stranger, validator",
+        ),
         ({"WALLET_PATH": "/none"}, "[bad_wallet] /none/local: no such wallet; create it, or correct"),
+        ({"WALLET_HOTKEY": "stranger"}, "[not_registered] WALLET_HOTKEY: "),
+        ({"NETWORK": "ledger:/none.sqlite"}, "NETWORK, NETUID: /none.sqlite: "),
+        ({"NETUID": "2"}, "[bad_environment] NETWORK, NETUID: NETUID is 2, but the ledger "),
+        (OTHER_BUCKET, "[bucket_missing] R2_GRADIENTS_READ_*: "),
+        (
+            {"R2_DATASET_ACCOUNT_ID": "elsewhere", "R2_DATASET_BUCKET_NAME": "elsewhere"},
+            "[bucket_missing] R2_DATASET_*: ",
+        ),
+        ({"DATASET_BINS_PATH": "elsewhere"}, "[dataset_missing] DATASET_BINS_PATH: "),
+        ({"TEMPLAR_STORAGE": "http://127.0.0.1:1"}, "[store_unreachable] R2_GRADIENTS_READ_*: "),
     ],
 )
 def test_what_is_wrong_is_one_line_and_changes_nothing(
@@ -144,6 +164,30 @@ def test_what_is_wrong_is_one_line_and_changes_nothing(
     status, out, err = call("--name", "never", "--env-file", env_file.of("lazy", **changes))
     assert (status, out) == (1, "")
     assert message in err
+    assert err.count("\n") == 1
+    assert on_the_server(prefect_server) == before
+
+
+@pytest.mark.parametrize("right", ["READ", "WRITE"])
+def test_a_key_that_is_refused_is_named(
+    call: Any, env_file: EnvFile, tmp_path: Path, prefect_server: RunningPrefectServer, right: str
+) -> None:
+    before = on_the_server(prefect_server)
+    with moto_endpoint(tmp_path) as endpoint:
+        keys = create_bucket_with_keys(endpoint.admin, ACCOUNT)
+        changes = {
+            "TEMPLAR_STORAGE": endpoint.server.endpoint_url,
+            "R2_GRADIENTS_ACCOUNT_ID": ACCOUNT,
+            "R2_GRADIENTS_BUCKET_NAME": ACCOUNT,
+            "R2_GRADIENTS_READ_ACCESS_KEY_ID": keys.read.access_key_id,
+            "R2_GRADIENTS_READ_SECRET_ACCESS_KEY": keys.read.secret_access_key,
+            "R2_GRADIENTS_WRITE_ACCESS_KEY_ID": keys.write.access_key_id,
+            "R2_GRADIENTS_WRITE_SECRET_ACCESS_KEY": keys.write.secret_access_key,
+        }
+        changes[f"R2_GRADIENTS_{right}_SECRET_ACCESS_KEY"] = "f" * 64
+        status, out, err = call("--name", "never", "--env-file", env_file.of("lazy", **changes))
+    assert (status, out) == (1, "")
+    assert err.startswith(f"[access_denied] R2_GRADIENTS_{right}_*: bucket {ACCOUNT}: ")
     assert err.count("\n") == 1
     assert on_the_server(prefect_server) == before
 

@@ -1,0 +1,55 @@
+"""Look, before a neuron is registered, whether everything that its environment names is there and lets it in.
+
+Nothing is written anywhere. Whether the write key may write, only the first window shows.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from blocks.environment import bucket_variables
+from blocks.neuron import Neuron
+from templar.errors import PermanentError, Reason, TemplarError
+from templar.store.base import ObjectStore
+
+
+def require_reachable(block: Neuron) -> None:
+    """Refuse a neuron whose chain, buckets or dataset do not answer, or that is not registered on its subnet.
+
+    Raises:
+        PermanentError: `bad_hparams`, `bad_wallet`, `not_registered`, `access_denied`, `bucket_missing`,
+            `dataset_missing`, ...; the message names the variables.
+        TransientError: `chain_unreachable`, `store_unreachable`, ...: what is named does not answer.
+    """
+    hparams = block.hparams()
+    address = block.wallet.open().address
+    with _named("NETWORK, NETUID"):
+        neuron = block.subnet.open(block.wallet).metagraph().by_hotkey(address)
+    if neuron is None:
+        raise PermanentError(
+            Reason.NOT_REGISTERED,
+            f"WALLET_HOTKEY: {address} is not registered on subnet {block.subnet.netuid} of {block.subnet.network}: "
+            "register it there first",
+        )
+    variables, own = bucket_variables(block.role), block.bucket.open()
+    with _named(f"{variables}_READ_*"):
+        _look_into(block.bucket.endpoint.open_reader(own.address))
+    with _named(f"{variables}_WRITE_*"):
+        _look_into(own.store)
+    with _named("R2_DATASET_*"):
+        for store in block.dataset.stores():
+            _look_into(store)
+    with _named("DATASET_BINS_PATH"):
+        block.dataset.open(hparams.data.rows_per_page)
+
+
+@contextmanager
+def _named(variables: str) -> Iterator[None]:
+    """Say which variables an error is about."""
+    try:
+        yield
+    except TemplarError as error:
+        raise type(error)(error.reason, f"{variables}: {error.message}") from error
+
+
+def _look_into(store: ObjectStore) -> None:
+    next(iter(store.list()), None)
