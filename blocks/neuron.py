@@ -81,7 +81,7 @@ class Neuron(Block):
 
         hotkey, chain = self.wallet.open(), self.subnet.open(self.wallet)
         buckets = Buckets(chain, self.bucket.endpoint.open_reader, own=self.bucket.open(), hotkey=hotkey.address)
-        return Premises(Path(self.home), self.hparams(), chain, buckets, hotkey)
+        return Premises(Path(self.home), self.hparams(), chain, buckets, hotkey, self.genesis or None)
 
     def build(self, name: str) -> "Node":
         """The node, not started.

@@ -12,7 +12,7 @@ from templar.exchange.buckets import OwnBucket
 from templar.store.address import BucketAddress, is_account_id
 from templar.store.base import ObjectStore
 from templar.store.directory import DirectoryStore
-from templar.store.s3_settings import S3Settings
+from templar.store.s3_settings import S3Settings, r2_endpoint
 
 DOCUMENTATION_URL = HttpUrl("https://developers.cloudflare.com/r2/api/s3/api/")
 R2 = "r2"
@@ -77,7 +77,7 @@ class StorageEndpoint(Block):
         if parts.scheme == "file":
             folder = Path(unquote(parts.path)) / bucket
             return DirectoryStore(folder, writable=writable)
-        from templar.store.s3 import S3Store, r2_endpoint
+        from templar.store.s3 import S3Store
 
         return S3Store(
             bucket,
@@ -125,7 +125,7 @@ class BucketCredentials(CredentialsBlock):
 
     def get_client(self, endpoint_url: str) -> Any:
         """A boto3 S3 client that uses this key at an endpoint."""
-        from templar.store.s3 import make_client
+        from templar.store.s3_client import make_client
 
         return make_client(
             "s3",

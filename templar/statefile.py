@@ -28,6 +28,7 @@ class StateFile:
             machine.
 
     Raises:
+        TransientError: `local_file`; the file cannot be used now.
         PermanentError: `bad_state_file`; the file is no database, or of a newer release.
     """
 
@@ -36,20 +37,18 @@ class StateFile:
         self._remedy = remedy
         self._lock = threading.RLock()
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        if path.is_dir():
+            raise self._broken("it is a folder")
+        with self._explained():
             self._connection = sqlite3.connect(
                 path, isolation_level=None, check_same_thread=False, timeout=BUSY_TIMEOUT_SECONDS
             )
-            self._connection.execute("PRAGMA journal_mode=WAL")
-            self._connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'OFF'}")
-            found = self._connection.execute("PRAGMA user_version").fetchone()[0]
-            if found == 0:
-                self._connection.executescript(f"BEGIN; {schema} PRAGMA user_version={version}; COMMIT;")
-        except sqlite3.DatabaseError as error:
-            raise self._broken(str(error)) from None
-        if found > version:
+        try:
+            with self._explained():
+                self._prepare(schema, version, durable)
+        except BaseException:
             self._connection.close()
-            raise self._broken(f"schema {found} is newer than this release's {version}")
+            raise
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> list[Any]:
         """Run one statement, as a transaction of its own; its rows.
@@ -78,6 +77,16 @@ class StateFile:
         with self._lock:
             self._connection.close()
 
+    def _prepare(self, schema: str, version: int, durable: bool) -> None:
+        """Set the file up and, if it is new, make its tables."""
+        self._connection.execute("PRAGMA journal_mode=WAL")
+        self._connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'OFF'}")
+        found = int(self._connection.execute("PRAGMA user_version").fetchone()[0])
+        if found == 0:
+            self._connection.executescript(f"BEGIN; {schema} PRAGMA user_version={version}; COMMIT;")
+        elif found > version:
+            raise self._broken(f"schema {found} is newer than this release's {version}")
+
     @contextmanager
     def _explained(self) -> Iterator[None]:
         with self._lock:
@@ -86,9 +95,14 @@ class StateFile:
             except (sqlite3.IntegrityError, sqlite3.ProgrammingError):
                 raise
             except sqlite3.OperationalError as error:
-                raise TransientError(Reason.LOCAL_FILE, f"{self._path}: {error}; make room on the disk") from error
+                raise self._unusable(error) from error
             except sqlite3.DatabaseError as error:
                 raise self._broken(str(error)) from error
+
+    def _unusable(self, error: sqlite3.OperationalError) -> TransientError:
+        return TransientError(
+            Reason.LOCAL_FILE, f"{self._path}: {error}; make room on the disk, and see that nobody else holds the file"
+        )
 
     def _broken(self, problem: str) -> PermanentError:
         return PermanentError(Reason.BAD_STATE_FILE, f"{self._path}: {problem}; {self._remedy}")

@@ -7,6 +7,7 @@ unanswered question is not.
 
 import functools
 import logging
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -36,6 +37,7 @@ class FinalizedChain(ABC):
         self._clock = clock
         self._outage_pause_seconds = outage_pause_seconds
         self._finalized = -1
+        self._rising = threading.Lock()
         self._headers: Recent[Block] = Recent(HEADERS_KEPT)
         self._metagraphs: Recent[Metagraph] = Recent(METAGRAPHS_KEPT)
 
@@ -67,8 +69,10 @@ class FinalizedChain(ABC):
 
     def block(self) -> int:
         """Number of the newest finalized block."""
-        self._finalized = max(self._finalized, self._read_finalized())
-        return self._finalized
+        newest = self._read_finalized()
+        with self._rising:
+            self._finalized = max(self._finalized, newest)
+            return self._finalized
 
     def head(self) -> int:
         """Number of the newest block, finalized or not."""

@@ -168,7 +168,7 @@ class LedgerLog:
         """This thread's connection, with SQLite's errors told apart."""
         try:
             yield self._connection()
-        except sqlite3.OperationalError as error:
+        except (sqlite3.OperationalError, sqlite3.ProgrammingError) as error:  # the latter: somebody has closed it
             raise TransientError(
                 Reason.CHAIN_UNREACHABLE, f"{self.path}: the ledger cannot be used now: {error}"
             ) from error

@@ -35,6 +35,10 @@ class ConnectionLostError(Exception):
     """The connection failed under a call; another one may do."""
 
 
+class StuckLoopError(TimeoutError):
+    """Something blocks the event loop; another one may do."""
+
+
 @dataclass(frozen=True)
 class CallLimits:
     """How long and how often something is tried.
@@ -161,8 +165,16 @@ class Connection(Generic[C]):
                 self._loop = asyncio.new_event_loop()
                 self._client, self._connecting = None, None
                 threading.Thread(target=_serve, args=(self._loop,), name="remote-calls", daemon=True).start()
-            future = asyncio.run_coroutine_threadsafe(attempt, self._loop)
-        return _result(future, seconds + OVERTIME_SECONDS)
+            loop = self._loop
+            future = asyncio.run_coroutine_threadsafe(attempt, loop)
+        try:
+            return _result(future, seconds + OVERTIME_SECONDS)
+        except StuckLoopError:
+            with self._start:
+                if self._loop is loop:
+                    self._loop = None  # the next attempt starts another
+            loop.call_soon_threadsafe(loop.stop)
+            raise
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
@@ -180,7 +192,7 @@ def _result(future: "Future[T]", seconds: float) -> T:
         while not wait_for_futures([future], timeout=STOP_CHECK_SECONDS).done:
             interrupt.check_stop()
             if time.monotonic() > deadline:
-                raise TimeoutError(f"the event loop did not answer within {seconds:g} s")
+                raise StuckLoopError(f"the event loop did not answer within {seconds:g} s")
     finally:
         future.cancel()  # nothing, if it is done
     return future.result()

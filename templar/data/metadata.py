@@ -144,7 +144,8 @@ def parse_metadata(data: bytes, origin: str) -> Metadata:
         return Metadata.model_validate(content)
     except ValidationError as error:
         raise _malformed(origin, "; ".join(_problems(error))) from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError, LookupError, AttributeError, TypeError) as error:
+        # An explicit tag on the wrong value leaves the loader as whatever its constructor happened to raise.
         raise _malformed(origin, f"not plain YAML: {error}") from None
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from templar.data.metadata import folder_prefix
 from templar.errors import PermanentError, Reason
 from templar.store.base import ObjectInfo, ObjectStore
 
@@ -63,8 +64,9 @@ def rotate(
         TransientError: The store failed; a later call fetches what is missing.
         PermanentError: `disk_full` before anything is fetched, `object_missing`, `access_denied`.
     """
-    objects = {info.key.removeprefix(f"{prefix}/"): info for info in store.list(f"{prefix}/train_")}
-    indices = sorted(int(match[1]) for name in objects if (match := _TOKENS.fullmatch(name)))
+    prefix = folder_prefix(prefix)
+    names = [info.key.removeprefix(prefix) for info in store.list(f"{prefix}train_")]
+    indices = sorted(int(match[1]) for name in names if (match := _TOKENS.fullmatch(name)))
     if not indices:
         return RotationReport(0)
     position = outer_steps // outer_steps_per_shard
@@ -84,10 +86,10 @@ def rotate(
 
 
 def _missing(store: ObjectStore, prefix: str, folder: Path, name: str) -> ObjectInfo | None:
-    info = store.head(f"{prefix}/{name}")
+    info = store.head(f"{prefix}{name}")
     if info is None:
         raise PermanentError(
-            Reason.OBJECT_MISSING, f"{store.name}/{prefix}/{name}: a shard needs its tokens and its sample ids"
+            Reason.OBJECT_MISSING, f"{store.name}/{prefix}{name}: a shard needs its tokens and its sample ids"
         )
     path = folder / name
     return None if path.exists() and path.stat().st_size == info.size else info

@@ -13,6 +13,7 @@ from templar.errors import PermanentError, Reason, RejectedError
 from templar.gradient.layout import Layout
 from templar.gradient.payload import Payload
 from templar.gradient.wire import decode
+from templar.store.files import local_file
 
 MEMORY_BYTES = 64 << 20
 """Decoded payloads that a process keeps at hand; larger ones are decoded each time."""
@@ -45,15 +46,17 @@ class PayloadCache:
         Raises:
             RejectedError: The bytes are not those of `digest`, no legal payload, or somebody else's; they are not
                 kept.
+            TemplarError: `local_file`; this machine cannot keep them.
         """
         if sha256_hex(data) != digest:
             raise RejectedError(Reason.WRONG_HASH, f"uid {uid}: the payload is not the one that was promised")
         _check_author(_decoded(data, digest, self._layout), window=window, uid=uid, hotkey=hotkey)
         path = self._path(window, digest)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{digest}.{threading.get_ident()}")
-        part.write_bytes(data)
-        part.replace(path)
+        with local_file(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part = path.with_name(f".{digest}.{threading.get_ident()}")
+            part.write_bytes(data)
+            part.replace(path)
 
     def has(self, digest: str, *, window: int, uid: int, hotkey: str) -> bool:
         """Whether the payload is here, whole.

@@ -10,12 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from templar.chain.base import NeuronInfo
-from templar.errors import PermanentError, Reason, TransientError
+from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.exchange.context import Exchange
 from templar.exchange.keys import Kind, window_key
 from templar.exchange.objects import Decision, Roster
 from templar.exchange.publish import PublishReceipt, publish_body
 from templar.exchange.read import read_signed
+from templar.exchange.retention import may_have_expired
 from templar.exchange.roster import fetch_roster
 from templar.interrupt import StoppedError
 from templar.windows import closing_block
@@ -82,8 +83,8 @@ def majority(exchange: Exchange, window: int) -> Majority:
     """What the majority of stake decided on a window.
 
     A validator does not count if it has not decided by the close of the next window, if its decision is not legal, or
-    if its bucket refuses to be read. One that may still decide, or whose store just fails, is waited for, unless its
-    stake cannot turn the majority: an error is never absence (PROTOCOL 11).
+    if its bucket refuses to be read. One that may still decide, whose decision may have expired, or whose store just
+    fails, is waited for, unless its stake cannot turn the majority: an error is never absence (PROTOCOL 11).
 
     Raises:
         TransientError: `decision_missing`; nobody decided yet, the stake is split evenly, or too much of it is unheard.
@@ -104,7 +105,7 @@ def majority(exchange: Exchange, window: int) -> Majority:
         else:
             if decision is not None:
                 votes[decision.roster].append(validator)
-            elif may_be_unsigned:
+            elif may_be_unsigned or _may_have_expired(exchange, validator, window):
                 unheard.append(validator)
     if not votes:
         raise TransientError(Reason.DECISION_MISSING, f"window {window}: no validator has decided yet")
@@ -116,6 +117,16 @@ def majority(exchange: Exchange, window: int) -> Majority:
             f"behind it, and {found.unheard:g} is unheard; ask again later",
         )
     return found
+
+
+def _may_have_expired(exchange: Exchange, validator: NeuronInfo, window: int) -> bool:
+    try:
+        return may_have_expired(exchange, validator, window)
+    except StoppedError:
+        raise
+    except TemplarError as error:
+        log.warning("window %d: the bucket of uid %d cannot be listed now: %s", window, validator.uid, error)
+        return True
 
 
 def decided_roster(exchange: Exchange, window: int) -> tuple[Roster, NeuronInfo] | None:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from templar.chain.base import Clock, NeuronInfo
-from templar.errors import PermanentError, Reason, RejectedError, TransientError
+from templar.errors import Reason, RejectedError, TemplarError, TransientError
 from templar.exchange.buckets import Buckets
 from templar.exchange.cache import PayloadCache
 from templar.exchange.reveal import Contribution, RevealRules, fetch_reveal
@@ -114,6 +114,9 @@ class Gatherer:
             reserve: Replacements, in order; those that are not needed are not part of the report.
             others: Fetched as well, never as replacements: a validator scores them.
             retry_until: The last moment at which a failing store is asked again.
+
+        Raises:
+            TemplarError: `local_file`; this machine cannot keep what it reads. Nobody is blamed for it.
         """
         rounds = _Rounds(self, rules)
         first = dict.fromkeys(peers, Tier.GATHER) | dict.fromkeys(others, Tier.OTHER)
@@ -172,11 +175,13 @@ class _Rounds:
             raise
         except RejectedError as error:
             reason, detail = error.reason, str(error)
-        except TransientError as error:
-            self.transient.add(neuron.uid)
-            reason, detail = error.reason, str(error)
-        except PermanentError as error:
-            reason, detail = Reason.BUCKET_UNREADABLE, str(error)
+        except TemplarError as error:
+            if error.reason is Reason.LOCAL_FILE:  # this machine's fault, not the peer's
+                raise
+            if isinstance(error, TransientError):
+                self.transient.add(neuron.uid)
+            reason = error.reason if isinstance(error, TransientError) else Reason.BUCKET_UNREADABLE
+            detail = str(error)
         except Exception as error:
             log.exception("uid %d: unexpected failure while reading what it published", neuron.uid)
             reason, detail = Reason.MALFORMED, f"{type(error).__name__}: {error}"

@@ -130,6 +130,7 @@ class PeerBook:
         for first in firsts:
             if oldest <= first <= window and (body := self._read(publisher, store, first)) is not None:
                 known[first] = body
+        self._lists[publisher.hotkey] = {first: body for first, body in known.items() if first >= oldest}
         self._read_until[publisher.hotkey] = max(window, until or 0)
 
     def _read(self, publisher: NeuronInfo, store: ObjectStore, first: int) -> PeerList | None:

@@ -2,10 +2,47 @@
 
 from collections.abc import Iterable
 
+from templar.chain.base import NeuronInfo
 from templar.exchange.checkpoint import MANIFEST_FILE
+from templar.exchange.context import Exchange
 from templar.exchange.keys import Kind, ObjectKey, parse_current_key
 from templar.hparams import Storage
 from templar.store.base import ObjectInfo
+from templar.windows import window_of
+
+
+def newest_window(objects: Iterable[ObjectInfo], current_window: int) -> int | None:
+    """The newest window that a bucket's owner worked in; None if it has no object of any.
+
+    Keys of windows that are still to come say nothing: anybody can make them up.
+    """
+    keys = (parse_current_key(info.key) for info in objects)
+    return max(
+        (
+            key.window
+            for key in keys
+            if key and key.window is not None and key.kind not in (Kind.PEERS, Kind.CHECKPOINT)
+            if key.window <= current_window
+        ),
+        default=None,
+    )
+
+
+def may_have_expired(exchange: Exchange, neuron: NeuronInfo, window: int) -> bool:
+    """Whether a clean-up, which counts from the bucket's newest window, may have deleted a neuron's old objects.
+
+    Then their absence proves nothing: what was deleted was there once.
+
+    Raises:
+        RejectedError: The neuron committed no bucket that can be read.
+        TransientError: Chain or store failed.
+    """
+    current = window_of(exchange.chain.block(), exchange.hparams.windows)
+    retention = exchange.hparams.storage.retention_windows
+    if window >= current - retention:
+        return False
+    newest = newest_window(exchange.buckets.reader(neuron).list(), current)
+    return newest is not None and window < newest - retention
 
 
 def expired_objects(

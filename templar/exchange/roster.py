@@ -4,6 +4,7 @@ A publisher writes the aggregate (the payloads' bytes, one after the other) and 
 `templar.exchange.slots` decides which roster counts.
 """
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from pydantic import ValidationError
 
 from templar.canonical import file_sha256
 from templar.chain.base import NeuronInfo
-from templar.errors import PermanentError, Reason, RejectedError
+from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.cache import PayloadCache
 from templar.exchange.context import Exchange
 from templar.exchange.keys import Kind, aggregate_key, window_key
@@ -20,9 +21,12 @@ from templar.exchange.objects import Roster, RosterEntry
 from templar.exchange.publish import publish_body, publish_file
 from templar.exchange.read import read_signed
 from templar.exchange.reveal import Contribution
+from templar.interrupt import StoppedError
 from templar.store.base import ObjectInfo, ObjectStore
 from templar.store.files import local_file, replacing, sync_folder
 from templar.windows import WindowTimes
+
+log = logging.getLogger(__name__)
 
 
 def publish_roster(
@@ -105,25 +109,65 @@ def fetch_roster(
     return None if found is None else found.body
 
 
-def fetch_payloads(roster: Roster, store: ObjectStore, cache: PayloadCache) -> None:
-    """Bring every payload of a roster into the cache; what is missing comes from the aggregate, checked by hash.
+def fetch_payloads(exchange: Exchange, roster: Roster, store: ObjectStore, cache: PayloadCache) -> None:
+    """Bring every payload of a roster into the cache, checked by hash.
+
+    What is missing comes from the aggregate; where that is not what the roster says, from its miner's own bucket, so
+    that a bad aggregate does not part those who have the payloads from those who do not.
+
+    Args:
+        exchange: The network.
+        roster: The roster.
+        store: Its publisher's bucket.
+        cache: Where the payloads end up.
 
     Raises:
-        RejectedError: A payload is not what the roster says, or not legal: the roster cannot be applied by anybody.
-        TransientError: The store failed.
+        RejectedError: A payload is not what the roster says, or not legal: the roster cannot be applied.
+        TransientError: A store, or this machine's disk, failed.
     """
     for entry in roster.entries:
         cache.check_size(entry.payload_bytes, uid=entry.uid)  # before a byte of any is read
     key, offset = aggregate_key(roster.window), 0
     for entry in roster.entries:
-        digest = entry.payload_sha256
+        start, size = offset, entry.payload_bytes
+        offset += size
         try:
-            if not cache.has(digest, window=roster.window, uid=entry.uid, hotkey=entry.hotkey):
-                data = store.get_range(key, offset, entry.payload_bytes)
-                cache.admit(data, digest, window=roster.window, uid=entry.uid, hotkey=entry.hotkey)
+            if not cache.has(entry.payload_sha256, window=roster.window, uid=entry.uid, hotkey=entry.hotkey):
+                try:
+                    _admit(cache, roster.window, entry, store.get_range(key, start, size))
+                except PermanentError as error:
+                    _raise_own(error)
+                    _admit(cache, roster.window, entry, _from_its_miner(exchange, roster.window, entry, error))
         except PermanentError as error:
+            _raise_own(error)
             raise RejectedError(error.reason, f"aggregate of window {roster.window}: {error}") from None
-        offset += entry.payload_bytes
+
+
+def _admit(cache: PayloadCache, window: int, entry: RosterEntry, data: bytes) -> None:
+    cache.admit(data, entry.payload_sha256, window=window, uid=entry.uid, hotkey=entry.hotkey)
+
+
+def _from_its_miner(exchange: Exchange, window: int, entry: RosterEntry, error: PermanentError) -> bytes:
+    """A payload as its author shows it; the error of the aggregate if there is no such author."""
+    author = exchange.metagraph(window).by_uid(entry.uid)
+    if author is None or author.hotkey != entry.hotkey:
+        raise error
+    log.warning("window %d: the payload of uid %d is not in the aggregate: %s", window, entry.uid, error)
+    store, key = exchange.buckets.reader(author), window_key(Kind.GRADIENT, window, entry.uid)
+    try:
+        return store.get(key, max_bytes=entry.payload_bytes)
+    except StoppedError:
+        raise
+    except PermanentError:
+        raise error from None
+
+
+def _raise_own(error: PermanentError) -> None:
+    """A stop, and what this machine cannot keep, say nothing about a roster."""
+    if isinstance(error, StoppedError):
+        raise error
+    if error.reason is Reason.LOCAL_FILE:
+        raise TransientError(error.reason, error.message) from error
 
 
 def _journalled(path: Path, author: dict[str, object]) -> Roster | None:

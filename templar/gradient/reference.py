@@ -4,6 +4,7 @@ They are here to compare with and to read what that network published; this netw
 Each function gives bit for bit what the releases do, except that malformed input is a ValueError.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -105,13 +106,13 @@ def unpack_12_bits(data: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Read packed indices back as int64 of the given shape.
 
     Raises:
-        ValueError: The number of bytes is not a multiple of three.
+        ValueError: The number of bytes is not a multiple of three, or does not fit the shape.
     """
     if data.numel() % 3:
         raise ValueError(f"{data.numel()} bytes are not whole triples")
     low, middle, high = data.to(torch.int64).reshape(-1, 3).unbind(1)
     pairs = torch.stack([low | ((middle & 15) << 8), (middle >> 4) | (high << 4)], dim=1)
-    return pairs.reshape(shape)
+    return _shaped(pairs, shape)
 
 
 def pack_signs(values: Tensor) -> Tensor:
@@ -127,6 +128,16 @@ def pack_signs(values: Tensor) -> Tensor:
 
 
 def unpack_signs(data: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Read packed signs back as +1.0 and -1.0, float32, of the given shape."""
+    """Read packed signs back as +1.0 and -1.0, float32, of the given shape.
+
+    Raises:
+        ValueError: The number of bytes does not fit the shape.
+    """
     bits = (data.to(torch.int64)[:, None] >> torch.arange(8)) & 1
-    return (2 * bits - 1).to(torch.float32).reshape(shape)
+    return _shaped((2 * bits - 1).to(torch.float32), shape)
+
+
+def _shaped(values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    if values.numel() != math.prod(shape):
+        raise ValueError(f"{values.numel()} elements do not have the shape {shape}")
+    return values.reshape(shape)

@@ -58,7 +58,7 @@ class Scoring(Section):
     openskill_tau: float = Field(ge=0)
     """Plackett-Luce: drift of the uncertainty."""
     sync_max_steps_behind: int = Field(ge=0)
-    """Windows behind at which a miner counts as out of sync."""
+    """A miner that is more windows behind counts as out of sync."""
     reset_inactivity_windows: int = Field(ge=1)
     """Windows without a reveal after which every score of a miner is reset."""
     slashing: Slashing

@@ -1,13 +1,17 @@
 """An aggregator's window: gather, publish aggregate and roster, decide, apply. It runs under a validator's hotkey."""
 
+import logging
 from functools import partial
 
+from templar.errors import PermanentError, Reason
 from templar.exchange.decisions import may_be_decided, publish_decision
 from templar.exchange.gather import GatherReport, Tier
 from templar.exchange.publish import TimedReport, publish_in_time
 from templar.exchange.roster import publish_roster
 from templar.neuron.node import Node, Settlement
 from templar.neuron.undecided import nobody_decided
+
+log = logging.getLogger(__name__)
 
 
 class RosterNode(Node):
@@ -34,13 +38,21 @@ class RosterNode(Node):
     def decide(self, settlement: Settlement) -> TimedReport:
         """Sign what was applied, before the next window closes (PROTOCOL 15).
 
+        A decision that this validator signed before stands, even if it came to another one since: the report's reason
+        is `object_differs` then.
+
         Raises:
-            PermanentError: `object_differs`: it decided otherwise before, and that stands.
             TransientError: The store failed; a later call goes on.
         """
         deadline = self.exchange.expected_times(settlement.window + 1).close
         window, digest = settlement.window, settlement.digest
-        return publish_in_time(lambda: (publish_decision(self.exchange, window, digest, deadline=deadline),))
+        try:
+            return publish_in_time(lambda: (publish_decision(self.exchange, window, digest, deadline=deadline),))
+        except PermanentError as error:
+            if error.reason is not Reason.OBJECT_DIFFERS:
+                raise
+            log.warning("window %d: this node decided otherwise before, and that stands: %s", window, error)
+            return TimedReport((), error.reason, str(error))
 
     def _publish(self, window: int, report: GatherReport, rank: int) -> None:
         before = self.journal.applied(window - 1)

@@ -11,15 +11,17 @@ from collections import defaultdict
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.exchange.checkpoint import StateMark, fetch_checkpoint, list_checkpoints
-from templar.exchange.decisions import decided_roster, majority
+from templar.exchange.decisions import decided_roster, majority, may_be_decided
 from templar.exchange.objects import Roster
 from templar.exchange.proof import read_proof
+from templar.exchange.retention import may_have_expired
 from templar.exchange.roster import fetch_payloads
 from templar.interrupt import StoppedError
 from templar.model.checkpoint import WEIGHTS_FILE, read_parameters
 from templar.neuron.agreed import check_mark
 from templar.neuron.journal import Applied
 from templar.neuron.node import Node, Settlement
+from templar.neuron.undecided import nobody_decided
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +51,10 @@ def catch_up(node: Node, target: int, *, deadline: float) -> int:
             if clock.now() + POLL_SECONDS > deadline:
                 raise
             clock.sleep_until(clock.now() + POLL_SECONDS)
+        except PermanentError as error:
+            # An endpoint that has pruned old blocks cannot say who decided then; a newer checkpoint helps.
+            if error.reason is not Reason.BLOCK_UNKNOWN or take_checkpoint(node, target) is None:
+                raise
     return node.state.window
 
 
@@ -65,6 +71,8 @@ def replay(node: Node, window: int) -> Settlement:
         if settlement is None:
             raise
         node.apply(settlement)
+        if not may_be_decided(node.exchange, window):
+            node.journal.confirm(window)  # decisions that come now come too late (PROTOCOL 15)
     else:
         settlement = _fetched(node, window, found)
         node.apply(settlement)
@@ -79,7 +87,7 @@ def _fetched(node: Node, window: int, found: tuple[Roster, NeuronInfo] | None) -
         return Settlement(window, None)
     roster, publisher = found
     try:
-        fetch_payloads(roster, node.buckets.reader(publisher), node.cache)
+        fetch_payloads(node.exchange, roster, node.buckets.reader(publisher), node.cache)
     except PermanentError as error:
         raise TransientError(Reason.AGGREGATE_MISSING, f"window {window} cannot be replayed: {error}") from error
     return Settlement(window, roster)
@@ -89,16 +97,22 @@ def leave_minority(node: Node) -> bool:
     """Return to a snapshot before the first recent window on which the majority decided otherwise; whether it had to.
 
     A window on which nobody has decided yet, or on which stake is split evenly, is no reason to leave; it is looked at
-    again later, for a split shows only there: null windows after it look alike on both sides.
+    again later, for a split shows only there: null windows after it look alike on both sides. Nor is a decision for a
+    roster that nobody shows.
     """
     last = node.state.window
     for applied in node.journal.unconfirmed(last - RECHECKED_WINDOWS + 1, last):
         window = applied.window
         try:
-            decided = majority(node.exchange, window).roster
-        except TransientError:
+            found = decided_roster(node.exchange, window)
+        except StoppedError:
+            raise
+        except TemplarError as error:
+            log.info("window %d: the majority is not known now: %s", window, error)
+            if error.reason is Reason.DECISION_MISSING and _is_undecided_for_good(node, window):
+                node.journal.confirm(window)
             continue
-        if decided == applied.roster:
+        if (None if found is None else found[0].digest) == applied.roster:
             node.journal.confirm(window)
             continue
         log.warning("%s: the majority decided otherwise on window %d; returning", node.settings.name, window)
@@ -109,6 +123,10 @@ def leave_minority(node: Node) -> bool:
     return False
 
 
+def _is_undecided_for_good(node: Node, window: int) -> bool:
+    return not may_be_decided(node.exchange, window) and nobody_decided(node.exchange, window)
+
+
 def take_checkpoint(node: Node, target: int) -> StateMark | None:
     """Jump to the newest published checkpoint between the state and `target`; None if there is none to trust.
 
@@ -116,10 +134,11 @@ def take_checkpoint(node: Node, target: int) -> StateMark | None:
     """
     for validator in node.exchange.publishers(target):
         try:
-            for window in list_checkpoints(node.buckets.reader(validator), validator.uid):
+            listed = list_checkpoints(node.buckets.reader(validator), validator.uid)
+            for window in [window for window in listed if window <= target][: node.hparams.storage.checkpoints_kept]:
                 if window <= node.state.window:
                     break
-                if window <= target and (mark := _take(node, validator, window)) is not None:
+                if (mark := _take(node, validator, window)) is not None:
                     return mark
         except StoppedError:
             raise
@@ -144,22 +163,24 @@ def _take(node: Node, validator: NeuronInfo, window: int) -> StateMark | None:
     params = read_parameters(folder / WEIGHTS_FILE, model)
     check_mark(params, mark, f"checkpoint of window {window}")
     node.adopt(params, mark, None)
-    node.snapshots.save(node.state.params, mark, node.private)
     node.journal.enter_applied(Applied(window, decided.roster, mark.root))
     node.journal.confirm(window)
+    node.snapshots.save(node.state.params, mark, node.private)
     return mark
 
 
 def _vouched_state(node: Node, window: int) -> tuple[str, int] | None:
     """The root and the number of outer steps that more than half of the validators' stake proved for a window.
 
-    A validator that proved nothing, or nothing legal, does not count; one whose bucket fails counts against everybody,
-    for an error is never absence (PROTOCOL 11).
+    A validator that proved nothing, or nothing legal, does not count; one whose bucket fails, or whose proof may have
+    expired, counts against everybody, for an error is never absence (PROTOCOL 11).
     """
     stakes: dict[tuple[str, int] | None, float] = defaultdict(float)
     for validator in node.exchange.metagraph(window).validators():
         try:
             proof = read_proof(node.exchange, validator, window)
+            if proof is None and may_have_expired(node.exchange, validator, window):
+                stakes[None] += validator.stake
         except StoppedError:
             raise
         except TransientError as error:

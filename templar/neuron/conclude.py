@@ -14,7 +14,7 @@ from templar.scoring.slashing import Slash, slash_for_outcome
 from templar.scoring.sync import sync_score
 from templar.scoring.weights import compute_weights
 
-_UNKNOWN = frozenset({Reason.STORE_UNREACHABLE, Reason.STORE_BUSY})
+_UNKNOWN = frozenset({Reason.STORE_UNREACHABLE, Reason.STORE_BUSY, Reason.CHAIN_UNREACHABLE, Reason.CHAIN_RATE_LIMITED})
 """Outcomes that may be this node's own fault; only a roster of others can turn them into a verdict."""
 
 
@@ -45,7 +45,7 @@ def conclude(
     miners = {neuron.uid: neuron for neuron in node.exchange.miners(number)}
     cards = {uid: before[neuron.hotkey] for uid, neuron in miners.items()}
     scored = {
-        uid: score_measurement(measurement, sync_score(evaluation.behind[uid]))
+        uid: score_measurement(measurement, _sync(evaluation, cards[uid], uid))
         for uid, measurement in evaluation.measurements.items()
         if uid in miners
     }
@@ -76,11 +76,12 @@ def _slashes(node: Node, uid: int, card: ScoreCard, window: _Window) -> list[Sla
     table, evaluation = node.hparams.scoring.slashing, window.evaluation
     slashes = []
     outcome = window.report.outcome(uid)
-    if outcome is not None and _is_to_blame(outcome, window):
+    waits = node.workload.digest(evaluation.window, uid) is None  # for a slot: it has nothing to publish
+    if outcome is not None and not waits and _is_to_blame(outcome, window):
         slashes.append(slash_for_outcome(uid, outcome.reason or Reason.PAYLOAD_MISSING, table))
     if evaluation.behind.get(uid, 0) > node.hparams.scoring.sync_max_steps_behind:
         slashes.append(Slash(uid, Reason.DESYNC, table.desync))
-    if _idle(card, evaluation.window, uid in evaluation.measurements) > node.hparams.peers.recent_windows:
+    if not waits and _idle(card, evaluation.window, uid in evaluation.measurements) > node.hparams.peers.recent_windows:
         slashes.append(Slash(uid, Reason.INACTIVE, table.inactivity))
     return slashes
 
@@ -90,6 +91,11 @@ def _is_to_blame(outcome: PeerOutcome, window: _Window) -> bool:
     if outcome.tier != Tier.GATHER or outcome.uid in window.evaluation.payloads:
         return False
     return outcome.reason not in _UNKNOWN or window.settlement.roster is not None
+
+
+def _sync(evaluation: Evaluation, card: ScoreCard, uid: int) -> float:
+    """The sync score; that of the last time if it cannot be told now."""
+    return sync_score(evaluation.behind[uid]) if uid in evaluation.behind else card.sync
 
 
 def _idle(card: ScoreCard, window: int, revealed: bool) -> int:

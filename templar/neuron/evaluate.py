@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from templar.chain.base import NeuronInfo
-from templar.errors import TemplarError
+from templar.errors import TemplarError, TransientError
 from templar.exchange.gather import GatherReport
+from templar.exchange.objects import Proof
 from templar.exchange.proof import read_proof, state_proof
 from templar.gradient.aggregate import median_norms, single_update
 from templar.gradient.payload import Payload
@@ -22,6 +23,9 @@ from templar.scoring.sync import MAX_BEHIND, windows_behind
 
 log = logging.getLogger(__name__)
 
+PROOF_ATTEMPTS = 3
+PROOF_PAUSE_SECONDS = 1.0
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -33,7 +37,7 @@ class Evaluation:
         loss: Mean loss of the evaluation batch before the step; None if there was nothing to measure.
         payloads: Uid -> hash of the payload that was measured.
         measurements: Uid -> losses.
-        behind: Uid -> windows that its state was behind.
+        behind: Uid -> windows that its state was behind; missing where its store failed, for an error is no absence.
     """
 
     window: int
@@ -65,13 +69,14 @@ def evaluate(node: Node, model: nn.Module, report: GatherReport, settlement: Set
     decoded = {uid: node.cache.payload(window, digest) for uid, digest in sorted(payloads.items())}
     measurements = node.chain.clock.compute(lambda: _measure(node, evaluator, decoded, settlement))
     neurons = {neuron.uid: neuron for neuron in node.exchange.miners(window)}
+    behind = {uid: _behind(node, neurons[uid], report, window) for uid in payloads if uid in neurons}
     return Evaluation(
         window=window,
         seed_block=block,
         loss=evaluator.loss,
         payloads=payloads,
         measurements=measurements,
-        behind={uid: _behind(node, neurons[uid], report, window) for uid in payloads if uid in neurons},
+        behind={uid: windows for uid, windows in behind.items() if windows is not None},
     )
 
 
@@ -107,8 +112,11 @@ def _measure(
     }
 
 
-def _behind(node: Node, neuron: NeuronInfo, report: GatherReport, window: int) -> int:
-    """Windows that a miner's state was behind: by the proof of the window before, which nobody can copy."""
+def _behind(node: Node, neuron: NeuronInfo, report: GatherReport, window: int) -> int | None:
+    """Windows that a miner's state was behind: by the proof of the window before, which nobody can copy.
+
+    None if its store fails again and again.
+    """
     roots = node.journal.roots(window - 1 - MAX_BEHIND, window - 1)
     start = node.birth.mark
     if window - 1 == start.window:
@@ -116,9 +124,12 @@ def _behind(node: Node, neuron: NeuronInfo, report: GatherReport, window: int) -
         claimed = outcome.contribution.manifest.root_before if outcome and outcome.contribution else start.root
         return windows_behind(claimed, {start.window: start.root}, start.window)
     try:
-        proof = read_proof(node.exchange, neuron, window - 1)
+        proof = _read_proof(node, neuron, window - 1)
     except StoppedError:
         raise
+    except TransientError as error:
+        log.warning("window %d: proof of uid %d cannot be read now: %s", window - 1, neuron.uid, error)
+        return None
     except TemplarError as error:
         log.warning("window %d: proof of uid %d is left out: %s", window - 1, neuron.uid, error)
         return MAX_BEHIND
@@ -128,6 +139,16 @@ def _behind(node: Node, neuron: NeuronInfo, report: GatherReport, window: int) -
     if behind == 0 and proof.proof != _expected_proof(node, neuron, window - 1):
         return MAX_BEHIND
     return behind
+
+
+def _read_proof(node: Node, neuron: NeuronInfo, window: int) -> Proof | None:
+    """As `read_proof`; a store that fails is asked again."""
+    for _ in range(PROOF_ATTEMPTS - 1):
+        try:
+            return read_proof(node.exchange, neuron, window)
+        except TransientError:
+            node.chain.clock.sleep_until(node.chain.clock.now() + PROOF_PAUSE_SECONDS)
+    return read_proof(node.exchange, neuron, window)
 
 
 def _expected_proof(node: Node, neuron: NeuronInfo, window: int) -> str:

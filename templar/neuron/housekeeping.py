@@ -13,13 +13,12 @@ from templar.chain.keys import Signer
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.buckets import Buckets
 from templar.exchange.checkpoint import StateMark, publish_checkpoint
-from templar.exchange.genesis import find_birth
+from templar.exchange.genesis import Birth, find_birth
 from templar.exchange.keys import parse_key
-from templar.exchange.retention import expired_objects
+from templar.exchange.retention import expired_objects, newest_window
 from templar.hparams import HParams
 from templar.model.checkpoint import write_model
 from templar.neuron.snapshot import Snapshots
-from templar.neuron.undecided import newest_window
 from templar.windows import window_of
 
 
@@ -33,6 +32,7 @@ class Premises:
         chain: The subnet, seen by the neuron's hotkey.
         buckets: Everybody's buckets, with the own one to write.
         signer: The hotkey.
+        pinned_genesis: Genesis hash to insist on; None takes the network's.
     """
 
     home: Path
@@ -40,6 +40,15 @@ class Premises:
     chain: Chain
     buckets: Buckets
     signer: Signer
+    pinned_genesis: str | None = None
+
+    def birth(self) -> Birth:
+        """Where the network started.
+
+        Raises:
+            TransientError: `genesis_missing`, or a store failed.
+        """
+        return find_birth(self.chain, self.buckets, self.hparams, pinned=self.pinned_genesis)
 
 
 @dataclass(frozen=True)
@@ -76,7 +85,7 @@ def publish_newest_checkpoint(premises: Premises) -> StateMark:
         TransientError: `genesis_missing`, or a store failed.
         PermanentError: `object_missing`; there is no snapshot yet.
     """
-    birth = find_birth(premises.chain, premises.buckets, premises.hparams)
+    birth = premises.birth()
     snapshots = Snapshots(premises.home / "snapshots", birth.network, kept=premises.hparams.storage.snapshots_kept)
     mark = next(iter(snapshots.marks()), None)
     if mark is None:
@@ -104,19 +113,19 @@ def clean_bucket(premises: Premises, *, dry_run: bool) -> CleanupReport:
     """Delete from the own bucket what has expired; with `dry_run` only count it.
 
     Age counts from the newest window that the bucket has, not from the clock: while a network stands still nothing
-    expires, so a missing object means that it never was (see `templar.neuron.undecided`).
+    expires, so a missing object means that it never was (see `templar.exchange.retention`).
 
     Raises:
         TransientError: `genesis_missing`, or a store failed; a later call goes on.
     """
-    birth = find_birth(premises.chain, premises.buckets, premises.hparams)
+    birth = premises.birth()
     window = window_of(premises.chain.block(), premises.hparams.windows)
     store = premises.buckets.own
     objects = list(store.list())
-    newest = newest_window(objects)
+    newest = newest_window(objects, window)
     expired = expired_objects(
         objects,
-        current_window=window if newest is None else min(window, newest),
+        current_window=window if newest is None else newest,
         genesis_window=birth.mark.window,
         storage=premises.hparams.storage,
     )
@@ -140,7 +149,7 @@ def outer_steps_of(premises: Premises) -> int:
         TransientError: `genesis_missing`, or a store failed.
     """
     try:
-        birth = find_birth(premises.chain, premises.buckets, premises.hparams)
+        birth = premises.birth()
     except TransientError as error:
         if error.reason is Reason.GENESIS_MISSING:
             return 0

@@ -1,6 +1,7 @@
 """A miner's window: train on the assigned data, compress, commit before the close, reveal after it."""
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,8 +207,9 @@ class Miner(Node):
         Raises:
             TransientError: The store failed.
         """
-        times = self.exchange.acting_times(window)
-        self.chain.clock.sleep_until(times.reveal_interval.first)
+        times, clock = self.exchange.acting_times(window), self.chain.clock
+        # The closing block is there, but its time may be this very second, and later than was expected.
+        clock.sleep_until(max(times.reveal_interval.first, math.floor(clock.now()) + 1))
         return self._reveal(window, deadline=times.reveal_interval.last + 1)
 
     def private_state_decided(self, settlement: Settlement) -> None:

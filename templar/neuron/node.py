@@ -12,10 +12,10 @@ from functools import partial
 from torch import Tensor
 
 from templar.chain.base import NeuronInfo
-from templar.errors import PermanentError, Reason, TransientError
+from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.cache import PayloadCache
 from templar.exchange.checkpoint import StateMark
-from templar.exchange.decisions import may_be_decided
+from templar.exchange.decisions import majority, may_be_decided
 from templar.exchange.gather import Gatherer, GatherReport
 from templar.exchange.genesis import load_genesis
 from templar.exchange.objects import Roster
@@ -76,6 +76,9 @@ class Node:
     """Whether a window also changes state that is this node's alone."""
     windows_late = 0
     """How many windows after its close an unclaimed window may still be opened: a miner has nothing left to do then."""
+
+    _unentered: int | None = None
+    """The window that went into the state and is not entered in the journal yet."""
 
     def __init__(self, settings: NodeSettings, hparams: HParams, surroundings: Surroundings) -> None:
         self.settings = settings
@@ -145,12 +148,17 @@ class Node:
             TransientError: `roster_missing`, `minority`: nothing can be said now; catch up later.
         """
         if (known := self.journal.result(window, "settle")) is not None:
-            return Settlement(window, None if known == "null" else Roster.model_validate_json(known))
-        times = self.exchange.times(window)
-        decided = await_roster(self.exchange, times, cache=self.cache, publish_own=publish_own)
+            settlement = Settlement(window, None if known == "null" else Roster.model_validate_json(known))
+            if self._has_payloads(settlement):  # else they were pruned since: settled again from the slots
+                return settlement
+        decided = await_roster(
+            self.exchange,
+            self.exchange.times(window),
+            cache=self.cache,
+            check_history=self._check_history,
+            publish_own=publish_own,
+        )
         roster = decided.roster if decided is not None and decided.roster.entries else None
-        if decided is not None:
-            self._check_history(decided.roster)
         self.journal.enter(window, "settle", "null" if roster is None else roster.canonical().decode())
         return Settlement(window, roster)
 
@@ -174,10 +182,13 @@ class Node:
             entries = () if settlement.roster is None else settlement.roster.entries
             payloads = [self.cache.payload(window, entry.payload_sha256) for entry in entries]
             self.state.apply(window, payloads)
+            self._unentered = window
+        if self._unentered == window:  # also if a call before failed from here on
             self.private_state_decided(settlement)
             self.journal.enter_applied(Applied(window, settlement.digest, self.state.root))
             if window % self.hparams.storage.snapshot_frequency == 0:
                 self.snapshots.save(self.state.params, self.state.mark, self.private)
+            self._unentered = None
         return self.state.mark
 
     def private_state_decided(self, settlement: Settlement) -> None:
@@ -187,7 +198,8 @@ class Node:
         """Publish the proof of the state after a window.
 
         Returns:
-            None if the state has moved on, or if this node was not on the subnet yet when the window opened.
+            None if the state has moved on, if this node was not on the subnet yet when the window opened, or if the
+            proof of a state that it has left since stands there already.
 
         Raises:
             TransientError: Chain or store failed; a later call goes on.
@@ -195,14 +207,20 @@ class Node:
         if self.state.window != window or not self.takes_part(window):
             return None
         block = self.exchange.settling_block(self.exchange.times(window))
-        return publish_proof(
-            self.exchange,
-            self.state.params,
-            window=window,
-            block_hash=self.chain.block_hash(block),
-            root=self.state.root,
-            outer_steps=self.state.outer_steps,
-        )
+        try:
+            return publish_proof(
+                self.exchange,
+                self.state.params,
+                window=window,
+                block_hash=self.chain.block_hash(block),
+                root=self.state.root,
+                outer_steps=self.state.outer_steps,
+            )
+        except PermanentError as error:
+            if error.reason is not Reason.OBJECT_DIFFERS:
+                raise
+            log.warning("%s: the proof of a state that was left stands: %s", self.settings.name, error)
+            return None
 
     def finish(self, window: int, reason: Reason | None = None) -> None:
         """Close a claimed window and drop what no later window needs."""
@@ -241,6 +259,7 @@ class Node:
         if self.keeps_private_state and private is None:
             private = PrivateState.fresh(self.layout, params)
         self.private = private if self.keeps_private_state else None
+        self._unentered = None
         log.info("%s: state of window %d, root %s", self.settings.name, mark.window, mark.root[:12])
 
     def _join(self) -> None:
@@ -258,12 +277,30 @@ class Node:
         )
         self.restore()
 
+    def _has_payloads(self, settlement: Settlement) -> bool:
+        entries = () if settlement.roster is None else settlement.roster.entries
+        return all(
+            self.cache.has(entry.payload_sha256, window=settlement.window, uid=entry.uid, hotkey=entry.hotkey)
+            for entry in entries
+        )
+
     def _check_history(self, roster: Roster) -> None:
-        """A roster that follows another decision than this node's last one shows a split: find the majority first."""
+        """A roster that follows another decision than this node's last one: one of the two is wrong.
+
+        Raises:
+            RejectedError: `minority`; the roster is, for the majority decided as this node did.
+            TransientError: `minority`; this node is, or nobody can say: it catches up first.
+        """
         before = self.journal.applied(roster.window - 1)
-        if before is not None and before.roster != roster.previous:
+        if before is None or before.roster == roster.previous:
+            return
+        message = f"window {roster.window}: its roster follows another decision on the window before than this node's"
+        try:
+            decided = majority(self.exchange, roster.window - 1).roster
+        except TransientError as error:
             raise TransientError(
-                Reason.MINORITY,
-                f"window {roster.window}: its roster follows another decision on the window before than this "
-                "node's; the node catches up with the majority",
-            )
+                Reason.MINORITY, f"{message}; which is the majority's is not known: {error}"
+            ) from error
+        if decided == before.roster:
+            raise RejectedError(Reason.MINORITY, f"{message}, which is the majority's")
+        raise TransientError(Reason.MINORITY, f"{message}; the node catches up with the majority")

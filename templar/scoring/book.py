@@ -4,6 +4,7 @@ A window is in the book once or not at all, so a crash in mid-window scores nobo
 that changes hands starts afresh, and a hotkey that registers again keeps its past.
 """
 
+import math
 import sqlite3
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -54,6 +55,8 @@ class ScoreBook:
         Raises:
             ValueError: The window is in the book already, or a card is not finite; nothing changed.
         """
+        if not all(math.isfinite(card.final) for card in cards.values()):
+            raise ValueError(f"window {window}: a final score is not finite")
         rows = [
             (key, card.rating.mu, card.rating.sigma, card.binary_average, card.sync, card.final, card.last_reveal)
             for key, card in cards.items()

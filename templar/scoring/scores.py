@@ -81,7 +81,7 @@ def update_cards(
         scoring: The numbers.
 
     Returns:
-        Uid -> card after, for every uid in any of the arguments.
+        Uid -> card after, for every uid in `cards`, `scored` or `slashes`.
     """
     uids = sorted({*cards, *scored, *(slash.uid for slash in slashes)})
     after = {uid: ScoreCard() if uid in resets else cards.get(uid, ScoreCard()) for uid in uids}

@@ -128,7 +128,7 @@ class DirectoryStore:
         """Every object whose key starts with `prefix`, in key order."""
         self._check_bucket()
         folder = prefix.rpartition("/")[0]
-        if is_key(folder or "-") and not _is_reserved(folder):
+        if is_key(folder or "-") and folder.partition("/")[0] != INCOMING:
             yield from self._walk(f"{folder}/" if folder else "", prefix)
 
     def delete(self, keys: Iterable[str]) -> DeleteReport:
@@ -151,7 +151,7 @@ class DirectoryStore:
 
     def _path(self, key: str) -> str:
         check_key(key)
-        if _is_reserved(key):
+        if key.partition("/")[0] == INCOMING:
             raise PermanentError(Reason.BAD_KEY, f"key {key!r} lies in the reserved folder {INCOMING!r}")
         return f"{self._root}/{key}"
 
@@ -267,6 +267,8 @@ class DirectoryStore:
                 found = sorted((f"{folder}{entry.name}{'/' if entry.is_dir() else ''}", entry) for entry in entries)
         except (FileNotFoundError, NotADirectoryError):
             return
+        except OSError as error:
+            raise self._failure(error, folder) from error
         for key, entry in found:
             if key.endswith("/"):
                 if key != f"{INCOMING}/" and (key.startswith(prefix) or prefix.startswith(key)):
@@ -289,10 +291,6 @@ class DirectoryStore:
         if error.errno in _DENIED:
             return PermanentError(Reason.ACCESS_DENIED, f"{where}: {error.strerror}; check the rights on {self._root}")
         return TransientError(Reason.STORE_BUSY, f"{where}: {error.strerror or error}")
-
-
-def _is_reserved(key: str) -> bool:
-    return key.partition("/")[0] == INCOMING
 
 
 def _info(key: str, status: os.stat_result) -> ObjectInfo:

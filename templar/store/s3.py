@@ -1,24 +1,19 @@
 """A bucket behind the S3 interface: Cloudflare R2 in production, any other S3 on request.
 
-This is the only module that knows boto3. Every error leaves it as one of ours, with a reason; a secret never leaves it.
+Only this module and `s3_client` know boto3.
 
 A server that cannot tell a forbidden write from a fault of its own (`rclone serve s3 --read-only` answers 500) shows up
 as `store_busy`: a real store answers 500 when it is in trouble, and then a retry is right.
 """
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import boto3
 from boto3.s3.transfer import TransferConfig, create_transfer_manager
-from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
-from botocore.exceptions import ConnectionError as NoConnectionError
-from botocore.parsers import ResponseParserError
+from botocore.exceptions import ClientError
 
 from templar.errors import PermanentError, Reason, TransientError
 from templar.store import s3_answers as answers
@@ -27,58 +22,11 @@ from templar.store.body import BrokenBodyError, read_body
 from templar.store.files import fill, local_file, replacing
 from templar.store.keys import check_key, is_key
 from templar.store.renewable import Renewable
-from templar.store.s3_settings import S3Settings, r2_endpoint
-
-__all__ = ["S3Settings", "S3Store", "make_client", "our_errors", "r2_endpoint"]
+from templar.store.s3_client import make_client, our_errors
+from templar.store.s3_settings import S3Settings
 
 DELETE_BATCH = 1000
 """Most keys that S3 takes in one DeleteObjects request."""
-
-_session_lock = threading.Lock()
-_session: Any = None
-
-
-def make_client(
-    service: str, *, endpoint_url: str, access_key_id: str, secret_access_key: str, settings: S3Settings
-) -> Any:
-    """A boto3 client with the house's timeouts and retries. It opens no connection; it is safe under threads."""
-    global _session  # noqa: PLW0603 - one session keeps the parsed service models for every client of the process
-    with _session_lock:  # using clients is thread-safe, making them is not
-        _session = _session or boto3.session.Session()
-        return _session.client(
-            service,
-            endpoint_url=endpoint_url,
-            region_name=settings.region,
-            aws_access_key_id=access_key_id,
-            aws_secret_access_key=secret_access_key,
-            config=Config(
-                connect_timeout=settings.connect_timeout_seconds,
-                read_timeout=settings.read_timeout_seconds,
-                retries={"mode": "standard", "total_max_attempts": settings.max_attempts},
-                max_pool_connections=settings.pool_size,
-                tcp_keepalive=True,
-                s3={"addressing_style": "path"},
-                # boto3's default checksums are more than servers other than AWS understand.
-                request_checksum_calculation="when_required",
-                response_checksum_validation="when_required",
-            ),
-        )
-
-
-@contextmanager
-def our_errors(where: str, *, access_key_id: str) -> Iterator[None]:
-    """Turn boto3's errors into ours; `where` and four characters of the key's id are for the message."""
-    try:
-        yield
-    except ClientError as error:
-        status, code = answers.http_status(error.response), error.response.get("Error", {}).get("Code", "")
-        operation = error.operation_name
-        # Without its cause: the server's text may quote the request.
-        raise answers.refusal(status, code, operation=operation, where=where, access_key_id=access_key_id) from None
-    except (NoConnectionError, HTTPClientError, ResponseParserError) as error:
-        raise TransientError(Reason.STORE_UNREACHABLE, f"{where}: {error}") from error
-    except BotoCoreError as error:
-        raise PermanentError(Reason.STORE_REFUSED, f"{where}: {error}") from error
 
 
 class S3Store:
@@ -205,6 +153,7 @@ class S3Store:
         """Every object whose key starts with `prefix`, in key order, across pages."""
         with self._calling(f"{prefix}*") as client:
             for page in client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix):
+                answers.check_listing(page, self._where(f"{prefix}*"))
                 for entry in page.get("Contents", ()):
                     if entry["Key"].startswith(prefix):  # rclone takes a leading slash off
                         yield answers.object_info(entry["Key"], entry["Size"], entry)
@@ -242,7 +191,7 @@ class S3Store:
                 self._client.renew(client)
             raise
 
-    def _head(self, key: str) -> Any:
+    def _head(self, key: str, *, last_try: bool = False) -> Any:
         check_key(key)
         with self._calling(key) as client:
             try:
@@ -256,7 +205,9 @@ class S3Store:
                 client.get_object(Bucket=self._bucket, Key=key)["Body"].close()
             except client.exceptions.NoSuchKey:
                 return None
-        return self._head(key)  # it has appeared since
+        if last_try:
+            raise TransientError(Reason.STORE_BUSY, f"{self._where(key)}: GET finds what HEAD does not")
+        return self._head(key, last_try=True)  # it has appeared since
 
     def _existing(self, key: str) -> Any:
         answer = self._head(key)

@@ -56,9 +56,20 @@ def refusal(  # noqa: PLR0911 - a row of the table each
 
 def object_size(answer: Mapping[str, Any], where: str) -> int:
     """The object's, or the range's, length by its header."""
-    if "ContentLength" not in answer:
-        raise TransientError(Reason.STORE_BUSY, f"{where}: the answer has no Content-Length")
-    return int(answer["ContentLength"])
+    size = int(answer.get("ContentLength", -1))
+    if size < 0:
+        raise TransientError(Reason.STORE_BUSY, f"{where}: the answer has no legal Content-Length")
+    return size
+
+
+def check_listing(page: Mapping[str, Any], where: str) -> None:
+    """Make sure that a page is one: a page of something else would read as an empty bucket.
+
+    Raises:
+        TransientError: `store_busy`.
+    """
+    if "IsTruncated" not in page:
+        raise TransientError(Reason.STORE_BUSY, f"{where}: the answer is no listing")
 
 
 def allowed_size(answer: Mapping[str, Any], where: str, max_bytes: int) -> int:
@@ -105,7 +116,7 @@ def undeleted(answer: Mapping[str, Any], keys: Sequence[str], *, where: str, acc
     Raises:
         PermanentError: `access_denied`; for all of them.
     """
-    errors = {error["Key"]: str(error.get("Code", "unknown")) for error in answer.get("Errors", ())}
+    errors = {error.get("Key", keys[0]): str(error.get("Code", "unknown")) for error in answer.get("Errors", ())}
     left = {key: code for key, code in errors.items() if code != "NoSuchKey"}
     if len(left) == len(keys) and set(left.values()) == {"AccessDenied"}:
         raise refusal(403, "AccessDenied", operation="DeleteObjects", where=where, access_key_id=access_key_id)

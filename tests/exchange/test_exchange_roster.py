@@ -1,3 +1,4 @@
+import errno
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,9 @@ class Scene:
         self.store: ScriptedStore = self.subnet.store(self.publisher)
         self.cache = PayloadCache(folder / "payloads", LAYOUT)
         self.key = window_key(Kind.ROSTER, WINDOW, self.publisher.uid)
+
+    def fetch(self, roster: Roster, store: ScriptedStore, cache: PayloadCache) -> None:
+        fetch_payloads(self.subnet.exchange(), roster, store, cache)
 
     def gathered(self, authors: Sequence[Member] | None = None, seed: int = 0) -> list[Contribution]:
         contributions = []
@@ -227,7 +231,7 @@ def test_missing_payloads_come_from_the_aggregate_by_range(scene: Scene) -> None
             ranges.append((key, start, length))
             return super().get_range(key, start, length)
 
-    fetch_payloads(roster, Ranges(scene.store.inner), cache)
+    scene.fetch(roster, Ranges(scene.store.inner), cache)
     size = len(data)
     assert ranges == [(aggregate_key(WINDOW), 0, size), (aggregate_key(WINDOW), 2 * size, size)]
     for author in (first, second, third):
@@ -238,7 +242,7 @@ def test_missing_payloads_come_from_the_aggregate_by_range(scene: Scene) -> None
 def test_payloads_that_are_here_are_not_fetched(scene: Scene) -> None:
     roster = scene.publish(scene.gathered())
     store = ScriptedStore(scene.store.inner)
-    fetch_payloads(roster, store, scene.cache)
+    scene.fetch(roster, store, scene.cache)
     assert store.calls == []
 
 
@@ -253,8 +257,8 @@ def test_fetching_goes_on_where_it_stopped(scene: Scene) -> None:
 
     store.before = fail_at_the_second
     with pytest.raises(TransientError):
-        fetch_payloads(roster, store, cache)
-    fetch_payloads(roster, store, cache)
+        scene.fetch(roster, store, cache)
+    scene.fetch(roster, store, cache)
     assert store.count("get_range") == 4
 
 
@@ -270,7 +274,7 @@ def test_a_roster_of_oversized_payloads_is_refused_before_a_byte_is_read(scene: 
     roster = scene.publish(scene.gathered())
     forged = altered(roster, scene.subnet.miners[2].uid, payload_bytes=promised)
     store = ScriptedStore(scene.store.inner)
-    assert reason_of(lambda: fetch_payloads(forged, store, scene.empty_cache()), RejectedError) is Reason.WRONG_SIZE
+    assert reason_of(lambda: scene.fetch(forged, store, scene.empty_cache()), RejectedError) is Reason.WRONG_SIZE
     assert store.calls == []
 
 
@@ -285,10 +289,36 @@ def test_an_aggregate_of_other_bytes_is_rejected(scene: Scene) -> None:
     ):
         scene.store.inner.put(aggregate_key(WINDOW), forged)
         cache = scene.empty_cache(f"empty-{len(forged)}-{reason}")
-        assert reason_of(partial(fetch_payloads, roster, scene.store, cache), RejectedError) is reason
+        assert reason_of(partial(scene.fetch, roster, scene.store, cache), RejectedError) is reason
     scene.store.inner.delete([aggregate_key(WINDOW)])
     cache = scene.empty_cache("nothing")
-    assert reason_of(lambda: fetch_payloads(roster, scene.store, cache), RejectedError) is Reason.OBJECT_MISSING
+    assert reason_of(lambda: scene.fetch(roster, scene.store, cache), RejectedError) is Reason.OBJECT_MISSING
+
+
+def test_what_a_bad_aggregate_lacks_comes_from_the_miner(scene: Scene) -> None:
+    """So a bad aggregate does not part those who have the payloads from those who do not."""
+    roster = scene.publish(scene.gathered())
+    data = scene.store.inner.get(aggregate_key(WINDOW), max_bytes=10_000)
+    scene.store.inner.put(aggregate_key(WINDOW), bytes(len(data)))
+    for author in scene.subnet.miners[:3]:
+        key = window_key(Kind.GRADIENT, WINDOW, author.uid)
+        scene.subnet.store(author).inner.put(key, payload_bytes(author, WINDOW))
+    cache = scene.empty_cache()
+    scene.fetch(roster, scene.store, cache)
+    assert [cache.read(WINDOW, entry.payload_sha256) for entry in roster.entries] == [
+        payload_bytes(author, WINDOW) for author in scene.subnet.miners[:3]
+    ]
+
+
+def test_a_disk_that_is_full_says_nothing_about_a_roster(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    roster, cache = scene.publish(scene.gathered()), scene.empty_cache()
+
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    reason = reason_of(lambda: scene.fetch(roster, scene.store, cache), TransientError)
+    assert reason is Reason.LOCAL_FILE
 
 
 @pytest.mark.parametrize(
@@ -304,7 +334,7 @@ def test_a_roster_that_gives_a_payload_to_somebody_else_is_rejected(
     roster = scene.publish(scene.gathered())
     forged = altered(roster, scene.subnet.miners[0].uid, **changes)
     for cache in (scene.cache, scene.empty_cache()):
-        assert reason_of(partial(fetch_payloads, forged, scene.store, cache), RejectedError) is reason
+        assert reason_of(partial(scene.fetch, forged, scene.store, cache), RejectedError) is reason
 
 
 def test_a_roster_with_an_illegal_payload_is_rejected(scene: Scene) -> None:
@@ -313,9 +343,7 @@ def test_a_roster_with_an_illegal_payload_is_rejected(scene: Scene) -> None:
     roster = scene.publish(scene.gathered([author]))
     forged = altered(roster, author.uid, payload_sha256=sha256_hex(junk))
     scene.store.inner.put(aggregate_key(WINDOW), junk)
-    assert (
-        reason_of(lambda: fetch_payloads(forged, scene.store, scene.empty_cache()), RejectedError) is Reason.MALFORMED
-    )
+    assert reason_of(lambda: scene.fetch(forged, scene.store, scene.empty_cache()), RejectedError) is Reason.MALFORMED
 
 
 def test_a_payload_of_another_window_is_rejected(scene: Scene) -> None:
@@ -323,7 +351,7 @@ def test_a_payload_of_another_window_is_rejected(scene: Scene) -> None:
     old = payload_bytes(author, WINDOW - 1)
     forged = altered(scene.publish(scene.gathered([author])), author.uid, payload_sha256=sha256_hex(old))
     scene.store.inner.put(aggregate_key(WINDOW), old)
-    reason = reason_of(lambda: fetch_payloads(forged, scene.store, scene.empty_cache()), RejectedError)
+    reason = reason_of(lambda: scene.fetch(forged, scene.store, scene.empty_cache()), RejectedError)
     assert reason is Reason.WRONG_WINDOW
 
 

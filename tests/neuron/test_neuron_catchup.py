@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from templar.errors import PermanentError, Reason, TransientError
+from templar.errors import Reason, TransientError
 from templar.exchange.checkpoint import StateMark, list_checkpoints, publish_checkpoint
 from templar.exchange.decisions import publish_decision
 from templar.exchange.keys import Kind, aggregate_key, window_key
@@ -87,6 +87,13 @@ def test_payloads_come_from_the_aggregate_when_the_miners_are_gone(network: Netw
     assert roots(miner) == roots(network.validator)
 
 
+def take(network: Network, taken: dict[tuple[str, str], bytes], name: str, key: str) -> None:
+    """Take an object out of a bucket, if it is there, and keep it."""
+    if key in (objects := network.objects(name)):
+        taken[name, key] = objects[key][1]
+        network.bucket(name).delete([key])
+
+
 @pytest.mark.parametrize("missing", ["aggregate", "roster"])
 def test_a_window_that_cannot_be_replayed_is_never_skipped(network: Network, missing: str) -> None:
     miner = away(network, range(1, 4))
@@ -96,10 +103,10 @@ def test_a_window_that_cannot_be_replayed_is_never_skipped(network: Network, mis
             "aggregate": aggregate_key(2),
             "roster": window_key(Kind.ROSTER, 2, node.exchange.identity(2).uid),
         }
-        name, key = network.name(node), keys[missing]
-        if key in (objects := network.objects(name)):
-            taken[name, key] = objects[key][1]
-            network.bucket(name).delete([key])
+        take(network, taken, network.name(node), keys[missing])
+    if missing == "aggregate":  # and nowhere else is what was in it
+        for other in network.all(Miner):
+            take(network, taken, network.name(other), window_key(Kind.GRADIENT, 2, other.exchange.identity(2).uid))
     deadline = now(miner) + 5
     with pytest.raises(TransientError) as caught:
         catch_up(miner, 3, deadline=deadline)
@@ -118,6 +125,8 @@ def test_a_damaged_aggregate_is_not_applied(network: Network) -> None:
     name = network.name(network.aggregator)
     _, data = network.objects(name)[aggregate_key(1)]
     network.bucket(name).put(aggregate_key(1), data[:-1] + bytes([data[-1] ^ 1]))
+    for other in network.all(Miner):
+        network.bucket(network.name(other)).delete([window_key(Kind.GRADIENT, 1, other.exchange.identity(1).uid)])
     with pytest.raises(TransientError) as caught:
         catch_up(miner, 2, deadline=now(miner))
     assert caught.value.reason is Reason.AGGREGATE_MISSING
@@ -202,7 +211,7 @@ def test_a_miner_does_not_settle_a_window_that_may_still_be_decided(network: Net
     assert miner.state.window == 0
     to_window(network, 3)
     assert replay(miner, 1) == Settlement(1, None)
-    assert miner.journal.unconfirmed(0, 9) != ()
+    assert miner.journal.unconfirmed(0, 9) == (), "a decision that comes now comes too late"
 
 
 def test_a_validator_signs_what_may_still_be_decided_so_that_nobody_waits(network: Network) -> None:
@@ -526,9 +535,10 @@ def test_a_validator_of_the_minority_comes_back_although_its_word_stands(network
     assert validator.decide(Settlement(1, None)).in_time
     assert validate(validator, 2).action is Action.RUN
     assert validator.journal.roots(1, 1) == network.aggregator.journal.roots(1, 1)
-    with pytest.raises(PermanentError) as caught:
-        validator.decide(Settlement(1, fetch_roster(validator.exchange, network.aggregator.exchange.identity(1), 1)))
-    assert caught.value.reason is Reason.OBJECT_DIFFERS
+    report = validator.decide(
+        Settlement(1, fetch_roster(validator.exchange, network.aggregator.exchange.identity(1), 1))
+    )
+    assert report.reason is Reason.OBJECT_DIFFERS
 
 
 def test_a_roster_of_another_history_is_not_applied(network: Network) -> None:

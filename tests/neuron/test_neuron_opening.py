@@ -146,6 +146,9 @@ def test_a_node_that_cannot_catch_up_says_what_is_missing(network: Network) -> N
     network.run([1], but=[network.name(miner)])
     bucket = network.bucket(network.name(network.aggregator))
     bucket.delete([aggregate_key(1)])
+    for other in network.miners:
+        gradients = network.objects(network.name(other), "gradient-1-")
+        network.bucket(network.name(other)).delete(list(gradients))
     opening = open_window(miner, 2)
     assert (opening.window, opening.action, opening.reason) == (2, Action.CATCHING_UP, Reason.AGGREGATE_MISSING)
     assert opening.detail.startswith("at window 0, wanted 1: [aggregate_missing] window 1 cannot be replayed")

@@ -12,7 +12,9 @@ from deployments.s3_endpoint import AccessKey, create_bucket_with_keys
 from templar.errors import Reason
 from templar.store.base import ObjectStore
 from templar.store.directory import DirectoryStore
-from templar.store.s3 import S3Settings, S3Store, make_client
+from templar.store.s3 import S3Store
+from templar.store.s3_client import make_client
+from templar.store.s3_settings import S3Settings
 from tests.support.servers import MotoEndpoint, RcloneEndpoints, moto_endpoint, rclone_endpoints
 
 PART_BYTES = 5 << 20  # the smallest part that S3 takes

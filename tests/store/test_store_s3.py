@@ -10,13 +10,14 @@ from uuid import uuid4
 
 import pytest
 
-import templar.store.s3
+import templar.store.s3_client
 from deployments.s3_endpoint import AccessKey, create_bucket_with_keys
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.store.base import ObjectStore
 from templar.store.renewable import Renewable
-from templar.store.s3 import S3Settings, S3Store, r2_endpoint
+from templar.store.s3 import S3Store
 from templar.store.s3_answers import refusal
+from templar.store.s3_settings import S3Settings, r2_endpoint
 from tests.store.conftest import s3_store
 from tests.support.scripted_server import Reply, Request, ScriptedServer, s3_error, scripted_server
 from tests.support.servers import MotoEndpoint, Server, random_key, start_rclone
@@ -125,7 +126,7 @@ class TestTrouble:
 
     def test_other_environment_settings_are_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("AWS_PROFILE", "no-such-profile")
-        monkeypatch.setattr(templar.store.s3, "_session", None)
+        monkeypatch.setattr(templar.store.s3_client, "_session", None)
         with scripted_server(lambda _: Reply()) as server:
             refused = error_of(lambda: store_at(server).put("key", b""))
         assert refused.reason is Reason.STORE_REFUSED
