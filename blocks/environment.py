@@ -32,7 +32,7 @@ def neuron_from_environment(environment: Mapping[str, str]) -> Neuron:
     endpoint = _endpoint(reader)
     neuron = reader.build(
         Neuron,
-        {"role": "TEMPLAR_ROLE"},
+        {"role": "TEMPLAR_ROLE", "genesis": "TEMPLAR_GENESIS"},
         role=role,
         actor=_actor(reader),
         home=str(Path(reader.text("TEMPLAR_HOME", "~/.templar")).expanduser().absolute()),
@@ -46,7 +46,7 @@ def neuron_from_environment(environment: Mapping[str, str]) -> Neuron:
             netuid=reader.whole_number("NETUID"),
         ),
         wallet=Wallet(
-            path=reader.text("WALLET_PATH", "~/.bittensor/wallets"),
+            path=str(Path(reader.text("WALLET_PATH", "~/.bittensor/wallets")).expanduser().absolute()),
             name=reader.text("WALLET_NAME"),
             hotkey=reader.text("WALLET_HOTKEY"),
         ),

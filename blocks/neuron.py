@@ -1,15 +1,17 @@
 """A neuron: everything that a process needs to be one, from blocks and hyper-parameters to the live node."""
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from prefect.blocks.core import Block
-from pydantic import Field, HttpUrl
+from pydantic import Field, HttpUrl, field_validator
 
 from blocks.chain import Subnet, Wallet
 from blocks.dataset import Dataset
 from blocks.storage import NeuronBucket
+from templar.chain.remote import public_address
 from templar.errors import PermanentError, Reason
 from templar.exchange.buckets import Buckets
 from templar.hparams import HParams, load_hparams
@@ -62,6 +64,13 @@ class Neuron(Block):
     bucket: NeuronBucket = Field(description="Its bucket.")
     dataset: Dataset = Field(description="The training text.")
 
+    @field_validator("genesis")
+    @classmethod
+    def _is_a_hash(cls, genesis: str) -> str:
+        if genesis and re.fullmatch("[0-9a-f]{64}", genesis) is None:
+            raise ValueError("a genesis hash is 64 lower-case hex digits; leave it empty to take the network's")
+        return genesis
+
     def hparams(self) -> HParams:
         """The network's numbers.
 
@@ -101,7 +110,7 @@ class Neuron(Block):
             raise PermanentError(
                 Reason.BAD_HPARAMS,
                 f"windows.block_seconds is {hparams.windows.block_seconds:g} in preset {self.preset!r}, but a block of "
-                f"{self.subnet.network} takes {chain.block_seconds:g} s: choose the network's preset",
+                f"{public_address(self.subnet.network)} takes {chain.block_seconds:g} s: choose the network's preset",
             )
         buckets = Buckets(chain, self.bucket.endpoint.open_reader, own=own, hotkey=hotkey.address)
         open_dataset = partial(self.dataset.open, hparams.data.rows_per_page)

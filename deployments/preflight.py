@@ -1,15 +1,19 @@
 """Look, before a neuron is registered, whether everything that its environment names is there and lets it in.
 
-Nothing is written anywhere. Whether the write key may write, only the first window shows.
+Nothing is written but the neuron's own folder is made. Whether the write key may write, only the first window shows.
 """
 
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from blocks.environment import bucket_variables
 from blocks.neuron import Neuron
+from templar.chain.remote import public_address
 from templar.errors import PermanentError, Reason, TemplarError
 from templar.store.base import ObjectStore
+from templar.store.files import local_file
 
 
 def require_reachable(block: Neuron) -> None:
@@ -25,10 +29,9 @@ def require_reachable(block: Neuron) -> None:
     with _named("NETWORK, NETUID"):
         neuron = block.subnet.open(block.wallet).metagraph().by_hotkey(address)
     if neuron is None:
+        subnet = f"subnet {block.subnet.netuid} of {public_address(block.subnet.network)}"
         raise PermanentError(
-            Reason.NOT_REGISTERED,
-            f"WALLET_HOTKEY: {address} is not registered on subnet {block.subnet.netuid} of {block.subnet.network}: "
-            "register it there first",
+            Reason.NOT_REGISTERED, f"WALLET_HOTKEY: {address} is not registered on {subnet}: register it there first"
         )
     variables, own = bucket_variables(block.role), block.bucket.open()
     with _named(f"{variables}_READ_*"):
@@ -40,6 +43,9 @@ def require_reachable(block: Neuron) -> None:
             _look_into(store)
     with _named("DATASET_BINS_PATH"):
         block.dataset.open(hparams.data.rows_per_page)
+    with _named("TEMPLAR_HOME"), local_file(Path(block.home)):
+        Path(block.home).mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=block.home).close()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ that does not answer, is named and nothing is changed. Running it again updates 
 import argparse
 import importlib
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,15 +38,18 @@ def read_environment(env_file: Path | None) -> dict[str, str]:
     """This process's environment over that of a file.
 
     Raises:
-        PermanentError: `bad_environment`; the file is not there.
+        PermanentError: `bad_environment`; the file is not there, or cannot be read.
     """
     values: Mapping[str, str | None] = {}
     if env_file is not None:
-        if not env_file.exists():
+        if not env_file.is_file():
             raise PermanentError(
                 Reason.BAD_ENVIRONMENT, f"{env_file}: no such file; copy .env.example to it and fill it in"
             )
-        values = dotenv_values(env_file)
+        try:
+            values = dotenv_values(env_file)
+        except (OSError, UnicodeDecodeError) as error:
+            raise PermanentError(Reason.BAD_ENVIRONMENT, f"{env_file}: cannot be read: {error}") from None
     return {name: value for name, value in values.items() if value is not None} | dict(os.environ)
 
 
@@ -119,10 +123,17 @@ def register(name: str, block: Neuron, *, pool: str | None = None, grace_seconds
     deploy_window(name, block.role, pool)
 
 
+def _name(text: str) -> str:
+    """A name that blocks, pools and artifacts take."""
+    if re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", text) is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not lower-case letters, digits and single hyphens between them")
+    return text
+
+
 def main() -> int:
     """Parse the command line and register."""
     parser = argparse.ArgumentParser(prog="python -m deployments.register", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--name", default="default", help="name of the neuron on this host")
+    parser.add_argument("--name", type=_name, default="default", help="name of the neuron on this host")
     parser.add_argument("--env-file", type=Path, help="file with the variables of .env.example")
     arguments = parser.parse_args()
     try:

@@ -1,10 +1,41 @@
-"""Table artifacts: one per window for gather outcomes, one for scores; history is under the key in the UI."""
+"""Artifacts: tables of gather outcomes and scores, and progress bars; history is under the key in the UI."""
 
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from prefect.artifacts import create_table_artifact
+import httpx
+from prefect.artifacts import create_progress_artifact, create_table_artifact, update_progress_artifact
+from prefect.exceptions import PrefectException
+
+log = logging.getLogger("templar.artifacts")
 
 
 def table(key: str, rows: list[dict[str, Any]], description: str) -> None:
     """Show rows as a table in the UI; an empty table says so."""
-    create_table_artifact(key=key, table=rows or [{"": "nothing"}], description=description)
+    with _optional(key):
+        create_table_artifact(key=key, table=rows or [{"": "nothing"}], description=description)
+
+
+def progress(key: str, description: str) -> Callable[[float], None]:
+    """A bar in the UI, and what moves it to a percentage."""
+    artifact: Any = None
+    with _optional(key):
+        artifact = create_progress_artifact(progress=0.0, key=key, description=description)
+
+    def show(percentage: float) -> None:
+        if artifact is not None:
+            with _optional(key):
+                update_progress_artifact(artifact, percentage)
+
+    return show
+
+
+@contextmanager
+def _optional(key: str) -> Iterator[None]:
+    """A server that does not answer costs the artifact, never the step: its work is done or goes on."""
+    try:
+        yield
+    except (httpx.HTTPError, PrefectException) as error:
+        log.warning("the artifact %s is not shown: %r", key, error)

@@ -9,6 +9,7 @@ The last line of `run` is JSON; everything in it was read back from the chain an
 
 import argparse
 import json
+import os
 import signal
 import sys
 import time
@@ -55,6 +56,8 @@ def main() -> int:
         "up": lambda: up(network),
         "down": lambda: down(network),
     }
+    own = plan.server.environment()
+    os.environ.update({name: own[name] for name in ("NO_PROXY", "no_proxy")})  # nothing here is behind a proxy
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a run that is ended takes its network down as well
     try:
         return commands[arguments.command]()

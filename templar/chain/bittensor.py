@@ -19,7 +19,7 @@ from templar.chain.clock import SystemClock
 from templar.chain.commitment import check_commitment, commitment_info, commitment_text
 from templar.chain.finality import FinalizedChain
 from templar.chain.keys import load_hotkey
-from templar.chain.remote import CallLimits, Connection, ConnectionLostError
+from templar.chain.remote import CallLimits, Connection, ConnectionLostError, public_address
 from templar.chain.weights import quantise_weights
 from templar.errors import PermanentError, Reason, TransientError
 
@@ -87,7 +87,7 @@ class BittensorChain(FinalizedChain):
             outage_pause_seconds=self._limits.longest_backoff_seconds,
         )
         self._connection = Connection(
-            f"chain {network}", self._connect, _disconnect, clock=self._clock, limits=self._limits
+            f"chain {public_address(network)}", self._connect, _disconnect, clock=self._clock, limits=self._limits
         )
         self._submitting = threading.Lock()
         self._block_seconds: float | None = None
@@ -128,9 +128,7 @@ class BittensorChain(FinalizedChain):
 
         graph = self._read(f"the metagraph at block {number}", read)
         if graph is None:
-            raise PermanentError(
-                Reason.BAD_ENVIRONMENT, f"netuid: {self._label} has no subnet {self._netuid} at block {number}"
-            )
+            raise PermanentError(Reason.BAD_ENVIRONMENT, f"netuid: there is no subnet {self._netuid} at block {number}")
         neurons = tuple(
             NeuronInfo(neuron.uid, neuron.hotkey, neuron.total_stake.amount, neuron.validator_permit, neuron.incentive)
             for neuron in graph.neurons

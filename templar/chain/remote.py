@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+from urllib.parse import urlsplit
 
 from templar import interrupt
 from templar.chain.base import Clock
@@ -29,6 +30,12 @@ CLOSE_SECONDS = 5.0
 STOP_CHECK_SECONDS = 0.25
 OVERTIME_SECONDS = 10.0
 """What a call may take beyond its limits before its event loop is given up for stuck."""
+
+
+def public_address(network: str) -> str:
+    """A network's name, or of an endpoint's address scheme and host alone: the rest may hold a key."""
+    parts = urlsplit(network)
+    return f"{parts.scheme}://{parts.hostname}" if parts.hostname else network
 
 
 class ConnectionLostError(Exception):

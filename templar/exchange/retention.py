@@ -1,6 +1,6 @@
 """What may be deleted from a bucket: objects of windows that nobody needs any more, and nothing else."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from templar.chain.base import NeuronInfo
 from templar.exchange.checkpoint import MANIFEST_FILE
@@ -46,7 +46,7 @@ def may_have_expired(exchange: Exchange, neuron: NeuronInfo, window: int) -> boo
 
 
 def expired_objects(
-    objects: Iterable[ObjectInfo], *, current_window: int, genesis_window: int, storage: Storage
+    objects: Iterable[ObjectInfo], *, current_window: int, genesis_windows: Collection[int], storage: Storage
 ) -> list[ObjectInfo]:
     """The objects of a bucket whose retention is over.
 
@@ -57,7 +57,7 @@ def expired_objects(
     Args:
         objects: A listing of the bucket.
         current_window: The window of the chain now.
-        genesis_window: The window of the genesis checkpoint.
+        genesis_windows: Windows of genesis checkpoints.
         storage: Retention.
 
     Returns:
@@ -65,7 +65,7 @@ def expired_objects(
     """
     keyed = [(info, key) for info in objects if (key := parse_current_key(info.key))]
     oldest = current_window - storage.retention_windows
-    kept_checkpoints = _newest_checkpoints(keyed, storage.checkpoints_kept) | {genesis_window}
+    kept_checkpoints = _newest_checkpoints(keyed, storage.checkpoints_kept) | set(genesis_windows)
     lists = (key.window or 0 for _, key in keyed if key.kind is Kind.PEERS)
     in_effect = max((first for first in lists if first <= current_window), default=None)
 

@@ -3,8 +3,10 @@
 None of it needs the live neuron: it reads snapshots and buckets, so it can run in any process at any time.
 """
 
+import logging
 import shutil
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +16,17 @@ from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.buckets import Buckets
 from templar.exchange.checkpoint import StateMark, publish_checkpoint
 from templar.exchange.genesis import Birth, find_birth
-from templar.exchange.keys import parse_key
+from templar.exchange.keys import Kind, parse_current_key, parse_key
+from templar.exchange.objects import StartWindow
 from templar.exchange.retention import expired_objects, newest_window
+from templar.exchange.sealing import unseal
 from templar.hparams import HParams
 from templar.model.checkpoint import write_model
 from templar.neuron.snapshot import Snapshots
+from templar.store.base import ObjectInfo, ObjectStore
 from templar.windows import window_of
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -126,7 +133,7 @@ def clean_bucket(premises: Premises, *, dry_run: bool) -> CleanupReport:
     expired = expired_objects(
         objects,
         current_window=window if newest is None else newest,
-        genesis_window=birth.mark.window,
+        genesis_windows={birth.mark.window} | _own_genesis_windows(store, objects),
         storage=premises.hparams.storage,
     )
     failed = () if dry_run else store.delete(info.key for info in expired).failed
@@ -140,6 +147,20 @@ def clean_bucket(premises: Premises, *, dry_run: bool) -> CleanupReport:
         total[2] += not dry_run and info.key not in still_there
     rows = tuple(CleanupRow(kind, *total) for kind, total in sorted(totals.items()))
     return CleanupReport(window, rows, failed)
+
+
+def _own_genesis_windows(store: ObjectStore, objects: Sequence[ObjectInfo]) -> set[int]:
+    """Checkpoints that the bucket's own start window needs, whichever network its owner is in today."""
+    keyed = {info.key: key for info in objects if (key := parse_current_key(info.key))}
+    starts = [name for name, key in keyed.items() if key.kind is Kind.START_WINDOW]
+    try:
+        return {
+            unseal(store.get(name, max_bytes=StartWindow.max_bytes), StartWindow).body.start_window - 1
+            for name in starts
+        }
+    except PermanentError as error:
+        log.warning("the own start window cannot be read, so every checkpoint stays: %s", error)
+        return {key.window for key in keyed.values() if key.kind is Kind.CHECKPOINT and key.window is not None}
 
 
 def outer_steps_of(premises: Premises) -> int:

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from templar.errors import PermanentError, Reason
+from templar.store.files import local_file
 
 
 class NeuronLock:
@@ -17,13 +18,15 @@ class NeuronLock:
         home: The neuron's folder; made when needed.
 
     Raises:
-        PermanentError: `already_running`; another process holds it, and the message says which.
+        PermanentError: `already_running`; another process holds it, and the message says which. `local_file`; the
+            folder cannot be written.
     """
 
     def __init__(self, home: Path) -> None:
-        home.mkdir(parents=True, exist_ok=True)
         path = home / "lock"
-        self._file = path.open("a+")
+        with local_file(path):
+            home.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a+")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

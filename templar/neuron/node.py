@@ -12,10 +12,10 @@ from functools import partial
 from torch import Tensor
 
 from templar.chain.base import NeuronInfo
-from templar.errors import PermanentError, Reason, RejectedError, TransientError
+from templar.errors import PermanentError, Reason
 from templar.exchange.cache import PayloadCache
 from templar.exchange.checkpoint import StateMark
-from templar.exchange.decisions import majority, may_be_decided
+from templar.exchange.decisions import may_be_decided
 from templar.exchange.gather import Gatherer, GatherReport
 from templar.exchange.genesis import load_genesis
 from templar.exchange.objects import Roster
@@ -29,6 +29,7 @@ from templar.hparams import HParams
 from templar.model.llama import parameter_shapes
 from templar.neuron.agreed import AgreedState, check_mark
 from templar.neuron.durable import write_file
+from templar.neuron.history import check_history
 from templar.neuron.joining import NodeSettings, Surroundings, join
 from templar.neuron.journal import Applied, Journal, Status
 from templar.neuron.lock import NeuronLock
@@ -155,7 +156,7 @@ class Node:
             self.exchange,
             self.exchange.times(window),
             cache=self.cache,
-            check_history=self._check_history,
+            check_history=partial(check_history, self.exchange, self.journal),
             publish_own=publish_own,
         )
         roster = decided.roster if decided is not None and decided.roster.entries else None
@@ -283,24 +284,3 @@ class Node:
             self.cache.has(entry.payload_sha256, window=settlement.window, uid=entry.uid, hotkey=entry.hotkey)
             for entry in entries
         )
-
-    def _check_history(self, roster: Roster) -> None:
-        """A roster that follows another decision than this node's last one: one of the two is wrong.
-
-        Raises:
-            RejectedError: `minority`; the roster is, for the majority decided as this node did.
-            TransientError: `minority`; this node is, or nobody can say: it catches up first.
-        """
-        before = self.journal.applied(roster.window - 1)
-        if before is None or before.roster == roster.previous:
-            return
-        message = f"window {roster.window}: its roster follows another decision on the window before than this node's"
-        try:
-            decided = majority(self.exchange, roster.window - 1).roster
-        except TransientError as error:
-            raise TransientError(
-                Reason.MINORITY, f"{message}; which is the majority's is not known: {error}"
-            ) from error
-        if decided == before.roster:
-            raise RejectedError(Reason.MINORITY, f"{message}, which is the majority's")
-        raise TransientError(Reason.MINORITY, f"{message}; the node catches up with the majority")

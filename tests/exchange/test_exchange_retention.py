@@ -23,7 +23,7 @@ FOREIGN = ["", "gradient", "gradient-1-2.bin", "text/_metadata.yaml", "checkpoin
 
 def expired(keys: Iterable[str], *, now: int = NOW, storage: Storage = STORAGE) -> list[str]:
     objects = [ObjectInfo(key, 1, 0) for key in keys]
-    found = expired_objects(objects, current_window=now, genesis_window=GENESIS, storage=storage)
+    found = expired_objects(objects, current_window=now, genesis_windows={GENESIS}, storage=storage)
     assert found == [info for info in objects if info in found]  # in the listing's order
     return [info.key for info in found]
 
@@ -194,7 +194,7 @@ def test_a_second_clean_up_finds_nothing(bucket: set[str]) -> None:
         store.put(key, b"")
 
     def clean() -> list[ObjectInfo]:
-        found = expired_objects(store.list(), current_window=NOW, genesis_window=GENESIS, storage=STORAGE)
+        found = expired_objects(store.list(), current_window=NOW, genesis_windows={GENESIS}, storage=STORAGE)
         store.delete(info.key for info in found)
         return found
 
