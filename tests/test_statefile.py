@@ -1,5 +1,6 @@
 import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -126,3 +127,15 @@ def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
     with pytest.raises(PermanentError, match="schema 3 is newer than this release's 1"):
         opened(path)
     assert numbers(opened(path, version=3)) == [1]
+
+
+def test_a_file_that_somebody_holds_may_be_free_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No reason to move anything away."""
+    path = tmp_path / "notes.sqlite"
+    monkeypatch.setattr("templar.statefile.BUSY_TIMEOUT_SECONDS", 0.01)
+    with closing(sqlite3.connect(path, isolation_level=None)) as holder:
+        holder.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(TransientError) as caught:
+            opened(path)
+    assert caught.value.reason is Reason.LOCAL_FILE
+    opened(path).close()

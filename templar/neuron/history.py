@@ -1,4 +1,4 @@
-"""Does a roster follow the history that this node applied? If not, one of the two is of a minority (PROTOCOL 13, 15)."""
+"""Whether a roster follows the history that this node applied; if not, one of them is of a minority (PROTOCOL 15)."""
 
 from templar.errors import Reason, RejectedError, TransientError
 from templar.exchange.context import Exchange

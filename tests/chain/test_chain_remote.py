@@ -6,7 +6,7 @@ import pytest
 
 from templar import interrupt
 from templar.chain.clock import SimulatedClock
-from templar.chain.remote import CallLimits, Connection, ConnectionLostError
+from templar.chain.remote import CallLimits, Connection, ConnectionLostError, public_address
 from templar.errors import Reason, TransientError
 
 LIMITS = CallLimits(attempts=4, connect_seconds=60, backoff_seconds=1, longest_backoff_seconds=3)
@@ -194,3 +194,32 @@ def test_closing_ends_the_thread_and_the_next_call_starts_another(connection, se
     assert service.disconnects == 1
     connection.close()
     assert connection.call("it", echo, seconds=60) == 2
+
+
+def test_a_loop_that_something_blocks_is_given_up(service, clock, monkeypatch):
+    monkeypatch.setattr("templar.chain.remote.OVERTIME_SECONDS", 0.05)
+    limits = CallLimits(attempts=2, connect_seconds=0.05)
+    connection = Connection("service", service.connect, service.disconnect, clock=clock, limits=limits)
+    blocked, calls = threading.Event(), []
+
+    async def block_at_first(client):
+        calls.append(client)
+        if len(calls) == 1:
+            blocked.wait(30)  # in the event loop's own thread
+        return client
+
+    assert connection.call("it", block_at_first, seconds=0.05) == 2
+    blocked.set()
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("network", "shown"),
+    [
+        ("finney", "finney"),
+        ("wss://entry.example:443", "wss://entry.example"),
+        ("wss://user:word@entry.example/KEY?apikey=KEY", "wss://entry.example"),
+    ],
+)
+def test_of_an_address_only_the_host_is_shown(network, shown):
+    assert public_address(network) == shown

@@ -145,3 +145,11 @@ def test_progress_is_the_share_of_the_bytes(store: MemoryStore, tmp_path: Path) 
     seen: list[float] = []
     rotate(store, PREFIX, tmp_path, outer_steps=0, outer_steps_per_shard=10, on_progress=seen.append)
     assert seen == pytest.approx([100 * done / 220 for done in (100, 110, 210, 220)])
+
+
+@pytest.mark.parametrize("prefix", ["ds/", "", "/ds"])
+def test_the_folder_may_be_written_in_any_way(tmp_path: Path, prefix: str) -> None:
+    store, folder = MemoryStore("dataset"), "ds/" if prefix else ""
+    for name in shard_files(0):
+        store.put(f"{folder}{name}", b"x")
+    assert rotate(store, prefix, tmp_path, outer_steps=0, outer_steps_per_shard=10).num_shards == 1

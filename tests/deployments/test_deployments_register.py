@@ -144,6 +144,9 @@ def test_this_process_has_the_last_word(
         ({"WALLET_HOTKEY": "stranger"}, "[not_registered] WALLET_HOTKEY: "),
         ({"NETWORK": "ledger:/none.sqlite"}, "NETWORK, NETUID: /none.sqlite: "),
         ({"NETUID": "2"}, "[bad_environment] NETWORK, NETUID: NETUID is 2, but the ledger "),
+        ({"TEMPLAR_GENESIS": "zzz"}, "[bad_environment] TEMPLAR_GENESIS is refused: a genesis hash is 64 lower-case"),
+        ({"TEMPLAR_HOME": "/proc/1/none"}, "[local_file] TEMPLAR_HOME: "),
+        ({"TEMPLAR_STORAGE": "http://user:word@host"}, "[bad_environment] TEMPLAR_STORAGE is refused: a storage's url"),
         (OTHER_BUCKET, "[bucket_missing] R2_GRADIENTS_READ_*: "),
         (
             {"R2_DATASET_ACCOUNT_ID": "elsewhere", "R2_DATASET_BUCKET_NAME": "elsewhere"},
@@ -190,6 +193,29 @@ def test_a_key_that_is_refused_is_named(
     assert err.startswith(f"[access_denied] R2_GRADIENTS_{right}_*: bucket {ACCOUNT}: ")
     assert err.count("\n") == 1
     assert on_the_server(prefect_server) == before
+
+
+@pytest.mark.parametrize("name", ["my_neuron", "Default", "my neuron", "a/b", "-", ""])
+def test_a_name_that_nothing_takes_is_refused(
+    call: Any, env_file: EnvFile, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        call(f"--name={name}", "--env-file", env_file.of("lazy"))
+    assert caught.value.code == 2
+    assert "lower-case letters, digits and single hyphens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [None, b"NETUID=\xff\n"])
+def test_a_file_that_cannot_be_read_is_named(call: Any, tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "env"
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    status, _, err = call("--env-file", path)
+    assert status == 1
+    assert err.startswith(f"[bad_environment] {path}: ")
+    assert err.count("\n") == 1
 
 
 def test_a_missing_file_is_named_with_the_remedy(

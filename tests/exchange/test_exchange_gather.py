@@ -1,3 +1,4 @@
+import errno
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +8,7 @@ import pytest
 from templar import interrupt
 from templar.canonical import sha256_hex
 from templar.chain.base import NeuronInfo
-from templar.errors import PermanentError, Reason, TransientError
+from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.exchange.cache import PayloadCache
 from templar.exchange.gather import Gatherer, GatherReport, Tier
 from templar.exchange.keys import Kind, window_key
@@ -352,6 +353,19 @@ def test_a_stop_request_is_no_outcome(scene: Scene, concurrency: int) -> None:
     scene.fail(3, StoppedError(Reason.STOPPED, "for a test"))
     with pytest.raises(StoppedError):
         scene.gather([2, 3, 4], concurrency=concurrency)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES])
+def test_what_this_machine_cannot_keep_is_nobodys_fault(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refuse(path: Path, data: bytes) -> None:
+        raise OSError(code, "for a test")
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    with pytest.raises(TemplarError) as caught:
+        scene.gather(scene.uids)
+    assert caught.value.reason is Reason.LOCAL_FILE
 
 
 def test_a_stop_request_ends_the_waiting(scene: Scene) -> None:

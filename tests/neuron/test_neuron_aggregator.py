@@ -1,13 +1,15 @@
 """Rosters of the first rank, and the second rank's when the first is silent (PROTOCOL 12-15)."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from templar.exchange.context import Exchange
 from templar.exchange.decisions import majority, read_decision
 from templar.exchange.keys import aggregate_key
 from templar.exchange.objects import Roster
-from templar.exchange.roster import fetch_roster
+from templar.exchange.roster import fetch_roster, publish_roster
 from templar.neuron.aggregator import RosterNode
 from templar.neuron.drive import aggregate, mine
 from templar.neuron.journal import Status
@@ -208,3 +210,25 @@ def test_only_as_many_ranks_as_there_are_slots_publish(folder: Path, ranks: int)
     assert len({node.state.root for name, node in network.nodes.items() if name != silent}) == 1
     mine(network.miners[0], 2)
     network.stop()
+
+
+def test_a_first_rank_that_rewrites_history_is_passed_over(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its roster does not follow what the majority decided, so the next rank has its turn and scoring goes on."""
+    network.run([1])
+    real = publish_roster
+
+    def lies(exchange: Exchange, *arguments: Any, **options: Any) -> Roster:
+        if exchange.identity(2).uid == network.member(network.name(network.aggregator)).uid:
+            options["previous"] = "ab" * 32
+        return real(exchange, *arguments, **options)
+
+    monkeypatch.setattr("templar.neuron.aggregator.publish_roster", lies)
+    network.run([2])
+    validator = network.validator
+    applied = validator.journal.applied(2)
+    own = fetch_roster(validator.exchange, validator.exchange.identity(2), 2)
+    assert applied is not None
+    assert own is not None
+    assert applied.roster == own.digest
+    assert validator.book.evidence(2) is not None
+    assert len(network.roots(2)) == 1

@@ -1,6 +1,7 @@
 """Catch-up: what a late node applies is what was decided, window by window, or a state that the majority proved."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,9 @@ import torch
 
 from templar.errors import Reason, TransientError
 from templar.exchange.checkpoint import StateMark, list_checkpoints, publish_checkpoint
-from templar.exchange.decisions import publish_decision
+from templar.exchange.decisions import majority, publish_decision
 from templar.exchange.keys import Kind, aggregate_key, window_key
-from templar.exchange.objects import Proof
+from templar.exchange.objects import Decision, Proof
 from templar.exchange.proof import state_proof
 from templar.exchange.roster import fetch_roster
 from templar.exchange.sealing import seal
@@ -571,3 +572,69 @@ def test_a_replayed_window_is_confirmed(network: Network) -> None:
     settlement = replay(miner, 1)
     assert miner.journal.unconfirmed(0, 9) == ()
     assert miner.journal.applied(1) == Applied(1, settlement.digest, miner.state.root)
+
+
+def test_a_decision_that_comes_too_late_moves_nobody(network: Network) -> None:
+    """Nobody decided on window 1; when all have gone on, one small validator names a roster that nobody shows."""
+    network.run([1])
+    for node in network.all(RosterNode):
+        name = network.name(node)
+        network.bucket(name).delete(network.objects(name, "decision-1-"))
+    for node in network.nodes.values():
+        node.journal._file.execute("UPDATE applied SET confirmed = 0")
+    to_window(network, 3)
+    assert not leave_minority(network.aggregator)
+    assert network.aggregator.journal.unconfirmed(0, 9) == ()
+    late = Decision(**network.validator.exchange.author(1), window=1, roster="ab" * 32)
+    sealed = seal(late, network.validator.exchange.own_signer).encode()
+    name = network.name(network.validator)
+    network.bucket(name).put(window_key(Kind.DECISION, 1, network.validator.exchange.identity(1).uid), sealed)
+    for node in network.nodes.values():
+        assert not leave_minority(node)
+        assert node.state.window == 1
+
+
+def test_a_key_of_a_far_window_does_not_make_the_past_uncertain(network: Network) -> None:
+    to_window(network, 4)
+    name = network.name(network.validator)
+    network.bucket(name).put("debug-999999999999-0-v1.json", b"{}")
+    assert replay(network.miners[0], 1) == Settlement(1, None)
+
+
+def test_what_may_have_expired_does_not_leave_the_rest_a_majority(folder: Path) -> None:
+    """Of an old window only one small validator still shows a decision and a proof."""
+    network = Network(folder, tiny(storage={"checkpoint_frequency": 1, "retention_windows": 2}))
+    network.run([1, 2, 3, 4, 5])
+    exchange = network.miners[0].exchange
+    assert majority(exchange, 1).is_clear
+    clean_bucket(network.premises(network.name(network.aggregator)), dry_run=False)
+    with pytest.raises(TransientError) as caught:
+        majority(exchange, 1)
+    assert caught.value.reason is Reason.DECISION_MISSING
+    network.stop()
+
+
+def test_what_failed_after_the_step_is_made_up_for(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    network.run([1])
+    miner = network.miners[0]
+    name = network.name(miner)
+    outcomes: list[Reason] = []
+
+    def stumbles() -> None:
+        miner.chain.wait_for_block(2 * network.hparams.windows.blocks_per_window)
+        with monkeypatch.context() as patch:
+            patch.setattr(miner.journal, "enter_applied", raises(TransientError(Reason.LOCAL_FILE, "full")))
+            outcomes.extend(reason for reason in [mine(miner, 2).reason] if reason is not None)
+        miner.apply(miner.settle(2))
+
+    network.run([2], but=[name], beside=[stumbles])
+    assert outcomes == [Reason.LOCAL_FILE]
+    assert len(network.roots(2)) == 1
+    assert miner.snapshots.marks()[0].window == 2
+
+
+def raises(error: Exception) -> Callable[..., None]:
+    def fail(*arguments: object) -> None:
+        raise error
+
+    return fail

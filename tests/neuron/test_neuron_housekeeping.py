@@ -11,7 +11,7 @@ from templar.exchange.checkpoint import fetch_checkpoint, list_checkpoints
 from templar.exchange.keys import parse_key
 from templar.model.checkpoint import WEIGHTS_FILE, read_parameters
 from templar.neuron.agreed import check_mark
-from templar.neuron.housekeeping import clean_bucket, outer_steps_of, publish_newest_checkpoint
+from templar.neuron.housekeeping import Premises, clean_bucket, outer_steps_of, publish_newest_checkpoint
 from tests.support.network import Network, tiny
 
 AGGREGATOR = "aggregator-1"
@@ -190,3 +190,26 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     write_file(path, lambda part: part.write_bytes(b"second"), durable=False)
     assert path.read_bytes() == b"second"
     assert [each.name for each in path.parent.iterdir()] == ["payload.bin"]
+
+
+def test_the_genesis_of_the_own_start_window_stays_whatever_network_is_found(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network.run([1, 2, 3])
+    for _ in range(2):
+        publish_newest_checkpoint(network.premises(AGGREGATOR))
+    premises = network.premises(AGGREGATOR)
+    birth = premises.birth()
+    elsewhere = replace(birth, start=birth.start.model_copy(update={"start_window": 63}))
+    monkeypatch.setattr(Premises, "birth", lambda self: elsewhere)
+    before = network.objects(AGGREGATOR, "checkpoint-0-")
+    clean_bucket(premises, dry_run=False)
+    assert before
+    assert network.objects(AGGREGATOR, "checkpoint-0-") == before
+
+
+def test_housekeeping_insists_on_the_pinned_genesis(network: Network) -> None:
+    premises = replace(network.premises(AGGREGATOR), pinned_genesis="ab" * 32)
+    with pytest.raises(TransientError) as caught:
+        clean_bucket(premises, dry_run=False)
+    assert caught.value.reason is Reason.GENESIS_MISSING

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+from templar.chain.base import NeuronInfo
 from templar.errors import Reason, TransientError
+from templar.exchange.context import Exchange
 from templar.exchange.keys import Kind, peers_key, window_key
-from templar.exchange.objects import PeerList
+from templar.exchange.objects import PeerList, Proof
+from templar.exchange.proof import read_proof
 from templar.exchange.sealing import unseal
 from templar.neuron.drive import validate
 from templar.neuron.journal import Status
@@ -264,6 +267,38 @@ def test_a_miner_without_a_proof_of_its_state_is_out_of_sync(network: Network) -
     assert (record.windows_behind, record.sync, record.final) == (5, 0.0, 0.0)
     assert [slash.reason for slash in record.slashes] == [Reason.DESYNC]
     assert record_of(evidence_of(network, 3), uid_of(network, "honest-4")).windows_behind == 0
+
+
+def test_a_proof_that_cannot_be_read_blames_nobody(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error is never absence: the miner keeps the sync score that it had."""
+    network.run([1, 2])
+    real = read_proof
+
+    def fails(exchange: Exchange, neuron: NeuronInfo, window: int) -> Proof | None:
+        if window == 2 and neuron.uid == uid_of(network, "honest-4"):
+            raise TransientError(Reason.STORE_BUSY, "for a test")
+        return real(exchange, neuron, window)
+
+    monkeypatch.setattr("templar.neuron.evaluate.read_proof", fails)
+    network.run([3])
+    record = record_of(evidence_of(network, 3), uid_of(network, "honest-4"))
+    assert (record.windows_behind, record.sync, record.slashes) == (None, 1.0, ())
+
+
+def test_who_waits_for_a_slot_is_not_punished(folder: Path) -> None:
+    network = Network(folder, tiny(data={"spare_slots": 1}), actors=["honest"])
+    network.run([1])
+    for number in range(3):
+        network.join(f"newcomer-{number}")
+    network.run([2, 3, 4, 5])
+    waiting = 0
+    for window in (4, 5):
+        for record in evidence_of(network, window).miners:
+            if network.validator.workload.digest(window, record.uid) is None:
+                waiting += 1
+                assert record.slashes == ()
+    assert waiting == 2 * 2
+    network.stop()
 
 
 def test_somebody_elses_proof_is_no_proof(network: Network) -> None:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -16,7 +17,8 @@ from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.store.base import ObjectStore
 from templar.store.renewable import Renewable
 from templar.store.s3 import S3Store
-from templar.store.s3_answers import refusal
+from templar.store.s3_answers import check_listing, object_size, refusal
+from templar.store.s3_client import our_errors
 from templar.store.s3_settings import S3Settings, r2_endpoint
 from tests.store.conftest import s3_store
 from tests.support.scripted_server import Reply, Request, ScriptedServer, s3_error, scripted_server
@@ -462,3 +464,24 @@ class TestRenewable:
         renewable.renew()
         assert client.closed == 1
         assert renewable.get() is not client
+
+
+@pytest.mark.parametrize("answer", [{}, {"ContentLength": -5}])
+def test_an_answer_without_a_legal_length_is_asked_for_again(answer: dict[str, Any]) -> None:
+    with pytest.raises(TransientError) as caught:
+        object_size(answer, "bucket")
+    assert caught.value.reason is Reason.STORE_BUSY
+
+
+def test_a_page_of_something_else_is_no_empty_bucket() -> None:
+    check_listing({"IsTruncated": False}, "bucket")
+    with pytest.raises(TransientError) as caught:
+        check_listing({"ResponseMetadata": {}}, "bucket")
+    assert caught.value.reason is Reason.STORE_BUSY
+
+
+@pytest.mark.parametrize("error", [ValueError("not a date"), KeyError("Key")])
+def test_an_answer_that_makes_no_sense_may_pass(error: Exception) -> None:
+    with pytest.raises(TransientError) as caught, our_errors("bucket", access_key_id="abcdef"):
+        raise error
+    assert caught.value.reason is Reason.STORE_BUSY
