@@ -23,7 +23,7 @@ from templar.scoring.sync import MAX_BEHIND, windows_behind
 
 log = logging.getLogger(__name__)
 
-PROOF_ATTEMPTS = 3
+PROOF_ATTEMPTS = 2
 PROOF_PAUSE_SECONDS = 1.0
 
 
