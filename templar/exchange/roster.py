@@ -7,6 +7,7 @@ A publisher writes the aggregate (the payloads' bytes, one after the other) and 
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -129,18 +130,25 @@ def fetch_payloads(exchange: Exchange, roster: Roster, store: ObjectStore, cache
         cache.check_size(entry.payload_bytes, uid=entry.uid)  # before a byte of any is read
     key, offset = aggregate_key(roster.window), 0
     for entry in roster.entries:
-        start, size = offset, entry.payload_bytes
-        offset += size
+        read = partial(store.get_range, key, offset, entry.payload_bytes)
         try:
-            if not cache.has(entry.payload_sha256, window=roster.window, uid=entry.uid, hotkey=entry.hotkey):
-                try:
-                    _admit(cache, roster.window, entry, store.get_range(key, start, size))
-                except PermanentError as error:
-                    _raise_own(error)
-                    _admit(cache, roster.window, entry, _from_its_miner(exchange, roster.window, entry, error))
+            _fetch_payload(exchange, roster.window, entry, read, cache)
         except PermanentError as error:
             _raise_own(error)
             raise RejectedError(error.reason, f"aggregate of window {roster.window}: {error}") from None
+        offset += entry.payload_bytes
+
+
+def _fetch_payload(
+    exchange: Exchange, window: int, entry: RosterEntry, from_aggregate: Callable[[], bytes], cache: PayloadCache
+) -> None:
+    if cache.has(entry.payload_sha256, window=window, uid=entry.uid, hotkey=entry.hotkey):
+        return
+    try:
+        _admit(cache, window, entry, from_aggregate())
+    except PermanentError as error:
+        _raise_own(error)
+        _admit(cache, window, entry, _from_its_miner(exchange, window, entry, error))
 
 
 def _admit(cache: PayloadCache, window: int, entry: RosterEntry, data: bytes) -> None:

@@ -8,6 +8,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, tempor
 from tasks.artifacts import progress, table
 
 
+@pytest.mark.filterwarnings("ignore:Artifact creation outside")
 def test_without_a_server_the_step_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     nobody = {PREFECT_API_URL: "http://127.0.0.1:1/api", PREFECT_CLIENT_MAX_RETRIES: 0}
     with temporary_settings(nobody), caplog.at_level(logging.WARNING, "templar"):
