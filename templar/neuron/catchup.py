@@ -21,7 +21,7 @@ from templar.model.checkpoint import WEIGHTS_FILE, read_parameters
 from templar.neuron.agreed import check_mark
 from templar.neuron.journal import Applied
 from templar.neuron.node import Node, Settlement
-from templar.neuron.undecided import nobody_decided
+from templar.neuron.undecided import is_undecided_for_good
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ def leave_minority(node: Node) -> bool:
             raise
         except TemplarError as error:
             log.info("window %d: the majority is not known now: %s", window, error)
-            if error.reason is Reason.DECISION_MISSING and _is_undecided_for_good(node, window):
+            if error.reason is Reason.DECISION_MISSING and is_undecided_for_good(node.exchange, window):
                 node.journal.confirm(window)
             continue
         if (None if found is None else found[0].digest) == applied.roster:
@@ -121,10 +121,6 @@ def leave_minority(node: Node) -> bool:
         node.restore(before=window)
         return True
     return False
-
-
-def _is_undecided_for_good(node: Node, window: int) -> bool:
-    return not may_be_decided(node.exchange, window) and nobody_decided(node.exchange, window)
 
 
 def take_checkpoint(node: Node, target: int) -> StateMark | None:

@@ -15,7 +15,6 @@ from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason
 from templar.exchange.cache import PayloadCache
 from templar.exchange.checkpoint import StateMark
-from templar.exchange.decisions import may_be_decided
 from templar.exchange.gather import Gatherer, GatherReport
 from templar.exchange.genesis import load_genesis
 from templar.exchange.objects import Roster
@@ -35,7 +34,7 @@ from templar.neuron.journal import Applied, Journal, Status
 from templar.neuron.lock import NeuronLock
 from templar.neuron.private import PrivateState
 from templar.neuron.snapshot import Snapshots
-from templar.neuron.undecided import nobody_decided
+from templar.neuron.undecided import is_undecided_for_good
 from templar.windows import WindowTimes
 
 log = logging.getLogger(__name__)
@@ -169,9 +168,7 @@ class Node:
         Raises:
             TransientError: As `settle`.
         """
-        if may_be_decided(self.exchange, window) or not nobody_decided(self.exchange, window):
-            return None
-        return self.settle(window)
+        return self.settle(window) if is_undecided_for_good(self.exchange, window) else None
 
     def apply(self, settlement: Settlement) -> StateMark:
         """Apply a decided window to the state, once; a window that is applied already is left alone.

@@ -9,11 +9,16 @@ import logging
 
 from templar.errors import PermanentError, TransientError
 from templar.exchange.context import Exchange
-from templar.exchange.decisions import read_decision
+from templar.exchange.decisions import may_be_decided, read_decision
 from templar.exchange.retention import may_have_expired
 from templar.interrupt import StoppedError
 
 log = logging.getLogger(__name__)
+
+
+def is_undecided_for_good(exchange: Exchange, window: int) -> bool:
+    """Whether nobody decided on a window, and nobody can any more."""
+    return not may_be_decided(exchange, window) and nobody_decided(exchange, window)
 
 
 def nobody_decided(exchange: Exchange, window: int) -> bool:

@@ -64,10 +64,11 @@ class Validator(RosterNode):
         """
         if window % self.hparams.peers.peer_replacement_frequency:
             return None
-        known = self.journal.result(window, "peers")
-        tiers = _TIERS.validate_json(known) if known is not None else self._select_peers(window)
-        # The book changes within the window, what was published for it does not.
-        self.journal.enter(window, "peers", _TIERS.dump_json(tiers).decode())
+        if (known := self.journal.result(window, "peers")) is None:
+            # The book changes within the window, what was published for it does not.
+            known = _TIERS.dump_json(self._select_peers(window)).decode()
+            self.journal.enter(window, "peers", known)
+        tiers = _TIERS.validate_json(known)
         return None if tiers is None else publish_peers(self.exchange, window, *tiers)
 
     def _select_peers(self, window: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:

@@ -128,7 +128,7 @@ class DirectoryStore:
         """Every object whose key starts with `prefix`, in key order."""
         self._check_bucket()
         folder = prefix.rpartition("/")[0]
-        if is_key(folder or "-") and folder.partition("/")[0] != INCOMING:
+        if is_key(folder or "-") and not _is_reserved(folder):
             yield from self._walk(f"{folder}/" if folder else "", prefix)
 
     def delete(self, keys: Iterable[str]) -> DeleteReport:
@@ -151,7 +151,7 @@ class DirectoryStore:
 
     def _path(self, key: str) -> str:
         check_key(key)
-        if key.partition("/")[0] == INCOMING:
+        if _is_reserved(key):
             raise PermanentError(Reason.BAD_KEY, f"key {key!r} lies in the reserved folder {INCOMING!r}")
         return f"{self._root}/{key}"
 
@@ -241,9 +241,7 @@ class DirectoryStore:
                 if self._durable:
                     files.sync_folder(folder)
                 return True
-        raise TransientError(
-            Reason.STORE_BUSY, f"bucket {self._name}: the folder {folder} vanishes as soon as it is made"
-        )
+        raise TransientError(Reason.STORE_BUSY, f"bucket {self._name}: {folder} vanishes as soon as it is made")
 
     def _delete(self, key: str) -> None:
         path = self._path(key)
@@ -291,6 +289,10 @@ class DirectoryStore:
         if error.errno in _DENIED:
             return PermanentError(Reason.ACCESS_DENIED, f"{where}: {error.strerror}; check the rights on {self._root}")
         return TransientError(Reason.STORE_BUSY, f"{where}: {error.strerror or error}")
+
+
+def _is_reserved(key: str) -> bool:
+    return key.partition("/")[0] == INCOMING
 
 
 def _info(key: str, status: os.stat_result) -> ObjectInfo:

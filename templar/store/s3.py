@@ -246,4 +246,4 @@ class S3Store:
         objects = [{"Key": key} for key in keys]
         with self._calling(what) as client:
             answer = client.delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True})
-        return answers.undeleted(answer, keys, where=self._where(what), access_key_id=self._access_key_id)
+            return answers.undeleted(answer, keys, where=self._where(what), access_key_id=self._access_key_id)

@@ -116,7 +116,7 @@ def undeleted(answer: Mapping[str, Any], keys: Sequence[str], *, where: str, acc
     Raises:
         PermanentError: `access_denied`; for all of them.
     """
-    errors = {error.get("Key", keys[0]): str(error.get("Code", "unknown")) for error in answer.get("Errors", ())}
+    errors = {error["Key"]: str(error.get("Code", "unknown")) for error in answer.get("Errors", ())}
     left = {key: code for key, code in errors.items() if code != "NoSuchKey"}
     if len(left) == len(keys) and set(left.values()) == {"AccessDenied"}:
         raise refusal(403, "AccessDenied", operation="DeleteObjects", where=where, access_key_id=access_key_id)

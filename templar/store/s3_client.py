@@ -25,28 +25,36 @@ _session: Any = None
 def make_client(
     service: str, *, endpoint_url: str, access_key_id: str, secret_access_key: str, settings: S3Settings
 ) -> Any:
-    """A boto3 client with the house's timeouts and retries. It opens no connection; it is safe under threads."""
+    """A boto3 client with the house's timeouts and retries. It opens no connection; it is safe under threads.
+
+    Raises:
+        PermanentError: `store_refused`; boto3 does not take the endpoint's address.
+    """
     global _session  # noqa: PLW0603 - one session keeps the parsed service models for every client of the process
+    config = Config(
+        connect_timeout=settings.connect_timeout_seconds,
+        read_timeout=settings.read_timeout_seconds,
+        retries={"mode": "standard", "total_max_attempts": settings.max_attempts},
+        max_pool_connections=settings.pool_size,
+        tcp_keepalive=True,
+        s3={"addressing_style": "path"},
+        # boto3's default checksums are more than servers other than AWS understand.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+    )
     with _session_lock:  # using clients is thread-safe, making them is not
         _session = _session or boto3.session.Session()
-        return _session.client(
-            service,
-            endpoint_url=endpoint_url,
-            region_name=settings.region,
-            aws_access_key_id=access_key_id,
-            aws_secret_access_key=secret_access_key,
-            config=Config(
-                connect_timeout=settings.connect_timeout_seconds,
-                read_timeout=settings.read_timeout_seconds,
-                retries={"mode": "standard", "total_max_attempts": settings.max_attempts},
-                max_pool_connections=settings.pool_size,
-                tcp_keepalive=True,
-                s3={"addressing_style": "path"},
-                # boto3's default checksums are more than servers other than AWS understand.
-                request_checksum_calculation="when_required",
-                response_checksum_validation="when_required",
-            ),
-        )
+        try:
+            return _session.client(
+                service,
+                endpoint_url=endpoint_url,
+                region_name=settings.region,
+                aws_access_key_id=access_key_id,
+                aws_secret_access_key=secret_access_key,
+                config=config,
+            )
+        except ValueError as error:
+            raise PermanentError(Reason.STORE_REFUSED, f"{error}; correct the endpoint's address") from error
 
 
 @contextmanager
@@ -61,7 +69,7 @@ def our_errors(where: str, *, access_key_id: str) -> Iterator[None]:
         raise answers.refusal(status, code, operation=operation, where=where, access_key_id=access_key_id) from None
     except (NoConnectionError, HTTPClientError, ResponseParserError) as error:
         raise TransientError(Reason.STORE_UNREACHABLE, f"{where}: {error}") from error
-    except (ValueError, LookupError) as error:  # a header or a field that no server sends
-        raise TransientError(Reason.STORE_BUSY, f"{where}: the answer makes no sense: {error!r}") from error
     except BotoCoreError as error:
         raise PermanentError(Reason.STORE_REFUSED, f"{where}: {error}") from error
+    except (ValueError, LookupError) as error:  # a header or a field that no server sends
+        raise TransientError(Reason.STORE_BUSY, f"{where}: the answer makes no sense: {error!r}") from error

@@ -12,6 +12,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
 
+from deployments.local.__main__ import SCHEDULED
 from deployments.local.bringup import DEPLOY_COMMAND
 from deployments.register import ensure_pool
 from tests.support.prefect_server import RunningPrefectServer
@@ -89,6 +90,7 @@ class TestDeployed:
         }
         every, half, hourly = "checkpoint/every-2h", "shard-rotation/half-hourly", "bucket-cleanup/hourly"
         assert schedules.keys() == {every, half, hourly}
+        assert set(SCHEDULED) == schedules.keys()  # what `make up` prints
         intervals = ((every, "every-2h", timedelta(hours=2)), (half, "half-hourly", timedelta(minutes=30)))
         for name, slug, interval in intervals:
             ((schedule, found, active),) = schedules[name]

@@ -17,7 +17,7 @@ from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.store.base import ObjectStore
 from templar.store.renewable import Renewable
 from templar.store.s3 import S3Store
-from templar.store.s3_answers import check_listing, object_size, refusal
+from templar.store.s3_answers import check_listing, object_size, refusal, undeleted
 from templar.store.s3_client import our_errors
 from templar.store.s3_settings import S3Settings, r2_endpoint
 from tests.store.conftest import s3_store
@@ -484,4 +484,17 @@ def test_a_page_of_something_else_is_no_empty_bucket() -> None:
 def test_an_answer_that_makes_no_sense_may_pass(error: Exception) -> None:
     with pytest.raises(TransientError) as caught, our_errors("bucket", access_key_id="abcdef"):
         raise error
+    assert caught.value.reason is Reason.STORE_BUSY
+
+
+@pytest.mark.parametrize("url", ["http://host:notaport", "http://ho st", "https://-"])
+def test_an_address_that_is_none_will_not_pass_by_itself(url: str) -> None:
+    with pytest.raises(PermanentError) as caught:
+        s3_store("bucket", url, random_key()).head("key")
+    assert caught.value.reason is Reason.STORE_REFUSED
+
+
+def test_an_answer_to_a_deletion_that_names_no_key_may_pass() -> None:
+    with pytest.raises(TransientError) as caught, our_errors("bucket", access_key_id="abcdef"):
+        undeleted({"Errors": [{"Code": "InternalError"}]}, ["key"], where="bucket", access_key_id="abcdef")
     assert caught.value.reason is Reason.STORE_BUSY
