@@ -81,15 +81,15 @@ def object_vectors(known_signatures: Mapping[str, str]) -> dict[str, Any]:
 
 def key_vectors() -> dict[str, Any]:
     """Object keys and what they mean, and strings that are no keys of this protocol."""
-    keys = [*(str(key) for _, key in _bodies()), "gradient-12-3-v1.bin", "aggregator-12-v1.bin", "debug-12-3-v1.json"]
+    keys = [*(str(key) for _, key in _bodies()), "gradient-12-3-v2.bin", "aggregator-12-v1.bin", "debug-12-3-v1.json"]
     strangers = [
-        "gradient-012-3-v1.bin",
-        "gradient-12-3-v1.json",
+        "gradient-012-3-v2.bin",
+        "gradient-12-3-v2.json",
         "gradient-12-3.bin",
-        "commit-12-3-v1.json.tmp",
-        "aggregator-12-3-v1.bin",
-        "peers_12_v1.bin",
-        "checkpoint-12-3-v1/a/b",
+        "commit-12-3-v2.json.tmp",
+        "aggregator-12-3-v2.bin",
+        "peers_12_v2.bin",
+        "checkpoint-12-3-v2/a/b",
     ]
     return {
         "keys": {key: _meaning(key) for key in keys},

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from docs.vectors import assigning, exchange, learning
+from docs.vectors import assigning, exchange, learning, payloads
 
 FOLDER = Path(__file__).resolve().parent
 LINE_CHARACTERS = 120
@@ -23,7 +23,7 @@ VECTORS: Mapping[str, Callable[[], Any]] = {
     "objects": lambda: exchange.object_vectors(known_signatures()),
     "times": exchange.time_vectors,
     "commitments": exchange.commitment_vectors,
-    "payload": learning.payload_vectors,
+    "payload": payloads.payload_vectors,
     "aggregate": learning.aggregate_vectors,
     "state": learning.state_vectors,
     "schedules": learning.schedule_vectors,

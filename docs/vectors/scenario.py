@@ -1,7 +1,7 @@
 """The tiny network of the test vectors: who is on it, its model, its payloads, its first window.
 
-Two tensors, one validator, three miners. Every value is written out or follows from the library, never from a clock or
-a random number, so the vectors are the same on every machine.
+Three tensors, one validator, three miners. Every value is written out or follows from the library, never from a clock
+or a random number, so the vectors are the same on every machine.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,8 @@ from templar.gradient import Recipe
 from templar.gradient.aggregate import aggregate
 from templar.gradient.layout import Layout
 from templar.gradient.outer import outer_step
-from templar.gradient.payload import Coefficients, Header, Payload
+from templar.gradient.payload import Header, Payload
+from templar.gradient.values import Coefficients
 from templar.hparams import Gradient, Windows
 from templar.model.root import genesis_root, next_root, parameters_digest
 from templar.windows import WindowTimes
@@ -25,7 +26,7 @@ NETUID = 1
 WINDOW = 1
 VALIDATOR_UID = 1
 MINER_UIDS = (2, 3, 4)
-SHAPES: Mapping[str, tuple[int, ...]] = {"bias": (6,), "weight": (4, 6)}
+SHAPES: Mapping[str, tuple[int, ...]] = {"bias": (6,), "gain": (2,), "weight": (4, 6)}
 OPENING_HASH = "0x" + "1d" * 32
 """Hash of the window's first block."""
 SETTLING_HASH = "0x" + "5e" * 32
@@ -46,31 +47,37 @@ RULES = Windows(
 )
 TIMES = WindowTimes(WINDOW, opened=1_700_000_018.25, closed=1_700_000_036.5, rules=RULES)
 
-# uid -> tensor -> (scale codes, indices, negative), one row per chunk.
-_COEFFICIENTS: Mapping[int, Mapping[str, tuple[list[int], list[list[int]], list[list[int]]]]] = {
+Rows = list[list[int]]
+
+# uid -> tensor -> (steps of both levels, indices, negative, upper), one row per chunk. Step 433 is 1.0, 12 steps are an
+# octave, and with one level a chunk has its upper step. The chunk of "gain" publishes all it has.
+_COEFFICIENTS: Mapping[int, Mapping[str, tuple[Rows, Rows, Rows, Rows]]] = {
     2: {
-        "bias": ([0x3E80, 0], [[0, 2], [0, 1]], [[0, 1], [0, 0]]),
-        "weight": ([0x3F80, 0x3F00], [[0, 5], [3, 11]], [[0, 1], [1, 0]]),
+        "bias": ([[400, 409], [0, 0]], [[0, 2], [0, 1]], [[0, 1], [0, 0]], [[1, 0], [0, 0]]),
+        "gain": ([[409, 409]], [[0, 1]], [[1, 0]], [[0, 0]]),
+        "weight": ([[433, 433], [409, 421]], [[0, 5], [3, 11]], [[0, 1], [1, 0]], [[0, 0], [0, 1]]),
     },
     3: {
-        "bias": ([0x3F4D, 0x3DCD], [[1, 2], [0, 2]], [[1, 1], [0, 1]]),
-        "weight": ([0x4040, 0x3FC0], [[0, 4], [2, 3]], [[1, 0], [0, 0]]),
+        "bias": ([[429, 430], [380, 394]], [[1, 2], [0, 2]], [[1, 1], [0, 1]], [[0, 1], [1, 0]]),
+        "gain": ([[300, 301]], [[0, 1]], [[0, 0]], [[0, 1]]),
+        "weight": ([[445, 452], [440, 440]], [[0, 4], [2, 3]], [[1, 0], [0, 0]], [[1, 0], [0, 0]]),
     },
     4: {
-        "bias": ([0, 0], [[0, 1], [0, 1]], [[0, 0], [0, 0]]),
-        "weight": ([0x3E4D, 0x3F01], [[5, 7], [0, 11]], [[0, 0], [1, 0]]),
+        "bias": ([[0, 0], [0, 0]], [[0, 1], [0, 1]], [[0, 0], [0, 0]], [[0, 0], [0, 0]]),
+        "gain": ([[402, 415]], [[0, 1]], [[1, 1]], [[1, 0]]),
+        "weight": ([[0, 0], [167, 421]], [[0, 1], [0, 11]], [[0, 0], [1, 0]], [[0, 0], [0, 1]]),
     },
 }
 
 
-def gradient_settings(*, use_dct: bool) -> Gradient:
+def gradient_settings(*, use_dct: bool, levels: int = 1) -> Gradient:
     """The compression's hyper-parameters."""
-    return Gradient(momentum_decay=0.95, topk_compression=2, target_chunk=4, use_dct=use_dct)
+    return Gradient(momentum_decay=0.95, topk_compression=2, target_chunk=4, magnitude_bits=levels - 1, use_dct=use_dct)
 
 
-def layout_of(recipe: Recipe) -> Layout:
+def layout_of(recipe: Recipe, levels: int = 1) -> Layout:
     """The layout: `demo` with the transform, `sparseloco` without."""
-    return Layout.of(SHAPES, gradient_settings(use_dct=recipe == "demo"))
+    return Layout.of(SHAPES, gradient_settings(use_dct=recipe == "demo", levels=levels), recipe)
 
 
 def hotkey(uid: int) -> Hotkey:
@@ -78,29 +85,43 @@ def hotkey(uid: int) -> Hotkey:
     return hotkey_from_seed(bytes([uid]) * 32)
 
 
-def payload(uid: int, recipe: Recipe) -> Payload:
+def header(uid: int, layout: Layout, window: int = WINDOW) -> Header:
+    """The header of a miner's payload."""
+    return Header(layout.recipe, window, uid, hotkey(uid).address, layout.digest)
+
+
+def payload(uid: int, recipe: Recipe, levels: int = 1) -> Payload:
     """What a miner publishes in the window."""
-    tensors = {
-        name: Coefficients(np.array(indices, np.uint16), np.array(negative, np.bool_), np.array(scales, np.uint16))
-        for name, (scales, indices, negative) in _COEFFICIENTS[uid].items()
-    }
-    return Payload(Header(WINDOW, uid, hotkey(uid).address, layout_of(recipe).digest), tensors)
+    tensors = {}
+    for name, (steps, indices, negative, upper) in _COEFFICIENTS[uid].items():
+        tensors[name] = Coefficients(
+            np.array(indices, np.uint16),
+            np.array(negative, np.bool_),
+            np.array(upper, np.bool_) & (levels == 2),
+            np.array(steps, np.uint16)[:, -levels:],
+        )
+    layout = layout_of(recipe, levels)
+    return Payload.of(header(uid, layout), tensors, layout)
 
 
-def payloads(recipe: Recipe) -> list[Payload]:
+def payloads(recipe: Recipe, levels: int = 1) -> list[Payload]:
     """The payloads of all miners, in uid order."""
-    return [payload(uid, recipe) for uid in MINER_UIDS]
+    return [payload(uid, recipe, levels) for uid in MINER_UIDS]
 
 
 def genesis_params() -> dict[str, Tensor]:
     """The parameters before the window: multiples of 1/32 and 1/64, exact in float32."""
-    return {"bias": torch.arange(6) / 32, "weight": (torch.arange(24).reshape(4, 6) - 11) / 64}
+    return {
+        "bias": torch.arange(6) / 32,
+        "gain": 1 + torch.arange(2) / 32,
+        "weight": (torch.arange(24).reshape(4, 6) - 11) / 64,
+    }
 
 
-def params_after(recipe: Recipe) -> dict[str, Tensor]:
+def params_after(recipe: Recipe, levels: int = 1) -> dict[str, Tensor]:
     """The parameters after the window."""
     params = genesis_params()
-    update = aggregate(payloads(recipe), layout_of(recipe), recipe)
+    update = aggregate(payloads(recipe, levels), layout_of(recipe, levels))
     outer_step(params, update, learning_rate=LEARNING_RATES[recipe], weight_decay=WEIGHT_DECAYS[recipe])
     return params
 

@@ -142,7 +142,7 @@ def _decoded(data: bytes, digest: str, layout: Layout) -> Payload:
     if known is not None:
         return known
     payload = decode(data, layout)
-    _memory.add(key, payload, 2 * len(data))  # the bytes that its arrays view, and its signs as bytes
+    _memory.add(key, payload, len(data))  # its sections are views of these bytes
     return payload
 
 

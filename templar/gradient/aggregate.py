@@ -1,8 +1,8 @@
 """Many payloads to one update, the same bits on every node.
 
 Magnitudes are whole numbers of a quantum, so sums are exact: the order of the payloads, the number of threads and the
-machine cannot matter. Per tensor, with `s` a chunk's scale in quanta and `n2 = sum of k s^2` a peer's squared norm,
-exact as well:
+machine cannot matter. Per tensor, with `s` the magnitude of a coefficient in quanta and `n2 = sum of s^2` a peer's
+squared norm, exact as well:
 
     sparseloco  target  m2 = the lower median of n2 over the peers with n2 > 0
                 each magnitude becomes s if n2 <= m2, else floor(s * sqrt(m2 / n2))
@@ -26,11 +26,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from templar.gradient import Recipe, dct
+from templar.gradient import Recipe, backend, dct
 from templar.gradient.chunks import from_chunks
 from templar.gradient.layout import Layout, TensorLayout
-from templar.gradient.payload import Coefficients, Payload
-from templar.gradient.values import QUANTUM, scale_parts, scale_quanta
+from templar.gradient.payload import Payload, check_layout
+from templar.gradient.sections import Section, unpack
+from templar.gradient.values import CODES, QUANTUM, STEP_QUANTA
 from templar.hparams import MAX_PEERS
 
 UNIT_NORM = 1 << 40
@@ -38,9 +39,7 @@ UNIT_NORM = 1 << 40
 
 def peer_norms(payloads: Sequence[Payload], layout: Layout) -> list[dict[str, int]]:
     """Squared norms in squared quanta, by parameter name, for each payload."""
-    return [
-        {tensor.name: _squared_norm(payload.tensors[tensor.name]) for tensor in layout.tensors} for payload in payloads
-    ]
+    return [{name: _squared_norm(payload.sections[name]) for name in layout.names} for payload in payloads]
 
 
 def median_norms(payloads: Sequence[Payload], layout: Layout) -> dict[str, int]:
@@ -56,16 +55,25 @@ def median_norms(payloads: Sequence[Payload], layout: Layout) -> dict[str, int]:
     return _medians(peer_norms(payloads, layout))
 
 
-def aggregate(payloads: Sequence[Payload], layout: Layout, recipe: Recipe) -> dict[str, Tensor]:
+def aggregate(
+    payloads: Sequence[Payload],
+    layout: Layout,
+    *,
+    device: torch.device | str = "cpu",
+    out: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
     """The update that everybody applies: parameters move by `-learning_rate` times it.
+
+    It is made tensor by tensor from the payloads as they are, so the memory it takes does not grow with their number.
 
     Args:
         payloads: The payloads of a roster, decoded with `layout`, in any order; one is enough.
-        layout: Tensors and chunks.
-        recipe: The rule of aggregation.
+        layout: Tensors, chunks and recipe.
+        device: Where the sums are made, and the update stays.
+        out: An earlier update of this layout that nobody needs any more; it is overwritten.
 
     Returns:
-        Float32 tensors by parameter name, on the CPU, finite; for demo of -1, 0 and 1.
+        Float32 tensors by parameter name, finite; for demo of -1, 0 and 1.
 
     Raises:
         ValueError: There are no payloads (a null window applies nothing), or more than a subnet has uids, or one was
@@ -73,17 +81,19 @@ def aggregate(payloads: Sequence[Payload], layout: Layout, recipe: Recipe) -> di
     """
     _check_peers(payloads, layout)
     norms = peer_norms(payloads, layout)
-    return _updates(payloads, norms, _medians(norms), layout, recipe)
+    return _updates(payloads, norms, _medians(norms), layout, out or _empty(layout, device))
 
 
-def single_update(payload: Payload, layout: Layout, recipe: Recipe, medians: Mapping[str, int]) -> dict[str, Tensor]:
+def single_update(
+    payload: Payload, layout: Layout, medians: Mapping[str, int], *, out: Mapping[str, Tensor] | None = None
+) -> dict[str, Tensor]:
     """What one peer contributes, as an update of its own: for measuring what it is worth.
 
     Args:
         payload: One payload of the roster, or a payload to be measured against it.
-        layout: Tensors and chunks.
-        recipe: The rule of aggregation.
+        layout: Tensors, chunks and recipe.
         medians: `median_norms` of the roster; its clip is this peer's clip. Demo does not use it.
+        out: As in `aggregate`.
 
     Returns:
         As `aggregate`.
@@ -92,7 +102,11 @@ def single_update(payload: Payload, layout: Layout, recipe: Recipe, medians: Map
         ValueError: The payload was made for another layout.
     """
     _check_peers([payload], layout)
-    return _updates([payload], peer_norms([payload], layout), medians, layout, recipe)
+    return _updates([payload], peer_norms([payload], layout), medians, layout, out or _empty(layout, "cpu"))
+
+
+def _empty(layout: Layout, device: torch.device | str) -> dict[str, Tensor]:
+    return {tensor.name: torch.empty(tensor.shape, device=device) for tensor in layout.tensors}
 
 
 def _updates(
@@ -100,50 +114,84 @@ def _updates(
     norms: Sequence[Mapping[str, int]],
     medians: Mapping[str, int],
     layout: Layout,
-    recipe: Recipe,
+    out: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
+    layout.check(out, "out")
+    combine = _combine
+    if backend.uses_kernels(layout.num_elements, out[layout.names[0]].device):
+        from templar.gradient.kernels.combine import combine  # noqa: PLC0415 - numba takes a second to import
     updates = {}
     for tensor in layout.tensors:
         name = tensor.name
-        peers = [
-            (payload.tensors[name], _magnitudes(payload.tensors[name], peer[name], medians[name], recipe))
-            for payload, peer in zip(payloads, norms, strict=True)
+        sections = [payload.sections[name] for payload in payloads]
+        tables = [
+            _magnitudes(section, peer[name], medians[name], layout.recipe)
+            for section, peer in zip(sections, norms, strict=True)
         ]
-        values = _mean_over_contributors(peers, tensor)
-        values = dct.inverse(values, tensor.edges) if layout.use_dct else values
-        direction = torch.sign(values) if recipe == "demo" else values * QUANTUM
-        updates[name] = from_chunks(direction.to(torch.float32), tensor)
+        updates[name] = combine(sections, tables, tensor, layout, out[name])
     return updates
 
 
-def _mean_over_contributors(peers: Sequence[tuple[Coefficients, NDArray[np.int64]]], tensor: TensorLayout) -> Tensor:
-    """The mean of every coefficient in quanta, float64, from peers with the magnitudes of their chunks."""
-    total = np.zeros((tensor.num_chunks, tensor.chunk_length), np.int64)
-    contributors = np.zeros((tensor.num_chunks, tensor.chunk_length), np.int64)
-    for coefficients, magnitudes in peers:
-        rows = np.flatnonzero(magnitudes)
-        signs = np.where(coefficients.negative[rows], -1, 1)
-        places = rows[:, None], coefficients.indices[rows]  # no index twice in a chunk of one peer
-        total[places] += signs * magnitudes[rows, None]
-        contributors[places] += 1
-    return torch.from_numpy(total.astype(np.float64) / np.maximum(contributors, 1).astype(np.float64))
+def _combine(
+    sections: Sequence[Section],
+    tables: Sequence[NDArray[np.int64]],
+    tensor: TensorLayout,
+    layout: Layout,
+    out: Tensor,
+) -> Tensor:
+    """The update of one tensor; `kernels.combine` gives the same bits."""
+    shape = tensor.num_chunks, tensor.chunk_length
+    total = torch.zeros(shape, dtype=torch.int64, device=out.device)
+    contributors = torch.zeros(shape, dtype=torch.int64, device=out.device)
+    for section, table in zip(sections, tables, strict=True):
+        coefficients = unpack(section)
+        levels = table[section.codes]
+        magnitudes = np.where(coefficients.upper, levels[:, -1:], levels[:, :1])
+        signed = torch.from_numpy(np.where(coefficients.negative, -magnitudes, magnitudes)).to(out.device)
+        places = torch.from_numpy(coefficients.indices.astype(np.int64)).to(out.device)
+        total.scatter_add_(1, places, signed)  # no index twice in a chunk of one peer
+        contributors.scatter_add_(1, places, (signed != 0).to(torch.int64))
+    means = total.to(torch.float64) / contributors.clamp(min=1).to(torch.float64)
+    return out.copy_(from_chunks(finish(means, tensor, layout), tensor))
 
 
-def _magnitudes(coefficients: Coefficients, squared_norm: int, median: int, recipe: Recipe) -> NDArray[np.int64]:
-    """The magnitude that each chunk of a peer contributes, shape (C,), with a norm of at most the target's."""
+def finish(means: Tensor, tensor: TensorLayout, layout: Layout) -> Tensor:
+    """Float32 chunks of the update from mean coefficients in quanta, float64, of the same shape."""
+    values = dct.inverse(means, tensor.edges) if layout.use_dct else means
+    return (torch.sign(values) if layout.recipe == "demo" else values * QUANTUM).to(torch.float32)
+
+
+def _magnitudes(section: Section, squared_norm: int, median: int, recipe: Recipe) -> NDArray[np.int64]:
+    """The magnitude that each scale code of a peer contributes, shape (256,), with a norm of at most the target's."""
     target = UNIT_NORM**2 if recipe == "demo" else min(median, squared_norm)
+    quanta = _code_quanta(section.top)
     if squared_norm in (0, target):
-        return scale_quanta(coefficients.scales)
-    codes, places = np.unique(coefficients.scales, return_inverse=True)
-    scaled = [math.isqrt(int(scale) ** 2 * target // squared_norm) for scale in scale_quanta(codes)]
-    return np.array(scaled, np.int64)[places]
+        return quanta
+    used = np.unique(section.codes).tolist()
+    table = np.zeros(CODES + 1, np.int64)
+    table[used] = [math.isqrt(int(quanta[code]) ** 2 * target // squared_norm) for code in used]
+    return table
 
 
-def _squared_norm(coefficients: Coefficients) -> int:
-    """`k` times the sum of the squared scales, exactly: shift by shift, since squares of 8 bits add up in a float64."""
-    significands, shifts = scale_parts(coefficients.scales)
-    sums = np.bincount(shifts, weights=significands * significands).tolist()
-    return coefficients.indices.shape[1] * sum(int(total) << 2 * shift for shift, total in enumerate(sums) if total)
+def _squared_norm(section: Section) -> int:
+    """The exact sum of the squared magnitudes."""
+    quanta, counts = _code_quanta(section.top).tolist(), _code_counts(section).tolist()
+    return sum(count * scale * scale for count, scale in zip(counts, quanta, strict=True) if count)
+
+
+def _code_quanta(top: int) -> NDArray[np.int64]:
+    """Quanta by scale code, shape (256,), in a section with the largest step `top`; codes that cannot occur have 0."""
+    steps = np.maximum(np.arange(CODES + 1) + top - CODES, 0)
+    return np.where(np.arange(CODES + 1) > 0, STEP_QUANTA[steps], 0)
+
+
+def _code_counts(section: Section) -> NDArray[np.int64]:
+    """How many coefficients have each scale code, shape (256,)."""
+    codes, k = section.codes, section.tensor.k
+    active = codes[:, -1] > 0
+    upper = section.upper_counts()
+    counts = np.bincount(codes[active, 0], weights=k - upper, minlength=CODES + 1)
+    return (counts + np.bincount(codes[active, -1], weights=upper, minlength=CODES + 1)).astype(np.int64)
 
 
 def _medians(norms: Sequence[Mapping[str, int]]) -> dict[str, int]:
@@ -154,6 +202,4 @@ def _medians(norms: Sequence[Mapping[str, int]]) -> dict[str, int]:
 def _check_peers(payloads: Sequence[Payload], layout: Layout) -> None:
     if not 1 <= len(payloads) <= MAX_PEERS:
         raise ValueError(f"{len(payloads)} payloads cannot be aggregated: a roster has 1 to {MAX_PEERS}")
-    for payload in payloads:
-        if payload.header.layout_digest != layout.digest:
-            raise ValueError(f"the payload of uid {payload.header.uid} was made for another layout")
+    check_layout(payloads, layout)

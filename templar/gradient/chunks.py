@@ -23,9 +23,9 @@ def to_chunks(tensor: Tensor, layout: TensorLayout) -> Tensor:
 
 
 def from_chunks(chunks: Tensor, layout: TensorLayout) -> Tensor:
-    """Put chunks of shape (num_chunks, chunk_length) together again: the inverse of `to_chunks`."""
+    """Put chunks of shape (num_chunks, chunk_length) together again, contiguous: the inverse of `to_chunks`."""
     if len(layout.edges) == 1:
-        return chunks.reshape(layout.shape)
+        return chunks.reshape(layout.shape).contiguous()
     (rows, columns), (height, width) = layout.folded_shape, layout.edges
     blocks = chunks.reshape(rows // height, columns // width, height, width).transpose(1, 2)  # (R/h, h, C/w, w)
-    return blocks.reshape(layout.shape)
+    return blocks.reshape(layout.shape).contiguous()

@@ -7,16 +7,21 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from typing import Self
 
+from torch import Tensor
+
 from templar.canonical import canonical_json, sha256_hex
+from templar.gradient import Recipe
 from templar.hparams import Gradient
 
-LAYOUT_DOMAIN = "templar/layout/1"
+LAYOUT_DOMAIN = "templar/layout/2"
 MAX_CHUNK_EDGE = 64
 MAX_CHUNK_LENGTH = MAX_CHUNK_EDGE**2
 HEADER_BYTES = 96
 CHECKSUM_BYTES = 4
+TOP_BYTES = 2
 
 
 def split(length: int, target: int) -> int:
@@ -35,7 +40,7 @@ def split(length: int, target: int) -> int:
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """The chunks of one tensor.
+    """The chunks of one tensor, and the sizes that follow from them.
 
     A tensor of one dimension is cut into pieces; one of two dimensions into blocks; one of more dimensions is treated
     as the matrix whose rows are all but its last dimension, in row-major order; a scalar as a vector of one element.
@@ -45,12 +50,14 @@ class TensorLayout:
         shape: Its shape.
         edges: Chunk edges: `(w,)` for a vector, `(h, w)` for a matrix.
         k: Coefficients published per chunk.
+        levels: Scales per chunk: 1, or 2 with a magnitude bit.
     """
 
     name: str
     shape: tuple[int, ...]
     edges: tuple[int, ...]
     k: int
+    levels: int = 1
 
     @classmethod
     def of(cls, name: str, shape: tuple[int, ...], gradient: Gradient) -> Self:
@@ -62,12 +69,17 @@ class TensorLayout:
         if math.prod(shape) == 0:
             raise ValueError(f"parameter {name!r} of shape {shape} has no elements: nothing of it can be published")
         edges = tuple(split(length, gradient.target_chunk) for length in _folded(shape))
-        return cls(name, shape, edges, min(gradient.topk_compression, math.prod(edges)))
+        return cls(name, shape, edges, min(gradient.topk_compression, math.prod(edges)), 1 + gradient.magnitude_bits)
 
     @property
     def folded_shape(self) -> tuple[int, ...]:
         """The shape as a vector `(N,)` or a matrix `(R, C)`."""
         return _folded(self.shape)
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Rows and columns of a chunk; a vector's chunk is one row."""
+        return (1, self.edges[0]) if len(self.edges) == 1 else (self.edges[0], self.edges[1])
 
     @property
     def chunk_length(self) -> int:
@@ -85,67 +97,131 @@ class TensorLayout:
         return self.num_chunks * self.k
 
     @property
-    def sign_bytes(self) -> int:
-        """Bytes of the packed signs in a payload: one bit each, in whole 16-bit words."""
-        return -(-self.num_coefficients // 16) * 2
+    def has_index_planes(self) -> bool:
+        """Whether a payload says which coefficients it holds; not if it holds all of them."""
+        return self.k < self.chunk_length
 
     @property
-    def section_bytes(self) -> int:
-        """Bytes of the tensor's section in a payload: 16 bits per scale and per index, and the signs."""
-        return 2 * self.num_chunks + 2 * self.num_coefficients + self.sign_bytes
+    def remainder_bits(self) -> int:
+        """Rice parameter of the index code: the smallest b with `k * 2^(b + 1) >= chunk_length`.
+
+        Gaps between k of n random indices are nearly geometric with mean m = n/k, and the best parameter for these is
+        the smallest b with `2^b > m * ln(phi)`, phi the golden ratio (Kiely, 2004): m / 2.08. With m / 2 the rule
+        stays in whole numbers.
+        """
+        return next(bits for bits in count() if self.k << (bits + 1) >= self.chunk_length)
+
+    @property
+    def max_quotient_bits(self) -> int:
+        """Bits that the quotients of a chunk's gaps take at most, in unary."""
+        return self.k + (self.chunk_length - self.k >> self.remainder_bits)
+
+    @property
+    def min_section_bytes(self) -> int:
+        """Bytes of the tensor's section if every chunk is silent."""
+        return TOP_BYTES + self.num_chunks * self.levels
+
+    @property
+    def max_section_bytes(self) -> int:
+        """Bytes of the tensor's section if no chunk is silent and every index is the largest possible."""
+        planes = self.levels * whole_bytes(self.num_coefficients)
+        if self.has_index_planes:
+            planes += whole_bytes(self.num_coefficients * self.remainder_bits)
+            planes += whole_bytes(self.num_chunks * self.max_quotient_bits)
+        return self.min_section_bytes + planes
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The chunks of all tensors, sorted by name.
+    """The chunks of all tensors, sorted by name, and what is done with them.
 
     Attributes:
         tensors: One layout per parameter, in the order of their names.
         use_dct: Whether coefficients are those of an orthonormal DCT-II of each chunk, or its elements themselves.
+        recipe: The rule of error feedback and aggregation.
     """
 
     tensors: tuple[TensorLayout, ...]
     use_dct: bool
+    recipe: Recipe
 
     @classmethod
-    def of(cls, shapes: Mapping[str, tuple[int, ...]], gradient: Gradient) -> Self:
+    def of(cls, shapes: Mapping[str, tuple[int, ...]], gradient: Gradient, recipe: Recipe) -> Self:
         """Cut all parameters of a model.
 
         Args:
             shapes: Shape by parameter name, in any order.
             gradient: The hyper-parameters of the compression.
+            recipe: The recipe of the training.
 
         Raises:
             ValueError: There are no parameters, or one has no elements.
         """
         if not shapes:
             raise ValueError("a layout needs at least one parameter")
-        return cls(tuple(TensorLayout.of(name, shapes[name], gradient) for name in sorted(shapes)), gradient.use_dct)
+        tensors = tuple(TensorLayout.of(name, shapes[name], gradient) for name in sorted(shapes))
+        return cls(tensors, gradient.use_dct, recipe)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Names of the parameters, in order."""
         return tuple(tensor.name for tensor in self.tensors)
 
+    def check(self, tensors: Mapping[str, Tensor], what: str) -> None:
+        """Refuse tensors that are not those of the layout.
+
+        Raises:
+            ValueError: Names or shapes differ; it says where.
+        """
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        wanted = {tensor.name: tensor.shape for tensor in self.tensors}
+        if shapes != wanted:
+            name = sorted(name for name in shapes.keys() | wanted.keys() if shapes.get(name) != wanted.get(name))[0]
+            raise ValueError(
+                f"{what} must have exactly the tensors of the layout: {name!r} is {shapes.get(name, 'missing')}, "
+                f"not {wanted.get(name, 'among them')}"
+            )
+
     @cached_property
-    def min_payload_bytes(self) -> int:
-        """Bytes of the shortest legal payload. In this version of the format all payloads have one length."""
-        return HEADER_BYTES + sum(tensor.section_bytes for tensor in self.tensors) + CHECKSUM_BYTES
+    def num_elements(self) -> int:
+        """Parameters of the model."""
+        return sum(math.prod(tensor.shape) for tensor in self.tensors)
 
     @property
+    def dense_bytes(self) -> int:
+        """Bytes of the parameters in float32: what a payload stands for."""
+        return 4 * self.num_elements
+
+    @cached_property
+    def num_coefficients(self) -> int:
+        """Coefficients of a payload without silent chunks."""
+        return sum(tensor.num_coefficients for tensor in self.tensors)
+
+    @cached_property
+    def min_payload_bytes(self) -> int:
+        """Bytes of the shortest legal payload."""
+        return HEADER_BYTES + sum(tensor.min_section_bytes for tensor in self.tensors) + CHECKSUM_BYTES
+
+    @cached_property
     def max_payload_bytes(self) -> int:
         """Bytes of the longest legal payload: what a reader fetches at most (DESIGN D5)."""
-        return self.min_payload_bytes
+        return HEADER_BYTES + sum(tensor.max_section_bytes for tensor in self.tensors) + CHECKSUM_BYTES
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over names, shapes, edges, k and the transform, as 64 hex digits."""
+        """SHA-256 over names, shapes, edges, k, levels, transform and recipe, as 64 hex digits."""
         value = {
             "domain": LAYOUT_DOMAIN,
-            "tensors": [[tensor.name, tensor.shape, tensor.edges, tensor.k] for tensor in self.tensors],
+            "recipe": self.recipe,
+            "tensors": [[tensor.name, tensor.shape, tensor.edges, tensor.k, tensor.levels] for tensor in self.tensors],
             "use_dct": self.use_dct,
         }
         return sha256_hex(canonical_json(value))
+
+
+def whole_bytes(bits: int) -> int:
+    """Bytes that hold a number of bits."""
+    return -(-bits // 8)
 
 
 def _folded(shape: tuple[int, ...]) -> tuple[int, ...]:

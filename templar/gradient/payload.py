@@ -1,54 +1,28 @@
-"""What a miner publishes, as values: header and coefficients. `wire` turns them into bytes and back."""
+"""What a miner publishes, as values: header and coefficients. `sections` and `wire` turn them into bytes and back."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Self
 
-import numpy as np
-from numpy.typing import NDArray
-
-
-@dataclass(frozen=True, eq=False)
-class Coefficients:
-    """The published coefficients of one tensor, C chunks of k.
-
-    A coefficient is its chunk's scale with a sign. A chunk whose scale is 0 contributes nothing, so only one way to
-    write it is legal: indices 0..k-1, all signs positive.
-
-    Attributes:
-        indices: Shape (C, k), uint16, ascending in each row.
-        negative: Shape (C, k), bool; True for a negative coefficient.
-        scales: Shape (C,), uint16 scale codes of `values`.
-    """
-
-    indices: NDArray[np.uint16]
-    negative: NDArray[np.bool_]
-    scales: NDArray[np.uint16]
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Coefficients):
-            return NotImplemented
-        return (
-            np.array_equal(self.indices, other.indices)
-            and np.array_equal(self.negative, other.negative)
-            and np.array_equal(self.scales, other.scales)
-        )
-
-    __hash__ = None  # type: ignore[assignment]
+from templar.gradient import Recipe, backend
+from templar.gradient.layout import Layout
+from templar.gradient.sections import Section, pack
+from templar.gradient.values import Coefficients
 
 
 @dataclass(frozen=True)
 class Header:
     """Who made a payload, when, and for which model.
 
-    The recipe is not here: the genesis hash in the signed manifest covers it, with all other hyper-parameters.
-
     Attributes:
+        recipe: The recipe it was made by.
         window: The window it was made in.
         uid: The miner's uid.
         hotkey: The miner's hotkey, 1 to 48 printable ASCII characters.
         layout_digest: `Layout.digest` of the tensors that follow.
     """
 
+    recipe: Recipe
     window: int
     uid: int
     hotkey: str
@@ -57,12 +31,35 @@ class Header:
 
 @dataclass(frozen=True)
 class Payload:
-    """One miner's contribution to one window.
+    """One miner's contribution to one window. In memory it takes little more than its bytes.
 
     Attributes:
         header: Who, when, for which model.
-        tensors: Coefficients by parameter name, for every tensor of the layout.
+        sections: The coefficients by parameter name, as they are published, for every tensor of the layout.
     """
 
     header: Header
-    tensors: Mapping[str, Coefficients]
+    sections: Mapping[str, Section]
+
+    @classmethod
+    def of(cls, header: Header, coefficients: Mapping[str, Coefficients], layout: Layout) -> Self:
+        """What a compression gave, packed.
+
+        Raises:
+            ValueError: It is not legal for this layout; nobody would accept it.
+        """
+        if set(coefficients) != set(layout.names):
+            raise ValueError("the payload does not have exactly the tensors of the layout")
+        fast = backend.uses_kernels(layout.num_elements)
+        return cls(header, {each.name: pack(coefficients[each.name], each, fast=fast) for each in layout.tensors})
+
+
+def check_layout(payloads: Iterable[Payload], layout: Layout) -> None:
+    """Refuse payloads that were made for another layout.
+
+    Raises:
+        ValueError: One was.
+    """
+    for payload in payloads:
+        if payload.header.layout_digest != layout.digest:
+            raise ValueError(f"the payload of uid {payload.header.uid} was made for another layout")

@@ -5,7 +5,9 @@ Each function gives bit for bit what the releases do, except that malformed inpu
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -135,6 +137,64 @@ def unpack_signs(data: Tensor, shape: tuple[int, ...]) -> Tensor:
     """
     bits = (data.to(torch.int64)[:, None] >> torch.arange(8)) & 1
     return _shaped((2 * bits - 1).to(torch.float32), shape)
+
+
+def scatter_mean(indices: Tensor, values: Tensor, chunk_length: int) -> Tensor:
+    """Sparse chunks as dense ones: float32 mean of the values that name an element, 0 where none does.
+
+    Args:
+        indices: Shape (C, n), int64, in [0, chunk_length); an element may be named more than once.
+        values: Shape (C, n), float32; those of one element are added in the order of the row.
+        chunk_length: Elements of a chunk.
+
+    Returns:
+        Shape (C, chunk_length), float32.
+
+    Raises:
+        ValueError: The shapes differ, or an index is out of range.
+    """
+    if indices.dim() != 2 or indices.shape != values.shape:
+        shapes = f"indices of shape {tuple(indices.shape)} and values of {tuple(values.shape)}"
+        raise ValueError(f"{shapes}: both must be (C, n)")
+    if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < chunk_length:
+        raise ValueError(f"an index is not in 0..{chunk_length - 1}")
+    empty = torch.zeros(len(indices), chunk_length)
+    return empty.scatter_reduce(1, indices, values, reduce="mean", include_self=False)
+
+
+def aggregate_values(
+    peers: Sequence[tuple[Tensor, Tensor]],
+    chunk_length: int,
+    *,
+    rule: Literal["mean", "unit_norm", "median_clip"],
+) -> Tensor:
+    """One tensor of all peers together: each coefficient is the mean over those who published it, not over all.
+
+    Args:
+        peers: Indices (C, k) int64 and values (C, k) float32 of each; k may differ.
+        chunk_length: Coefficients of a chunk.
+        rule: What the values of a peer are multiplied by, with n for their Euclidean norm: `mean` by nothing;
+            `unit_norm` by 1 / (n + 1e-8) (0.2.82, which steps by the sign of the decoded mean); `median_clip` by
+            min(1, median / (n + 1e-8)), where of an even number of norms the lower middle one is the median (2.1.3).
+
+    Returns:
+        Shape (C, chunk_length), float32, before any transform back.
+
+    Raises:
+        ValueError: There are no peers, or shapes or indices do not fit.
+    """
+    if not peers:
+        raise ValueError("an aggregate needs at least one peer")
+    if len({len(indices) for indices, _ in peers}) > 1:
+        raise ValueError("the peers' numbers of chunks differ: all must be of one tensor")
+    values = [value for _, value in peers]
+    norms = torch.stack([value.norm() for value in values])
+    if rule == "unit_norm":
+        values = [value / (norm + 1e-8) for value, norm in zip(values, norms, strict=True)]
+    elif rule == "median_clip":
+        factors = (norms.median() / (norms + 1e-8)).clamp(max=1)
+        values = [value * factor for value, factor in zip(values, factors, strict=True)]
+    return scatter_mean(torch.cat([indices for indices, _ in peers], dim=1), torch.cat(values, dim=1), chunk_length)
 
 
 def _shaped(values: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -70,7 +70,7 @@ class AgreedState:
         if payloads:
             outer_step(
                 self.params,
-                aggregate(payloads, self._layout, self._training.recipe),
+                aggregate(payloads, self._layout),
                 learning_rate=outer_learning_rate(self._training, self.outer_steps),
                 weight_decay=outer_weight_decay(self._training),
             )

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from templar.chain.base import NeuronInfo
 from templar.errors import TemplarError, TransientError
@@ -102,14 +102,15 @@ def _measure(
     """Each payload alone, clipped to the roster's median norm; without a roster, to that of all payloads."""
     if not decoded:
         return {}
-    recipe = node.hparams.training.recipe
     rostered = [decoded[uid] for uid in settlement.uids]
     medians = median_norms(rostered or list(decoded.values()), node.layout)
     factor = outer_learning_rate(node.hparams.training, node.state.outer_steps) * node.hparams.scoring.eval_lr_factor
-    return {
-        uid: evaluator.measure(uid, single_update(payload, node.layout, recipe, medians), factor)
-        for uid, payload in decoded.items()
-    }
+    measurements: dict[int, Measurement] = {}
+    update: dict[str, Tensor] | None = None
+    for uid, payload in decoded.items():
+        update = single_update(payload, node.layout, medians, out=update)
+        measurements[uid] = evaluator.measure(uid, update, factor)
+    return measurements
 
 
 def _behind(node: Node, neuron: NeuronInfo, report: GatherReport, window: int) -> int | None:

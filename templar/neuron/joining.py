@@ -12,7 +12,7 @@ from templar.exchange.buckets import Buckets
 from templar.exchange.context import Exchange
 from templar.exchange.genesis import Birth, find_birth
 from templar.hparams import HParams
-from templar.model.tokenizer import check_fits, load_tokenizer
+from templar.model.tokenizer import EMBEDDED, check_fits, load_tokenizer
 from templar.neuron.workload import Workload
 
 
@@ -94,7 +94,8 @@ def _open_workload(exchange: Exchange, birth: Birth, dataset: PageDataset) -> Wo
             f"dataset: digest {dataset.digest[:12]} is not the network's {start.dataset[:12]}; "
             "point the dataset bucket and prefix at the network's dataset",
         )
-    tokenizer = load_tokenizer(data.tokenizer_name, embedded=dataset.tokenizer_json())
+    beside = dataset.tokenizer_json() if data.tokenizer_name == EMBEDDED else None
+    tokenizer = load_tokenizer(data.tokenizer_name, embedded=beside)
     check_fits(tokenizer, exchange.hparams.model.vocab_size)
     if tokenizer.digest != start.tokenizer:
         raise PermanentError(

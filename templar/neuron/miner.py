@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from templar.canonical import sha256_hex
 from templar.data.assignment import Assignment
+from templar.data.health import EndpointReport
 from templar.errors import PermanentError, Reason
 from templar.exchange.objects import Manifest
 from templar.exchange.publish import TimedReport, publish_in_time
 from templar.exchange.reveal import publish_commit, publish_reveal
-from templar.gradient.feedback import FeedbackRule, compress
+from templar.gradient.feedback import FeedbackRule, FeedbackState, compress
 from templar.gradient.payload import Header, Payload
-from templar.gradient.values import SIGN_AND_SCALE
 from templar.gradient.wire import encode
 from templar.model.llama import build_model, load_parameters
 from templar.model.schedule import outer_learning_rate
@@ -44,12 +44,14 @@ class PageReport:
         units: The pages that were assigned.
         num_sequences: Training sequences in them.
         assignment: Digest of the assignment.
+        endpoints: What each endpoint of the dataset has done since this process opened it.
     """
 
     window: int
     units: tuple[int, ...]
     num_sequences: int
     assignment: str
+    endpoints: tuple[EndpointReport, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ class Miner(Node):
         self.model: nn.Module = build_model(self.hparams.model)
         self._trained: dict[int, TrainResult] = {}
         self._staged: dict[int, PrivateState] = {}
+        self._spare: FeedbackState | None = None
 
     def fetch_pages(self, window: int) -> PageReport:
         """Find out which pages are assigned, and fetch and pack them.
@@ -111,7 +114,7 @@ class Miner(Node):
         """
         assignment = self._assignment(window)
         sequences = self.workload.sequences(assignment)
-        return PageReport(window, assignment.units, len(sequences), assignment.digest)
+        return PageReport(window, assignment.units, len(sequences), assignment.digest, self.workload.dataset.endpoints)
 
     def train(self, window: int) -> TrainReport:
         """Train from the agreed parameters until the steps are done or the time is up.
@@ -166,20 +169,20 @@ class Miner(Node):
         if (known := self.journal.result(window, "compress")) is not None:
             return _PAYLOAD_REPORT.validate_json(known)
         result = self._trained[window]
+        spare, self._spare = self._spare, None  # used once: a repeated call must not overwrite what this one gives
         compressed = compress(
             self._private.feedback,
             result.update,
             layout=self.layout,
             rule=self._feedback_rule(),
-            coding=SIGN_AND_SCALE,
+            spare=spare,
         )
-        data = self.payload_bytes(window, Payload(self._header(window), compressed.tensors))
+        data = self.payload_bytes(window, Payload.of(self._header(window), compressed.tensors, self.layout))
         staged = PrivateState(compressed.state, result.optimizer or self._private.optimizer)
         self._staged = {window: staged}
         write_file(self._staged_path(window), staged.save, durable=self.settings.durable)
         write_file(self._payload_path(window), lambda path: path.write_bytes(data), durable=self.settings.durable)
-        dense = sum(tensor.numel() * 4 for tensor in self.state.params.values())
-        report = PayloadReport(window, sha256_hex(data), len(data), dense, self.state.root)
+        report = PayloadReport(window, sha256_hex(data), len(data), self.layout.dense_bytes, self.state.root)
         self.journal.enter(window, "compress", _PAYLOAD_REPORT.dump_json(report).decode())
         self.journal.enter(window, "train", _TRAIN_REPORT.dump_json(_train_report(window, result)).decode())
         return report
@@ -215,11 +218,18 @@ class Miner(Node):
     def private_state_decided(self, settlement: Settlement) -> None:
         """Staged state goes live if the roster has the own payload (PROTOCOL 18)."""
         known = self.journal.result(settlement.window, "compress")
-        if known is None or settlement.roster is None:
+        if known is None:
             return
-        own = _PAYLOAD_REPORT.validate_json(known).sha256
-        if any(entry.payload_sha256 == own for entry in settlement.roster.entries):
-            self.private = self._staged_state(settlement.window) or self.private
+        own, entries = (
+            _PAYLOAD_REPORT.validate_json(known).sha256,
+            settlement.roster.entries if settlement.roster else (),
+        )
+        if any(entry.payload_sha256 == own for entry in entries):
+            staged = self._staged_state(settlement.window)
+            if staged is not None:
+                self._spare, self.private = self._private.feedback, staged
+        elif (dropped := self._staged.pop(settlement.window, None)) is not None:
+            self._spare = dropped.feedback
 
     def _reveal(self, window: int, *, deadline: float) -> TimedReport:
         manifest, payload, signer = self._manifest(window), self._payload_path(window), self.exchange.own_signer
@@ -244,7 +254,7 @@ class Miner(Node):
 
     def _header(self, window: int) -> Header:
         neuron = self.exchange.identity(window)
-        return Header(window, neuron.uid, neuron.hotkey, self.layout.digest)
+        return Header(self.layout.recipe, window, neuron.uid, neuron.hotkey, self.layout.digest)
 
     def _manifest(self, window: int) -> Manifest:
         report = self.compress(window)

@@ -24,6 +24,7 @@ from templar.exchange.publish import PublishReceipt
 from templar.exchange.reveal import RevealRules
 from templar.exchange.slots import await_roster
 from templar.gradient.layout import Layout
+from templar.gradient.prepare import prepare
 from templar.hparams import HParams
 from templar.model.llama import parameter_shapes
 from templar.neuron.agreed import AgreedState, check_mark
@@ -86,7 +87,7 @@ class Node:
         self.chain = surroundings.chain
         self.buckets = surroundings.buckets
         self._surroundings = surroundings
-        self.layout = Layout.of(parameter_shapes(hparams.model), hparams.gradient)
+        self.layout = Layout.of(parameter_shapes(hparams.model), hparams.gradient, hparams.training.recipe)
         self.cache = PayloadCache(settings.home / "payloads", self.layout)
         self.spool = settings.home / "spool"
 
@@ -100,6 +101,7 @@ class Node:
         """
         self._lock = NeuronLock(self.settings.home)
         try:
+            prepare(self.layout)
             self._join()
         except BaseException:
             self._lock.release()

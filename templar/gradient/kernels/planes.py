@@ -1,0 +1,160 @@
+"""The planes of sections, bit by bit: what `rice` and `sections` do with whole arrays."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from templar.gradient import rice
+from templar.gradient.kernels.machine import byte_at, in_ranges, inlined, kernel, trailing_zeros, word_at
+from templar.gradient.layout import TOP_BYTES, TensorLayout, whole_bytes
+from templar.gradient.sections import Section
+
+SIGNS, MAGNITUDES, REMAINDERS, QUOTIENTS = range(4)
+
+
+class Views(NamedTuple):
+    """What kernels know of P sections of one tensor. The sections must outlive it: it holds addresses only.
+
+    Attributes:
+        addresses: Where their bytes are, shape (P,).
+        sizes: How many they are, shape (P,).
+        planes: Where their planes begin, shape (P, 4).
+        k: Coefficients per chunk.
+        bits: The Rice parameter.
+        levels: Scales per chunk.
+        coded: Whether they say which coefficients they hold.
+    """
+
+    addresses: NDArray[np.uint64]
+    sizes: NDArray[np.int64]
+    planes: NDArray[np.int64]
+    k: int
+    bits: int
+    levels: int
+    coded: bool
+
+
+def views(sections: Sequence[Section]) -> Views:
+    """What kernels know of sections of one tensor, at least one."""
+    tensor = sections[0].tensor
+    return Views(
+        np.array([section.data.ctypes.data for section in sections], np.uint64),
+        np.array([len(section.data) for section in sections], np.int64),
+        np.array([section.planes for section in sections], np.int64),
+        tensor.k,
+        tensor.remainder_bits,
+        tensor.levels,
+        tensor.has_index_planes,
+    )
+
+
+def starts(sections: Sequence[Section], chunk: int) -> NDArray[np.int64]:
+    """Where a chunk begins in each section: chunks before it that are not silent, and its first bit of quotients.
+
+    Returns:
+        Shape (P, 2).
+    """
+    return np.array([_start(section, chunk) for section in sections], np.int64)
+
+
+def encode(indices: NDArray[np.uint16], tensor: TensorLayout) -> tuple[bytes, bytes]:
+    """`rice.encode` with the tensor's parameter."""
+    bits, count = tensor.remainder_bits, indices.size
+    remainders = np.zeros(whole_bytes(count * bits) + 8, np.uint8)
+    quotients = np.zeros(whole_bytes(len(indices) * tensor.max_quotient_bits), np.uint8)
+    end = _encode(indices, bits, remainders, quotients)
+    return remainders[: whole_bytes(count * bits)].tobytes(), quotients[: whole_bytes(end)].tobytes()
+
+
+def indices_fit(section: Section) -> bool:
+    """Whether all indices of a section, whose planes are whole, are within their chunks."""
+    alone = views([section])
+    largest = in_ranges(
+        lambda first, stop: _largest_index(alone, starts([section], first), first, stop), section.tensor.num_chunks
+    )
+    return bool(max(largest) < section.tensor.chunk_length)
+
+
+def _start(section: Section, chunk: int) -> tuple[int, int]:
+    rank = int(np.count_nonzero(section.codes[:chunk, -1]))
+    if not section.tensor.has_index_planes:
+        return rank, 0
+    return rank, rice.end_of_ones(section.data[section.planes.quotients :], rank * section.tensor.k) or 0
+
+
+@inlined
+def code_at(sections: Any, peer: int, chunk: int, level: int) -> Any:
+    """The scale code of a chunk."""
+    return byte_at(sections.addresses[peer] + np.uint64(TOP_BYTES + chunk * sections.levels + level))
+
+
+@inlined
+def bits_at(sections: Any, peer: int, plane: int, position: int, count: int) -> Any:
+    """Up to 56 bits of a plane as a number."""
+    place = sections.planes[peer, plane] + (position >> 3)
+    word = word_at(sections.addresses[peer], sections.sizes[peer], place) >> np.uint64(position & 7)
+    return np.int64(word & ((np.uint64(1) << np.uint64(count)) - np.uint64(1)))
+
+
+@inlined
+def read_chunk(sections: Any, peer: int, start: Any, indices: Any) -> None:
+    """Read the indices of a chunk that is not silent.
+
+    Args:
+        sections: The sections.
+        peer: Whose.
+        start: Where the chunk begins, as `starts` says; is moved to the next one.
+        indices: Shape (k,), int64, is written.
+    """
+    k, bits, rank, position = sections.k, sections.bits, start[0], start[1]
+    start[0] += 1
+    if not sections.coded:
+        for place in range(k):
+            indices[place] = place
+        return
+    address, size, plane = sections.addresses[peer], sections.sizes[peer], sections.planes[peer, QUOTIENTS]
+    base = position & ~63
+    word = word_at(address, size, plane + (base >> 3)) & (~np.uint64(0) << np.uint64(position & 63))
+    at, remainders, end = rank * k * bits, 0, position
+    for place in range(k):
+        while word == 0:
+            base += 64
+            word = word_at(address, size, plane + (base >> 3))
+        end = base + np.int64(trailing_zeros(word))
+        word &= word - np.uint64(1)
+        remainders += bits_at(sections, peer, REMAINDERS, at + place * bits, bits)
+        indices[place] = ((end - position - place) << bits) + remainders + place
+    start[1] = end + 1
+
+
+@kernel
+def _encode(indices: Any, bits: int, remainders: Any, quotients: Any) -> Any:
+    """Set the bits of both planes, zero before; returns the number of bits of quotients."""
+    position = at = 0
+    for row in range(indices.shape[0]):
+        after = 0
+        for place in range(indices.shape[1]):
+            gap = indices[row, place] - after
+            after = indices[row, place] + 1
+            remainder = (gap & ((1 << bits) - 1)) << (at & 7)
+            remainders[at >> 3] |= remainder & 255
+            remainders[(at >> 3) + 1] |= remainder >> 8 & 255
+            remainders[(at >> 3) + 2] |= remainder >> 16
+            at += bits
+            position += gap >> bits
+            quotients[position >> 3] |= 1 << (position & 7)
+            position += 1
+    return position
+
+
+@kernel
+def _largest_index(section: Any, start: Any, first: int, stop: int) -> Any:
+    """The largest index in chunks `first` to `stop` of a section; `start` says where they begin."""
+    indices, largest = np.zeros(section.k, np.int64), np.int64(0)
+    for chunk in range(first, stop):
+        if code_at(section, 0, chunk, section.levels - 1) != 0:
+            read_chunk(section, 0, start[0], indices)
+            largest = max(largest, indices[section.k - 1])
+    return largest
