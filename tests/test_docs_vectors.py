@@ -7,9 +7,11 @@ import hashlib
 import importlib.util
 import json
 import math
+import random
 import re
 import struct
 import zlib
+from fractions import Fraction
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from docs.vectors import make
+from docs.vectors import make, scenario
 from templar.chain.keys import hotkey_from_seed, verify
-from templar.errors import Reason
+from templar.errors import Reason, RejectedError
 from templar.exchange import objects
 from templar.exchange.keys import Kind
 from templar.exchange.sealing import Body, unseal
+from templar.gradient import wire
 from templar.scoring.evidence import Evidence
 from templar.store.address import decode_address
 
@@ -90,6 +93,19 @@ def test_the_decoded_address_is_the_committed_one() -> None:
         assert [address.account_id, address.access_key_id, address.secret_access_key] == list(each.values())[:3]
 
 
+class RefusedError(Exception):
+    """What a stranger says of bytes that are no payload: the reason code."""
+
+
+def refuse_if(condition: bool, reason: str) -> None:
+    if condition:
+        raise RefusedError(reason)
+
+
+def whole_bytes(bits: int) -> int:
+    return -(-bits // 8)
+
+
 class Stranger:
     """docs/protocol.md, written down by somebody who has never seen the library."""
 
@@ -149,103 +165,288 @@ class Stranger:
             if position < size:
                 return position
 
-    @staticmethod
-    def read_payload(data: bytes, tensors: list[dict[str, Any]]) -> dict[str, Any]:
-        """Section 6: everything in a payload, without any check but the checksum."""
-        magic, version, uid, window, digest, hotkey = struct.unpack_from("<4sHHQ32s48s", data)
-        assert (magic, version) == (b"TPLP", 1)
-        assert struct.unpack("<I", data[-4:])[0] == zlib.crc32(data[:-4])
-        found, offset = {}, 96
-        for tensor in tensors:
-            chunks, k = tensor["chunks"], tensor["k"]
-            codes = struct.unpack_from(f"<{chunks}H", data, offset)
-            offset += 2 * chunks
-            indices = struct.unpack_from(f"<{chunks * k}H", data, offset)
-            offset += 2 * chunks * k
-            signs = int.from_bytes(data[offset : offset + 2 * -(-chunks * k // 16)], "little")
-            offset += 2 * -(-chunks * k // 16)
-            found[tensor["name"]] = [
-                [
-                    (indices[chunk * k + place], -1 if signs >> (chunk * k + place) & 1 else 1, codes[chunk])
-                    for place in range(k)
-                ]
-                for chunk in range(chunks)
-            ]
-        assert offset + 4 == len(data) == 100 + sum(tensor["section_bytes"] for tensor in tensors)
-        header = {"window": window, "uid": uid, "hotkey": hotkey.rstrip(b"\0").decode()}
-        return {"header": header, "layout": digest.hex(), "tensors": found}
+    SIGNIFICANDS = (256, 271, 287, 304, 323, 342, 362, 384, 406, 431, 456, 483)
 
     @staticmethod
-    def quanta(code: int) -> int:
-        return (128 + (code & 127)) << ((code >> 7) - 90) if code else 0
+    def edges(shape: list[int], target: int) -> list[int]:
+        folded = [math.prod(shape[:-1]), shape[-1]] if len(shape) > 1 else [math.prod(shape)]
+        return [max(edge for edge in range(1, min(side, target) + 1) if side % edge == 0) for side in folded]
 
     @staticmethod
-    def scale(code: int) -> float:
-        return float(struct.unpack("<f", struct.pack("<I", code << 16))[0])
+    def rice(tensor: dict[str, Any]) -> tuple[int | None, int]:
+        """Section 6: the Rice parameter, None without an index code, and the most bits of a chunk's quotients."""
+        n, k = math.prod(tensor["edges"]), tensor["k"]
+        if k == n:
+            return None, 0
+        b = 0
+        while k * 2 ** (b + 1) < n:
+            b += 1
+        return b, k + (n - k) // 2**b
 
     @staticmethod
-    def basis(n: int) -> list[list[int]]:
-        def scale(b: int) -> float:
-            return math.sqrt((1 if b == 0 else 2) / n)
+    def section_bytes(tensor: dict[str, Any]) -> list[int]:
+        """Section 6: the shortest and the longest section."""
+        chunks, levels = tensor["chunks"], tensor["levels"]
+        count = chunks * tensor["k"]
+        b, most = Stranger.rice(tensor)
+        shortest = 2 + chunks * levels
+        index = 0 if b is None else whole_bytes(count * b) + whole_bytes(chunks * most)
+        return [shortest, shortest + levels * whole_bytes(count) + index]
 
-        return [
-            [round(2**25 * scale(b) * math.cos(math.pi * (2 * j + 1) * b / (2 * n))) for j in range(n)]
-            for b in range(n)
+    @staticmethod
+    def read_payload(data: bytes, layout: dict[str, Any]) -> dict[str, Any]:
+        """Section 6: what is in a payload, as chunks of (index, sign, step, whether upper); all checks, in order."""
+        refuse_if(len(data) < 96 or data[:4] != b"TPLP", "malformed")
+        version, recipe, uid, window, digest, hotkey = struct.unpack_from("<BBHQ32s48s", data, 4)
+        refuse_if(version != 2, "wrong_version")
+        refuse_if(digest.hex() != layout["digest"], "wrong_shapes")
+        bounds = [100 + sum(Stranger.section_bytes(tensor)[end] for tensor in layout["tensors"]) for end in (0, 1)]
+        refuse_if(not bounds[0] <= len(data) <= bounds[1], "wrong_size")
+        refuse_if(struct.unpack("<I", data[-4:])[0] != zlib.crc32(data[:-4]), "malformed")
+        name = hotkey.rstrip(b"\0")
+        refuse_if(not name or not all(0x21 <= byte <= 0x7E for byte in name), "malformed")
+        refuse_if(recipe != ["sparseloco", "demo"].index(layout["recipe"]), "malformed")
+        found, offset, body = {}, 96, data[:-4]
+        for tensor in layout["tensors"]:
+            found[tensor["name"]], offset = Stranger.read_section(body, offset, tensor)
+        refuse_if(offset != len(body), "malformed")
+        return {"header": {"window": window, "uid": uid, "hotkey": name.decode()}, "tensors": found}
+
+    @staticmethod
+    def read_scales(data: bytes, offset: int, tensor: dict[str, Any]) -> tuple[int, list[bytes], int]:
+        """Section 6: the largest step, the codes of each chunk, and where they end."""
+        chunks, levels = tensor["chunks"], tensor["levels"]
+        refuse_if(len(data) - offset < 2 + chunks * levels, "malformed")
+        top = int.from_bytes(data[offset : offset + 2], "little")
+        offset += 2
+        codes = [data[offset + chunk * levels :][:levels] for chunk in range(chunks)]
+        every = b"".join(codes)
+        refuse_if(top > 552 or any(code and code + top - 255 < 1 for code in every), "bad_payload")
+        refuse_if(max(every) != (255 if top else 0), "not_canonical")
+        refuse_if(any(row[0] > row[-1] or (row[0] == 0) != (row[-1] == 0) for row in codes), "not_canonical")
+        return top, codes, offset + chunks * levels
+
+    @staticmethod
+    def read_section(data: bytes, offset: int, tensor: dict[str, Any]) -> tuple[list[Any], int]:
+        k, levels, n = tensor["k"], tensor["levels"], math.prod(tensor["edges"])
+        b, most = Stranger.rice(tensor)
+        top, codes, offset = Stranger.read_scales(data, offset, tensor)
+        active = sum(row[0] > 0 for row in codes)
+        count = active * k
+
+        def plane(bits: int) -> tuple[int, int]:
+            nonlocal offset
+            start, offset = offset, offset + whole_bytes(bits)
+            return start, bits
+
+        def bit(place: int, start: int) -> int:
+            return data[start + place // 8] >> place % 8 & 1
+
+        def clean(start: int, bits: int) -> bool:
+            return not any(bit(place, start) for place in range(bits, 8 * whole_bytes(bits)))
+
+        signs = plane(count)
+        magnitudes = plane(count if levels == 2 else 0)
+        remainders = plane(count * (b or 0))
+        refuse_if(offset > len(data), "malformed")
+        ends: list[int] = []
+        if b is not None:
+            last = min(len(data), offset + whole_bytes(active * most))
+            ones = [place for place in range(8 * (last - offset)) if bit(place, offset)]
+            refuse_if(len(ones) < count, "malformed")
+            ends = ones[:count]
+            quotients = plane(ends[-1] + 1 if ends else 0)
+            refuse_if(not clean(*remainders) or not clean(*quotients), "not_canonical")
+        refuse_if(not clean(*signs), "not_canonical")
+        gaps = [after - before - 1 for before, after in zip([-1, *ends], ends, strict=False)]
+        gaps = [
+            (gap << b) + sum(bit(place * b + i, remainders[0]) << i for i in range(b)) for place, gap in enumerate(gaps)
         ]
+        found, place = [], 0
+        for row in codes:
+            if row[0] == 0:
+                found.append([(index, 1, 0, 0) for index in range(k)])
+                continue
+            chunk, index = [], -1
+            for each in range(place, place + k):
+                index += 1 + (gaps[each] if gaps else 0)
+                upper = bit(each, magnitudes[0]) if levels == 2 else 0
+                chunk.append((index, -1 if bit(each, signs[0]) else 1, row[upper] + top - 255, upper))
+            refuse_if(index >= n, "bad_payload")
+            found.append(chunk)
+            place += k
+        refuse_if(not clean(*magnitudes), "not_canonical")
+        if levels == 2:
+            for row, chunk in zip(codes, found, strict=True):
+                used = {upper for _, _, _, upper in chunk}
+                refuse_if(used != ({0} if row[0] == row[1] else {0, 1}), "not_canonical")
+        return found, offset
 
     @staticmethod
-    def dct(chunk: list[float], edges: list[int], *, inverse: bool = False) -> list[float]:
-        """Section 9, one chunk in row-major order, in exact integers."""
+    def write_section(steps: list[list[int]], rows: list[Any], tensor: dict[str, Any]) -> bytes:
+        """Section 6: steps of the levels and chunks of (index, sign, step, whether upper) as bytes."""
+        top = max(map(max, steps))
+        data = top.to_bytes(2, "little") + bytes(step and step - top + 255 for row in steps for step in row)
+        b, _ = Stranger.rice(tensor)
+        active = [row for row, levels in zip(rows, steps, strict=True) if levels[0]]
+        flat = [each for row in active for each in row]
+        planes = [[int(sign < 0) for _, sign, _, _ in flat]]
+        if tensor["levels"] == 2:
+            planes.append([upper for *_, upper in flat])
+        if b is not None:
+            before = [-1 if place == 0 else row[place - 1][0] for row in active for place in range(len(row))]
+            gaps = [each[0] - index - 1 for each, index in zip(flat, before, strict=True)]
+            planes.append([gap >> i & 1 for gap in gaps for i in range(b)])
+            planes.append([one for gap in gaps for one in [0] * (gap >> b) + [1]])
+        for bits in planes:
+            number = sum(one << place for place, one in enumerate(bits))
+            data += number.to_bytes(whole_bytes(len(bits)), "little")
+        return data
+
+    @staticmethod
+    def write_payload(header: dict[str, Any], sections: list[bytes], layout: dict[str, Any]) -> bytes:
+        recipe = ["sparseloco", "demo"].index(layout["recipe"])
+        parts = header["uid"], header["window"], bytes.fromhex(layout["digest"]), header["hotkey"].encode()
+        body = struct.pack("<4sBBHQ32s48s", b"TPLP", 2, recipe, *parts) + b"".join(sections)
+        return body + struct.pack("<I", zlib.crc32(body))
+
+    @staticmethod
+    def quanta(step: int) -> int:
+        return Stranger.SIGNIFICANDS[(step - 1) % 12] << ((step - 1) // 12) if step else 0
+
+    @staticmethod
+    def scale(step: int) -> float:
+        return math.ldexp(Stranger.quanta(step), -44)
+
+    @staticmethod
+    def nearest(mean: float) -> int:
+        """Section 6: the step of a mean."""
+        quanta = Fraction(mean) * 2**44
+        return sum(2 * quanta > Stranger.quanta(step) + Stranger.quanta(step + 1) for step in range(552))
+
+    @staticmethod
+    def total(numbers: list[float]) -> float:
+        while len(numbers) > 1:
+            half = len(numbers) // 2
+            numbers = [numbers[i] + numbers[i + half] for i in range(half)] + numbers[2 * half :]
+        return numbers[0]
+
+    @staticmethod
+    def code(rows: list[list[float]], levels: int) -> tuple[list[list[int]], list[list[int]]]:
+        """Section 6: the steps of each chunk's levels, and which coefficients are upper ones."""
+        steps, upper = [], []
+        for row in rows:
+            sizes = [abs(value) for value in row]
+            mean = Stranger.total(sizes) / len(sizes)
+            large = [levels == 2 and size > mean for size in sizes]
+            count = sum(large)
+            low = [0.0 if is_large else size for size, is_large in zip(sizes, large, strict=True)]
+            high = [size if is_large else 0.0 for size, is_large in zip(sizes, large, strict=True)]
+            lower = Stranger.nearest(Stranger.total(low) / (len(sizes) - count))
+            steps.append([lower, max(lower, Stranger.nearest(Stranger.total(high) / count) if count else 0)])
+            upper.append(large)
+        floor = max(0, max(high for _, high in steps) - 255)
+        steps = [[max(low, floor + 1), high] if high > floor else [0, 0] for low, high in steps]
+        bits = [[int(each and low < high) for each in row] for row, (low, high) in zip(upper, steps, strict=True)]
+        return [row[-levels:] for row in steps], bits
+
+    @staticmethod
+    def frequencies(chunk: np.ndarray, edges: list[int]) -> np.ndarray:
+        """Section 6: the miner's DCT-II of a chunk, float32, in the order advised."""
+
+        def analyse(x: np.ndarray) -> np.ndarray:
+            n, stride = len(x), 1
+            basis = np.array([[Stranger.cosine(n, b, j) for j in range(n)] for b in range(n)]).astype(np.float32)
+            found = np.zeros_like(x)
+
+            def products(first: int, every: int, values: np.ndarray) -> None:
+                for b in range(first, n, every):
+                    total = basis[b, 0] * values[0]
+                    for j in range(1, len(values)):
+                        total = total + basis[b, j] * values[j]
+                    found[b] = total
+
+            while len(x) % 2 == 0:
+                half = len(x) // 2
+                products(stride, 2 * stride, x[:half] - x[half:][::-1])
+                x, stride = x[:half] + x[half:][::-1], 2 * stride
+            products(0, stride, x)
+            return found
+
+        block = chunk.reshape(-1, edges[-1])
+        block = analyse(block.T).T
+        return (analyse(block) if len(edges) == 2 else block).flatten()
+
+    @staticmethod
+    def cosine(n: int, b: int, j: int) -> float:
+        return math.sqrt((1 if b == 0 else 2) / n) * math.cos(math.pi * (2 * j + 1) * b / (2 * n))
+
+    @staticmethod
+    def elements(chunk: list[float], edges: list[int]) -> list[float]:
+        """Section 9: the inverse DCT of one chunk in row-major order, in exact integers."""
 
         def whole(values: list[float]) -> tuple[list[int], float]:
             step = 2.0 ** (math.frexp(max(map(abs, values)))[1] - 24)
             return [round(value / step) for value in values], step
 
-        def matrix(n: int) -> list[list[int]]:
-            rows = Stranger.basis(n)
-            return [list(row) for row in zip(*rows, strict=True)] if inverse else rows
+        def transposed(n: int) -> list[list[int]]:
+            return [[round(2**25 * Stranger.cosine(n, b, j)) for b in range(n)] for j in range(n)]
 
         height, width = edges if len(edges) == 2 else (1, edges[0])
         numbers, step = whole(chunk)
-        f = matrix(width)
+        f = transposed(width)
         rows = [numbers[row * width : (row + 1) * width] for row in range(height)]
-        out = [sum(f[b][j] * row[j] for j in range(width)) * (step * 2.0**-25) for row in rows for b in range(width)]
+        out = [sum(f[j][b] * row[b] for b in range(width)) * (step * 2.0**-25) for row in rows for j in range(width)]
         if len(edges) == 1:
             return out
         numbers, step = whole(out)
-        f = matrix(height)
+        f = transposed(height)
         return [
-            sum(f[b][i] * numbers[i * width + j] for i in range(height)) * (step * 2.0**-25)
-            for b in range(height)
+            sum(f[i][b] * numbers[b * width + j] for b in range(height)) * (step * 2.0**-25)
+            for i in range(height)
             for j in range(width)
         ]
 
     @staticmethod
-    def update(payloads: list[Any], tensor: dict[str, Any], recipe: str) -> np.ndarray:
-        """Section 9, one tensor."""
-        name, k, chunks, edges = tensor["name"], tensor["k"], tensor["chunks"], tensor["edges"]
-        length = math.prod(edges)
-        scales = [[Stranger.quanta(row[0][2]) for row in each["tensors"][name]] for each in payloads]
-        norms = [k * sum(s * s for s in peer) for peer in scales]
+    def norms(payloads: list[Any], name: str) -> tuple[list[int], int]:
+        """Section 9: the squared norms of a tensor, and their lower median."""
+        norms = [
+            sum(Stranger.quanta(step) ** 2 for row in each["tensors"][name] for _, _, step, _ in row)
+            for each in payloads
+        ]
         positive = sorted(norm for norm in norms if norm)
-        m2 = 2**80 if recipe == "demo" else positive[(len(positive) - 1) // 2] if positive else 0
+        return norms, positive[(len(positive) - 1) // 2] if positive else 0
+
+    @staticmethod
+    def update(payloads: list[Any], tensor: dict[str, Any], layout: dict[str, Any], median: int) -> np.ndarray:
+        """Section 9, one tensor."""
+        name, chunks, edges, recipe = tensor["name"], tensor["chunks"], tensor["edges"], layout["recipe"]
+        length = math.prod(edges)
+        m2 = 2**80 if recipe == "demo" else median
         total, count = [[0] * length for _ in range(chunks)], [[0] * length for _ in range(chunks)]
-        for each, peer, n2 in zip(payloads, scales, norms, strict=True):
+        for each, n2 in zip(payloads, Stranger.norms(payloads, name)[0], strict=True):
             keeps = n2 in (0, m2) or (recipe == "sparseloco" and n2 <= m2)
             for chunk, row in enumerate(each["tensors"][name]):
-                s = peer[chunk] if keeps else math.isqrt(peer[chunk] ** 2 * m2 // n2)
-                for index, sign, _ in row:
+                for index, sign, step, _ in row:
+                    s = Stranger.quanta(step)
+                    s = s if keeps else math.isqrt(s**2 * m2 // n2)
                     total[chunk][index] += sign * s
                     count[chunk][index] += s != 0
         means = [
             [float(t) / float(max(c, 1)) for t, c in zip(*rows, strict=True)] for rows in zip(total, count, strict=True)
         ]
-        if recipe == "demo":  # the layout of the vectors has the transform in this recipe only
-            means = [Stranger.dct(row, edges, inverse=True) for row in means]
-            values = np.sign(np.array(means))
-        else:
-            values = np.array(means) * 2.0**-44
+        if layout["use_dct"]:
+            means = [Stranger.elements(row, edges) for row in means]
+        values = np.sign(np.array(means)) if recipe == "demo" else np.array(means) * 2.0**-44
         return Stranger.unchunked(values.astype(np.float32), tensor)
+
+    @staticmethod
+    def chunked(tensor: np.ndarray, layout: dict[str, Any]) -> np.ndarray:
+        rows = np.arange(tensor.size, dtype=np.float32).reshape(layout["chunks"], -1)
+        places = Stranger.unchunked(rows, layout).flatten().astype(int)
+        chunks = np.empty(tensor.size, tensor.dtype)
+        chunks[places] = tensor.flatten()
+        return chunks.reshape(rows.shape)
 
     @staticmethod
     def unchunked(rows: np.ndarray, tensor: dict[str, Any]) -> np.ndarray:
@@ -283,10 +484,10 @@ def test_a_stranger_verifies_objects() -> None:
         assert Stranger.canonical(body).decode() == each["body"]
         assert Stranger.digest(body) == each["digest"]
         assert body["genesis"] == ("0" * 64 if kind == "start_window" else found["genesis"])
-        message = f"templar:1:{kind}:".encode() + each["body"].encode()
+        message = f"templar:2:{kind}:".encode() + each["body"].encode()
         signature = bytes.fromhex(each["signature"])
         assert verify(body["hotkey"], message, signature)
-        assert not verify(body["hotkey"], message.replace(b":1:", b":2:", 1), signature)
+        assert not verify(body["hotkey"], message.replace(b":2:", b":1:", 1), signature)
     commit = json.loads(found["objects"]["commit"]["body"])
     assert commit["commitment"] == found["objects"]["manifest"]["digest"]
     assert json.loads(found["objects"]["decision"]["body"])["roster"] == found["objects"]["roster"]["digest"]
@@ -316,77 +517,193 @@ def test_a_stranger_commits_a_bucket() -> None:
         assert len(each["commitment"]) == 128
 
 
-def test_a_stranger_reads_a_payload() -> None:
+def test_a_stranger_cuts_tensors() -> None:
     found = vectors("payload")
-    for layout in (found["layout"], found["layout_with_dct"]):
-        tensors = [[tensor["name"], tensor["shape"], tensor["edges"], tensor["k"]] for tensor in layout["tensors"]]
-        value = {"domain": "templar/layout/1", "tensors": tensors, "use_dct": layout["use_dct"]}
-        assert Stranger.digest(value) == layout["digest"]
-    payload, tensors = found["payload"], found["layout"]["tensors"]
-    data = bytes.fromhex(payload["hex"])
-    assert hashlib.sha256(data).hexdigest() == payload["sha256"]
-    read = Stranger.read_payload(data, tensors)
-    assert (read["header"], read["layout"]) == (payload["header"], found["layout"]["digest"])
-    for name, rows in read["tensors"].items():
-        meaning = payload["tensors"][name]
-        assert meaning["indices"] == [[index for index, _, _ in row] for row in rows]
-        assert meaning["scale_codes"] == [row[0][2] for row in rows]
-        assert meaning["values"] == [[sign * Stranger.scale(code) for _, sign, code in row] for row in rows]
+    for layout in found["layouts"].values():
+        tensors = [
+            [each["name"], each["shape"], each["edges"], each["k"], each["levels"]] for each in layout["tensors"]
+        ]
+        value = {"domain": "templar/layout/2", "recipe": layout["recipe"], "tensors": tensors}
+        assert Stranger.digest(value | {"use_dct": layout["use_dct"]}) == layout["digest"]
+        sizes = [Stranger.section_bytes(tensor) for tensor in layout["tensors"]]
+        assert sizes == [tensor["section_bytes"] for tensor in layout["tensors"]]
+        assert layout["payload_bytes"] == [100 + sum(bounds) for bounds in zip(*sizes, strict=True)]
+    for each in found["tensors"]:
+        assert each["edges"] == Stranger.edges(each["shape"], each["target_chunk"])
+        length = math.prod(each["edges"])
+        assert each["k"] == min(each["topk_compression"], length)
+        assert each["levels"] == 1 + each["magnitude_bits"]
+        assert each["chunks"] * length == math.prod(each["shape"])
+        assert each["rice_parameter"] == Stranger.rice(each)[0]
+        assert each["section_bytes"] == Stranger.section_bytes(each)
 
 
-def test_a_stranger_codes_scales() -> None:
-    for each in vectors("payload")["value_code"]:
-        assert each["scale"] == Stranger.scale(each["code"]) == math.ldexp(Stranger.quanta(each["code"]), -44)
-        assert each["quanta"] == Stranger.quanta(each["code"]) < 2**54
-        if 2**-37 <= each["mean"] <= 1020:
-            assert abs(each["scale"] - each["mean"]) <= each["mean"] / 256
+def test_a_stranger_reads_and_writes_payloads() -> None:
+    found = vectors("payload")
+    for payload in found["payloads"].values():
+        data, layout = _bytes(payload), found["layouts"][payload["layout"]]
+        assert (len(data), hashlib.sha256(data).hexdigest()) == (payload["bytes"], payload["sha256"])
+        read = Stranger.read_payload(data, layout)
+        assert read["header"] == payload["header"]
+        sections = []
+        for tensor in layout["tensors"]:
+            meaning, rows = payload["tensors"][tensor["name"]], read["tensors"][tensor["name"]]
+            assert meaning["indices"] == [[index for index, _, _, _ in row] for row in rows]
+            assert meaning["values"] == [[sign * Stranger.scale(step) for _, sign, step, _ in row] for row in rows]
+            assert meaning["upper"] == [[upper for *_, upper in row] for row in rows]
+            sections.append(Stranger.write_section(meaning["steps"], rows, tensor))
+        assert Stranger.write_payload(read["header"], sections, layout) == data
+
+
+def _bytes(payload: dict[str, Any]) -> bytes:
+    """A payload of the vectors, part by part."""
+    data = b""
+    for _, offset, text in payload["parts"]:
+        assert len(data) == offset
+        data += bytes.fromhex(text)
+    return data
 
 
 def test_every_damage_has_its_reason() -> None:
-    reasons = [each["reason"] for each in vectors("payload")["rejected"]]
-    assert None not in reasons
-    assert {"malformed", "wrong_version", "wrong_shapes", "bad_payload", "not_canonical"} == set(reasons)
+    found = vectors("payload")
+    reasons = set()
+    for each in found["rejected"]:
+        payload = found["payloads"][each["payload"]]
+        data = _bytes(payload)
+        data = data[:-4] if each["checksum_made_right"] else data
+        data = data[: each["offset"]] + bytes.fromhex(each["new"]) + data[each["offset"] + each["removed"] :]
+        data += struct.pack("<I", zlib.crc32(data)) if each["checksum_made_right"] else b""
+        with pytest.raises(RefusedError, match=f"^{each['reason']}$"):
+            Stranger.read_payload(data, found["layouts"][payload["layout"]])
+        reasons.add(each["reason"])
+    assert reasons == {"malformed", "wrong_version", "wrong_shapes", "wrong_size", "bad_payload", "not_canonical"}
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+def test_a_stranger_and_the_library_say_the_same_of_any_damage(levels: int) -> None:
+    """The order of the checks is part of the protocol: a payload with many faults has one reason."""
+    layout = vectors("payload")["layouts"]["two_levels" if levels == 2 else "one_level"]
+    library = scenario.layout_of("sparseloco", levels)
+    payloads = [wire.encode(payload, library) for payload in scenario.payloads("sparseloco", levels)]
+    chance = random.Random(levels)
+    outcomes = []
+    for _ in range(4000):
+        body = bytearray(chance.choice(payloads)[:-4])
+        for _ in range(chance.randint(1, 4)):
+            place = chance.randrange(96, len(body) + 1)
+            removed = chance.choice([0, 1, 1, 1, 1, 2])
+            body[place : place + removed] = chance.randbytes(chance.choice([0, 1, 1, removed]))
+        data = bytes(body) + struct.pack("<I", zlib.crc32(body))
+        try:
+            wire.decode(data, library)
+            theirs = None
+        except RejectedError as error:
+            theirs = error.reason.value
+        try:
+            Stranger.read_payload(data, layout)
+            ours = None
+        except RefusedError as error:
+            ours = str(error)
+        assert ours == theirs, data.hex()
+        outcomes.append(ours)
+    assert {None, "malformed", "wrong_size", "bad_payload", "not_canonical"} == set(outcomes)
+
+
+def test_a_stranger_codes_values() -> None:
+    found = vectors("payload")
+    table = found["value_code"]
+    assert (tuple(table["significands"]), table["max_step"]) == (Stranger.SIGNIFICANDS, 552)
+    assert table["significands"] == [round(256 * 2 ** (j / 12)) for j in range(12)]
+    for each in table["means"]:
+        step = Stranger.nearest(each["mean"])
+        assert (each["step"], each["quanta"], each["scale"]) == (step, Stranger.quanta(step), Stranger.scale(step))
+    assert Stranger.quanta(552) < 2**54
+    for each in found["coding"]:
+        steps, upper = Stranger.code(each["values"], len(each["steps"][0]))
+        assert (each["steps"], each.get("upper", upper)) == (steps, upper)
+        received = [
+            [(-1 if value < 0 else 1) * Stranger.scale(levels[-1 if up else 0]) for value, up in zip(*row, strict=True)]
+            for levels, row in zip(steps, zip(each["values"], upper, strict=True), strict=True)
+        ]
+        assert received == each["received"]
+
+
+def test_a_stranger_codes_indices() -> None:
+    for each in vectors("payload")["rice"]:
+        chunks, k = len(each["indices"]), each["k"]
+        tensor = {"edges": [each["chunk_length"]], "k": k, "levels": 1, "chunks": chunks}
+        assert Stranger.rice(tensor) == (each["rice_parameter"], each["max_quotient_bits"])
+        rows = [[(index, 1, 9, 0) for index in row] for row in each["indices"]]
+        data = Stranger.write_section([[9]] * chunks, rows, tensor)
+        head = 2 + chunks + whole_bytes(chunks * k)
+        assert data[head:].hex() == each["remainders"] + each["quotients"]
+        assert len(each["remainders"]) == 2 * whole_bytes(chunks * k * each["rice_parameter"])
+        assert Stranger.read_section(data, 0, tensor) == (rows, len(data))
 
 
 def test_a_stranger_compresses() -> None:
-    """Section 6, "what a miner does", for chunks as they are in the vectors: vectors of 3 and blocks of 4 x 3."""
-    found = vectors("payload")
-    tensors, case = found["layout"]["tensors"], found["compression"]
-    buffers = {tensor["name"]: np.zeros(tensor["shape"], np.float32) for tensor in tensors}
-    rate, decay = np.float32(case["learning_rate"]), np.float32(case["decay"])
-    for window in case["windows"]:
-        read = Stranger.read_payload(bytes.fromhex(window["payload"]), tensors)
-        for tensor in tensors:
-            name = tensor["name"]
-            grown = decay * buffers[name] + rate * floats(window["update"][name], tensor["shape"])
-            received = np.zeros((tensor["chunks"], math.prod(tensor["edges"])), np.float32)
-            for chunk, row in enumerate(read["tensors"][name]):
-                for index, sign, code in row:
-                    received[chunk, index] = sign * Stranger.scale(code)
-            buffers[name] = grown - Stranger.unchunked(received, tensor)
-            numbers = Stranger.unchunked(np.arange(grown.size, dtype=np.float32).reshape(received.shape), tensor)
-            chunks = grown.flatten()[np.argsort(numbers.flatten())].reshape(received.shape)
-            for values, row in zip(chunks, read["tensors"][name], strict=True):
-                order = sorted(range(len(values)), key=lambda index: (-abs(values[index]), index))
-                chosen = sorted(order[: tensor["k"]])
-                assert [index for index, _, _ in row] == chosen
-                mean = math.fsum(abs(float(values[index])) for index in chosen) / len(chosen)
-                assert abs(Stranger.scale(row[0][2]) - mean) <= mean / 256
-                assert [sign < 0 for _, sign, _ in row] == [values[index] < 0 for index in chosen]
-            assert buffers[name].tobytes().hex() == window["residual"][name]
+    """Section 6, "what a miner does", byte for byte."""
+    for case in vectors("payload")["compression"]:
+        shapes = vectors("payload")["layouts"]["two_levels" if case["levels"] == 2 else "one_level"]["tensors"]
+        value = {"domain": "templar/layout/2", "recipe": case["recipe"], "use_dct": case["use_dct"]}
+        cuts = [[each["name"], each["shape"], each["edges"], each["k"], each["levels"]] for each in shapes]
+        layout = {"recipe": case["recipe"], "digest": Stranger.digest(value | {"tensors": cuts}), "tensors": shapes}
+        buffers = {tensor["name"]: np.zeros(tensor["shape"], np.float32) for tensor in shapes}
+        for call, window in enumerate(case["windows"], start=case["calls_before"] + 1):
+            data = bytes.fromhex(window["payload"])
+            sections = []
+            for tensor in shapes:
+                name = tensor["name"]
+                update = floats(window["update"][name], tensor["shape"])
+                section, buffers[name] = _compressed(case, buffers[name], update, tensor, call)
+                sections.append(section)
+                assert buffers[name].tobytes().hex() == window["residual"][name]
+            header = Stranger.read_payload(data, layout)["header"]
+            assert Stranger.write_payload(header, sections, layout) == data
 
 
-@pytest.mark.parametrize("recipe", ["sparseloco", "demo"])
-def test_a_stranger_aggregates_and_steps(recipe: str) -> None:
-    case = vectors("aggregate")["recipes"][recipe]
-    tensors = vectors("payload")["layout_with_dct" if recipe == "demo" else "layout"]["tensors"]
-    payloads = [Stranger.read_payload(bytes.fromhex(text), tensors) for text in case["payloads"]]
+def _compressed(
+    case: dict[str, Any], buffer: np.ndarray, update: np.ndarray, tensor: dict[str, Any], call: int
+) -> tuple[bytes, np.ndarray]:
+    """A tensor's section and its new buffer."""
+    grown = Stranger.chunked(np.float32(case["learning_rate"]) * update, tensor)
+    if case["use_dct"]:
+        grown = np.array([Stranger.frequencies(chunk, tensor["edges"]) for chunk in grown])
+    if case["recipe"] == "sparseloco" or call > 1:
+        grown = np.float32(case["decay"]) * Stranger.chunked(buffer, tensor) + grown
+    ranked = [sorted(range(len(row)), key=lambda index, row=row: (-abs(row[index]), index)) for row in grown]
+    chosen = [sorted(order[: tensor["k"]]) for order in ranked]
+    values = [[float(row[index]) for index in indices] for row, indices in zip(grown, chosen, strict=True)]
+    steps, upper = Stranger.code(values, tensor["levels"])
+    rows = []
+    for chunk, (indices, levels, bits) in enumerate(zip(chosen, steps, upper, strict=True)):
+        found = []
+        for place, (index, bit) in enumerate(zip(indices, bits, strict=True)):
+            sign, step = -1 if values[chunk][place] < 0 else 1, levels[-1 if bit else 0]
+            found.append((index, sign, step, bit))
+            if case["recipe"] == "sparseloco" or call > 5:
+                grown[chunk, index] -= np.float32(sign * Stranger.scale(step))
+        rows.append(found)
+    return Stranger.write_section(steps, rows, tensor), Stranger.unchunked(grown, tensor)
+
+
+@pytest.mark.parametrize("name", ["sparseloco", "sparseloco, two levels", "demo"])
+def test_a_stranger_aggregates_and_steps(name: str) -> None:
+    case = vectors("aggregate")["cases"][name]
+    layouts = vectors("payload")["layouts"]
+    layout = layouts["dct" if case["recipe"] == "demo" else "two_levels" if case["levels"] == 2 else "one_level"]
+    payloads = [Stranger.read_payload(bytes.fromhex(text), layout) for text in case["payloads"]]
     rate = np.float32(case["learning_rate"])
     decay = np.float32(1.0 - case["learning_rate"] * case["weight_decay"])
-    for tensor in tensors:
+    for tensor in layout["tensors"]:
         name = tensor["name"]
-        update = Stranger.update(payloads, tensor, recipe)
+        norms, median = Stranger.norms(payloads, name)
+        assert norms == [peer[name] for peer in case["squared_norms"].values()]
+        assert median == case["squared_medians"][name]
+        update = Stranger.update(payloads, tensor, layout, median)
         assert update.tobytes().hex() == case["update"][name]
+        alone = Stranger.update(payloads[1:2], tensor, layout, median)
+        assert alone.tobytes().hex() == case["update_of_uid_3"][name]
         theta = floats(case["parameters_before"][name], tensor["shape"])
         theta = theta * decay if case["weight_decay"] else theta
         assert (theta - rate * update).astype("<f4").tobytes().hex() == case["parameters_after"][name]
@@ -394,14 +711,14 @@ def test_a_stranger_aggregates_and_steps(recipe: str) -> None:
 
 def test_a_stranger_transforms() -> None:
     for each in vectors("aggregate")["dct"]:
-        chunk = floats(each["chunk"]).tolist()
-        assert Stranger.dct(chunk, each["edges"]) == floats(each["forward"], kind="<f8").tolist()
-        assert Stranger.dct(chunk, each["edges"], inverse=True) == floats(each["inverse"], kind="<f8").tolist()
+        chunk = floats(each["chunk"])
+        assert Stranger.frequencies(chunk, each["edges"]).tolist() == floats(each["forward"]).tolist()
+        assert Stranger.elements(chunk.tolist(), each["edges"]) == floats(each["inverse"], kind="<f8").tolist()
 
 
 def test_a_stranger_computes_roots_and_proofs() -> None:
     found = vectors("state")
-    shapes = {tensor["name"]: tensor["shape"] for tensor in vectors("payload")["layout"]["tensors"]}
+    shapes = {tensor["name"]: tensor["shape"] for tensor in vectors("payload")["layouts"]["one_level"]["tensors"]}
     for params, digest in zip(found["parameters"], found["parameters_digests"], strict=True):
         leaves = []
         for name in sorted(params):

@@ -196,6 +196,7 @@ def test_overrides_are_merged_over_the_preset() -> None:
         ("gradient", {"momentum_decay": 1.0}, "gradient.momentum_decay: Input should be less than 1"),
         ("training", {"inner_steps": "30"}, "training.inner_steps: Input should be a valid integer"),
         ("training", {"inner_steps": 30.5}, "training.inner_steps: Input should be a valid integer"),
+        ("gradient", {"magnitude_bits": 2}, "gradient.magnitude_bits: Input should be less than or equal to 1"),
         ("gradient", {"use_dct": 1}, "gradient.use_dct: Input should be a valid boolean"),
         ("training", {"recipe": "diloco"}, "training.recipe: Input should be 'sparseloco' or 'demo'"),
         ("training", {"outer_learning_rate": float("inf")}, "training.outer_learning_rate: Input should be a finite"),

@@ -62,7 +62,9 @@ def test_what_was_admitted_can_be_read_and_applied(cache: PayloadCache, tmp_path
     ("data", "digest", "reason"),
     [
         (BYTES, "00" * 32, Reason.WRONG_HASH),
-        (BYTES[:-1], None, Reason.WRONG_SIZE),
+        (BYTES[: LAYOUT.min_payload_bytes - 1], None, Reason.WRONG_SIZE),
+        (BYTES + bytes(LAYOUT.max_payload_bytes), None, Reason.WRONG_SIZE),
+        (BYTES[:-1], None, Reason.MALFORMED),
         (bytes(len(BYTES)), None, Reason.MALFORMED),
         (payload_bytes(BOB, WINDOW), None, Reason.WRONG_IDENTITY),
         (payload_bytes(ALICE, WINDOW + 1), None, Reason.WRONG_WINDOW),
@@ -106,10 +108,11 @@ def test_what_a_crash_damaged_is_not_here_and_can_be_fetched_again(
     assert cache.read(WINDOW, DIGEST) == BYTES
 
 
-@pytest.mark.parametrize("num_bytes", [0, 1, len(BYTES) - 1, len(BYTES) + 1, 2**40])
+@pytest.mark.parametrize("num_bytes", [0, 1, LAYOUT.min_payload_bytes - 1, LAYOUT.max_payload_bytes + 1, 2**40])
 def test_a_length_that_no_payload_has_is_refused(cache: PayloadCache, num_bytes: int) -> None:
     assert reason_of(lambda: cache.check_size(num_bytes, uid=5)) is Reason.WRONG_SIZE
-    cache.check_size(len(BYTES), uid=5)
+    for legal in (LAYOUT.min_payload_bytes, len(BYTES), LAYOUT.max_payload_bytes):
+        cache.check_size(legal, uid=5)
 
 
 def test_old_windows_are_pruned(cache: PayloadCache) -> None:

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from templar import PROTOCOL_VERSION
 from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError
 from templar.exchange.decisions import Majority, decided_roster, majority, publish_decision, read_decision
 from templar.exchange.keys import Kind, aggregate_key, window_key
@@ -99,8 +100,8 @@ def test_nobody_decides_after_the_deadline(tmp_path: Path) -> None:
 def test_an_illegal_decision_is_rejected(tmp_path: Path, changes: dict[str, object], reason: Reason) -> None:
     scene = Scene(tmp_path, 100.0)
     author = scene.subnet.validators[0]
-    body = {"protocol": "1", "netuid": NETUID, "genesis": GENESIS, "uid": 1, "hotkey": author.hotkey.address,
-            "window": WINDOW, "roster": A} | changes  # fmt: skip
+    body = {"protocol": PROTOCOL_VERSION, "netuid": NETUID, "genesis": GENESIS, "window": WINDOW, "roster": A}
+    body |= {"uid": 1, "hotkey": author.hotkey.address} | changes
     scene.store(0).inner.put(scene.key(0), signed_anyhow(Kind.DECISION, body, author.hotkey))
     with pytest.raises(RejectedError) as caught:
         read_decision(scene.reader, author.neuron, WINDOW)

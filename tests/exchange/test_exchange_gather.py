@@ -46,7 +46,8 @@ class Scene:
     def spoil(self, *uids: int) -> None:
         """Their payloads are not what was promised."""
         for uid in uids:
-            self.buckets[uid].put(self.key(Kind.GRADIENT, uid), bytes(164), self.times.reveal_interval.first)
+            junk = bytes(len(self.payloads[uid]))
+            self.buckets[uid].put(self.key(Kind.GRADIENT, uid), junk, self.times.reveal_interval.first)
 
     def withdraw(self, *uids: int) -> None:
         """They reveal nothing."""

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from templar import PROTOCOL_VERSION
 from templar.exchange.checkpoint import MANIFEST_FILE
 from templar.exchange.keys import START_WINDOW_KEY, Kind, ObjectKey, checkpoint_key, parse_key, peers_key, window_key
 from templar.exchange.retention import expired_objects
@@ -18,7 +19,16 @@ STORAGE: Storage = load_hparams(path=Path(__file__).parents[2] / "hparams.json")
     update={"retention_windows": RETENTION, "checkpoints_kept": KEPT}
 )
 PER_WINDOW = [kind for kind in Kind if kind not in (Kind.CHECKPOINT, Kind.PEERS, Kind.START_WINDOW, Kind.AGGREGATE)]
-FOREIGN = ["", "gradient", "gradient-1-2.bin", "text/_metadata.yaml", "checkpoint-1-2-v1", "peers-1.json", "notes.txt"]
+OURS = f"-v{PROTOCOL_VERSION}"
+FOREIGN = [
+    "",
+    "gradient",
+    "gradient-1-2.bin",
+    "text/_metadata.yaml",
+    f"checkpoint-1-2{OURS}",
+    "peers-1.json",
+    "notes.txt",
+]
 
 
 def expired(keys: Iterable[str], *, now: int = NOW, storage: Storage = STORAGE) -> list[str]:
@@ -62,9 +72,11 @@ def test_the_start_window_stays_for_ever() -> None:
 
 def test_what_is_not_ours_is_never_touched() -> None:
     others = [
-        window_key(Kind.GRADIENT, 0, 1).replace("-v1", f"-v{version}") for version in ("0.2.8", "0.2.82", "2", "11")
+        window_key(Kind.GRADIENT, 0, 1).replace(OURS, f"-v{version}") for version in ("0.2.8", "0.2.82", "1", "22")
     ]
-    others += [key.replace("-v1", "-v2") for key in complete(10)] + [peers_key(3).replace("_v1", "_v0.2.82")]
+    others += [key.replace(OURS, "-v1") for key in complete(10)] + [
+        peers_key(3).replace(f"_v{PROTOCOL_VERSION}", "_v0.2.82")
+    ]
     assert expired([*FOREIGN, *others], now=10**9) == []
 
 
@@ -142,7 +154,7 @@ keys = st.one_of(
         lambda kind, window, version: str(ObjectKey(kind, window, 1, version)),
         st.sampled_from(PER_WINDOW),
         windows,
-        st.sampled_from(["0.2.8", "0.2.82", "2"]),
+        st.sampled_from(["0.2.8", "0.2.82", "1"]),
     ),
     st.sampled_from([START_WINDOW_KEY, *FOREIGN]),
 )
@@ -154,7 +166,7 @@ buckets = st.sets(keys, max_size=25)
 def test_nothing_is_deleted_that_somebody_may_need(bucket: set[str]) -> None:
     gone = set(expired(sorted(bucket)))
     parsed = {key: found for key in bucket if (found := parse_key(key)) is not None}
-    ours = {key: found for key, found in parsed.items() if found.version == "1"}
+    ours = {key: found for key, found in parsed.items() if found.version == PROTOCOL_VERSION}
     assert gone <= set(ours)
     assert START_WINDOW_KEY not in gone
     for key in gone:
@@ -177,7 +189,7 @@ def test_nothing_is_deleted_that_somebody_may_need(bucket: set[str]) -> None:
 @settings(max_examples=100)
 def test_everything_else_is_deleted(bucket: set[str]) -> None:
     kept = bucket - set(expired(sorted(bucket)))
-    found = [key for text in kept if (key := parse_key(text)) is not None and key.version == "1"]
+    found = [key for text in kept if (key := parse_key(text)) is not None and key.version == PROTOCOL_VERSION]
     assert not [key for key in found if key.kind in (*PER_WINDOW, Kind.AGGREGATE) and (key.window or 0) < OLDEST]
     assert len([key for key in found if key.kind is Kind.PEERS and (key.window or 0) < OLDEST]) <= 1
     complete_ones = {

@@ -27,6 +27,7 @@ from tests.support.subnet import (
     fields_of,
     manifest_of,
     member,
+    other_payload,
     payload_bytes,
     signed_anyhow,
 )
@@ -215,7 +216,7 @@ def test_training_on_other_data_does_not_count(bucket: Bucket, cache: PayloadCac
 # Size and hash.
 
 
-@pytest.mark.parametrize("promised", [len(BYTES) - 1, len(BYTES) + 1, 0, 5 * 2**30, 2**53])
+@pytest.mark.parametrize("promised", [LAYOUT.min_payload_bytes - 1, LAYOUT.max_payload_bytes + 1, 0, 5 * 2**30, 2**53])
 def test_a_size_that_no_payload_has_is_refused_before_the_payload_is_looked_at(
     cache: PayloadCache, promised: int
 ) -> None:
@@ -235,7 +236,7 @@ def test_another_length_than_promised_is_refused_before_the_body_is_read(
 
 
 @pytest.mark.parametrize(
-    "stored", [bytes(len(BYTES)), BYTES[:-1] + bytes([BYTES[-1] ^ 1]), payload_bytes(ALICE, WINDOW, seed=1)]
+    "stored", [bytes(len(BYTES)), BYTES[:-1] + bytes([BYTES[-1] ^ 1]), other_payload(ALICE, WINDOW)]
 )
 def test_other_bytes_than_promised_do_not_count(bucket: Bucket, cache: PayloadCache, stored: bytes) -> None:
     bucket.put(PAYLOAD, stored, REVEAL_FIRST)
@@ -256,12 +257,13 @@ def test_an_oversized_object_is_refused_before_it_is_read(bucket: Bucket, cache:
 
 def other_layout() -> bytes:
     """A payload of as many bytes for a model of other shapes."""
-    settings = Gradient(momentum_decay=0.9, topk_compression=4, target_chunk=4, use_dct=False)
-    return payload_bytes(ALICE, WINDOW, layout=Layout.of({"embed": (8, 8), "other": (8,)}, settings))
+    settings = Gradient(momentum_decay=0.9, topk_compression=4, target_chunk=4, magnitude_bits=0, use_dct=False)
+    layout = Layout.of({"embed": (8, 8), "other": (8,)}, settings, "sparseloco")
+    return payload_bytes(ALICE, WINDOW, layout=layout)
 
 
 def other_version() -> bytes:
-    return BYTES[:4] + (2).to_bytes(2, "little") + BYTES[6:]
+    return BYTES[:4] + bytes([BYTES[4] + 1]) + BYTES[5:]
 
 
 @pytest.mark.parametrize(
@@ -403,7 +405,7 @@ def test_a_commitment_that_is_exchanged_while_it_is_read_does_not_count(bucket: 
 @pytest.mark.parametrize(
     ("replacement", "reason"),
     [
-        (payload_bytes(ALICE, WINDOW, seed=1), Reason.WRONG_HASH),
+        (other_payload(ALICE, WINDOW), Reason.WRONG_HASH),
         (BYTES + BYTES, Reason.WRONG_SIZE),
         (None, Reason.PAYLOAD_MISSING),
     ],

@@ -269,7 +269,9 @@ def altered(roster: Roster, uid: int, **changes: object) -> Roster:
     return Roster.model_validate(fields_of(roster, entries=entries, aggregate_bytes=total))
 
 
-@pytest.mark.parametrize("promised", [0, 163, 165, 5 * 2**30, 2**53 - 10_000])
+@pytest.mark.parametrize(
+    "promised", [0, LAYOUT.min_payload_bytes - 1, LAYOUT.max_payload_bytes + 1, 5 * 2**30, 2**53 - 10_000]
+)
 def test_a_roster_of_oversized_payloads_is_refused_before_a_byte_is_read(scene: Scene, promised: int) -> None:
     roster = scene.publish(scene.gathered())
     forged = altered(roster, scene.subnet.miners[2].uid, payload_bytes=promised)
@@ -280,10 +282,10 @@ def test_a_roster_of_oversized_payloads_is_refused_before_a_byte_is_read(scene: 
 
 def test_an_aggregate_of_other_bytes_is_rejected(scene: Scene) -> None:
     roster = scene.publish(scene.gathered())
-    data = scene.store.inner.get(aggregate_key(WINDOW), max_bytes=10_000)
+    data, first = scene.store.inner.get(aggregate_key(WINDOW), max_bytes=10_000), roster.entries[0].payload_bytes
     for forged, reason in (
         (bytes(len(data)), Reason.WRONG_HASH),
-        (data[164:] + data[:164], Reason.WRONG_HASH),
+        (data[first:] + data[:first], Reason.WRONG_HASH),
         (data[:-1], Reason.OBJECT_TRUNCATED),
         (b"", Reason.OBJECT_TRUNCATED),
     ):
@@ -339,8 +341,8 @@ def test_a_roster_that_gives_a_payload_to_somebody_else_is_rejected(
 
 def test_a_roster_with_an_illegal_payload_is_rejected(scene: Scene) -> None:
     author = scene.subnet.miners[0]
-    junk = bytes(164)
     roster = scene.publish(scene.gathered([author]))
+    junk = bytes(roster.aggregate_bytes)
     forged = altered(roster, author.uid, payload_sha256=sha256_hex(junk))
     scene.store.inner.put(aggregate_key(WINDOW), junk)
     assert reason_of(lambda: scene.fetch(forged, scene.store, scene.empty_cache()), RejectedError) is Reason.MALFORMED

@@ -17,6 +17,7 @@ from tests.support.subnet import GENESIS, NETUID, NETWORK, fields_of, member, si
 ALICE, BOB = member(5), member(6)
 BODY = Commit(netuid=NETUID, genesis=GENESIS, uid=5, hotkey=ALICE.hotkey.address, window=3, commitment="0a" * 32)
 DATA = seal(BODY, ALICE.hotkey).encode()
+VERSION_FIELD = f'"protocol":"{PROTOCOL_VERSION}"'.encode()
 SIGNATURE = json.loads(DATA)["signature"]
 
 MALFORMED, NOT_CANONICAL, BAD_SIGNATURE = Reason.MALFORMED, Reason.NOT_CANONICAL, Reason.BAD_SIGNATURE
@@ -49,7 +50,7 @@ def test_two_signings_differ_and_name_one_object() -> None:
 
 def test_every_field_changes_the_digest() -> None:
     changes: list[dict[str, Any]] = [
-        {"protocol": "2"},
+        {"protocol": "other"},
         {"netuid": 8},
         {"genesis": "ac" * 32},
         {"uid": 6},
@@ -126,9 +127,9 @@ def test_another_way_to_write_the_same_is_not_canonical(data: bytes) -> None:
         DATA + DATA,
         b"\xef\xbb\xbf" + DATA,
         DATA.decode().encode("utf-16"),
-        DATA.replace(b'"protocol":"1"', b'"protocol":"\xff"'),
-        DATA.replace(b'"protocol":"1"', b'"protocol":"\\ud800"'),
-        DATA.replace(b'"protocol":"1"', b'"protocol":"1\\u0000"'),
+        DATA.replace(VERSION_FIELD, b'"protocol":"\xff"'),
+        DATA.replace(VERSION_FIELD, b'"protocol":"\\ud800"'),
+        DATA.replace(VERSION_FIELD, b'"protocol":"1\\u0000"'),
         b"",
         b"null",
         b"[]",
@@ -234,7 +235,7 @@ def test_a_signature_is_good_for_one_kind_only() -> None:
 
 
 def test_a_signature_is_good_for_one_protocol_version_only() -> None:
-    assert reason_of(signed_anyhow(Kind.COMMIT, fields_of(BODY), ALICE.hotkey, version="2")) is BAD_SIGNATURE
+    assert reason_of(signed_anyhow(Kind.COMMIT, fields_of(BODY), ALICE.hotkey, version="other")) is BAD_SIGNATURE
     assert unseal(signed_anyhow(Kind.COMMIT, fields_of(BODY), ALICE.hotkey), Commit).body == BODY
 
 
@@ -268,7 +269,7 @@ def test_an_object_of_another_network_is_rejected() -> None:
     others = [
         (BODY, Network(NETUID + 1, GENESIS)),
         (BODY, Network(NETUID, "ac" * 32)),
-        (BODY.model_copy(update={"protocol": "2"}), NETWORK),
+        (BODY.model_copy(update={"protocol": "other"}), NETWORK),
     ]
     for body, network in others:
         with pytest.raises(RejectedError) as caught:

@@ -259,7 +259,8 @@ def test_garbage_does_not_count(scene: Scene, data: bytes) -> None:
 
 
 def test_a_roster_with_an_illegal_payload_does_not_count(scene: Scene) -> None:
-    roster, junk = scene.publish(0, scene.subnet.miners[:1]), bytes(164)
+    roster = scene.publish(0, scene.subnet.miners[:1])
+    junk = bytes(roster.aggregate_bytes)
     entry = roster.entries[0].model_dump() | {"payload_sha256": sha256_hex(junk)}
     forged = Roster.model_validate(fields_of(roster, entries=[entry]))
     scene.put(0, forged, junk)

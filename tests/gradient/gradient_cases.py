@@ -1,22 +1,34 @@
 """Inputs that the tests of the gradient room share."""
 
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import replace
+
 import numpy as np
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor
 
+from templar.gradient import Recipe
+from templar.gradient.chunks import from_chunks
 from templar.gradient.feedback import FeedbackRule, FeedbackState, compress
-from templar.gradient.layout import Layout
-from templar.gradient.payload import Coefficients, Header, Payload
-from templar.gradient.values import SIGN_AND_SCALE
+from templar.gradient.layout import Layout, TensorLayout
+from templar.gradient.payload import Header, Payload
+from templar.gradient.rice import pack_bits
+from templar.gradient.sections import pack
+from templar.gradient.values import CODES, MAX_STEP, Coefficients, SignAndScale
 from templar.hparams import Gradient
 
 HOTKEY = "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY"
 SHAPES = {"embed": (48, 16), "norm": (16,), "prime": (7, 11), "stack": (2, 3, 8), "zero": ()}
+RECIPES: tuple[Recipe, ...] = ("sparseloco", "demo")
 
 few = settings(max_examples=20)
 more = settings(max_examples=40)
+many = settings(max_examples=150)
 
 dimensions = st.integers(1, 20)
 shapes = st.dictionaries(
@@ -30,51 +42,157 @@ gradients = st.builds(
     momentum_decay=st.sampled_from([0.0, 0.5, 0.95]),
     topk_compression=st.integers(1, 80),
     target_chunk=st.integers(1, 20),
+    magnitude_bits=st.integers(0, 1),
     use_dct=st.booleans(),
 )
-layouts = st.builds(Layout.of, shapes, gradients)
+recipes = st.sampled_from(RECIPES)
+layouts = st.builds(Layout.of, shapes, gradients, recipes)
 seeds = st.integers(0, 2**32)
 
 
-def settings_of(target: int = 8, k: int = 5, *, use_dct: bool = False) -> Gradient:
-    return Gradient(momentum_decay=0.95, topk_compression=k, target_chunk=target, use_dct=use_dct)
+def settings_of(target: int = 8, k: int = 5, *, levels: int = 1, use_dct: bool = False) -> Gradient:
+    return Gradient(
+        momentum_decay=0.95, topk_compression=k, target_chunk=target, magnitude_bits=levels - 1, use_dct=use_dct
+    )
+
+
+def layout_of(
+    shapes: dict[str, tuple[int, ...]] = SHAPES, gradient: Gradient | None = None, recipe: Recipe = "sparseloco"
+) -> Layout:
+    return Layout.of(shapes, settings_of() if gradient is None else gradient, recipe)
+
+
+def tensor_of(num_chunks: int, chunk_length: int, k: int, levels: int = 1) -> TensorLayout:
+    """A vector of so many chunks."""
+    return TensorLayout("p", (num_chunks * chunk_length,), (chunk_length,), k, levels)
 
 
 def random_update(layout: Layout, seed: int) -> dict[str, Tensor]:
-    """Normal numbers over many octaves, with some ties and zeros of both signs."""
+    """Normal numbers over many octaves, with some ties and zeros of both signs; some chunks are faint, some silent."""
     generator = torch.Generator().manual_seed(seed)
     update = {}
     for tensor in layout.tensors:
-        numbers = torch.randn(tensor.shape, generator=generator)
-        numbers = numbers * 2.0 ** torch.randint(-12, 3, tensor.shape, generator=generator)
-        ties = torch.randint(0, 6, tensor.shape, generator=generator)
+        shape = tensor.num_chunks, tensor.chunk_length
+        numbers = torch.randn(shape, generator=generator)
+        numbers = numbers * 2.0 ** torch.randint(-12, 3, shape, generator=generator)
+        ties = torch.randint(0, 6, shape, generator=generator)
         numbers = torch.where(ties == 0, numbers.sign() * 0.25, numbers)
-        update[tensor.name] = torch.where(ties == 1, numbers * 0.0, numbers)
+        numbers = torch.where(ties == 1, numbers * 0.0, numbers)
+        volumes = torch.tensor([1.0, 1.0, 1.0, 1.0, 2.0**-22, 0.0])
+        numbers = numbers * volumes[torch.randint(0, 6, (shape[0], 1), generator=generator)]
+        update[tensor.name] = from_chunks(numbers, tensor)
     return update
+
+
+def header_of(layout: Layout, seed: int = 0) -> Header:
+    return Header(layout.recipe, seed % 1000, seed % 256, HOTKEY, layout.digest)
 
 
 def random_payload(layout: Layout, seed: int, *, size: float = 1.0) -> Payload:
     """What a miner publishes in its first window."""
     update = {name: tensor * size for name, tensor in random_update(layout, seed).items()}
     rule = FeedbackRule("sparseloco", decay=0.95, learning_rate=1.0)
-    compressed = compress(FeedbackState.zeros(layout), update, layout=layout, rule=rule, coding=SIGN_AND_SCALE)
-    return Payload(Header(seed % 1000, seed % 256, HOTKEY, layout.digest), compressed.tensors)
+    compressed = compress(FeedbackState.zeros(layout), update, layout=layout, rule=rule)
+    return Payload.of(header_of(layout, seed), compressed.tensors, layout)
+
+
+def any_payload(layout: Layout, seed: int) -> Payload:
+    """A payload that somebody might make up: any legal coefficients, likely or not."""
+    sections = {
+        tensor.name: pack(random_coefficients(tensor, seed + place), tensor)
+        for place, tensor in enumerate(layout.tensors)
+    }
+    return Payload(header_of(layout, seed), sections)
 
 
 def payload_of(layout: Layout, tensors: dict[str, list[list[tuple[int, float]]]]) -> Payload:
-    """A payload from (index, value) pairs, chunk by chunk; the values of a chunk differ in sign only."""
-    coded = {}
+    """A payload from (index, value) pairs, chunk by chunk; the values are ones that can be written exactly."""
+    coded, coding = {}, SignAndScale(layout.tensors[0].levels)
     for name, chunks in tensors.items():
         pairs = np.array(chunks, np.float32)  # (C, k, 2)
         indices, values = torch.from_numpy(pairs[:, :, 0].astype(np.int64)), torch.from_numpy(pairs[:, :, 1].copy())
-        assert (values.abs() == values.abs()[:, :1]).all()
-        coded[name] = SIGN_AND_SCALE.encode(indices, values)
-    return Payload(Header(1, 2, HOTKEY, layout.digest), coded)
+        coded[name] = coding.encode(indices, values)
+        assert torch.equal(coding.decode(coded[name]), values)
+    return Payload.of(replace(header_of(layout), window=1, uid=2), coded, layout)
 
 
-def dense(coefficients: Coefficients, chunk_length: int) -> np.ndarray:
-    """What a payload's section stands for, float32, shape (C, chunk_length)."""
-    chunks = np.zeros((len(coefficients.scales), chunk_length), np.float32)
-    values = SIGN_AND_SCALE.decode(coefficients).numpy()
+def random_indices(rows: int, length: int, k: int, generator: np.random.Generator) -> NDArray[np.uint16]:
+    """Ascending in each row: anything, all at the start, all at the end, or at both ends."""
+    kinds = generator.integers(0, 6, rows)
+    indices = np.sort(generator.permuted(np.tile(np.arange(length), (rows, 1)), axis=1)[:, :k], axis=1)
+    indices[kinds == 0] = np.arange(k)
+    indices[kinds == 1] = np.arange(length - k, length)
+    indices[kinds == 2] = np.r_[np.arange(k // 2), np.arange(length - (k - k // 2), length)]
+    return indices.astype(np.uint16)
+
+
+def random_coefficients(tensor: TensorLayout, seed: int) -> Coefficients:
+    """Any legal coefficients of a tensor, silent chunks and the ends of the range among them."""
+    generator = np.random.default_rng(seed)
+    rows, k, shape = tensor.num_chunks, tensor.k, (tensor.num_chunks, tensor.k)
+    active = generator.random(rows) < generator.choice([0.0, 0.5, 1.0], p=[0.1, 0.4, 0.5])
+    top = int(generator.choice([1, 2, CODES, CODES + 1, MAX_STEP, generator.integers(1, MAX_STEP + 1)]))
+    steps = np.sort(generator.integers(max(1, top - CODES + 1), top + 1, (rows, tensor.levels)), axis=1)
+    steps[generator.random(rows) < 0.3, -1] = top
+    alike = generator.random(rows) < (0.3 if k > 1 else 1.0)
+    steps[alike] = steps[alike, -1:]
+    steps[:, -1][np.flatnonzero(active)[:1]] = top  # somebody has the largest
+    if tensor.levels == 2 and k == 1:
+        steps[:, 0] = steps[:, 1]
+    two = (steps[:, 0] < steps[:, -1])[:, None]
+    upper = np.sort(generator.random(shape) < 0.5, axis=1)
+    upper[:, 0], upper[:, -1] = False, True
+    upper = generator.permuted(upper, axis=1) & two & active[:, None]
+    return Coefficients(
+        np.where(active[:, None], random_indices(rows, tensor.chunk_length, k, generator), np.arange(k)).astype("u2"),
+        (generator.random(shape) < 0.5) & active[:, None],
+        upper,
+        np.where(active[:, None], steps, 0).astype(np.uint16),
+    )
+
+
+def silence(tensor: TensorLayout) -> Coefficients:
+    """The coefficients with the shortest section."""
+    no = np.zeros((tensor.num_chunks, tensor.k), np.bool_)
+    indices = np.tile(np.arange(tensor.k, dtype=np.uint16), (tensor.num_chunks, 1))
+    return Coefficients(indices, no, no, np.zeros((tensor.num_chunks, tensor.levels), np.uint16))
+
+
+def indices_at_the_end(tensor: TensorLayout) -> Coefficients:
+    """Coefficients with the longest section."""
+    last = np.arange(tensor.chunk_length - tensor.k, tensor.chunk_length, dtype=np.uint16)
+    steps = np.full((tensor.num_chunks, tensor.levels), MAX_STEP, np.uint16)
+    return replace(silence(tensor), indices=np.tile(last, (tensor.num_chunks, 1)), steps=steps)
+
+
+def section_bytes(top: int, codes: list[int], *planes: str) -> NDArray[np.uint8]:
+    """A section, legal or not, from its parts; planes as zeros and ones in the order in which they are read."""
+    packed = [pack_bits(np.array([int(bit) for bit in plane])) for plane in planes]
+    return np.frombuffer(b"".join([top.to_bytes(2, "little"), bytes(codes), *packed]), np.uint8)
+
+
+def dense(coefficients: Coefficients, chunk_length: int) -> NDArray[np.float32]:
+    """What a section stands for, float32, shape (C, chunk_length)."""
+    chunks = np.zeros((len(coefficients.steps), chunk_length), np.float32)
+    values = SignAndScale(coefficients.steps.shape[1]).decode(coefficients).numpy()
     np.put_along_axis(chunks, coefficients.indices.astype(np.int64), values, axis=1)
     return chunks
+
+
+def sealed(data: bytes | bytearray) -> bytes:
+    """The bytes with a right checksum, so that what stands before it is looked at."""
+    return bytes(data[:-4]) + struct.pack("<I", zlib.crc32(data[:-4]))
+
+
+def with_bit_flipped(data: bytes, place: int) -> bytes:
+    """The bytes with one other bit, counted from the least significant bit of the first byte."""
+    changed = bytearray(data)
+    changed[place // 8] ^= 1 << place % 8
+    return bytes(changed)
+
+
+def same_bits(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """Whether float32 tensors of the same names are the same, signs of zeros included."""
+    return one.keys() == other.keys() and all(
+        torch.equal(one[name].view(torch.int32), other[name].view(torch.int32)) for name in one
+    )

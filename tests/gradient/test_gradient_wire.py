@@ -1,34 +1,41 @@
 """The payload format: one encoding for every payload, an answer for every byte string."""
 
-import random
 import struct
-import tracemalloc
 import zlib
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from gradient_cases import HOTKEY, SHAPES, layouts, more, random_payload, seeds, settings_of
+from gradient_cases import (
+    HOTKEY,
+    RECIPES,
+    SHAPES,
+    any_payload,
+    header_of,
+    layout_of,
+    layouts,
+    many,
+    more,
+    random_payload,
+    sealed,
+    seeds,
+    settings_of,
+    with_bit_flipped,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
 from templar.errors import Reason, RejectedError
 from templar.gradient.layout import HEADER_BYTES, Layout
-from templar.gradient.payload import Coefficients, Payload
-from templar.gradient.values import LARGEST_CODE, SMALLEST_CODE
-from templar.gradient.wire import decode, encode
+from templar.gradient.payload import Payload
+from templar.gradient.sections import pack, unpack
+from templar.gradient.values import Coefficients
+from templar.gradient.wire import VERSION, decode, encode
 
-LAYOUT = Layout.of(SHAPES, settings_of())
+LAYOUT = layout_of()
 PAYLOAD = random_payload(LAYOUT, 5)
 DATA = encode(PAYLOAD, LAYOUT)
-EMBED = HEADER_BYTES  # "embed" is the first section: 12 chunks of 5 coefficients
-EMBED_INDICES = EMBED + 2 * 12
-EMBED_SIGNS = EMBED_INDICES + 2 * 60
-
-
-def sealed(data: bytearray) -> bytes:
-    """The bytes with a right checksum, so that what stands before it is looked at."""
-    return bytes(data[:-4]) + struct.pack("<I", zlib.crc32(data[:-4]))
+EMBED = HEADER_BYTES  # "embed" is the first section
 
 
 def rejected(data: bytes, reason: Reason, layout: Layout = LAYOUT) -> None:
@@ -43,28 +50,38 @@ def changed(offset: int, new: bytes) -> bytes:
     return sealed(data)
 
 
-@given(layouts, seeds)
-@more
-def test_round_trip_and_length(layout: Layout, seed: int) -> None:
-    payload = random_payload(layout, seed)
+@given(layouts, seeds, st.sampled_from([random_payload, any_payload]))
+@many
+def test_round_trip_and_length(layout: Layout, seed: int, make: object) -> None:
+    payload = make(layout, seed)
     data = encode(payload, layout)
     assert layout.min_payload_bytes <= len(data) <= layout.max_payload_bytes
     assert decode(data, layout) == payload
     assert encode(decode(data, layout), layout) == data
 
 
-def test_the_bytes_are_these() -> None:
+@pytest.mark.parametrize(
+    ("levels", "recipe", "section"),
+    [
+        (1, "sparseloco", "b101" + "ff" + "06" + "02" + "13"),
+        (2, "demo", "b101" + "feff" + "06" + "01" + "02" + "13"),
+    ],
+)
+def test_the_bytes_are_these(levels: int, recipe: str, section: str) -> None:
     """A fixed point: a change of the format must change the protocol version."""
-    layout = Layout.of({"p": (2, 4)}, settings_of(target=4, k=3))
+    layout = layout_of({"p": (2, 4)}, settings_of(target=4, k=3, levels=levels), recipe)
     coefficients = Coefficients(
-        np.array([[0, 2, 7]], np.uint16), np.array([[False, True, True]]), np.array([0x3F80], np.uint16)
+        np.array([[0, 2, 7]], np.uint16),
+        np.array([[False, True, True]]),
+        np.array([[levels == 2, False, False]]),
+        np.array([[433] if levels == 1 else [432, 433]], np.uint16),
     )
-    header = replace(PAYLOAD.header, window=258, uid=3, hotkey="hot", layout_digest=layout.digest)
-    data = encode(Payload(header, {"p": coefficients}), layout)
-    assert data[:16].hex() == "54504c50" + "0100" + "0300" + "0201000000000000"
+    header = replace(header_of(layout), window=258, uid=3, hotkey="hot")
+    data = encode(Payload.of(header, {"p": coefficients}, layout), layout)
+    assert data[:16].hex() == "54504c50" + "02" + ("00" if levels == 1 else "01") + "0300" + "0201000000000000"
     assert data[16:48].hex() == layout.digest
     assert data[48:96] == b"hot" + bytes(45)
-    assert data[96:-4].hex() == "803f" + "000002000700" + "0600"
+    assert data[96:-4].hex() == section
     assert struct.unpack("<I", data[-4:])[0] == zlib.crc32(data[:-4])
 
 
@@ -73,87 +90,78 @@ def test_the_bytes_are_these() -> None:
     [
         (0, b"PK\x03\x04", Reason.MALFORMED),  # a zip archive, as torch.save writes them
         (0, b"\x80\x04\x95\x10", Reason.MALFORMED),  # a pickle
-        (4, b"\x02\x00", Reason.WRONG_VERSION),
+        (4, bytes([VERSION + 1]), Reason.WRONG_VERSION),
+        (4, b"\x00", Reason.WRONG_VERSION),
+        (5, b"\x01", Reason.MALFORMED),  # the other recipe
+        (5, b"\x02", Reason.MALFORMED),
+        (5, b"\xff", Reason.MALFORMED),
         (16, b"\x00\x00\x00", Reason.WRONG_SHAPES),
         (48, bytes(48), Reason.MALFORMED),
         (48, b"hot\0key" + bytes(41), Reason.MALFORMED),
         (48, b"hot key" + bytes(41), Reason.MALFORMED),
+        (48, b"hot\x7fkey" + bytes(41), Reason.MALFORMED),
         (48, "hötkey".encode() + bytes(41), Reason.MALFORMED),
-        (EMBED, (SMALLEST_CODE - 1).to_bytes(2, "little"), Reason.BAD_PAYLOAD),
-        (EMBED, (LARGEST_CODE + 1).to_bytes(2, "little"), Reason.BAD_PAYLOAD),
-        (EMBED, b"\x80\x7f", Reason.BAD_PAYLOAD),  # infinity
-        (EMBED, b"\xc0\x7f", Reason.BAD_PAYLOAD),  # NaN
-        (EMBED, b"\x80\xbf", Reason.BAD_PAYLOAD),  # -1
-        (EMBED, b"\x01\x00", Reason.BAD_PAYLOAD),  # subnormal
-        (EMBED_INDICES, bytes([0, 0, 1, 0, 2, 0, 3, 0, 64, 0]), Reason.BAD_PAYLOAD),  # beyond the chunk
-        (EMBED_INDICES, bytes([0, 0, 1, 0, 2, 0, 3, 0, 255, 255]), Reason.BAD_PAYLOAD),  # negative, for int16
-        (EMBED_INDICES, bytes([0, 0, 1, 0, 2, 0, 3, 0, 3, 0]), Reason.NOT_CANONICAL),  # twice
-        (EMBED_INDICES, bytes([1, 0, 0, 0, 2, 0, 3, 0, 4, 0]), Reason.NOT_CANONICAL),  # not ascending
-        (EMBED_SIGNS + 7, b"\x80", Reason.NOT_CANONICAL),  # bits after the last of 60 signs
+        (EMBED, (0).to_bytes(2, "little"), Reason.BAD_PAYLOAD),  # no largest step, but codes
+        (EMBED, (553).to_bytes(2, "little"), Reason.BAD_PAYLOAD),
+        (EMBED, b"\xff\xff", Reason.BAD_PAYLOAD),
+        (EMBED, b"\x80\x3f", Reason.BAD_PAYLOAD),  # not a step
+        (EMBED + 2, bytes(12), Reason.NOT_CANONICAL),  # a largest step, but no codes
     ],
 )
 def test_illegal_fields(offset: int, new: bytes, reason: Reason) -> None:
     rejected(changed(offset, new), reason)
 
 
-def test_a_chunk_of_scale_0_has_one_encoding() -> None:
-    silent = bytearray(changed(EMBED, b"\0\0"))
-    silent[EMBED_INDICES : EMBED_INDICES + 10] = bytes([0, 0, 1, 0, 2, 0, 3, 0, 4, 0])
-    silent[EMBED_SIGNS] &= 0b11100000
-    assert decode(sealed(silent), LAYOUT).tensors["embed"].scales[0] == 0
-    with_sign, with_index = bytearray(silent), bytearray(silent)
-    with_sign[EMBED_SIGNS] |= 1
-    with_index[EMBED_INDICES + 8] = 5
-    rejected(sealed(with_sign), Reason.NOT_CANONICAL)
-    rejected(sealed(with_index), Reason.NOT_CANONICAL)
+def test_what_follows_the_last_section_is_refused() -> None:
+    sections = b"".join(bytes(tensor.min_section_bytes) for tensor in LAYOUT.tensors)
+    silent = DATA[:HEADER_BYTES] + sections + bytes(4)
+    for extra in (1, 4, LAYOUT.max_payload_bytes - LAYOUT.min_payload_bytes):
+        rejected(sealed(silent[:-4] + bytes(extra) + bytes(4)), Reason.MALFORMED)
+    assert decode(sealed(silent), LAYOUT).sections["embed"].num_active == 0
+    rejected(sealed(silent[:-5] + bytes(4)), Reason.WRONG_SIZE)
 
 
 def test_damage_and_wrong_lengths() -> None:
-    damaged = bytearray(DATA)
-    damaged[EMBED + 30] ^= 1
-    rejected(bytes(damaged), Reason.MALFORMED)
-    rejected(DATA[:-1], Reason.WRONG_SIZE)
-    rejected(DATA + b"\0", Reason.WRONG_SIZE)
-    rejected(DATA[:HEADER_BYTES], Reason.WRONG_SIZE)
-    rejected(DATA[: HEADER_BYTES - 1], Reason.MALFORMED)
-    rejected(b"", Reason.MALFORMED)
+    rejected(with_bit_flipped(DATA, 8 * EMBED + 30), Reason.MALFORMED)
+    rejected(with_bit_flipped(DATA, 8 * len(DATA) - 1), Reason.MALFORMED)
+    for length in range(HEADER_BYTES):
+        rejected(DATA[:length], Reason.MALFORMED)
+    for length in range(HEADER_BYTES, LAYOUT.min_payload_bytes):
+        rejected(DATA[:length], Reason.WRONG_SIZE)
+    for length in range(LAYOUT.min_payload_bytes, len(DATA)):
+        rejected(DATA[:length], Reason.MALFORMED)
+        rejected(sealed(DATA[:length]), Reason.MALFORMED)
+    rejected(DATA + b"\0", Reason.MALFORMED)
+    rejected(DATA + bytes(LAYOUT.max_payload_bytes), Reason.WRONG_SIZE)
 
 
-@pytest.mark.parametrize("gradient", [settings_of(target=4), settings_of(k=4), settings_of(use_dct=True)])
-def test_a_payload_for_another_layout(gradient: object) -> None:
-    rejected(DATA, Reason.WRONG_SHAPES, Layout.of(SHAPES, gradient))
+def test_a_damaged_bit_is_noticed_by_the_checksum() -> None:
+    for place in range(8 * len(DATA)):
+        with pytest.raises(RejectedError):
+            decode(with_bit_flipped(DATA, place), LAYOUT)
 
 
-def test_mutated_payloads_are_rejected_or_canonical() -> None:
-    generator = random.Random(1)
-    outcomes = {"accepted": 0, "rejected": 0}
-    for round_number in range(4000):
-        data = _mutate(bytearray(DATA), generator)
-        data = sealed(data) if round_number % 4 and len(data) > 4 else bytes(data)
+@given(layouts, seeds, st.data())
+@more
+def test_a_flipped_bit_under_a_right_checksum_is_another_payload_or_none(
+    layout: Layout, seed: int, data: st.DataObject
+) -> None:
+    payload = any_payload(layout, seed)
+    original = encode(payload, layout)
+    for place in data.draw(st.lists(st.integers(0, 8 * len(original) - 33), min_size=20, max_size=20)):
+        flipped = sealed(with_bit_flipped(original, place))
         try:
-            payload = decode(data, LAYOUT)
+            found = decode(flipped, layout)
         except RejectedError:
-            outcomes["rejected"] += 1
-        else:
-            outcomes["accepted"] += 1
-            assert encode(payload, LAYOUT) == data
-    assert min(outcomes.values()) > 100  # both ways are really tried
+            continue
+        assert found != payload
+        assert encode(found, layout) == flipped
 
 
-def _mutate(data: bytearray, generator: random.Random) -> bytearray:
-    for _ in range(generator.choice([1, 1, 1, 2, 8])):
-        kind, place = generator.randrange(6), generator.randrange(len(data))
-        if kind < 3:
-            data[place] ^= 1 << generator.randrange(8)
-        elif kind == 3:
-            data[place] = generator.randrange(256)
-        elif kind == 4:
-            other = generator.randrange(len(data))
-            data[place : place + 2], data[other : other + 2] = data[other : other + 2], data[place : place + 2]
-        elif generator.random() < 0.2:
-            del data[place:]
-            data.extend(generator.randbytes(generator.randrange(300)))
-    return data
+def test_a_payload_for_another_layout() -> None:
+    for gradient in (settings_of(target=4), settings_of(k=4), settings_of(use_dct=True), settings_of(levels=2)):
+        rejected(DATA, Reason.WRONG_SHAPES, layout_of(SHAPES, gradient))
+    rejected(DATA, Reason.WRONG_SHAPES, layout_of(recipe="demo"))
 
 
 @given(st.binary(max_size=2000))
@@ -164,22 +172,7 @@ def test_any_bytes_are_rejected(data: bytes) -> None:
             decode(candidate, LAYOUT)
 
 
-@pytest.mark.parametrize("fill", [b"\0", b"\xff", None])
-def test_decoding_allocates_less_than_twice_the_legal_size(fill: bytes | None) -> None:
-    layout = Layout.of({"p": (1024, 1024), "q": (512, 512)}, settings_of(target=64, k=64))
-    data = encode(random_payload(layout, 1), layout)
-    if fill is not None:
-        body = len(data) - HEADER_BYTES - 4
-        data = sealed(bytearray(data[:HEADER_BYTES] + fill * body + b"\0\0\0\0"))
-    tracemalloc.start()
-    try:
-        decode(data, layout)
-    except RejectedError:
-        assert fill is not None
-    finally:
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-    assert peak < 2 * layout.max_payload_bytes
+# What is not written.
 
 
 @pytest.mark.parametrize(
@@ -194,6 +187,7 @@ def test_decoding_allocates_less_than_twice_the_legal_size(fill: bytes | None) -
         {"window": -1},
         {"window": 2**64},
         {"layout_digest": "0" * 64},
+        {"recipe": "demo"},
     ],
 )
 def test_illegal_headers_are_not_written(change: dict) -> None:
@@ -201,29 +195,51 @@ def test_illegal_headers_are_not_written(change: dict) -> None:
         encode(replace(PAYLOAD, header=replace(PAYLOAD.header, **change)), LAYOUT)
 
 
+@pytest.mark.parametrize("change", [{"uid": 0}, {"uid": 2**16 - 1}, {"window": 0}, {"window": 2**64 - 1}])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_headers_at_the_ends_of_their_range(change: dict, recipe: str) -> None:
+    layout = layout_of(recipe=recipe)
+    payload = random_payload(layout, 1)
+    payload = replace(payload, header=replace(payload.header, hotkey="x" * 48, **change))
+    assert decode(encode(payload, layout), layout).header == payload.header
+
+
 def test_illegal_tensors_are_not_written() -> None:
-    embed = PAYLOAD.tensors["embed"]
-    missing = {name: tensor for name, tensor in PAYLOAD.tensors.items() if name != "embed"}
-    with pytest.raises(ValueError, match="exactly the tensors"):
-        encode(replace(PAYLOAD, tensors=missing), LAYOUT)
+    coefficients = {name: unpack(section) for name, section in PAYLOAD.sections.items()}
+    embed = coefficients["embed"]
+    assert Payload.of(PAYLOAD.header, coefficients, LAYOUT) == PAYLOAD
     for wrong in (
         replace(embed, indices=embed.indices[:, ::-1]),
-        replace(embed, scales=np.full_like(embed.scales, 1)),
+        replace(embed, steps=np.full_like(embed.steps, 553)),
         replace(embed, negative=embed.negative[1:]),
     ):
-        with pytest.raises(ValueError, match="would be rejected"):
-            encode(replace(PAYLOAD, tensors={**PAYLOAD.tensors, "embed": wrong}), LAYOUT)
+        with pytest.raises(ValueError, match="embed: this section would be rejected"):
+            Payload.of(PAYLOAD.header, coefficients | {"embed": wrong}, LAYOUT)
 
 
-def test_decoded_arrays_cannot_be_changed() -> None:
-    embed = decode(DATA, LAYOUT).tensors["embed"]
-    for array in (embed.indices, embed.negative, embed.scales):
+def test_sections_of_another_layout_are_not_written() -> None:
+    missing = {name: section for name, section in PAYLOAD.sections.items() if name != "embed"}
+    for sections in (missing, PAYLOAD.sections | {"more": PAYLOAD.sections["norm"]}):
+        with pytest.raises(ValueError, match="exactly the tensors"):
+            encode(replace(PAYLOAD, sections=sections), LAYOUT)
+    other = layout_of(gradient=settings_of(levels=2))
+    with pytest.raises(ValueError, match="another layout"):
+        encode(replace(PAYLOAD, sections=random_payload(other, 5).sections), LAYOUT)
+    swapped = PAYLOAD.sections | {"embed": PAYLOAD.sections["norm"]}
+    with pytest.raises(ValueError, match="another layout"):
+        encode(replace(PAYLOAD, sections=swapped), LAYOUT)
+
+
+def test_decoded_sections_cannot_be_changed() -> None:
+    section = decode(DATA, LAYOUT).sections["embed"]
+    for array in (section.data, section.codes):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 0
 
 
-def test_coefficients_compare_by_value() -> None:
-    embed = PAYLOAD.tensors["embed"]
-    assert embed == decode(DATA, LAYOUT).tensors["embed"]
-    assert embed != replace(embed, scales=embed.scales + np.uint16(1))
-    assert embed != "embed"
+def test_payloads_compare_by_value() -> None:
+    assert decode(DATA, LAYOUT) == PAYLOAD
+    assert random_payload(LAYOUT, 6) != PAYLOAD
+    assert replace(PAYLOAD, header=replace(PAYLOAD.header, uid=6)) != PAYLOAD
+    other = pack(replace(unpack(PAYLOAD.sections["zero"]), steps=np.array([[7]], np.uint16)), LAYOUT.tensors[-1])
+    assert replace(PAYLOAD, sections=PAYLOAD.sections | {"zero": other}) != PAYLOAD

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,8 +9,8 @@ from templar.errors import PermanentError, Reason
 from templar.exchange.checkpoint import StateMark
 from templar.gradient.aggregate import aggregate
 from templar.gradient.feedback import FeedbackRule, FeedbackState, compress
+from templar.gradient.layout import Layout
 from templar.gradient.payload import Header, Payload
-from templar.gradient.values import SIGN_AND_SCALE
 from templar.hparams import Training, load_hparams
 from templar.model.root import genesis_root, next_root, null_root, parameters_digest
 from templar.model.schedule import outer_learning_rate
@@ -17,6 +19,7 @@ from tests.support.snapshots import LAYOUT, SHAPES
 
 SPARSELOCO = load_hparams("simulation").training
 DEMO = load_hparams("simulation", overrides={"training": load_hparams("local-demo").training.model_dump()}).training
+DEMO_LAYOUT = replace(LAYOUT, recipe="demo")
 HOTKEY = hotkey_from_seed(bytes(32)).address
 
 
@@ -25,21 +28,21 @@ def parameters() -> dict[str, Tensor]:
     return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
 
 
-def payload(seed: int) -> Payload:
+def payload(seed: int, layout: Layout = LAYOUT) -> Payload:
     generator = torch.Generator().manual_seed(seed)
     update = {name: torch.randn(shape, generator=generator) * 0.01 for name, shape in SHAPES.items()}
     rule = FeedbackRule("sparseloco", decay=0.9, learning_rate=1.0)
-    coded = compress(FeedbackState.zeros(LAYOUT), update, layout=LAYOUT, rule=rule, coding=SIGN_AND_SCALE)
-    return Payload(Header(1, seed, HOTKEY, LAYOUT.digest), coded.tensors)
+    coded = compress(FeedbackState.zeros(layout), update, layout=layout, rule=rule)
+    return Payload.of(Header(layout.recipe, 1, seed, HOTKEY, layout.digest), coded.tensors, layout)
 
 
 def genesis(params: dict[str, Tensor]) -> StateMark:
     return StateMark(9, 0, genesis_root(1, parameters_digest(params)), "0" * 64, null=False)
 
 
-def state(training: Training = SPARSELOCO) -> AgreedState:
+def state(training: Training = SPARSELOCO, layout: Layout = LAYOUT) -> AgreedState:
     params = parameters()
-    return AgreedState(params, genesis(params), LAYOUT, training)
+    return AgreedState(params, genesis(params), layout, training)
 
 
 def test_a_new_state_is_what_its_mark_says() -> None:
@@ -51,7 +54,7 @@ def test_a_new_state_is_what_its_mark_says() -> None:
 def test_a_step_is_the_aggregate_times_the_learning_rate() -> None:
     agreed, payloads = state(), [payload(1), payload(2)]
     agreed.apply(10, payloads)
-    update = aggregate(payloads, LAYOUT, "sparseloco")
+    update = aggregate(payloads, LAYOUT)
     rate = torch.tensor(SPARSELOCO.outer_learning_rate)
     assert all(torch.equal(agreed.params[name], old - rate * update[name]) for name, old in parameters().items())
     assert (agreed.window, agreed.outer_steps) == (10, 1)
@@ -109,10 +112,11 @@ def test_the_order_of_the_payloads_does_not_matter_and_that_of_the_windows_does(
 
 def test_the_learning_rate_follows_the_outer_steps_and_not_the_windows() -> None:
     """Null windows between two steps change nothing of the parameters."""
-    dense, sparse = state(DEMO), state(DEMO)
-    for window, payloads in ((10, [payload(1)]), (11, [payload(2)])):
+    dense, sparse = state(DEMO, DEMO_LAYOUT), state(DEMO, DEMO_LAYOUT)
+    one, two = payload(1, DEMO_LAYOUT), payload(2, DEMO_LAYOUT)
+    for window, payloads in ((10, [one]), (11, [two])):
         dense.apply(window, payloads)
-    for window, payloads in ((10, []), (11, [payload(1)]), (12, []), (13, []), (14, [payload(2)])):
+    for window, payloads in ((10, []), (11, [one]), (12, []), (13, []), (14, [two])):
         sparse.apply(window, payloads)
     assert parameters_digest(dense.params) == parameters_digest(sparse.params)
     moved = (dense.params[name] - old for name, old in parameters().items())

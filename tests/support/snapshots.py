@@ -19,7 +19,7 @@ from templar.neuron.snapshot import Snapshots
 HPARAMS: HParams = load_hparams("simulation")
 NETWORK = Network(1, "a" * 64)
 SHAPES = parameter_shapes(HPARAMS.model)
-LAYOUT = Layout.of(SHAPES, HPARAMS.gradient)
+LAYOUT = Layout.of(SHAPES, HPARAMS.gradient, HPARAMS.training.recipe)
 PREVIOUS = "b" * 64
 KEPT = 2
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from templar import PROTOCOL_VERSION
 from templar.canonical import canonical_json, sha256_hex
 from templar.chain.base import NeuronInfo
 from templar.chain.clock import SimulatedClock
@@ -20,7 +21,6 @@ from templar.exchange.sealing import Body, Network, seal
 from templar.gradient.feedback import FeedbackRule, FeedbackState, compress
 from templar.gradient.layout import Layout
 from templar.gradient.payload import Header, Payload
-from templar.gradient.values import SIGN_AND_SCALE
 from templar.gradient.wire import encode
 from templar.hparams import Gradient, HParams, Windows, load_hparams
 from templar.store.address import BucketAddress
@@ -39,7 +39,8 @@ BIRTHDAY = 1_700_000_000.4
 
 LAYOUT = Layout.of(
     {"embed": (8, 8), "norm": (8,)},
-    Gradient(momentum_decay=0.9, topk_compression=4, target_chunk=4, use_dct=False),
+    Gradient(momentum_decay=0.9, topk_compression=4, target_chunk=4, magnitude_bits=0, use_dct=False),
+    "sparseloco",
 )
 RULES = Windows(
     blocks_per_window=60,
@@ -81,11 +82,19 @@ def payload_bytes(author: Member, window: int, *, seed: int = 0, layout: Layout 
     generator = torch.Generator().manual_seed(1000 * author.uid + seed)
     update = {tensor.name: torch.randn(tensor.shape, generator=generator) for tensor in layout.tensors}
     rule = FeedbackRule("sparseloco", decay=0.9, learning_rate=1.0)
-    coded = compress(FeedbackState.zeros(layout), update, layout=layout, rule=rule, coding=SIGN_AND_SCALE)
-    return encode(Payload(Header(window, author.uid, author.hotkey.address, layout.digest), coded.tensors), layout)
+    coded = compress(FeedbackState.zeros(layout), update, layout=layout, rule=rule)
+    header = Header(layout.recipe, window, author.uid, author.hotkey.address, layout.digest)
+    return encode(Payload.of(header, coded.tensors, layout), layout)
 
 
-def signed_anyhow(kind: Kind, body: Any, signer: Hotkey, *, version: str = "1") -> bytes:
+def other_payload(author: Member, window: int) -> bytes:
+    """Another legal payload than `payload_bytes(author, window)`, as long."""
+    length = len(payload_bytes(author, window))
+    others = (payload_bytes(author, window, seed=seed) for seed in range(1, 100))
+    return next(other for other in others if len(other) == length)
+
+
+def signed_anyhow(kind: Kind, body: Any, signer: Hotkey, *, version: str = PROTOCOL_VERSION) -> bytes:
     """Sign whatever an author may put together, legal or not, in canonical form."""
     message = f"templar:{version}:{kind}:".encode() + canonical_json(body)
     return canonical_json({"body": body, "signature": signer.sign(message).hex()})

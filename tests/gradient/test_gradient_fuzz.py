@@ -1,0 +1,241 @@
+"""Payloads that somebody damaged on purpose, under a right checksum: refused with a reason, or read as what they say.
+
+The slow test takes 300 000 of them and looks at the memory that reading them takes.
+
+    python -m pytest -m slow tests/gradient/test_gradient_fuzz.py
+"""
+
+import random
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import pytest
+from gradient_cases import RECIPES, any_payload, layout_of, random_payload, sealed, settings_of
+
+from templar.errors import Reason, RejectedError
+from templar.gradient import Recipe, backend
+from templar.gradient.layout import CHECKSUM_BYTES, HEADER_BYTES, Layout
+from templar.gradient.values import CODES, MAX_STEP
+from templar.gradient.wire import decode, encode
+
+SHORT = {"block": (8, 8), "single": (5,), "whole": (6,)}
+"""Chunks of 16 with 5 indices each; chunks of one element; chunks of 3, all of which are published."""
+LONG = {"many": (20, 56)}
+"""More chunks than are read at a time."""
+IMPLEMENTATIONS: tuple[backend.Backend, ...] = ("torch", "numba")
+REASONS = {
+    Reason.MALFORMED,
+    Reason.WRONG_VERSION,
+    Reason.WRONG_SIZE,
+    Reason.WRONG_SHAPES,
+    Reason.BAD_PAYLOAD,
+    Reason.NOT_CANONICAL,
+}
+"""All that `wire.decode` may say."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layout, and legal payloads of it to begin with."""
+
+    layout: Layout
+
+    @classmethod
+    def of(cls, shapes: dict[str, tuple[int, ...]], levels: int, recipe: Recipe) -> "Case":
+        gradient = settings_of(target=4, k=5, levels=levels, use_dct=recipe == "demo")
+        return cls(layout_of(shapes, gradient, recipe))
+
+    def __str__(self) -> str:
+        tensor = self.layout.tensors[0]
+        return f"{tensor.name}-{tensor.levels}-{self.layout.recipe}"
+
+    def some_section(self, generator: random.Random) -> int:
+        """Its place among the parts of a payload."""
+        return generator.randrange(1, 1 + len(self.layout.tensors))
+
+    @cached_property
+    def legal(self) -> list[list[bytes]]:
+        """Payloads as their parts: header, sections, room for a checksum."""
+        payloads = [make(self.layout, seed) for make in (random_payload, any_payload) for seed in range(12)]
+        found = []
+        for payload in payloads:
+            data = encode(payload, self.layout)
+            sections = [payload.sections[name].data.tobytes() for name in self.layout.names]
+            found.append([data[:HEADER_BYTES], *sections, bytes(CHECKSUM_BYTES)])
+        return found
+
+
+CASES = [
+    *(Case.of(SHORT, levels, recipe) for levels in (1, 2) for recipe in RECIPES),
+    *(Case.of(LONG, levels, "sparseloco") for levels in (1, 2)),
+]
+each_case = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+# Ways to damage the parts of a payload, in place.
+
+
+def flip_bits(parts: list[bytes], case: Case, generator: random.Random) -> None:
+    place, data = some_part(parts, generator)
+    for _ in range(generator.choice([1, 1, 1, 2, 5])):
+        data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
+    parts[place] = bytes(data)
+
+
+def set_bytes(parts: list[bytes], case: Case, generator: random.Random) -> None:
+    place, data = some_part(parts, generator)
+    for _ in range(generator.choice([1, 1, 3])):
+        data[generator.randrange(len(data))] = generator.choice([0, 1, 0x80, 254, 255, generator.randrange(256)])
+    parts[place] = bytes(data)
+
+
+def swap_bytes(parts: list[bytes], case: Case, generator: random.Random) -> None:
+    place, data = some_part(parts, generator)
+    one, other = generator.randrange(len(data)), generator.randrange(len(data))
+    data[one], data[other] = data[other], data[one]
+    parts[place] = bytes(data)
+
+
+def insert_or_delete(parts: list[bytes], case: Case, generator: random.Random) -> None:
+    """What follows moves along."""
+    place, data = some_part(parts, generator)
+    where = generator.randrange(len(data))
+    if generator.random() < 0.5:
+        del data[where : where + generator.randrange(1, 4)]
+    else:
+        data[where:where] = generator.randbytes(generator.randrange(1, 4))
+    parts[place] = bytes(data)
+
+
+def truncate(parts: list[bytes], case: Case, generator: random.Random) -> None:
+    left = generator.randrange(sum(map(len, parts)) + 1)
+    for place, part in enumerate(parts):
+        parts[place] = part[:left]
+        left -= len(parts[place])
+
+
+def extend(parts: list[bytes], case: Case, generator: random.Random) -> None:
+    """After the last section."""
+    parts[-2] += generator.choice([bytes, generator.randbytes])(generator.randrange(1, 40))
+
+
+def splice(parts: list[bytes], case: Case, generator: random.Random) -> None:
+    """Sections, or pieces of them, of another payload."""
+    other = generator.choice(case.legal)
+    place = case.some_section(generator)
+    mine, theirs = parts[place], other[generator.choice([place, place, case.some_section(generator)])]
+    start = generator.choice([0, 0, generator.randrange(len(mine) + 1)])
+    parts[place] = mine[:start] + theirs[start:]
+
+
+def random_scales(parts: list[bytes], case: Case, generator: random.Random) -> None:
+    """Any top, or any codes; some of them such that the planes that follow still fit."""
+    place = case.some_section(generator)
+    tensor, data = case.layout.tensors[place - 1], bytearray(parts[place])
+    top = generator.choice([0, 1, CODES - 1, CODES, CODES + 1, MAX_STEP, MAX_STEP + 1, generator.randrange(1 << 16)])
+    if generator.random() < 0.5:
+        data[:2] = top.to_bytes(2, "little")
+    for where in range(2, min(len(data), tensor.min_section_bytes)):
+        if data[where] and generator.random() < 0.5:
+            data[where] = generator.choice([0, 1, data[where], CODES, generator.randrange(256)])
+    parts[place] = bytes(data)
+
+
+WAYS: list[Callable[[list[bytes], Case, random.Random], None]] = [
+    flip_bits,
+    flip_bits,
+    set_bytes,
+    swap_bytes,
+    insert_or_delete,
+    truncate,
+    extend,
+    splice,
+    splice,
+    random_scales,
+    random_scales,
+]
+
+
+def some_part(parts: list[bytes], generator: random.Random) -> tuple[int, bytearray]:
+    """A part that is not empty; sections rather than the header."""
+    places = [place for place, part in enumerate(parts) if part]
+    place = (
+        generator.choice([each for each in places if each > 0] or places) if generator.random() < 0.97 else places[0]
+    )
+    return place, bytearray(parts[place])
+
+
+def mutated(case: Case, generator: random.Random) -> bytes:
+    """A legal payload, damaged in a way or some, nearly always under a right checksum."""
+    parts = list(generator.choice(case.legal))
+    for _ in range(generator.choice([1, 1, 1, 2, 4])):
+        if any(parts):
+            generator.choice(WAYS)(parts, case, generator)
+    data = b"".join(parts)
+    return sealed(data) if len(data) >= CHECKSUM_BYTES and generator.random() < 0.98 else data
+
+
+def outcome(data: bytes, case: Case) -> Reason | None:
+    """Why the bytes are refused, by definition and kernels alike; None if they are a payload, and its only encoding."""
+    reasons = [reason_of(data, case, implementation) for implementation in IMPLEMENTATIONS]
+    assert reasons[0] == reasons[1]
+    return reasons[0]
+
+
+def reason_of(data: bytes, case: Case, implementation: backend.Backend) -> Reason | None:
+    with backend.forced(implementation):
+        try:
+            payload = decode(data, case.layout)
+        except RejectedError as error:
+            return error.reason
+        assert encode(payload, case.layout) == data
+        return None
+
+
+def outcomes_of(case: Case, number: int, seed: int) -> Counter[Reason | None]:
+    generator = random.Random(seed)
+    return Counter(outcome(mutated(case, generator), case) for _ in range(number))
+
+
+@each_case
+def test_mutated_payloads_are_rejected_or_canonical(case: Case) -> None:
+    outcomes = outcomes_of(case, 2000, seed=1)
+    assert set(outcomes) <= REASONS | {None}
+    for tried in (None, Reason.MALFORMED, Reason.BAD_PAYLOAD, Reason.NOT_CANONICAL):
+        assert outcomes[tried] > 100  # all ways are really tried
+
+
+@each_case
+def test_payloads_of_other_peers_sections_are_payloads(case: Case) -> None:
+    """Whole sections are independent of each other, so every combination is legal."""
+    generator, columns = random.Random(3), list(zip(*case.legal, strict=True))
+    for _ in range(200):
+        assert outcome(sealed(b"".join(generator.choice(column) for column in columns)), case) is None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_hundreds_of_thousands_of_mutated_payloads() -> None:
+    """In batches; of each a part is read under the eyes of tracemalloc, which makes it slow."""
+    for number, case in enumerate(CASES):
+        outcomes: Counter[Reason | None] = Counter()
+        for batch in range(50):
+            outcomes += outcomes_of(case, 950, seed=1000 * number + batch)
+            outcomes += outcomes_within(1 << 16, case, 50, seed=-1000 * number - batch - 1)
+        assert outcomes.total() == 50_000
+        assert set(outcomes) <= REASONS | {None}
+        assert min(outcomes[None], outcomes.total() - outcomes[None]) > 5_000
+
+
+def outcomes_within(limit_bytes: int, case: Case, number: int, seed: int) -> Counter[Reason | None]:
+    tracemalloc.start()
+    try:
+        outcomes = outcomes_of(case, number, seed)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < limit_bytes
+    return outcomes

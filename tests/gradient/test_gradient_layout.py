@@ -1,0 +1,208 @@
+"""How tensors are cut into chunks, and the sizes that follow from it."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from gradient_cases import (
+    SHAPES,
+    dimensions,
+    header_of,
+    indices_at_the_end,
+    layout_of,
+    layouts,
+    many,
+    more,
+    random_coefficients,
+    seeds,
+    settings_of,
+    silence,
+    tensor_of,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from templar.gradient.chunks import from_chunks, to_chunks
+from templar.gradient.layout import CHECKSUM_BYTES, HEADER_BYTES, Layout, TensorLayout, split
+from templar.gradient.payload import Payload
+from templar.gradient.sections import pack
+
+
+@given(st.integers(1, 300), st.integers(1, 64))
+@more
+def test_split_is_the_largest_divisor_up_to_the_target(length: int, target: int) -> None:
+    edge = split(length, target)
+    assert length % edge == 0
+    assert all(length % other for other in range(edge + 1, min(length, target) + 1))
+
+
+@pytest.mark.parametrize(("length", "target"), [(0, 64), (64, 0)])
+def test_split_refuses_nothing(length: int, target: int) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        split(length, target)
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+def test_layout_of_every_rank(levels: int) -> None:
+    layout = layout_of(gradient=settings_of(levels=levels))
+    assert layout.names == ("embed", "norm", "prime", "stack", "zero")
+    assert [tensor.edges for tensor in layout.tensors] == [(8, 8), (8,), (7, 1), (6, 8), (1,)]
+    assert [tensor.k for tensor in layout.tensors] == [5, 5, 5, 5, 1]
+    assert [tensor.num_chunks for tensor in layout.tensors] == [12, 2, 11, 1, 1]
+    assert [tensor.has_index_planes for tensor in layout.tensors] == [True, True, True, True, False]
+    assert {tensor.levels for tensor in layout.tensors} == {levels}
+    assert layout.num_elements == 48 * 16 + 16 + 77 + 48 + 1
+    assert layout.num_coefficients == 5 * (12 + 2 + 11 + 1) + 1
+
+
+def test_layout_does_not_depend_on_the_order_of_the_shapes() -> None:
+    assert layout_of(SHAPES) == layout_of(dict(reversed(SHAPES.items())))
+
+
+def test_layout_digest_covers_everything_that_reads_a_payload() -> None:
+    renamed = {("wte" if name == "embed" else name): shape for name, shape in SHAPES.items()}
+    others = [
+        layout_of(SHAPES),
+        layout_of(renamed),
+        layout_of(SHAPES | {"norm": (8, 2)}),
+        layout_of(gradient=settings_of(target=4)),
+        layout_of(gradient=settings_of(k=4)),
+        layout_of(gradient=settings_of(levels=2)),
+        layout_of(gradient=settings_of(use_dct=True)),
+        layout_of(recipe="demo"),
+    ]
+    assert len({layout.digest for layout in others}) == len(others)
+
+
+@pytest.mark.parametrize("shapes", [{}, {"p": (0,)}, {"p": (3, 0)}])
+def test_layout_refuses_what_cannot_be_published(shapes: dict[str, tuple[int, ...]]) -> None:
+    with pytest.raises(ValueError, match=r"at least one|no elements"):
+        layout_of(shapes)
+
+
+@given(layouts)
+@more
+def test_chunks_are_a_permutation(layout: Layout) -> None:
+    for tensor in layout.tensors:
+        numbers = torch.arange(math.prod(tensor.shape)).reshape(tensor.shape)
+        chunks = to_chunks(numbers, tensor)
+        assert chunks.shape == (tensor.num_chunks, tensor.chunk_length)
+        assert torch.equal(from_chunks(chunks, tensor), numbers)
+
+
+def test_chunks_are_blocks_in_row_major_order() -> None:
+    layout = TensorLayout.of("p", (4, 6), settings_of(target=2))
+    chunks = to_chunks(torch.arange(24).reshape(4, 6), layout)
+    assert chunks[1].tolist() == [2, 3, 8, 9]
+    assert chunks[3].tolist() == [12, 13, 18, 19]
+
+
+@given(dimensions, dimensions, st.integers(1, 20), st.integers(1, 500))
+@more
+def test_as_many_coefficients_are_published_as_are_wanted_and_there(
+    rows: int, columns: int, target: int, wanted: int
+) -> None:
+    """PROTOCOL 22: min(k, chunk length), always."""
+    tensor = TensorLayout.of("p", (rows, columns), settings_of(target=target, k=wanted))
+    assert tensor.k == min(wanted, tensor.chunk_length)
+    assert tensor.has_index_planes == (wanted < tensor.chunk_length)
+
+
+# The Rice parameter.
+
+
+@pytest.mark.parametrize(
+    ("length", "k", "bits"),
+    [
+        (4096, 64, 5),
+        (4096, 32, 6),
+        (4096, 16, 7),
+        (4096, 1, 11),
+        (4096, 4095, 0),
+        (256, 64, 1),
+        (2688, 64, 5),
+        (1, 1, 0),
+        (16, 16, 0),
+        (4096, 4096, 0),
+    ],
+)
+def test_rice_parameters_by_table(length: int, k: int, bits: int) -> None:
+    assert tensor_of(3, length, k).remainder_bits == bits
+
+
+@given(st.integers(1, 4096).flatmap(lambda length: st.tuples(st.just(length), st.integers(1, length))))
+@many
+def test_the_rice_parameter_is_the_smallest_that_is_large_enough(size: tuple[int, int]) -> None:
+    length, k = size
+    bits = tensor_of(1, length, k).remainder_bits
+    assert k * 2 ** (bits + 1) >= length
+    assert bits == 0 or k * 2**bits < length
+
+
+@pytest.mark.parametrize(("length", "k"), [(4096, 64), (4096, 32), (4096, 16), (4096, 200), (256, 64), (3000, 7)])
+def test_no_other_rice_parameter_is_shorter_for_random_indices(length: int, k: int) -> None:
+    generator = np.random.default_rng(1)
+    chosen = np.sort(generator.permuted(np.tile(np.arange(length), (300, 1)), axis=1)[:, :k], axis=1)
+    gaps = np.diff(chosen, axis=1, prepend=-1) - 1
+    costs = {bits: float((bits + 1 + (gaps >> bits)).mean()) for bits in range(12)}
+    assert costs[tensor_of(1, length, k).remainder_bits] <= min(costs.values()) * 1.002
+    least = (math.lgamma(length + 1) - math.lgamma(k + 1) - math.lgamma(length - k + 1)) / math.log(2) / k
+    assert least < min(costs.values()) < least + (0.16 if k >= 32 else 0.25)
+
+
+# Sizes.
+
+
+@given(layouts, seeds)
+@many
+def test_every_legal_section_is_within_the_sizes(layout: Layout, seed: int) -> None:
+    for tensor in layout.tensors:
+        section = pack(random_coefficients(tensor, seed), tensor)
+        assert tensor.min_section_bytes <= len(section.data) <= tensor.max_section_bytes
+
+
+@given(layouts)
+@more
+def test_the_shortest_section_is_that_of_silent_chunks(layout: Layout) -> None:
+    for tensor in layout.tensors:
+        assert len(pack(silence(tensor), tensor).data) == tensor.min_section_bytes
+    sections = {tensor.name: pack(silence(tensor), tensor) for tensor in layout.tensors}
+    lengths = sum(len(section.data) for section in sections.values())
+    assert HEADER_BYTES + lengths + CHECKSUM_BYTES == layout.min_payload_bytes
+
+
+@given(layouts)
+@more
+def test_the_longest_section_has_every_index_at_the_end_of_its_chunk(layout: Layout) -> None:
+    lengths = 0
+    for tensor in layout.tensors:
+        section = pack(indices_at_the_end(tensor), tensor)
+        assert len(section.data) == tensor.max_section_bytes
+        lengths += len(section.data)
+    assert HEADER_BYTES + lengths + CHECKSUM_BYTES == layout.max_payload_bytes
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+@pytest.mark.parametrize(("chunks", "length", "k"), [(300, 4096, 64), (70, 4096, 4095), (3, 64, 64), (1, 1, 1)])
+def test_the_longest_section_of_large_chunks(chunks: int, length: int, k: int, levels: int) -> None:
+    tensor = tensor_of(chunks, length, k, levels)
+    assert len(pack(indices_at_the_end(tensor), tensor).data) == tensor.max_section_bytes
+
+
+def test_sizes_by_hand() -> None:
+    """4 chunks of 64, of which 5 are published: b = 3, so a gap of 59 is 7 zeros, and the longest quotients 12 bits."""
+    one, two = tensor_of(4, 64, 5), tensor_of(4, 64, 5, levels=2)
+    assert (one.remainder_bits, one.max_quotient_bits) == (3, 12)
+    assert (one.min_section_bytes, one.max_section_bytes) == (2 + 4, 2 + 4 + 3 + 8 + 6)
+    assert (two.min_section_bytes, two.max_section_bytes) == (2 + 8, 2 + 8 + 3 + 3 + 8 + 6)
+    whole = tensor_of(4, 5, 5)
+    assert (whole.min_section_bytes, whole.max_section_bytes) == (2 + 4, 2 + 4 + 3)
+
+
+def test_a_payload_needs_exactly_the_tensors() -> None:
+    layout = layout_of()
+    coefficients = {tensor.name: silence(tensor) for tensor in layout.tensors}
+    for wrong in (coefficients | {"more": coefficients["norm"]}, dict(list(coefficients.items())[1:])):
+        with pytest.raises(ValueError, match="exactly the tensors"):
+            Payload.of(header_of(layout), wrong, layout)

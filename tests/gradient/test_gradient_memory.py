@@ -1,0 +1,84 @@
+"""What reading allocates is bounded by the longest legal payload and a working set that no author can enlarge."""
+
+import tracemalloc
+from functools import cache
+
+import numpy as np
+import pytest
+from gradient_cases import any_payload, header_of, indices_at_the_end, layout_of, random_payload, sealed, settings_of
+
+from templar.errors import RejectedError
+from templar.gradient import backend
+from templar.gradient.backend import Backend
+from templar.gradient.layout import HEADER_BYTES, Layout
+from templar.gradient.payload import Payload
+from templar.gradient.wire import decode, encode
+
+KINDS = ["honest", "any", "longest", "zeros", "ones", "mixed", "noise", "late"]
+WORKING_SET_BYTES = 1 << 19
+
+
+def peak_of_decoding(data: bytes, layout: Layout, implementation: Backend) -> int:
+    """Bytes that Python and numpy hold at most at a time; whatever is imported or compiled once is there before."""
+    with backend.forced(implementation):
+        peaks = [_peak(data, layout) for _ in range(2)]
+    return peaks[1]
+
+
+def _peak(data: bytes, layout: Layout) -> int:
+    tracemalloc.start()
+    try:
+        decode(data, layout)
+    except RejectedError:
+        pass
+    finally:
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    return peak
+
+
+@pytest.mark.parametrize("implementation", ["torch", "numba"])
+@pytest.mark.parametrize("levels", [1, 2])
+@pytest.mark.parametrize("target", [16, 32])
+@pytest.mark.parametrize("kind", KINDS)
+def test_decoding_allocates_less_than_twice_the_legal_size(
+    kind: str, target: int, levels: int, implementation: Backend
+) -> None:
+    layout = layout_of({"p": (2048, 1024), "q": (1024, 2048)}, settings_of(target=target, k=64, levels=levels))
+    assert peak_of_decoding(payload(layout, kind), layout, implementation) < 2 * layout.max_payload_bytes
+
+
+@pytest.mark.parametrize("implementation", ["torch", "numba"])
+@pytest.mark.parametrize("levels", [1, 2])
+@pytest.mark.parametrize("kind", ["honest", "longest", "noise"])
+def test_the_working_set_is_small_beside_a_small_model(kind: str, levels: int, implementation: Backend) -> None:
+    layout = layout_of({"p": (1024, 1024), "q": (512, 512)}, settings_of(target=64, k=64, levels=levels))
+    peak = peak_of_decoding(payload(layout, kind), layout, implementation)
+    assert peak < 2 * layout.max_payload_bytes + WORKING_SET_BYTES
+
+
+@cache
+def payload(layout: Layout, kind: str) -> bytes:
+    """A payload of some kind, legal or not."""
+    if kind in ("zeros", "ones", "mixed", "noise", "late"):
+        return junk(layout, kind)
+    with backend.forced("torch"):
+        makers = {"honest": lambda: random_payload(layout, 1), "any": lambda: any_payload(layout, 4)}
+        return encode(makers[kind]() if kind in makers else longest(layout), layout)
+
+
+def junk(layout: Layout, kind: str) -> bytes:
+    """The longest that is legal, behind a right header and legal scales."""
+    scales = (300).to_bytes(2, "little") + b"\xff" * (layout.tensors[0].min_section_bytes - 2)
+    room = layout.max_payload_bytes - HEADER_BYTES - len(scales) - 4
+    fill = {"zeros": b"\0", "ones": b"\xff", "mixed": b"\x55"}
+    bits = fill[kind] * room if kind in fill else np.random.default_rng(1).bytes(room)
+    if kind == "late":  # one long run of zeros, and the ones behind it
+        ones = layout.tensors[0].num_coefficients // 8
+        bits = bytes(layout.tensors[0].max_section_bytes - len(scales) - ones) + b"\xff" * ones
+    header = encode(longest(layout), layout)[:HEADER_BYTES]
+    return sealed(header + scales + bits + bytes(4))
+
+
+def longest(layout: Layout) -> Payload:
+    return Payload.of(header_of(layout), {each.name: indices_at_the_end(each) for each in layout.tensors}, layout)

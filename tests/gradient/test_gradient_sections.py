@@ -1,0 +1,298 @@
+"""A tensor's section: one way to write any coefficients, and a reason for everything else."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from gradient_cases import layouts, many, more, random_coefficients, section_bytes, seeds, tensor_of, with_bit_flipped
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from templar.errors import Reason, RejectedError
+from templar.gradient.layout import Layout, TensorLayout
+from templar.gradient.sections import Section, pack, read_section, unpack
+from templar.gradient.values import CODES, MAX_STEP, Coefficients
+
+ONE = tensor_of(3, 8, 3)  # b = 1
+TWO = tensor_of(3, 8, 3, levels=2)
+WHOLE = tensor_of(3, 3, 3)
+
+
+def read(data: NDArray[np.uint8], tensor: TensorLayout) -> Coefficients:
+    section = read_section(data, tensor)
+    assert section.data.tobytes() == data.tobytes()
+    return unpack(section)
+
+
+def rejected(data: NDArray[np.uint8], tensor: TensorLayout, reason: Reason, message: str) -> None:
+    with pytest.raises(RejectedError, match=message) as caught:
+        read_section(data, tensor)
+    assert caught.value.reason is reason
+
+
+# There and back.
+
+
+@given(layouts, seeds, st.binary(max_size=30))
+@many
+def test_any_coefficients_come_back_whatever_follows_them(layout: Layout, seed: int, rest: bytes) -> None:
+    for tensor in layout.tensors:
+        coefficients = random_coefficients(tensor, seed)
+        section = pack(coefficients, tensor)
+        assert unpack(section) == coefficients
+        data = np.concatenate([section.data, np.frombuffer(rest, np.uint8)])
+        found = read_section(data, tensor)
+        assert found == section
+        assert found.num_active == np.count_nonzero(coefficients.steps[:, -1])
+        assert found.top == coefficients.steps.max()
+        active = coefficients.steps[:, -1] > 0
+        assert found.upper_counts().tolist() == coefficients.upper[active].sum(axis=1).tolist()
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+@pytest.mark.parametrize(("chunks", "length", "k"), [(200, 4096, 64), (70, 4096, 4096), (5, 4096, 1), (1, 4096, 4095)])
+def test_large_chunks_come_back(chunks: int, length: int, k: int, levels: int) -> None:
+    tensor = tensor_of(chunks, length, k, levels)
+    for seed in range(3):
+        coefficients = random_coefficients(tensor, seed)
+        section = pack(coefficients, tensor)
+        assert unpack(section) == coefficients
+        assert read_section(section.data, tensor) == section
+
+
+def test_one_level_by_hand() -> None:
+    """Three chunks, the second silent; gaps 0 1 4 and 2 0 0, in halves with b = 1."""
+    data = section_bytes(300, [255, 0, 1], "011100", "010000", "110010111")
+    coefficients = read(data, ONE)
+    assert coefficients.indices.tolist() == [[0, 2, 7], [0, 1, 2], [2, 3, 4]]
+    assert coefficients.negative.tolist() == [[False, True, True], [False] * 3, [True, False, False]]
+    assert coefficients.steps.tolist() == [[300], [0], [300 - 254]]
+    assert not coefficients.upper.any()
+    assert pack(coefficients, ONE).data.tobytes() == data.tobytes()
+
+
+def test_two_levels_by_hand() -> None:
+    """Equal levels in the first chunk, so nobody is upper; different ones in the third."""
+    planes = ("011100", "000110", "010000", "110010111")
+    data = section_bytes(552, [255, 255, 0, 0, 7, 9], *planes)
+    coefficients = read(data, TWO)
+    assert coefficients.upper.tolist() == [[False] * 3, [False] * 3, [True, True, False]]
+    assert coefficients.steps.tolist() == [[552, 552], [0, 0], [304, 306]]
+    assert pack(coefficients, TWO).data.tobytes() == data.tobytes()
+    assert read_section(data, TWO).upper_counts().tolist() == [0, 2]
+
+
+def test_chunks_that_are_published_whole_have_no_index() -> None:
+    data = section_bytes(9, [0, 255, 254], "011100")
+    assert read(data, WHOLE).indices.tolist() == [[0, 1, 2]] * 3
+    assert read(data, WHOLE).steps.tolist() == [[0], [9], [8]]
+
+
+@pytest.mark.parametrize("tensor", [ONE, TWO, WHOLE])
+def test_all_chunks_may_be_silent(tensor: TensorLayout) -> None:
+    data = section_bytes(0, [0] * 3 * tensor.levels)
+    coefficients = read(data, tensor)
+    assert len(data) == tensor.min_section_bytes
+    assert not coefficients.steps.any()
+    assert coefficients.indices.tolist() == [[0, 1, 2]] * 3
+    assert pack(coefficients, tensor).data.tobytes() == data.tobytes()
+
+
+# Scales.
+
+GOOD = ("000", "000", "111")  # one chunk with the indices 0, 1, 2
+FINE = ("000", "100", "000", "111")
+
+
+@pytest.mark.parametrize(
+    ("top", "codes", "reason", "message"),
+    [
+        (MAX_STEP + 1, [255, 0, 0], Reason.BAD_PAYLOAD, "out of range"),
+        (0xFFFF, [255, 0, 0], Reason.BAD_PAYLOAD, "out of range"),
+        (0xFFFF, [0, 0, 0], Reason.BAD_PAYLOAD, "out of range"),
+        (0, [255, 0, 0], Reason.BAD_PAYLOAD, "out of range"),
+        (0, [1, 0, 0], Reason.BAD_PAYLOAD, "out of range"),
+        (1, [255, 254, 0], Reason.BAD_PAYLOAD, "out of range"),
+        (254, [255, 1, 0], Reason.BAD_PAYLOAD, "out of range"),
+        (300, [0, 0, 0], Reason.NOT_CANONICAL, "largest"),
+        (300, [254, 0, 0], Reason.NOT_CANONICAL, "largest"),
+        (1, [0, 0, 0], Reason.NOT_CANONICAL, "largest"),
+    ],
+)
+def test_illegal_scales(top: int, codes: list[int], reason: Reason, message: str) -> None:
+    rejected(section_bytes(top, codes, "000" * 3, "000" * 3, "111" * 3), ONE, reason, message)
+    both = [code for code in codes for _ in range(2)]
+    rejected(section_bytes(top, both, "000" * 3, "000" * 3, "000" * 3, "111" * 3), TWO, reason, message)
+
+
+@pytest.mark.parametrize(("top", "codes"), [(MAX_STEP, [255, 1, 0]), (255, [1, 255, 0]), (1, [255, 0, 0])])
+def test_scales_at_the_ends_of_the_range(top: int, codes: list[int]) -> None:
+    planes = (plane * sum(code > 0 for code in codes) for plane in GOOD)
+    coefficients = read(section_bytes(top, codes, *planes), ONE)
+    assert coefficients.steps[:, 0].tolist() == [top + code - CODES if code else 0 for code in codes]
+
+
+@pytest.mark.parametrize(
+    ("codes", "reason", "message"),
+    [
+        ([255, 254], Reason.NOT_CANONICAL, "do not ascend"),
+        ([255, 0], Reason.NOT_CANONICAL, "do not ascend"),
+        ([0, 255], Reason.NOT_CANONICAL, "do not ascend"),
+        ([254, 254], Reason.NOT_CANONICAL, "largest"),
+    ],
+)
+def test_illegal_levels(codes: list[int], reason: Reason, message: str) -> None:
+    rejected(section_bytes(300, [*codes, 0, 0, 0, 0], *FINE), TWO, reason, message)
+    assert read(section_bytes(300, [254, 255, 0, 0, 0, 0], *FINE), TWO).steps[0].tolist() == [299, 300]
+
+
+@pytest.mark.parametrize(("codes", "magnitudes"), [([255, 255], "100"), ([9, 255], "000"), ([9, 255], "111")])
+def test_a_level_that_nobody_uses(codes: list[int], magnitudes: str) -> None:
+    data = section_bytes(300, [*codes, 0, 0, 0, 0], "000", magnitudes, "000", "111")
+    rejected(data, TWO, Reason.NOT_CANONICAL, "never used")
+
+
+def test_a_level_that_nobody_uses_in_a_late_chunk() -> None:
+    """Magnitudes are counted some chunks at a time."""
+    tensor = tensor_of(150, 4, 2, levels=2)
+    good = random_coefficients(tensor, 3)
+    upper, steps = np.zeros_like(good.upper), np.full_like(good.steps, 40)
+    upper[:, 1] = True
+    steps[:, 0] = 39
+    section = pack(replace(good, upper=upper, steps=steps), tensor)
+    assert read_section(section.data, tensor) == section
+    for chunk in (0, 63, 64, 127, 128, 149):
+        place = 8 * section.planes.magnitudes + 2 * chunk
+        for bit in (place, place + 1):
+            flipped = np.frombuffer(with_bit_flipped(section.data.tobytes(), bit), np.uint8)
+            rejected(flipped, tensor, Reason.NOT_CANONICAL, "never used")
+
+
+# Planes.
+
+
+@pytest.mark.parametrize("bit", [3, 4, 7])
+@pytest.mark.parametrize("plane", [0, 1, 2, 3])
+def test_bits_after_the_last_one_of_a_plane(plane: int, bit: int) -> None:
+    """Each plane ends after 3 bits; the quotients after the third one."""
+    planes = [list(each.ljust(8, "0")) for each in FINE]
+    data = section_bytes(300, [254, 255, 0, 0, 0, 0], *("".join(each) for each in planes))
+    assert pack(read(data, TWO), TWO).data.tobytes() == data.tobytes()
+    planes[plane][bit] = "1"
+    data = section_bytes(300, [254, 255, 0, 0, 0, 0], *("".join(each) for each in planes))
+    rejected(data, TWO, Reason.NOT_CANONICAL, "after the last one")
+
+
+@pytest.mark.parametrize(
+    ("remainders", "quotients", "last"),
+    [("001", "11001", 7), ("000", "11001", 6), ("100", "11001", 7), ("000", "00111", 6)],
+)
+def test_indices_up_to_the_end_of_the_chunk(remainders: str, quotients: str, last: int) -> None:
+    """The gaps 0, 0 and 5 give the index 7, the last of 8."""
+    assert read(section_bytes(9, [255, 0, 0], "000", remainders, quotients), ONE).indices[0, 2] == last
+
+
+@pytest.mark.parametrize(
+    ("remainders", "quotients"),
+    [("000", "110001"), ("101", "11001"), ("000", "00000111"), ("111", "01101")],
+)
+def test_indices_beyond_the_chunk(remainders: str, quotients: str) -> None:
+    """A last gap of 6, a first one of 1 before one of 5, a first one of 10, and three of 3, 1 and 3."""
+    data = section_bytes(9, [255, 0, 0], "000", remainders, quotients)
+    rejected(data, ONE, Reason.BAD_PAYLOAD, "beyond 7")
+
+
+def test_an_index_beyond_a_late_chunk() -> None:
+    tensor = tensor_of(150, 8, 1)
+    good = replace(random_coefficients(tensor, 1), indices=np.full((150, 1), 7, np.uint16))
+    good = replace(good, steps=np.full((150, 1), 5, np.uint16))
+    data = pack(good, tensor).data
+    assert tensor.remainder_bits == 2
+    for chunk in (0, 63, 64, 149):
+        rows = ["01"] * 150
+        rows[chunk] = "001"
+        plane = section_bytes(0, [], "".join(rows))[2:]
+        start = Section(data, tensor).planes.quotients
+        rejected(np.concatenate([data[:start], plane]), tensor, Reason.BAD_PAYLOAD, "beyond 7")
+
+
+@given(layouts, seeds)
+@more
+def test_a_section_that_ends_too_early(layout: Layout, seed: int) -> None:
+    for tensor in layout.tensors:
+        data = pack(random_coefficients(tensor, seed), tensor).data
+        for length in {0, 1, tensor.min_section_bytes - 1, len(data) // 2, len(data) - 1}:
+            if length < len(data):
+                rejected(data[:length], tensor, Reason.MALFORMED, "ends within")
+
+
+def test_quotients_without_enough_ones() -> None:
+    for quotients in ("11", "00000000", "11000000" + 40 * "0"):
+        rejected(section_bytes(9, [255, 0, 0], "000", "000", quotients), ONE, Reason.MALFORMED, "ends within")
+    late = "1100000000000000" + "1"  # the third one comes after more zeros than any legal quotients have
+    rejected(section_bytes(9, [255, 0, 0], "000", "000", late), ONE, Reason.MALFORMED, "ends within")
+
+
+# What is not written.
+
+
+def good() -> Coefficients:
+    indices = np.array([[0, 2, 7], [0, 1, 2], [5, 6, 7]], np.uint16)
+    negative = np.array([[False, True, True], [False] * 3, [True] * 3])
+    upper = np.array([[False] * 3, [False] * 3, [True, False, True]])
+    return Coefficients(indices, negative, upper, np.array([[300, 300], [0, 0], [290, 299]], np.uint16))
+
+
+def with_entry(name: str, place: tuple[int, int], value: int) -> Coefficients:
+    array = getattr(good(), name).copy()
+    array[place] = value
+    return replace(good(), **{name: array})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (with_entry("indices", (0, 2), 8), "do not ascend below 8"),
+        (with_entry("indices", (0, 1), 7), "do not ascend below 8"),
+        (with_entry("indices", (2, 0), 6), "do not ascend below 8"),
+        (with_entry("indices", (1, 2), 3), "a silent chunk says something"),
+        (with_entry("negative", (1, 0), 1), "a silent chunk says something"),
+        (with_entry("upper", (1, 0), 1), "a silent chunk says something"),
+        (with_entry("upper", (0, 0), 1), "never used"),
+        (with_entry("upper", (2, 1), 1), "never used"),
+        (replace(good(), upper=np.zeros((3, 3), np.bool_)), "never used"),
+        (with_entry("steps", (0, 1), MAX_STEP + 1), "out of range"),
+        (with_entry("steps", (2, 0), 300 - CODES), "out of range"),
+        (with_entry("steps", (0, 1), 299), "out of range"),
+        (with_entry("steps", (1, 0), 1), "out of range"),
+        (replace(good(), indices=good().indices[:, :2]), "not 3 chunks of 3 coefficients"),
+        (replace(good(), negative=good().negative[1:]), "not 3 chunks of 3 coefficients"),
+        (replace(good(), upper=good().upper[:, 1:]), "not 3 chunks of 3 coefficients"),
+        (replace(good(), steps=good().steps[:, :1]), "2 levels"),
+    ],
+)
+def test_illegal_coefficients_are_not_written(wrong: Coefficients, message: str) -> None:
+    assert unpack(pack(good(), TWO)) == good()
+    with pytest.raises(ValueError, match=message):
+        pack(wrong, TWO)
+
+
+@pytest.mark.parametrize("top", [1, 5, CODES - 1, CODES, CODES + 1, MAX_STEP])
+def test_a_chunk_with_a_silent_lower_level_is_not_written(top: int) -> None:
+    steps = np.array([[0, top], [0, 0], [top, top]], np.uint16)
+    upper = np.array([[True, False, True], [False] * 3, [False] * 3])
+    with pytest.raises(ValueError, match="out of range"):
+        pack(replace(good(), upper=upper, steps=steps), TWO)
+
+
+def test_sections_cannot_be_changed_and_compare_by_value() -> None:
+    section = pack(good(), TWO)
+    with pytest.raises(ValueError, match="read-only"):
+        section.data[0] = 0
+    with pytest.raises(ValueError, match="read-only"):
+        section.codes[0] = 0
+    assert section == read_section(section.data.copy(), TWO)
+    assert section != pack(with_entry("negative", (0, 0), 1), TWO)
+    assert section != Section(section.data, replace(TWO, name="other"))
+    assert section != "section"

@@ -1,0 +1,280 @@
+"""The value code: steps of a twelfth of an octave, one scale per chunk or two, and what cannot be written."""
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from gradient_cases import more, tensor_of
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from templar.gradient.sections import pack
+from templar.gradient.topk import top_k
+from templar.gradient.values import (
+    BOUNDARIES,
+    CODES,
+    MAX_STEP,
+    QUANTUM,
+    SIGNIFICANDS,
+    STEP_QUANTA,
+    STEP_VALUES,
+    Coefficients,
+    SignAndScale,
+    nearest_steps,
+)
+from templar.hparams import MAX_PEERS
+
+ONE, TWO = SignAndScale(1), SignAndScale(2)
+
+
+def step_of(value: float) -> int:
+    """The step of a magnitude that is exactly one."""
+    return STEP_VALUES.tolist().index(value)
+
+
+def nearest(*means: float) -> list[int]:
+    return nearest_steps(torch.tensor(means, dtype=torch.float64)).tolist()
+
+
+# Steps.
+
+
+def test_steps_are_exact_whole_quanta_and_ascend() -> None:
+    assert (STEP_QUANTA.dtype, STEP_VALUES.dtype) == (np.int64, np.float32)
+    assert len(STEP_QUANTA) == len(STEP_VALUES) == len(BOUNDARIES) + 1 == MAX_STEP + 1
+    for quanta, value in zip(STEP_QUANTA.tolist(), STEP_VALUES.tolist(), strict=True):
+        assert Fraction(value) == quanta * Fraction(QUANTUM)
+    assert (np.diff(STEP_QUANTA) > 0).all()
+    assert STEP_QUANTA[0] == 0
+
+
+def test_steps_by_formula() -> None:
+    assert [round(256 * 2 ** (twelfth / 12)) for twelfth in range(12)] == list(SIGNIFICANDS)
+    for step in range(1, MAX_STEP + 1):
+        assert int(STEP_QUANTA[step]) == SIGNIFICANDS[(step - 1) % 12] * 2 ** ((step - 1) // 12)
+        assert abs(math.log2(float(STEP_VALUES[step])) - (-36 + (step - 1) / 12)) < 0.003
+    assert (STEP_VALUES[1], STEP_VALUES[MAX_STEP], STEP_VALUES[433]) == (2.0**-36, 966.0, 1.0)
+
+
+def test_a_full_subnet_adds_up_without_overflow() -> None:
+    assert MAX_PEERS == 256
+    assert int(STEP_QUANTA[-1]) < 2**54
+    assert MAX_PEERS * int(STEP_QUANTA[-1]) < 2**62
+
+
+def test_every_step_is_nearest_to_itself() -> None:
+    assert nearest(*STEP_VALUES.astype(np.float64)) == list(range(MAX_STEP + 1))
+
+
+def test_halfway_the_lower_step_is_taken_and_a_last_bit_above_the_higher() -> None:
+    for step, boundary in enumerate(BOUNDARIES.tolist()):
+        assert 2 * Fraction(boundary) == Fraction(float(STEP_VALUES[step])) + Fraction(float(STEP_VALUES[step + 1]))
+    assert nearest(*BOUNDARIES) == list(range(MAX_STEP))
+    assert nearest(*np.nextafter(BOUNDARIES, np.inf)) == list(range(1, MAX_STEP + 1))
+    assert nearest(*np.nextafter(BOUNDARIES, 0.0)) == list(range(MAX_STEP))
+
+
+@given(st.floats(-36.0, math.log2(966.0)))
+@more
+def test_the_nearest_step_is_near(octave: float) -> None:
+    """Half a step in logarithms, and what the rounding of the significands and the arithmetic middle add to it."""
+    mean = 2.0**octave
+    (step,) = nearest(mean)
+    distances = np.abs(STEP_VALUES.astype(np.float64) - mean)
+    assert distances[step] == distances.min()
+    assert abs(math.log2(float(STEP_VALUES[step]) / mean)) <= 1 / 24 + 0.003
+    assert distances[step] / mean <= 0.0304
+
+
+def test_steps_at_the_ends_of_the_range() -> None:
+    smallest, largest = float(STEP_VALUES[1]), float(STEP_VALUES[-1])
+    assert nearest(0.0, 1e-300, 2.0**-38, smallest / 2) == [0, 0, 0, 0]
+    assert nearest(math.nextafter(smallest / 2, 1), smallest) == [1, 1]
+    assert nearest(largest, 1e6, 3e38, math.inf) == [MAX_STEP] * 4
+
+
+# One level.
+
+
+def test_a_chunk_is_signs_and_a_mean() -> None:
+    indices = torch.tensor([[1, 2, 5], [0, 3, 4], [2, 3, 4]])
+    values = torch.tensor([[1.0, -2.0, 6.0], [0.0, -0.0, 4.5], [1e-20, -1e-20, 1e-20]])
+    coded = ONE.encode(indices, values)
+    assert ONE.decode(coded).tolist() == [[3.0, -3.0, 3.0], [1.5, 1.5, 1.5], [0.0, 0.0, 0.0]]
+    assert coded.indices.tolist() == [[1, 2, 5], [0, 3, 4], [0, 1, 2]]  # a silent chunk says nothing
+    assert coded.negative.tolist() == [[False, True, False], [False] * 3, [False] * 3]
+    assert not coded.upper.any()
+    assert coded.steps.tolist() == [[step_of(3.0)], [step_of(1.5)], [0]]
+
+
+@pytest.mark.parametrize("coding", [ONE, TWO])
+def test_negative_zero_is_positive(coding: SignAndScale) -> None:
+    coded = coding.encode(torch.tensor([[0, 1, 2]]), torch.tensor([[-0.0, 0.0, -3.0]]))
+    assert coded.negative.tolist() == [[False, False, True]]
+
+
+# Two levels.
+
+
+def test_a_chunk_is_signs_halves_and_two_means() -> None:
+    indices = torch.tensor([[0, 1, 3, 4], [0, 1, 2, 3], [1, 2, 4, 5]])
+    values = torch.tensor([[1.0, -1.0, 8.0, -4.0], [2.0, -2.0, 2.0, 2.0], [0.0, 0.0, -0.0, 0.0]])
+    coded = TWO.encode(indices, values)
+    assert coded.upper.tolist() == [[False, False, True, True], [False] * 4, [False] * 4]
+    assert coded.steps.tolist() == [[step_of(1.0), step_of(6.0)], [step_of(2.0)] * 2, [0, 0]]
+    assert TWO.decode(coded).tolist() == [[1.0, -1.0, 6.0, -6.0], [2.0, -2.0, 2.0, 2.0], [0.0] * 4]
+    assert coded.indices.tolist() == [[0, 1, 3, 4], [0, 1, 2, 3], [0, 1, 2, 3]]
+
+
+def test_what_is_as_large_as_the_mean_belongs_to_the_lower_half() -> None:
+    coded = TWO.encode(torch.tensor([[0, 1, 2]]), torch.tensor([[1.0, 2.0, -3.0]]))
+    assert coded.upper.tolist() == [[False, False, True]]
+    assert coded.steps.tolist() == [[step_of(1.5), step_of(3.0)]]
+
+
+def test_halves_that_are_written_alike_are_one() -> None:
+    """Means nearer than a step: equal levels, and then nobody is upper."""
+    coded = TWO.encode(torch.tensor([[0, 1]]), torch.tensor([[1.0, -1.001]]))
+    assert coded.steps.tolist() == [[step_of(1.0)] * 2]
+    assert not coded.upper.any()
+
+
+def test_one_coefficient_has_one_level() -> None:
+    coded = TWO.encode(torch.tensor([[3], [1]]), torch.tensor([[-4.0], [0.0]]))
+    assert coded.steps.tolist() == [[step_of(4.0)] * 2, [0, 0]]
+    assert not coded.upper.any()
+
+
+# The range within a tensor.
+
+
+def with_steps(*steps: int) -> tuple[Tensor, Tensor]:
+    """Chunks of two equal magnitudes each."""
+    values = torch.from_numpy(STEP_VALUES[list(steps)].copy())[:, None] * torch.tensor([1.0, -1.0])
+    return torch.tensor([[0, 1]] * len(steps)), values
+
+
+@pytest.mark.parametrize("coding", [ONE, TWO])
+@pytest.mark.parametrize("top", [MAX_STEP, 300, CODES + 1])
+def test_a_chunk_far_below_the_largest_of_its_tensor_is_silent(coding: SignAndScale, top: int) -> None:
+    coded = coding.encode(*with_steps(top, top - CODES + 1, top - CODES))
+    assert coded.steps[:, -1].tolist() == [top, top - CODES + 1, 0]
+    received = coding.decode(coded)
+    assert received[1].abs().tolist() == [float(STEP_VALUES[top - CODES + 1])] * 2
+    assert received[2].tolist() == [0.0, 0.0]
+    assert not coded.negative[2].any()
+
+
+@pytest.mark.parametrize("top", [CODES, CODES - 1, 1])
+def test_with_a_small_largest_everything_down_to_the_first_step_is_written(top: int) -> None:
+    assert ONE.encode(*with_steps(top, 1)).steps.tolist() == [[top], [1]]
+    assert TWO.encode(*with_steps(top, 1)).steps.tolist() == [[top, top], [1, 1]]
+
+
+def test_a_lower_level_below_the_range_is_raised_to_its_first_step() -> None:
+    """Else its chunk's larger half would have to be silent too, or its smaller half could not be written."""
+    indices = torch.tensor([[0, 1], [0, 1]])
+    tiny, tensor = float(STEP_VALUES[20]), tensor_of(2, 8, 2, levels=2)
+    coded = TWO.encode(indices, torch.tensor([[float(STEP_VALUES[400])] * 2, [-tiny, float(STEP_VALUES[300])]]))
+    assert coded.steps.tolist() == [[400, 400], [400 - CODES + 1, 300]]
+    assert coded.upper.tolist() == [[False, False], [False, True]]
+    assert pack(coded, tensor).codes[1].tolist() == [1, 300 - 400 + CODES]
+    assert TWO.decode(coded)[1, 0] == -STEP_VALUES[400 - CODES + 1]
+
+
+def test_zeros_beside_a_value_are_raised_to_the_first_step_of_all() -> None:
+    coded = TWO.encode(torch.tensor([[0, 1, 2]]), torch.tensor([[0.0, -0.0, 2.0**-30]]))
+    assert coded.steps.tolist() == [[1, step_of(2.0**-30)]]
+    assert TWO.decode(coded).tolist() == [[2.0**-36, 2.0**-36, 2.0**-30]]
+
+
+def test_a_raised_level_may_meet_the_upper_one() -> None:
+    """Both halves at the foot of the range: equal levels, nobody upper."""
+    foot = 400 - CODES + 1
+    values = torch.tensor([[float(STEP_VALUES[400])] * 2, [float(STEP_VALUES[20]), float(STEP_VALUES[foot])]])
+    coded = TWO.encode(torch.tensor([[0, 1], [0, 1]]), values)
+    assert coded.steps.tolist() == [[400, 400], [foot, foot]]
+    assert not coded.upper.any()
+
+
+# Any values.
+
+
+def chunks_of_three(lowest: int, highest: int) -> st.SearchStrategy[list[tuple[float, ...]]]:
+    """Powers of two and other numbers between two octaves, and zeros of both signs."""
+    numbers = st.builds(
+        lambda sign, octave, factor: sign * factor * 2.0**octave,
+        st.sampled_from([-1.0, -0.0, 0.0, 1.0]),
+        st.integers(lowest, highest) | st.integers(-2, 2),
+        st.sampled_from([1.0, 1.0, 1.0644944, 1.5]),
+    )
+    return st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=6)
+
+
+@given(chunks_of_three(-140, 126), st.sampled_from([1, 2]))
+@more
+def test_whatever_is_encoded_can_be_packed(chunks: list[tuple[float, ...]], levels: int) -> None:
+    tensor = tensor_of(len(chunks), 3, 3, levels)
+    values = torch.tensor(chunks, dtype=torch.float32)
+    coded = SignAndScale(levels).encode(torch.arange(3).repeat(len(chunks), 1), values)
+    pack(coded, tensor)
+    received = SignAndScale(levels).decode(coded)
+    assert ((received == 0) | ((received < 0) == (values < 0))).all()
+
+
+@given(chunks_of_three(-38, 12))
+@more
+def test_levels_are_the_nearest_steps_to_exact_means(chunks: list[tuple[float, ...]]) -> None:
+    """Against fractions, within octaves in which float64 adds up powers of two exactly."""
+    values = torch.tensor(chunks, dtype=torch.float32)
+    indices = torch.arange(3).repeat(len(chunks), 1)
+    one, two = ONE.encode(indices, values), TWO.encode(indices, values)
+    expected = [[by_definition([Fraction(x) for x in chunk])] for chunk in values.abs().double().tolist()]
+    floor = max(max(step for (step,) in expected) - CODES, 0)
+    assert one.steps.tolist() == [[step if step > floor else 0] for (step,) in expected]
+    halves = [in_halves([Fraction(x) for x in chunk]) for chunk in values.abs().double().tolist()]
+    floor = max(max(upper for _, upper in halves) - CODES, 0)
+    assert two.steps.tolist() == [
+        [max(lower, floor + 1), upper] if upper > floor else [0, 0] for lower, upper in halves
+    ]
+
+
+def in_halves(magnitudes: list[Fraction]) -> tuple[int, int]:
+    mean = sum(magnitudes) / len(magnitudes)
+    lower = by_definition([x for x in magnitudes if x <= mean])
+    return lower, max(lower, by_definition([x for x in magnitudes if x > mean]))
+
+
+def by_definition(magnitudes: list[Fraction]) -> int:
+    mean = sum(magnitudes) / len(magnitudes) if magnitudes else Fraction(0)
+    return sum(mean > Fraction(boundary) for boundary in BOUNDARIES.tolist())
+
+
+def test_two_levels_lose_less_than_one_and_no_other_scale_loses_less() -> None:
+    values = torch.randn(50, 4096, generator=torch.Generator().manual_seed(1)) * 0.01
+    indices = top_k(values, 64)
+    chosen = values.gather(1, indices)
+
+    def lost(coding: SignAndScale, shift: int = 0) -> float:
+        coded = coding.encode(indices, chosen)
+        moved = replace(coded, steps=(coded.steps.astype(np.int64) + shift).astype(np.uint16))
+        return float((chosen - coding.decode(moved)).square().sum() / chosen.square().sum())
+
+    assert lost(TWO) < 0.5 * lost(ONE) < 0.01
+    for coding in (ONE, TWO):
+        assert lost(coding) < min(lost(coding, 1), lost(coding, -1))
+
+
+def test_coefficients_compare_by_value() -> None:
+    coded = TWO.encode(torch.tensor([[0, 1]]), torch.tensor([[1.0, -4.0]]))
+    same = Coefficients(coded.indices.copy(), coded.negative.copy(), coded.upper.copy(), coded.steps.copy())
+    assert coded == same
+    for name in ("indices", "steps"):
+        assert coded != replace(coded, **{name: getattr(coded, name) + np.uint16(1)})
+    for name in ("negative", "upper"):
+        assert coded != replace(coded, **{name: ~getattr(coded, name)})
+    assert coded != "coefficients"

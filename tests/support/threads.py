@@ -1,0 +1,17 @@
+"""The number of threads that PyTorch and the codec's kernels take."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """So many threads below."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
