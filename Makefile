@@ -49,8 +49,10 @@ format: $(VENV)/.dev ## Format the code.
 	$(BIN)/ruff check --fix --exit-zero --quiet .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.dev ## Measure every figure in the README.
-	@for file in benchmarks/[a-z]*.py; do $(BIN)/python -m benchmarks.$$(basename $$file .py) || exit 1; done
+BENCHMARKS = codec_size codec_speed codec_quality overhead simulator
+
+bench: $(VENV)/.dev ## Measure every figure in the README and docs/codec.md.
+	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 screenshot: $(VENV)/.dev ## Take the README's picture of the UI; needs `make up` and Debian's chromium.
 	$(BIN)/python -m docs.screenshot --port $(PREFECT_PORT)

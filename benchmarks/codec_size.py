@@ -1,0 +1,203 @@
+"""How large payloads are, and what the value codes cost in accuracy.
+
+    python -m benchmarks.codec_size [--quick]
+
+Sizes are those of whole payloads (header, scales, signs, indices, checksum) of a Llama of 100 million parameters, as
+bits per published coefficient; the least possible for the indices alone is `log2 C(4096, k) / k`. Errors are relative
+squared errors of the values that receivers read, on the coefficients that a small Llama really publishes when it is
+trained on text: all workers, tensors and last windows together.
+
+The last line is JSON: `bits_k64`, `bits_k32`, `value_error` (one level), `value_error_two_levels`,
+`value_error_reference` (templar 2.1.3), `overlap_mean` and `overlap_max` (the share of their places that two honest
+workers have in common), and whether the bars hold.
+"""
+
+import io
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from benchmarks.command import measured
+from benchmarks.large_model import RULE, layout, payload, random_tensors
+from benchmarks.pseudo_gradients import REFERENCE, Chosen, Setup, chosen_coefficients, embedded_text, ours, train
+from templar.gradient import wire
+from templar.gradient.feedback import FeedbackState, compress_with
+from templar.gradient.reference import QuantisedValues, RawCoding, pack_12_bits
+from templar.gradient.similarity import similarity
+from templar.gradient.values import SignAndScale, ValueCoding
+
+BITS_AT_64, BITS_AT_32 = 8.9, 9.9
+"""Bits per coefficient that a payload may take at most."""
+ERROR_SHARE = 0.5
+"""The error of our value code may be at most this part of the reference's."""
+CHUNK = 4096
+ONE_LEVEL, TWO_LEVELS, OTHERS = "sign and scale per chunk", "the same with a magnitude bit", "templar 2.1.3: 4 levels"
+VALUE_BITS: Mapping[str, str] = {
+    OTHERS: "8 as stored",
+    "sign and one scale per tensor": "1",
+    "sign and exact mean per chunk": "1 + 32/k",
+    ONE_LEVEL: "1 + 8/k",
+    TWO_LEVELS: "2 + 16/k",
+}
+"""Value code -> the bits that it takes per value."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size of a whole payload.
+
+    Attributes:
+        bits: Per published coefficient.
+        times: How often it goes into the parameters as float32.
+    """
+
+    bits: float
+    times: float
+
+
+def payload_size(k: int, magnitude_bits: int) -> Size:
+    """The size of a payload of the large model."""
+    chunks = layout(k, magnitude_bits=magnitude_bits)
+    num_bytes = len(wire.encode(payload(chunks, random_tensors(chunks, seed=k)), chunks))
+    return Size(8 * num_bytes / chunks.num_coefficients, 4 * chunks.num_elements / num_bytes)
+
+
+def recorded_size(k: int, coding: ValueCoding[Any]) -> Size:
+    """The size of what the public reference stores: a dictionary of tensors, as `torch.save` writes it."""
+    chunks = layout(k)
+    update = random_tensors(chunks, seed=k)
+    compressed = compress_with(coding, FeedbackState.zeros(chunks), update, layout=chunks, rule=RULE)
+    stored: dict[str, Any] = {}
+    for name, coded in compressed.tensors.items():
+        if isinstance(coded, QuantisedValues):
+            stored |= {f"{name}idxs": pack_12_bits(coded.indices), f"{name}vals": coded.codes}
+            table = torch.tensor(coded.shift), coded.scale, coded.offset, coded.lookup, torch.float32
+            stored[f"{name}quant_params"] = table
+        else:
+            stored |= {f"{name}idxs": coded.indices, f"{name}vals": coded.values}
+    file = io.BytesIO()
+    torch.save(stored, file)
+    num_bytes = len(file.getvalue())
+    return Size(8 * num_bytes / chunks.num_coefficients, 4 * chunks.num_elements / num_bytes)
+
+
+def index_floor(k: int) -> float:
+    """The least possible bits per index: `log2 C(4096, k) / k`."""
+    return math.log2(math.comb(CHUNK, k)) / k
+
+
+def value_codes(one: Chosen) -> Iterator[tuple[str, Tensor]]:
+    """What receivers read of one tensor's values, by the name of the code."""
+    magnitude, sign = one.values.abs(), torch.where(one.values < 0, -1.0, 1.0)
+    yield OTHERS, REFERENCE.decode(REFERENCE.encode(one.indices, one.values))
+    yield "sign and one scale per tensor", sign * magnitude.mean()
+    yield "sign and exact mean per chunk", sign * magnitude.mean(dim=1, keepdim=True)
+    for name, coding in ((ONE_LEVEL, SignAndScale(1)), (TWO_LEVELS, SignAndScale(2))):
+        yield name, coding.decode(coding.encode(one.indices, one.values))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What the last windows of a training network show.
+
+    Attributes:
+        errors: Relative squared error by value code, over everything that was published.
+        overlap_mean: Mean share of places that two workers have in common.
+        overlap_max: The largest.
+        agreement: Mean share of these places with the same sign.
+    """
+
+    errors: dict[str, float]
+    overlap_mean: float
+    overlap_max: float
+    agreement: float
+
+
+def train_small(windows: int, last: int) -> Trained:
+    """Train the small network and look at its last windows."""
+    lost: dict[str, float] = dict.fromkeys(VALUE_BITS, 0.0)
+    energy, overlaps, agreements = 0.0, [], []
+    with embedded_text() as text:
+        setup = Setup.of(text, seed=1, workers=4, windows=windows)
+        for window in train(setup, ours):
+            if window.learnt.window < windows - last:
+                continue
+            for one in (one for tensors in chosen_coefficients(window.learnt) for one in tensors.values()):
+                energy += float(one.values.double().square().sum())
+                for name, read in value_codes(one):
+                    lost[name] += float((read - one.values).double().square().sum())
+            found = similarity(window.exchange.payloads, window.learnt.layout)
+            apart = ~np.eye(setup.num_workers, dtype=np.bool_)
+            overlaps.extend(found.overlap[apart].tolist())
+            agreements.extend(found.agreement[apart].tolist())
+    errors = {name: error / energy for name, error in lost.items()}
+    return Trained(errors, statistics.fmean(overlaps), max(overlaps), statistics.fmean(agreements))
+
+
+def size_table(sizes: Mapping[tuple[int, int], Size], densities: Sequence[int]) -> Table:
+    """The sizes of our payloads, and of the reference's files."""
+    table = Table(title="bits per coefficient, everything included (100 M parameters, chunks of 4096)")
+    for column in ("payload", "one level", "two levels", "least for the indices", "times smaller than fp32"):
+        table.add_column(column, justify="left" if column == "payload" else "right")
+    for k in densities:
+        one, two = sizes[k, 0], sizes[k, 1]
+        table.add_row(f"k = {k}", f"{one.bits:.2f}", f"{two.bits:.2f}", f"{index_floor(k):.2f}", f"{one.times:.0f}")
+    for release, k, coding in (("0.2.82", 32, RawCoding()), ("2.1.3", 64, REFERENCE)):
+        size = recorded_size(k, coding)
+        name = f"templar {release}, k = {k}"
+        table.add_row(name, f"{size.bits:.2f}", "", f"{index_floor(k):.2f}", f"{size.times:.0f}")
+    return table
+
+
+def error_table(errors: Mapping[str, float]) -> Table:
+    """The errors of the value codes."""
+    table = Table(title="value codes on real pseudo-gradients (64 of 4096)")
+    for column in ("code", "bits per value", "relative squared error"):
+        table.add_column(column, justify="left" if column == "code" else "right")
+    for name, error in errors.items():
+        table.add_row(name, VALUE_BITS[name], f"{error:.3%}")
+    return table
+
+
+def run(*, quick: bool) -> dict[str, Any]:
+    """Measure, print the tables, and return the figures."""
+    densities = (64, 32) if quick else (128, 64, 32, 16)
+    sizes = {(k, extra): payload_size(k, extra) for k in densities for extra in (0, 1)}
+    trained = train_small(*((8, 2) if quick else (30, 6)))
+    console = Console()
+    console.print(size_table(sizes, densities))
+    console.print(error_table(trained.errors))
+    console.print(
+        f"honest workers share {trained.overlap_mean:.1%} of their places, at most {trained.overlap_max:.1%}; "
+        f"{trained.agreement:.0%} of the signs there agree"
+    )
+    at_64, at_32 = sizes[64, 0].bits, sizes[32, 0].bits
+    error, reference = trained.errors[ONE_LEVEL], trained.errors[OTHERS]
+    return {
+        "bits_k64": round(at_64, 4),
+        "bits_k32": round(at_32, 4),
+        "times_k64": round(sizes[64, 0].times, 1),
+        "value_error": round(error, 6),
+        "value_error_two_levels": round(trained.errors[TWO_LEVELS], 6),
+        "value_error_reference": round(reference, 6),
+        "overlap_mean": round(trained.overlap_mean, 4),
+        "overlap_max": round(trained.overlap_max, 4),
+        "holds": at_64 <= BITS_AT_64 and at_32 <= BITS_AT_32 and error <= ERROR_SHARE * reference,
+    }
+
+
+def main() -> int:
+    """Parse the command line, measure, print; 0 if the bars hold."""
+    return measured("codec_size", __doc__, lambda quick: run(quick=quick), quick="fewer densities and windows")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,288 @@
+"""Real pseudo-gradients for the other benchmarks: a small network that trains on real text, with any codec between.
+
+Nothing is measured here. `train` is the windows of SparseLoCo (arXiv 2508.15706): each of a few workers takes inner
+AdamW steps on text of its own from the common parameters, what they learnt is exchanged through a codec with error
+feedback, and everybody takes the same outer step. Training, compression, wire format, aggregate and outer step are the
+project's own; only chain and stores are missing. The public reference's code can stand in place of ours.
+
+A seed decides parameters and data, and nothing else is random: runs of one seed differ by the codec alone, and a run
+gives the same bits with any number of threads.
+"""
+
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from templar.data.assignment import Epoch, SlotPlan, assign
+from templar.data.build import build_dataset
+from templar.data.corpus import collect_documents
+from templar.data.metadata import HELD_OUT_SPLIT
+from templar.data.pages import PageDataset
+from templar.data.samples import held_out_sequences, window_sequences
+from templar.gradient import wire
+from templar.gradient.aggregate import aggregate
+from templar.gradient.chunks import from_chunks
+from templar.gradient.feedback import Compressed, FeedbackRule, FeedbackState, compress, compress_with
+from templar.gradient.layout import Layout
+from templar.gradient.outer import outer_step
+from templar.gradient.payload import Header, Payload
+from templar.gradient.reference import (
+    QuantisedValues,
+    RawCoding,
+    StatisticalQuantiser,
+    aggregate_values,
+    pack_12_bits,
+)
+from templar.gradient.values import Coded, ValueCoding
+from templar.hparams import HParams, load_hparams
+from templar.model.llama import build_model, parameter_shapes, parameters_of
+from templar.model.loss import sequence_losses
+from templar.model.schedule import outer_learning_rate
+from templar.model.threads import single_threaded
+from templar.model.tokenizer import Tokenizer, load_tokenizer
+from templar.model.training import OptimizerState, train_sparseloco
+from templar.neuron.observe import HELD_OUT_ROWS_PER_PAGE
+from templar.store.directory import DirectoryStore
+
+NUM_HELD_OUT = 256
+HELD_OUT_BATCH = 64
+TEXT_BYTES = 8_000_000
+"""Enough for 60 windows of four workers before a page comes again."""
+REFERENCE = StatisticalQuantiser(num_bins=4, sigmas=6.0)
+"""The value code of templar 2.1.3, with its settings."""
+
+
+def small_network(seed: int) -> HParams:
+    """The `local` network of 148 k parameters, cut into the 64 x 64 chunks of the large ones, with short windows.
+
+    With so few of its coefficients published it learns more at half of `local`'s learning rate, whatever the code.
+    """
+    overrides: dict[str, dict[str, Any]] = {
+        "model": {"initializer_seed": seed},
+        "data": {"pages_per_window": 1},
+        "training": {"inner_steps": 10, "adamw": {"learning_rate": 0.002}},
+        "gradient": {"target_chunk": 64, "topk_compression": 64, "momentum_decay": 0.95},
+    }
+    return load_hparams("local", overrides=overrides)
+
+
+@dataclass(frozen=True)
+class Text:
+    """The text of this machine as a dataset.
+
+    Attributes:
+        pages: The pages to train on.
+        held_out: Pages of other documents.
+        tokenizer: The tokenizer made of the training text.
+    """
+
+    pages: PageDataset
+    held_out: PageDataset
+    tokenizer: Tokenizer
+
+
+@contextmanager
+def embedded_text() -> Iterator[Text]:
+    """Build the dataset; it is gone afterwards. Takes seconds."""
+    hparams = small_network(seed=0)
+    with tempfile.TemporaryDirectory(prefix="templar-bench-") as folder:
+        root = Path(folder) / "text"
+        build_dataset(collect_documents(max_bytes=TEXT_BYTES), root, vocab_size=hparams.model.vocab_size)
+        stores = [DirectoryStore(root, writable=False)]
+        pages = PageDataset(stores, "", rows_per_page=hparams.data.rows_per_page)
+        held_out = PageDataset(stores, "", rows_per_page=HELD_OUT_ROWS_PER_PAGE, split=HELD_OUT_SPLIT)
+        yield Text(pages, held_out, load_tokenizer(hparams.data.tokenizer_name, embedded=pages.tokenizer_json()))
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything that a run depends on but the codec.
+
+    Attributes:
+        hparams: Model, training and compression.
+        sequences: What each worker trains on, by window and worker, each of shape (n, L).
+        held_out: Shape (NUM_HELD_OUT, L), of documents that nobody trains on.
+    """
+
+    hparams: HParams
+    sequences: tuple[tuple[Tensor, ...], ...]
+    held_out: Tensor
+
+    @classmethod
+    def of(cls, text: Text, *, seed: int, workers: int, windows: int) -> "Setup":
+        """Assign pages as the network does: two workers never share one, and none comes twice within a round."""
+        hparams = small_network(seed)
+        length, uids = hparams.data.sequence_length, tuple(range(workers))
+        epoch = Epoch(f"seed {seed}", text.pages.num_pages)
+        plan = SlotPlan(workers, hparams.data.pages_per_window)
+
+        def sequences(window: int, uid: int) -> Tensor:
+            assignment = assign(window, uid, epoch=epoch, plan=plan, uids=uids, block_hash="")
+            return torch.from_numpy(window_sequences(text.pages, text.tokenizer, assignment, length))
+
+        shares = tuple(tuple(sequences(window, uid) for uid in uids) for window in range(windows))
+        held_out = held_out_sequences(text.held_out, text.tokenizer, length, NUM_HELD_OUT)
+        return cls(hparams, shares, torch.from_numpy(held_out))
+
+    @property
+    def num_workers(self) -> int:
+        """Workers of the network."""
+        return len(self.sequences[0])
+
+    def layout(self, magnitude_bits: int) -> Layout:
+        """The chunks of the model."""
+        gradient = self.hparams.gradient.model_copy(update={"magnitude_bits": magnitude_bits})
+        return Layout.of(parameter_shapes(self.hparams.model), gradient, self.hparams.training.recipe)
+
+    def held_out_loss(self, net: LlamaForCausalLM) -> float:
+        """Mean loss of a model on the held-out sequences, in nats per token."""
+        losses = sequence_losses(net, self.held_out, micro_batch_size=HELD_OUT_BATCH)
+        return statistics.fmean(losses.tolist())
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What the workers have in a window before they exchange anything.
+
+    Attributes:
+        window: Which one, from 0.
+        layout: The chunks of the model.
+        rule: How error feedback accumulates.
+        states: The error feedback of each worker.
+        pseudo_gradients: What each worker learnt, by parameter name.
+    """
+
+    window: int
+    layout: Layout
+    rule: FeedbackRule
+    states: tuple[FeedbackState, ...]
+    pseudo_gradients: tuple[Mapping[str, Tensor], ...]
+
+    def compress_with(self, coding: ValueCoding[Coded]) -> tuple[Compressed[Coded], ...]:
+        """Each worker's compression with any way to write the values."""
+        return tuple(
+            compress_with(coding, state, update, layout=self.layout, rule=self.rule)
+            for state, update in zip(self.states, self.pseudo_gradients, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What a codec made of it.
+
+    Attributes:
+        compressed: What each worker published, as its code has it, and the error feedback that it keeps.
+        num_bytes: Length of each worker's payload.
+        update: What everybody read and agreed on, by parameter name.
+        payloads: What everybody read, if it is this network's code.
+    """
+
+    compressed: tuple[Compressed[Any], ...]
+    num_bytes: tuple[int, ...]
+    update: Mapping[str, Tensor]
+    payloads: tuple[Payload, ...] = ()
+
+
+Codec = Callable[[Learnt], Exchange]
+"""From what each worker learnt to what all of them apply."""
+
+
+def ours(learnt: Learnt) -> Exchange:
+    """What this network publishes, through its bytes and back; the layout says whether with a magnitude bit."""
+    layout, rule = learnt.layout, learnt.rule
+    compressed = tuple(
+        compress(state, update, layout=layout, rule=rule)
+        for state, update in zip(learnt.states, learnt.pseudo_gradients, strict=True)
+    )
+    headers = (
+        Header(layout.recipe, learnt.window, uid, f"worker-{uid}", layout.digest) for uid in range(len(compressed))
+    )
+    payloads = [Payload.of(header, one.tensors, layout) for header, one in zip(headers, compressed, strict=True)]
+    published = [wire.encode(payload, layout) for payload in payloads]
+    read = tuple(wire.decode(data, layout) for data in published)
+    return Exchange(compressed, tuple(map(len, published)), aggregate(read, layout), read)
+
+
+def reference(learnt: Learnt) -> Exchange:
+    """What templar 2.1.3 publishes: four levels per tensor, and float means of norms clipped at their median.
+
+    A payload is counted as its indices of 12 bits and its values of 8; its tables, names and container are not.
+    """
+    compressed = learnt.compress_with(REFERENCE)
+    update = {}
+    for tensor in learnt.layout.tensors:
+        coded = [one.tensors[tensor.name] for one in compressed]
+        peers = [(one.indices, REFERENCE.decode(one)) for one in coded]
+        update[tensor.name] = from_chunks(aggregate_values(peers, tensor.chunk_length, rule="median_clip"), tensor)
+    return Exchange(compressed, tuple(sum(map(_stored_bytes, one.tensors.values())) for one in compressed), update)
+
+
+@dataclass(frozen=True)
+class Window:
+    """One window of a run, after its outer step.
+
+    Attributes:
+        net: The model, which the next window changes.
+        learnt: What the workers had.
+        exchange: What the codec made of it.
+    """
+
+    net: LlamaForCausalLM
+    learnt: Learnt
+    exchange: Exchange
+
+
+def train(setup: Setup, codec: Codec, *, magnitude_bits: int = 0) -> Iterator[Window]:
+    """Train a network from its genesis parameters, window by window."""
+    training, layout = setup.hparams.training, setup.layout(magnitude_bits)
+    net = build_model(setup.hparams.model)
+    params = parameters_of(net)
+    optimizers = [OptimizerState.zeros(params)] * setup.num_workers
+    states = (FeedbackState.zeros(layout),) * setup.num_workers
+    for window, shares in enumerate(setup.sequences):
+        results = [
+            train_sparseloco(
+                net, tokens, training=training, outer_steps=window, optimizer=optimizer, keep_going=lambda: True
+            )
+            for tokens, optimizer in zip(shares, optimizers, strict=True)
+        ]
+        optimizers = [result.optimizer for result in results if result.optimizer is not None]
+        rate = outer_learning_rate(training, window)
+        rule = FeedbackRule(training.recipe, setup.hparams.gradient.momentum_decay, rate)
+        learnt = Learnt(window, layout, rule, states, tuple(result.update for result in results))
+        with single_threaded():  # the reference adds floats, and threads change the order
+            exchange = codec(learnt)
+        outer_step(params, exchange.update, learning_rate=rate, weight_decay=0.0)
+        yield Window(net, learnt, exchange)
+        states = tuple(one.state for one in exchange.compressed)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The coefficients of one tensor that a worker publishes, before they are coded.
+
+    Attributes:
+        indices: Shape (C, k), int64, ascending in each row.
+        values: Shape (C, k), float32: error feedback and pseudo-gradient together.
+    """
+
+    indices: Tensor
+    values: Tensor
+
+
+def chosen_coefficients(learnt: Learnt) -> Iterator[dict[str, Chosen]]:
+    """What a value code has to write: each worker's chosen coefficients by parameter name."""
+    for raw in learnt.compress_with(RawCoding()):
+        yield {name: Chosen(one.indices.to(torch.int64), one.values) for name, one in raw.tensors.items()}
+
+
+def _stored_bytes(coded: QuantisedValues) -> int:
+    return pack_12_bits(coded.indices).numel() + coded.codes.numel()
