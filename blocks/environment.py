@@ -29,7 +29,7 @@ def neuron_from_environment(environment: Mapping[str, str]) -> Neuron:
     """
     reader = EnvironmentReader(environment)
     role = reader.text("TEMPLAR_ROLE", "miner")
-    endpoint = _endpoint(reader)
+    endpoint = endpoint_block(reader)
     neuron = reader.build(
         Neuron,
         {"role": "TEMPLAR_ROLE", "genesis": "TEMPLAR_GENESIS"},
@@ -51,7 +51,7 @@ def neuron_from_environment(environment: Mapping[str, str]) -> Neuron:
             hotkey=reader.text("WALLET_HOTKEY"),
         ),
         bucket=_own_bucket(reader, bucket_variables(role), endpoint),
-        dataset=_dataset(reader, endpoint),
+        dataset=dataset_block(reader, endpoint),
     )
     reader.raise_problems()
     return neuron
@@ -72,7 +72,8 @@ def _actor(reader: EnvironmentReader) -> str:
     return actor
 
 
-def _endpoint(reader: EnvironmentReader) -> StorageEndpoint:
+def endpoint_block(reader: EnvironmentReader) -> StorageEndpoint:
+    """The network's object storage: `TEMPLAR_STORAGE*`."""
     timeout, attempts = "TEMPLAR_STORAGE_READ_TIMEOUT_SECONDS", "TEMPLAR_STORAGE_MAX_ATTEMPTS"
     return reader.build(
         StorageEndpoint,
@@ -88,7 +89,7 @@ def _own_bucket(reader: EnvironmentReader, prefix: str, endpoint: StorageEndpoin
     account_id = reader.text(account)
     if reader.text(name, account_id) != account_id:
         reader.problem(name, f"must be that of {account}: readers know a bucket by its account alone")
-    read, write = _key(reader, f"{prefix}_READ"), _key(reader, f"{prefix}_WRITE")
+    read, write = key_block(reader, f"{prefix}_READ"), key_block(reader, f"{prefix}_WRITE")
     bucket = reader.build(
         NeuronBucket, {"account_id": account}, endpoint=endpoint, account_id=account_id, read=read, write=write
     )
@@ -102,14 +103,15 @@ def _own_bucket(reader: EnvironmentReader, prefix: str, endpoint: StorageEndpoin
     return bucket
 
 
-def _key(reader: EnvironmentReader, prefix: str) -> BucketCredentials:
+def key_block(reader: EnvironmentReader, prefix: str) -> BucketCredentials:
+    """A key: the two variables whose names begin with the prefix."""
     return BucketCredentials(
         access_key_id=reader.text(f"{prefix}_ACCESS_KEY_ID"),
         secret_access_key=SecretStr(reader.text(f"{prefix}_SECRET_ACCESS_KEY")),
     )
 
 
-def _dataset(reader: EnvironmentReader, endpoint: StorageEndpoint) -> Dataset:
+def dataset_block(reader: EnvironmentReader, endpoint: StorageEndpoint) -> Dataset:
     """The buckets of `R2_DATASET_BUCKET_LIST` if it is set, else the single `R2_DATASET_*` bucket."""
     listed = reader.text(BUCKET_LIST, "")
     buckets = _listed_buckets(reader, listed) if listed else [_single_bucket(reader)]
@@ -118,8 +120,13 @@ def _dataset(reader: EnvironmentReader, endpoint: StorageEndpoint) -> Dataset:
         {"buckets": BUCKET_LIST},
         endpoint=endpoint,
         buckets=buckets,
-        prefix=reader.text("DATASET_BINS_PATH", "dataset"),
+        prefix=dataset_prefix(reader),
     )
+
+
+def dataset_prefix(reader: EnvironmentReader) -> str:
+    """Folder of the dataset in its buckets: `DATASET_BINS_PATH`."""
+    return reader.text("DATASET_BINS_PATH", "dataset")
 
 
 def _single_bucket(reader: EnvironmentReader) -> DatasetBucket:
@@ -129,7 +136,7 @@ def _single_bucket(reader: EnvironmentReader) -> DatasetBucket:
         {"account_id": "R2_DATASET_ACCOUNT_ID"},
         account_id=account_id,
         bucket=reader.text("R2_DATASET_BUCKET_NAME", account_id),
-        read=_key(reader, "R2_DATASET_READ"),
+        read=key_block(reader, "R2_DATASET_READ"),
     )
 
 

@@ -7,13 +7,13 @@ the dataset's folder. Both come from a store and are believed only after they ha
 """
 
 from collections.abc import Iterator
-from pathlib import PurePosixPath
 from typing import Annotated, Any, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError, field_validator, model_validator
 
 from templar.errors import PermanentError, Reason
+from templar.store.keys import is_key
 
 METADATA_FILE = "_metadata.yaml"
 SHARD_SIZES_FILE = "_shard_sizes.json"
@@ -82,13 +82,13 @@ class Shard(BaseModel):
 
     path: _Path
     num_rows: int = Field(ge=1)
-    size_bytes: int | None = Field(default=None, ge=12)
+    size_bytes: int | None = Field(default=None, ge=12, le=2**50)
     sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
 
     @field_validator("path")
     @classmethod
     def _stays_in_the_folder(cls, path: str) -> str:
-        if path.startswith("/") or ".." in PurePosixPath(path).parts or not path.endswith(".parquet"):
+        if not is_key(path) or not path.endswith(".parquet"):
             raise ValueError(f"{path!r} must be a .parquet file below the dataset's folder")
         return path
 

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from templar.canonical import canonical_json, sha256_hex
+from templar.data.health import EndpointReport
 from templar.data.metadata import (
     MAX_METADATA_BYTES,
     MAX_SHARD_SIZES_BYTES,
@@ -101,6 +102,11 @@ class PageDataset:
         """SHA-256 of the canonical JSON of all that gives a page's number its meaning: files, rows and hashes."""
         sizes = {config: sizes.model_dump(mode="json") for config, sizes in self._sizes.items()}
         return sha256_hex(canonical_json({"configs": sizes, "rows_per_page": self.rows_per_page, "split": self.split}))
+
+    @property
+    def endpoints(self) -> tuple[EndpointReport, ...]:
+        """What each store has done since the dataset was opened."""
+        return self._replicas.report()
 
     def tokenizer_json(self) -> bytes | None:
         """The `tokenizer.json` beside the dataset, if there is one (`load_tokenizer(..., embedded=...)`)."""

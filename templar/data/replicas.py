@@ -1,16 +1,40 @@
 """Several stores with the same dataset, read as one.
 
-Reads go round the stores in turn. A store that fails for the moment is passed over for this read; only when all of
-them fail does the read fail. A permanent error, such as a missing object, is not hidden by another replica.
+Reads go round the stores in turn, healthy ones first (`templar.data.health`). Whatever one endpoint fails with - no
+answer, a revoked key, a deleted bucket, a missing object - the next one is asked; what comes back is checked by the
+reader against the dataset's metadata, wherever it came from. Only when all of them failed does the read fail:
+
+- for the moment, if any of them did: it may have the object. Those are asked again in a few rounds before.
+- for good, if all of them did. It is `object_missing` only if every endpoint says so: an error is never absence.
 """
 
 import logging
-import threading
+import random
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from templar.errors import TransientError
+from templar.data.health import EndpointReport, Endpoints, Turn, jittered
+from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.interrupt import check_stop, wait
 from templar.store.base import ObjectInfo, ObjectStore
+
+ROUNDS = 3
+"""Most rounds of one read. S3 stores ask `S3Settings.max_attempts` times in each, and tasks repeat the read as a whole:
+these rounds are for what is shorter than a repeated task."""
+
+PAUSE_SECONDS = 0.5
+"""Before the second round, with jitter; it doubles for each further one."""
+
+RETRY_SECONDS = 20.0
+"""No round begins later than this after the read did. Refusals come fast and are worth another round; endpoints that
+hang have used up their stores' own time-outs and attempts by then, and the read takes no longer than those."""
+
+_AT_FAULT = frozenset({Reason.ACCESS_DENIED, Reason.BUCKET_MISSING, Reason.STORE_REFUSED})
+"""Permanent errors that say that an endpoint is of no use."""
+
+_COPY_DIFFERS = frozenset({Reason.OBJECT_MISSING, Reason.OBJECT_TOO_LARGE, Reason.OBJECT_TRUNCATED})
+"""Permanent errors that say that one object is not what it should be there; others may be, so it does not rest."""
 
 T = TypeVar("T")
 
@@ -22,43 +46,107 @@ class Replicas:
 
     Args:
         stores: One at least.
+        clock: Seconds that never go back.
+        sleep: Waits between rounds; by default a stop of the host ends the wait.
+        chance: A number from 0 to 1, for jitter.
 
     Raises:
         ValueError: There are no stores.
     """
 
-    def __init__(self, stores: Sequence[ObjectStore]) -> None:
+    def __init__(
+        self,
+        stores: Sequence[ObjectStore],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = wait,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
         if not stores:
             raise ValueError("a dataset needs at least one store")
-        self._stores = tuple(stores)
-        self._next = 0
-        self._lock = threading.Lock()
+        self._names = tuple(store.name for store in stores)
+        self._endpoints = Endpoints(stores, clock=clock, chance=chance)
+        self._clock = clock
+        self._sleep = sleep
+        self._chance = chance
 
     @property
     def names(self) -> str:
         """The stores' names, for messages."""
-        return ", ".join(store.name for store in self._stores)
+        return ", ".join(self._names)
+
+    def report(self) -> tuple[EndpointReport, ...]:
+        """What each endpoint has done so far, in the order of the stores."""
+        return self._endpoints.report()
 
     def head(self, key: str) -> ObjectInfo | None:
-        """As `ObjectStore.head`."""
-        return self._read(lambda store: store.head(key))
+        """As `ObjectStore.head`; None only if every endpoint says that there is no such object."""
+        try:
+            return self._read(key, lambda store: store.head(key), lambda info: 0)
+        except PermanentError as error:
+            if error.reason is not Reason.OBJECT_MISSING:
+                raise
+            return None
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """As `ObjectStore.get`."""
-        return self._read(lambda store: store.get(key, max_bytes=max_bytes))
+        return self._read(key, lambda store: store.get(key, max_bytes=max_bytes), len)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """As `ObjectStore.get_range`."""
-        return self._read(lambda store: store.get_range(key, start, length))
+        return self._read(key, lambda store: store.get_range(key, start, length), len)
 
-    def _read(self, operation: Callable[[ObjectStore], T]) -> T:
-        with self._lock:
-            first = self._next
-            self._next = (first + 1) % len(self._stores)
-        *others, last = self._stores[first:] + self._stores[:first]
-        for store in others:
-            try:
-                return operation(store)
-            except TransientError as error:
-                logger.warning("store %s failed, trying the next one: %s", store.name, error)
-        return operation(last)
+    def _read(self, key: str, operation: Callable[[ObjectStore], T | None], weigh: Callable[[T], int]) -> T:
+        """The first answer; None as an answer is absence."""
+        began = self._clock()
+        errors: dict[int, TemplarError] = {}
+        for number in range(ROUNDS):
+            # What failed for good is not asked again.
+            done = {endpoint for endpoint, error in errors.items() if isinstance(error, PermanentError)}
+            while (turn := self._endpoints.turn(done)) is not None:
+                answer = self._ask(turn, key, operation, weigh)
+                if not isinstance(answer, TemplarError):
+                    return answer
+                errors[turn.number] = answer
+                done.add(turn.number)
+                check_stop()
+            pause = jittered(PAUSE_SECONDS * 2.0**number, self._chance)
+            hopeless = not any(isinstance(error, TransientError) for error in errors.values())
+            if hopeless or number + 1 == ROUNDS or self._clock() - began + pause > RETRY_SECONDS:
+                break
+            logger.warning("%s: no endpoint answers; all are asked again in %.1f s", key, pause)
+            self._sleep(pause)
+        raise self._verdict([errors[number] for number in sorted(errors)])
+
+    def _ask(
+        self, turn: Turn, key: str, operation: Callable[[ObjectStore], T | None], weigh: Callable[[T], int]
+    ) -> T | TemplarError:
+        """One endpoint's answer, or its error if another endpoint may do better."""
+        try:
+            answer = operation(turn.store)
+            self._endpoints.answered(turn, 0 if answer is None else weigh(answer))
+        except TemplarError as error:
+            at_fault = isinstance(error, TransientError) or error.reason in _AT_FAULT
+            if not at_fault and error.reason not in _COPY_DIFFERS:
+                raise
+            rest = self._endpoints.failed(turn, error.reason, rest=at_fault)
+            if rest is not None:
+                logger.warning("dataset endpoint %s rests for %.1f s: %s", turn.store.name, rest, error)
+            return error
+        finally:
+            self._endpoints.ended(turn)
+        if answer is None:
+            return PermanentError(Reason.OBJECT_MISSING, f"bucket {turn.store.name}: there is no object {key}")
+        return answer
+
+    def _verdict(self, errors: Sequence[TemplarError]) -> TemplarError:
+        """The error of a read that every endpoint failed, in the order of the stores."""
+        if len(errors) == 1:
+            return errors[0]
+        passing = [error for error in errors if isinstance(error, TransientError)]
+        present = [error for error in errors if error.reason is not Reason.OBJECT_MISSING]
+        first = (passing or present or errors)[0]
+        each = "; ".join(f"{name}: {error}" for name, error in zip(self._names, errors, strict=True))
+        verdict = type(first)(first.reason, f"all {len(errors)} endpoints failed: {each}")
+        verdict.__cause__ = first
+        return verdict

@@ -3,12 +3,14 @@
 Miner and validator call the same functions on the same public objects and get the same bytes.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from templar.data.assignment import Assignment
 from templar.data.packing import pack
-from templar.data.pages import PageDataset
+from templar.data.pages import Page, PageDataset
 from templar.data.permutation import Permutation
 from templar.errors import PermanentError, Reason
 from templar.model.tokenizer import Tokenizer
@@ -39,7 +41,13 @@ def window_sequences(
         TransientError: No store could be read.
         PermanentError: `dataset_missing` or `dataset_malformed`, naming the file.
     """
-    pages = dataset.read_pages(assignment.units)
+    return page_sequences(dataset.read_pages(assignment.units), tokenizer, assignment, sequence_length)
+
+
+def page_sequences(
+    pages: Sequence[Page], tokenizer: Tokenizer, assignment: Assignment, sequence_length: int
+) -> NDArray[np.int32]:
+    """`window_sequences` of pages that were read already: those of the assignment, in its order."""
     texts = [text for page in pages for text in page.texts]
     sequences = pack(tokenizer.encode_batch(texts), sequence_length, tokenizer.eos_id)
     if not len(sequences):

@@ -1,3 +1,4 @@
+import random
 from collections import Counter
 from dataclasses import replace
 
@@ -6,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from templar.canonical import canonical_json, sha256_hex
-from templar.data.assignment import Assignment, Epoch, SlotPlan, assign, owner_of
+from templar.data.assignment import Assignment, Epoch, SlotPlan, assign, owner_of, spare_units
 from templar.errors import PermanentError, Reason
 
 
@@ -75,6 +76,30 @@ def test_a_full_round_uses_every_unit_once_and_the_next_one_in_another_order() -
     assert all(sorted(units) == list(range(60)) for units in rounds)
     slices = [{frozenset(units[start : start + 20]) for start in (0, 20, 40)} for units in rounds]
     assert slices[0] != slices[1] != slices[2] != slices[0]
+
+
+def test_200_windows_of_64_slots_while_miners_come_and_go() -> None:
+    """A whole epoch: nothing is assigned twice, nothing of a filled slot is left out, everybody finds every owner."""
+    plan, num_windows = SlotPlan(64, 3), 200
+    epoch = Epoch("churn", num_windows * plan.units_per_window + 7, first_window=5)
+    generator = random.Random(1)
+    subnet = set(range(64))
+    seen: set[int] = set()
+    for window in range(5, 5 + num_windows):
+        subnet ^= set(generator.sample(range(90), generator.randrange(5)))  # some join, some leave
+        uids = tuple(sorted(subnet))
+        context = {"epoch": epoch, "plan": plan, "uids": uids, "block_hash": block_hash(window)}
+        assigned = {uid: assign(window, uid, **context).units for uid in uids}
+        units = [unit for each in assigned.values() for unit in each]
+        spare = spare_units(window, **context)
+        assert len(units) == min(len(uids), plan.num_slots) * plan.units_per_slot
+        assert len({*units, *spare}) == len(units) + len(spare) == plan.units_per_window
+        assert not seen & {*units, *spare}
+        seen |= {*units, *spare}
+        owners = {unit: uid for uid, each in assigned.items() for unit in each}
+        for unit in (*generator.sample(units, 10), *spare[:3]):
+            assert owner_of(unit, window, **context) == owners.get(unit)
+    assert len(seen) == num_windows * plan.units_per_window
 
 
 def test_the_last_units_of_a_round_come_up_in_another_one() -> None:

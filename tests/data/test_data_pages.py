@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from templar import interrupt
+from templar.data import replicas
 from templar.data.build import build_dataset, upload_dataset
 from templar.data.corpus import Document
 from templar.data.pages import Page, PageDataset
@@ -29,6 +30,12 @@ def store(tmp_path: Path) -> MemoryStore:
     store = MemoryStore()
     small_dataset(tmp_path / "built", store)
     return store
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read that every store fails is repeated at once; `test_data_replicas` looks at the pauses."""
+    monkeypatch.setattr(replicas, "PAUSE_SECONDS", 0.0)
 
 
 def open_pages(*stores: MemoryStore, rows_per_page: int = 4, split: str = "train") -> PageDataset:
@@ -203,6 +210,34 @@ def test_both_stores_are_read(tmp_path: Path, store: MemoryStore) -> None:
     counts = [sum(read.operation == "get_range" for read in each.reads) for each in (store, other)]
     assert min(counts) > 3
     assert abs(counts[0] - counts[1]) <= sum(counts) / 3
+
+
+@pytest.mark.parametrize("reason", [Reason.ACCESS_DENIED, Reason.BUCKET_MISSING])
+def test_a_store_that_is_gone_for_good_stops_nobody(tmp_path: Path, store: MemoryStore, reason: Reason) -> None:
+    other = MemoryStore("other")
+    upload_dataset(tmp_path / "built", other, PREFIX)
+    expected = open_pages(other).read_pages(range(9))
+    store.fail = lambda read: PermanentError(reason, f"no {read.key} for you")
+    dataset = open_pages(store, other)
+    assert dataset.read_pages(range(9)) == expected
+    assert dataset.tokenizer_json() is not None
+    gone, well = dataset.endpoints
+    assert (gone.name, gone.num_bytes, gone.last_failure, gone.resting) == ("memory", 0, reason, True)
+    assert (well.name, well.failures, well.resting) == ("other", 0, False)
+    assert well.num_bytes > sum(len(text) for page in expected for text in page.texts) / 4
+
+
+def test_a_file_that_one_store_lacks_comes_from_the_other(tmp_path: Path, store: MemoryStore) -> None:
+    other = MemoryStore("other")
+    upload_dataset(tmp_path / "built", other, PREFIX)
+    dataset = open_pages(store, other)
+    expected = open_pages(other).read_pages(range(dataset.num_pages))
+    store.delete([FIRST_SHARD])
+    assert dataset.read_pages(range(dataset.num_pages)) == expected
+    other.delete([FIRST_SHARD])
+    with pytest.raises(PermanentError, match=f"{FIRST_SHARD} is not in memory, other") as caught:
+        open_pages(store, other).read_page(0)
+    assert caught.value.reason is Reason.DATASET_MISSING
 
 
 @pytest.mark.parametrize("operation", ["head", "get_range"])

@@ -1,10 +1,42 @@
-from collections.abc import Callable
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple
 
 import pytest
 
-from templar.data.replicas import Replicas
+from templar import interrupt
+from templar.data.health import LONGEST_REST_SECONDS, REST_SECONDS, EndpointReport
+from templar.data.replicas import PAUSE_SECONDS, RETRY_SECONDS, ROUNDS, Replicas
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.interrupt import StoppedError
+from templar.store.base import ObjectStore
 from tests.support.memory_store import MemoryStore, Read
+from tests.support.scripted_store import ScriptedStore, failing
+
+DATA = b"0123456789"
+AT_FAULT = [Reason.ACCESS_DENIED, Reason.BUCKET_MISSING, Reason.STORE_REFUSED]
+COPY_DIFFERS = [Reason.OBJECT_MISSING, Reason.OBJECT_TRUNCATED, Reason.OBJECT_TOO_LARGE]
+AWAY = TransientError(Reason.STORE_UNREACHABLE, "no answer for key")
+
+
+class Time:
+    """A clock that only sleeping moves, and jitter that is chosen: 1 leaves every pause as long as it can be."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.slept: list[float] = []
+        self.chance = 1.0
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
 
 
 def stores_with(data: bytes, count: int = 3) -> list[MemoryStore]:
@@ -14,15 +46,64 @@ def stores_with(data: bytes, count: int = 3) -> list[MemoryStore]:
     return stores
 
 
+def replicas_of(stores: Sequence[ObjectStore], time: Time) -> Replicas:
+    return Replicas(stores, clock=lambda: time.now, sleep=time.sleep, chance=lambda: time.chance)
+
+
 def unreachable(read: Read) -> TemplarError:
     return TransientError(Reason.STORE_UNREACHABLE, f"no answer for {read.key}")
 
 
+def well(read: Read) -> None:
+    del read
+
+
+def refusing(reason: Reason) -> Callable[[Read], TemplarError]:
+    return lambda read: PermanentError(reason, f"{read.key} for a test")
+
+
+def stopping(read: Read) -> TemplarError:
+    interrupt.request_stop()
+    return unreachable(read)
+
+
+@contextmanager
+def stopped() -> Iterator[None]:
+    """What is done in it ends because the host stops."""
+    try:
+        with pytest.raises(StoppedError):
+            yield
+    finally:
+        interrupt.clear_stop()
+
+
+def asked(stores: Sequence[MemoryStore]) -> list[int]:
+    """How many reads each store has seen since the last call."""
+    counts = [len(store.reads) for store in stores]
+    for store in stores:
+        store.reads.clear()
+    return counts
+
+
+def read(replicas: Replicas, times: int = 1) -> None:
+    for _ in range(times):
+        assert replicas.get("key", max_bytes=10) == DATA
+
+
+def error_of(replicas: Replicas) -> TemplarError:
+    with pytest.raises(TemplarError) as caught:
+        replicas.get("key", max_bytes=10)
+    return caught.value
+
+
+# Turns
+
+
 def test_reads_go_round() -> None:
-    stores = stores_with(b"0123456789")
+    stores = stores_with(DATA)
     replicas = Replicas(stores)
     for _ in range(2):
-        assert replicas.get("key", max_bytes=10) == b"0123456789"
+        assert replicas.get("key", max_bytes=10) == DATA
         assert replicas.get_range("key", 3, 4) == b"3456"
         info = replicas.head("key")
         assert info is not None
@@ -34,33 +115,410 @@ def test_reads_go_round() -> None:
     ]
 
 
-@pytest.mark.parametrize("operation", [lambda r: r.get("key", max_bytes=9), lambda r: r.get_range("key", 0, 4)])
-def test_a_failing_store_is_passed_over(operation: Callable[[Replicas], bytes]) -> None:
-    stores = stores_with(b"data")
+@pytest.mark.parametrize(
+    "operation",
+    [lambda r: r.get("key", max_bytes=10), lambda r: r.get_range("key", 0, 10), lambda r: r.head("key")],
+    ids=["get", "get_range", "head"],
+)
+def test_a_failing_store_is_passed_over(time: Time, operation: Callable[[Replicas], object]) -> None:
+    stores = stores_with(DATA)
     stores[0].fail = stores[1].fail = unreachable
-    replicas = Replicas(stores)
-    assert [operation(replicas) for _ in range(4)] == [b"data"] * 4
-    assert len(stores[2].reads) == 4
+    replicas = replicas_of(stores, time)
+    expected = operation(Replicas(stores[2:]))
+    stores[2].reads.clear()
+    assert [operation(replicas) for _ in range(4)] == [expected] * 4
+    assert asked(stores) == [1, 1, 4]
+    assert time.slept == []
 
 
-def test_when_all_fail_the_read_fails_for_now() -> None:
-    stores = stores_with(b"data", 2)
-    for store in stores:
-        store.fail = unreachable
-    with pytest.raises(TransientError, match="no answer for key"):
-        Replicas(stores).get("key", max_bytes=9)
-    assert [len(store.reads) for store in stores] == [1, 1]
-
-
-def test_a_permanent_error_is_not_hidden() -> None:
-    stores = stores_with(b"data", 2)
-    stores[0].delete(["key"])
-    with pytest.raises(PermanentError) as caught:
-        Replicas(stores).get("key", max_bytes=9)
-    assert caught.value.reason is Reason.OBJECT_MISSING
-    assert stores[1].reads == []
+def test_those_that_are_left_share_the_reads(time: Time) -> None:
+    stores = stores_with(DATA)
+    stores[1].fail = unreachable
+    replicas = replicas_of(stores, time)
+    read(replicas, 2)
+    asked(stores)
+    read(replicas, 10)
+    assert asked(stores) == [5, 0, 5]
 
 
 def test_there_must_be_a_store() -> None:
     with pytest.raises(ValueError, match="at least one store"):
         Replicas([])
+
+
+# Rest and recovery
+
+
+def test_a_rest_doubles_until_the_longest_and_a_success_ends_it(time: Time) -> None:
+    stores = stores_with(DATA, 2)
+    stores[0].fail = unreachable
+    replicas = replicas_of(stores, time)
+    read(replicas)
+    rests = [min(LONGEST_REST_SECONDS, REST_SECONDS * 2**failures) for failures in range(8)]
+    assert rests[0] < rests[-2] == rests[-1]
+    for rest in rests:
+        asked(stores)
+        time.now += rest - 0.001
+        read(replicas, 3)
+        assert asked(stores) == [0, 3]
+        time.now += 0.001
+        read(replicas, 3)
+        assert asked(stores) == [1, 3]  # one read tries it, and fails over
+    stores[0].fail = well
+    time.now += LONGEST_REST_SECONDS
+    asked(stores)
+    read(replicas, 10)
+    assert asked(stores) == [5, 5]
+    stores[0].fail = unreachable
+    read(replicas, 3)
+    assert asked(stores) == [1, 3]
+    time.now += REST_SECONDS  # the first rest again
+    read(replicas, 2)
+    assert asked(stores) == [1, 2]
+
+
+@pytest.mark.parametrize(("chance", "share"), [(0.0, 0.5), (0.5, 0.75), (1.0, 1.0)])
+def test_a_rest_and_a_pause_have_jitter(time: Time, chance: float, share: float) -> None:
+    time.chance = chance
+    stores = stores_with(DATA, 2)
+    stores[0].fail = unreachable
+    replicas = replicas_of(stores, time)
+    read(replicas)
+    time.now += REST_SECONDS * share - 0.001
+    assert [report.resting for report in replicas.report()] == [True, False]
+    time.now += 0.001
+    assert [report.resting for report in replicas.report()] == [False, False]
+    stores[1].fail = unreachable
+    error_of(replicas)
+    assert time.slept == [PAUSE_SECONDS * share, 2 * PAUSE_SECONDS * share]
+
+
+def test_an_endpoint_long_gone_does_not_overflow(time: Time) -> None:
+    stores = stores_with(DATA, 1)
+    stores[0].fail = unreachable
+    replicas = replicas_of(stores, time)
+    for _ in range(400):
+        error_of(replicas)
+    stores[0].fail = well
+    read(replicas)
+
+
+def test_when_all_rest_the_one_whose_rest_ends_first_is_tried(time: Time) -> None:
+    stores = stores_with(DATA)
+    replicas = replicas_of(stores, time)
+    for store in (stores[2], stores[1]):
+        store.fail = unreachable
+        read(replicas, 3)
+        time.now += 0.1
+    stores[0].fail = stopping
+    with stopped():
+        replicas.get("key", max_bytes=10)
+    assert all(report.resting for report in replicas.report())
+    asked(stores)
+    for store in stores:
+        store.fail = well
+    read(replicas, 4)
+    assert asked(stores) == [0, 0, 4]
+    assert [report.resting for report in replicas.report()] == [True, True, False]
+
+
+def test_a_resting_endpoint_helps_out_when_the_healthy_one_fails(time: Time) -> None:
+    stores = stores_with(DATA, 2)
+    stores[0].fail = unreachable
+    replicas = replicas_of(stores, time)
+    read(replicas)
+    stores[0].fail, stores[1].fail = well, unreachable
+    read(replicas)
+    assert [report.resting for report in replicas.report()] == [False, True]
+    assert time.slept == []
+
+
+# A read that all fail for the moment
+
+
+def test_when_all_fail_the_read_is_repeated_and_fails_for_now(time: Time) -> None:
+    stores = stores_with(DATA, 2)
+    for store in stores:
+        store.fail = unreachable
+    error = error_of(replicas_of(stores, time))
+    assert isinstance(error, TransientError)
+    assert error.reason is Reason.STORE_UNREACHABLE
+    assert "all 2 endpoints failed: store-0: [store_unreachable] no answer for key; store-1: " in error.message
+    assert asked(stores) == [ROUNDS, ROUNDS]
+    assert time.slept == [PAUSE_SECONDS * 2**number for number in range(ROUNDS - 1)]
+
+
+def test_a_failure_shorter_than_a_read_is_not_seen(time: Time) -> None:
+    inner = stores_with(DATA, 2)
+    stores = [ScriptedStore(store) for store in inner]
+    for store in stores:
+        store.before = failing(AWAY, times=ROUNDS - 1)
+    read(replicas_of(stores, time))
+    assert [store.count("get") for store in stores] == [ROUNDS, ROUNDS - 1]
+    assert len(time.slept) == ROUNDS - 1
+
+
+def test_one_store_keeps_its_own_error(time: Time) -> None:
+    (store,) = (ScriptedStore(store) for store in stores_with(DATA, 1))
+    store.before = failing(AWAY)
+    assert error_of(replicas_of([store], time)) is AWAY
+    assert store.count("get") == ROUNDS
+
+
+def test_stores_that_hang_are_not_asked_again(time: Time) -> None:
+    """What took so long has been tried several times by the store itself."""
+    store = stores_with(DATA, 1)[0]
+
+    def hang(read: Read) -> TemplarError:
+        time.now += RETRY_SECONDS
+        return unreachable(read)
+
+    store.fail = hang
+    assert error_of(replicas_of([store], time)).reason is Reason.STORE_UNREACHABLE
+    assert asked([store]) == [1]
+    assert time.slept == []
+
+
+def test_a_stop_ends_a_read_that_fails(time: Time) -> None:
+    stores = stores_with(DATA, 2)
+    stores[0].fail, stores[1].fail = stopping, unreachable
+    replicas = replicas_of(stores, time)
+    with stopped():
+        replicas.get("key", max_bytes=10)
+    assert asked(stores) == [1, 0]
+
+
+def test_a_stop_ends_a_pause(time: Time) -> None:
+    stores = stores_with(DATA, 2)
+    stores[0].fail = stores[1].fail = unreachable
+
+    def sleep(seconds: float) -> None:
+        interrupt.request_stop()
+        interrupt.wait(seconds)
+
+    with stopped():
+        Replicas(stores, clock=lambda: time.now, sleep=sleep).get("key", max_bytes=10)
+    assert asked(stores) == [1, 1]
+
+
+# Errors for good
+
+
+@pytest.mark.parametrize(
+    ("reason", "rests"), [*((reason, True) for reason in AT_FAULT), *((reason, False) for reason in COPY_DIFFERS)]
+)
+def test_an_endpoint_that_refuses_rests_and_one_that_lacks_an_object_does_not(
+    time: Time, reason: Reason, *, rests: bool
+) -> None:
+    stores = stores_with(DATA, 2)
+    stores[0].fail = refusing(reason)
+    replicas = replicas_of(stores, time)
+    read(replicas, 4)
+    assert asked(stores) == [1 if rests else 2, 4]
+    assert [(report.last_failure, report.resting) for report in replicas.report()] == [(reason, rests), (None, False)]
+
+
+@pytest.mark.parametrize("reason", [Reason.BAD_KEY, Reason.LOCAL_FILE])
+def test_a_mistake_of_the_caller_is_no_endpoints_fault(time: Time, reason: Reason) -> None:
+    stores = stores_with(DATA, 2)
+    stores[0].fail = refusing(reason)
+    replicas = replicas_of(stores, time)
+    assert error_of(replicas).reason is reason
+    assert asked(stores) == [1, 0]
+    assert not any(report.failures for report in replicas.report())
+
+
+@pytest.mark.parametrize("reason", [*AT_FAULT, *COPY_DIFFERS])
+def test_when_all_refuse_it_is_for_good(time: Time, reason: Reason) -> None:
+    stores = stores_with(DATA)
+    for store in stores:
+        store.fail = refusing(reason)
+    replicas = replicas_of(stores, time)
+    for _ in range(3):
+        error = error_of(replicas)
+        assert isinstance(error, PermanentError)
+        assert error.reason is reason
+        assert all(f"store-{number}: [{reason}] key for a test" in error.message for number in range(3))
+        assert asked(stores) == [1, 1, 1]
+    assert time.slept == []
+
+
+def test_the_first_store_that_does_not_say_absent_gives_the_reason(time: Time) -> None:
+    stores = stores_with(DATA)
+    stores[0].delete(["key"])
+    stores[1].fail = refusing(Reason.ACCESS_DENIED)
+    stores[2].fail = refusing(Reason.OBJECT_TRUNCATED)
+    replicas = replicas_of(stores, time)
+    assert [error_of(replicas).reason for _ in range(4)] == [Reason.ACCESS_DENIED] * 4
+
+
+def test_what_may_pass_outweighs_what_is_for_good(time: Time) -> None:
+    """The endpoint that is away may have the object; the others have said that they have not."""
+    stores = stores_with(DATA)
+    stores[0].fail = refusing(Reason.ACCESS_DENIED)
+    stores[1].delete(["key"])
+    stores[2].fail = unreachable
+    error = error_of(replicas_of(stores, time))
+    assert isinstance(error, TransientError)
+    assert error.reason is Reason.STORE_UNREACHABLE
+    assert "store-0: [access_denied]" in error.message
+    assert asked(stores) == [1, 1, ROUNDS]
+
+
+# Absence
+
+
+def test_absent_is_what_every_endpoint_calls_absent(time: Time) -> None:
+    stores = stores_with(DATA)
+    replicas = replicas_of(stores, time)
+    assert replicas.head("other") is None
+    assert asked(stores) == [1, 1, 1]
+    stores[2].put("other", b"1234")
+    for _ in range(3):
+        info = replicas.head("other")
+        assert info is not None
+        assert info.size == 4
+    assert not any(report.failures for report in replicas.report())
+
+
+@pytest.mark.parametrize(
+    ("fail", "reason"),
+    [(unreachable, Reason.STORE_UNREACHABLE), *((refusing(reason), reason) for reason in AT_FAULT)],
+    ids=["unreachable", *AT_FAULT],
+)
+def test_an_error_is_never_absence(time: Time, fail: Callable[[Read], TemplarError], reason: Reason) -> None:
+    stores = stores_with(DATA)
+    stores[1].fail = fail
+    replicas = replicas_of(stores, time)
+    for _ in range(3):
+        with pytest.raises(TemplarError) as caught:
+            replicas.head("other")
+        assert caught.value.reason is reason
+
+
+# Metrics
+
+
+def test_each_endpoint_has_its_figures(time: Time) -> None:
+    stores = stores_with(DATA)
+
+    def slow(read: Read) -> TemplarError | None:
+        time.now += 0.25
+        return unreachable(read) if read.operation == "get_range" else None
+
+    stores[1].fail = slow
+    stores[2].fail = refusing(Reason.ACCESS_DENIED)
+    replicas = replicas_of(stores, time)
+    assert [astuple(report)[1:] for report in replicas.report()] == [(0, 0, 0.0, 0, None, False)] * 3
+    for _ in range(2):
+        read(replicas)
+        replicas.get("key", max_bytes=10)
+        replicas.get_range("key", 0, 3)
+        replicas.head("key")
+    assert replicas.report() == (
+        EndpointReport("store-0", reads=6, num_bytes=26, seconds=0.0, failures=0, last_failure=None, resting=False),
+        EndpointReport("store-1", 3, 20, 0.75, 1, Reason.STORE_UNREACHABLE, resting=True),
+        EndpointReport("store-2", 1, 0, 0.0, 1, Reason.ACCESS_DENIED, resting=True),
+    )
+
+
+def test_a_rest_is_logged_once_and_a_missing_object_not_as_a_warning(
+    time: Time, caplog: pytest.LogCaptureFixture
+) -> None:
+    stores = stores_with(DATA)
+    stores[0].fail = unreachable
+    stores[1].delete(["key"])
+    with caplog.at_level(logging.WARNING, "templar"):
+        read(replicas_of(stores, time), 6)
+    (record,) = caplog.records
+    assert record.getMessage() == ("dataset endpoint store-0 rests for 5.0 s: [store_unreachable] no answer for key")
+
+
+# Threads
+
+
+def in_threads(count: int, work: Callable[[], None]) -> None:
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - for the test's thread
+            errors.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert errors == []
+
+
+def test_nothing_is_lost_between_threads(time: Time) -> None:
+    stores = stores_with(DATA)
+    stores[2].fail = refusing(Reason.OBJECT_MISSING)
+    replicas = replicas_of(stores, time)
+    in_threads(8, lambda: read(replicas, 60))
+    reports = replicas.report()
+    assert [report.reads for report in reports] == [len(store.reads) for store in stores]
+    assert sum(report.num_bytes for report in reports) == 8 * 60 * len(DATA)
+    assert [report.failures for report in reports] == [0, 0, 8 * 60 / 3]
+    assert reports[0].reads + reports[1].reads == 8 * 60
+
+
+def test_threads_that_meet_one_outage_are_one_failure(time: Time) -> None:
+    stores = stores_with(DATA, 2)
+    together = threading.Barrier(4)
+
+    def fail_together(read: Read) -> TemplarError:
+        together.wait(30)
+        return unreachable(read)
+
+    stores[0].fail = fail_together
+    replicas = replicas_of(stores, time)
+    in_threads(8, lambda: read(replicas))  # four each
+    assert replicas.report()[0].failures == 4
+    stores[0].fail = unreachable
+    time.now += REST_SECONDS
+    assert not replicas.report()[0].resting
+
+
+@pytest.mark.parametrize("outcome", ["answers", "fails", "breaks"])
+def test_one_read_tries_an_endpoint_whose_rest_is_over(time: Time, outcome: str) -> None:
+    stores = stores_with(DATA, 2)
+    stores[0].fail = unreachable
+    replicas = replicas_of(stores, time)
+    read(replicas, 2)
+    time.now += REST_SECONDS
+    asked(stores)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold(read: Read) -> TemplarError | None:
+        begun.set()
+        go_on.wait(30)
+        if outcome == "breaks":
+            raise KeyError(read.key)
+        return unreachable(read) if outcome == "fails" else None
+
+    stores[0].fail = hold
+
+    def probe() -> None:
+        if outcome == "breaks":
+            with pytest.raises(KeyError):
+                read(replicas)
+        else:
+            read(replicas)
+
+    thread = threading.Thread(target=probe)
+    thread.start()
+    assert begun.wait(30)
+    read(replicas, 5)
+    assert replicas.report()[0].resting
+    assert len(stores[0].reads) == 1
+    assert len(stores[1].reads) == 5
+    go_on.set()
+    thread.join(30)
+    asked(stores)
+    stores[0].fail = well
+    read(replicas, 4)
+    assert asked(stores) == ([0, 4] if outcome == "fails" else [2, 2])

@@ -10,6 +10,7 @@ import pytest
 from prefect import Task
 
 from tasks import clean_bucket as clean_module
+from tasks import fetch_pages as fetch_module
 from tasks import open_window as open_module
 from tasks import publish_checkpoint as checkpoint_module
 from tasks import rotate_shards as rotate_module
@@ -35,6 +36,7 @@ from tasks.train import train
 from tasks.update_peers import update_peers
 from tasks.upload import upload
 from templar.chain.base import NeuronInfo
+from templar.data.health import EndpointReport
 from templar.data.rotation import RotationReport
 from templar.errors import PermanentError, Reason
 from templar.exchange.gather import GatherReport, PeerOutcome, Tier
@@ -43,7 +45,7 @@ from templar.exchange.peers import Selection
 from templar.exchange.reveal import Contribution
 from templar.neuron.aggregator import Aggregator
 from templar.neuron.housekeeping import CleanupReport, CleanupRow
-from templar.neuron.miner import Miner
+from templar.neuron.miner import Miner, PageReport
 from templar.neuron.node import Node, Settlement
 from templar.neuron.opening import Action, Opening
 from templar.neuron.validator import Validator
@@ -85,7 +87,6 @@ REPORT = GatherReport(
 @pytest.mark.parametrize(
     ("task", "kind", "method", "arguments"),
     [
-        (fetch_pages, Miner, "fetch_pages", (WINDOW,)),
         (train, Miner, "train", (WINDOW,)),
         (compress, Miner, "compress", (WINDOW,)),
         (commit, Miner, "commit", (WINDOW,)),
@@ -106,6 +107,28 @@ def test_a_task_makes_one_call(task: Task, kind: type[Node], method: str, argume
         result = task.fn(NAME, *arguments)
     assert calls == [(method, *arguments)]
     assert result is (None if task is publish_evidence else ANSWER)
+
+
+def page_report(*names: str) -> PageReport:
+    """Pages from endpoints of these names; only one that is called `failed` has failed."""
+    endpoints = (
+        EndpointReport(name, 4, 1234, 0.12345, 2, Reason.ACCESS_DENIED, resting=True)
+        if name == "failed"
+        else EndpointReport(name, 4, 1234, 0.12345, 0, None, resting=False)
+        for name in names
+    )
+    return PageReport(WINDOW, (1, 2), 8, "ef" * 32, tuple(endpoints))
+
+
+@pytest.mark.parametrize("names", [(), ("one",)], ids=["unread", "one"])
+def test_one_healthy_endpoint_is_not_worth_an_artifact(monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]) -> None:
+    shown: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(fetch_module, "table", lambda *arguments: shown.append(arguments))
+    node, calls = recording_node(Miner, fetch_pages=page_report(*names))
+    with hosting(NAME, node):
+        assert fetch_pages.fn(NAME, WINDOW) == page_report(*names)
+    assert calls == [("fetch_pages", WINDOW)]
+    assert shown == []
 
 
 @pytest.mark.parametrize(
@@ -205,6 +228,21 @@ class TestArtifacts:
                 "seconds": 1.0,
             },
         ]
+
+    @pytest.mark.parametrize("names", [("one", "two"), ("failed",)], ids=["several", "one that failed"])
+    def test_fetch_pages_shows_the_endpoints(self, prefect_api: RunningPrefectServer, names: tuple[str, ...]) -> None:
+        report = page_report(*names)
+        node, calls = recording_node(Miner, fetch_pages=report)
+        with hosting(NAME, node):
+            assert fetch_pages.fn(NAME, WINDOW) is report
+        assert calls == [("fetch_pages", WINDOW)]
+        rows, description = rows_of(prefect_api, f"dataset-{NAME}")
+        assert description == "Window 7: what the endpoints of the dataset have done since the start."
+        assert [row.pop("endpoint") for row in rows] == list(names)
+        assert [row.pop("number") for row in rows] == list(range(1, len(names) + 1))
+        well = {"reads": 4, "bytes": 1234, "seconds": 0.123, "failures": 0, "last failure": "", "resting": False}
+        failed = {**well, "failures": 2, "last failure": "access_denied", "resting": True}
+        assert rows == [failed if name == "failed" else well for name in names]
 
     def test_rate_shows_every_score_card(self, prefect_api: RunningPrefectServer) -> None:
         node, calls = recording_node(Validator, rate=EVIDENCE)

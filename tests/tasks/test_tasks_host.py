@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks.fetch_pages import fetch_pages
 from tasks.host import hosted, hosting, load_block, release
 from templar.chain.keys import create_wallet
 from templar.errors import PermanentError, Reason
@@ -66,6 +67,13 @@ def test_there_is_one_neuron_per_name_whoever_asks_first(prefect_api: RunningPre
     with ThreadPoolExecutor(4) as threads:
         nodes = list(threads.map(ask, range(8)))
     assert {id(node) for node in nodes} == {id(hosted(NAME, LazyMiner))}
+
+
+def test_a_hosted_miner_says_how_its_dataset_did(network: PreparedNetwork) -> None:
+    (endpoint,) = fetch_pages.fn(NAME, network.first_window).endpoints
+    assert (endpoint.failures, endpoint.last_failure, endpoint.resting) == (0, None, False)
+    assert endpoint.reads > 3
+    assert endpoint.num_bytes > 1000
 
 
 def test_a_neuron_of_another_role_is_refused_and_stays() -> None:

@@ -1,0 +1,207 @@
+"""The files of a page dataset in the stores that hold it: which there are, and their bytes, checked by the metadata."""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from templar.canonical import file_sha256, sha256_hex
+from templar.data.metadata import (
+    MAX_METADATA_BYTES,
+    MAX_SHARD_SIZES_BYTES,
+    METADATA_FILE,
+    SHARD_SIZES_FILE,
+    Shard,
+    folder_prefix,
+    parse_metadata,
+    parse_shard_sizes,
+)
+from templar.data.pages import MAX_TOKENIZER_BYTES
+from templar.data.replicas import Replicas
+from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.interrupt import check_stop
+from templar.model.tokenizer import TOKENIZER_FILE
+from templar.store.base import ObjectStore
+from templar.store.files import local_file
+
+
+@dataclass(frozen=True)
+class DatasetFile:
+    """One file of a dataset.
+
+    Attributes:
+        path: Relative to the dataset's folder.
+        size: Its length in bytes.
+        sha256: Its hash, if it is known before the file is read.
+        data: Content of a file that was read to know the others.
+    """
+
+    path: str
+    size: int
+    sha256: str | None
+    data: bytes | None = None
+
+
+class Originals:
+    """A dataset in the stores that it is copied from.
+
+    Args:
+        stores: Stores that hold the same dataset; read in turn, with fail-over.
+        prefix: Folder of the dataset in the stores; empty if it lies at their root.
+    """
+
+    def __init__(self, stores: Sequence[ObjectStore], prefix: str) -> None:
+        self._replicas = Replicas(stores)
+        self._stores = tuple(stores)
+        self._turns = itertools.count()
+        self._prefix = folder_prefix(prefix)
+
+    def files(self, concurrency: int) -> list[DatasetFile]:
+        """Every file that the metadata list, and `tokenizer.json` if it is there; the two that describe it come last.
+
+        Raises:
+            PermanentError: `dataset_missing` or `dataset_malformed`, naming the file.
+            TransientError: No store could be read.
+        """
+        metadata = self._read(METADATA_FILE, MAX_METADATA_BYTES)
+        sizes = self._read(SHARD_SIZES_FILE, MAX_SHARD_SIZES_BYTES)
+        files = list(for_each(self._sized, self._listed(metadata, sizes), concurrency))
+        if self._replicas.head(self._prefix + TOKENIZER_FILE) is not None:
+            files.append(_described(TOKENIZER_FILE, self._read(TOKENIZER_FILE, MAX_TOKENIZER_BYTES)))
+        files.sort(key=lambda file: file.path)
+        return [*files, _described(SHARD_SIZES_FILE, sizes), _described(METADATA_FILE, metadata)]
+
+    def fetch(self, file: DatasetFile, path: Path) -> str:
+        """Download a file, whole from one store; its SHA-256. A store that fails or has other bytes is passed over.
+
+        Raises:
+            PermanentError: `dataset_missing`; `dataset_malformed` if it is not what the metadata say.
+            TransientError: A store failed, and no other has the file.
+        """
+        first = next(self._turns) % len(self._stores)
+        errors: list[TemplarError] = []
+        for store in self._stores[first:] + self._stores[:first]:
+            check_stop()
+            try:
+                return self._fetch_from(store, file, path)
+            except TemplarError as error:
+                if error.reason is Reason.LOCAL_FILE:  # no other store would help
+                    raise
+                errors.append(error)
+        passing = [error for error in errors if isinstance(error, TransientError)]
+        present = [error for error in errors if error.reason is not Reason.DATASET_MISSING]
+        leading = (passing or present or errors)[0]
+        raise type(leading)(leading.reason, "; ".join(error.message for error in errors)) from leading
+
+    def _fetch_from(self, store: ObjectStore, file: DatasetFile, path: Path) -> str:
+        with self._reading(file.path, store.name):
+            store.get_file(self._prefix + file.path, path, max_bytes=file.size)
+        with local_file(path):
+            size, sha256 = path.stat().st_size, file_sha256(path)
+        if size != file.size:
+            raise self._unsound(file.path, f"has {size} bytes, must have {file.size}", store.name)
+        if file.sha256 not in {None, sha256}:
+            raise self._unsound(file.path, f"has SHA-256 {sha256}, must have {file.sha256}", store.name)
+        return sha256
+
+    def _read(self, name: str, max_bytes: int) -> bytes:
+        with self._reading(name, self._replicas.names):
+            return self._replicas.get(self._prefix + name, max_bytes=max_bytes)
+
+    def _listed(self, metadata: bytes, sizes: bytes) -> list[Shard]:
+        """The data files of every split, each once."""
+        described = parse_metadata(metadata, self._prefix + METADATA_FILE)
+        shards: dict[str, Shard] = {}
+        for split in sorted({files.split for entry in described.configs for files in entry.data_files}):
+            configs = described.configs_with(split)
+            for found in parse_shard_sizes(sizes, self._prefix + SHARD_SIZES_FILE, configs, split).values():
+                for shard in found.shards:
+                    if shards.setdefault(shard.path, shard) != shard:
+                        raise self._unsound(
+                            SHARD_SIZES_FILE, f"lists {shard.path} twice, and differently", self._replicas.names
+                        )
+        if not shards:
+            raise self._unsound(METADATA_FILE, "lists no config besides `default`", self._replicas.names)
+        return list(shards.values())
+
+    def _sized(self, shard: Shard) -> DatasetFile:
+        if shard.size_bytes is not None:
+            return DatasetFile(shard.path, shard.size_bytes, shard.sha256)
+        info = self._replicas.head(self._prefix + shard.path)
+        if info is None:
+            raise self._missing(shard.path, self._replicas.names)
+        return DatasetFile(shard.path, info.size, shard.sha256)
+
+    @contextmanager
+    def _reading(self, name: str, where: str) -> Iterator[None]:
+        """Say what it means that a file is not there, or is longer than it may be."""
+        try:
+            yield
+        except PermanentError as error:
+            if error.reason is Reason.OBJECT_MISSING:
+                raise self._missing(name, where) from error
+            if error.reason is Reason.OBJECT_TOO_LARGE:
+                raise self._unsound(name, f"is too long ({error.message})", where) from error
+            raise
+
+    def _missing(self, name: str, where: str) -> PermanentError:
+        return PermanentError(
+            Reason.DATASET_MISSING,
+            f"{self._prefix}{name} is not in {where}: correct the source's bucket or folder, or name a complete source",
+        )
+
+    def _unsound(self, name: str, problem: str, where: str) -> PermanentError:
+        return PermanentError(
+            Reason.DATASET_MALFORMED,
+            f"{self._prefix}{name} in {where} {problem}: name a source that is sound, or have this one mended",
+        )
+
+
+class HasPath(Protocol):
+    """Something about one file."""
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        ...
+
+
+P = TypeVar("P", bound=HasPath)
+R = TypeVar("R")
+
+
+def for_each(work: Callable[[P], R], things: Sequence[P], concurrency: int) -> Iterator[R]:
+    """Work on files in threads; results as they come. After an error none begins; it names its file.
+
+    Raises:
+        StoppedError: The host asked the process to stop.
+        TemplarError: What `work` raises.
+    """
+
+    def named(thing: P) -> R:
+        check_stop()
+        try:
+            return work(thing)
+        except TemplarError as error:
+            if thing.path in error.message:
+                raise
+            raise type(error)(error.reason, f"{thing.path}: {error.message}") from error
+
+    pool = ThreadPoolExecutor(concurrency, thread_name_prefix="copy")
+    try:
+        waiting = iter(things)
+        running = {pool.submit(named, thing) for thing in itertools.islice(waiting, concurrency)}
+        while running:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield future.result()
+            running |= {pool.submit(named, thing) for thing in itertools.islice(waiting, len(done))}
+    finally:
+        pool.shutdown()
+
+
+def _described(path: str, data: bytes) -> DatasetFile:
+    return DatasetFile(path, len(data), sha256_hex(data), data)

@@ -1,0 +1,434 @@
+"""A copied dataset is the same dataset or none at all, whatever happens on the way."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from deployments.s3_endpoint import create_bucket_with_keys
+from templar.data import copying
+from templar.data.copying import Check, CopyReport, Outcome, copy_dataset
+from templar.data.metadata import METADATA_FILE, SHARD_SIZES_FILE
+from templar.data.pages import PageDataset
+from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.interrupt import StoppedError, clear_stop, request_stop
+from templar.model.tokenizer import TOKENIZER_FILE
+from templar.store.base import DeleteReport, ObjectInfo, ObjectStore
+from templar.store.directory import DirectoryStore
+from templar.store.s3 import S3Store
+from tests.support.datasets import PREFIX, small_dataset
+from tests.support.memory_store import MemoryStore
+from tests.support.servers import MotoEndpoint, moto_endpoint
+
+DESCRIBED = (TOKENIZER_FILE, SHARD_SIZES_FILE, METADATA_FILE)
+TO = "elsewhere/copy"
+
+
+class Target(MemoryStore):
+    """Remembers the order of what is done to it, and fails on demand."""
+
+    def __init__(self) -> None:
+        super().__init__("target")
+        self.writes: list[str] = []
+        self.refuse: Callable[[str], TemplarError | None] = lambda key: None
+
+    def put(self, key: str, data: bytes) -> None:
+        if (error := self.refuse(key)) is not None:
+            raise error
+        self.writes.append(key.removeprefix(f"{TO}/"))
+        super().put(key, data)
+
+    def delete(self, keys: object) -> DeleteReport:
+        names = tuple(keys)  # type: ignore[call-overload]
+        self.writes += [f"-{key.removeprefix(f'{TO}/')}" for key in names]
+        return super().delete(names)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """A dataset's files by path; tests change copies."""
+    root = small_dataset(tmp_path_factory.mktemp("built") / "dataset", MemoryStore())
+    return {file.relative_to(root).as_posix(): file.read_bytes() for file in sorted(root.rglob("*")) if file.is_file()}
+
+
+@pytest.fixture
+def files(built: dict[str, bytes]) -> dict[str, bytes]:
+    return dict(built)
+
+
+def store_of(files: dict[str, bytes], name: str = "source", prefix: str = PREFIX) -> MemoryStore:
+    store = MemoryStore(name)
+    for path, data in files.items():
+        store.put(f"{prefix}/{path}", data)
+    return store
+
+
+def content(store: ObjectStore, prefix: str = TO) -> dict[str, bytes]:
+    return {
+        info.key.removeprefix(f"{prefix}/"): store.get(info.key, max_bytes=10**8) for info in store.list(f"{prefix}/")
+    }
+
+
+def copy(source: ObjectStore, target: ObjectStore, **options: object) -> CopyReport:
+    return copy_dataset([source], target, PREFIX, TO, **options)  # type: ignore[arg-type]
+
+
+def refused(call: Callable[[], object], reason: Reason, *words: str) -> TemplarError:
+    with pytest.raises(TemplarError) as caught:
+        call()
+    assert caught.value.reason is reason
+    for word in words:
+        assert word in caught.value.message
+    return caught.value
+
+
+def is_visible(store: ObjectStore) -> bool:
+    """Whether a reader finds the dataset."""
+    return store.head(f"{TO}/{METADATA_FILE}") is not None and bool(PageDataset([store], TO, rows_per_page=4).num_pages)
+
+
+def without(files: dict[str, bytes], *fields: str) -> dict[str, bytes]:
+    """The same dataset in the reference's form, whose `_shard_sizes.json` has fewer fields."""
+    sizes = json.loads(files[SHARD_SIZES_FILE])
+    for split in sizes.values():
+        split["shards"] = [
+            {name: value for name, value in shard.items() if name not in fields} for shard in split["shards"]
+        ]
+    return files | {SHARD_SIZES_FILE: json.dumps(sizes).encode()}
+
+
+def shards_of(files: dict[str, bytes]) -> list[str]:
+    return sorted(path for path in files if path.endswith(".parquet"))
+
+
+class TestCopy:
+    def test_everything_arrives_and_the_metadata_last(self, files: dict[str, bytes]) -> None:
+        target, progress = Target(), list[tuple[int, int]]()
+        report = copy(store_of(files), target, on_progress=lambda *seen: progress.append(seen))
+        assert content(target) == files
+        assert target.writes[-2:] == [SHARD_SIZES_FILE, METADATA_FILE]
+        assert [each.path for each in report.objects] == sorted(files)
+        assert {each.outcome for each in report.objects} == {Outcome.COPIED}
+        assert {each.path: each.check for each in report.objects} == {
+            path: Check.READ_BACK if path in DESCRIBED else Check.SOURCE_HASH for path in files
+        }
+        assert {each.path: each.num_bytes for each in report.objects} == {path: len(files[path]) for path in files}
+        total = sum(map(len, files.values()))
+        assert progress[-1] == (total, total)
+        assert [done for done, _ in progress] == sorted(done for done, _ in progress)
+
+    def test_it_is_the_same_dataset(self, files: dict[str, bytes]) -> None:
+        source, target = store_of(files), Target()
+        copy(source, target)
+        for split in ("train", "held_out"):
+            first = PageDataset([source], PREFIX, rows_per_page=4, split=split)
+            second = PageDataset([target], TO, rows_per_page=4, split=split)
+            assert first.digest == second.digest
+            assert first.read_page(0) == second.read_page(0)
+
+    def test_at_the_root_and_in_folders(self, files: dict[str, bytes], tmp_path: Path) -> None:
+        for path, data in files.items():
+            (tmp_path / "from" / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "from" / path).write_bytes(data)
+        (tmp_path / "to").mkdir()
+        copy_dataset([DirectoryStore(tmp_path / "from", writable=False)], DirectoryStore(tmp_path / "to"), "", "/")
+        assert {path: (tmp_path / "to" / path).read_bytes() for path in files} == files
+
+    def test_what_is_not_listed_is_not_copied(self, files: dict[str, bytes]) -> None:
+        target = Target()
+        copy(store_of(files | {"notes.txt": b"1", "alpha/train/other.parquet": b"1"}), target)
+        assert content(target) == files
+
+    def test_without_a_tokenizer(self, files: dict[str, bytes]) -> None:
+        del files[TOKENIZER_FILE]
+        target = Target()
+        copy(store_of(files), target)
+        assert content(target) == files
+
+    @pytest.mark.parametrize("fields", [("sha256",), ("sha256", "size_bytes")])
+    def test_without_hashes_all_is_read_back(self, files: dict[str, bytes], fields: tuple[str, ...]) -> None:
+        target, bare = Target(), without(files, *fields)
+        report = copy(store_of(bare), target)
+        assert content(target) == bare
+        assert {each.check for each in report.objects} == {Check.READ_BACK}
+
+    def test_nothing_is_left_on_the_disk(self, files: dict[str, bytes], tmp_path: Path) -> None:
+        copy(store_of(files), Target(), spool=tmp_path)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_failing_source_is_passed_over(self, files: dict[str, bytes]) -> None:
+        broken, target = store_of(files, "broken"), Target()
+        broken.fail = lambda read: TransientError(Reason.STORE_UNREACHABLE, "no answer")
+        copy_dataset([broken, store_of(files)], target, PREFIX, TO)
+        assert content(target) == files
+
+    def test_an_unsound_source_is_passed_over(self, files: dict[str, bytes]) -> None:
+        path = shards_of(files)[0]
+        stores = [store_of(files | {path: data}, f"store-{len(data)}") for data in (b"", bytes(len(files[path])))]
+        target = Target()
+        copy_dataset([*stores, store_of(files)], target, PREFIX, TO)
+        assert content(target) == files
+        for store in stores:
+            assert (
+                store.name
+                in refused(lambda: copy_dataset(stores, Target(), PREFIX, TO), Reason.DATASET_MALFORMED, path).message
+            )
+        stores[1].fail = lambda read: TransientError(Reason.STORE_BUSY, "later") if read.key.endswith(path) else None
+        assert isinstance(
+            refused(lambda: copy_dataset(stores, Target(), PREFIX, TO), Reason.STORE_BUSY, path), TransientError
+        )
+
+    def test_at_most_so_many_at_once(self, files: dict[str, bytes]) -> None:
+        source, lock, now, most = store_of(files), threading.Lock(), 0, 0
+        fetch = source.get_file
+
+        def counting(key: str, path: Path, *, max_bytes: int) -> None:
+            nonlocal now, most
+            with lock:
+                now += 1
+                most = max(most, now)
+            fetch(key, path, max_bytes=max_bytes)
+            with lock:
+                now -= 1
+
+        source.get_file = counting  # type: ignore[method-assign]
+        copy(source, Target(), concurrency=2)
+        assert 1 <= most <= 2
+        with pytest.raises(ValueError, match="at least 1"):
+            copy(source, Target(), concurrency=0)
+
+
+class TestAgain:
+    def test_nothing_is_copied_twice(self, files: dict[str, bytes]) -> None:
+        source, target = store_of(files), Target()
+        copy(source, target)
+        target.writes.clear()
+        source.reads.clear()
+        report = copy(source, target)
+        assert target.writes == []
+        assert not any(read.key.endswith(".parquet") for read in source.reads)
+        assert {each.outcome for each in report.objects} == {Outcome.ALREADY_THERE}
+        assert len(report.having(Check.SIZE)) == len(shards_of(files))
+
+    @pytest.mark.parametrize("fields", [(), ("sha256", "size_bytes")])
+    def test_verify_reads_back_what_is_there(self, files: dict[str, bytes], fields: tuple[str, ...]) -> None:
+        source, target = store_of(without(files, *fields)), Target()
+        copy(source, target)
+        report = copy(source, target, verify=True)
+        assert {(each.outcome, each.check) for each in report.objects} == {(Outcome.ALREADY_THERE, Check.READ_BACK)}
+        path = shards_of(files)[1]
+        target.put(f"{TO}/{path}", bytes(len(files[path])))
+        assert len(copy(source, target).objects) == len(files)  # sizes alone cannot tell
+        refused(lambda: copy(source, target, verify=True), Reason.OBJECT_DIFFERS, path, "SHA-256")
+        assert content(target)[path] == bytes(len(files[path]))
+
+    @pytest.mark.parametrize("position", [0, 2])
+    def test_a_copy_that_failed_goes_on(self, files: dict[str, bytes], position: int) -> None:
+        source, target, path = store_of(files), Target(), shards_of(files)[position]
+        target.refuse = lambda key: TransientError(Reason.STORE_BUSY, "later") if key.endswith(path) else None
+        error = refused(lambda: copy(source, target, concurrency=1), Reason.STORE_BUSY, path)
+        assert isinstance(error, TransientError)
+        assert len(target.writes) == position
+        assert not is_visible(target)
+        target.refuse = lambda key: None
+        report = copy(source, target)
+        assert content(target) == files
+        assert is_visible(target)
+        there = report.having(Outcome.ALREADY_THERE)
+        assert len(there) == position
+        assert {each.check for each in there} <= {Check.READ_BACK}
+        assert len(set(target.writes)) == len(target.writes)
+
+    def test_what_a_copy_of_another_dataset_left_is_not_taken_for_ours(self, files: dict[str, bytes]) -> None:
+        """Its metadata never came, and the lengths are right."""
+        target, path = Target(), shards_of(files)[0]
+        target.put(f"{TO}/{path}", bytes(len(files[path])))
+        target.writes.clear()
+        refused(lambda: copy(store_of(files), target), Reason.OBJECT_DIFFERS, path, "SHA-256")
+        assert target.writes == []
+
+    def test_what_appears_meanwhile_is_not_overwritten(self, files: dict[str, bytes]) -> None:
+        class Busy(Target):
+            """Somebody else writes as soon as it has been looked at."""
+
+            def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+                found = list(super().list(prefix))
+                self.put(f"{TO}/{METADATA_FILE}", b"theirs")
+                return iter(found)
+
+        target = Busy()
+        refused(lambda: copy(store_of(files), target), Reason.OBJECT_DIFFERS, METADATA_FILE, "appeared")
+        assert content(target)[METADATA_FILE] == b"theirs"
+
+    def test_failing_at_the_metadata(self, files: dict[str, bytes]) -> None:
+        source, target = store_of(files), Target()
+        target.refuse = lambda key: TransientError(Reason.STORE_BUSY, "") if key.endswith(METADATA_FILE) else None
+        refused(lambda: copy(source, target), Reason.STORE_BUSY, METADATA_FILE)
+        assert not is_visible(target)
+        target.refuse = lambda key: None
+        assert [each.path for each in copy(source, target).having(Outcome.COPIED)] == [METADATA_FILE]
+
+    def test_a_file_that_was_lost_is_copied_again(self, files: dict[str, bytes]) -> None:
+        source, target, path = store_of(files), Target(), shards_of(files)[0]
+        copy(source, target)
+        target.delete([f"{TO}/{path}"])
+        assert [each.path for each in copy(source, target).having(Outcome.COPIED)] == [path]
+
+    def test_a_stop_is_heard(self, files: dict[str, bytes]) -> None:
+        target = Target()
+        request_stop()
+        try:
+            with pytest.raises(StoppedError):
+                copy(store_of(files), target)
+        finally:
+            clear_stop()
+        assert target.writes == []
+
+
+class TestTargetDiffers:
+    def test_nothing_is_overwritten(self, files: dict[str, bytes]) -> None:
+        target, path = Target(), shards_of(files)[-1]
+        target.put(f"{TO}/{path}", b"something else")
+        target.writes.clear()
+        refused(lambda: copy(store_of(files), target), Reason.OBJECT_DIFFERS, f"target/{TO}/{path}", "14 bytes")
+        assert target.writes == []
+        assert content(target) == {path: b"something else"}
+
+    @pytest.mark.parametrize("name", DESCRIBED)
+    def test_small_files_are_compared_by_their_bytes(self, files: dict[str, bytes], name: str) -> None:
+        target = Target()
+        target.put(f"{TO}/{name}", bytes(len(files[name])))
+        refused(lambda: copy(store_of(files), target), Reason.OBJECT_DIFFERS, name, "SHA-256")
+
+    def test_what_else_lies_there_stays(self, files: dict[str, bytes]) -> None:
+        target = Target()
+        for key in (f"{TO}/notes.txt", f"{TO}2/_metadata.yaml"):
+            target.put(key, b"mine")
+        copy(store_of(files), target)
+        assert content(target)["notes.txt"] == content(target, f"{TO}2")[METADATA_FILE] == b"mine"
+
+    @pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: bytes(len(data))])
+    def test_a_target_that_does_not_keep_what_it_got(
+        self, files: dict[str, bytes], damage: Callable[[bytes], bytes]
+    ) -> None:
+        class Lossy(Target):
+            def put(self, key: str, data: bytes) -> None:
+                super().put(key, damage(data) if key.endswith(".parquet") else data)
+
+        target = Lossy()
+        refused(
+            lambda: copy(store_of(files), target, verify=True),
+            Reason.OBJECT_DIFFERS,
+            ".parquet",
+            "not what was written",
+        )
+        assert not is_visible(target)
+
+    def test_a_target_that_does_not_show_what_it_got(self, files: dict[str, bytes]) -> None:
+        class Blind(Target):
+            def head(self, key: str) -> None:
+                return None
+
+        error = refused(lambda: copy(store_of(files), Blind()), Reason.OBJECT_MISSING, "after it was written")
+        assert isinstance(error, TransientError)
+
+
+class TestSourceIsUnsound:
+    @pytest.mark.parametrize(
+        ("damage", "words"),
+        [
+            (lambda data: data[:-1], ("bytes, must have",)),
+            (lambda data: data + b"1", ("too long",)),
+            (lambda data: bytes(len(data)), ("SHA-256", "must have")),
+        ],
+    )
+    def test_other_bytes_than_the_metadata_say(
+        self, files: dict[str, bytes], damage: Callable[[bytes], bytes], words: tuple[str, ...]
+    ) -> None:
+        target, path = Target(), shards_of(files)[1]
+        files[path] = damage(files[path])
+        error = refused(lambda: copy(store_of(files), target), Reason.DATASET_MALFORMED, path, "source", *words)
+        assert isinstance(error, PermanentError)
+        assert f"{TO}/{path}" not in {info.key for info in target.list()}
+        assert not is_visible(target)
+
+    @pytest.mark.parametrize("fields", [(), ("sha256", "size_bytes")])
+    def test_a_file_is_missing(self, files: dict[str, bytes], fields: tuple[str, ...]) -> None:
+        target, path = Target(), shards_of(files)[1]
+        files = without(files, *fields)
+        del files[path]
+        refused(lambda: copy(store_of(files), target), Reason.DATASET_MISSING, path)
+        assert not is_visible(target)
+
+    @pytest.mark.parametrize("name", [METADATA_FILE, SHARD_SIZES_FILE])
+    def test_no_dataset(self, files: dict[str, bytes], name: str) -> None:
+        target = Target()
+        del files[name]
+        refused(lambda: copy(store_of(files), target), Reason.DATASET_MISSING, f"{PREFIX}/{name}", "source")
+        assert target.writes == []
+
+    def test_metadata_are_believed_only_when_parsed(self, files: dict[str, bytes]) -> None:
+        sizes = json.loads(files[SHARD_SIZES_FILE])
+        sizes["alpha"]["shards"][0]["path"] = "../secret.parquet"
+        bad = files | {SHARD_SIZES_FILE: json.dumps(sizes).encode()}
+        refused(lambda: copy(store_of(bad), Target()), Reason.DATASET_MALFORMED, SHARD_SIZES_FILE)
+        bad = files | {METADATA_FILE: b"configs: [{config_name: default, data_files: [{split: train, path: x}]}]"}
+        refused(lambda: copy(store_of(bad), Target()), Reason.DATASET_MALFORMED, METADATA_FILE, "no config")
+
+    def test_a_path_with_two_descriptions(self, files: dict[str, bytes]) -> None:
+        sizes = json.loads(files[SHARD_SIZES_FILE])
+        shard = sizes["beta"]["shards"][0]
+        sizes["alpha"]["shards"].append(shard | {"num_rows": 1})
+        sizes["alpha"]["total_rows"] += 1
+        bad = files | {SHARD_SIZES_FILE: json.dumps(sizes).encode()}
+        refused(lambda: copy(store_of(bad), Target()), Reason.DATASET_MALFORMED, shard["path"], "twice")
+
+    def test_no_room_for_the_files_on_their_way(self, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+        class Usage:
+            free = 0
+
+        monkeypatch.setattr(copying.shutil, "disk_usage", lambda folder: Usage)  # type: ignore[attr-defined]
+        target = Target()
+        refused(lambda: copy(store_of(files), target), Reason.DISK_FULL, "TMPDIR")
+        assert target.writes == []
+
+
+@pytest.fixture(scope="module")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotoEndpoint]:
+    with moto_endpoint(tmp_path_factory.mktemp("moto")) as endpoint:
+        yield endpoint
+
+
+def test_between_buckets_of_a_real_endpoint(moto: MotoEndpoint, files: dict[str, bytes]) -> None:
+    url = moto.admin.endpoint_url
+    ours, theirs = (create_bucket_with_keys(moto.admin, uuid4().hex) for _ in range(2))
+
+    def store(bucket: str, key: object) -> S3Store:
+        return S3Store(
+            bucket,
+            endpoint_url=url,
+            access_key_id=key.access_key_id,  # type: ignore[attr-defined]
+            secret_access_key=key.secret_access_key,  # type: ignore[attr-defined]
+        )
+
+    origin, source, target = (
+        store(theirs.bucket, theirs.write),
+        store(theirs.bucket, theirs.read),
+        store(ours.bucket, ours.write),
+    )
+    for path, data in files.items():
+        origin.put(f"{PREFIX}/{path}", data)
+    refused(lambda: copy(source, store(ours.bucket, ours.read)), Reason.ACCESS_DENIED, ours.bucket)
+    report = copy(source, target, verify=True)
+    assert {(each.outcome, each.check) for each in report.objects} == {(Outcome.COPIED, Check.READ_BACK)}
+    reader = store(ours.bucket, ours.read)
+    assert content(reader) == files
+    assert is_visible(reader)
+    assert {each.outcome for each in copy(source, target).objects} == {Outcome.ALREADY_THERE}
+    path = shards_of(files)[0]
+    target.put(f"{TO}/{path}", b"something else")
+    refused(lambda: copy(source, target), Reason.OBJECT_DIFFERS, path)
+    assert content(reader) == files | {path: b"something else"}

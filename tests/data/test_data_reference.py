@@ -1,0 +1,338 @@
+"""The reference's data rules: its recorded vectors, what holds of every input, and our rules beside them."""
+
+import hashlib
+import io
+import itertools
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from templar.data.metadata import Shard
+from templar.data.packing import pack
+from templar.data.parquet import ParquetShards
+from templar.data.reference import (
+    miner_samples,
+    pack_samples,
+    pool_digest,
+    rows_read,
+    sample_id,
+    select_pages,
+    window_seed,
+)
+from templar.data.replicas import Replicas
+from tests.support.memory_store import MemoryStore
+
+EOS = 2
+PAGES_PER_WINDOW = 6
+
+# The 104 crawls of the recorded dataset (FineWeb-edu-score-2), as Common Crawl names them: year and week.
+CRAWL_WEEKS = {
+    2013: "20 48",
+    2014: "10 15 23 35 41 42 49 52",
+    2015: "06 11 14 18 22 27 32 35 40 48",
+    2016: "07 18 22 26 30 36 40 44 50",
+    2017: "04 09 13 17 22 26 30 34 39 43 47 51",
+    2018: "05 09 13 17 22 26 30 34 39 43 47 51",
+    2019: "04 09 13 18 22 26 30 35 39 43 47 51",
+    2020: "05 10 16 24 29 34 40 45 50",
+    2021: "04 10 17 21 25 31 39 43 49",
+    2022: "05 21 27 33 40 49",
+    2023: "06 14 23 40 50",
+    2024: "10 18 22 26 30 33 38 42 46 51",
+}
+CRAWLS = [f"CC-MAIN-{year}-{week}" for year, weeks in CRAWL_WEEKS.items() for week in weeks.split()]
+# Rows of a crawl. Only that of 2024-51 is known. The others are the most that the recorded pages allow (1 to 59 counts
+# fit), so they prove nothing of the row they were found by; that of 2019-26 fits two rows.
+CRAWL_ROWS = {
+    "2013-20": 51_901_215,
+    "2014-42": 49_250_158,
+    "2015-40": 38_228_215,
+    "2017-17": 80_702_654,
+    "2017-22": 60_332_389,
+    "2018-39": 60_923_255,
+    "2019-04": 60_777_634,
+    "2019-26": 58_555_427,
+    "2019-43": 60_223_616,
+    "2020-16": 66_011_531,
+    "2021-39": 72_614_398,
+    "2022-49": 89_452_358,
+    "2024-51": 54_733_797,
+}
+RECORDED_PAGES = {
+    (0, 0): "2022-49,56977660 2019-04,16396970 2017-17,3306667 2014-42,813986 2015-40,31089787 2020-16,60252300",
+    (7, 765_000): ("2013-20,1317415 2019-26,53340073 2019-26,48820446 2021-39,1546165 2019-43,52047830 2024-51,546903"),
+    (1, 0): "2018-39,31181787",
+    (255, 765_000): "2017-22,34187624",
+}
+FOUR_CONFIGS = dict.fromkeys("dbca", 60_000_101)
+
+# -- Pages ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("uid", "window"), RECORDED_PAGES)
+def test_recorded_pages(uid: int, window: int) -> None:
+    assert len(CRAWLS) == 104
+    rows = {crawl: CRAWL_ROWS.get(crawl.removeprefix("CC-MAIN-"), 10**6) for crawl in reversed(CRAWLS)}
+    recorded = [page.split(",") for page in RECORDED_PAGES[uid, window].split()]
+    pages = select_pages(rows, seed=uid, offset=window * PAGES_PER_WINDOW, count=len(recorded))
+    assert pages == [(f"CC-MAIN-{crawl}", int(row)) for crawl, row in recorded]
+
+
+@settings(max_examples=30)
+@given(
+    rows=st.dictionaries(st.text("abc", min_size=1, max_size=4), st.integers(103, 10**8), min_size=2, max_size=9),
+    seed=st.integers(0, 2**40),
+    offset=st.integers(0, 50),
+)
+def test_first_page_by_the_documented_draws(rows: dict[str, int], seed: int, offset: int) -> None:
+    # Step by step through the stream, where `select_pages` jumps.
+    generator = np.random.default_rng(seed % 2**32)
+    generator.bit_generator.random_raw(offset)
+    config = sorted(rows)[generator.integers(0, len(rows))]
+    row = int(generator.integers(0, rows[config] - 101))
+    assert select_pages(rows, seed=seed, offset=offset, count=1) == [(config, row)]
+
+
+def test_a_page_starts_where_its_rows_are_in_the_config() -> None:
+    rows = {"large": 150, "small": 103}
+    pages = select_pages(rows, seed=3, offset=0, count=2_000)
+    assert {row for config, row in pages if config == "small"} == {0, 1}
+    assert {row for config, row in pages if config == "large"} == set(range(49))
+    # 0..50 would all be whole pages of `large`: its last two rows are in none.
+    assert 900 < sum(config == "small" for config, _ in pages) < 1_100
+
+
+def test_windows_follow_each_other_in_the_stream() -> None:
+    stream = select_pages(FOUR_CONFIGS, seed=1, offset=0, count=18)
+    windows = [select_pages(FOUR_CONFIGS, seed=1, offset=window * 6, count=6) for window in range(3)]
+    assert list(itertools.chain.from_iterable(windows)) == stream
+    assert len(set(stream)) == 18
+    assert select_pages(FOUR_CONFIGS, seed=2, offset=0, count=6) != windows[0]
+    # What an offset of one page per window did before: all pages but one come again.
+    assert select_pages(FOUR_CONFIGS, seed=1, offset=1, count=6)[:5] == windows[0][1:]
+
+
+def test_a_rejected_draw_shifts_the_rest_of_its_window() -> None:
+    # numpy rejects the row draw of uid 9's third page, and takes the next half of the stream instead.
+    pages = select_pages(FOUR_CONFIGS, seed=9, offset=0, count=6)
+    alone = [select_pages(FOUR_CONFIGS, seed=9, offset=step, count=1)[0] for step in range(6)]
+    assert pages[:3] == alone[:3]
+    assert not set(pages[3:]) & set(alone[3:])
+
+
+def test_two_rejected_draws_give_a_page_twice() -> None:
+    first, second = (select_pages(FOUR_CONFIGS, seed=133, offset=offset, count=6) for offset in (0, 6))
+    assert first[-1] == second[0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "seed", "offset", "count", "message"),
+    [
+        ({}, 0, 0, 1, "no config"),
+        ({"a": 1000, "b": 101}, 0, 0, 1, "'b' has 101 rows"),
+        ({"a": 1000}, -1, 0, 1, "negative"),
+        ({"a": 1000}, 0, -1, 1, "negative"),
+        ({"a": 1000}, 0, 0, -1, "negative"),
+    ],
+)
+def test_pages_cannot_be_drawn(rows: dict[str, int], seed: int, offset: int, count: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        select_pages(rows, seed=seed, offset=offset, count=count)
+
+
+def test_a_config_of_102_rows_has_one_page() -> None:
+    assert select_pages({"a": 102}, seed=5, offset=7, count=2) == [("a", 0), ("a", 0)]
+
+
+# -- Rows of a page ---------------------------------------------------------------------------------------------------
+
+
+def exact_rows(offset: int, group_sizes: list[int]) -> range:
+    """Where our reader finds the page: in a file whose rows are their own numbers."""
+    texts = [str(row) for row in range(sum(group_sizes))]
+    buffer = io.BytesIO()
+    with pq.ParquetWriter(buffer, pa.schema([("text", pa.string())])) as writer:
+        for size in group_sizes:
+            writer.write_table(pa.table({"text": [texts.pop(0) for _ in range(size)]}))
+    store = MemoryStore()
+    store.put("000_00000.parquet", buffer.getvalue())
+    shard = Shard(path="000_00000.parquet", num_rows=sum(group_sizes))
+    read = [int(text) for text in ParquetShards(Replicas([store]), "").read_rows(shard, offset, 100)]
+    assert read == list(range(read[0], read[-1] + 1))
+    return range(read[0], read[-1] + 1)
+
+
+@pytest.mark.parametrize("offset", [0, 50, 200, 300, 650])
+def test_pages_within_equal_groups_are_where_they_should_be(offset: int) -> None:
+    groups = [300, 300, 300]
+    assert rows_read(offset, groups) == exact_rows(offset, groups) == range(offset, offset + 100)
+
+
+@pytest.mark.parametrize(
+    ("groups", "offset", "read"),
+    [
+        # A page that crosses groups is moved back into its first one.
+        ([300, 300, 300], 201, range(200, 300)),
+        ([300, 300, 300], 299, range(200, 300)),
+        # Groups of 300 are taken for groups of 275: rows 290.. are looked for in the second group.
+        ([300, 300, 300, 200], 290, range(315, 415)),
+        ([300, 300, 300, 200], 550, range(600, 700)),
+        # A large last group: of mean size 400, and so rows 300.. are looked for in the first group.
+        ([300, 300, 600], 310, range(200, 300)),
+        ([300, 300, 600], 1100, range(900, 1000)),
+        # 901 rows are 3 * 300 + 1: the last is not reached, and is taken for the last group's first.
+        ([300, 300, 301], 900, range(600, 700)),
+    ],
+)
+def test_pages_that_the_reference_reads_elsewhere(groups: list[int], offset: int, read: range) -> None:
+    assert rows_read(offset, groups) == read
+    if offset + 100 <= sum(groups):
+        assert exact_rows(offset, groups) == range(offset, offset + 100) != read
+
+
+@pytest.mark.parametrize(
+    ("groups", "never"),
+    [
+        ([300, 300, 300], range(0)),
+        # Mean size 400: the last group is read up to row 399 of its own and the page that starts there.
+        ([300, 300, 600], range(1099, 1200)),
+        ([100, 100, 700], range(200 + 399, 900)),
+        # Without a large last group the same rows are lost of the others.
+        ([700, 100, 100], range(399, 700)),
+    ],
+)
+def test_rows_that_are_in_no_page(groups: list[int], never: range) -> None:
+    num_rows = sum(groups)
+    read = {row for offset in range(num_rows) for row in rows_read(offset, groups)}
+    assert set(range(num_rows)) - read == set(never)
+
+
+def test_a_group_of_less_than_a_page() -> None:
+    assert rows_read(30, [40, 40]) == range(40)
+    assert rows_read(79, [40, 40]) == range(40, 80)
+
+
+@pytest.mark.parametrize(
+    ("offset", "groups"), [(0, []), (0, [5, 0]), (-1, [5]), (5, [5])], ids=["none", "empty", "before", "beyond"]
+)
+def test_rows_that_are_in_no_file(offset: int, groups: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"row groups of|offset"):
+        rows_read(offset, groups)
+
+
+# -- Packing ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_packing_vector() -> None:
+    buffer = [5, 6, 7, 2, 8, 9, 2, 10, 11, 12, 13, 14, 2, 15, 16, 2, 17]
+    batches, rest = pack_samples(buffer, sequence_length=4, eos_id=EOS, batch_size=2)
+    assert batches.tolist() == [[[5, 6, 7, 2], [8, 9, 2, 10]], [[11, 12, 13, 14], [2, 15, 16, 2]]]
+    assert rest == [17]
+
+
+def test_a_batch_that_is_not_full_is_left_over() -> None:
+    batches, rest = pack_samples([1, EOS, 3, EOS, 5], sequence_length=2, eos_id=EOS, batch_size=3)
+    assert batches.shape == (0, 3, 2)
+    assert rest == [1, EOS, 3, EOS, 5]
+
+
+@settings(max_examples=100)
+@given(
+    documents=st.lists(st.lists(st.integers(3, 9), min_size=1, max_size=12), max_size=12),
+    ended=st.booleans(),
+    sequence_length=st.integers(1, 9),
+    batch_size=st.integers(1, 4),
+)
+def test_our_packing_gives_the_same_sequences(
+    documents: list[list[int]], ended: bool, sequence_length: int, batch_size: int
+) -> None:
+    # The reference's tokeniser adds the end token where it is missing; ours comes with one or without.
+    buffer = [token for document in documents for token in [*document, EOS]]
+    batches, rest = pack_samples(buffer, sequence_length=sequence_length, eos_id=EOS, batch_size=batch_size)
+    ours = [np.array([*document, EOS] if ended else document, dtype=np.int32) for document in documents]
+    packed = pack(ours, sequence_length, EOS)
+    in_batches = batches.reshape(-1, sequence_length)
+    np.testing.assert_array_equal(packed[: len(in_batches)], in_batches)
+    # What we have beyond that is what the reference drops of a last batch.
+    assert 0 <= len(packed) - len(in_batches) < batch_size
+    assert packed[len(in_batches) :].ravel().tolist() == rest[: len(rest) // sequence_length * sequence_length]
+
+
+def test_packing_differs_for_documents_without_tokens() -> None:
+    batches, _ = pack_samples([7, EOS, EOS, 8], sequence_length=2, eos_id=EOS, batch_size=1)
+    assert batches.tolist() == [[[7, EOS]], [[EOS, 8]]]
+    assert pack([np.array(document, dtype=np.int32) for document in ([7], [], [8])], 2, EOS).tolist() == [
+        [7, 2],
+        [8, 2],
+    ]
+
+
+@pytest.mark.parametrize(("sequence_length", "batch_size"), [(0, 1), (1, 0)])
+def test_batches_have_sizes(sequence_length: int, batch_size: int) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        pack_samples([1], sequence_length=sequence_length, eos_id=EOS, batch_size=batch_size)
+
+
+# -- Samples ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("uid", "window", "seed"),
+    [(1, 0, 1000003), (42, 0, 42000126), (42, 51802, 41948324), (255, 51802, 255052519), (5000, 0, 705047704)],
+)
+def test_seeds_of_a_window(uid: int, window: int, seed: int) -> None:
+    # The last is 5_000_015_000 - 2**32: the product is cut to 32 bits.
+    assert window_seed(uid, window) == seed
+
+
+def test_recorded_samples() -> None:
+    samples = miner_samples(10_000, uid=42, window=51802, count=5 * 32)
+    assert samples[:10].tolist() == [915, 6169, 2976, 7741, 9678, 4981, 7167, 8238, 3085, 9873]
+    assert len(set(samples.tolist())) == 160
+    ranks = [miner_samples(10_000, uid=42, window=51802, count=160, rank=rank, num_ranks=2) for rank in range(2)]
+    assert ranks[0][:5].tolist() == [915, 2976, 9678, 7167, 3085]
+    np.testing.assert_array_equal(np.stack(ranks, axis=1).ravel(), samples)
+    ids = samples.astype(np.uint64) * np.uint64(7) + np.uint64(3)
+    assert pool_digest(ids) == pool_digest(np.flip(ids)) == "dbdbb4e7611f1ba77e1de18729f0b8f2"
+
+
+def test_samples_of_two_miners_may_be_the_same() -> None:
+    one, other = (set(miner_samples(1_000, uid=uid, window=0, count=500).tolist()) for uid in (1, 2))
+    assert one != other
+    assert one & other
+
+
+def test_all_samples_of_a_shard() -> None:
+    assert sorted(miner_samples(7, uid=1, window=1, count=7).tolist()) == list(range(7))
+    assert miner_samples(7, uid=1, window=1, count=0).shape == (0,)
+
+
+@pytest.mark.parametrize(("count", "rank", "num_ranks"), [(8, 0, 1), (-1, 0, 1), (7, 2, 2), (7, -1, 2)])
+def test_samples_cannot_be_drawn(count: int, rank: int, num_ranks: int) -> None:
+    with pytest.raises(ValueError, match=r"cannot be drawn|rank"):
+        miner_samples(7, uid=1, window=1, count=count, rank=rank, num_ranks=num_ranks)
+
+
+@pytest.mark.parametrize("dtype", [np.uint32, np.int32, np.int64, ">u4"])
+def test_the_id_of_a_sequence(dtype: type | str) -> None:
+    assert sample_id(np.arange(8, dtype=dtype)) == 1540592555457660432
+
+
+def test_ids_use_all_bits() -> None:
+    largest = hashlib.blake2b(b"\xff" * 8, digest_size=16).hexdigest()
+    assert pool_digest(np.array([2**64 - 1], dtype=np.uint64)) == largest
+    assert sample_id(np.array([2**32 - 1])) == sample_id(np.array([2**32 - 1], dtype=np.uint32))
+
+
+def test_ids_of_what_are_not_tokens() -> None:
+    for tokens in (np.array([-1]), np.array([2**32])):
+        with pytest.raises(ValueError, match=r"0\.\.4294967295"):
+            sample_id(tokens)
+    with pytest.raises(ValueError, match="float64"):
+        sample_id(np.array([1.0]))
+    with pytest.raises(ValueError, match="values must be"):
+        pool_digest(np.array([-1]))

@@ -1,0 +1,216 @@
+"""`python -m deployments.copy_dataset`: one command, and every way to get it wrong is said in one line."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from deployments import copy_dataset as command
+from deployments.s3_endpoint import BucketKeys, create_bucket_with_keys
+from templar.data.metadata import METADATA_FILE
+from templar.data.pages import PageDataset
+from templar.errors import Reason, TransientError
+from templar.store.s3 import S3Store
+from tests.support.datasets import PREFIX, small_dataset
+from tests.support.memory_store import MemoryStore
+from tests.support.servers import MotoEndpoint, moto_endpoint
+
+Call = Callable[..., tuple[int, str, str]]
+
+WRITE = ("R2_DATASET_WRITE_ACCESS_KEY_ID", "R2_DATASET_WRITE_SECRET_ACCESS_KEY")
+READ = ("R2_DATASET_ACCOUNT_ID", "R2_DATASET_READ_ACCESS_KEY_ID", "R2_DATASET_READ_SECRET_ACCESS_KEY")
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Calls the command; its exit status, output and errors."""
+    for name in (*WRITE, *READ, "R2_DATASET_BUCKET_NAME", "R2_DATASET_BUCKET_LIST", "TEMPLAR_STORAGE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def main(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["copy_dataset", *map(str, arguments)])
+        try:
+            status = command.main()
+        except SystemExit as end:
+            status = int(end.code or 0)
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return main
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_dataset(tmp_path_factory.mktemp("built") / "dataset", MemoryStore())
+
+
+@pytest.fixture(scope="module")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotoEndpoint]:
+    with moto_endpoint(tmp_path_factory.mktemp("moto")) as endpoint:
+        yield endpoint
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_from_folder_to_folder(call: Call, dataset: Path, tmp_path: Path) -> None:
+    status, out, _ = call("--from", dataset, "--to", tmp_path / "some" / "copy")
+    assert status == 0
+    copy = contents(tmp_path / "some" / "copy")
+    assert copy == contents(dataset)
+    assert not (tmp_path / "some" / "copy" / ".incoming").exists()
+    *table, last = out.strip().splitlines()
+    assert last.startswith(f"the dataset is in copy: {len(copy)} objects")
+    assert f"{len(copy)} written" in last
+    assert f"0 already there; {len(copy)} checked by hash" in last
+    assert any("alpha/train" in line for line in table)
+    status, out, _ = call("--from", dataset, "--to", tmp_path / "some" / "copy")
+    assert status == 0
+    assert f"0 written (0 bytes), {len(copy)} already there" in out
+    assert "by size alone (--verify compares hashes)" in out
+    _, out, _ = call("--from", dataset, "--to", tmp_path / "some" / "copy", "--verify")
+    assert f"{len(copy)} checked by hash" in out
+
+
+def test_what_differs_is_left_alone(call: Call, dataset: Path, tmp_path: Path) -> None:
+    (tmp_path / METADATA_FILE).write_bytes(b"mine")
+    status, out, err = call("--from", dataset, "--to", tmp_path)
+    assert (status, out) == (1, "")
+    assert "[object_differs]" in err
+    assert METADATA_FILE in err
+    assert contents(tmp_path) == {METADATA_FILE: b"mine"}
+
+
+class TestBuckets:
+    """From the network's bucket into one's own, with nothing but what a stranger has."""
+
+    @staticmethod
+    def store(moto: MotoEndpoint, keys: BucketKeys, *, writable: bool) -> S3Store:
+        key = keys.write if writable else keys.read
+        return S3Store(
+            keys.bucket,
+            endpoint_url=moto.admin.endpoint_url,
+            access_key_id=key.access_key_id,
+            secret_access_key=key.secret_access_key,
+        )
+
+    def test_the_documented_command(self, call: Call, dataset: Path, moto: MotoEndpoint, tmp_path: Path) -> None:
+        theirs, ours = (create_bucket_with_keys(moto.admin, uuid4().hex) for _ in range(2))
+        upload = ("--env-file", tmp_path / "theirs", "--to-account", theirs.bucket)
+        values = {"TEMPLAR_STORAGE": moto.admin.endpoint_url}
+        for name, keys in (("theirs", theirs), ("ours", ours)):
+            values |= dict(zip(WRITE, (keys.write.access_key_id, keys.write.secret_access_key), strict=True))
+            (tmp_path / name).write_text("".join(f"{key}={value}\n" for key, value in values.items()))
+            values |= dict(zip(READ, (keys.bucket, keys.read.access_key_id, keys.read.secret_access_key), strict=True))
+        status, _, err = call("--from", dataset, *upload)
+        assert (status, "Traceback" in err) == (0, False)
+        status, out, err = call(
+            "--from-env",
+            "--env-file",
+            tmp_path / "ours",
+            "--to-account",
+            ours.bucket,
+            "--to-prefix",
+            "text",
+            "--verify",
+        )
+        assert status == 0
+        assert f"the dataset is in {ours.bucket}/text" in out
+        for secret in (theirs.read.secret_access_key, ours.write.secret_access_key):
+            assert secret not in out + err
+        first = PageDataset([self.store(moto, theirs, writable=False)], PREFIX, rows_per_page=4)
+        second = PageDataset([self.store(moto, ours, writable=False)], "text", rows_per_page=4)
+        assert first.digest == second.digest
+
+    def test_a_key_that_may_not_write(self, call: Call, dataset: Path, moto: MotoEndpoint, tmp_path: Path) -> None:
+        ours = create_bucket_with_keys(moto.admin, uuid4().hex)
+        (tmp_path / "env").write_text(
+            f"{WRITE[0]}={ours.read.access_key_id}\n{WRITE[1]}={ours.read.secret_access_key}\n"
+        )
+        options = ("--from", dataset, "--env-file", tmp_path / "env", "--to-account", ours.bucket)
+        status, _, err = call(*options, "--to-storage", moto.admin.endpoint_url)
+        assert status == 1
+        assert "[access_denied]" in err
+        assert ours.bucket in err
+
+
+class TestMistakes:
+    def test_every_missing_variable_is_named(self, call: Call) -> None:
+        status, _, err = call("--from-env", "--to-account", "mine")
+        assert status == 1
+        assert err.startswith("[bad_environment]")
+        for name in (*READ, *WRITE):
+            assert name in err
+        assert err.count("\n") == 1
+
+    def test_only_what_is_used_must_be_set(self, call: Call, dataset: Path, tmp_path: Path) -> None:
+        _, _, err = call("--from", dataset, "--to-account", "mine")
+        assert WRITE[0] in err
+        assert READ[0] not in err
+        _, _, err = call("--from-env", "--to", tmp_path)
+        assert READ[0] in err
+        assert WRITE[0] not in err
+        assert list(tmp_path.iterdir()) == []
+
+    def test_the_environment_file_is_not_there(self, call: Call, tmp_path: Path) -> None:
+        status, _, err = call("--from-env", "--env-file", tmp_path / "no.env", "--to", tmp_path / "copy")
+        assert status == 1
+        assert "no.env" in err
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            ([], "--from-env"),
+            (["--from-env"], "--to-account"),
+            (["--from-env", "--from", "x", "--to", "y"], "not allowed with"),
+            (["--from-env", "--to", "y", "--to-account", "mine"], "not allowed with"),
+            (["--from-env", "--to", "y", "--to-bucket", "mine"], "go with --to-account"),
+            (["--from-env", "--to-account", "../x"], "lower-case letters"),
+            (["--from-env", "--to-account", "mine", "--to-storage", "s3://user:hush@host"], "a storage is r2"),
+            (["--from-env", "--to", "y", "--concurrency", "0"], "--concurrency"),
+        ],
+    )
+    def test_the_command_line(self, call: Call, arguments: list[str], words: str) -> None:
+        status, _, err = call(*arguments)
+        assert status == 2
+        assert words in err
+        assert "hush" not in err
+
+    def test_there_is_no_dataset(self, call: Call, tmp_path: Path) -> None:
+        status, _, err = call("--from", tmp_path / "nothing", "--to", tmp_path / "copy")
+        assert status == 1
+        assert str(tmp_path / "nothing") in err
+        (tmp_path / "empty").mkdir()
+        status, _, err = call("--from", tmp_path / "empty", "--to", tmp_path / "copy")
+        assert status == 1
+        assert "[dataset_missing] _metadata.yaml is not in empty" in err
+
+    def test_the_target_cannot_be_made(self, call: Call, dataset: Path, tmp_path: Path) -> None:
+        (tmp_path / "file").write_bytes(b"1")
+        status, _, err = call("--from", dataset, "--to", tmp_path / "file")
+        assert status == 1
+        assert "[local_file]" in err
+
+    def test_what_may_pass_is_worth_another_try(
+        self, call: Call, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def busy(*_: object, **__: object) -> None:
+            raise TransientError(Reason.STORE_BUSY, "alpha/train/0.parquet: later")
+
+        monkeypatch.setattr(command, "copy_dataset", busy)
+        status, _, err = call("--from", dataset, "--to", tmp_path / "copy")
+        assert status == 1
+        assert err.strip().endswith(command.GO_ON)
+
+    def test_interrupted(self, call: Call, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def interrupt(*_: object, **__: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(command, "copy_dataset", interrupt)
+        status, _, err = call("--from", dataset, "--to", tmp_path / "copy")
+        assert status == 130
+        assert command.GO_ON in err
