@@ -1,0 +1,109 @@
+"""Show what a uid trains on in a window, decoded.
+
+    python -m deployments.preview --neuron default [--window 12] [--uid 3] [--sequences 3]
+
+The neuron's block says where chain, buckets and dataset are; nothing is written. By default it is the neuron's own data
+of the window that is open now.
+"""
+
+import argparse
+import sys
+import tempfile
+import unicodedata
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from blocks.neuron import Neuron
+from deployments.register import require_server
+from tasks.host import load_block
+from templar.arguments import whole_number
+from templar.chain.base import Chain
+from templar.errors import PermanentError, Reason, TemplarError
+from templar.exchange.buckets import Buckets
+from templar.hparams import HParams
+from templar.neuron.joining import Membership, NodeSettings, Surroundings, join
+from templar.neuron.preview import Preview, preview
+from templar.windows import window_of
+
+
+def membership_of(block: Neuron, chain: Chain, hparams: HParams, home: Path) -> Membership:
+    """Join the network of a neuron as somebody who only looks."""
+    buckets = Buckets(chain, block.bucket.endpoint.open_reader)
+    settings = NodeSettings("preview", home, pinned_genesis=block.genesis or None)
+    return join(
+        settings, hparams, Surroundings(chain, buckets, None, partial(block.dataset.open, hparams.data.rows_per_page))
+    )
+
+
+def show(found: Preview, console: Console) -> None:
+    """Print a preview; what strangers wrote is printed as it is, not as markup."""
+    console.print(
+        f"window {found.window} (from block {found.opens_at}), uid {found.uid}, assignment {found.digest[:12]}"
+    )
+    if not found.pages:
+        console.print("nothing: it was not registered when the window opened, or all slots were taken")
+        return
+    table = Table()
+    for column in ("page", "config", "rows", "characters"):
+        table.add_column(column, justify="left" if column == "config" else "right")
+    for page in found.pages:
+        rows = f"{page.first_row} to {page.first_row + page.num_rows - 1}"
+        table.add_row(str(page.index), Text(page.config), rows, str(page.num_characters))
+    console.print(table)
+    console.print(f"{found.num_sequences} sequences; the first {len(found.texts)} in training order:")
+    for number, text in enumerate(found.texts):
+        console.rule(str(number))
+        console.print(Text(_printable(text)))
+
+
+def run(name: str, window: int | None, uid: int | None, sequences: int, console: Console) -> None:
+    """Look up, fetch and print.
+
+    Raises:
+        TemplarError: What could not be reached or is not there.
+    """
+    require_server()
+    block = load_block(name)
+    hparams, chain = block.hparams(), block.subnet.open(block.wallet)
+    if uid is None:
+        own = chain.metagraph().by_hotkey(block.wallet.open().address)
+        if own is None:
+            raise PermanentError(Reason.NOT_REGISTERED, f"neuron {name!r} has no uid on its subnet: name one, --uid")
+        uid = own.uid
+    with tempfile.TemporaryDirectory(prefix="templar-preview-") as home:
+        workload = membership_of(block, chain, hparams, Path(home)).workload
+        number = window_of(chain.block(), hparams.windows) if window is None else window
+        show(preview(workload, number, uid, num_texts=sequences), console)
+
+
+def main() -> int:
+    """Parse the command line; 0 if there was something to show."""
+    parser = argparse.ArgumentParser(prog="python -m deployments.preview", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--neuron", default="default", help="name of the neuron's block")
+    parser.add_argument("--window", type=whole_number(0), help="the window; by default the one that is open")
+    parser.add_argument("--uid", type=whole_number(0), help="the miner; by default the neuron itself")
+    parser.add_argument("--sequences", type=whole_number(0), default=3, help="sequences to decode")
+    arguments = parser.parse_args()
+    try:
+        run(arguments.neuron, arguments.window, arguments.uid, arguments.sequences, Console())
+    except TemplarError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _printable(text: str) -> str:
+    """Text without control characters, which a terminal might obey."""
+    return "".join(character if _is_harmless(character) else "\ufffd" for character in text)
+
+
+def _is_harmless(character: str) -> bool:
+    return character in "\n\t" or unicodedata.category(character)[0] != "C"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""What a preview shows is what the miner trains on."""
+
+import pytest
+
+from templar.errors import PermanentError, Reason
+from templar.neuron.opening import open_window
+from templar.neuron.preview import preview
+from tests.support.network import Network
+
+
+def test_it_is_what_the_miner_trains_on(network: Network) -> None:
+    miner = network.miners[0]
+    open_window(miner, 1)
+    report = miner.fetch_pages(1)
+    own = miner.exchange.identity(1).uid
+    observer = network.world.observer()
+    observer.start()
+    try:
+        found = preview(observer.workload, 1, own, num_texts=3)
+    finally:
+        observer.stop()
+    assert (found.window, found.uid, found.digest) == (1, own, report.assignment)
+    assert found.num_sequences == report.num_sequences
+    assert tuple(page.index for page in found.pages) == report.units
+    rows = miner.hparams.data.rows_per_page
+    for page in found.pages:
+        text = miner.workload.dataset.read_page(page.index)
+        assert (page.config, page.first_row, page.num_rows) == (text.config, text.first_row, rows)
+        assert page.num_characters == sum(map(len, text.texts))
+    trained = miner._training_sequences(1)
+    assert found.texts == tuple(miner.workload.tokenizer.decode(row) for row in trained[:3].tolist())
+    assert all(found.texts)
+
+
+def test_somebody_without_a_slot_and_windows_that_never_were(network: Network) -> None:
+    workload = network.miners[0].workload
+    open_window(network.miners[0], 1)
+    nobody = preview(workload, 1, 200, num_texts=3)
+    assert (nobody.pages, nobody.num_sequences, nobody.texts) == ((), 0, ())
+    with pytest.raises(PermanentError, match="began with window 1") as caught:
+        preview(workload, 0, 3, num_texts=3)
+    assert caught.value.reason is Reason.WINDOW_PASSED
