@@ -136,11 +136,11 @@ def serve(port: int, admin_file: Path) -> None:
         server = make_server(HOST, port, application, threaded=True, request_handler=MotoRequestHandler)
     except (OSError, SystemExit):  # werkzeug turns a taken port into an exit
         raise PermanentError(Reason.PORT_TAKEN, f"port {port} of {HOST} is taken: choose another --port") from None
-    signal.signal(signal.SIGTERM, _stop)
     admin = EndpointAdmin(f"http://{HOST}:{server.server_port}", key)
     admin.save(admin_file)
-    print(f"{LISTENING}{admin.endpoint_url}", flush=True)
-    try:
+    try:  # a signal may follow on the heels of the message
+        signal.signal(signal.SIGTERM, _stop)
+        print(f"{LISTENING}{admin.endpoint_url}", flush=True)
         server.serve_forever()
     except KeyboardInterrupt:
         pass

@@ -24,6 +24,7 @@ from deployments.local.plan import LocalPlan
 from deployments.local.summary import Summary, summarise
 from deployments.local.view import NetworkView, WindowRow, as_table
 from deployments.prefect_server import PROJECT_ROOT
+from templar.arguments import whole_number
 from templar.errors import RejectedError, TemplarError, TransientError
 
 POLL_SECONDS = 1.0
@@ -126,9 +127,15 @@ def watch(view: NetworkView, num_windows: int) -> int:
 
 def report(summary: Summary) -> int:
     """Print the summary, then its JSON; 0 if every promise was kept."""
+    figures = summary.figures
+    if figures["compression"] is not None:
+        console.print(
+            f"a payload took {figures['payload_bytes'] / 1000:.1f} kB on average, "
+            f"{figures['compression']} times less than {figures['dense_bytes'] / 1000:.1f} kB of float32"
+        )
     for promise, kept in summary.promises.items():
         console.print(f"[{'green' if kept else 'red'}]{'✓' if kept else '✗'}[/] {promise}")
-    print(json.dumps(summary.figures))
+    print(json.dumps(figures))
     return 0 if all(summary.promises.values()) else 1
 
 
@@ -147,8 +154,8 @@ def _passed(view: NetworkView, window: int) -> bool:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m deployments.local", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("command", choices=["run", "up", "down"])
-    parser.add_argument("--windows", type=_at_least_one, default=10, help="windows that `run` runs")
-    parser.add_argument("--miners", type=_at_least_one, default=2, help="honest miners")
+    parser.add_argument("--windows", type=whole_number(1), default=10, help="windows that `run` runs")
+    parser.add_argument("--miners", type=whole_number(1), default=2, help="honest miners")
     parser.add_argument("--actor", action="append", help="a bad actor; may be repeated; `lazy` by default")
     parser.add_argument("--preset", default="local", help="preset of hparams.json")
     parser.add_argument("--hparams", type=Path, default=PROJECT_ROOT / "hparams.json", help="another hparams.json")
@@ -159,16 +166,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _at_least_one(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
-    return int(text)
-
-
 def _port(text: str) -> int:
-    if _at_least_one(text) > MAX_PORT:
+    port = whole_number(1)(text)
+    if port > MAX_PORT:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port: they go up to {MAX_PORT}")
-    return int(text)
+    return port
 
 
 if __name__ == "__main__":

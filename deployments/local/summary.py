@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from deployments.local.view import NetworkView
@@ -44,6 +45,8 @@ def summarise(view: NetworkView, last_window: int, num_windows: int, started: fl
     names = view.names
     uids = {neuron.uid: names[neuron.hotkey] for neuron in view.chain.metagraph().neurons}
     weights = view.chain.weights().get(view.validator().uid, {})
+    sizes = view.payload_sizes(last_window)
+    payload_bytes = fmean(sizes) if sizes else 0.0
     figures = {
         "windows": num_windows,
         "loss_genesis": held_out.loss_genesis,
@@ -53,6 +56,9 @@ def summarise(view: NetworkView, last_window: int, num_windows: int, started: fl
         "genesis_root": view.birth.start.root,
         "weights": {str(uid): weights.get(uid, 0.0) for uid in uids},
         "roles": {str(uid): member.title for uid, member in uids.items()},
+        "payload_bytes": round(payload_bytes),
+        "dense_bytes": view.dense_bytes,
+        "compression": round(view.dense_bytes / payload_bytes, 1) if sizes else None,
         "wall_seconds": round(time.monotonic() - started, 1),
     }
     observer.stop()

@@ -1,5 +1,6 @@
 """What a local network shows of itself, read from its chain and its buckets and from nowhere else."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,8 +16,10 @@ from templar.exchange.context import Exchange
 from templar.exchange.decisions import decided_roster
 from templar.exchange.genesis import Birth
 from templar.exchange.keys import Kind, window_key
+from templar.exchange.objects import RosterEntry
 from templar.exchange.proof import read_proof
 from templar.exchange.sealing import unseal
+from templar.model.llama import parameter_shapes
 from templar.neuron.catchup import catch_up
 from templar.neuron.joining import NodeSettings, Surroundings
 from templar.neuron.node import Node
@@ -82,17 +85,30 @@ class NetworkView:
         if evidence is None:
             return None
         try:
-            decided = decided_roster(self.exchange, window)
-            roster: tuple[int, ...] | None = () if decided is None else tuple(entry.uid for entry in decided[0].entries)
+            entries = self._entries(window)
         except TransientError:
-            roster = None
+            entries = None
         return WindowRow(
             window,
             evidence.loss,
-            roster,
+            None if entries is None else tuple(entry.uid for entry in entries),
             {record.uid: record.final for record in evidence.miners},
             {record.uid: record.weight for record in evidence.weights},
         )
+
+    def payload_sizes(self, last_window: int) -> list[int]:
+        """Bytes of every payload that was applied up to a window.
+
+        Raises:
+            TransientError: The store or the chain failed.
+        """
+        windows = range(self.birth.start.start_window, last_window + 1)
+        return [entry.payload_bytes for window in windows for entry in self._entries(window)]
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of all parameters in float32: what a payload stands for."""
+        return 4 * sum(math.prod(shape) for shape in parameter_shapes(self.hparams.model).values())
 
     def roots(self, window: int) -> dict[str, str]:
         """Name -> state root after a window, of every node whose proof is there."""
@@ -141,6 +157,11 @@ class NetworkView:
     def times(self, window: int) -> WindowTimes:
         """The expected times of a window."""
         return self.exchange.expected_times(window)
+
+    def _entries(self, window: int) -> tuple[RosterEntry, ...]:
+        """The decided roster's; none in a null window."""
+        decided = decided_roster(self.exchange, window)
+        return () if decided is None else decided[0].entries
 
     def _evidence(self, window: int) -> Evidence | None:
         validator = self.validator()

@@ -10,6 +10,7 @@ import logging
 import sys
 from dataclasses import asdict
 
+from templar.arguments import whole_number
 from templar.errors import TemplarError
 from templar.hparams import load_hparams
 from templar.simulate.actors import ACTORS
@@ -44,9 +45,11 @@ def main() -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m templar.simulate", description=__doc__.splitlines()[0])
-    parser.add_argument("--miners", type=_positive, default=4, help="number of miners, bad actors included")
-    parser.add_argument("--validators", type=_positive, default=1, help="number of validators besides the aggregator")
-    parser.add_argument("--windows", type=_positive, default=10)
+    parser.add_argument("--miners", type=whole_number(1), default=4, help="number of miners, bad actors included")
+    parser.add_argument(
+        "--validators", type=whole_number(1), default=1, help="number of validators besides the aggregator"
+    )
+    parser.add_argument("--windows", type=whole_number(1), default=10)
     parser.add_argument("--seed", type=int, default=1, help="keys, blocks and assignments follow from it")
     parser.add_argument("--preset", default="simulation", help="preset of hparams.json")
     parser.add_argument(
@@ -58,17 +61,11 @@ def _parser() -> argparse.ArgumentParser:
         help=f"a bad actor; may be repeated: {', '.join(ACTORS)}",
     )
     parser.add_argument(
-        "--threads", type=_positive, default=1, help="worker threads for training; the result is the same"
+        "--threads", type=whole_number(1), default=1, help="worker threads for training; the result is the same"
     )
     parser.add_argument("--no-training", action="store_true", help="measure the protocol alone")
     parser.add_argument("--verbose", action="store_true", help="show warnings of the nodes")
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text}")
-    return int(text)
 
 
 def _say(window: int, loss: float | None) -> None:

@@ -205,6 +205,8 @@ class FakeView:
         self.losses = SimpleNamespace(loss_genesis=6.0, loss_last=4.0, unigram=5.0)
         self.root_of = {neuron.name: "last" for neuron in self.plan.running}
         self.observed = "last"
+        self.sizes = [1000, 3000]
+        self.dense_bytes = 50_000
         self.rows: dict[int, WindowRow | None] = {}
 
     def roots(self, window: int) -> dict[str, str]:
@@ -215,6 +217,10 @@ class FakeView:
         del deadline
         assert window == 6
         return SimpleNamespace(state=SimpleNamespace(root=self.observed), stop=lambda: None)
+
+    def payload_sizes(self, window: int) -> list[int]:
+        assert window == 6
+        return self.sizes
 
     def held_out(self, node: object) -> Any:
         del node
@@ -247,6 +253,8 @@ class TestSummary:
         assert (figures["windows"], figures["loss_genesis"], figures["loss_last"]) == (3, 6.0, 4.0)
         assert figures["roles"] == {"0": "burn", "1": "aggregator", "2": "validator", "3": "miner", "4": "lazy"}
         assert figures["weights"] == {"0": 0.5, "1": 0.0, "2": 0.0, "3": 0.5, "4": 0.0}
+        sizes = figures["payload_bytes"], figures["dense_bytes"], figures["compression"]
+        assert sizes == (2000, 50_000, 25.0)
         assert figures["state_roots"] == dict.fromkeys(("aggregator", "validator", "default", "lazy"), "last")
 
     def test_every_promise_can_be_broken(self, view: FakeView, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +288,9 @@ class TestSummary:
     def test_the_last_line_is_json(self, view: FakeView, capsys: pytest.CaptureFixture[str]) -> None:
         summary = summarise(view, 6, 3, 0.0)  # type: ignore[arg-type]
         assert command.report(summary) == 0
-        assert json.loads(capsys.readouterr().out.splitlines()[-1]) == summary.figures
+        lines = capsys.readouterr().out.splitlines()
+        assert json.loads(lines[-1]) == summary.figures
+        assert lines[0] == "a payload took 2.0 kB on average, 25.0 times less than 50.0 kB of float32"
         summary.promises["something else"] = False
         assert command.report(summary) == 1
 

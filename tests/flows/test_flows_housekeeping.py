@@ -144,7 +144,7 @@ class TestCleanup:
 
     def test_what_has_expired_goes_and_everything_else_stays(self, network: PreparedNetwork, later: str) -> None:
         store = DirectoryStore(network.bucket("lazy"))
-        strangers = {"readme.txt", "gradient-1-3-v999.bin", "start_window_v1.json"}
+        strangers = {"readme.txt", "gradient-1-3-v999.bin", "start_window_v2.json"}
         for key in strangers:
             store.put(key, b"1")
         first = network.first_window
@@ -153,7 +153,7 @@ class TestCleanup:
         left = objects(network)
         kept = window_key(Kind.GRADIENT, first + 2, 3)
         assert strangers | {kept} <= left
-        assert not [key for key in left if key.split("-")[1:2] in ([str(first)], [str(first + 1)]) and "v1." in key]
+        assert not [key for key in left if key.split("-")[1:2] in ([str(first)], [str(first + 1)]) and "v2." in key]
         assert str(run(bucket_cleanup, later).message).endswith(": 0 objects expired, 0 deleted")
         store.delete(strangers)
 

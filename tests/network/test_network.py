@@ -7,6 +7,8 @@ silent. The tests go through its windows in their order.
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -55,6 +57,21 @@ class TestADayOfANetwork:
         assert state.is_failed()
         assert "[already_running]" in str(state.message)
         assert f"process {network.process('worker of default').pid} already runs this neuron" in str(state.message)
+
+    def test_anybody_may_see_what_a_miner_trains_on(self, network: LiveNetwork) -> None:
+        server, window = network.plan.server, network.first_window
+        for uid in network.miners:
+            done = subprocess.run(
+                [sys.executable, "-m", "deployments.preview", f"--window={window}", f"--uid={uid}", "--sequences=1"],
+                env=os.environ | {"PREFECT_API_URL": server.api_url, "PREFECT_HOME": str(server.home)},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr
+            assert f"window {window} (from block" in done.stdout
+            assert f"uid {uid}, assignment" in done.stdout
+            assert "sequences; the first 1 in training order:" in done.stdout
 
     def test_a_killed_worker_takes_its_window_up_again(self, network: LiveNetwork) -> None:
         window = network.first_window + 1

@@ -170,10 +170,10 @@ def command(*options: str) -> list[str]:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (("--miners", "0"), "argument --miners: must be a whole number of at least 1, not 0"),
-        (("--windows", "-3"), "argument --windows: must be a whole number of at least 1, not -3"),
-        (("--threads", "two"), "argument --threads: must be a whole number of at least 1, not two"),
-        (("--validators", "1.5"), "argument --validators: must be a whole number of at least 1"),
+        (("--miners", "0"), "argument --miners: '0' is not a whole number of at least 1"),
+        (("--windows", "-3"), "argument --windows: '-3' is not a whole number of at least 1"),
+        (("--threads", "two"), "argument --threads: 'two' is not a whole number of at least 1"),
+        (("--validators", "1.5"), "argument --validators: '1.5' is not a whole number of at least 1"),
         (("--actor", "evil"), "argument --actor: invalid choice: 'evil'"),
         (("--colour", "red"), "unrecognized arguments: --colour red"),
     ],
