@@ -7,9 +7,10 @@ page's number means the same text to everybody who sees the same `_metadata.yaml
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 from templar.canonical import canonical_json, sha256_hex
 from templar.data.health import EndpointReport
@@ -28,10 +29,10 @@ from templar.data.parquet import ParquetShards
 from templar.data.replicas import Replicas
 from templar.errors import PermanentError, Reason
 from templar.interrupt import check_stop
-from templar.model.tokenizer import TOKENIZER_FILE
+from templar.model.tokenizer import MAX_TOKENIZER_BYTES, TOKENIZER_FILE
 from templar.store.base import ObjectStore
 
-MAX_TOKENIZER_BYTES = 2**26
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -167,18 +168,21 @@ class PageDataset:
 
     def _load_sizes(self) -> dict[str, SplitSizes]:
         metadata_key, sizes_key = self._prefix + METADATA_FILE, self._prefix + SHARD_SIZES_FILE
-        metadata = parse_metadata(self._get(metadata_key, MAX_METADATA_BYTES), metadata_key)
+        metadata = self._get(metadata_key, MAX_METADATA_BYTES, lambda data: parse_metadata(data, metadata_key))
         configs = metadata.configs_with(self.split)
         if not configs:
             raise PermanentError(
                 Reason.DATASET_MISSING,
                 f"{metadata_key}: no config has a split {self.split!r}; build the dataset with one",
             )
-        return parse_shard_sizes(self._get(sizes_key, MAX_SHARD_SIZES_BYTES), sizes_key, configs, self.split)
+        return self._get(
+            sizes_key, MAX_SHARD_SIZES_BYTES, lambda data: parse_shard_sizes(data, sizes_key, configs, self.split)
+        )
 
-    def _get(self, key: str, max_bytes: int) -> bytes:
+    def _get(self, key: str, max_bytes: int, parse: Callable[[bytes], T]) -> T:
+        """What a file says, from a store whose copy of it can be parsed."""
         try:
-            return self._replicas.get(key, max_bytes=max_bytes)
+            return self._replicas.read(key, lambda store: parse(store.get(key, max_bytes=max_bytes)), lambda _: 0)
         except PermanentError as error:
             if error.reason is Reason.OBJECT_MISSING:
                 raise PermanentError(

@@ -17,6 +17,7 @@ from templar.data.cache import BoundedCache
 from templar.data.metadata import Shard
 from templar.data.replicas import Replicas
 from templar.errors import PermanentError, Reason
+from templar.store.base import ObjectStore
 
 TEXT_COLUMN = "text"
 MAX_CACHED_FOOTERS = 256
@@ -27,17 +28,19 @@ class RangeFile(io.RawIOBase):
     """An object of a store as a seekable, read-only file; every read is one ranged read.
 
     Args:
-        replicas: Where the object lies.
+        store: Where the object lies.
         key: Its key.
         size: Its length in bytes.
     """
 
-    def __init__(self, replicas: Replicas, key: str, size: int) -> None:
+    def __init__(self, store: ObjectStore, key: str, size: int) -> None:
         super().__init__()
-        self._replicas = replicas
+        self._store = store
         self._key = key
         self._size = size
         self._position = 0
+        self.num_bytes = 0
+        """Bytes that were read so far."""
 
     def readable(self) -> bool:
         """It is."""
@@ -61,8 +64,9 @@ class RangeFile(io.RawIOBase):
         """At most `size` bytes, all that are left if it is negative."""
         left = max(0, self._size - self._position)
         length = left if size is None or size < 0 else min(size, left)
-        data = self._replicas.get_range(self._key, self._position, length) if length else b""
+        data = self._store.get_range(self._key, self._position, length) if length else b""
         self._position += len(data)
+        self.num_bytes += len(data)
         return data
 
 
@@ -120,47 +124,57 @@ class ParquetShards:
         return self._groups.get((shard.path, group), lambda: self._load_group(shard, group))
 
     def _load_footer(self, shard: Shard) -> _Footer:
-        """The footer of a file, checked against the dataset's metadata."""
+        """The footer of a file, checked against the dataset's metadata; a store with another file is passed over."""
         key = self._prefix + shard.path
-        info = self._replicas.head(key)
-        if info is None:
-            raise PermanentError(
-                Reason.DATASET_MISSING,
-                f"{key} is not in {self._replicas.names}; upload the dataset again",
-            )
-        if shard.size_bytes not in (None, info.size):
-            raise _malformed(key, f"it has {info.size} bytes, must have {shard.size_bytes}")
         try:
-            metadata = pq.ParquetFile(RangeFile(self._replicas, key, info.size), pre_buffer=False).metadata
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise _malformed(key, f"no Parquet footer: {error}") from error
-        counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-        if sum(counts) != shard.num_rows or min(counts, default=0) < 0:
-            raise _malformed(key, f"its row groups have {sum(counts)} rows, must have {shard.num_rows}")
-        return _Footer(info.size, metadata, tuple(itertools.accumulate(counts, initial=0)))
+            return self._replicas.read(key, lambda store: _read_footer(store, key, shard), lambda found: found[1])[0]
+        except PermanentError as error:
+            if error.reason is not Reason.OBJECT_MISSING:
+                raise
+            raise PermanentError(
+                Reason.DATASET_MISSING, f"{key} is not in {self._replicas.names}; upload the dataset again"
+            ) from error
 
     def _load_group(self, shard: Shard, group: int) -> Any:
-        """The text column of one row group, without nulls."""
-        key = self._prefix + shard.path
-        footer = self._footer(shard)
-        try:
-            file = pq.ParquetFile(
-                RangeFile(self._replicas, key, footer.size_bytes),
-                metadata=footer.metadata,
-                pre_buffer=False,
-                page_checksum_verification=True,
-            )
-            table = file.read_row_group(group, columns=[TEXT_COLUMN], use_threads=False)
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise _malformed(key, f"row group {group} cannot be decoded: {error}") from error
-        if TEXT_COLUMN not in table.column_names:
-            raise _malformed(key, f"it has no column {TEXT_COLUMN!r}")
-        column = table.column(TEXT_COLUMN)
-        if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)) or column.null_count:
-            raise _malformed(key, f"column {TEXT_COLUMN!r} of row group {group} must hold strings without nulls")
-        if len(column) != footer.metadata.row_group(group).num_rows:
-            raise _malformed(key, f"row group {group} has {len(column)} rows, not as many as the footer says")
-        return column
+        """The text column of one row group, without nulls; a store with other bytes is passed over."""
+        key, footer = self._prefix + shard.path, self._footer(shard)
+        return self._replicas.read(key, lambda store: _read_group(store, key, footer, group), lambda found: found[1])[0]
+
+
+def _read_footer(store: ObjectStore, key: str, shard: Shard) -> tuple[_Footer, int] | None:
+    """The footer in one store, and the bytes that were read for it; None if the file is not there."""
+    info = store.head(key)
+    if info is None:
+        return None
+    if shard.size_bytes not in (None, info.size):
+        raise _malformed(key, f"it has {info.size} bytes, must have {shard.size_bytes}")
+    file = RangeFile(store, key, info.size)
+    try:
+        metadata = pq.ParquetFile(file, pre_buffer=False).metadata
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise _malformed(key, f"no Parquet footer: {error}") from error
+    counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+    if sum(counts) != shard.num_rows or min(counts, default=0) < 0:
+        raise _malformed(key, f"its row groups have {sum(counts)} rows, must have {shard.num_rows}")
+    return _Footer(info.size, metadata, tuple(itertools.accumulate(counts, initial=0))), file.num_bytes
+
+
+def _read_group(store: ObjectStore, key: str, footer: _Footer, group: int) -> tuple[Any, int]:
+    """The text column of a row group in one store, and the bytes that were read for it."""
+    file = RangeFile(store, key, footer.size_bytes)
+    try:
+        parquet = pq.ParquetFile(file, metadata=footer.metadata, pre_buffer=False, page_checksum_verification=True)
+        table = parquet.read_row_group(group, columns=[TEXT_COLUMN], use_threads=False)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise _malformed(key, f"row group {group} cannot be decoded: {error}") from error
+    if TEXT_COLUMN not in table.column_names:
+        raise _malformed(key, f"it has no column {TEXT_COLUMN!r}")
+    column = table.column(TEXT_COLUMN)
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)) or column.null_count:
+        raise _malformed(key, f"column {TEXT_COLUMN!r} of row group {group} must hold strings without nulls")
+    if len(column) != footer.metadata.row_group(group).num_rows:
+        raise _malformed(key, f"row group {group} has {len(column)} rows, not as many as the footer says")
+    return column, file.num_bytes
 
 
 def _malformed(key: str, problem: str) -> PermanentError:

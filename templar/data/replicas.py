@@ -33,10 +33,14 @@ hang have used up their stores' own time-outs and attempts by then, and the read
 _AT_FAULT = frozenset({Reason.ACCESS_DENIED, Reason.BUCKET_MISSING, Reason.STORE_REFUSED})
 """Permanent errors that say that an endpoint is of no use."""
 
-_COPY_DIFFERS = frozenset({Reason.OBJECT_MISSING, Reason.OBJECT_TOO_LARGE, Reason.OBJECT_TRUNCATED})
-"""Permanent errors that say that one object is not what it should be there; others may be, so it does not rest."""
+_COPY_DIFFERS = frozenset(
+    {Reason.OBJECT_MISSING, Reason.OBJECT_TOO_LARGE, Reason.OBJECT_TRUNCATED, Reason.DATASET_MALFORMED}
+)
+"""Errors that say that one object is not what it should be there; others may be, so the endpoint does not rest."""
 
 T = TypeVar("T")
+Check = Callable[[bytes], str | None]
+"""Says what is wrong with some bytes; None if nothing is."""
 
 logger = logging.getLogger(__name__)
 
@@ -82,22 +86,38 @@ class Replicas:
     def head(self, key: str) -> ObjectInfo | None:
         """As `ObjectStore.head`; None only if every endpoint says that there is no such object."""
         try:
-            return self._read(key, lambda store: store.head(key), lambda info: 0)
+            return self.read(key, lambda store: store.head(key), lambda info: 0)
         except PermanentError as error:
             if error.reason is not Reason.OBJECT_MISSING:
                 raise
             return None
 
-    def get(self, key: str, *, max_bytes: int) -> bytes:
-        """As `ObjectStore.get`."""
-        return self._read(key, lambda store: store.get(key, max_bytes=max_bytes), len)
+    def get(self, key: str, *, max_bytes: int, check: Check | None = None) -> bytes:
+        """As `ObjectStore.get`.
 
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        """As `ObjectStore.get_range`."""
-        return self._read(key, lambda store: store.get_range(key, start, length), len)
+        Args:
+            key: The object.
+            max_bytes: Its greatest length.
+            check: Says what is wrong with the bytes, or None; whoever has other bytes is passed over.
+        """
+        return self.read(key, lambda store: _checked(key, store, store.get(key, max_bytes=max_bytes), check), len)
 
-    def _read(self, key: str, operation: Callable[[ObjectStore], T | None], weigh: Callable[[T], int]) -> T:
-        """The first answer; None as an answer is absence."""
+    def get_range(self, key: str, start: int, length: int, *, check: Check | None = None) -> bytes:
+        """As `ObjectStore.get_range`; `check` as in `get`."""
+        return self.read(key, lambda store: _checked(key, store, store.get_range(key, start, length), check), len)
+
+    def read(self, key: str, operation: Callable[[ObjectStore], T | None], weigh: Callable[[T], int]) -> T:
+        """The first good answer to an operation that asks one store, perhaps several times, about one object.
+
+        Args:
+            key: The object.
+            operation: Its answer; None is absence. It raises `dataset_malformed` if what it found is not the dataset.
+            weigh: Bytes that an answer took.
+
+        Raises:
+            TransientError: As for the module.
+            PermanentError: As for the module.
+        """
         began = self._clock()
         errors: dict[int, TemplarError] = {}
         for number in range(ROUNDS):
@@ -126,8 +146,9 @@ class Replicas:
             answer = operation(turn.store)
             self._endpoints.answered(turn, 0 if answer is None else weigh(answer))
         except TemplarError as error:
-            at_fault = isinstance(error, TransientError) or error.reason in _AT_FAULT
-            if not at_fault and error.reason not in _COPY_DIFFERS:
+            differs = error.reason in _COPY_DIFFERS
+            at_fault = not differs and (isinstance(error, TransientError) or error.reason in _AT_FAULT)
+            if not at_fault and not differs:
                 raise
             rest = self._endpoints.failed(turn, error.reason, rest=at_fault)
             if rest is not None:
@@ -150,3 +171,18 @@ class Replicas:
         verdict = type(first)(first.reason, f"all {len(errors)} endpoints failed: {each}")
         verdict.__cause__ = first
         return verdict
+
+
+def _checked(key: str, store: ObjectStore, data: bytes, check: Check | None) -> bytes:
+    """The bytes, if they are right.
+
+    Raises:
+        TransientError: `dataset_malformed`. It is worth another try: what was damaged on its way is right the next
+            time, and a damaged copy can be replaced.
+    """
+    problem = None if check is None else check(data)
+    if problem is not None:
+        raise TransientError(
+            Reason.DATASET_MALFORMED, f"bucket {store.name}: {key}: {problem}; upload the dataset there again"
+        )
+    return data

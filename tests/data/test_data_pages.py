@@ -227,6 +227,23 @@ def test_a_store_that_is_gone_for_good_stops_nobody(tmp_path: Path, store: Memor
     assert well.num_bytes > sum(len(text) for page in expected for text in page.texts) / 4
 
 
+def test_a_file_that_one_store_has_damaged_comes_from_the_other(tmp_path: Path, store: MemoryStore) -> None:
+    other = MemoryStore("other")
+    upload_dataset(tmp_path / "built", other, PREFIX)
+    expected = open_pages(other).read_pages(range(9))
+    for key in [info.key for info in store.list(PREFIX) if not info.key.endswith("tokenizer.json")]:
+        data = bytearray(store.get(key, max_bytes=1 << 30))
+        data[len(data) // 2 - 40 : len(data) // 2 + 40] = bytes(80)
+        store.put(key, bytes(data))
+    dataset = open_pages(store, other)
+    assert dataset.read_pages(range(9)) == expected
+    damaged, well = dataset.endpoints
+    assert (damaged.last_failure, damaged.resting, well.failures) == (Reason.DATASET_MALFORMED, False, 0)
+    with pytest.raises(PermanentError) as caught:
+        open_pages(store)
+    assert caught.value.reason is Reason.DATASET_MALFORMED
+
+
 def test_a_file_that_one_store_lacks_comes_from_the_other(tmp_path: Path, store: MemoryStore) -> None:
     other = MemoryStore("other")
     upload_dataset(tmp_path / "built", other, PREFIX)
