@@ -25,6 +25,7 @@ from templar.data.assignment import Epoch, SlotPlan, assign
 from templar.data.build import build_dataset
 from templar.data.corpus import collect_documents
 from templar.data.metadata import HELD_OUT_SPLIT
+from templar.data.opening import HELD_OUT_ROWS_PER_PAGE
 from templar.data.pages import PageDataset
 from templar.data.samples import held_out_sequences, window_sequences
 from templar.gradient import wire
@@ -49,7 +50,6 @@ from templar.model.schedule import outer_learning_rate
 from templar.model.threads import single_threaded
 from templar.model.tokenizer import Tokenizer, load_tokenizer
 from templar.model.training import OptimizerState, train_sparseloco
-from templar.neuron.observe import HELD_OUT_ROWS_PER_PAGE
 from templar.store.directory import DirectoryStore
 
 NUM_HELD_OUT = 256

@@ -1,15 +1,22 @@
 """The training text: one or several buckets that hold the same dataset."""
 
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 from prefect.blocks.core import Block
 from pydantic import Field, Secret
 
 from blocks.storage import DOCUMENTATION_URL, DatasetBucket, StorageEndpoint
+from templar.hparams import HParams
 from templar.store.base import ObjectStore
 
 if TYPE_CHECKING:
-    from templar.data.pages import PageDataset
+    from templar.data.sharded.dataset import ShardedDataset
+    from templar.data.training import TrainingData
+    from templar.model.tokenizer import Tokenizer
+
+SHARDS_FOLDER = "shards"
+"""In a neuron's folder: where the shards of its dataset lie."""
 
 
 class Dataset(Block):
@@ -47,17 +54,44 @@ class Dataset(Block):
             for bucket in self.buckets.get_secret_value()
         ]
 
-    def open(self, rows_per_page: int, split: str = "train") -> "PageDataset":
-        """The pages of one split.
+    def open(self, hparams: HParams, home: Path) -> "TrainingData":
+        """The training split.
 
         Args:
-            rows_per_page: Rows in a page.
-            split: The split.
+            hparams: The network's numbers.
+            home: The neuron's folder.
 
         Raises:
             TransientError: No bucket could be read.
             PermanentError: `dataset_missing`, `dataset_malformed`, `access_denied`.
         """
-        from templar.data.pages import PageDataset
+        from templar.data.opening import open_training, transfer_of
 
-        return PageDataset(self.stores(), self.prefix, rows_per_page=rows_per_page, split=split)
+        transfer = transfer_of(hparams.storage)
+        return open_training(self.stores(), self.prefix, hparams.data, home / SHARDS_FOLDER, transfer)
+
+    def shards(self, hparams: HParams, home: Path) -> "ShardedDataset":
+        """The shards of the training split, of a dataset that has them.
+
+        Args:
+            hparams: As in `open`.
+            home: As in `open`.
+
+        Raises:
+            TransientError: As in `open`.
+            PermanentError: As in `open`.
+        """
+        from templar.data.opening import transfer_of
+        from templar.data.sharded.dataset import ShardedDataset
+
+        transfer = transfer_of(hparams.storage)
+        return ShardedDataset(self.stores(), self.prefix, folder=home / SHARDS_FOLDER, transfer=transfer)
+
+    def held_out(self, hparams: HParams, home: Path, tokenizer: "Tokenizer", num_sequences: int) -> Any:
+        """Held-out sequences, int32 of shape (num_sequences, L); see `templar.data.opening.read_held_out`."""
+        from templar.data.opening import read_held_out
+
+        stores, folder = self.stores(), home / SHARDS_FOLDER
+        return read_held_out(
+            stores, self.prefix, hparams.data, folder, tokenizer=tokenizer, num_sequences=num_sequences
+        )

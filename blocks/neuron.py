@@ -113,7 +113,7 @@ class Neuron(Block):
                 f"{public_address(self.subnet.network)} takes {chain.block_seconds:g} s: choose the network's preset",
             )
         buckets = Buckets(chain, self.bucket.endpoint.open_reader, own=own, hotkey=hotkey.address)
-        open_dataset = partial(self.dataset.open, hparams.data.rows_per_page)
+        open_dataset = partial(self.dataset.open, hparams, Path(self.home))
         settings = NodeSettings(name, Path(self.home), pinned_genesis=self.genesis or None)
         return self._kind()(settings, hparams, Surroundings(chain, buckets, hotkey, open_dataset))
 

@@ -42,7 +42,7 @@ def require_reachable(block: Neuron) -> None:
         for store in block.dataset.stores():
             _look_into(store)
     with _named("DATASET_BINS_PATH"):
-        block.dataset.open(hparams.data.rows_per_page)
+        block.dataset.open(hparams, Path(block.home))
     with _named("TEMPLAR_HOME"), local_file(Path(block.home)):
         Path(block.home).mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=block.home).close()

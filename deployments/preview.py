@@ -25,6 +25,7 @@ from templar.chain.base import Chain
 from templar.errors import PermanentError, Reason, TemplarError
 from templar.exchange.buckets import Buckets
 from templar.hparams import HParams
+from templar.neuron.housekeeping import known_epochs
 from templar.neuron.joining import Membership, NodeSettings, Surroundings, join
 from templar.neuron.preview import Preview, preview
 from templar.windows import window_of
@@ -34,9 +35,7 @@ def membership_of(block: Neuron, chain: Chain, hparams: HParams, home: Path) -> 
     """Join the network of a neuron as somebody who only looks."""
     buckets = Buckets(chain, block.bucket.endpoint.open_reader)
     settings = NodeSettings("preview", home, pinned_genesis=block.genesis or None)
-    return join(
-        settings, hparams, Surroundings(chain, buckets, None, partial(block.dataset.open, hparams.data.rows_per_page))
-    )
+    return join(settings, hparams, Surroundings(chain, buckets, None, partial(block.dataset.open, hparams, home)))
 
 
 def show(found: Preview, console: Console) -> None:
@@ -48,11 +47,12 @@ def show(found: Preview, console: Console) -> None:
         console.print("nothing: it was not registered when the window opened, or all slots were taken")
         return
     table = Table()
-    for column in ("page", "config", "rows", "characters"):
-        table.add_column(column, justify="left" if column == "config" else "right")
+    for column in ("page", "source", "rows", "characters"):
+        table.add_column(column, justify="left" if column == "source" else "right")
     for page in found.pages:
         rows = f"{page.first_row} to {page.first_row + page.num_rows - 1}"
-        table.add_row(str(page.index), Text(page.config), rows, str(page.num_characters))
+        characters = "" if page.num_characters is None else str(page.num_characters)
+        table.add_row(str(page.index), Text(page.source), rows, characters)
     console.print(table)
     console.print(f"{found.num_sequences} sequences; the first {len(found.texts)} in training order:")
     for number, text in enumerate(found.texts):
@@ -76,6 +76,8 @@ def run(name: str, window: int | None, uid: int | None, sequences: int, console:
         uid = own.uid
     with tempfile.TemporaryDirectory(prefix="templar-preview-") as home:
         workload = membership_of(block, chain, hparams, Path(home)).workload
+        if hparams.data.layout == "shards":
+            workload.follow(*known_epochs(block.premises()))
         number = window_of(chain.block(), hparams.windows) if window is None else window
         show(preview(workload, number, uid, num_texts=sequences), console)
 

@@ -1,4 +1,4 @@
-"""Step: bring the current shard and the next one to the local disk."""
+"""Step: bring the shards that are trained on, and the next one, to the local disk."""
 
 from pathlib import Path
 
@@ -7,8 +7,9 @@ from prefect import task
 from tasks.artifacts import progress
 from tasks.host import load_block
 from tasks.policy import HOUSEKEEPING
-from templar.data.rotation import RotationReport, rotate
-from templar.neuron.housekeeping import outer_steps_of
+from templar.data.rotation import RotationReport
+from templar.errors import Reason
+from templar.neuron import housekeeping
 
 
 @task(task_run_name="rotate shards", **HOUSEKEEPING)
@@ -16,11 +17,10 @@ def rotate_shards(neuron: str) -> RotationReport:
     """See `templar.data.rotation`. The download shows as a progress artifact."""
     block = load_block(neuron)
     premises = block.premises()
-    return rotate(
-        block.dataset.stores()[0],
-        block.dataset.prefix,
-        Path(block.home) / "shards",
-        outer_steps=outer_steps_of(premises),
-        outer_steps_per_shard=premises.hparams.storage.outer_steps_per_shard,
-        on_progress=progress(f"shards-{neuron}", "Shards on the local disk."),
+    if premises.hparams.data.layout == "pages":
+        return RotationReport(skipped=Reason.NO_SHARDS)
+    return housekeeping.rotate_shards(
+        premises,
+        block.dataset.shards(premises.hparams, Path(block.home)),
+        progress(f"shards-{neuron}", "Shards on the local disk."),
     )

@@ -93,6 +93,7 @@ class Reason(StrEnum):
     DATASET_MISSING = "dataset_missing"
     DATASET_MALFORMED = "dataset_malformed"
     DISK_FULL = "disk_full"
+    NO_SHARDS = "no_shards"
     DATASET_TOO_SMALL = "dataset_too_small"
     TOKENIZER_MISSING = "tokenizer_missing"
 

@@ -8,7 +8,17 @@ import pytest
 from templar.errors import PermanentError, Reason
 from templar.hparams import DEFAULT_PRESET, HPARAMS_FILE, HParams, load_hparams, preset_names
 
-PRESETS = ("local", "local-demo", "simulation", "150M", "1B", "templar-0.2.82", "templar-2.1.3")
+PRESETS = (
+    "local",
+    "local-demo",
+    "local-shards",
+    "simulation",
+    "simulation-shards",
+    "150M",
+    "1B",
+    "templar-0.2.82",
+    "templar-2.1.3",
+)
 TREE: dict[str, Any] = json.loads(HPARAMS_FILE.read_text(encoding="utf-8"))
 
 
@@ -145,7 +155,7 @@ PUBLISHED = {
         "weights.burn_rate": 0.5,
         "weights.burn_uid": 1,
         "storage.checkpoint_frequency": 10,
-        "storage.outer_steps_per_shard": 455,
+        "data.outer_steps_per_shard": 455,
     },
     "150M": {
         "model.hidden_size": 1024,

@@ -123,7 +123,7 @@ class LocalNetwork:
         with ThreadPoolExecutor(max_workers=2) as pool:
             server = pool.submit(self._start_server)
             storage = None if plan.directory_store else pool.submit(self._start_storage)
-            self._say("cutting text into pages, training the tokenizer, creating the ledger and its wallets")
+            self._say("building the dataset and its tokenizer, creating the ledger and its wallets")
             prepare_chain(plan, hparams)
             prepare_dataset(plan, hparams)
             if storage is not None:

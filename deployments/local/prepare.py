@@ -16,6 +16,7 @@ from templar.chain.keys import create_wallet
 from templar.chain.ledger import Ledger, create_ledger
 from templar.data.build import build_dataset, upload_dataset
 from templar.data.corpus import collect_documents
+from templar.data.sharded.writing import build_shards
 from templar.errors import PermanentError, Reason
 from templar.exchange.buckets import Buckets
 from templar.exchange.genesis import Birth, publish_genesis
@@ -29,6 +30,8 @@ from templar.store.s3 import S3Store
 from templar.windows import window_of
 
 CORPUS_BYTES = 4_000_000
+SAMPLES_PER_SHARD = 14_336
+"""Samples of a shard of the local dataset, which has two of them: four windows of seven slots, and a little more."""
 DATASET_ACCOUNT = "dataset"
 READ_TIMEOUT_SECONDS = 3.0
 
@@ -83,8 +86,17 @@ def prepare_chain(plan: LocalPlan, hparams: HParams) -> None:
 
 def prepare_dataset(plan: LocalPlan, hparams: HParams) -> None:
     """Cut real text of this machine into the documented dataset layout, with a tokenizer beside it."""
-    documents = collect_documents(max_bytes=CORPUS_BYTES)
-    build_dataset(documents, plan.dataset, vocab_size=hparams.model.vocab_size)
+    documents, data = collect_documents(max_bytes=CORPUS_BYTES), hparams.data
+    if data.layout == "pages":
+        build_dataset(documents, plan.dataset, vocab_size=hparams.model.vocab_size)
+        return
+    build_shards(
+        documents,
+        plan.dataset,
+        vocab_size=hparams.model.vocab_size,
+        sequence_length=data.sequence_length,
+        samples_per_shard=SAMPLES_PER_SHARD,
+    )
 
 
 def prepare_buckets(plan: LocalPlan) -> dict[str, Keys]:
@@ -123,7 +135,7 @@ def publish_network(plan: LocalPlan, publisher: Neuron, *, opens_in_seconds: flo
     chain = publisher.subnet.open(publisher.wallet)
     buckets = Buckets(chain, publisher.bucket.endpoint.open_reader, own=publisher.bucket.open(), hotkey=hotkey.address)
     buckets.announce()
-    dataset = publisher.dataset.open(hparams.data.rows_per_page)
+    dataset = publisher.dataset.open(hparams, plan.folder / "opened")
     tokenizer = load_tokenizer(hparams.data.tokenizer_name, embedded=dataset.tokenizer_json())
     return publish_genesis(
         chain,

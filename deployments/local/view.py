@@ -9,7 +9,6 @@ from rich.table import Table
 from blocks.neuron import Neuron
 from deployments.local.plan import LocalNeuron, LocalPlan
 from templar.chain.base import Chain, NeuronInfo
-from templar.data.metadata import HELD_OUT_SPLIT
 from templar.errors import RejectedError, TransientError
 from templar.exchange.buckets import Buckets
 from templar.exchange.context import Exchange
@@ -23,7 +22,7 @@ from templar.model.llama import parameter_shapes
 from templar.neuron.catchup import catch_up
 from templar.neuron.joining import NodeSettings, Surroundings
 from templar.neuron.node import Node
-from templar.neuron.observe import HELD_OUT_ROWS_PER_PAGE, HeldOutReport, measure_held_out
+from templar.neuron.observe import HeldOutReport, measure_held_out
 from templar.scoring.evidence import Evidence
 from templar.windows import WindowTimes
 
@@ -134,13 +133,14 @@ class NetworkView:
         Raises:
             TransientError: Something could not be read before the deadline.
         """
+        home = self.plan.folder / "observer"
         surroundings = Surroundings(
             self.chain,
             self.exchange.buckets,
             None,
-            lambda: self._block.dataset.open(self.hparams.data.rows_per_page),
+            lambda: self._block.dataset.open(self.hparams, home),
         )
-        node = Node(NodeSettings("observer", self.plan.folder / "observer"), self.hparams, surroundings)
+        node = Node(NodeSettings("observer", home), self.hparams, surroundings)
         node.start()
         try:
             catch_up(node, last_window, deadline=deadline)
@@ -151,8 +151,8 @@ class NetworkView:
 
     def held_out(self, node: Node) -> HeldOutReport:
         """Held-out losses of genesis and of a node's state."""
-        dataset = self._block.dataset.open(HELD_OUT_ROWS_PER_PAGE, HELD_OUT_SPLIT)
-        return measure_held_out(node, dataset, num_sequences=HELD_OUT_SEQUENCES)
+        dataset, home = self._block.dataset, node.settings.home
+        return measure_held_out(node, dataset.held_out(self.hparams, home, node.workload.tokenizer, HELD_OUT_SEQUENCES))
 
     def times(self, window: int) -> WindowTimes:
         """The expected times of a window."""

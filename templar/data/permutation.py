@@ -1,7 +1,7 @@
 """A keyed permutation of 0..n-1 that is computed one element at a time, in both directions.
 
-Nothing of size n is ever stored, so it serves a dozen slots and a hundred million samples alike, and it is the same
-on every machine and for every version of every library.
+Nothing of size n is stored unless all elements are asked for, so it serves a dozen slots and a hundred million samples
+alike, and it is the same on every machine and for every version of every library.
 
 The construction is the alternating Feistel network of format-preserving encryption (Bellare, Ristenpart, Rogaway,
 Stegers, "Format-Preserving Encryption", SAC 2009): numbers are pairs (left, right) in a x b with a * b >= n, even
@@ -15,6 +15,9 @@ round key is `keyed_seed("templar.permutation", i, n, *key)` as 16 bytes, little
 
 import hashlib
 import math
+
+import numpy as np
+from numpy.typing import NDArray
 
 from templar.canonical import keyed_seed
 
@@ -58,6 +61,17 @@ class Permutation:
             element = self._encrypt(element)
         return element
 
+    def elements(self) -> NDArray[np.int64]:
+        """The elements at all positions, shape (size,): `at(0)`, `at(1)` and so on.
+
+        Half values are few, about the root of the size, so every hash is computed once instead of once per element.
+        """
+        hashes = [self._hashes(number) for number in range(NUM_ROUNDS)]
+        elements = self._encrypt_all(np.arange(self._size, dtype=np.int64), hashes)
+        while (beyond := np.flatnonzero(elements >= self._size)).size:
+            elements[beyond] = self._encrypt_all(elements[beyond], hashes)
+        return elements
+
     def index(self, element: int) -> int:
         """The position of an element: the inverse of `at`.
 
@@ -78,6 +92,22 @@ class Permutation:
             else:
                 right = (right + self._hash(number, left)) % self._right_size
         return left * self._right_size + right
+
+    def _encrypt_all(self, values: NDArray[np.int64], hashes: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+        left, right = np.divmod(values, self._right_size)
+        for number in range(NUM_ROUNDS):
+            if number % 2 == 0:
+                left = (left + hashes[number][right]) % self._left_size
+            else:
+                right = (right + hashes[number][left]) % self._right_size
+        return left * self._right_size + right
+
+    def _hashes(self, number: int) -> NDArray[np.int64]:
+        """What a round adds for every value of the half that it hashes, modulo the size of the other half."""
+        halves, modulus = self._right_size, self._left_size
+        if number % 2 == 1:
+            halves, modulus = modulus, halves
+        return np.fromiter((self._hash(number, half) % modulus for half in range(halves)), np.int64, halves)
 
     def _decrypt(self, value: int) -> int:
         left, right = divmod(value, self._right_size)

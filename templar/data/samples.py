@@ -86,12 +86,17 @@ def held_out_sequences(
         documents += tokenizer.encode_batch(dataset.read_page(order.at(position)).texts)
         sequences = pack(documents, sequence_length, tokenizer.eos_id)
     if len(sequences) < num_sequences:
-        raise PermanentError(
-            Reason.DATASET_TOO_SMALL,
-            f"split {dataset.split!r} holds {len(sequences)} sequences of {sequence_length} tokens, not "
-            f"{num_sequences}; ask for fewer or build the dataset with a larger held_out_fraction",
-        )
+        raise too_few_held_out(dataset.split, len(sequences), sequence_length, num_sequences)
     return sequences[:num_sequences]
+
+
+def too_few_held_out(split: str, available: int, sequence_length: int, wanted: int) -> PermanentError:
+    """The error of a held-out split with fewer sequences than are to be measured."""
+    return PermanentError(
+        Reason.DATASET_TOO_SMALL,
+        f"split {split!r} holds {available} sequences of {sequence_length} tokens, not {wanted}; ask for fewer or "
+        "build the dataset with a larger held_out_fraction",
+    )
 
 
 def unigram_entropy(tokens: NDArray[np.integer], vocab_size: int) -> float:

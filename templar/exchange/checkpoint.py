@@ -11,6 +11,7 @@ from pathlib import Path
 from templar.canonical import file_sha256
 from templar.chain.base import Clock, NeuronInfo
 from templar.chain.keys import Signer
+from templar.data.epochs import Epochs
 from templar.errors import PermanentError, Reason, RejectedError
 from templar.exchange.keys import Kind, checkpoint_key, parse_current_key
 from templar.exchange.objects import CheckpointManifest
@@ -36,6 +37,7 @@ class StateMark:
         root: State root after `window`.
         previous_root: State root before `window`; with the parameters it proves the root.
         null: Whether `window` was null.
+        epochs: Which shard its own window and the two after it train on; none in a network that trains on pages.
     """
 
     window: int
@@ -43,6 +45,7 @@ class StateMark:
     root: str
     previous_root: str
     null: bool
+    epochs: Epochs = ()
 
 
 def publish_checkpoint(
@@ -69,6 +72,7 @@ def publish_checkpoint(
         root=mark.root,
         previous_root=mark.previous_root,
         null=mark.null,
+        epochs=tuple((epoch.first_window, epoch.position) for epoch in mark.epochs),
         files={path.name: file_sha256(path) for path in files},
         sizes={path.name: path.stat().st_size for path in files},
     )

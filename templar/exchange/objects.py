@@ -160,6 +160,7 @@ class CheckpointManifest(WindowBody):
         previous_root: State root before it; with the parameters it proves `root`.
         outer_steps: Outer steps in that state.
         null: Whether `window` was null.
+        epochs: First window and position of each epoch of shards that the state knows; none with pages.
         files: SHA-256 of each file in the checkpoint's folder, by name.
         sizes: Length of each file in bytes, by name.
     """
@@ -171,6 +172,7 @@ class CheckpointManifest(WindowBody):
     previous_root: Hex64
     outer_steps: Count
     null: bool
+    epochs: tuple[tuple[Count, Count], ...] = ()
     files: dict[FileName, Hex64]
     sizes: dict[FileName, Count]
 

@@ -107,5 +107,13 @@ class Storage(Section):
     """Published checkpoints kept, besides genesis, which is never deleted."""
     retention_windows: int = Field(ge=2)
     """Objects of a window are deleted when they are this many windows old."""
-    outer_steps_per_shard: int = Field(ge=1)
-    """Outer steps between two shards of the sharded dataset."""
+    keep_shards: int = Field(ge=0)
+    """Shards that stay on the disk after they were trained on, the newest ones; the current and the next one come on
+    top."""
+    shard_budget_gib: float | None = Field(gt=0)
+    """Most GiB of shards on the disk; null takes what the disk has. Without room for the next shard, only the current
+    one is kept; without room for that, its samples are still read one by one."""
+    download_part_mib: int | None = Field(ge=1)
+    """MiB of one request of a shard's download; null chooses."""
+    download_workers: int | None = Field(ge=1)
+    """Requests of a shard's download at the same time; null chooses."""

@@ -1,6 +1,6 @@
 """The window clock, the model, and the data that a window is cut from."""
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -94,13 +94,25 @@ class Model(Section):
 class Data(Section):
     """What a window's training data is cut from."""
 
+    layout: Literal["pages", "shards"]
+    """`pages`: text in Parquet files, tokenised by the miner. `shards`: pretokenised samples, one shard at a time."""
+
     tokenizer_name: str = Field(min_length=1)
     """A Hugging Face id, a local folder, or `embedded`: the tokenizer that lies beside the dataset."""
     sequence_length: int = Field(ge=2)
     """Tokens per training sequence."""
     rows_per_page: int = Field(ge=1)
-    """Consecutive Parquet rows in a page."""
+    """Layout `pages`: consecutive Parquet rows in a page."""
+    samples_per_page: int = Field(ge=1)
+    """Layout `shards`: consecutive samples in a page; more of them make fewer, longer reads."""
+    outer_steps_per_shard: int = Field(ge=1)
+    """Layout `shards`: outer steps between two shards."""
     pages_per_window: int = Field(ge=1)
     """Pages assigned to one miner in one window."""
     spare_slots: int = Field(ge=1)
     """Slots of a window beyond those of the miners that were there at the epoch's start: for newcomers."""
+
+    @property
+    def shard_steps(self) -> int | None:
+        """Outer steps between two shards; None if the dataset has none."""
+        return self.outer_steps_per_shard if self.layout == "shards" else None

@@ -11,11 +11,13 @@ To recompute one with nothing but SHA-256 and JSON (`json` below is canonical JS
     null root     = SHA-256( json {"domain": "templar/root/null/1", "parameters": hex,
                                    "previous": hex root before, "window": w} )
 
-`outer_steps` counts the steps with that of `w`; a null window has none. Hashes are 64 lower-case hex digits.
+`outer_steps` counts the steps with that of `w`; a null window has none. Hashes are 64 lower-case hex digits. In a
+network that trains on shards, next and null roots have one more field, "epochs": the list of [first window, position]
+of `templar.data.epochs` after `w`.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,7 +43,7 @@ def genesis_root(netuid: int, digest: str) -> str:
     return _hash("templar/root/genesis/1", netuid=netuid, parameters=digest)
 
 
-def next_root(previous: str, window: int, outer_steps: int, digest: str) -> str:
+def next_root(previous: str, window: int, outer_steps: int, digest: str, epochs: Sequence[tuple[int, int]] = ()) -> str:
     """The root after the outer step of a window.
 
     Args:
@@ -49,19 +51,32 @@ def next_root(previous: str, window: int, outer_steps: int, digest: str) -> str:
         window: The window whose update was applied.
         outer_steps: Outer steps since genesis, this one included.
         digest: `parameters_digest` after the step.
+        epochs: First window and position of the epochs after the window; none in a network that trains on pages.
     """
-    return _hash("templar/root/next/1", outer_steps=outer_steps, parameters=digest, previous=previous, window=window)
+    return _hash(
+        "templar/root/next/1",
+        outer_steps=outer_steps,
+        parameters=digest,
+        previous=previous,
+        window=window,
+        **_listed(epochs),
+    )
 
 
-def null_root(previous: str, window: int, digest: str) -> str:
+def null_root(previous: str, window: int, digest: str, epochs: Sequence[tuple[int, int]] = ()) -> str:
     """The root after a null window: the parameters did not change, the history did (PROTOCOL 19).
 
     Args:
         previous: The root before.
         window: The null window.
         digest: `parameters_digest`, unchanged; so that every root is bound to parameters.
+        epochs: As in `next_root`.
     """
-    return _hash("templar/root/null/1", parameters=digest, previous=previous, window=window)
+    return _hash("templar/root/null/1", parameters=digest, previous=previous, window=window, **_listed(epochs))
+
+
+def _listed(epochs: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    return {"epochs": [list(epoch) for epoch in epochs]} if epochs else {}
 
 
 def _leaf(name: str, tensor: Tensor) -> str:

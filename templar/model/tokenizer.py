@@ -23,6 +23,7 @@ EMBEDDED = "embedded"
 EOS_TOKEN = "<eos>"  # noqa: S105 - a token of text
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+MAX_TOKENIZER_BYTES = 2**26
 
 # Bytes that no UTF-8 text contains. The alphabet is lossless without them, and a small vocabulary has room for pairs.
 _NEVER_IN_UTF8 = {chr(byte) for byte in (0xC0, 0xC1, *range(0xF5, 0x100))}

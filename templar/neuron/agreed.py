@@ -5,9 +5,11 @@ It changes in one way only: a window is applied, in order, with the payloads of 
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 from torch import Tensor
 
+from templar.data.epochs import advanced, first_epochs
 from templar.errors import PermanentError, Reason
 from templar.exchange.checkpoint import StateMark
 from templar.gradient.aggregate import aggregate
@@ -30,12 +32,24 @@ class AgreedState:
         mark: Which state they are; not checked here, see `check_mark`.
         layout: Tensors and chunks.
         training: Recipe and step sizes.
+        outer_steps_per_shard: Outer steps between two shards; None in a network that trains on pages.
     """
 
-    def __init__(self, params: Mapping[str, Tensor], mark: StateMark, layout: Layout, training: Training) -> None:
+    def __init__(
+        self,
+        params: Mapping[str, Tensor],
+        mark: StateMark,
+        layout: Layout,
+        training: Training,
+        outer_steps_per_shard: int | None = None,
+    ) -> None:
         self.params = dict(params)
         self.window = mark.window
         self.outer_steps = mark.outer_steps
+        self.epochs = mark.epochs
+        if outer_steps_per_shard is not None and not mark.epochs:  # genesis: every later root covers its epochs
+            self.epochs = first_epochs(mark.window + 1)
+        self._outer_steps_per_shard = outer_steps_per_shard
         self._layout = layout
         self._training = training
         self._mark: StateMark | None = mark
@@ -52,10 +66,8 @@ class AgreedState:
     def mark(self) -> StateMark:
         """Which state this is; waits while the parameters are being hashed."""
         if self._mark is None:
-            root = _root_after(
-                self.window, self.outer_steps, self._previous_root, null=self._null, digest=self._digest.result()
-            )
-            self._mark = StateMark(self.window, self.outer_steps, root, self._previous_root, self._null)
+            unrooted = StateMark(self.window, self.outer_steps, "", self._previous_root, self._null, self.epochs)
+            self._mark = replace(unrooted, root=_root_of(unrooted, self._digest.result()))
         return self._mark
 
     def apply(self, window: int, payloads: Sequence[Payload]) -> None:
@@ -76,6 +88,8 @@ class AgreedState:
             )
             self.outer_steps += 1
             self._digest = _hasher.submit(parameters_digest, self.params)
+        if self._outer_steps_per_shard is not None:
+            self.epochs = advanced(self.epochs, window, self.outer_steps, self._outer_steps_per_shard)
         self.window, self._null, self._mark = window, not payloads, None
 
 
@@ -85,8 +99,7 @@ def check_mark(params: Mapping[str, Tensor], mark: StateMark, what: str) -> None
     Raises:
         PermanentError: `root_differs`.
     """
-    digest = parameters_digest(params)
-    root = _root_after(mark.window, mark.outer_steps, mark.previous_root, null=mark.null, digest=digest)
+    root = _root_of(mark, parameters_digest(params))
     if root != mark.root:
         raise PermanentError(
             Reason.ROOT_DIFFERS,
@@ -94,7 +107,9 @@ def check_mark(params: Mapping[str, Tensor], mark: StateMark, what: str) -> None
         )
 
 
-def _root_after(window: int, outer_steps: int, previous: str, *, null: bool, digest: str) -> str:
-    if null:
-        return null_root(previous, window, digest)
-    return next_root(previous, window, outer_steps, digest)
+def _root_of(mark: StateMark, digest: str) -> str:
+    """The root of a state with these parameters, whatever root its mark has."""
+    epochs = [(epoch.first_window, epoch.position) for epoch in mark.epochs]
+    if mark.null:
+        return null_root(mark.previous_root, mark.window, digest, epochs)
+    return next_root(mark.previous_root, mark.window, mark.outer_steps, digest, epochs)

@@ -9,6 +9,7 @@ import logging
 from collections import defaultdict
 
 from templar.chain.base import NeuronInfo
+from templar.data.epochs import ShardEpoch
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.exchange.checkpoint import StateMark, fetch_checkpoint, list_checkpoints
 from templar.exchange.decisions import decided_roster, majority, may_be_decided
@@ -154,7 +155,14 @@ def _take(node: Node, validator: NeuronInfo, window: int) -> StateMark | None:
     if (manifest.root, manifest.outer_steps) != vouched:
         log.warning("uid %d: its checkpoint of window %d is not the majority's state", validator.uid, window)
         return None
-    mark = StateMark(window, manifest.outer_steps, manifest.root, manifest.previous_root, manifest.null)
+    mark = StateMark(
+        window,
+        manifest.outer_steps,
+        manifest.root,
+        manifest.previous_root,
+        manifest.null,
+        tuple(ShardEpoch(*epoch) for epoch in manifest.epochs),
+    )
     decided = majority(node.exchange, window)
     params = read_parameters(folder / WEIGHTS_FILE, model)
     check_mark(params, mark, f"checkpoint of window {window}")

@@ -6,12 +6,15 @@ None of it needs the live neuron: it reads snapshots and buckets, so it can run 
 import logging
 import shutil
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from templar.chain.base import Chain
 from templar.chain.keys import Signer
+from templar.data.epochs import Epochs, first_epochs
+from templar.data.rotation import RotationReport, rotate, wanted_shards
+from templar.data.sharded.dataset import ShardedDataset
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.buckets import Buckets
 from templar.exchange.checkpoint import StateMark, publish_checkpoint
@@ -163,18 +166,31 @@ def _own_genesis_windows(store: ObjectStore, objects: Sequence[ObjectInfo]) -> s
         return {key.window for key in keyed.values() if key.kind is Kind.CHECKPOINT and key.window is not None}
 
 
-def outer_steps_of(premises: Premises) -> int:
-    """Outer steps of the newest snapshot; 0 before the first.
+def known_epochs(premises: Premises) -> tuple[Epochs, int]:
+    """Which shards the newest snapshot knows of, and its window; the first shard before there is one.
 
     Raises:
-        TransientError: `genesis_missing`, or a store failed.
+        TransientError: A store failed.
     """
     try:
         birth = premises.birth()
     except TransientError as error:
         if error.reason is Reason.GENESIS_MISSING:
-            return 0
+            return first_epochs(0), -1
         raise
     snapshots = Snapshots(premises.home / "snapshots", birth.network, kept=premises.hparams.storage.snapshots_kept)
-    mark = next(iter(snapshots.marks()), None)
-    return 0 if mark is None else mark.outer_steps
+    mark = next(iter(snapshots.marks()), birth.mark)
+    return mark.epochs or first_epochs(birth.start.start_window), mark.window
+
+
+def rotate_shards(premises: Premises, dataset: ShardedDataset, on_progress: Callable[[float], None]) -> RotationReport:
+    """Bring the shards that the network's state asks for to this machine; see `templar.data.rotation`.
+
+    Raises:
+        TemplarError: As in `rotate` and `known_epochs`.
+    """
+    epochs, window = known_epochs(premises)
+    storage = premises.hparams.storage
+    budget = None if storage.shard_budget_gib is None else int(storage.shard_budget_gib * 2**30)
+    wanted = wanted_shards(epochs, window, dataset.num_shards, storage.keep_shards)
+    return rotate(dataset, wanted, budget_bytes=budget, on_progress=on_progress)

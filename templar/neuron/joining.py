@@ -6,7 +6,7 @@ from pathlib import Path
 
 from templar.chain.base import Chain
 from templar.chain.keys import Signer
-from templar.data.pages import PageDataset
+from templar.data.training import TrainingData
 from templar.errors import PermanentError, Reason
 from templar.exchange.buckets import Buckets
 from templar.exchange.context import Exchange
@@ -49,7 +49,7 @@ class Surroundings:
     chain: Chain
     buckets: Buckets
     signer: Signer | None
-    open_dataset: Callable[[], PageDataset]
+    open_dataset: Callable[[], TrainingData]
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def join(settings: NodeSettings, hparams: HParams, surroundings: Surroundings) -
     return Membership(birth, exchange, _open_workload(exchange, birth, surroundings.open_dataset()))
 
 
-def _open_workload(exchange: Exchange, birth: Birth, dataset: PageDataset) -> Workload:
+def _open_workload(exchange: Exchange, birth: Birth, dataset: TrainingData) -> Workload:
     start, data = birth.start, exchange.hparams.data
     if dataset.digest != start.dataset:
         raise PermanentError(
@@ -103,4 +103,5 @@ def _open_workload(exchange: Exchange, birth: Birth, dataset: PageDataset) -> Wo
             f"tokenizer {data.tokenizer_name!r}: digest {tokenizer.digest[:12]} is not the network's "
             f"{start.tokenizer[:12]}; another version of it was loaded",
         )
+    dataset.check(tokenizer)
     return Workload(exchange, dataset, tokenizer, start.start_window)

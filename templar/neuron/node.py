@@ -182,6 +182,7 @@ class Node:
             entries = () if settlement.roster is None else settlement.roster.entries
             payloads = [self.cache.payload(window, entry.payload_sha256) for entry in entries]
             self.state.apply(window, payloads)
+            self.workload.follow(self.state.epochs, window)
             self._unentered = window
         if self._unentered == window:  # also if a call before failed from here on
             self.private_state_decided(settlement)
@@ -255,7 +256,8 @@ class Node:
 
     def adopt(self, params: Mapping[str, Tensor], mark: StateMark, private: PrivateState | None) -> None:
         """Make this the live state. Without private state a miner starts with a fresh one."""
-        self.state = AgreedState(params, mark, self.layout, self.hparams.training)
+        self.state = AgreedState(params, mark, self.layout, self.hparams.training, self.hparams.data.shard_steps)
+        self.workload.follow(self.state.epochs, self.state.window)
         if self.keeps_private_state and private is None:
             private = PrivateState.fresh(self.layout, params)
         self.private = private if self.keeps_private_state else None

@@ -4,18 +4,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from templar.data.pages import PageDataset
-from templar.data.samples import held_out_sequences, unigram_entropy
+from templar.data.samples import unigram_entropy
 from templar.exchange.genesis import load_genesis
 from templar.model.llama import build_model, load_parameters
 from templar.model.loss import sequence_losses
 from templar.neuron.node import Node
-
-HELD_OUT_ROWS_PER_PAGE = 4
-"""Few rows per page, so that few sequences already speak for many documents."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +31,14 @@ class HeldOutReport:
     unigram: float
 
 
-def measure_held_out(node: Node, dataset: PageDataset, *, num_sequences: int) -> HeldOutReport:
+def measure_held_out(node: Node, tokens: NDArray[np.int32]) -> HeldOutReport:
     """Measure genesis and the node's state on the same held-out sequences.
 
     Args:
         node: A started node; an observer will do.
-        dataset: The held-out split.
-        num_sequences: How many sequences.
+        tokens: The sequences, shape (n, L) (`templar.data.opening.read_held_out`).
     """
     hparams = node.hparams
-    tokens = held_out_sequences(dataset, node.workload.tokenizer, hparams.data.sequence_length, num_sequences)
     genesis = load_genesis(node.birth, node.buckets, hparams.model, node.settings.home / "genesis")
     sequences = torch.from_numpy(tokens)
     return HeldOutReport(

@@ -2,29 +2,10 @@
 
 from dataclasses import dataclass
 
-from templar.data.samples import page_sequences
+from templar.data.training import PageOrigin
 from templar.errors import PermanentError, Reason
 from templar.neuron.workload import Workload
 from templar.windows import first_block
-
-
-@dataclass(frozen=True)
-class PageOrigin:
-    """Where a page's text is from.
-
-    Attributes:
-        index: The page's number in the training split.
-        config: Its config.
-        first_row: Its first row, counted within the config.
-        num_rows: Its rows.
-        num_characters: Their length.
-    """
-
-    index: int
-    config: str
-    first_row: int
-    num_rows: int
-    num_characters: int
 
 
 @dataclass(frozen=True)
@@ -69,18 +50,13 @@ def preview(workload: Workload, window: int, uid: int, *, num_texts: int) -> Pre
             Reason.WINDOW_PASSED, f"window {window}: the network began with window {workload.start_window}"
         )
     assignment = workload.assignment(window, uid)
-    pages = workload.dataset.read_pages(assignment.units)
-    hparams = workload.exchange.hparams
-    sequences = page_sequences(pages, workload.tokenizer, assignment, hparams.data.sequence_length)
+    reading = workload.read(assignment)
     return Preview(
         window=window,
         uid=uid,
-        opens_at=first_block(window, hparams.windows),
+        opens_at=first_block(window, workload.exchange.hparams.windows),
         digest=assignment.digest,
-        pages=tuple(
-            PageOrigin(page.index, page.config, page.first_row, len(page.texts), sum(map(len, page.texts)))
-            for page in pages
-        ),
-        num_sequences=len(sequences),
-        texts=tuple(workload.tokenizer.decode(sequence) for sequence in sequences[:num_texts]),
+        pages=reading.pages,
+        num_sequences=len(reading.sequences),
+        texts=tuple(workload.tokenizer.decode(sequence) for sequence in reading.sequences[:num_texts]),
     )

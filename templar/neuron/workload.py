@@ -3,21 +3,23 @@
 Everything here follows from public objects and finalized blocks, so a validator rebuilds what a miner trained on.
 """
 
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from templar.data.assignment import Assignment, Epoch, SlotPlan, assign, spare_units
-from templar.data.pages import PageDataset
-from templar.data.samples import window_sequences
+from templar.data.epochs import Epochs, ShardEpoch, epoch_of
+from templar.data.training import Reading, TrainingData
 from templar.exchange.context import Exchange
 from templar.model.tokenizer import Tokenizer
 from templar.windows import first_block
 
 CACHED_WINDOWS = 2
 """Windows whose data is kept: the one that is trained and the one that is scored."""
+
+REMEMBERED_EPOCHS = 2
+"""Epochs before those of the state that a node still knows while it runs."""
 
 
 @dataclass
@@ -28,57 +30,61 @@ class Workload:
         exchange: Chain and numbers.
         dataset: The training split.
         tokenizer: The network's tokenizer.
-        start_window: First window of the network, and of the assignment epoch.
+        start_window: First window of the network.
     """
 
     exchange: Exchange
-    dataset: PageDataset
+    dataset: TrainingData
     tokenizer: Tokenizer
     start_window: int
-    _plan: SlotPlan | None = None
+    _epochs: Epochs = ()
+    _state_window: int = 0
+    _known: dict[ShardEpoch, tuple[Epoch, SlotPlan]] = field(default_factory=dict)
     _sequences: dict[str, tuple[int, NDArray[np.int32]]] = field(default_factory=dict)
     _openings: dict[int, tuple[tuple[int, ...], str]] = field(default_factory=dict)
 
-    @cached_property
-    def epoch(self) -> Epoch:
-        """The assignment epoch that the network is in."""
-        return Epoch(self.exchange.network.genesis, self.dataset.num_pages, self.start_window)
-
-    @property
-    def plan(self) -> SlotPlan:
-        """Slots per window: one for every miner at the epoch's first block, and the spare ones."""
-        if self._plan is None:
-            data = self.exchange.hparams.data
-            miners = len(self.exchange.miners(self.start_window))
-            self._plan = SlotPlan(miners + data.spare_slots, data.pages_per_window)
-        return self._plan
+    def follow(self, epochs: Epochs, window: int) -> None:
+        """Take notice of the node's state: the shards that it knows of, and the window that it is the state of."""
+        earlier = tuple(epoch for epoch in self._epochs if not epochs or epoch.first_window < epochs[0].first_window)
+        self._epochs = (*earlier[-REMEMBERED_EPOCHS:], *epochs)
+        self._state_window = window
 
     def assignment(self, window: int, uid: int) -> Assignment:
         """What a miner is assigned in a window.
 
         Raises:
-            TransientError: The chain could not be reached.
+            TransientError: The chain could not be reached, or the shard of the window is not known yet.
+            PermanentError: `window_passed`; the shard of the window is not known any more.
         """
+        epoch, plan = self._cut(self.shard_epoch(window))
         uids, block_hash = self._opening(window)
-        return assign(window, uid, epoch=self.epoch, plan=self.plan, uids=uids, block_hash=block_hash)
+        return assign(window, uid, epoch=epoch, plan=plan, uids=uids, block_hash=block_hash)
 
     def digest(self, window: int, uid: int) -> str | None:
         """Digest of a miner's assignment; None if it was assigned nothing."""
         assignment = self.assignment(window, uid)
         return assignment.digest if assignment.units else None
 
-    def sequences(self, assignment: Assignment) -> NDArray[np.int32]:
-        """The sequences of an assignment, int32 of shape (n, L), in training order.
+    def read(self, assignment: Assignment) -> Reading:
+        """The pages of an assignment and their sequences.
 
         Raises:
             TransientError: The dataset could not be read.
-            PermanentError: The dataset is not what its metadata says.
+            PermanentError: The dataset is not what its description says.
+        """
+        position = self.shard_epoch(assignment.window).position
+        return self.dataset.read(position, assignment, self.tokenizer)
+
+    def sequences(self, assignment: Assignment) -> NDArray[np.int32]:
+        """The sequences of an assignment, int32 of shape (n, L), in training order; kept for a while.
+
+        Raises:
+            TemplarError: As in `read`.
         """
         known = self._sequences.get(assignment.digest)
         if known is not None:
             return known[1]
-        length = self.exchange.hparams.data.sequence_length
-        sequences = window_sequences(self.dataset, self.tokenizer, assignment, length)
+        sequences = self.read(assignment).sequences
         oldest = assignment.window - CACHED_WINDOWS
         self._sequences = {digest: item for digest, item in self._sequences.items() if item[0] > oldest}
         self._sequences[assignment.digest] = (assignment.window, sequences)
@@ -86,10 +92,36 @@ class Workload:
 
     def spare_sequences(self, window: int) -> NDArray[np.int32]:
         """Sequences of units that nobody was assigned in a window."""
+        epoch, plan = self._cut(self.shard_epoch(window))
         uids, block_hash = self._opening(window)
-        units = spare_units(window, epoch=self.epoch, plan=self.plan, uids=uids, block_hash=block_hash)
-        nobody = Assignment(window, -1, units, f"spare-{window}")
-        return self.sequences(replace(nobody, units=units[: self.plan.units_per_slot]))
+        units = spare_units(window, epoch=epoch, plan=plan, uids=uids, block_hash=block_hash)
+        return self.sequences(Assignment(window, -1, units[: plan.units_per_slot], f"spare-{window}"))
+
+    def shard_epoch(self, window: int) -> ShardEpoch:
+        """The shard that a window trains on; of a dataset of pages, all of it.
+
+        Raises:
+            TransientError: As in `assignment`.
+            PermanentError: As in `assignment`.
+        """
+        if not self._epochs:
+            return ShardEpoch(self.start_window, 0)
+        return epoch_of(self._epochs, self._state_window, window)
+
+    def _cut(self, stretch: ShardEpoch) -> tuple[Epoch, SlotPlan]:
+        """How an epoch's units are permuted and cut.
+
+        The key has the hash of the epoch's first block, so nobody knows the order before; there is one slot for every
+        miner at that block, and the spare ones.
+        """
+        if stretch not in self._known:
+            data, chain = self.exchange.hparams.data, self.exchange.chain
+            block_hash = chain.block_hash(first_block(stretch.first_window, self.exchange.hparams.windows))
+            key = f"{self.exchange.network.genesis}/{stretch.position}/{block_hash}"
+            epoch = Epoch(key, self.dataset.num_pages(stretch.position), stretch.first_window)
+            miners = len(self.exchange.miners(stretch.first_window))
+            self._known[stretch] = epoch, SlotPlan(miners + data.spare_slots, data.pages_per_window)
+        return self._known[stretch]
 
     def _opening(self, window: int) -> tuple[tuple[int, ...], str]:
         """The miners at a window's first block, and its hash: asked of the chain once, for they never change."""

@@ -159,7 +159,7 @@ def _report(world: World, nodes: dict[Member, Node], windows: int, seconds: floa
     roots = {node.state.root for node in nodes.values()}
     validator = next(member for member in nodes if member.role == "validator")
     evidence = [_evidence(nodes[validator], window) for window in range(START_WINDOW, START_WINDOW + windows)]
-    held_out = measure_held_out(nodes[validator], world.open_held_out(), num_sequences=HELD_OUT_SEQUENCES)
+    held_out = measure_held_out(nodes[validator], world.held_out(nodes[validator], HELD_OUT_SEQUENCES))
     measured = [each for each in evidence if each is not None]
     return SimulationReport(
         windows=windows,

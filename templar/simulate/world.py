@@ -3,16 +3,20 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from templar.chain.clock import SimulatedClock
 from templar.chain.keys import Hotkey, hotkey_from_seed
 from templar.chain.ledger import Ledger, create_ledger
 from templar.data.build import build_dataset, upload_dataset
 from templar.data.corpus import Document, collect_documents
-from templar.data.metadata import HELD_OUT_SPLIT, TRAIN_SPLIT
-from templar.data.pages import PageDataset
+from templar.data.opening import open_training, read_held_out, transfer_of
+from templar.data.sharded.writing import build_shards
+from templar.data.training import TrainingData
 from templar.exchange.buckets import Buckets, OwnBucket
 from templar.exchange.genesis import Birth, publish_genesis
 from templar.hparams import HParams
@@ -21,7 +25,6 @@ from templar.model.tokenizer import load_tokenizer
 from templar.neuron.aggregator import Aggregator
 from templar.neuron.joining import NodeSettings, Surroundings
 from templar.neuron.node import Node
-from templar.neuron.observe import HELD_OUT_ROWS_PER_PAGE
 from templar.neuron.validator import Validator
 from templar.simulate.actors import ACTORS, IDLE
 from templar.store.address import BucketAddress
@@ -108,23 +111,31 @@ class World:
         kind = self._kinds[member.role]
         settings = NodeSettings(member.name, self.root / "nodes" / member.name, gather_concurrency=1, durable=False)
         chain = Ledger(self._ledger, hotkey=member.hotkey, clock=self.clock, durable=False)
-        surroundings = Surroundings(chain, self._buckets(member, chain), member.hotkey, self.open_dataset)
+        opening = partial(self.open_dataset, settings.home)
+        surroundings = Surroundings(chain, self._buckets(member, chain), member.hotkey, opening)
         return kind(settings, self.hparams, surroundings)
 
     def observer(self) -> Node:
         """A node without a hotkey, not started: it replays what the others agreed on."""
         settings = NodeSettings("observer", self.root / "nodes" / "observer", durable=False)
         buckets = Buckets(self.chain, self._open_reader)
-        return Node(settings, self.hparams, Surroundings(self.chain, buckets, None, self.open_dataset))
+        opening = partial(self.open_dataset, settings.home)
+        return Node(settings, self.hparams, Surroundings(self.chain, buckets, None, opening))
 
-    def open_dataset(self, split: str = TRAIN_SPLIT, rows_per_page: int | None = None) -> PageDataset:
-        """The dataset's pages."""
-        rows = rows_per_page or self.hparams.data.rows_per_page
-        return PageDataset([self._store(DATASET_BUCKET)], DATASET_PREFIX, rows_per_page=rows, split=split)
+    def open_dataset(self, home: Path) -> TrainingData:
+        """The training split, for a node with this folder."""
+        transfer = transfer_of(self.hparams.storage)
+        return open_training(
+            [self._store(DATASET_BUCKET)], DATASET_PREFIX, self.hparams.data, home / "shards", transfer
+        )
 
-    def open_held_out(self) -> PageDataset:
-        """The held-out pages."""
-        return self.open_dataset(HELD_OUT_SPLIT, rows_per_page=HELD_OUT_ROWS_PER_PAGE)
+    def held_out(self, node: Node, num_sequences: int) -> NDArray[np.int32]:
+        """Held-out sequences, shape (num_sequences, L)."""
+        stores, folder = [self._store(DATASET_BUCKET)], node.settings.home / "shards"
+        tokenizer, data = node.workload.tokenizer, self.hparams.data
+        return read_held_out(
+            stores, DATASET_PREFIX, data, folder, tokenizer=tokenizer, num_sequences=num_sequences
+        )
 
     def _register(self, seed: int, actors: Sequence[str], num_validators: int) -> tuple[Member, ...]:
         roles = ["aggregator", *["validator"] * num_validators, *actors]
@@ -144,8 +155,18 @@ class World:
         folder = self.root / "dataset"
         data, miners = self.hparams.data, len(self.members)
         pages = WINDOWS_PER_ROUND * data.pages_per_window * (miners + data.spare_slots)
-        documents = _documents(max(600_000, 2 * pages * data.rows_per_page * ROW_CHARS))
-        build_dataset(documents, folder, vocab_size=self.hparams.model.vocab_size, row_chars=ROW_CHARS)
+        vocab_size = self.hparams.model.vocab_size
+        if data.layout == "pages":
+            documents = _documents(max(600_000, 2 * pages * data.rows_per_page * ROW_CHARS))
+            build_dataset(documents, folder, vocab_size=vocab_size, row_chars=ROW_CHARS)
+        else:
+            build_shards(
+                _documents(600_000),
+                folder,
+                vocab_size=vocab_size,
+                sequence_length=data.sequence_length,
+                samples_per_shard=pages * data.samples_per_page,
+            )
         upload_dataset(folder, self._store(DATASET_BUCKET), DATASET_PREFIX)
 
     def _publish_genesis(self) -> Birth:
@@ -153,7 +174,7 @@ class World:
         chain = Ledger(self._ledger, hotkey=publisher.hotkey, clock=self.clock, durable=False)
         buckets = self._buckets(publisher, chain)
         buckets.announce()
-        dataset = self.open_dataset()
+        dataset = self.open_dataset(self.root / "genesis")
         embedded = dataset.tokenizer_json()
         tokenizer = load_tokenizer(self.hparams.data.tokenizer_name, embedded=embedded)
         return publish_genesis(

@@ -6,16 +6,24 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from blocks import BucketCredentials, Dataset, DatasetBucket, NeuronBucket, StorageEndpoint
+from templar.data.assignment import Assignment
+from templar.data.build import upload_dataset
+from templar.data.pages import PageDataset
+from templar.data.sharded.writing import build_shards
+from templar.data.training import PagedTraining
 from templar.errors import PermanentError, Reason
+from templar.hparams import load_hparams
+from templar.model.tokenizer import load_tokenizer
 from templar.store.address import BucketAddress
 from templar.store.directory import DirectoryStore
 from templar.store.s3 import S3Store
-from tests.support.datasets import PREFIX, small_dataset
+from tests.support.datasets import PREFIX, numbered_documents, small_dataset
 from tests.support.scripted_server import Reply, scripted_server
 
 READ = BucketCredentials(access_key_id="READ", secret_access_key=SecretStr("read-secret"))
 WRITE = BucketCredentials(access_key_id="WRITE", secret_access_key=SecretStr("write-secret"))
 ACCOUNT = "0123456789abcdef0123456789abcdef"
+HPARAMS = load_hparams("simulation", overrides={"data": {"rows_per_page": 4, "sequence_length": 16}})
 
 
 def directory_endpoint(root: Path) -> StorageEndpoint:
@@ -130,22 +138,51 @@ class TestDataset:
         buckets = [DatasetBucket(account_id=name, bucket=name, read=READ) for name in names]
         return Dataset(endpoint=directory_endpoint(root), buckets=buckets, prefix=PREFIX)
 
+    def pages(self, root: Path) -> PageDataset:
+        training = self.dataset(root, "data-one", "data-two").open(HPARAMS, root / "home")
+        assert isinstance(training, PagedTraining)
+        return training.pages
+
     def test_its_stores_are_its_buckets(self, root: Path) -> None:
         assert [store.name for store in self.dataset(root, "data-one", "data-two").stores()] == ["data-one", "data-two"]
 
     def test_every_bucket_is_read_from(self, root: Path) -> None:
-        dataset = self.dataset(root, "data-one", "data-two").open(4)
-        assert dataset.num_pages > 2
-        assert {page.config for page in dataset.read_pages(range(dataset.num_pages))} == {"alpha", "beta"}
+        pages = self.pages(root)
+        assert pages.num_pages > 2
+        assert {page.config for page in pages.read_pages(range(pages.num_pages))} == {"alpha", "beta"}
         for file in root.glob("data-*/**/*.parquet"):
             file.unlink()
         with pytest.raises(PermanentError, match="is not in data-one, data-two"):
-            self.dataset(root, "data-one", "data-two").open(4).read_page(0)
+            self.pages(root).read_page(0)
 
-    def test_a_split_can_be_chosen(self, root: Path) -> None:
+    def test_held_out_text_is_another(self, root: Path) -> None:
         dataset = self.dataset(root, "data-one")
-        training, held_out = (dataset.open(1, split).num_pages for split in ("train", "held_out"))
-        assert training > held_out > 0
+        training = dataset.open(HPARAMS, root / "home")
+        tokenizer = load_tokenizer("embedded", embedded=training.tokenizer_json())
+        held_out = dataset.held_out(HPARAMS, root / "home", tokenizer, 2)
+        assert held_out.shape == (2, 16)
+        assert "document" in tokenizer.decode(held_out[0])
+
+    @pytest.mark.parametrize("split", ["train", "held_out"])
+    def test_shards_are_read_like_pages(self, root: Path, split: str) -> None:
+        documents = numbered_documents("alpha", num_documents=10, num_lines=13)
+        build_shards(documents, root / "shards", vocab_size=300, sequence_length=16, samples_per_shard=20)
+        upload_dataset(root / "shards", DirectoryStore(root / "data-two"), "shards")
+        buckets = [DatasetBucket(account_id="data-two", bucket="data-two", read=READ)]
+        dataset = Dataset(endpoint=directory_endpoint(root), buckets=buckets, prefix="shards")
+        hparams = load_hparams("simulation-shards", overrides={"data": {"sequence_length": 16}})
+        training = dataset.open(hparams, root / "home")
+        tokenizer = load_tokenizer("embedded", embedded=training.tokenizer_json())
+        training.check(tokenizer)
+        if split == "train":
+            assignment = Assignment(1, 3, (1, 0), "ab" * 32)
+            sequences = training.read(0, assignment, tokenizer).sequences
+            assert sequences.shape == (8, 16)
+        else:
+            sequences = dataset.held_out(hparams, root / "home", tokenizer, 4)
+            assert sequences.shape == (4, 16)
+        assert "alpha document" in tokenizer.decode(sequences.reshape(-1))
+        assert dataset.shards(hparams, root / "home").num_shards > 1
 
     def test_no_bucket_is_no_dataset(self, root: Path) -> None:
         with pytest.raises(ValidationError, match="at least 1 item"):
@@ -155,5 +192,5 @@ class TestDataset:
         buckets = [DatasetBucket(account_id="data-one", bucket="data-one", read=READ)]
         dataset = Dataset(endpoint=directory_endpoint(root), buckets=buckets, prefix="elsewhere")
         with pytest.raises(PermanentError, match="elsewhere") as caught:
-            dataset.open(4)
+            dataset.open(HPARAMS, root / "home")
         assert caught.value.reason is Reason.DATASET_MISSING

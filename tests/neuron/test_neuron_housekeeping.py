@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from templar.canonical import file_sha256
+from templar.data.epochs import first_epochs
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.checkpoint import fetch_checkpoint, list_checkpoints
 from templar.exchange.keys import parse_key
 from templar.model.checkpoint import WEIGHTS_FILE, read_parameters
 from templar.neuron.agreed import check_mark
-from templar.neuron.housekeeping import Premises, clean_bucket, outer_steps_of, publish_newest_checkpoint
+from templar.neuron.housekeeping import Premises, clean_bucket, known_epochs, publish_newest_checkpoint
 from tests.support.network import Network, tiny
 
 AGGREGATOR = "aggregator-1"
@@ -75,7 +76,7 @@ def test_a_running_neuron_is_not_disturbed(network: Network) -> None:
     half = network.aggregator.snapshots.folder(2).with_name(".writing-2-99")
     half.mkdir()
     publish_newest_checkpoint(network.premises(AGGREGATOR))
-    assert outer_steps_of(network.premises(AGGREGATOR)) == 1
+    assert known_epochs(network.premises(AGGREGATOR))[1] == 1
     assert half.exists()
 
 
@@ -149,17 +150,17 @@ def test_every_role_can_clean_its_bucket(old: Network) -> None:
         assert min(windows_in(old, name)) == 3
 
 
-def test_outer_steps_are_those_of_the_newest_snapshot(network: Network) -> None:
+def test_the_shards_are_those_of_the_newest_snapshot(network: Network) -> None:
     premises = network.premises(AGGREGATOR)
-    assert outer_steps_of(premises) == 0
+    assert known_epochs(premises) == (first_epochs(1), 0)
     network.run([1, 2])
-    assert outer_steps_of(premises) == 2
+    assert known_epochs(premises) == (first_epochs(1), 2)
 
 
-def test_before_genesis_there_are_no_outer_steps(network: Network) -> None:
+def test_before_genesis_it_is_the_first_shard(network: Network) -> None:
     premises = network.premises(AGGREGATOR)
     network.bucket(AGGREGATOR).delete(network.objects(AGGREGATOR, "start_window"))
-    assert outer_steps_of(premises) == 0
+    assert known_epochs(premises) == (first_epochs(0), -1)
     with pytest.raises(TransientError) as caught:
         clean_bucket(premises, dry_run=False)
     assert caught.value.reason is Reason.GENESIS_MISSING
@@ -167,7 +168,7 @@ def test_before_genesis_there_are_no_outer_steps(network: Network) -> None:
 
 def test_an_unreachable_store_is_not_taken_for_no_genesis(network: Network) -> None:
     premises = network.premises("validator-2")
-    for work in (outer_steps_of, lambda each: clean_bucket(each, dry_run=True)):
+    for work in (known_epochs, lambda each: clean_bucket(each, dry_run=True)):
         with network.outage(AGGREGATOR), pytest.raises(TransientError) as caught:
             work(premises)
         assert caught.value.reason is Reason.STORE_UNREACHABLE

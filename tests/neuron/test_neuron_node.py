@@ -217,7 +217,7 @@ def test_an_observer_replays_what_was_agreed_and_measures_it(network: Network) -
     network.world.chain.wait_for_block(5 * network.hparams.windows.blocks_per_window)
     assert catch_up(observer, 3, deadline=observer.chain.clock.now()) == 3
     assert observer.state.mark == network.validator.state.mark
-    report = measure_held_out(observer, network.world.open_held_out(), num_sequences=16)
+    report = measure_held_out(observer, network.world.held_out(observer, 16))
     assert report.loss_genesis == pytest.approx(np.log(256), abs=0.05)
     assert report.loss_last < report.loss_genesis
     assert 0 < report.unigram < report.loss_genesis
@@ -238,7 +238,10 @@ def test_two_nodes_agree_on_the_data_of_everybody(network: Network) -> None:
     assigned = {row.tobytes() for uid in uids for row in left.sequences(left.assignment(1, uid))}
     assert not assigned & {row.tobytes() for row in spare}
     assert left.digest(1, 999) is None
-    assert left.plan.num_slots == len(uids) + network.hparams.data.spare_slots
+    slots = len(uids) + network.hparams.data.spare_slots
+    units = {unit for uid in uids for unit in left.assignment(1, uid).units}
+    assert len(units) == len(uids) * network.hparams.data.pages_per_window
+    assert left.dataset.num_pages(0) >= slots * network.hparams.data.pages_per_window
 
 
 def test_everybody_gathers_the_same_selection(network: Network) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from templar.data.training import PagedTraining
 from templar.errors import PermanentError, Reason
 from templar.neuron.opening import open_window
 from templar.neuron.preview import preview
@@ -23,9 +24,11 @@ def test_it_is_what_the_miner_trains_on(network: Network) -> None:
     assert found.num_sequences == report.num_sequences
     assert tuple(page.index for page in found.pages) == report.units
     rows = miner.hparams.data.rows_per_page
+    assert isinstance(miner.workload.dataset, PagedTraining)
+    pages = miner.workload.dataset.pages
     for page in found.pages:
-        text = miner.workload.dataset.read_page(page.index)
-        assert (page.config, page.first_row, page.num_rows) == (text.config, text.first_row, rows)
+        text = pages.read_page(page.index)
+        assert (page.source, page.first_row, page.num_rows) == (text.config, text.first_row, rows)
         assert page.num_characters == sum(map(len, text.texts))
     trained = miner._training_sequences(1)
     assert found.texts == tuple(miner.workload.tokenizer.decode(row) for row in trained[:3].tolist())

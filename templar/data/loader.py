@@ -1,0 +1,238 @@
+"""The training sequences of one window, as a stream of batches that can be cut, shared and taken up again.
+
+What is trained on, and in which order, follows from the assignment alone (`sample_order`). The stream counts in global
+batches: batch p holds the samples `order[p * batch_size : (p + 1) * batch_size]`, the last one what is left. Of every
+global batch, rank r of w takes the sequences at the places r, r + w, r + 2w, ...; so the sequence at place i is with
+rank i % w, as its sequence i // w. If w does not divide a batch, the first ranks have one sequence more, and a rank for
+which nothing is left has a batch of none. Hence every rank sees the same number of batches, and all of them together
+the same stream, whatever their number.
+
+`WindowStream` gives a rank's batches one after the other. `WindowBatches` gives the same to torch's `DataLoader`, with
+any number of worker processes.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import IterableDataset, get_worker_info
+
+from templar.data.assignment import Assignment
+from templar.data.permutation import Permutation
+
+_ORDER_DOMAIN = "templar.samples.order"
+
+
+class Samples(Protocol):
+    """What the stream needs of a shard (`templar.data.sharded.dataset.Shard`)."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in the shard."""
+        ...
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens per sample."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of a token."""
+        ...
+
+    def read(self, indices: NDArray[np.integer], out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """The samples with some numbers, shape (n, sequence_length)."""
+        ...
+
+
+def sample_order(assignment: Assignment, samples_per_page: int) -> NDArray[np.int64]:
+    """The samples of one miner's window, in the order in which it trains on them.
+
+    The assigned pages follow each other in the order of the assignment, and page p is the samples
+    `p * samples_per_page` up to `(p + 1) * samples_per_page`. They are then put into an order that the assignment's
+    digest chooses, as in `templar.data.samples`.
+
+    Args:
+        assignment: What the miner was assigned; its units are pages of one shard.
+        samples_per_page: Samples of a page.
+
+    Returns:
+        Numbers of samples, shape (n,); n is 0 if nothing was assigned.
+
+    Raises:
+        ValueError: `samples_per_page` is less than 1.
+    """
+    if samples_per_page < 1:
+        raise ValueError(f"samples_per_page must be at least 1, not {samples_per_page}")
+    pages = np.array(assignment.units, dtype=np.int64)
+    samples = (pages[:, None] * samples_per_page + np.arange(samples_per_page)).ravel()
+    if not len(samples):
+        return samples
+    return samples[Permutation(len(samples), _ORDER_DOMAIN, assignment.digest).elements()]
+
+
+class WindowStream(Iterator[NDArray[Any]]):
+    """One rank's batches of a window: arrays of shape (n, L) in the shard's dtype.
+
+    An error of the shard leaves the stream where it is: the next call reads the same batch again. A stream is for one
+    thread; as a context manager it ends its own.
+
+    Args:
+        shard: Where the samples are read from.
+        order: Their numbers in training order, shape (m,).
+        batch_size: Sequences of a global batch.
+        rank: Which part of every global batch to give; see the module.
+        world_size: Into how many parts they are divided.
+        start: Global batches that were consumed before: what `state` gave. Going on costs nothing.
+        step: Give every `step`-th global batch only.
+        prefetch_bytes: Read so much ahead in a background thread, in whole batches of this rank: worth it if the shard
+            is not on this machine yet. The batch in hand is not counted. Less than one batch: read when asked.
+
+    Raises:
+        ValueError: A number is out of range.
+    """
+
+    def __init__(
+        self,
+        shard: Samples,
+        order: NDArray[np.int64],
+        batch_size: int,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        start: int = 0,
+        step: int = 1,
+        prefetch_bytes: int = 0,
+    ) -> None:
+        if batch_size < 1 or step < 1 or prefetch_bytes < 0 or not 0 <= rank < world_size:
+            raise ValueError(
+                f"batch_size {batch_size} and step {step} must be at least 1, prefetch_bytes {prefetch_bytes} not "
+                f"negative, rank {rank} in 0..{world_size - 1}"
+            )
+        self.num_batches = _num_batches(order, batch_size)
+        _check_position(start, self.num_batches)
+        self._shard, self._order, self._batch_size = shard, order, batch_size
+        self._rank, self._world_size, self._step = rank, world_size, step
+        self._position = start
+        most_sequences = -(-(batch_size - rank) // world_size)
+        batch_bytes = most_sequences * shard.sequence_length * shard.dtype.itemsize
+        self._most_ahead = prefetch_bytes // batch_bytes if batch_bytes > 0 else 0
+        self._ahead: deque[Future[NDArray[Any]]] = deque()  # the batches from the position on
+        self._reader: ThreadPoolExecutor | None = None
+
+    def state(self) -> int:
+        """Global batches that were consumed: the `start` of a stream that goes on here, with any rank or world size."""
+        return self._position
+
+    def close(self) -> None:
+        """End the background thread and forget what it has read; the stream can still go on."""
+        if self._reader is not None:
+            self._reader.shutdown(cancel_futures=True)
+            self._reader = None
+        self._ahead.clear()
+
+    def __next__(self) -> NDArray[Any]:
+        if self._position >= self.num_batches:
+            self.close()
+            raise StopIteration
+        batch = self._take() if self._most_ahead else self._read(self._position)
+        self._position += self._step
+        self._read_ahead()
+        return batch
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _read(self, position: int) -> NDArray[Any]:
+        start = position * self._batch_size
+        batch = self._order[start : start + self._batch_size]
+        return self._shard.read(batch[self._rank :: self._world_size])
+
+    def _take(self) -> NDArray[Any]:
+        self._read_ahead()
+        try:
+            return self._ahead.popleft().result()
+        except BaseException:
+            self.close()
+            raise
+
+    def _read_ahead(self) -> None:
+        for number in range(len(self._ahead), self._most_ahead):
+            position = self._position + number * self._step
+            if position >= self.num_batches:
+                break
+            if self._reader is None:
+                self._reader = ThreadPoolExecutor(1, thread_name_prefix="window")
+            self._ahead.append(self._reader.submit(self._read, position))
+
+
+class WindowBatches(IterableDataset[Tensor]):
+    """A `WindowStream` for torch: `DataLoader(WindowBatches(...), batch_size=None, num_workers=k)`.
+
+    Gives int32 tensors of shape (n, L). Worker i of k reads the batches i, i + k, ... after the start, and the loader
+    puts them back in order, so the batches are those of a stream without workers. After n of them the position is
+    `start + n`.
+
+    Args:
+        open_shard: Opens the shard; called once in every process that reads, so it must survive pickling.
+        order: As in `WindowStream`.
+        batch_size: As in `WindowStream`.
+        rank: As in `WindowStream`.
+        world_size: As in `WindowStream`.
+        start: As in `WindowStream`.
+        prefetch_bytes: As in `WindowStream`, for all workers together. The loader holds `prefetch_factor` batches per
+            worker besides.
+
+    Raises:
+        ValueError: A number is out of range.
+    """
+
+    def __init__(
+        self,
+        open_shard: Callable[[], Samples],
+        order: NDArray[np.int64],
+        batch_size: int,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        start: int = 0,
+        prefetch_bytes: int = 0,
+    ) -> None:
+        _check_position(start, _num_batches(order, batch_size))
+        self._open_shard, self._order, self._batch_size = open_shard, order, batch_size
+        self._rank, self._world_size = rank, world_size
+        self._start, self._prefetch_bytes = start, prefetch_bytes
+
+    def __iter__(self) -> Iterator[Tensor]:
+        worker = get_worker_info()
+        number, count = (worker.id, worker.num_workers) if worker else (0, 1)
+        with WindowStream(
+            self._open_shard(),
+            self._order,
+            self._batch_size,
+            rank=self._rank,
+            world_size=self._world_size,
+            start=min(self._start + number, _num_batches(self._order, self._batch_size)),
+            step=count,
+            prefetch_bytes=self._prefetch_bytes // count,
+        ) as stream:
+            for batch in stream:
+                yield torch.from_numpy(batch.astype(np.int32))
+
+
+def _num_batches(order: NDArray[np.int64], batch_size: int) -> int:
+    return -(-len(order) // batch_size)
+
+
+def _check_position(start: int, num_batches: int) -> None:
+    if not 0 <= start <= num_batches:
+        raise ValueError(f"start {start} is not in 0..{num_batches}: it is no position of this window")

@@ -1,0 +1,1 @@
+"""The sharded dataset: pretokenised samples in large files, read by verified blocks."""

@@ -1,0 +1,194 @@
+"""A dataset as a network trains on it: numbered pages, and the sequences of an assignment of them.
+
+Two layouts: pages of rows in Parquet files, tokenised on the fly, and pages of samples in pretokenised shards.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from templar.data.assignment import Assignment
+from templar.data.health import EndpointReport
+from templar.data.loader import sample_order
+from templar.data.pages import PageDataset
+from templar.data.samples import page_sequences
+from templar.data.sharded.dataset import ShardedDataset
+from templar.errors import PermanentError, Reason
+from templar.model.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class PageOrigin:
+    """Where a page's text is from.
+
+    Attributes:
+        index: The page's number in the training split, or in its shard.
+        source: Its config or its shard's file.
+        first_row: Its first row or sample there.
+        num_rows: Its rows or samples.
+        num_characters: Their length as text; None where they are tokens already.
+    """
+
+    index: int
+    source: str
+    first_row: int
+    num_rows: int
+    num_characters: int | None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The pages of an assignment, and the sequences that they make.
+
+    Attributes:
+        pages: The pages, in the order of the assignment.
+        sequences: int32 of shape (n, L), in training order.
+    """
+
+    pages: tuple[PageOrigin, ...]
+    sequences: NDArray[np.int32]
+
+
+class TrainingData(Protocol):
+    """What a workload is cut from. Positions count shards since genesis; pages know only position 0.
+
+    Raises:
+        TransientError: No store could be read, or all have other bytes there than the dataset's description says.
+        PermanentError: `dataset_missing`, `dataset_malformed`.
+    """
+
+    @property
+    def digest(self) -> str:
+        """What pins every page."""
+        ...
+
+    @property
+    def endpoints(self) -> tuple[EndpointReport, ...]:
+        """What each store has done since the dataset was opened."""
+        ...
+
+    def tokenizer_json(self) -> bytes | None:
+        """The `tokenizer.json` beside the dataset, if there is one."""
+        ...
+
+    def check(self, tokenizer: Tokenizer) -> None:
+        """Refuse a tokenizer that did not make the dataset's tokens."""
+        ...
+
+    def num_pages(self, position: int) -> int:
+        """Pages at a position: the units of assignment."""
+        ...
+
+    def read(self, position: int, assignment: Assignment, tokenizer: Tokenizer) -> Reading:
+        """Fetch the pages of an assignment."""
+        ...
+
+
+class PagedTraining:
+    """Pages of a `PageDataset`.
+
+    Args:
+        pages: The training split.
+        sequence_length: Tokens per sequence.
+    """
+
+    def __init__(self, pages: PageDataset, sequence_length: int) -> None:
+        self.pages = pages
+        self._sequence_length = sequence_length
+        self.digest = pages.digest
+
+    @property
+    def endpoints(self) -> tuple[EndpointReport, ...]:
+        """What each store has done since the dataset was opened."""
+        return self.pages.endpoints
+
+    def tokenizer_json(self) -> bytes | None:
+        """The `tokenizer.json` beside the dataset, if there is one."""
+        return self.pages.tokenizer_json()
+
+    def check(self, tokenizer: Tokenizer) -> None:
+        """Text goes with any tokenizer."""
+
+    def num_pages(self, position: int) -> int:
+        """Pages of the split."""
+        return self.pages.num_pages
+
+    def read(self, position: int, assignment: Assignment, tokenizer: Tokenizer) -> Reading:
+        """The pages of an assignment, tokenised and packed (see `templar.data.samples`)."""
+        pages = self.pages.read_pages(assignment.units)
+        origins = tuple(
+            PageOrigin(page.index, page.config, page.first_row, len(page.texts), sum(map(len, page.texts)))
+            for page in pages
+        )
+        return Reading(origins, page_sequences(pages, tokenizer, assignment, self._sequence_length))
+
+
+class ShardedTraining:
+    """Pages of consecutive samples of the shards of a `ShardedDataset`.
+
+    Samples at the end of a shard that fill no page belong to none.
+
+    Args:
+        shards: The training split.
+        sequence_length: Tokens per sequence.
+        samples_per_page: Samples in a page.
+
+    Raises:
+        PermanentError: `bad_hparams`, if the samples have another length; `dataset_too_small`, if a shard has no page.
+    """
+
+    def __init__(self, shards: ShardedDataset, sequence_length: int, samples_per_page: int) -> None:
+        if shards.index.sequence_length != sequence_length:
+            raise PermanentError(
+                Reason.BAD_HPARAMS,
+                f"data.sequence_length is {sequence_length}, but the dataset's samples have "
+                f"{shards.index.sequence_length} tokens: choose the network's preset, or build another dataset",
+            )
+        smallest = min(map(shards.num_samples, range(shards.num_shards)))
+        if smallest < samples_per_page:
+            raise PermanentError(
+                Reason.DATASET_TOO_SMALL,
+                f"the smallest shard has {smallest} samples, a page takes {samples_per_page}; lower "
+                "data.samples_per_page or build larger shards",
+            )
+        self.shards = shards
+        self._samples_per_page = samples_per_page
+        self.digest = shards.digest
+
+    @property
+    def endpoints(self) -> tuple[EndpointReport, ...]:
+        """What each store has done since the dataset was opened."""
+        return self.shards.endpoints
+
+    def tokenizer_json(self) -> bytes | None:
+        """The `tokenizer.json` beside the dataset, if there is one."""
+        return self.shards.tokenizer_json()
+
+    def check(self, tokenizer: Tokenizer) -> None:
+        """Refuse a tokenizer that did not make the shards.
+
+        Raises:
+            PermanentError: `tokenizer_missing`.
+        """
+        if tokenizer.digest != self.shards.index.tokenizer:
+            raise PermanentError(
+                Reason.TOKENIZER_MISSING,
+                f"tokenizer: digest {tokenizer.digest[:12]} is not {self.shards.index.tokenizer[:12]}, which made the "
+                "dataset's tokens; correct data.tokenizer_name",
+            )
+
+    def num_pages(self, position: int) -> int:
+        """Pages of the shard at a position."""
+        return self.shards.num_samples(self._number(position)) // self._samples_per_page
+
+    def read(self, position: int, assignment: Assignment, tokenizer: Tokenizer) -> Reading:
+        """The samples of an assignment, in training order (see `templar.data.loader`)."""
+        shard, size = self.shards.shard(self._number(position)), self._samples_per_page
+        name = shard.manifest.tokens.name
+        origins = tuple(PageOrigin(unit, name, unit * size, size, None) for unit in assignment.units)
+        return Reading(origins, shard.read(sample_order(assignment, size)).astype(np.int32))
+
+    def _number(self, position: int) -> int:
+        return position % self.shards.num_shards

@@ -1,0 +1,144 @@
+"""A network that trains on shards: everybody swaps in the same window, whatever happened to them before."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from templar.data.epochs import ShardEpoch, first_epochs
+from templar.errors import PermanentError, Reason, TransientError
+from templar.exchange.checkpoint import StateMark
+from templar.hparams import HParams
+from templar.neuron.agreed import check_mark
+from templar.neuron.catchup import catch_up, take_checkpoint
+from templar.neuron.housekeeping import known_epochs, publish_newest_checkpoint
+from templar.neuron.node import Node
+from tests.support.network import Network, tiny
+
+STEPS = 2
+"""Outer steps between two shards."""
+
+
+def hparams() -> HParams:
+    data = {
+        "layout": "shards",
+        "samples_per_page": 4,
+        "pages_per_window": 2,
+        "outer_steps_per_shard": STEPS,
+        "sequence_length": 32,
+    }
+    return tiny("simulation-shards", data=data)
+
+
+@pytest.fixture
+def sharded(folder: Path) -> Iterator[Network]:
+    network = Network(folder, hparams())
+    yield network
+    network.stop()
+
+
+def positions(node: Node, windows: range) -> list[int]:
+    return [node.workload.shard_epoch(window).position for window in windows]
+
+
+def test_the_shard_of_a_window_follows_the_outer_steps_two_windows_before(sharded: Network) -> None:
+    seen = []
+    for window in range(1, 9):
+        seen.append({node.workload.shard_epoch(window).position for node in sharded.nodes.values()})
+        sharded.run([window])
+    # After window w there are w outer steps, and window w + 2 follows them.
+    assert seen == [{0}, {0}, {0}, {1}, {1}, {2}, {2}, {3}]
+    assert len(sharded.roots(8)) == 1
+    assert sharded.validator.state.epochs == (ShardEpoch(8, 3), ShardEpoch(10, 4))
+
+
+def test_no_sample_is_assigned_twice_while_a_shard_lasts(sharded: Network) -> None:
+    assigned: dict[int, list[int]] = {}
+    for window in range(1, 8):
+        sharded.run([window])
+        for miner in sharded.miners:
+            assignment = miner.workload.assignment(window, miner.exchange.identity(window).uid)
+            assert assignment == sharded.validator.workload.assignment(window, assignment.uid)
+            assigned.setdefault(miner.workload.shard_epoch(window).first_window, []).extend(assignment.units)
+    assert sorted(assigned) == [1, 4, 6]
+    for units in assigned.values():
+        assert len(units) == len(set(units))
+
+
+def test_every_epoch_has_an_order_of_its_own(sharded: Network) -> None:
+    keys = set()
+    for window in range(1, 7):
+        sharded.run([window])
+        workload = sharded.validator.workload
+        keys.add(workload._cut(workload.shard_epoch(window))[0].key)
+    assert len(keys) == 3
+
+
+def test_a_node_that_restarts_around_a_swap_goes_on_with_the_same_shards(sharded: Network) -> None:
+    for window in range(1, 7):
+        sharded.run([window])
+        for name in list(sharded.nodes):
+            before = sharded.nodes[name].state
+            after = sharded.restart(name)
+            assert (after.state.mark, after.state.epochs) == (before.mark, before.epochs)
+            known = range(window, window + 3)
+            assert positions(after, known) == positions(sharded.validator, known)
+    assert len(sharded.roots(6)) == 1
+
+
+def test_a_late_node_takes_the_shards_from_a_checkpoint(sharded: Network) -> None:
+    sharded.run([1])
+    name = sharded.name(sharded.miners[0])
+    away = sharded.nodes.pop(name)
+    away.stop()
+    for window in range(2, 7):
+        sharded.run([window])
+        publish_newest_checkpoint(sharded.premises(sharded.name(sharded.aggregator)))
+    miner = sharded.restart(name)
+    mark = take_checkpoint(miner, 6)
+    assert mark == sharded.aggregator.state.mark
+    assert mark is not None
+    assert mark.epochs == (ShardEpoch(6, 2), ShardEpoch(8, 3))
+    assert positions(miner, range(6, 9)) == positions(sharded.aggregator, range(6, 9)) == [2, 2, 3]
+    sharded.run([7, 8])
+    assert len(sharded.roots(8)) == 1
+
+
+def test_null_windows_put_the_swap_off(folder: Path) -> None:
+    network = Network(folder, hparams(), actors=("silent",))
+    try:
+        network.run([1, 2, 3, 4])
+        assert network.validator.state.epochs == first_epochs(1)
+        assert positions(network.validator, range(1, 7)) == [0] * 6
+    finally:
+        network.stop()
+
+
+def test_a_checkpoint_with_other_epochs_is_forged(sharded: Network) -> None:
+    sharded.run([1, 2, 3])
+    state = sharded.validator.state
+    check_mark(state.params, state.mark, "the own state")
+    for epochs in ((), (ShardEpoch(1, 0),), (ShardEpoch(4, 1), ShardEpoch(5, 2))):
+        mark = state.mark
+        forged = StateMark(mark.window, mark.outer_steps, mark.root, mark.previous_root, mark.null, epochs)
+        with pytest.raises(PermanentError) as caught:
+            check_mark(state.params, forged, "a checkpoint")
+        assert caught.value.reason is Reason.ROOT_DIFFERS
+
+
+def test_windows_beyond_what_the_state_knows_are_refused(sharded: Network) -> None:
+    sharded.run([1, 2])
+    with pytest.raises(TransientError, match="catch up first") as caught:
+        sharded.validator.workload.assignment(5, 3)
+    assert caught.value.reason is Reason.WINDOW_NOT_OPEN
+    assert known_epochs(sharded.premises(sharded.name(sharded.validator))) == (sharded.validator.state.epochs, 2)
+
+
+def test_an_observer_replays_a_network_of_shards(sharded: Network) -> None:
+    sharded.run(range(1, 6))
+    observer = sharded.world.observer()
+    observer.start()
+    sharded.world.chain.wait_for_block(7 * sharded.hparams.windows.blocks_per_window)
+    assert catch_up(observer, 5, deadline=observer.chain.clock.now()) == 5
+    assert observer.state.mark == sharded.validator.state.mark
+    observer.stop()
