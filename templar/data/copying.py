@@ -1,7 +1,7 @@
-"""Copy a page dataset into another store, checked, so that anybody can host it.
+"""Copy a dataset into another store, checked, so that anybody can host it.
 
-A dataset without `_metadata.yaml` does not exist, so that file goes last: whatever fails before, no reader ever sees
-half a dataset, and a later call goes on where this one was. Nothing is ever overwritten or deleted.
+A dataset without `_metadata.yaml` or `_shards.json` does not exist, so that file goes last: whatever fails before, no
+reader ever sees half a dataset, and a later call goes on where this one was. Nothing is ever overwritten or deleted.
 """
 
 import secrets
@@ -14,8 +14,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from templar.canonical import file_sha256, sha256_hex
-from templar.data.metadata import METADATA_FILE, folder_prefix
-from templar.data.originals import DatasetFile, Originals, for_each
+from templar.data.metadata import folder_prefix
+from templar.data.originals import DatasetFile, Inventory, Originals, for_each
 from templar.errors import PermanentError, Reason, TransientError
 from templar.store.base import ObjectStore
 from templar.store.files import local_file
@@ -93,7 +93,7 @@ def copy_dataset(
     """Copy every file of every split, `tokenizer.json` if there is one, and the two files that describe them.
 
     The target is looked at first: if something else is there, nothing is written. A call that fails or is killed leaves
-    whole files without `_metadata.yaml`; the next one compares their hashes, for they may be of another dataset, and
+    whole files without the last one; the next one compares their hashes, for they may be of another dataset, and
     goes on.
 
     Args:
@@ -124,16 +124,17 @@ def copy_dataset(
         folder = tempfile.TemporaryDirectory(prefix="templar-copy-", dir=spool)
     with folder as name:
         copier = _Copier(originals, target, folder_prefix(prefix_to), concurrency, verify, Path(name))
-        return _copy(copier, originals.files(concurrency), on_progress)
+        return _copy(copier, originals.inventory(concurrency), on_progress)
 
 
-def _copy(copier: "_Copier", files: list[DatasetFile], on_progress: Callable[[int, int], None]) -> CopyReport:
-    total, finished, done = sum(file.size for file in files), list[CopiedObject](), 0
-    *data, sizes, metadata = copier.examine(files)
-    differing = [finding for finding in (*data, sizes, metadata) if finding.difference]
+def _copy(copier: "_Copier", inventory: Inventory, on_progress: Callable[[int, int], None]) -> CopyReport:
+    total, finished, done = sum(file.size for file in inventory.files), list[CopiedObject](), 0
+    findings = copier.examine(inventory)
+    differing = [finding for finding in findings if finding.difference]
     if differing:
         raise copier.conflict(differing)
-    for batch in (data, [sizes], [metadata]):
+    data, description = findings[: len(inventory.data)], findings[len(inventory.data) :]
+    for batch in (data, *([finding] for finding in description)):
         for copied in copier.complete(batch):
             finished.append(copied)
             done += copied.num_bytes
@@ -152,10 +153,11 @@ class _Copier:
     verify: bool
     spool: Path
 
-    def examine(self, files: Sequence[DatasetFile]) -> list[_Finding]:
+    def examine(self, inventory: Inventory) -> list[_Finding]:
         """Compare the target with the files, in their order; nothing is written."""
+        files = inventory.files
         there = {info.key: info.size for info in self.target.list(self.prefix)}
-        verify = self.verify or self.prefix + METADATA_FILE not in there
+        verify = self.verify or self.prefix + files[-1].path not in there
         if verify:
             self._require_space([file for file in files if self.prefix + file.path in there])
 

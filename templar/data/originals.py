@@ -1,6 +1,7 @@
-"""The files of a page dataset in the stores that hold it: which there are, and their bytes, checked by the metadata."""
+"""The files of a dataset in the stores that hold it: which there are, and their bytes, checked by its description."""
 
 import itertools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from templar.canonical import file_sha256, sha256_hex
+from templar.data.card import CARD_FILE, README_FILE
 from templar.data.metadata import (
     MAX_METADATA_BYTES,
     MAX_SHARD_SIZES_BYTES,
@@ -19,13 +21,27 @@ from templar.data.metadata import (
     parse_metadata,
     parse_shard_sizes,
 )
-from templar.data.pages import MAX_TOKENIZER_BYTES
 from templar.data.replicas import Replicas
+from templar.data.sharded.blocks import wrong_block
+from templar.data.sharded.manifest import (
+    INDEX_FILE,
+    MAX_INDEX_BYTES,
+    MAX_MANIFEST_BYTES,
+    BlockedFile,
+    manifest_file,
+    parse_index,
+    parse_manifest,
+)
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.interrupt import check_stop
-from templar.model.tokenizer import TOKENIZER_FILE
+from templar.model.tokenizer import MAX_TOKENIZER_BYTES, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from templar.store.base import ObjectStore
 from templar.store.files import local_file
+
+log = logging.getLogger(__name__)
+
+OPTIONAL = (TOKENIZER_CONFIG_FILE, CARD_FILE, README_FILE)
+"""Files that may lie beside a dataset, and that nobody needs in order to train on it."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +53,33 @@ class DatasetFile:
         size: Its length in bytes.
         sha256: Its hash, if it is known before the file is read.
         data: Content of a file that was read to know the others.
+        blocks: The hashes of its blocks, if it is one of a shard.
     """
 
     path: str
     size: int
     sha256: str | None
     data: bytes | None = None
+    blocks: BlockedFile | None = None
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """The files of a dataset.
+
+    Attributes:
+        data: Those that hold it, by path.
+        description: Those that describe it, in the order in which they are written: without the last one there is no
+            dataset.
+    """
+
+    data: tuple[DatasetFile, ...]
+    description: tuple[DatasetFile, ...]
+
+    @property
+    def files(self) -> tuple[DatasetFile, ...]:
+        """All files."""
+        return (*self.data, *self.description)
 
 
 class Originals:
@@ -59,20 +96,19 @@ class Originals:
         self._turns = itertools.count()
         self._prefix = folder_prefix(prefix)
 
-    def files(self, concurrency: int) -> list[DatasetFile]:
-        """Every file that the metadata list, and `tokenizer.json` if it is there; the two that describe it come last.
+    def inventory(self, concurrency: int) -> Inventory:
+        """Every file that the description lists, and what may lie beside them: tokenizer and data card.
 
         Raises:
             PermanentError: `dataset_missing` or `dataset_malformed`, naming the file.
             TransientError: No store could be read.
         """
-        metadata = self._read(METADATA_FILE, MAX_METADATA_BYTES)
-        sizes = self._read(SHARD_SIZES_FILE, MAX_SHARD_SIZES_BYTES)
-        files = list(for_each(self._sized, self._listed(metadata, sizes), concurrency))
-        if self._replicas.head(self._prefix + TOKENIZER_FILE) is not None:
-            files.append(_described(TOKENIZER_FILE, self._read(TOKENIZER_FILE, MAX_TOKENIZER_BYTES)))
-        files.sort(key=lambda file: file.path)
-        return [*files, _described(SHARD_SIZES_FILE, sizes), _described(METADATA_FILE, metadata)]
+        sharded = not self._has(METADATA_FILE) and self._has(INDEX_FILE)
+        data, description = self._shards() if sharded else self._pages(concurrency)
+        beside = [name for name in (TOKENIZER_FILE,) if self._has(name)]
+        beside += [name for name in OPTIONAL if self._shows(name)]
+        data += [_described(name, self._read(name, MAX_TOKENIZER_BYTES)) for name in beside]
+        return Inventory(tuple(sorted(data, key=lambda file: file.path)), tuple(description))
 
     def fetch(self, file: DatasetFile, path: Path) -> str:
         """Download a file, whole from one store; its SHA-256. A store that fails or has other bytes is passed over.
@@ -105,11 +141,45 @@ class Originals:
             raise self._unsound(file.path, f"has {size} bytes, must have {file.size}", store.name)
         if file.sha256 not in {None, sha256}:
             raise self._unsound(file.path, f"has SHA-256 {sha256}, must have {file.sha256}", store.name)
+        if file.blocks is not None and (block := wrong_block(path, file.blocks)) is not None:
+            raise self._unsound(file.path, f"has other bytes in block {block} than the manifest says", store.name)
         return sha256
+
+    def _has(self, name: str) -> bool:
+        return self._replicas.head(self._prefix + name) is not None
+
+    def _shows(self, name: str) -> bool:
+        """Whether a store shows a file that may be missed; one that fails does not count."""
+        try:
+            return self._has(name)
+        except TransientError as error:
+            log.warning("%s is left out: %s", name, error)
+            return False
 
     def _read(self, name: str, max_bytes: int) -> bytes:
         with self._reading(name, self._replicas.names):
             return self._replicas.get(self._prefix + name, max_bytes=max_bytes)
+
+    def _pages(self, concurrency: int) -> tuple[list[DatasetFile], list[DatasetFile]]:
+        metadata = self._read(METADATA_FILE, MAX_METADATA_BYTES)
+        sizes = self._read(SHARD_SIZES_FILE, MAX_SHARD_SIZES_BYTES)
+        files = list(for_each(self._sized, self._listed(metadata, sizes), concurrency))
+        return files, [_described(SHARD_SIZES_FILE, sizes), _described(METADATA_FILE, metadata)]
+
+    def _shards(self) -> tuple[list[DatasetFile], list[DatasetFile]]:
+        data = self._read(INDEX_FILE, MAX_INDEX_BYTES)
+        index = parse_index(data, self._prefix + INDEX_FILE)
+        files: list[DatasetFile] = []
+        for split, entries in index.splits.items():
+            for number, entry in enumerate(entries):
+                name = manifest_file(split, number)
+                content = self._read(name, MAX_MANIFEST_BYTES)
+                if sha256_hex(content) != entry.manifest_sha256:
+                    raise self._unsound(name, "has another SHA-256 than the index says", self._replicas.names)
+                manifest = parse_manifest(content, self._prefix + name, index, split, number)
+                files.append(DatasetFile(name, len(content), entry.manifest_sha256))
+                files += [DatasetFile(each.name, each.size, None, blocks=each) for each in manifest.files]
+        return files, [_described(INDEX_FILE, data)]
 
     def _listed(self, metadata: bytes, sizes: bytes) -> list[Shard]:
         """The data files of every split, each once."""
