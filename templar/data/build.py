@@ -7,7 +7,6 @@ complete: it is built under another name and renamed at the end.
 
 import json
 import shutil
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from templar.canonical import file_sha256, keyed_seed
+from templar.canonical import file_sha256
 from templar.data.corpus import Document, split_rows
+from templar.data.holding_out import SPLITS, split_documents
 from templar.data.metadata import (
     DEFAULT_CONFIG,
-    HELD_OUT_SPLIT,
     METADATA_FILE,
     SHARD_SIZES_FILE,
     TRAIN_SPLIT,
@@ -30,12 +29,14 @@ from templar.data.metadata import (
     sizes_key,
 )
 from templar.data.parquet import TEXT_COLUMN
+from templar.data.sharded.manifest import INDEX_FILE
 from templar.errors import PermanentError, Reason
 from templar.model.tokenizer import TOKENIZER_FILE, train_embedded_tokenizer
 from templar.store.base import ObjectStore
 
+DESCRIPTIONS = ((SHARD_SIZES_FILE, METADATA_FILE), (INDEX_FILE,))
+"""The files that describe a dataset of pages, and of shards; a reader that finds the last one finds everything."""
 _SCHEMA = pa.schema([pa.field(TEXT_COLUMN, pa.string(), nullable=False)])
-_SPLITS = (TRAIN_SPLIT, HELD_OUT_SPLIT)
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def build_dataset(
         raise ValueError("rows_per_group and shard_rows must be at least 1, held_out_fraction in (0, 1)")
     if root.exists():
         raise PermanentError(Reason.OBJECT_EXISTS, f"{root} is there already: use it, remove it or name another folder")
-    splits = _split(documents, held_out_fraction)
+    splits = split_documents(documents, held_out_fraction)
     partial = root.with_name(f"{root.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -121,14 +122,14 @@ def build_dataset(
         training_texts += rows if split == TRAIN_SPLIT else []
     tokenizer = train_embedded_tokenizer(training_texts, vocab_size)
     (partial / TOKENIZER_FILE).write_bytes(tokenizer.to_bytes())
-    _write_metadata(partial, sizes, sorted({config for config, _ in splits}))
+    write_metadata(partial, sizes, sorted({config for config, _ in splits}))
     num_bytes = sum(file.stat().st_size for file in _files(partial))
     partial.rename(root)
     return DatasetSummary(tuple(summaries), tokenizer.vocab_size, tokenizer.digest, num_bytes)
 
 
 def upload_dataset(root: Path, store: ObjectStore, prefix: str) -> UploadReceipt:
-    """Put a dataset folder into a store, the two files that describe it last.
+    """Put a dataset folder of either layout into a store, the files that describe it last.
 
     A reader that finds them finds everything. After a failure, run it again.
 
@@ -139,51 +140,17 @@ def upload_dataset(root: Path, store: ObjectStore, prefix: str) -> UploadReceipt
 
     Raises:
         TransientError: The store cannot be reached.
-        PermanentError: The store refuses; `dataset_missing` if the folder has no metadata.
+        PermanentError: The store refuses; `dataset_missing` if the folder has the description of no layout.
     """
-    described = (SHARD_SIZES_FILE, METADATA_FILE)
-    missing = [name for name in described if not (root / name).is_file()]
-    if missing:
-        raise PermanentError(Reason.DATASET_MISSING, f"{root} has no {', '.join(missing)}: build the dataset first")
+    found = [names for names in DESCRIPTIONS if all((root / name).is_file() for name in names)]
+    if not found:
+        wanted = " or ".join(" with ".join(names) for names in DESCRIPTIONS)
+        raise PermanentError(Reason.DATASET_MISSING, f"{root} has no {wanted}: build the dataset first")
+    described = [name for names in found for name in names]
     files = [file for file in _files(root) if file.name not in described] + [root / name for name in described]
     for file in files:
         store.put_file(folder_prefix(prefix) + file.relative_to(root).as_posix(), file)
     return UploadReceipt(len(files), sum(file.stat().st_size for file in files))
-
-
-def _split(documents: Iterable[Document], fraction: float) -> dict[tuple[str, str], list[Document]]:
-    """Documents by config and split, in the order of configs, splits and names."""
-    by_config: dict[str, list[Document]] = defaultdict(list)
-    for document in sorted(documents, key=lambda document: (document.source, document.name)):
-        by_config[document.source].append(document)
-    if not by_config:
-        raise PermanentError(Reason.DATASET_TOO_SMALL, "there are no documents to build a dataset of")
-    held_out = _held_out_names(by_config, fraction)
-    splits: dict[tuple[str, str], list[Document]] = {}
-    for config, members in by_config.items():
-        splits[config, TRAIN_SPLIT] = [document for document in members if document.name not in held_out]
-        splits[config, HELD_OUT_SPLIT] = [document for document in members if document.name in held_out]
-        if not all(splits[config, split] for split in _SPLITS):
-            raise PermanentError(
-                Reason.DATASET_TOO_SMALL,
-                f"config {config!r} has {len(members)} documents, too few to train on some and hold out others: "
-                "collect more",
-            )
-    return splits
-
-
-def _held_out_names(by_config: Mapping[str, Sequence[Document]], fraction: float) -> set[str]:
-    names: set[str] = set()
-    for members in by_config.values():
-        left = fraction * sum(len(document.text) for document in members)
-        left -= sum(len(document.text) for document in members if document.name in names)
-        for document in sorted(members, key=lambda document: keyed_seed("templar.held_out", document.name)):
-            if document.name not in names and len(document.text) <= left:
-                names.add(document.name)
-                left -= len(document.text)
-        if not any(document.name in names for document in members):
-            names.add(min(members, key=lambda document: (len(document.text), document.name)).name)
-    return names
 
 
 def _write_shards(root: Path, folder: str, rows: Sequence[str], rows_per_group: int, shard_rows: int) -> list[Shard]:
@@ -193,21 +160,33 @@ def _write_shards(root: Path, folder: str, rows: Sequence[str], rows_per_group: 
         part = rows[start : start + shard_rows]
         path = f"{folder}/000_{number:05d}.parquet"
         file = root / path
-        pq.write_table(
-            pa.table([pa.array(part, pa.string())], schema=_SCHEMA),
-            file,
-            row_group_size=rows_per_group,
-            compression="zstd",
-            use_dictionary=False,  # passages do not repeat
-            write_statistics=False,
-            write_page_checksum=True,  # a ranged read sees no hash of the whole file
-        )
+        write_rows(file, part, rows_per_group)
         size = file.stat().st_size
         shards.append(Shard(path=path, num_rows=len(part), size_bytes=size, sha256=file_sha256(file)))
     return shards
 
 
-def _write_metadata(root: Path, sizes: Mapping[str, SplitSizes], configs: Sequence[str]) -> None:
+def write_rows(file: Path, rows: Sequence[str], rows_per_group: int) -> None:
+    """Write one Parquet file of a dataset of pages; the same rows give the same bytes."""
+    pq.write_table(
+        pa.table([pa.array(rows, pa.string())], schema=_SCHEMA),
+        file,
+        row_group_size=rows_per_group,
+        compression="zstd",
+        use_dictionary=False,  # passages do not repeat
+        write_statistics=False,
+        write_page_checksum=True,  # a ranged read sees no hash of the whole file
+    )
+
+
+def write_metadata(root: Path, sizes: Mapping[str, SplitSizes], configs: Sequence[str]) -> None:
+    """Write the two files that describe a dataset of pages.
+
+    Args:
+        root: The dataset's folder.
+        sizes: The files of every split of every config, by `sizes_key`.
+        configs: The configs, sorted.
+    """
     tree = {key: sizes[key].model_dump(mode="json") for key in sorted(sizes)}
     (root / SHARD_SIZES_FILE).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
     entries = [
@@ -215,7 +194,7 @@ def _write_metadata(root: Path, sizes: Mapping[str, SplitSizes], configs: Sequen
             "config_name": config,
             "data_files": [
                 {"split": split, "path": f"{'*' if config == DEFAULT_CONFIG else config}/{split}/*.parquet"}
-                for split in _SPLITS
+                for split in SPLITS
             ],
         }
         for config in (DEFAULT_CONFIG, *configs)

@@ -31,6 +31,11 @@ POLICIES = {
     "publish_checkpoint": HOUSEKEEPING,
     "clean_bucket": HOUSEKEEPING,
     "rotate_shards": HOUSEKEEPING,
+    "find_dataset": HOUSEKEEPING,
+    "read_sources": HOUSEKEEPING,
+    "make_parts": HOUSEKEEPING,
+    "assemble_dataset": HOUSEKEEPING,
+    "upload_dataset": STORE,
     # What these do is not worth a second time, or tries again inside.
     "train": {},
     "gather": {},

@@ -1,0 +1,165 @@
+"""Build a training dataset from files on this machine, and upload it if a bucket is named.
+
+    python -m deployments.build_dataset --source books --source wiki=wiki.parquet --layout shards --out dataset
+    python -m deployments.build_dataset --source books --layout pages --out dataset --env-file .env --to-account ACCOUNT
+
+Text files, Parquet, Arrow (`datasets.save_to_disk`) and JSON lines are read; see docs/dataset.md. The keys of the
+bucket come from the environment alone: R2_DATASET_WRITE_ACCESS_KEY_ID and R2_DATASET_WRITE_SECRET_ACCESS_KEY. After a
+failure, run it again.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from deployments.copy_dataset import GO_ON, INTERRUPTED
+from deployments.register import read_environment
+from tasks.build_dataset import upload_target
+from templar.arguments import whole_number
+from templar.data.build import upload_dataset
+from templar.data.building import BuiltDataset, build
+from templar.data.building_plan import BuildRequest, BuildSettings, Layout
+from templar.data.card import CARD_FILE
+from templar.data.sources import TEXT_SUFFIXES, TextSource, source_from_text
+from templar.errors import TemplarError, TransientError
+from templar.store.address import is_account_id
+
+NUMBERS = {
+    "vocab_size": "most ids of an embedded tokenizer",
+    "tokenizer_chars": "characters that an embedded tokenizer is trained on, about",
+    "sequence_length": "shards: tokens per sample",
+    "samples_per_shard": "shards: samples of a shard",
+    "block_bytes": "shards: length of the blocks that are hashed",
+    "row_chars": "pages: most characters in a row",
+    "rows_per_group": "pages: rows in a Parquet row group",
+    "shard_rows": "pages: most rows in a file",
+}
+"""The whole numbers among the settings."""
+_STEPS = {"read": "reading the sources", "parts": "making the parts", "assemble": "assembling"}
+
+
+def run(request: BuildRequest, arguments: argparse.Namespace, console: Console) -> None:
+    """Build, upload, and print what came of it.
+
+    Raises:
+        TemplarError: See `build` and `upload_dataset`; `bad_environment` before anything is touched.
+    """
+    target = None
+    if arguments.to_account is not None:
+        environment = read_environment(arguments.env_file)
+        target = upload_target(environment, arguments.to_account, arguments.to_bucket, arguments.to_prefix)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        bars = {step: progress.add_task(text, total=100) for step, text in _STEPS.items()}
+        built = build(
+            request,
+            workers=arguments.workers,
+            on_progress=lambda step, percentage: progress.update(bars[step], completed=percentage),
+        )
+    show(built, console)
+    if target is not None:
+        store, prefix = target
+        receipt = upload_dataset(built.root, store, prefix)
+        where = f"{store.name}/{prefix}".rstrip("/")
+        text = f"uploaded to {where}: {receipt.num_objects} objects, {decimal(receipt.num_bytes)}"
+        console.print(Text(text), soft_wrap=True)
+
+
+def show(built: BuiltDataset, console: Console) -> None:
+    """Print what a dataset has: a line per source and split, and one of all."""
+    rows = built.card.rows()
+    table = Table()
+    for column in rows[0]:
+        table.add_column(column, justify="left" if column in {"source", "split"} else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text("" if value is None else str(value)) for value in row.values()))
+    console.print(table)
+    size = decimal(built.num_bytes)
+    text = f"{built.card.layout} dataset {built.card.digest}, {size}; its card: {built.root / CARD_FILE}"
+    console.print(Text(text), soft_wrap=True)
+
+
+def main() -> int:
+    """Parse the command line and build; 0 if the dataset is complete, and uploaded where that was asked for."""
+    request, arguments = _arguments()
+    try:
+        run(request, arguments, Console())
+    except TemplarError as error:
+        print(f"{error}; {GO_ON}" if isinstance(error, TransientError) else error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"interrupted; {GO_ON}", file=sys.stderr)
+        return INTERRUPTED
+    return 0
+
+
+def _arguments() -> tuple[BuildRequest, argparse.Namespace]:
+    parser = argparse.ArgumentParser(
+        prog="python -m deployments.build_dataset", description=(__doc__ or "").splitlines()[0]
+    )
+    defaults = {each.name: each.default for each in fields(BuildSettings)}
+    parser.add_argument("--source", action="append", required=True, metavar="PATH", help="file or folder; or NAME=PATH")
+    parser.add_argument(
+        "--layout", type=Layout, choices=[*Layout], required=True, help="shards (tokens) or pages (text)"
+    )
+    parser.add_argument("--out", type=_folder, required=True, metavar="FOLDER", help="the folder to make")
+    parser.add_argument("--column", default="text", help="column, or key of a line, that holds the text (text)")
+    parser.add_argument("--suffix", action="append", metavar=".END", help=f"text files ({' '.join(TEXT_SUFFIXES)})")
+    parser.add_argument("--tokenizer", default=defaults["tokenizer"], help="embedded, a folder or a Hugging Face id")
+    parser.add_argument("--held-out-fraction", type=float, default=defaults["held_out_fraction"], metavar="X")
+    for name, text in NUMBERS.items():
+        option = f"--{name.replace('_', '-')}"
+        parser.add_argument(option, type=whole_number(1), default=defaults[name], metavar="N", help=text)
+    parser.add_argument("--workers", type=whole_number(1), metavar="N", help="threads; one per processor by default")
+    parser.add_argument("--to-account", type=_account, metavar="ID", help="upload: account that owns the bucket")
+    parser.add_argument("--to-bucket", metavar="NAME", help="upload: the bucket; the account's name by default")
+    parser.add_argument("--to-prefix", metavar="PATH", help="upload: folder; DATASET_BINS_PATH by default")
+    parser.add_argument("--env-file", type=Path, help="file with the variables of .env.example")
+    arguments = parser.parse_args()
+    if arguments.to_account is None and not (arguments.to_bucket is None and arguments.to_prefix is None):
+        parser.error("--to-bucket and --to-prefix go with --to-account")
+    try:
+        return _request(arguments), arguments
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def _request(arguments: argparse.Namespace) -> BuildRequest:
+    settings = BuildSettings(
+        arguments.layout,
+        arguments.held_out_fraction,
+        arguments.tokenizer,
+        **{name: getattr(arguments, name) for name in NUMBERS},
+    )
+    return BuildRequest(_sources(arguments.source, arguments), arguments.out, settings)
+
+
+def _sources(texts: Sequence[str], arguments: argparse.Namespace) -> tuple[TextSource, ...]:
+    suffixes = arguments.suffix or TEXT_SUFFIXES
+    sources = tuple(source_from_text(text, column=arguments.column, suffixes=suffixes) for text in texts)
+    names = [source.name for source in sources]
+    if len(set(names)) < len(names):
+        raise ValueError(f"two sources have one name: {', '.join(sorted(names))}; write NAME=PATH")
+    return sources
+
+
+def _folder(text: str) -> Path:
+    return Path(text).expanduser().resolve()
+
+
+def _account(text: str) -> str:
+    if not is_account_id(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not 3 to 32 lower-case letters, digits and inner hyphens")
+    return text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""`build-dataset`: a training dataset from files on this machine, and into a bucket if one is named."""
+
+import os
+from pathlib import Path
+
+from prefect import flow
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
+
+from tasks.build_dataset import assemble_dataset, find_dataset, make_parts, read_sources, upload_dataset, upload_target
+from templar.data.building_plan import BuildRequest, BuildSettings, Layout
+from templar.data.sources import TEXT_SUFFIXES, source_from_text
+
+
+@flow(name="build-dataset", flow_run_name="build {out}")
+async def build_dataset(
+    sources: list[str],
+    out: str,
+    *,
+    settings: BuildSettings = BuildSettings(Layout.SHARDS),  # noqa: B008 - frozen
+    column: str = "text",
+    suffixes: tuple[str, ...] = TEXT_SUFFIXES,
+    workers: int | None = None,
+    upload_account: str | None = None,
+    upload_bucket: str | None = None,
+    upload_prefix: str | None = None,
+) -> State[None]:
+    """Build a dataset; a run that failed or was killed goes on when it is retried.
+
+    Args:
+        sources: Files and folders to read, as PATH or NAME=PATH.
+        out: The folder to make. If this very dataset is there, it is taken as it is.
+        settings: Layout, tokenizer and sizes.
+        column: The column, or the key of a line, that holds the text.
+        suffixes: Ends of the names of text files.
+        workers: Threads; one per processor by default.
+        upload_account: Account that owns the bucket to upload to; no upload by default. The keys are the worker's
+            R2_DATASET_WRITE_*.
+        upload_bucket: The bucket; the account's name by default.
+        upload_prefix: The folder in it; DATASET_BINS_PATH by default.
+    """
+    if upload_account is not None:
+        upload_target(os.environ, upload_account, upload_bucket, upload_prefix)
+    read = tuple(source_from_text(source, column=column, suffixes=suffixes) for source in sources)
+    request = BuildRequest(read, Path(out).expanduser().resolve(), settings)
+    built = find_dataset(request, workers)
+    if built is None:
+        plan = read_sources(request, workers)
+        make_parts(plan, workers)
+        built = assemble_dataset(plan, workers)
+    message = f"{settings.layout} dataset {built.card.digest[:12]}: {built.num_bytes} bytes in {built.root}"
+    if upload_account is not None:
+        receipt = upload_dataset(built.root, upload_account, upload_bucket, upload_prefix)
+        message += f", {receipt.num_objects} objects uploaded"
+    return Completed(message=message)

@@ -1,0 +1,99 @@
+"""Steps: read the sources of a dataset, tokenise or write their parts, assemble the folder, upload it."""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from prefect import task
+
+from blocks.hosting import hosting_from_environment
+from blocks.storage import StorageEndpoint
+from tasks.artifacts import progress, table
+from tasks.policy import HOUSEKEEPING, STORE
+from templar.data import building
+from templar.data.build import UploadReceipt
+from templar.data.build import upload_dataset as upload
+from templar.data.building import BuiltDataset
+from templar.data.building_plan import BuildRequest, Plan
+from templar.store.base import ObjectStore
+
+
+@task(task_run_name="find dataset", **HOUSEKEEPING)
+def find_dataset(request: BuildRequest, workers: int | None) -> BuiltDataset | None:
+    """See `templar.data.building.find_built`: a run that was cut off after the dataset was complete goes on."""
+    return building.find_built(request, workers=workers)
+
+
+@task(task_run_name="read sources", **HOUSEKEEPING)
+def read_sources(request: BuildRequest, workers: int | None) -> Plan:
+    """See `templar.data.building.prepare`. What has been read shows as a progress artifact."""
+    return building.prepare(request, workers=workers, on_progress=_bar(request, "read", "Input that has been read."))
+
+
+@task(task_run_name="make parts", **HOUSEKEEPING)
+def make_parts(plan: Plan, workers: int | None) -> None:
+    """See `templar.data.building.make_parts`. Input that is done shows as a progress artifact."""
+    building.make_parts(plan, workers=workers, on_progress=_bar(plan.request, "parts", "Input that is done."))
+
+
+@task(task_run_name="assemble dataset", **HOUSEKEEPING)
+def assemble_dataset(plan: Plan, workers: int | None) -> BuiltDataset:
+    """See `templar.data.building.assemble`. The dataset's card is a table artifact."""
+    bar = _bar(plan.request, "assemble", "Files of the dataset that are written.")
+    built = building.assemble(plan, workers=workers, on_progress=bar)
+    description = f"Dataset {built.card.digest}, {built.num_bytes} bytes in {built.root}."
+    table(artifact_key(built.root), built.card.rows(), description)
+    return built
+
+
+@task(task_run_name="upload dataset", **STORE)
+def upload_dataset(root: Path, account: str, bucket: str | None, prefix: str | None) -> UploadReceipt:
+    """See `templar.data.build.upload_dataset` and `upload_target`; the keys are those of this process."""
+    store, folder = upload_target(os.environ, account, bucket, prefix)
+    return upload(root, store, folder)
+
+
+def upload_target(
+    environment: Mapping[str, str],
+    account: str,
+    bucket: str | None,
+    prefix: str | None,
+    endpoint: StorageEndpoint | None = None,
+) -> tuple[ObjectStore, str]:
+    """Where a dataset goes: a store that can be written, and the folder in it.
+
+    Args:
+        environment: Name -> value; the keys are R2_DATASET_WRITE_*.
+        account: The account that owns the bucket.
+        bucket: The bucket; the account's name by default.
+        prefix: The folder; DATASET_BINS_PATH by default.
+        endpoint: The storage; TEMPLAR_STORAGE by default.
+
+    Raises:
+        PermanentError: `bad_environment`; the message names every variable that is missing or malformed.
+    """
+    hosting = hosting_from_environment(environment, reads=False, writes=True)
+    assert hosting.write is not None  # noqa: S101 - it was asked for
+    opened = hosting.endpoint if endpoint is None else hosting.endpoint.model_copy(update={"url": endpoint.url})
+    return opened.open(bucket or account, account, hosting.write, writable=True), (
+        hosting.prefix if prefix is None else prefix
+    )
+
+
+def artifact_key(root: Path) -> str:
+    """The key of the table about a dataset, and the beginning of those of its progress."""
+    return f"dataset-{re.sub('[^a-z0-9]+', '-', root.name.lower()).strip('-')}"
+
+
+def _bar(request: BuildRequest, step: str, description: str) -> Callable[[float], None]:
+    """A progress artifact that moves by whole percents."""
+    show, shown = progress(f"{artifact_key(request.root)}-{step}", description), 0
+
+    def move(percentage: float) -> None:
+        nonlocal shown
+        if int(percentage) > shown:
+            shown = int(percentage)
+            show(float(shown))
+
+    return move

@@ -1,0 +1,167 @@
+"""A dataset of either layout from files on the disk: in parallel, with bounded memory, and resumable.
+
+    plan = prepare(request)     # hash and read every input file once, hold documents out, train the tokenizer
+    make_parts(plan)            # every input file by itself: tokens, or Parquet files
+    built = assemble(plan)      # the dataset's folder
+
+What is done lies in `{root}.work` until the dataset is complete. A build that was killed goes on where it was, and the
+bytes depend on the input and the settings alone: not on the number of threads, and not on how often it was killed. An
+input file that changes in between is done again.
+"""
+
+import fcntl
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from templar.data.building_pages import assemble_pages, make_page_part
+from templar.data.building_plan import BuildRequest, Layout, Plan, plan_build
+from templar.data.building_shards import assemble_shards, make_token_part
+from templar.data.building_units import Unit, find_groups, identify, in_threads
+from templar.data.card import CARD_FILE, Card, files_of, read_card, write_card
+from templar.data.sharded.writing import require_absent
+from templar.errors import PermanentError, Reason
+from templar.model.tokenizer import EMBEDDED, load_tokenizer
+from templar.store.files import local_file
+
+LOCK_FILE = ".lock"
+
+Progress = Callable[[float], None]
+"""Called with the part that is done, 0 to 100."""
+
+
+@dataclass(frozen=True)
+class BuiltDataset:
+    """A complete dataset.
+
+    Attributes:
+        root: Its folder.
+        card: What it is.
+        num_bytes: Length of all its files.
+    """
+
+    root: Path
+    card: Card
+    num_bytes: int
+
+
+def _silent(percentage: float) -> None:
+    del percentage
+
+
+def build(
+    request: BuildRequest,
+    *,
+    workers: int | None = None,
+    on_progress: Callable[[str, float], None] = lambda step, percentage: None,
+) -> BuiltDataset:
+    """Build a dataset, or go on with it; if it is complete already, nothing is done.
+
+    Args:
+        request: What to build, and where.
+        workers: Threads; None: one per processor.
+        on_progress: Called with the name of a step and the part of it that is done, 0 to 100.
+
+    Raises:
+        ValueError: A setting is out of range.
+        TransientError: `local_file`; the disk is full, for example. Call again to go on.
+        PermanentError: `object_exists` if something else is in the folder, `dataset_missing` or `dataset_malformed` if
+            a source cannot be read, `dataset_too_small`, `tokenizer_missing`, `already_running`, `object_differs` if an
+            input file changed meanwhile, `local_file`.
+        StoppedError: The host asked the process to stop.
+    """
+    found = find_built(request, workers=workers)
+    if found is not None:
+        return found
+    plan = prepare(request, workers=workers, on_progress=lambda done: on_progress("read", done))
+    make_parts(plan, workers=workers, on_progress=lambda done: on_progress("parts", done))
+    return assemble(plan, workers=workers, on_progress=lambda done: on_progress("assemble", done))
+
+
+def find_built(request: BuildRequest, *, workers: int | None = None) -> BuiltDataset | None:
+    """The dataset that an earlier call with the same settings, input and tokenizer completed; None if there is none.
+
+    Raises:
+        TransientError, PermanentError: As in `build`.
+    """
+    settings = request.settings
+    if not (request.root / CARD_FILE).exists():
+        return None
+    card = read_card(request.root)
+    units = in_threads(identify, find_groups(request.sources), workers)
+    own = None if settings.tokenizer == EMBEDDED else load_tokenizer(settings.tokenizer).digest
+    same = (
+        card.settings == settings.described()
+        and [source.name for source in card.sources] == sorted({unit.source for unit in units})
+        and [file for source in card.sources for file in source.files] == list(files_of(units))
+        and own == (None if card.tokenizer["embedded"] else card.tokenizer["digest"])
+    )
+    return BuiltDataset(request.root, card, _num_bytes(request.root)) if same else None
+
+
+def prepare(request: BuildRequest, *, workers: int | None = None, on_progress: Progress = _silent) -> Plan:
+    """Find out what there is to do; errors as in `build`."""
+    with _alone(request.work):
+        if request.root.exists():
+            shutil.rmtree(request.work, ignore_errors=True)  # of a build that was killed after its last step
+        require_absent(request.root)
+        return plan_build(request, workers, on_progress)
+
+
+def make_parts(plan: Plan, *, workers: int | None = None, on_progress: Progress = _silent) -> None:
+    """Make every part that is not there yet; errors as in `build`."""
+    total, done = sum(unit.num_bytes for unit in plan.units), 0
+    masks = dict(zip(plan.units, plan.held_out(), strict=True))
+    tokenizer = plan.tokenizer()
+
+    def work(unit: Unit) -> None:
+        if plan.request.settings.layout is Layout.SHARDS:
+            make_token_part(plan, unit, tokenizer)
+        else:
+            make_page_part(plan, unit, masks[unit])
+
+    def show(unit: Unit) -> None:
+        nonlocal done
+        done += unit.num_bytes
+        on_progress(100 * done / max(1, total))
+
+    with _alone(plan.request.work):
+        in_threads(work, plan.units, workers, show)
+
+
+def assemble(plan: Plan, *, workers: int | None = None, on_progress: Progress = _silent) -> BuiltDataset:
+    """Put the parts together and the folder under its name; errors as in `build`."""
+    root, work = plan.request.root, plan.request.work
+    require_absent(root)
+    with _alone(work), local_file(root):
+        partial = work / f"dataset-{plan.digest[:16]}"
+        partial.mkdir(exist_ok=True)
+        assembled = assemble_shards if plan.request.settings.layout is Layout.SHARDS else assemble_pages
+        card = assembled(plan, partial, workers, on_progress)
+        write_card(card, partial)
+        num_bytes = _num_bytes(partial)
+        partial.rename(root)
+        shutil.rmtree(work, ignore_errors=True)
+    return BuiltDataset(root, card, num_bytes)
+
+
+def _num_bytes(root: Path) -> int:
+    return sum(file.stat().st_size for file in root.rglob("*") if file.is_file())
+
+
+@contextmanager
+def _alone(work: Path) -> Iterator[None]:
+    """Let no other process build in this folder."""
+    with local_file(work):
+        work.mkdir(parents=True, exist_ok=True)
+        file = (work / LOCK_FILE).open("w")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise PermanentError(
+                Reason.ALREADY_RUNNING, f"{work}: another process builds this dataset; wait for it, or end it"
+            ) from None
+        yield

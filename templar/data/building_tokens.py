@@ -1,0 +1,69 @@
+"""Texts into tokens, and tokens into samples, for datasets of shards."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from templar.canonical import keyed_seed
+from templar.data.building_blocks import TokenType
+from templar.data.packing import pack
+from templar.model.tokenizer import Tokenizer
+
+BATCH_TOKENS = 2**20
+"""Tokens that are packed and written at a time, about."""
+BATCH_CHARS = 2**22
+"""Characters that are tokenised at a time, about."""
+
+
+def order_key(source: str, name: str) -> int:
+    """The number, 64 bits, by which the documents of a split are ordered."""
+    return keyed_seed("templar.shards.order", source, name) >> 64
+
+
+def token_type(tokenizer: Tokenizer) -> TokenType:
+    """The smaller type that holds every id."""
+    return "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
+
+
+def encode(texts: Sequence[str], tokenizer: Tokenizer) -> list[NDArray[np.integer]]:
+    """The tokens of each text with exactly one end token behind them; none if it has no other token."""
+    return [pack([tokens], 1, tokenizer.eos_id)[:, 0] for tokens in tokenizer.encode_batch(texts)]
+
+
+def encode_all(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[NDArray[np.integer]]:
+    """`encode` for any number of texts, about `BATCH_CHARS` characters at a time; yields the tokens of each text."""
+    batch: list[str] = []
+    length = 0
+    for text in texts:
+        batch.append(text)
+        length += len(text)
+        if length >= BATCH_CHARS:
+            yield from encode(batch, tokenizer)
+            batch, length = [], 0
+    yield from encode(batch, tokenizer)
+
+
+def packed(token_lists: Iterable[NDArray[np.integer]], sequence_length: int) -> Iterator[NDArray[np.integer]]:
+    """Cut a stream of tokens into samples; what fills no sample at its end is dropped.
+
+    Args:
+        token_lists: Pieces of the stream, of any length.
+        sequence_length: Tokens per sample.
+
+    Yields:
+        Samples of shape (n, sequence_length), about `BATCH_TOKENS` at a time.
+    """
+    waiting: list[NDArray[np.integer]] = []
+    length = 0
+    for tokens in token_lists:
+        waiting.append(tokens)
+        length += len(tokens)
+        if length >= max(BATCH_TOKENS, sequence_length):
+            stream = np.concatenate(waiting)
+            whole = len(stream) // sequence_length * sequence_length
+            yield stream[:whole].reshape(-1, sequence_length)
+            waiting, length = [stream[whole:]], len(stream) - whole
+    if length >= sequence_length:
+        stream = np.concatenate(waiting)
+        yield stream[: length // sequence_length * sequence_length].reshape(-1, sequence_length)

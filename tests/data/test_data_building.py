@@ -1,0 +1,365 @@
+"""Datasets from files: the same bytes however many threads build them and however often they are killed."""
+
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from templar import interrupt
+from templar.canonical import canonical_json, file_sha256, sha256_hex
+from templar.data import building_units
+from templar.data.build import upload_dataset
+from templar.data.building import LOCK_FILE, assemble, build, make_parts, prepare
+from templar.data.building_plan import BuildRequest, BuildSettings, Layout
+from templar.data.building_units import find_groups, in_threads
+from templar.data.card import read_card
+from templar.data.corpus import Document
+from templar.data.pages import PageDataset
+from templar.data.sharded.writing import build_shards
+from templar.data.sources import TextSource
+from templar.errors import PermanentError, Reason
+from templar.model.tokenizer import load_tokenizer, train_embedded_tokenizer
+from tests.support.datasets import numbered_documents
+from tests.support.memory_store import MemoryStore
+
+ROOT = Path(__file__).parents[2]
+LAYOUTS = [Layout.SHARDS, Layout.PAGES]
+SMALL: dict[str, Any] = {
+    "held_out_fraction": 0.2,
+    "vocab_size": 300,
+    "sequence_length": 16,
+    "samples_per_shard": 100,
+    "block_bytes": 512,
+    "row_chars": 100,
+    "rows_per_group": 7,
+    "shard_rows": 20,
+}
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(root)): file.read_bytes() for file in sorted(root.rglob("*")) if file.is_file()}
+
+
+def texts(folder: Path) -> list[Document]:
+    """Text files in a folder; the documents."""
+    documents = numbered_documents("texts", num_documents=12, num_lines=20)
+    for document in documents:
+        (folder / "texts").mkdir(parents=True, exist_ok=True)
+        (folder / "texts" / document.name).write_text(document.text)
+    return documents
+
+
+def rows(folder: Path) -> list[Document]:
+    """Two Parquet files in a folder; the documents."""
+    (folder / "rows").mkdir(parents=True, exist_ok=True)
+    documents: list[Document] = []
+    for name in ("a", "b"):
+        members = [each.text for each in numbered_documents(f"rows {name}", num_documents=11, num_lines=9)]
+        pq.write_table(pa.table({"text": members}), folder / "rows" / f"{name}.parquet")
+        documents += [Document("rows", f"{name}.parquet#{row}", text) for row, text in enumerate(members)]
+    return documents
+
+
+@pytest.fixture
+def source_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "input"
+    texts(folder)
+    rows(folder)
+    return folder
+
+
+def request(folder: Path, root: Path, layout: Layout, **changes: Any) -> BuildRequest:
+    sources = tuple(TextSource(name, folder / name) for name in ("texts", "rows"))
+    return BuildRequest(sources, root, BuildSettings(layout, **SMALL | changes))
+
+
+@pytest.fixture
+def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building_units, "MOST_TEXT_FILES", 5)
+
+
+class TestTheSameBytes:
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    def test_for_any_number_of_threads(self, source_folder: Path, tmp_path: Path, layout: Layout) -> None:
+        built = [
+            build(request(source_folder, tmp_path / f"with-{workers}", layout), workers=workers)
+            for workers in (1, 2, None)
+        ]
+        assert contents(built[0].root) == contents(built[1].root) == contents(built[2].root)
+        assert built[0].card == built[1].card
+        assert {path.name for path in tmp_path.iterdir()} == {"input", "with-1", "with-2", "with-None"}
+
+    @pytest.mark.usefixtures("small_units")
+    def test_as_in_memory(self, source_folder: Path, tmp_path: Path) -> None:
+        train_embedded_tokenizer(["a document of lines"], 260).save(tmp_path / "tokenizer")
+        documents = [*texts(source_folder), *rows(source_folder)]
+        summary = build_shards(
+            documents,
+            tmp_path / "memory",
+            vocab_size=1,
+            sequence_length=16,
+            samples_per_shard=100,
+            held_out_fraction=0.2,
+            block_bytes=512,
+            tokenizer=load_tokenizer(str(tmp_path / "tokenizer")),
+        )
+        wanted = request(source_folder, tmp_path / "built", Layout.SHARDS, tokenizer=str(tmp_path / "tokenizer"))
+        built = build(wanted)
+        assert len(find_groups(wanted.sources)) == 5
+        found = contents(built.root)
+        assert found.keys() - contents(tmp_path / "memory").keys() == {"card.json", "README.md"}
+        assert contents(tmp_path / "memory").items() <= found.items()
+        assert built.card.digest == summary.index.digest
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from templar.data.building import build
+from tests.data.test_data_building import Layout, request
+
+left = int(sys.argv[4])
+
+def hook(event, args):
+    global left
+    if event in ("open", "os.rename", "os.link", "os.mkdir", "os.remove") and any(".work" in str(a) for a in args):
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left -= 1
+
+wanted = request(Path(sys.argv[1]), Path(sys.argv[2]), Layout(sys.argv[3]))
+sys.addaudithook(hook)
+build(wanted, workers=2)
+"""
+
+
+class TestKilled:
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    def test_it_goes_on_with_the_same_bytes(self, source_folder: Path, tmp_path: Path, layout: Layout) -> None:
+        """Dies later and later in one folder, until it is done."""
+        whole = build(request(source_folder, tmp_path / "whole", layout))
+        root, deaths, step = tmp_path / "killed", 0, 3
+        while True:
+            command = [sys.executable, "-c", KILLED, str(source_folder), str(root), str(layout), str(step)]
+            status = subprocess.run(command, cwd=ROOT, check=False).returncode
+            if status == 0:
+                break
+            assert status == -signal.SIGKILL
+            assert not root.exists()
+            deaths, step = deaths + 1, step * 2
+        assert deaths >= 4
+        assert contents(root) == contents(whole.root)
+        assert not (tmp_path / "killed.work").exists()
+
+    def test_parts_are_made_once(self, source_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        plan = prepare(request(source_folder, tmp_path / "built", Layout.SHARDS))
+        make_parts(plan)
+        parts = contents(plan.request.work)
+        stamps = {path: path.stat().st_mtime_ns for path in (plan.request.work / "parts").iterdir()}
+        again = prepare(plan.request)
+        assert again == plan
+        make_parts(again)
+        assert contents(plan.request.work) == parts
+        assert {path: path.stat().st_mtime_ns for path in (plan.request.work / "parts").iterdir()} == stamps
+        assert assemble(again).root.exists()
+
+    def test_a_changed_file_is_done_again(self, source_folder: Path, tmp_path: Path) -> None:
+        plan = prepare(request(source_folder, tmp_path / "built", Layout.SHARDS))
+        make_parts(plan)
+        (source_folder / "texts" / "003.txt").write_text("something else\n" * 50)
+        built = build(plan.request)
+        fresh = build(request(source_folder, tmp_path / "fresh", Layout.SHARDS))
+        assert contents(built.root) == contents(fresh.root)
+
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    def test_a_file_that_changes_meanwhile(self, source_folder: Path, tmp_path: Path, layout: Layout) -> None:
+        plan = prepare(request(source_folder, tmp_path / "built", layout))
+        (source_folder / "texts" / "003.txt").write_text("something else\n" * 50)
+        with pytest.raises(PermanentError, match="build it again") as caught:
+            make_parts(plan)
+        assert caught.value.reason is Reason.OBJECT_DIFFERS
+
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    def test_a_complete_one_is_left_alone(self, source_folder: Path, tmp_path: Path, layout: Layout) -> None:
+        wanted = request(source_folder, tmp_path / "built", layout)
+        built = build(wanted)
+        before = {path: path.stat().st_mtime_ns for path in built.root.rglob("*")}
+        assert build(wanted) == built
+        assert {path: path.stat().st_mtime_ns for path in built.root.rglob("*")} == before
+
+    def test_another_one_is_in_the_way(self, source_folder: Path, tmp_path: Path) -> None:
+        wanted = request(source_folder, tmp_path / "built", Layout.SHARDS)
+        before = contents(build(wanted).root)
+        wanted.work.mkdir()
+        others = [
+            request(source_folder, wanted.root, Layout.SHARDS, sequence_length=17),
+            request(source_folder, wanted.root, Layout.PAGES),
+            replace(wanted, sources=wanted.sources[:1]),
+            replace(wanted, sources=(replace(wanted.sources[0], name="other"), *wanted.sources[1:])),
+        ]
+        for other in others:
+            with pytest.raises(PermanentError) as caught:
+                build(other)
+            assert caught.value.reason is Reason.OBJECT_EXISTS
+        assert not wanted.work.exists()
+        (source_folder / "texts" / "003.txt").write_text("something else\n" * 50)
+        with pytest.raises(PermanentError, match="is there already"):
+            build(wanted)
+        assert contents(wanted.root) == before
+
+    def test_a_card_that_is_none(self, source_folder: Path, tmp_path: Path) -> None:
+        (tmp_path / "built").mkdir()
+        (tmp_path / "built" / "card.json").write_text("{}")
+        with pytest.raises(PermanentError, match="not the card") as caught:
+            build(request(source_folder, tmp_path / "built", Layout.SHARDS))
+        assert caught.value.reason is Reason.DATASET_MALFORMED
+
+
+class TestRefused:
+    def test_two_at_a_time(self, source_folder: Path, tmp_path: Path) -> None:
+        import fcntl
+
+        wanted = request(source_folder, tmp_path / "built", Layout.SHARDS)
+        wanted.work.mkdir()
+        with (wanted.work / LOCK_FILE).open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            with pytest.raises(PermanentError) as caught:
+                build(wanted)
+        assert caught.value.reason is Reason.ALREADY_RUNNING
+
+    def test_a_source_that_is_too_small(self, tmp_path: Path) -> None:
+        (tmp_path / "one").mkdir()
+        (tmp_path / "one" / "a.txt").write_text("alone")
+        wanted = BuildRequest((TextSource("one", tmp_path / "one"),), tmp_path / "built", BuildSettings(Layout.SHARDS))
+        with pytest.raises(PermanentError) as caught:
+            build(wanted)
+        assert caught.value.reason is Reason.DATASET_TOO_SMALL
+
+    def test_two_sources_of_one_name(self, source_folder: Path) -> None:
+        with pytest.raises(ValueError, match="NAME=PATH"):
+            find_groups([TextSource("x", source_folder / "texts"), TextSource("x", source_folder / "rows")])
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"held_out_fraction": 0.0},
+            {"vocab_size": 200},
+            {"sequence_length": 0},
+            {"block_bytes": 100},
+            {"shard_rows": 0},
+        ],
+    )
+    def test_settings(self, wrong: dict[str, Any]) -> None:
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            BuildSettings(Layout.SHARDS, **wrong)
+
+    def test_no_tokenizer(self, source_folder: Path, tmp_path: Path) -> None:
+        with pytest.raises(PermanentError) as caught:
+            build(request(source_folder, tmp_path / "built", Layout.SHARDS, tokenizer="/none"))
+        assert caught.value.reason is Reason.TOKENIZER_MISSING
+
+
+class TestTheResult:
+    def test_shards(self, source_folder: Path, tmp_path: Path) -> None:
+        built = build(request(source_folder, tmp_path / "built", Layout.SHARDS))
+        names = set(contents(built.root))
+        assert {"_shards.json", "card.json", "README.md", "tokenizer.json", "train_000000.npy"} <= names
+        assert not [name for name in names if name.endswith(".partial")]
+        tokenizer = load_tokenizer(str(built.root))
+        read = {
+            split: tokenizer.decode(
+                np.concatenate([np.load(file) for file in sorted(built.root.glob(f"{split}_*.npy"))])
+            )
+            for split in ("train", "held_out")
+        }
+        for document in [*texts(source_folder), *rows(source_folder)]:
+            label = document.text[:25]
+            assert (label in read["train"]) != (label in read["held_out"])
+
+    def test_pages(self, source_folder: Path, tmp_path: Path) -> None:
+        built = build(request(source_folder, tmp_path / "built", Layout.PAGES))
+        store = MemoryStore()
+        upload_dataset(built.root, store, "here")
+        for split in ("train", "held_out"):
+            dataset = PageDataset([store], "here", rows_per_page=1, split=split)
+            pages = "".join("".join(dataset.read_page(number).texts) for number in range(dataset.num_pages))
+            assert len(pages) == built.card.total(split).characters
+        sizes = json.loads((built.root / "_shard_sizes.json").read_bytes())
+        assert set(sizes) == {"texts", "texts/held_out", "rows", "rows/held_out"}
+        assert built.card.digest == sha256_hex(canonical_json(sizes))
+        assert load_tokenizer(str(built.root)).digest == built.card.tokenizer["digest"]
+
+    def test_the_card(self, source_folder: Path, tmp_path: Path) -> None:
+        built = build(request(source_folder, tmp_path / "built", Layout.SHARDS))
+        data = (built.root / "card.json").read_bytes()
+        card = json.loads(data)
+        assert canonical_json(card) == data
+        assert str(tmp_path) not in data.decode()
+        assert card["version"] == 1
+        assert card["layout"] == "shards"
+        assert card["digest"] == sha256_hex((built.root / "_shards.json").read_bytes())
+        assert card["tokenizer"]["embedded"] is True
+        assert "row_chars" not in card["settings"]
+        by_name = {source["name"]: source for source in card["sources"]}
+        assert [file["name"] for file in by_name["rows"]["files"]] == ["a.parquet", "b.parquet"]
+        path = source_folder / "rows" / "a.parquet"
+        assert by_name["rows"]["files"][0] == {
+            "name": "a.parquet",
+            "sha256": file_sha256(path),
+            "size_bytes": path.stat().st_size,
+        }
+        documents = [*texts(source_folder), *rows(source_folder)]
+        totals = card["splits"]
+        assert sum(totals[split]["documents"] for split in totals) == len(documents)
+        assert sum(totals[split]["characters"] for split in totals) == sum(len(each.text) for each in documents)
+        for split in totals:
+            dropped = totals[split]["tokens"] - card["sample_tokens"][split]
+            assert 0 <= dropped < 16
+        readme = (built.root / "README.md").read_text()
+        assert card["digest"] in readme
+        assert "a.parquet" in readme
+        assert built.num_bytes == sum(map(len, contents(built.root).values()))
+        assert read_card(built.root) == built.card
+
+    def test_the_tokenizer_sees_a_bounded_part_of_the_training_text(self, source_folder: Path, tmp_path: Path) -> None:
+        few = request(source_folder, tmp_path / "few", Layout.SHARDS, tokenizer_chars=1)
+        tokenizer = load_tokenizer(str(build(few).root))
+        all_of_it = build(request(source_folder, tmp_path / "all", Layout.SHARDS))
+        assert tokenizer.digest != all_of_it.card.tokenizer["digest"]
+
+    def test_progress_reaches_the_end(self, source_folder: Path, tmp_path: Path) -> None:
+        seen: dict[str, float] = {}
+        build(request(source_folder, tmp_path / "built", Layout.SHARDS), on_progress=seen.__setitem__)
+        assert seen == {"read": 100.0, "parts": 100.0, "assemble": 100.0}
+
+
+class TestThreads:
+    def test_results_keep_their_order(self) -> None:
+        assert in_threads(lambda number: number * 2, range(50), 4) == [2 * number for number in range(50)]
+
+    def test_after_an_error_none_begins(self) -> None:
+        begun: list[int] = []
+
+        def work(number: int) -> None:
+            begun.append(number)
+            raise KeyError(number)
+
+        with pytest.raises(KeyError):
+            in_threads(work, range(50), 1)
+        assert begun == [0]
+
+    def test_a_stop(self) -> None:
+        interrupt.request_stop()
+        try:
+            with pytest.raises(interrupt.StoppedError):
+                in_threads(lambda number: number, range(3), 1)
+        finally:
+            interrupt.clear_stop()

@@ -1,0 +1,314 @@
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from templar.canonical import sha256_hex
+from templar.data.build import build_dataset, upload_dataset
+from templar.data.building_blocks import HEADER_BYTES, ShardLayout, npy_header
+from templar.data.building_tokens import BATCH_TOKENS, encode, packed, token_type
+from templar.data.corpus import Document
+from templar.data.packing import pack
+from templar.data.sharded.manifest import BlockedFile, parse_index, parse_manifest, sample_ids
+from templar.data.sharded.writing import ShardWriter, build_shards, write_split
+from templar.errors import PermanentError, Reason
+from templar.model.tokenizer import load_tokenizer, train_embedded_tokenizer
+from tests.support.datasets import numbered_documents
+from tests.support.memory_store import MemoryStore
+
+SMALL: dict[str, Any] = {"vocab_size": 300, "sequence_length": 16, "samples_per_shard": 50, "block_bytes": 512}
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(root)): file.read_bytes() for file in sorted(root.rglob("*")) if file.is_file()}
+
+
+def numbered_samples(count: int, length: int) -> NDArray[np.int32]:
+    return np.arange(count * length, dtype=np.int32).reshape(count, length) % 60000
+
+
+def hashes(data: bytes, block_bytes: int) -> tuple[str, ...]:
+    return tuple(
+        hashlib.sha256(data[start : start + block_bytes]).hexdigest() for start in range(0, len(data), block_bytes)
+    )
+
+
+def documents() -> list[Document]:
+    return [
+        *numbered_documents("alpha", num_documents=12, num_lines=20),
+        *numbered_documents("beta", num_documents=9, num_lines=30),
+    ]
+
+
+def text_of(root: Path, split: str) -> str:
+    tokens = np.concatenate([np.load(file) for file in sorted(root.glob(f"{split}_*.npy"))])
+    return load_tokenizer(str(root)).decode(tokens)
+
+
+class TestKnownAnswers:
+    def test_the_id_of_a_sample(self) -> None:
+        assert sample_ids(np.arange(8)[None]).tolist() == [1540592555457660432]
+
+    def test_a_shard(self, tmp_path: Path) -> None:
+        samples = np.arange(8, dtype=np.int32).reshape(1, 8)
+        (entry,) = write_split(tmp_path, "train", [samples], dtype="uint16", sequence_length=8, samples_per_shard=4)
+        files = contents(tmp_path)
+        assert sorted(files) == ["sample_ids_000000.bin", "train_000000.json", "train_000000.npy"]
+        header = b"\x93NUMPY\x01\x00v\x00{'descr': '<u2', 'fortran_order': False, 'shape': (8,), }"
+        assert files["train_000000.npy"] == header.ljust(127) + b"\n" + np.arange(8, dtype="<u2").tobytes()
+        assert files["sample_ids_000000.bin"] == (1540592555457660432).to_bytes(8, "little")
+        assert entry.manifest_sha256 == sha256_hex(files["train_000000.json"])
+        assert (entry.num_samples, entry.num_bytes) == (1, HEADER_BYTES + 16 + 8)
+        assert entry.manifest_sha256 == "cfeeab542a1c9057a660feda01dcbe0a07900f7a740943accc0bd8005f522151"
+
+    @pytest.mark.parametrize("count", [0, 1, 10**18])
+    def test_a_header_has_one_length(self, count: int) -> None:
+        assert len(npy_header("uint32", count)) == HEADER_BYTES
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+def test_numpy_reads_it(tmp_path: Path, dtype: Any) -> None:
+    samples = numbered_samples(23, 7) + (0 if dtype == "uint16" else 10**6)
+    pieces = [samples[:1], samples[1:1], samples[1:13], samples[13:]]
+    entries = write_split(tmp_path, "train", pieces, dtype=dtype, sequence_length=7, samples_per_shard=10)
+    assert [entry.num_samples for entry in entries] == [10, 10, 3]
+    read = [np.load(tmp_path / f"train_{number:06d}.npy", mmap_mode="r") for number in range(3)]
+    assert all(tokens.dtype == dtype and tokens.offset == HEADER_BYTES for tokens in read)
+    np.testing.assert_array_equal(np.concatenate(read).reshape(-1, 7), samples)
+    ids = [np.fromfile(tmp_path / f"sample_ids_{number:06d}.bin", dtype="<u8") for number in range(3)]
+    np.testing.assert_array_equal(np.concatenate(ids), sample_ids(samples))
+
+
+@given(
+    sizes=st.lists(st.integers(0, 90), max_size=6),
+    length=st.integers(1, 9),
+    samples_per_shard=st.integers(1, 120),
+    block_bytes=st.integers(512, 1100),
+)
+def test_every_byte_is_in_a_hashed_block(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], length: int, samples_per_shard: int, block_bytes: int
+) -> None:
+    root = tmp_path_factory.mktemp("shards")
+    samples = numbered_samples(sum(sizes), length)
+    pieces = np.split(samples, np.cumsum(sizes)[:-1]) if sizes else []
+    kwargs: dict[str, Any] = {"dtype": "uint16", "sequence_length": length, "block_bytes": block_bytes}
+    entries = write_split(root, "train", pieces, samples_per_shard=samples_per_shard, **kwargs)
+    assert len(entries) == -(-len(samples) // samples_per_shard)
+    assert len(contents(root)) == 3 * len(entries)
+    for number, entry in enumerate(entries):
+        data = (root / f"train_{number:06d}.json").read_bytes()
+        assert sha256_hex(data) == entry.manifest_sha256
+        manifest = manifest_of(root, number, entries, length)
+        for file in manifest.files:
+            check_blocks(root, file, block_bytes)
+    read = [np.load(root / f"train_{number:06d}.npy") for number in range(len(entries))]
+    if read:
+        np.testing.assert_array_equal(np.concatenate(read).reshape(-1, length), samples)
+
+
+def manifest_of(root: Path, number: int, entries: Any, length: int) -> Any:
+    from templar.data.sharded.manifest import ShardIndex
+
+    index = ShardIndex(
+        version=1, dtype="uint16", sequence_length=length, tokenizer="0" * 64, splits={"train": tuple(entries)}
+    )
+    return parse_manifest((root / f"train_{number:06d}.json").read_bytes(), "test", index, "train", number)
+
+
+def check_blocks(root: Path, file: BlockedFile, block_bytes: int) -> None:
+    data = (root / file.name).read_bytes()
+    assert (file.size, file.block_bytes) == (len(data), block_bytes)
+    assert file.blocks == hashes(data, block_bytes)
+
+
+def test_a_split_without_ids(tmp_path: Path) -> None:
+    write_split(tmp_path, "held_out", [numbered_samples(3, 4)], dtype="uint16", sequence_length=4, samples_per_shard=2)
+    assert sorted(contents(tmp_path)) == [f"held_out_00000{n}.{end}" for n in (0, 1) for end in ("json", "npy")]
+
+
+def test_no_samples_make_no_shard(tmp_path: Path) -> None:
+    empty = numbered_samples(0, 4)
+    assert write_split(tmp_path, "train", [empty], dtype="uint16", sequence_length=4, samples_per_shard=2) == ()
+    assert contents(tmp_path) == {}
+
+
+def test_a_failed_source_leaves_no_half_shard(tmp_path: Path) -> None:
+    def broken() -> Iterator[NDArray[np.int32]]:
+        yield numbered_samples(3, 4)
+        raise KeyError("source")
+
+    with pytest.raises(KeyError):
+        write_split(tmp_path, "train", broken(), dtype="uint16", sequence_length=4, samples_per_shard=2)
+    assert sorted(contents(tmp_path)) == ["sample_ids_000000.bin", "train_000000.json", "train_000000.npy"]
+
+
+class TestWrongInput:
+    @pytest.mark.parametrize(
+        ("samples", "message"),
+        [
+            (np.zeros((2, 5)), "shape"),
+            (np.zeros(4), "shape"),
+            (np.full((1, 4), 65536), "uint16"),
+            (np.full((1, 4), -1), "uint16"),
+            (np.zeros((4, 4)), "takes 3"),
+        ],
+    )
+    def test_samples(self, tmp_path: Path, samples: Any, message: str) -> None:
+        with (
+            pytest.raises(ValueError, match=message),
+            ShardWriter(tmp_path, "train", 0, ShardLayout("uint16", 4, 3)) as writer,
+        ):
+            writer.write(samples)
+        assert contents(tmp_path) == {}
+
+    def test_an_empty_shard(self, tmp_path: Path) -> None:
+        with (
+            pytest.raises(ValueError, match="one sample"),
+            ShardWriter(tmp_path, "train", 0, ShardLayout("uint16", 4, 3)) as writer,
+        ):
+            writer.finish()
+
+    @pytest.mark.parametrize("numbers", [(0, 1, None), (1, 0, None), (1, 1, 511), (1, 1, 2**31), (2**20, 2**20, 512)])
+    def test_numbers(self, numbers: Any) -> None:
+        with pytest.raises(ValueError, match=r"must|at least|too few"):
+            ShardLayout("uint16", *numbers)
+
+    def test_the_folder_is_not_there(self, tmp_path: Path) -> None:
+        with pytest.raises(PermanentError) as caught:
+            ShardWriter(tmp_path / "none", "train", 0, ShardLayout("uint16", 4, 3))
+        assert caught.value.reason is Reason.LOCAL_FILE
+
+
+class TestPacked:
+    @given(st.lists(st.integers(0, 30), max_size=20), st.integers(1, 40))
+    def test_it_cuts_as_pack_does(self, lengths: list[int], sequence_length: int) -> None:
+        lists = [np.full(length, number + 1, dtype=np.int32) for number, length in enumerate(lengths)]
+        ended = [np.append(tokens, np.int32(0)) if len(tokens) else tokens for tokens in lists]
+        found = list(packed(ended, sequence_length))
+        expected = pack(lists, sequence_length, 0)
+        np.testing.assert_array_equal(np.concatenate([expected[:0], *found]), expected)
+
+    @pytest.mark.parametrize("sequence_length", [1000, BATCH_TOKENS + 1])
+    def test_large_streams(self, sequence_length: int) -> None:
+        stream = np.arange(3 * BATCH_TOKENS + 17, dtype=np.int32)
+        found = np.concatenate(list(packed(np.array_split(stream, 7), sequence_length)))
+        whole = len(stream) // sequence_length * sequence_length
+        np.testing.assert_array_equal(found.reshape(-1), stream[:whole])
+
+    def test_a_document_has_one_end(self) -> None:
+        tokenizer = train_embedded_tokenizer(["abc"], 300)
+        ended, empty = encode(["abc", ""], tokenizer)
+        assert tokenizer.decode(ended) == "abc"
+        assert ended.tolist().count(tokenizer.eos_id) == 1
+        assert ended[-1] == tokenizer.eos_id
+        assert len(empty) == 0
+
+
+class TestBuildShards:
+    def test_the_same_documents_give_the_same_bytes(self, tmp_path: Path) -> None:
+        first = build_shards(documents(), tmp_path / "first", **SMALL)
+        second = build_shards(reversed(documents()), tmp_path / "second", **SMALL)
+        assert contents(tmp_path / "first") == contents(tmp_path / "second")
+        assert first == second
+
+    def test_the_index_says_what_is_there(self, tmp_path: Path) -> None:
+        root = tmp_path / "dataset"
+        summary = build_shards(documents(), root, held_out_fraction=0.2, **SMALL)
+        index = parse_index((root / "_shards.json").read_bytes(), "test")
+        assert index == summary.index
+        assert index.tokenizer == load_tokenizer(str(root)).digest
+        assert set(index.splits) == {"train", "held_out"}
+        names = {"_shards.json", "tokenizer.json", "tokenizer_config.json"}
+        for split, entries in index.splits.items():
+            for number, entry in enumerate(entries):
+                data = (root / f"{split}_{number:06d}.json").read_bytes()
+                assert sha256_hex(data) == entry.manifest_sha256
+                manifest = parse_manifest(data, "test", index, split, number)
+                names |= {f"{split}_{number:06d}.json", *(file.name for file in manifest.files)}
+                for file in manifest.files:
+                    check_blocks(root, file, 512)
+            num_samples = sum(entry.num_samples for entry in entries)
+            assert summary.num_tokens[split] == num_samples * 16
+        assert set(contents(root)) == names
+        assert summary.num_bytes == sum(map(len, contents(root).values()))
+        assert sum(summary.num_documents.values()) == 21
+
+    def test_held_out_texts_are_never_trained_on(self, tmp_path: Path) -> None:
+        root = tmp_path / "dataset"
+        summary = build_shards(documents(), root, held_out_fraction=0.2, **SMALL)
+        build_dataset(documents(), tmp_path / "pages", vocab_size=300, held_out_fraction=0.2)
+        train, held_out = text_of(root, "train"), text_of(root, "held_out")
+        for document in documents():
+            label = f"{document.source} document {int(document.name[:3])} line"
+            assert (label in train) != (label in held_out)
+        assert summary.num_documents == {"train": 17, "held_out": 4}
+
+    def test_pages_hold_out_the_same(self, tmp_path: Path) -> None:
+        build_shards(documents(), tmp_path / "shards", held_out_fraction=0.2, **SMALL)
+        build_dataset(documents(), tmp_path / "pages", vocab_size=300, held_out_fraction=0.2)
+        files = (tmp_path / "pages").glob("*/held_out/*.parquet")
+        pages = "".join(text for file in files for text in pq.read_table(file)["text"].to_pylist())
+        shards = text_of(tmp_path / "shards", "held_out")
+        for document in documents():
+            label = f"{document.source} document {int(document.name[:3])} line"
+            assert (label in pages) == (label in shards)
+
+    def test_sources_are_mixed(self, tmp_path: Path) -> None:
+        build_shards(documents(), tmp_path / "dataset", **SMALL)
+        text = text_of(tmp_path / "dataset", "train")
+        first_of_beta, last_of_alpha = text.index("beta"), text.rindex("alpha")
+        assert first_of_beta < last_of_alpha
+
+    def test_a_tokenizer_of_ones_own(self, tmp_path: Path) -> None:
+        tokenizer = train_embedded_tokenizer(["something else entirely"], 260)
+        summary = build_shards(documents(), tmp_path / "dataset", tokenizer=tokenizer, **SMALL)
+        assert summary.index.tokenizer == tokenizer.digest
+        assert summary.vocab_size == tokenizer.vocab_size
+        assert load_tokenizer(str(tmp_path / "dataset")).digest == tokenizer.digest
+
+    @pytest.mark.parametrize(("size", "expected"), [(2**16, "uint16"), (2**16 + 1, "uint32")])
+    def test_the_type_of_a_token(self, size: int, expected: str) -> None:
+        class Sized:
+            vocab_size = size
+
+        assert token_type(Sized()) == expected  # type: ignore[arg-type]
+
+    def test_a_folder_that_is_there(self, tmp_path: Path) -> None:
+        with pytest.raises(PermanentError) as caught:
+            build_shards(documents(), tmp_path, **SMALL)
+        assert caught.value.reason is Reason.OBJECT_EXISTS
+
+    @pytest.mark.parametrize(
+        ("given", "changes"),
+        [([], {}), (documents()[:1], {}), (documents(), {"sequence_length": 4000})],
+    )
+    def test_too_little(self, tmp_path: Path, given: list[Document], changes: dict[str, Any]) -> None:
+        with pytest.raises(PermanentError) as caught:
+            build_shards(given, tmp_path / "dataset", **SMALL | changes)
+        assert caught.value.reason is Reason.DATASET_TOO_SMALL
+        assert not (tmp_path / "dataset").exists()
+
+    def test_a_fraction_out_of_range(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="held_out_fraction"):
+            build_shards(documents(), tmp_path / "dataset", held_out_fraction=0.0, **SMALL)
+
+
+def test_upload_puts_the_index_last(tmp_path: Path) -> None:
+    puts: list[str] = []
+
+    class Recording(MemoryStore):
+        def put_file(self, key: str, path: Path) -> None:
+            puts.append(key)
+            super().put_file(key, path)
+
+    build_shards(documents(), tmp_path / "dataset", **SMALL)
+    upload_dataset(tmp_path / "dataset", Recording(), "here")
+    assert puts[-1] == "here/_shards.json"
+    assert set(puts) == {f"here/{name}" for name in contents(tmp_path / "dataset")}

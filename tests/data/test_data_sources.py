@@ -1,0 +1,209 @@
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from templar.data.sources import TextSource, find_inputs, read_texts, source_from_text
+from templar.errors import PermanentError, Reason
+
+ROWS = ["first", "zweite Zeile ü", "", "third\r\nline"]
+EXPECTED = [(0, "first"), (1, "zweite Zeile ü"), (3, "third\r\nline")]
+
+
+def names(source: TextSource) -> list[str]:
+    return [file.name for file in find_inputs(source)]
+
+
+def documents(source: TextSource) -> list[tuple[str, str]]:
+    return [document for file in find_inputs(source) for document in read_texts(file)]
+
+
+def write(path: Path, kind: str, column: Any, name: str = "text") -> Path:
+    """Write one column as a file of rows."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.table({"other": list(range(len(column))), name: column})
+    if kind == "parquet":
+        pq.write_table(table, path, row_group_size=2)
+    elif kind == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n\n" for row in table.to_pylist()))
+    else:
+        opened = pa.ipc.new_stream if kind == "stream" else pa.ipc.new_file
+        with path.open("wb") as file, opened(file, table.schema) as writer:
+            writer.write_table(table, max_chunksize=2)
+    return path
+
+
+def ending(kind: str) -> str:
+    return {"stream": "arrow", "file": "arrow"}.get(kind, kind)
+
+
+KINDS = ["parquet", "stream", "file", "jsonl"]
+
+
+class TestFolders:
+    def test_texts_in_the_order_of_their_names(self, tmp_path: Path) -> None:
+        for name in ("b.txt", "a/z.md", "a/y.rst", "a.txt", "c.html", ".hidden.txt", ".git/x.txt"):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(name)
+        source = TextSource("source", tmp_path)
+        assert documents(source) == [(name, name) for name in ("a.txt", "a/y.rst", "a/z.md", "b.txt")]
+        assert names(TextSource("source", tmp_path, suffixes=(".html",))) == ["c.html"]
+
+    def test_rows_before_texts(self, tmp_path: Path) -> None:
+        (tmp_path / "README.md").write_text("about the rows")
+        write(tmp_path / "data" / "b.parquet", "parquet", ROWS)
+        write(tmp_path / "data" / "a.jsonl", "jsonl", ROWS)
+        source = TextSource("source", tmp_path)
+        assert names(source) == ["data/a.jsonl", "data/b.parquet"]
+        assert [name for name, _ in documents(source)] == [
+            f"data/{file}#{row}" for file in ("a.jsonl", "b.parquet") for row, _ in EXPECTED
+        ]
+
+    def test_a_hub_snapshot_of_links(self, tmp_path: Path) -> None:
+        blob = write(tmp_path / "blobs" / "0123", "parquet", ROWS)
+        (tmp_path / "snapshot").mkdir()
+        (tmp_path / "snapshot" / "train.parquet").symlink_to(os.path.relpath(blob, tmp_path / "snapshot"))
+        assert len(documents(TextSource("source", tmp_path / "snapshot"))) == 3
+
+    def test_a_file_is_a_source(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "x.parquet", "parquet", ROWS)
+        assert names(source_from_text(str(path))) == ["x.parquet"]
+        assert source_from_text(str(path)).name == "x"
+
+    def test_an_empty_text_is_left_out_and_a_mark_of_byte_order(self, tmp_path: Path) -> None:
+        (tmp_path / "a.txt").write_bytes(b"")
+        (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbfbom\r\n")
+        assert documents(TextSource("source", tmp_path)) == [("b.txt", "bom\r\n")]
+
+
+class TestSaved:
+    def save(self, folder: Path, **state: Any) -> Path:
+        """As `datasets.save_to_disk` does."""
+        for number, rows in enumerate((ROWS[:2], ROWS[2:])):
+            write(folder / f"data-{number:05d}-of-00002.arrow", "stream", rows)
+        (folder / "dataset_info.json").write_text("{}")
+        listed = [{"filename": f"data-{number:05d}-of-00002.arrow"} for number in (1, 0)]
+        (folder / "state.json").write_text(json.dumps({"_data_files": listed} | state))
+        return folder
+
+    def test_its_files_in_its_order(self, tmp_path: Path) -> None:
+        root = self.save(tmp_path / "saved")
+        write(root / "cache-1.arrow", "stream", ["somebody's cache"])
+        assert [text for _, text in documents(TextSource("source", root))] == ["third\r\nline", *ROWS[:2]]
+
+    def test_several_splits(self, tmp_path: Path) -> None:
+        self.save(tmp_path / "train")
+        (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+        with pytest.raises(PermanentError, match="several splits") as caught:
+            find_inputs(TextSource("source", tmp_path))
+        assert str(tmp_path / "train") in caught.value.message
+
+    @pytest.mark.parametrize(
+        ("state", "message"),
+        [
+            ({"_indices_files": [{"filename": "indices.arrow"}]}, "flatten_indices"),
+            ({"_data_files": None}, "lists no _data_files"),
+        ],
+    )
+    def test_what_cannot_be_read(self, tmp_path: Path, state: dict[str, Any], message: str) -> None:
+        root = self.save(tmp_path / "saved", **state)
+        with pytest.raises(PermanentError, match=message):
+            find_inputs(TextSource("source", root))
+
+    @pytest.mark.parametrize("state", ["", "[1]", "{"])
+    def test_a_state_that_is_none(self, tmp_path: Path, state: str) -> None:
+        root = self.save(tmp_path / "saved")
+        (root / "state.json").write_text(state)
+        with pytest.raises(PermanentError, match=r"state\.json: not a JSON object"):
+            find_inputs(TextSource("source", root))
+
+
+class TestRows:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_every_kind_gives_the_same(self, tmp_path: Path, kind: str) -> None:
+        path = write(tmp_path / f"x.{ending(kind)}", kind, ROWS, name="body")
+        found = documents(TextSource("source", path, column="body"))
+        assert found == [(f"{path.name}#{row}", text) for row, text in EXPECTED]
+
+    @pytest.mark.parametrize("kind", ["large_string", "string_view"])
+    def test_every_kind_of_string(self, tmp_path: Path, kind: str) -> None:
+        path = write(tmp_path / "x.arrow", "stream", pa.array(ROWS, getattr(pa, kind)()))
+        assert [text for _, text in documents(TextSource("source", path))] == [text for _, text in EXPECTED]
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize(
+        ("column", "name", "message"),
+        [
+            (ROWS, "body", "'text'"),
+            (["a", None, "b"], "text", "row 1|line 3"),
+            ([1, 2], "text", "int64|line 1"),
+        ],
+        ids=["no column", "null", "numbers"],
+    )
+    def test_the_problem_is_named(self, tmp_path: Path, kind: str, column: Any, name: str, message: str) -> None:
+        path = write(tmp_path / f"x.{ending(kind)}", kind, column, name=name)
+        with pytest.raises(PermanentError, match=message) as caught:
+            documents(TextSource("source", path))
+        assert caught.value.reason is Reason.DATASET_MALFORMED
+        assert caught.value.message.startswith(f"{path}: ")
+
+    def test_the_null_is_counted_from_the_first_row(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "x.parquet", "parquet", [*["text"] * 700, None])
+        with pytest.raises(PermanentError, match="row 700 "):
+            documents(TextSource("source", path))
+
+    @pytest.mark.parametrize("kind", ["parquet", "arrow", "jsonl"])
+    @pytest.mark.parametrize("data", [b"ARROW1 and nonsense", b"\xff\xfe nonsense"])
+    def test_damaged_files(self, tmp_path: Path, kind: str, data: bytes) -> None:
+        path = tmp_path / f"x.{kind}"
+        path.write_bytes(data)
+        with pytest.raises(PermanentError) as caught:
+            documents(TextSource("source", path))
+        assert caught.value.reason is Reason.DATASET_MALFORMED
+        assert str(path) in caught.value.message
+
+    def test_bytes_that_are_no_text(self, tmp_path: Path) -> None:
+        texts = pa.array([b"good", b"\xff\xfe"], pa.binary()).view(pa.string())
+        path = write(tmp_path / "x.arrow", "stream", texts)
+        with pytest.raises(PermanentError, match="not UTF-8"):
+            documents(TextSource("source", path))
+
+    def test_half_a_surrogate_pair(self, tmp_path: Path) -> None:
+        (tmp_path / "x.jsonl").write_text('{"text": "\\ud800"}\n')
+        with pytest.raises(PermanentError, match="line 1"):
+            documents(TextSource("source", tmp_path / "x.jsonl"))
+
+
+class TestRefused:
+    def test_no_such_folder(self, tmp_path: Path) -> None:
+        with pytest.raises(PermanentError, match="no such file or folder") as caught:
+            find_inputs(TextSource("source", tmp_path / "none"))
+        assert caught.value.reason is Reason.DATASET_MISSING
+
+    def test_nothing_to_read(self, tmp_path: Path) -> None:
+        with pytest.raises(PermanentError, match=r"\*\.txt") as caught:
+            find_inputs(TextSource("source", tmp_path))
+        assert caught.value.reason is Reason.DATASET_MISSING
+
+    def test_a_text_that_is_not_utf8(self, tmp_path: Path) -> None:
+        (tmp_path / "a.txt").write_bytes(b"caf\xe9")
+        with pytest.raises(PermanentError, match="not UTF-8") as caught:
+            documents(TextSource("source", tmp_path))
+        assert str(tmp_path / "a.txt") in caught.value.message
+
+    @pytest.mark.parametrize("name", ["", "default", "a b", "../x"])
+    def test_a_name(self, name: str) -> None:
+        with pytest.raises(ValueError, match="source name"):
+            source_from_text(f"{name}=/somewhere")
+
+    def test_a_name_of_its_own(self, tmp_path: Path) -> None:
+        (tmp_path / "v1.5").mkdir()
+        assert source_from_text(str(tmp_path / "v1.5")).name == "v1.5"
+        assert source_from_text("books=/a/b").name == "books"
+        assert source_from_text("/a/b.c").name == "b"
+        with pytest.raises(ValueError, match="suffixes"):
+            TextSource("x", Path("x"), suffixes=())

@@ -1,0 +1,135 @@
+"""`python -m deployments.build_dataset`: one command, and every way to get it wrong is said in one line."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from deployments import build_dataset as command
+from templar.data.building_plan import Layout
+from templar.errors import Reason, TransientError
+from tests.support.datasets import numbered_documents
+
+Call = Callable[..., tuple[int, str, str]]
+WRITE = ("R2_DATASET_WRITE_ACCESS_KEY_ID", "R2_DATASET_WRITE_SECRET_ACCESS_KEY")
+SMALL = ("--vocab-size", 300, "--sequence-length", 16, "--held-out-fraction", 0.2, "--row-chars", 100)
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Calls the command; its exit status, output and errors."""
+    for name in (*WRITE, "TEMPLAR_STORAGE", "DATASET_BINS_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def main(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["build_dataset", *map(str, arguments)])
+        try:
+            status = command.main()
+        except SystemExit as end:
+            status = int(end.code or 0)
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return main
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Path:
+    folder = tmp_path / "books"
+    folder.mkdir()
+    for document in numbered_documents("books", num_documents=10, num_lines=20):
+        (folder / document.name).write_text(document.text)
+    return folder
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("layout", list(Layout))
+def test_a_dataset_is_built(call: Call, books: Path, tmp_path: Path, layout: Layout) -> None:
+    out = tmp_path / "out"
+    status, printed, _ = call("--source", books, "--layout", layout, "--out", out, "--workers", 2, *SMALL)
+    assert status == 0
+    card = json.loads((out / "card.json").read_bytes())
+    *table, last = printed.strip().splitlines()
+    assert last.startswith(f"{layout} dataset {card['digest']}, ")
+    assert last.endswith(f"its card: {out / 'card.json'}")
+    for split in ("train", "held_out"):
+        (line,) = [line for line in table if "books" in line and split in line]
+        assert str(card["splits"][split]["characters"]) in line
+    again = contents(out)
+    assert call("--source", f"books={books}", "--layout", layout, "--out", out, *SMALL)[:2] == (0, printed)
+    assert contents(out) == again
+
+
+def test_into_a_bucket(call: Call, books: Path, tmp_path: Path) -> None:
+    (tmp_path / "buckets" / "mine").mkdir(parents=True)
+    values = {"TEMPLAR_STORAGE": (tmp_path / "buckets").as_uri(), WRITE[0]: "key", WRITE[1]: "hush"}
+    (tmp_path / "env").write_text("".join(f"{name}={value}\n" for name, value in values.items()))
+    target = ("--to-account", "mine", "--to-prefix", "here", "--env-file", tmp_path / "env")
+    status, out, err = call("--source", books, "--layout", "shards", "--out", tmp_path / "out", *SMALL, *target)
+    assert status == 0
+    files = contents(tmp_path / "out")
+    assert files.items() <= contents(tmp_path / "buckets" / "mine" / "here").items()
+    assert f"uploaded to mine/here: {len(files)} objects" in out
+    assert "hush" not in out + err
+
+
+class TestMistakes:
+    def test_missing_keys_are_noticed_first(self, call: Call, books: Path, tmp_path: Path) -> None:
+        arguments = ("--source", books, "--layout", "shards", "--out", tmp_path / "out")
+        status, _, err = call(*arguments, "--to-account", "mine")
+        assert status == 1
+        assert err.startswith("[bad_environment]")
+        assert all(name in err for name in WRITE)
+        assert [path.name for path in tmp_path.iterdir()] == ["books"]
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            ([], "--source"),
+            (["--layout", "x"], "--layout"),
+            (["--source", "b=x", "--source", "b=y"], "write NAME=PATH"),
+            (["--source", "default=x"], "source name"),
+            (["--source", "x", "--held-out-fraction", "2"], "held_out_fraction"),
+            (["--source", "x", "--vocab-size", "5"], "vocab_size"),
+            (["--source", "x", "--block-bytes", "5"], "block_bytes"),
+            (["--source", "x", "--workers", "0"], "--workers"),
+            (["--source", "x", "--to-bucket", "b"], "go with --to-account"),
+            (["--source", "x", "--to-account", "../x"], "lower-case letters"),
+        ],
+    )
+    def test_the_command_line(self, call: Call, arguments: list[str], words: str) -> None:
+        given = [*arguments, *(() if "--layout" in arguments else ("--layout", "shards")), "--out", "/none/out"]
+        status, _, err = call(*given)
+        assert status == 2
+        assert words in err
+
+    def test_there_is_no_source(self, call: Call, tmp_path: Path) -> None:
+        status, _, err = call("--source", tmp_path / "none", "--layout", "pages", "--out", tmp_path / "out")
+        assert status == 1
+        assert f"[dataset_missing] {tmp_path / 'none'}: no such file or folder" in err
+
+    def test_what_may_pass_is_worth_another_try(
+        self, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*_: object, **__: object) -> None:
+            raise TransientError(Reason.LOCAL_FILE, "local file: No space left on device")
+
+        monkeypatch.setattr(command, "build", full)
+        status, _, err = call("--source", tmp_path, "--layout", "pages", "--out", tmp_path / "out")
+        assert status == 1
+        assert err.strip().endswith(command.GO_ON)
+
+    def test_interrupted(self, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def interrupt(*_: object, **__: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(command, "build", interrupt)
+        status, _, err = call("--source", tmp_path, "--layout", "pages", "--out", tmp_path / "out")
+        assert status == 130
+        assert command.GO_ON in err

@@ -1,0 +1,119 @@
+"""The flow that builds a dataset, on a real server: from files to a folder, artifacts and a bucket."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.client.schemas.objects import State
+
+from flows.build_dataset import build_dataset
+from tasks.build_dataset import artifact_key
+from templar.data.building import find_built
+from templar.data.building_plan import BuildRequest, BuildSettings, Layout
+from templar.data.sharded.manifest import parse_index
+from templar.data.sources import TextSource
+from tests.support.datasets import numbered_documents
+from tests.support.flow_network import task_runs
+from tests.support.prefect_server import RunningPrefectServer
+
+pytestmark = pytest.mark.network
+
+SETTINGS = {"held_out_fraction": 0.2, "vocab_size": 300, "sequence_length": 16, "row_chars": 100}
+WRITE = ("R2_DATASET_WRITE_ACCESS_KEY_ID", "R2_DATASET_WRITE_SECRET_ACCESS_KEY")
+STEPS = ["assemble dataset", "find dataset", "make parts", "read sources"]
+
+
+@pytest.fixture(autouse=True)
+def _configured(prefect_api: RunningPrefectServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    del prefect_api
+    for name in WRITE:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Path:
+    folder = tmp_path / "books"
+    folder.mkdir()
+    for document in numbered_documents("books", num_documents=10, num_lines=20):
+        (folder / document.name).write_text(document.text)
+    return folder
+
+
+def run(sources: list[Path], out: Path, **parameters: Any) -> State[Any]:
+    parameters.setdefault("settings", BuildSettings(Layout.SHARDS, **SETTINGS))
+    return asyncio.run(build_dataset([str(path) for path in sources], str(out), return_state=True, **parameters))
+
+
+def names_of(server: RunningPrefectServer, state: State[Any], at_least: int) -> list[str]:
+    with server.client() as client:
+        return sorted(each.name for each in task_runs(client, state, at_least=at_least))
+
+
+def test_from_files_to_a_folder(books: Path, tmp_path: Path, prefect_server: RunningPrefectServer) -> None:
+    out = tmp_path / "My dataset_1"
+    state = run([books], out)
+    assert state.is_completed()
+    settings = BuildSettings(Layout.SHARDS, **SETTINGS)
+    built = find_built(BuildRequest((TextSource("books", books),), out, settings))
+    assert built is not None
+    assert built.card.digest == parse_index((out / "_shards.json").read_bytes(), "test").digest
+    assert str(state.message) == (
+        f"shards dataset {built.card.digest[:12]}: {built.num_bytes} bytes in {out.resolve()}"
+    )
+    assert names_of(prefect_server, state, 4) == STEPS
+    assert artifact_key(out) == "dataset-my-dataset-1"
+    with prefect_server.client() as client:
+        table = client.request("GET", f"/artifacts/{artifact_key(out)}/latest").json()
+        assert '"source": "books"' in table["data"]
+        assert built.card.digest in table["description"]
+        for step in ("read", "parts", "assemble"):
+            bar = client.request("GET", f"/artifacts/{artifact_key(out)}-{step}/latest").json()
+            assert bar["data"] == 100.0
+
+
+def test_a_second_run_takes_what_is_there(books: Path, tmp_path: Path, prefect_server: RunningPrefectServer) -> None:
+    first = run([books], tmp_path / "out")
+    second = run([books], tmp_path / "out")
+    assert second.is_completed()
+    assert second.message == first.message
+    assert names_of(prefect_server, second, 1) == ["find dataset"]
+
+
+@pytest.mark.parametrize("layout", list(Layout))
+def test_into_a_bucket(books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: Layout) -> None:
+    (tmp_path / "buckets" / "mine").mkdir(parents=True)
+    monkeypatch.setenv("TEMPLAR_STORAGE", (tmp_path / "buckets").as_uri())
+    monkeypatch.setenv(WRITE[0], "key")
+    monkeypatch.setenv(WRITE[1], "secret")
+    settings = BuildSettings(layout, **SETTINGS)
+    state = run([books], tmp_path / "out", settings=settings, upload_account="mine", upload_prefix="here")
+    assert state.is_completed()
+    files = {path.relative_to(tmp_path / "out") for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    bucket = tmp_path / "buckets" / "mine" / "here"
+    assert files <= {path.relative_to(bucket) for path in bucket.rglob("*")}
+    assert str(state.message).endswith(f", {len(files)} objects uploaded")
+
+
+def test_missing_keys_are_noticed_before_anything_is_built(books: Path, tmp_path: Path) -> None:
+    state = run([books], tmp_path / "out", upload_account="mine")
+    assert state.is_failed()
+    assert all(name in str(state.message) for name in WRITE)
+    assert [path.name for path in tmp_path.iterdir()] == ["books"]
+
+
+def test_a_source_that_is_not_there_is_not_tried_again(tmp_path: Path, prefect_server: RunningPrefectServer) -> None:
+    state = run([tmp_path / "none"], tmp_path / "out")
+    assert state.is_failed()
+    assert "[dataset_missing]" in str(state.message)
+    with prefect_server.client() as client:
+        assert [each.run_count for each in task_runs(client, state, at_least=2) if each.name == "read sources"] == [1]
+
+
+def test_settings_come_as_plain_values() -> None:
+    """As the UI and the command line give them."""
+    given = build_dataset.validate_parameters(
+        {"sources": ["a"], "out": "b", "settings": {"layout": "pages", "row_chars": 7}}
+    )
+    assert given["settings"] == BuildSettings(Layout.PAGES, row_chars=7)
+    assert build_dataset.parameters.required == ["sources", "out"]
