@@ -25,10 +25,10 @@ from deployments.register import read_environment
 from tasks.build_dataset import upload_target
 from templar.arguments import whole_number
 from templar.data.build import upload_dataset
-from templar.data.building import BuiltDataset, build
-from templar.data.building_plan import BuildRequest, BuildSettings, Layout
-from templar.data.card import CARD_FILE
-from templar.data.sources import TEXT_SUFFIXES, TextSource, source_from_text
+from templar.data.building.card import CARD_FILE
+from templar.data.building.plan import BuildRequest, BuildSettings, Layout
+from templar.data.building.run import BuiltDataset, build
+from templar.data.building.sources import TEXT_SUFFIXES, TextSource, source_from_text
 from templar.errors import TemplarError, TransientError
 from templar.store.address import is_account_id
 

@@ -8,8 +8,8 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from tasks.build_dataset import assemble_dataset, find_dataset, make_parts, read_sources, upload_dataset, upload_target
-from templar.data.building_plan import BuildRequest, BuildSettings, Layout
-from templar.data.sources import TEXT_SUFFIXES, source_from_text
+from templar.data.building.plan import BuildRequest, BuildSettings, Layout
+from templar.data.building.sources import TEXT_SUFFIXES, source_from_text
 
 
 @flow(name="build-dataset", flow_run_name="build {out}")

@@ -19,13 +19,16 @@ def table(key: str, rows: list[dict[str, Any]], description: str) -> None:
 
 
 def progress(key: str, description: str) -> Callable[[float], None]:
-    """A bar in the UI, and what moves it to a percentage."""
+    """A bar in the UI, and what moves it to a percentage; the server hears of whole percents only."""
     artifact: Any = None
+    shown = 0
     with _optional(key):
         artifact = create_progress_artifact(progress=0.0, key=key, description=description)
 
     def show(percentage: float) -> None:
-        if artifact is not None:
+        nonlocal shown
+        if artifact is not None and int(percentage) != shown:
+            shown = int(percentage)
             with _optional(key):
                 update_progress_artifact(artifact, percentage)
 

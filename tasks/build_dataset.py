@@ -11,35 +11,35 @@ from blocks.hosting import hosting_from_environment
 from blocks.storage import StorageEndpoint
 from tasks.artifacts import progress, table
 from tasks.policy import HOUSEKEEPING, STORE
-from templar.data import building
 from templar.data.build import UploadReceipt
 from templar.data.build import upload_dataset as upload
-from templar.data.building import BuiltDataset
-from templar.data.building_plan import BuildRequest, Plan
+from templar.data.building import run as building
+from templar.data.building.plan import BuildRequest, Plan
+from templar.data.building.run import BuiltDataset
 from templar.store.base import ObjectStore
 
 
 @task(task_run_name="find dataset", **HOUSEKEEPING)
 def find_dataset(request: BuildRequest, workers: int | None) -> BuiltDataset | None:
-    """See `templar.data.building.find_built`: a run that was cut off after the dataset was complete goes on."""
+    """See `templar.data.building.run.find_built`: a run that was cut off after the dataset was complete goes on."""
     return building.find_built(request, workers=workers)
 
 
 @task(task_run_name="read sources", **HOUSEKEEPING)
 def read_sources(request: BuildRequest, workers: int | None) -> Plan:
-    """See `templar.data.building.prepare`. What has been read shows as a progress artifact."""
+    """See `templar.data.building.run.prepare`. What has been read shows as a progress artifact."""
     return building.prepare(request, workers=workers, on_progress=_bar(request, "read", "Input that has been read."))
 
 
 @task(task_run_name="make parts", **HOUSEKEEPING)
 def make_parts(plan: Plan, workers: int | None) -> None:
-    """See `templar.data.building.make_parts`. Input that is done shows as a progress artifact."""
+    """See `templar.data.building.run.make_parts`. Input that is done shows as a progress artifact."""
     building.make_parts(plan, workers=workers, on_progress=_bar(plan.request, "parts", "Input that is done."))
 
 
 @task(task_run_name="assemble dataset", **HOUSEKEEPING)
 def assemble_dataset(plan: Plan, workers: int | None) -> BuiltDataset:
-    """See `templar.data.building.assemble`. The dataset's card is a table artifact."""
+    """See `templar.data.building.run.assemble`. The dataset's card is a table artifact."""
     bar = _bar(plan.request, "assemble", "Files of the dataset that are written.")
     built = building.assemble(plan, workers=workers, on_progress=bar)
     description = f"Dataset {built.card.digest}, {built.num_bytes} bytes in {built.root}."
@@ -87,13 +87,4 @@ def artifact_key(root: Path) -> str:
 
 
 def _bar(request: BuildRequest, step: str, description: str) -> Callable[[float], None]:
-    """A progress artifact that moves by whole percents."""
-    show, shown = progress(f"{artifact_key(request.root)}-{step}", description), 0
-
-    def move(percentage: float) -> None:
-        nonlocal shown
-        if int(percentage) > shown:
-            shown = int(percentage)
-            show(float(shown))
-
-    return move
+    return progress(f"{artifact_key(request.root)}-{step}", description)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from templar.canonical import file_sha256, sha256_hex
-from templar.data.card import CARD_FILE, README_FILE
+from templar.data.building.card import CARD_FILE, README_FILE
 from templar.data.metadata import (
     MAX_METADATA_BYTES,
     MAX_SHARD_SIZES_BYTES,

@@ -133,9 +133,7 @@ class World:
         """Held-out sequences, shape (num_sequences, L)."""
         stores, folder = [self._store(DATASET_BUCKET)], node.settings.home / "shards"
         tokenizer, data = node.workload.tokenizer, self.hparams.data
-        return read_held_out(
-            stores, DATASET_PREFIX, data, folder, tokenizer=tokenizer, num_sequences=num_sequences
-        )
+        return read_held_out(stores, DATASET_PREFIX, data, folder, tokenizer=tokenizer, num_sequences=num_sequences)
 
     def _register(self, seed: int, actors: Sequence[str], num_validators: int) -> tuple[Member, ...]:
         roles = ["aggregator", *["validator"] * num_validators, *actors]

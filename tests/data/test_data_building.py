@@ -15,16 +15,16 @@ import pytest
 
 from templar import interrupt
 from templar.canonical import canonical_json, file_sha256, sha256_hex
-from templar.data import building_units
 from templar.data.build import upload_dataset
-from templar.data.building import LOCK_FILE, assemble, build, make_parts, prepare
-from templar.data.building_plan import BuildRequest, BuildSettings, Layout
-from templar.data.building_units import find_groups, in_threads
-from templar.data.card import read_card
+from templar.data.building import units
+from templar.data.building.card import read_card
+from templar.data.building.plan import BuildRequest, BuildSettings, Layout
+from templar.data.building.run import LOCK_FILE, assemble, build, make_parts, prepare
+from templar.data.building.sources import TextSource
+from templar.data.building.units import find_groups, in_threads
 from templar.data.corpus import Document
 from templar.data.pages import PageDataset
 from templar.data.sharded.writing import build_shards
-from templar.data.sources import TextSource
 from templar.errors import PermanentError, Reason
 from templar.model.tokenizer import load_tokenizer, train_embedded_tokenizer
 from tests.support.datasets import numbered_documents
@@ -83,7 +83,7 @@ def request(folder: Path, root: Path, layout: Layout, **changes: Any) -> BuildRe
 
 @pytest.fixture
 def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building_units, "MOST_TEXT_FILES", 5)
+    monkeypatch.setattr(units, "MOST_TEXT_FILES", 5)
 
 
 class TestTheSameBytes:
@@ -123,7 +123,7 @@ class TestTheSameBytes:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from templar.data.building import build
+from templar.data.building.run import build
 from tests.data.test_data_building import Layout, request
 
 left = int(sys.argv[4])

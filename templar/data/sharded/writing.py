@@ -16,7 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from templar.canonical import sha256_hex
-from templar.data.building_blocks import (
+from templar.data.corpus import Document
+from templar.data.holding_out import SPLITS, split_documents
+from templar.data.metadata import TRAIN_SPLIT
+from templar.data.sharded.blocked_writer import (
     HEADER_BYTES,
     BlockedWriter,
     ShardLayout,
@@ -24,10 +27,6 @@ from templar.data.building_blocks import (
     npy_header,
     stored_type,
 )
-from templar.data.building_tokens import encode_all, order_key, packed, token_type
-from templar.data.corpus import Document
-from templar.data.holding_out import SPLITS, split_documents
-from templar.data.metadata import TRAIN_SPLIT
 from templar.data.sharded.manifest import (
     INDEX_FILE,
     MAX_INDEX_BYTES,
@@ -39,6 +38,7 @@ from templar.data.sharded.manifest import (
     sample_ids_file,
     tokens_file,
 )
+from templar.data.sharded.tokens import encode_all, order_key, packed, token_type
 from templar.errors import PermanentError, Reason
 from templar.model.tokenizer import Tokenizer, train_embedded_tokenizer
 from templar.store.files import local_file, replacing

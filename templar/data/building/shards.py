@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from templar.canonical import sha256_hex
-from templar.data.building_blocks import ShardLayout, TokenType, stored_type
-from templar.data.building_plan import Plan, part_key
-from templar.data.building_tokens import encode_all, packed, token_type
-from templar.data.building_units import Unit, checked_texts, in_threads, replaced
-from templar.data.card import Card, Counts, make_card
+from templar.data.building.card import Card, Counts, make_card
+from templar.data.building.plan import Plan, part_key
+from templar.data.building.units import Unit, checked_texts, in_threads, replaced
 from templar.data.holding_out import SPLITS
 from templar.data.metadata import TRAIN_SPLIT
+from templar.data.sharded.blocked_writer import ShardLayout, TokenType, stored_type
 from templar.data.sharded.manifest import ShardEntry, ShardManifest, manifest_file
+from templar.data.sharded.tokens import encode_all, packed, token_type
 from templar.data.sharded.writing import ShardWriter, describe_shards
 from templar.model.tokenizer import Tokenizer
 from templar.store.files import local_file

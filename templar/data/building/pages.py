@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from templar.canonical import canonical_json, file_sha256, sha256_hex
 from templar.data.build import write_metadata, write_rows
-from templar.data.building_plan import Plan, part_key
-from templar.data.building_units import Unit, checked_texts, replaced
-from templar.data.card import Card, Counts, make_card
+from templar.data.building.card import Card, Counts, make_card
+from templar.data.building.plan import Plan, part_key
+from templar.data.building.units import Unit, checked_texts, replaced
 from templar.data.corpus import Document, split_rows
 from templar.data.holding_out import SPLITS
 from templar.data.metadata import TRAIN_SPLIT, Shard, SplitSizes, sizes_key

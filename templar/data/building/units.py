@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from templar.canonical import canonical_json, file_sha256, sha256_hex
-from templar.data.building_tokens import order_key
+from templar.data.building.sources import InputFile, TextSource, find_inputs, read_texts
 from templar.data.holding_out import held_out_key
-from templar.data.sources import InputFile, TextSource, find_inputs, read_texts
+from templar.data.sharded.tokens import order_key
 from templar.errors import PermanentError, Reason
 from templar.interrupt import check_stop
 from templar.store.files import local_file, replacing

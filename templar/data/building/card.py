@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from templar.canonical import canonical_json
-from templar.data.building_plan import Layout, Plan
-from templar.data.building_units import Unit
+from templar.data.building.plan import Layout, Plan
+from templar.data.building.units import Unit
 from templar.data.holding_out import SPLITS
 from templar.errors import PermanentError, Reason
 from templar.model.tokenizer import EMBEDDED, Tokenizer

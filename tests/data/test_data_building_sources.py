@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from templar.data.sources import TextSource, find_inputs, read_texts, source_from_text
+from templar.data.building.sources import TextSource, find_inputs, read_texts, source_from_text
 from templar.errors import PermanentError, Reason
 
 ROWS = ["first", "zweite Zeile ü", "", "third\r\nline"]

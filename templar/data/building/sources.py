@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from templar.data.building.rows import ROW_SUFFIXES, read_rows
 from templar.data.metadata import DEFAULT_CONFIG
-from templar.data.sources_rows import ROW_SUFFIXES, read_rows
 from templar.errors import PermanentError, Reason
 from templar.store.files import local_file
 

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from templar.canonical import keyed_seed
-from templar.data.building_blocks import TokenType
 from templar.data.packing import pack
+from templar.data.sharded.blocked_writer import TokenType
 from templar.model.tokenizer import Tokenizer
 
 BATCH_TOKENS = 2**20

@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from templar.data.building_pages import assemble_pages, make_page_part
-from templar.data.building_plan import BuildRequest, Layout, Plan, plan_build
-from templar.data.building_shards import assemble_shards, make_token_part
-from templar.data.building_units import Unit, find_groups, identify, in_threads
-from templar.data.card import CARD_FILE, Card, files_of, read_card, write_card
+from templar.data.building.card import CARD_FILE, Card, files_of, read_card, write_card
+from templar.data.building.pages import assemble_pages, make_page_part
+from templar.data.building.plan import BuildRequest, Layout, Plan, plan_build
+from templar.data.building.shards import assemble_shards, make_token_part
+from templar.data.building.units import Unit, find_groups, identify, in_threads
 from templar.data.sharded.writing import require_absent
 from templar.errors import PermanentError, Reason
 from templar.model.tokenizer import EMBEDDED, load_tokenizer

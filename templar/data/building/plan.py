@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from templar.canonical import canonical_json, sha256_hex
-from templar.data.building_blocks import ShardLayout
-from templar.data.building_units import (
+from templar.data.building.sources import TextSource
+from templar.data.building.units import (
     Census,
     Unit,
     checked_texts,
@@ -22,7 +22,7 @@ from templar.data.building_units import (
     take_census,
 )
 from templar.data.holding_out import Measured, held_out_masks
-from templar.data.sources import TextSource
+from templar.data.sharded.blocked_writer import ShardLayout
 from templar.model.tokenizer import EMBEDDED, TOKENIZER_FILE, Tokenizer, load_tokenizer, train_embedded_tokenizer
 from templar.store.files import local_file
 

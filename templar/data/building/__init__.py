@@ -1,0 +1,1 @@
+"""Datasets from files on the disk: sources, parts, and the assembled folder of either layout."""
