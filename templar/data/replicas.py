@@ -106,6 +106,17 @@ class Replicas:
         """As `ObjectStore.get_range`; `check` as in `get`."""
         return self.read(key, lambda store: _checked(key, store, store.get_range(key, start, length), check), len)
 
+    def read_into(self, key: str, start: int, buffer: memoryview, *, check: Callable[[], str | None]) -> None:
+        """As `ObjectStore.read_into`; `check` says what is wrong with what the buffer holds."""
+
+        def fill(store: ObjectStore) -> int:
+            store.read_into(key, start, buffer)
+            if (problem := check()) is not None:
+                raise _damaged(key, store, problem)
+            return len(buffer)
+
+        self.read(key, fill, lambda num_bytes: num_bytes)
+
     def read(self, key: str, operation: Callable[[ObjectStore], T | None], weigh: Callable[[T], int]) -> T:
         """The first good answer to an operation that asks one store, perhaps several times, about one object.
 
@@ -174,15 +185,18 @@ class Replicas:
 
 
 def _checked(key: str, store: ObjectStore, data: bytes, check: Check | None) -> bytes:
-    """The bytes, if they are right.
-
-    Raises:
-        TransientError: `dataset_malformed`. It is worth another try: what was damaged on its way is right the next
-            time, and a damaged copy can be replaced.
-    """
+    """The bytes, if they are right."""
     problem = None if check is None else check(data)
     if problem is not None:
-        raise TransientError(
-            Reason.DATASET_MALFORMED, f"bucket {store.name}: {key}: {problem}; upload the dataset there again"
-        )
+        raise _damaged(key, store, problem)
     return data
+
+
+def _damaged(key: str, store: ObjectStore, problem: str) -> TransientError:
+    """The error of a copy with other bytes.
+
+    It is worth another try: what was damaged on its way is right the next time, and a damaged copy can be replaced.
+    """
+    return TransientError(
+        Reason.DATASET_MALFORMED, f"bucket {store.name}: {key}: {problem}; upload the dataset there again"
+    )

@@ -81,6 +81,10 @@ class ObjectStore(Protocol):
         """`length` bytes from offset `start`; `object_truncated` if the object ends before."""
         ...
 
+    def read_into(self, key: str, start: int, buffer: memoryview) -> None:
+        """As `get_range`, into memory that is there and of the length that is wanted; on failure it holds anything."""
+        ...
+
     def get_file(self, key: str, path: Path, *, max_bytes: int) -> None:
         """Download to a temporary name beside `path`, then rename; limits as in `get`."""
         ...

@@ -24,37 +24,37 @@ class RawBody(Protocol):
         ...
 
 
-def read_body(raw: RawBody, length: int, *, what: str, settings: S3Settings) -> bytes:
-    """Read a body of `length` bytes.
+def read_body(raw: RawBody, buffer: memoryview, *, what: str, settings: S3Settings) -> None:
+    """Read a body that is as long as a buffer, into that buffer.
 
     A socket timeout alone does not bound the time: a server that sends a byte now and then never meets it. So the
     whole body has a deadline, too.
 
     Args:
         raw: The response, positioned at the start of its body.
-        length: Its length by the header, already found acceptable.
+        buffer: Where it goes; the header was found to give the same length.
         what: Bucket and key, for the message.
         settings: The deadline is `read_timeout_seconds + length / slowest_bytes_per_second` after the start.
 
     Raises:
         BrokenBodyError: `store_unreachable`; fewer bytes came, or they came too slowly.
     """
-    data = bytearray()
+    length, done = len(buffer), 0
     deadline = time.monotonic() + settings.read_timeout_seconds + length / settings.slowest_bytes_per_second
-    while len(data) < length:
+    while done < length:
         try:
             # Not decoded: what is stored as gzip must not unfold into more than its length.
-            block = raw.read1(min(BLOCK_BYTES, length - len(data)), decode_content=False)
+            block = raw.read1(min(BLOCK_BYTES, length - done), decode_content=False)
         except (HTTPError, OSError) as error:
             raise BrokenBodyError(
-                Reason.STORE_UNREACHABLE, f"{what}: connection lost after {len(data)} of {length} bytes: {error}"
+                Reason.STORE_UNREACHABLE, f"{what}: connection lost after {done} of {length} bytes: {error}"
             ) from error
         if not block:
-            raise BrokenBodyError(Reason.STORE_UNREACHABLE, f"{what}: body ended after {len(data)} of {length} bytes")
-        data += block
-        if time.monotonic() > deadline and len(data) < length:
+            raise BrokenBodyError(Reason.STORE_UNREACHABLE, f"{what}: body ended after {done} of {length} bytes")
+        buffer[done : done + len(block)] = block
+        done += len(block)
+        if time.monotonic() > deadline and done < length:
             raise BrokenBodyError(
                 Reason.STORE_UNREACHABLE,
-                f"{what}: {len(data)} of {length} bytes came slower than {settings.slowest_bytes_per_second} bytes/s",
+                f"{what}: {done} of {length} bytes came slower than {settings.slowest_bytes_per_second} bytes/s",
             )
-    return bytes(data)

@@ -70,7 +70,7 @@ def write_all(file: int, data: bytes) -> None:
             written += os.write(file, rest[written:])
 
 
-def fill(file: int, size: int, *, step: int, threads: int, fetch: Callable[[int, int], bytes]) -> None:
+def fill(file: int, size: int, *, step: int, threads: int, fetch: Callable[[int, int], bytes | bytearray]) -> None:
     """Write a file from parts that are fetched in parallel.
 
     Memory holds `threads` parts at most. The first failure cancels the parts that have not begun.

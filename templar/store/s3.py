@@ -115,17 +115,36 @@ class S3Store:
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """The whole object; `object_too_large` by the length header, before the body is read."""
-        return self._get(key, lambda answer: answers.allowed_size(answer, self._where(key), max_bytes))
+        data = bytearray()
+
+        def make_room(answer: Any) -> memoryview:
+            nonlocal data
+            data = bytearray(answers.allowed_size(answer, self._where(key), max_bytes))
+            return memoryview(data)
+
+        self._get(key, make_room)
+        return bytes(data)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """`length` bytes from offset `start`; `object_truncated` if the object ends before."""
         if start < 0 or length < 0:
             raise ValueError(f"start {start} and length {length} of a range must not be negative")
         if length > 0:
-            return self._get_part(key, start, length)
+            data = bytearray(length)
+            self._get_part(key, start, memoryview(data))
+            return bytes(data)
         if answers.object_size(self._existing(key), self._where(key)) < start:  # an empty range cannot be asked for
             raise PermanentError(Reason.OBJECT_TRUNCATED, f"{self._where(key)}: the object ends before {start}")
         return b""
+
+    def read_into(self, key: str, start: int, buffer: memoryview) -> None:
+        """As `get_range`, into memory that is there; on failure it holds anything."""
+        if not buffer:
+            self.get_range(key, start, 0)
+            return
+        if start < 0:
+            raise ValueError(f"start {start} of a range must not be negative")
+        self._get_part(key, start, buffer)
 
     def get_file(self, key: str, path: Path, *, max_bytes: int) -> None:
         """Download, in parallel parts if it is large, to a file that appears whole; limits as in `get`.
@@ -137,8 +156,10 @@ class S3Store:
         size = answers.allowed_size(answer, self._where(key), max_bytes)
         step = self._settings.part_bytes if size >= self._settings.multipart_threshold_bytes else max(size, 1)
 
-        def fetch(start: int, length: int) -> bytes:
-            return self._get_part(key, start, length, etag=answer.get("ETag"))
+        def fetch(start: int, length: int) -> bytearray:
+            data = bytearray(length)
+            self._get_part(key, start, memoryview(data), etag=answer.get("ETag"))
+            return data
 
         with replacing(path) as file:
             fill(file.fileno(), size, step=step, threads=self._settings.concurrency, fetch=fetch)
@@ -215,8 +236,8 @@ class S3Store:
             raise PermanentError(Reason.OBJECT_MISSING, f"{self._where(key)}: there is no such object")
         return answer
 
-    def _get(self, key: str, check: Callable[[Any], int], **request: str) -> bytes:
-        """One GET; `check` sees the headers and gives the length to read. A body that breaks off is asked for again."""
+    def _get(self, key: str, check: Callable[[Any], memoryview], **request: str) -> None:
+        """One GET; `check` sees the headers and says where the body goes. One that breaks off is asked for again."""
         check_key(key)
         attempt = 1
         while True:
@@ -224,21 +245,24 @@ class S3Store:
                 with self._calling(key) as client:
                     answer = client.get_object(Bucket=self._bucket, Key=key, **request)
                     with closing(answer["Body"]) as body:
-                        length = check(answer)
-                        return read_body(body._raw_stream, length, what=self._where(key), settings=self._settings)
+                        buffer = check(answer)
+                        read_body(body._raw_stream, buffer, what=self._where(key), settings=self._settings)
+                        return
             except BrokenBodyError:
                 if attempt == self._settings.max_attempts:
                     raise
                 attempt += 1
 
-    def _get_part(self, key: str, start: int, length: int, *, etag: str | None = None) -> bytes:
-        """A range of the object, of the version with this ETag if one is given."""
+    def _get_part(self, key: str, start: int, buffer: memoryview, *, etag: str | None = None) -> None:
+        """A range of the object, as long as the buffer, of the version with this ETag if one is given."""
+        length = len(buffer)
 
-        def check(answer: Any) -> int:
-            return answers.part_size(answer, self._where(key), start=start, length=length, etag=etag)
+        def check(answer: Any) -> memoryview:
+            answers.check_part(answer, self._where(key), start=start, length=length, etag=etag)
+            return buffer
 
         condition = {} if etag is None else {"IfMatch": etag}
-        return self._get(key, check, Range=f"bytes={start}-{start + length - 1}", **condition)
+        self._get(key, check, Range=f"bytes={start}-{start + length - 1}", **condition)
 
     def _delete_batch(self, keys: Sequence[str]) -> dict[str, str]:
         """Delete up to `DELETE_BATCH` keys; those that are still there, with the server's reason."""

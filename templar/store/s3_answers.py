@@ -92,8 +92,8 @@ def object_info(key: str, size: int, answer: Mapping[str, Any]) -> ObjectInfo:
     return ObjectInfo(key=key, size=size, last_modified=int(modified.timestamp()))
 
 
-def part_size(answer: Mapping[str, Any], where: str, *, start: int, length: int, etag: str | None) -> int:
-    """The length of a range that was asked for, if that is what came.
+def check_part(answer: Mapping[str, Any], where: str, *, start: int, length: int, etag: str | None) -> None:
+    """Make sure that an answer is the range that was asked for.
 
     Raises:
         TransientError: `object_differs`; another version than the one with this ETag.
@@ -107,7 +107,6 @@ def part_size(answer: Mapping[str, Any], where: str, *, start: int, length: int,
         raise PermanentError(Reason.STORE_REFUSED, f"{where}: the server ignores ranges")
     if size < length:
         raise PermanentError(Reason.OBJECT_TRUNCATED, f"{where} ends at {start + size}, before {start + length}")
-    return size
 
 
 def undeleted(answer: Mapping[str, Any], keys: Sequence[str], *, where: str, access_key_id: str) -> dict[str, str]:

@@ -161,6 +161,19 @@ class TestLimits:
         for start, length in [(0, 10), (0, 1), (3, 4), (9, 1), (0, 0), (10, 0)]:
             assert store_pair.reader.get_range("key", start, length) == data[start : start + length]
 
+    def test_a_range_into_memory_that_is_there(self, store_pair: StorePair) -> None:
+        data = b"0123456789"
+        store_pair.writable.put("key", data)
+        for start, length in [(0, 10), (0, 1), (3, 4), (9, 1), (0, 0), (10, 0)]:
+            room = bytearray(length)
+            store_pair.reader.read_into("key", start, memoryview(room))
+            assert room == data[start : start + length]
+        for start, length in [(0, 11), (10, 1), (11, 0)]:
+            call = partial(store_pair.reader.read_into, "key", start, memoryview(bytearray(length)))
+            assert reason_of(call) is Reason.OBJECT_TRUNCATED
+        with pytest.raises(ValueError, match="negative"):
+            store_pair.reader.read_into("key", -1, memoryview(bytearray(1)))
+
     def test_a_range_beyond_the_end_is_truncated(self, store_pair: StorePair) -> None:
         store_pair.writable.put("key", b"0123456789")
         for start, length in [(0, 11), (9, 2), (10, 1), (50, 3), (11, 0)]:

@@ -69,6 +69,9 @@ class MemoryStore:
             raise PermanentError(Reason.OBJECT_TRUNCATED, f"{key}: {len(data)} bytes from {start}, not {length}")
         return data
 
+    def read_into(self, key: str, start: int, buffer: memoryview) -> None:
+        buffer[:] = self.get_range(key, start, len(buffer))
+
     def get_file(self, key: str, path: Path, *, max_bytes: int) -> None:
         path.write_bytes(self.get(key, max_bytes=max_bytes))
 

@@ -59,6 +59,9 @@ class ScriptedStore:
     def get_range(self, key: str, start: int, length: int) -> bytes:
         return self._do("get_range", key, lambda: self.inner.get_range(key, start, length))
 
+    def read_into(self, key: str, start: int, buffer: memoryview) -> None:
+        buffer[:] = self.get_range(key, start, len(buffer))
+
     def get_file(self, key: str, path: Path, *, max_bytes: int) -> None:
         self._do("get_file", key, lambda: self.inner.get_file(key, path, max_bytes=max_bytes))
 
