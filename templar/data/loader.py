@@ -24,8 +24,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from templar.data.assignment import Assignment
 from templar.data.permutation import Permutation
-
-_ORDER_DOMAIN = "templar.samples.order"
+from templar.data.samples import ORDER_DOMAIN
 
 
 class Samples(Protocol):
@@ -74,7 +73,7 @@ def sample_order(assignment: Assignment, samples_per_page: int) -> NDArray[np.in
     samples = (pages[:, None] * samples_per_page + np.arange(samples_per_page)).ravel()
     if not len(samples):
         return samples
-    return samples[Permutation(len(samples), _ORDER_DOMAIN, assignment.digest).elements()]
+    return samples[Permutation(len(samples), ORDER_DOMAIN, assignment.digest).elements()]
 
 
 class WindowStream(Iterator[NDArray[Any]]):

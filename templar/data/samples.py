@@ -15,7 +15,7 @@ from templar.data.permutation import Permutation
 from templar.errors import PermanentError, Reason
 from templar.model.tokenizer import Tokenizer
 
-_ORDER_DOMAIN = "templar.samples.order"
+ORDER_DOMAIN = "templar.samples.order"
 _HELD_OUT_DOMAIN = "templar.samples.held_out"
 
 
@@ -52,8 +52,8 @@ def page_sequences(
     sequences = pack(tokenizer.encode_batch(texts), sequence_length, tokenizer.eos_id)
     if not len(sequences):
         return sequences
-    order = Permutation(len(sequences), _ORDER_DOMAIN, assignment.digest)
-    return sequences[[order.at(position) for position in range(len(sequences))]]
+    order = Permutation(len(sequences), ORDER_DOMAIN, assignment.digest)
+    return sequences[order.elements()]
 
 
 def held_out_sequences(

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ def test_every_element_has_one_position(size: int, key: str) -> None:
     elements = [permutation.at(position) for position in range(size)]
     assert sorted(elements) == list(range(size))
     assert [permutation.index(element) for element in elements] == list(range(size))
+    assert permutation.elements().tolist() == elements
 
 
 @settings(max_examples=80)
@@ -26,7 +28,17 @@ def test_it_is_inverted_at_any_size(size: int, position: int) -> None:
 def test_known_answers() -> None:
     """Whoever implements the protocol anew must get these."""
     assert [Permutation(10, "vector", 7).at(position) for position in range(10)] == [3, 7, 9, 5, 2, 8, 1, 6, 0, 4]
+    assert Permutation(10, "vector", 7).elements().tolist() == [3, 7, 9, 5, 2, 8, 1, 6, 0, 4]
     assert Permutation(10**12, "vector").at(123_456_789) == 227_065_171_765
+
+
+def test_all_elements_of_many() -> None:
+    permutation = Permutation(100_003, "many")
+    elements = permutation.elements()
+    assert elements.dtype == np.int64
+    assert np.array_equal(np.sort(elements), np.arange(100_003))
+    for position in (0, 1, 317, 50_000, 100_002):
+        assert elements[position] == permutation.at(position)
 
 
 def test_keys_and_sizes_give_different_orders() -> None:

@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from templar.canonical import keyed_seed
-from templar.data.packing import pack
 from templar.data.sharded.blocked_writer import TokenType
 from templar.model.tokenizer import Tokenizer
 
@@ -28,7 +27,14 @@ def token_type(tokenizer: Tokenizer) -> TokenType:
 
 def encode(texts: Sequence[str], tokenizer: Tokenizer) -> list[NDArray[np.integer]]:
     """The tokens of each text with exactly one end token behind them; none if it has no other token."""
-    return [pack([tokens], 1, tokenizer.eos_id)[:, 0] for tokens in tokenizer.encode_batch(texts)]
+    return [_ended(tokens, tokenizer.eos_id) for tokens in tokenizer.encode_batch(texts)]
+
+
+def _ended(tokens: NDArray[np.integer], eos_id: int) -> NDArray[np.integer]:
+    length = len(tokens)
+    while length and tokens[length - 1] == eos_id:
+        length -= 1
+    return np.append(tokens[:length], np.array([eos_id], tokens.dtype)) if length else tokens[:0]
 
 
 def encode_all(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[NDArray[np.integer]]:

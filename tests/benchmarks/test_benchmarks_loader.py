@@ -1,0 +1,45 @@
+"""The benchmark of the data path runs on a small shard, and its last line holds what it promises."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks import loader, loader_local
+from templar.data.packing import pack_flat
+
+
+def test_the_figures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    small = replace(
+        loader.QUICK, shard_bytes=16 << 20, packed_tokens=100_000, repetitions=1, window_bytes=4 << 20, setting=1 << 20
+    )
+    monkeypatch.setattr(loader, "QUICK", small)
+    monkeypatch.setattr("sys.argv", ["loader", "--quick"])
+    code = loader.main()
+    *table, last = capsys.readouterr().out.splitlines()
+    figures = json.loads(last)
+    holds = figures.pop("holds")
+    assert isinstance(holds, bool)
+    assert code == (0 if holds else 1)
+    assert figures.keys() >= loader.BARS.keys() | {"peak_mib", "mapped_mib", "setting_mib"}
+    assert all(isinstance(figure, int | float) and figure >= 0 for figure in figures.values())
+    assert all(figures[name] > 0 for name in loader.BARS)
+    assert figures["setting_mib"] == 1
+    assert figures["shard_mib"] == 16
+    assert "16 MiB (--quick; otherwise 1000)" in "\n".join(table)
+
+
+def test_whether_the_bars_hold() -> None:
+    figures = loader.BARS | {"first_batch_fraction": 0.04}
+    assert loader.holds(figures, loader.BARS)
+    assert not loader.holds(loader.BARS, loader.BARS)
+    assert not loader.holds(figures | {"packing_x": 19.9}, loader.BARS)
+
+
+def test_what_is_compared_does_the_same() -> None:
+    tokens, offsets = loader_local.documents(50_000)
+    assert 300 < np.diff(offsets).mean() < 1200
+    naive = loader_local.pack_naively(tokens, offsets, 64, loader_local.EOS)
+    assert np.array_equal(naive, pack_flat(tokens, offsets, 64, loader_local.EOS))
+    assert len(naive) > 500

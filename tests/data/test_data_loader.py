@@ -1,0 +1,338 @@
+import hashlib
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader
+
+from templar.data.assignment import Assignment
+from templar.data.loader import WindowBatches, WindowStream, sample_order
+from templar.data.permutation import Permutation
+from templar.data.sharded.dataset import Shard, ShardedDataset
+from templar.data.sharded.manifest import INDEX_FILE, ShardIndex
+from templar.data.sharded.writing import write_split
+from templar.errors import Reason, TransientError
+from templar.store.directory import DirectoryStore
+
+LENGTH, PAGE, NUM_PAGES, BATCH = 16, 8, 20, 12
+ASSIGNMENT = Assignment(window=5, uid=2, units=(11, 3, 17, 0, 9, 12, 4), digest="ab" * 32)
+ORDER = sample_order(ASSIGNMENT, PAGE)
+NUM_BATCHES = 5  # of 56 samples; the last one has 8
+PINNED = "6a0c80a92e43adcb682f2458604788e67f4441a4fb3929abe1bb92c122b12cec"
+"""SHA-256 of the stream of the generated dataset: whoever implements the order anew must get it."""
+
+
+def generated_samples() -> NDArray[np.int64]:
+    numbers = np.arange(NUM_PAGES * PAGE * LENGTH, dtype=np.int64)
+    return (numbers * 2_654_435_761 % 2**32 // 65_536).reshape(-1, LENGTH)
+
+
+def write_dataset(root: Path) -> Path:
+    """A dataset of one shard in a bucket."""
+    root.mkdir()
+    samples = generated_samples()
+    entries = write_split(
+        root,
+        "train",
+        [samples],
+        dtype="uint16",
+        sequence_length=LENGTH,
+        samples_per_shard=len(samples),
+        block_bytes=512,
+    )
+    index = ShardIndex(version=1, dtype="uint16", sequence_length=LENGTH, tokenizer="0" * 64, splits={"train": entries})
+    (root / INDEX_FILE).write_bytes(index.canonical())
+    return root
+
+
+def open_shard(bucket: Path, folder: Path) -> Shard:
+    return ShardedDataset([DirectoryStore(bucket, writable=False)], "", folder=folder).shard(0)
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_dataset(tmp_path_factory.mktemp("loader") / "bucket")
+
+
+@pytest.fixture
+def shard(bucket: Path, tmp_path: Path) -> Shard:
+    return open_shard(bucket, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def whole() -> list[list[list[int]]]:
+    """The global batches, from the definition."""
+    samples = generated_samples()
+    return [samples[ORDER[start : start + BATCH]].tolist() for start in range(0, len(ORDER), BATCH)]
+
+
+class FakeShard:
+    """Samples in memory: `memory[i]` is i everywhere."""
+
+    num_samples, sequence_length, dtype = 100, 3, np.dtype(np.uint16)
+
+    def __init__(self) -> None:
+        self.reads: list[list[int]] = []
+        self.failures: list[Exception] = []
+        self.was_read = threading.Semaphore(0)
+
+    def read(self, indices: NDArray[np.integer], out: NDArray[Any] | None = None) -> NDArray[Any]:
+        if self.failures:
+            raise self.failures.pop()
+        self.reads.append(indices.tolist())
+        self.was_read.release()
+        samples = np.repeat(indices[:, None], self.sequence_length, axis=1)
+        return samples.astype(self.dtype)
+
+
+def joined(parts: list[list[Any]]) -> list[list[list[int]]]:
+    """Global batches from the batches of every rank, by the mapping that the module states."""
+    world_size = len(parts)
+    batches = []
+    for ranks in zip(*parts, strict=True):
+        size = sum(map(len, ranks))
+        batches.append([ranks[place % world_size][place // world_size].tolist() for place in range(size)])
+    return batches
+
+
+class TestOrder:
+    def test_the_pages_samples_in_the_order_of_the_digest(self) -> None:
+        natural = [unit * PAGE + number for unit in ASSIGNMENT.units for number in range(PAGE)]
+        order = Permutation(len(natural), "templar.samples.order", ASSIGNMENT.digest)
+        assert ORDER.tolist() == [natural[order.at(position)] for position in range(len(natural))]
+        assert ORDER.dtype == np.int64
+
+    def test_nothing_assigned(self) -> None:
+        order = sample_order(Assignment(1, 2, (), "00"), PAGE)
+        assert order.shape == (0,)
+        assert order.dtype == np.int64
+        assert list(WindowStream(FakeShard(), order, 4)) == []
+
+    def test_a_page_has_samples(self) -> None:
+        with pytest.raises(ValueError, match="samples_per_page"):
+            sample_order(ASSIGNMENT, 0)
+
+
+class TestStream:
+    def test_it_is_the_definition(self, shard: Shard, whole: list[list[list[int]]]) -> None:
+        stream = WindowStream(shard, ORDER, BATCH)
+        batches = list(stream)
+        assert stream.num_batches == len(batches) == NUM_BATCHES
+        assert [batch.tolist() for batch in batches] == whole
+        assert batches[0].dtype == np.uint16
+        assert stream.state() == NUM_BATCHES
+
+    @settings(max_examples=150)
+    @given(
+        num_samples=st.integers(0, 40),
+        batch_size=st.integers(1, 12),
+        world_size=st.integers(1, 14),
+        position=st.floats(0, 1),
+        prefetch_bytes=st.integers(0, 300),
+    )
+    def test_any_ranks_any_position(
+        self, num_samples: int, batch_size: int, world_size: int, position: float, prefetch_bytes: int
+    ) -> None:
+        order = np.arange(num_samples, dtype=np.int64)[::-1]
+        batches = [order[start : start + batch_size].tolist() for start in range(0, num_samples, batch_size)]
+        start = int(position * len(batches))
+        parts = []
+        for rank in range(world_size):
+            with WindowStream(
+                FakeShard(),
+                order,
+                batch_size,
+                rank=rank,
+                world_size=world_size,
+                start=start,
+                prefetch_bytes=prefetch_bytes,
+            ) as stream:
+                parts.append(list(stream))
+        assert [[row[0] for row in batch] for batch in joined(parts)] == batches[start:]
+
+    def test_its_state_is_where_another_one_goes_on(self, shard: Shard, whole: list[list[list[int]]]) -> None:
+        for consumed in range(NUM_BATCHES + 1):
+            stream = WindowStream(shard, ORDER, BATCH, prefetch_bytes=10**6)
+            for _ in range(consumed):
+                next(stream)
+            assert stream.state() == consumed
+            stream.close()
+            rest = WindowStream(shard, ORDER, BATCH, start=stream.state())
+            assert [batch.tolist() for batch in rest] == whole[consumed:]
+
+    def test_going_on_reads_nothing_of_what_was_before(self) -> None:
+        fake = FakeShard()
+        next(WindowStream(fake, np.arange(100), 5, start=19))
+        assert fake.reads == [[95, 96, 97, 98, 99]]
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"batch_size": 0},
+            {"rank": 1},
+            {"rank": -1, "world_size": 2},
+            {"world_size": 0},
+            {"start": -1},
+            {"start": 6},
+            {"step": 0},
+            {"prefetch_bytes": -1},
+        ],
+    )
+    def test_numbers_out_of_range(self, wrong: dict[str, int]) -> None:
+        with pytest.raises(ValueError, match=next(iter(wrong)) if "world_size" not in wrong else "rank"):
+            WindowStream(FakeShard(), ORDER, **{"batch_size": BATCH, **wrong})
+
+
+class TestReadingAhead:
+    BATCH_BYTES = 5 * 3 * 2
+
+    def stream(self, fake: FakeShard, prefetch_bytes: int, **more: int) -> WindowStream:
+        return WindowStream(fake, np.arange(100), 5, prefetch_bytes=prefetch_bytes, **more)
+
+    @pytest.mark.parametrize(("prefetch_bytes", "ahead"), [(0, 0), (29, 0), (30, 1), (119, 3), (120, 4)])
+    def test_as_many_batches_as_the_setting_allows(self, prefetch_bytes: int, ahead: int) -> None:
+        fake = FakeShard()
+        with self.stream(fake, prefetch_bytes) as stream:
+            for consumed in range(1, 4):
+                next(stream)
+                stream._reader and stream._reader.submit(int).result()  # the reader has caught up
+                assert len(fake.reads) == consumed + ahead
+
+    def test_a_rank_counts_its_own_part(self) -> None:
+        fake = FakeShard()
+        with self.stream(fake, 30, rank=1, world_size=2) as stream:  # 2 of 5 sequences: 12 bytes
+            next(stream)
+            stream._reader.submit(int).result()
+            assert len(fake.reads) == 3
+
+    def test_an_error_comes_in_its_turn_and_the_batch_can_be_asked_for_again(self) -> None:
+        fake = FakeShard()
+        with self.stream(fake, 90) as stream:
+            next(stream)
+            stream._reader.submit(int).result()
+            fake.failures.append(TransientError(Reason.STORE_UNREACHABLE, "gone"))
+            seen = []
+            while len(seen) < 19:
+                try:
+                    seen.append(next(stream)[0, 0])
+                except TransientError:
+                    assert stream.state() == 1 + len(seen)
+            assert seen == [5 * position for position in range(1, 20)]
+            assert not fake.failures
+
+    def test_its_thread_ends(self) -> None:
+        def readers() -> list[threading.Thread]:
+            return [thread for thread in threading.enumerate() if thread.name.startswith("window")]
+
+        with self.stream(FakeShard(), 90) as stream:
+            next(stream)
+            assert readers()
+        assert not readers()
+        exhausted = self.stream(FakeShard(), 90)
+        assert len(list(exhausted)) == 20
+        assert not readers()
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
+class TestLoader:
+    @pytest.mark.parametrize("workers", range(5))
+    @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
+    def test_one_stream_for_any_ranks_and_workers(
+        self, bucket: Path, tmp_path: Path, whole: list[list[list[int]]], world_size: int, workers: int
+    ) -> None:
+        parts = [
+            list(self.loader(bucket, tmp_path, workers, rank=rank, world_size=world_size, prefetch_bytes=1000))
+            for rank in range(world_size)
+        ]
+        assert joined(parts) == whole
+        assert all(batch.dtype == torch.int32 for part in parts for batch in part)
+
+    @pytest.mark.parametrize("workers", [0, 3])
+    @pytest.mark.parametrize("start", [2, 4, 5])
+    def test_going_on(
+        self, bucket: Path, tmp_path: Path, whole: list[list[list[int]]], start: int, workers: int
+    ) -> None:
+        batches = self.loader(bucket, tmp_path, workers, start=start)
+        assert [batch.tolist() for batch in batches] == whole[start:]
+
+    def test_it_survives_pickling(self, bucket: Path, tmp_path: Path, whole: list[list[list[int]]]) -> None:
+        dataset = WindowBatches(partial(open_shard, bucket, tmp_path), ORDER, BATCH)
+        assert [batch.tolist() for batch in pickle.loads(pickle.dumps(dataset))] == whole
+
+    @pytest.mark.parametrize("start", [-1, 6])
+    def test_a_position_that_is_none(self, start: int) -> None:
+        with pytest.raises(ValueError, match="start"):
+            WindowBatches(FakeShard, ORDER, BATCH, start=start)
+
+    def loader(self, bucket: Path, folder: Path, workers: int, **part: int) -> Iterator[torch.Tensor]:
+        dataset = WindowBatches(partial(open_shard, bucket, folder), ORDER, BATCH, **part)
+        return iter(DataLoader(dataset, batch_size=None, num_workers=workers))
+
+
+CONSUMER = """
+import hashlib, os, signal, sys
+from pathlib import Path
+import numpy as np
+import torch
+from templar.data.assignment import Assignment
+from templar.data.loader import WindowStream, sample_order
+from templar.data.sharded.dataset import ShardedDataset
+from templar.store.directory import DirectoryStore
+
+bucket, folder, state, kill_at = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
+assignment = Assignment(5, 2, (11, 3, 17, 0, 9, 12, 4), "ab" * 32)
+shard = ShardedDataset([DirectoryStore(bucket, writable=False)], "", folder=folder).shard(0)
+start = int(state.read_text()) if state.exists() else 0
+with WindowStream(shard, sample_order(assignment, 8), 12, start=start, prefetch_bytes=800) as stream:
+    for batch in stream:
+        sys.stdout.write(np.ascontiguousarray(batch, "<u4").tobytes().hex() + "\\n")
+        sys.stdout.flush()
+        state.write_text(str(stream.state()))
+        if stream.state() == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def consume(arguments: list[object], **environment: str) -> tuple[int, bytes]:
+    """Read a window in a process of its own, in another folder; its exit status and the tokens it has seen."""
+    process = subprocess.run(
+        [sys.executable, "-c", CONSUMER, *map(str, arguments)],
+        cwd="/",
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+    return process.returncode, bytes.fromhex(process.stdout.decode().replace("\n", ""))
+
+
+class TestProcesses:
+    @pytest.mark.parametrize(("hash_seed", "threads"), [("1", "1"), ("2", "3")])
+    def test_every_process_sees_the_pinned_stream(
+        self, bucket: Path, tmp_path: Path, hash_seed: str, threads: str
+    ) -> None:
+        environment = {"PYTHONHASHSEED": hash_seed, "OMP_NUM_THREADS": threads}
+        status, tokens = consume([bucket, tmp_path / "shards", tmp_path / "state", -1], **environment)
+        assert status == 0
+        assert hashlib.sha256(tokens).hexdigest() == PINNED
+
+    def test_a_killed_process_goes_on_where_it_was(self, bucket: Path, tmp_path: Path) -> None:
+        arguments = [bucket, tmp_path / "shards", tmp_path / "state"]
+        killed, before = consume([*arguments, 2])
+        assert killed == -9
+        assert (tmp_path / "state").read_text() == "2"
+        assert len(before) == 2 * BATCH * LENGTH * 4
+        status, after = consume([*arguments, -1])
+        assert status == 0
+        assert hashlib.sha256(before + after).hexdigest() == PINNED
