@@ -20,8 +20,10 @@ from templar.errors import PermanentError, Reason
 from templar.store.base import ObjectStore
 
 TEXT_COLUMN = "text"
-MAX_CACHED_FOOTERS = 256
+MAX_FOOTER_BYTES = 2**26
+"""Footers that are kept, by their length in the files."""
 MAX_CACHED_BYTES = 2**26
+"""Decoded row groups that are kept."""
 
 
 class RangeFile(io.RawIOBase):
@@ -92,7 +94,9 @@ class ParquetShards:
     def __init__(self, replicas: Replicas, prefix: str) -> None:
         self._replicas = replicas
         self._prefix = prefix
-        self._footers: BoundedCache[str, _Footer] = BoundedCache(MAX_CACHED_FOOTERS)
+        self._footers: BoundedCache[str, _Footer] = BoundedCache(
+            MAX_FOOTER_BYTES, lambda footer: footer.metadata.serialized_size
+        )
         self._groups: BoundedCache[tuple[str, int], Any] = BoundedCache(MAX_CACHED_BYTES, lambda column: column.nbytes)
 
     def read_rows(self, shard: Shard, first: int, count: int) -> list[str]:

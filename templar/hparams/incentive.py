@@ -113,6 +113,9 @@ class Storage(Section):
     shard_budget_gib: float | None = Field(gt=0)
     """Most GiB of shards on the disk; null takes what the disk has. Without room for the next shard, only the current
     one is kept; without room for that, its samples are still read one by one."""
+    loader_mib: int = Field(ge=1)
+    """MiB of memory that reading training data may keep: sequences between two steps (those of the newest assignment
+    always stay), and as much again of mapped pages of shards."""
     download_part_mib: int | None = Field(ge=1)
     """MiB of one request of a shard's download; null chooses."""
     download_workers: int | None = Field(ge=1)

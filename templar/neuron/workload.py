@@ -86,8 +86,11 @@ class Workload:
             return known[1]
         sequences = self.read(assignment).sequences
         oldest = assignment.window - CACHED_WINDOWS
-        self._sequences = {digest: item for digest, item in self._sequences.items() if item[0] > oldest}
-        self._sequences[assignment.digest] = (assignment.window, sequences)
+        kept = {digest: item for digest, item in self._sequences.items() if item[0] > oldest}
+        room = (self.exchange.hparams.storage.loader_mib << 20) - sequences.nbytes
+        while kept and sum(item[1].nbytes for item in kept.values()) > room:
+            del kept[next(iter(kept))]
+        self._sequences = {**kept, assignment.digest: (assignment.window, sequences)}
         return sequences
 
     def spare_sequences(self, window: int) -> NDArray[np.int32]:
