@@ -49,7 +49,7 @@ format: $(VENV)/.dev ## Format the code.
 	$(BIN)/ruff check --fix --exit-zero --quiet .
 	$(BIN)/ruff format .
 
-BENCHMARKS = codec_size codec_speed codec_quality overhead simulator
+BENCHMARKS = codec_size codec_speed codec_quality loader overhead simulator
 
 bench: $(VENV)/.dev ## Measure every figure in the README and docs/codec.md.
 	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit 1; done

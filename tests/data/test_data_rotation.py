@@ -1,155 +1,348 @@
-"""Rotation of shards: which ones are here follows from the outer steps alone."""
+"""Rotation of shards: which ones belong on the disk follows from the network's state; what fits is brought there."""
 
+import fcntl
+import os
 import shutil
+import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from templar.data.rotation import RotationReport, rotate, shard_files
+from templar.data import replicas
+from templar.data.epochs import ShardEpoch, advanced, epoch_of, first_epochs
+from templar.data.rotation import LOCK_FILE, RotationReport, Wanted, is_whole, rotate, wanted_shards
+from templar.data.sharded.blocks import Transfer
+from templar.data.sharded.dataset import ShardedDataset
 from templar.errors import PermanentError, Reason, TransientError
 from tests.support.memory_store import MemoryStore, Read
+from tests.support.shards import PREFIX, Shards, flipped, on_disk, write_shards
 
-PREFIX = "tokenized"
+FIRST = Wanted((0,), 1, ())
+SECOND = Wanted((1,), 2, ())
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
+    """Five shards."""
+    return write_shards(tmp_path_factory.mktemp("rotation") / "ds", num_samples=200)
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas, "PAUSE_SECONDS", 0.0)
 
 
 @pytest.fixture
-def store() -> MemoryStore:
-    """Five shards; the number of one is in each of its bytes."""
-    store = MemoryStore("dataset")
-    for index in range(5):
-        tokens, ids = shard_files(index)
-        store.put(f"{PREFIX}/{tokens}", bytes([index]) * 100)
-        store.put(f"{PREFIX}/{ids}", bytes([index]) * 10)
-    store.put(f"{PREFIX}/train_000009.npy.partial", b"not a shard")
-    store.put("elsewhere/train_000007.npy", b"not ours")
+def store(shards: Shards) -> MemoryStore:
+    store = MemoryStore()
+    shards.put(store)
     return store
 
 
-def rotated(store: MemoryStore, folder: Path, outer_steps: int) -> RotationReport:
-    return rotate(store, PREFIX, folder, outer_steps=outer_steps, outer_steps_per_shard=10)
+@pytest.fixture
+def dataset(store: MemoryStore, tmp_path: Path) -> ShardedDataset:
+    return opened(store, tmp_path / "shards")
 
 
-def held(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+def opened(store: MemoryStore, folder: Path) -> ShardedDataset:
+    return ShardedDataset([store], PREFIX, folder=folder, transfer=Transfer(1024, 2))
 
 
-def files_of(*indices: int) -> dict[str, bytes]:
-    """What the files of these shards hold."""
-    return {
-        name: bytes([index]) * size
-        for index in sorted(indices)
-        for name, size in zip(shard_files(index), (100, 10), strict=True)
-    }
+class TestWanted:
+    @pytest.mark.parametrize(
+        ("pairs", "state_window", "num_shards", "keep", "expected"),
+        [
+            (((100, 0),), 99, 5, 0, Wanted((0,), 1, ())),
+            (((100, 0),), 99, 5, 2, Wanted((0,), 1, ())),  # nothing was trained on before
+            (((100, 4),), 150, 5, 0, Wanted((4,), 0, ())),
+            (((100, 5),), 150, 5, 0, Wanted((0,), 1, ())),
+            (((100, 12),), 150, 5, 1, Wanted((2,), 3, (1,))),
+            (((100, 5),), 150, 5, 2, Wanted((0,), 1, (4, 3))),
+            (((100, 5),), 150, 5, 9, Wanted((0,), 1, (4, 3, 2))),
+            (((100, 1), (121, 2)), 118, 5, 0, Wanted((1, 2), 3, ())),
+            (((100, 1), (121, 2)), 119, 5, 0, Wanted((1, 2), 3, ())),  # window 120 still trains on shard 1
+            (((100, 1), (121, 2)), 120, 5, 0, Wanted((2,), 3, ())),
+            (((100, 1), (121, 2)), 120, 5, 1, Wanted((2,), 3, (1,))),
+            (((121, 4), (122, 5)), 119, 5, 1, Wanted((4, 0), 1, (3,))),
+            (((120, 2), (121, 3), (122, 4)), 120, 5, 0, Wanted((3, 4), 0, ())),
+            (((100, 7),), 150, 1, 3, Wanted((0,), None, ())),
+            (((100, 7),), 150, 2, 3, Wanted((1,), 0, ())),
+            (((100, 7), (152, 8)), 150, 2, 3, Wanted((1, 0), None, ())),
+        ],
+    )
+    def test_by_positions(
+        self,
+        pairs: tuple[tuple[int, int], ...],
+        state_window: int,
+        num_shards: int,
+        keep: int,
+        expected: Wanted,
+    ) -> None:
+        epochs = tuple(ShardEpoch(*pair) for pair in pairs)
+        assert wanted_shards(epochs, state_window, num_shards, keep) == expected
+
+    @given(
+        applied=st.lists(st.booleans(), max_size=40),
+        steps_per_shard=st.integers(1, 4),
+        num_shards=st.integers(1, 5),
+        keep=st.integers(0, 6),
+    )
+    def test_the_next_two_windows_find_their_shards_and_each_is_wanted_once(
+        self, applied: list[bool], steps_per_shard: int, num_shards: int, keep: int
+    ) -> None:
+        epochs, steps = first_epochs(0), 0
+        for window, is_step in enumerate(applied):
+            steps += is_step
+            epochs = advanced(epochs, window, steps, steps_per_shard)
+        window = len(applied) - 1
+        wanted = wanted_shards(epochs, window, num_shards, keep)
+        needed = {epoch_of(epochs, window, window + ahead).position % num_shards for ahead in (1, 2)}
+        assert set(wanted.current) == needed
+        following = () if wanted.upcoming is None else (wanted.upcoming,)
+        everything = (*wanted.current, *following, *wanted.kept)
+        assert len(everything) == len(set(everything)) <= num_shards
+        assert len(wanted.kept) <= keep
 
 
-def names_of(*indices: int) -> tuple[str, ...]:
-    return tuple(name for index in indices for name in shard_files(index))
+class TestRotating:
+    def test_the_current_shard_and_the_next_come(self, shards: Shards, dataset: ShardedDataset) -> None:
+        report = rotate(dataset, FIRST)
+        assert replace(report, num_bytes=0) == RotationReport((0,), 1, on_disk=(0, 1), fetched=(0, 1))
+        assert report.num_bytes >= shards.size(0, 1)
+        assert on_disk(dataset.folder) == shards.names(0, 1)
+        assert shards.wrong_files(dataset.folder) == []
+
+    def test_a_swap_fetches_one_and_deletes_one(
+        self, shards: Shards, store: MemoryStore, dataset: ShardedDataset
+    ) -> None:
+        rotate(dataset, FIRST)
+        store.reads.clear()
+        report = rotate(dataset, SECOND)
+        assert (report.on_disk, report.fetched, report.deleted) == ((1, 2), (2,), tuple(shards.names(0)))
+        assert on_disk(dataset.folder) == shards.names(1, 2)
+        assert not [read for read in store.reads if "000002" not in read.key]
+
+    def test_around_a_swap_both_are_here_and_the_next(self, shards: Shards, dataset: ShardedDataset) -> None:
+        assert rotate(dataset, Wanted((1, 2), 3, ())).on_disk == (1, 2, 3)
+        assert on_disk(dataset.folder) == shards.names(1, 2, 3)
+
+    @pytest.mark.parametrize("fresh", [False, True], ids=["same process", "new process"])
+    def test_a_second_time_changes_nothing(self, store: MemoryStore, dataset: ShardedDataset, *, fresh: bool) -> None:
+        first = rotate(dataset, FIRST)
+        before = {path: path.stat().st_mtime_ns for path in dataset.folder.iterdir()}
+        again = opened(store, dataset.folder) if fresh else dataset
+        store.reads.clear()
+        assert rotate(again, FIRST) == replace(first, fetched=())
+        assert {path: path.stat().st_mtime_ns for path in dataset.folder.iterdir()} == before
+        assert store.reads == []
+
+    def test_only_shards_are_deleted(self, shards: Shards, dataset: ShardedDataset) -> None:
+        dataset.folder.mkdir()
+        others = ["notes.txt", "held_out_000003.npy", "train_3.npy", "train_000003.npy.txt", "xtrain_000003.npy"]
+        old = ["train_000003.npy.partial", "sample_ids_000004.bin", "train_000777.json", "train_000778.json.partial"]
+        for name in others + old:
+            (dataset.folder / name).write_bytes(b"x")
+        report = rotate(dataset, FIRST)
+        assert report.deleted == tuple(sorted(old))
+        assert on_disk(dataset.folder) == sorted(shards.names(0, 1) + others)
+
+    def test_kept_shards_stay_but_are_not_fetched(self, shards: Shards, dataset: ShardedDataset) -> None:
+        rotate(dataset, FIRST)
+        report = rotate(dataset, Wanted((1,), 2, (0, 4)))
+        assert (report.on_disk, report.deleted) == ((0, 1, 2), ())
+        assert on_disk(dataset.folder) == shards.names(0, 1, 2)
+
+    def test_what_readers_fetched_is_used(self, shards: Shards, store: MemoryStore, dataset: ShardedDataset) -> None:
+        opened(store, dataset.folder).shard(0).read(np.arange(32))
+        store.reads.clear()
+        rotate(dataset, FIRST)
+        assert 0 < store.bytes_read("train_000000.npy") < shards.size(0) / 2
+        assert shards.wrong_files(dataset.folder) == []
+
+    def test_after_a_failure_it_goes_on(self, shards: Shards, store: MemoryStore, dataset: ShardedDataset) -> None:
+        def fail(read: Read) -> TransientError | None:
+            is_second = read.operation == "get_range" and read.key.endswith("sample_ids_000001.bin")
+            return TransientError(Reason.STORE_BUSY, "503") if is_second else None
+
+        store.fail = fail
+        with pytest.raises(TransientError):
+            rotate(dataset, FIRST)
+        assert [name for name in on_disk(dataset.folder) if name.endswith(".partial")] == [
+            "sample_ids_000001.bin.partial"
+        ]
+        store.fail = lambda read: None
+        store.reads.clear()
+        report = rotate(dataset, FIRST)
+        assert (report.fetched, report.on_disk) == ((1,), (0, 1))
+        assert store.bytes_read(".npy") == 0
+        assert on_disk(dataset.folder) == shards.names(0, 1)
+
+    def test_a_shard_that_was_deleted_under_an_open_dataset_comes_again(
+        self, shards: Shards, dataset: ShardedDataset
+    ) -> None:
+        rotate(dataset, FIRST)
+        for name in shards.names(1):
+            (dataset.folder / name).unlink()
+        report = rotate(dataset, FIRST)
+        assert (report.fetched, report.on_disk) == ((1,), (0, 1))
+        assert on_disk(dataset.folder) == shards.names(0, 1)
+
+    @pytest.mark.parametrize("left", ["other", "truncated", "longer", "empty"])
+    def test_what_only_looks_whole_is_fetched(
+        self, shards: Shards, store: MemoryStore, dataset: ShardedDataset, tmp_path: Path, left: str
+    ) -> None:
+        if left == "other":
+            other, elsewhere = write_shards(tmp_path / "other", num_samples=200, seed=2), MemoryStore()
+            other.put(elsewhere)
+            rotate(opened(elsewhere, dataset.folder), FIRST)
+            assert shards.wrong_files(dataset.folder) == shards.names(0, 1)
+        else:
+            rotate(dataset, FIRST)
+            path = dataset.folder / "train_000001.npy"
+            data = path.read_bytes()
+            path.write_bytes({"truncated": data[:-1], "longer": data + b"x", "empty": b""}[left])
+        report = rotate(opened(store, dataset.folder), FIRST)
+        assert report.fetched == ((0, 1) if left == "other" else (1,))
+        assert on_disk(dataset.folder) == shards.names(0, 1)
+        assert shards.wrong_files(dataset.folder) == []
+
+    def test_what_a_reader_found_wrong_is_healed(
+        self, shards: Shards, store: MemoryStore, dataset: ShardedDataset
+    ) -> None:
+        rotate(dataset, FIRST)
+        path = dataset.folder / "train_000000.npy"
+        path.write_bytes(flipped(flipped(path.read_bytes(), 200), 7900))
+        reader = opened(store, dataset.folder)
+        assert is_whole(reader, 0)
+        reader.shard(0).read(np.array([0]))
+        assert not is_whole(reader, 0)
+        report = rotate(opened(store, dataset.folder), FIRST)
+        assert (report.fetched, report.on_disk) == ((0,), (0, 1))
+        assert shards.wrong_files(dataset.folder) == []
 
 
-def test_names_of_the_files() -> None:
-    assert shard_files(7) == ("train_000007.npy", "sample_ids_000007.bin")
+class TestRoom:
+    def test_what_the_disk_has(self, shards: Shards, store: MemoryStore, dataset: ShardedDataset) -> None:
+        report = rotate(dataset, FIRST, budget_bytes=None)
+        assert (report.left_out, report.on_disk) == (None, (0, 1))
+
+    def test_a_budget_without_room_for_the_next_shard_leaves_it_out(
+        self, shards: Shards, store: MemoryStore, dataset: ShardedDataset
+    ) -> None:
+        report = rotate(dataset, FIRST, budget_bytes=shards.size(0, 1) - 1)
+        assert (report.left_out, report.fetched, report.on_disk) == (1, (0,), (0,))
+        assert on_disk(dataset.folder) == shards.names(0)
+        assert rotate(dataset, FIRST, budget_bytes=shards.size(0, 1)).fetched == (1,)
+        report = rotate(dataset, FIRST, budget_bytes=shards.size(0))
+        assert (report.left_out, report.deleted) == (1, tuple(shards.names(1)))
+
+    @pytest.mark.parametrize("limit", ["budget", "disk"])
+    def test_no_room_for_the_current_shard_is_noticed_before_anything_is_fetched(
+        self, shards: Shards, store: MemoryStore, dataset: ShardedDataset, monkeypatch: pytest.MonkeyPatch, limit: str
+    ) -> None:
+        store.reads.clear()
+        if limit == "disk":
+            monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=shards.size(0) - 1))
+        with pytest.raises(PermanentError) as caught:
+            rotate(dataset, FIRST, budget_bytes=shards.size(0) - 1 if limit == "budget" else None)
+        assert caught.value.reason is Reason.DISK_FULL
+        for words in (str(dataset.folder), "shards 0 take", "budget_gib" if limit == "budget" else "there is room for"):
+            assert words in str(caught.value)
+        assert store.reads == []
+        monkeypatch.undo()
+        assert rotate(dataset, FIRST, budget_bytes=shards.size(0)).on_disk == (0,)
+
+    def test_kept_shards_go_first_the_oldest_before_the_others(
+        self, shards: Shards, store: MemoryStore, dataset: ShardedDataset
+    ) -> None:
+        rotate(dataset, Wanted((0, 1), 2, ()))
+        rotate(dataset, Wanted((2,), 3, (1, 0)))
+        report = rotate(dataset, Wanted((2,), 3, (1, 0)), budget_bytes=shards.size(1, 2, 3))
+        assert (report.on_disk, report.deleted) == ((1, 2, 3), tuple(shards.names(0)))
+
+    def test_the_room_of_what_goes_counts(
+        self, shards: Shards, dataset: ShardedDataset, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rotate(dataset, FIRST)
+
+        def usage(folder: Path) -> SimpleNamespace:
+            return SimpleNamespace(free=capacity - allocated(folder))
+
+        def allocated(folder: Path) -> int:
+            return sum(path.stat().st_blocks * 512 for path in folder.iterdir())
+
+        capacity = allocated(dataset.folder)
+        monkeypatch.setattr(shutil, "disk_usage", usage)
+        report = rotate(dataset, SECOND)
+        assert (report.left_out, report.on_disk, report.deleted) == (None, (1, 2), tuple(shards.names(0)))
+
+    def test_what_a_reader_still_holds_gives_no_room_and_the_next_shard_waits(
+        self, shards: Shards, dataset: ShardedDataset, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rotate(dataset, FIRST)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+        report = rotate(dataset, SECOND)
+        assert (report.left_out, report.on_disk, report.deleted) == (2, (1,), tuple(shards.names(0)))
 
 
-@pytest.mark.parametrize(
-    ("outer_steps", "current", "following"), [(0, 0, 1), (9, 0, 1), (10, 1, 2), (39, 3, 4), (40, 4, 0), (50, 0, 1)]
-)
-def test_the_current_shard_and_the_next_are_here_and_after_the_last_comes_the_first(
-    store: MemoryStore, tmp_path: Path, outer_steps: int, current: int, following: int
-) -> None:
-    report = rotated(store, tmp_path / "shards", outer_steps)
-    assert report == RotationReport(5, current, fetched=names_of(current, following), num_bytes=220)
-    assert held(tmp_path / "shards") == dict(sorted(files_of(current, following).items()))
+class TestAlone:
+    def test_two_rotations_at_a_time_are_one(self, store: MemoryStore, dataset: ShardedDataset) -> None:
+        rotate(dataset, FIRST)
+        store.reads.clear()
+        file = os.open(dataset.folder / LOCK_FILE, os.O_RDWR)
+        fcntl.flock(file, fcntl.LOCK_EX)  # as another process does
+        try:
+            assert rotate(dataset, SECOND) == RotationReport((1,), 2, skipped=Reason.ALREADY_RUNNING)
+        finally:
+            os.close(file)
+        assert store.reads == []
+        assert rotate(dataset, SECOND).fetched == (2,)
+
+    def test_the_lock_is_given_back_after_a_failure(self, store: MemoryStore, dataset: ShardedDataset) -> None:
+        store.fail = lambda read: PermanentError(Reason.ACCESS_DENIED, "no")
+        for _ in range(2):
+            with pytest.raises(PermanentError):
+                rotate(dataset, FIRST)
+        store.fail = lambda read: None
+        assert rotate(dataset, FIRST).skipped is None
+
+    def test_while_one_is_at_it_another_is_skipped(
+        self, shards: Shards, store: MemoryStore, dataset: ShardedDataset
+    ) -> None:
+        begun, go_on, reports = threading.Event(), threading.Event(), list[RotationReport]()
+
+        def hold(read: Read) -> None:
+            begun.set()
+            assert go_on.wait(30)
+
+        store.fail = hold
+        thread = threading.Thread(target=lambda: reports.append(rotate(dataset, FIRST)))
+        thread.start()
+        assert begun.wait(30)
+        store.fail = lambda read: None
+        assert rotate(opened(store, dataset.folder), FIRST).skipped is Reason.ALREADY_RUNNING
+        go_on.set()
+        thread.join(30)
+        assert [report.fetched for report in reports] == [(0, 1)]
 
 
-def test_the_next_rotation_fetches_one_shard_and_deletes_the_old_one(store: MemoryStore, tmp_path: Path) -> None:
-    rotated(store, tmp_path, 0)
-    (tmp_path / "notes.txt").write_text("mine")
-    report = rotated(store, tmp_path, 10)
-    assert (report.fetched, report.num_bytes) == (names_of(2), 110)
-    assert report.deleted == tuple(sorted(names_of(0)))
-    assert held(tmp_path) == dict(sorted({**files_of(1, 2), "notes.txt": b"mine"}.items()))
-
-
-def test_rotating_twice_changes_nothing(store: MemoryStore, tmp_path: Path) -> None:
-    rotated(store, tmp_path, 5)
-    before = held(tmp_path)
-    store.reads.clear()
-    assert rotated(store, tmp_path, 7) == RotationReport(5, 0)
-    assert held(tmp_path) == before
-    assert store.bytes_read() == 0
-
-
-def test_a_file_of_another_length_is_fetched_again(store: MemoryStore, tmp_path: Path) -> None:
-    rotated(store, tmp_path, 0)
-    (tmp_path / "train_000001.npy").write_bytes(b"cut off")
-    assert rotated(store, tmp_path, 0).fetched == ("train_000001.npy",)
-    assert held(tmp_path) == dict(sorted(files_of(0, 1).items()))
-
-
-def test_what_a_failed_rotation_fetched_is_not_fetched_again(store: MemoryStore, tmp_path: Path) -> None:
-    def fail(read: Read) -> TransientError | None:
-        broken = read.operation == "get" and read.key.endswith("train_000001.npy")
-        return TransientError(Reason.STORE_BUSY, "503") if broken else None
-
-    store.fail = fail
-    with pytest.raises(TransientError):
-        rotated(store, tmp_path, 0)
-    assert held(tmp_path) == dict(sorted(files_of(0).items()))
-    store.fail = lambda read: None
-    assert rotated(store, tmp_path, 0).fetched == names_of(1)
-
-
-def test_a_shard_without_its_sample_ids_is_refused(store: MemoryStore, tmp_path: Path) -> None:
-    store.delete([f"{PREFIX}/sample_ids_000001.bin"])
-    with pytest.raises(PermanentError) as caught:
-        rotated(store, tmp_path, 0)
-    assert caught.value.reason is Reason.OBJECT_MISSING
-    assert "dataset/tokenized/sample_ids_000001.bin: a shard needs its tokens and its sample ids" in str(caught.value)
-    assert held(tmp_path) == {}
-
-
-def test_a_full_disk_is_noticed_before_anything_is_fetched(
-    store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=219))
-    with pytest.raises(PermanentError) as caught:
-        rotated(store, tmp_path, 0)
-    assert caught.value.reason is Reason.DISK_FULL
-    assert str(tmp_path) in str(caught.value)
-    assert store.bytes_read() == 0
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=220))
-    assert rotated(store, tmp_path, 0).num_bytes == 220
-
-
-def test_a_single_shard_is_its_own_successor(tmp_path: Path) -> None:
-    store = MemoryStore()
-    for name in shard_files(3):
-        store.put(f"{PREFIX}/{name}", b"shard")
-    assert rotated(store, tmp_path, 25) == RotationReport(1, 3, fetched=names_of(3), num_bytes=10)
-
-
-def test_numbers_may_have_gaps(store: MemoryStore, tmp_path: Path) -> None:
-    store.delete(f"{PREFIX}/{name}" for name in names_of(1, 2))
-    report = rotated(store, tmp_path, 10)
-    assert (report.num_shards, report.current, report.fetched) == (3, 3, names_of(3, 4))
-
-
-def test_a_dataset_of_pages_has_no_shards(tmp_path: Path) -> None:
-    (tmp_path / "train_000000.npy").write_bytes(b"left alone")
-    assert rotated(MemoryStore(), tmp_path, 10) == RotationReport(0)
-    assert held(tmp_path) == {"train_000000.npy": b"left alone"}
-
-
-def test_progress_is_the_share_of_the_bytes(store: MemoryStore, tmp_path: Path) -> None:
-    seen: list[float] = []
-    rotate(store, PREFIX, tmp_path, outer_steps=0, outer_steps_per_shard=10, on_progress=seen.append)
-    assert seen == pytest.approx([100 * done / 220 for done in (100, 110, 210, 220)])
-
-
-@pytest.mark.parametrize("prefix", ["ds/", "", "/ds"])
-def test_the_folder_may_be_written_in_any_way(tmp_path: Path, prefix: str) -> None:
-    store, folder = MemoryStore("dataset"), "ds/" if prefix else ""
-    for name in shard_files(0):
-        store.put(f"{folder}{name}", b"x")
-    assert rotate(store, prefix, tmp_path, outer_steps=0, outer_steps_per_shard=10).num_shards == 1
+class TestProgress:
+    @pytest.mark.parametrize("state", ["nothing", "one", "all", "last block"])
+    def test_it_ends_at_100_and_never_falls(
+        self, shards: Shards, store: MemoryStore, dataset: ShardedDataset, state: str
+    ) -> None:
+        if state == "last block":
+            dataset.shard(0).read(np.array([39]))
+        elif state != "nothing":
+            rotate(dataset, FIRST if state == "all" else Wanted((0,), None, ()))
+        seen: list[float] = []
+        rotate(dataset, FIRST, on_progress=seen.append)
+        assert seen == sorted(seen)
+        assert (min(seen) >= 0, seen[-1]) == (True, 100.0)
+        if state == "nothing":
+            assert len(seen) > 16

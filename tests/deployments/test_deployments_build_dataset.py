@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deployments import build_dataset as command
-from templar.data.building_plan import Layout
+from templar.data.building.plan import Layout
 from templar.errors import Reason, TransientError
 from tests.support.datasets import numbered_documents
 

@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from deployments import preview as command
-from templar.errors import PermanentError, Reason
 from templar.data.training import PageOrigin
+from templar.errors import PermanentError, Reason
 from templar.neuron.preview import Preview
 
 PAGES = (PageOrigin(7, "books", 96, 32, 4567), PageOrigin(3, "[red]code", 0, 32, 89))

@@ -1,8 +1,9 @@
 """Scheduled flows, from a block on the server to objects in a bucket."""
 
 import asyncio
+import fcntl
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -10,22 +11,33 @@ from uuid import uuid4
 import pytest
 from prefect import Flow
 from prefect.client.schemas.objects import State
+from pydantic import SecretStr
 
-from blocks import DatasetBucket, Neuron
+from blocks import BucketCredentials, DatasetBucket, Neuron, StorageEndpoint
+from deployments.s3_endpoint import AccessKey
 from flows.bucket_cleanup import bucket_cleanup
 from flows.checkpoint import checkpoint
 from flows.miner_window import miner_window
 from flows.shard_rotation import shard_rotation
 from tasks.host import release
 from templar.chain.ledger import Ledger
+from templar.data import replicas
+from templar.data.corpus import Document
+from templar.data.rotation import LOCK_FILE
+from templar.data.sharded.writing import ShardsSummary, build_shards
 from templar.exchange.buckets import Buckets
 from templar.exchange.checkpoint import fetch_checkpoint, list_checkpoints
 from templar.exchange.genesis import find_birth
 from templar.exchange.keys import Kind, window_key
 from templar.store.directory import DirectoryStore
+from tests.support import prepared
+from tests.support.faulty_endpoint import Fault, faulty_endpoint
 from tests.support.flow_network import run_id, task_runs
+from tests.support.network import TINY
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
+from tests.support.servers import random_key, start_rclone
+from tests.support.shards import on_disk
 
 pytestmark = pytest.mark.network
 
@@ -171,31 +183,101 @@ class TestCleanup:
         assert "[genesis_missing]" in str(state.message)
 
 
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> PreparedNetwork:
+    """A network that trains on shards."""
+
+    def build(documents: Iterable[Document], root: Path, *, vocab_size: int, row_chars: int) -> ShardsSummary:
+        length = TINY["data"]["sequence_length"]
+        return build_shards(
+            documents, root, vocab_size=vocab_size, sequence_length=length, samples_per_shard=60, block_bytes=512
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepared, "build_dataset", build)
+        return PreparedNetwork(tmp_path_factory.mktemp("sharded"), data={"layout": "shards"})
+
+
 class TestRotation:
-    def test_a_dataset_of_pages_needs_none(self) -> None:
-        state = run(shard_rotation)
+    FIRST_TWO = (
+        "sample_ids_000000.bin",
+        "sample_ids_000001.bin",
+        "train_000000.json",
+        "train_000000.npy",
+        "train_000001.json",
+        "train_000001.npy",
+    )
+
+    def is_right(self, sharded: PreparedNetwork, home: Path) -> bool:
+        """Whether the first two shards are there, byte by byte, and nothing else."""
+        truth = {name: (sharded.plan.dataset / name).read_bytes() for name in self.FIRST_TWO}
+        return {name: (home / "shards" / name).read_bytes() for name in on_disk(home / "shards")} == truth
+
+    def test_a_dataset_of_pages_needs_none(self, network: PreparedNetwork) -> None:
+        state = run(shard_rotation, saved(network.block("lazy")))
         assert (state.is_completed(), state.name) == (True, "Skipped")
         assert state.message == "[no_shards] the dataset consists of pages, which need no rotation"
 
-    def test_shards_are_fetched_and_rotated(self, network: PreparedNetwork, tmp_path: Path) -> None:
-        root = Path(network.plan.folder / "buckets" / "sharded")
-        for index in range(4):
-            for name, content in ((f"train_{index:06d}.npy", b"t" * 100), (f"sample_ids_{index:06d}.bin", b"i" * 10)):
-                (root / "tokens").mkdir(parents=True, exist_ok=True)
-                (root / "tokens" / name).write_bytes(content)
-        block = network.block("lazy")
-        buckets = [
-            DatasetBucket(account_id="sharded", bucket="sharded", read=bucket.read)
-            for bucket in block.dataset.buckets.get_secret_value()
-        ]
-        dataset = type(block.dataset)(endpoint=block.dataset.endpoint, buckets=buckets, prefix="tokens")
-        name = saved(block.model_copy(update={"dataset": dataset, "home": str(tmp_path)}))
+    def test_shards_are_fetched_and_rotated(self, sharded: PreparedNetwork, tmp_path: Path) -> None:
+        name = saved(sharded.block("lazy").model_copy(update={"home": str(tmp_path)}))
+        (tmp_path / "shards").mkdir()
+        (tmp_path / "shards" / "train_000003.npy").write_bytes(b"old")
         state = run(shard_rotation, name)
         assert state.name == "Completed"
-        first = ["train_000000.npy", "sample_ids_000000.bin", "train_000001.npy", "sample_ids_000001.bin"]
-        assert state.message == f"shard 0 of 4: fetched {first} (220 bytes), deleted []"
-        assert sorted(path.name for path in (tmp_path / "shards").iterdir()) == sorted(first)
-
-        (tmp_path / "shards" / "train_000003.npy").write_bytes(b"old")
+        assert str(state.message).startswith(
+            "trains on [0], on the disk [0, 1]: fetched [0, 1], deleted ['train_000003.npy'], "
+        )
+        assert self.is_right(sharded, tmp_path)
         again = run(shard_rotation, name)
-        assert again.message == "shard 0 of 4: fetched [] (0 bytes), deleted ['train_000003.npy']"
+        assert str(again.message).startswith("trains on [0], on the disk [0, 1]: fetched [], deleted [], ")
+
+    def test_while_another_process_rotates_it_says_so(self, sharded: PreparedNetwork, tmp_path: Path) -> None:
+        name = saved(sharded.block("lazy").model_copy(update={"home": str(tmp_path)}))
+        (tmp_path / "shards").mkdir()
+        with (tmp_path / "shards" / LOCK_FILE).open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            state = run(shard_rotation, name)
+        assert (state.is_completed(), state.name) == (True, "Skipped")
+        assert state.message == "[already_running] another process of this neuron rotates its shards"
+
+    @pytest.mark.parametrize(
+        ("fault", "reason"),
+        [("403", "access_denied"), ("404", "object_missing"), ("500", "store_busy"), ("flipped", "dataset_malformed")],
+    )
+    def test_the_reason_of_a_fault_is_in_the_state(
+        self, sharded: PreparedNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault, reason: str
+    ) -> None:
+        from tasks.rotate_shards import rotate_shards
+
+        monkeypatch.setattr(rotate_shards, "retry_delay_seconds", 0)  # the policy's, tested elsewhere
+        monkeypatch.setattr(replicas, "PAUSE_SECONDS", 0.001)
+        key = random_key()
+        server = start_rclone(sharded.plan.folder / "buckets", key)
+        try:
+            with faulty_endpoint(server.endpoint_url) as endpoint:
+                name = self.saved_behind(sharded, tmp_path, endpoint.endpoint_url, key)
+                endpoint.always(fault, "train_000001.npy")
+                state = run(shard_rotation, name)
+                assert state.is_failed()
+                assert f"[{reason}]" in str(state.message)
+                assert "train_000001.npy" in str(state.message)
+                assert key.secret_access_key not in str(state.message)
+                assert "train_000001.npy" not in on_disk(tmp_path / "shards")
+                endpoint.well()
+                assert run(shard_rotation, name).name == "Completed"
+        finally:
+            server.stop()
+        assert self.is_right(sharded, tmp_path)
+
+    @staticmethod
+    def saved_behind(sharded: PreparedNetwork, home: Path, url: str, key: AccessKey) -> str:
+        """A neuron that reads its dataset at an endpoint; its name."""
+        block = sharded.block("lazy")
+        read = BucketCredentials(access_key_id=key.access_key_id, secret_access_key=SecretStr(key.secret_access_key))
+        buckets = [
+            DatasetBucket(account_id=bucket.account_id, bucket=bucket.bucket, read=read)
+            for bucket in block.dataset.buckets.get_secret_value()
+        ]
+        endpoint = StorageEndpoint(url=url, max_attempts=1)
+        dataset = type(block.dataset)(endpoint=endpoint, buckets=buckets, prefix=block.dataset.prefix)
+        return saved(block.model_copy(update={"dataset": dataset, "home": str(home)}))

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from prefect.client.schemas.objects import State
 
 from deployments.local.plan import DEFAULT_NEURON
 from deployments.processes import require_free_port
@@ -22,15 +21,6 @@ def local(network: LiveNetwork, what: str) -> "subprocess.CompletedProcess[str]"
     options += ["--prefect-port", plan.prefect_port, "--storage-port", plan.storage_port]
     command = [sys.executable, "-m", "deployments.local", what, *map(str, options)]
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-
-
-def prefect(network: LiveNetwork, *arguments: str) -> str:
-    """What `prefect` says in the shell that `up` prints."""
-    command = [sys.executable, "-m", "prefect", *arguments]
-    environment = network.plan.server.environment()
-    answer = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
-    assert answer.returncode == 0, answer.stdout + answer.stderr
-    return answer.stdout
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +58,7 @@ class TestUp:
         network.wait_for_proofs(network.next_window())
 
     def test_a_cold_run_of_a_warm_neuron_is_refused(self, network: LiveNetwork) -> None:
-        state = self.end_of_a_run(network, "miner-window/cold")
+        state = network.end_of_a_run("miner-window/cold")
         assert state.is_failed()
         assert "[already_running]" in str(state.message)
         holder = network.process(f"worker of {DEFAULT_NEURON}").pid
@@ -83,12 +73,12 @@ class TestUp:
         ],
     )
     def test_scheduled_work_can_be_run_by_hand(self, network: LiveNetwork, deployment: str, message: str) -> None:
-        state = self.end_of_a_run(network, deployment)
+        state = network.end_of_a_run(deployment)
         assert state.is_completed()
         assert message in str(state.message)
 
     def test_schedules_are_listed(self, network: LiveNetwork) -> None:
-        listed = prefect(network, "deployment", "ls")
+        listed = network.prefect("deployment", "ls")
         for name in ("bucket-cleanup/hourly", "checkpoint/every-2h", "shard-rotation/half-hourly"):
             assert name in listed
 
@@ -99,26 +89,3 @@ class TestUp:
         assert not [entry for entry in entries if entry.identity.alive]
         require_free_port("127.0.0.1", network.plan.prefect_port, remedy="none")
         assert local(network, "down").stdout == "nothing was running\n"
-
-    def end_of_a_run(self, network: LiveNetwork, deployment: str) -> State:
-        prefect(network, "deployment", "run", deployment)
-        name = deployment.partition("/")[2]
-
-        def newest() -> State | None:
-            (found,) = [each for each in network.client.read_deployments() if each.name == name]
-            runs = [
-                run
-                for run in network.client.read_flow_runs()
-                if run.deployment_id == found.id and not run.auto_scheduled
-            ]
-            assert len(runs) == 1
-            return runs[0].state
-
-        def ended() -> bool:
-            state = newest()
-            return state is not None and state.is_final()
-
-        network.wait(ended, f"the run of {deployment} has ended")
-        state = newest()
-        assert state is not None
-        return state

@@ -3,6 +3,8 @@
 import os
 import signal
 import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -63,9 +65,20 @@ class LiveNetwork:
     Args:
         folder: A temporary folder.
         directory_store: Keep objects in a folder instead of an S3 endpoint.
+        housekeeping: Have a worker for scheduled work as well.
+        data: Changes of the preset's section `data`.
     """
 
-    def __init__(self, folder: Path, *, directory_store: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        directory_store: bool = False,
+        housekeeping: bool = False,
+        data: dict[str, Any] | None = None,
+    ) -> None:
+        self._housekeeping = housekeeping
+        sections = {"windows": WINDOWS, "training": {"inner_steps": 10}, "data": data or {}}
         self.plan = LocalPlan(
             folder=folder / "network",
             preset=PRESET,
@@ -74,7 +87,7 @@ class LiveNetwork:
             prefect_port=free_port(),
             storage_port=free_port(),
             directory_store=directory_store,
-            hparams_path=write_hparams(folder / "hparams.json", windows=WINDOWS, training={"inner_steps": 10}),
+            hparams_path=write_hparams(folder / "hparams.json", **sections),
         )
         self._network = LocalNetwork(self.plan, print)
         self.record = ProcessRecord(self.plan.processes)
@@ -82,7 +95,7 @@ class LiveNetwork:
         self.client: Any = None
 
     def __enter__(self) -> Self:
-        self._network.up(housekeeping=False)
+        self._network.up(housekeeping=self._housekeeping)
         self.attach()
         return self
 
@@ -119,6 +132,38 @@ class LiveNetwork:
     def miners(self) -> tuple[int, ...]:
         """Uids of all miners."""
         return tuple(self.uids[neuron.name] for neuron in self.neurons if neuron.role == "miner")
+
+    def prefect(self, *arguments: str) -> str:
+        """What `prefect` says in the shell that `up` prints."""
+        command = [sys.executable, "-m", "prefect", *arguments]
+        environment = self.plan.server.environment()
+        answer = subprocess.run(command, cwd=PROJECT_ROOT, env=environment, capture_output=True, text=True, check=False)
+        assert answer.returncode == 0, answer.stdout + answer.stderr
+        return answer.stdout
+
+    def end_of_a_run(self, deployment: str) -> State:
+        """How a run of a scheduled deployment ends that is started by hand; its newest one."""
+        before = {run.id for run in self._runs_by_hand(deployment)}
+        self.prefect("deployment", "run", deployment)
+
+        def newest() -> State | None:
+            (run,) = [run for run in self._runs_by_hand(deployment) if run.id not in before]
+            return run.state
+
+        def ended() -> bool:
+            state = newest()
+            return state is not None and state.is_final()
+
+        self.wait(ended, f"the run of {deployment} has ended")
+        state = newest()
+        assert state is not None
+        return state
+
+    def _runs_by_hand(self, deployment: str) -> list[FlowRun]:
+        name = deployment.partition("/")[2]
+        (found,) = [each for each in self.client.read_deployments() if each.name == name]
+        runs: list[FlowRun] = self.client.read_flow_runs()
+        return [run for run in runs if run.deployment_id == found.id and not run.auto_scheduled]
 
     def wait(self, condition: Callable[[], Any], what: str) -> None:
         """Wait until something holds; a store or a chain that fails for a moment is asked again."""

@@ -1,6 +1,7 @@
 """Every task makes its one call into the domain, hands back what that gives, and shows its rows."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -287,30 +288,36 @@ class TestArtifacts:
     def test_rotation_shows_its_progress(
         self, prefect_api: RunningPrefectServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        report = RotationReport(3, 1, ("train_000001.npy",), (), 10)
+        report = RotationReport((1,), 2, on_disk=(1, 2), fetched=(2,), num_bytes=10)
         calls = with_block(monkeypatch, rotate_module, home=str(tmp_path))
 
-        def rotate(store: str, prefix: str, folder: Path, **options: Any) -> RotationReport:
-            calls.append((store, prefix, folder, options["outer_steps"], options["outer_steps_per_shard"]))
-            options["on_progress"](62.5)
+        def rotate(premises: object, dataset: object, on_progress: Callable[[float], None]) -> RotationReport:
+            calls.append((premises, dataset))
+            on_progress(62.5)
             return report
 
-        monkeypatch.setattr(rotate_module, "outer_steps_of", lambda premises: 5 if premises is PREMISES else -1)
-        monkeypatch.setattr(rotate_module, "rotate", rotate)
+        monkeypatch.setattr(rotate_module.housekeeping, "rotate_shards", rotate)
         assert rotate_shards.fn(NAME) is report
-        assert calls == [NAME, ("first", "text", tmp_path / "shards", 5, 100)]
+        assert calls == [NAME, (PREMISES, ("shards", PREMISES.hparams, tmp_path))]
         with prefect_api.client() as client:
             artifact = client.request("GET", f"/artifacts/shards-{NAME}/latest").json()
         assert (artifact["type"], artifact["data"]) == ("progress", 62.5)
 
 
-PREMISES = SimpleNamespace(hparams=SimpleNamespace(storage=SimpleNamespace(outer_steps_per_shard=100)))
+def test_pages_are_not_rotated(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = with_block(monkeypatch, rotate_module)
+    monkeypatch.setattr(PREMISES.hparams.data, "layout", "pages")
+    assert rotate_shards.fn(NAME) == RotationReport(skipped=Reason.NO_SHARDS)
+    assert calls == [NAME]
+
+
+PREMISES = SimpleNamespace(hparams=SimpleNamespace(data=SimpleNamespace(layout="shards")))
 
 
 def with_block(monkeypatch: pytest.MonkeyPatch, module: Any, **fields: Any) -> list[Any]:
     """Let a task module find a block; the list that it returns has the name that was asked for."""
     calls: list[Any] = []
-    dataset = SimpleNamespace(stores=lambda: ["first", "second"], prefix="text")
+    dataset = SimpleNamespace(shards=lambda hparams, home: ("shards", hparams, home))
     block = SimpleNamespace(premises=lambda: PREMISES, dataset=dataset, **fields)
 
     def load(name: str) -> Any:

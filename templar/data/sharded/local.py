@@ -15,6 +15,7 @@ from templar.errors import Reason, TransientError
 from templar.store.files import local_file
 
 PARTIAL_SUFFIX = ".partial"
+NAMES_LOCK = ".names.lock"
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -46,7 +47,7 @@ def disk_file(path: Path) -> Iterator[None]:
 @contextmanager
 def names_of(folder: Path) -> Iterator[None]:
     """Nobody else changes names in the folder meanwhile, no thread and no process."""
-    file = os.open(folder, os.O_RDONLY)
+    file = os.open(folder / NAMES_LOCK, os.O_RDWR | os.O_CREAT, 0o644)  # a folder cannot be locked on every disk
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,0 +1,459 @@
+"""A local file of verified blocks: whatever was there, what is read is right, and no more is fetched than needed."""
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from templar import interrupt
+from templar.data.sharded.blocks import BlockFile, Transfer
+from templar.data.sharded.local import names_of
+from templar.data.sharded.manifest import BlockedFile
+from templar.errors import PermanentError, Reason, TransientError
+from templar.interrupt import StoppedError
+from tests.support.shards import block_hashes, flipped, on_disk
+
+NAME, PARTIAL = "train_000000.npy", "train_000000.npy.partial"
+BLOCK = 4096  # as large as a page, so that the blocks that are holes are holes
+NUM_BLOCKS = 12
+SIZE = BLOCK * (NUM_BLOCKS - 1) + 100
+TRUTH = np.random.default_rng(7).integers(1, 256, SIZE, dtype=np.uint8).tobytes()
+DESCRIBED = BlockedFile(name=NAME, size=SIZE, block_bytes=BLOCK, blocks=block_hashes(TRUTH, BLOCK))
+ALL = np.arange(NUM_BLOCKS)
+
+
+class Origin:
+    """What is fetched, and how often.
+
+    Attributes:
+        data: The bytes there.
+        requests: (start, length) of each request.
+        before: Called before each request is answered; what it raises is the answer.
+    """
+
+    def __init__(self, data: bytes = TRUTH) -> None:
+        self.data = data
+        self.requests: list[tuple[int, int]] = []
+        self.before: Callable[[int], None] = lambda start: None
+
+    def __call__(self, name: str, start: int, length: int, *, check: Callable[[bytes], str | None]) -> bytes:
+        assert name == NAME
+        self.requests.append((start, length))
+        self.before(start)
+        data = self.data[start : start + length]
+        problem = check(data)
+        if problem is not None:
+            raise TransientError(Reason.DATASET_MALFORMED, problem)
+        return data
+
+    @property
+    def blocks(self) -> list[int]:
+        """Blocks that were asked for, rising, each as often as it was."""
+        return sorted(
+            block for start, length in self.requests for block in range(start // BLOCK, -(-(start + length) // BLOCK))
+        )
+
+
+def opened(folder: Path, origin: Origin, *, part_bytes: int = 2 * BLOCK, workers: int = 3) -> BlockFile:
+    return BlockFile(DESCRIBED, folder, origin, Transfer(part_bytes, workers))
+
+
+def completed(folder: Path, origin: Origin, *, part_bytes: int = 2 * BLOCK) -> BlockFile:
+    file = opened(folder, origin, part_bytes=part_bytes)
+    file.require(ALL)
+    file.finish()
+    return file
+
+
+def holds(file: BlockFile, blocks: list[int]) -> None:
+    """Make sure that these blocks are right where the file is read."""
+    view = file.map()
+    for block in blocks:
+        assert view[block * BLOCK : (block + 1) * BLOCK] == TRUTH[block * BLOCK : (block + 1) * BLOCK]
+
+
+def away(start: int) -> None:
+    raise TransientError(Reason.STORE_UNREACHABLE, f"no answer at {start}")
+
+
+def test_it_is_fetched_part_by_part_and_then_has_its_name(tmp_path: Path) -> None:
+    origin, done = Origin(), []
+    file = opened(tmp_path / "new" / "folder", origin)
+    assert on_disk(tmp_path / "new" / "folder") == [PARTIAL]
+    file.require(ALL, done.append)
+    assert sorted(origin.requests) == [(start, min(2 * BLOCK, SIZE - start)) for start in range(0, SIZE, 2 * BLOCK)]
+    assert sum(done) == SIZE == file.num_verified
+    file.finish()
+    assert on_disk(tmp_path / "new" / "folder") == [NAME]
+    assert file.path.read_bytes() == TRUTH
+    file.finish()
+    assert file.path.read_bytes() == TRUTH
+
+
+def test_a_request_is_a_block_at_least(tmp_path: Path) -> None:
+    origin = Origin()
+    opened(tmp_path, origin, part_bytes=1).require(ALL)
+    assert sorted(length for _, length in origin.requests) == [100] + [BLOCK] * (NUM_BLOCKS - 1)
+
+
+def test_an_incomplete_file_gets_no_name(tmp_path: Path) -> None:
+    file = opened(tmp_path, Origin())
+    file.require(ALL[:-1])
+    with pytest.raises(ValueError, match="not complete"):
+        file.finish()
+    assert on_disk(tmp_path) == [PARTIAL]
+
+
+@given(
+    before=st.lists(st.sampled_from(["hole", "right", "wrong"]), min_size=NUM_BLOCKS, max_size=NUM_BLOCKS),
+    wanted=st.lists(st.sets(st.integers(0, NUM_BLOCKS - 1), min_size=1), min_size=1, max_size=4),
+    parts=st.integers(1, 5),
+)
+def test_whatever_was_there_what_is_required_is_right(
+    tmp_path_factory: pytest.TempPathFactory, before: list[str], wanted: list[set[int]], parts: int
+) -> None:
+    folder, origin = tmp_path_factory.mktemp("blocks"), Origin()
+    with (folder / PARTIAL).open("wb") as left:
+        left.truncate(SIZE)
+        for block, kind in enumerate(before):
+            data = TRUTH[block * BLOCK : (block + 1) * BLOCK]
+            if kind != "hole":
+                left.seek(block * BLOCK)
+                left.write(data if kind == "right" else flipped(data, 50 * block))
+    file = opened(folder, origin, part_bytes=parts * BLOCK)
+    for blocks in wanted:
+        file.require(np.array(sorted(blocks)))
+        holds(file, sorted(blocks))
+    asked = sorted(set().union(*wanted))
+    assert origin.blocks == sorted(set(origin.blocks)), "a block was fetched twice"
+    assert set(origin.blocks) <= set(asked)
+    assert {block for block in asked if before[block] != "right"} <= set(origin.blocks)
+    if parts == 1:
+        assert not {block for block in origin.blocks if before[block] == "right"}
+    assert file.num_verified == sum(min(BLOCK, SIZE - block * BLOCK) for block in asked)
+
+
+@pytest.mark.parametrize("name", [NAME, PARTIAL])
+@pytest.mark.parametrize(
+    "left",
+    [b"", TRUTH[:-1], TRUTH[: 3 * BLOCK + 7], TRUTH + b"more", bytes(SIZE), b"\1" * SIZE, TRUTH[::-1] * 2],
+    ids=["empty", "one byte short", "truncated", "longer", "zeros", "another version", "another, longer version"],
+)
+def test_what_is_not_the_file_becomes_it(tmp_path: Path, name: str, left: bytes) -> None:
+    (tmp_path / name).write_bytes(left)
+    origin = Origin()
+    file = opened(tmp_path, origin)
+    file.require(ALL)
+    assert on_disk(tmp_path) == [PARTIAL]
+    file.finish()
+    assert on_disk(tmp_path) == [NAME]
+    assert file.path.read_bytes() == TRUTH
+    assert origin.blocks == sorted(set(origin.blocks))
+
+
+def test_a_right_file_is_hashed_and_not_fetched(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_bytes(TRUTH)
+    origin = Origin()
+    completed(tmp_path, origin)
+    assert origin.requests == []
+    assert on_disk(tmp_path) == [NAME]
+
+
+def test_a_file_that_is_found_wrong_has_no_final_name_until_it_is_healed(tmp_path: Path) -> None:
+    completed(tmp_path, Origin())
+    (tmp_path / NAME).write_bytes(flipped(TRUTH, 5 * BLOCK + 9))
+    origin = Origin()
+    origin.before = away
+    file = opened(tmp_path, origin, part_bytes=BLOCK)
+    file.require(ALL[:5])
+    assert on_disk(tmp_path) == [NAME]
+    with pytest.raises(TransientError):
+        file.require(ALL)
+    assert on_disk(tmp_path) == [PARTIAL]
+    origin.before = lambda start: None
+    origin.requests.clear()
+    file.require(ALL)
+    assert origin.blocks == [5]
+    file.finish()
+    assert (on_disk(tmp_path), file.path.read_bytes()) == ([NAME], TRUTH)
+
+
+def test_wrong_bytes_are_never_written(tmp_path: Path) -> None:
+    origin = Origin(flipped(TRUTH, 4 * BLOCK + 1))
+    file = opened(tmp_path, origin, part_bytes=BLOCK, workers=1)
+    with pytest.raises(TransientError) as caught:
+        file.require(ALL)
+    assert caught.value.reason is Reason.DATASET_MALFORMED
+    assert f"block 4 of {NAME}" in str(caught.value)
+    stored = file.partial.read_bytes()
+    assert stored[4 * BLOCK : 5 * BLOCK] == bytes(BLOCK)
+    with pytest.raises(ValueError, match="not complete"):
+        file.finish()
+
+
+def test_what_came_before_a_failure_is_not_fetched_again(tmp_path: Path) -> None:
+    origin = Origin()
+    origin.before = lambda start: away(start) if start == 6 * BLOCK else None
+    file = opened(tmp_path, origin, part_bytes=BLOCK, workers=1)
+    with pytest.raises(TransientError):
+        file.require(ALL)
+    there = set(origin.blocks) - {6}
+    origin.before = lambda start: None
+    origin.requests.clear()
+    file.require(ALL)
+    assert set(origin.blocks) == set(ALL) - there
+    file.finish()
+    assert file.path.read_bytes() == TRUTH
+
+
+def test_a_later_process_goes_on(tmp_path: Path) -> None:
+    opened(tmp_path, Origin()).require(ALL[2:6])
+    origin = Origin()
+    file = completed(tmp_path, origin)
+    assert set(origin.blocks) == set(ALL) - {2, 3, 4, 5}
+    assert file.path.read_bytes() == TRUTH
+
+
+def test_what_another_process_fetched_meanwhile_is_not_fetched_again(tmp_path: Path) -> None:
+    origin = Origin()
+    reader = opened(tmp_path, origin)
+    completed(tmp_path, Origin())
+    reader.require(ALL)
+    reader.finish()
+    assert origin.requests == []
+    assert on_disk(tmp_path) == [NAME]
+
+
+class TestThreads:
+    def test_readers_and_a_download_at_once_fetch_each_block_once(self, tmp_path: Path) -> None:
+        origin, together = Origin(), threading.Barrier(8)
+        file = opened(tmp_path, origin, part_bytes=BLOCK)
+
+        def read(number: int) -> None:
+            chance = np.random.default_rng(number)
+            together.wait(30)
+            for _ in range(20):
+                blocks = np.sort(chance.choice(NUM_BLOCKS, 3, replace=False))
+                file.require(blocks)
+                holds(file, blocks.tolist())
+
+        def download() -> None:
+            together.wait(30)
+            file.require(ALL)
+            file.finish()
+
+        with ThreadPoolExecutor(8) as pool:
+            work = [pool.submit(read, number) for number in range(7)] + [pool.submit(download)]
+            for each in work:
+                each.result()
+        assert origin.blocks == ALL.tolist()
+        assert file.path.read_bytes() == TRUTH
+
+    def test_who_waits_takes_up_what_another_one_failed_at(self, tmp_path: Path) -> None:
+        origin, asked, go_on = Origin(), threading.Event(), threading.Event()
+
+        def fail_once(start: int) -> None:
+            if not asked.is_set():
+                asked.set()
+                go_on.wait(30)
+                away(start)
+
+        origin.before = fail_once
+        file = opened(tmp_path, origin)
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(file.require, ALL[:1])
+            assert asked.wait(30)
+            second = pool.submit(file.require, ALL[:1])
+            assert origin.blocks == [0]
+            go_on.set()
+            with pytest.raises(TransientError):
+                first.result()
+            second.result()
+        assert origin.blocks == [0, 0]
+        holds(file, [0])
+
+    def test_other_blocks_do_not_wait(self, tmp_path: Path) -> None:
+        origin, asked, go_on = Origin(), threading.Event(), threading.Event()
+
+        def hold(start: int) -> None:
+            if start == 0:
+                asked.set()
+                assert go_on.wait(30)
+
+        origin.before = hold
+        file = opened(tmp_path, origin)
+        with ThreadPoolExecutor(1) as pool:
+            slow = pool.submit(file.require, ALL[:1])
+            assert asked.wait(30)
+            file.require(ALL[4:6])
+            go_on.set()
+            slow.result()
+
+    def test_a_stop_ends_it(self, tmp_path: Path) -> None:
+        origin = Origin()
+        origin.before = lambda start: interrupt.request_stop()
+        file = opened(tmp_path, origin, part_bytes=BLOCK, workers=1)
+        try:
+            with pytest.raises(StoppedError):
+                file.require(ALL)
+        finally:
+            interrupt.clear_stop()
+        assert len(origin.requests) == 1
+        origin.before = lambda start: None
+        file.require(ALL)
+        assert origin.blocks == ALL.tolist()
+
+
+class TestNames:
+    """The final name is given to the file that was verified, and to no other."""
+
+    def test_two_that_complete_one_file(self, tmp_path: Path) -> None:
+        first, second = opened(tmp_path, Origin()), opened(tmp_path, Origin())
+        for file in (first, second):
+            file.require(ALL)
+        first.finish()
+        second.finish()
+        assert (on_disk(tmp_path), first.path.read_bytes()) == ([NAME], TRUTH)
+
+    def test_an_empty_file_never_takes_the_place_of_a_complete_one(self, tmp_path: Path) -> None:
+        """As a process leaves it that was killed when it had just begun."""
+        file = completed(tmp_path, Origin())
+        (tmp_path / PARTIAL).write_bytes(b"")
+        file.finish()
+        assert (tmp_path / NAME).read_bytes() == TRUTH
+        completed(tmp_path, Origin())
+        assert (tmp_path / NAME).read_bytes() == TRUTH
+
+    def test_a_file_that_was_deleted_meanwhile_is_not_called_complete(self, tmp_path: Path) -> None:
+        file = opened(tmp_path, Origin())
+        file.require(ALL)
+        assert not file.is_gone
+        file.partial.unlink()
+        assert file.is_gone
+        with pytest.raises(TransientError) as caught:
+            file.finish()
+        assert caught.value.reason is Reason.LOCAL_FILE
+        assert "deleted" in str(caught.value)
+        holds(file, ALL.tolist())
+
+    def test_another_file_under_the_name_is_left_alone(self, tmp_path: Path) -> None:
+        file = opened(tmp_path, Origin())
+        file.require(ALL)
+        file.partial.unlink()
+        (tmp_path / PARTIAL).write_bytes(b"another one's beginning")
+        with pytest.raises(TransientError):
+            file.finish()
+        assert (tmp_path / PARTIAL).read_bytes() == b"another one's beginning"
+
+    def test_opening_waits_while_names_change(self, tmp_path: Path) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            with names_of(tmp_path):
+                waiting = pool.submit(opened, tmp_path, Origin())
+                (tmp_path / NAME).write_bytes(TRUTH)
+            waiting.result().require(ALL)
+        assert on_disk(tmp_path) == [NAME]
+
+    def test_many_that_open_fetch_and_complete_leave_one_right_file(self, tmp_path: Path) -> None:
+        together = threading.Barrier(6)
+
+        def work(number: int) -> None:
+            for _ in range(10):
+                together.wait(30)
+                file = completed(tmp_path, Origin())
+                assert file.path.read_bytes() == TRUTH
+                file.close()
+                if together.wait(30) == 0:
+                    (tmp_path / NAME).unlink()
+                together.wait(30)
+
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(work, range(6)))
+        assert on_disk(tmp_path) == []
+
+
+class TestDisk:
+    @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+    def test_a_full_disk_says_so_and_nothing_is_lost(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    ) -> None:
+        write, room = os.pwrite, [3 * BLOCK + 10]
+
+        def limited(file: int, data: bytes, start: int) -> int:
+            if not room[0]:
+                raise OSError(number, os.strerror(number))
+            fitting = data[: room[0]]
+            room[0] -= len(fitting)
+            return write(file, fitting, start)
+
+        monkeypatch.setattr(os, "pwrite", limited)
+        file = opened(tmp_path, Origin(), part_bytes=BLOCK, workers=1)
+        with pytest.raises(TransientError) as caught:
+            file.require(ALL)
+        assert caught.value.reason is Reason.DISK_FULL
+        assert str(tmp_path) in str(caught.value)
+        assert file.num_verified == 3 * BLOCK
+        monkeypatch.setattr(os, "pwrite", write)
+        origin = Origin()
+        assert completed(tmp_path, origin, part_bytes=BLOCK).path.read_bytes() == TRUTH
+        assert origin.blocks == list(range(3, NUM_BLOCKS))
+
+    def test_another_failure_keeps_its_own_reason(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def broken(file: int, data: bytes, start: int) -> int:
+            raise OSError(errno.EROFS, "read-only")
+
+        monkeypatch.setattr(os, "pwrite", broken)
+        with pytest.raises(PermanentError) as caught:
+            opened(tmp_path, Origin()).require(ALL)
+        assert caught.value.reason is Reason.LOCAL_FILE
+
+    def test_what_the_disk_cannot_read_is_fetched_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / NAME).write_bytes(TRUTH)
+        read = os.pread
+
+        def failing(file: int, length: int, start: int) -> bytes:
+            if start == 3 * BLOCK:
+                raise OSError(errno.EIO, "bad sector")
+            return read(file, length, start)
+
+        monkeypatch.setattr(os, "pread", failing)
+        origin = Origin()
+        opened(tmp_path, origin, part_bytes=BLOCK).require(ALL)
+        assert origin.blocks == [3]
+
+    def test_a_disk_without_holes_costs_hashes_only(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(os, "lseek", lambda file, start, how: start)
+        origin = Origin()
+        assert completed(tmp_path, origin).path.read_bytes() == TRUTH
+        assert origin.blocks == ALL.tolist()
+
+    def test_a_closed_file_touches_no_other(self, tmp_path: Path) -> None:
+        file = opened(tmp_path, Origin())
+        file.require(ALL[:2])
+        view = file.map()
+        file.close()
+        file.close()
+        assert file.is_gone
+        (tmp_path / "other").write_bytes(b"o" * SIZE)
+        with (tmp_path / "other").open("r+b"), pytest.raises(PermanentError):  # it has the number of the closed one
+            file.require(ALL)
+        assert (tmp_path / "other").read_bytes() == b"o" * SIZE
+        assert view[:BLOCK] == TRUTH[:BLOCK]
+
+
+class TestTransfer:
+    @pytest.mark.parametrize(("part_bytes", "workers"), [(0, 1), (1, 0), (-1, None), (None, -1)])
+    def test_numbers_are_positive(self, part_bytes: int | None, workers: int | None) -> None:
+        with pytest.raises(ValueError, match="at least 1"):
+            Transfer(part_bytes, workers)
+
+    def test_it_chooses_what_nobody_has_chosen(self) -> None:
+        assert Transfer().part == 8 << 20
+        assert 1 <= Transfer().threads <= 16
+        assert (Transfer(5, 2).part, Transfer(5, 2).threads) == (5, 2)

@@ -1,0 +1,430 @@
+"""Reading samples of a sharded dataset, wherever their bytes are."""
+
+import json
+import multiprocessing
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from templar.canonical import sha256_hex
+from templar.data import replicas
+from templar.data.sharded.blocks import Transfer
+from templar.data.sharded.dataset import OPEN_SHARDS, ShardedDataset
+from templar.data.sharded.manifest import INDEX_FILE
+from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.store.directory import DirectoryStore
+from tests.support.memory_store import MemoryStore, Read
+from tests.support.shards import PREFIX, Shards, flipped, on_disk, write_shards
+
+TOKENS, PARTIAL, MANIFEST = "train_000000.npy", "train_000000.npy.partial", "train_000000.json"
+PART = Transfer(part_bytes=1024, workers=3)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
+    """Samples of 200 bytes in blocks of 512, so that many lie in two blocks."""
+    return write_shards(tmp_path_factory.mktemp("dataset") / "ds")
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas, "PAUSE_SECONDS", 0.0)
+
+
+def store_of(shards: Shards, name: str = "memory") -> MemoryStore:
+    store = MemoryStore(name)
+    shards.put(store)
+    return store
+
+
+@pytest.fixture
+def store(shards: Shards) -> MemoryStore:
+    return store_of(shards)
+
+
+def dataset(folder: Path, *stores: MemoryStore, split: str = "train") -> ShardedDataset:
+    return ShardedDataset(stores, PREFIX, folder=folder, split=split, transfer=PART)
+
+
+def requests(store: MemoryStore, suffix: str = "") -> int:
+    return sum(1 for read in store.reads if read.key.endswith(suffix))
+
+
+def error_of(work: Any) -> TemplarError:
+    with pytest.raises(TemplarError) as caught:
+        work()
+    return caught.value
+
+
+class TestReading:
+    @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+    @pytest.mark.parametrize("block_bytes", [512, 1 << 16])
+    def test_samples_come_as_they_were_written(
+        self, tmp_path: Path, dtype: Literal["uint16", "uint32"], block_bytes: int
+    ) -> None:
+        shards = write_shards(tmp_path / "ds", dtype=dtype, block_bytes=block_bytes)
+        opened = dataset(tmp_path / "local", store_of(shards))
+        for number, truth in enumerate(shards.samples):
+            shard = opened.shard(number)
+            assert (shard.num_samples, shard.sequence_length, shard.dtype) == (40, 100, np.dtype(dtype))
+            order = np.random.default_rng(number).permutation(40)
+            np.testing.assert_array_equal(shard.read(order), truth[order])
+            assert shard.read(order).dtype == np.dtype(dtype)
+
+    @given(
+        reads=st.lists(st.lists(st.integers(0, 39), max_size=12), min_size=1, max_size=5),
+        state=st.sampled_from(["remote", "partial", "whole", "damaged", "truncated", "longer", "other"]),
+        seed=st.integers(0, 2**32 - 1),
+    )
+    def test_any_samples_read_right_whatever_lies_here(
+        self,
+        shards: Shards,
+        tmp_path_factory: pytest.TempPathFactory,
+        reads: list[list[int]],
+        state: str,
+        seed: int,
+    ) -> None:
+        folder, store = tmp_path_factory.mktemp("local"), store_of(shards)
+        chance = np.random.default_rng(seed)
+        if state == "partial":
+            dataset(folder, store).shard(0).read(chance.integers(0, 40, 5))
+        elif state != "remote":
+            dataset(folder, store).shard(0).download()
+            right = (folder / TOKENS).read_bytes()
+            place = int(chance.integers(len(right)))
+            left = {
+                "whole": right,
+                "damaged": flipped(right, place),
+                "truncated": right[:place],
+                "longer": right + right[:place],
+                "other": right[::-1],
+            }
+            (folder / TOKENS).write_bytes(left[state])
+        store.reads.clear()
+        shard = dataset(folder, store).shard(0)
+        for read in reads:
+            np.testing.assert_array_equal(shard.read(np.array(read, dtype=np.int64)), shards.samples[0][read])
+        if state == "whole":
+            assert requests(store, TOKENS) == 0
+        assert shard.download() == shards.size(0)
+        assert on_disk(folder) == shards.names(0)
+        assert shards.wrong_files(folder) == []
+
+    def test_only_the_blocks_of_the_samples_are_fetched(
+        self, shards: Shards, store: MemoryStore, tmp_path: Path
+    ) -> None:
+        shard = dataset(tmp_path, store).shard(0)
+        store.reads.clear()
+        shard.read(np.array([1]))  # bytes 328 to 528: two blocks
+        assert [(read.key, read.length) for read in store.reads] == [(f"{PREFIX}/{TOKENS}", 1024)]
+        shard.read(np.array([1, 0, 1]))
+        assert len(store.reads) == 1
+
+    def test_a_sample_may_span_many_blocks(self, tmp_path: Path) -> None:
+        shards = write_shards(tmp_path / "ds", num_samples=6, samples_per_shard=6, length=2000)
+        shard = dataset(tmp_path / "local", store_of(shards)).shard(0)
+        for number in (3, 0, 5):
+            np.testing.assert_array_equal(shard.read(np.array([number])), shards.samples[0][[number]])
+
+    def test_they_go_where_they_should(self, shards: Shards, store: MemoryStore, tmp_path: Path) -> None:
+        shard, out = dataset(tmp_path, store).shard(0), np.zeros((2, 100), dtype=np.uint16)
+        assert shard.read(np.array([7, 3]), out) is out
+        np.testing.assert_array_equal(out, shards.samples[0][[7, 3]])
+        assert shard.read(np.array([], dtype=np.int64)).shape == (0, 100)
+
+    @pytest.mark.parametrize("indices", [[40], [-1], [0, 41, 3], [-(2**62)], [2**62]])
+    def test_there_are_no_other_samples(self, store: MemoryStore, tmp_path: Path, indices: list[int]) -> None:
+        shard = dataset(tmp_path, store).shard(0)
+        store.reads.clear()
+        with pytest.raises(ValueError, match=r"samples must lie in 0\.\.39"):
+            shard.read(np.array(indices))
+        assert store.reads == []
+
+    def test_a_damaged_block_is_healed_in_the_file(self, shards: Shards, store: MemoryStore, tmp_path: Path) -> None:
+        dataset(tmp_path, store).shard(0).download()
+        right = (tmp_path / TOKENS).read_bytes()
+        (tmp_path / TOKENS).write_bytes(flipped(right, 128 + 200 * 9))
+        store.reads.clear()
+        np.testing.assert_array_equal(
+            dataset(tmp_path, store).shard(0).read(np.array([9, 20])), shards.samples[0][[9, 20]]
+        )
+        assert requests(store, TOKENS) == 1
+        assert (tmp_path / PARTIAL).read_bytes() == right, "it has its final name again when all was verified"
+
+    def test_what_was_read_survives_rename_deletion_and_close(
+        self, shards: Shards, store: MemoryStore, tmp_path: Path
+    ) -> None:
+        shard = dataset(tmp_path, store).shard(0)
+        shard.read(np.arange(5))
+        shard.download()
+        np.testing.assert_array_equal(shard.read(np.arange(40)), shards.samples[0])
+        (tmp_path / TOKENS).unlink()
+        np.testing.assert_array_equal(shard.read(np.arange(40)), shards.samples[0])
+        shard.close()
+        np.testing.assert_array_equal(shard.read(np.arange(40)), shards.samples[0])
+
+    def test_a_shard_whose_file_was_deleted_can_still_fetch(
+        self, shards: Shards, store: MemoryStore, tmp_path: Path
+    ) -> None:
+        shard = dataset(tmp_path, store).shard(0)
+        shard.read(np.arange(3))
+        (tmp_path / PARTIAL).unlink()
+        np.testing.assert_array_equal(shard.read(np.arange(40)), shards.samples[0])
+
+
+class TestDownload:
+    def test_progress_never_falls_and_ends_with_all(self, shards: Shards, store: MemoryStore, tmp_path: Path) -> None:
+        shard, seen = dataset(tmp_path, store).shard(0), list[tuple[int, int]]()
+        shard.read(np.array([39]))  # the last block is shorter
+        shard.download(lambda done, total: seen.append((done, total)))
+        assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+        assert {total for _, total in seen} == {shards.size(0)}
+        assert seen[0] == (448, shards.size(0))
+        assert seen[-1][0] == shards.size(0)
+
+    def test_it_uses_what_is_here(self, shards: Shards, store: MemoryStore, tmp_path: Path) -> None:
+        dataset(tmp_path, store).shard(0).download()
+        store.reads.clear()
+        assert dataset(tmp_path, store).shard(0).download() == shards.size(0)
+        assert [read.key for read in store.reads] == [f"{PREFIX}/{INDEX_FILE}"]
+        assert shards.wrong_files(tmp_path) == []
+
+    def test_threads_that_read_and_download_fetch_each_block_once(
+        self, shards: Shards, store: MemoryStore, tmp_path: Path
+    ) -> None:
+        shard, together = dataset(tmp_path, store).shard(0), threading.Barrier(6)
+
+        def read(number: int) -> None:
+            chance = np.random.default_rng(number)
+            together.wait(30)
+            for _ in range(30):
+                indices = chance.integers(0, 40, 4)
+                np.testing.assert_array_equal(shard.read(indices), shards.samples[0][indices])
+
+        def download() -> None:
+            together.wait(30)
+            shard.download()
+
+        with ThreadPoolExecutor(6) as pool:
+            for work in [pool.submit(download), *(pool.submit(read, number) for number in range(5))]:
+                work.result()
+        assert store.bytes_read(TOKENS) == len(shards.files[TOKENS])
+        assert store.bytes_read(".bin") == len(shards.files["sample_ids_000000.bin"])
+        assert on_disk(tmp_path) == shards.names(0)
+        assert shards.wrong_files(tmp_path) == []
+
+    def test_processes_share_a_folder(self, shards: Shards, tmp_path: Path) -> None:
+        (tmp_path / "bucket").mkdir()
+        shards.put(DirectoryStore(tmp_path / "bucket"))
+        context = multiprocessing.get_context("spawn")
+        together = context.Barrier(3)
+        work = [
+            context.Process(target=share, args=(tmp_path, together, seed, shards.samples[0].tobytes()))
+            for seed in range(2)
+        ]
+        for process in work:
+            process.start()
+        together.wait(60)
+        for process in work:
+            process.join(60)
+        assert [process.exitcode for process in work] == [0, 0]
+        assert on_disk(tmp_path / "local") == shards.names(0)
+        assert shards.wrong_files(tmp_path / "local") == []
+
+
+def share(root: Path, together: Any, seed: int, truth: bytes) -> None:
+    """Read and download a shard beside another process."""
+    shard = ShardedDataset([DirectoryStore(root / "bucket")], PREFIX, folder=root / "local", transfer=PART).shard(0)
+    samples = np.frombuffer(truth, dtype=np.uint16).reshape(shard.num_samples, -1)
+    chance = np.random.default_rng(seed)
+    together.wait(60)
+    for round_number in range(20):
+        indices = chance.integers(0, 40, 3)
+        np.testing.assert_array_equal(shard.read(indices), samples[indices])
+        if round_number == 5:
+            shard.download()
+
+
+class TestShards:
+    @pytest.mark.parametrize(
+        ("num_samples", "num_shards"), [(40, 1), (59, 1), (60, 2), (80, 2), (81, 2), (100, 3), (120, 3), (7, 1)]
+    )
+    def test_a_last_one_with_less_than_half_is_left_out(
+        self, tmp_path: Path, num_samples: int, num_shards: int
+    ) -> None:
+        shards = write_shards(tmp_path / "ds", num_samples=num_samples)
+        opened = dataset(tmp_path / "local", store_of(shards))
+        assert opened.num_shards == num_shards
+        opened.shard(num_shards - 1)
+        for number in (-1, num_shards):
+            with pytest.raises(ValueError, match=f"not in 0..{num_shards - 1}"):
+                opened.shard(number)
+        assert opened.num_samples(0) == len(shards.samples[0])
+
+    def test_few_are_open_at_a_time(self, shards: Shards, store: MemoryStore, tmp_path: Path) -> None:
+        opened = dataset(tmp_path, store)
+        first = opened.shard(0)
+        assert opened.shard(0) is first
+        for number in range(1, OPEN_SHARDS):
+            opened.shard(number)
+        assert opened.shard(0) is first
+        opened.shard(OPEN_SHARDS)
+        opened.shard(OPEN_SHARDS - 1)
+        assert opened.shard(0) is not first
+        np.testing.assert_array_equal(first.read(np.arange(40)), shards.samples[0])
+
+    @pytest.mark.parametrize("how", ["deleted", "closed"])
+    def test_one_that_is_gone_is_opened_anew(
+        self, shards: Shards, store: MemoryStore, tmp_path: Path, how: str
+    ) -> None:
+        opened = dataset(tmp_path, store)
+        first, second = opened.shard(0), opened.shard(1)
+        first.download()
+        if how == "deleted":
+            (tmp_path / TOKENS).unlink()
+        else:
+            first.close()
+        assert opened.shard(1) is second
+        assert opened.shard(0) is not first
+        opened.shard(0).download()
+        assert (tmp_path / TOKENS).read_bytes() == shards.files[TOKENS]
+
+    def test_the_held_out_split_has_shards_of_its_own(self, shards: Shards, store: MemoryStore, tmp_path: Path) -> None:
+        opened = dataset(tmp_path, store, split="held_out")
+        assert (opened.num_shards, opened.num_samples(0)) == (1, 5)
+        opened.shard(0).download()
+        assert on_disk(tmp_path) == ["held_out_000000.json", "held_out_000000.npy"]
+        assert shards.wrong_files(tmp_path) == []
+
+
+class TestManifests:
+    def test_the_one_on_the_disk_is_used(self, store: MemoryStore, tmp_path: Path) -> None:
+        dataset(tmp_path, store).manifest(0)
+        store.reads.clear()
+        dataset(tmp_path, store).manifest(0)
+        assert requests(store, MANIFEST) == 0
+
+    @pytest.mark.parametrize("left", [b"", b"{}", None], ids=["empty", "another", "a flipped bit"])
+    def test_a_wrong_one_is_fetched_again(
+        self, shards: Shards, store: MemoryStore, tmp_path: Path, left: bytes | None
+    ) -> None:
+        (tmp_path / MANIFEST).write_bytes(flipped(shards.files[MANIFEST], 99) if left is None else left)
+        dataset(tmp_path, store).manifest(0)
+        assert requests(store, MANIFEST) == 1
+        assert on_disk(tmp_path) == [MANIFEST]
+        assert shards.wrong_files(tmp_path) == []
+
+    def test_files_of_another_version_lose_their_final_names(self, shards: Shards, tmp_path: Path) -> None:
+        """Same lengths, other bytes: only the manifest beside them shows it."""
+        other = write_shards(tmp_path / "other", seed=2)
+        dataset(tmp_path / "local", store_of(other)).shard(0).download()
+        opened = dataset(tmp_path / "local", store_of(shards))
+        opened.manifest(0)
+        expected = [f"{name}{'' if name == MANIFEST else '.partial'}" for name in shards.names(0)]
+        assert on_disk(tmp_path / "local") == expected
+        np.testing.assert_array_equal(opened.shard(0).read(np.arange(40)), shards.samples[0])
+        opened.shard(0).download()
+        assert on_disk(tmp_path / "local") == shards.names(0)
+        assert shards.wrong_files(tmp_path / "local") == []
+
+    def test_a_manifest_that_was_lost_costs_hashes_only(
+        self, shards: Shards, store: MemoryStore, tmp_path: Path
+    ) -> None:
+        dataset(tmp_path, store).shard(0).download()
+        (tmp_path / MANIFEST).unlink()
+        store.reads.clear()
+        dataset(tmp_path, store).shard(0).download()
+        assert (requests(store, MANIFEST), requests(store, ".npy"), requests(store, ".bin")) == (1, 0, 0)
+        assert on_disk(tmp_path) == shards.names(0)
+
+    def test_wrong_ones_everywhere_may_pass(self, shards: Shards, store: MemoryStore, tmp_path: Path) -> None:
+        store.put(f"{PREFIX}/{MANIFEST}", shards.files["train_000001.json"])
+        opened = dataset(tmp_path, store)
+        error = error_of(lambda: opened.shard(0))
+        assert (type(error), error.reason) == (TransientError, Reason.DATASET_MALFORMED)
+        assert f"{PREFIX}/{MANIFEST}: its SHA-256 is not that of the index" in str(error)
+        assert on_disk(tmp_path) == []
+        store.put(f"{PREFIX}/{MANIFEST}", shards.files[MANIFEST])
+        np.testing.assert_array_equal(opened.shard(0).read(np.arange(3)), shards.samples[0][:3])
+
+    def test_one_that_contradicts_its_index_is_refused(
+        self, shards: Shards, store: MemoryStore, tmp_path: Path
+    ) -> None:
+        content = json.loads(shards.files[INDEX_FILE])
+        content["splits"]["train"][0]["num_samples"] = 41
+        store.put(f"{PREFIX}/{INDEX_FILE}", json.dumps(content).encode())
+        error = error_of(lambda: dataset(tmp_path, store).shard(0))
+        assert (type(error), error.reason) == (PermanentError, Reason.DATASET_MALFORMED)
+        assert f"{PREFIX}/{MANIFEST}: num_samples is 40, {INDEX_FILE} says 41" in str(error)
+
+    @pytest.mark.parametrize("number", [0, 1])
+    def test_a_missing_one_is_a_missing_dataset(self, store: MemoryStore, tmp_path: Path, number: int) -> None:
+        store.delete([f"{PREFIX}/train_{number:06d}.json"])
+        error = error_of(lambda: dataset(tmp_path, store).shard(number))
+        assert (type(error), error.reason) == (PermanentError, Reason.DATASET_MISSING)
+        assert f"{PREFIX}/train_{number:06d}.json is not in memory; upload the dataset" in str(error)
+
+
+class TestIndex:
+    def test_it_pins_the_dataset(self, shards: Shards, store: MemoryStore, tmp_path: Path) -> None:
+        opened = dataset(tmp_path, store)
+        assert opened.digest == shards.index.digest == sha256_hex(shards.files[INDEX_FILE])
+        assert opened.index == shards.index
+        assert opened.endpoints[0].reads == 1
+
+    def test_a_missing_one_is_a_missing_dataset(self, tmp_path: Path) -> None:
+        error = error_of(lambda: dataset(tmp_path, MemoryStore("one"), MemoryStore("two")))
+        assert (type(error), error.reason) == (PermanentError, Reason.DATASET_MISSING)
+        assert f"{PREFIX}/{INDEX_FILE} is not in one, two" in str(error)
+
+    def test_a_missing_split_is_a_missing_dataset(self, store: MemoryStore, tmp_path: Path) -> None:
+        error = error_of(lambda: dataset(tmp_path, store, split="other"))
+        assert (type(error), error.reason) == (PermanentError, Reason.DATASET_MISSING)
+        assert "there is no split 'other'" in str(error)
+
+    def test_one_that_cannot_be_read_is_refused_for_good(self, store: MemoryStore, tmp_path: Path) -> None:
+        store.put(f"{PREFIX}/{INDEX_FILE}", b"{}")
+        error = error_of(lambda: dataset(tmp_path, store))
+        assert (type(error), error.reason) == (PermanentError, Reason.DATASET_MALFORMED)
+        assert f"{PREFIX}/{INDEX_FILE}: " in str(error)
+        assert "sequence_length" in str(error)
+
+    def test_another_endpoint_may_have_a_right_one(self, shards: Shards, store: MemoryStore, tmp_path: Path) -> None:
+        broken = store_of(shards, "broken")
+        broken.put(f"{PREFIX}/{INDEX_FILE}", shards.files[INDEX_FILE][:-20])
+        opened = dataset(tmp_path, broken, store)
+        assert opened.digest == shards.index.digest
+        np.testing.assert_array_equal(opened.shard(1).read(np.arange(40)), shards.samples[1])
+
+    def test_what_was_damaged_on_its_way_is_asked_for_again(
+        self, shards: Shards, store: MemoryStore, tmp_path: Path
+    ) -> None:
+        right = shards.files[INDEX_FILE]
+        store.put(f"{PREFIX}/{INDEX_FILE}", b"\0" + right[1:])
+
+        def heal(read: Read) -> None:
+            if len(store.reads) == 2:
+                store.put(read.key, right)
+
+        store.fail = heal
+        assert dataset(tmp_path, store).digest == shards.index.digest
+
+    @pytest.mark.parametrize("prefix", ["", "/", "deep/er", "deep/er/"])
+    def test_the_folder_may_be_written_in_any_way(self, shards: Shards, tmp_path: Path, prefix: str) -> None:
+        store, folder = MemoryStore(), f"{prefix.strip('/')}/".lstrip("/")
+        for name, data in shards.files.items():
+            store.put(f"{folder}{name}", data)
+        opened = ShardedDataset([store], prefix, folder=tmp_path)
+        np.testing.assert_array_equal(opened.shard(0).read(np.array([5])), shards.samples[0][[5]])
+
+    def test_the_tokenizer_may_lie_beside_it(self, store: MemoryStore, tmp_path: Path) -> None:
+        opened = dataset(tmp_path, store)
+        assert opened.tokenizer_json() is None
+        store.put(f"{PREFIX}/tokenizer.json", b"{}")
+        assert opened.tokenizer_json() == b"{}"

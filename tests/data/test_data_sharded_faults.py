@@ -1,0 +1,300 @@
+"""What goes wrong with stores and disks, against a real endpoint: a fault costs time, never a wrong byte.
+
+`rclone serve s3` stands behind a proxy that injects the fault (`tests.support.faulty_endpoint`).
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deployments.s3_endpoint import AccessKey
+from templar.data import replicas
+from templar.data.rotation import Wanted, rotate
+from templar.data.sharded.blocks import Transfer
+from templar.data.sharded.dataset import ShardedDataset
+from templar.data.sharded.manifest import INDEX_FILE
+from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.store.s3 import S3Store
+from templar.store.s3_settings import S3Settings
+from tests.support.faulty_endpoint import Fault, FaultyEndpoint, faulty_endpoint
+from tests.support.servers import Server, random_key, start_rclone
+from tests.support.shards import PREFIX, Shards, on_disk, write_shards
+
+BUCKET = "dataset"
+WANTED = Wanted((0,), 1, ())
+INDEX, MANIFEST, TOKENS, IDS = INDEX_FILE, "train_000000.json", "train_000000.npy", "sample_ids_000000.bin"
+IMPATIENT = S3Settings(
+    connect_timeout_seconds=2.0, read_timeout_seconds=0.3, max_attempts=1, slowest_bytes_per_second=1e6
+)
+"""One try of a request, so that the tries are those of the dataset; slow bodies are given up at once."""
+
+MEANING: dict[Fault, tuple[type[TemplarError], Reason]] = {
+    "403": (PermanentError, Reason.ACCESS_DENIED),
+    "404": (PermanentError, Reason.OBJECT_MISSING),
+    "429": (TransientError, Reason.STORE_BUSY),
+    "500": (TransientError, Reason.STORE_BUSY),
+    "slow": (TransientError, Reason.STORE_UNREACHABLE),
+    "truncated": (TransientError, Reason.STORE_UNREACHABLE),
+    "flipped": (TransientError, Reason.DATASET_MALFORMED),
+    "killed": (TransientError, Reason.STORE_UNREACHABLE),
+}
+PASSING: list[Fault] = [fault for fault, (family, _) in MEANING.items() if family is TransientError]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A dataset on a real endpoint."""
+
+    shards: Shards
+    server: Server
+    key: AccessKey
+    root: Path
+
+    def store(self, endpoint: str, name: str = BUCKET, settings: S3Settings = IMPATIENT) -> S3Store:
+        return S3Store(
+            name,
+            endpoint_url=endpoint,
+            access_key_id=self.key.access_key_id,
+            secret_access_key=self.key.secret_access_key,
+            settings=settings,
+        )
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
+    root, key = tmp_path_factory.mktemp("endpoint"), random_key()
+    shards = write_shards(root / BUCKET / PREFIX, length=500)
+    server = start_rclone(root, key)
+    try:
+        yield Bucket(shards, server, key, root)
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def faulty(bucket: Bucket) -> Iterator[FaultyEndpoint]:
+    with faulty_endpoint(bucket.server.endpoint_url) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas, "PAUSE_SECONDS", 0.001)
+
+
+def dataset(bucket: Bucket, folder: Path, *endpoints: str) -> ShardedDataset:
+    stores = [bucket.store(endpoint) for endpoint in endpoints]
+    return ShardedDataset(stores, PREFIX, folder=folder, transfer=Transfer(part_bytes=8192, workers=2))
+
+
+def error_of(work: Callable[[], object]) -> TemplarError:
+    with pytest.raises(TemplarError) as caught:
+        work()
+    return caught.value
+
+
+def says(error: TemplarError, family: type[TemplarError], reason: Reason) -> None:
+    assert isinstance(error, family)
+    assert error.reason is reason
+
+
+def complete(bucket: Bucket, folder: Path) -> None:
+    """Make sure that the shards are there, whole, and nothing else."""
+    assert on_disk(folder) == bucket.shards.names(0, 1)
+    assert bucket.shards.wrong_files(folder) == []
+
+
+def samples_are_right(bucket: Bucket, opened: ShardedDataset) -> None:
+    np.testing.assert_array_equal(opened.shard(0).read(np.arange(40)), bucket.shards.samples[0])
+
+
+def test_through_the_proxy_it_is_the_endpoint(bucket: Bucket, faulty: FaultyEndpoint, tmp_path: Path) -> None:
+    rotate(dataset(bucket, tmp_path, faulty.endpoint_url), WANTED)
+    complete(bucket, tmp_path)
+    assert faulty.num_faults == 0
+    assert len(faulty.served) > 10
+
+
+class TestTransient:
+    """The first requests fail, then it goes well."""
+
+    @pytest.mark.parametrize("fault", PASSING)
+    @pytest.mark.parametrize("name", [INDEX, MANIFEST, TOKENS, IDS], ids=["index", "manifest", "tokens", "ids"])
+    def test_within_one_read_it_is_not_seen(
+        self, bucket: Bucket, faulty: FaultyEndpoint, tmp_path: Path, fault: Fault, name: str
+    ) -> None:
+        faulty.first(replicas.ROUNDS - 1, fault, name)
+        opened = dataset(bucket, tmp_path, faulty.endpoint_url)
+        rotate(opened, WANTED)
+        assert faulty.num_faults == replicas.ROUNDS - 1
+        complete(bucket, tmp_path)
+        samples_are_right(bucket, opened)
+
+    @pytest.mark.parametrize("fault", MEANING)
+    def test_a_later_call_goes_on(self, bucket: Bucket, faulty: FaultyEndpoint, tmp_path: Path, fault: Fault) -> None:
+        opened = dataset(bucket, tmp_path, faulty.endpoint_url)
+        opened.shard(0).read(np.arange(5))
+        faulty.first(8, fault, TOKENS)
+        errors: list[TemplarError] = []
+        while len(errors) < 10:
+            try:
+                rotate(opened, WANTED)
+                break
+            except TemplarError as error:
+                errors.append(error)
+            assert bucket.shards.wrong_files(tmp_path) == []
+        assert 0 < len(errors) < 10
+        for error in errors:
+            says(error, *MEANING[fault])
+        complete(bucket, tmp_path)
+
+
+class TestLasting:
+    """Nothing goes well until somebody mends it."""
+
+    @pytest.mark.parametrize("fault", MEANING)
+    @pytest.mark.parametrize("name", [INDEX, MANIFEST, TOKENS, IDS], ids=["index", "manifest", "tokens", "ids"])
+    def test_the_reason_is_told_and_nothing_wrong_gets_a_name(
+        self, bucket: Bucket, faulty: FaultyEndpoint, tmp_path: Path, fault: Fault, name: str
+    ) -> None:
+        faulty.always(fault, name)
+        error = error_of(lambda: rotate(dataset(bucket, tmp_path, faulty.endpoint_url), WANTED))
+        family, reason = MEANING[fault]
+        if fault == "404" and name in {INDEX, MANIFEST}:
+            reason = Reason.DATASET_MISSING
+        if (fault, name) == ("flipped", INDEX):  # nothing says what it should be, and it was so at every try
+            family = PermanentError
+        says(error, family, reason)
+        assert name in error.message
+        assert bucket.key.secret_access_key not in str(error)
+        assert [each for each in on_disk(tmp_path) if each == name] == []
+        assert bucket.shards.wrong_files(tmp_path) == []
+        faulty.well()
+        rotate(dataset(bucket, tmp_path, faulty.endpoint_url), WANTED)
+        complete(bucket, tmp_path)
+
+    @pytest.mark.parametrize("fault", MEANING)
+    def test_a_read_ends_with_the_reason_and_later_reads_well(
+        self, bucket: Bucket, faulty: FaultyEndpoint, tmp_path: Path, fault: Fault
+    ) -> None:
+        shard = dataset(bucket, tmp_path, faulty.endpoint_url).shard(0)
+        faulty.always(fault, TOKENS)
+        error = error_of(lambda: shard.read(np.arange(40)))
+        says(error, *MEANING[fault])
+        faulty.well()
+        np.testing.assert_array_equal(shard.read(np.arange(40)), bucket.shards.samples[0])
+
+    def test_a_bucket_that_is_not_there(self, bucket: Bucket, tmp_path: Path) -> None:
+        store = bucket.store(bucket.server.endpoint_url, "missing")
+        error = error_of(lambda: ShardedDataset([store], PREFIX, folder=tmp_path))
+        assert error.reason in {Reason.BUCKET_MISSING, Reason.DATASET_MISSING}
+
+    def test_an_endpoint_that_is_not_there(self, bucket: Bucket, tmp_path: Path) -> None:
+        error = error_of(lambda: dataset(bucket, tmp_path, "http://127.0.0.1:1"))
+        says(error, TransientError, Reason.STORE_UNREACHABLE)
+
+
+class TestSecondEndpoint:
+    """What one endpoint does wrong, the other one does right."""
+
+    @pytest.mark.parametrize("fault", MEANING)
+    @pytest.mark.parametrize("order", ["first", "second"])
+    def test_it_is_read_instead(
+        self, bucket: Bucket, faulty: FaultyEndpoint, tmp_path: Path, fault: Fault, order: str
+    ) -> None:
+        faulty.always(fault)
+        endpoints = [faulty.endpoint_url, bucket.server.endpoint_url]
+        opened = dataset(bucket, tmp_path, *(endpoints if order == "first" else endpoints[::-1]))
+        samples_are_right(bucket, opened)
+        rotate(opened, WANTED)
+        complete(bucket, tmp_path)
+        bad = opened.endpoints[0 if order == "first" else 1]
+        assert faulty.num_faults == bad.failures == bad.reads > 0
+        assert bad.last_failure is MEANING[fault][1]
+
+    def test_faults_of_both_end_the_read_with_what_may_pass(
+        self, bucket: Bucket, faulty: FaultyEndpoint, tmp_path: Path
+    ) -> None:
+        with faulty_endpoint(bucket.server.endpoint_url) as other:
+            opened = dataset(bucket, tmp_path, faulty.endpoint_url, other.endpoint_url)
+            faulty.always("403")
+            other.always("500")
+            error = error_of(lambda: rotate(opened, WANTED))
+        says(error, TransientError, Reason.STORE_BUSY)
+        assert "[access_denied]" in error.message
+
+
+class TestEndpointIsKilled:
+    def test_in_the_middle_of_a_download_and_comes_back(self, tmp_path: Path) -> None:
+        key, root, folder = random_key(), tmp_path / "root", tmp_path / "local"
+        shards = write_shards(root / BUCKET / PREFIX, length=500)
+        server = start_rclone(root, key)
+        bucket = Bucket(shards, server, key, root)
+        died = threading.Event()
+
+        def kill(percentage: float) -> None:
+            if percentage > 30 and not died.is_set():
+                died.set()
+                server.kill()
+
+        opened = dataset(bucket, folder, server.endpoint_url)
+        error = error_of(lambda: rotate(opened, WANTED, on_progress=kill))
+        says(error, TransientError, Reason.STORE_UNREACHABLE)
+        assert shards.wrong_files(folder) == []
+        again = start_rclone(root, key, port=server.port)
+        try:
+            seen: list[float] = []
+            rotate(opened, WANTED, on_progress=seen.append)
+            assert seen[0] > 20, "what was there before the kill is used"
+            complete(bucket, folder)
+        finally:
+            again.stop()
+
+
+class TestNoSpace:
+    def test_it_is_told_nothing_is_lost_and_later_it_completes(
+        self, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write, room, lock = os.pwrite, [20_000], threading.Lock()
+
+        def limited(file: int, data: bytes, start: int) -> int:
+            with lock:
+                if not room[0]:
+                    raise OSError(28, "No space left on device")
+                fitting = data[: room[0]]
+                room[0] -= len(fitting)
+            return write(file, fitting, start)
+
+        monkeypatch.setattr(os, "pwrite", limited)
+        opened = dataset(bucket, tmp_path, bucket.server.endpoint_url)
+        error = error_of(lambda: rotate(opened, WANTED))
+        says(error, TransientError, Reason.DISK_FULL)
+        assert str(tmp_path) in error.message
+        assert bucket.shards.wrong_files(tmp_path) == []
+        monkeypatch.setattr(os, "pwrite", write)
+        before = opened.endpoints[0].num_bytes
+        rotate(opened, WANTED)
+        complete(bucket, tmp_path)
+        assert opened.endpoints[0].num_bytes - before < bucket.shards.size(0, 1), "what was written is not lost"
+
+    def test_there_is_no_room_for_a_manifest(
+        self, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write = Path.write_bytes
+
+        def refused(path: Path, data: bytes) -> int:
+            write(path, data[: len(data) // 2])
+            raise OSError(28, "No space left on device")
+
+        opened = dataset(bucket, tmp_path, bucket.server.endpoint_url)
+        monkeypatch.setattr(Path, "write_bytes", refused)
+        error = error_of(lambda: rotate(opened, WANTED))
+        says(error, TransientError, Reason.DISK_FULL)
+        monkeypatch.setattr(Path, "write_bytes", write)
+        rotate(opened, WANTED)
+        complete(bucket, tmp_path)

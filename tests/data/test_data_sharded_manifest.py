@@ -1,0 +1,210 @@
+"""The files that describe a sharded dataset: what is refused, and that file and field are named."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from templar.data.sharded.manifest import (
+    INDEX_FILE,
+    MOST_BLOCKS,
+    SMALLEST_BLOCK_BYTES,
+    BlockedFile,
+    ShardIndex,
+    ShardManifest,
+    block_bytes_for,
+    parse_index,
+    parse_manifest,
+    sample_ids,
+)
+from templar.errors import PermanentError, Reason
+from tests.support.shards import Shards, generated, write_shards
+
+ORIGIN = "ds/train_000001.json"
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
+    return write_shards(tmp_path_factory.mktemp("manifest") / "ds")
+
+
+def refused(parse: Callable[[], object], *words: str) -> str:
+    with pytest.raises(PermanentError) as caught:
+        parse()
+    assert caught.value.reason is Reason.DATASET_MALFORMED
+    for word in (*words, "build the dataset and upload it again"):
+        assert word in str(caught.value)
+    return str(caught.value)
+
+
+def changed(data: bytes, change: Callable[[Any], None]) -> bytes:
+    content = json.loads(data)
+    change(content)
+    return json.dumps(content).encode()
+
+
+def put(*path: Any, value: Any) -> Callable[[Any], None]:
+    """Sets a field, however deep."""
+
+    def change(content: Any) -> None:
+        for step in path[:-1]:
+            content = content[step]
+        content[path[-1]] = value
+
+    return change
+
+
+class TestIndex:
+    def test_it_reads_back(self, shards: Shards) -> None:
+        index = parse_index(shards.files[INDEX_FILE], "ds/_shards.json")
+        assert index == shards.index
+        assert index.canonical() == shards.files[INDEX_FILE]
+
+    def test_the_digest_pins_the_content_not_the_writing(self, shards: Shards) -> None:
+        written = json.dumps(json.loads(shards.files[INDEX_FILE]), indent=3).encode()
+        assert parse_index(written, "x").digest == shards.index.digest
+        other = changed(written, put("splits", "train", 1, "num_samples", value=41))
+        assert parse_index(other, "x").digest != shards.index.digest
+
+    @pytest.mark.parametrize(
+        ("change", "field"),
+        [
+            (put("version", value=2), "version"),
+            (put("dtype", value="int32"), "dtype"),
+            (put("sequence_length", value=0), "sequence_length"),
+            (put("sequence_length", value="100"), "sequence_length"),
+            (put("sequence_length", value=True), "sequence_length"),
+            (put("tokenizer", value="0" * 63), "tokenizer"),
+            (put("tokenizer", value="A" * 64), "tokenizer"),
+            (put("splits", value={}), "splits"),
+            (put("splits", "train", value=[]), "train"),
+            (put("splits", "../train", value=[]), "splits"),
+            (put("splits", "train", 1, "num_samples", value=0), "splits.train.1.num_samples"),
+            (put("splits", "train", 1, "num_bytes", value=-1), "splits.train.1.num_bytes"),
+            (put("splits", "train", 2, "manifest_sha256", value="x" * 64), "splits.train.2.manifest_sha256"),
+            (put("more", value=1), "more"),
+            (lambda content: content.pop("dtype"), "dtype"),
+        ],
+    )
+    def test_what_is_wrong_is_named(self, shards: Shards, change: Callable[[Any], None], field: str) -> None:
+        data = changed(shards.files[INDEX_FILE], change)
+        refused(lambda: parse_index(data, "ds/_shards.json"), "ds/_shards.json: ", field)
+
+    @pytest.mark.parametrize("data", [b"", b"\xff", b"[]", b"{", b"null"])
+    def test_what_is_no_object_is_refused(self, data: bytes) -> None:
+        refused(lambda: parse_index(data, "ds/_shards.json"), "ds/_shards.json: ")
+
+    @given(place=st.integers(0, 10**6), bit=st.integers(0, 7))
+    def test_a_flipped_bit_is_refused_or_changes_the_digest(self, shards: Shards, place: int, bit: int) -> None:
+        data = bytearray(shards.files[INDEX_FILE])
+        data[place % len(data)] ^= 1 << bit
+        try:
+            index = parse_index(bytes(data), "x")
+        except PermanentError as error:
+            assert error.reason is Reason.DATASET_MALFORMED  # noqa: PT017 - either outcome is right
+        else:
+            assert index.digest != shards.index.digest
+
+
+class TestManifest:
+    def parsed(self, shards: Shards, data: bytes, number: int = 1) -> ShardManifest:
+        return parse_manifest(data, ORIGIN, shards.index, "train", number)
+
+    def test_it_reads_back(self, shards: Shards) -> None:
+        manifest = self.parsed(shards, shards.files["train_000001.json"])
+        assert manifest.canonical() == shards.files["train_000001.json"]
+        assert [file.name for file in manifest.files] == ["train_000001.npy", "sample_ids_000001.bin"]
+        assert manifest.num_bytes == shards.size(1)
+        assert manifest.sample_bytes == 200
+
+    def test_only_the_training_split_has_sample_ids(self, shards: Shards) -> None:
+        data = shards.files["held_out_000000.json"]
+        manifest = parse_manifest(data, "x", shards.index, "held_out", 0)
+        assert manifest.files == (manifest.tokens,)
+        ids = json.loads(shards.files["train_000001.json"])["sample_ids"]
+        with_ids = changed(data, put("sample_ids", value=ids))
+        refused(lambda: parse_manifest(with_ids, "x", shards.index, "held_out", 0), "sample_ids")
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            (put("version", value=0), ("version",)),
+            (put("split", value="Train"), ("split",)),
+            (put("data_offset", value=9), ("data_offset",)),
+            (put("data_offset", value=130), ("tokens.size", "40 samples make")),
+            (put("num_samples", value=39), ("tokens.size", "39 samples make")),
+            (put("tokens", "name", value="train_000002.npy"), ("tokens.name", "train_000001.npy")),
+            (put("tokens", "name", value="../train_000001.npy"), ("tokens.name",)),
+            (put("tokens", "name", value="/etc/train_000001.npy"), ("tokens.name",)),
+            (put("tokens", "size", value=0), ("tokens.size",)),
+            (put("tokens", "block_bytes", value=511), ("tokens.block_bytes",)),
+            (put("tokens", "block_bytes", value=2**30 + 1), ("tokens.block_bytes",)),
+            (put("tokens", "blocks", 3, value="z" * 64), ("tokens.blocks.3",)),
+            (lambda content: content["tokens"]["blocks"].pop(), ("tokens", "train_000001.npy", "do not make")),
+            (lambda content: content["sample_ids"]["blocks"].append("0" * 64), ("sample_ids_000001.bin", "do not")),
+            (put("sample_ids", value=None), ("sample_ids",)),
+            (put("sample_ids", "name", value="sample_ids_000002.bin"), ("sample_ids", "sample_ids_000001.bin")),
+            (put("extra", value=1), ("extra",)),
+        ],
+    )
+    def test_what_is_wrong_is_named(
+        self, shards: Shards, change: Callable[[Any], None], words: tuple[str, ...]
+    ) -> None:
+        data = changed(shards.files["train_000001.json"], change)
+        refused(lambda: self.parsed(shards, data), f"{ORIGIN}: ", *words)
+
+    @pytest.mark.parametrize(
+        ("field", "value", "index"),
+        [
+            ("dtype", "uint32", {"dtype": "uint32"}),
+            ("sequence_length", 50, {"sequence_length": 50}),
+            ("index", 1, {"number": 2}),
+            ("split", "held_out", {"split": "held_out"}),
+            ("num_samples", 39, {"entry": {"num_samples": 39}}),
+            ("num_bytes", 1, {"entry": {"num_bytes": 1}}),
+        ],
+    )
+    def test_it_must_be_what_the_index_says(
+        self, shards: Shards, field: str, value: object, index: dict[str, Any]
+    ) -> None:
+        content = json.loads(shards.index.canonical())
+        content["splits"]["held_out"] = content["splits"]["train"]
+        content["splits"]["train"][1].update(index.pop("entry", {}))
+        split, number = index.pop("split", "train"), index.pop("number", 1)
+        other = ShardIndex.model_validate_json(json.dumps({**content, **index}))
+        data = shards.files["train_000001.json"]
+        message = refused(lambda: parse_manifest(data, ORIGIN, other, split, number), f"{ORIGIN}: {field} is ")
+        assert INDEX_FILE in message
+        if field not in {"index", "split"}:
+            assert repr(value) in message
+
+
+class TestBlocks:
+    @given(size=st.integers(1, 2**45))
+    def test_few_blocks_make_a_small_manifest(self, size: int) -> None:
+        block_bytes = block_bytes_for(size)
+        assert block_bytes >= SMALLEST_BLOCK_BYTES
+        assert block_bytes & (block_bytes - 1) == 0
+        assert -(-size // block_bytes) <= MOST_BLOCKS
+        assert block_bytes == SMALLEST_BLOCK_BYTES or -(-size // (block_bytes // 2)) > MOST_BLOCKS
+
+    @given(size=st.integers(1, 10**6), block_bytes=st.integers(512, 10**5), count=st.integers(0, 50))
+    def test_blocks_cover_every_byte_or_are_refused(self, size: int, block_bytes: int, count: int) -> None:
+        fields: dict[str, Any] = {"name": "train_000000.npy", "size": size, "block_bytes": block_bytes}
+        blocks = ("0" * 64,) * count
+        if (count - 1) * block_bytes < size <= count * block_bytes:
+            assert BlockedFile(**fields, blocks=blocks).blocks == blocks
+        else:
+            with pytest.raises(ValueError, match="blocks of"):
+                BlockedFile(**fields, blocks=blocks)
+
+
+def test_a_sample_has_one_id_whatever_its_type(tmp_path: Path) -> None:
+    narrow = generated(7, 9, "uint16")
+    assert sample_ids(narrow).tolist() == sample_ids(narrow.astype("uint32")).tolist()
+    assert sample_ids(narrow).tolist() == sample_ids(narrow.astype(">u4")).tolist()
+    assert len(set(sample_ids(narrow).tolist())) == 7

@@ -1,0 +1,114 @@
+"""Small sharded datasets for tests: generated tokens in shards whose every byte is known."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from templar.canonical import sha256_hex
+from templar.data.rotation import LOCK_FILE
+from templar.data.sharded.local import NAMES_LOCK
+from templar.data.sharded.manifest import INDEX_FILE, ShardIndex
+from templar.data.sharded.writing import write_split
+from templar.store.base import ObjectStore
+
+PREFIX = "dataset"
+TOKENIZER = "0" * 64
+
+
+@dataclass(frozen=True)
+class Shards:
+    """A dataset and what it should read as.
+
+    Attributes:
+        files: Name and bytes of every file.
+        samples: The samples of each shard of the split `train`.
+        index: `_shards.json`.
+    """
+
+    files: dict[str, bytes]
+    samples: tuple[NDArray[Any], ...]
+    index: ShardIndex
+
+    def names(self, *numbers: int) -> list[str]:
+        """Names of the files of some shards of the split `train`, their manifests included."""
+        parts = [(f"train_{each:06d}.json", f"train_{each:06d}.npy", f"sample_ids_{each:06d}.bin") for each in numbers]
+        return sorted(name for names in parts for name in names)
+
+    def size(self, *numbers: int) -> int:
+        """What some shards take, without their manifests."""
+        return sum(self.index.splits["train"][number].num_bytes for number in numbers)
+
+    def put(self, store: ObjectStore) -> None:
+        """Upload every file under `PREFIX`."""
+        for name, data in self.files.items():
+            store.put(f"{PREFIX}/{name}", data)
+
+    def wrong_files(self, folder: Path) -> list[str]:
+        """Files with a final name that have other bytes than the dataset, as one bit is enough to make them."""
+        return [
+            path.name
+            for path in sorted(folder.iterdir())
+            if path.name in self.files and sha256_hex(path.read_bytes()) != sha256_hex(self.files[path.name])
+        ]
+
+
+def generated(count: int, length: int, dtype: Literal["uint16", "uint32"], seed: int = 1) -> NDArray[Any]:
+    """Samples that differ in every token."""
+    return np.random.default_rng(seed).integers(0, np.iinfo(dtype).max, (count, length), dtype=dtype, endpoint=True)
+
+
+def write_shards(
+    root: Path,
+    *,
+    num_samples: int = 120,
+    samples_per_shard: int = 40,
+    length: int = 100,
+    dtype: Literal["uint16", "uint32"] = "uint16",
+    block_bytes: int = 512,
+    num_held_out: int = 5,
+    seed: int = 1,
+) -> Shards:
+    """Write a dataset into a folder, which is made."""
+    root.mkdir(parents=True)
+    splits = {
+        "train": generated(num_samples, length, dtype, seed),
+        "held_out": generated(num_held_out, length, dtype),
+    }
+    entries = {
+        split: write_split(
+            root,
+            split,
+            [samples],
+            dtype=dtype,
+            sequence_length=length,
+            samples_per_shard=samples_per_shard,
+            block_bytes=block_bytes,
+        )
+        for split, samples in splits.items()
+    }
+    index = ShardIndex(version=1, dtype=dtype, sequence_length=length, tokenizer=TOKENIZER, splits=entries)
+    (root / INDEX_FILE).write_bytes(index.canonical())
+    files = {path.name: path.read_bytes() for path in sorted(root.iterdir())}
+    starts = range(0, num_samples, samples_per_shard)
+    return Shards(files, tuple(splits["train"][start : start + samples_per_shard] for start in starts), index)
+
+
+def on_disk(folder: Path) -> list[str]:
+    """Names of what lies in a folder of shards, locks aside."""
+    return sorted(path.name for path in folder.iterdir() if path.name not in {LOCK_FILE, NAMES_LOCK})
+
+
+def flipped(data: bytes, place: int) -> bytes:
+    """The same bytes but for one bit."""
+    place %= len(data)
+    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+
+
+def block_hashes(data: bytes, block_bytes: int) -> tuple[str, ...]:
+    """SHA-256 of every block."""
+    starts = range(0, len(data), block_bytes)
+    return tuple(hashlib.sha256(data[start : start + block_bytes]).hexdigest() for start in starts)
