@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from benchmarks.loader_shard import SEQUENCE_LENGTH
 from templar.data.packing import pack_flat
-from templar.data.sharded.dataset import Shard
+from templar.data.sharded.shard import Shard
 
 EOS = 0
 MEAN_TOKENS = 600

@@ -22,8 +22,8 @@ from templar.data.sharded.manifest import ShardManifest
 from templar.store.s3_client import make_client
 from templar.store.s3_settings import S3Settings
 
-BATCH_SIZE = 32
-"""Sequences of the first batch."""
+BATCH_SIZE = 16
+"""Sequences of the first batch: as in the preset `local`; micro-batches of the others have fewer."""
 PAUSE_SECONDS = 3.0
 """How long the measured window stands still, so that everything that may be read ahead is."""
 _BUFFER_BYTES = 1 << 18
@@ -164,7 +164,7 @@ def _download(endpoint: Endpoint, folder: Path) -> None:
 
 
 def _stream(endpoint: Endpoint, folder: Path, num_pages: int, setting: int) -> Memory:
-    shard = endpoint.open(folder)
+    shard = endpoint.open(folder, Transfer(mapped_bytes=setting))
     order = window_order(shard.num_samples, num_pages)
     before, mapped_before = _status("VmRSS"), _status("RssFile")
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins here

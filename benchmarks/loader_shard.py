@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 
 from templar.data.assignment import Assignment
 from templar.data.loader import sample_order
-from templar.data.sharded.dataset import Shard, ShardedDataset
+from templar.data.sharded.blocks import Transfer
+from templar.data.sharded.dataset import ShardedDataset
 from templar.data.sharded.manifest import INDEX_FILE, ShardIndex
+from templar.data.sharded.shard import Shard
 from templar.data.sharded.writing import write_split
 from templar.store.s3 import S3Store
 
@@ -43,10 +45,10 @@ class Endpoint:
     key_id: str
     secret: str
 
-    def open(self, folder: Path) -> Shard:
+    def open(self, folder: Path, transfer: Transfer = Transfer()) -> Shard:  # noqa: B008 - frozen
         """The shard, opened anew: index and manifest are read, its blocks come to lie in `folder`."""
         store = S3Store(BUCKET, endpoint_url=self.url, access_key_id=self.key_id, secret_access_key=self.secret)
-        return ShardedDataset([store], "", folder=folder).shard(0)
+        return ShardedDataset([store], "", folder=folder, transfer=transfer).shard(0)
 
 
 def write_dataset(bucket: Path, num_samples: int) -> None:

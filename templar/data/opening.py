@@ -26,7 +26,7 @@ _HELD_OUT_DOMAIN = "templar.samples.held_out"
 def transfer_of(storage: Storage) -> Transfer:
     """How this node downloads shards."""
     part = storage.download_part_mib
-    return Transfer(None if part is None else part << 20, storage.download_workers)
+    return Transfer(None if part is None else part << 20, storage.download_workers, storage.loader_mib << 20)
 
 
 def open_training(

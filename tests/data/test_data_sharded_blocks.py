@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from templar import interrupt
 from templar.data.sharded.blocks import BlockFile, Transfer
-from templar.data.sharded.local import names_of
+from templar.data.sharded.local import names_of, partial_of
 from templar.data.sharded.manifest import BlockedFile
 from templar.errors import PermanentError, Reason, TransientError
 from templar.interrupt import StoppedError
@@ -43,15 +43,14 @@ class Origin:
         self.requests: list[tuple[int, int]] = []
         self.before: Callable[[int], None] = lambda start: None
 
-    def __call__(self, name: str, start: int, length: int, *, check: Callable[[bytes], str | None]) -> bytes:
+    def __call__(self, name: str, start: int, buffer: memoryview, *, check: Callable[[], str | None]) -> None:
         assert name == NAME
-        self.requests.append((start, length))
+        self.requests.append((start, len(buffer)))
         self.before(start)
-        data = self.data[start : start + length]
-        problem = check(data)
+        buffer[:] = self.data[start : start + len(buffer)]
+        problem = check()
         if problem is not None:
             raise TransientError(Reason.DATASET_MALFORMED, problem)
-        return data
 
     @property
     def blocks(self) -> list[int]:
@@ -87,9 +86,9 @@ def test_it_is_fetched_part_by_part_and_then_has_its_name(tmp_path: Path) -> Non
     origin, done = Origin(), []
     file = opened(tmp_path / "new" / "folder", origin)
     assert on_disk(tmp_path / "new" / "folder") == [PARTIAL]
-    file.require(ALL, done.append)
+    file.store(done.append)
     assert sorted(origin.requests) == [(start, min(2 * BLOCK, SIZE - start)) for start in range(0, SIZE, 2 * BLOCK)]
-    assert sum(done) == SIZE == file.num_verified
+    assert sum(done) == SIZE == file.num_stored
     file.finish()
     assert on_disk(tmp_path / "new" / "folder") == [NAME]
     assert file.path.read_bytes() == TRUTH
@@ -137,7 +136,7 @@ def test_whatever_was_there_what_is_required_is_right(
     assert {block for block in asked if before[block] != "right"} <= set(origin.blocks)
     if parts == 1:
         assert not {block for block in origin.blocks if before[block] == "right"}
-    assert file.num_verified == sum(min(BLOCK, SIZE - block * BLOCK) for block in asked)
+    assert file.num_stored == sum(min(BLOCK, SIZE - block * BLOCK) for block in asked)
 
 
 @pytest.mark.parametrize("name", [NAME, PARTIAL])
@@ -192,7 +191,7 @@ def test_wrong_bytes_are_never_written(tmp_path: Path) -> None:
         file.require(ALL)
     assert caught.value.reason is Reason.DATASET_MALFORMED
     assert f"block 4 of {NAME}" in str(caught.value)
-    stored = file.partial.read_bytes()
+    stored = partial_of(file.path).read_bytes()
     assert stored[4 * BLOCK : 5 * BLOCK] == bytes(BLOCK)
     with pytest.raises(ValueError, match="not complete"):
         file.finish()
@@ -335,7 +334,7 @@ class TestNames:
         file = opened(tmp_path, Origin())
         file.require(ALL)
         assert not file.is_gone
-        file.partial.unlink()
+        partial_of(file.path).unlink()
         assert file.is_gone
         with pytest.raises(TransientError) as caught:
             file.finish()
@@ -346,7 +345,7 @@ class TestNames:
     def test_another_file_under_the_name_is_left_alone(self, tmp_path: Path) -> None:
         file = opened(tmp_path, Origin())
         file.require(ALL)
-        file.partial.unlink()
+        partial_of(file.path).unlink()
         (tmp_path / PARTIAL).write_bytes(b"another one's beginning")
         with pytest.raises(TransientError):
             file.finish()
@@ -398,7 +397,7 @@ class TestDisk:
             file.require(ALL)
         assert caught.value.reason is Reason.DISK_FULL
         assert str(tmp_path) in str(caught.value)
-        assert file.num_verified == 3 * BLOCK
+        assert file.num_stored == 3 * BLOCK
         monkeypatch.setattr(os, "pwrite", write)
         origin = Origin()
         assert completed(tmp_path, origin, part_bytes=BLOCK).path.read_bytes() == TRUTH
@@ -415,14 +414,14 @@ class TestDisk:
 
     def test_what_the_disk_cannot_read_is_fetched_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / NAME).write_bytes(TRUTH)
-        read = os.pread
+        read = os.preadv
 
-        def failing(file: int, length: int, start: int) -> bytes:
+        def failing(file: int, buffers: list[memoryview], start: int) -> int:
             if start == 3 * BLOCK:
                 raise OSError(errno.EIO, "bad sector")
-            return read(file, length, start)
+            return read(file, buffers, start)
 
-        monkeypatch.setattr(os, "pread", failing)
+        monkeypatch.setattr(os, "preadv", failing)
         origin = Origin()
         opened(tmp_path, origin, part_bytes=BLOCK).require(ALL)
         assert origin.blocks == [3]
@@ -445,6 +444,68 @@ class TestDisk:
             file.require(ALL)
         assert (tmp_path / "other").read_bytes() == b"o" * SIZE
         assert view[:BLOCK] == TRUTH[:BLOCK]
+
+
+class TestPastTheCache:
+    """A download writes past the page cache; a reader sees the same bytes, or fetches them again."""
+
+    PAGES = flipped(b"".join(bytes([number]) * 4096 for number in range(1, 10)), 5) + b"the rest"
+
+    def opened(self, folder: Path) -> tuple[BlockFile, Origin]:
+        hashes = block_hashes(self.PAGES, 8192)
+        described = BlockedFile(name=NAME, size=len(self.PAGES), block_bytes=8192, blocks=hashes)
+        origin = Origin(self.PAGES)
+        return BlockFile(described, folder, origin, Transfer(16384, 2)), origin
+
+    def downloaded(self, folder: Path) -> None:
+        file, origin = self.opened(folder)
+        view = file.map()
+        before = view[:]  # holes, now in the cache
+        file.store()
+        fetched = len(origin.requests)
+        file.require(np.arange(5))
+        assert len(origin.requests) == fetched
+        assert before == bytes(len(self.PAGES))
+        assert view[:] == self.PAGES
+        file.finish()
+        assert file.path.read_bytes() == self.PAGES
+
+    def test_what_is_read_is_what_was_downloaded(self, tmp_path: Path) -> None:
+        self.downloaded(tmp_path)
+
+    def test_a_disk_that_cannot_do_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = os.open
+
+        def refusing(path: object, flags: int, *rest: int) -> int:
+            if flags & os.O_DIRECT:
+                raise OSError(errno.EINVAL, "no direct writes here")
+            return real(path, flags, *rest)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(os, "open", refusing)
+        self.downloaded(tmp_path)
+
+    def test_a_disk_that_wants_more_than_pages(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = os.pwrite
+
+        def refusing(file: int, data: memoryview, start: int) -> int:
+            flags = Path(f"/proc/self/fdinfo/{file}").read_text().split("flags:")[1].split()[0]
+            if int(flags, 8) & os.O_DIRECT:
+                raise OSError(errno.EINVAL, "not aligned")
+            return real(file, data, start)
+
+        monkeypatch.setattr(os, "pwrite", refusing)
+        self.downloaded(tmp_path)
+
+    def test_what_did_not_arrive_is_found_before_it_is_read(self, tmp_path: Path) -> None:
+        file, origin = self.opened(tmp_path)
+        file.store()
+        with partial_of(file.path).open("r+b") as disk:
+            disk.seek(8192 + 10)
+            disk.write(b"x")
+        origin.requests.clear()
+        file.require(np.arange(5))
+        assert [start for start, _ in origin.requests] == [0], "of two blocks each"
+        assert file.map()[:] == self.PAGES
 
 
 class TestTransfer:

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from templar.canonical import sha256_hex
 from templar.data.build import build_dataset, upload_dataset
-from templar.data.sharded.blocked_writer import HEADER_BYTES, ShardLayout, npy_header
-from templar.data.sharded.tokens import BATCH_TOKENS, encode, packed, token_type
 from templar.data.corpus import Document
 from templar.data.packing import pack
+from templar.data.sharded.blocked_writer import HEADER_BYTES, ShardLayout, npy_header
 from templar.data.sharded.manifest import BlockedFile, parse_index, parse_manifest, sample_ids
+from templar.data.sharded.tokens import BATCH_TOKENS, encode, packed, token_type
 from templar.data.sharded.writing import ShardWriter, build_shards, write_split
 from templar.errors import PermanentError, Reason
 from templar.model.tokenizer import load_tokenizer, train_embedded_tokenizer

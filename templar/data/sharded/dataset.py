@@ -1,36 +1,28 @@
-"""The sharded dataset as a reader sees it: samples by number, wherever their bytes are.
-
-A shard is read at once, whatever its size: the blocks that hold the wanted samples are fetched first. Its download is
-the same operation for all blocks.
-"""
+"""The sharded dataset as a reader finds it: its index, and its shards, opened when they are asked for."""
 
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from templar.canonical import sha256_hex
 from templar.data.health import EndpointReport
 from templar.data.metadata import TRAIN_SPLIT, folder_prefix
 from templar.data.replicas import Replicas
-from templar.data.sharded.blocks import BlockFile, Transfer
+from templar.data.sharded.blocks import Transfer
 from templar.data.sharded.local import keep_manifest
 from templar.data.sharded.manifest import (
     INDEX_FILE,
     MAX_INDEX_BYTES,
     MAX_MANIFEST_BYTES,
-    BlockedFile,
     ShardIndex,
     ShardManifest,
     manifest_file,
     parse_index,
     parse_manifest,
 )
+from templar.data.sharded.shard import Shard
 from templar.errors import PermanentError, Reason, TransientError
 from templar.model.tokenizer import MAX_TOKENIZER_BYTES, TOKENIZER_FILE
 from templar.store.base import ObjectStore
@@ -38,124 +30,6 @@ from templar.store.files import local_file
 
 OPEN_SHARDS = 2
 """Shards of one dataset that are open at a time: that of the window that is trained, and that of the next."""
-
-
-class Shard:
-    """One shard; safe to use from several threads.
-
-    Args:
-        manifest: What it consists of.
-        folder: Where its files lie, or come to lie.
-        replicas: Where they are fetched from.
-        prefix: The dataset's folder there.
-        transfer: How they are fetched.
-    """
-
-    def __init__(
-        self, manifest: ShardManifest, folder: Path, replicas: Replicas, prefix: str, transfer: Transfer
-    ) -> None:
-        self.manifest = manifest
-        self._folder = folder
-        self._replicas = replicas
-        self._prefix = prefix
-        self._transfer = transfer
-        self._tokens = self._file(manifest.tokens)
-        tokens: NDArray[Any] = np.frombuffer(
-            self._tokens.map(), dtype=np.dtype(manifest.dtype).newbyteorder("<"), offset=manifest.data_offset
-        )
-        self._samples = tokens.reshape(manifest.num_samples, manifest.sequence_length)
-
-    @property
-    def num_samples(self) -> int:
-        """Samples in the shard."""
-        return self.manifest.num_samples
-
-    @property
-    def sequence_length(self) -> int:
-        """Tokens per sample."""
-        return self.manifest.sequence_length
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of a token."""
-        return self._samples.dtype
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether it was closed, or its tokens were deleted: they can be read then, but what is fetched is not kept."""
-        return self._tokens.is_gone
-
-    def read(self, indices: NDArray[np.integer], out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Some samples, fetched if they are not here, and verified.
-
-        Args:
-            indices: Their numbers, shape (n,), in any order.
-            out: Where they go, of shape (n, L) and the shard's dtype; made if it is None.
-
-        Returns:
-            The samples, shape (n, L), in the order of `indices`.
-
-        Raises:
-            ValueError: There is no such sample.
-            TemplarError: As in `BlockFile.require`.
-        """
-        if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < self.num_samples:
-            raise ValueError(f"samples must lie in 0..{self.num_samples - 1}")
-        self._tokens.require(self._blocks_of(indices))
-        # With the mode "raise" NumPy would go through a buffer.
-        return np.take(self._samples, indices, axis=0, out=out, mode="clip")
-
-    def download(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> int:
-        """Bring the whole shard to the disk, every block verified, and give its files their final names.
-
-        What is there is used. On failure, or after a kill, a later call goes on.
-
-        Args:
-            on_progress: Called with the bytes that are there and right, and with those of the shard.
-
-        Returns:
-            Bytes that the shard has.
-
-        Raises:
-            TemplarError: As in `BlockFile.require`.
-        """
-        total, lock, done = self.manifest.num_bytes, threading.Lock(), 0
-
-        def advance(num_bytes: int) -> None:
-            nonlocal done
-            with lock:
-                done += num_bytes
-                on_progress(done, total)
-
-        for described in self.manifest.files:
-            file = self._tokens if described == self.manifest.tokens else self._file(described)
-            try:
-                advance(file.num_verified)
-                file.require(np.arange(len(described.blocks)), advance)
-                file.finish()
-            finally:
-                if file is not self._tokens:
-                    file.close()
-        on_progress(total, total)  # readers may have brought some blocks themselves
-        return total
-
-    def close(self) -> None:
-        """Close the files; what was read stays."""
-        self._tokens.close()
-
-    def _blocks_of(self, indices: NDArray[np.integer]) -> NDArray[np.int64]:
-        """Numbers of the blocks that hold some samples, rising."""
-        manifest, size = self.manifest, self.manifest.tokens.block_bytes
-        starts = manifest.data_offset + np.unique(indices).astype(np.int64) * manifest.sample_bytes
-        first, last = starts // size, (starts + manifest.sample_bytes - 1) // size
-        spans = [first + step for step in range(int((last - first).max(initial=0)) + 1)]
-        return np.unique(np.concatenate([np.minimum(span, last) for span in spans]))
-
-    def _file(self, described: BlockedFile) -> BlockFile:
-        def fetch(name: str, start: int, length: int, *, check: Callable[[bytes], str | None]) -> bytes:
-            return self._replicas.get_range(self._prefix + name, start, length, check=check)
-
-        return BlockFile(described, self._folder, fetch, self._transfer)
 
 
 class ShardedDataset:
