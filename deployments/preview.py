@@ -75,9 +75,10 @@ def run(name: str, window: int | None, uid: int | None, sequences: int, console:
             raise PermanentError(Reason.NOT_REGISTERED, f"neuron {name!r} has no uid on its subnet: name one, --uid")
         uid = own.uid
     with tempfile.TemporaryDirectory(prefix="templar-preview-") as home:
-        workload = membership_of(block, chain, hparams, Path(home)).workload
+        membership = membership_of(block, chain, hparams, Path(home))
+        workload = membership.workload
         if hparams.data.layout == "shards":
-            workload.follow(*known_epochs(block.premises()))
+            workload.follow(*known_epochs(block.premises(), membership.birth))
         number = window_of(chain.block(), hparams.windows) if window is None else window
         show(preview(workload, number, uid, num_texts=sequences), console)
 

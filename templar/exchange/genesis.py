@@ -173,3 +173,17 @@ def _read_start(chain: Chain, buckets: Buckets, validator: NeuronInfo) -> StartW
     store, unborn = buckets.reader(validator), Network(chain.netuid, NO_GENESIS)
     found = read_signed(store, START_WINDOW_KEY, StartWindow, network=unborn, author=validator)
     return None if found is None else found.body
+
+
+def require_digest(digest: str, start: StartWindow) -> None:
+    """Refuse a dataset that is not the network's.
+
+    Raises:
+        PermanentError: `dataset_malformed`.
+    """
+    if digest != start.dataset:
+        raise PermanentError(
+            Reason.DATASET_MALFORMED,
+            f"dataset: digest {digest[:12]} is not the network's {start.dataset[:12]}; point the dataset bucket and "
+            "prefix at the network's dataset",
+        )

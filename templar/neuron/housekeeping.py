@@ -18,7 +18,7 @@ from templar.data.sharded.dataset import ShardedDataset
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.buckets import Buckets
 from templar.exchange.checkpoint import StateMark, publish_checkpoint
-from templar.exchange.genesis import Birth, find_birth
+from templar.exchange.genesis import Birth, find_birth, require_digest
 from templar.exchange.keys import Kind, parse_current_key, parse_key
 from templar.exchange.objects import StartWindow
 from templar.exchange.retention import expired_objects, newest_window
@@ -166,18 +166,8 @@ def _own_genesis_windows(store: ObjectStore, objects: Sequence[ObjectInfo]) -> s
         return {key.window for key in keyed.values() if key.kind is Kind.CHECKPOINT and key.window is not None}
 
 
-def known_epochs(premises: Premises) -> tuple[Epochs, int]:
-    """Which shards the newest snapshot knows of, and its window; the first shard before there is one.
-
-    Raises:
-        TransientError: A store failed.
-    """
-    try:
-        birth = premises.birth()
-    except TransientError as error:
-        if error.reason is Reason.GENESIS_MISSING:
-            return first_epochs(0), -1
-        raise
+def known_epochs(premises: Premises, birth: Birth) -> tuple[Epochs, int]:
+    """Which shards the newest snapshot knows of, and its window; the first shard before there is one."""
     snapshots = Snapshots(premises.home / "snapshots", birth.network, kept=premises.hparams.storage.snapshots_kept)
     mark = next(iter(snapshots.marks()), birth.mark)
     return mark.epochs or first_epochs(birth.start.start_window), mark.window
@@ -186,10 +176,21 @@ def known_epochs(premises: Premises) -> tuple[Epochs, int]:
 def rotate_shards(premises: Premises, dataset: ShardedDataset, on_progress: Callable[[float], None]) -> RotationReport:
     """Bring the shards that the network's state asks for to this machine; see `templar.data.rotation`.
 
+    Before genesis that is the first shard.
+
     Raises:
-        TemplarError: As in `rotate` and `known_epochs`.
+        PermanentError: `dataset_malformed`; it is not the network's dataset.
+        TemplarError: As in `rotate`; a store failed.
     """
-    epochs, window = known_epochs(premises)
+    epochs, window = first_epochs(0), -1
+    try:
+        birth = premises.birth()
+    except TransientError as error:
+        if error.reason is not Reason.GENESIS_MISSING:
+            raise
+    else:
+        require_digest(dataset.digest, birth.start)
+        epochs, window = known_epochs(premises, birth)
     storage = premises.hparams.storage
     budget = None if storage.shard_budget_gib is None else int(storage.shard_budget_gib * 2**30)
     wanted = wanted_shards(epochs, window, dataset.num_shards, storage.keep_shards)

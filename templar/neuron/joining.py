@@ -10,7 +10,7 @@ from templar.data.training import TrainingData
 from templar.errors import PermanentError, Reason
 from templar.exchange.buckets import Buckets
 from templar.exchange.context import Exchange
-from templar.exchange.genesis import Birth, find_birth
+from templar.exchange.genesis import Birth, find_birth, require_digest
 from templar.hparams import HParams
 from templar.model.tokenizer import EMBEDDED, check_fits, load_tokenizer
 from templar.neuron.workload import Workload
@@ -88,12 +88,7 @@ def join(settings: NodeSettings, hparams: HParams, surroundings: Surroundings) -
 
 def _open_workload(exchange: Exchange, birth: Birth, dataset: TrainingData) -> Workload:
     start, data = birth.start, exchange.hparams.data
-    if dataset.digest != start.dataset:
-        raise PermanentError(
-            Reason.DATASET_MALFORMED,
-            f"dataset: digest {dataset.digest[:12]} is not the network's {start.dataset[:12]}; "
-            "point the dataset bucket and prefix at the network's dataset",
-        )
+    require_digest(dataset.digest, start)
     beside = dataset.tokenizer_json() if data.tokenizer_name == EMBEDDED else None
     tokenizer = load_tokenizer(data.tokenizer_name, embedded=beside)
     check_fits(tokenizer, exchange.hparams.model.vocab_size)

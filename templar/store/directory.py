@@ -5,8 +5,7 @@ so a reader sees it whole or not at all, from any process. Its modification time
 
 One limit that S3 does not have: a key cannot be both an object and the folder of other objects (`a` and `a/b`).
 """
-# Paths are plain strings here, and system calls are made directly: the simulator makes hundreds of calls per window,
-# and building a `Path` costs as much as the call itself.
+# Paths are strings, system calls direct: the simulator makes hundreds per window, and a `Path` costs as much as a call.
 # ruff: noqa: PTH102, PTH103, PTH106, PTH108, PTH112, PTH116, PTH120
 
 import errno
@@ -31,13 +30,11 @@ INCOMING = ".incoming"
 STALE_SECONDS = 86_400
 """What lies in `INCOMING` for longer belongs to a process that died."""
 
-_NANOSECONDS = 10**9
-_PLACE_ATTEMPTS = 16
+_NANOSECONDS, _PLACE_ATTEMPTS = 10**9, 64
 _BAD_PLACE = frozenset({errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG})
 _DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
-_process_token = secrets.token_hex(4)
-_counter = itertools.count()
+_process_token, _counter = secrets.token_hex(4), itertools.count()
 
 
 class DirectoryStore:

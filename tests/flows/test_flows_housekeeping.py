@@ -3,7 +3,7 @@
 import asyncio
 import fcntl
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -22,18 +22,14 @@ from flows.shard_rotation import shard_rotation
 from tasks.host import release
 from templar.chain.ledger import Ledger
 from templar.data import replicas
-from templar.data.corpus import Document
 from templar.data.rotation import LOCK_FILE
-from templar.data.sharded.writing import ShardsSummary, build_shards
 from templar.exchange.buckets import Buckets
 from templar.exchange.checkpoint import fetch_checkpoint, list_checkpoints
 from templar.exchange.genesis import find_birth
 from templar.exchange.keys import Kind, window_key
 from templar.store.directory import DirectoryStore
-from tests.support import prepared
 from tests.support.faulty_endpoint import Fault, faulty_endpoint
 from tests.support.flow_network import run_id, task_runs
-from tests.support.network import TINY
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
 from tests.support.servers import random_key, start_rclone
@@ -186,16 +182,7 @@ class TestCleanup:
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory: pytest.TempPathFactory) -> PreparedNetwork:
     """A network that trains on shards."""
-
-    def build(documents: Iterable[Document], root: Path, *, vocab_size: int, row_chars: int) -> ShardsSummary:
-        length = TINY["data"]["sequence_length"]
-        return build_shards(
-            documents, root, vocab_size=vocab_size, sequence_length=length, samples_per_shard=60, block_bytes=512
-        )
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepared, "build_dataset", build)
-        return PreparedNetwork(tmp_path_factory.mktemp("sharded"), data={"layout": "shards"})
+    return PreparedNetwork(tmp_path_factory.mktemp("sharded"), data={"layout": "shards"})
 
 
 class TestRotation:

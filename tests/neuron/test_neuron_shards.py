@@ -5,14 +5,20 @@ from pathlib import Path
 
 import pytest
 
+from templar.data.build import upload_dataset
 from templar.data.epochs import ShardEpoch, first_epochs
+from templar.data.sharded.dataset import ShardedDataset
+from templar.data.sharded.writing import build_shards
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.checkpoint import StateMark
 from templar.hparams import HParams
 from templar.neuron.agreed import check_mark
 from templar.neuron.catchup import catch_up, take_checkpoint
-from templar.neuron.housekeeping import known_epochs, publish_newest_checkpoint
+from templar.neuron.housekeeping import known_epochs, publish_newest_checkpoint, rotate_shards
 from templar.neuron.node import Node
+from templar.simulate.world import DATASET_BUCKET, DATASET_PREFIX
+from templar.store.directory import DirectoryStore
+from tests.support.datasets import numbered_documents
 from tests.support.network import Network, tiny
 
 STEPS = 2
@@ -131,7 +137,8 @@ def test_windows_beyond_what_the_state_knows_are_refused(sharded: Network) -> No
     with pytest.raises(TransientError, match="catch up first") as caught:
         sharded.validator.workload.assignment(5, 3)
     assert caught.value.reason is Reason.WINDOW_NOT_OPEN
-    assert known_epochs(sharded.premises(sharded.name(sharded.validator))) == (sharded.validator.state.epochs, 2)
+    found = known_epochs(sharded.premises(sharded.name(sharded.validator)), sharded.validator.birth)
+    assert found == (sharded.validator.state.epochs, 2)
 
 
 def test_an_observer_replays_a_network_of_shards(sharded: Network) -> None:
@@ -142,3 +149,22 @@ def test_an_observer_replays_a_network_of_shards(sharded: Network) -> None:
     assert catch_up(observer, 5, deadline=observer.chain.clock.now()) == 5
     assert observer.state.mark == sharded.validator.state.mark
     observer.stop()
+
+
+def test_rotation_before_genesis_brings_the_first_shard_and_afterwards_refuses_another_dataset(
+    sharded: Network, tmp_path: Path
+) -> None:
+    premises = sharded.premises(sharded.name(sharded.aggregator))
+    store = DirectoryStore(sharded.world.root / "buckets" / DATASET_BUCKET)
+    other = DirectoryStore(tmp_path)
+    documents = numbered_documents("alpha", num_documents=8, num_lines=30)
+    build_shards(documents, tmp_path / "built", vocab_size=256, sequence_length=32, samples_per_shard=40)
+    upload_dataset(tmp_path / "built", other, "other")
+    dataset = ShardedDataset([other], "other", folder=tmp_path / "shards")
+    with pytest.raises(PermanentError) as caught:
+        rotate_shards(premises, dataset, lambda percentage: None)
+    assert caught.value.reason is Reason.DATASET_MALFORMED
+    assert not [*(tmp_path / "shards").glob("train_*")]
+    sharded.bucket(sharded.name(sharded.aggregator)).delete(["start_window_v2.json"])
+    dataset = ShardedDataset([store], DATASET_PREFIX, folder=tmp_path / "first")
+    assert rotate_shards(premises, dataset, lambda percentage: None).current == (0,)

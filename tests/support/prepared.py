@@ -22,6 +22,7 @@ from deployments.local.prepare import (
 from deployments.prefect_server import PROJECT_ROOT
 from templar.chain.ledger import Ledger
 from templar.data.build import build_dataset
+from templar.data.sharded.writing import build_shards
 from templar.hparams import load_hparams
 from templar.windows import first_block
 from tests.support.datasets import numbered_documents
@@ -68,7 +69,18 @@ class PreparedNetwork:
             for source in ("alpha", "beta")
             for document in numbered_documents(source, num_documents=12, num_lines=40)
         ]
-        build_dataset(documents, self.plan.dataset, vocab_size=self.hparams.model.vocab_size, row_chars=80)
+        data, vocab_size = self.hparams.data, self.hparams.model.vocab_size
+        if data.layout == "pages":
+            build_dataset(documents, self.plan.dataset, vocab_size=vocab_size, row_chars=80)
+        else:
+            build_shards(
+                documents,
+                self.plan.dataset,
+                vocab_size=vocab_size,
+                sequence_length=data.sequence_length,
+                samples_per_shard=60,
+                block_bytes=512,
+            )
         write_environments(self.plan, prepare_buckets(self.plan))
         birth = publish_network(self.plan, self.block("aggregator"), opens_in_seconds=0)
         self.first_window = birth.start.start_window
