@@ -48,7 +48,7 @@ def open_training(
     if data.layout == "pages":
         return PagedTraining(PageDataset(stores, prefix, rows_per_page=data.rows_per_page), data.sequence_length)
     shards = ShardedDataset(stores, prefix, folder=folder, transfer=transfer)
-    return ShardedTraining(shards, data.sequence_length, data.samples_per_page)
+    return ShardedTraining(shards, data.sequence_length, data.samples_per_page, data.pages_per_window)
 
 
 def read_held_out(

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from templar.data.epochs import Epochs
 from templar.data.sharded.dataset import ShardedDataset
-from templar.data.sharded.local import PARTIAL_SUFFIX
+from templar.data.sharded.local import PARTIAL_SUFFIX, names_of
 from templar.data.sharded.manifest import manifest_file, sample_ids_file, tokens_file
 from templar.errors import PermanentError, Reason
 from templar.store.files import local_file
@@ -111,10 +111,10 @@ def rotate(
     with _locked(folder) as alone:
         if not alone:
             return RotationReport(wanted.current, wanted.upcoming, skipped=Reason.ALREADY_RUNNING)
-        fits = _Room(dataset, budget_bytes)
-        chosen, left_out, kept = fits.choose(wanted)
-        deleted = _delete_others(folder, {*chosen, *kept})
-        chosen, left_out, _ = fits.choose(wanted)  # what a reader has open takes its room until it is closed
+        fits, deleted = _Room(dataset, budget_bytes), list[str]()
+        for _ in range(2):  # what was deleted may still take its room, as long as a reader has it open
+            chosen, left_out, kept = fits.choose(wanted)
+            deleted += _delete_others(folder, {*chosen, *kept})
         fits.require(chosen)
         before = {number for number in chosen if is_whole(dataset, number)}
         total, done = sum(map(fits.size, chosen)), 0
@@ -133,7 +133,7 @@ def rotate(
             upcoming=wanted.upcoming,
             on_disk=whole,
             fetched=tuple(number for number in chosen if number not in before),
-            deleted=deleted,
+            deleted=tuple(deleted),
             left_out=left_out,
             num_bytes=sum(map(_allocated, _files(folder))),
         )
@@ -245,7 +245,8 @@ def _delete_others(folder: Path, numbers: set[int]) -> tuple[str, ...]:
         for number in numbers
         for name in (tokens_file("train", number), sample_ids_file(number), manifest_file("train", number))
     )
-    others = [path for path in _files(folder) if not path.name.startswith(prefixes)]
-    for path in others:
-        path.unlink(missing_ok=True)
+    with local_file(folder), names_of(folder):
+        others = [path for path in _files(folder) if not path.name.startswith(prefixes)]
+        for path in others:
+            path.unlink(missing_ok=True)
     return tuple(path.name for path in others)

@@ -55,7 +55,7 @@ class TrainingData(Protocol):
     """What a workload is cut from. Positions count shards since genesis; pages know only position 0.
 
     Raises:
-        TransientError: No store could be read, or all have other bytes there than the dataset's description says.
+        TransientError: No store could be read, or none has the blocks that a shard's manifest names.
         PermanentError: `dataset_missing`, `dataset_malformed`.
     """
 
@@ -134,12 +134,16 @@ class ShardedTraining:
         shards: The training split.
         sequence_length: Tokens per sequence.
         samples_per_page: Samples in a page.
+        pages_per_window: Pages that one miner takes in a window.
 
     Raises:
-        PermanentError: `bad_hparams`, if the samples have another length; `dataset_too_small`, if a shard has no page.
+        PermanentError: `bad_hparams`, if the samples have another length; `dataset_too_small`, if a shard is not enough
+            for one miner and one window.
     """
 
-    def __init__(self, shards: ShardedDataset, sequence_length: int, samples_per_page: int) -> None:
+    def __init__(
+        self, shards: ShardedDataset, sequence_length: int, samples_per_page: int, pages_per_window: int
+    ) -> None:
         if shards.index.sequence_length != sequence_length:
             raise PermanentError(
                 Reason.BAD_HPARAMS,
@@ -147,11 +151,11 @@ class ShardedTraining:
                 f"{shards.index.sequence_length} tokens: choose the network's preset, or build another dataset",
             )
         smallest = min(map(shards.num_samples, range(shards.num_shards)))
-        if smallest < samples_per_page:
+        if smallest < samples_per_page * pages_per_window:
             raise PermanentError(
                 Reason.DATASET_TOO_SMALL,
-                f"the smallest shard has {smallest} samples, a page takes {samples_per_page}; lower "
-                "data.samples_per_page or build larger shards",
+                f"the smallest shard has {smallest} samples, a miner's window takes {pages_per_window} pages of "
+                f"{samples_per_page}; lower data.pages_per_window or data.samples_per_page, or build larger shards",
             )
         self.shards = shards
         self._samples_per_page = samples_per_page

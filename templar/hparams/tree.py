@@ -42,6 +42,11 @@ class HParams(Section):
                 f"storage.retention_windows {self.storage.retention_windows} must be larger than "
                 f"storage.checkpoint_frequency {self.storage.checkpoint_frequency}, or a late node cannot catch up"
             )
+        if self.data.layout == "shards" and self.storage.snapshot_frequency > self.data.outer_steps_per_shard:
+            raise ValueError(
+                f"storage.snapshot_frequency {self.storage.snapshot_frequency} must be at most "
+                f"data.outer_steps_per_shard {self.data.outer_steps_per_shard}: rotation follows the newest snapshot"
+            )
         return self
 
     @property

@@ -85,6 +85,7 @@ class PayloadReport:
         num_bytes: Its length.
         dense_bytes: Length of the same update in float32.
         root_before: State root that the training started from.
+        assignment: Digest of what it was told to train on.
     """
 
     window: int
@@ -92,6 +93,7 @@ class PayloadReport:
     num_bytes: int
     dense_bytes: int
     root_before: str
+    assignment: str
 
 
 class Miner(Node):
@@ -107,14 +109,16 @@ class Miner(Node):
         self._spare: FeedbackState | None = None
 
     def fetch_pages(self, window: int) -> PageReport:
-        """Find out which pages are assigned, and fetch and pack them.
+        """Find out which pages are assigned, and fetch and pack them, unless nobody will train on them any more.
 
         Raises:
             TransientError: Chain or dataset could not be reached; a later call goes on.
         """
-        assignment = self._assignment(window)
-        sequences = self.workload.sequences(assignment)
-        return PageReport(window, assignment.units, len(sequences), assignment.digest, self.workload.dataset.endpoints)
+        assignment, num_sequences = self._assignment(window), 0
+        in_time = self.chain.clock.now() < self.exchange.expected_times(window).train_until
+        if in_time and self.journal.result(window, "train") is None:
+            num_sequences = len(self.workload.sequences(assignment))
+        return PageReport(window, assignment.units, num_sequences, assignment.digest, self.workload.dataset.endpoints)
 
     def train(self, window: int) -> TrainReport:
         """Train from the agreed parameters until the steps are done or the time is up.
@@ -126,10 +130,11 @@ class Miner(Node):
             return _TRAIN_REPORT.validate_json(known)
         if self.state.window != window - 1:
             return TrainReport(window, Reason.WINDOW_FINISHED)
+        clock, deadline = self.chain.clock, self.exchange.expected_times(window).train_until
+        if clock.now() >= deadline:
+            return TrainReport(window, Reason.NO_TIME_LEFT)
         try:
             sequences = self._training_sequences(window)
-            deadline = self.exchange.expected_times(window).train_until
-            clock = self.chain.clock
             result = clock.compute(lambda: self.learn(window, sequences, lambda: clock.now() < deadline))
         except PermanentError as error:
             if error.reason not in NOTHING_TO_PUBLISH:
@@ -182,7 +187,14 @@ class Miner(Node):
         self._staged = {window: staged}
         write_file(self._staged_path(window), staged.save, durable=self.settings.durable)
         write_file(self._payload_path(window), lambda path: path.write_bytes(data), durable=self.settings.durable)
-        report = PayloadReport(window, sha256_hex(data), len(data), self.layout.dense_bytes, self.state.root)
+        report = PayloadReport(
+            window,
+            sha256_hex(data),
+            len(data),
+            self.layout.dense_bytes,
+            self.state.root,
+            self._assignment(window).digest,
+        )
         self.journal.enter(window, "compress", _PAYLOAD_REPORT.dump_json(report).decode())
         self.journal.enter(window, "train", _TRAIN_REPORT.dump_json(_train_report(window, result)).decode())
         return report
@@ -263,7 +275,7 @@ class Miner(Node):
             window=window,
             payload_sha256=report.sha256,
             payload_bytes=report.num_bytes,
-            assignment=self._assignment(window).digest,
+            assignment=report.assignment,
             root_before=report.root_before,
         )
 

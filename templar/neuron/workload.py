@@ -40,12 +40,14 @@ class Workload:
     _epochs: Epochs = ()
     _state_window: int = 0
     _known: dict[ShardEpoch, tuple[Epoch, SlotPlan]] = field(default_factory=dict)
-    _sequences: dict[str, tuple[int, NDArray[np.int32]]] = field(default_factory=dict)
+    _sequences: dict[tuple[int, str], tuple[int, NDArray[np.int32]]] = field(default_factory=dict)
     _openings: dict[int, tuple[tuple[int, ...], str]] = field(default_factory=dict)
 
     def follow(self, epochs: Epochs, window: int) -> None:
         """Take notice of the node's state: the shards that it knows of, and the window that it is the state of."""
-        earlier = tuple(epoch for epoch in self._epochs if not epochs or epoch.first_window < epochs[0].first_window)
+        earlier: Epochs = ()
+        if epochs and window == self._state_window + 1:  # otherwise they may be another history's
+            earlier = tuple(epoch for epoch in self._epochs if epoch.first_window < epochs[0].first_window)
         self._epochs = (*earlier[-REMEMBERED_EPOCHS:], *epochs)
         self._state_window = window
 
@@ -81,16 +83,16 @@ class Workload:
         Raises:
             TemplarError: As in `read`.
         """
-        known = self._sequences.get(assignment.digest)
-        if known is not None:
+        key = self.shard_epoch(assignment.window).position, assignment.digest
+        if (known := self._sequences.get(key)) is not None:
             return known[1]
         sequences = self.read(assignment).sequences
         oldest = assignment.window - CACHED_WINDOWS
-        kept = {digest: item for digest, item in self._sequences.items() if item[0] > oldest}
+        kept = {other: item for other, item in self._sequences.items() if item[0] > oldest}
         room = (self.exchange.hparams.storage.loader_mib << 20) - sequences.nbytes
         while kept and sum(item[1].nbytes for item in kept.values()) > room:
             del kept[next(iter(kept))]
-        self._sequences = {**kept, assignment.digest: (assignment.window, sequences)}
+        self._sequences = {**kept, key: (assignment.window, sequences)}
         return sequences
 
     def spare_sequences(self, window: int) -> NDArray[np.int32]:
@@ -114,16 +116,21 @@ class Workload:
     def _cut(self, stretch: ShardEpoch) -> tuple[Epoch, SlotPlan]:
         """How an epoch's units are permuted and cut.
 
-        The key has the hash of the epoch's first block, so nobody knows the order before; there is one slot for every
-        miner at that block, and the spare ones.
+        The key has the hash of the epoch's first block, so nobody knows the order before. There is one slot for every
+        miner at that block, and the spare ones, but no more than the data has: then some miners wait in each window,
+        for a network must not stand still because many have registered.
         """
         if stretch not in self._known:
             data, chain = self.exchange.hparams.data, self.exchange.chain
             block_hash = chain.block_hash(first_block(stretch.first_window, self.exchange.hparams.windows))
             key = f"{self.exchange.network.genesis}/{stretch.position}/{block_hash}"
-            epoch = Epoch(key, self.dataset.num_pages(stretch.position), stretch.first_window)
-            miners = len(self.exchange.miners(stretch.first_window))
-            self._known[stretch] = epoch, SlotPlan(miners + data.spare_slots, data.pages_per_window)
+            pages = self.dataset.num_pages(stretch.position)
+            wanted = len(self.exchange.miners(stretch.first_window)) + data.spare_slots
+            slots = max(1, min(wanted, pages // data.pages_per_window))
+            self._known[stretch] = (
+                Epoch(key, pages, stretch.first_window),
+                SlotPlan(slots, data.pages_per_window),
+            )
         return self._known[stretch]
 
     def _opening(self, window: int) -> tuple[tuple[int, ...], str]:

@@ -1,5 +1,6 @@
 """Reading samples of a sharded dataset, wherever their bytes are."""
 
+import gc
 import json
 import multiprocessing
 import threading
@@ -428,3 +429,23 @@ class TestIndex:
         assert opened.tokenizer_json() is None
         store.put(f"{PREFIX}/tokenizer.json", b"{}")
         assert opened.tokenizer_json() == b"{}"
+
+
+def test_what_is_not_used_any_more_is_closed_at_once(shards: Shards, tmp_path: Path) -> None:
+    """A deleted shard gives its room back without waiting for the garbage collector."""
+
+    def descriptors() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    gc.disable()
+    try:
+        before = descriptors()
+        opened = dataset(tmp_path, store_of(shards))
+        for number in range(opened.num_shards):
+            opened.shard(number).read(np.arange(1))
+        assert opened.num_shards > OPEN_SHARDS
+        assert (descriptors() - before) / OPEN_SHARDS <= 3  # for reading, for writing past the cache, for the memory
+        del opened
+        assert descriptors() == before
+    finally:
+        gc.enable()

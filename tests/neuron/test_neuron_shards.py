@@ -1,14 +1,18 @@
 """A network that trains on shards: everybody swaps in the same window, whatever happened to them before."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from templar.chain.keys import hotkey_from_seed
 from templar.data.build import upload_dataset
 from templar.data.epochs import ShardEpoch, first_epochs
 from templar.data.sharded.dataset import ShardedDataset
 from templar.data.sharded.writing import build_shards
+from templar.data.training import ShardedTraining
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.checkpoint import StateMark
 from templar.hparams import HParams
@@ -16,6 +20,7 @@ from templar.neuron.agreed import check_mark
 from templar.neuron.catchup import catch_up, take_checkpoint
 from templar.neuron.housekeeping import known_epochs, publish_newest_checkpoint, rotate_shards
 from templar.neuron.node import Node
+from templar.neuron.opening import Action, open_window
 from templar.simulate.world import DATASET_BUCKET, DATASET_PREFIX
 from templar.store.directory import DirectoryStore
 from tests.support.datasets import numbered_documents
@@ -168,3 +173,64 @@ def test_rotation_before_genesis_brings_the_first_shard_and_afterwards_refuses_a
     sharded.bucket(sharded.name(sharded.aggregator)).delete(["start_window_v2.json"])
     dataset = ShardedDataset([store], DATASET_PREFIX, folder=tmp_path / "first")
     assert rotate_shards(premises, dataset, lambda percentage: None).current == (0,)
+
+
+def test_many_registrations_do_not_stop_a_network(folder: Path) -> None:
+    """Where a shard has fewer pages than slots were wanted, some miners wait in each window."""
+    network = Network(folder, hparams())
+    try:
+        for number in range(80):
+            network.world.chain.register(hotkey_from_seed(bytes([number]) * 32).address)
+        network.run(range(1, 8))
+        workload = network.validator.workload
+        epoch, plan = workload._cut(workload.shard_epoch(7))
+        assert plan.units_per_window <= epoch.total_units < plan.units_per_slot * 80
+        uids = [neuron.uid for neuron in network.validator.exchange.miners(7)]
+        units = [unit for uid in uids for unit in workload.assignment(7, uid).units]
+        assert len(units) == len(set(units)) == plan.units_per_window
+        assert len(network.roots(7)) == 1
+    finally:
+        network.stop()
+
+
+def test_shards_that_are_not_enough_for_one_miner_are_refused_at_the_start(sharded: Network, tmp_path: Path) -> None:
+    store = DirectoryStore(sharded.world.root / "buckets" / DATASET_BUCKET)
+    shards = ShardedDataset([store], DATASET_PREFIX, folder=tmp_path)
+    samples = shards.num_samples(shards.num_shards - 1)
+    ShardedTraining(shards, 32, samples_per_page=samples // 2, pages_per_window=2)
+    with pytest.raises(PermanentError) as caught:
+        ShardedTraining(shards, 32, samples_per_page=samples // 2, pages_per_window=3)
+    assert caught.value.reason is Reason.DATASET_TOO_SMALL
+
+
+def test_shards_of_another_history_are_forgotten(sharded: Network) -> None:
+    sharded.run(range(1, 7))
+    workload = sharded.validator.workload
+    assert workload.shard_epoch(4).position == 1
+    workload.follow((ShardEpoch(400, 9),), 401)
+    for window in (4, 200, 399):
+        with pytest.raises(PermanentError) as caught:
+            workload.shard_epoch(window)
+        assert caught.value.reason is Reason.WINDOW_PASSED
+
+
+def test_spare_sequences_are_those_of_the_shard_that_holds(sharded: Network) -> None:
+    sharded.run(range(1, 4))
+    workload = sharded.validator.workload
+    first = workload.spare_sequences(4)
+    workload.follow((ShardEpoch(4, 0),), 3)
+    other = workload.spare_sequences(4)
+    assert not np.array_equal(first, other)
+    workload.follow(sharded.validator.state.epochs, 3)
+    assert np.array_equal(workload.spare_sequences(4), first)
+
+
+def test_a_window_whose_time_is_over_needs_no_data(sharded: Network) -> None:
+    """A miner that could not read its data applies what the others agreed on."""
+    sharded.run([1])
+    miner = sharded.miners[0]
+    assert open_window(miner, 2).action is Action.RUN
+    sharded.world.chain.wait_for_block(3 * sharded.hparams.windows.blocks_per_window)
+    shutil.rmtree(sharded.world.root / "buckets" / DATASET_BUCKET)
+    assert miner.fetch_pages(2).num_sequences == 0
+    assert miner.train(2).reason is Reason.NO_TIME_LEFT

@@ -208,9 +208,8 @@ class BlockFile:
 
     def _is_right(self, part: range, buffer: memoryview) -> bool:
         """Whether some neighbouring blocks are on the disk and right; since when, and from whom, does not matter."""
-        if not self._has_data(part):
-            return False
-        if self._file.read_into(buffer, part.start * self.described.block_bytes) and not self._problem(part, buffer):
+        start = part.start * self.described.block_bytes
+        if self._has_data(part) and self._file.read_into(buffer, start) and not self._problem(part, buffer):
             return True
         self._file.take_final_name()
         return False

@@ -18,6 +18,7 @@ from templar.data.sharded.manifest import (
     MAX_MANIFEST_BYTES,
     ShardIndex,
     ShardManifest,
+    malformed,
     manifest_file,
     parse_index,
     parse_manifest,
@@ -166,6 +167,8 @@ class ShardedDataset:
         try:
             return self._replicas.get(self._prefix + name, max_bytes=max_bytes, check=check)
         except PermanentError as error:
+            if error.reason is Reason.OBJECT_TOO_LARGE:
+                raise malformed(self._prefix + name, f"it is longer than {max_bytes} bytes") from error
             if error.reason is not Reason.OBJECT_MISSING:
                 raise
             where = f"{self._prefix}{name} is not in {self._replicas.names}"

@@ -131,7 +131,7 @@ class Shard:
         return total
 
     def close(self) -> None:
-        """Close the files; what was read stays."""
+        """Close the files; what was read stays. The room of deleted ones comes back when nobody uses the shard."""
         self._tokens.close()
 
     def _blocks_of(self, indices: NDArray[np.integer]) -> NDArray[np.int64]:
@@ -145,7 +145,9 @@ class Shard:
         return np.flatnonzero(needed)
 
     def _file(self, described: BlockedFile) -> BlockFile:
+        replicas, prefix = self._replicas, self._prefix  # not the shard, which must go when nobody uses it
+
         def fetch(name: str, start: int, buffer: memoryview, *, check: Callable[[], str | None]) -> None:
-            self._replicas.read_into(self._prefix + name, start, buffer, check=check)
+            replicas.read_into(prefix + name, start, buffer, check=check)
 
         return BlockFile(described, self._folder, fetch, self._transfer)

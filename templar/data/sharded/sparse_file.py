@@ -110,10 +110,13 @@ class SparseFile:
             sync_folder(str(self.path.parent))
 
     def take_final_name(self) -> None:
-        """Go back to the partial name: something in the file is known to be wrong."""
-        with local_file(self.path), names_of(self.path.parent):
-            if self._is_at(self.path):
-                self.path.replace(self.partial)
+        """Go back to the partial name: something in the file is known to be wrong or missing."""
+        with local_file(self.path):
+            if not self._is_at(self.path):
+                return
+            with names_of(self.path.parent):
+                if self._is_at(self.path):
+                    self.path.replace(self.partial)
 
     def map(self) -> mmap.mmap:
         """The file as memory; it outlives `close`, the final name and deletion."""
