@@ -5,7 +5,8 @@ from prefect import task
 from tasks.artifacts import table
 from tasks.host import hosted
 from tasks.policy import STORE
-from templar.neuron.miner import Miner, PageReport
+from templar.neuron.miner import Miner
+from templar.neuron.reports import PageReport
 
 
 @task(task_run_name="fetch pages {window}", **STORE)

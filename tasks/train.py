@@ -3,7 +3,8 @@
 from prefect import task
 
 from tasks.host import hosted
-from templar.neuron.miner import Miner, TrainReport
+from templar.neuron.miner import Miner
+from templar.neuron.reports import TrainReport
 
 
 @task(task_run_name="train {window}")

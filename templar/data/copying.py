@@ -15,7 +15,7 @@ from pathlib import Path
 
 from templar.canonical import file_sha256, sha256_hex
 from templar.data.metadata import folder_prefix
-from templar.data.originals import DatasetFile, Inventory, Originals, for_each
+from templar.data.originals import OPTIONAL, DatasetFile, Inventory, Originals, for_each
 from templar.errors import PermanentError, Reason, TransientError
 from templar.store.base import ObjectStore
 from templar.store.files import local_file
@@ -90,7 +90,11 @@ def copy_dataset(
     spool: Path | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> CopyReport:
-    """Copy every file of every split, `tokenizer.json` if there is one, and the two files that describe them.
+    """Copy every file of every split, what lies beside them, and the files that describe them.
+
+    Beside them may lie `tokenizer.json` and `OPTIONAL`: the tokenizer's config, the data card and its README. What
+    describes a dataset of pages is `_shard_sizes.json` and `_metadata.yaml`; for one of shards it is `_shards.json`
+    alone, and the manifests are copied with the shards.
 
     The target is looked at first: if something else is there, nothing is written. A call that fails or is killed leaves
     whole files without the last one; the next one compares their hashes, for they may be of another dataset, and
@@ -101,15 +105,18 @@ def copy_dataset(
         target: Where to; it is listed, read and written.
         prefix_from: Folder of the dataset in the sources; empty for their root.
         prefix_to: Folder of the dataset in the target; empty for its root.
-        concurrency: Most files that are moved at the same time. As many lie on the disk at once; memory holds the two
-            files that describe them, `tokenizer.json`, and what the stores' own transfers take.
+        concurrency: Most files that are moved at the same time. As many lie on the disk at once. Memory holds
+            `_metadata.yaml` and `_shard_sizes.json`, or `_shards.json`; `tokenizer.json`; name, length and outcome of
+            every file; a shard's manifest for each file of a shard that is moved; and what the stores' own transfers
+            take.
         verify: Read back all that is at the target, also what was there already, and compare hashes.
         spool: Folder for the files that are being moved; the system's by default.
         on_progress: Called with the bytes that are done and those of all files, after each file.
 
     Returns:
         What was copied and how it was checked. Data files that have no hash in the metadata are read back when they are
-        copied, and so are the other files, always.
+        copied. So are the other files, and they are compared by their bytes also if they were there already; of data
+        files that were there, the length is compared unless `verify` is set or the target has no dataset yet.
 
     Raises:
         TransientError: A store failed; a later call goes on.
@@ -158,8 +165,11 @@ class _Copier:
         files = inventory.files
         there = {info.key: info.size for info in self.target.list(self.prefix)}
         verify = self.verify or self.prefix + files[-1].path not in there
-        if verify:
-            self._require_space([file for file in files if self.prefix + file.path in there])
+
+        def is_read(file: DatasetFile) -> bool:
+            return verify or file.data is not None or file.path in OPTIONAL
+
+        self._require_space([file for file in files if self.prefix + file.path in there and is_read(file)])
 
         def look(file: DatasetFile) -> _Finding:
             size = there.get(self.prefix + file.path)
@@ -167,7 +177,7 @@ class _Copier:
                 return _Finding(file)
             if size != file.size:
                 return _Finding(file, difference=f"has {size} bytes, the source's has {file.size}")
-            if not verify and file.data is None:
+            if not is_read(file):
                 return _Finding(file, there=Check.SIZE)
             found, wanted = self._stored_sha256(file), file.sha256 or self._original_sha256(file)
             if found != wanted:

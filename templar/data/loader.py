@@ -109,13 +109,16 @@ class WindowStream(Iterator[NDArray[Any]]):
         step: int = 1,
         prefetch_bytes: int = 0,
     ) -> None:
-        if batch_size < 1 or step < 1 or prefetch_bytes < 0 or not 0 <= rank < world_size:
-            raise ValueError(
-                f"batch_size {batch_size} and step {step} must be at least 1, prefetch_bytes {prefetch_bytes} not "
-                f"negative, rank {rank} in 0..{world_size - 1}"
-            )
+        _check(
+            order,
+            batch_size=batch_size,
+            rank=rank,
+            world_size=world_size,
+            start=start,
+            prefetch_bytes=prefetch_bytes,
+            step=step,
+        )
         self.num_batches = _num_batches(order, batch_size)
-        _check_position(start, self.num_batches)
         self._shard, self._order, self._batch_size = shard, order, batch_size
         self._rank, self._world_size, self._step = rank, world_size, step
         self._position = start
@@ -206,7 +209,14 @@ class WindowBatches(IterableDataset[Tensor]):
         start: int = 0,
         prefetch_bytes: int = 0,
     ) -> None:
-        _check_position(start, _num_batches(order, batch_size))
+        _check(
+            order,
+            batch_size=batch_size,
+            rank=rank,
+            world_size=world_size,
+            start=start,
+            prefetch_bytes=prefetch_bytes,
+        )
         self._open_shard, self._order, self._batch_size = open_shard, order, batch_size
         self._rank, self._world_size = rank, world_size
         self._start, self._prefetch_bytes = start, prefetch_bytes
@@ -232,6 +242,27 @@ def _num_batches(order: NDArray[np.int64], batch_size: int) -> int:
     return -(-len(order) // batch_size)
 
 
-def _check_position(start: int, num_batches: int) -> None:
+def _check(
+    order: NDArray[np.int64],
+    *,
+    batch_size: int,
+    rank: int,
+    world_size: int,
+    start: int,
+    prefetch_bytes: int,
+    step: int = 1,
+) -> None:
+    """Refuse numbers that describe no stream, before anything is computed from them.
+
+    Raises:
+        ValueError: A number is out of range; names it and its range.
+    """
+    numbers = (("batch_size", batch_size, 1), ("world_size", world_size, 1), ("step", step, 1))
+    for name, value, least in (*numbers, ("prefetch_bytes", prefetch_bytes, 0)):
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, not {value}")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank must be in 0..{world_size - 1} for world_size {world_size}, not {rank}")
+    num_batches = _num_batches(order, batch_size)
     if not 0 <= start <= num_batches:
         raise ValueError(f"start {start} is not in 0..{num_batches}: it is no position of this window")

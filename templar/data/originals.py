@@ -28,6 +28,7 @@ from templar.data.sharded.manifest import (
     MAX_INDEX_BYTES,
     MAX_MANIFEST_BYTES,
     BlockedFile,
+    ShardIndex,
     manifest_file,
     parse_index,
     parse_manifest,
@@ -52,15 +53,25 @@ class DatasetFile:
         path: Relative to the dataset's folder.
         size: Its length in bytes.
         sha256: Its hash, if it is known before the file is read.
-        data: Content of a file that was read to know the others.
-        blocks: The hashes of its blocks, if it is one of a shard.
+        data: Content of a file that was read to know the others, and of the tokenizer.
+        manifest: Where the hashes of its blocks are, if it is one of a shard: memory does not hold them.
     """
 
     path: str
     size: int
     sha256: str | None
     data: bytes | None = None
-    blocks: BlockedFile | None = None
+    manifest: "ManifestFile | None" = None
+
+
+@dataclass(frozen=True)
+class ManifestFile:
+    """The manifest of a split's shard `number`, and the index that it must fit; read whenever a file is checked."""
+
+    file: DatasetFile
+    index: ShardIndex
+    split: str
+    number: int
 
 
 @dataclass(frozen=True)
@@ -97,7 +108,7 @@ class Originals:
         self._prefix = folder_prefix(prefix)
 
     def inventory(self, concurrency: int) -> Inventory:
-        """Every file that the description lists, and what may lie beside them: tokenizer and data card.
+        """Every file that the description lists, and what may lie beside them: tokenizer, its config, and data card.
 
         Raises:
             PermanentError: `dataset_missing` or `dataset_malformed`, naming the file.
@@ -105,9 +116,9 @@ class Originals:
         """
         sharded = not self._has(METADATA_FILE) and self._has(INDEX_FILE)
         data, description = self._shards() if sharded else self._pages(concurrency)
-        beside = [name for name in (TOKENIZER_FILE,) if self._has(name)]
-        beside += [name for name in OPTIONAL if self._shows(name)]
-        data += [_described(name, self._read(name, MAX_TOKENIZER_BYTES)) for name in beside]
+        if self._has(TOKENIZER_FILE):
+            data.append(_described(TOKENIZER_FILE, self._read(TOKENIZER_FILE, MAX_TOKENIZER_BYTES)))
+        data += [file for name in OPTIONAL if (file := self._beside(name)) is not None]
         return Inventory(tuple(sorted(data, key=lambda file: file.path)), tuple(description))
 
     def fetch(self, file: DatasetFile, path: Path) -> str:
@@ -115,14 +126,19 @@ class Originals:
 
         Raises:
             PermanentError: `dataset_missing`; `dataset_malformed` if it is not what the metadata say.
-            TransientError: A store failed, and no other has the file.
+            TransientError: A store failed, and no other has the file or the manifest that it is checked against.
         """
         first = next(self._turns) % len(self._stores)
+        stores = self._stores[first:] + self._stores[:first]
+        blocks = None if file.manifest is None else self._blocks(stores, file.manifest, file.path, path)
+        return self._in_turn(stores, file, blocks, path)
+
+    def _in_turn(self, stores: Sequence[ObjectStore], file: DatasetFile, blocks: BlockedFile | None, path: Path) -> str:
         errors: list[TemplarError] = []
-        for store in self._stores[first:] + self._stores[:first]:
+        for store in stores:
             check_stop()
             try:
-                return self._fetch_from(store, file, path)
+                return self._fetch_from(store, file, blocks, path)
             except TemplarError as error:
                 if error.reason is Reason.LOCAL_FILE:  # no other store would help
                     raise
@@ -132,7 +148,15 @@ class Originals:
         leading = (passing or present or errors)[0]
         raise type(leading)(leading.reason, "; ".join(error.message for error in errors)) from leading
 
-    def _fetch_from(self, store: ObjectStore, file: DatasetFile, path: Path) -> str:
+    def _blocks(self, stores: Sequence[ObjectStore], shard: ManifestFile, name: str, path: Path) -> BlockedFile:
+        """What the blocks of a shard's file must be; the manifest lies at `path` until the file takes its place."""
+        self._in_turn(stores, shard.file, None, path)
+        with local_file(path):
+            content = path.read_bytes()
+        parsed = parse_manifest(content, self._prefix + shard.file.path, shard.index, shard.split, shard.number)
+        return next(each for each in parsed.files if each.name == name)
+
+    def _fetch_from(self, store: ObjectStore, file: DatasetFile, blocks: BlockedFile | None, path: Path) -> str:
         with self._reading(file.path, store.name):
             store.get_file(self._prefix + file.path, path, max_bytes=file.size)
         with local_file(path):
@@ -141,20 +165,21 @@ class Originals:
             raise self._unsound(file.path, f"has {size} bytes, must have {file.size}", store.name)
         if file.sha256 not in {None, sha256}:
             raise self._unsound(file.path, f"has SHA-256 {sha256}, must have {file.sha256}", store.name)
-        if file.blocks is not None and (block := wrong_block(path, file.blocks)) is not None:
+        if blocks is not None and (block := wrong_block(path, blocks)) is not None:
             raise self._unsound(file.path, f"has other bytes in block {block} than the manifest says", store.name)
         return sha256
 
     def _has(self, name: str) -> bool:
         return self._replicas.head(self._prefix + name) is not None
 
-    def _shows(self, name: str) -> bool:
-        """Whether a store shows a file that may be missed; one that fails does not count."""
+    def _beside(self, name: str) -> DatasetFile | None:
+        """A file that may be missed, of any length; None if no store shows it. A store that fails does not count."""
         try:
-            return self._has(name)
+            info = self._replicas.head(self._prefix + name)
         except TransientError as error:
             log.warning("%s is left out: %s", name, error)
-            return False
+            return None
+        return None if info is None else DatasetFile(name, info.size, None)
 
     def _read(self, name: str, max_bytes: int) -> bytes:
         with self._reading(name, self._replicas.names):
@@ -175,10 +200,11 @@ class Originals:
                 name = manifest_file(split, number)
                 content = self._read(name, MAX_MANIFEST_BYTES)
                 if sha256_hex(content) != entry.manifest_sha256:
-                    raise self._unsound(name, "has another SHA-256 than the index says", self._replicas.names)
-                manifest = parse_manifest(content, self._prefix + name, index, split, number)
-                files.append(DatasetFile(name, len(content), entry.manifest_sha256))
-                files += [DatasetFile(each.name, each.size, None, blocks=each) for each in manifest.files]
+                    raise self._unsound(name, "has another SHA-256 than the index says")
+                file = DatasetFile(name, len(content), entry.manifest_sha256)
+                described = parse_manifest(content, self._prefix + name, index, split, number).files
+                manifest = ManifestFile(file, index, split, number)
+                files += [file, *(DatasetFile(each.name, each.size, None, manifest=manifest) for each in described)]
         return files, [_described(INDEX_FILE, data)]
 
     def _listed(self, metadata: bytes, sizes: bytes) -> list[Shard]:
@@ -190,11 +216,9 @@ class Originals:
             for found in parse_shard_sizes(sizes, self._prefix + SHARD_SIZES_FILE, configs, split).values():
                 for shard in found.shards:
                     if shards.setdefault(shard.path, shard) != shard:
-                        raise self._unsound(
-                            SHARD_SIZES_FILE, f"lists {shard.path} twice, and differently", self._replicas.names
-                        )
+                        raise self._unsound(SHARD_SIZES_FILE, f"lists {shard.path} twice, and differently")
         if not shards:
-            raise self._unsound(METADATA_FILE, "lists no config besides `default`", self._replicas.names)
+            raise self._unsound(METADATA_FILE, "lists no config besides `default`")
         return list(shards.values())
 
     def _sized(self, shard: Shard) -> DatasetFile:
@@ -223,11 +247,10 @@ class Originals:
             f"{self._prefix}{name} is not in {where}: correct the source's bucket or folder, or name a complete source",
         )
 
-    def _unsound(self, name: str, problem: str, where: str) -> PermanentError:
-        return PermanentError(
-            Reason.DATASET_MALFORMED,
-            f"{self._prefix}{name} in {where} {problem}: name a source that is sound, or have this one mended",
-        )
+    def _unsound(self, name: str, problem: str, where: str = "") -> PermanentError:
+        place = f"{self._prefix}{name} in {where or self._replicas.names}"
+        remedy = "name a source that is sound, or have this one mended"
+        return PermanentError(Reason.DATASET_MALFORMED, f"{place} {problem}: {remedy}")
 
 
 class HasPath(Protocol):
@@ -236,7 +259,6 @@ class HasPath(Protocol):
     @property
     def path(self) -> str:
         """The file."""
-        ...
 
 
 P = TypeVar("P", bound=HasPath)

@@ -13,8 +13,9 @@ from templar.exchange.publish import TimedReport
 from templar.gradient.payload import Payload
 from templar.model.training import OptimizerState, TrainResult
 from templar.neuron.evaluate import Evaluation
-from templar.neuron.miner import Miner, PageReport
+from templar.neuron.miner import Miner
 from templar.neuron.node import Node, Settlement
+from templar.neuron.reports import PageReport
 from templar.neuron.validator import Validator
 
 

@@ -9,13 +9,15 @@ from uuid import uuid4
 import pytest
 
 from deployments.s3_endpoint import create_bucket_with_keys
-from templar.data import copying
+from templar.data import copying, originals
+from templar.data.building.card import CARD_FILE, README_FILE
 from templar.data.copying import Check, CopyReport, Outcome, copy_dataset
 from templar.data.metadata import METADATA_FILE, SHARD_SIZES_FILE
+from templar.data.originals import Originals
 from templar.data.pages import PageDataset
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.interrupt import StoppedError, clear_stop, request_stop
-from templar.model.tokenizer import TOKENIZER_FILE
+from templar.model.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from templar.store.base import DeleteReport, ObjectInfo, ObjectStore
 from templar.store.directory import DirectoryStore
 from templar.store.s3 import S3Store
@@ -147,6 +149,23 @@ class TestCopy:
         target = Target()
         copy(store_of(files), target)
         assert content(target) == files
+
+    @pytest.mark.parametrize("name", [CARD_FILE, README_FILE, TOKENIZER_CONFIG_FILE])
+    def test_what_lies_beside_it_may_be_long(
+        self, files: dict[str, bytes], name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        longest = len(files[TOKENIZER_FILE])
+        monkeypatch.setattr(originals, "MAX_TOKENIZER_BYTES", longest)
+        files[name] = bytes(longest + 1)
+        source, target = store_of(files), Target()
+        (listed,) = [file for file in Originals([source], PREFIX).inventory(1).files if file.path == name]
+        assert (listed.size, listed.data) == (longest + 1, None)
+        for outcome in (Outcome.COPIED, Outcome.ALREADY_THERE):
+            (seen,) = [each for each in copy(source, target).objects if each.path == name]
+            assert (seen.outcome, seen.check) == (outcome, Check.READ_BACK)
+        assert content(target) == files
+        target.put(f"{TO}/{name}", b"1" * (longest + 1))
+        refused(lambda: copy(source, target), Reason.OBJECT_DIFFERS, name, "SHA-256")
 
     @pytest.mark.parametrize("fields", [("sha256",), ("sha256", "size_bytes")])
     def test_without_hashes_all_is_read_back(self, files: dict[str, bytes], fields: tuple[str, ...]) -> None:

@@ -1,5 +1,6 @@
 """A copied dataset of shards: every block checked against its manifest, and the index last."""
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -7,8 +8,9 @@ import pytest
 
 from templar.data.build import upload_dataset
 from templar.data.copying import Check, CopyReport, Outcome, copy_dataset
+from templar.data.originals import Originals
 from templar.data.sharded.dataset import ShardedDataset
-from templar.data.sharded.manifest import INDEX_FILE
+from templar.data.sharded.manifest import INDEX_FILE, ShardManifest
 from templar.data.sharded.writing import build_shards
 from templar.errors import PermanentError, Reason
 from templar.store.base import ObjectStore
@@ -92,3 +94,28 @@ def test_a_second_source_helps_out(source: MemoryStore) -> None:
     damage(source, TOKENS)
     copy(source, other, target=target)
     assert content(target, TO) == content(other, PREFIX)
+
+
+def test_memory_holds_no_hashes_of_blocks(source: MemoryStore) -> None:
+    held = pickle.dumps(Originals([source], PREFIX).inventory(1))
+    for name in ("train_000000.json", "train_000001.json"):
+        manifest = ShardManifest.model_validate_json(source.get(f"{PREFIX}/{name}", max_bytes=10**8))
+        assert not [block for file in manifest.files for block in file.blocks if block.encode() in held]
+
+
+@pytest.mark.parametrize("name", [TOKENS, "sample_ids_000001.bin"])
+def test_a_manifest_that_is_damaged_meanwhile_is_passed_over(source: MemoryStore, tmp_path: Path, name: str) -> None:
+    other = MemoryStore("other")
+    for path, data in content(source, PREFIX).items():
+        other.put(f"{PREFIX}/{path}", data)
+    originals = Originals([source, other], PREFIX)
+    file = next(file for file in originals.inventory(1).data if file.path == name)
+    damage(source, "train_000001.json")
+    wanted = other.get(f"{PREFIX}/{name}", max_bytes=10**8)
+    for _ in range(2):  # whichever store is first
+        originals.fetch(file, tmp_path / "file")
+        assert (tmp_path / "file").read_bytes() == wanted
+    damage(other, "train_000001.json")
+    with pytest.raises(PermanentError, match=r"train_000001\.json .*SHA-256") as caught:
+        originals.fetch(file, tmp_path / "file")
+    assert caught.value.reason is Reason.DATASET_MALFORMED

@@ -17,10 +17,12 @@ from prefect.client.schemas.filters import (
     ArtifactFilter,
     ArtifactFilterFlowRunId,
     FlowRunFilter,
+    FlowRunFilterDeploymentId,
     FlowRunFilterId,
     FlowRunFilterName,
 )
 from prefect.client.schemas.objects import Artifact, FlowRun, State, TaskRun
+from prefect.client.schemas.sorting import FlowRunSort
 
 from deployments.local.bringup import STORAGE, LocalNetwork, worker_command
 from deployments.local.plan import LocalNeuron, LocalPlan
@@ -160,10 +162,12 @@ class LiveNetwork:
         return state
 
     def _runs_by_hand(self, deployment: str) -> list[FlowRun]:
-        name = deployment.partition("/")[2]
-        (found,) = [each for each in self.client.read_deployments() if each.name == name]
-        runs: list[FlowRun] = self.client.read_flow_runs()
-        return [run for run in runs if run.deployment_id == found.id and not run.auto_scheduled]
+        """The newest page of a deployment's runs, without those that its schedule made."""
+        of_deployment = FlowRunFilterDeploymentId(any_=[self.client.read_deployment_by_name(deployment).id])
+        runs: list[FlowRun] = self.client.read_flow_runs(
+            flow_run_filter=FlowRunFilter(deployment_id=of_deployment), sort=FlowRunSort.EXPECTED_START_TIME_DESC
+        )
+        return [run for run in runs if not run.auto_scheduled]
 
     def wait(self, condition: Callable[[], Any], what: str) -> None:
         """Wait until something holds; a store or a chain that fails for a moment is asked again."""

@@ -46,9 +46,10 @@ from templar.exchange.peers import Selection
 from templar.exchange.reveal import Contribution
 from templar.neuron.aggregator import Aggregator
 from templar.neuron.housekeeping import CleanupReport, CleanupRow
-from templar.neuron.miner import Miner, PageReport
+from templar.neuron.miner import Miner
 from templar.neuron.node import Node, Settlement
 from templar.neuron.opening import Action, Opening
+from templar.neuron.reports import PageReport
 from templar.neuron.validator import Validator
 from templar.scoring.evidence import Evidence, Measurement, MinerRecord, SlashRecord, WeightRecord
 from tests.support.prefect_server import RunningPrefectServer

@@ -6,6 +6,7 @@ import pkgutil
 
 import pytest
 from prefect import Task
+from prefect.cache_policies import NO_CACHE
 from prefect.states import Failed
 
 import tasks
@@ -62,6 +63,11 @@ def test_a_task_has_its_policy(name: str) -> None:
     assert task.retry_delay_seconds == policy.get("retry_delay_seconds", 0)
     assert task.retry_jitter_factor == policy.get("retry_jitter_factor")
     assert task.retry_condition_fn is (is_transient if policy else None)
+
+
+@pytest.mark.parametrize("name", ["read_sources", "make_parts", "assemble_dataset"])
+def test_a_plan_of_many_files_is_not_hashed(name: str) -> None:
+    assert ALL[name].cache_policy is NO_CACHE
 
 
 @pytest.mark.parametrize("policy", [CHAIN, STORE, WEIGHTS, HOUSEKEEPING], ids=["chain", "store", "weights", "house"])
