@@ -10,13 +10,12 @@ failure, run it again.
 
 import argparse
 import sys
-from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
 from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -24,11 +23,12 @@ from deployments.copy_dataset import GO_ON, INTERRUPTED
 from deployments.register import read_environment
 from tasks.build_dataset import upload_target
 from templar.arguments import whole_number
-from templar.data.build import upload_dataset
 from templar.data.building.card import CARD_FILE
 from templar.data.building.plan import BuildRequest, BuildSettings, Layout
 from templar.data.building.run import BuiltDataset, build
-from templar.data.building.sources import TEXT_SUFFIXES, TextSource, source_from_text
+from templar.data.building.sources import TEXT_SUFFIXES, source_from_text
+from templar.data.building.upload import upload_built
+from templar.data.copying import Outcome
 from templar.errors import TemplarError, TransientError
 from templar.store.address import is_account_id
 
@@ -50,7 +50,7 @@ def run(request: BuildRequest, arguments: argparse.Namespace, console: Console) 
     """Build, upload, and print what came of it.
 
     Raises:
-        TemplarError: See `build` and `upload_dataset`; `bad_environment` before anything is touched.
+        TemplarError: See `build` and `upload_built`; `bad_environment` before anything is touched.
     """
     target = None
     if arguments.to_account is not None:
@@ -67,9 +67,18 @@ def run(request: BuildRequest, arguments: argparse.Namespace, console: Console) 
     show(built, console)
     if target is not None:
         store, prefix = target
-        receipt = upload_dataset(built.root, store, prefix)
+        with Progress(BarColumn(), DownloadColumn(), console=Console(stderr=True)) as progress:
+            bar = progress.add_task("upload", total=None)
+            report = upload_built(
+                built.root,
+                store,
+                prefix,
+                on_progress=lambda done, total: progress.update(bar, completed=done, total=total),
+            )
         where = f"{store.name}/{prefix}".rstrip("/")
-        text = f"uploaded to {where}: {receipt.num_objects} objects, {decimal(receipt.num_bytes)}"
+        size = decimal(sum(each.num_bytes for each in report.objects))
+        there = len(report.having(Outcome.ALREADY_THERE))
+        text = f"uploaded to {where}: {len(report.objects)} objects, {size}; {there} were there already"
         console.print(Text(text), soft_wrap=True)
 
 
@@ -113,11 +122,20 @@ def _arguments() -> tuple[BuildRequest, argparse.Namespace]:
     parser.add_argument("--out", type=_folder, required=True, metavar="FOLDER", help="the folder to make")
     parser.add_argument("--column", default="text", help="column, or key of a line, that holds the text (text)")
     parser.add_argument("--suffix", action="append", metavar=".END", help=f"text files ({' '.join(TEXT_SUFFIXES)})")
-    parser.add_argument("--tokenizer", default=defaults["tokenizer"], help="embedded, a folder or a Hugging Face id")
-    parser.add_argument("--held-out-fraction", type=float, default=defaults["held_out_fraction"], metavar="X")
+    parser.add_argument(
+        "--tokenizer", default=defaults["tokenizer"], help="embedded, a folder or a Hugging Face id (embedded)"
+    )
+    parser.add_argument(
+        "--held-out-fraction",
+        type=float,
+        default=defaults["held_out_fraction"],
+        metavar="X",
+        help=f"part of each source's characters to hold out, in (0, 1) ({defaults['held_out_fraction']})",
+    )
     for name, text in NUMBERS.items():
         option = f"--{name.replace('_', '-')}"
-        parser.add_argument(option, type=whole_number(1), default=defaults[name], metavar="N", help=text)
+        shown = f"{text} ({defaults[name] or 'by size'})"
+        parser.add_argument(option, type=whole_number(1), default=defaults[name], metavar="N", help=shown)
     parser.add_argument("--workers", type=whole_number(1), metavar="N", help="threads; one per processor by default")
     parser.add_argument("--to-account", type=_account, metavar="ID", help="upload: account that owns the bucket")
     parser.add_argument("--to-bucket", metavar="NAME", help="upload: the bucket; the account's name by default")
@@ -139,16 +157,9 @@ def _request(arguments: argparse.Namespace) -> BuildRequest:
         arguments.tokenizer,
         **{name: getattr(arguments, name) for name in NUMBERS},
     )
-    return BuildRequest(_sources(arguments.source, arguments), arguments.out, settings)
-
-
-def _sources(texts: Sequence[str], arguments: argparse.Namespace) -> tuple[TextSource, ...]:
     suffixes = arguments.suffix or TEXT_SUFFIXES
-    sources = tuple(source_from_text(text, column=arguments.column, suffixes=suffixes) for text in texts)
-    names = [source.name for source in sources]
-    if len(set(names)) < len(names):
-        raise ValueError(f"two sources have one name: {', '.join(sorted(names))}; write NAME=PATH")
-    return sources
+    sources = (source_from_text(text, column=arguments.column, suffixes=suffixes) for text in arguments.source)
+    return BuildRequest(tuple(sources), arguments.out, settings)
 
 
 def _folder(text: str) -> Path:

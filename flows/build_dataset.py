@@ -2,14 +2,24 @@
 
 import os
 from pathlib import Path
+from typing import Annotated, Any
 
 from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
+from prefect.utilities.annotations import quote
+from pydantic import AfterValidator, Field
 
 from tasks.build_dataset import assemble_dataset, find_dataset, make_parts, read_sources, upload_dataset, upload_target
 from templar.data.building.plan import BuildRequest, BuildSettings, Layout
 from templar.data.building.sources import TEXT_SUFFIXES, source_from_text
+from templar.store.address import is_account_id
+
+
+def _account(text: str) -> str:
+    if not is_account_id(text):
+        raise ValueError(f"{text!r} is not 3 to 32 lower-case letters, digits and inner hyphens")
+    return text
 
 
 @flow(name="build-dataset", flow_run_name="build {out}")
@@ -20,8 +30,8 @@ async def build_dataset(
     settings: BuildSettings = BuildSettings(Layout.SHARDS),  # noqa: B008 - frozen
     column: str = "text",
     suffixes: tuple[str, ...] = TEXT_SUFFIXES,
-    workers: int | None = None,
-    upload_account: str | None = None,
+    workers: Annotated[int, Field(ge=1)] | None = None,
+    upload_account: Annotated[str, AfterValidator(_account)] | None = None,
     upload_bucket: str | None = None,
     upload_prefix: str | None = None,
 ) -> State[None]:
@@ -35,7 +45,7 @@ async def build_dataset(
         suffixes: Ends of the names of text files.
         workers: Threads; one per processor by default.
         upload_account: Account that owns the bucket to upload to; no upload by default. The keys are the worker's
-            R2_DATASET_WRITE_*.
+            R2_DATASET_WRITE_*. Nothing is written over another dataset.
         upload_bucket: The bucket; the account's name by default.
         upload_prefix: The folder in it; DATASET_BINS_PATH by default.
     """
@@ -45,11 +55,11 @@ async def build_dataset(
     request = BuildRequest(read, Path(out).expanduser().resolve(), settings)
     built = find_dataset(request, workers)
     if built is None:
-        plan = read_sources(request, workers)
+        plan: Any = quote(read_sources(request, workers))  # Prefect would look into every file of it
         make_parts(plan, workers)
         built = assemble_dataset(plan, workers)
     message = f"{settings.layout} dataset {built.card.digest[:12]}: {built.num_bytes} bytes in {built.root}"
     if upload_account is not None:
-        receipt = upload_dataset(built.root, upload_account, upload_bucket, upload_prefix)
-        message += f", {receipt.num_objects} objects uploaded"
+        uploaded = upload_dataset(built.root, upload_account, upload_bucket, upload_prefix)
+        message += f", {uploaded.num_objects} objects uploaded, {uploaded.num_already_there} were there already"
     return Completed(message=message)

@@ -3,20 +3,30 @@
 import os
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from prefect import task
+from prefect.cache_policies import NO_CACHE
 
 from blocks.hosting import hosting_from_environment
-from blocks.storage import StorageEndpoint
 from tasks.artifacts import progress, table
 from tasks.policy import HOUSEKEEPING, STORE
-from templar.data.build import UploadReceipt
-from templar.data.build import upload_dataset as upload
 from templar.data.building import run as building
 from templar.data.building.plan import BuildRequest, Plan
 from templar.data.building.run import BuiltDataset
+from templar.data.building.upload import upload_built
+from templar.data.copying import Outcome
 from templar.store.base import ObjectStore
+
+
+@dataclass(frozen=True)
+class Uploaded:
+    """What came of an upload: objects of the dataset, how many of them were there already, and bytes of all."""
+
+    num_objects: int
+    num_already_there: int
+    num_bytes: int
 
 
 @task(task_run_name="find dataset", **HOUSEKEEPING)
@@ -25,19 +35,19 @@ def find_dataset(request: BuildRequest, workers: int | None) -> BuiltDataset | N
     return building.find_built(request, workers=workers)
 
 
-@task(task_run_name="read sources", **HOUSEKEEPING)
+@task(task_run_name="read sources", cache_policy=NO_CACHE, **HOUSEKEEPING)
 def read_sources(request: BuildRequest, workers: int | None) -> Plan:
     """See `templar.data.building.run.prepare`. What has been read shows as a progress artifact."""
     return building.prepare(request, workers=workers, on_progress=_bar(request, "read", "Input that has been read."))
 
 
-@task(task_run_name="make parts", **HOUSEKEEPING)
+@task(task_run_name="make parts", cache_policy=NO_CACHE, **HOUSEKEEPING)
 def make_parts(plan: Plan, workers: int | None) -> None:
     """See `templar.data.building.run.make_parts`. Input that is done shows as a progress artifact."""
     building.make_parts(plan, workers=workers, on_progress=_bar(plan.request, "parts", "Input that is done."))
 
 
-@task(task_run_name="assemble dataset", **HOUSEKEEPING)
+@task(task_run_name="assemble dataset", cache_policy=NO_CACHE, **HOUSEKEEPING)
 def assemble_dataset(plan: Plan, workers: int | None) -> BuiltDataset:
     """See `templar.data.building.run.assemble`. The dataset's card is a table artifact."""
     bar = _bar(plan.request, "assemble", "Files of the dataset that are written.")
@@ -48,42 +58,37 @@ def assemble_dataset(plan: Plan, workers: int | None) -> BuiltDataset:
 
 
 @task(task_run_name="upload dataset", **STORE)
-def upload_dataset(root: Path, account: str, bucket: str | None, prefix: str | None) -> UploadReceipt:
-    """See `templar.data.build.upload_dataset` and `upload_target`; the keys are those of this process."""
+def upload_dataset(root: Path, account: str, bucket: str | None, prefix: str | None) -> Uploaded:
+    """See `templar.data.building.upload` and `upload_target`; the keys are those of this process."""
     store, folder = upload_target(os.environ, account, bucket, prefix)
-    return upload(root, store, folder)
+    report = upload_built(root, store, folder)
+    num_bytes = sum(each.num_bytes for each in report.objects)
+    return Uploaded(len(report.objects), len(report.having(Outcome.ALREADY_THERE)), num_bytes)
 
 
 def upload_target(
-    environment: Mapping[str, str],
-    account: str,
-    bucket: str | None,
-    prefix: str | None,
-    endpoint: StorageEndpoint | None = None,
+    environment: Mapping[str, str], account: str, bucket: str | None, prefix: str | None
 ) -> tuple[ObjectStore, str]:
     """Where a dataset goes: a store that can be written, and the folder in it.
 
     Args:
-        environment: Name -> value; the keys are R2_DATASET_WRITE_*.
+        environment: Name -> value; the keys are R2_DATASET_WRITE_*, the storage is TEMPLAR_STORAGE.
         account: The account that owns the bucket.
         bucket: The bucket; the account's name by default.
         prefix: The folder; DATASET_BINS_PATH by default.
-        endpoint: The storage; TEMPLAR_STORAGE by default.
 
     Raises:
         PermanentError: `bad_environment`; the message names every variable that is missing or malformed.
     """
     hosting = hosting_from_environment(environment, reads=False, writes=True)
     assert hosting.write is not None  # noqa: S101 - it was asked for
-    opened = hosting.endpoint if endpoint is None else hosting.endpoint.model_copy(update={"url": endpoint.url})
-    return opened.open(bucket or account, account, hosting.write, writable=True), (
-        hosting.prefix if prefix is None else prefix
-    )
+    store = hosting.endpoint.open(bucket or account, account, hosting.write, writable=True)
+    return store, hosting.prefix if prefix is None else prefix
 
 
 def artifact_key(root: Path) -> str:
     """The key of the table about a dataset, and the beginning of those of its progress."""
-    return f"dataset-{re.sub('[^a-z0-9]+', '-', root.name.lower()).strip('-')}"
+    return f"built-{re.sub('[^a-z0-9]+', '-', root.name.lower()).strip('-')}"
 
 
 def _bar(request: BuildRequest, step: str, description: str) -> Callable[[float], None]:

@@ -20,6 +20,8 @@ from templar.data.corpus import Document, split_rows
 from templar.data.holding_out import SPLITS, split_documents
 from templar.data.metadata import (
     DEFAULT_CONFIG,
+    MAX_METADATA_BYTES,
+    MAX_SHARD_SIZES_BYTES,
     METADATA_FILE,
     SHARD_SIZES_FILE,
     TRAIN_SPLIT,
@@ -29,6 +31,7 @@ from templar.data.metadata import (
     sizes_key,
 )
 from templar.data.parquet import TEXT_COLUMN
+from templar.data.sharded.blocked_writer import replaced
 from templar.data.sharded.manifest import INDEX_FILE
 from templar.errors import PermanentError, Reason
 from templar.model.tokenizer import TOKENIZER_FILE, train_embedded_tokenizer
@@ -131,7 +134,8 @@ def build_dataset(
 def upload_dataset(root: Path, store: ObjectStore, prefix: str) -> UploadReceipt:
     """Put a dataset folder of either layout into a store, the files that describe it last.
 
-    A reader that finds them finds everything. After a failure, run it again.
+    A reader that finds them finds everything. After a failure, run it again. For datasets of any size, and files that
+    are there already, see `templar.data.building.upload.upload_built`.
 
     Args:
         root: The folder.
@@ -140,17 +144,50 @@ def upload_dataset(root: Path, store: ObjectStore, prefix: str) -> UploadReceipt
 
     Raises:
         TransientError: The store cannot be reached.
-        PermanentError: The store refuses; `dataset_missing` if the folder has the description of no layout.
+        PermanentError: The store refuses; `dataset_missing` if the folder has the description of no layout;
+            `object_differs`, before anything is written, if another dataset is there.
+    """
+    described = require_free(root, store, prefix)
+    files = [file for file in _files(root) if file.name not in described] + [root / name for name in described]
+    for file in files:
+        store.put_file(folder_prefix(prefix) + file.relative_to(root).as_posix(), file)
+    return UploadReceipt(len(files), sum(file.stat().st_size for file in files))
+
+
+def require_free(root: Path, store: ObjectStore, prefix: str) -> list[str]:
+    """Refuse to upload a dataset over another one, whatever its layout.
+
+    Args:
+        root: The dataset's folder.
+        store: Where to.
+        prefix: Folder of the dataset in the store; empty for its root.
+
+    Returns:
+        The names of the files that describe the dataset, in the order in which they are uploaded.
+
+    Raises:
+        TransientError: The store cannot be reached.
+        PermanentError: The store refuses; `dataset_missing` if the folder has the description of no layout;
+            `object_differs` if the store has a description that is not that of this dataset.
     """
     found = [names for names in DESCRIPTIONS if all((root / name).is_file() for name in names)]
     if not found:
         wanted = " or ".join(" with ".join(names) for names in DESCRIPTIONS)
         raise PermanentError(Reason.DATASET_MISSING, f"{root} has no {wanted}: build the dataset first")
     described = [name for names in found for name in names]
-    files = [file for file in _files(root) if file.name not in described] + [root / name for name in described]
-    for file in files:
-        store.put_file(folder_prefix(prefix) + file.relative_to(root).as_posix(), file)
-    return UploadReceipt(len(files), sum(file.stat().st_size for file in files))
+    for name in (name for names in DESCRIPTIONS for name in names):
+        key = folder_prefix(prefix) + name
+        info = store.head(key)
+        if info is None:
+            continue
+        own = (root / name).read_bytes() if name in described else b""
+        if info.size != len(own) or store.get(key, max_bytes=info.size) != own:
+            raise PermanentError(
+                Reason.OBJECT_DIFFERS,
+                f"{store.name}/{key}: describes another dataset than {root}; nothing was written: name another folder "
+                "of the bucket, or delete that dataset first",
+            )
+    return described
 
 
 def _write_shards(root: Path, folder: str, rows: Sequence[str], rows_per_group: int, shard_rows: int) -> list[Shard]:
@@ -186,9 +223,12 @@ def write_metadata(root: Path, sizes: Mapping[str, SplitSizes], configs: Sequenc
         root: The dataset's folder.
         sizes: The files of every split of every config, by `sizes_key`.
         configs: The configs, sorted.
+
+    Raises:
+        TransientError, PermanentError: `object_too_large` if no reader would take one of them, before any is written;
+            `local_file`.
     """
     tree = {key: sizes[key].model_dump(mode="json") for key in sorted(sizes)}
-    (root / SHARD_SIZES_FILE).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
     entries = [
         {
             "config_name": config,
@@ -199,7 +239,22 @@ def write_metadata(root: Path, sizes: Mapping[str, SplitSizes], configs: Sequenc
         }
         for config in (DEFAULT_CONFIG, *configs)
     ]
-    (root / METADATA_FILE).write_text(yaml.safe_dump({"configs": entries}, sort_keys=False), encoding="utf-8")
+    contents = (
+        (SHARD_SIZES_FILE, json.dumps(tree, indent=2) + "\n", MAX_SHARD_SIZES_BYTES, "raise shard_rows"),
+        (
+            METADATA_FILE,
+            yaml.safe_dump({"configs": entries}, sort_keys=False),
+            MAX_METADATA_BYTES,
+            "name fewer sources",
+        ),
+    )
+    for name, text, most, remedy in contents:
+        if len(text.encode()) > most:
+            problem = f"{name} has {len(text.encode())} bytes, readers take {most} at most: {remedy}"
+            raise PermanentError(Reason.OBJECT_TOO_LARGE, f"{root}/{problem}")
+    for name, text, _, _ in contents:
+        with replaced(root / name) as file:
+            file.write(text.encode())
 
 
 def _files(root: Path) -> list[Path]:

@@ -8,6 +8,8 @@ import yaml
 
 from templar.canonical import file_sha256
 from templar.data.build import build_dataset, upload_dataset
+from templar.data.building.upload import upload_built
+from templar.data.copying import Outcome
 from templar.data.corpus import Document, collect_documents, split_rows
 from templar.errors import PermanentError, Reason
 from templar.model.tokenizer import load_tokenizer
@@ -176,3 +178,34 @@ def test_a_folder_that_is_no_dataset_is_not_uploaded(tmp_path: Path) -> None:
         upload_dataset(tmp_path, store, "dataset")
     assert caught.value.reason is Reason.DATASET_MISSING
     assert list(store.list()) == []
+
+
+@pytest.mark.parametrize("name", ["_metadata.yaml", "_shard_sizes.json", "_shards.json"])
+def test_upload_never_replaces_another_dataset(tmp_path: Path, name: str) -> None:
+    store = MemoryStore()
+    root = small_dataset(tmp_path / "dataset", MemoryStore())
+    store.put(f"there/{name}", b"another one")
+    for upload in (upload_dataset, upload_built):
+        with pytest.raises(PermanentError, match="nothing was written") as caught:
+            upload(root, store, "there")
+        assert caught.value.reason is Reason.OBJECT_DIFFERS
+        assert [info.key for info in store.list()] == [f"there/{name}"]
+
+
+def test_upload_again_writes_nothing(tmp_path: Path) -> None:
+    store = MemoryStore()
+    root = small_dataset(tmp_path / "dataset", store)
+    first = upload_built(root, store, "elsewhere")
+    assert not first.having(Outcome.ALREADY_THERE)
+    assert len(upload_built(root, store, "elsewhere").having(Outcome.ALREADY_THERE)) == len(first.objects)
+    assert upload_dataset(root, store, "elsewhere").num_objects == len(first.objects) == len(contents(root))
+
+
+@pytest.mark.parametrize("limit", ["MAX_METADATA_BYTES", "MAX_SHARD_SIZES_BYTES"])
+def test_a_description_that_no_reader_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    monkeypatch.setattr(f"templar.data.build.{limit}", 100)
+    documents = numbered_documents("alpha", num_documents=4, num_lines=10)
+    with pytest.raises(PermanentError, match="at most") as caught:
+        build_dataset(documents, tmp_path / "dataset", vocab_size=300)
+    assert caught.value.reason is Reason.OBJECT_TOO_LARGE
+    assert not (tmp_path / "dataset").exists()

@@ -24,6 +24,7 @@ from templar.data.building.sources import TextSource
 from templar.data.building.units import find_groups, in_threads
 from templar.data.corpus import Document
 from templar.data.pages import PageDataset
+from templar.data.sharded import blocked_writer
 from templar.data.sharded.writing import build_shards
 from templar.errors import PermanentError, Reason
 from templar.model.tokenizer import load_tokenizer, train_embedded_tokenizer
@@ -153,7 +154,7 @@ class TestKilled:
             if status == 0:
                 break
             assert status == -signal.SIGKILL
-            assert not root.exists()
+            assert not root.exists() or contents(root) == contents(whole.root)
             deaths, step = deaths + 1, step * 2
         assert deaths >= 4
         assert contents(root) == contents(whole.root)
@@ -188,6 +189,56 @@ class TestKilled:
         assert caught.value.reason is Reason.OBJECT_DIFFERS
 
     @pytest.mark.parametrize("layout", LAYOUTS)
+    def test_a_file_that_changes_its_bytes_alone(self, source_folder: Path, tmp_path: Path, layout: Layout) -> None:
+        plan = prepare(request(source_folder, tmp_path / "built", layout))
+        path = source_folder / "texts" / "003.txt"
+        path.write_bytes(path.read_bytes().swapcase())
+        with pytest.raises(PermanentError, match="build it again") as caught:
+            make_parts(plan)
+        assert caught.value.reason is Reason.OBJECT_DIFFERS
+        build(plan.request)
+        build(request(source_folder, tmp_path / "fresh", layout))
+        assert contents(plan.request.root) == contents(tmp_path / "fresh")
+
+    def test_a_file_that_changes_while_it_is_hashed(
+        self, source_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def touched(path: Path) -> str:
+            path.write_text("something else")
+            return file_sha256(path)
+
+        monkeypatch.setattr(units, "_sha256", touched)
+        with pytest.raises(PermanentError) as caught:
+            prepare(request(source_folder, tmp_path / "built", Layout.SHARDS))
+        assert caught.value.reason is Reason.OBJECT_DIFFERS
+
+    def test_killed_after_the_last_step(self, source_folder: Path, tmp_path: Path) -> None:
+        wanted = request(source_folder, tmp_path / "built", Layout.SHARDS)
+        built = build(wanted)
+        (wanted.work / "parts").mkdir(parents=True)
+        assert build(wanted) == built
+        assert not wanted.work.exists()
+
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    def test_a_part_that_cannot_be_read_is_made_again(
+        self, source_folder: Path, tmp_path: Path, layout: Layout
+    ) -> None:
+        plan = prepare(request(source_folder, tmp_path / "built", layout))
+        make_parts(plan)
+        parts = contents(plan.request.work)
+        manifests = [*plan.request.work.rglob("parts/*.npy"), *plan.request.work.rglob("contents.json")]
+        for path in manifests:
+            path.write_bytes(b"")
+        make_parts(plan)
+        assert manifests
+        assert contents(plan.request.work) == parts
+        if layout is Layout.SHARDS:
+            (plan.request.work / f"dataset-{plan.digest[:16]}").mkdir()
+            (plan.request.work / f"dataset-{plan.digest[:16]}" / "train_000000.json").write_bytes(b"{")
+        whole = build(request(source_folder, tmp_path / "whole", layout))
+        assert contents(assemble(plan).root) == contents(whole.root)
+
+    @pytest.mark.parametrize("layout", LAYOUTS)
     def test_a_complete_one_is_left_alone(self, source_folder: Path, tmp_path: Path, layout: Layout) -> None:
         wanted = request(source_folder, tmp_path / "built", layout)
         built = build(wanted)
@@ -199,6 +250,7 @@ class TestKilled:
         wanted = request(source_folder, tmp_path / "built", Layout.SHARDS)
         before = contents(build(wanted).root)
         wanted.work.mkdir()
+        (wanted.work / "unfinished").write_text("of somebody")
         others = [
             request(source_folder, wanted.root, Layout.SHARDS, sequence_length=17),
             request(source_folder, wanted.root, Layout.PAGES),
@@ -209,7 +261,7 @@ class TestKilled:
             with pytest.raises(PermanentError) as caught:
                 build(other)
             assert caught.value.reason is Reason.OBJECT_EXISTS
-        assert not wanted.work.exists()
+        assert contents(wanted.work) == {"unfinished": b"of somebody"}
         (source_folder / "texts" / "003.txt").write_text("something else\n" * 50)
         with pytest.raises(PermanentError, match="is there already"):
             build(wanted)
@@ -235,6 +287,25 @@ class TestRefused:
                 build(wanted)
         assert caught.value.reason is Reason.ALREADY_RUNNING
 
+    def test_a_lock_that_was_removed_before_it_was_taken(
+        self, source_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As when the process before this one finishes between the open and the lock."""
+        import fcntl
+
+        wanted = request(source_folder, tmp_path / "built", Layout.SHARDS)
+        lock, taken = fcntl.flock, []
+
+        def late(file: Any, how: int) -> None:
+            if not taken:
+                (wanted.work / LOCK_FILE).unlink()
+            taken.append(file)
+            lock(file, how)
+
+        monkeypatch.setattr(fcntl, "flock", late)
+        prepare(wanted)
+        assert len(taken) == 2
+
     def test_a_source_that_is_too_small(self, tmp_path: Path) -> None:
         (tmp_path / "one").mkdir()
         (tmp_path / "one" / "a.txt").write_text("alone")
@@ -244,8 +315,33 @@ class TestRefused:
         assert caught.value.reason is Reason.DATASET_TOO_SMALL
 
     def test_two_sources_of_one_name(self, source_folder: Path) -> None:
+        sources = TextSource("x", source_folder / "texts"), TextSource("x", source_folder / "rows")
         with pytest.raises(ValueError, match="NAME=PATH"):
-            find_groups([TextSource("x", source_folder / "texts"), TextSource("x", source_folder / "rows")])
+            BuildRequest(sources, Path("/none"), BuildSettings(Layout.SHARDS))
+
+    @pytest.mark.parametrize("name", ["rows/built", "rows", "rows/deep/built", "link/built"])
+    def test_a_folder_in_a_source(self, source_folder: Path, name: str) -> None:
+        (source_folder / "link").symlink_to(source_folder / "rows")
+        with pytest.raises(ValueError, match="name a folder outside of the source"):
+            request(source_folder, source_folder / name, Layout.SHARDS)
+
+    def test_unfinished_work_in_a_source_or_around_it(self, tmp_path: Path) -> None:
+        for source in ("built.work", "built.work/deep", "built/deep"):
+            with pytest.raises(ValueError, match="name a"):
+                BuildRequest((TextSource("x", tmp_path / source),), tmp_path / "built", BuildSettings(Layout.SHARDS))
+
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    def test_more_than_readers_take(
+        self, source_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: Layout
+    ) -> None:
+        monkeypatch.setattr(blocked_writer, "MAX_INDEX_BYTES", 300)
+        monkeypatch.setattr("templar.data.build.MAX_SHARD_SIZES_BYTES", 500)
+        wanted = request(source_folder, tmp_path / "built", layout)
+        with pytest.raises(PermanentError, match=r"raise shard_rows|raise samples_per_shard") as caught:
+            build(wanted)
+        assert caught.value.reason is Reason.OBJECT_TOO_LARGE
+        (partial,) = wanted.work.glob("dataset-*")
+        assert not [*partial.glob("*.npy"), *partial.glob("_*")]
 
     @pytest.mark.parametrize(
         "wrong",
@@ -326,6 +422,7 @@ class TestTheResult:
         readme = (built.root / "README.md").read_text()
         assert card["digest"] in readme
         assert "a.parquet" in readme
+        assert "| `<eos>` |" in readme
         assert built.num_bytes == sum(map(len, contents(built.root).values()))
         assert read_card(built.root) == built.card
 
@@ -355,6 +452,23 @@ class TestThreads:
         with pytest.raises(KeyError):
             in_threads(work, range(50), 1)
         assert begun == [0]
+
+    def test_an_error_ends_what_runs(self) -> None:
+        ended: list[BaseException] = []
+
+        def work(number: int) -> None:
+            if number:
+                raise KeyError(number)
+            try:
+                while True:
+                    units.check_ended()
+            except interrupt.StoppedError as error:
+                ended.append(error)
+                raise
+
+        with pytest.raises(KeyError):
+            in_threads(work, range(2), 2)
+        assert ended
 
     def test_a_stop(self) -> None:
         interrupt.request_stop()

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from templar.data.building import rows
 from templar.data.building.sources import TextSource, find_inputs, read_texts, source_from_text
 from templar.errors import PermanentError, Reason
 
@@ -83,8 +84,8 @@ class TestFolders:
 class TestSaved:
     def save(self, folder: Path, **state: Any) -> Path:
         """As `datasets.save_to_disk` does."""
-        for number, rows in enumerate((ROWS[:2], ROWS[2:])):
-            write(folder / f"data-{number:05d}-of-00002.arrow", "stream", rows)
+        for number, part in enumerate((ROWS[:2], ROWS[2:])):
+            write(folder / f"data-{number:05d}-of-00002.arrow", "stream", part)
         (folder / "dataset_info.json").write_text("{}")
         listed = [{"filename": f"data-{number:05d}-of-00002.arrow"} for number in (1, 0)]
         (folder / "state.json").write_text(json.dumps({"_data_files": listed} | state))
@@ -207,3 +208,49 @@ class TestRefused:
         assert source_from_text("/a/b.c").name == "b"
         with pytest.raises(ValueError, match="suffixes"):
             TextSource("x", Path("x"), suffixes=())
+        with pytest.raises(ValueError, match="write NAME=PATH"):
+            source_from_text("/a/b c")
+
+    def test_an_equals_sign_in_a_path(self, tmp_path: Path) -> None:
+        path = tmp_path / "lang=en"
+        path.mkdir()
+        assert source_from_text(f"en={path}") == TextSource("en", path)
+        (tmp_path / "a=b.txt").write_text("text")
+        with pytest.raises(ValueError, match="write NAME=PATH"):  # it is a path, and its name is none for a source
+            source_from_text(str(tmp_path / "a=b.txt"))
+
+    def test_a_name_that_is_not_utf8(self, tmp_path: Path) -> None:
+        Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")).write_text("text")
+        with pytest.raises(PermanentError, match=r"caf\\udce9\.txt'.*rename it") as caught:
+            find_inputs(TextSource("source", tmp_path))
+        assert caught.value.reason is Reason.DATASET_MALFORMED
+
+    def test_a_link_to_a_folder(self, tmp_path: Path) -> None:
+        (tmp_path / "in").mkdir()
+        (tmp_path / "in" / "a.txt").write_text("text")
+        (tmp_path / "in" / "more").symlink_to(tmp_path)
+        with pytest.raises(PermanentError, match="links to folders") as caught:
+            find_inputs(TextSource("source", tmp_path / "in"))
+        assert str(tmp_path / "in" / "more") in caught.value.message
+
+    def test_a_folder_that_cannot_be_listed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "closed").mkdir()
+        (tmp_path / "a.txt").write_text("text")
+        scandir = os.scandir
+
+        def closed(path: Any) -> Any:
+            if str(path).endswith("closed"):
+                raise PermissionError(13, "Permission denied", path)
+            return scandir(path)
+
+        monkeypatch.setattr(os, "scandir", closed)
+        with pytest.raises(PermanentError, match="closed: Permission denied") as caught:
+            find_inputs(TextSource("source", tmp_path))
+        assert caught.value.reason is Reason.LOCAL_FILE
+
+    def test_a_large_batch_is_cut(self, tmp_path: Path) -> None:
+        table = pa.table({"text": [str(number) for number in range(1000)]})
+        with (tmp_path / "x.arrow").open("wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table)
+        assert max(len(batch) for batch in rows._arrow(tmp_path / "x.arrow", "text")) == rows.BATCH_ROWS
+        assert [text for _, text in documents(TextSource("x", tmp_path))] == [str(number) for number in range(1000)]

@@ -76,7 +76,13 @@ def test_into_a_bucket(call: Call, books: Path, tmp_path: Path) -> None:
     files = contents(tmp_path / "out")
     assert files.items() <= contents(tmp_path / "buckets" / "mine" / "here").items()
     assert f"uploaded to mine/here: {len(files)} objects" in out
+    assert "; 0 were there already" in out
     assert "hush" not in out + err
+    live = contents(tmp_path / "buckets" / "mine" / "here")
+    status, _, err = call("--source", books, "--layout", "pages", "--out", tmp_path / "other", *SMALL, *target)
+    assert status == 1
+    assert err.strip().splitlines()[-1].startswith("[object_differs]")
+    assert contents(tmp_path / "buckets" / "mine" / "here") == live
 
 
 class TestMistakes:
@@ -99,6 +105,7 @@ class TestMistakes:
             (["--source", "x", "--vocab-size", "5"], "vocab_size"),
             (["--source", "x", "--block-bytes", "5"], "block_bytes"),
             (["--source", "x", "--workers", "0"], "--workers"),
+            (["--source", "/none"], "outside of the source"),
             (["--source", "x", "--to-bucket", "b"], "go with --to-account"),
             (["--source", "x", "--to-account", "../x"], "lower-case letters"),
         ],
@@ -121,7 +128,7 @@ class TestMistakes:
             raise TransientError(Reason.LOCAL_FILE, "local file: No space left on device")
 
         monkeypatch.setattr(command, "build", full)
-        status, _, err = call("--source", tmp_path, "--layout", "pages", "--out", tmp_path / "out")
+        status, _, err = call("--source", tmp_path / "in", "--layout", "pages", "--out", tmp_path / "out")
         assert status == 1
         assert err.strip().endswith(command.GO_ON)
 
@@ -130,6 +137,6 @@ class TestMistakes:
             raise KeyboardInterrupt
 
         monkeypatch.setattr(command, "build", interrupt)
-        status, _, err = call("--source", tmp_path, "--layout", "pages", "--out", tmp_path / "out")
+        status, _, err = call("--source", tmp_path / "in", "--layout", "pages", "--out", tmp_path / "out")
         assert status == 130
         assert command.GO_ON in err

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from prefect.client.schemas.objects import State
+from prefect.exceptions import ParameterTypeError
 
 from flows.build_dataset import build_dataset
 from tasks.build_dataset import artifact_key
@@ -62,7 +63,7 @@ def test_from_files_to_a_folder(books: Path, tmp_path: Path, prefect_server: Run
         f"shards dataset {built.card.digest[:12]}: {built.num_bytes} bytes in {out.resolve()}"
     )
     assert names_of(prefect_server, state, 4) == STEPS
-    assert artifact_key(out) == "dataset-my-dataset-1"
+    assert artifact_key(out) == "built-my-dataset-1"
     with prefect_server.client() as client:
         table = client.request("GET", f"/artifacts/{artifact_key(out)}/latest").json()
         assert '"source": "books"' in table["data"]
@@ -92,7 +93,11 @@ def test_into_a_bucket(books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     files = {path.relative_to(tmp_path / "out") for path in (tmp_path / "out").rglob("*") if path.is_file()}
     bucket = tmp_path / "buckets" / "mine" / "here"
     assert files <= {path.relative_to(bucket) for path in bucket.rglob("*")}
-    assert str(state.message).endswith(f", {len(files)} objects uploaded")
+    assert str(state.message).endswith(f", {len(files)} objects uploaded, 0 were there already")
+    settings = BuildSettings(layout, **SETTINGS | {"held_out_fraction": 0.3})
+    state = run([books], tmp_path / "other", settings=settings, upload_account="mine", upload_prefix="here")
+    assert state.is_failed()
+    assert "[object_differs]" in str(state.message)
 
 
 def test_missing_keys_are_noticed_before_anything_is_built(books: Path, tmp_path: Path) -> None:
@@ -108,6 +113,14 @@ def test_a_source_that_is_not_there_is_not_tried_again(tmp_path: Path, prefect_s
     assert "[dataset_missing]" in str(state.message)
     with prefect_server.client() as client:
         assert [each.run_count for each in task_runs(client, state, at_least=2) if each.name == "read sources"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"), [({"workers": 0}, "workers"), ({"upload_account": "../x"}, "lower-case letters")]
+)
+def test_wrong_parameters(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(ParameterTypeError, match=words):
+        build_dataset.validate_parameters({"sources": ["a"], "out": "b"} | wrong)
 
 
 def test_settings_come_as_plain_values() -> None:

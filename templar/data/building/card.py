@@ -13,6 +13,7 @@ from templar.canonical import canonical_json
 from templar.data.building.plan import Layout, Plan
 from templar.data.building.units import Unit
 from templar.data.holding_out import SPLITS
+from templar.data.sharded.blocked_writer import replaced
 from templar.errors import PermanentError, Reason
 from templar.model.tokenizer import EMBEDDED, Tokenizer
 from templar.store.files import local_file
@@ -155,8 +156,9 @@ def files_of(units: Iterable[Unit]) -> tuple[tuple[str, int, str], ...]:
 def write_card(card: Card, root: Path) -> None:
     """Write `card.json` and `README.md`; errors as in `local_file`."""
     with local_file(root):
-        (root / CARD_FILE).write_bytes(canonical_json(card.to_json()))
-        (root / README_FILE).write_text(readable(card), encoding="utf-8")
+        for name, data in ((CARD_FILE, canonical_json(card.to_json())), (README_FILE, readable(card).encode())):
+            with replaced(root / name) as file:
+                file.write(data)
 
 
 def read_card(root: Path) -> Card:
@@ -206,7 +208,7 @@ def readable(card: Card) -> str:
         "",
         "## Tokenizer",
         "",
-        *_table([dict(card.tokenizer)]),
+        *_table([dict(card.tokenizer) | {"eos_token": f"`{card.tokenizer['eos_token']}`"}]),
         "",
         "## Settings",
         "",

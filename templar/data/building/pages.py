@@ -18,10 +18,13 @@ from templar.canonical import canonical_json, file_sha256, sha256_hex
 from templar.data.build import write_metadata, write_rows
 from templar.data.building.card import Card, Counts, make_card
 from templar.data.building.plan import Plan, part_key
-from templar.data.building.units import Unit, checked_texts, replaced
+from templar.data.building.units import Unit, checked_texts
 from templar.data.corpus import Document, split_rows
 from templar.data.holding_out import SPLITS
 from templar.data.metadata import TRAIN_SPLIT, Shard, SplitSizes, sizes_key
+from templar.data.sharded.blocked_writer import replaced, sync_file
+from templar.errors import PermanentError, Reason
+from templar.model.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from templar.store.files import local_file
 
 _CONTENTS = "contents.json"
@@ -39,7 +42,7 @@ def make_page_part(plan: Plan, unit: Unit, held_out: NDArray[np.bool_]) -> None:
         TransientError, PermanentError: As in `checked_texts`; `local_file`.
     """
     folder = _part_folder(plan, unit, held_out)
-    if (folder / _CONTENTS).exists():
+    if _contents(folder) is not None:
         return
     with local_file(folder):
         shutil.rmtree(folder, ignore_errors=True)
@@ -54,7 +57,8 @@ def assemble_pages(plan: Plan, partial: Path, workers: int | None, on_progress: 
     """Link the files of all units into the folder under their final names, and write what describes them.
 
     Raises:
-        TransientError, PermanentError: `local_file`.
+        TransientError, PermanentError: `local_file`; `dataset_missing` if a part is not finished; `object_too_large` as
+            in `write_metadata`.
     """
     del workers
     with local_file(partial):
@@ -64,7 +68,11 @@ def assemble_pages(plan: Plan, partial: Path, workers: int | None, on_progress: 
     counts: dict[tuple[str, str], Counts] = {}
     for number, (unit, held_out) in enumerate(zip(plan.units, plan.held_out(), strict=True), start=1):
         part = _part_folder(plan, unit, held_out)
-        contents = json.loads((part / _CONTENTS).read_bytes())
+        contents = _contents(part)
+        if contents is None:
+            raise PermanentError(
+                Reason.DATASET_MISSING, f"{part}: the part is not finished; build again, it is made again"
+            )
         for split in SPLITS:
             key = unit.source, split
             shards = files.setdefault(key, [])
@@ -76,10 +84,22 @@ def assemble_pages(plan: Plan, partial: Path, workers: int | None, on_progress: 
         for key, shards in files.items()
     }
     tokenizer = plan.tokenizer()
-    tokenizer.save(partial)
+    with local_file(partial):
+        tokenizer.save(partial)
+    for name in (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE):
+        sync_file(partial / name)
     write_metadata(partial, sizes, sorted({source for source, _ in files}))
     digest = sha256_hex(canonical_json({key: sizes[key].model_dump(mode="json") for key in sizes}))
     return make_card(plan, tokenizer, counts, digest, None)
+
+
+def _contents(folder: Path) -> dict[str, Any] | None:
+    """What a part has; None if it is not finished, or what says so cannot be read."""
+    try:
+        content = json.loads((folder / _CONTENTS).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    return content if isinstance(content, dict) and content.keys() == {*SPLITS} else None
 
 
 def _write_split(plan: Plan, unit: Unit, folder: Path, chosen: NDArray[np.bool_]) -> dict[str, Any]:
@@ -91,6 +111,7 @@ def _write_split(plan: Plan, unit: Unit, folder: Path, chosen: NDArray[np.bool_]
     for rows in _batches(_rows(texts, settings.row_chars), settings.shard_rows):
         file = folder / f"{len(files):06d}.parquet"
         write_rows(file, rows, settings.rows_per_group)
+        sync_file(file)
         size = file.stat().st_size
         files.append({"path": file.name, "num_rows": len(rows), "size_bytes": size, "sha256": file_sha256(file)})
     num_chars = int(plan.census(unit).num_chars[chosen].sum())

@@ -22,8 +22,15 @@ from templar.data.building.units import (
     take_census,
 )
 from templar.data.holding_out import Measured, held_out_masks
-from templar.data.sharded.blocked_writer import ShardLayout
-from templar.model.tokenizer import EMBEDDED, TOKENIZER_FILE, Tokenizer, load_tokenizer, train_embedded_tokenizer
+from templar.data.sharded.blocked_writer import ShardLayout, sync_file
+from templar.model.tokenizer import (
+    EMBEDDED,
+    TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE,
+    Tokenizer,
+    load_tokenizer,
+    train_embedded_tokenizer,
+)
 from templar.store.files import local_file
 
 LEAST_VOCAB_SIZE = 244
@@ -107,11 +114,34 @@ class BuildRequest:
         sources: Where the texts are; every source needs two documents at least.
         root: The folder to make.
         settings: How.
+
+    Raises:
+        ValueError: There is no source, two have one name, or one holds what is built, or is held by it.
     """
 
     sources: tuple[TextSource, ...]
     root: Path
     settings: BuildSettings
+
+    def __post_init__(self) -> None:
+        names = [source.name for source in self.sources]
+        if not names:
+            raise ValueError("sources is empty: name one at least")
+        if len(set(names)) < len(names):
+            raise ValueError(f"two sources have one name: {', '.join(sorted(names))}; write NAME=PATH")
+        for source in self.sources:
+            folder = source.root.resolve()
+            for own in (self.root.resolve(), self.work.resolve()):
+                if own.is_relative_to(folder):
+                    raise ValueError(
+                        f"{own} lies in source {source.name!r} ({folder}), which would be built of its own results: "
+                        "name a folder outside of the source"
+                    )
+                if folder.is_relative_to(own):
+                    raise ValueError(
+                        f"source {source.name!r} ({folder}) lies in {own}, which the build makes and removes: name "
+                        "another folder to build"
+                    )
 
     @property
     def work(self) -> Path:
@@ -239,4 +269,6 @@ def _save(tokenizer: Tokenizer, folder: Path) -> None:
     partial = folder.with_name(f"{folder.name}.partial")
     with local_file(folder):
         tokenizer.save(partial)
+        for name in (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE):
+            sync_file(partial / name)
         partial.rename(folder)

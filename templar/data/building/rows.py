@@ -18,7 +18,7 @@ from templar.store.files import local_file
 
 ROW_SUFFIXES = (".parquet", ".arrow", ".jsonl")
 BATCH_ROWS = 256
-"""Rows of a Parquet file that are decoded at a time."""
+"""Rows of a Parquet or Arrow file that are texts in memory at a time."""
 
 
 def read_rows(path: Path, column: str) -> Iterator[str]:
@@ -63,7 +63,9 @@ def _arrow(path: Path, column: str) -> Iterator[Any]:
         _require_texts(path, reader.schema, column)
         batches = reader if stream else map(reader.get_batch, range(reader.num_record_batches))
         for batch in batches:
-            yield batch.column(column)
+            texts = batch.column(column)
+            for start in range(0, len(texts), BATCH_ROWS):
+                yield texts.slice(start, BATCH_ROWS)
 
 
 def _json_lines(path: Path, column: str) -> Iterator[str]:

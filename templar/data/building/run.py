@@ -10,11 +10,13 @@ input file that changes in between is done again.
 """
 
 import fcntl
+import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from templar.data.building.card import CARD_FILE, Card, files_of, read_card, write_card
 from templar.data.building.pages import assemble_pages, make_page_part
@@ -24,7 +26,7 @@ from templar.data.building.units import Unit, find_groups, identify, in_threads
 from templar.data.sharded.writing import require_absent
 from templar.errors import PermanentError, Reason
 from templar.model.tokenizer import EMBEDDED, load_tokenizer
-from templar.store.files import local_file
+from templar.store.files import local_file, sync_folder
 
 LOCK_FILE = ".lock"
 
@@ -83,6 +85,8 @@ def build(
 def find_built(request: BuildRequest, *, workers: int | None = None) -> BuiltDataset | None:
     """The dataset that an earlier call with the same settings, input and tokenizer completed; None if there is none.
 
+    Work that an earlier call left behind when it was killed after its last step is removed.
+
     Raises:
         TransientError, PermanentError: As in `build`.
     """
@@ -98,15 +102,18 @@ def find_built(request: BuildRequest, *, workers: int | None = None) -> BuiltDat
         and [file for source in card.sources for file in source.files] == list(files_of(units))
         and own == (None if card.tokenizer["embedded"] else card.tokenizer["digest"])
     )
-    return BuiltDataset(request.root, card, _num_bytes(request.root)) if same else None
+    if not same:
+        return None
+    if request.work.exists():
+        with _alone(request.work):
+            _remove(request.work)
+    return BuiltDataset(request.root, card, _num_bytes(request.root))
 
 
 def prepare(request: BuildRequest, *, workers: int | None = None, on_progress: Progress = _silent) -> Plan:
     """Find out what there is to do; errors as in `build`."""
+    require_absent(request.root)
     with _alone(request.work):
-        if request.root.exists():
-            shutil.rmtree(request.work, ignore_errors=True)  # of a build that was killed after its last step
-        require_absent(request.root)
         return plan_build(request, workers, on_progress)
 
 
@@ -134,8 +141,8 @@ def make_parts(plan: Plan, *, workers: int | None = None, on_progress: Progress 
 def assemble(plan: Plan, *, workers: int | None = None, on_progress: Progress = _silent) -> BuiltDataset:
     """Put the parts together and the folder under its name; errors as in `build`."""
     root, work = plan.request.root, plan.request.work
-    require_absent(root)
     with _alone(work), local_file(root):
+        require_absent(root)
         partial = work / f"dataset-{plan.digest[:16]}"
         partial.mkdir(exist_ok=True)
         assembled = assemble_shards if plan.request.settings.layout is Layout.SHARDS else assemble_pages
@@ -143,7 +150,8 @@ def assemble(plan: Plan, *, workers: int | None = None, on_progress: Progress = 
         write_card(card, partial)
         num_bytes = _num_bytes(partial)
         partial.rename(root)
-        shutil.rmtree(work, ignore_errors=True)
+        sync_folder(str(root.parent))
+        _remove(work)
     return BuiltDataset(root, card, num_bytes)
 
 
@@ -151,17 +159,37 @@ def _num_bytes(root: Path) -> int:
     return sum(file.stat().st_size for file in root.rglob("*") if file.is_file())
 
 
+def _remove(work: Path) -> None:
+    """Remove unfinished work, the lock last; who holds it calls this when nothing else is left to do."""
+    for path in work.iterdir():
+        if path.name != LOCK_FILE:
+            shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):  # the next one may have begun
+        (work / LOCK_FILE).unlink()
+        work.rmdir()
+
+
 @contextmanager
 def _alone(work: Path) -> Iterator[None]:
     """Let no other process build in this folder."""
-    with local_file(work):
-        work.mkdir(parents=True, exist_ok=True)
-        file = (work / LOCK_FILE).open("w")
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise PermanentError(
-                Reason.ALREADY_RUNNING, f"{work}: another process builds this dataset; wait for it, or end it"
-            ) from None
-        yield
+    path = work / LOCK_FILE
+    while True:
+        with local_file(work):
+            work.mkdir(parents=True, exist_ok=True)
+            file = path.open("w")
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise PermanentError(
+                    Reason.ALREADY_RUNNING, f"{work}: another process builds this dataset; wait for it, or end it"
+                ) from None
+            if _is_at(file, path):  # and not a lock that was removed before it was ours
+                yield
+                return
+
+
+def _is_at(file: TextIO, path: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    return False

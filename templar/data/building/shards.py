@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from templar.canonical import sha256_hex
 from templar.data.building.card import Card, Counts, make_card
 from templar.data.building.plan import Plan, part_key
-from templar.data.building.units import Unit, checked_texts, in_threads, replaced
+from templar.data.building.units import Unit, check_ended, checked_texts, in_threads
 from templar.data.holding_out import SPLITS
 from templar.data.metadata import TRAIN_SPLIT
-from templar.data.sharded.blocked_writer import ShardLayout, TokenType, stored_type
+from templar.data.sharded.blocked_writer import ShardLayout, TokenType, replaced, require_index_fits, stored_type
 from templar.data.sharded.manifest import ShardEntry, ShardManifest, manifest_file
 from templar.data.sharded.tokens import encode_all, packed, token_type
 from templar.data.sharded.writing import ShardWriter, describe_shards
@@ -37,7 +38,7 @@ def make_token_part(plan: Plan, unit: Unit, tokenizer: Tokenizer) -> None:
         TransientError, PermanentError: As in `checked_texts`; `local_file`.
     """
     tokens_path, lengths_path = _part_files(plan, unit)
-    if lengths_path.exists():
+    if _is_array(lengths_path):
         return
     stored = stored_type(token_type(tokenizer))
     lengths: list[int] = []
@@ -54,7 +55,8 @@ def assemble_shards(plan: Plan, partial: Path, workers: int | None, on_progress:
 
     Raises:
         ValueError: The layout is none, see `ShardLayout`.
-        TransientError, PermanentError: `dataset_too_small`, `local_file`.
+        TransientError, PermanentError: `dataset_too_small`; `object_too_large`, before a shard is written, if no reader
+            would take the index; `local_file`.
     """
     settings, tokenizer = plan.request.settings, plan.tokenizer()
     layout = ShardLayout(
@@ -63,6 +65,7 @@ def assemble_shards(plan: Plan, partial: Path, workers: int | None, on_progress:
     parts = _Parts(plan, layout.dtype)
     streams = {split: parts.stream(split) for split in SPLITS}
     shards = [(split, index) for split in SPLITS for index in range(streams[split].num_shards(layout))]
+    require_index_fits(len(shards), layout)
     done = 0
 
     def work(shard: tuple[str, int]) -> ShardEntry:
@@ -163,18 +166,27 @@ def _write(partial: Path, split: str, index: int, stream: _Stream, layout: Shard
     tokens = stream.read(first * layout.sequence_length, stop * layout.sequence_length)
     with ShardWriter(partial, split, index, layout) as writer:
         for samples in packed(tokens, layout.sequence_length):
+            check_ended()
             writer.write(samples)
         return writer.finish()
 
 
 def _finished(partial: Path, split: str, index: int) -> ShardEntry | None:
     """What the index says of a shard that an earlier try has written, if it has."""
-    path = partial / manifest_file(split, index)
-    if not path.exists():
+    try:
+        data = (partial / manifest_file(split, index)).read_bytes()
+        manifest = ShardManifest.model_validate_json(data)
+    except (FileNotFoundError, ValidationError):
         return None
-    data = path.read_bytes()
-    manifest = ShardManifest.model_validate_json(data)
     return ShardEntry(num_samples=manifest.num_samples, num_bytes=manifest.num_bytes, manifest_sha256=sha256_hex(data))
+
+
+def _is_array(path: Path) -> bool:
+    try:
+        np.load(path, mmap_mode="r")
+    except (FileNotFoundError, EOFError, ValueError):
+        return False
+    return True
 
 
 def _part_files(plan: Plan, unit: Unit) -> tuple[Path, Path]:

@@ -6,8 +6,9 @@ A source is a file or a folder:
     *.parquet, *.jsonl        one document per row, of one column
     *.arrow                   the same, as `datasets.save_to_disk` writes it beside state.json
 
-A folder with files of rows is read as such, and its texts (a README) are left alone. The order of files and of
-documents depends on names alone. A text is taken as it is, and one of no characters is left out.
+A folder with files of rows is read as such, and its texts (a README) are left alone. Hidden files and folders are
+passed over; a link to a file is followed, one to a folder is refused. The order of files and of documents depends on
+names alone. A text is taken as it is, and one of no characters is left out.
 """
 
 import json
@@ -49,7 +50,7 @@ class TextSource:
         if not _NAME.fullmatch(self.name) or self.name == DEFAULT_CONFIG:
             raise ValueError(
                 f"source name {self.name!r} must be letters, digits, dots, dashes and underscores, and not "
-                f"{DEFAULT_CONFIG!r}"
+                f"{DEFAULT_CONFIG!r}; write NAME=PATH"
             )
         if not self.suffixes or not all(self.suffixes):
             raise ValueError("suffixes must not be empty")
@@ -77,10 +78,12 @@ class InputFile:
 def source_from_text(text: str, *, column: str = "text", suffixes: Sequence[str] = TEXT_SUFFIXES) -> TextSource:
     """A source from `PATH` or `NAME=PATH`; without a name it has that of the folder, or of the file without its end.
 
+    What exists is a path, even if there is an equals sign in it.
+
     Raises:
         ValueError: The name is none for a source.
     """
-    name, equals, path = text.partition("=")
+    name, equals, path = ("", "", "") if Path(text).expanduser().exists() else text.partition("=")
     root = Path(path if equals else text).expanduser()
     own = root.resolve().name if root.is_dir() else root.stem
     return TextSource(name if equals else own, root, column, tuple(suffixes))
@@ -91,7 +94,8 @@ def find_inputs(source: TextSource) -> list[InputFile]:
 
     Raises:
         PermanentError: `dataset_missing` if there is no such file or folder, or nothing in it to read;
-            `dataset_malformed` if it is a saved dataset of several splits, or one with an index of rows; `local_file`.
+            `dataset_malformed` if it is a saved dataset of several splits, or one with an index of rows, has a link to
+            a folder, or a name that is not UTF-8; `local_file`.
     """
     root = source.root
     if not root.exists():
@@ -133,6 +137,12 @@ def read_texts(file: InputFile) -> Iterator[tuple[str, str]]:
 
 
 def _input(source: TextSource, name: str, path: Path) -> InputFile:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise PermanentError(
+            Reason.DATASET_MALFORMED, f"{str(path)!r}: the file's name is not UTF-8; rename it"
+        ) from None
     with local_file(path):
         size = path.stat().st_size
     return InputFile(source.name, name, path, size, source.column if path.suffix in ROW_SUFFIXES else None)
@@ -140,11 +150,22 @@ def _input(source: TextSource, name: str, path: Path) -> InputFile:
 
 def _walk(root: Path, suffixes: Sequence[str]) -> Iterator[str]:
     """Files by the ends of their names; nothing hidden, nothing in hidden folders."""
-    for folder, folders, files in os.walk(root):
+    for folder, folders, files in os.walk(root, onerror=_unreadable):
         folders[:] = [name for name in folders if not name.startswith(".")]
+        links = sorted(str(path) for name in folders if (path := Path(folder) / name).is_symlink())
+        if links:
+            raise PermanentError(
+                Reason.DATASET_MALFORMED,
+                f"{links[0]!r}: links to folders are not followed; name that folder as a source, or take the link out",
+            )
         for file in files:
             if file.endswith(tuple(suffixes)) and not file.startswith("."):
                 yield (Path(folder) / file).relative_to(root).as_posix()
+
+
+def _unreadable(error: OSError) -> None:
+    with local_file(Path(error.filename)):
+        raise error
 
 
 def _saved(root: Path) -> list[str]:

@@ -4,30 +4,38 @@ What is found out about a piece is kept in the build's folder under its key, a h
 was killed goes on, and no name or time decides whether a result may be used again.
 """
 
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from threading import Event
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from templar.canonical import canonical_json, file_sha256, sha256_hex
+from templar.canonical import canonical_json, sha256_hex
 from templar.data.building.sources import InputFile, TextSource, find_inputs, read_texts
 from templar.data.holding_out import held_out_key
+from templar.data.sharded.blocked_writer import replaced
 from templar.data.sharded.tokens import order_key
 from templar.errors import PermanentError, Reason
-from templar.interrupt import check_stop
-from templar.store.files import local_file, replacing
+from templar.interrupt import StoppedError, check_stop
+from templar.store.files import local_file
 
 MOST_TEXT_BYTES = 2**25
 MOST_TEXT_FILES = 4096
 """Text files are put together up to these limits: a part for each of them would be mostly overhead."""
 MOST_WORKERS = 16
 _FORMAT = 1
+_HASHED_BYTES = 2**22
+_ended: ContextVar[Event | None] = ContextVar("ended", default=None)
+
+Stamp = tuple[int, int, int]
+"""Length, time of the last change in ns, and inode of a file."""
 
 
 @dataclass(frozen=True)
@@ -39,17 +47,29 @@ class Unit:
         files: The files, in order.
         sha256: The hash of each.
         key: A hash of all that its documents follow from.
+        stamps: What the file system said of each before it was hashed; not kept, and no part of the key.
     """
 
     source: str
     files: tuple[InputFile, ...]
     sha256: tuple[str, ...]
     key: str
+    stamps: tuple[Stamp, ...]
 
     def texts(self) -> Iterator[tuple[str, str]]:
-        """Its documents in order, as name and text; errors as in `read_texts`."""
-        for file in self.files:
-            yield from read_texts(file)
+        """Its documents in order, as name and text. Who takes the last one knows that they are those of the hashes.
+
+        Raises:
+            StoppedError: This thread is to end.
+            TransientError, PermanentError: `object_differs`; a file has changed since it was hashed. Otherwise as in
+                `read_texts`.
+        """
+        for file, stamp in zip(self.files, self.stamps, strict=True):
+            for document in read_texts(file):
+                check_ended()
+                yield document
+            if _stamp(file.path) != stamp:
+                raise _changed(self.files)
 
     @property
     def num_bytes(self) -> int:
@@ -76,12 +96,8 @@ def find_groups(sources: Sequence[TextSource]) -> list[tuple[InputFile, ...]]:
     """The files of all sources in groups that are worked on as one, by names of sources and files.
 
     Raises:
-        ValueError: Two sources have one name.
         PermanentError: As in `find_inputs`.
     """
-    names = [source.name for source in sources]
-    if len(set(names)) < len(names):
-        raise ValueError(f"two sources have one name: {', '.join(sorted(names))}; write NAME=PATH")
     groups: list[tuple[InputFile, ...]] = []
     for source in sorted(sources, key=lambda source: source.name):
         waiting: list[InputFile] = []
@@ -104,15 +120,20 @@ def identify(files: tuple[InputFile, ...]) -> Unit:
     """Hash the files of a group.
 
     Raises:
-        TransientError, PermanentError: `local_file`.
+        StoppedError: This thread is to end.
+        TransientError, PermanentError: `object_differs`; a file changed meanwhile. `local_file`.
     """
     hashes: list[str] = []
+    stamps: list[Stamp] = []
     for file in files:
-        with local_file(file.path):
-            hashes.append(file_sha256(file.path))
+        stamp = _stamp(file.path)
+        hashes.append(_sha256(file.path))
+        if stamp[0] != file.size or _stamp(file.path) != stamp:
+            raise _changed(files)
+        stamps.append(stamp)
     content = [[file.name, file.column, sha256] for file, sha256 in zip(files, hashes, strict=True)]
     key = sha256_hex(canonical_json({"format": _FORMAT, "source": files[0].source, "files": content}))
-    return Unit(files[0].source, files, tuple(hashes), key)
+    return Unit(files[0].source, files, tuple(hashes), key, tuple(stamps))
 
 
 def take_census(unit: Unit, folder: Path) -> None:
@@ -146,22 +167,19 @@ def checked_texts(unit: Unit, census: Census) -> Iterator[str]:
     number = 0
     for _, text in unit.texts():
         if number >= len(census.num_chars) or len(text) != census.num_chars[number]:
-            raise _changed(unit)
+            raise _changed(unit.files)
         yield text
         number += 1
     if number < len(census.num_chars):
-        raise _changed(unit)
+        raise _changed(unit.files)
 
 
-@contextmanager
-def replaced(path: Path) -> Iterator[BinaryIO]:
-    """As `replacing`, and on the disk before it has its name; the folder is made."""
-    with local_file(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
+def check_ended() -> None:
+    """Raise StoppedError in a thread of `in_threads` that is to end; work of more than a moment calls it often."""
+    check_stop()
+    ended = _ended.get()
+    if ended is not None and ended.is_set():
+        raise StoppedError(Reason.STOPPED, "another thread of the build has failed, or it was interrupted")
 
 
 T = TypeVar("T")
@@ -171,7 +189,9 @@ R = TypeVar("R")
 def in_threads(
     work: Callable[[T], R], things: Iterable[T], workers: int | None, on_done: Callable[[T], None] = lambda _: None
 ) -> list[R]:
-    """Work on things in parallel; the results in their order. After an error, or a stop, no further thing begins.
+    """Work on things in parallel; the results in their order.
+
+    After an error, an interrupt or a stop, no further thing begins, and what runs ends where it calls `check_ended`.
 
     Threads suffice: tokenising, hashing and Parquet do their work without Python's lock.
 
@@ -188,18 +208,23 @@ def in_threads(
     results: dict[int, R] = {}
     waiting = list(enumerate(things))[::-1]
     items = dict(waiting)
-    with ThreadPoolExecutor(number, thread_name_prefix="build") as pool:
+    ended = Event()
+    with ThreadPoolExecutor(number, "build", initializer=_ended.set, initargs=(ended,)) as pool:
         running: dict[Future[R], int] = {}
-        while waiting or running:
-            check_stop()
-            while waiting and len(running) < number:
-                index, thing = waiting.pop()
-                running[pool.submit(work, thing)] = index
-            done, _ = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                index = running.pop(future)
-                results[index] = future.result()
-                on_done(items[index])
+        try:
+            while waiting or running:
+                check_stop()
+                while waiting and len(running) < number:
+                    index, thing = waiting.pop()
+                    running[pool.submit(work, thing)] = index
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    index = running.pop(future)
+                    results[index] = future.result()
+                    on_done(items[index])
+        except BaseException:
+            ended.set()
+            raise
     return [results[index] for index in range(len(results))]
 
 
@@ -207,6 +232,21 @@ def _census_file(unit: Unit, folder: Path) -> Path:
     return folder / "census" / f"{unit.key}.npy"
 
 
-def _changed(unit: Unit) -> PermanentError:
-    names = f"{unit.files[0].path}" + (f" or one of {len(unit.files) - 1} files after it" if unit.files[1:] else "")
+def _stamp(path: Path) -> Stamp:
+    with local_file(path):
+        stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns, stat.st_ino
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with local_file(path), path.open("rb") as file:
+        while data := file.read(_HASHED_BYTES):
+            check_ended()
+            digest.update(data)
+    return digest.hexdigest()
+
+
+def _changed(files: Sequence[InputFile]) -> PermanentError:
+    names = f"{files[0].path}" + (f" or one of {len(files) - 1} files after it" if files[1:] else "")
     return PermanentError(Reason.OBJECT_DIFFERS, f"{names} changed while the dataset was built; build it again")

@@ -2,14 +2,24 @@
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
-from templar.data.sharded.manifest import MAX_MANIFEST_BYTES, BlockedFile, block_bytes_for
-from templar.store.files import local_file
+from templar.data.sharded.manifest import (
+    INDEX_FILE,
+    MAX_INDEX_BYTES,
+    MAX_MANIFEST_BYTES,
+    BlockedFile,
+    ShardEntry,
+    block_bytes_for,
+)
+from templar.errors import PermanentError, Reason
+from templar.store.files import local_file, replacing
 
 HEADER_BYTES = 128
 """Length of the header of a file of tokens, whatever it says: it is written again when the shard is complete."""
@@ -64,6 +74,32 @@ class ShardLayout:
         return self.block_bytes or block_bytes_for(8 * self.samples_per_shard)
 
 
+def require_index_fits(num_shards: int, layout: ShardLayout) -> None:
+    """Refuse so many shards that no reader would take their index, before the first one is written.
+
+    Args:
+        num_shards: Shards of all splits.
+        layout: Their layout.
+
+    Raises:
+        PermanentError: `object_too_large`, with the remedy.
+    """
+    samples = layout.samples_per_shard
+    entry = ShardEntry(num_samples=samples, num_bytes=layout.full_tokens_bytes + 8 * samples, manifest_sha256="0" * 64)
+    # The last shards have shorter numbers and the rest of the index is left out: a few bytes to either side.
+    require_readable(num_shards * (len(entry.canonical()) + 1), num_shards)
+
+
+def require_readable(num_bytes: int, num_shards: int) -> None:
+    """Refuse an index of this length; errors as in `require_index_fits`."""
+    if num_bytes > MAX_INDEX_BYTES:
+        raise PermanentError(
+            Reason.OBJECT_TOO_LARGE,
+            f"{INDEX_FILE} of {num_shards} shards has {num_bytes} bytes, readers take {MAX_INDEX_BYTES} at most: raise "
+            "samples_per_shard",
+        )
+
+
 def npy_header(dtype: TokenType, num_tokens: int) -> bytes:
     """The header of a flat NumPy array, format 1.0, always `HEADER_BYTES` long."""
     described = f"{{'descr': '{stored_type(dtype).str}', 'fortran_order': False, 'shape': ({num_tokens},), }}"
@@ -74,6 +110,23 @@ def npy_header(dtype: TokenType, num_tokens: int) -> bytes:
 def stored_type(dtype: TokenType) -> np.dtype[Any]:
     """The type as it stands in files: little-endian."""
     return np.dtype(dtype).newbyteorder("<")
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[BinaryIO]:
+    """As `replacing`, and on the disk before it has its name; the folder is made."""
+    with local_file(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_file(path: Path) -> None:
+    """Bring a file that is written to the disk, before anything says that it is there; errors as in `local_file`."""
+    with local_file(path), path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 class BlockedWriter:

@@ -25,11 +25,13 @@ from templar.data.sharded.blocked_writer import (
     ShardLayout,
     TokenType,
     npy_header,
+    replaced,
+    require_readable,
     stored_type,
+    sync_file,
 )
 from templar.data.sharded.manifest import (
     INDEX_FILE,
-    MAX_INDEX_BYTES,
     ShardEntry,
     ShardIndex,
     ShardManifest,
@@ -40,8 +42,8 @@ from templar.data.sharded.manifest import (
 )
 from templar.data.sharded.tokens import encode_all, order_key, packed, token_type
 from templar.errors import PermanentError, Reason
-from templar.model.tokenizer import Tokenizer, train_embedded_tokenizer
-from templar.store.files import local_file, replacing
+from templar.model.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Tokenizer, train_embedded_tokenizer
+from templar.store.files import local_file
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ class ShardWriter:
             sample_ids=None if self._ids is None else self._ids.finish(),
         )
         data = manifest.canonical()
-        with replacing(self._root / manifest_file(self._split, self._index)) as file:
+        with replaced(self._root / manifest_file(self._split, self._index)) as file:
             file.write(data)
         return ShardEntry(num_samples=self.num_samples, num_bytes=manifest.num_bytes, manifest_sha256=sha256_hex(data))
 
@@ -240,8 +242,8 @@ def describe_shards(
     """Write the tokenizer and then `_shards.json` beside the shards in `root`.
 
     Raises:
-        ValueError: There are so many shards that no reader would take the index.
-        PermanentError: `dataset_too_small`, if a split has no shard.
+        PermanentError: `dataset_too_small`, if a split has no shard; `object_too_large`, if there are so many shards
+            that no reader would take the index; `local_file`.
     """
     empty = [split for split in SPLITS if not entries[split]]
     if empty:
@@ -258,11 +260,13 @@ def describe_shards(
         splits=dict(entries),
     )
     data = index.canonical()
-    if len(data) > MAX_INDEX_BYTES:
-        raise ValueError(f"{INDEX_FILE} has {len(data)} bytes, at most {MAX_INDEX_BYTES}: choose larger shards")
+    require_readable(len(data), sum(map(len, entries.values())))
     with local_file(root):
         tokenizer.save(root)
-        (root / INDEX_FILE).write_bytes(data)
+        for name in (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE):
+            sync_file(root / name)
+        with replaced(root / INDEX_FILE) as file:
+            file.write(data)
         num_bytes = sum(file.stat().st_size for file in root.iterdir())
     num_tokens = {
         split: sum(each.num_samples for each in shards) * layout.sequence_length for split, shards in entries.items()
