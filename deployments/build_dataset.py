@@ -22,7 +22,7 @@ from rich.text import Text
 from deployments.copy_dataset import GO_ON, INTERRUPTED
 from deployments.register import read_environment
 from tasks.build_dataset import upload_target
-from templar.arguments import whole_number
+from templar.arguments import account_id, folder_path, whole_number
 from templar.data.building.card import CARD_FILE
 from templar.data.building.plan import BuildRequest, BuildSettings, Layout
 from templar.data.building.run import BuiltDataset, build
@@ -30,7 +30,6 @@ from templar.data.building.sources import TEXT_SUFFIXES, source_from_text
 from templar.data.building.upload import upload_built
 from templar.data.copying import Outcome
 from templar.errors import TemplarError, TransientError
-from templar.store.address import is_account_id
 
 NUMBERS = {
     "vocab_size": "most ids of an embedded tokenizer",
@@ -119,7 +118,7 @@ def _arguments() -> tuple[BuildRequest, argparse.Namespace]:
     parser.add_argument(
         "--layout", type=Layout, choices=[*Layout], required=True, help="shards (tokens) or pages (text)"
     )
-    parser.add_argument("--out", type=_folder, required=True, metavar="FOLDER", help="the folder to make")
+    parser.add_argument("--out", type=folder_path, required=True, metavar="FOLDER", help="the folder to make")
     parser.add_argument("--column", default="text", help="column, or key of a line, that holds the text (text)")
     parser.add_argument("--suffix", action="append", metavar=".END", help=f"text files ({' '.join(TEXT_SUFFIXES)})")
     parser.add_argument(
@@ -137,7 +136,7 @@ def _arguments() -> tuple[BuildRequest, argparse.Namespace]:
         shown = f"{text} ({defaults[name] or 'by size'})"
         parser.add_argument(option, type=whole_number(1), default=defaults[name], metavar="N", help=shown)
     parser.add_argument("--workers", type=whole_number(1), metavar="N", help="threads; one per processor by default")
-    parser.add_argument("--to-account", type=_account, metavar="ID", help="upload: account that owns the bucket")
+    parser.add_argument("--to-account", type=account_id, metavar="ID", help="upload: account that owns the bucket")
     parser.add_argument("--to-bucket", metavar="NAME", help="upload: the bucket; the account's name by default")
     parser.add_argument("--to-prefix", metavar="PATH", help="upload: folder; DATASET_BINS_PATH by default")
     parser.add_argument("--env-file", type=Path, help="file with the variables of .env.example")
@@ -160,16 +159,6 @@ def _request(arguments: argparse.Namespace) -> BuildRequest:
     suffixes = arguments.suffix or TEXT_SUFFIXES
     sources = (source_from_text(text, column=arguments.column, suffixes=suffixes) for text in arguments.source)
     return BuildRequest(tuple(sources), arguments.out, settings)
-
-
-def _folder(text: str) -> Path:
-    return Path(text).expanduser().resolve()
-
-
-def _account(text: str) -> str:
-    if not is_account_id(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not 3 to 32 lower-case letters, digits and inner hyphens")
-    return text
 
 
 if __name__ == "__main__":

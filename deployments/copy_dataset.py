@@ -25,10 +25,9 @@ from rich.text import Text
 from blocks.hosting import Hosting, hosting_from_environment
 from blocks.storage import StorageEndpoint
 from deployments.register import read_environment
-from templar.arguments import whole_number
+from templar.arguments import account_id, folder_path, whole_number
 from templar.data.copying import Check, CopiedObject, CopyReport, Outcome, copy_dataset
 from templar.errors import TemplarError, TransientError
-from templar.store.address import is_account_id
 from templar.store.base import ObjectStore
 from templar.store.directory import INCOMING, DirectoryStore
 from templar.store.files import local_file
@@ -116,10 +115,10 @@ def _arguments() -> argparse.Namespace:
     )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--from-env", action="store_true", help="copy the dataset of R2_DATASET_*")
-    source.add_argument("--from", type=_folder, dest="from_folder", metavar="PATH", help="copy a dataset folder")
+    source.add_argument("--from", type=folder_path, dest="from_folder", metavar="PATH", help="copy a dataset folder")
     target = parser.add_mutually_exclusive_group(required=True)
-    target.add_argument("--to-account", type=_account, metavar="ID", help="account that owns the target bucket")
-    target.add_argument("--to", type=_folder, dest="to_folder", metavar="PATH", help="a folder; it is made")
+    target.add_argument("--to-account", type=account_id, metavar="ID", help="account that owns the target bucket")
+    target.add_argument("--to", type=folder_path, dest="to_folder", metavar="PATH", help="a folder; it is made")
     parser.add_argument("--to-bucket", metavar="NAME", help="name of the target bucket; the account's by default")
     parser.add_argument("--to-prefix", metavar="PATH", help="folder in the target bucket; DATASET_BINS_PATH by default")
     parser.add_argument("--to-storage", type=_endpoint, metavar="URL", help="its storage; TEMPLAR_STORAGE by default")
@@ -160,16 +159,6 @@ def _num_bytes(objects: Sequence[CopiedObject]) -> int:
 
 def _num_hashed(report: CopyReport) -> int:
     return len(report.objects) - len(report.having(Check.SIZE))
-
-
-def _folder(text: str) -> Path:
-    return Path(text).expanduser().resolve()
-
-
-def _account(text: str) -> str:
-    if not is_account_id(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not 3 to 32 lower-case letters, digits and inner hyphens")
-    return text
 
 
 def _endpoint(text: str) -> StorageEndpoint:

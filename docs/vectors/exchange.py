@@ -194,6 +194,7 @@ def _checkpoint() -> CheckpointManifest:
         previous_root=root_before(),
         outer_steps=1,
         null=False,
+        epochs=(),
         files={name: sha256_hex(name.encode()) for name in names},
         sizes={name: len(name) for name in names},
     )

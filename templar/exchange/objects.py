@@ -172,7 +172,7 @@ class CheckpointManifest(WindowBody):
     previous_root: Hex64
     outer_steps: Count
     null: bool
-    epochs: tuple[tuple[Count, Count], ...] = ()
+    epochs: tuple[tuple[Count, Count], ...]
     files: dict[FileName, Hex64]
     sizes: dict[FileName, Count]
 

@@ -64,6 +64,7 @@ BODIES: tuple[Body, ...] = (
         previous_root=B,
         outer_steps=2,
         null=False,
+        epochs=((3, 0), (9, 1)),
         files={"config.json": A, "model.safetensors": B},
         sizes={"config.json": 10, "model.safetensors": 20},
     ),
