@@ -27,7 +27,7 @@ from templar.data.corpus import collect_documents
 from templar.data.metadata import HELD_OUT_SPLIT
 from templar.data.opening import HELD_OUT_ROWS_PER_PAGE
 from templar.data.pages import PageDataset
-from templar.data.samples import held_out_sequences, window_sequences
+from templar.data.samples import held_out_sequences, page_sequences
 from templar.gradient import wire
 from templar.gradient.aggregate import aggregate
 from templar.gradient.chunks import from_chunks
@@ -126,7 +126,9 @@ class Setup:
 
         def sequences(window: int, uid: int) -> Tensor:
             assignment = assign(window, uid, epoch=epoch, plan=plan, uids=uids, block_hash="")
-            return torch.from_numpy(window_sequences(text.pages, text.tokenizer, assignment, length))
+            return torch.from_numpy(
+                page_sequences(text.pages.read_pages(assignment.units), text.tokenizer, assignment, length)
+            )
 
         shares = tuple(tuple(sequences(window, uid) for uid in uids) for window in range(windows))
         held_out = held_out_sequences(text.held_out, text.tokenizer, length, NUM_HELD_OUT)

@@ -19,8 +19,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskProgressColum
 from rich.table import Table
 from rich.text import Text
 
-from deployments.copy_dataset import GO_ON, INTERRUPTED
 from deployments.register import read_environment
+from deployments.resumable import status_of
 from tasks.build_dataset import upload_target
 from templar.arguments import account_id, folder_path, whole_number
 from templar.data.building.card import CARD_FILE
@@ -29,7 +29,6 @@ from templar.data.building.run import BuiltDataset, build
 from templar.data.building.sources import TEXT_SUFFIXES, source_from_text
 from templar.data.building.upload import upload_built
 from templar.data.copying import Outcome
-from templar.errors import TemplarError, TransientError
 
 NUMBERS = {
     "vocab_size": "most ids of an embedded tokenizer",
@@ -98,15 +97,7 @@ def show(built: BuiltDataset, console: Console) -> None:
 def main() -> int:
     """Parse the command line and build; 0 if the dataset is complete, and uploaded where that was asked for."""
     request, arguments = _arguments()
-    try:
-        run(request, arguments, Console())
-    except TemplarError as error:
-        print(f"{error}; {GO_ON}" if isinstance(error, TransientError) else error, file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"interrupted; {GO_ON}", file=sys.stderr)
-        return INTERRUPTED
-    return 0
+    return status_of(lambda: run(request, arguments, Console()))
 
 
 def _arguments() -> tuple[BuildRequest, argparse.Namespace]:

@@ -25,16 +25,12 @@ from rich.text import Text
 from blocks.hosting import Hosting, hosting_from_environment
 from blocks.storage import StorageEndpoint
 from deployments.register import read_environment
+from deployments.resumable import status_of
 from templar.arguments import account_id, folder_path, whole_number
 from templar.data.copying import Check, CopiedObject, CopyReport, Outcome, copy_dataset
-from templar.errors import TemplarError, TransientError
 from templar.store.base import ObjectStore
 from templar.store.directory import INCOMING, DirectoryStore
 from templar.store.files import local_file
-
-GO_ON = "run the same command again: it goes on where it was"
-INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells have it."""
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
@@ -98,15 +94,7 @@ def show(report: CopyReport, where: str, console: Console) -> None:
 def main() -> int:
     """Parse the command line and copy; 0 if the dataset is complete at the target."""
     arguments = _arguments()
-    try:
-        run(arguments, Console())
-    except TemplarError as error:
-        print(f"{error}; {GO_ON}" if isinstance(error, TransientError) else error, file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"interrupted; {GO_ON}", file=sys.stderr)
-        return INTERRUPTED
-    return 0
+    return status_of(lambda: run(arguments, Console()))
 
 
 def _arguments() -> argparse.Namespace:

@@ -31,11 +31,11 @@ from templar.data.metadata import (
     sizes_key,
 )
 from templar.data.parquet import TEXT_COLUMN
-from templar.data.sharded.blocked_writer import replaced
 from templar.data.sharded.manifest import INDEX_FILE
 from templar.errors import PermanentError, Reason
 from templar.model.tokenizer import TOKENIZER_FILE, train_embedded_tokenizer
 from templar.store.base import ObjectStore
+from templar.store.files import replacing
 
 DESCRIPTIONS = ((SHARD_SIZES_FILE, METADATA_FILE), (INDEX_FILE,))
 """The files that describe a dataset of pages, and of shards; a reader that finds the last one finds everything."""
@@ -253,7 +253,7 @@ def write_metadata(root: Path, sizes: Mapping[str, SplitSizes], configs: Sequenc
             problem = f"{name} has {len(text.encode())} bytes, readers take {most} at most: {remedy}"
             raise PermanentError(Reason.OBJECT_TOO_LARGE, f"{root}/{problem}")
     for name, text, _, _ in contents:
-        with replaced(root / name) as file:
+        with replacing(root / name, durable=True) as file:
             file.write(text.encode())
 
 

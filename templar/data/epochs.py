@@ -47,6 +47,11 @@ def advanced(epochs: Epochs, window: int, outer_steps: int, outer_steps_per_shar
     position = outer_steps // outer_steps_per_shard
     if position != epochs[-1].position:
         epochs = (*epochs, ShardEpoch(window + LEAD, position))
+    return lasting(epochs, window)
+
+
+def lasting(epochs: Epochs, window: int) -> Epochs:
+    """Those that a window, or one after it, belongs to."""
     return tuple(
         epoch
         for epoch, following in zip(epochs, (*epochs[1:], None), strict=True)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from templar.data.metadata import HELD_OUT_SPLIT
 from templar.data.pages import PageDataset
 from templar.data.permutation import Permutation
-from templar.data.samples import held_out_sequences, too_few_held_out
+from templar.data.samples import HELD_OUT_DOMAIN, held_out_sequences, too_few_held_out
 from templar.data.sharded.blocks import Transfer
 from templar.data.sharded.dataset import ShardedDataset
 from templar.data.training import PagedTraining, ShardedTraining, TrainingData
@@ -19,8 +19,6 @@ from templar.store.base import ObjectStore
 
 HELD_OUT_ROWS_PER_PAGE = 4
 """Few rows per page, so that few sequences already speak for many documents."""
-
-_HELD_OUT_DOMAIN = "templar.samples.held_out"
 
 
 def transfer_of(storage: Storage) -> Transfer:
@@ -77,5 +75,5 @@ def read_held_out(
     shards = ShardedDataset(stores, prefix, folder=folder, split=HELD_OUT_SPLIT)
     if (available := shards.num_samples(0)) < num_sequences:
         raise too_few_held_out(HELD_OUT_SPLIT, available, data.sequence_length, num_sequences)
-    order = Permutation(available, _HELD_OUT_DOMAIN)
+    order = Permutation(available, HELD_OUT_DOMAIN)
     return shards.shard(0).read(np.array([order.at(place) for place in range(num_sequences)])).astype(np.int32)

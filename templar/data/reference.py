@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from templar.data.sharded.manifest import sample_ids
+
 ROWS_PER_PAGE = 100
 _MASK_32 = 0xFFFFFFFF
 
@@ -162,8 +164,7 @@ def sample_id(tokens: NDArray[np.integer]) -> int:
     Raises:
         ValueError: A token is not a whole number in 0..2**32-1.
     """
-    digest = hashlib.blake2b(_unsigned(tokens, "<u4").tobytes(), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
+    return int(sample_ids(_unsigned(tokens, "<u4").reshape(1, -1))[0])
 
 
 def pool_digest(ids: NDArray[np.integer]) -> str:

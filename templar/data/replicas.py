@@ -102,10 +102,6 @@ class Replicas:
         """
         return self.read(key, lambda store: _checked(key, store, store.get(key, max_bytes=max_bytes), check), len)
 
-    def get_range(self, key: str, start: int, length: int, *, check: Check | None = None) -> bytes:
-        """As `ObjectStore.get_range`; `check` as in `get`."""
-        return self.read(key, lambda store: _checked(key, store, store.get_range(key, start, length), check), len)
-
     def read_into(self, key: str, start: int, buffer: memoryview, *, check: Callable[[], str | None]) -> None:
         """As `ObjectStore.read_into`; `check` says what is wrong with what the buffer holds."""
 

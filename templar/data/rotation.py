@@ -6,21 +6,19 @@ Miners and validators need not wait for it: what they read before it is there th
 files.
 """
 
-import fcntl
-import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from templar.data.epochs import Epochs
+from templar.data.epochs import Epochs, lasting
 from templar.data.sharded.dataset import ShardedDataset
 from templar.data.sharded.local import PARTIAL_SUFFIX, names_of
 from templar.data.sharded.manifest import manifest_file, sample_ids_file, tokens_file
 from templar.errors import PermanentError, Reason
-from templar.store.files import local_file
+from templar.store.files import local_file, locked
 
 LOCK_FILE = ".rotation.lock"
 _OURS = re.compile(rf"(train|sample_ids)_(\d{{6}})\.(npy|bin|json)({re.escape(PARTIAL_SUFFIX)})?")
@@ -75,11 +73,7 @@ def wanted_shards(epochs: Epochs, state_window: int, num_shards: int, keep: int)
         num_shards: Shards of the dataset; after the last one comes the first.
         keep: Shards that stay after they were trained on.
     """
-    ahead = [
-        epoch.position
-        for epoch, following in zip(epochs, (*epochs[1:], None), strict=True)
-        if following is None or following.first_window > state_window + 1
-    ]
+    ahead = [epoch.position for epoch in lasting(epochs, state_window + 1)]
     current = tuple(dict.fromkeys(position % num_shards for position in ahead))
     upcoming = (ahead[-1] + 1) % num_shards
     before = [position % num_shards for position in range(ahead[0] - 1, ahead[0] - 1 - keep, -1) if position >= 0]
@@ -108,7 +102,10 @@ def rotate(
         PermanentError: `disk_full`, before anything is fetched; `object_missing`, ....
     """
     folder = dataset.folder
-    with _locked(folder) as alone:
+    with ExitStack() as held:
+        with local_file(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            alone = held.enter_context(locked(folder / LOCK_FILE, wait=False))
         if not alone:
             return RotationReport(wanted.current, wanted.upcoming, skipped=Reason.ALREADY_RUNNING)
         fits, deleted = _Room(dataset, budget_bytes), list[str]()
@@ -204,26 +201,6 @@ class _Room:
         theirs = sum(map(_allocated, _files(self._folder)))
         available = theirs + shutil.disk_usage(self._folder).free
         return available if self._budget is None else min(available, self._budget)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    """One rotation at a time, whichever process runs it; False if another one is at it."""
-    with local_file(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        file = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            try:
-                yield True
-            finally:
-                fcntl.flock(file, fcntl.LOCK_UN)  # closing is not enough: a child may have been forked meanwhile
-    finally:
-        os.close(file)
 
 
 def _files(folder: Path) -> list[Path]:

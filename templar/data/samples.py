@@ -16,11 +16,11 @@ from templar.errors import PermanentError, Reason
 from templar.model.tokenizer import Tokenizer
 
 ORDER_DOMAIN = "templar.samples.order"
-_HELD_OUT_DOMAIN = "templar.samples.held_out"
+HELD_OUT_DOMAIN = "templar.samples.held_out"
 
 
-def window_sequences(
-    dataset: PageDataset, tokenizer: Tokenizer, assignment: Assignment, sequence_length: int
+def page_sequences(
+    pages: Sequence[Page], tokenizer: Tokenizer, assignment: Assignment, sequence_length: int
 ) -> NDArray[np.int32]:
     """The sequences of one miner's window, in the order in which it trains on them.
 
@@ -29,25 +29,14 @@ def window_sequences(
     otherwise fill whole batches.
 
     Args:
-        dataset: The dataset whose pages are the units of the assignment.
+        pages: The pages that the assignment names, in its order.
         tokenizer: The network's tokenizer.
         assignment: What the miner was assigned.
         sequence_length: Tokens per sequence.
 
     Returns:
         int32 of shape (n, sequence_length); n is 0 if nothing was assigned.
-
-    Raises:
-        TransientError: No store could be read.
-        PermanentError: `dataset_missing` or `dataset_malformed`, naming the file.
     """
-    return page_sequences(dataset.read_pages(assignment.units), tokenizer, assignment, sequence_length)
-
-
-def page_sequences(
-    pages: Sequence[Page], tokenizer: Tokenizer, assignment: Assignment, sequence_length: int
-) -> NDArray[np.int32]:
-    """`window_sequences` of pages that were read already: those of the assignment, in its order."""
     texts = [text for page in pages for text in page.texts]
     sequences = pack(tokenizer.encode_batch(texts), sequence_length, tokenizer.eos_id)
     if not len(sequences):
@@ -77,7 +66,7 @@ def held_out_sequences(
         TransientError: No store could be read.
         PermanentError: `dataset_too_small`, if the split has fewer sequences; `dataset_missing`, `dataset_malformed`.
     """
-    order = Permutation(dataset.num_pages, _HELD_OUT_DOMAIN)
+    order = Permutation(dataset.num_pages, HELD_OUT_DOMAIN)
     documents: list[NDArray[np.int32]] = []
     sequences = pack(documents, sequence_length, tokenizer.eos_id)
     for position in range(dataset.num_pages):

@@ -24,7 +24,7 @@ from templar.exchange.read import read_signed
 from templar.exchange.reveal import Contribution
 from templar.interrupt import StoppedError
 from templar.store.base import ObjectInfo, ObjectStore
-from templar.store.files import local_file, replacing, sync_folder
+from templar.store.files import local_file, replacing, sync
 from templar.windows import WindowTimes
 
 log = logging.getLogger(__name__)
@@ -214,4 +214,4 @@ def _write(path: Path, pieces: Iterable[bytes], *, durable: bool) -> None:
             os.fsync(file.fileno())
     if durable:
         with local_file(path):
-            sync_folder(str(path.parent))
+            sync(path.parent)

@@ -1,9 +1,10 @@
 """Files that are there whole or not at all, also after a power cut."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from templar.store.files import sync
 
 
 def write_file(path: Path, write: Callable[[Path], Any], *, durable: bool = True) -> None:
@@ -22,12 +23,3 @@ def write_file(path: Path, write: Callable[[Path], Any], *, durable: bool = True
     part.replace(path)
     if durable:
         sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    """Bring a file, or the names in a folder, to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

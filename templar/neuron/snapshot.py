@@ -19,8 +19,8 @@ from templar.exchange.checkpoint import StateMark
 from templar.exchange.sealing import Network
 from templar.hparams import Model
 from templar.model.checkpoint import WEIGHTS_FILE, read_parameters
-from templar.neuron.durable import sync
 from templar.neuron.private import PrivateState
+from templar.store.files import sync
 
 PRIVATE_FILE = "private.safetensors"
 MARK_FILE = "mark.json"

@@ -240,7 +240,7 @@ class DirectoryStore:
                 return False
             else:
                 if self._durable:
-                    files.sync_folder(folder)
+                    files.sync(folder)
                 return True
         raise TransientError(Reason.STORE_BUSY, f"bucket {self._name}: {folder} vanishes as soon as it is made")
 

@@ -1,6 +1,7 @@
 """Local files that a store reads from or writes to: whole or not at all, and with our kind of errors."""
 
 import errno
+import fcntl
 import os
 import secrets
 import time
@@ -37,8 +38,12 @@ def local_file(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
     """A temporary file beside `path` that takes its place when the block ends well and is removed when it does not.
+
+    Args:
+        path: The file; its folder is there, or is made if `durable`.
+        durable: The content is on the disk before the file has its name.
 
     Raises:
         TemplarError: As in `local_file`.
@@ -46,11 +51,44 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     temporary = path.with_name(f".{secrets.token_hex(8)}.partial")
     with local_file(path):
         try:
+            if durable:
+                path.parent.mkdir(parents=True, exist_ok=True)
             with temporary.open("xb") as file:
                 yield file
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool) -> Iterator[bool]:
+    """Hold a lock on a file, against every other thread and process; the kernel drops it when the process ends.
+
+    Args:
+        path: The file; it is made if it is not there.
+        wait: Wait for whoever holds it.
+
+    Yields:
+        Whether the lock is held: False if somebody else has it and `wait` is false.
+    """
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        os.close(file)
+        yield False
+        return
+    except BaseException:
+        os.close(file)
+        raise
+    try:
+        yield True
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)  # closing is not enough: a child may have been forked meanwhile
+        os.close(file)
 
 
 def read_exactly(file: int, length: int) -> bytes:
@@ -109,9 +147,9 @@ def copy_blocks(source: BinaryIO, path: Path, file: int) -> None:
         write_all(file, block)
 
 
-def sync_folder(folder: str) -> None:
-    """Make what was renamed or linked into a folder durable."""
-    file = os.open(folder, os.O_RDONLY)
+def sync(path: Path | str) -> None:
+    """Bring a file, or what was renamed or linked into a folder, to the disk."""
+    file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
     finally:

@@ -1,6 +1,5 @@
 import hashlib
 import os
-import pickle
 import subprocess
 import sys
 import threading
@@ -269,9 +268,12 @@ class TestLoader:
         batches = self.loader(bucket, tmp_path, workers, start=start)
         assert [batch.tolist() for batch in batches] == whole[start:]
 
-    def test_it_survives_pickling(self, bucket: Path, tmp_path: Path, whole: list[list[list[int]]]) -> None:
+    def test_it_goes_to_workers_that_share_nothing(
+        self, bucket: Path, tmp_path: Path, whole: list[list[list[int]]]
+    ) -> None:
         dataset = WindowBatches(partial(open_shard, bucket, tmp_path), ORDER, BATCH)
-        assert [batch.tolist() for batch in pickle.loads(pickle.dumps(dataset))] == whole
+        batches = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+        assert [batch.tolist() for batch in batches] == whole
 
     @pytest.mark.parametrize("wrong", OUT_OF_RANGE)
     def test_it_refuses_what_a_stream_refuses(self, wrong: dict[str, int]) -> None:

@@ -15,7 +15,6 @@ from templar.data.build import build_dataset, upload_dataset
 from templar.data.corpus import Document
 from templar.data.pages import Page, PageDataset
 from templar.data.parquet import RangeFile
-from templar.data.replicas import Replicas
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.model.tokenizer import load_tokenizer
 from templar.store.directory import DirectoryStore
@@ -394,7 +393,7 @@ def test_a_range_file_reads_as_a_file_does() -> None:
     data = bytes(range(100))
     store = MemoryStore()
     store.put("key", data)
-    ranged, plain = RangeFile(Replicas([store]), "key", 100), io.BytesIO(data)
+    ranged, plain = RangeFile(store, "key", 100), io.BytesIO(data)
     assert ranged.readable()
     assert ranged.seekable()
     for offset, whence, size in [

@@ -9,7 +9,7 @@ from templar.data.build import build_dataset, upload_dataset
 from templar.data.corpus import collect_documents
 from templar.data.packing import pack
 from templar.data.pages import PageDataset
-from templar.data.samples import held_out_sequences, unigram_entropy, window_sequences
+from templar.data.samples import held_out_sequences, page_sequences, unigram_entropy
 from templar.errors import PermanentError, Reason
 from templar.model.tokenizer import Tokenizer, load_tokenizer
 from tests.support.datasets import PREFIX
@@ -45,6 +45,12 @@ def tokenizer(dataset: PageDataset) -> Tokenizer:
 def assignment_of(dataset: PageDataset, uid: int, window: int = 5) -> Assignment:
     epoch = Epoch(dataset.digest, dataset.num_pages)
     return assign(window, uid, epoch=epoch, plan=SlotPlan(4, 2), uids=(1, 2, 3), block_hash="0x" + "12" * 32)
+
+
+def window_sequences(
+    dataset: PageDataset, tokenizer: Tokenizer, assignment: Assignment, sequence_length: int
+) -> NDArray[np.int32]:
+    return page_sequences(dataset.read_pages(assignment.units), tokenizer, assignment, sequence_length)
 
 
 def test_miner_and_validator_get_the_same_bytes(store: MemoryStore, dataset: PageDataset, tokenizer: Tokenizer) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from deployments import build_dataset as command
+from deployments.resumable import GO_ON
 from templar.data.building.plan import Layout
 from templar.errors import Reason, TransientError
 from tests.support.datasets import numbered_documents
@@ -130,7 +131,7 @@ class TestMistakes:
         monkeypatch.setattr(command, "build", full)
         status, _, err = call("--source", tmp_path / "in", "--layout", "pages", "--out", tmp_path / "out")
         assert status == 1
-        assert err.strip().endswith(command.GO_ON)
+        assert err.strip().endswith(GO_ON)
 
     def test_interrupted(self, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def interrupt(*_: object, **__: object) -> None:
@@ -139,4 +140,4 @@ class TestMistakes:
         monkeypatch.setattr(command, "build", interrupt)
         status, _, err = call("--source", tmp_path / "in", "--layout", "pages", "--out", tmp_path / "out")
         assert status == 130
-        assert command.GO_ON in err
+        assert GO_ON in err

@@ -8,6 +8,7 @@ from uuid import uuid4
 import pytest
 
 from deployments import copy_dataset as command
+from deployments.resumable import GO_ON
 from deployments.s3_endpoint import BucketKeys, create_bucket_with_keys
 from templar.data.metadata import METADATA_FILE
 from templar.data.pages import PageDataset
@@ -204,7 +205,7 @@ class TestMistakes:
         monkeypatch.setattr(command, "copy_dataset", busy)
         status, _, err = call("--from", dataset, "--to", tmp_path / "copy")
         assert status == 1
-        assert err.strip().endswith(command.GO_ON)
+        assert err.strip().endswith(GO_ON)
 
     def test_interrupted(self, call: Call, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def interrupt(*_: object, **__: object) -> None:
@@ -213,4 +214,4 @@ class TestMistakes:
         monkeypatch.setattr(command, "copy_dataset", interrupt)
         status, _, err = call("--from", dataset, "--to", tmp_path / "copy")
         assert status == 130
-        assert command.GO_ON in err
+        assert GO_ON in err

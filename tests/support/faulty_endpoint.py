@@ -6,8 +6,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Literal
+
+from tests.support.loopback_server import LoopbackServer, serving
 
 TRICKLE_BYTES = 16
 TRICKLE_SECONDS = 0.05
@@ -31,7 +33,7 @@ class Served:
     fault: Fault | None
 
 
-class FaultyEndpoint(ThreadingHTTPServer):
+class FaultyEndpoint(LoopbackServer):
     """Forwards to `upstream` under one address of its own; the signed Host header goes with the request.
 
     Attributes:
@@ -39,19 +41,12 @@ class FaultyEndpoint(ThreadingHTTPServer):
         served: Every request, in order.
     """
 
-    daemon_threads = True
-
     def __init__(self, upstream: str) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.upstream = upstream.removeprefix("http://")
         self.rule: Callable[[str], Fault | None] = lambda path: None
         self.served: list[Served] = []
-        self.closing = threading.Event()
         self._lock = threading.Lock()
-
-    @property
-    def endpoint_url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
 
     @property
     def num_faults(self) -> int:
@@ -83,9 +78,6 @@ class FaultyEndpoint(ThreadingHTTPServer):
             fault = self.rule(path)
             self.served.append(Served(path, fault))
             return fault
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that hangs up is part of the tests."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -161,13 +153,5 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def faulty_endpoint(upstream: str) -> Iterator[FaultyEndpoint]:
     """Serve on 127.0.0.1 from a thread of this process."""
-    server = FaultyEndpoint(upstream)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
+    with serving(FaultyEndpoint(upstream)) as server:
         yield server
-    finally:
-        server.closing.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()

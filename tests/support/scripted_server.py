@@ -1,10 +1,11 @@
 """An HTTP server that answers what a test tells it, wrong lengths and broken bodies included."""
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+
+from tests.support.loopback_server import LoopbackServer, serving
 
 DRIP_BYTES = 10
 DRIP_SECONDS = 0.02
@@ -45,23 +46,13 @@ def s3_error(status: int, code: str, message: str = "") -> Reply:
     return Reply(status, body.encode(), {"Content-Type": "application/xml"})
 
 
-class ScriptedServer(ThreadingHTTPServer):
+class ScriptedServer(LoopbackServer):
     """Answers each request with `script(request)`."""
 
-    daemon_threads = True
-
     def __init__(self, script: Callable[[Request], Reply]) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.script = script
         self.requests: list[Request] = []
-        self.closing = threading.Event()
-
-    @property
-    def endpoint_url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that hangs up is part of the tests."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -99,13 +90,5 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def scripted_server(script: Callable[[Request], Reply]) -> Iterator[ScriptedServer]:
     """Serve `script` on 127.0.0.1 from a thread of this process."""
-    server = ScriptedServer(script)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
+    with serving(ScriptedServer(script)) as server:
         yield server
-    finally:
-        server.closing.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()

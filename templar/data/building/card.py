@@ -13,10 +13,9 @@ from templar.canonical import canonical_json
 from templar.data.building.plan import Layout, Plan
 from templar.data.building.units import Unit
 from templar.data.holding_out import SPLITS
-from templar.data.sharded.blocked_writer import replaced
 from templar.errors import PermanentError, Reason
 from templar.model.tokenizer import EMBEDDED, Tokenizer
-from templar.store.files import local_file
+from templar.store.files import local_file, replacing
 
 CARD_FILE = "card.json"
 README_FILE = "README.md"
@@ -157,7 +156,7 @@ def write_card(card: Card, root: Path) -> None:
     """Write `card.json` and `README.md`; errors as in `local_file`."""
     with local_file(root):
         for name, data in ((CARD_FILE, canonical_json(card.to_json())), (README_FILE, readable(card).encode())):
-            with replaced(root / name) as file:
+            with replacing(root / name, durable=True) as file:
                 file.write(data)
 
 

@@ -22,10 +22,9 @@ from templar.data.building.units import Unit, checked_texts
 from templar.data.corpus import Document, split_rows
 from templar.data.holding_out import SPLITS
 from templar.data.metadata import TRAIN_SPLIT, Shard, SplitSizes, sizes_key
-from templar.data.sharded.blocked_writer import replaced, sync_file
+from templar.data.sharded.tokens import save_tokenizer
 from templar.errors import PermanentError, Reason
-from templar.model.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
-from templar.store.files import local_file
+from templar.store.files import local_file, replacing, sync
 
 _CONTENTS = "contents.json"
 
@@ -49,7 +48,7 @@ def make_page_part(plan: Plan, unit: Unit, held_out: NDArray[np.bool_]) -> None:
         contents = {
             split: _write_split(plan, unit, folder / split, held_out != (split == TRAIN_SPLIT)) for split in SPLITS
         }
-    with replaced(folder / _CONTENTS) as file:
+    with replacing(folder / _CONTENTS, durable=True) as file:
         file.write(canonical_json(contents))
 
 
@@ -84,10 +83,7 @@ def assemble_pages(plan: Plan, partial: Path, workers: int | None, on_progress: 
         for key, shards in files.items()
     }
     tokenizer = plan.tokenizer()
-    with local_file(partial):
-        tokenizer.save(partial)
-    for name in (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE):
-        sync_file(partial / name)
+    save_tokenizer(tokenizer, partial)
     write_metadata(partial, sizes, sorted({source for source, _ in files}))
     digest = sha256_hex(canonical_json({key: sizes[key].model_dump(mode="json") for key in sizes}))
     return make_card(plan, tokenizer, counts, digest, None)
@@ -111,7 +107,8 @@ def _write_split(plan: Plan, unit: Unit, folder: Path, chosen: NDArray[np.bool_]
     for rows in _batches(_rows(texts, settings.row_chars), settings.shard_rows):
         file = folder / f"{len(files):06d}.parquet"
         write_rows(file, rows, settings.rows_per_group)
-        sync_file(file)
+        with local_file(file):
+            sync(file)
         size = file.stat().st_size
         files.append({"path": file.name, "num_rows": len(rows), "size_bytes": size, "sha256": file_sha256(file)})
     num_chars = int(plan.census(unit).num_chars[chosen].sum())

@@ -22,10 +22,10 @@ from templar.data.building.units import (
     take_census,
 )
 from templar.data.holding_out import Measured, held_out_masks
-from templar.data.sharded.blocked_writer import ShardLayout, sync_file
+from templar.data.sharded.blocked_writer import ShardLayout
+from templar.data.sharded.tokens import save_tokenizer
 from templar.model.tokenizer import (
     EMBEDDED,
-    TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
     Tokenizer,
     load_tokenizer,
@@ -268,7 +268,5 @@ def _save(tokenizer: Tokenizer, folder: Path) -> None:
         return
     partial = folder.with_name(f"{folder.name}.partial")
     with local_file(folder):
-        tokenizer.save(partial)
-        for name in (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE):
-            sync_file(partial / name)
+        save_tokenizer(tokenizer, partial)
         partial.rename(folder)

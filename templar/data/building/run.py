@@ -26,7 +26,7 @@ from templar.data.building.units import Unit, find_groups, identify, in_threads
 from templar.data.sharded.writing import require_absent
 from templar.errors import PermanentError, Reason
 from templar.model.tokenizer import EMBEDDED, load_tokenizer
-from templar.store.files import local_file, sync_folder
+from templar.store.files import local_file, sync
 
 LOCK_FILE = ".lock"
 
@@ -150,7 +150,7 @@ def assemble(plan: Plan, *, workers: int | None = None, on_progress: Progress = 
         write_card(card, partial)
         num_bytes = _num_bytes(partial)
         partial.rename(root)
-        sync_folder(str(root.parent))
+        sync(root.parent)
         _remove(work)
     return BuiltDataset(root, card, num_bytes)
 

@@ -21,12 +21,12 @@ from templar.data.building.plan import Plan, part_key
 from templar.data.building.units import Unit, check_ended, checked_texts, in_threads
 from templar.data.holding_out import SPLITS
 from templar.data.metadata import TRAIN_SPLIT
-from templar.data.sharded.blocked_writer import ShardLayout, TokenType, replaced, require_index_fits, stored_type
+from templar.data.sharded.blocked_writer import ShardLayout, TokenType, require_index_fits, stored_type
 from templar.data.sharded.manifest import ShardEntry, ShardManifest, manifest_file
 from templar.data.sharded.tokens import encode_all, packed, token_type
 from templar.data.sharded.writing import ShardWriter, describe_shards
 from templar.model.tokenizer import Tokenizer
-from templar.store.files import local_file
+from templar.store.files import local_file, replacing
 
 _OPEN_FILES_KEPT_FREE = 256
 
@@ -42,11 +42,11 @@ def make_token_part(plan: Plan, unit: Unit, tokenizer: Tokenizer) -> None:
         return
     stored = stored_type(token_type(tokenizer))
     lengths: list[int] = []
-    with replaced(tokens_path) as file:
+    with replacing(tokens_path, durable=True) as file:
         for tokens in encode_all(checked_texts(unit, plan.census(unit)), tokenizer):
             file.write(tokens.astype(stored).tobytes())
             lengths.append(len(tokens))
-    with replaced(lengths_path) as file:
+    with replacing(lengths_path, durable=True) as file:
         np.save(file, np.array(lengths, dtype="<i8"))
 
 

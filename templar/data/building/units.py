@@ -20,11 +20,10 @@ from numpy.typing import NDArray
 from templar.canonical import canonical_json, sha256_hex
 from templar.data.building.sources import InputFile, TextSource, find_inputs, read_texts
 from templar.data.holding_out import held_out_key
-from templar.data.sharded.blocked_writer import replaced
 from templar.data.sharded.tokens import order_key
 from templar.errors import PermanentError, Reason
 from templar.interrupt import StoppedError, check_stop
-from templar.store.files import local_file
+from templar.store.files import local_file, replacing
 
 MOST_TEXT_BYTES = 2**25
 MOST_TEXT_FILES = 4096
@@ -146,7 +145,7 @@ def take_census(unit: Unit, folder: Path) -> None:
     if path.exists():
         return
     rows = [(held_out_key(name), order_key(unit.source, name), len(text)) for name, text in unit.texts()]
-    with replaced(path) as file:
+    with replacing(path, durable=True) as file:
         np.save(file, np.array(rows, dtype="<u8").reshape(-1, 3).T)
 
 

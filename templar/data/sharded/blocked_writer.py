@@ -2,11 +2,9 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,7 +17,7 @@ from templar.data.sharded.manifest import (
     block_bytes_for,
 )
 from templar.errors import PermanentError, Reason
-from templar.store.files import local_file, replacing
+from templar.store.files import local_file
 
 HEADER_BYTES = 128
 """Length of the header of a file of tokens, whatever it says: it is written again when the shard is complete."""
@@ -110,23 +108,6 @@ def npy_header(dtype: TokenType, num_tokens: int) -> bytes:
 def stored_type(dtype: TokenType) -> np.dtype[Any]:
     """The type as it stands in files: little-endian."""
     return np.dtype(dtype).newbyteorder("<")
-
-
-@contextmanager
-def replaced(path: Path) -> Iterator[BinaryIO]:
-    """As `replacing`, and on the disk before it has its name; the folder is made."""
-    with local_file(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_file(path: Path) -> None:
-    """Bring a file that is written to the disk, before anything says that it is there; errors as in `local_file`."""
-    with local_file(path), path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 class BlockedWriter:

@@ -5,14 +5,12 @@ never put a new, empty one in the place of a complete one.
 """
 
 import errno
-import fcntl
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from templar.errors import Reason, TransientError
-from templar.store.files import local_file
+from templar.store.files import local_file, locked
 
 PARTIAL_SUFFIX = ".partial"
 NAMES_LOCK = ".names.lock"
@@ -47,13 +45,8 @@ def disk_file(path: Path) -> Iterator[None]:
 @contextmanager
 def names_of(folder: Path) -> Iterator[None]:
     """Nobody else changes names in the folder meanwhile, no thread and no process."""
-    file = os.open(folder / NAMES_LOCK, os.O_RDWR | os.O_CREAT, 0o644)  # a folder cannot be locked on every disk
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with locked(folder / NAMES_LOCK, wait=True):  # a folder itself cannot be locked on every disk
         yield
-    finally:
-        fcntl.flock(file, fcntl.LOCK_UN)  # closing is not enough: a child may have been forked meanwhile
-        os.close(file)
 
 
 def keep_manifest(path: Path, data: bytes, described: Iterable[str]) -> None:

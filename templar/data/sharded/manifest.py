@@ -22,7 +22,6 @@ from templar.data.metadata import TRAIN_SPLIT
 from templar.errors import PermanentError, Reason
 
 INDEX_FILE = "_shards.json"
-FORMAT_VERSION = 1
 MAX_INDEX_BYTES = 2**24
 MAX_MANIFEST_BYTES = 2**25
 SMALLEST_BLOCK_BYTES = 2**16

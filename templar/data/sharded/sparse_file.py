@@ -11,7 +11,7 @@ from pathlib import Path
 
 from templar.data.sharded.local import disk_file, names_of, partial_of
 from templar.errors import Reason, TransientError
-from templar.store.files import local_file, sync_folder
+from templar.store.files import local_file, sync
 
 PAGE = mmap.PAGESIZE
 
@@ -107,7 +107,7 @@ class SparseFile:
                     raise TransientError(
                         Reason.LOCAL_FILE, f"local file {self.path} was deleted while it was fetched; try again"
                     )
-            sync_folder(str(self.path.parent))
+            sync(self.path.parent)
 
     def take_final_name(self) -> None:
         """Go back to the partial name: something in the file is known to be wrong or missing."""

@@ -1,13 +1,15 @@
 """Texts into tokens, and tokens into samples, for datasets of shards."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from templar.canonical import keyed_seed
 from templar.data.sharded.blocked_writer import TokenType
-from templar.model.tokenizer import Tokenizer
+from templar.model.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Tokenizer
+from templar.store.files import local_file, sync
 
 BATCH_TOKENS = 2**20
 """Tokens that are packed and written at a time, about."""
@@ -18,6 +20,14 @@ BATCH_CHARS = 2**22
 def order_key(source: str, name: str) -> int:
     """The number, 64 bits, by which the documents of a split are ordered."""
     return keyed_seed("templar.shards.order", source, name) >> 64
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write the files of a tokenizer, on the disk before this returns; errors as in `local_file`."""
+    with local_file(folder):
+        tokenizer.save(folder)
+        for name in (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE):
+            sync(folder / name)
 
 
 def token_type(tokenizer: Tokenizer) -> TokenType:

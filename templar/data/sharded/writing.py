@@ -25,10 +25,8 @@ from templar.data.sharded.blocked_writer import (
     ShardLayout,
     TokenType,
     npy_header,
-    replaced,
     require_readable,
     stored_type,
-    sync_file,
 )
 from templar.data.sharded.manifest import (
     INDEX_FILE,
@@ -40,10 +38,10 @@ from templar.data.sharded.manifest import (
     sample_ids_file,
     tokens_file,
 )
-from templar.data.sharded.tokens import encode_all, order_key, packed, token_type
+from templar.data.sharded.tokens import encode_all, order_key, packed, save_tokenizer, token_type
 from templar.errors import PermanentError, Reason
-from templar.model.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Tokenizer, train_embedded_tokenizer
-from templar.store.files import local_file
+from templar.model.tokenizer import Tokenizer, train_embedded_tokenizer
+from templar.store.files import local_file, replacing
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,7 @@ class ShardWriter:
             sample_ids=None if self._ids is None else self._ids.finish(),
         )
         data = manifest.canonical()
-        with replaced(self._root / manifest_file(self._split, self._index)) as file:
+        with replacing(self._root / manifest_file(self._split, self._index), durable=True) as file:
             file.write(data)
         return ShardEntry(num_samples=self.num_samples, num_bytes=manifest.num_bytes, manifest_sha256=sha256_hex(data))
 
@@ -262,10 +260,8 @@ def describe_shards(
     data = index.canonical()
     require_readable(len(data), sum(map(len, entries.values())))
     with local_file(root):
-        tokenizer.save(root)
-        for name in (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE):
-            sync_file(root / name)
-        with replaced(root / INDEX_FILE) as file:
+        save_tokenizer(tokenizer, root)
+        with replacing(root / INDEX_FILE, durable=True) as file:
             file.write(data)
         num_bytes = sum(file.stat().st_size for file in root.iterdir())
     num_tokens = {
