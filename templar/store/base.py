@@ -43,7 +43,8 @@ class ObjectStore(Protocol):
 
     Raises:
         TransientError: `store_unreachable` or `store_busy` (timeouts, 429, 5xx, lost connections), after the
-            store's own bounded retries; `object_differs`, if an object changed while it was read in parts.
+            store's own bounded retries; `object_differs`, if an object changed while it was read in parts;
+            `too_slow`, if the thread's deadline came (see `templar.store.deadline`).
         PermanentError: `access_denied` (403), `bucket_missing` (404 on the bucket), `object_missing` (404 on the
             object), `object_too_large`, `object_truncated` (fewer bytes than asked for), `bad_key`, `store_refused`
             (any other answer), `local_file` (the file to store or to write).
@@ -85,8 +86,12 @@ class ObjectStore(Protocol):
         """As `get_range`, into memory that is there and of the length that is wanted; on failure it holds anything."""
         ...
 
-    def get_file(self, key: str, path: Path, *, max_bytes: int) -> None:
-        """Download to a temporary name beside `path`, then rename; limits as in `get`."""
+    def get_file(self, key: str, path: Path, *, max_bytes: int, resume: bool = False) -> None:
+        """Download to a temporary name beside `path`, then rename; limits as in `get`.
+
+        With `resume`, what had come of a large object when a call failed or was killed stays there, and the next call
+        for the same version goes on with it: check the hash, for a power cut can damage it.
+        """
         ...
 
     def head(self, key: str) -> ObjectInfo | None:

@@ -108,7 +108,7 @@ class DirectoryStore:
         """As `get_range`, into memory that is there."""
         buffer[:] = self.get_range(key, start, len(buffer))
 
-    def get_file(self, key: str, path: Path, *, max_bytes: int) -> None:
+    def get_file(self, key: str, path: Path, *, max_bytes: int, resume: bool = False) -> None:
         """Copy the object to a file that appears whole; `object_too_large` before anything is copied."""
         file, _ = self._open(key, max_bytes)
         with os.fdopen(file, "rb") as source, files.replacing(path) as target:

@@ -5,8 +5,7 @@ import fcntl
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -106,30 +105,6 @@ def write_all(file: int, data: bytes) -> None:
         rest = memoryview(data)
         while written < len(data):
             written += os.write(file, rest[written:])
-
-
-def fill(file: int, size: int, *, step: int, threads: int, fetch: Callable[[int, int], bytes | bytearray]) -> None:
-    """Write a file from parts that are fetched in parallel.
-
-    Memory holds `threads` parts at most. The first failure cancels the parts that have not begun.
-
-    Args:
-        file: Descriptor to write to.
-        size: Length of the file.
-        step: Length of a part.
-        threads: Parts fetched at the same time.
-        fetch: Gives the part with this offset and this length.
-    """
-
-    def copy(start: int) -> None:
-        rest = memoryview(fetch(start, min(step, size - start)))
-        while rest:
-            written = os.pwrite(file, rest, start)
-            rest, start = rest[written:], start + written
-
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in pool.map(copy, range(0, size, step)):
-            pass
 
 
 def copy_blocks(source: BinaryIO, path: Path, file: int) -> None:

@@ -8,22 +8,29 @@ as `store_busy`: a real store answers 500 when it is in trouble, and then a retr
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from boto3.s3.transfer import TransferConfig, create_transfer_manager
 from botocore.exceptions import ClientError
 
 from templar.errors import PermanentError, Reason, TransientError
 from templar.store import s3_answers as answers
+from templar.store import s3_put
 from templar.store.base import DeleteReport, ObjectInfo
-from templar.store.body import BrokenBodyError, read_body
-from templar.store.files import fill, local_file, replacing
+from templar.store.body import copy_into, joined, read_body
+from templar.store.deadline import interruptible
+from templar.store.files import local_file, replacing
 from templar.store.keys import check_key, is_key
 from templar.store.renewable import Renewable
+from templar.store.resumed import download
+from templar.store.retry import retrying
 from templar.store.s3_client import make_client, our_errors
 from templar.store.s3_settings import S3Settings
+
+T = TypeVar("T")
 
 DELETE_BATCH = 1000
 """Most keys that S3 takes in one DeleteObjects request."""
@@ -56,16 +63,14 @@ class S3Store:
         self._endpoint_url = endpoint_url
         self._access_key_id = access_key_id
         self._settings = settings
-
-        def make() -> Any:
-            return make_client(
-                "s3",
-                endpoint_url=endpoint_url,
-                access_key_id=access_key_id,
-                secret_access_key=secret_access_key,
-                settings=settings,
-            )
-
+        make = partial(
+            make_client,
+            "s3",
+            endpoint_url=endpoint_url,
+            access_key_id=access_key_id,
+            secret_access_key=secret_access_key,
+            settings=replace(settings, max_attempts=1),  # they are repeated here, where deadlines are known
+        )
         self._client: Renewable[Any] = Renewable(make)
 
     def __repr__(self) -> str:
@@ -79,8 +84,7 @@ class S3Store:
     def put(self, key: str, data: bytes) -> None:
         """Store an object with a single request; replaces one that is there."""
         check_key(key)
-        with self._calling(key) as client:
-            client.put_object(Bucket=self._bucket, Key=key, Body=data)
+        self._call(key, lambda client: s3_put.put_object(client, self._bucket, key, data))
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """Store an object unless the key is taken.
@@ -89,14 +93,21 @@ class S3Store:
         successful request was lost and its repetition met the own object. Read back and compare.
         """
         check_key(key)
-        with self._calling(key) as client:
+        conditions = {"IfNoneMatch": "*"}
+
+        def put(client: Any) -> bool:
             try:
-                client.put_object(Bucket=self._bucket, Key=key, Body=data, IfNoneMatch="*")
+                s3_put.put_object(client, self._bucket, key, data, **conditions)
+            except s3_put.DamagedUploadError:
+                conditions.clear()  # what is there now is the own object, and damaged
+                raise
             except ClientError as error:
                 if answers.http_status(error.response) != 412:
                     raise
                 return False
-        return True
+            return True
+
+        return self._call(key, put)
 
     def put_file(self, key: str, path: Path) -> None:
         """Store a file, in parts if it is large; the object appears when the last part is there.
@@ -104,26 +115,16 @@ class S3Store:
         Its stamp may be older: moto stamps the end of the upload, rclone the first part, AWS the beginning.
         """
         check_key(key)
-        plan = TransferConfig(
-            multipart_threshold=self._settings.multipart_threshold_bytes,
-            multipart_chunksize=self._settings.part_bytes,
-            max_concurrency=self._settings.concurrency,
-            preferred_transfer_client="classic",  # whatever else is installed
-        )
-        with local_file(path), self._calling(key) as client, create_transfer_manager(client, plan) as manager:
-            manager.upload(str(path), self._bucket, key).result()
+        with local_file(path):
+            data = path.read_bytes() if path.stat().st_size < self._settings.multipart_threshold_bytes else None
+        if data is None:
+            s3_put.put_parts(partial(self._call, key), self._bucket, key, path, self._settings)
+        else:
+            self.put(key, data)
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """The whole object; `object_too_large` by the length header, before the body is read."""
-        data = bytearray()
-
-        def make_room(answer: Any) -> memoryview:
-            nonlocal data
-            data = bytearray(answers.allowed_size(answer, self._where(key), max_bytes))
-            return memoryview(data)
-
-        self._get(key, make_room)
-        return bytes(data)
+        return self._get(key, lambda answer: answers.allowed_size(answer, self._where(key), max_bytes), joined)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """`length` bytes from offset `start`; `object_truncated` if the object ends before."""
@@ -146,23 +147,27 @@ class S3Store:
             raise ValueError(f"start {start} of a range must not be negative")
         self._get_part(key, start, buffer)
 
-    def get_file(self, key: str, path: Path, *, max_bytes: int) -> None:
+    def get_file(self, key: str, path: Path, *, max_bytes: int, resume: bool = False) -> None:
         """Download, in parallel parts if it is large, to a file that appears whole; limits as in `get`.
 
         Raises:
             TransientError: `object_differs`; the object was replaced during the download.
         """
         answer = self._existing(key)
-        size = answers.allowed_size(answer, self._where(key), max_bytes)
-        step = self._settings.part_bytes if size >= self._settings.multipart_threshold_bytes else max(size, 1)
+        size, etag = answers.allowed_size(answer, self._where(key), max_bytes), answer.get("ETag")
 
-        def fetch(start: int, length: int) -> bytearray:
-            data = bytearray(length)
-            self._get_part(key, start, memoryview(data), etag=answer.get("ETag"))
-            return data
+        def read(start: int, buffer: memoryview) -> None:
+            if buffer:
+                self._get_part(key, start, buffer, etag=etag)
 
+        if size >= self._settings.multipart_threshold_bytes:
+            version = f"{self._endpoint_url}/{self._bucket}/{key} {etag} {answer.get('LastModified')}"
+            download(path, size, version=version if resume else None, settings=self._settings, read=read)
+            return
+        data = bytearray(size)
+        read(0, memoryview(data))
         with replacing(path) as file:
-            fill(file.fileno(), size, step=step, threads=self._settings.concurrency, fetch=fetch)
+            file.write(data)
 
     def head(self, key: str) -> ObjectInfo | None:
         """What the server says of the object; None only if the bucket answers and the key is not in it."""
@@ -172,12 +177,15 @@ class S3Store:
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Every object whose key starts with `prefix`, in key order, across pages."""
-        with self._calling(f"{prefix}*") as client:
-            for page in client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix):
-                answers.check_listing(page, self._where(f"{prefix}*"))
-                for entry in page.get("Contents", ()):
-                    if entry["Key"].startswith(prefix):  # rclone takes a leading slash off
-                        yield answers.object_info(entry["Key"], entry["Size"], entry)
+        where, position = self._where(f"{prefix}*"), answers.FIRST_PAGE
+        while position is not None:
+            request = {"Bucket": self._bucket, "Prefix": prefix, **position}
+
+            def page(client: Any, request: dict[str, str] = request) -> answers.Page:
+                return answers.page(client.list_objects_v2(**request), where, request)
+
+            found, position = self._call(f"{prefix}*", page)
+            yield from found
 
     def delete(self, keys: Iterable[str]) -> DeleteReport:
         """Delete any number of keys, `DELETE_BATCH` at a time.
@@ -199,6 +207,15 @@ class S3Store:
     def _where(self, what: str) -> str:
         return f"bucket {self._bucket}: {what}"
 
+    def _call(self, what: str, work: Callable[[Any], T]) -> T:
+        """Do something with the client, again if it fails in passing and there is time."""
+
+        def attempt() -> T:
+            with self._calling(what) as client:
+                return work(client)
+
+        return retrying(attempt, what=self._where(what), max_attempts=self._settings.max_attempts)
+
     @contextmanager
     def _calling(self, what: str) -> Iterator[Any]:
         """Lend the client; what it raises becomes one of our errors, and a lost connection renews it."""
@@ -212,23 +229,25 @@ class S3Store:
                 self._client.renew(client)
             raise
 
-    def _head(self, key: str, *, last_try: bool = False) -> Any:
+    def _head(self, key: str) -> Any:
         check_key(key)
-        with self._calling(key) as client:
-            try:
-                return client.head_object(Bucket=self._bucket, Key=key)
-            except ClientError as error:
-                if answers.http_status(error.response) != 404:
-                    raise
-            # The 404 of a HEAD does not say what is missing, that of a GET does. HeadBucket would say it, too, but R2
-            # does not allow it to keys that may only read objects.
-            try:
-                client.get_object(Bucket=self._bucket, Key=key)["Body"].close()
-            except client.exceptions.NoSuchKey:
-                return None
+        return self._call(key, partial(self._head_or_none, key))
+
+    def _head_or_none(self, key: str, client: Any, *, last_try: bool = False) -> Any:
+        try:
+            return client.head_object(Bucket=self._bucket, Key=key)
+        except ClientError as error:
+            if answers.http_status(error.response) != 404:
+                raise
+        # The 404 of a HEAD does not say what is missing, that of a GET does. HeadBucket would say it, too, but R2
+        # does not allow it to keys that may only read objects.
+        try:
+            client.get_object(Bucket=self._bucket, Key=key)["Body"].close()
+        except client.exceptions.NoSuchKey:
+            return None
         if last_try:
             raise TransientError(Reason.STORE_BUSY, f"{self._where(key)}: GET finds what HEAD does not")
-        return self._head(key, last_try=True)  # it has appeared since
+        return self._head_or_none(key, client, last_try=True)  # it has appeared since
 
     def _existing(self, key: str) -> Any:
         answer = self._head(key)
@@ -236,38 +255,44 @@ class S3Store:
             raise PermanentError(Reason.OBJECT_MISSING, f"{self._where(key)}: there is no such object")
         return answer
 
-    def _get(self, key: str, check: Callable[[Any], memoryview], **request: str) -> None:
-        """One GET; `check` sees the headers and says where the body goes. One that breaks off is asked for again."""
+    def _get(
+        self, key: str, check: Callable[[Any], int], take: Callable[[int, Iterable[bytes]], T], **request: str
+    ) -> T:
+        """One GET: `check` sees the headers and gives the length, `take` the body, anew if one breaks off."""
         check_key(key)
-        attempt = 1
-        while True:
-            try:
-                with self._calling(key) as client:
-                    answer = client.get_object(Bucket=self._bucket, Key=key, **request)
-                    with closing(answer["Body"]) as body:
-                        buffer = check(answer)
-                        read_body(body._raw_stream, buffer, what=self._where(key), settings=self._settings)
-                        return
-            except BrokenBodyError:
-                if attempt == self._settings.max_attempts:
-                    raise
-                attempt += 1
+
+        def get(client: Any) -> T:
+            answer = client.get_object(Bucket=self._bucket, Key=key, **request)
+            with closing(answer["Body"]) as body, interruptible(body._raw_stream.shutdown):
+                length = check(answer)
+                return take(length, read_body(body._raw_stream, length, what=self._where(key), settings=self._settings))
+
+        return self._call(key, get)
 
     def _get_part(self, key: str, start: int, buffer: memoryview, *, etag: str | None = None) -> None:
         """A range of the object, as long as the buffer, of the version with this ETag if one is given."""
         length = len(buffer)
 
-        def check(answer: Any) -> memoryview:
+        def check(answer: Any) -> int:
             answers.check_part(answer, self._where(key), start=start, length=length, etag=etag)
-            return buffer
+            return length
 
         condition = {} if etag is None else {"IfMatch": etag}
-        self._get(key, check, Range=f"bytes={start}-{start + length - 1}", **condition)
+        self._get(
+            key,
+            check,
+            lambda _, blocks: copy_into(buffer, blocks),
+            Range=f"bytes={start}-{start + length - 1}",
+            **condition,
+        )
 
     def _delete_batch(self, keys: Sequence[str]) -> dict[str, str]:
         """Delete up to `DELETE_BATCH` keys; those that are still there, with the server's reason."""
         what = f"{len(keys)} keys from {keys[0]}"
         objects = [{"Key": key} for key in keys]
-        with self._calling(what) as client:
+
+        def delete(client: Any) -> dict[str, str]:
             answer = client.delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True})
             return answers.undeleted(answer, keys, where=self._where(what), access_key_id=self._access_key_id)
+
+        return self._call(what, delete)

@@ -14,6 +14,10 @@ _PASSING_CODES = frozenset(
 )
 """Answers with a 4xx status that pass by themselves: damage on the way and collisions of requests."""
 
+Page = tuple[tuple[ObjectInfo, ...], dict[str, str] | None]
+FIRST_PAGE: dict[str, str] | None = {}
+"""Where a listing begins, as part of its request."""
+
 
 def http_status(answer: Mapping[str, Any]) -> int:
     """The HTTP status of an answer; 0 if it has none."""
@@ -62,14 +66,24 @@ def object_size(answer: Mapping[str, Any], where: str) -> int:
     return size
 
 
-def check_listing(page: Mapping[str, Any], where: str) -> None:
-    """Make sure that a page is one: a page of something else would read as an empty bucket.
+def page(answer: Mapping[str, Any], where: str, request: Mapping[str, str]) -> Page:
+    """The objects of one page of a listing, and where the next one begins; None if this is the last one.
 
     Raises:
-        TransientError: `store_busy`.
+        TransientError: `store_busy`; it is no page, for one of something else would read as an empty bucket, or it
+            leads nowhere.
     """
-    if "IsTruncated" not in page:
+    if "IsTruncated" not in answer:
         raise TransientError(Reason.STORE_BUSY, f"{where}: the answer is no listing")
+    # rclone takes a leading slash off a prefix.
+    entries = [entry for entry in answer.get("Contents", ()) if entry["Key"].startswith(request["Prefix"])]
+    objects = tuple(object_info(entry["Key"], entry["Size"], entry) for entry in entries)
+    if not answer["IsTruncated"]:
+        return objects, None
+    following = answer.get("NextContinuationToken")
+    if not following or following == request.get("ContinuationToken"):
+        raise TransientError(Reason.STORE_BUSY, f"{where}: the listing breaks off without saying where it goes on")
+    return objects, {"ContinuationToken": following}
 
 
 def allowed_size(answer: Mapping[str, Any], where: str, max_bytes: int) -> int:

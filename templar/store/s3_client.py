@@ -3,12 +3,15 @@
 Every error leaves as one of ours, with a reason; a secret never leaves.
 """
 
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import boto3
+from botocore.awsrequest import AWSHTTPConnection, AWSHTTPConnectionPool, AWSHTTPSConnection, AWSHTTPSConnectionPool
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 from botocore.exceptions import ConnectionError as NoConnectionError
@@ -16,10 +19,43 @@ from botocore.parsers import ResponseParserError
 
 from templar.errors import PermanentError, Reason, TransientError
 from templar.store import s3_answers as answers
+from templar.store.deadline import LEAST_SECONDS, current
 from templar.store.s3_settings import S3Settings
 
 _session_lock = threading.Lock()
 _session: Any = None
+
+
+class _UnderDeadline:
+    """A connection that waits for the head of an answer until the deadline of the thread at most."""
+
+    timeout: Any
+    sock: Any
+
+    def getresponse(self, *args: Any, **kwargs: Any) -> Any:
+        deadline = current()
+        if deadline is None:
+            return super().getresponse(*args, **kwargs)  # type: ignore[misc]
+        left = max(deadline.seconds_left, LEAST_SECONDS)
+        self.timeout = left if self.timeout is None else min(self.timeout, left)
+        with deadline.closing(partial(self.sock.shutdown, socket.SHUT_RDWR)):
+            return super().getresponse(*args, **kwargs)  # type: ignore[misc]
+
+
+class _Connection(_UnderDeadline, AWSHTTPConnection):  # type: ignore[misc]
+    pass
+
+
+class _SecureConnection(_UnderDeadline, AWSHTTPSConnection):  # type: ignore[misc]
+    pass
+
+
+class _Pool(AWSHTTPConnectionPool):
+    ConnectionCls = _Connection
+
+
+class _SecurePool(AWSHTTPSConnectionPool):
+    ConnectionCls = _SecureConnection
 
 
 def make_client(
@@ -45,7 +81,7 @@ def make_client(
     with _session_lock:  # using clients is thread-safe, making them is not
         _session = _session or boto3.session.Session()
         try:
-            return _session.client(
+            client = _session.client(
                 service,
                 endpoint_url=endpoint_url,
                 region_name=settings.region,
@@ -55,6 +91,9 @@ def make_client(
             )
         except ValueError as error:
             raise PermanentError(Reason.STORE_REFUSED, f"{error}; correct the endpoint's address") from error
+    # botocore has no way to say it; a test notices if these two names change.
+    client._endpoint.http_session._manager.pool_classes_by_scheme = {"http": _Pool, "https": _SecurePool}
+    return client
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Blocks of storage: which store an address opens, and with which key."""
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -101,7 +102,8 @@ def test_a_key_makes_an_s3_client() -> None:
 
 class TestNeuronBucket:
     def test_it_is_written_with_one_key_and_announced_with_the_other(self) -> None:
-        with scripted_server(lambda _: Reply()) as server:
+        etag = hashlib.md5(b"1", usedforsecurity=False).hexdigest()
+        with scripted_server(lambda _: Reply(headers={"ETag": f'"{etag}"'})) as server:
             bucket = NeuronBucket(
                 endpoint=StorageEndpoint(url=server.endpoint_url), account_id=ACCOUNT, read=READ, write=WRITE
             ).open()

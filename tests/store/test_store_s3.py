@@ -17,7 +17,7 @@ from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.store.base import ObjectStore
 from templar.store.renewable import Renewable
 from templar.store.s3 import S3Store
-from templar.store.s3_answers import check_listing, object_size, refusal, undeleted
+from templar.store.s3_answers import object_size, page, refusal, undeleted
 from templar.store.s3_client import our_errors
 from templar.store.s3_settings import S3Settings, r2_endpoint
 from tests.store.conftest import s3_store
@@ -474,10 +474,20 @@ def test_an_answer_without_a_legal_length_is_asked_for_again(answer: dict[str, A
 
 
 def test_a_page_of_something_else_is_no_empty_bucket() -> None:
-    check_listing({"IsTruncated": False}, "bucket")
+    assert page({"IsTruncated": False}, "bucket", {"Prefix": ""}) == ((), None)
     with pytest.raises(TransientError) as caught:
-        check_listing({"ResponseMetadata": {}}, "bucket")
+        page({"ResponseMetadata": {}}, "bucket", {"Prefix": ""})
     assert caught.value.reason is Reason.STORE_BUSY
+
+
+@pytest.mark.parametrize("token", [None, "", "here"])
+def test_a_page_that_leads_nowhere_is_no_end(token: str | None) -> None:
+    answer = {"IsTruncated": True, "NextContinuationToken": token}
+    with pytest.raises(TransientError) as caught:
+        page(answer, "bucket", {"Prefix": "", "ContinuationToken": "here"})
+    assert caught.value.reason is Reason.STORE_BUSY
+    following = {"IsTruncated": True, "NextContinuationToken": "there"}
+    assert page(following, "bucket", {"Prefix": ""}) == ((), {"ContinuationToken": "there"})
 
 
 @pytest.mark.parametrize("error", [ValueError("not a date"), KeyError("Key")])

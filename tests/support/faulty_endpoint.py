@@ -14,7 +14,7 @@ from tests.support.loopback_server import LoopbackServer, serving
 TRICKLE_BYTES = 16
 TRICKLE_SECONDS = 0.05
 
-Fault = Literal["403", "404", "429", "500", "slow", "truncated", "flipped", "killed"]
+Fault = Literal["403", "404", "429", "500", "slow", "truncated", "flipped", "killed", "damaged"]
 
 REFUSALS: Mapping[str, str] = {
     "403": "AccessDenied",
@@ -90,6 +90,8 @@ class _Handler(BaseHTTPRequestHandler):
         if fault in REFUSALS:
             self._refuse(int(fault), REFUSALS[fault])
             return
+        if fault == "damaged" and body:  # on its way to the server
+            body = bytes([body[0] ^ 1]) + body[1:]
         status, headers, data = self._forward(body)
         self.send_response_only(status)
         for name, value in headers:
@@ -124,7 +126,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, data: bytes, fault: Fault | None) -> None:
         match fault:
-            case None:
+            case None | "damaged":
                 self.wfile.write(data)
             case "flipped":
                 place = len(data) // 2

@@ -72,7 +72,7 @@ class MemoryStore:
     def read_into(self, key: str, start: int, buffer: memoryview) -> None:
         buffer[:] = self.get_range(key, start, len(buffer))
 
-    def get_file(self, key: str, path: Path, *, max_bytes: int) -> None:
+    def get_file(self, key: str, path: Path, *, max_bytes: int, resume: bool = False) -> None:
         path.write_bytes(self.get(key, max_bytes=max_bytes))
 
     def head(self, key: str) -> ObjectInfo | None:

@@ -62,8 +62,8 @@ class ScriptedStore:
     def read_into(self, key: str, start: int, buffer: memoryview) -> None:
         buffer[:] = self.get_range(key, start, len(buffer))
 
-    def get_file(self, key: str, path: Path, *, max_bytes: int) -> None:
-        self._do("get_file", key, lambda: self.inner.get_file(key, path, max_bytes=max_bytes))
+    def get_file(self, key: str, path: Path, *, max_bytes: int, resume: bool = False) -> None:
+        self._do("get_file", key, lambda: self.inner.get_file(key, path, max_bytes=max_bytes, resume=resume))
 
     def head(self, key: str) -> ObjectInfo | None:
         return self._do("head", key, lambda: self.inner.head(key))

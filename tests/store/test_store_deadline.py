@@ -1,0 +1,285 @@
+"""A deadline ends whatever a store waits for, from any thread, and leaves nothing behind."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from deployments.s3_endpoint import AccessKey
+from templar import interrupt
+from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.interrupt import StoppedError
+from templar.store.deadline import Deadline, check_deadline, current
+from templar.store.retry import jittered, retrying
+from templar.store.s3 import S3Store
+from templar.store.s3_client import make_client
+from templar.store.s3_settings import S3Settings
+from tests.store.conftest import s3_store
+from tests.support.scripted_server import Reply, Request, s3_error, scripted_server
+
+KEY = AccessKey("ABCDEFGHIJKLMNOPQRST", "the-secret")
+HEADERS = {"Last-Modified": "Fri, 20 Nov 2026 12:00:00 GMT", "ETag": '"one"'}
+PATIENT = S3Settings(read_timeout_seconds=600.0, slowest_bytes_per_second=1.0, max_attempts=4)
+"""Nothing but a deadline ends a call soon."""
+BUSY = TransientError(Reason.STORE_BUSY, "for a test")
+
+
+def error_of(call: Callable[[], object]) -> TemplarError:
+    with pytest.raises(TemplarError) as caught:
+        call()
+    return caught.value
+
+
+class Peer:
+    """A server that takes requests and answers with some bytes, and then says nothing more, or a byte now and then."""
+
+    def __init__(self, answer: bytes, drips: bytes) -> None:
+        self.answer, self.drips = answer, drips
+        self.asked = threading.Event()
+        self.ended = threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.num_connections = 0
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            connection, _ = self._listener.accept()
+            with connection:
+                data = connection.recv(65_536)
+                if not data:
+                    return
+                self.num_connections += 1
+                connection.sendall(self.answer)
+                self.asked.set()
+                self._drip(connection)
+                self.ended.set()
+
+    def _drip(self, connection: socket.socket) -> None:
+        """Until the client hangs up."""
+        connection.settimeout(0.02)
+        for number in range(100_000):
+            try:
+                if self.drips:
+                    connection.sendall(self.drips[number % len(self.drips) :][:1])
+                if not connection.recv(1):
+                    return
+            except TimeoutError:
+                continue
+            except OSError:
+                return
+
+    def close(self) -> None:
+        socket.create_connection(self._listener.getsockname()).close()
+        self._thread.join()
+        self._listener.close()
+
+
+@contextmanager
+def peer(answer: bytes, drips: bytes) -> Iterator[Peer]:
+    server = Peer(answer, drips)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nLast-Modified: Fri, 20 Nov 2026 12:00:00 GMT\r\nContent-Length: 100000\r\n\r\n"
+STALLS = {
+    "nothing at all": (b"", b""),
+    "a header that never ends": (b"HTTP/1.1 200 OK\r\nX-Long: ", b"x"),
+    "a body that does not begin": (HEAD, b""),
+    "a body that drips": (HEAD + b"x" * 100, b"x"),
+    "a body that stops": (HEAD + b"x" * 10_000, b""),
+}
+
+
+@pytest.mark.parametrize("stall", STALLS)
+class TestStalls:
+    def test_whoever_gives_up_ends_the_wait_in_another_thread(self, stall: str) -> None:
+        errors: list[TemplarError] = []
+        with peer(*STALLS[stall]) as server:
+            store = s3_store("bucket", server.url, KEY, PATIENT)
+            deadline = Deadline(600.0)
+
+            def fetch() -> None:
+                with deadline.applied():
+                    errors.append(error_of(lambda: store.get("key", max_bytes=100_000)))
+
+            thread = threading.Thread(target=fetch)
+            thread.start()
+            server.asked.wait()
+            deadline.expire()
+            thread.join()
+            server.ended.wait()  # the connection is closed, not kept
+        assert [(type(error), error.reason) for error in errors] == [(TransientError, Reason.TOO_SLOW)]
+        assert server.num_connections == 1
+
+    def test_it_ends_by_itself_at_the_deadline_if_anything_comes_until_then(self, stall: str) -> None:
+        if stall == "a header that never ends":
+            pytest.skip("only another thread can end it: see the test above")
+        with peer(*STALLS[stall]) as server:
+            store = s3_store("bucket", server.url, KEY, PATIENT)
+            with Deadline(0.3).applied():
+                error = error_of(lambda: store.get("key", max_bytes=100_000))
+            if server.num_connections:  # on a busy machine the time may be over before anything is asked
+                server.ended.wait()
+        assert (type(error), error.reason) == (TransientError, Reason.TOO_SLOW)
+
+
+class TestDeadline:
+    def test_after_it_nothing_is_asked(self) -> None:
+        with scripted_server(lambda _: Reply(200, b"1", HEADERS)) as server:
+            store = s3_store("bucket", server.endpoint_url, KEY, PATIENT)
+            with Deadline(0.0).applied():
+                errors = [
+                    error_of(lambda: store.get("key", max_bytes=1)),
+                    error_of(lambda: store.head("key")),
+                    error_of(lambda: list(store.list())),
+                ]
+            assert server.requests == []
+            assert store.get("key", max_bytes=1) == b"1"
+        assert {error.reason for error in errors} == {Reason.TOO_SLOW}
+
+    def test_under_it_a_request_is_made_once(self) -> None:
+        with scripted_server(lambda _: s3_error(503, "SlowDown")) as server:
+            store = s3_store("bucket", server.endpoint_url, KEY, PATIENT)
+            with Deadline(600.0).applied():
+                error = error_of(lambda: store.get("key", max_bytes=1))
+            assert len(server.requests) == 1
+        assert error.reason is Reason.STORE_BUSY
+
+    def test_a_connection_is_used_again_afterwards(self) -> None:
+        with scripted_server(lambda _: Reply(200, b"12345", HEADERS)) as server:
+            store = s3_store("bucket", server.endpoint_url, KEY, replace(PATIENT, pool_size=1))
+            deadline = Deadline(600.0)
+            with deadline.applied():
+                assert store.get("key", max_bytes=5) == b"12345"
+            deadline.expire()  # nothing of it is under way
+            assert store.get("key", max_bytes=5) == b"12345"
+
+    def test_it_holds_for_the_thread_that_applies_it(self) -> None:
+        deadline = Deadline(0.0)
+        assert current() is None
+        check_deadline("key")
+        with deadline.applied():
+            assert current() is deadline
+            seen: list[Deadline | None] = []
+            other = threading.Thread(target=lambda: seen.append(current()))
+            other.start()
+            other.join()
+            assert error_of(lambda: check_deadline("key")).reason is Reason.TOO_SLOW
+        assert seen == [None]
+        assert current() is None
+
+    def test_what_begins_to_wait_too_late_is_ended_at_once(self) -> None:
+        deadline, closed = Deadline(600.0), []
+        assert 599 < deadline.seconds_left <= 600
+        deadline.expire()
+        assert deadline.seconds_left == 0
+        with deadline.closing(lambda: closed.append(1)):
+            assert closed == [1]
+        deadline.expire()
+        assert closed == [1]
+
+    def test_a_connection_that_is_closed_already_is_no_failure(self) -> None:
+        deadline = Deadline(600.0)
+
+        def close() -> None:
+            raise OSError("not connected")
+
+        with deadline.closing(close):
+            deadline.expire()
+
+    def test_every_connection_of_a_client_can_be_ended(self) -> None:
+        client = make_client(
+            "s3", endpoint_url="http://127.0.0.1:1", access_key_id="id", secret_access_key="secret", settings=PATIENT
+        )
+        pools = client._endpoint.http_session._manager
+        for scheme in ("http", "https"):
+            pool = pools.connection_from_url(f"{scheme}://127.0.0.1:1")
+            assert pool.ConnectionCls.__mro__[1].__name__ == "_UnderDeadline"
+
+
+class TestRetries:
+    def attempts(self, *errors: Exception) -> tuple[Callable[[], str], list[int]]:
+        """Something that fails in these ways and then succeeds."""
+        left, calls = list(errors), []
+
+        def attempt() -> str:
+            calls.append(1)
+            if left:
+                raise left.pop(0)
+            return "answer"
+
+        return attempt, calls
+
+    @pytest.fixture
+    def pauses(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+        waited: list[float] = []
+        monkeypatch.setattr(interrupt, "wait", waited.append)
+        return waited
+
+    def test_pauses_grow_with_jitter(self, pauses: list[float]) -> None:
+        attempt, calls = self.attempts(*[BUSY] * 9)
+        assert retrying(attempt, what="key", max_attempts=10) == "answer"
+        assert len(calls) == 10
+        steady = [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 20.0, 20.0, 20.0]
+        assert all(half / 2 <= pause < 1.5 * half for pause, half in zip(pauses, steady, strict=True))
+        assert len({round(pause / half, 6) for pause, half in zip(pauses, steady, strict=True)}) == 9
+
+    @pytest.mark.parametrize(
+        "error",
+        [
+            PermanentError(Reason.ACCESS_DENIED, "for a test"),
+            TransientError(Reason.OBJECT_DIFFERS, "for a test"),
+            TransientError(Reason.LOCAL_FILE, "for a test"),
+            RuntimeError("for a test"),
+        ],
+    )
+    def test_what_another_request_does_not_mend_is_raised_at_once(self, pauses: list[float], error: Exception) -> None:
+        attempt, calls = self.attempts(error)
+        with pytest.raises(type(error)):
+            retrying(attempt, what="key", max_attempts=10)
+        assert (len(calls), pauses) == (1, [])
+
+    def test_the_last_failure_is_raised(self, pauses: list[float]) -> None:
+        last = TransientError(Reason.STORE_UNREACHABLE, "the last one")
+        attempt, _ = self.attempts(BUSY, BUSY, last)
+        assert error_of(lambda: retrying(attempt, what="key", max_attempts=3)) is last
+        assert len(pauses) == 2
+
+    def test_a_stop_request_ends_a_pause(self) -> None:
+        attempt, calls = self.attempts(*[BUSY] * 9)
+        interrupt.request_stop()
+        try:
+            with pytest.raises(StoppedError):
+                retrying(attempt, what="key", max_attempts=10)
+        finally:
+            interrupt.clear_stop()
+        assert len(calls) == 1
+
+    def test_jitter_is_what_the_seed_says(self) -> None:
+        assert jittered(8.0, 0) == 4.0
+        assert 11.9 < jittered(8.0, 2**32 - 1) < 12.0
+        assert jittered(8.0, 2**32 + 5) == jittered(8.0, 5)
+
+
+def test_a_gathers_requests_are_not_repeated_by_botocore() -> None:
+    numbers: list[str] = []
+
+    def script(request: Request) -> Reply:
+        numbers.append(request.headers.get("amz-sdk-request", ""))
+        return s3_error(500, "InternalError")
+
+    with scripted_server(script) as server:
+        store: S3Store = s3_store("bucket", server.endpoint_url, KEY, replace(PATIENT, max_attempts=2))
+        started = time.monotonic()
+        assert error_of(lambda: store.head("key")).reason is Reason.STORE_BUSY
+        assert time.monotonic() - started >= 0.25  # its own pause
+    assert len(numbers) == 2

@@ -1,0 +1,170 @@
+"""What is damaged on its way into a store is noticed by whoever sends it."""
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from deployments.s3_endpoint import AccessKey, create_bucket_with_keys
+from templar.errors import PermanentError, Reason, TransientError
+from templar.store.s3 import S3Store
+from tests.store.conftest import PART_BYTES, SETTINGS, s3_store
+from tests.support.faulty_endpoint import FaultyEndpoint, faulty_endpoint
+from tests.support.scripted_server import Reply, Request, scripted_server
+
+DATA = b"a commitment, a manifest or a small payload"
+KEY = AccessKey("ABCDEFGHIJKLMNOPQRST", "the-secret")
+
+
+@dataclass(frozen=True)
+class Way:
+    """A store behind a proxy that damages, and the same bucket without it."""
+
+    proxy: FaultyEndpoint
+    store: S3Store
+    behind: S3Store
+    survives_a_damaged_part: bool
+
+
+@pytest.fixture(params=["moto", "rclone"])
+def way(request: pytest.FixtureRequest) -> Iterator[Way]:
+    if request.param == "moto":
+        moto = request.getfixturevalue("moto")
+        keys = create_bucket_with_keys(moto.admin, uuid4().hex)
+        bucket, url, key = keys.bucket, moto.admin.endpoint_url, keys.write
+    else:
+        rclone = request.getfixturevalue("rclone")
+        bucket, url, key = uuid4().hex, rclone.writable.endpoint_url, rclone.write_key
+        (rclone.root / bucket).mkdir()
+    with faulty_endpoint(url) as proxy:
+        store = s3_store(bucket, proxy.endpoint_url, key, replace(SETTINGS, max_attempts=3))
+        yield Way(proxy, store, s3_store(bucket, url, key), request.param == "moto")
+
+
+PUTS: dict[str, Callable[[S3Store, Path], object]] = {
+    "put": lambda store, path: store.put("key", path.read_bytes()),
+    "put_if_absent": lambda store, path: store.put_if_absent("key", path.read_bytes()),
+    "put_file": lambda store, path: store.put_file("key", path),
+}
+
+
+@pytest.mark.parametrize("put", PUTS)
+class TestDamage:
+    @pytest.fixture
+    def source(self, tmp_path: Path) -> Path:
+        (tmp_path / "source").write_bytes(DATA)
+        return tmp_path / "source"
+
+    def test_it_is_sent_again(self, way: Way, source: Path, put: str) -> None:
+        way.proxy.first(2, "damaged")
+        assert PUTS[put](way.store, source) in (None, True)
+        assert way.proxy.num_faults == 2
+        assert way.behind.get("key", max_bytes=100) == DATA
+
+    def test_what_is_always_damaged_is_no_success(self, way: Way, source: Path, put: str) -> None:
+        way.proxy.always("damaged")
+        with pytest.raises(TransientError) as caught:
+            PUTS[put](way.store, source)
+        assert caught.value.reason is Reason.STORE_BUSY
+        assert way.proxy.num_faults == 3
+
+
+class TestParts:
+    SIZE = 2 * PART_BYTES + 12_345
+
+    @pytest.fixture
+    def source(self, tmp_path: Path) -> Path:
+        data = hashlib.shake_128(b"a large file").digest(self.SIZE)
+        (tmp_path / "source").write_bytes(data)
+        return tmp_path / "source"
+
+    def test_a_damaged_part_is_sent_again(self, way: Way, source: Path) -> None:
+        way.proxy.first(2, "damaged", path="partNumber=2")
+        if way.survives_a_damaged_part:
+            way.store.put_file("key", source)
+            parts = [served.path.partition("partNumber=")[2][:1] for served in way.proxy.served]
+            assert sorted(filter(None, parts)) == ["1", "2", "2", "2", "3"]
+        else:  # rclone hangs up on every later request for that part, so the next call starts a new upload
+            with pytest.raises(TransientError):
+                way.store.put_file("key", source)
+            assert way.behind.head("key") is None
+            way.store.put_file("key", source)
+        assert way.behind.get("key", max_bytes=self.SIZE) == source.read_bytes()
+
+    def test_a_part_that_is_always_damaged_ends_the_upload(self, way: Way, source: Path) -> None:
+        way.proxy.always("damaged", path="partNumber=3")
+        with pytest.raises(TransientError) as caught:
+            way.store.put_file("key", source)
+        assert caught.value.reason is Reason.STORE_BUSY
+        assert way.behind.head("key") is None
+        last = way.proxy.served[-1]
+        assert "uploadId=" in last.path
+        assert "partNumber=" not in last.path  # the parts are given up
+
+
+def test_no_more_parts_are_under_way_than_the_settings_say(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, multipart_threshold_bytes=8, part_bytes=4, concurrency=2)
+    (tmp_path / "source").write_bytes(bytes(range(30)))
+    pair, lock, parts = threading.Barrier(2, timeout=20), threading.Lock(), dict[str, bytes]()
+    running, most = 0, 0
+
+    def script(request: Request) -> Reply:
+        nonlocal running, most
+        if "partNumber=" not in request.path:
+            name = "InitiateMultipartUploadResult" if "uploads" in request.path else "CompleteMultipartUploadResult"
+            return Reply(200, f"<{name}><UploadId>1</UploadId><ETag>x</ETag></{name}>".encode())
+        number = request.path.partition("partNumber=")[2].partition("&")[0]
+        with lock:
+            running += 1
+            most = max(most, running)
+            is_first = len(parts) < 2
+            parts[number] = request.body
+        if is_first:
+            pair.wait()  # fails unless a second part is on its way
+        with lock:
+            running -= 1
+        return Reply(200, b"", {"ETag": f'"{hashlib.md5(request.body, usedforsecurity=False).hexdigest()}"'})
+
+    with scripted_server(script) as server:
+        s3_store("bucket", server.endpoint_url, KEY, settings).put_file("key", tmp_path / "source")
+    assert b"".join(parts[str(number)] for number in range(1, 9)) == bytes(range(30))
+    assert most == 2
+
+
+@pytest.mark.parametrize("etag", ['"not-a-digest"', '"0123456789abcdef0123456789abcdef-2"'])
+def test_an_etag_that_is_no_digest_says_nothing(etag: str) -> None:
+    with scripted_server(lambda _: Reply(200, b"", {"ETag": etag})) as server:
+        s3_store("bucket", server.endpoint_url, KEY).put("key", DATA)
+        assert len(server.requests) == 1
+
+
+def test_a_file_that_shrinks_while_it_is_sent_is_not_stored(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(bytes(30))
+    settings = replace(SETTINGS, multipart_threshold_bytes=8, part_bytes=4, concurrency=1)
+    methods: list[str] = []
+
+    def script(request: Request) -> Reply:
+        methods.append(request.method)
+        if "partNumber=" in request.path:
+            source.write_bytes(bytes(10))
+            return Reply(200, b"", {"ETag": f'"{hashlib.md5(request.body, usedforsecurity=False).hexdigest()}"'})
+        return Reply(200, b"<InitiateMultipartUploadResult><UploadId>1</UploadId></InitiateMultipartUploadResult>")
+
+    with scripted_server(script) as server, pytest.raises(TransientError) as caught:
+        s3_store("bucket", server.endpoint_url, KEY, settings).put_file("key", source)
+    assert caught.value.reason is Reason.LOCAL_FILE
+    assert methods[-1] == "DELETE"
+
+
+def test_a_denied_upload_is_not_repeated(way: Way, tmp_path: Path) -> None:
+    (tmp_path / "source").write_bytes(bytes(2 * PART_BYTES))
+    way.proxy.always("403", path="partNumber=")
+    with pytest.raises(PermanentError) as caught:
+        way.store.put_file("key", tmp_path / "source")
+    assert caught.value.reason is Reason.ACCESS_DENIED
+    assert way.proxy.num_faults <= 2  # both parts were under way

@@ -1,0 +1,253 @@
+"""A large download goes on where it stopped, and never shows half a file."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.interrupt import StoppedError
+from templar.store.files import locked
+from templar.store.resumed import download
+from templar.store.s3_settings import S3Settings
+from tests.store.conftest import PART_BYTES, SETTINGS, s3_store
+from tests.support.faulty_endpoint import FaultyEndpoint, faulty_endpoint
+from tests.support.servers import RcloneEndpoints
+
+SMALL = S3Settings(multipart_threshold_bytes=1, part_bytes=4, concurrency=2)
+DATA = bytes(range(30))
+GONE = TransientError(Reason.STORE_UNREACHABLE, "for a test")
+
+
+@dataclass
+class Source:
+    """An object that is read in parts, and fails where a test says so."""
+
+    data: bytes = DATA
+    fails: Callable[[int], None] = lambda start: None
+
+    def __post_init__(self) -> None:
+        self.asked: list[int] = []
+
+    def read(self, start: int, buffer: memoryview) -> None:
+        self.asked.append(start)
+        self.fails(start)
+        buffer[:] = self.data[start : start + len(buffer)]
+
+    def download(self, path: Path, version: str | None = "one", settings: S3Settings = SMALL) -> None:
+        download(path, len(self.data), version=version, settings=settings, read=self.read)
+
+
+def failing_from(start: int, error: BaseException = GONE) -> Callable[[int], None]:
+    def fails(asked: int) -> None:
+        if asked >= start:
+            raise error
+
+    return fails
+
+
+def partials(folder: Path) -> list[Path]:
+    return sorted(folder.glob(".*.partial"))
+
+
+class TestParts:
+    ONE_BY_ONE = replace(SMALL, concurrency=1)
+
+    def test_only_what_is_missing_is_fetched_again(self, tmp_path: Path) -> None:
+        source = Source(fails=failing_from(12))
+        with pytest.raises(TransientError):
+            source.download(tmp_path / "copy", settings=self.ONE_BY_ONE)
+        assert source.asked[:4] == [0, 4, 8, 12]
+        assert [path.name for path in tmp_path.iterdir()] == [partials(tmp_path)[0].name]
+        rest = Source()
+        rest.download(tmp_path / "copy", settings=self.ONE_BY_ONE)
+        assert rest.asked == [12, 16, 20, 24, 28]
+        assert (tmp_path / "copy").read_bytes() == DATA
+        assert [path.name for path in tmp_path.iterdir()] == ["copy"]
+
+    def test_a_part_that_was_half_written_is_fetched_again(self, tmp_path: Path) -> None:
+        with pytest.raises(TransientError):
+            Source(fails=failing_from(8)).download(tmp_path / "copy", settings=self.ONE_BY_ONE)
+        with partials(tmp_path)[0].open("r+b") as file:  # killed in the middle of the third part
+            os.pwrite(file.fileno(), b"??", 8)
+        rest = Source()
+        rest.download(tmp_path / "copy")
+        assert sorted(rest.asked) == [8, 12, 16, 20, 24, 28]
+        assert (tmp_path / "copy").read_bytes() == DATA
+
+    def test_another_version_begins_afresh(self, tmp_path: Path) -> None:
+        with pytest.raises(TransientError):
+            Source(fails=failing_from(8)).download(tmp_path / "copy")
+        other = Source(bytes(reversed(DATA)))
+        other.download(tmp_path / "copy", version="two")
+        assert len(other.asked) == 8
+        assert (tmp_path / "copy").read_bytes() == other.data
+        assert partials(tmp_path) == []
+
+    def test_other_parts_begin_afresh(self, tmp_path: Path) -> None:
+        with pytest.raises(TransientError):
+            Source(fails=failing_from(8)).download(tmp_path / "copy")
+        other = Source()
+        other.download(tmp_path / "copy", settings=replace(SMALL, part_bytes=10))
+        assert sorted(other.asked) == [0, 10, 20]
+        assert (tmp_path / "copy").read_bytes() == DATA
+
+    def test_files_beside_each_other_keep_their_parts(self, tmp_path: Path) -> None:
+        for name in ("copy", "copy.2", "c[o]py"):
+            with pytest.raises(TransientError):
+                Source(fails=failing_from(8)).download(tmp_path / name, settings=self.ONE_BY_ONE)
+        for name in ("copy.2", "c[o]py"):
+            rest = Source()
+            rest.download(tmp_path / name, settings=self.ONE_BY_ONE)
+            assert rest.asked[0] == 8
+
+    @pytest.mark.parametrize("version", ["one", None])
+    @pytest.mark.parametrize(
+        ("error", "stays"),
+        [
+            (GONE, True),
+            (TransientError(Reason.OBJECT_DIFFERS, "for a test"), False),
+            (PermanentError(Reason.OBJECT_MISSING, "for a test"), False),
+            (PermanentError(Reason.LOCAL_FILE, "for a test"), True),
+            (StoppedError(Reason.STOPPED, "for a test"), True),
+            (KeyboardInterrupt(), True),
+        ],
+    )
+    def test_what_may_be_of_use_stays(
+        self, tmp_path: Path, error: BaseException, stays: bool, version: str | None
+    ) -> None:
+        (tmp_path / "copy").write_bytes(b"what was there")
+        with pytest.raises(type(error)):
+            Source(fails=failing_from(8, error)).download(tmp_path / "copy", version)
+        assert (tmp_path / "copy").read_bytes() == b"what was there"
+        assert bool(partials(tmp_path)) == (stays and version is not None)
+
+    def test_one_place_has_one_writer(self, tmp_path: Path) -> None:
+        with pytest.raises(TransientError):
+            Source(fails=failing_from(8)).download(tmp_path / "copy")
+        before = partials(tmp_path)
+        with locked(before[0], wait=False):
+            with pytest.raises(TransientError, match="somebody else") as caught:
+                Source().download(tmp_path / "copy")
+            assert caught.value.reason is Reason.LOCAL_FILE
+            Source().download(tmp_path / "copy", version="two")
+            assert partials(tmp_path) == before  # nobody takes it away from its writer
+        assert (tmp_path / "copy").read_bytes() == DATA
+
+    def test_memory_holds_no_more_parts_than_are_under_way(self, tmp_path: Path) -> None:
+        lock, held, most = threading.Lock(), 0, 0
+        pair = threading.Barrier(2, timeout=20)
+
+        def count(start: int) -> None:
+            nonlocal held, most
+            with lock:
+                held += 1
+                most = max(most, held)
+            if start < 8:
+                pair.wait()
+            with lock:
+                held -= 1
+
+        Source(fails=count).download(tmp_path / "copy")
+        assert most == SMALL.concurrency
+
+    def test_a_folder_that_is_not_there_is_this_machines_fault(self, tmp_path: Path) -> None:
+        with pytest.raises(PermanentError) as caught:
+            Source().download(tmp_path / "no" / "copy")
+        assert caught.value.reason is Reason.LOCAL_FILE
+
+
+class TestEndpoint:
+    """The same behind a real server that loses connections, and with a process that is killed."""
+
+    SIZE = 4 * PART_BYTES + 12_345
+
+    @pytest.fixture
+    def data(self) -> bytes:
+        return hashlib.shake_128(b"a large file").digest(self.SIZE)
+
+    @pytest.fixture
+    def proxy(self, rclone: RcloneEndpoints, data: bytes) -> Iterator[FaultyEndpoint]:
+        (rclone.root / "large").mkdir(exist_ok=True)
+        (rclone.root / "large" / "key").write_bytes(data)
+        with faulty_endpoint(rclone.writable.endpoint_url) as proxy:
+            yield proxy
+
+    def ranges(self, proxy: FaultyEndpoint) -> int:
+        return sum(served.path.endswith("/key") for served in proxy.served)
+
+    def test_a_lost_connection(
+        self, rclone: RcloneEndpoints, proxy: FaultyEndpoint, data: bytes, tmp_path: Path
+    ) -> None:
+        settings = replace(SETTINGS, max_attempts=1, concurrency=1)
+        store, asked = s3_store("large", proxy.endpoint_url, rclone.write_key, settings), [0]
+
+        def rule(path: str) -> str | None:
+            asked[0] += 1
+            return "killed" if asked[0] >= 4 else None  # HEAD, two parts, and in the middle of the third
+
+        proxy.rule = rule  # type: ignore[assignment]
+        with pytest.raises(TemplarError) as caught:
+            store.get_file("key", tmp_path / "copy", max_bytes=self.SIZE, resume=True)
+        assert caught.value.reason is Reason.STORE_UNREACHABLE
+        assert not (tmp_path / "copy").exists()
+        proxy.well()
+        before = self.ranges(proxy)
+        store.get_file("key", tmp_path / "copy", max_bytes=self.SIZE, resume=True)
+        assert self.ranges(proxy) - before == 1 + 3  # HEAD, and the three parts that were missing
+        assert (tmp_path / "copy").read_bytes() == data
+        assert partials(tmp_path) == []
+
+    def test_without_resuming_nothing_stays(
+        self, rclone: RcloneEndpoints, proxy: FaultyEndpoint, tmp_path: Path
+    ) -> None:
+        store = s3_store("large", proxy.endpoint_url, rclone.write_key, replace(SETTINGS, max_attempts=1))
+        proxy.rule = lambda path: "killed" if len(proxy.served) >= 3 else None
+        with pytest.raises(TemplarError):
+            store.get_file("key", tmp_path / "copy", max_bytes=self.SIZE)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_kill(self, rclone: RcloneEndpoints, proxy: FaultyEndpoint, data: bytes, tmp_path: Path) -> None:
+        reached = threading.Event()
+
+        def rule(path: str) -> str | None:
+            if len(proxy.served) >= 3:  # HEAD and two parts went well
+                reached.set()
+                return "slow"
+            return None
+
+        proxy.rule = rule  # type: ignore[assignment]
+        process = subprocess.Popen([sys.executable, "-c", DOWNLOAD, proxy.endpoint_url, str(tmp_path)], stdin=-1)
+        assert process.stdin is not None
+        process.stdin.write(f"{rclone.write_key.access_key_id}\n{rclone.write_key.secret_access_key}\n".encode())
+        process.stdin.close()
+        reached.wait()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert not (tmp_path / "copy").exists()
+        assert len(partials(tmp_path)) == 1
+        proxy.well()
+        before = self.ranges(proxy)
+        store = s3_store("large", proxy.endpoint_url, rclone.write_key, replace(SETTINGS, concurrency=1))
+        store.get_file("key", tmp_path / "copy", max_bytes=self.SIZE, resume=True)
+        assert self.ranges(proxy) - before == 1 + 3
+        assert (tmp_path / "copy").read_bytes() == data
+
+
+DOWNLOAD = f"""
+import sys
+from pathlib import Path
+from dataclasses import replace
+from deployments.s3_endpoint import AccessKey
+from tests.store.conftest import SETTINGS, s3_store
+key = AccessKey(input(), input())
+store = s3_store("large", sys.argv[1], key, replace(SETTINGS, concurrency=1))
+store.get_file("key", Path(sys.argv[2]) / "copy", max_bytes={TestEndpoint.SIZE}, resume=True)
+"""

@@ -1,0 +1,197 @@
+"""Uploads that were never completed, on every kind of store."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from deployments.s3_endpoint import AccessKey, create_bucket_with_keys
+from templar.errors import PermanentError, Reason, TransientError
+from templar.store.base import ObjectStore
+from templar.store.directory import INCOMING, DirectoryStore
+from templar.store.s3_uploads import S3Uploads
+from templar.store.uploads import DirectoryUploads, Uploads
+from tests.store.conftest import SETTINGS, s3_client, s3_store
+from tests.support.servers import MotoEndpoint, RcloneEndpoints
+
+PART = b"x" * 1000
+
+
+def s3_uploads(bucket: str, endpoint_url: str, key: AccessKey) -> S3Uploads:
+    return S3Uploads(
+        bucket,
+        endpoint_url=endpoint_url,
+        access_key_id=key.access_key_id,
+        secret_access_key=key.secret_access_key,
+        settings=SETTINGS,
+    )
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A bucket, its uploads, and what begins one of 1000 bytes and then dies."""
+
+    store: ObjectStore
+    uploads: Uploads
+    begin: Callable[[str], None]
+    dates_begins: bool = True
+
+
+def s3_bucket(bucket: str, url: str, key: AccessKey, *, dates_begins: bool = True) -> Bucket:
+    client = s3_client(url, key)
+
+    def begin(name: str) -> None:
+        upload = client.create_multipart_upload(Bucket=bucket, Key=name)["UploadId"]
+        client.upload_part(Bucket=bucket, Key=name, UploadId=upload, PartNumber=1, Body=PART)
+
+    return Bucket(s3_store(bucket, url, key), s3_uploads(bucket, url, key), begin, dates_begins)
+
+
+@pytest.fixture(params=["directory", "moto", "rclone"])
+def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> Bucket:
+    if request.param == "directory":
+        root = tmp_path / "bucket"
+        root.mkdir()
+        store = DirectoryStore(root)
+        store.put("other", b"1")
+        return Bucket(store, DirectoryUploads(root), lambda name: (root / INCOMING / name).write_bytes(PART) and None)
+    if request.param == "moto":
+        moto: MotoEndpoint = request.getfixturevalue("moto")
+        keys = create_bucket_with_keys(moto.admin, uuid4().hex)
+        return s3_bucket(keys.bucket, moto.admin.endpoint_url, keys.write, dates_begins=False)
+    rclone: RcloneEndpoints = request.getfixturevalue("rclone")
+    name = uuid4().hex
+    (rclone.root / name).mkdir()
+    return s3_bucket(name, rclone.writable.endpoint_url, rclone.write_key)
+
+
+def test_a_bucket_without_uploads_has_none(bucket: Bucket) -> None:
+    bucket.store.put("complete", b"1")
+    assert list(bucket.uploads.list()) == []
+
+
+def test_what_was_begun_is_listed_with_its_bytes(bucket: Bucket) -> None:
+    for name in ("a", "b"):
+        bucket.begin(name)
+    found = list(bucket.uploads.list())
+    assert [(upload.key, upload.num_bytes) for upload in found] == [("a", 1000), ("b", 1000)]
+    assert all(0 <= upload.idle_seconds < 600 for upload in found)
+
+
+def test_what_is_ended_is_gone_and_ending_it_again_does_nothing(bucket: Bucket) -> None:
+    bucket.store.put("kept", b"1")
+    for name in ("a", "b"):
+        bucket.begin(name)
+    first, second = bucket.uploads.list()
+    bucket.uploads.abort(first)
+    bucket.uploads.abort(first)
+    assert [upload.key for upload in bucket.uploads.list()] == [second.key]
+    assert bucket.store.get("kept", max_bytes=1) == b"1"
+
+
+def test_an_object_in_parts_is_whole_and_leaves_no_upload(bucket: Bucket) -> None:
+    bucket.uploads.store_in_parts("in-parts", PART)
+    assert bucket.store.get("in-parts", max_bytes=1000) == PART
+    assert list(bucket.uploads.list()) == []
+
+
+def test_it_can_be_used_after_it_was_closed(bucket: Bucket) -> None:
+    bucket.begin("a")
+    bucket.uploads.close()
+    assert len(list(bucket.uploads.list())) == 1
+
+
+def test_a_directory_counts_from_the_change_of_a_file_not_from_its_stamp(tmp_path: Path) -> None:
+    (tmp_path / INCOMING).mkdir()
+    path = tmp_path / INCOMING / "old-looking"
+    path.write_bytes(PART)
+    os.utime(path, (1000, 1000))
+    (upload,) = DirectoryUploads(tmp_path).list()
+    assert upload.idle_seconds < 600
+    (upload,) = DirectoryUploads(tmp_path, clock=lambda: time.time() + 5000).list()
+    assert 5000 <= upload.idle_seconds < 5600
+
+
+class Recorded:
+    """A client that gives recorded answers to two operations."""
+
+    class exceptions:  # noqa: N801 - boto3's name
+        class NoSuchUpload(Exception):  # noqa: N818
+            """As boto3 makes it."""
+
+    def __init__(self, uploads: dict[str, Any], parts: dict[str, Any] | None) -> None:
+        self.answers = {"list_multipart_uploads": uploads, "list_parts": parts}
+
+    def get_paginator(self, operation: str) -> Any:
+        answer = self.answers[operation]
+
+        class Pages:
+            def paginate(self, **_: object) -> list[Any]:
+                if answer is None:
+                    raise Recorded.exceptions.NoSuchUpload
+                return [answer]
+
+        return Pages()
+
+
+def listed(begun: str, part: str | None, *, date: str | None = "Sun, 22 Nov 2026 12:00:00 GMT") -> Any:
+    """What is listed of one upload with these times."""
+    from datetime import datetime
+
+    entry = {"Key": "k", "UploadId": "u", "Initiated": datetime.fromisoformat(begun)}
+    headers = {} if date is None else {"date": date}
+    uploads = {"Uploads": [entry], "ResponseMetadata": {"HTTPHeaders": headers}}
+    parts = {"Parts": [{"LastModified": datetime.fromisoformat(part), "Size": 5}] if part else []}
+    found = s3_uploads("bucket", "http://127.0.0.1:1", AccessKey("id", "secret"))
+    found._client._current = Recorded(uploads, None if part == "" else parts)
+    return list(found.list())
+
+
+def test_the_last_part_is_the_last_sign_of_life() -> None:
+    (upload,) = listed("2026-11-20T12:00:00+00:00", "2026-11-22T11:00:00+00:00")
+    assert (upload.idle_seconds, upload.num_bytes) == (3600, 5)
+    (upload,) = listed("2026-11-20T12:00:00+00:00", None)
+    assert (upload.idle_seconds, upload.num_bytes) == (2 * 86_400, 0)
+
+
+def test_a_begin_that_no_server_means_makes_nothing_old() -> None:
+    (upload,) = listed("2010-11-10T20:48:33+00:00", None)
+    assert upload.idle_seconds == 0
+
+
+def test_a_server_whose_clock_ran_back_makes_nothing_older() -> None:
+    (upload,) = listed("2026-11-22T12:30:00+00:00", None)
+    assert upload.idle_seconds == 0
+
+
+def test_without_the_servers_time_nothing_is_said() -> None:
+    with pytest.raises(TransientError, match="has no Date"):
+        listed("2026-11-20T12:00:00+00:00", None, date=None)
+
+
+def test_what_was_completed_meanwhile_is_left_out() -> None:
+    assert listed("2026-11-20T12:00:00+00:00", "") == []
+
+
+class TestRefusals:
+    def test_a_read_key_is_denied(self, moto: MotoEndpoint) -> None:
+        keys = create_bucket_with_keys(moto.admin, uuid4().hex)
+        uploads = s3_uploads(keys.bucket, moto.admin.endpoint_url, keys.read)
+        for attempt in (lambda: list(uploads.list()), lambda: uploads.store_in_parts("key", PART)):
+            with pytest.raises(PermanentError) as caught:
+                attempt()
+            assert caught.value.reason is Reason.ACCESS_DENIED
+            assert keys.read.secret_access_key not in str(caught.value)
+
+    def test_parts_that_cannot_be_completed_leave_no_upload(self, rclone: RcloneEndpoints) -> None:
+        name = uuid4().hex
+        (rclone.root / name).mkdir()
+        uploads = s3_uploads(name, rclone.read_only.endpoint_url, rclone.read_key)
+        with pytest.raises(TransientError):
+            uploads.store_in_parts("key", PART)
+        assert list(uploads.list()) == []
