@@ -20,10 +20,10 @@ def gather(neuron: str, window: int) -> GatherReport:
             "tier": outcome.tier.value,
             "accepted": outcome.contribution is not None,
             "reason": outcome.reason.value if outcome.reason else "",
-            "bytes": outcome.contribution.manifest.payload_bytes if outcome.contribution else 0,
+            "bytes": outcome.num_bytes,
             "seconds": round(outcome.seconds, 3),
         }
         for outcome in report.outcomes
     ]
-    table(f"gather-{neuron}", rows, f"Window {window}: what each peer revealed.")
+    table(f"gather-{neuron}", rows, f"Window {window}: {report.summary}.")
     return report

@@ -48,8 +48,11 @@ class PayloadCache:
                 kept.
             TemplarError: `local_file`; this machine cannot keep them.
         """
-        if sha256_hex(data) != digest:
-            raise RejectedError(Reason.WRONG_HASH, f"uid {uid}: the payload is not the one that was promised")
+        check_hash(data, digest, uid=uid)
+        self.keep(data, digest, window=window, uid=uid, hotkey=hotkey)
+
+    def keep(self, data: bytes, digest: str, *, window: int, uid: int, hotkey: str) -> None:
+        """As `admit`, for bytes whose hash is known to be `digest`."""
         _check_author(_decoded(data, digest, self._layout), window=window, uid=uid, hotkey=hotkey)
         path = self._path(window, digest)
         with local_file(path):
@@ -103,6 +106,16 @@ class PayloadCache:
 
     def _path(self, window: int, digest: str) -> Path:
         return self._root / str(window) / digest
+
+
+def check_hash(data: bytes, digest: str, *, uid: int) -> None:
+    """Refuse other bytes than those that were promised.
+
+    Raises:
+        RejectedError: `wrong_hash`.
+    """
+    if sha256_hex(data) != digest:
+        raise RejectedError(Reason.WRONG_HASH, f"uid {uid}: the payload is not the one that was promised")
 
 
 class _Memory:

@@ -19,8 +19,10 @@ from templar.exchange.publish import publish_body, publish_file
 from templar.exchange.read import read_signed
 from templar.exchange.sealing import Network
 from templar.hparams import Model
+from templar.interrupt import StoppedError
 from templar.model.llama import parameter_shapes
 from templar.store.base import ObjectStore
+from templar.store.files import local_file
 
 MANIFEST_FILE = "manifest.json"
 OTHER_FILES_BYTES = 64 << 20
@@ -98,7 +100,8 @@ def fetch_checkpoint(
 ) -> CheckpointManifest:
     """Download a checkpoint and check every byte of it against its manifest.
 
-    The files appear under `folder` all at once, or not at all.
+    The files appear under `folder` all at once, or not at all. What has come when a download fails or is killed stays
+    beside it, and the next call goes on with it, file by file and part by part.
 
     Args:
         store: The publisher's bucket.
@@ -121,12 +124,19 @@ def fetch_checkpoint(
     if total > most:
         raise RejectedError(Reason.WRONG_SIZE, f"{key}: {total} bytes in all, {most} are legal for this model")
     part = folder.with_name(folder.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
+    with local_file(part):
+        part.mkdir(parents=True, exist_ok=True)
+        for path in part.iterdir():
+            if not path.name.lstrip(".").startswith(tuple(manifest.files)):  # of another checkpoint
+                path.unlink()
     for name, digest in manifest.files.items():
         _fetch_file(store, checkpoint_key(window, publisher.uid, name), part / name, manifest.sizes[name], digest)
-    shutil.rmtree(folder, ignore_errors=True)
-    part.rename(folder)
+    with local_file(part):
+        for path in part.iterdir():
+            if path.name not in manifest.files:  # of another checkpoint
+                path.unlink()
+        shutil.rmtree(folder, ignore_errors=True)
+        part.rename(folder)
     return manifest
 
 
@@ -135,9 +145,23 @@ def _parameter_bytes(model: Model) -> int:
 
 
 def _fetch_file(store: ObjectStore, key: str, path: Path, size: int, digest: str) -> None:
+    """Download a file, unless it has come before; one that is not what the manifest says is not kept."""
+    if _is_whole(path, digest):
+        return
     try:
-        store.get_file(key, path, max_bytes=size)
+        store.get_file(key, path, max_bytes=size, resume=True)
+    except StoppedError:
+        raise
     except PermanentError as error:
+        if error.reason is Reason.LOCAL_FILE:  # this machine's fault, not the publisher's
+            raise
         raise RejectedError(Reason.CHECKPOINT_BROKEN, f"{key}: {error}") from None
-    if file_sha256(path) != digest:
+    if not _is_whole(path, digest):
+        with local_file(path):
+            path.unlink(missing_ok=True)
         raise RejectedError(Reason.CHECKPOINT_BROKEN, f"{key}: SHA-256 is not the manifest's")
+
+
+def _is_whole(path: Path, digest: str) -> bool:
+    with local_file(path):
+        return path.is_file() and file_sha256(path) == digest

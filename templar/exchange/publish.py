@@ -111,8 +111,8 @@ def publish_file(
 ) -> PublishReceipt:
     """Store a file once; the same promises as `publish_bytes`.
 
-    Large files go up in parts and appear whole at the end. Of those only the length is compared with what is stored:
-    their readers check the hash.
+    Large files go up in parts and appear whole at the end. The store makes sure that what arrives is what was sent; of
+    what is there already only the length is compared: its readers check the hash.
     """
     size = path.stat().st_size
     if size <= COMPARE_BYTES:

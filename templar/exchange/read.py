@@ -6,17 +6,29 @@ time and size that were judged before the body was read must still be the object
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, RejectedError
 from templar.exchange.sealing import Body, Network, WindowBody, check_author, check_window, unseal
-from templar.store.base import ObjectInfo, ObjectStore
+from templar.store.base import ObjectInfo
 
 T = TypeVar("T", bound=Body)
 
 _CHANGED = frozenset({Reason.OBJECT_MISSING, Reason.OBJECT_TOO_LARGE})
 """What a store says of an object that is no longer what its HEAD showed."""
+
+
+class Reader(Protocol):
+    """The part of a store that reading takes; see `templar.store.base.ObjectStore`."""
+
+    def get(self, key: str, *, max_bytes: int) -> bytes:
+        """The whole object."""
+        ...
+
+    def head(self, key: str) -> ObjectInfo | None:
+        """What the server says of the object."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -26,14 +38,16 @@ class Found(Generic[T]):
     Attributes:
         body: What it says.
         last_modified: When the server stored it, in whole seconds.
+        signature: The author's signature, in hex: with the body it is the object as it was published.
     """
 
     body: T
     last_modified: int
+    signature: str
 
 
 def read_signed(
-    store: ObjectStore,
+    store: Reader,
     key: str,
     body_type: type[T],
     *,
@@ -69,16 +83,17 @@ def read_signed(
         raise RejectedError(
             Reason.WRONG_SIZE, f"{kind} of uid {author.uid}: {info.size} bytes, at most {body_type.max_bytes} are legal"
         )
-    body = unseal(_read(store, info), body_type).body
+    sealed = unseal(_read(store, info), body_type)
+    body = sealed.body
     check_author(body, network=network, uid=author.uid, hotkey=author.hotkey)
     if window is not None and isinstance(body, WindowBody):
         check_window(body, window)
     if store.head(key) != info:
         raise _replaced(info)
-    return Found(body, info.last_modified)
+    return Found(body, info.last_modified, sealed.signature)
 
 
-def _read(store: ObjectStore, info: ObjectInfo) -> bytes:
+def _read(store: Reader, info: ObjectInfo) -> bytes:
     try:
         return store.get(info.key, max_bytes=info.size)
     except PermanentError as error:

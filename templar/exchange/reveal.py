@@ -12,11 +12,11 @@ from typing import TypeVar
 from templar.chain.base import Clock, NeuronInfo
 from templar.chain.keys import Signer
 from templar.errors import PermanentError, Reason, RejectedError
-from templar.exchange.cache import PayloadCache
+from templar.exchange.cache import PayloadCache, check_hash
 from templar.exchange.keys import Kind, window_key
 from templar.exchange.objects import Commit, Manifest
 from templar.exchange.publish import PublishReceipt, publish_body, publish_file
-from templar.exchange.read import Found, read_signed
+from templar.exchange.read import Found, Reader, read_signed
 from templar.exchange.sealing import Network, WindowBody
 from templar.store.base import ObjectInfo, ObjectStore
 from templar.windows import Interval, Timing, WindowTimes
@@ -52,6 +52,8 @@ class Contribution:
         manifest: What it is.
         committed_at: LastModified of the commitment.
         revealed_at: The later LastModified of manifest and payload.
+        commit_signature: The author's signature of the commitment, in hex.
+        manifest_signature: The author's signature of the manifest, in hex.
     """
 
     uid: int
@@ -59,22 +61,16 @@ class Contribution:
     manifest: Manifest
     committed_at: int
     revealed_at: int
+    commit_signature: str
+    manifest_signature: str
 
 
 def publish_commit(
     store: ObjectStore, manifest: Manifest, signer: Signer, *, clock: Clock, deadline: float
 ) -> PublishReceipt:
     """Publish the commitment to a manifest before the close. On failure a later call goes on."""
-    commit = Commit(
-        netuid=manifest.netuid,
-        genesis=manifest.genesis,
-        window=manifest.window,
-        uid=manifest.uid,
-        hotkey=manifest.hotkey,
-        commitment=manifest.digest,
-    )
     key = window_key(Kind.COMMIT, manifest.window, manifest.uid)
-    return publish_body(store, key, commit, signer, clock=clock, deadline=deadline)
+    return publish_body(store, key, manifest.commit, signer, clock=clock, deadline=deadline)
 
 
 def publish_reveal(
@@ -89,7 +85,33 @@ def publish_reveal(
     )
 
 
-def fetch_reveal(neuron: NeuronInfo, store: ObjectStore, rules: RevealRules, cache: PayloadCache) -> Contribution:
+@dataclass
+class Progress:
+    """What is known of a reveal so far: after a failure of its store nothing of that is asked for again.
+
+    Attributes:
+        commit: The commitment, which counts.
+        manifest: The manifest, which is the one committed to.
+    """
+
+    commit: Found[Commit] | None = None
+    manifest: Found[Manifest] | None = None
+
+
+@dataclass(frozen=True)
+class Reveal:
+    """A reveal that is what its author promised, in time. Whether its payload is a legal one shows when it is decoded.
+
+    Attributes:
+        contribution: What counts then.
+        payload: The payload's bytes; None if the cache has them, decoded before.
+    """
+
+    contribution: Contribution
+    payload: bytes | None
+
+
+def fetch_reveal(neuron: NeuronInfo, store: Reader, rules: RevealRules, cache: PayloadCache) -> Contribution:
     """Fetch what a miner revealed for a window and decide whether it counts.
 
     Every check that needs no body comes before the body is read: time and legal size from HEAD, identity from the
@@ -100,15 +122,57 @@ def fetch_reveal(neuron: NeuronInfo, store: ObjectStore, rules: RevealRules, cac
         TransientError: The store failed; ask again.
         PermanentError: The store refuses (key, bucket).
     """
-    commit = _fetch_signed(neuron, store, rules, Commit)
-    found = _fetch_signed(neuron, store, rules, Manifest)
+    return keep_reveal(read_reveal(neuron, store, rules, cache, Progress()), cache)
+
+
+def read_reveal(
+    neuron: NeuronInfo, store: Reader, rules: RevealRules, cache: PayloadCache, progress: Progress
+) -> Reveal:
+    """The first step of `fetch_reveal`: everything but decoding, hash of the payload included.
+
+    Args:
+        neuron: Who revealed.
+        store: The neuron's bucket.
+        rules: What the reveal is held against.
+        cache: Says which lengths are legal and which payloads are here already.
+        progress: What is known so far; grows, also if this fails.
+
+    Raises:
+        TemplarError: As in `fetch_reveal`.
+    """
+    commit = progress.commit = progress.commit or _fetch_signed(neuron, store, rules, Commit)
+    found = progress.manifest or _fetch_signed(neuron, store, rules, Manifest)
     manifest = found.body
     if manifest.digest != commit.body.commitment:
         raise RejectedError(Reason.COMMIT_MISMATCH, f"uid {neuron.uid}: the manifest is not the one committed to")
     if manifest.assignment != rules.assignment(neuron.uid):
         raise RejectedError(Reason.WRONG_ASSIGNMENT, f"uid {neuron.uid}: trained on data that it was not assigned")
-    payload_at = _fetch_payload(neuron, store, rules, manifest, cache)
-    return Contribution(neuron.uid, neuron.hotkey, manifest, commit.last_modified, max(found.last_modified, payload_at))
+    progress.manifest = found
+    payload, stored_at = _fetch_payload(neuron, store, rules, manifest, cache)
+    contribution = Contribution(
+        neuron.uid,
+        neuron.hotkey,
+        manifest,
+        commit.last_modified,
+        max(found.last_modified, stored_at),
+        commit.signature,
+        found.signature,
+    )
+    return Reveal(contribution, payload)
+
+
+def keep_reveal(reveal: Reveal, cache: PayloadCache) -> Contribution:
+    """The second step of `fetch_reveal`: decode the payload, and keep it if it is legal.
+
+    Raises:
+        RejectedError: The payload is no legal one of its author's.
+        TemplarError: `local_file`; this machine cannot keep it.
+    """
+    found = reveal.contribution
+    if reveal.payload is not None:
+        digest, window = found.manifest.payload_sha256, found.manifest.window
+        cache.keep(reveal.payload, digest, window=window, uid=found.uid, hotkey=found.hotkey)
+    return found
 
 
 T = TypeVar("T", bound=WindowBody)
@@ -121,7 +185,7 @@ _TIMING = {
 }
 
 
-def _fetch_signed(neuron: NeuronInfo, store: ObjectStore, rules: RevealRules, body_type: type[T]) -> Found[T]:
+def _fetch_signed(neuron: NeuronInfo, store: Reader, rules: RevealRules, body_type: type[T]) -> Found[T]:
     kind = body_type.kind
     interval = rules.times.commit_interval if kind is Kind.COMMIT else rules.times.reveal_interval
     found = read_signed(
@@ -139,8 +203,8 @@ def _fetch_signed(neuron: NeuronInfo, store: ObjectStore, rules: RevealRules, bo
 
 
 def _fetch_payload(
-    neuron: NeuronInfo, store: ObjectStore, rules: RevealRules, manifest: Manifest, cache: PayloadCache
-) -> int:
+    neuron: NeuronInfo, store: Reader, rules: RevealRules, manifest: Manifest, cache: PayloadCache
+) -> tuple[bytes | None, int]:
     size = manifest.payload_bytes
     cache.check_size(size, uid=neuron.uid)
     info = store.head(window_key(Kind.GRADIENT, rules.window, neuron.uid))
@@ -150,12 +214,14 @@ def _fetch_payload(
     if info.size != size:
         raise RejectedError(Reason.WRONG_SIZE, f"uid {neuron.uid}: {info.size} bytes are stored, {size} were promised")
     digest, window, hotkey = manifest.payload_sha256, rules.window, neuron.hotkey
-    if not cache.has(digest, window=window, uid=neuron.uid, hotkey=hotkey):
-        cache.admit(_read_payload(neuron, store, info), digest, window=window, uid=neuron.uid, hotkey=hotkey)
-    return info.last_modified
+    if cache.has(digest, window=window, uid=neuron.uid, hotkey=hotkey):
+        return None, info.last_modified
+    payload = _read_payload(neuron, store, info)
+    check_hash(payload, digest, uid=neuron.uid)
+    return payload, info.last_modified
 
 
-def _read_payload(neuron: NeuronInfo, store: ObjectStore, info: ObjectInfo) -> bytes:
+def _read_payload(neuron: NeuronInfo, store: Reader, info: ObjectInfo) -> bytes:
     try:
         return store.get(info.key, max_bytes=info.size)
     except PermanentError as error:

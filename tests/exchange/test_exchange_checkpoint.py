@@ -21,6 +21,7 @@ from templar.exchange.objects import CheckpointManifest
 from templar.exchange.publish import COMPARE_BYTES
 from templar.exchange.sealing import Network
 from templar.hparams import load_hparams
+from templar.interrupt import StoppedError
 from templar.model.llama import parameter_shapes
 from tests.support.scripted_store import failing
 from tests.support.subnet import GENESIS, NETUID, NETWORK, ROOT, Bucket, fields_of, member, signed_anyhow
@@ -202,6 +203,55 @@ def test_what_was_there_before_is_replaced_only_by_a_whole_checkpoint(
     assert content(target) == {"old": b"old"}
     fetch(bucket, target)
     assert content(target) == FILES
+
+
+def test_a_download_that_was_cut_off_goes_on_with_the_next_file(bucket: Bucket, folder: Path, tmp_path: Path) -> None:
+    publish(bucket, folder)
+    bucket.store.before = failing(BUSY, "get_file", key=key("model.safetensors"), times=1)
+    with pytest.raises(TransientError):
+        fetch(bucket, tmp_path / "fetched")
+    assert not (tmp_path / "fetched").exists()
+    fetch(bucket, tmp_path / "fetched")
+    assert content(tmp_path / "fetched") == FILES
+    asked = [called for operation, called in bucket.store.calls if operation == "get_file"]
+    assert asked == [key(name) for name in ("config.json", "model.safetensors", "model.safetensors", "tokenizer.json")]
+
+
+@pytest.mark.parametrize("left", [b"", FILES["model.safetensors"][:-1], bytes(len(FILES["model.safetensors"]))])
+def test_what_a_kill_or_another_checkpoint_left_is_not_taken(
+    bucket: Bucket, folder: Path, tmp_path: Path, left: bytes
+) -> None:
+    publish(bucket, folder)
+    part = tmp_path / "fetched.part"
+    part.mkdir()
+    (part / "model.safetensors").write_bytes(left)
+    (part / ".model.safetensors.0123456789abcdef.partial").write_bytes(b"half")
+    (part / "of-another-one").write_bytes(b"old")
+    fetch(bucket, tmp_path / "fetched")
+    assert content(tmp_path / "fetched") == FILES
+    assert not part.exists()
+
+
+def test_a_file_that_is_not_what_the_manifest_says_is_not_kept(bucket: Bucket, folder: Path, tmp_path: Path) -> None:
+    publish(bucket, folder)
+    good = FILES["model.safetensors"]
+    bucket.put(key("model.safetensors"), bytes(len(good)), at=0)
+    assert rejection(lambda: fetch(bucket, tmp_path / "fetched")) is Reason.CHECKPOINT_BROKEN
+    bucket.put(key("model.safetensors"), good, at=0)
+    fetch(bucket, tmp_path / "fetched")
+    assert content(tmp_path / "fetched") == FILES
+
+
+def test_a_full_disk_is_not_the_publishers_fault(bucket: Bucket, folder: Path, tmp_path: Path) -> None:
+    publish(bucket, folder)
+    for family in (TransientError, PermanentError):
+        bucket.store.before = failing(family(Reason.LOCAL_FILE, "for a test"), "get_file")
+        with pytest.raises(family) as caught:
+            fetch(bucket, tmp_path / "fetched")
+        assert caught.value.reason is Reason.LOCAL_FILE
+    bucket.store.before = failing(StoppedError(Reason.STOPPED, "for a test"), "get_file")
+    with pytest.raises(StoppedError):
+        fetch(bucket, tmp_path / "fetched")
 
 
 def forge(bucket: Bucket, manifest: CheckpointManifest, **changes: Any) -> None:

@@ -7,7 +7,7 @@ from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.keys import Kind, window_key
 from templar.exchange.objects import Decision
 from templar.exchange.read import Found, read_signed
-from templar.exchange.sealing import Network, seal
+from templar.exchange.sealing import Network, Sealed, seal
 from templar.store.base import ObjectInfo
 from tests.support.scripted_store import failing, once
 from tests.support.subnet import GENESIS, NETUID, NETWORK, Bucket, member
@@ -39,8 +39,11 @@ def rejection(call: Callable[[], object]) -> Reason:
     return caught.value.reason
 
 
-def test_what_is_there_comes_with_its_time(bucket: Bucket) -> None:
-    assert read(bucket) == Found(decision(), 1000)
+def test_what_is_there_comes_with_its_time_and_its_signature(bucket: Bucket) -> None:
+    found = read(bucket)
+    assert found is not None
+    assert found == Found(decision(), 1000, found.signature)
+    assert Sealed(found.body, found.signature).encode() == bucket.memory.get(KEY, max_bytes=1000)
 
 
 def test_nothing_is_a_definite_404() -> None:

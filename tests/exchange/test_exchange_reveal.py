@@ -11,7 +11,7 @@ from templar.exchange.cache import PayloadCache
 from templar.exchange.keys import Kind, window_key
 from templar.exchange.objects import Commit, Manifest
 from templar.exchange.reveal import Contribution, RevealRules, fetch_reveal, publish_commit, publish_reveal
-from templar.exchange.sealing import seal
+from templar.exchange.sealing import Sealed, seal
 from templar.gradient.layout import Layout
 from templar.hparams import Gradient
 from templar.windows import WindowTimes
@@ -64,6 +64,12 @@ def fetch(bucket: Bucket, cache: PayloadCache, assignment: Callable[[int], str |
     return fetch_reveal(bucket.owner.neuron, bucket.store, rules, cache)
 
 
+def contribution(found: Contribution, manifest: Manifest, committed_at: int) -> Contribution:
+    """What must have been found; a signature is another one each time."""
+    signatures = (found.commit_signature, found.manifest_signature)
+    return Contribution(5, ALICE.hotkey.address, manifest, committed_at, REVEAL_FIRST, *signatures)
+
+
 def rejection(bucket: Bucket, cache: PayloadCache, **changes: Any) -> Reason:
     with pytest.raises(RejectedError) as caught:
         fetch(bucket, cache, **changes)
@@ -79,7 +85,11 @@ def commits(bucket: Bucket, manifest: Manifest, at: float = COMMIT_LAST, **chang
 
 def test_a_reveal_that_counts(bucket: Bucket, cache: PayloadCache) -> None:
     found = fetch(bucket, cache)
-    assert found == Contribution(5, ALICE.hotkey.address, manifest_of(ALICE, WINDOW, BYTES), COMMIT_LAST, REVEAL_FIRST)
+    manifest = manifest_of(ALICE, WINDOW, BYTES)
+    assert found == contribution(found, manifest, COMMIT_LAST)
+    commit = Sealed(commit_to(manifest), found.commit_signature)
+    assert commit.encode() == bucket.memory.get(COMMIT, max_bytes=1000)
+    assert Sealed(manifest, found.manifest_signature).encode() == bucket.memory.get(MANIFEST, max_bytes=1000)
     assert cache.read(WINDOW, found.manifest.payload_sha256) == BYTES
 
 
@@ -460,7 +470,8 @@ def test_what_a_miner_publishes_counts(cache: PayloadCache, tmp_path: Path) -> N
     for _ in range(2):
         receipts = publish_reveal(bucket.store, manifest, ALICE.hotkey, payload, clock=clock, deadline=REVEAL_LAST + 1)
     assert [receipt.last_modified for receipt in receipts] == [REVEAL_FIRST, REVEAL_FIRST]
-    assert fetch(bucket, cache) == Contribution(5, ALICE.hotkey.address, manifest, COMMIT_FIRST, REVEAL_FIRST)
+    found = fetch(bucket, cache)
+    assert found == contribution(found, manifest, COMMIT_FIRST)
 
 
 def test_nothing_is_revealed_after_the_deadline(tmp_path: Path) -> None:

@@ -1,0 +1,76 @@
+"""The benchmark of the gather runs with few and small payloads, and its last line holds what it promises."""
+
+import json
+import os
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import gather
+from templar.store.s3_client import make_client
+
+SMALL = replace(gather.QUICK, num_peers=3, payload_bytes=300_000, rounds=2)
+
+
+def test_the_figures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(gather, "QUICK", SMALL)
+    monkeypatch.setattr("sys.argv", ["gather", "--quick"])
+    code = gather.main()
+    *table, last = capsys.readouterr().out.splitlines()
+    figures = json.loads(last)
+    assert code == (0 if figures["holds"] else 1)
+    assert figures["holds"] == (figures["cpu_x"] <= gather.BAR and figures["wall_x"] <= gather.BAR)
+    for name in ("cpu", "wall"):
+        ratio = figures[f"gather_{name}_seconds"] / figures[f"bare_{name}_seconds"]
+        assert figures[f"{name}_x"] == pytest.approx(ratio, rel=0.05)
+    assert (figures["num_peers"], figures["payload_bytes"]) == (3, 300_000)
+    assert "3 peers, 0.3 MB each" in "\n".join(table)
+
+
+def test_both_make_the_same_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: Counter[str] = Counter()
+    with gather.serving(tmp_path) as endpoint:
+        scene = gather.Scene(tmp_path, SMALL)
+        clients = _counting_clients(monkeypatch, asked)
+        gather.bare_loop(scene, endpoint)()
+        bare, before = Counter(asked), len(clients)
+        asked.clear()
+        gather.whole_gather(scene, endpoint)()
+    assert asked == bare
+    assert sum(bare.values()) == 8 * SMALL.num_peers
+    assert (before, len(clients)) == (1, 1 + SMALL.num_peers)
+
+
+def _counting_clients(monkeypatch: pytest.MonkeyPatch, asked: Counter[str]) -> list[object]:
+    """Every boto3 client that is made from now on; its requests are counted."""
+    clients: list[object] = []
+
+    def counting(service: str, **options: Any) -> Any:
+        client = make_client(service, **options)
+        client.meta.events.register("before-send.s3", lambda request, **_: asked.update([_what(request)]))
+        clients.append(client)
+        return client
+
+    for module in ("benchmarks.gather", "templar.store.s3"):
+        monkeypatch.setattr(f"{module}.make_client", counting)
+    return clients
+
+
+def _what(request: Any) -> str:
+    return f"{request.method} {request.url}"
+
+
+def test_a_payload_that_is_damaged_stops_the_measurement(tmp_path: Path) -> None:
+    scene = gather.Scene(tmp_path, SMALL)
+    payload = tmp_path / scene.bucket(1) / scene.keys(1)[2]
+    with gather.serving(tmp_path) as endpoint:
+        run = gather.whole_gather(scene, endpoint)
+        run()
+        stamp = payload.stat().st_mtime
+        payload.write_bytes(bytes(SMALL.payload_bytes))
+        os.utime(payload, (stamp, stamp))
+        with pytest.raises(RuntimeError, match="2 of 3 accepted, 1 wrong_hash"):
+            run()

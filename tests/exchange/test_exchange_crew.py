@@ -1,0 +1,175 @@
+import threading
+import time
+
+import pytest
+
+from templar import interrupt
+from templar.errors import Reason
+from templar.exchange import crew as crew_module
+from templar.exchange.crew import MOST, Crew
+from templar.interrupt import StoppedError
+from templar.store.deadline import check_deadline, current
+
+LONG = 600.0
+
+
+class Work:
+    """Uids whose calls return when a test says so, or at their deadline if they look at it."""
+
+    def __init__(self) -> None:
+        self.going_on: dict[int, threading.Event] = {}
+        self.started: list[int] = []
+        self.lock = threading.Lock()
+
+    def __call__(self, uid: int) -> str:
+        with self.lock:
+            self.started.append(uid)
+        event = self.going_on.get(uid)
+        if event is not None:
+            deadline = current()
+            assert deadline is not None
+            with deadline.closing(event.set):
+                event.wait()
+                check_deadline(f"uid {uid}")
+        return f"result {uid}"
+
+    def hold(self, *uids: int) -> None:
+        for uid in uids:
+            self.going_on[uid] = threading.Event()
+
+
+def test_results_come_as_they_are_ready() -> None:
+    work = Work()
+    work.hold(1)
+    crew = Crew(work, 2)
+    crew.start(1, LONG)
+    crew.start(2, LONG)
+    assert not crew.has_room()
+    assert crew.finished(LONG) == [(2, "result 2")]
+    assert crew.has_room()
+    assert crew.is_running(1)
+    work.going_on[1].set()
+    assert crew.finished(LONG) == [(1, "result 1")]
+    assert not crew.is_busy
+    assert crew.finished(LONG) == []
+    crew.close()
+
+
+def test_with_one_at_a_time_everything_is_done_in_the_callers_thread() -> None:
+    threads: list[threading.Thread] = []
+    crew = Crew(lambda uid: threads.append(threading.current_thread()), 1)
+    crew.start(1, LONG)
+    assert not crew.has_room()  # until its result was taken
+    assert crew.finished(0.0) == [(1, None)]
+    assert threads == [threading.current_thread()]
+    crew.close()
+
+
+def test_who_takes_long_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew_module, "PATIENCE_SECONDS", 0.0)
+    work = Work()
+    work.hold(*range(100))
+    crew = Crew(work, 2)
+    for uid in range(2 * MOST):
+        assert crew.has_room()
+        crew.start(uid, LONG)
+    assert not crew.has_room()  # there is a limit
+    crew.close()
+
+
+def test_calls_that_leave_room_do_not_take_the_last_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew_module, "PATIENCE_SECONDS", 0.0)
+    work = Work()
+    work.hold(*range(100))
+    crew = Crew(work, 2)
+    for uid in range(2 * (MOST - 1)):
+        assert crew.has_room(spare=True)
+        crew.start(uid, LONG)
+    assert not crew.has_room(spare=True)
+    assert crew.has_room()
+    crew.close()
+
+
+def test_who_takes_short_keeps_the_others_waiting() -> None:
+    work = Work()
+    work.hold(1, 2)
+    crew = Crew(work, 2)
+    crew.start(1, LONG)
+    crew.start(2, LONG)
+    assert not crew.has_room()
+    crew.close()
+
+
+def test_who_is_given_up_ends_and_its_error_is_not_missed() -> None:
+    work = Work()
+    work.hold(1, 2)
+    crew = Crew(work, 2)
+    crew.start(1, LONG)
+    crew.start(2, LONG)
+    with pytest.raises(Exception, match="uid 1") as caught:
+        crew.give_up([1], LONG)
+    assert getattr(caught.value, "reason", None) is Reason.TOO_SLOW
+    assert not crew.is_running(1)
+    assert crew.is_running(2)
+    crew.close()
+
+
+def test_what_is_given_up_and_does_not_end_is_dropped() -> None:
+    release, ended = threading.Event(), threading.Event()
+
+    def work(uid: int) -> int:
+        if uid == 1:
+            release.wait()  # looks at no deadline
+            ended.set()
+        return uid
+
+    crew = Crew(work, 2)
+    crew.start(1, LONG)
+    started = time.monotonic()
+    assert crew.give_up([1], 0.05) == []
+    assert time.monotonic() - started >= 0.05
+    assert not crew.is_busy
+    release.set()
+    ended.wait()
+    crew.start(2, LONG)
+    assert crew.finished(LONG) == [(2, 2)]  # and not what uid 1 brought
+    crew.close()
+
+
+def test_an_error_is_raised_where_results_are_taken() -> None:
+    def work(uid: int) -> int:
+        raise RuntimeError("for a test")
+
+    crew = Crew(work, 2)
+    crew.start(1, LONG)
+    with pytest.raises(RuntimeError, match="for a test"):
+        crew.finished(LONG)
+    crew.close()
+
+
+def test_a_stop_request_ends_the_waiting() -> None:
+    work = Work()
+    work.hold(1)
+    crew = Crew(work, 2)
+    crew.start(1, LONG)
+    interrupt.request_stop()
+    try:
+        with pytest.raises(StoppedError):
+            crew.finished(LONG)
+    finally:
+        interrupt.clear_stop()
+        crew.close()
+
+
+def test_threads_end_after_closing() -> None:
+    work = Work()
+    work.hold(1, 2, 3)
+    before = threading.active_count()
+    crew = Crew(work, 3)
+    for uid in (1, 2, 3):
+        crew.start(uid, LONG)
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("gather")]
+    crew.close()
+    for thread in threads:
+        thread.join()
+    assert threading.active_count() <= before

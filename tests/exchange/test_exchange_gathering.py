@@ -1,0 +1,422 @@
+"""The deadline of a gather, what it costs others, and what it takes of memory."""
+
+import itertools
+import threading
+import tracemalloc
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from email.utils import formatdate
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import torch
+
+from deployments.s3_endpoint import AccessKey
+from templar.chain.base import Clock
+from templar.chain.clock import SystemClock
+from templar.errors import Reason, TransientError
+from templar.exchange import cache as cache_module
+from templar.exchange import crew as crew_module
+from templar.exchange import gather as gather_module
+from templar.exchange.cache import PayloadCache
+from templar.exchange.gather import Gatherer, GatherReport, Tier
+from templar.exchange.gathering import REQUESTS
+from templar.exchange.keys import Kind, window_key
+from templar.exchange.reveal import RevealRules
+from templar.exchange.sealing import seal
+from templar.gradient.feedback import FeedbackRule, FeedbackState, compress
+from templar.gradient.layout import Layout
+from templar.gradient.payload import Header, Payload
+from templar.gradient.wire import encode
+from templar.hparams import Gradient
+from templar.store.base import ObjectStore
+from templar.store.directory import DirectoryStore
+from templar.store.s3_settings import S3Settings
+from tests.store.conftest import s3_store
+from tests.support.scripted_server import Reply, Request, s3_error, scripted_server
+from tests.support.subnet import (
+    ASSIGNMENT,
+    LAYOUT,
+    NETWORK,
+    Bucket,
+    Member,
+    Subnet,
+    commit_to,
+    manifest_of,
+    payload_bytes,
+)
+
+WINDOW = 3
+KEY = AccessKey("ABCDEFGHIJKLMNOPQRST", "the-secret")
+PATIENT = S3Settings(read_timeout_seconds=600.0, slowest_bytes_per_second=1e-3)
+"""Nothing but the deadline of the gather ends a transfer soon."""
+
+
+class Scene:
+    """A window that has closed; everybody's bucket is in memory unless it is replaced."""
+
+    def __init__(self, folder: Path, num_miners: int) -> None:
+        self.folder = folder
+        self.subnet = Subnet(folder, num_miners=num_miners)
+        self.times = self.subnet.times(WINDOW)
+        self.members: dict[int, Member] = {each.uid: each for each in self.subnet.miners}
+        self.buckets = {each.uid: Bucket(each) for each in self.subnet.miners}
+        self.payloads = {each.uid: payload_bytes(each, WINDOW) for each in self.subnet.miners}
+        for uid, bucket in self.buckets.items():
+            bucket.reveal(self.times, self.payloads[uid])
+        self.views: dict[int, ObjectStore] = {uid: bucket.store for uid, bucket in self.buckets.items()}
+        self.gathers = 0
+
+    def key(self, kind: Kind, uid: int) -> str:
+        return window_key(kind, WINDOW, uid)
+
+    def gather(
+        self,
+        peers: Sequence[int],
+        *,
+        reserve: Sequence[int] = (),
+        others: Sequence[int] = (),
+        clock: Clock | None = None,
+        concurrency: int = 8,
+        retry_seconds: float = 600.0,
+        owner: Member | None = None,
+    ) -> GatherReport:
+        self.gathers += 1
+        views = {self.members[uid].account: store for uid, store in self.views.items()}
+        gatherer = Gatherer(
+            self.subnet.buckets(owner, views),
+            PayloadCache(self.folder / f"payloads-{self.gathers}", LAYOUT),
+            clock or self.subnet.clock,
+            concurrency,
+        )
+        return gatherer.gather(
+            [self.members[uid].neuron for uid in peers],
+            RevealRules(NETWORK, self.times, lambda uid: ASSIGNMENT),
+            reserve=[self.members[uid].neuron for uid in reserve],
+            others=[self.members[uid].neuron for uid in others],
+            retry_until=self.times.settles + retry_seconds,
+        )
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path, num_miners=10)  # uids 2 to 11
+
+
+def summary(report: GatherReport) -> list[tuple[int, Tier, Reason | None]]:
+    return [(outcome.uid, outcome.tier, outcome.reason) for outcome in report.outcomes]
+
+
+def accepted(report: GatherReport) -> list[int]:
+    return [contribution.uid for contribution in report.contributions]
+
+
+GATHER, RESERVE, OTHER = Tier.GATHER, Tier.RESERVE, Tier.OTHER
+
+
+class TestSlowPeers:
+    """Payloads that come a few bytes at a time, over HTTP and in real time."""
+
+    @pytest.fixture(autouse=True)
+    def _short(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(gather_module, "LATE_SECONDS", 3.0)  # the window's own deadline has long passed
+
+    @contextmanager
+    def slow(self, scene: Scene, *uids: int) -> Iterator[None]:
+        """These peers' payloads take hours."""
+
+        def script(request: Request) -> Reply:
+            _, bucket, key = urlsplit(request.path).path.split("/", 2)
+            memory = scene.buckets[int(bucket.removeprefix("slow-"))].memory
+            info = memory.head(key)
+            if info is None:
+                return s3_error(404, "NoSuchKey")
+            headers = {"Last-Modified": formatdate(info.last_modified, usegmt=True), "ETag": '"one"'}
+            drips = key.startswith("gradient")
+            body = memory.get(key, max_bytes=info.size)
+            return Reply(200, body, headers, drips=drips and request.method == "GET")
+
+        with scripted_server(script) as server:
+            for uid in uids:
+                scene.views[uid] = s3_store(f"slow-{uid}", server.endpoint_url, KEY, PATIENT)
+            yield
+        for uid in uids:
+            scene.views[uid] = scene.buckets[uid].store
+
+    @pytest.fixture
+    def slow_scene(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+        # A body of this model's is some hundred bytes, which even a slow peer sends in seconds.
+        monkeypatch.setattr("tests.support.scripted_server.DRIP_BYTES", 1)
+        monkeypatch.setattr("tests.support.scripted_server.DRIP_SECONDS", 5.0)
+        return Scene(tmp_path, num_miners=10)
+
+    def test_one_is_given_up_and_the_reserve_has_its_place(self, slow_scene: Scene) -> None:
+        scene = slow_scene
+        with self.slow(scene, 3):
+            report = scene.gather([2, 3, 4], reserve=[5, 6], clock=SystemClock())
+        assert summary(report) == [
+            (2, GATHER, None),
+            (3, GATHER, Reason.TOO_SLOW),
+            (4, GATHER, None),
+            (5, RESERVE, None),
+        ]
+        slow = report.outcome(3)
+        assert slow is not None
+        assert slow.detail
+        self.assert_threads_end()
+        again = scene.gather([2, 3, 4], clock=SystemClock())
+        assert accepted(again) == [2, 3, 4]
+
+    def test_without_a_reserve_it_has_all_of_the_time(self, slow_scene: Scene) -> None:
+        with self.slow(slow_scene, 3):
+            report = slow_scene.gather([2, 3], others=[4], clock=SystemClock())
+        assert summary(report) == [(2, GATHER, None), (3, GATHER, Reason.TOO_SLOW), (4, OTHER, None)]
+        assert report.seconds >= 3.0
+        self.assert_threads_end()
+
+    def test_more_slow_ones_than_places_hold_nobody_up(
+        self, slow_scene: Scene, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(crew_module, "PATIENCE_SECONDS", 0.1)
+        with self.slow(slow_scene, 2, 3, 4, 5):
+            report = slow_scene.gather([2, 3, 4, 5, 6, 7], others=[8, 9], clock=SystemClock(), concurrency=2)
+        assert accepted(report) == [6, 7, 8, 9]
+        assert report.rejected == {Reason.TOO_SLOW: 4}
+        self.assert_threads_end()
+
+    def test_a_slow_reserve_leaves_time_for_the_next(self, slow_scene: Scene) -> None:
+        scene = slow_scene
+        scene.buckets[2].memory.delete([scene.key(Kind.COMMIT, 2)])
+        with self.slow(scene, 3):
+            report = scene.gather([2, 4], reserve=[3, 5], clock=SystemClock())
+        assert summary(report) == [
+            (2, GATHER, Reason.COMMIT_MISSING),
+            (3, RESERVE, Reason.TOO_SLOW),
+            (4, GATHER, None),
+            (5, RESERVE, None),
+        ]
+
+    def test_whoever_never_had_a_turn_is_no_silent_gap(
+        self, slow_scene: Scene, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(crew_module, "MOST", 1)
+        with self.slow(slow_scene, 2, 3):
+            report = slow_scene.gather([2, 3], others=[4], clock=SystemClock(), concurrency=2)
+        outcome = report.outcome(4)
+        assert outcome is not None
+        assert (outcome.reason, outcome.num_bytes) == (Reason.TOO_SLOW, 0)
+        assert "turn" in outcome.detail
+
+    def assert_threads_end(self) -> None:
+        for thread in threading.enumerate():
+            if thread.name.startswith("gather"):
+                thread.join()
+
+
+class TestRequests:
+    """A store that fails meets at most twice the requests of a healthy peer, however long the gather is."""
+
+    BUSY = TransientError(Reason.STORE_BUSY, "for a test")
+
+    def test_what_a_healthy_peer_costs(self, scene: Scene) -> None:
+        scene.gather([2], concurrency=1)
+        assert len(scene.buckets[2].store.calls) == REQUESTS
+
+    @pytest.mark.parametrize("broken", range(REQUESTS))
+    @pytest.mark.parametrize("late", [False, True])
+    @pytest.mark.parametrize("concurrency", [1, 4])
+    def test_a_store_that_fails_from_some_request_on(
+        self, scene: Scene, broken: int, late: bool, concurrency: int
+    ) -> None:
+        if late:
+            scene.subnet.clock.sleep_until(scene.times.settles + 50)
+        store, good = scene.buckets[3].store, [broken]
+
+        def hook(operation: str, key: str) -> None:
+            if not good[0]:
+                raise self.BUSY
+            good[0] -= 1
+
+        store.before = hook
+        report = scene.gather([2, 3, 4], concurrency=concurrency)
+        assert summary(report) == [(2, GATHER, None), (3, GATHER, Reason.STORE_BUSY), (4, GATHER, None)]
+        assert REQUESTS <= len(store.calls) <= 2 * REQUESTS
+        assert all(len(scene.buckets[uid].store.calls) == REQUESTS for uid in (2, 4))
+
+    def test_what_is_known_is_not_asked_for_again(self, scene: Scene) -> None:
+        store, failures = scene.buckets[3].store, [3]
+
+        def hook(operation: str, key: str) -> None:
+            if operation == "get" and key == scene.key(Kind.GRADIENT, 3) and failures[0]:
+                failures[0] -= 1
+                raise self.BUSY
+
+        store.before = hook
+        assert accepted(scene.gather([3], concurrency=1)) == [3]
+        assert store.count("get", scene.key(Kind.COMMIT, 3)) == 1
+        assert store.count("get", scene.key(Kind.MANIFEST, 3)) == 1
+        assert store.count("get", scene.key(Kind.GRADIENT, 3)) == 4
+
+    def moments(self, folder: Path, uid: int, owner: Callable[[Subnet], Member]) -> list[float]:
+        """When a failing store was asked."""
+        folder.mkdir()
+        scene = Scene(folder, num_miners=3)
+        moments: list[float] = []
+
+        def hook(operation: str, key: str) -> None:
+            moments.append(scene.subnet.clock.now())
+            raise self.BUSY
+
+        scene.buckets[uid].store.before = hook
+        scene.gather([uid], concurrency=1, owner=owner(scene.subnet))
+        return moments
+
+    def test_jitter_is_the_same_each_time_and_another_for_everybody(self, tmp_path: Path) -> None:
+        one = self.moments(tmp_path / "1", 2, lambda subnet: subnet.validators[0])
+        assert self.moments(tmp_path / "2", 2, lambda subnet: subnet.validators[0]) == one
+        assert self.moments(tmp_path / "3", 2, lambda subnet: subnet.miners[2]) != one
+        assert self.moments(tmp_path / "4", 3, lambda subnet: subnet.validators[0]) != one
+        pauses = [after - before for before, after in itertools.pairwise(one)]
+        assert all(pause > 0 for pause in pauses)
+        assert len({round(pause, 6) for pause in pauses}) == len(pauses)
+
+    def test_everybody_begins_with_other_peers(self, tmp_path: Path) -> None:
+        orders = []
+        for number, owner in enumerate(("validator", "validator", "another")):
+            (tmp_path / str(number)).mkdir()
+            scene = Scene(tmp_path / str(number), num_miners=10)
+            asked: list[int] = []
+            for uid, bucket in scene.buckets.items():
+                bucket.store.before = lambda operation, key, uid=uid, asked=asked: asked.append(uid)
+            member = scene.subnet.validators[0] if owner == "validator" else scene.subnet.members[0]
+            scene.gather(range(2, 11), others=[11], concurrency=1, owner=member)
+            orders.append(list(dict.fromkeys(asked)))
+        assert orders[0] == orders[1]
+        assert orders[0][:9] != orders[2][:9]
+        assert sorted(orders[0]) == list(range(2, 12))
+
+
+class TestReport:
+    def test_what_was_fetched_is_counted(self, scene: Scene) -> None:
+        sizes = {kind: scene.buckets[2].memory.head(scene.key(kind, 2)) for kind in (Kind.COMMIT, Kind.MANIFEST)}
+        signed = sum(info.size for info in sizes.values() if info is not None)
+        scene.buckets[3].memory.delete([scene.key(Kind.MANIFEST, 3)])
+        scene.buckets[4].memory.delete([scene.key(Kind.COMMIT, 4)])
+        scene.buckets[5].memory.delete([scene.key(Kind.COMMIT, 5)])
+        report = scene.gather([2, 3, 4, 5])
+        num_bytes = {outcome.uid: outcome.num_bytes for outcome in report.outcomes}
+        assert num_bytes[2] == signed + len(scene.payloads[2])
+        assert 0 < num_bytes[3] < signed
+        assert num_bytes[4] == 0
+        assert report.num_bytes == sum(num_bytes.values())
+        assert report.rejected == {Reason.COMMIT_MISSING: 2, Reason.MANIFEST_MISSING: 1}
+        line = replace(report, seconds=2.04).summary
+        assert line == "1 of 4 accepted, 2 commit_missing, 1 manifest_missing; 0.0 MB in 2.0 s"
+
+
+BIG = Layout.of(
+    {"w": (2560, 4096)},
+    Gradient(momentum_decay=0.9, topk_compression=640, target_chunk=64, magnitude_bits=1, use_dct=False),
+    "sparseloco",
+)
+NUM_PEERS = 20
+
+
+class TestMemory:
+    """Hostile objects of every kind take at most twice the memory of honest ones."""
+
+    @pytest.fixture
+    def template(self) -> Callable[[Member], bytes]:
+        """Payloads of a megabyte each, which differ in their author."""
+        update = {"w": torch.randn((2560, 4096), generator=torch.Generator().manual_seed(1))}
+        rule = FeedbackRule("sparseloco", decay=0.9, learning_rate=1.0)
+        coded = compress(FeedbackState.zeros(BIG), update, layout=BIG, rule=rule)
+
+        def payload(author: Member) -> bytes:
+            header = Header(BIG.recipe, WINDOW, author.uid, author.hotkey.address, BIG.digest)
+            return encode(Payload.of(header, coded.tensors, BIG), BIG)
+
+        return payload
+
+    def peak(
+        self,
+        folder: Path,
+        template: Callable[[Member], bytes],
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        hostile: bool,
+    ) -> tuple[int, GatherReport]:
+        """Most memory that a gather takes at once."""
+        folder.mkdir()
+        subnet = Subnet(folder, num_miners=NUM_PEERS)
+        times = subnet.times(WINDOW)
+        views: dict[str, ObjectStore] = {}
+        for number, author in enumerate(subnet.miners):
+            payload = template(author)
+            assert len(payload) >= 1_000_000
+            (folder / author.account).mkdir()
+            stamp = [0.0]
+            store = DirectoryStore(folder / author.account, clock=lambda stamp=stamp: stamp[0])
+            views[author.account] = store
+            promised, stored, signed = DEEDS[number % len(DEEDS)](payload) if hostile else (payload, payload, None)
+            manifest = manifest_of(author, WINDOW, promised)
+            stamp[0] = times.commit_interval.last
+            store.put(window_key(Kind.COMMIT, WINDOW, author.uid), seal(commit_to(manifest), author.hotkey).encode())
+            stamp[0] = times.reveal_interval.first
+            data = seal(manifest, author.hotkey).encode() if signed is None else signed
+            store.put(window_key(Kind.MANIFEST, WINDOW, author.uid), data)
+            store.put(window_key(Kind.GRADIENT, WINDOW, author.uid), stored)
+        monkeypatch.setattr(cache_module, "_memory", cache_module._Memory(cache_module.MEMORY_BYTES))
+        gatherer = Gatherer(subnet.buckets(views=views), PayloadCache(folder / "cache", BIG), subnet.clock, 4)
+        neurons = [author.neuron for author in subnet.miners]
+        rules = RevealRules(NETWORK, times, lambda uid: ASSIGNMENT)
+        tracemalloc.start()
+        try:
+            report = gatherer.gather(neurons, rules, retry_until=times.settles + 1)
+            return tracemalloc.get_traced_memory()[1], report
+        finally:
+            tracemalloc.stop()
+
+    def test_hostile_payloads(
+        self, tmp_path: Path, template: Callable[[Member], bytes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        honest, report = self.peak(tmp_path / "honest", template, monkeypatch, hostile=False)
+        assert len(report.contributions) == NUM_PEERS
+        worst, report = self.peak(tmp_path / "hostile", template, monkeypatch, hostile=True)
+        assert report.contributions == ()
+        assert worst <= 2 * honest, (worst, honest)
+        assert report.rejected == {
+            Reason.WRONG_SIZE: 10,
+            Reason.MALFORMED: 6,
+            Reason.NOT_CANONICAL: 2,
+            Reason.WRONG_HASH: 2,
+        }
+
+
+Deed = Callable[[bytes], tuple[bytes, bytes, bytes | None]]
+"""From an honest payload to what is promised, what is stored, and the manifest's bytes if not the honest ones."""
+
+
+def _with_checksum(data: bytes) -> bytes:
+    return data[:-4] + zlib.crc32(data[:-4]).to_bytes(4, "little")
+
+
+def _same(data: bytes) -> tuple[bytes, bytes, None]:
+    return data, data, None
+
+
+DEEDS: list[Deed] = [
+    lambda payload: (payload, payload + bytes(50_000_000), None),  # oversized in the store
+    lambda payload: (payload, payload[:-1], None),  # truncated in the store
+    lambda payload: _same(bytes(BIG.max_payload_bytes)),  # zeros of the longest legal length
+    lambda payload: _same(bytes(BIG.max_payload_bytes + 1)),  # too long, and promised so
+    lambda payload: _same(payload[: len(payload) // 2]),  # cut off, and promised so
+    lambda payload: _same(_with_checksum(payload[:200] + b"\xff" * (len(payload) - 204) + payload[-4:])),
+    lambda payload: _same(_with_checksum(payload + bytes(1000))),  # more bytes than sections
+    lambda payload: (payload, bytes(len(payload)), None),  # other bytes than promised
+    lambda payload: (payload, payload, b'{"body":' * 300),  # deep JSON
+    lambda payload: (payload, payload, b"[" * 50_000_000),  # deep JSON, and more of it
+]
