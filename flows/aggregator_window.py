@@ -6,6 +6,7 @@ from prefect.states import Completed
 
 from flows.naming import window_run_name
 from tasks.apply import apply
+from tasks.close_window import close_window
 from tasks.decide import decide
 from tasks.gather import gather
 from tasks.open_window import open_window
@@ -35,5 +36,6 @@ async def aggregator_window(window: int | None = None, neuron: str = "default") 
     decide(neuron, settlement)
     state = apply(neuron, settlement)
     publish_proof(neuron, window)
+    audit = close_window(neuron, report, settlement)
 
-    return Completed(message=f"window {window}: roster {settlement.uids}, root {state.root[:12]}")
+    return Completed(message=f"window {window}: roster {settlement.uids}, root {state.root[:12]}{audit.summary}")

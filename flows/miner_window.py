@@ -6,6 +6,7 @@ from prefect.states import Completed
 
 from flows.naming import window_run_name
 from tasks.apply import apply
+from tasks.close_window import close_window
 from tasks.commit import commit
 from tasks.compress import compress
 from tasks.fetch_pages import fetch_pages
@@ -42,10 +43,12 @@ async def miner_window(window: int | None = None, neuron: str = "default") -> St
         if commit(neuron, window).in_time and upload(neuron, window).in_time:
             published = f"published {payload.num_bytes} bytes"
 
-    gather(neuron, window)
+    report = gather(neuron, window)
     settlement = settle(neuron, window)
     state = apply(neuron, settlement)
     publish_proof(neuron, window)
+    audit = close_window(neuron, report, settlement)
 
     reason = f" [{trained.reason}]" if trained.reason else ""
-    return Completed(message=f"window {window}: {published}{reason}, applied {settlement.uids}, root {state.root[:12]}")
+    applied = f"applied {settlement.uids}, root {state.root[:12]}"
+    return Completed(message=f"window {window}: {published}{reason}, {applied}{audit.summary}")

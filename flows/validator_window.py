@@ -6,6 +6,7 @@ from prefect.states import Completed
 
 from flows.naming import window_run_name
 from tasks.apply import apply
+from tasks.close_window import close_window
 from tasks.decide import decide
 from tasks.evaluate import evaluate
 from tasks.gather import gather
@@ -44,7 +45,9 @@ async def validator_window(window: int | None = None, neuron: str = "default") -
     publish_evidence(neuron, evidence)
     weights = set_weights(neuron, evidence)
     publish_proof(neuron, window)
+    audit = close_window(neuron, report, settlement)
 
     loss = "not measured" if evidence is None or evidence.loss is None else f"loss {evidence.loss:.4f}"
     weighed = ", weights set" if weights else ""
-    return Completed(message=f"window {window}: {loss}, applied {settlement.uids}{weighed}, root {state.root[:12]}")
+    applied = f"applied {settlement.uids}{weighed}, root {state.root[:12]}"
+    return Completed(message=f"window {window}: {loss}, {applied}{audit.summary}")

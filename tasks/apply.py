@@ -4,7 +4,8 @@ from prefect import task
 
 from tasks.host import hosted
 from templar.exchange.checkpoint import StateMark
-from templar.neuron.node import Node, Settlement
+from templar.neuron.node import Node
+from templar.neuron.settlement import Settlement
 
 
 @task(task_run_name="apply {settlement.window}")

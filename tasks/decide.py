@@ -6,7 +6,7 @@ from tasks.host import hosted
 from tasks.policy import STORE
 from templar.exchange.publish import TimedReport
 from templar.neuron.aggregator import RosterNode
-from templar.neuron.node import Settlement
+from templar.neuron.settlement import Settlement
 
 
 @task(task_run_name="decide {settlement.window}", **STORE)

@@ -6,7 +6,7 @@ from tasks.host import hosted
 from tasks.policy import STORE
 from templar.exchange.gather import GatherReport
 from templar.neuron.evaluate import Evaluation
-from templar.neuron.node import Settlement
+from templar.neuron.settlement import Settlement
 from templar.neuron.validator import Validator
 
 

@@ -1,4 +1,4 @@
-"""Step: prove the state after the window, and close the window."""
+"""Step: prove the state after the window."""
 
 from prefect import task
 
@@ -9,7 +9,5 @@ from templar.neuron.node import Node
 
 @task(task_run_name="publish sync proof {window}", **STORE)
 def publish_proof(neuron: str, window: int) -> None:
-    """See `templar.neuron.node.Node.publish_sync_proof` and `finish`."""
-    node = hosted(neuron, Node)
-    node.publish_sync_proof(window)
-    node.finish(window)
+    """See `templar.neuron.node.Node.publish_sync_proof`."""
+    hosted(neuron, Node).publish_sync_proof(window)

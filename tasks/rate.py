@@ -6,7 +6,7 @@ from tasks.artifacts import table
 from tasks.host import hosted
 from templar.exchange.gather import GatherReport
 from templar.neuron.evaluate import Evaluation
-from templar.neuron.node import Settlement
+from templar.neuron.settlement import Settlement
 from templar.neuron.validator import Validator
 from templar.scoring.evidence import Evidence
 

@@ -6,7 +6,8 @@ from tasks.host import hosted
 from tasks.policy import STORE
 from templar.exchange.gather import GatherReport
 from templar.neuron.aggregator import RosterNode
-from templar.neuron.node import Node, Settlement
+from templar.neuron.node import Node
+from templar.neuron.settlement import Settlement
 
 
 @task(task_run_name="roster {window}", **STORE)

@@ -23,6 +23,7 @@ from docs.vectors import make, scenario
 from templar.chain.keys import hotkey_from_seed, verify
 from templar.errors import Reason, RejectedError
 from templar.exchange import objects
+from templar.exchange.findings import Report
 from templar.exchange.keys import Kind
 from templar.exchange.sealing import Body, unseal
 from templar.gradient import wire
@@ -43,6 +44,7 @@ BODIES: dict[Kind, type[Body]] = {
         objects.StartWindow,
         objects.Proof,
         objects.CheckpointManifest,
+        Report,
         Evidence,
     )
 }
@@ -70,10 +72,10 @@ def test_every_file_of_vectors_is_made_and_shown() -> None:
 def test_known_signatures_are_kept_and_others_are_replaced() -> None:
     known = make.known_signatures()
     assert make.exchange.object_vectors(known) == vectors("objects")
-    forged = known | {"commit": known["manifest"]}
-    made = make.exchange.object_vectors(forged)["objects"]
-    assert made["commit"]["signature"] not in known.values()
-    assert made["manifest"]["signature"] == known["manifest"]
+    proof = vectors("objects")["objects"]["proof"]["signature"]
+    made = make.exchange.object_vectors(known - {proof})["objects"]
+    assert made["proof"]["signature"] not in known
+    assert made["manifest"]["signature"] in known
 
 
 def test_every_signed_object_is_accepted() -> None:
@@ -198,7 +200,7 @@ class Stranger:
         """Section 6: what is in a payload, as chunks of (index, sign, step, whether upper); all checks, in order."""
         refuse_if(len(data) < 96 or data[:4] != b"TPLP", "malformed")
         version, recipe, uid, window, digest, hotkey = struct.unpack_from("<BBHQ32s48s", data, 4)
-        refuse_if(version != 2, "wrong_version")
+        refuse_if(version != 3, "wrong_version")
         refuse_if(digest.hex() != layout["digest"], "wrong_shapes")
         bounds = [100 + sum(Stranger.section_bytes(tensor)[end] for tensor in layout["tensors"]) for end in (0, 1)]
         refuse_if(not bounds[0] <= len(data) <= bounds[1], "wrong_size")
@@ -307,7 +309,7 @@ class Stranger:
     def write_payload(header: dict[str, Any], sections: list[bytes], layout: dict[str, Any]) -> bytes:
         recipe = ["sparseloco", "demo"].index(layout["recipe"])
         parts = header["uid"], header["window"], bytes.fromhex(layout["digest"]), header["hotkey"].encode()
-        body = struct.pack("<4sBBHQ32s48s", b"TPLP", 2, recipe, *parts) + b"".join(sections)
+        body = struct.pack("<4sBBHQ32s48s", b"TPLP", 3, recipe, *parts) + b"".join(sections)
         return body + struct.pack("<I", zlib.crc32(body))
 
     @staticmethod
@@ -474,6 +476,24 @@ def test_a_stranger_writes_canonical_json_and_seeds() -> None:
         assert f"{Stranger.seed('templar.test', *each['parts']):032x}" == each["seed"]
 
 
+def without_signatures(roster: dict[str, Any]) -> dict[str, Any]:
+    """What the digest of a roster is made of."""
+    entries = [{name: value for name, value in entry.items() if "signature" not in name} for entry in roster["entries"]]
+    return roster | {"entries": entries}
+
+
+def test_a_stranger_rebuilds_what_a_miner_signed_from_a_roster() -> None:
+    roster = json.loads(vectors("objects")["objects"]["roster"]["body"])
+    of_author = ("uid", "hotkey", "payload_sha256", "payload_bytes", "assignment", "root_before")
+    network = {name: roster[name] for name in ("protocol", "netuid", "genesis", "window")}
+    for entry in roster["entries"]:
+        manifest = network | {name: entry[name] for name in of_author}
+        commit = network | {"uid": entry["uid"], "hotkey": entry["hotkey"], "commitment": Stranger.digest(manifest)}
+        for kind, body in (("manifest", manifest), ("commit", commit)):
+            message = f"templar:3:{kind}:".encode() + Stranger.canonical(body)
+            assert verify(entry["hotkey"], message, bytes.fromhex(entry[f"{kind}_signature"]))
+
+
 def test_a_stranger_verifies_objects() -> None:
     found = vectors("objects")
     assert found["genesis"] == found["objects"]["start_window"]["digest"]
@@ -482,12 +502,13 @@ def test_a_stranger_verifies_objects() -> None:
     for kind, each in found["objects"].items():
         body = json.loads(each["body"])
         assert Stranger.canonical(body).decode() == each["body"]
-        assert Stranger.digest(body) == each["digest"]
+        named = without_signatures(body) if kind == "roster" else body
+        assert Stranger.digest(named) == each["digest"]
         assert body["genesis"] == ("0" * 64 if kind == "start_window" else found["genesis"])
-        message = f"templar:2:{kind}:".encode() + each["body"].encode()
+        message = f"templar:3:{kind}:".encode() + each["body"].encode()
         signature = bytes.fromhex(each["signature"])
         assert verify(body["hotkey"], message, signature)
-        assert not verify(body["hotkey"], message.replace(b":2:", b":1:", 1), signature)
+        assert not verify(body["hotkey"], message.replace(b":3:", b":2:", 1), signature)
     commit = json.loads(found["objects"]["commit"]["body"])
     assert commit["commitment"] == found["objects"]["manifest"]["digest"]
     assert json.loads(found["objects"]["decision"]["body"])["roster"] == found["objects"]["roster"]["digest"]

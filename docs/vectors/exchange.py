@@ -1,13 +1,12 @@
-"""Vectors of signed objects, object keys, window times and bucket commitments."""
+"""Vectors of signed objects and object keys."""
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from functools import cache
 from typing import Any
 
 from docs.vectors.scenario import (
     MINER_UIDS,
     NETUID,
-    RULES,
     SETTLING_HASH,
     TIMES,
     VALIDATOR_UID,
@@ -23,6 +22,7 @@ from templar import PROTOCOL_VERSION
 from templar.canonical import sha256_hex
 from templar.chain.keys import verify
 from templar.errors import Reason
+from templar.exchange.findings import Exhibit, Finding, Report, Suspect
 from templar.exchange.genesis import NO_GENESIS
 from templar.exchange.keys import Kind, ObjectKey, parse_key
 from templar.exchange.objects import (
@@ -40,8 +40,6 @@ from templar.exchange.proof import state_proof
 from templar.exchange.sealing import Body, Network, Sealed, seal
 from templar.gradient.wire import encode
 from templar.scoring.evidence import Evidence, Measurement, MinerRecord, SlashRecord, WeightRecord
-from templar.store.address import BucketAddress, encode_address
-from templar.windows import WindowTimes
 
 
 @cache
@@ -64,32 +62,32 @@ def network() -> Network:
     return Network(NETUID, start_window().digest)
 
 
-def object_vectors(known_signatures: Mapping[str, str]) -> dict[str, Any]:
+def object_vectors(known_signatures: Collection[str]) -> dict[str, Any]:
     """One signed object of every kind, about the same window.
 
     Args:
-        known_signatures: Kind -> signature. sr25519 signatures differ from one signing to the next, so one that is
-            known and verifies is kept.
+        known_signatures: sr25519 signatures differ from one signing to the next, so one that is known and verifies is
+            kept.
     """
     return {
         "seeds": {str(uid): (bytes([uid]) * 32).hex() for uid in (VALIDATOR_UID, *MINER_UIDS)},
         "hotkeys": {str(uid): hotkey(uid).address for uid in (VALIDATOR_UID, *MINER_UIDS)},
         "genesis": network().genesis,
-        "objects": {body.kind.value: _object(body, key, known_signatures) for body, key in _bodies()},
+        "objects": {body.kind.value: _object(body, key, known_signatures) for body, key in _bodies(known_signatures)},
     }
 
 
 def key_vectors() -> dict[str, Any]:
     """Object keys and what they mean, and strings that are no keys of this protocol."""
-    keys = [*(str(key) for _, key in _bodies()), "gradient-12-3-v2.bin", "aggregator-12-v1.bin", "debug-12-3-v1.json"]
+    keys = [*(str(key) for _, key in _bodies(())), "gradient-12-3-v3.bin", "aggregator-12-v1.bin", "debug-12-3-v1.json"]
     strangers = [
-        "gradient-012-3-v2.bin",
-        "gradient-12-3-v2.json",
+        "gradient-012-3-v3.bin",
+        "gradient-12-3-v3.json",
         "gradient-12-3.bin",
-        "commit-12-3-v2.json.tmp",
-        "aggregator-12-3-v2.bin",
-        "peers_12_v2.bin",
-        "checkpoint-12-3-v2/a/b",
+        "commit-12-3-v3.json.tmp",
+        "aggregator-12-3-v3.bin",
+        "peers_12_v3.bin",
+        "checkpoint-12-3-v3/a/b",
     ]
     return {
         "keys": {key: _meaning(key) for key in keys},
@@ -97,32 +95,9 @@ def key_vectors() -> dict[str, Any]:
     }
 
 
-def time_vectors() -> dict[str, Any]:
-    """The intervals of a window, for chain times with and without fractions of a second."""
-    cases = (TIMES, WindowTimes(WINDOW + 1, opened=1_700_000_036.0, closed=1_700_000_054.0, rules=RULES))
-    return {"rules": RULES.model_dump(), "windows": [_times(each) for each in cases]}
-
-
-def commitment_vectors() -> list[dict[str, Any]]:
-    """What a hotkey commits on chain about its bucket."""
-    addresses = (
-        BucketAddress("0123456789abcdef" * 2, "fedcba9876543210" * 2, "00112233445566778899aabbccddeeff" * 2),
-        BucketAddress("local-bucket", "readkey", "secret/with+base64="),
-    )
-    return [
-        {
-            "account_id": address.account_id,
-            "access_key_id": address.access_key_id,
-            "secret_access_key": address.secret_access_key,
-            "commitment": encode_address(address),
-        }
-        for address in addresses
-    ]
-
-
-def _bodies() -> list[tuple[Body, ObjectKey]]:
+def _bodies(known_signatures: Collection[str]) -> list[tuple[Body, ObjectKey]]:
     """A body of every kind and where it lies."""
-    manifest, roster = _manifest(2), _roster()
+    manifest, roster = _manifest(2), _roster(known_signatures)
     author = _author(2)
     commit = Commit(**author, window=WINDOW, commitment=manifest.digest)
     decision = Decision(**_author(VALIDATOR_UID), window=WINDOW, roster=roster.digest)
@@ -137,6 +112,7 @@ def _bodies() -> list[tuple[Body, ObjectKey]]:
             Proof(**author, window=WINDOW, root=root_after(), outer_steps=1, proof=proof),
             ObjectKey(Kind.PROOF, WINDOW, 2),
         ),
+        (_report(roster, known_signatures), ObjectKey(Kind.REPORT, WINDOW, 2)),
         (_evidence(roster), ObjectKey(Kind.EVIDENCE, WINDOW, VALIDATOR_UID)),
         (_checkpoint(), ObjectKey(Kind.CHECKPOINT, WINDOW, VALIDATOR_UID, file="manifest.json")),
         (peers, ObjectKey(Kind.PEERS, 3)),
@@ -160,7 +136,7 @@ def _manifest(uid: int) -> Manifest:
     )
 
 
-def _roster() -> Roster:
+def _roster(known_signatures: Collection[str]) -> Roster:
     payloads = [encode(payload(uid, "sparseloco"), layout_of("sparseloco")) for uid in MINER_UIDS]
     entries = tuple(
         RosterEntry(
@@ -168,8 +144,12 @@ def _roster() -> Roster:
             hotkey=hotkey(uid).address,
             payload_sha256=sha256_hex(data),
             payload_bytes=len(data),
+            assignment=_manifest(uid).assignment,
+            root_before=_manifest(uid).root_before,
             committed_at=TIMES.commit_interval.last,
             revealed_at=TIMES.reveal_interval.first,
+            commit_signature=_signature(_manifest(uid).commit, known_signatures),
+            manifest_signature=_signature(_manifest(uid), known_signatures),
         )
         for uid, data in zip(MINER_UIDS, payloads, strict=True)
     )
@@ -247,11 +227,31 @@ def _evidence(roster: Roster) -> Evidence:
     )
 
 
-def _object(body: Body, key: ObjectKey, known_signatures: Mapping[str, str]) -> dict[str, Any]:
+def _report(roster: Roster, known_signatures: Collection[str]) -> Report:
+    """A miner's word on a publisher that showed two rosters."""
+    fewer = roster.entries[1:]
+    num_bytes = sum(entry.payload_bytes for entry in fewer)
+    other = roster.model_copy(update={"entries": fewer, "aggregate_bytes": num_bytes})
+    exhibits = tuple(Exhibit.of(Sealed(each, _signature(each, known_signatures))) for each in (roster, other))
+    suspect = Suspect(uid=roster.uid, hotkey=roster.hotkey)
+    finding = Finding(
+        window=WINDOW,
+        reason=Reason.ROSTER_EQUIVOCATION.value,
+        suspects=(suspect,),
+        detail="two rosters for one window",
+        exhibits=(0, 1),
+    )
+    return Report(**_author(2), window=WINDOW, findings=(finding,), exhibits=exhibits)
+
+
+def _signature(body: Body, known_signatures: Collection[str]) -> str:
     message = f"templar:{PROTOCOL_VERSION}:{body.kind}:".encode() + body.canonical()
-    signature = known_signatures.get(body.kind, "")
-    if not verify(body.hotkey, message, bytes.fromhex(signature)):
-        signature = seal(body, hotkey(body.uid)).signature
+    known = (each for each in sorted(known_signatures) if verify(body.hotkey, message, bytes.fromhex(each)))
+    return next(known, None) or seal(body, hotkey(body.uid)).signature
+
+
+def _object(body: Body, key: ObjectKey, known_signatures: Collection[str]) -> dict[str, Any]:
+    signature = _signature(body, known_signatures)
     sealed = Sealed(body, signature)
     return {
         "key": str(key),
@@ -266,20 +266,3 @@ def _object(body: Body, key: ObjectKey, known_signatures: Mapping[str, str]) -> 
 def _meaning(text: str) -> dict[str, Any]:
     key = parse_key(text)
     return {} if key is None else vars(key) | {"kind": key.kind.value}
-
-
-def _times(times: WindowTimes) -> dict[str, Any]:
-    commit, reveal = times.commit_interval, times.reveal_interval
-    slots = [times.roster_slot(rank) for rank in range(times.rules.roster_ranks)]
-    return {
-        "window": times.window,
-        "opened": times.opened,
-        "closed": times.closed,
-        "close": times.close,
-        "commit": [commit.first, commit.last],
-        "reveal": [reveal.first, reveal.last],
-        "settles": times.settles,
-        "roster_slots": [[slot.first, slot.last] for slot in slots],
-        "null_after": times.null_after,
-        "train_until": times.train_until,
-    }

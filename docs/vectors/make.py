@@ -7,12 +7,13 @@ that nodes of the two versions do not understand each other: raise `templar.PROT
 """
 
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from docs.vectors import assigning, exchange, learning, payloads
+from docs.vectors import assigning, exchange, learning, payloads, places
 
 FOLDER = Path(__file__).resolve().parent
 LINE_CHARACTERS = 120
@@ -21,8 +22,8 @@ VECTORS: Mapping[str, Callable[[], Any]] = {
     "canonical": assigning.canonical_vectors,
     "keys": exchange.key_vectors,
     "objects": lambda: exchange.object_vectors(known_signatures()),
-    "times": exchange.time_vectors,
-    "commitments": exchange.commitment_vectors,
+    "times": places.time_vectors,
+    "commitments": places.commitment_vectors,
     "payload": payloads.payload_vectors,
     "aggregate": learning.aggregate_vectors,
     "state": learning.state_vectors,
@@ -39,13 +40,10 @@ def vector_file(name: str) -> Path:
     return FOLDER / f"{name}.json"
 
 
-def known_signatures() -> dict[str, str]:
-    """Kind -> the signature that is in the file of objects; empty before the first run."""
+def known_signatures() -> frozenset[str]:
+    """Every signature that is in the file of objects; none before the first run."""
     path = vector_file("objects")
-    if not path.exists():
-        return {}
-    objects = json.loads(path.read_text(encoding="utf-8"))["objects"]
-    return {kind: found["signature"] for kind, found in objects.items()}
+    return frozenset(re.findall(r"\b[0-9a-f]{128}\b", path.read_text(encoding="utf-8")) if path.exists() else ())
 
 
 def render(value: Any, indent: int = 0) -> str:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.exchange.absence import may_have_expired
 from templar.exchange.context import Exchange
 from templar.exchange.keys import Kind, window_key
 from templar.exchange.objects import Decision, Roster
 from templar.exchange.publish import PublishReceipt, publish_body
 from templar.exchange.read import read_signed
-from templar.exchange.retention import may_have_expired
 from templar.exchange.roster import fetch_roster
 from templar.interrupt import StoppedError
 from templar.windows import closing_block
@@ -130,26 +130,35 @@ def _may_have_expired(exchange: Exchange, validator: NeuronInfo, window: int) ->
 
 
 def decided_roster(exchange: Exchange, window: int) -> tuple[Roster, NeuronInfo] | None:
-    """The roster that the majority decided on, and whose bucket has it; None for a null window.
+    """The roster that the majority decided on, and who published it; None for a null window.
+
+    It is looked for in its publisher's bucket, and then in those of the validators that decided on it: each keeps a
+    copy, so a publisher that takes its roster away, or puts another in its place, strands nobody.
 
     Raises:
-        TransientError: `decision_missing`, or `roster_missing` (no publisher shows the decided roster now).
+        TransientError: `decision_missing`, or `roster_missing` (nobody shows the decided roster now).
     """
-    wanted = majority(exchange, window).roster
-    if wanted is None:
+    decided = majority(exchange, window)
+    if decided.roster is None:
         return None
-    for publisher in exchange.publishers(window):
+    publishers = exchange.publishers(window)
+    keepers = [neuron for neuron in exchange.metagraph(window).validators() if neuron.uid in decided.uids]
+    wheres = [(publisher, publisher) for publisher in publishers]
+    wheres += [(publisher, keeper) for keeper in keepers for publisher in publishers if keeper != publisher]
+    for publisher, keeper in wheres:
         try:
-            roster = fetch_roster(exchange, publisher, window)
+            found = fetch_roster(exchange, publisher, window, keeper=keeper)
         except StoppedError:
             raise
         except (PermanentError, TransientError) as error:
-            log.warning("window %d: roster of uid %d is left out: %s", window, publisher.uid, error)
+            log.warning(
+                "window %d: roster of uid %d with uid %d is left out: %s", window, publisher.uid, keeper.uid, error
+            )
             continue
-        if roster is not None and roster.digest == wanted:
-            return roster, publisher
+        if found is not None and found.body.digest == decided.roster:
+            return found.body, publisher
     raise TransientError(
-        Reason.ROSTER_MISSING, f"window {window}: no publisher shows the roster {wanted[:12]} that was decided"
+        Reason.ROSTER_MISSING, f"window {window}: nobody shows the roster {decided.roster[:12]} that was decided"
     )
 
 

@@ -4,11 +4,14 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from templar.canonical import canonical_json, sha256_hex
 from templar.exchange.keys import Kind
-from templar.exchange.sealing import ENVELOPE_BYTES, Body, Count, Hex64, Hotkey, Uid, WindowBody
+from templar.exchange.sealing import ENVELOPE_BYTES, Body, Count, Hex64, Hotkey, Signature, Uid, WindowBody
 from templar.hparams import MAX_PEERS
 
 FileName = Annotated[str, Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z._-]{0,127}$")]
+Role = Annotated[str, Field(pattern=r"^[a-z]{1,16}$")]
+Holder = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
 
 class Commit(WindowBody):
@@ -38,9 +41,35 @@ class Manifest(WindowBody):
     assignment: Hex64
     root_before: Hex64
 
+    @property
+    def commit(self) -> Commit:
+        """The commitment to it."""
+        return Commit(
+            protocol=self.protocol,
+            netuid=self.netuid,
+            genesis=self.genesis,
+            window=self.window,
+            uid=self.uid,
+            hotkey=self.hotkey,
+            commitment=self.digest,
+        )
+
 
 class RosterEntry(BaseModel):
-    """One payload of a roster: who, which bytes, and when they were stored, as the publisher saw it."""
+    """One payload of a roster: everything that its author signed, and when it was stored, as the publisher saw it.
+
+    Attributes:
+        uid: The payload's author.
+        hotkey: The author's address.
+        payload_sha256: As in the author's manifest, like the next three.
+        payload_bytes: The payload's length.
+        assignment: Digest of the data assignment.
+        root_before: State root that the training started from.
+        committed_at: LastModified of the commitment.
+        revealed_at: The later LastModified of manifest and payload.
+        commit_signature: The author's signature of the commitment.
+        manifest_signature: The author's signature of the manifest.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -48,12 +77,21 @@ class RosterEntry(BaseModel):
     hotkey: Hotkey
     payload_sha256: Hex64
     payload_bytes: Count
+    assignment: Hex64
+    root_before: Hex64
     committed_at: Count
     revealed_at: Count
+    commit_signature: Signature
+    manifest_signature: Signature
+
+
+_SIGNATURES = {"commit_signature", "manifest_signature"}
 
 
 class Roster(WindowBody):
     """The payloads of a window, in uid order, as one publisher saw them (PROTOCOL 13).
+
+    Its digest does not cover the authors' signatures: they differ from one signing to the next, and prove themselves.
 
     Attributes:
         previous: Digest of the roster decided for the window before; None for a null window.
@@ -64,13 +102,19 @@ class Roster(WindowBody):
     """
 
     kind = Kind.ROSTER
-    max_bytes = ENVELOPE_BYTES + 1024 + 320 * MAX_PEERS
+    max_bytes = ENVELOPE_BYTES + 1024 + 832 * MAX_PEERS
 
     previous: Hex64 | None
     peer_list: Hex64 | None
     entries: Annotated[tuple[RosterEntry, ...], Field(max_length=MAX_PEERS, strict=False)]
     aggregate_sha256: Hex64
     aggregate_bytes: Count
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the canonical body without the signatures in its entries."""
+        fields = self.model_dump(mode="json", exclude={"entries": {"__all__": _SIGNATURES}})
+        return sha256_hex(canonical_json(fields))
 
     @model_validator(mode="after")
     def _entries_are_in_order(self) -> Self:
@@ -133,6 +177,40 @@ class StartWindow(Body):
     tokenizer: Hex64
     dataset: Hex64
     root: Hex64
+
+
+class Lease(Body):
+    """Who runs, or wants to run, a neuron; written once. Its `genesis` is all zeros: a lease is of no network's.
+
+    Attributes:
+        role: The neuron's role.
+        holder: Who; it names a folder on a machine, and nothing of either can be read from it.
+        machine: The machine, for the people who look for it; the same holds.
+    """
+
+    kind = Kind.LEASE
+    max_bytes = ENVELOPE_BYTES + 256
+
+    role: Role
+    holder: Holder
+    machine: Annotated[str, Field(pattern=r"^[0-9a-f]{8}$")]
+
+
+class Heartbeat(Body):
+    """A sign of life of a lease's holder; its time is what counts. Its `genesis` is all zeros.
+
+    Attributes:
+        role: The neuron's role.
+        holder: Who.
+        confirmed: Time of the heartbeat before it, if with that one the lease was held; 0 while it was not.
+    """
+
+    kind = Kind.HEARTBEAT
+    max_bytes = ENVELOPE_BYTES + 256
+
+    role: Role
+    holder: Holder
+    confirmed: Count
 
 
 class Proof(WindowBody):

@@ -93,17 +93,16 @@ class PeerBook:
         Raises:
             TransientError: The chain could not be reached. A validator's bucket that fails is left out.
         """
-        miners = self.exchange.miners(window)
+        miners, settings = self.exchange.miners(window), self.exchange.hparams.peers
+        places, spares = settings.gather_peer_count, settings.reserve_peer_count  # a list may name more
         for publisher in self.exchange.metagraph(window).validators():
             peer_list = self._newest(publisher, window)
             if peer_list is not None:
                 members = {neuron.uid: neuron for neuron in miners}
                 peers = tuple(members[uid] for uid in peer_list.peers if uid in members)
                 reserve = tuple(members[uid] for uid in peer_list.reserve if uid in members)
-                return Selection(peers, reserve, peer_list.digest)
-        settings = self.exchange.hparams.peers
-        places = settings.gather_peer_count
-        return Selection(miners[:places], miners[places : places + settings.reserve_peer_count], None)
+                return Selection(peers[:places], reserve[:spares], peer_list.digest)
+        return Selection(miners[:places], miners[places : places + spares], None)
 
     def _newest(self, publisher: NeuronInfo, window: int) -> PeerList | None:
         """The publisher's newest list that counts and is not stale."""

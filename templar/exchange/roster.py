@@ -7,6 +7,7 @@ A publisher writes the aggregate (the payloads' bytes, one after the other) and 
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,97 +18,137 @@ from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.cache import PayloadCache
 from templar.exchange.context import Exchange
+from templar.exchange.entries import entry_of
 from templar.exchange.keys import Kind, aggregate_key, window_key
 from templar.exchange.objects import Roster, RosterEntry
-from templar.exchange.publish import publish_body, publish_file
-from templar.exchange.read import read_signed
+from templar.exchange.publish import PublishReceipt, publish_body, publish_bytes, publish_file
+from templar.exchange.read import Found, read_signed
 from templar.exchange.reveal import Contribution
+from templar.exchange.sealing import Sealed
 from templar.interrupt import StoppedError
 from templar.store.base import ObjectInfo, ObjectStore
 from templar.store.files import local_file, replacing, sync
-from templar.windows import WindowTimes
+from templar.windows import Interval
 
 log = logging.getLogger(__name__)
 
 
-def publish_roster(
+@dataclass(frozen=True)
+class RosterDraft:
+    """A roster before it is published; both parts are on this disk (PROTOCOL 10).
+
+    Attributes:
+        roster: The roster.
+        aggregate: The file of its aggregate.
+    """
+
+    roster: Roster
+    aggregate: Path
+
+
+def draft_roster(
     exchange: Exchange,
-    times: WindowTimes,
+    window: int,
     contributions: Sequence[Contribution],
     *,
-    rank: int,
     previous: str | None,
     peer_list: str | None,
     cache: PayloadCache,
     spool: Path,
     durable: bool = True,
-) -> Roster:
-    """Write aggregate and roster in the own slot; waits for the slot.
-
-    Both are on this disk before the first byte leaves (PROTOCOL 10). On failure nothing counts until both are
-    published; a later call in the same slot goes on with those on the disk, whatever was gathered since.
+) -> RosterDraft:
+    """Write aggregate and roster to the disk, once: a later call finds what the first one left.
 
     Args:
         exchange: The network.
-        times: The window's times.
+        window: The window.
         contributions: What was gathered, in uid order.
-        rank: The own rank.
         previous: Digest of the roster that was decided for the window before; None for a null window.
         peer_list: Digest of the peer list that was gathered.
         cache: Where the payloads are.
         spool: Folder for files that are being published; made when needed.
         durable: Wait for the disk.
 
-    Returns:
-        The roster that was published, by this call or by an earlier one.
-
     Raises:
-        PermanentError: `no_time_left` (the slot is over), `object_differs`.
-        TransientError: The store failed.
+        PermanentError: `bad_state_file`; what is on the disk is no roster.
     """
-    slot, window, author = times.roster_slot(rank), times.window, exchange.author(times.window)
+    author = exchange.author(window)
     aggregate, journal = spool / f"aggregate-{window}.bin", spool / f"roster-{window}.json"
     roster = _journalled(journal, author)
     if roster is None:
         spool.mkdir(parents=True, exist_ok=True)
-        _write(aggregate, (cache.read(window, _digest(each)) for each in contributions), durable=durable)
+        pieces = (cache.read(window, each.manifest.payload_sha256) for each in contributions)
+        _write(aggregate, pieces, durable=durable)
         roster = Roster(
             **author,
             window=window,
             previous=previous,
             peer_list=peer_list,
-            entries=tuple(_entry(contribution) for contribution in contributions),
+            entries=tuple(entry_of(contribution) for contribution in contributions),
             aggregate_sha256=file_sha256(aggregate),
             aggregate_bytes=aggregate.stat().st_size,
         )
         _write(journal, [roster.canonical()], durable=durable)
-    clock, deadline, store = exchange.chain.clock, slot.last + 1, exchange.buckets.own
+    return RosterDraft(roster, aggregate)
+
+
+def publish_roster(exchange: Exchange, draft: RosterDraft, slot: Interval) -> None:
+    """Publish aggregate and roster in the own slot; waits for the slot.
+
+    On failure nothing counts until both are published; a later call in the same slot goes on.
+
+    Raises:
+        PermanentError: `no_time_left` (the slot is over), `object_differs`.
+        TransientError: The store failed.
+    """
+    clock, deadline, store, roster = exchange.chain.clock, slot.last + 1, exchange.buckets.own, draft.roster
     clock.sleep_until(slot.first)
-    publish_file(store, aggregate_key(window), aggregate, clock=clock, deadline=deadline)
-    key = window_key(Kind.ROSTER, window, roster.uid)
+    publish_file(store, aggregate_key(roster.window), draft.aggregate, clock=clock, deadline=deadline)
+    key = window_key(Kind.ROSTER, roster.window, roster.uid)
     publish_body(store, key, roster, exchange.own_signer, clock=clock, deadline=deadline)
-    return roster
+
+
+def publish_copy(exchange: Exchange, roster: Sealed[Roster], *, deadline: float) -> PublishReceipt | None:
+    """Keep another publisher's roster, as it was signed, in the own bucket; None for the own one.
+
+    Who decides on a roster vouches that it can be read: late nodes find it even if its publisher takes it away.
+    On failure a later call goes on; never after the deadline.
+
+    Raises:
+        PermanentError: `object_differs` (a copy of another roster is stored there), `no_time_left`.
+        TransientError: The store failed.
+    """
+    body = roster.body
+    if body.hotkey == exchange.own_signer.address:
+        return None
+    key = window_key(Kind.ROSTER, body.window, body.uid)
+    return publish_bytes(exchange.buckets.own, key, roster.encode(), clock=exchange.chain.clock, deadline=deadline)
 
 
 def fetch_roster(
-    exchange: Exchange, publisher: NeuronInfo, window: int, *, check: Callable[[ObjectInfo], None] | None = None
-) -> Roster | None:
-    """The roster that a publisher's bucket shows now; None if there is none.
+    exchange: Exchange,
+    publisher: NeuronInfo,
+    window: int,
+    *,
+    check: Callable[[ObjectInfo], None] | None = None,
+    keeper: NeuronInfo | None = None,
+) -> Found[Roster] | None:
+    """The roster that a bucket shows now; None if there is none.
 
     Args:
         exchange: The network.
-        publisher: Whose.
+        publisher: Who signed it.
         window: The window.
         check: Judges when it was written; without it any time will do.
+        keeper: Whose bucket is read; the publisher's if not given.
 
     Raises:
         RejectedError: It is not legal.
         TransientError: The store failed.
     """
-    store = exchange.buckets.reader(publisher)
+    store = exchange.buckets.reader(keeper or publisher)
     key = window_key(Kind.ROSTER, window, publisher.uid)
-    found = read_signed(store, key, Roster, network=exchange.network, author=publisher, window=window, check=check)
-    return None if found is None else found.body
+    return read_signed(store, key, Roster, network=exchange.network, author=publisher, window=window, check=check)
 
 
 def fetch_payloads(exchange: Exchange, roster: Roster, store: ObjectStore, cache: PayloadCache) -> None:
@@ -188,21 +229,6 @@ def _journalled(path: Path, author: dict[str, object]) -> Roster | None:
     except ValidationError as error:
         raise PermanentError(Reason.BAD_STATE_FILE, f"{path}: not a roster: {error.errors()[0]['msg']}") from None
     return roster if all(getattr(roster, name) == value for name, value in author.items()) else None
-
-
-def _digest(contribution: Contribution) -> str:
-    return contribution.manifest.payload_sha256
-
-
-def _entry(contribution: Contribution) -> RosterEntry:
-    return RosterEntry(
-        uid=contribution.uid,
-        hotkey=contribution.hotkey,
-        payload_sha256=_digest(contribution),
-        payload_bytes=contribution.manifest.payload_bytes,
-        committed_at=contribution.committed_at,
-        revealed_at=contribution.revealed_at,
-    )
 
 
 def _write(path: Path, pieces: Iterable[bytes], *, durable: bool) -> None:

@@ -16,6 +16,7 @@ from templar.chain.keys import Signer, verify
 from templar.errors import Reason, RejectedError
 from templar.exchange.keys import Kind
 
+Signature = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
 Hex64 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Hotkey = Annotated[str, Field(pattern=r"^[1-9A-HJ-NP-Za-km-z]{46,50}$")]
 Count = Annotated[int, Field(ge=0, le=2**53)]
@@ -111,9 +112,19 @@ def unseal(data: bytes, body_type: type[T]) -> Sealed[T]:
     sealed = _parse(data, body_type)
     if sealed.encode() != data:
         raise RejectedError(Reason.NOT_CANONICAL, f"{kind}: not in canonical form")
-    if not verify(sealed.body.hotkey, _message(sealed.body), bytes.fromhex(sealed.signature)):
-        raise RejectedError(Reason.BAD_SIGNATURE, f"{kind}: the signature is not {sealed.body.hotkey}'s")
+    check_signature(sealed)
     return sealed
+
+
+def check_signature(sealed: Sealed[T]) -> None:
+    """Check that the signature is that of the hotkey that the body names.
+
+    Raises:
+        RejectedError: `bad_signature`.
+    """
+    body = sealed.body
+    if not verify(body.hotkey, _message(body), bytes.fromhex(sealed.signature)):
+        raise RejectedError(Reason.BAD_SIGNATURE, f"{body.kind}: the signature is not {body.hotkey}'s")
 
 
 def check_author(body: Body, *, network: Network, uid: int, hotkey: str) -> None:
@@ -148,7 +159,7 @@ class _Envelope(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     body: dict[str, Any]
-    signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+    signature: Signature
 
 
 def _parse(data: bytes, body_type: type[T]) -> Sealed[T]:

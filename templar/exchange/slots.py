@@ -17,6 +17,7 @@ from templar.exchange.context import Exchange
 from templar.exchange.keys import aggregate_key
 from templar.exchange.objects import Roster
 from templar.exchange.roster import fetch_payloads, fetch_roster
+from templar.exchange.sealing import Sealed
 from templar.interrupt import StoppedError
 from templar.store.base import ObjectInfo
 from templar.windows import Interval, Timing, WindowTimes
@@ -31,14 +32,45 @@ class DecidedRoster:
     """The roster that this node applies; its payloads are in the cache.
 
     Attributes:
-        roster: The roster; its digest is the decision.
+        sealed: The roster as it was signed.
         publisher: Who published it.
         rank: The publisher's rank.
     """
 
-    roster: Roster
+    sealed: Sealed[Roster]
     publisher: NeuronInfo
     rank: int
+
+    @property
+    def roster(self) -> Roster:
+        """The roster; its digest is the decision."""
+        return self.sealed.body
+
+
+@dataclass(frozen=True)
+class PassedOver:
+    """A publisher that had its turn and showed no roster that counts.
+
+    Attributes:
+        uid: The publisher.
+        hotkey: Its address.
+        reason: What was wrong; `roster_missing` if nothing was there.
+        detail: The same for people.
+        roster: What it showed, if that was read.
+        signature: Its signature of that.
+    """
+
+    uid: int
+    hotkey: str
+    reason: Reason
+    detail: str
+    roster: Roster | None = None
+    signature: str | None = None
+
+    @property
+    def sealed(self) -> Sealed[Roster] | None:
+        """What it showed, as it was signed; None if that was not read."""
+        return None if self.roster is None or self.signature is None else Sealed(self.roster, self.signature)
 
 
 def await_roster(
@@ -46,8 +78,9 @@ def await_roster(
     times: WindowTimes,
     *,
     cache: PayloadCache,
-    check_history: Callable[[Roster], None] = lambda roster: None,
+    check: Callable[[Roster], None] = lambda roster: None,
     publish_own: Callable[[int], None] | None = None,
+    on_passed_over: Callable[[PassedOver], None] = lambda passed: None,
 ) -> DecidedRoster | None:
     """Wait for the roster that decides a window; None when the window is null.
 
@@ -55,25 +88,26 @@ def await_roster(
         exchange: The network.
         times: The window's times.
         cache: Where the payloads end up.
-        check_history: Judges what a roster says came before it; one that it rejects does not count.
+        check: Judges what a roster says; one that it rejects does not count. It must not raise another permanent error:
+            what this node cannot know says nothing of a roster.
         publish_own: Called with the own rank when the own slot is reached and no lower rank counts. If it fails for
             good, this node goes on as a reader; what it published before still counts.
+        on_passed_over: Told of every publisher whose turn passed without a roster that counts.
 
     Raises:
         TransientError: `roster_missing`; a store failed, so nothing can be said: the caller catches up later.
-            `minority`, from `check_history`. Also what `publish_own` raises: a repeated call in the same slot goes on.
+            `minority`, from `check`. Also what `publish_own` raises: a repeated call in the same slot goes on.
     """
     own = exchange.signer.address if exchange.signer else None
     for rank, publisher in enumerate(exchange.publishers(times.window)):
         if publish_own is not None and publisher.hotkey == own:
             _publish_own(publish_own, rank, times.window)
         slot = times.roster_slot(rank)
-        look = partial(
-            _counting_roster, exchange, times.window, publisher, slot=slot, cache=cache, check_history=check_history
-        )
-        roster = _await_publisher(exchange, times, publisher, slot, look)
-        if roster is not None:
-            return DecidedRoster(roster, publisher, rank)
+        look = partial(_judged_roster, exchange, times.window, publisher, slot=slot, cache=cache, check=check)
+        found = _await_publisher(exchange, times, publisher, slot, look)
+        if not isinstance(found, PassedOver):
+            return DecidedRoster(found, publisher, rank)
+        on_passed_over(found)
     exchange.chain.clock.sleep_until(times.null_after + 1)
     return None
 
@@ -92,23 +126,26 @@ def _await_publisher(
     times: WindowTimes,
     publisher: NeuronInfo,
     slot: Interval,
-    look: Callable[[], Roster | None],
-) -> Roster | None:
-    """Poll one publisher until its roster counts or its slot is over; None if it has none that counts."""
+    look: Callable[[], Sealed[Roster] | PassedOver | None],
+) -> Sealed[Roster] | PassedOver:
+    """Poll one publisher until its roster counts or its slot is over.
+
+    The slot is over when the chain's time says so as well: a wrong clock makes no window null.
+    The first legal roster that is seen is the only one: if it does not count, its publisher has had its turn.
+    """
     clock = exchange.chain.clock
     pause = times.rules.roster_slot_seconds / POLLS_PER_SLOT
     clock.sleep_until(slot.first)
     while True:
-        slot_is_over = clock.now() >= slot.last + 1
         try:
-            roster = look()
-            if roster is not None or slot_is_over:
-                return roster
-        except StoppedError:
-            raise
-        except PermanentError as error:
-            log.warning("window %d: the roster of uid %d does not count: %s", times.window, publisher.uid, error)
-            return None
+            slot_is_over = clock.now() >= slot.last + 1 and exchange.chain_now() > slot.last  # before the look
+            found = look()
+            if found is not None:
+                return found
+            if slot_is_over:
+                return PassedOver(
+                    publisher.uid, publisher.hotkey, Reason.ROSTER_MISSING, "nothing was stored in its slot"
+                )
         except TransientError as error:
             if error.reason is Reason.MINORITY:
                 raise
@@ -119,31 +156,45 @@ def _await_publisher(
         clock.sleep_until(clock.now() + pause)
 
 
-def _counting_roster(
+def _judged_roster(
     exchange: Exchange,
     window: int,
     publisher: NeuronInfo,
     *,
     slot: Interval,
     cache: PayloadCache,
-    check_history: Callable[[Roster], None],
-) -> Roster | None:
-    """The publisher's roster if it counts, with its payloads in the cache; None if there is none yet.
+    check: Callable[[Roster], None],
+) -> Sealed[Roster] | PassedOver | None:
+    """The publisher's roster if it counts, with its payloads in the cache; why it does not; None if there is none yet.
 
-    Raises:
-        RejectedError: There is one, and it does not count.
+    What its bucket refuses to readers does not count either.
     """
-    roster = fetch_roster(exchange, publisher, window, check=lambda info: _check_slot(info, slot))
-    if roster is None:
-        return None
-    check_history(roster)
+    shown: Sealed[Roster] | None = None
+    try:
+        found = fetch_roster(exchange, publisher, window, check=lambda info: _check_slot(info, slot))
+        if found is None:
+            return None
+        shown = Sealed(found.body, found.signature)
+        check(shown.body)
+        _bring_payloads(exchange, shown.body, publisher, slot, cache)
+    except StoppedError:
+        raise
+    except PermanentError as error:
+        log.warning("window %d: the roster of uid %d does not count: %s", window, publisher.uid, error)
+        roster, signature = (None, None) if shown is None else (shown.body, shown.signature)
+        return PassedOver(publisher.uid, publisher.hotkey, error.reason, error.message, roster, signature)
+    return shown
+
+
+def _bring_payloads(
+    exchange: Exchange, roster: Roster, publisher: NeuronInfo, slot: Interval, cache: PayloadCache
+) -> None:
     store = exchange.buckets.reader(publisher)
     if roster.entries:
-        aggregate = store.head(aggregate_key(window))
+        aggregate = store.head(aggregate_key(roster.window))
         if aggregate is None or aggregate.size != roster.aggregate_bytes or aggregate.last_modified > slot.last:
             raise RejectedError(Reason.AGGREGATE_MISSING, "its aggregate is not there, or came after the slot")
     fetch_payloads(exchange, roster, store, cache)
-    return roster
 
 
 def _check_slot(info: ObjectInfo, slot: Interval) -> None:

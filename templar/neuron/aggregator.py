@@ -4,11 +4,14 @@ import logging
 from functools import partial
 
 from templar.errors import PermanentError, Reason
+from templar.exchange.audit import CONCLUSIVE
 from templar.exchange.decisions import may_be_decided, publish_decision
 from templar.exchange.gather import GatherReport, Tier
-from templar.exchange.publish import TimedReport, publish_in_time
-from templar.exchange.roster import publish_roster
-from templar.neuron.node import Node, Settlement
+from templar.exchange.publish import PublishReceipt, TimedReport, publish_in_time
+from templar.exchange.reveal import Contribution
+from templar.exchange.roster import RosterDraft, draft_roster, publish_copy, publish_roster
+from templar.neuron.node import Node
+from templar.neuron.settlement import Settlement
 from templar.neuron.undecided import nobody_decided
 
 log = logging.getLogger(__name__)
@@ -24,7 +27,7 @@ class RosterNode(Node):
 
         On failure to publish, the next rank takes over; a later call in the same slot goes on.
         """
-        return self.settle(window, publish_own=partial(self._publish, window, report))
+        return self.settle(window, publish_own=partial(self.publish, window, report))
 
     def settle_undecided(self, window: int) -> Settlement | None:
         """As every node; while a decision may still be signed, sign it, so that the others need not wait."""
@@ -36,7 +39,7 @@ class RosterNode(Node):
         return settlement
 
     def decide(self, settlement: Settlement) -> TimedReport:
-        """Sign what was applied, before the next window closes (PROTOCOL 15).
+        """Sign what was applied, before the next window closes (PROTOCOL 15), and keep a copy of it.
 
         A decision that this validator signed before stands, even if it came to another one since: the report's reason
         is `object_differs` then.
@@ -46,25 +49,38 @@ class RosterNode(Node):
         """
         deadline = self.exchange.expected_times(settlement.window + 1).close
         window, digest = settlement.window, settlement.digest
+
+        def publish() -> tuple[PublishReceipt, ...]:
+            decision = publish_decision(self.exchange, window, digest, deadline=deadline)
+            sealed = settlement.sealed
+            copy = (
+                None
+                if sealed is None or settlement.roster is None
+                else publish_copy(self.exchange, sealed, deadline=deadline)
+            )
+            return (decision,) if copy is None else (decision, copy)
+
         try:
-            return publish_in_time(lambda: (publish_decision(self.exchange, window, digest, deadline=deadline),))
+            return publish_in_time(publish)
         except PermanentError as error:
             if error.reason is not Reason.OBJECT_DIFFERS:
                 raise
             log.warning("window %d: this node decided otherwise before, and that stands: %s", window, error)
             return TimedReport((), error.reason, str(error))
 
-    def _publish(self, window: int, report: GatherReport, rank: int) -> None:
+    def chosen(self, report: GatherReport) -> list[Contribution]:
+        """The payloads of the own roster, in uid order: what the peers revealed, and the reserve in empty places."""
+        return [
+            outcome.contribution for outcome in report.outcomes if outcome.contribution and outcome.tier != Tier.OTHER
+        ]
+
+    def draft(self, window: int, report: GatherReport) -> RosterDraft:
+        """The own roster of a window, on this disk."""
         before = self.journal.applied(window - 1)
-        publish_roster(
+        return draft_roster(
             self.exchange,
-            self.exchange.times(window),
-            [
-                outcome.contribution
-                for outcome in report.outcomes
-                if outcome.contribution and outcome.tier != Tier.OTHER
-            ],
-            rank=rank,
+            window,
+            self.chosen(report),
             previous=None if before is None else before.roster,
             peer_list=self.selection(window).digest,
             cache=self.cache,
@@ -72,6 +88,22 @@ class RosterNode(Node):
             durable=self.settings.durable,
         )
 
+    def publish(self, window: int, report: GatherReport, rank: int) -> None:
+        """Publish the own roster in the own slot.
+
+        Raises:
+            PermanentError: Nobody could be read, so the next rank has its turn: an empty roster would make the window
+                null.
+        """
+        reasons = [outcome.reason for outcome in report.outcomes if outcome.tier != Tier.OTHER]
+        if reasons and not any(reason is None or reason in CONCLUSIVE for reason in reasons):
+            raise PermanentError(
+                reasons[0] or Reason.STORE_UNREACHABLE, "no peer could be read: no roster is published"
+            )
+        publish_roster(self.exchange, self.draft(window, report), self.exchange.times(window).roster_slot(rank))
+
 
 class Aggregator(RosterNode):
     """A node that publishes rosters, and nothing more."""
+
+    role = "aggregator"

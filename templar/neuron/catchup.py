@@ -11,17 +11,18 @@ from collections import defaultdict
 from templar.chain.base import NeuronInfo
 from templar.data.epochs import ShardEpoch
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.exchange.absence import may_have_expired
 from templar.exchange.checkpoint import StateMark, fetch_checkpoint, list_checkpoints
 from templar.exchange.decisions import decided_roster, majority, may_be_decided
 from templar.exchange.objects import Roster
 from templar.exchange.proof import read_proof
-from templar.exchange.retention import may_have_expired
 from templar.exchange.roster import fetch_payloads
 from templar.interrupt import StoppedError
 from templar.model.checkpoint import WEIGHTS_FILE, read_parameters
 from templar.neuron.agreed import check_mark
 from templar.neuron.journal import Applied
-from templar.neuron.node import Node, Settlement
+from templar.neuron.node import Node
+from templar.neuron.settlement import Settlement
 from templar.neuron.undecided import is_undecided_for_good
 
 log = logging.getLogger(__name__)

@@ -7,14 +7,23 @@ from templar.chain.base import NeuronInfo
 from templar.errors import Reason
 from templar.exchange.gather import GatherReport, PeerOutcome, Tier
 from templar.neuron.evaluate import Evaluation
-from templar.neuron.node import Node, Settlement
+from templar.neuron.node import Node
+from templar.neuron.settlement import Settlement
 from templar.scoring.evidence import Evidence, MinerRecord, SlashRecord, WeightRecord
 from templar.scoring.scores import ScoreCard, WindowScore, score_measurement, update_cards
 from templar.scoring.slashing import Slash, slash_for_outcome
 from templar.scoring.sync import sync_score
 from templar.scoring.weights import compute_weights
 
-_UNKNOWN = frozenset({Reason.STORE_UNREACHABLE, Reason.STORE_BUSY, Reason.CHAIN_UNREACHABLE, Reason.CHAIN_RATE_LIMITED})
+_UNKNOWN = frozenset(
+    {
+        Reason.STORE_UNREACHABLE,
+        Reason.STORE_BUSY,
+        Reason.TOO_SLOW,
+        Reason.CHAIN_UNREACHABLE,
+        Reason.CHAIN_RATE_LIMITED,
+    }
+)
 """Outcomes that may be this node's own fault; only a roster of others can turn them into a verdict."""
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from templar.errors import TransientError
 from templar.neuron.aggregator import Aggregator
+from templar.neuron.auditing import audit_window
 from templar.neuron.miner import Miner
 from templar.neuron.node import Node
 from templar.neuron.opening import Action, Opening, open_window
@@ -24,8 +25,11 @@ def mine(miner: Miner, window: int) -> Opening:
             miner.compress(window)
             if miner.commit(window).in_time:
                 miner.upload(window)
-        miner.gather(window)
-        miner.apply(miner.settle(window))
+        report = miner.gather(window)
+        settlement = miner.settle(window)
+        miner.apply(settlement)
+        miner.publish_sync_proof(window)
+        audit_window(miner, report, settlement)
 
     return _drive(miner, window, run)
 
@@ -34,9 +38,12 @@ def aggregate(aggregator: Aggregator, window: int) -> Opening:
     """One window of an aggregator."""
 
     def run() -> None:
-        settlement = aggregator.settle_and_publish(window, aggregator.gather(window))
+        report = aggregator.gather(window)
+        settlement = aggregator.settle_and_publish(window, report)
         aggregator.decide(settlement)
         aggregator.apply(settlement)
+        aggregator.publish_sync_proof(window)
+        audit_window(aggregator, report, settlement)
 
     return _drive(aggregator, window, run)
 
@@ -53,6 +60,8 @@ def validate(validator: Validator, window: int) -> Opening:
         validator.apply(settlement)
         validator.publish_evidence(evidence)
         validator.set_weights(evidence)
+        validator.publish_sync_proof(window)
+        audit_window(validator, report, settlement)
 
     return _drive(validator, window, run)
 
@@ -66,6 +75,5 @@ def _drive(node: Node, window: int, run: Callable[[], None]) -> Opening:
     except TransientError as error:
         log.warning("%s: window %d is left to catch-up: %s", node.settings.name, window, error)
         return Opening(window, Action.CATCHING_UP, error.reason, str(error))
-    node.publish_sync_proof(window)
     node.finish(window)
     return opening

@@ -15,7 +15,8 @@ from templar.gradient.aggregate import median_norms, single_update
 from templar.gradient.payload import Payload
 from templar.interrupt import StoppedError
 from templar.model.schedule import outer_learning_rate
-from templar.neuron.node import Node, Settlement
+from templar.neuron.node import Node
+from templar.neuron.settlement import Settlement
 from templar.scoring.evidence import Measurement
 from templar.scoring.measure import Evaluator
 from templar.scoring.plan import SPARE, draw_plan

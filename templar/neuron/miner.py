@@ -22,9 +22,10 @@ from templar.model.llama import build_model, load_parameters
 from templar.model.schedule import outer_learning_rate
 from templar.model.training import TrainResult, train_demo, train_sparseloco
 from templar.neuron.durable import write_file
-from templar.neuron.node import Node, Settlement
+from templar.neuron.node import Node
 from templar.neuron.private import PrivateState
 from templar.neuron.reports import PageReport, PayloadReport, TrainReport
+from templar.neuron.settlement import Settlement
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ NOTHING_TO_PUBLISH = frozenset(
 class Miner(Node):
     """A node that trains."""
 
+    role = "miner"
     keeps_private_state = True
 
     def _join(self) -> None:

@@ -8,9 +8,9 @@ never published. As soon as one validator decided, decisions alone count (PROTOC
 import logging
 
 from templar.errors import PermanentError, TransientError
+from templar.exchange.absence import may_have_expired
 from templar.exchange.context import Exchange
 from templar.exchange.decisions import may_be_decided, read_decision
-from templar.exchange.retention import may_have_expired
 from templar.interrupt import StoppedError
 
 log = logging.getLogger(__name__)

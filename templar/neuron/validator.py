@@ -18,7 +18,7 @@ from templar.model.llama import build_model
 from templar.neuron.aggregator import RosterNode
 from templar.neuron.conclude import conclude
 from templar.neuron.evaluate import Evaluation, evaluate
-from templar.neuron.node import Settlement
+from templar.neuron.settlement import Settlement
 from templar.scoring.book import ScoreBook
 from templar.scoring.evidence import Evidence
 from templar.windows import first_block
@@ -46,6 +46,8 @@ class WeightsReport:
 
 class Validator(RosterNode):
     """A node that measures, rates and sets weights."""
+
+    role = "validator"
 
     def _join(self) -> None:
         super()._join()

@@ -35,8 +35,12 @@ def entry(uid: int, num_bytes: int = 164, **changes: Any) -> RosterEntry:
         "hotkey": member(uid).hotkey.address,
         "payload_sha256": A,
         "payload_bytes": num_bytes,
+        "assignment": B,
+        "root_before": C,
         "committed_at": 1_700_000_000,
         "revealed_at": 1_700_000_060,
+        "commit_signature": "0a" * 64,
+        "manifest_signature": "0b" * 64,
     }
     return RosterEntry(**values | changes)
 

@@ -12,11 +12,11 @@ from templar.exchange.context import Exchange
 from templar.exchange.keys import Kind, aggregate_key, window_key
 from templar.exchange.objects import Roster
 from templar.exchange.reveal import Contribution
-from templar.exchange.roster import fetch_payloads, fetch_roster, publish_roster
+from templar.exchange.roster import draft_roster, fetch_payloads, fetch_roster, publish_roster
 from templar.exchange.sealing import seal, unseal
 from templar.windows import WindowTimes
 from tests.support.scripted_store import ScriptedStore, failing
-from tests.support.subnet import LAYOUT, Member, Subnet, fields_of, manifest_of, payload_bytes
+from tests.support.subnet import LAYOUT, Member, Subnet, contribution_of, fields_of, manifest_of, payload_bytes
 
 WINDOW = 3
 BUSY = TransientError(Reason.STORE_BUSY, "for a test")
@@ -47,23 +47,24 @@ class Scene:
             hotkey = author.hotkey.address
             self.cache.admit(data, sha256_hex(data), window=WINDOW, uid=author.uid, hotkey=hotkey)
             manifest = manifest_of(author, WINDOW, data)
-            contributions.append(Contribution(author.uid, hotkey, manifest, 1000 + author.uid, 2000 + author.uid))
+            contributions.append(contribution_of(author, manifest, 1000 + author.uid, 2000 + author.uid))
         return contributions
 
     def publish(
         self, contributions: Sequence[Contribution], *, rank: int = 0, previous: str | None = PREVIOUS
     ) -> Roster:
-        return publish_roster(
+        draft = draft_roster(
             self.exchange,
-            self.times,
+            WINDOW,
             contributions,
-            rank=rank,
             previous=previous,
             peer_list=PEER_LIST,
             cache=self.cache,
             spool=self.folder / "spool",
             durable=False,
         )
+        publish_roster(self.exchange, draft, self.times.roster_slot(rank))
+        return draft.roster
 
     def empty_cache(self, name: str = "empty") -> PayloadCache:
         return PayloadCache(self.folder / name, LAYOUT)
@@ -171,15 +172,16 @@ def test_two_rosters_of_one_hotkey_are_refused(scene: Scene) -> None:
     assert reason_of(lambda: scene.publish(scene.gathered(seed=1))) is Reason.OBJECT_DIFFERS
     fetched = fetch_roster(scene.exchange, scene.publisher.neuron, WINDOW)
     assert fetched is not None
-    assert len(fetched.entries) == 3
+    assert len(fetched.body.entries) == 3
 
 
 def test_a_journal_of_another_network_is_left_alone(scene: Scene) -> None:
     journal = scene.folder / "spool" / f"roster-{WINDOW}.json"
-    first = scene.publish(scene.gathered())
+    gathered = scene.gathered()
+    first = scene.publish(gathered)
     foreign = first.model_copy(update={"genesis": "00" * 32})
     journal.write_bytes(foreign.canonical())
-    assert scene.publish(scene.gathered()) == first
+    assert scene.publish(gathered) == first
     assert journal.read_bytes() == first.canonical()
 
 
@@ -193,11 +195,10 @@ def test_a_damaged_journal_is_not_guessed_at(scene: Scene) -> None:
 def test_durable_files_reach_the_disk(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     monkeypatch.setattr("os.fsync", synced.append)
-    publish_roster(
+    draft_roster(
         scene.exchange,
-        scene.times,
+        WINDOW,
         scene.gathered(),
-        rank=0,
         previous=None,
         peer_list=None,
         cache=scene.cache,
@@ -214,7 +215,9 @@ def test_a_roster_is_fetched_whenever_it_was_written(scene: Scene) -> None:
     assert fetch_roster(reader, scene.publisher.neuron, WINDOW) is None
     roster = scene.publish(scene.gathered())
     scene.subnet.clock.sleep_until(scene.times.null_after + 1000)
-    assert fetch_roster(reader, scene.publisher.neuron, WINDOW) == roster
+    found = fetch_roster(reader, scene.publisher.neuron, WINDOW)
+    assert found is not None
+    assert found.body == roster
     assert fetch_roster(reader, scene.publisher.neuron, WINDOW + 1) is None
 
 

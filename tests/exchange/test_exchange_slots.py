@@ -1,22 +1,33 @@
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from templar.adversary.chains import SkewedChain
 from templar.canonical import sha256_hex
-from templar.errors import PermanentError, Reason, TransientError
+from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.cache import PayloadCache
 from templar.exchange.keys import Kind, aggregate_key, window_key
 from templar.exchange.objects import Roster
-from templar.exchange.reveal import Contribution
-from templar.exchange.roster import publish_roster
-from templar.exchange.sealing import seal
-from templar.exchange.slots import DecidedRoster, await_roster
+from templar.exchange.roster import draft_roster, publish_roster
+from templar.exchange.sealing import check_signature, seal
+from templar.exchange.slots import DecidedRoster, PassedOver, await_roster
 from templar.interrupt import StoppedError
 from templar.store.base import ObjectStore
 from templar.windows import WindowTimes
 from tests.support.scripted_store import ScriptedStore, failing, once
-from tests.support.subnet import LAYOUT, RULES, Member, Subnet, fields_of, manifest_of, payload_bytes, signed_anyhow
+from tests.support.subnet import (
+    LAYOUT,
+    RULES,
+    Member,
+    Subnet,
+    contribution_of,
+    fields_of,
+    manifest_of,
+    payload_bytes,
+    signed_anyhow,
+)
 
 WINDOW = 3
 BUSY = TransientError(Reason.STORE_BUSY, "for a test")
@@ -59,18 +70,21 @@ class Scene:
             data = payload_bytes(author, WINDOW)
             hotkey = author.hotkey.address
             cache.admit(data, sha256_hex(data), window=WINDOW, uid=author.uid, hotkey=hotkey)
-            contributions.append(Contribution(author.uid, hotkey, manifest_of(author, WINDOW, data), 1, 2))
-        return publish_roster(
-            self.subnet.exchange(self.publisher(rank)),
-            self.times,
+            manifest = manifest_of(author, WINDOW, data)
+            contributions.append(contribution_of(author, manifest, 1, 2))
+        exchange = self.subnet.exchange(self.publisher(rank))
+        draft = draft_roster(
+            exchange,
+            WINDOW,
             contributions,
-            rank=rank if slot is None else slot,
             previous=None,
             peer_list=None,
             cache=cache,
             spool=self.folder / f"spool-{rank}",
             durable=False,
         )
+        publish_roster(exchange, draft, self.times.roster_slot(rank if slot is None else slot))
+        return draft.roster
 
     def put(self, rank: int, roster: Roster, aggregate: bytes | None = None) -> None:
         """Store a roster now, as its publisher may sign it."""
@@ -163,6 +177,42 @@ def test_whoever_has_no_rank_decides_nothing(scene: Scene) -> None:
 def test_without_any_roster_the_window_is_null_after_the_last_slot(scene: Scene) -> None:
     assert scene.wait() is None
     assert scene.clock.now() == scene.times.null_after + 1 == scene.times.settles + 3 * RULES.roster_slot_seconds + 1
+
+
+def test_what_a_publisher_showed_is_kept_with_why_it_does_not_count(scene: Scene) -> None:
+    """It may show something else later."""
+    passed: list[PassedOver] = []
+    rejected: list[Roster] = []
+
+    def check(roster: Roster) -> None:
+        if not rejected:
+            rejected.append(roster)
+            raise RejectedError(Reason.BAD_SIGNATURE, "for a test")
+
+    def wait() -> DecidedRoster | None:
+        return await_roster(
+            scene.subnet.exchange(), scene.times, cache=scene.cache(), check=check, on_passed_over=passed.append
+        )
+
+    found = scene.together(lambda: scene.publish(0), lambda: scene.publish(1), reader=wait)
+    assert body_of(found)[0] == 1
+    assert [(each.uid, each.reason) for each in passed] == [(scene.publisher(0).uid, Reason.BAD_SIGNATURE)]
+    assert passed[0].sealed is not None
+    assert passed[0].sealed.body == rejected[0]
+    check_signature(passed[0].sealed)
+
+
+@pytest.mark.parametrize("seconds", [30.0, 3.0, -3.0, -30.0])
+def test_a_wrong_clock_makes_no_window_null(scene: Scene, seconds: float) -> None:
+    """Half a minute ahead, every slot seems to be over when the first one begins."""
+    exchange = scene.subnet.exchange()
+    skewed = replace(exchange, chain=SkewedChain(exchange.chain, seconds))
+
+    def wait() -> DecidedRoster | None:
+        return await_roster(skewed, scene.times, cache=scene.cache())
+
+    found = scene.together(lambda: scene.publish(2), reader=wait)
+    assert body_of(found)[0] == 2
 
 
 def test_a_network_with_fewer_validators_than_ranks_waits_for_all_slots(tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ import pytest
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, ArtifactFilterKey
 from prefect.client.schemas.objects import State
 
+from templar.adversary.publishers import SilentPublisher
 from templar.errors import PermanentError, Reason, TransientError
+from templar.neuron.aggregator import RosterNode
 from templar.neuron.node import Node
 from tests.support.flow_network import run_id, run_window, run_windows, task_runs
 from tests.support.network import Network, tiny
@@ -32,6 +34,7 @@ STEPS = {
         "roster {w}",
         "apply {w}",
         "publish sync proof {w}",
+        "close window {w}",
     ],
     "validator": [
         "open window",
@@ -45,6 +48,7 @@ STEPS = {
         "publish evidence",
         "set weights",
         "publish sync proof {w}",
+        "close window {w}",
     ],
     "aggregator": [
         "open window",
@@ -54,12 +58,13 @@ STEPS = {
         "decide {w}",
         "apply {w}",
         "publish sync proof {w}",
+        "close window {w}",
     ],
 }
 
 
-def new_network(folder: Any) -> Network:
-    return Network(folder, tiny(), actors=("honest", "lazy"), seed=11)
+def new_network(folder: Any, **kinds: type[Node]) -> Network:
+    return Network(folder, tiny(), actors=("honest", "lazy"), seed=11, kinds=kinds)
 
 
 @dataclass
@@ -208,16 +213,19 @@ class TestAlone:
 
     def test_a_window_that_cannot_be_reached_is_caught_up_with_later(self, network: Network, miner: Node) -> None:
         network.run(range(1, 3), but=[miner.settings.name])
-        aggregator = network.name(network.aggregator)
-        decided = network.objects(aggregator, "roster-1")
-        network.bucket(aggregator).delete(decided)
+        decided = {
+            network.name(node): network.objects(network.name(node), "roster-1") for node in network.all(RosterNode)
+        }
+        for name, objects in decided.items():
+            network.bucket(name).delete(objects)
         state = run_window(miner, 3)
         assert (state.is_completed(), state.name) == (True, "CatchingUp")
         assert str(state.message).startswith("window 3 [roster_missing] at window 0, wanted 2: ")
         assert miner.journal.open_claims() == (3,)
 
-        for key, (_, data) in decided.items():
-            network.bucket(aggregator).put(key, data)
+        for name, objects in decided.items():
+            for key, (_, data) in objects.items():
+                network.bucket(name).put(key, data)
         state = run_window(miner, None)
         assert state.name == "Completed"
         assert str(state.message).startswith("window 3: ")
@@ -272,7 +280,27 @@ class TestAlone:
         state = run_window(miner, 1)
         assert state.is_completed()
         assert str(state.message).startswith("window 1: nothing to publish [non_finite_loss], applied ()")
-        assert self.published(network, miner) == ["proof"]
+        assert self.published(network, miner) == ["proof", "report"]
+
+    def test_findings_are_in_the_runs_message_and_in_a_table(
+        self, tmp_path: Any, prefect_server: RunningPrefectServer
+    ) -> None:
+        """A silent aggregator: everybody follows the next rank, and says so."""
+        network = new_network(tmp_path, aggregator=SilentPublisher)
+        silent = network.name(network.aggregator)
+        states = run_windows(network, [1])
+        others = [name for name in network.nodes if name != silent]
+        for name in others:
+            assert states[name][0].is_completed()
+            assert str(states[name][0].message).endswith(" [roster_missing]")
+        with prefect_server.client() as client:
+            this = ArtifactFilterFlowRunId(any_=[run_id(states[others[0]][0])])
+            found = client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=this))
+        (table,) = (artifact for artifact in found if artifact.key == f"findings-{others[0]}")
+        row = {"reason": "roster_missing", "suspects": "uid 1"}
+        detail = "no roster that counts: nothing was stored in its slot"
+        assert json.loads(str(table.data)) == [row | {"detail": detail}]
+        network.stop()
 
 
 def fail(monkeypatch: pytest.MonkeyPatch, node: Node, method: str, error: Exception, *, times: int) -> None:

@@ -1,25 +1,31 @@
 """Rosters of the first rank, and the second rank's when the first is silent (PROTOCOL 12-15)."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.exchange.context import Exchange
 from templar.exchange.decisions import majority, read_decision
+from templar.exchange.gather import GatherReport
 from templar.exchange.keys import aggregate_key
 from templar.exchange.objects import Roster
-from templar.exchange.roster import fetch_roster, publish_roster
+from templar.exchange.peers import publish_peers
+from templar.exchange.roster import RosterDraft, draft_roster, fetch_roster
 from templar.neuron.aggregator import RosterNode
 from templar.neuron.drive import aggregate, mine
 from templar.neuron.journal import Status
-from templar.neuron.node import Node, Settlement
+from templar.neuron.node import Node
 from templar.neuron.opening import Action, open_window
+from templar.neuron.settlement import Settlement
 from tests.support.network import Network, tiny
 
 
 def roster_of(node: Node, window: int) -> Roster | None:
-    return fetch_roster(node.exchange, node.exchange.identity(window), window)
+    found = fetch_roster(node.exchange, node.exchange.identity(window), window)
+    return None if found is None else found.body
 
 
 def stored_at(network: Network, node: Node, window: int) -> int:
@@ -212,21 +218,80 @@ def test_only_as_many_ranks_as_there_are_slots_publish(folder: Path, ranks: int)
     network.stop()
 
 
+@pytest.mark.parametrize("reason", [Reason.STORE_BUSY, Reason.BUCKET_UNREADABLE])
+def test_who_could_read_nobody_leaves_the_slot_to_the_next_rank(
+    network: Network, monkeypatch: pytest.MonkeyPatch, reason: Reason
+) -> None:
+    """An empty roster would make the window null for all."""
+    aggregator, real = network.aggregator, network.aggregator.gather
+
+    def gather(window: int) -> GatherReport:
+        report = real(window)
+        unread = (replace(each, contribution=None, reason=reason) for each in report.outcomes)
+        return replace(report, outcomes=tuple(unread))
+
+    monkeypatch.setattr(aggregator, "gather", gather)
+    network.run([1])
+    assert roster_of(aggregator, 1) is None
+    roster = roster_of(network.validator, 1)
+    assert roster is not None
+    assert len(roster.entries) == 2
+    assert len(network.roots(1)) == 1
+
+
+@pytest.mark.parametrize("error", [PermanentError, TransientError])
+def test_what_a_node_cannot_find_out_is_no_verdict_on_a_roster(
+    network: Network, monkeypatch: pytest.MonkeyPatch, error: type[TemplarError]
+) -> None:
+    """A pruned endpoint, for example: the node catches up, and never takes the window for null."""
+    miner = network.miners[0]
+    real = miner.workload.digest
+
+    def digest(window: int, uid: int) -> str | None:
+        if window == 1:
+            raise error(Reason.BLOCK_UNKNOWN, "pruned")
+        return real(window, uid)
+
+    monkeypatch.setattr(miner.workload, "digest", digest)
+    name = network.name(miner)
+    network.run([1], but=[name])
+    open_window(miner, 1)
+    with pytest.raises(TransientError):
+        miner.settle(1)
+    assert miner.journal.result(1, "settle") is None
+    with pytest.raises(error):
+        miner.gather(1)
+
+
+def test_a_longer_peer_list_than_there_are_places_is_cut(folder: Path) -> None:
+    network = Network(folder, tiny(peers={"gather_peer_count": 1, "reserve_peer_count": 1}), actors=["honest"] * 3)
+    uids = tuple(miner.exchange.identity(1).uid for miner in network.miners)
+    publish_peers(network.aggregator.exchange, 1, uids, ())
+    publish_peers(network.aggregator.exchange, 2, (), uids)
+    network.run([1, 2, 3])
+    assert [len(network.miners[0].selection(window).peers) for window in (2, 3)] == [1, 0]
+    assert len(network.miners[0].selection(3).reserve) == 1
+    roster = roster_of(network.aggregator, 2)
+    assert roster is not None
+    assert [entry.uid for entry in roster.entries] == list(uids[:1])
+    network.stop()
+
+
 def test_a_first_rank_that_rewrites_history_is_passed_over(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its roster does not follow what the majority decided, so the next rank has its turn and scoring goes on."""
     network.run([1])
-    real = publish_roster
+    real = draft_roster
 
-    def lies(exchange: Exchange, *arguments: Any, **options: Any) -> Roster:
+    def lies(exchange: Exchange, *arguments: Any, **options: Any) -> RosterDraft:
         if exchange.identity(2).uid == network.member(network.name(network.aggregator)).uid:
             options["previous"] = "ab" * 32
         return real(exchange, *arguments, **options)
 
-    monkeypatch.setattr("templar.neuron.aggregator.publish_roster", lies)
+    monkeypatch.setattr("templar.neuron.aggregator.draft_roster", lies)
     network.run([2])
     validator = network.validator
     applied = validator.journal.applied(2)
-    own = fetch_roster(validator.exchange, validator.exchange.identity(2), 2)
+    own = roster_of(validator, 2)
     assert applied is not None
     assert own is not None
     assert applied.roster == own.digest

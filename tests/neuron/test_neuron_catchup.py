@@ -23,8 +23,9 @@ from templar.neuron.drive import mine, validate
 from templar.neuron.housekeeping import clean_bucket, publish_newest_checkpoint
 from templar.neuron.journal import Applied
 from templar.neuron.miner import Miner
-from templar.neuron.node import Node, Settlement
+from templar.neuron.node import Node
 from templar.neuron.opening import Action, open_window
+from templar.neuron.settlement import Settlement
 from tests.support.network import Network, tiny
 
 
@@ -100,11 +101,9 @@ def test_a_window_that_cannot_be_replayed_is_never_skipped(network: Network, mis
     miner = away(network, range(1, 4))
     taken: dict[tuple[str, str], bytes] = {}
     for node in network.all(RosterNode):
-        keys = {
-            "aggregate": aggregate_key(2),
-            "roster": window_key(Kind.ROSTER, 2, node.exchange.identity(2).uid),
-        }
-        take(network, taken, network.name(node), keys[missing])
+        rosters = [key for key in network.objects(network.name(node)) if key.startswith("roster-2-")]  # copies as well
+        for key in {"aggregate": [aggregate_key(2)], "roster": rosters}[missing]:
+            take(network, taken, network.name(node), key)
     if missing == "aggregate":  # and nowhere else is what was in it
         for other in network.all(Miner):
             take(network, taken, network.name(other), window_key(Kind.GRADIENT, 2, other.exchange.identity(2).uid))
@@ -211,16 +210,16 @@ def test_a_miner_does_not_settle_a_window_that_may_still_be_decided(network: Net
     assert caught.value.reason is Reason.DECISION_MISSING
     assert miner.state.window == 0
     to_window(network, 3)
-    assert replay(miner, 1) == Settlement(1, None)
+    assert replay(miner, 1).roster is None
     assert miner.journal.unconfirmed(0, 9) == (), "a decision that comes now comes too late"
 
 
 def test_a_validator_signs_what_may_still_be_decided_so_that_nobody_waits(network: Network) -> None:
     to_window(network, 2)
-    assert replay(network.validator, 1) == Settlement(1, None)
+    assert replay(network.validator, 1).roster is None
     assert network.objects(network.name(network.validator), "decision-1-")
     to_window(network, 3)
-    assert replay(network.aggregator, 1) == Settlement(1, None)
+    assert replay(network.aggregator, 1).roster is None
 
 
 def test_what_has_expired_is_not_taken_for_what_never_was(folder: Path) -> None:
@@ -264,7 +263,7 @@ def test_an_unreachable_validator_may_have_decided(network: Network) -> None:
     with network.outage(network.name(network.validator)), pytest.raises(TransientError):
         replay(miner, 1)
     assert miner.state.window == 0
-    assert replay(miner, 1) == Settlement(1, None)
+    assert replay(miner, 1).roster is None
 
 
 # Checkpoints.
@@ -435,8 +434,16 @@ def test_a_roster_node_that_jumped_knows_what_was_decided_before_its_first_roste
     own = fetch_roster(validator.exchange, validator.exchange.identity(5), 5)
     assert decided is not None
     assert own is not None
-    assert own.previous == decided.digest
+    assert own.body.previous == decided.body.digest
     assert {node.state.window for node in network.miners} == {5}
+
+
+def test_a_roster_that_its_publisher_took_away_is_read_from_those_who_decided_on_it(network: Network) -> None:
+    miner = away(network, range(1, 4))
+    name = network.name(network.aggregator)
+    network.bucket(name).delete([key for key in network.objects(name) if key.startswith(("roster-", "aggregator-"))])
+    assert catch_up(miner, 3, deadline=now(miner)) == 3
+    assert roots(miner) == roots(network.validator)
 
 
 # The minority.
@@ -536,9 +543,9 @@ def test_a_validator_of_the_minority_comes_back_although_its_word_stands(network
     assert validator.decide(Settlement(1, None)).in_time
     assert validate(validator, 2).action is Action.RUN
     assert validator.journal.roots(1, 1) == network.aggregator.journal.roots(1, 1)
-    report = validator.decide(
-        Settlement(1, fetch_roster(validator.exchange, network.aggregator.exchange.identity(1), 1))
-    )
+    found = fetch_roster(validator.exchange, network.aggregator.exchange.identity(1), 1)
+    assert found is not None
+    report = validator.decide(Settlement(1, found.body, found.signature))
     assert report.reason is Reason.OBJECT_DIFFERS
 
 
@@ -598,7 +605,7 @@ def test_a_key_of_a_far_window_does_not_make_the_past_uncertain(network: Network
     to_window(network, 4)
     name = network.name(network.validator)
     network.bucket(name).put("debug-999999999999-0-v1.json", b"{}")
-    assert replay(network.miners[0], 1) == Settlement(1, None)
+    assert replay(network.miners[0], 1).roster is None
 
 
 def test_what_may_have_expired_does_not_leave_the_rest_a_majority(folder: Path) -> None:

@@ -47,8 +47,8 @@ def manifest_of(network: Network, miner: Miner, window: int) -> Manifest:
 def uids_of(network: Network, window: int) -> list[int]:
     """Whose payloads the aggregator's roster of a window has."""
     aggregator = network.aggregator
-    roster = fetch_roster(aggregator.exchange, aggregator.exchange.identity(window), window)
-    return [] if roster is None else [entry.uid for entry in roster.entries]
+    found = fetch_roster(aggregator.exchange, aggregator.exchange.identity(window), window)
+    return [] if found is None else [entry.uid for entry in found.body.entries]
 
 
 def uid(miner: Miner) -> int:

@@ -170,7 +170,7 @@ def test_rotation_before_genesis_brings_the_first_shard_and_afterwards_refuses_a
         rotate_shards(premises, dataset, lambda percentage: None)
     assert caught.value.reason is Reason.DATASET_MALFORMED
     assert not [*(tmp_path / "shards").glob("train_*")]
-    sharded.bucket(sharded.name(sharded.aggregator)).delete(["start_window_v2.json"])
+    sharded.bucket(sharded.name(sharded.aggregator)).delete(["start_window_v3.json"])
     dataset = ShardedDataset([store], DATASET_PREFIX, folder=tmp_path / "first")
     assert rotate_shards(premises, dataset, lambda percentage: None).current == (0,)
 

@@ -17,6 +17,7 @@ from templar.exchange.buckets import Buckets, OwnBucket
 from templar.exchange.context import Exchange
 from templar.exchange.keys import Kind, window_key
 from templar.exchange.objects import Commit, Manifest
+from templar.exchange.reveal import Contribution
 from templar.exchange.sealing import Body, Network, seal
 from templar.gradient.feedback import FeedbackRule, FeedbackState, compress
 from templar.gradient.layout import Layout
@@ -125,6 +126,12 @@ def commit_to(manifest: Manifest, **changes: Any) -> Commit:
     """The commitment to a manifest."""
     values = manifest.model_dump(include={"protocol", "netuid", "genesis", "uid", "hotkey", "window"})
     return Commit(**values | {"commitment": manifest.digest} | changes)
+
+
+def contribution_of(author: Member, manifest: Manifest, committed_at: int, revealed_at: int) -> Contribution:
+    """What a gather makes of an honest reveal; its signatures are the author's."""
+    signatures = [seal(body, author.hotkey).signature for body in (manifest.commit, manifest)]
+    return Contribution(author.uid, author.hotkey.address, manifest, committed_at, revealed_at, *signatures)
 
 
 class Hand:

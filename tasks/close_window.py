@@ -1,0 +1,30 @@
+"""Step: hold the decided roster against what this node saw, report what does not fit, and close the window."""
+
+from prefect import task
+
+from tasks.artifacts import table
+from tasks.host import hosted
+from tasks.policy import STORE
+from templar.exchange.gather import GatherReport
+from templar.neuron.auditing import AuditReport, audit_window
+from templar.neuron.node import Node
+from templar.neuron.settlement import Settlement
+
+
+@task(task_run_name="close window {settlement.window}", **STORE)
+def close_window(neuron: str, report: GatherReport, settlement: Settlement) -> AuditReport:
+    """See `templar.neuron.auditing.audit_window` and `Node.finish`. Findings, if any, are a table artifact."""
+    node = hosted(neuron, Node)
+    audit = audit_window(node, report, settlement)
+    if audit.findings:
+        rows = [
+            {
+                "reason": finding.reason,
+                "suspects": ", ".join(f"uid {suspect.uid}" for suspect in finding.suspects),
+                "detail": finding.detail,
+            }
+            for finding in audit.findings
+        ]
+        table(f"findings-{neuron}", rows, f"Window {audit.window}: what does not fit together.")
+    node.finish(settlement.window)
+    return audit

@@ -1,0 +1,157 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from templar.errors import Reason, RejectedError
+from templar.exchange.entries import check_entries, commit_in, entry_of, manifest_in
+from templar.exchange.objects import Roster, RosterEntry
+from templar.exchange.reveal import RevealRules
+from templar.exchange.sealing import check_signature, seal
+from templar.windows import WindowTimes
+from tests.support.subnet import (
+    ASSIGNMENT,
+    GENESIS,
+    NETUID,
+    NETWORK,
+    Member,
+    Subnet,
+    contribution_of,
+    manifest_of,
+    payload_bytes,
+)
+
+WINDOW = 3
+
+
+class Scene:
+    """A roster of three miners, and what it is held against."""
+
+    def __init__(self, folder: Path) -> None:
+        self.subnet = Subnet(folder, num_miners=4)
+        self.times: WindowTimes = self.subnet.times(WINDOW)
+        self.miners = self.subnet.miners[:3]
+
+    def entry(self, author: Member, **manifest: Any) -> RosterEntry:
+        signed = manifest_of(author, WINDOW, payload_bytes(author, WINDOW), **manifest)
+        at = self.times.commit_interval.last, self.times.reveal_interval.first
+        return entry_of(contribution_of(author, signed, *at))
+
+    def roster(self, *entries: RosterEntry) -> Roster:
+        publisher = self.subnet.validators[0]
+        listed = entries or tuple(self.entry(author) for author in self.miners)
+        return Roster(
+            netuid=NETUID,
+            genesis=GENESIS,
+            uid=publisher.uid,
+            hotkey=publisher.hotkey.address,
+            window=WINDOW,
+            previous=None,
+            peer_list=None,
+            entries=listed,
+            aggregate_sha256="ab" * 32,
+            aggregate_bytes=sum(entry.payload_bytes for entry in listed),
+        )
+
+    def check(self, roster: Roster, places: int = 3, assignment: str | None = ASSIGNMENT) -> None:
+        rules = RevealRules(NETWORK, self.times, lambda uid: assignment)
+        check_entries(roster, rules, [each.neuron for each in self.subnet.miners], places=places)
+
+    def reason(self, roster: Roster, **options: Any) -> Reason:
+        with pytest.raises(RejectedError) as caught:
+            self.check(roster, **options)
+        return caught.value.reason
+
+    def changed(self, **changes: Any) -> Roster:
+        """A roster whose publisher changed something in its second entry."""
+        first, second, third = (self.entry(author) for author in self.miners)
+        return self.roster(first, second.model_copy(update=changes), third)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def test_an_honest_roster_passes(scene: Scene) -> None:
+    scene.check(scene.roster())
+    scene.check(scene.roster(scene.entry(scene.miners[1])))
+
+
+def test_an_entry_gives_back_what_its_author_signed(scene: Scene) -> None:
+    roster = scene.roster()
+    for author, entry in zip(scene.miners, roster.entries, strict=True):
+        manifest = manifest_of(author, WINDOW, payload_bytes(author, WINDOW))
+        assert manifest_in(roster, entry).body == manifest
+        assert commit_in(roster, entry).body == manifest.commit
+        check_signature(manifest_in(roster, entry))
+        check_signature(commit_in(roster, entry))
+
+
+def test_what_a_publisher_makes_up_has_no_signature(scene: Scene) -> None:
+    other = payload_bytes(scene.miners[0], WINDOW, seed=9)
+    for changes in (
+        {"payload_sha256": "00" * 32},
+        {"root_before": "00" * 32},
+        {"commit_signature": "00" * 64},
+        {"manifest_signature": "00" * 64},
+        {"payload_bytes": len(other) + 1},
+    ):
+        assert scene.reason(scene.changed(**changes)) is Reason.BAD_SIGNATURE
+
+
+def test_a_signature_for_another_window_is_none(scene: Scene) -> None:
+    old = manifest_of(scene.miners[1], WINDOW - 1, payload_bytes(scene.miners[1], WINDOW - 1))
+    roster = scene.changed(
+        commit_signature=seal(old.commit, scene.miners[1].hotkey).signature,
+        manifest_signature=seal(old, scene.miners[1].hotkey).signature,
+    )
+    assert scene.reason(roster) is Reason.BAD_SIGNATURE
+
+
+@pytest.mark.parametrize(
+    ("moment", "reason"),
+    [
+        (lambda times: {"committed_at": times.commit_interval.first - 1}, Reason.COMMIT_EARLY),
+        (lambda times: {"committed_at": times.commit_interval.last + 1}, Reason.COMMIT_LATE),
+        (lambda times: {"revealed_at": times.reveal_interval.first - 1}, Reason.REVEAL_EARLY),
+        (lambda times: {"revealed_at": times.reveal_interval.last + 1}, Reason.REVEAL_LATE),
+    ],
+)
+def test_a_roster_that_admits_what_was_not_in_time_does_not_count(
+    scene: Scene, moment: Callable[[WindowTimes], dict[str, int]], reason: Reason
+) -> None:
+    assert scene.reason(scene.changed(**moment(scene.times))) is reason
+
+
+@pytest.mark.parametrize(("field", "last"), [("committed_at", False), ("revealed_at", True)])
+def test_the_ends_of_the_intervals_are_in_time(scene: Scene, field: str, last: bool) -> None:
+    interval = scene.times.reveal_interval if last else scene.times.commit_interval
+    for second in (interval.first, interval.last):
+        scene.check(scene.changed(**{field: second}))
+
+
+def test_only_miners_with_their_own_hotkeys_are_listed(scene: Scene) -> None:
+    validator = scene.subnet.validators[0]
+    assert scene.reason(scene.roster(scene.entry(validator))) is Reason.WRONG_IDENTITY
+    assert scene.reason(scene.changed(hotkey=validator.hotkey.address)) is Reason.WRONG_IDENTITY
+    stranger = scene.entry(scene.miners[2]).model_copy(update={"uid": 99})
+    assert scene.reason(scene.roster(stranger)) is Reason.WRONG_IDENTITY
+
+
+def test_the_assignment_is_that_of_the_uid(scene: Scene) -> None:
+    assert scene.reason(scene.roster(), assignment="00" * 32) is Reason.WRONG_ASSIGNMENT
+    assert scene.reason(scene.roster(), assignment=None) is Reason.WRONG_ASSIGNMENT
+
+
+def test_there_are_no_more_entries_than_places(scene: Scene) -> None:
+    assert scene.reason(scene.roster(), places=2) is Reason.MALFORMED
+
+
+def test_the_digest_does_not_follow_from_which_signing_it_was(scene: Scene) -> None:
+    """sr25519 signatures differ from one signing to the next, and two equal windows must have one roster."""
+    first, second = scene.roster(), scene.roster()
+    assert first != second
+    assert first.digest == second.digest
+    assert scene.changed(payload_sha256="00" * 32).digest != first.digest
