@@ -4,6 +4,7 @@ A neuron is built from its block once per process and stays: model, optimizer an
 window. A process that dies loses nothing, since the next one restores the neuron from its snapshot and journal.
 """
 
+import atexit
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,6 +72,24 @@ def release(name: str) -> None:
         node = _neurons.pop(name, None)
     if node is not None:
         node.stop()
+
+
+@contextmanager
+def letting_go(name: str) -> Iterator[None]:
+    """Let a neuron go that another process took over; the next window starts it anew, and waits for the other's end."""
+    try:
+        yield
+    except PermanentError as error:
+        if error.reason is Reason.LEASE_LOST:
+            release(name)
+        raise
+
+
+@atexit.register
+def release_leases() -> None:
+    """Let other machines run the neurons of a process that ends in good order; those of a killed one expire."""
+    for node in tuple(_neurons.values()):
+        node.release_lease()
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from prefect import task
 
-from tasks.host import hosted
+from tasks.host import hosted, letting_go
 from tasks.policy import CHAIN
 from templar.neuron.node import Node
 from templar.neuron.opening import Opening
@@ -12,4 +12,5 @@ from templar.neuron.opening import open_window as claim
 @task(task_run_name="open window", **CHAIN)
 def open_window(neuron: str, window: int | None) -> Opening:
     """See `templar.neuron.opening`. The first call in a process also starts the neuron."""
-    return claim(hosted(neuron, Node), window)
+    with letting_go(neuron):
+        return claim(hosted(neuron, Node), window)

@@ -1,4 +1,4 @@
-"""Step: find out whom to gather; a validator also publishes the next peer list when one is due."""
+"""Step: find out whom to gather, and that the others find this neuron; a validator also publishes a peer list."""
 
 from prefect import task
 
@@ -12,6 +12,7 @@ from templar.neuron.validator import Validator
 def update_peers(neuron: str, window: int) -> list[int]:
     """The uids of the gather tier for a window."""
     node = hosted(neuron, Node)
+    node.stay_announced()
     if isinstance(node, Validator):
         node.publish_peers(window)
     return [peer.uid for peer in node.selection(window).peers]

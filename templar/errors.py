@@ -23,11 +23,15 @@ class Reason(StrEnum):
 
     # Configuration and environment.
     BAD_ENVIRONMENT = "bad_environment"
+    BAD_PARAMETERS = "bad_parameters"
+    NOT_CONFIRMED = "not_confirmed"
+    NOT_AS_EXPECTED = "not_as_expected"
     BAD_HPARAMS = "bad_hparams"
     BAD_WALLET = "bad_wallet"
     NOT_REGISTERED = "not_registered"
     PORT_TAKEN = "port_taken"
     ALREADY_RUNNING = "already_running"
+    LEASE_LOST = "lease_lost"
     BAD_STATE_FILE = "bad_state_file"
     PROCESS_DIED = "process_died"
     PROCESS_NOT_READY = "process_not_ready"
@@ -35,6 +39,7 @@ class Reason(StrEnum):
     # Stores.
     STORE_UNREACHABLE = "store_unreachable"
     STORE_BUSY = "store_busy"
+    TOO_SLOW = "too_slow"
     ACCESS_DENIED = "access_denied"
     BUCKET_MISSING = "bucket_missing"
     OBJECT_MISSING = "object_missing"
@@ -45,6 +50,9 @@ class Reason(StrEnum):
     BAD_KEY = "bad_key"
     STORE_REFUSED = "store_refused"
     LOCAL_FILE = "local_file"
+    OBJECTS_LEFT = "objects_left"
+    READ_KEY_WRITES = "read_key_writes"
+    WRITE_KEY_REFUSED = "write_key_refused"
 
     # Chains.
     CHAIN_UNREACHABLE = "chain_unreachable"
@@ -81,6 +89,10 @@ class Reason(StrEnum):
     ROSTER_MISSING = "roster_missing"
     ROSTER_EARLY = "roster_early"
     ROSTER_LATE = "roster_late"
+    ROSTER_OMITS = "roster_omits"
+    ROSTER_INCLUDES = "roster_includes"
+    ROSTER_EQUIVOCATION = "roster_equivocation"
+    MANIFEST_EQUIVOCATION = "manifest_equivocation"
     PEER_LIST_LATE = "peer_list_late"
     AGGREGATE_MISSING = "aggregate_missing"
     DECISION_MISSING = "decision_missing"

@@ -5,9 +5,11 @@ import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from templar.chain.base import Chain, NeuronInfo
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
+from templar.exchange.following import FollowingReader
 from templar.store.address import BucketAddress, decode_address, encode_address
 from templar.store.base import ObjectStore
 
@@ -15,6 +17,10 @@ log = logging.getLogger(__name__)
 
 REFRESH_SECONDS = 600.0
 """Commitments are read again after this long at the latest (documented value)."""
+ACTIVE_CHECK_SECONDS = 60.0
+"""What `keep_announced` knows of the commitments is never older (documented as `active_check_interval`)."""
+RECOMMIT_BLOCKS = 100
+"""A commitment that somebody overwrites is made again once in so many blocks at most: chains limit them like that."""
 
 
 @dataclass(frozen=True)
@@ -57,17 +63,30 @@ class Buckets:
         self._commitments: dict[str, str] = {}
         self._readers: dict[str, tuple[str, ObjectStore]] = {}
         self._refreshed: float | None = None
+        self._announced_block: int | None = None
+        self._may_write: Callable[[], None] | None = None
 
     @property
     def own(self) -> ObjectStore:
         """The own bucket, with write rights.
 
         Raises:
-            PermanentError: `bad_environment`; this node has none.
+            PermanentError: `bad_environment`; this node has none. Whatever the condition of `write_while` raises.
         """
         if self._own is None:
             raise PermanentError(Reason.BAD_ENVIRONMENT, "this node has no bucket of its own to write to")
+        if self._may_write is not None:
+            self._may_write()
         return self._own.store
+
+    @property
+    def hotkey(self) -> str | None:
+        """This neuron's address, if it has one."""
+        return self._hotkey
+
+    def write_while(self, condition: Callable[[], None] | None) -> None:
+        """Give out the own bucket only while a condition holds, which raises when it does not; None: always."""
+        self._may_write = condition
 
     def announce(self) -> bool:
         """Commit the own bucket's read access on chain unless it stands there already; whether it had to.
@@ -79,11 +98,36 @@ class Buckets:
         if self._own is None or self._hotkey is None:
             return False
         wanted = encode_address(self._own.address)
-        if self._chain.commitments().get(self._hotkey) == wanted:
+        self.refresh()
+        if self._commitments.get(self._hotkey) == wanted:
             return False
+        self._announced_block = self._chain.head()
         self._chain.set_commitment(wanted)
         self.refresh()
         return True
+
+    def keep_announced(self) -> bool:
+        """Make sure that the own commitment still stands, and make it again if not; whether it had to.
+
+        Also keeps what is known of the others' commitments fresh, so that a changed one is used from here on. One that
+        is overwritten again and again is made again once in `RECOMMIT_BLOCKS` at most.
+
+        Raises:
+            TransientError: The chain could not be reached.
+            PermanentError: The chain refused.
+        """
+        if self._own is None or self._hotkey is None:
+            return False
+        with self._refreshing:
+            if self._age() >= ACTIVE_CHECK_SECONDS:
+                self.refresh()
+        if self._commitments.get(self._hotkey) == encode_address(self._own.address):
+            return False
+        last = self._announced_block
+        if last is not None and self._chain.head() < last + RECOMMIT_BLOCKS:
+            return False
+        log.warning("the commitment of %s is not that of its bucket any more: committing again", self._hotkey)
+        return self.announce()
 
     def refresh(self) -> None:
         """Read the commitments again."""
@@ -111,7 +155,8 @@ class Buckets:
             known = self._readers.get(neuron.hotkey)
             if known is not None and known[0] == text:
                 return known[1]
-            store = self._open_reader(_decode(neuron, text))
+            bucket = self._open_reader(_decode(neuron, text))
+            store = FollowingReader(bucket, partial(self._look_again, neuron, text))
             self._readers[neuron.hotkey] = (text, store)
         if known is not None:
             known[1].close()
@@ -141,6 +186,21 @@ class Buckets:
                     raise
                 log.warning("commitments cannot be read now, the known ones hold: %s", error)
                 self._refreshed = self._chain.clock.now() - REFRESH_SECONDS + self._chain.block_seconds
+
+    def _look_again(self, neuron: NeuronInfo, refused: str) -> ObjectStore | None:
+        """The bucket that a neuron's commitment names now, if that is another one than was refused; else None.
+
+        The chain is asked once per block at most, however many buckets refuse.
+        """
+        with self._refreshing:
+            if self._commitments.get(neuron.hotkey) == refused and self._age() >= self._chain.block_seconds:
+                try:
+                    self.refresh()
+                except TransientError as error:
+                    log.warning("commitments cannot be read now, the known ones hold: %s", error)
+        if self._commitments.get(neuron.hotkey) in (None, refused):
+            return None
+        return self.reader(neuron)
 
     def _age(self) -> float:
         return math.inf if self._refreshed is None else self._chain.clock.now() - self._refreshed

@@ -22,15 +22,19 @@ class Kind(StrEnum):
     ROSTER = "roster"
     DECISION = "decision"
     PROOF = "proof"
+    REPORT = "report"
     EVIDENCE = "evidence"
     DEBUG = "debug"
     CHECKPOINT = "checkpoint"
     PEERS = "peers"
     START_WINDOW = "start_window"
+    LEASE = "lease"
+    HEARTBEAT = "lease_heartbeat"
 
 
 _SUFFIX = {Kind.GRADIENT: ".bin", Kind.AGGREGATE: ".bin", Kind.CHECKPOINT: ""}
-_SPECIAL = (Kind.AGGREGATE, Kind.CHECKPOINT, Kind.PEERS, Kind.START_WINDOW)
+_LEASES = (Kind.LEASE, Kind.HEARTBEAT)
+_SPECIAL = (Kind.AGGREGATE, Kind.CHECKPOINT, Kind.PEERS, Kind.START_WINDOW, *_LEASES)
 _PER_WINDOW = "|".join(kind for kind in Kind if kind not in _SPECIAL)
 _NUMBER = r"(?:0|[1-9][0-9]{0,11})"
 _VERSION = r"v(?P<version>[0-9A-Za-z.+]{1,32}?)"
@@ -41,6 +45,7 @@ _PATTERNS = (
     re.compile(rf"(?P<kind>aggregator)-(?P<window>{_NUMBER})-{_VERSION}\.bin"),
     re.compile(rf"(?P<kind>peers)_(?P<window>{_NUMBER})_{_VERSION}\.json"),
     re.compile(rf"(?P<kind>start_window)_{_VERSION}\.json"),
+    re.compile(rf"(?P<kind>{'|'.join(_LEASES)})-(?P<role>[a-z]{{1,16}})-(?P<holder>[0-9a-f]{{32}})-{_VERSION}\.json"),
 )
 
 
@@ -50,10 +55,12 @@ class ObjectKey:
 
     Attributes:
         kind: What the object is.
-        window: Its window; None for the start window only.
-        uid: Its publisher; None where the bucket says it (aggregate, peer list, start window).
+        window: Its window; None for the start window and leases.
+        uid: Its publisher; None where the bucket says it (aggregate, peer list, start window, leases).
         version: Protocol version.
         file: Name inside a checkpoint's folder.
+        role: Role of a leased neuron.
+        holder: Who holds, or wants, its lease.
     """
 
     kind: Kind
@@ -61,6 +68,8 @@ class ObjectKey:
     uid: int | None = None
     version: str = PROTOCOL_VERSION
     file: str | None = None
+    role: str | None = None
+    holder: str | None = None
 
     def __str__(self) -> str:
         suffix = _SUFFIX.get(self.kind, ".json")
@@ -70,6 +79,8 @@ class ObjectKey:
             return f"peers_{self.window}_v{self.version}{suffix}"
         if self.kind is Kind.AGGREGATE:
             return f"aggregator-{self.window}-v{self.version}{suffix}"
+        if self.kind in _LEASES:
+            return f"{self.kind}-{self.role}-{self.holder}-v{self.version}{suffix}"
         file = "" if self.file is None else f"/{self.file}"
         return f"{self.kind}-{self.window}-{self.uid}-v{self.version}{suffix}{file}"
 
@@ -85,6 +96,8 @@ def parse_key(text: str) -> ObjectKey | None:
                 uid=None if parts.get("uid") is None else int(parts["uid"]),
                 version=parts["version"],
                 file=parts.get("file"),
+                role=parts.get("role"),
+                holder=parts.get("holder"),
             )
             return key if str(key) == text else None
     return None
@@ -94,6 +107,21 @@ def parse_current_key(text: str) -> ObjectKey | None:
     """As `parse_key`, and None for an object of another protocol version: this node neither reads nor deletes it."""
     key = parse_key(text)
     return key if key is not None and key.version == PROTOCOL_VERSION else None
+
+
+_LEGACY_PATTERNS = (
+    re.compile(rf"(?P<kind>gradient|debug|checkpoint)-{_NUMBER}-{_NUMBER}-{_VERSION}\.pt"),
+    re.compile(rf"(?P<kind>aggregator)-{_NUMBER}-{_VERSION}\.pt"),
+    re.compile(r"(?P<kind>gathers|checkpoints)/(?P<version>[0-9A-Za-z.+]{1,32})/.+", re.DOTALL),
+)
+
+
+def parse_legacy_key(text: str) -> tuple[str, str] | None:
+    """Kind and version of an object that the reference system left behind; None if it is none. Only clean-up asks."""
+    for pattern in _LEGACY_PATTERNS:
+        if match := pattern.fullmatch(text):
+            return match["kind"], match["version"]
+    return None
 
 
 def window_key(kind: Kind, window: int, uid: int) -> str:
@@ -114,6 +142,11 @@ def peers_key(first_effective_window: int) -> str:
 def checkpoint_key(window: int, uid: int, file: str) -> str:
     """The key of one file of a checkpoint."""
     return str(ObjectKey(Kind.CHECKPOINT, window, uid, file=file))
+
+
+def lease_key(kind: Kind, role: str, holder: str) -> str:
+    """The key of a holder's lease of a role, or of its heartbeat."""
+    return str(ObjectKey(kind, role=role, holder=holder))
 
 
 START_WINDOW_KEY = str(ObjectKey(Kind.START_WINDOW))

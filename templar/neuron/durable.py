@@ -23,3 +23,11 @@ def write_file(path: Path, write: Callable[[Path], Any], *, durable: bool = True
     part.replace(path)
     if durable:
         sync(path.parent)
+
+
+def prune_spool(folder: Path, before_window: int) -> None:
+    """Delete what was published, or staged, in windows before this one: files `{what}-{window}.{kind}`."""
+    for file in folder.glob("*-*.*"):
+        number = file.stem.rsplit("-", 1)[-1]
+        if number.isdigit() and int(number) < before_window:
+            file.unlink(missing_ok=True)

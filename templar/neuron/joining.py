@@ -11,8 +11,11 @@ from templar.errors import PermanentError, Reason
 from templar.exchange.buckets import Buckets
 from templar.exchange.context import Exchange
 from templar.exchange.genesis import Birth, find_birth, require_digest
+from templar.exchange.holders import Claimant
+from templar.exchange.lease import NeuronLease, Terms
 from templar.hparams import HParams
 from templar.model.tokenizer import EMBEDDED, check_fits, load_tokenizer
+from templar.neuron.lock import holder_of, this_machine
 from templar.neuron.workload import Workload
 
 
@@ -67,19 +70,52 @@ class Membership:
     workload: Workload
 
 
-def join(settings: NodeSettings, hparams: HParams, surroundings: Surroundings) -> Membership:
-    """Announce the own bucket, find the network's birth and open its dataset.
+def take_lease(
+    settings: NodeSettings, hparams: HParams, surroundings: Surroundings, role: str | None
+) -> NeuronLease | None:
+    """Take the neuron's lease; from then on its own bucket is only written to while it holds.
+
+    Args:
+        settings: The node; its folder's lock is held.
+        hparams: The network's numbers.
+        surroundings: What it is connected to.
+        role: The node's role.
+
+    Returns:
+        None for a node that runs for no hotkey, or in no role.
 
     Raises:
-        PermanentError: `not_registered`, `bad_hparams`, `dataset_malformed`, `tokenizer_missing`, ...
-        TransientError: Chain or stores could not be reached, or the network has not started.
+        PermanentError: `not_registered`, `already_running`; nothing was changed.
+        TransientError: Chain or store could not be reached.
     """
     chain, buckets, signer = surroundings.chain, surroundings.buckets, surroundings.signer
-    if signer is not None and chain.metagraph().by_hotkey(signer.address) is None:
+    if signer is None:
+        return None
+    neuron = chain.metagraph().by_hotkey(signer.address)
+    if neuron is None:
         raise PermanentError(
             Reason.NOT_REGISTERED,
             f"hotkey {signer.address} is not registered on subnet {chain.netuid}: register it first",
         )
+    if role is None:
+        return None
+    buckets.write_while(None)  # the lease of an earlier start says nothing of this one
+    holder = holder_of(settings.home, durable=settings.durable)
+    claimant = Claimant(chain.netuid, neuron.uid, signer.address, role, holder, this_machine())
+    lease = NeuronLease(buckets.own, chain.clock, signer, claimant, Terms.of(hparams.windows))
+    lease.enter()
+    buckets.write_while(lease.hold)
+    return lease
+
+
+def join(settings: NodeSettings, hparams: HParams, surroundings: Surroundings) -> Membership:
+    """Announce the own bucket, find the network's birth and open its dataset.
+
+    Raises:
+        PermanentError: `bad_hparams`, `dataset_malformed`, `tokenizer_missing`, ...
+        TransientError: Chain or stores could not be reached, or the network has not started.
+    """
+    chain, buckets, signer = surroundings.chain, surroundings.buckets, surroundings.signer
     buckets.announce()
     birth = find_birth(chain, buckets, hparams, pinned=settings.pinned_genesis)
     exchange = Exchange(chain, buckets, birth.network, hparams, signer)

@@ -1,14 +1,22 @@
 """One process per neuron on this machine: a lock on a file in the neuron's folder.
 
-The kernel drops the lock when the process ends, however it ends.
+The kernel drops the lock when the process ends, however it ends. Against other machines there is a lease in the bucket
+(`templar.exchange.lease`); the folder says who its holder is.
 """
 
 import fcntl
+import hashlib
 import os
+import re
+import secrets
+import socket
 from pathlib import Path
 
 from templar.errors import PermanentError, Reason
+from templar.neuron.durable import write_file
 from templar.store.files import local_file
+
+HOLDER_FILE = "holder"
 
 
 class NeuronLock:
@@ -44,3 +52,34 @@ class NeuronLock:
     def release(self) -> None:
         """Let another process run the neuron."""
         self._file.close()
+
+
+def holder_of(home: Path, *, durable: bool = True) -> str:
+    """Who this folder is to the neuron's lease; 32 hex digits that stay the same from one process to the next.
+
+    A copy of the folder, on another machine or beside it, is somebody else: where the folder lies is part of it.
+
+    Args:
+        home: The neuron's folder, whose lock is held.
+        durable: Wait for the disk.
+
+    Raises:
+        PermanentError: `bad_state_file`; the folder's secret is not what this function wrote. `local_file`.
+        TransientError: `local_file`; the disk is full.
+    """
+    path = home / HOLDER_FILE
+    with local_file(path):
+        if not path.exists():
+            write_file(path, lambda part: part.write_text(secrets.token_hex(16)), durable=durable)
+        token = path.read_text(encoding="utf-8", errors="replace").strip()
+        place = f"{socket.gethostname()}:{home.resolve()}"
+    if re.fullmatch("[0-9a-f]{32}", token) is None:
+        raise PermanentError(
+            Reason.BAD_STATE_FILE, f"{path}: not 32 hex digits; remove it, then this folder counts as a new holder"
+        )
+    return hashlib.sha256(f"templar.holder:{token}:{place}".encode()).hexdigest()[:32]
+
+
+def this_machine() -> str:
+    """A name of this machine by which people tell two apart; 8 hex digits that hide its host name."""
+    return hashlib.sha256(f"templar.machine:{socket.gethostname()}".encode()).hexdigest()[:8]

@@ -6,62 +6,43 @@ the second time finds what the first one left and changes nothing. Roles add the
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
 
 from templar.chain.base import NeuronInfo
-from templar.errors import PermanentError, Reason
+from templar.errors import PermanentError, Reason, TemplarError
 from templar.exchange.cache import PayloadCache
 from templar.exchange.checkpoint import StateMark
+from templar.exchange.context import as_own_failure
+from templar.exchange.entries import check_entries
 from templar.exchange.gather import Gatherer, GatherReport
 from templar.exchange.genesis import load_genesis
+from templar.exchange.lease import NeuronLease
 from templar.exchange.objects import Roster
 from templar.exchange.peers import PeerBook, Selection
 from templar.exchange.proof import publish_proof
 from templar.exchange.publish import PublishReceipt
 from templar.exchange.reveal import RevealRules
-from templar.exchange.slots import await_roster
+from templar.exchange.slots import PassedOver, await_roster
 from templar.gradient.layout import Layout
 from templar.gradient.prepare import prepare
 from templar.hparams import HParams
+from templar.interrupt import StoppedError
 from templar.model.llama import parameter_shapes
 from templar.neuron.agreed import AgreedState, check_mark
-from templar.neuron.durable import write_file
+from templar.neuron.durable import prune_spool, write_file
 from templar.neuron.history import check_history
-from templar.neuron.joining import NodeSettings, Surroundings, join
+from templar.neuron.joining import NodeSettings, Surroundings, join, take_lease
 from templar.neuron.journal import Applied, Journal, Status
 from templar.neuron.lock import NeuronLock
 from templar.neuron.private import PrivateState
+from templar.neuron.settlement import Settlement
 from templar.neuron.snapshot import Snapshots
 from templar.neuron.undecided import is_undecided_for_good
 from templar.windows import WindowTimes
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Settlement:
-    """What a window was decided to be.
-
-    Attributes:
-        window: The window.
-        roster: The roster that is applied; None for a null window.
-    """
-
-    window: int
-    roster: Roster | None
-
-    @property
-    def digest(self) -> str | None:
-        """The decision: the roster's digest, or None."""
-        return None if self.roster is None else self.roster.digest
-
-    @property
-    def uids(self) -> tuple[int, ...]:
-        """Whose payloads are applied."""
-        return () if self.roster is None else tuple(entry.uid for entry in self.roster.entries)
 
 
 class Node:
@@ -73,11 +54,14 @@ class Node:
         surroundings: What it is connected to.
     """
 
+    role: str | None = None
+    """What its lease is for; None for a node that only reads."""
     keeps_private_state = False
     """Whether a window also changes state that is this node's alone."""
     windows_late = 0
     """How many windows after its close an unclaimed window may still be opened: a miner has nothing left to do then."""
 
+    _lease: NeuronLease | None = None
     _unentered: int | None = None
     """The window that went into the state and is not entered in the journal yet."""
 
@@ -92,7 +76,7 @@ class Node:
         self.spool = settings.home / "spool"
 
     def start(self) -> None:
-        """Take the neuron's lock, join the network and restore the newest state on this disk.
+        """Take the neuron's lock and lease, join the network and restore the newest state on this disk.
 
         Raises:
             PermanentError: `already_running`, `not_registered`, `bad_hparams`, `dataset_malformed`, ...; nothing was
@@ -102,21 +86,45 @@ class Node:
         self._lock = NeuronLock(self.settings.home)
         try:
             prepare(self.layout)
+            self._lease = take_lease(self.settings, self.hparams, self._surroundings, self.role)
             self._join()
         except BaseException:
-            self._lock.release()
+            self._release()
             raise
 
     def stop(self) -> None:
-        """Give lock, files and connections back. Nothing needs saving: every step was durable when it ended."""
+        """Give lease, lock, files and connections back. Nothing needs saving: every step was durable when it ended."""
         self.journal.close()
+        self._release()
         self.buckets.close()
-        self._lock.release()
+
+    def release_lease(self) -> None:
+        """Let another machine run this neuron; from here on this one publishes nothing."""
+        if self._lease is not None:
+            self._lease.release()
 
     def takes_part(self, window: int) -> bool:
-        """Whether this node's hotkey was registered when a window opened; waits until it is open."""
+        """Whether this node's hotkey was registered when a window opened; waits until it is open.
+
+        Raises:
+            PermanentError: `lease_lost`; another process runs this neuron now.
+        """
+        if self._lease is not None:
+            self._lease.check()
         address = self.exchange.own_signer.address
         return self.exchange.metagraph(window).by_hotkey(address) is not None
+
+    def stay_announced(self) -> None:
+        """See that the chain still names the own bucket.
+
+        A chain that takes no commitment now costs no window: the next one tries again.
+        """
+        try:
+            self.buckets.keep_announced()
+        except StoppedError:
+            raise
+        except TemplarError as error:
+            log.warning("%s: the own bucket's commitment was not looked after: %s", self.settings.name, error)
 
     def selection(self, window: int) -> Selection:
         """Whom to gather for a window."""
@@ -133,11 +141,13 @@ class Node:
         On failure of a peer the others are not touched; see the report.
         """
         times = self.exchange.times(window)
-        selection = self.selection(window)
+        selection, rules = self.selection(window), self.reveal_rules(times)
+        for neuron in (*selection.peers, *others):
+            rules.assignment(neuron.uid)  # what this node cannot find out fails here, and is nobody else's fault
         listed = {neuron.uid for neuron in (*selection.peers, *selection.reserve)}
         return self.gatherer.gather(
             selection.peers,
-            self.reveal_rules(times),
+            rules,
             reserve=selection.reserve,
             others=[neuron for neuron in others if neuron.uid not in listed],
             retry_until=times.settles + self.hparams.windows.roster_slot_seconds / 2,
@@ -150,19 +160,28 @@ class Node:
             TransientError: `roster_missing`, `minority`: nothing can be said now; catch up later.
         """
         if (known := self.journal.result(window, "settle")) is not None:
-            settlement = Settlement(window, None if known == "null" else Roster.model_validate_json(known))
-            if self._has_payloads(settlement):  # else they were pruned since: settled again from the slots
+            settlement = Settlement.from_json(known)
+            if settlement is not None and settlement.has_payloads(self.cache):  # else it is settled again
                 return settlement
+        passed_over: list[PassedOver] = []
+        times = self.exchange.times(window)
         decided = await_roster(
             self.exchange,
-            self.exchange.times(window),
+            times,
             cache=self.cache,
-            check_history=partial(check_history, self.exchange, self.journal),
+            check=partial(self._check_roster, self.reveal_rules(times)),
             publish_own=publish_own,
+            on_passed_over=passed_over.append,
         )
-        roster = decided.roster if decided is not None and decided.roster.entries else None
-        self.journal.enter(window, "settle", "null" if roster is None else roster.canonical().decode())
-        return Settlement(window, roster)
+        settlement = Settlement.of(window, None if decided is None else decided.sealed, tuple(passed_over))
+        self.journal.enter(window, "settle", settlement.to_json())
+        return settlement
+
+    def _check_roster(self, rules: RevealRules, roster: Roster) -> None:
+        with as_own_failure():
+            check_history(self.exchange, self.journal, roster)  # first: another history has other assignments
+            miners, places = self.exchange.miners(rules.window), self.hparams.peers.gather_peer_count
+            check_entries(roster, rules, miners, places=places)
 
     def settle_undecided(self, window: int) -> Settlement | None:
         """Settle a past window on which nobody decided; None if somebody did, or still may.
@@ -228,10 +247,7 @@ class Node:
         self.journal.close_window(window, Status.FINISHED if reason is None else Status.ABANDONED, reason)
         self.journal.forget(window - self.hparams.storage.retention_windows)
         self.cache.prune(window - 2)
-        for file in self.spool.glob("*-*.*"):
-            number = file.stem.rsplit("-", 1)[-1]
-            if number.isdigit() and int(number) < window - 2 - self.hparams.storage.snapshot_frequency:
-                file.unlink(missing_ok=True)
+        prune_spool(self.spool, window - 2 - self.hparams.storage.snapshot_frequency)
 
     def restore(self, *, before: int | None = None) -> None:
         """Return to the newest snapshot, or to genesis; with `before`, to one of an earlier window.
@@ -264,6 +280,10 @@ class Node:
         self._unentered = None
         log.info("%s: state of window %d, root %s", self.settings.name, mark.window, mark.root[:12])
 
+    def _release(self) -> None:
+        self.release_lease()
+        self._lock.release()
+
     def _join(self) -> None:
         membership = join(self.settings, self.hparams, self._surroundings)
         self.birth, self.exchange, self.workload = membership.birth, membership.exchange, membership.workload
@@ -278,10 +298,3 @@ class Node:
             home / "tokenizer.json", lambda path: path.write_bytes(self.workload.tokenizer.to_bytes()), durable=durable
         )
         self.restore()
-
-    def _has_payloads(self, settlement: Settlement) -> bool:
-        entries = () if settlement.roster is None else settlement.roster.entries
-        return all(
-            self.cache.has(entry.payload_sha256, window=settlement.window, uid=entry.uid, hotkey=entry.hotkey)
-            for entry in entries
-        )

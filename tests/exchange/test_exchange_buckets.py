@@ -1,6 +1,7 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from templar.chain.clock import SimulatedClock
 from templar.chain.ledger import Ledger, create_ledger
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
-from templar.exchange.buckets import REFRESH_SECONDS, Buckets, OwnBucket
+from templar.exchange.buckets import ACTIVE_CHECK_SECONDS, RECOMMIT_BLOCKS, REFRESH_SECONDS, Buckets, OwnBucket
 from templar.interrupt import StoppedError
 from templar.store.address import ADDRESS_CHARACTERS, BucketAddress, decode_address, encode_address
 from templar.store.base import ObjectStore
@@ -293,3 +294,190 @@ def test_a_changed_address_is_announced_again(chain: CommitmentChain, opened: Op
     buckets = Buckets(chain, opened, own=own, hotkey=ALICE.hotkey.address)
     assert buckets.announce() is True
     assert decode_address(chain.table[ALICE.hotkey.address]) == address("alice", "new")
+
+
+def test_the_own_bucket_is_given_out_only_while_its_condition_holds(buckets: Buckets) -> None:
+    store = buckets.own
+
+    def refuse() -> None:
+        raise PermanentError(Reason.LEASE_LOST, "for a test")
+
+    buckets.write_while(refuse)
+    with pytest.raises(PermanentError):
+        _ = buckets.own
+    assert buckets.reader(ALICE.neuron) is store, "reading it takes no permission"
+    buckets.write_while(None)
+    assert buckets.own is store
+
+
+def test_an_overwritten_commitment_is_noticed_and_made_again(buckets: Buckets, chain: CommitmentChain) -> None:
+    buckets.announce()
+    assert buckets.keep_announced() is False
+    chain.table[ALICE.hotkey.address] = committed("stranger")
+    chain.clock.sleep_until(1000.0 + RECOMMIT_BLOCKS * BLOCK_SECONDS)
+    assert buckets.keep_announced() is True
+    assert decode_address(chain.table[ALICE.hotkey.address]) == address("alice")
+    assert len(chain.committed) == 2
+
+
+def test_a_commitment_that_is_fought_over_is_made_now_and_then(buckets: Buckets, chain: CommitmentChain) -> None:
+    made = []
+    for block in range(3 * RECOMMIT_BLOCKS):
+        chain.table[ALICE.hotkey.address] = committed("stranger")
+        chain.clock.sleep_until(1000.0 + block * BLOCK_SECONDS)
+        if buckets.keep_announced():
+            made.append(block)
+    assert len(made) == 3
+    assert all(later - earlier >= RECOMMIT_BLOCKS for earlier, later in pairwise(made))
+    assert chain.reads <= 3 * RECOMMIT_BLOCKS * BLOCK_SECONDS / ACTIVE_CHECK_SECONDS + 2 * len(made)
+
+
+def test_a_chain_that_refuses_the_commitment_is_not_asked_at_every_window(
+    buckets: Buckets, chain: CommitmentChain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals = []
+
+    def refuse(data: str) -> None:
+        refusals.append(data)
+        raise TransientError(Reason.CHAIN_RATE_LIMITED, "for a test")
+
+    monkeypatch.setattr(chain, "set_commitment", refuse)
+    with pytest.raises(TransientError):
+        buckets.keep_announced()
+    for _ in range(3):
+        assert buckets.keep_announced() is False
+    assert len(refusals) == 1
+
+
+def test_looking_after_the_commitment_makes_others_known(buckets: Buckets, chain: CommitmentChain) -> None:
+    buckets.announce()
+    buckets.reader(BOB.neuron)
+    chain.table[BOB.hotkey.address] = committed("bob", "rotated")
+    chain.clock.sleep_until(1000.0 + ACTIVE_CHECK_SECONDS - 0.001)
+    reads = chain.reads
+    buckets.keep_announced()
+    assert chain.reads == reads
+    chain.clock.sleep_until(1000.0 + ACTIVE_CHECK_SECONDS)
+    buckets.keep_announced()
+    assert chain.reads == reads + 1
+    old = buckets.reader(BOB.neuron)
+    assert buckets.reader(BOB.neuron) is old
+
+
+def test_a_reader_has_nothing_to_keep_announced(chain: CommitmentChain, opened: Opened) -> None:
+    assert Buckets(chain, opened).keep_announced() is False
+    assert chain.reads == 0
+
+
+# A key that is rotated.
+
+
+class Rotating:
+    """Bob's bucket behind keys of which only one opens it."""
+
+    def __init__(self) -> None:
+        self.memory = MemoryStore("bob")
+        self.memory.put("key", b"bytes")
+        self.valid = "secret"
+        self.opened: list[str] = []
+
+    def __call__(self, wanted: BucketAddress) -> ObjectStore:
+        self.opened.append(wanted.secret_access_key)
+        store = ScriptedStore(self.memory)
+
+        def check(operation: str, key: str) -> None:
+            del operation, key
+            if wanted.secret_access_key != self.valid:
+                raise PermanentError(Reason.ACCESS_DENIED, "for a test")
+
+        store.before = check
+        return store
+
+    def rotate(self, chain: CommitmentChain, secret: str, *, committed_too: bool = True) -> None:
+        self.valid = secret
+        if committed_too:
+            chain.table[BOB.hotkey.address] = committed("bob", secret)
+
+
+READS: list[Callable[[ObjectStore, Path], object]] = [
+    lambda store, folder: store.get("key", max_bytes=10),
+    lambda store, folder: store.get_range("key", 1, 2),
+    lambda store, folder: store.read_into("key", 0, memoryview(bytearray(5))),
+    lambda store, folder: store.get_file("key", folder / "file", max_bytes=10),
+    lambda store, folder: store.head("key"),
+    lambda store, folder: [info.key for info in store.list("k")],
+    lambda store, folder: list(store.list("nothing")),
+]
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_rotation_costs_no_read(
+    chain: CommitmentChain, tmp_path: Path, read: Callable[[ObjectStore, Path], object]
+) -> None:
+    bob = Rotating()
+    buckets = Buckets(chain, bob)
+    store = buckets.reader(BOB.neuron)
+    before = read(store, tmp_path)
+    bob.rotate(chain, "rotated")
+    chain.clock.sleep_until(1000.0 + BLOCK_SECONDS)
+    assert read(store, tmp_path) == before
+    assert read(buckets.reader(BOB.neuron), tmp_path) == before
+    assert (chain.reads, bob.opened) == (2, ["secret", "rotated"])
+
+
+def test_a_bucket_that_refuses_for_good_is_looked_up_once_per_block(chain: CommitmentChain) -> None:
+    bob = Rotating()
+    store = Buckets(chain, bob).reader(BOB.neuron)
+    bob.rotate(chain, "rotated", committed_too=False)
+    for block in range(1, 4):
+        chain.clock.sleep_until(1000.0 + block * BLOCK_SECONDS)
+        for _ in range(5):
+            with pytest.raises(PermanentError) as caught:
+                store.head("key")
+            assert caught.value.reason is Reason.ACCESS_DENIED
+        assert chain.reads == 1 + block
+    bob.rotate(chain, "rotated")
+    chain.clock.sleep_until(1000.0 + 4 * BLOCK_SECONDS)
+    assert store.head("key") is not None
+
+
+def test_a_refusal_stands_while_the_chain_is_down(chain: CommitmentChain) -> None:
+    bob = Rotating()
+    store = Buckets(chain, bob).reader(BOB.neuron)
+    bob.rotate(chain, "rotated")
+    chain.clock.sleep_until(1000.0 + BLOCK_SECONDS)
+    chain.fail = TransientError(Reason.CHAIN_UNREACHABLE, "for a test")
+    with pytest.raises(PermanentError) as caught:
+        store.head("key")
+    assert caught.value.reason is Reason.ACCESS_DENIED
+    chain.fail = None
+    assert store.head("key") is not None
+
+
+@pytest.mark.parametrize(("text", "reason"), [("X" * 128, Reason.COMMITMENT_MALFORMED), (None, Reason.ACCESS_DENIED)])
+def test_a_commitment_that_was_broken_or_withdrawn_opens_nothing(
+    chain: CommitmentChain, text: str | None, reason: Reason
+) -> None:
+    bob = Rotating()
+    store = Buckets(chain, bob).reader(BOB.neuron)
+    bob.rotate(chain, "rotated", committed_too=False)
+    chain.clock.sleep_until(1000.0 + BLOCK_SECONDS)
+    chain.table = {} if text is None else {BOB.hotkey.address: text}
+    with pytest.raises(PermanentError) as caught:
+        store.head("key")
+    assert caught.value.reason is reason
+    assert bob.opened == ["secret"]
+
+
+def test_other_failures_ask_nobody(chain: CommitmentChain) -> None:
+    bob = Rotating()
+    store = Buckets(chain, bob).reader(BOB.neuron)
+    chain.clock.sleep_until(1000.0 + BLOCK_SECONDS)
+    for call in (lambda: store.get("key", max_bytes=1), lambda: store.get("no-key", max_bytes=1)):
+        with pytest.raises(PermanentError):
+            call()
+    assert chain.reads == 1
+    assert store.name == "bob"
+    store.put("other", b"1")
+    assert store.put_if_absent("other", b"2") is False
+    assert store.delete(["other"]).deleted == ("other",)

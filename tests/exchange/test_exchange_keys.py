@@ -9,6 +9,7 @@ from templar.exchange.keys import (
     ObjectKey,
     aggregate_key,
     checkpoint_key,
+    lease_key,
     parse_current_key,
     parse_key,
     peers_key,
@@ -17,7 +18,9 @@ from templar.exchange.keys import (
 from templar.store.keys import is_key
 
 ALPHANUMERIC = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-PER_WINDOW = [kind for kind in Kind if kind not in (Kind.AGGREGATE, Kind.CHECKPOINT, Kind.PEERS, Kind.START_WINDOW)]
+LEASES = (Kind.LEASE, Kind.HEARTBEAT)
+SPECIAL = (Kind.AGGREGATE, Kind.CHECKPOINT, Kind.PEERS, Kind.START_WINDOW, *LEASES)
+PER_WINDOW = [kind for kind in Kind if kind not in SPECIAL]
 
 numbers = st.one_of(st.integers(0, 12), st.integers(0, 10**12 - 1))
 versions = st.text(ALPHANUMERIC + ".+", min_size=1, max_size=32)
@@ -32,6 +35,13 @@ keys = st.one_of(
         versions,
     ),
     st.builds(lambda version: ObjectKey(Kind.START_WINDOW, version=version), versions),
+    st.builds(
+        lambda kind, version, role, holder: ObjectKey(kind, version=version, role=role, holder=holder),
+        st.sampled_from(LEASES),
+        versions,
+        st.text("abcxyz", min_size=1, max_size=16),
+        st.text("0123456789abcdef", min_size=32, max_size=32),
+    ),
 )
 
 
@@ -112,6 +122,11 @@ def test_any_text_has_one_meaning_or_none(text: str) -> None:
         "start_window-1-v1.json",
         "start_window_1_v1.json",
         "start_window_v1.bin",
+        "lease-1-2-v1.json",
+        "lease-miner-" + "0" * 31 + "-v1.json",
+        "lease-Miner-" + "0" * 32 + "-v1.json",
+        "lease-miner-" + "G" * 32 + "-v1.json",
+        "lease_heartbeats-miner-" + "0" * 32 + "-v1.json",
         "_metadata.yaml",
     ],
 )  # fmt: skip
@@ -127,6 +142,9 @@ def test_the_documented_stems_are_kept() -> None:
     assert checkpoint_key(12, 3, "model.safetensors") == f"checkpoint-12-3-v{PROTOCOL_VERSION}/model.safetensors"
     assert peers_key(12) == f"peers_12_v{PROTOCOL_VERSION}.json"
     assert f"start_window_v{PROTOCOL_VERSION}.json" == START_WINDOW_KEY
+    holder = "0a" * 16
+    assert lease_key(Kind.LEASE, "miner", holder) == f"lease-miner-{holder}-v{PROTOCOL_VERSION}.json"
+    assert lease_key(Kind.HEARTBEAT, "miner", holder) == f"lease_heartbeat-miner-{holder}-v{PROTOCOL_VERSION}.json"
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,15 @@ Nothing stands in for anything: the ledger, the buckets, the text, the nodes and
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from templar.chain.keys import hotkey_from_seed
 from templar.errors import Reason, TransientError
+from templar.exchange.keys import Kind
 from templar.hparams import HParams, load_hparams
 from templar.neuron.aggregator import Aggregator
 from templar.neuron.housekeeping import Premises
@@ -18,7 +20,8 @@ from templar.neuron.miner import Miner
 from templar.neuron.node import Node
 from templar.neuron.validator import Validator
 from templar.simulate.run import drive_window
-from templar.simulate.world import Member, World
+from templar.simulate.stage import Member
+from templar.simulate.world import World
 from templar.store.base import ObjectInfo
 from templar.store.directory import DirectoryStore
 
@@ -53,9 +56,10 @@ class Network:
     Args:
         folder: An empty folder.
         hparams: The network's numbers.
-        actors: One name per miner, as in `templar.simulate.actors.ACTORS`.
+        actors: One name per miner, as in `templar.adversary.actors.ACTORS`.
         num_validators: Validators besides the aggregator.
         seed: Keys and blocks.
+        kinds: As in `World`.
     """
 
     def __init__(
@@ -66,8 +70,11 @@ class Network:
         actors: Sequence[str] = ("honest", "honest"),
         num_validators: int = 1,
         seed: int = 1,
+        kinds: Mapping[str, type[Node]] = MappingProxyType({}),
     ) -> None:
-        self.world = World(folder, hparams or tiny(), seed=seed, actors=actors, num_validators=num_validators)
+        self.world = World(
+            folder, hparams or tiny(), seed=seed, actors=actors, num_validators=num_validators, kinds=kinds
+        )
         self.hparams = self.world.hparams
         self.clock = self.world.clock
         self.members = [member for member in self.world.members if member.role != "burn"]
@@ -159,9 +166,10 @@ class Network:
         return DirectoryStore(root, clock=self.clock.now)
 
     def objects(self, name: str, prefix: str = "") -> dict[str, tuple[int, bytes]]:
-        """What lies in a member's bucket: key -> time and bytes."""
+        """What lies in a member's bucket, but for leases: key -> time and bytes."""
         store = self.bucket(name)
-        return {info.key: (info.last_modified, store.get(info.key, max_bytes=1 << 30)) for info in store.list(prefix)}
+        listed = [info for info in store.list(prefix) if prefix or not info.key.startswith(Kind.LEASE)]
+        return {info.key: (info.last_modified, store.get(info.key, max_bytes=1 << 30)) for info in listed}
 
     def premises(self, name: str) -> Premises:
         """What a member's housekeeping works with."""

@@ -1,0 +1,560 @@
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from deployments.s3_endpoint import AccessKey, create_bucket_with_keys
+from templar.chain.clock import SimulatedClock, SystemClock
+from templar.errors import PermanentError, Reason, TransientError
+from templar.exchange.holders import Claimant
+from templar.exchange.keys import Kind, lease_key, parse_key, window_key
+from templar.exchange.lease import LOOKS, NeuronLease, Terms
+from templar.exchange.objects import Heartbeat, Lease
+from templar.exchange.sealing import seal, unseal
+from templar.hparams import load_hparams
+from templar.store.base import ObjectStore
+from templar.store.s3 import S3Store
+from templar.store.s3_settings import S3Settings
+from tests.support.expired import expired_objects
+from tests.support.memory_store import MemoryStore
+from tests.support.scripted_store import ScriptedStore, failing, once
+from tests.support.servers import moto_endpoint, rclone_endpoints
+from tests.support.subnet import NETUID, RULES, member
+
+ALICE, BOB = member(5), member(6)
+BIRTHDAY = 1_700_000_000.4
+TERMS = Terms(expires_after=600, lapses_after=450, renewed_after=100)
+HOLDERS = ("1" * 32, "2" * 32, "3" * 32)
+
+
+class Bucket:
+    """Alice's bucket, stamped by simulated time, and whoever wants to run her neuron."""
+
+    def __init__(self) -> None:
+        self.clock = SimulatedClock(BIRTHDAY)
+        self.store = ScriptedStore(MemoryStore("alice", clock=self.clock.now))
+
+    def lease(self, number: int = 0, *, role: str = "miner", owner: Any = ALICE, netuid: int = NETUID) -> NeuronLease:
+        claimant = Claimant(netuid, owner.uid, owner.hotkey.address, role, HOLDERS[number], f"{number}" * 8)
+        return NeuronLease(self.store, self.clock, owner.hotkey, claimant, TERMS)
+
+    def passes(self, seconds: float) -> None:
+        self.clock.sleep_until(self.clock.now() + seconds)
+
+    def keys(self) -> list[str]:
+        return [info.key for info in self.store.inner.list()]
+
+
+@pytest.fixture
+def bucket() -> Bucket:
+    return Bucket()
+
+
+def keys_of(number: int, role: str = "miner") -> list[str]:
+    return [lease_key(kind, role, HOLDERS[number]) for kind in (Kind.LEASE, Kind.HEARTBEAT)]
+
+
+def refusal(call: Callable[[], object]) -> PermanentError:
+    with pytest.raises(PermanentError) as caught:
+        call()
+    return caught.value
+
+
+# One holder.
+
+
+def test_the_first_has_it_at_once(bucket: Bucket) -> None:
+    lease = bucket.lease()
+    lease.enter()
+    lease.hold()
+    lease.check()
+    assert bucket.clock.now() == BIRTHDAY
+    assert bucket.keys() == keys_of(0)
+    body = unseal(bucket.store.get(keys_of(0)[0], max_bytes=Lease.max_bytes), Lease).body
+    assert (body.hotkey, body.role, body.holder, body.machine) == (ALICE.hotkey.address, "miner", HOLDERS[0], "0" * 8)
+    assert unseal(bucket.store.get(keys_of(0)[1], max_bytes=Heartbeat.max_bytes), Heartbeat).body.confirmed == 0
+
+
+def test_the_lease_is_written_once_and_the_heartbeat_now_and_then(bucket: Bucket) -> None:
+    lease = bucket.lease()
+    lease.enter()
+    for _ in range(10):
+        bucket.passes(TERMS.renewed_after / 4)
+        lease.hold()
+        lease.check()
+    assert bucket.store.count("put_if_absent") == 1
+    assert bucket.store.count("put", keys_of(0)[1]) == 1 + 2
+    beat = unseal(bucket.store.get(keys_of(0)[1], max_bytes=Heartbeat.max_bytes), Heartbeat).body
+    assert beat.confirmed == int(BIRTHDAY) + TERMS.renewed_after
+
+
+def test_a_lease_that_is_given_back_is_gone(bucket: Bucket) -> None:
+    lease = bucket.lease()
+    lease.enter()
+    lease.release()
+    assert bucket.keys() == []
+    assert refusal(lease.hold).reason is Reason.LEASE_LOST
+    bucket.lease(1).enter()
+    assert bucket.keys() == keys_of(1)
+
+
+def test_who_held_it_has_it_again(bucket: Bucket) -> None:
+    lease = bucket.lease()
+    lease.enter()
+    lease.release()
+    lease.enter()
+    lease.hold()
+
+
+def test_a_sleeper_that_nobody_missed_goes_on(bucket: Bucket) -> None:
+    lease = bucket.lease()
+    lease.enter()
+    bucket.passes(100 * TERMS.expires_after)
+    lease.check()
+    lease.hold()
+
+
+def test_a_clock_that_was_set_back_renews(bucket: Bucket) -> None:
+    lease = bucket.lease()
+    lease.enter()
+    bucket.clock._now -= 1000.0
+    lease.hold()
+    assert bucket.store.count("put", keys_of(0)[1]) == 2
+
+
+# Two.
+
+
+def test_the_second_is_told_who_and_since_when_and_what_to_do(bucket: Bucket) -> None:
+    bucket.lease().enter()
+    bucket.passes(30)
+    error = refusal(bucket.lease(1).enter)
+    assert error.reason is Reason.ALREADY_RUNNING
+    assert str(error) == (
+        f"[already_running] hotkey {ALICE.hotkey.address}, miner, alice: holder 111111111111 on machine 00000000 runs "
+        "this neuron since 2023-11-14 22:13:20 UTC, last seen 30 s ago; this machine is 11111111. Stop the neuron "
+        "there, then it can start here at once; if that machine is gone, start again in 571 s"
+    )
+    assert bucket.keys() == keys_of(0), "a refused one leaves nothing"
+    bucket.passes(571)
+    bucket.lease(1).enter()
+
+
+def test_the_same_folder_enters_again_at_once_whoever_else_wants_to(bucket: Bucket) -> None:
+    first = bucket.lease()
+    first.enter()
+    bucket.passes(TERMS.renewed_after)
+    first.hold()
+    bucket.store.before = once("list", "lease", lambda: plant(bucket, 1))
+    again = bucket.lease()
+    again.enter()
+    again.hold()
+    assert refusal(bucket.lease(1).enter).reason is Reason.ALREADY_RUNNING
+
+
+def plant(bucket: Bucket, number: int) -> None:
+    """Somebody wrote lease and heartbeat and died, or has not looked yet."""
+    author = {
+        "netuid": NETUID,
+        "genesis": "0" * 64,
+        "uid": ALICE.uid,
+        "hotkey": ALICE.hotkey.address,
+        "role": "miner",
+        "holder": HOLDERS[number],
+    }
+    for key, body in zip(
+        keys_of(number), (Lease(**author, machine="9" * 8), Heartbeat(**author, confirmed=0)), strict=True
+    ):
+        bucket.store.inner.put(key, seal(body, ALICE.hotkey).encode())
+
+
+def test_a_candidate_that_died_before_it_looked_is_no_holder_afterwards(bucket: Bucket) -> None:
+    plant(bucket, 1)
+    bucket.passes(1)
+    plant(bucket, 2)
+    assert refusal(bucket.lease(2).enter).reason is Reason.ALREADY_RUNNING
+    assert bucket.keys() == keys_of(1)
+
+
+@pytest.mark.parametrize("ignores_conditions", [False, True])
+def test_of_two_that_start_together_the_earlier_one_wins(bucket: Bucket, ignores_conditions: bool) -> None:
+    bucket.store.ignores_conditions = ignores_conditions
+    first, second, refusals = bucket.lease(0), bucket.lease(1), []
+    other = lambda: refusals.append(refusal(second.enter))  # noqa: E731 - once
+    bucket.store.before = once("list", "lease", other)
+    first.enter()
+    assert [error.reason for error in refusals] == [Reason.ALREADY_RUNNING]
+    assert bucket.keys() == keys_of(0)
+
+
+def test_one_that_came_later_and_does_not_go_away_keeps_the_earlier_one_out(bucket: Bucket) -> None:
+    bucket.store.before = once("list", "lease", lambda: plant(bucket, 2))
+    assert refusal(bucket.lease(0).enter).reason is Reason.ALREADY_RUNNING
+    assert bucket.store.count("list") == 1 + LOOKS
+    assert bucket.keys() == keys_of(2)
+
+
+def test_who_slept_and_was_replaced_finds_out(bucket: Bucket) -> None:
+    sleeper, successor = bucket.lease(0), bucket.lease(1)
+    sleeper.enter()
+    bucket.passes(TERMS.expires_after + 1)
+    successor.enter()
+    assert bucket.keys() == keys_of(1), "what a dead holder left is deleted"
+    for call in (sleeper.check, sleeper.hold):
+        error = refusal(call)
+        assert error.reason is Reason.LEASE_LOST
+        assert "nothing more is published from here" in str(error)
+    successor.hold()
+    assert refusal(sleeper.enter).reason is Reason.ALREADY_RUNNING
+
+
+@pytest.mark.parametrize("survives", ["head", "delete"])
+def test_a_sleeper_whose_lease_is_still_there_finds_out_as_well(bucket: Bucket, survives: str) -> None:
+    sleeper, successor = bucket.lease(0), bucket.lease(1)
+    sleeper.enter()
+    bucket.passes(TERMS.expires_after + 1)
+    busy = TransientError(Reason.STORE_BUSY, "for a test")
+    bucket.store.before = failing(busy, "delete") if survives == "delete" else failing(busy, "head", key=keys_of(0)[0])
+    successor.enter()
+    bucket.store.before = lambda operation, key: None
+    assert bucket.keys() == sorted(keys_of(0) + keys_of(1))
+    assert "holder 222222222222" in str(refusal(sleeper.hold))
+    assert bucket.keys() == keys_of(1)
+    bucket.passes(TERMS.renewed_after)
+    successor.hold()
+
+
+def test_a_late_renewal_is_no_takeover(bucket: Bucket) -> None:
+    """Silent for longer than is good, but nobody could take it for dead: a newcomer still gives way."""
+    holder = bucket.lease(0)
+    holder.enter()
+    bucket.passes(TERMS.lapses_after)
+    plant(bucket, 1)
+    holder.hold()
+    bucket.passes(TERMS.lapses_after + 1)
+    assert refusal(holder.hold).reason is Reason.LEASE_LOST, "now it cannot know"
+
+
+# Others' leases.
+
+
+def test_other_roles_hotkeys_and_subnets_do_not_count(bucket: Bucket) -> None:
+    for number, changes in enumerate(({"role": "validator"}, {"owner": BOB}, {"netuid": NETUID + 1})):
+        bucket.lease(number, **changes).enter()  # type: ignore[arg-type]
+    bucket.lease(0).enter()
+    assert len(bucket.keys()) == 2 * 4
+    bucket.passes(TERMS.expires_after + 1)
+    again = bucket.lease(0)
+    again.enter()
+    assert len(bucket.keys()) == 8, "they are not this neuron's to delete"
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"\xff" * 10, b"x" * 5000])
+def test_what_is_no_lease_does_not_count(bucket: Bucket, data: bytes) -> None:
+    for key in keys_of(1):
+        bucket.store.put(key, data)
+    bucket.lease(0).enter()
+    assert bucket.keys() == sorted(keys_of(0) + keys_of(1))
+
+
+def test_a_live_lease_is_never_cleaned_up(bucket: Bucket) -> None:
+    bucket.lease(0).enter()
+    bucket.store.put(window_key(Kind.PROOF, 1, 5), b"old")
+    storage = load_hparams("local").storage
+    found = expired_objects(bucket.store.list(), current_window=10**6, genesis_windows=(), storage=storage)
+    assert [info.key for info in found] == [window_key(Kind.PROOF, 1, 5)]
+    assert all(parse_key(key) is not None for key in keys_of(0))
+
+
+# Stores that fail.
+
+
+def test_a_store_that_fails_says_nothing_at_the_opening_and_stops_what_is_published(bucket: Bucket) -> None:
+    lease = bucket.lease()
+    lease.enter()
+    bucket.store.before = failing(TransientError(Reason.STORE_UNREACHABLE, "for a test"))
+    lease.check()
+    lease.hold()
+    bucket.passes(TERMS.renewed_after)
+    lease.check()
+    lease.hold()  # nobody can have taken it for dead yet
+    bucket.passes(TERMS.expires_after // 2)
+    lease.check()
+    with pytest.raises(TransientError):
+        lease.hold()
+    bucket.store.before = lambda operation, key: None
+    lease.hold()
+
+
+@pytest.mark.parametrize("operation", ["head", "put", "put_if_absent", "list"])
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_start_that_failed_leaves_nothing_and_can_be_repeated(bucket: Bucket, operation: str, answered: bool) -> None:
+    hook = failing(TransientError(Reason.STORE_BUSY, "for a test"), operation, times=1)
+    if answered:
+        bucket.store.after = hook
+    else:
+        bucket.store.before = hook
+    lease = bucket.lease()
+    with pytest.raises(TransientError):
+        lease.enter()
+    assert bucket.keys() == []
+    lease.enter()
+    lease.hold()
+
+
+def test_terms_follow_the_windows() -> None:
+    assert Terms.of(RULES) == TERMS
+    slow = RULES.model_copy(update={"blocks_per_window": 300, "block_seconds": 12.0})
+    assert Terms.of(slow) == Terms(10800, 8100, 1800)
+
+
+# Interleavings: whatever order the steps of several holders come in, no two hold it at once.
+
+
+class Crashed(BaseException):
+    """The process is gone."""
+
+
+@dataclass
+class Actor:
+    """A process that wants the neuron, in a thread that stops before every request until it is let on.
+
+    Attributes:
+        orders: What the thread is to raise instead of its next request; None lets it go on.
+        answer_is_lost: Whether its next request is done and it never learns of it.
+    """
+
+    number: int
+    world: "World"
+    lease: NeuronLease | None = None
+    entered: bool = False
+    acquisitions: int = 0
+    started: int = 0
+    orders: Any = None
+    answer_is_lost: bool = False
+    thread: threading.Thread | None = None
+    parked: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    resume: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+
+    def now(self) -> float:
+        return self.world.time + 10_000.0 * self.number  # local clocks decide nothing
+
+    def sleep_until(self, timestamp: float) -> None:
+        del timestamp
+        self.stop_here("sleep", "")
+
+    def compute(self, work: Callable[[], Any]) -> Any:
+        return work()
+
+    def stop_here(self, operation: str, key: str) -> None:
+        self.parked.release()
+        self.resume.acquire()
+        if self.orders is Crashed:
+            raise Crashed
+        if self.orders is not None:
+            order, self.orders = self.orders, None
+            raise order
+
+    def answer(self, operation: str, key: str) -> None:
+        del operation, key
+        if self.answer_is_lost:
+            self.answer_is_lost = False
+            raise TransientError(Reason.STORE_UNREACHABLE, "for a test")
+
+    def begin(self, action: str) -> None:
+        self.started = self.world.time
+        self.thread = threading.Thread(target=self.live, args=(action,), daemon=True)
+        self.thread.start()
+        self.parked.acquire()
+
+    def step(self) -> None:
+        self.resume.release()
+        self.parked.acquire()
+        if self.thread is not None and not self.thread.is_alive():
+            self.thread = None
+
+    def live(self, action: str) -> None:
+        try:
+            if self.lease is None:
+                store = ScriptedStore(self.world.memory)
+                store.before, store.after = self.stop_here, self.answer
+                store.ignores_conditions = self.world.ignores_conditions
+                claimant = Claimant(NETUID, 5, ALICE.hotkey.address, "miner", HOLDERS[self.number], "0" * 8)
+                self.lease = NeuronLease(store, self, ALICE.hotkey, claimant, TERMS)
+            if action == "release" and self.entered:
+                self.entered = False
+                self.world.gone(self)
+                self.lease.release()
+            elif self.entered:
+                self.lease.check()
+                self.lease.hold()
+                self.world.holds(self)
+            else:
+                self.lease.enter()
+                self.entered = True
+                self.acquisitions += 1
+                self.world.holds(self)
+        except TransientError:
+            pass
+        except PermanentError:
+            self.entered = False
+            self.world.gone(self)
+        except Crashed:
+            self.lease, self.entered, self.orders = None, False, None
+            self.world.gone(self)
+        finally:
+            self.thread = None
+            self.parked.release()
+
+
+class World:
+    """The store's time, and who held the lease when."""
+
+    def __init__(self, ignores_conditions: bool) -> None:
+        self.time = 1_000_000
+        self.ignores_conditions = ignores_conditions
+        self.memory = MemoryStore("alice", clock=lambda: self.time)
+        self.actors = [Actor(number, self) for number in range(len(HOLDERS))]
+        self.last: tuple[int, int] | None = None
+        self.last_time = 0
+        self.over: set[tuple[int, int]] = set()
+        self.violations: list[str] = []
+
+    def holds(self, actor: Actor) -> None:
+        """An actor was told that it may act for the neuron."""
+        name = (actor.number, actor.acquisitions)
+        if name in self.over:
+            self.violations.append(f"{name} holds it although {self.last} did since")
+        if self.last not in (None, name):
+            assert self.last is not None
+            if self.last not in self.over and self.time - self.last_time < TERMS.expires_after - TERMS.lapses_after:
+                self.violations.append(f"{name} holds it {self.time - self.last_time} s after {self.last}")
+            self.over.add(self.last)
+        self.last, self.last_time = name, self.time
+
+    def gone(self, actor: Actor) -> None:
+        """What an actor held is over, as it knows itself."""
+        self.over.add((actor.number, actor.acquisitions))
+
+    def act(self, number: int, action: str) -> None:
+        """Let an actor make one request (`step`), or all that it is about to make (`run`), or fail."""
+        actor = self.actors[number]
+        if actor.thread is None:
+            if action == "crash":
+                self.gone(actor)
+                actor.lease, actor.entered = None, False
+                return
+            actor.begin(action)
+            if action != "run":
+                return
+        if action == "crash":
+            actor.orders = Crashed
+        elif action == "fail":
+            actor.orders = TransientError(Reason.STORE_BUSY, "for a test")
+        actor.answer_is_lost = action == "lost"
+        actor.step()
+        while action == "run" and actor.thread is not None:
+            actor.step()
+
+    def passes(self, seconds: int) -> None:
+        """Let time pass; nobody stands still for longer than is assumed in the middle of looking and writing."""
+        busy = [actor.started for actor in self.actors if actor.thread is not None]
+        allowed = TERMS.expires_after - TERMS.lapses_after - 1
+        self.time += min([seconds, *(started + allowed - self.time for started in busy)])
+
+    def finish(self) -> None:
+        for actor in self.actors:
+            while actor.thread is not None:
+                actor.orders = Crashed
+                actor.step()
+
+
+RARE = ["lost", "crash", "release"]
+steps = st.one_of(
+    st.tuples(st.integers(0, len(HOLDERS) - 1), st.sampled_from(["run"] * 6 + ["step"] * 5 + ["fail"] * 2 + RARE)),
+    st.tuples(st.just("time"), st.sampled_from([1, 50, 101, 449, 451, 599, 601, 2000])),
+)
+
+
+@given(st.lists(steps, max_size=120), st.booleans())
+@settings(max_examples=400)
+@example([(0, "step")] * 9 + [("time", 601)] + [(1, "step")] * 12 + [(0, "step")] * 8, False)
+def test_no_two_hold_it_at_once(schedule: list[tuple[Any, Any]], ignores_conditions: bool) -> None:
+    world = World(ignores_conditions)
+    for who, what in schedule:
+        if who == "time":
+            world.passes(what)
+        else:
+            world.act(who, what)
+    world.finish()
+    assert not world.violations
+    world.time += TERMS.expires_after + 1
+    survivor = NeuronLease(
+        world.memory,
+        SimulatedClock(0.0),
+        ALICE.hotkey,
+        Claimant(NETUID, 5, ALICE.hotkey.address, "miner", HOLDERS[0], "0" * 8),
+        TERMS,
+    )
+    survivor.enter()
+    assert len(list(world.memory.list())) == 2, "and what the others left is gone"
+
+
+# Real stores.
+
+
+@contextmanager
+def moto_bucket(folder: Path) -> Iterator[ObjectStore]:
+    with moto_endpoint(folder) as endpoint:
+        keys = create_bucket_with_keys(endpoint.admin, "alice")
+        yield s3_store(endpoint.server.endpoint_url, keys.write)
+
+
+@contextmanager
+def rclone_bucket(folder: Path) -> Iterator[ObjectStore]:
+    (folder / "alice").mkdir()
+    with rclone_endpoints(folder) as endpoints:
+        yield s3_store(endpoints.writable.endpoint_url, endpoints.write_key)
+
+
+def s3_store(endpoint_url: str, key: AccessKey) -> S3Store:
+    return S3Store(
+        "alice",
+        endpoint_url=endpoint_url,
+        access_key_id=key.access_key_id,
+        secret_access_key=key.secret_access_key,
+        settings=S3Settings(),
+    )
+
+
+@pytest.mark.parametrize("opening", [moto_bucket, rclone_bucket])
+def test_on_a_real_endpoint(tmp_path: Path, opening: Any) -> None:
+    terms = Terms(expires_after=2, lapses_after=1, renewed_after=0)
+
+    def lease(number: int) -> NeuronLease:
+        claimant = Claimant(NETUID, ALICE.uid, ALICE.hotkey.address, "miner", HOLDERS[number], f"{number}" * 8)
+        return NeuronLease(store, SystemClock(), ALICE.hotkey, claimant, terms)
+
+    with opening(tmp_path) as store:
+        first, second, third = lease(0), lease(1), lease(2)
+        first.enter()
+        first.check()
+        assert refusal(second.enter).reason is Reason.ALREADY_RUNNING
+        first.hold()
+        first.release()
+        second.enter()
+        while True:  # `second` says nothing from here on, and is dead two seconds later
+            try:
+                third.enter()
+                break
+            except PermanentError as error:
+                assert error.reason is Reason.ALREADY_RUNNING  # noqa: PT017 - until the store's time has passed
+        assert refusal(second.check).reason is Reason.LEASE_LOST
+        third.check()
+        assert [info.key for info in store.list("lease")] == keys_of(2)

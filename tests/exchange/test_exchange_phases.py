@@ -1,0 +1,469 @@
+"""Stores stamp whole seconds, blocks come at any fraction of one: the rules hold at every phase between the two."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from math import floor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from templar.canonical import sha256_hex
+from templar.chain.clock import SimulatedClock, SystemClock
+from templar.errors import PermanentError, Reason, RejectedError
+from templar.exchange.cache import PayloadCache
+from templar.exchange.keys import Kind, window_key
+from templar.exchange.objects import Commit, Manifest
+from templar.exchange.reveal import Contribution, RevealRules, fetch_reveal, publish_commit, publish_reveal
+from templar.exchange.sealing import seal
+from templar.gradient.wire import decode, encode
+from templar.neuron.miner import Miner
+from templar.store.base import ObjectStore
+from templar.store.directory import DirectoryStore
+from templar.store.s3 import S3Store
+from templar.store.s3_settings import S3Settings
+from templar.windows import WindowTimes
+from tests.support.memory import folder
+from tests.support.network import Network, tiny
+from tests.support.servers import rclone_endpoints
+from tests.support.subnet import (
+    ASSIGNMENT,
+    LAYOUT,
+    NETWORK,
+    RULES,
+    Hand,
+    Member,
+    commit_to,
+    manifest_of,
+    member,
+    other_payload,
+    payload_bytes,
+)
+
+__all__ = ["folder"]
+
+PHASES = [step / 20 for step in range(20)]
+WINDOW = 10
+ALICE, MALLORY = member(5), member(6)
+BYTES = payload_bytes(ALICE, WINDOW)
+INSTANT = 0.001
+
+
+class Place:
+    """Two miners' buckets in folders, whose stamps a test sets, and a window that closes at a phase of a second.
+
+    Args:
+        root: An empty folder.
+        phase: Fraction of the second in which the window closes; it opened at another one.
+    """
+
+    def __init__(self, root: Path, phase: float) -> None:
+        self.hand = Hand()
+        self.times = WindowTimes(WINDOW, 1_000_000 + (phase + 0.35) % 1, 1_000_060 + phase, RULES)
+        self.stores: dict[int, DirectoryStore] = {}
+        for owner in (ALICE, MALLORY):
+            (root / owner.account).mkdir()
+            self.stores[owner.uid] = DirectoryStore(root / owner.account, clock=self.hand)
+        self.rules = RevealRules(NETWORK, self.times, lambda uid: ASSIGNMENT)
+        self.cache = PayloadCache(root / "payloads", LAYOUT)
+
+    def key(self, kind: Kind, owner: Member) -> str:
+        return window_key(kind, WINDOW, owner.uid)
+
+    def put(self, kind: Kind, data: bytes, at: float, owner: Member = ALICE) -> None:
+        self.hand.now = at
+        self.stores[owner.uid].put(self.key(kind, owner), data)
+
+    def sign(self, body: Commit | Manifest, at: float, owner: Member = ALICE) -> None:
+        self.put(body.kind, seal(body, owner.hotkey).encode(), at, owner)
+
+    def honest(self, commit: float | None = None, reveal: float | None = None) -> None:
+        """Alice commits and reveals; in the middle of what is allowed, unless another time is given."""
+        manifest = manifest_of(ALICE, WINDOW, BYTES)
+        self.sign(commit_to(manifest), self.times.commit_interval.first + 20 if commit is None else commit)
+        at = self.times.reveal_interval.first + 1 if reveal is None else reveal
+        self.sign(manifest, at)
+        self.put(Kind.GRADIENT, BYTES, at)
+
+    def fetch(self, owner: Member = ALICE) -> Contribution:
+        return fetch_reveal(owner.neuron, self.stores[owner.uid], self.rules, self.cache)
+
+    def reason(self, owner: Member = ALICE) -> Reason | None:
+        try:
+            self.fetch(owner)
+        except RejectedError as error:
+            return error.reason
+        return None
+
+
+@pytest.fixture(params=PHASES, ids=lambda phase: f"{phase:.2f}")
+def place(request: pytest.FixtureRequest, folder: Path) -> Place:
+    return Place(folder, request.param)
+
+
+# What is refused, each with its own reason.
+
+
+def _early_commit(place: Place) -> None:
+    place.honest(commit=place.times.opened)
+
+
+def _late_commit(place: Place) -> None:
+    place.honest(commit=place.times.closed - RULES.commit_guard_seconds + 1)
+
+
+def _commit_at_the_close(place: Place) -> None:
+    place.honest(commit=place.times.closed)
+
+
+def _early_reveal(place: Place) -> None:
+    place.honest(reveal=place.times.closed)
+
+
+def _late_reveal(place: Place) -> None:
+    place.honest(reveal=place.times.closed + RULES.time_window_delta_seconds + 1)
+
+
+def _no_commit(place: Place) -> None:
+    place.honest()
+    place.stores[ALICE.uid].delete([place.key(Kind.COMMIT, ALICE)])
+
+
+def _no_manifest(place: Place) -> None:
+    place.honest()
+    place.stores[ALICE.uid].delete([place.key(Kind.MANIFEST, ALICE)])
+
+
+def _no_payload(place: Place) -> None:
+    place.honest()
+    place.stores[ALICE.uid].delete([place.key(Kind.GRADIENT, ALICE)])
+
+
+def _other_manifest(place: Place) -> None:
+    place.honest()
+    place.sign(manifest_of(ALICE, WINDOW, other_payload(ALICE, WINDOW)), place.hand.now)
+
+
+def _replaced_in_time(place: Place) -> None:
+    place.honest()
+    place.put(Kind.GRADIENT, other_payload(ALICE, WINDOW), place.times.reveal_interval.last + 1 - INSTANT)
+
+
+def _replaced_too_late(place: Place) -> None:
+    place.honest()
+    place.put(Kind.GRADIENT, BYTES, place.times.reveal_interval.last + 1)
+
+
+def _longer(place: Place) -> None:
+    place.honest()
+    place.put(Kind.GRADIENT, BYTES + b"\0", place.hand.now)
+
+
+def _forged(place: Place) -> None:
+    place.honest()
+    manifest = manifest_of(ALICE, WINDOW, BYTES)
+    sealed = seal(manifest_of(MALLORY, WINDOW, BYTES), MALLORY.hotkey)
+    place.put(Kind.MANIFEST, type(sealed)(manifest, sealed.signature).encode(), place.hand.now)
+
+
+REFUSED: list[tuple[Callable[[Place], None], Reason]] = [
+    (_early_commit, Reason.COMMIT_EARLY),
+    (_late_commit, Reason.COMMIT_LATE),
+    (_commit_at_the_close, Reason.COMMIT_LATE),
+    (_early_reveal, Reason.REVEAL_EARLY),
+    (_late_reveal, Reason.REVEAL_LATE),
+    (_no_commit, Reason.COMMIT_MISSING),
+    (_no_manifest, Reason.MANIFEST_MISSING),
+    (_no_payload, Reason.PAYLOAD_MISSING),
+    (_other_manifest, Reason.COMMIT_MISMATCH),
+    (_replaced_in_time, Reason.WRONG_HASH),
+    (_replaced_too_late, Reason.REVEAL_LATE),
+    (_longer, Reason.WRONG_SIZE),
+    (_forged, Reason.BAD_SIGNATURE),
+]
+
+
+@pytest.mark.parametrize(("prepare", "reason"), REFUSED, ids=lambda value: getattr(value, "__name__", value))
+def test_what_is_refused_is_refused_for_its_own_reason(
+    place: Place, prepare: Callable[[Place], None], reason: Reason
+) -> None:
+    prepare(place)
+    assert place.reason() is reason
+    place.honest()
+    assert place.reason() is None, "nothing of it stays behind"
+
+
+# Who keeps the rules is never refused.
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["earliest", "latest"])
+def test_who_publishes_when_it_may_is_accepted(place: Place, tmp_path: Path, late: bool) -> None:
+    """`publish_commit` and `publish_reveal` as a miner calls them, at the first and the last moment that it may."""
+    commit, reveal, store = place.times.commit_interval, place.times.reveal_interval, place.stores[ALICE.uid]
+    payload, manifest = tmp_path / "payload", manifest_of(ALICE, WINDOW, BYTES)
+    payload.write_bytes(BYTES)
+    place.hand.now = commit.last + 1 - INSTANT if late else float(commit.first)
+    clock = SimulatedClock(place.hand.now)
+    publish_commit(store, manifest, ALICE.hotkey, clock=clock, deadline=commit.last + 1)
+    seen = place.times.closed  # the closing block is seen when it comes, at the earliest
+    place.hand.now = reveal.last + 1 - INSTANT if late else float(max(reveal.first, floor(seen) + 1))
+    clock.sleep_until(place.hand.now)
+    publish_reveal(store, manifest, ALICE.hotkey, payload, clock=clock, deadline=reveal.last + 1)
+    found = place.fetch()
+    assert (found.committed_at in commit, found.revealed_at in reveal) == (True, True)
+
+
+@pytest.mark.parametrize("step", ["commit", "reveal"])
+def test_who_would_be_too_late_writes_nothing(place: Place, tmp_path: Path, step: str) -> None:
+    times, store, manifest = place.times, place.stores[ALICE.uid], manifest_of(ALICE, WINDOW, BYTES)
+    payload = tmp_path / "payload"
+    payload.write_bytes(BYTES)
+    interval = times.commit_interval if step == "commit" else times.reveal_interval
+    clock = SimulatedClock(interval.last + 1)
+    deadline = interval.last + 1
+
+    def publish() -> object:
+        if step == "commit":
+            return publish_commit(store, manifest, ALICE.hotkey, clock=clock, deadline=deadline)
+        return publish_reveal(store, manifest, ALICE.hotkey, payload, clock=clock, deadline=deadline)
+
+    with pytest.raises(PermanentError) as caught:
+        publish()
+    assert caught.value.reason is Reason.NO_TIME_LEFT
+    assert list(store.list()) == []
+
+
+# A copier sees everything at once and writes whatever it likes within the interval; nothing of it counts.
+
+
+@dataclass(frozen=True)
+class Stolen:
+    """What Mallory read from Alice's bucket as soon as it was there."""
+
+    commit: bytes
+    manifest: bytes
+    payload: bytes
+
+
+def own_header(payload: bytes) -> bytes:
+    """Alice's coefficients as a legal payload of Mallory's."""
+    theirs = decode(payload, LAYOUT)
+    header = replace(theirs.header, uid=MALLORY.uid, hotkey=MALLORY.hotkey.address)
+    return encode(replace(theirs, header=header), LAYOUT)
+
+
+def _copy_then_commit(place: Place, stolen: Stolen, at: float) -> None:
+    copied = own_header(stolen.payload)
+    manifest = manifest_of(MALLORY, WINDOW, copied)
+    place.sign(commit_to(manifest), at, MALLORY)
+    place.sign(manifest, at, MALLORY)
+    place.put(Kind.GRADIENT, copied, at, MALLORY)
+
+
+def _copy_without_commit(place: Place, stolen: Stolen, at: float) -> None:
+    copied = own_header(stolen.payload)
+    place.sign(manifest_of(MALLORY, WINDOW, copied), at, MALLORY)
+    place.put(Kind.GRADIENT, copied, at, MALLORY)
+
+
+def _copy_against_another_promise(place: Place, stolen: Stolen, at: float) -> None:
+    mine = payload_bytes(MALLORY, WINDOW)
+    place.sign(commit_to(manifest_of(MALLORY, WINDOW, mine)), place.times.commit_interval.last, MALLORY)
+    copied = own_header(stolen.payload)
+    place.sign(manifest_of(MALLORY, WINDOW, copied), at, MALLORY)
+    place.put(Kind.GRADIENT, copied, at, MALLORY)
+
+
+def _own_manifest_with_the_copy(place: Place, stolen: Stolen, at: float) -> None:
+    mine = manifest_of(MALLORY, WINDOW, own_header(other_payload(ALICE, WINDOW)))
+    place.sign(commit_to(mine), place.times.commit_interval.last, MALLORY)
+    place.sign(mine, at, MALLORY)
+    place.put(Kind.GRADIENT, own_header(stolen.payload), at, MALLORY)
+
+
+def _promise_exchanged_later(place: Place, stolen: Stolen, at: float) -> None:
+    _copy_against_another_promise(place, stolen, at)
+    place.sign(commit_to(manifest_of(MALLORY, WINDOW, own_header(stolen.payload))), at, MALLORY)
+
+
+def _the_very_objects(place: Place, stolen: Stolen, at: float) -> None:
+    place.put(Kind.COMMIT, stolen.commit, place.times.commit_interval.last, MALLORY)
+    place.put(Kind.MANIFEST, stolen.manifest, at, MALLORY)
+    place.put(Kind.GRADIENT, stolen.payload, at, MALLORY)
+
+
+def _her_promise_signed_again(place: Place, stolen: Stolen, at: float) -> None:
+    promise = commit_to(manifest_of(ALICE, WINDOW, BYTES)).commitment
+    mine = manifest_of(MALLORY, WINDOW, stolen.payload)
+    place.sign(commit_to(mine, commitment=promise), place.times.commit_interval.last, MALLORY)
+    place.sign(mine, at, MALLORY)
+    place.put(Kind.GRADIENT, stolen.payload, at, MALLORY)
+
+
+def _her_promise_with_her_manifest(place: Place, stolen: Stolen, at: float) -> None:
+    _her_promise_signed_again(place, stolen, at)
+    place.put(Kind.MANIFEST, stolen.manifest, at, MALLORY)
+
+
+def _rewrapped(place: Place, stolen: Stolen, at: float) -> None:
+    """A manifest that somebody told Mallory in time, so only the payload's own header gives it away."""
+    mine = manifest_of(MALLORY, WINDOW, stolen.payload)
+    place.sign(commit_to(mine), place.times.commit_interval.last, MALLORY)
+    place.sign(mine, at, MALLORY)
+    place.put(Kind.GRADIENT, stolen.payload, at, MALLORY)
+
+
+COPIES: list[tuple[Callable[[Place, Stolen, float], None], Reason]] = [
+    (_copy_then_commit, Reason.COMMIT_LATE),
+    (_copy_without_commit, Reason.COMMIT_MISSING),
+    (_copy_against_another_promise, Reason.COMMIT_MISMATCH),
+    (_own_manifest_with_the_copy, Reason.WRONG_HASH),
+    (_promise_exchanged_later, Reason.COMMIT_LATE),
+    (_the_very_objects, Reason.WRONG_IDENTITY),
+    (_her_promise_signed_again, Reason.COMMIT_MISMATCH),
+    (_her_promise_with_her_manifest, Reason.WRONG_IDENTITY),
+    (_rewrapped, Reason.WRONG_IDENTITY),
+]
+
+
+@pytest.mark.parametrize(("copy", "reason"), COPIES, ids=lambda value: getattr(value, "__name__", value))
+def test_no_copy_is_ever_accepted(place: Place, copy: Callable[[Place, Stolen, float], None], reason: Reason) -> None:
+    interval = place.times.reveal_interval
+    place.honest(reveal=interval.first)
+    store = place.stores[ALICE.uid]
+    stolen = Stolen(
+        *(store.get(place.key(kind, ALICE), max_bytes=10_000) for kind in (Kind.COMMIT, Kind.MANIFEST, Kind.GRADIENT))
+    )
+    for at in (
+        interval.first,
+        interval.first + 0.5,
+        place.times.closed + 1,
+        interval.last,
+        interval.last + 1 - INSTANT,
+    ):
+        copy(place, stolen, at)
+        found = place.reason(MALLORY)
+        assert found is not None
+        assert found is reason
+        place.stores[MALLORY.uid].delete(place.key(kind, MALLORY) for kind in Kind if kind in PUBLISHED)
+    assert place.reason() is None
+
+
+PUBLISHED = (Kind.COMMIT, Kind.MANIFEST, Kind.GRADIENT)
+
+
+# A whole network: 20 windows that close 0.05 s earlier in their second each.
+
+BEATS = {"blocks_per_window": 19, "block_seconds": 1.05}
+"""19.95 seconds: after 20 windows every phase has come."""
+
+
+def at_the_last_moment(miner: Miner, windows: range, applied: dict[int, tuple[int, ...]]) -> None:
+    """The windows of a miner that publishes when it is all but too late, and who was applied in each."""
+    clock = miner.chain.clock
+    for window in windows:
+        miner.chain.wait_for_block(window * miner.hparams.windows.blocks_per_window)
+        miner.takes_part(window)
+        miner.fetch_pages(window)
+        assert miner.train(window).reason is None
+        miner.compress(window)
+        clock.sleep_until(miner.exchange.expected_times(window).commit_interval.last + 1 - INSTANT)
+        assert miner.commit(window).in_time
+        clock.sleep_until(miner.exchange.acting_times(window).reveal_interval.last - INSTANT)  # it waits for a second
+        assert miner.upload(window).in_time
+        miner.gather(window)
+        settlement = miner.settle(window)
+        applied[window] = settlement.uids
+        miner.apply(settlement)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_both_ends_of_what_is_allowed_are_in_every_roster_at_every_phase(folder: Path) -> None:
+    network = Network(folder, tiny(windows=BEATS), num_validators=1)
+    windows = range(1, len(PHASES) + 1)
+    early, late = network.miners
+    applied: dict[int, tuple[int, ...]] = {}
+    network.run(windows, but=[network.name(late)], beside=[lambda: at_the_last_moment(late, windows, applied)])
+    aggregator, phases = network.aggregator, set()
+    for window in windows:
+        times = aggregator.exchange.times(window)
+        phases.add(round((times.closed - times.close) * 20) % 20)
+        neurons = [miner.exchange.identity(window) for miner in (early, late)]
+        assert applied[window] == tuple(neuron.uid for neuron in neurons)
+        stamps = []
+        for miner, neuron in zip((early, late), neurons, strict=True):
+            store = network.bucket(network.name(miner))
+            infos = {kind: store.head(window_key(kind, window, neuron.uid)) for kind in PUBLISHED}
+            stamps.append([info.last_modified for info in infos.values() if info is not None])
+        first, last = times.reveal_interval.first, times.reveal_interval.last
+        assert stamps[0][1:] == [first, first]
+        assert stamps[1] == [times.commit_interval.last, last, last]
+    assert phases == set(range(20))
+    network.stop()
+
+
+# A real endpoint, real time.
+
+QUICK = RULES.model_copy(update={"commit_guard_seconds": 1, "time_window_delta_seconds": 2})
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> Iterator[Callable[[str], ObjectStore]]:
+    with rclone_endpoints(tmp_path) as endpoints:
+
+        def opening(bucket: str) -> ObjectStore:
+            (tmp_path / bucket).mkdir()
+            return S3Store(
+                bucket,
+                endpoint_url=endpoints.writable.endpoint_url,
+                access_key_id=endpoints.write_key.access_key_id,
+                secret_access_key=endpoints.write_key.secret_access_key,
+                settings=S3Settings(),
+            )
+
+        yield opening
+
+
+def live_through(phase: float, store: ObjectStore, copier: ObjectStore, folder: Path) -> tuple[Any, Reason | None]:
+    """A window in real time: an honest miner's outcome, and that of one who copies as soon as it sees something."""
+    clock = SystemClock()
+    opened = floor(clock.now()) - 1 + phase
+    times = WindowTimes(WINDOW, opened, opened + 4, QUICK)
+    rules = RevealRules(NETWORK, times, lambda uid: ASSIGNMENT)
+    payload, manifest, cache = (
+        folder / f"{phase}",
+        manifest_of(ALICE, WINDOW, BYTES),
+        PayloadCache(folder / "c", LAYOUT),
+    )
+    payload.write_bytes(BYTES)
+    clock.sleep_until(times.commit_interval.first)
+    publish_commit(store, manifest, ALICE.hotkey, clock=clock, deadline=times.commit_interval.last + 1)
+    clock.sleep_until(max(times.reveal_interval.first, floor(times.closed) + 1))
+    publish_reveal(store, manifest, ALICE.hotkey, payload, clock=clock, deadline=times.reveal_interval.last + 1)
+    copied = own_header(store.get(window_key(Kind.GRADIENT, WINDOW, ALICE.uid), max_bytes=10_000))
+    forged, path = manifest_of(MALLORY, WINDOW, copied), folder / f"{phase}-copy"
+    path.write_bytes(copied)
+    publish_commit(copier, forged, MALLORY.hotkey, clock=clock, deadline=times.reveal_interval.last + 1)
+    publish_reveal(copier, forged, MALLORY.hotkey, path, clock=clock, deadline=times.reveal_interval.last + 1)
+    honest = fetch_reveal(ALICE.neuron, store, rules, cache)
+    assert honest.manifest.payload_sha256 == sha256_hex(BYTES)
+    try:
+        return honest, fetch_reveal(MALLORY.neuron, copier, rules, cache) and None
+    except RejectedError as error:
+        return honest, error.reason
+
+
+def test_a_real_endpoint_stamps_as_the_rules_expect(endpoint: Callable[[str], ObjectStore], tmp_path: Path) -> None:
+    phases = [0.0, 0.05, 0.5, 0.95]
+    pairs = [(endpoint(f"alice-{index}"), endpoint(f"mallory-{index}")) for index in range(len(phases))]
+    folders = [tmp_path / f"of-{index}" for index in range(len(phases))]
+    for each in folders:
+        each.mkdir()
+    with ThreadPoolExecutor(len(phases)) as pool:
+        lives = [
+            pool.submit(live_through, phase, *pair, each)
+            for phase, pair, each in zip(phases, pairs, folders, strict=True)
+        ]
+        assert [life.result()[1] for life in lives] == [Reason.COMMIT_LATE] * len(phases)

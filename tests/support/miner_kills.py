@@ -1,0 +1,329 @@
+"""Kill a miner again and again while it publishes: `python -m tests.support.miner_kills FOLDER KILLS` and a key.
+
+The network lies in the folder, its buckets behind the S3 endpoint that the environment names. Every step of the miner
+runs in a process of its own, forked from this one, over the same folder; while it compresses, commits and uploads it is
+killed with SIGKILL at a random Python call, until the window is published. Then the aggregator has its window, and the
+miner ends its own. What came of each window is printed as a line of JSON.
+"""
+
+import json
+import math
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+from safetensors.torch import load_file
+
+from templar.canonical import sha256_hex
+from templar.exchange.keys import Kind, window_key
+from templar.exchange.objects import Commit, Manifest
+from templar.exchange.sealing import unseal
+from templar.gradient.wire import decode
+from templar.neuron.aggregator import Aggregator
+from templar.neuron.drive import aggregate
+from templar.neuron.miner import Miner
+from templar.neuron.opening import Action, open_window
+from templar.simulate.stage import Member
+from templar.simulate.world import World
+from templar.store.address import BucketAddress
+from templar.store.base import ObjectInfo
+from templar.store.s3 import S3Store
+from templar.store.s3_settings import S3Settings
+from tests.support.network import tiny
+
+T = TypeVar("T")
+
+NUM_WINDOWS = 2
+SHORTEST_JUMP_SECONDS = 1.0
+TYPICAL_CALLS = 80_000
+"""About how many Python calls it takes to compress, commit and upload; after the first window it is known."""
+SLOW = {"blocks_per_window": 60, "block_seconds": 60.0, "time_window_delta_seconds": 600}
+"""Windows so long that nobody is ever late, however slow the machine: time jumps over what nobody needs."""
+
+
+class JumpingClock:
+    """Real time, but for jumps over what somebody waits for; all processes share the jumps, in a file.
+
+    A jump happens on a whole second of real time and is whole seconds long, so stamps in whole seconds stay true.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def now(self) -> float:
+        return self.at(time.time())
+
+    def at(self, real: float) -> float:
+        """The time that it was at an instant of real time."""
+        return real + sum(length for since, length in self._jumps() if real >= since)
+
+    def sleep_until(self, timestamp: float) -> None:
+        while 0 < (left := timestamp - self.now()) < SHORTEST_JUMP_SECONDS:
+            time.sleep(left)
+        if left <= 0:
+            return
+        since = math.floor(time.time()) + 1
+        part = self._path.with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps([*self._jumps(), (since, math.ceil(left))]))
+        part.replace(self._path)
+        while time.time() < since:
+            time.sleep(since - time.time())
+
+    def compute(self, work: Callable[[], T]) -> T:
+        return work()
+
+    def _jumps(self) -> list[tuple[int, float]]:
+        return json.loads(self._path.read_text()) if self._path.exists() else []
+
+
+class JumpingStore(S3Store):
+    """A bucket whose stamps are read as the jumping clock's."""
+
+    def __init__(self, bucket: str, clock: JumpingClock) -> None:
+        super().__init__(
+            bucket,
+            endpoint_url=os.environ["ENDPOINT"],
+            access_key_id=os.environ["KEY_ID"],
+            secret_access_key=os.environ["SECRET"],
+            settings=S3Settings(),
+        )
+        self._jumping = clock
+
+    def head(self, key: str) -> ObjectInfo | None:
+        info = super().head(key)
+        return None if info is None else self._moved(info)
+
+    def list(self, prefix: str = "") -> Any:
+        return (self._moved(info) for info in super().list(prefix))
+
+    def _moved(self, info: ObjectInfo) -> ObjectInfo:
+        return ObjectInfo(info.key, info.size, math.floor(self._jumping.at(info.last_modified)))
+
+
+class KillStage:
+    """Buckets behind the endpoint, on jumping time."""
+
+    gather_concurrency = 1
+
+    def __init__(self, folder: Path, buckets: Path) -> None:
+        self._buckets = buckets
+        self.clock = JumpingClock(folder / "jumps.json")
+        self.genesis_time = 4_000_000_000.4  # ahead of every machine's clock, so that all runs begin with a jump
+        self.clock.sleep_until(self.genesis_time)
+
+    def open_store(self, bucket: str) -> JumpingStore:
+        (self._buckets / bucket).mkdir(parents=True, exist_ok=True)
+        return JumpingStore(bucket, self.clock)
+
+    def open_reader(self, address: BucketAddress) -> JumpingStore:
+        return JumpingStore(address.bucket, self.clock)
+
+    def address_of(self, member: Member) -> BucketAddress:
+        return BucketAddress(member.account_id, "key", "secret")
+
+    def run(self, participants: Sequence[Callable[[], None]]) -> None:
+        for participant in participants:
+            participant()
+
+
+@dataclass(frozen=True)
+class WindowReport:
+    """What came of a window.
+
+    Attributes:
+        window: The window.
+        calls: Python calls from compression to the reveal, in the process that was not killed.
+        kills: Processes that were killed.
+        manifest: Digest of the manifest.
+        applied: Uids that the aggregator applied.
+        roots: Root of the miner and of the aggregator after it.
+        private: Digest of the tensors of the miner's private state after it.
+    """
+
+    window: int
+    calls: int
+    kills: int
+    manifest: str
+    applied: tuple[int, ...]
+    roots: tuple[str, str]
+    private: str
+
+
+class Kills:
+    """A network whose miner dies at random points.
+
+    Args:
+        folder: An empty folder.
+        kills: How many times.
+        seed: Where.
+    """
+
+    def __init__(self, folder: Path, kills: int, seed: int) -> None:
+        self._folder = folder
+        stage = KillStage(folder, Path(os.environ["BUCKETS"]))
+        self._world = World(folder, tiny(windows=SLOW), seed=1, actors=("honest",), num_validators=1, stage=stage)
+        self._left, self._kills = kills, kills
+        self._random = random.Random(seed)
+        self._calls = TYPICAL_CALLS
+        self._seen: dict[str, bytes] = {}
+
+    def run(self) -> None:
+        """Windows until all kills are spent, and one more."""
+        window = 1
+        while True:
+            more = self._left > 0 or window < NUM_WINDOWS
+            print(json.dumps(asdict(self._window(window))), flush=True)
+            if not more:
+                return
+            window += 1
+
+    def _window(self, window: int) -> WindowReport:
+        kills, share = 0, math.ceil(self._kills / NUM_WINDOWS)
+        while True:  # one that was killed has less to do: early points are likelier than late ones
+            point = int(self._calls * self._random.random() ** 3)
+            kill_at = point if self._left > 0 and kills < share else None
+            answer = self._forked(lambda kill_at=kill_at: self._publish(window, kill_at))  # type: ignore[misc]
+            self._look(window)
+            if answer is not None:
+                break
+            kills, self._left = kills + 1, self._left - 1
+        self._calls = answer["calls"]
+        decided = self._must(lambda: self._aggregate(window))
+        ended = self._must(lambda: self._end(window))
+        return WindowReport(
+            window,
+            answer["calls"],
+            kills,
+            ended["manifest"],
+            tuple(decided["applied"]),
+            (ended["root"], decided["root"]),
+            ended["private"],
+        )
+
+    def _publish(self, window: int, kill_at: int | None) -> dict[str, Any]:
+        miner = self._started(Miner)
+        assert open_window(miner, window).action is Action.RUN
+        assert miner.fetch_pages(window).units
+        assert miner.train(window).reason is None
+        count = kill_after(kill_at)
+        miner.compress(window)
+        assert miner.commit(window).in_time
+        assert miner.upload(window).in_time
+        sys.setprofile(None)
+        return {"calls": count()}
+
+    def _aggregate(self, window: int) -> dict[str, Any]:
+        aggregator = self._started(Aggregator)
+        assert aggregate(aggregator, window).action is Action.RUN
+        return {"applied": aggregator.settle(window).uids, "root": aggregator.state.root}
+
+    def _end(self, window: int) -> dict[str, Any]:
+        miner = self._started(Miner)
+        assert open_window(miner, window).action is Action.RUN
+        miner.gather(window)
+        miner.apply(miner.settle(window))
+        miner.publish_sync_proof(window)
+        manifest = miner._manifest(window).digest
+        miner.finish(window)
+        private = self._folder / "private.safetensors"
+        miner._private.save(private)
+        tensors = sorted(load_file(private).items())
+        digest = sha256_hex(b"".join(name.encode() + tensor.numpy().tobytes() for name, tensor in tensors))
+        return {"root": miner.state.root, "manifest": manifest, "private": digest}
+
+    def _started(self, kind: type[Any]) -> Any:
+        role = "honest" if kind is Miner else "aggregator"
+        node = self._world.node(next(member for member in self._world.members if member.role == role))
+        node.start()
+        return node
+
+    def _must(self, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        answer = self._forked(work)
+        assert answer is not None, "nobody kills this one"
+        return answer
+
+    def _forked(self, work: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+        """What a child answers; None if it was killed."""
+        answer = self._folder / "answer.json"
+        with suppress(FileNotFoundError):
+            answer.unlink()
+        child = os.fork()
+        if child == 0:
+            try:
+                answer.write_text(json.dumps(work()))
+            except BaseException:  # noqa: BLE001 - a child never returns from here
+                sys.excepthook(*sys.exc_info())
+                os._exit(1)
+            os._exit(0)
+        status = os.waitpid(child, 0)[1]
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+            return None
+        assert status == 0, f"a child ended with {status}"
+        return json.loads(answer.read_text())  # type: ignore[no-any-return]
+
+    def _look(self, window: int) -> None:
+        """What is there is whole, legal, and what was there before."""
+        miner = next(member for member in self._world.members if member.role == "honest")
+        store, found = self._world.stage.open_store(miner.account_id), {}
+        for kind in (Kind.COMMIT, Kind.MANIFEST, Kind.GRADIENT):
+            key = window_key(kind, window, miner.uid)
+            if store.head(key) is not None:
+                found[kind] = store.get(key, max_bytes=1 << 20)
+                assert self._seen.setdefault(key, found[kind]) == found[kind], f"{key} was replaced"
+            else:
+                assert key not in self._seen, f"{key} is gone"
+        commit = unseal(found[Kind.COMMIT], Commit).body if Kind.COMMIT in found else None
+        manifest = unseal(found[Kind.MANIFEST], Manifest).body if Kind.MANIFEST in found else None
+        if manifest is not None:
+            assert commit is not None, "a manifest before the commitment"
+            assert commit.commitment == manifest.digest
+        if (payload := found.get(Kind.GRADIENT)) is not None:
+            assert manifest is not None, "a payload before the manifest"
+            assert (manifest.payload_sha256, manifest.payload_bytes) == (sha256_hex(payload), len(payload))
+            header = decode(payload, self._layout()).header
+            assert (header.window, header.uid, header.hotkey) == (window, miner.uid, miner.hotkey.address)
+        store.close()
+
+    def _layout(self) -> Any:
+        from templar.gradient.layout import Layout
+        from templar.model.llama import parameter_shapes
+
+        hparams = self._world.hparams
+        return Layout.of(parameter_shapes(hparams.model), hparams.gradient, hparams.training.recipe)
+
+
+def kill_after(calls: int | None) -> Callable[[], int]:
+    """Let this process die after so many Python calls, of functions in C as well; gives how many there were."""
+    done = 0
+
+    def profile(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal done
+        del frame, arg
+        if event in ("call", "c_call"):
+            if done == calls:
+                os.kill(os.getpid(), signal.SIGKILL)
+            done += 1
+
+    sys.setprofile(profile)
+    return lambda: done
+
+
+def main() -> None:
+    import torch
+
+    torch.set_num_threads(1)  # threads do not survive a fork
+    folder, kills = Path(sys.argv[1]), int(sys.argv[2])
+    folder.mkdir(parents=True, exist_ok=True)
+    Kills(folder, kills, seed=kills).run()
+
+
+if __name__ == "__main__":
+    main()
