@@ -65,7 +65,7 @@ def bucket_variables(role: str) -> str:
 def _actor(reader: EnvironmentReader) -> str:
     actor = reader.text("TEMPLAR_ACTOR", HONEST)
     if actor != HONEST:
-        from templar.simulate.actors import ACTORS
+        from templar.adversary.actors import ACTORS
 
         if actor not in ACTORS:
             reader.problem("TEMPLAR_ACTOR", f"is {actor!r}; there are {', '.join(ACTORS)}")

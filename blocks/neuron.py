@@ -118,9 +118,9 @@ class Neuron(Block):
         return self._kind()(settings, hparams, Surroundings(chain, buckets, hotkey, open_dataset))
 
     def _kind(self) -> "type[Node]":
+        from templar.adversary.actors import ACTORS
         from templar.neuron.aggregator import Aggregator
         from templar.neuron.validator import Validator
-        from templar.simulate.actors import ACTORS
 
         kinds: dict[str, type[Node]] = {"validator": Validator, "aggregator": Aggregator}
         kind = kinds.get(self.role) or ACTORS.get(self.actor)

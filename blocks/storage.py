@@ -13,6 +13,7 @@ from templar.store.address import BucketAddress, is_account_id
 from templar.store.base import ObjectStore
 from templar.store.directory import DirectoryStore
 from templar.store.s3_settings import S3Settings, r2_endpoint
+from templar.store.uploads import DirectoryUploads, Uploads
 
 DOCUMENTATION_URL = HttpUrl("https://developers.cloudflare.com/r2/api/s3/api/")
 R2 = "r2"
@@ -87,6 +88,26 @@ class StorageEndpoint(Block):
             secret_access_key=key.secret_access_key.get_secret_value(),
             settings=self.settings,
         )
+
+    def open_uploads(self, bucket: str, account_id: str, key: "BucketCredentials") -> Uploads:
+        """The unfinished uploads of a bucket on this endpoint; arguments as in `open`."""
+        parts = urlsplit(self.url)
+        if parts.scheme == "file":
+            return DirectoryUploads(Path(unquote(parts.path)) / bucket)
+        from templar.store.s3_uploads import S3Uploads
+
+        return S3Uploads(
+            bucket,
+            endpoint_url=r2_endpoint(account_id) if self.url == R2 else self.url,
+            access_key_id=key.access_key_id,
+            secret_access_key=key.secret_access_key.get_secret_value(),
+            settings=self.settings,
+        )
+
+    @property
+    def enforces_keys(self) -> bool:
+        """Whether the store looks at keys at all; a directory does not."""
+        return urlsplit(self.url).scheme != "file"
 
     def open_reader(self, address: BucketAddress) -> ObjectStore:
         """Somebody's bucket, by the address that they committed on chain."""

@@ -1,6 +1,7 @@
 """Look, before a neuron is registered, whether everything that its environment names is there and lets it in.
 
-Nothing is written but the neuron's own folder is made. Whether the write key may write, only the first window shows.
+The neuron's own folder is made, and what its bucket's keys can do is tried with objects that are removed again: the
+read key is about to be published on chain. Nothing else is written.
 """
 
 import tempfile
@@ -9,9 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from blocks.environment import bucket_variables
+from blocks.keyring import credentials_of
 from blocks.neuron import Neuron
 from templar.chain.remote import public_address
 from templar.errors import PermanentError, Reason, TemplarError
+from templar.exchange.access import check_access
 from templar.store.base import ObjectStore
 from templar.store.files import local_file
 
@@ -21,7 +24,7 @@ def require_reachable(block: Neuron) -> None:
 
     Raises:
         PermanentError: `bad_hparams`, `bad_wallet`, `not_registered`, `access_denied`, `bucket_missing`,
-            `dataset_missing`, ...; the message names the variables.
+            `read_key_writes`, `write_key_refused`, `dataset_missing`, ...; the message names the variables.
         TransientError: `chain_unreachable`, `store_unreachable`, ...: what is named does not answer.
     """
     hparams = block.hparams()
@@ -38,6 +41,8 @@ def require_reachable(block: Neuron) -> None:
         _look_into(block.bucket.endpoint.open_reader(own.address))
     with _named(f"{variables}_WRITE_*"):
         _look_into(own.store)
+    with _named(f"{variables}_READ_*, {variables}_WRITE_*"):
+        _require_rights(block)
     with _named("R2_DATASET_*"):
         for store in block.dataset.stores():
             _look_into(store)
@@ -55,6 +60,14 @@ def _named(variables: str) -> Iterator[None]:
         yield
     except TemplarError as error:
         raise type(error)(error.reason, f"{variables}: {error.message}") from error
+
+
+def _require_rights(block: Neuron) -> None:
+    """Refuse keys to the own bucket that can do less than the node needs, or more than everybody may."""
+    own, *_ = credentials_of(block, {})
+    report = check_access([own])
+    if report.problems:
+        raise PermanentError(report.problems[0][0], "; ".join(text for _, text in report.problems))
 
 
 def _look_into(store: ObjectStore) -> None:

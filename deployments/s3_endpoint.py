@@ -40,6 +40,7 @@ _WRITE_ACTIONS = (
     "s3:DeleteObject",
     "s3:AbortMultipartUpload",
     "s3:ListMultipartUploadParts",
+    "s3:ListBucketMultipartUploads",
 )
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]

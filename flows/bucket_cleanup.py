@@ -5,6 +5,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
 from tasks.clean_bucket import clean_bucket
+from tasks.cleanups import told
 
 
 @flow(name="bucket-cleanup", flow_run_name="{neuron} clean-up")
@@ -16,8 +17,5 @@ async def bucket_cleanup(neuron: str = "default", dry_run: bool = False) -> Stat
         dry_run: Only count.
     """
     report = clean_bucket(neuron, dry_run)
-    deleted, found = sum(row.deleted for row in report.rows), sum(row.expired for row in report.rows)
-    message = f"window {report.window}: {found} objects expired, {deleted} deleted"
-    if report.failed:
-        return Failed(message=f"{message}, {len(report.failed)} failed, the first: {report.failed[0]}")
-    return Completed(message=message)
+    message = told(report, f"window {report.window}", verb="expired")
+    return Failed(message=message) if report.total("failed") else Completed(message=message)

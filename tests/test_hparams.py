@@ -293,7 +293,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "peers": {"recent_windows": 4},
     "scoring": {"slashing": {"desync": 0.5}},
     "weights": {"gather_share": 0.7},
-    "storage": {"snapshots_kept": 4, "retention_windows": 101, "snapshot_frequency": 2},
+    "storage": {"snapshots_kept": 4, "checkpoints_kept": 5, "snapshot_frequency": 2},
 }
 
 
@@ -303,4 +303,12 @@ def test_the_digest_covers_every_section_that_nodes_must_agree_on(section: str) 
     changed = load_hparams("local", overrides={section: CHANGES[section]})
     assert getattr(changed, section) != getattr(local, section)
     assert (changed.digest == local.digest) == (section == "storage")
+
+
+def test_what_may_have_expired_is_the_same_for_all() -> None:
+    """Of the section in which nodes may differ they must agree on how long objects are kept."""
+    local = load_hparams("local")
+    kept = local.storage.retention_windows
+    longer = load_hparams("local", overrides={"storage": {"retention_windows": kept + 1}})
+    assert longer.digest != local.digest
     assert load_hparams("local").digest == local.digest

@@ -106,7 +106,8 @@ class Storage(Section):
     checkpoints_kept: int = Field(ge=1)
     """Published checkpoints kept, besides genesis, which is never deleted."""
     retention_windows: int = Field(ge=2)
-    """Objects of a window are deleted when they are this many windows old."""
+    """Objects of a window are deleted when they are this many windows old. All nodes must agree on it: what may have
+    expired in a bucket proves nothing by its absence."""
     keep_shards: int = Field(ge=0)
     """Shards that stay on the disk after they were trained on, the newest ones; the current and the next one come on
     top."""

@@ -51,8 +51,14 @@ class HParams(Section):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the canonical JSON of every section that two nodes must agree on (all but storage)."""
-        return sha256_hex(canonical_json(self.model_dump(mode="json", exclude={"storage"})))
+        """SHA-256 of the canonical JSON of everything that two nodes must agree on.
+
+        That is all but the section `storage`, and of that `retention_windows`: a node must know what may have expired
+        in others' buckets.
+        """
+        agreed = self.model_dump(mode="json", exclude={"storage"})
+        agreed["storage"] = {"retention_windows": self.storage.retention_windows}
+        return sha256_hex(canonical_json(agreed))
 
 
 def load_hparams(

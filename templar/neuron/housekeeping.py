@@ -3,10 +3,8 @@
 None of it needs the live neuron: it reads snapshots and buckets, so it can run in any process at any time.
 """
 
-import logging
 import shutil
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,18 +16,12 @@ from templar.data.sharded.dataset import ShardedDataset
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.buckets import Buckets
 from templar.exchange.checkpoint import StateMark, publish_checkpoint
+from templar.exchange.cleanup import CleanupReport
 from templar.exchange.genesis import Birth, find_birth, require_digest
-from templar.exchange.keys import Kind, parse_current_key, parse_key
-from templar.exchange.objects import StartWindow
-from templar.exchange.retention import expired_objects, newest_window
-from templar.exchange.sealing import unseal
 from templar.hparams import HParams
 from templar.model.checkpoint import write_model
+from templar.neuron.purging import clean_expired
 from templar.neuron.snapshot import Snapshots
-from templar.store.base import ObjectInfo, ObjectStore
-from templar.windows import window_of
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -59,31 +51,6 @@ class Premises:
             TransientError: `genesis_missing`, or a store failed.
         """
         return find_birth(self.chain, self.buckets, self.hparams, pinned=self.pinned_genesis)
-
-
-@dataclass(frozen=True)
-class CleanupRow:
-    """What a clean-up found of one kind of object."""
-
-    kind: str
-    expired: int
-    num_bytes: int
-    deleted: int
-
-
-@dataclass(frozen=True)
-class CleanupReport:
-    """What a clean-up did.
-
-    Attributes:
-        window: The window of the chain at the time.
-        rows: One per kind of object.
-        failed: Key and reason of each object that could not be deleted.
-    """
-
-    window: int
-    rows: tuple[CleanupRow, ...]
-    failed: tuple[tuple[str, str], ...]
 
 
 def publish_newest_checkpoint(premises: Premises) -> StateMark:
@@ -120,50 +87,15 @@ def publish_newest_checkpoint(premises: Premises) -> StateMark:
 
 
 def clean_bucket(premises: Premises, *, dry_run: bool) -> CleanupReport:
-    """Delete from the own bucket what has expired; with `dry_run` only count it.
-
-    Age counts from the newest window that the bucket has, not from the clock: while a network stands still nothing
-    expires, so a missing object means that it never was (see `templar.exchange.retention`).
+    """Delete from the own bucket what has expired; with `dry_run` only count it. See `clean_expired`.
 
     Raises:
         TransientError: `genesis_missing`, or a store failed; a later call goes on.
     """
     birth = premises.birth()
-    window = window_of(premises.chain.block(), premises.hparams.windows)
-    store = premises.buckets.own
-    objects = list(store.list())
-    newest = newest_window(objects, window)
-    expired = expired_objects(
-        objects,
-        current_window=window if newest is None else newest,
-        genesis_windows={birth.mark.window} | _own_genesis_windows(store, objects),
-        storage=premises.hparams.storage,
+    return clean_expired(
+        premises.buckets.own, premises.chain, premises.hparams, genesis_windows={birth.mark.window}, dry_run=dry_run
     )
-    failed = () if dry_run else store.delete(info.key for info in expired).failed
-    still_there = {key for key, _ in failed}
-    totals: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
-    for info in expired:
-        key = parse_key(info.key)
-        total = totals[key.kind.value if key else "?"]
-        total[0] += 1
-        total[1] += info.size
-        total[2] += not dry_run and info.key not in still_there
-    rows = tuple(CleanupRow(kind, *total) for kind, total in sorted(totals.items()))
-    return CleanupReport(window, rows, failed)
-
-
-def _own_genesis_windows(store: ObjectStore, objects: Sequence[ObjectInfo]) -> set[int]:
-    """Checkpoints that the bucket's own start window needs, whichever network its owner is in today."""
-    keyed = {info.key: key for info in objects if (key := parse_current_key(info.key))}
-    starts = [name for name, key in keyed.items() if key.kind is Kind.START_WINDOW]
-    try:
-        return {
-            unseal(store.get(name, max_bytes=StartWindow.max_bytes), StartWindow).body.start_window - 1
-            for name in starts
-        }
-    except PermanentError as error:
-        log.warning("the own start window cannot be read, so every checkpoint stays: %s", error)
-        return {key.window for key in keyed.values() if key.kind is Kind.CHECKPOINT and key.window is not None}
 
 
 def known_epochs(premises: Premises, birth: Birth) -> tuple[Epochs, int]:

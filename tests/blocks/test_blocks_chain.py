@@ -16,6 +16,7 @@ from blocks import (
     Subnet,
     Wallet,
 )
+from templar.adversary.actors import ACTORS
 from templar.chain.keys import Hotkey, create_wallet, verify
 from templar.chain.ledger import create_ledger
 from templar.errors import PermanentError, Reason
@@ -23,7 +24,6 @@ from templar.neuron.aggregator import Aggregator
 from templar.neuron.miner import Miner
 from templar.neuron.node import Node
 from templar.neuron.validator import Validator
-from templar.simulate.actors import ACTORS
 
 NETUID = 7
 BIRTHDAY = 1_700_000_000.0

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from templar import PROTOCOL_VERSION
 from templar.exchange.checkpoint import MANIFEST_FILE
 from templar.exchange.keys import START_WINDOW_KEY, Kind, ObjectKey, checkpoint_key, parse_key, peers_key, window_key
-from templar.exchange.retention import expired_objects
 from templar.hparams import Storage, load_hparams
 from templar.store.base import ObjectInfo
+from tests.support.expired import expired_objects
 from tests.support.memory_store import MemoryStore
 
 NOW, GENESIS, RETENTION, KEPT = 100, 4, 20, 2
@@ -18,7 +18,12 @@ OLDEST = NOW - RETENTION
 STORAGE: Storage = load_hparams(path=Path(__file__).parents[2] / "hparams.json").storage.model_copy(
     update={"retention_windows": RETENTION, "checkpoints_kept": KEPT}
 )
-PER_WINDOW = [kind for kind in Kind if kind not in (Kind.CHECKPOINT, Kind.PEERS, Kind.START_WINDOW, Kind.AGGREGATE)]
+PER_WINDOW = [
+    kind
+    for kind in Kind
+    if kind not in (Kind.CHECKPOINT, Kind.PEERS, Kind.AGGREGATE)
+    if (key := parse_key(str(ObjectKey(kind, 1, 1)))) is not None and key.window is not None
+]
 OURS = f"-v{PROTOCOL_VERSION}"
 FOREIGN = [
     "",
@@ -113,9 +118,12 @@ def test_an_unfinished_checkpoint_counts_for_nothing() -> None:
     assert expired([*complete(10), *complete(90), *unfinished(99)]) == []
 
 
-def test_a_checkpoint_of_a_window_to_come_stays() -> None:
-    keys = [key for window in (NOW - 1, NOW, NOW + 1, NOW + 2, NOW + 3) for key in complete(window)]
-    assert expired(keys) == complete(NOW - 1)
+def test_a_checkpoint_of_a_window_to_come_stays_and_counts_for_nothing() -> None:
+    far = [key for window in (NOW + 1, 50_000, 50_001) for key in complete(window)]
+    live = [*complete(NOW - 2), *complete(NOW - 1), *unfinished(NOW)]
+    assert expired([*live, *far]) == []
+    assert expired([*complete(GENESIS), *complete(10), *live, *far]) == complete(10)
+    assert expired([*complete(10), checkpoint_key(50_000, 1, MANIFEST_FILE)]) == []
 
 
 def test_all_files_of_a_checkpoint_share_its_fate() -> None:
@@ -178,7 +186,7 @@ def test_nothing_is_deleted_that_somebody_may_need(bucket: set[str]) -> None:
         else:
             assert window < OLDEST
     manifests = {found.window for found in ours.values() if found.file == MANIFEST_FILE and found.window is not None}
-    for window in sorted(manifests)[-KEPT:]:
+    for window in sorted(window for window in manifests if window <= NOW)[-KEPT:]:
         assert not {key for key in gone if ours[key].kind is Kind.CHECKPOINT and ours[key].window == window}
     effective = {found.window for found in ours.values() if found.kind is Kind.PEERS and (found.window or 0) <= NOW}
     if effective:

@@ -114,7 +114,7 @@ def test_a_dry_run_counts_and_deletes_nothing(old: Network) -> None:
     report = clean_bucket(old.premises(AGGREGATOR), dry_run=True)
     assert old.objects(AGGREGATOR) == before
     rows = {row.kind: row for row in report.rows}
-    assert {kind: row.expired for kind, row in rows.items()} == {
+    assert {kind: row.found for kind, row in rows.items()} == {
         "aggregator": 2,
         "checkpoint": 2 * 4,
         "decision": 2,
@@ -128,7 +128,7 @@ def test_a_dry_run_counts_and_deletes_nothing(old: Network) -> None:
 def test_what_has_expired_is_deleted_and_nothing_else(old: Network) -> None:
     dry = clean_bucket(old.premises(AGGREGATOR), dry_run=True)
     report = clean_bucket(old.premises(AGGREGATOR), dry_run=False)
-    assert [(row.kind, row.deleted) for row in report.rows] == [(row.kind, row.expired) for row in dry.rows]
+    assert [(row.kind, row.deleted) for row in report.rows] == [(row.kind, row.found) for row in dry.rows]
     assert windows_in(old, AGGREGATOR) == {3, 4, 5, 6}
     assert list_checkpoints(old.aggregator.buckets.own, old.member(AGGREGATOR).uid) == [6, 0], "genesis stays for ever"
     assert [key for key in old.objects(AGGREGATOR) if key.startswith("start_window")]

@@ -1,0 +1,56 @@
+"""Find out what each bucket key of an environment can do, and whether it should; no Prefect server is needed.
+
+    python -m deployments.check_access --env-file .env
+
+It writes a few small objects with keys of their own, `access-check-...`, and removes them. The exit status is 0 if
+every key is as it should be, 1 if not, 2 if the command line is wrong.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from blocks.environment import neuron_from_environment
+from blocks.keyring import credentials_of
+from deployments.register import read_environment
+from templar.errors import TemplarError
+from templar.exchange.access import AccessReport, check_access
+
+COLUMNS = ("bucket", "key", "right", "should", "does", "answer", "problem")
+
+
+def show(report: AccessReport, console: Console) -> None:
+    """Print a row per right of each key, then what is wrong."""
+    table = Table()
+    for column in COLUMNS:
+        table.add_column(column, overflow="fold")
+    for row in report.rows:
+        cells = row.cells
+        table.add_row(*(Text(cells[column]) for column in COLUMNS))
+    console.print(table)
+    console.print(Text(report.summary), soft_wrap=True)
+
+
+def main() -> int:
+    """Parse the command line and check."""
+    parser = argparse.ArgumentParser(
+        prog="python -m deployments.check_access", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--env-file", type=Path, help="file with the variables of .env.example")
+    arguments = parser.parse_args()
+    try:
+        environment = read_environment(arguments.env_file)
+        report = check_access(credentials_of(neuron_from_environment(environment), environment))
+    except TemplarError as error:
+        print(error, file=sys.stderr)
+        return 1
+    show(report, Console())
+    return 1 if report.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

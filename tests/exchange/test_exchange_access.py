@@ -1,0 +1,334 @@
+"""What keys can do, found out on servers that enforce them, with right and with wrong policies."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from deployments import s3_endpoint
+from deployments.s3_endpoint import AccessKey
+from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.exchange.access import AccessReport, Credential, Right, check_access
+from templar.exchange.keys import parse_key
+from templar.exchange.temporary import PROBE_PREFIX
+from templar.interrupt import StoppedError
+from templar.store.base import DeleteReport
+from templar.store.directory import DirectoryStore
+from templar.store.s3 import S3Store
+from templar.store.s3_settings import S3Settings
+from templar.store.s3_uploads import S3Uploads
+from templar.store.uploads import DirectoryUploads
+from tests.support.servers import MotoEndpoint, RcloneEndpoints, moto_endpoint, rclone_endpoints
+
+READ = ("s3:GetObject", "s3:ListBucket")
+WRITE = (*READ, "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListBucketMultipartUploads")
+SETTINGS = S3Settings(read_timeout_seconds=10.0, max_attempts=1)
+
+
+@pytest.fixture(scope="module")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotoEndpoint]:
+    with moto_endpoint(tmp_path_factory.mktemp("moto")) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="module")
+def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RcloneEndpoints]:
+    with rclone_endpoints(tmp_path_factory.mktemp("rclone")) as endpoints:
+        yield endpoints
+
+
+def credential(name: str, url: str, bucket: str, key: AccessKey, *, writes: bool) -> Credential:
+    address: dict[str, Any] = {
+        "endpoint_url": url,
+        "access_key_id": key.access_key_id,
+        "secret_access_key": key.secret_access_key,
+        "settings": SETTINGS,
+    }
+    return Credential(name, S3Store(bucket, **address), S3Uploads(bucket, **address), writes)
+
+
+class Policies:
+    """A bucket of the embedded endpoint, and keys with any rights."""
+
+    def __init__(self, endpoint: MotoEndpoint) -> None:
+        self.admin = endpoint.admin
+        self.bucket = uuid4().hex
+        s3_endpoint._client(self.admin, "s3").create_bucket(Bucket=self.bucket)
+        self.store = credential("admin", self.admin.endpoint_url, self.bucket, self.admin.key, writes=True).store
+
+    def key(self, *actions: str) -> AccessKey:
+        return s3_endpoint._create_key(self.admin, uuid4().hex, self.bucket, actions)
+
+    def check(self, read: AccessKey | None, write: AccessKey | None) -> AccessReport:
+        url = self.admin.endpoint_url
+        pairs = (("read key", read, False), ("write key", write, True))
+        keys = [credential(name, url, self.bucket, key, writes=writes) for name, key, writes in pairs if key]
+        return check_access([keys])
+
+    def objects(self) -> list[str]:
+        return [info.key for info in self.store.list()]
+
+
+@pytest.fixture
+def policies(moto: MotoEndpoint) -> Policies:
+    return Policies(moto)
+
+
+def reasons(report: AccessReport) -> set[str]:
+    return {str(reason) for reason, _ in report.problems}
+
+
+def test_the_right_keys_are_right_and_nothing_stays(policies: Policies) -> None:
+    policies.store.put("gradient", b"1")
+    report = policies.check(policies.key(*READ), policies.key(*WRITE))
+    assert report.problems == ()
+    assert report.untold == ()
+    assert report.summary == "2 keys are as they should be"
+    has = {(row.key, row.right): row.has for row in report.rows}
+    assert {right: has["read key", right] for right in Right} == {
+        Right.LIST: True,
+        Right.HEAD: True,
+        Right.GET: True,
+        Right.PUT: False,
+        Right.PARTS: False,
+        Right.DELETE: False,
+    }
+    assert all(has["write key", right] for right in Right)
+    assert policies.objects() == ["gradient"]
+
+
+def test_the_keys_that_the_local_network_makes_are_right(moto: MotoEndpoint) -> None:
+    keys = s3_endpoint.create_bucket_with_keys(moto.admin, uuid4().hex)
+    url = moto.admin.endpoint_url
+    report = check_access(
+        [
+            [
+                credential("read key", url, keys.bucket, keys.read, writes=False),
+                credential("write key", url, keys.bucket, keys.write, writes=True),
+            ]
+        ]
+    )
+    assert (report.problems, report.untold) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("action", "rights"),
+    [("s3:PutObject", {Right.PUT, Right.PARTS}), ("s3:DeleteObject", {Right.DELETE})],
+)
+def test_a_read_key_that_writes_is_found_out(policies: Policies, action: str, rights: set[Right]) -> None:
+    report = policies.check(policies.key(*READ, action), policies.key(*WRITE))
+    assert reasons(report) == {"read_key_writes"}
+    assert {row.right for row in report.rows if row.problem} == rights
+    assert "[read_key_writes] " in report.summary
+    assert policies.objects() == [], "what the read key wrote is removed by the write key"
+
+
+def test_the_same_key_for_both_is_found_out(policies: Policies) -> None:
+    key = policies.key(*WRITE)
+    assert reasons(policies.check(key, key)) == {"read_key_writes"}
+    assert policies.objects() == []
+
+
+def test_a_read_key_that_may_not_list_cannot_tell_what_is_missing(policies: Policies) -> None:
+    report = policies.check(policies.key("s3:GetObject"), policies.key(*WRITE))
+    assert reasons(report) == {"bucket_unreadable"}
+    assert Right.LIST in {row.right for row in report.rows if row.problem}
+
+
+def test_a_read_key_that_may_not_read(policies: Policies) -> None:
+    report = policies.check(policies.key("s3:ListBucket"), policies.key(*WRITE))
+    assert reasons(report) == {"bucket_unreadable"}
+    assert Right.GET in {row.right for row in report.rows if row.problem}
+
+
+@pytest.mark.parametrize("missing", ["s3:GetObject", "s3:ListBucket", "s3:PutObject"])
+def test_a_write_key_that_lacks_a_right_is_found_out(policies: Policies, missing: str) -> None:
+    report = policies.check(policies.key(*READ), policies.key(*(action for action in WRITE if action != missing)))
+    assert reasons(report) == {"write_key_refused"}
+    assert policies.objects() == []
+
+
+def test_a_write_key_that_may_not_delete_leaves_what_it_wrote_and_says_so(policies: Policies) -> None:
+    report = policies.check(policies.key(*READ), policies.key(*READ, "s3:PutObject"))
+    assert reasons(report) == {"write_key_refused", "objects_left"}
+    left = policies.objects()
+    assert sorted(report.left) == [f"{policies.bucket}/{key}" for key in left]
+    assert left
+    assert all(key.startswith(PROBE_PREFIX) and parse_key(key) is None for key in left)
+
+
+def test_a_wrong_secret_opens_nothing_and_is_shown_nowhere(policies: Policies) -> None:
+    wrong = AccessKey(policies.key(*WRITE).access_key_id, "not-the-secret-of-this-key-at-all")
+    report = policies.check(wrong, wrong)
+    assert reasons(report) == {"bucket_unreadable", "write_key_refused"}
+    assert "not-the-secret" not in report.summary + repr(report)
+
+
+def test_a_bucket_that_is_not_there(moto: MotoEndpoint) -> None:
+    url, key = moto.admin.endpoint_url, moto.admin.key
+    report = check_access([[credential("read key", url, "missing", key, writes=False)]])
+    assert "bucket_unreadable" in reasons(report)
+    assert "bucket_missing" in report.summary
+    untold = {row.right for row in report.rows if row.has is None}
+    assert untold == {Right.PUT, Right.PARTS, Right.DELETE}, "a bucket that is missing refuses nobody"
+
+
+@pytest.mark.parametrize("right", ["put", "store_in_parts", "delete"])
+def test_only_a_refusal_proves_that_a_right_is_not_there(
+    policies: Policies, monkeypatch: pytest.MonkeyPatch, right: str
+) -> None:
+    url = policies.admin.endpoint_url
+    read = credential("read key", url, policies.bucket, policies.key(*READ), writes=False)
+    write = credential("write key", url, policies.bucket, policies.key(*WRITE), writes=True)
+
+    def answers_something_else(*_: object) -> None:
+        raise PermanentError(Reason.STORE_REFUSED, "501 NotImplemented")
+
+    monkeypatch.setattr(read.uploads if right == "store_in_parts" else read.store, right, answers_something_else)
+    report = check_access([[read, write]])
+    assert report.problems == ()
+    name = {"store_in_parts": "multipart"}.get(right, right)
+    assert report.untold == (f"read key: {name} (store_refused, which is not a refusal)",)
+
+
+@pytest.mark.parametrize("code", ["InternalError", "NotImplemented"])
+def test_a_delete_that_fails_for_another_reason_proves_nothing(
+    policies: Policies, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    url = policies.admin.endpoint_url
+    read = credential("read key", url, policies.bucket, policies.key(*READ), writes=False)
+    write = credential("write key", url, policies.bucket, policies.key(*WRITE), writes=True)
+
+    def fails(keys: list[str]) -> DeleteReport:
+        return DeleteReport((), tuple((key, code) for key in keys))
+
+    monkeypatch.setattr(read.store, "delete", fails)
+    assert [row.has for row in check_access([[read, write]]).rows if row.key == "read key"][-1] is None
+    monkeypatch.setattr(read.store, "delete", lambda keys: DeleteReport(tuple(keys), ()))
+    assert check_access([[read, write]]).untold == ("read key: delete (the object is still there)",)
+
+
+def test_a_stop_is_no_verdict(policies: Policies, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = policies.admin.endpoint_url
+    read = credential("read key", url, policies.bucket, policies.key(*READ), writes=False)
+
+    def stopped(key: str, data: bytes) -> None:
+        raise StoppedError(Reason.STOPPED, "stopped")
+
+    monkeypatch.setattr(read.store, "put", stopped)
+    with pytest.raises(StoppedError):
+        check_access([[read]])
+
+
+def test_without_a_write_key_a_read_key_is_tried_on_what_is_there(policies: Policies) -> None:
+    report = policies.check(policies.key(*READ), None)
+    assert report.problems == ()
+    assert [row.right for row in report.rows if row.has is None] == [Right.GET]
+    policies.store.put("data", b"12")
+    report = policies.check(policies.key(*READ), None)
+    assert (report.problems, report.untold) == ((), ())
+
+
+def test_without_a_write_key_a_read_key_that_writes_cleans_up_after_itself(policies: Policies) -> None:
+    policies.store.put("data", b"12")
+    report = policies.check(policies.key(*WRITE), None)
+    assert reasons(report) == {"read_key_writes"}
+    assert policies.objects() == ["data"]
+
+
+def test_a_store_that_goes_away_is_no_verdict_and_what_was_written_is_removed(
+    policies: Policies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = policies.admin.endpoint_url
+    write = credential("write key", url, policies.bucket, policies.key(*WRITE), writes=True)
+
+    def away(key: str, start: int, length: int) -> bytes:
+        raise TransientError(Reason.STORE_UNREACHABLE, "away")
+
+    monkeypatch.setattr(write.store, "get_range", away)
+    with pytest.raises(TransientError):
+        check_access([[write]])
+    assert policies.objects() == []
+
+
+def test_a_server_that_is_no_server_is_no_verdict() -> None:
+    key = AccessKey("id", "secret")
+    with pytest.raises(TemplarError) as caught:
+        check_access([[credential("read key", "http://127.0.0.1:9", "bucket", key, writes=False)]])
+    assert caught.value.reason is Reason.STORE_UNREACHABLE
+
+
+class TestRclone:
+    """A server whose read-only process answers a forbidden write with 500: that is no refusal, and it is said."""
+
+    def keys(self, rclone: RcloneEndpoints, *, reads_with_write_key: bool = False) -> list[Credential]:
+        bucket = uuid4().hex
+        (rclone.root / bucket).mkdir()
+        write = credential("write key", rclone.writable.endpoint_url, bucket, rclone.write_key, writes=True)
+        if reads_with_write_key:
+            read = credential("read key", rclone.writable.endpoint_url, bucket, rclone.write_key, writes=False)
+        else:
+            read = credential("read key", rclone.read_only.endpoint_url, bucket, rclone.read_key, writes=False)
+        return [read, write]
+
+    def test_what_cannot_be_told_is_said(self, rclone: RcloneEndpoints) -> None:
+        keys = self.keys(rclone)
+        report = check_access([keys])
+        assert report.problems == ()
+        assert {row.right for row in report.rows if row.has is None} <= {Right.PUT, Right.PARTS, Right.DELETE}
+        assert "read key: put (store_busy, which is not a refusal)" in report.untold
+        assert list(keys[1].store.list()) == []
+
+    def test_a_read_key_that_writes_is_found_out(self, rclone: RcloneEndpoints) -> None:
+        keys = self.keys(rclone, reads_with_write_key=True)
+        assert reasons(check_access([keys])) == {"read_key_writes"}
+        assert list(keys[1].store.list()) == []
+
+
+class TestDirectory:
+    def keys(self, root: Path) -> list[Credential]:
+        uploads = DirectoryUploads(root)
+        return [
+            Credential("read key", DirectoryStore(root, writable=False), uploads, writes=False, enforced=False),
+            Credential("write key", DirectoryStore(root), uploads, writes=True, enforced=False),
+        ]
+
+    def test_it_says_that_keys_mean_nothing(self, tmp_path: Path) -> None:
+        report = check_access([self.keys(tmp_path)])
+        assert report.problems == ()
+        assert report.untold == tuple(
+            f"read key: {right} (a directory store looks at no keys)"
+            for right in (Right.PUT, Right.PARTS, Right.DELETE)
+        )
+        assert list(DirectoryStore(tmp_path).list()) == []
+
+    def test_a_folder_that_is_not_there(self, tmp_path: Path) -> None:
+        report = check_access([self.keys(tmp_path / "none")])
+        assert reasons(report) == {"bucket_unreadable", "write_key_refused"}
+
+    def test_a_failure_of_one_bucket_names_that_bucket(self, tmp_path: Path) -> None:
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+        report = check_access([self.keys(tmp_path / "one"), self.keys(tmp_path / "gone"), self.keys(tmp_path / "two")])
+        assert {row.bucket for row in report.rows if row.problem} == {"gone"}
+
+
+def test_the_report_is_one_that_can_be_stored(policies: Policies) -> None:
+    rows = [row.cells for row in policies.check(policies.key(*READ), policies.key(*WRITE)).rows]
+    assert json.loads(json.dumps(rows)) == rows
+    assert len(rows) == 2 * len(Right)
+
+
+def test_a_listing_that_breaks_off_removes_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = DirectoryStore(tmp_path)
+
+    def fails(key: str) -> None:
+        raise PermanentError(Reason.STOPPED, "stopped")
+
+    monkeypatch.setattr(store, "head", fails)
+    report = check_access([[Credential("write key", store, DirectoryUploads(tmp_path), writes=True)]])
+    assert reasons(report) == {"write_key_refused", "objects_left"}, "nobody can see that they are gone"
+    assert list(store.list()) == []

@@ -1,0 +1,478 @@
+"""What a clean-up deletes and what it leaves, as a property of any bucket."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from templar import PROTOCOL_VERSION
+from templar.errors import PermanentError, Reason
+from templar.exchange.checkpoint import MANIFEST_FILE
+from templar.exchange.cleanup import (
+    BATCH,
+    CLOCK_MARGIN_SECONDS,
+    LISTED_FAILURES,
+    Criterion,
+    Guard,
+    Mode,
+    execute,
+    kind_and_version,
+    plan,
+)
+from templar.exchange.keys import (
+    START_WINDOW_KEY,
+    Kind,
+    ObjectKey,
+    aggregate_key,
+    checkpoint_key,
+    parse_current_key,
+    parse_key,
+    parse_legacy_key,
+    peers_key,
+    window_key,
+)
+from templar.exchange.retention import Retention, survey
+from templar.exchange.temporary import plan_temporary
+from templar.hparams import load_hparams
+from templar.interrupt import StoppedError, clear_stop, request_stop
+from templar.store.base import DeleteReport, ObjectInfo
+from tests.support.memory_store import MemoryStore
+
+NOW, GENESIS, RETENTION, AHEAD = 100, 4, 20, 10
+TIME, WINDOW_SECONDS = 1_700_000_000, 600
+STORAGE = load_hparams(path=Path(__file__).parents[2] / "hparams.json").storage.model_copy(
+    update={"retention_windows": RETENTION, "checkpoints_kept": 2}
+)
+VERSIONS = ("0.2.8", "0.2.82", "0.2.81", "20", "1")
+PER_WINDOW = [
+    kind
+    for kind in Kind
+    if kind not in (Kind.CHECKPOINT, Kind.PEERS, Kind.AGGREGATE)
+    if (key := parse_key(str(ObjectKey(kind, 1, 1)))) is not None and key.window is not None
+]
+OTHER_KEYS = ["readme.txt", "data/_metadata.yaml", "data/train_000001.npy", "x.pt", "gathers", "gradient-1-1-v2"]
+
+windows = st.integers(0, NOW + 5)
+uids = st.sampled_from([1, 2, 11, 111])
+versions = st.sampled_from([PROTOCOL_VERSION, *VERSIONS])
+
+
+def of_version(version: str, window: int, uid: int) -> list[str]:
+    """One object of every kind, ours and the reference's."""
+    return [
+        *(str(ObjectKey(kind, window, uid, version)) for kind in PER_WINDOW),
+        str(ObjectKey(Kind.AGGREGATE, window, version=version)),
+        str(ObjectKey(Kind.PEERS, window, version=version)),
+        str(ObjectKey(Kind.START_WINDOW, version=version)),
+        str(ObjectKey(Kind.CHECKPOINT, window, uid, version, MANIFEST_FILE)),
+        str(ObjectKey(Kind.CHECKPOINT, window, uid, version, "model.safetensors")),
+        *(f"{kind}-{window}-{uid}-v{version}.pt" for kind in ("gradient", "debug", "checkpoint")),
+        f"aggregator-{window}-v{version}.pt",
+        f"gathers/{version}/{window}/{uid}.pt",
+        f"checkpoints/{version}/{window}/__0_0.distcp",
+        f"checkpoints/{version}/_LATEST.json",
+    ]
+
+
+keys = st.one_of(st.builds(of_version, versions, windows, uids).flatmap(st.sampled_from), st.sampled_from(OTHER_KEYS))
+buckets = st.dictionaries(keys, st.integers(0, 2 * NOW * WINDOW_SECONDS), max_size=30)
+
+
+def listing(bucket: dict[str, int]) -> list[ObjectInfo]:
+    """A listing of keys and their ages in seconds."""
+    return [ObjectInfo(key, 10, TIME - age) for key, age in sorted(bucket.items())]
+
+
+def guard_of(objects: list[ObjectInfo], *, chain_time: float = TIME, now: int = NOW, **changes: Any) -> Guard:
+    """What `templar.neuron.purging` knows of a bucket."""
+    found = survey(objects, now)
+    base = now if found.newest_window is None else found.newest_window
+    retention = Retention.of(found, window=base, genesis_windows={GENESIS}, storage=STORAGE)
+    newest = chain_time if found.newest_stamp is None else min(chain_time, found.newest_stamp)
+    return Guard(retention, newest, latest=now + AHEAD, **changes)
+
+
+def meant(objects: list[ObjectInfo], criterion: Criterion, guard: Guard | None = None) -> list[str]:
+    return [each.info.key for each in plan(objects, criterion, guard or guard_of(objects))]
+
+
+def gone(objects: list[ObjectInfo], criterion: Criterion, guard: Guard | None = None) -> list[str]:
+    return [each.info.key for each in plan(objects, criterion, guard or guard_of(objects)) if not each.kept]
+
+
+criteria = st.one_of(
+    versions.map(lambda version: Criterion(Mode.VERSION, version=version)),
+    versions.map(lambda version: Criterion(Mode.AGGREGATES, version=version)),
+    st.sampled_from([0.0, 0.5, 1.0, 24.0]).map(lambda hours: Criterion(Mode.OLDER_THAN, hours=hours)),
+    st.sampled_from(["g", "gradient-1", "checkpoint-", "start", "data/", "p"]).map(
+        lambda prefix: Criterion(Mode.PREFIX, prefix=prefix)
+    ),
+    st.sampled_from([".json", ".bin", f"v{PROTOCOL_VERSION}.json", "n", ".pt"]).map(
+        lambda suffix: Criterion(Mode.SUFFIX, suffix=suffix)
+    ),
+    st.just(Criterion(Mode.RETENTION)),
+)
+
+
+# What a live network needs.
+
+
+@given(buckets, criteria, st.integers(-600, 600))
+@settings(max_examples=300)
+def test_nothing_that_lives_is_ever_deleted_whatever_the_clocks_say(
+    bucket: dict[str, int], criterion: Criterion, skew: int
+) -> None:
+    objects = listing(bucket)
+    guard = guard_of(objects, chain_time=TIME + skew)
+    base = guard.retention.window
+    for key in gone(objects, criterion, guard):
+        parsed = parse_current_key(key)
+        if parsed is None:
+            continue
+        assert parsed.window is not None, "a start window"
+        assert parsed.window < base
+        if parsed.kind is Kind.CHECKPOINT:
+            assert parsed.window != GENESIS
+            assert parsed.window not in guard.retention.kept
+        else:
+            assert parsed.window < base - RETENTION
+
+
+@given(buckets, criteria)
+@settings(max_examples=200)
+def test_what_expired_and_is_meant_is_deleted_and_so_is_what_is_nobodys(
+    bucket: dict[str, int], criterion: Criterion
+) -> None:
+    objects = listing(bucket)
+    guard, found = guard_of(objects), meant(objects, criterion)
+    expired = set(gone(objects, Criterion(Mode.RETENTION)))
+    ours = {key for key in found if parse_current_key(key)}
+    assert set(gone(objects, criterion, guard)) == (set(found) - ours) | (ours & expired)
+
+
+@given(buckets, criteria)
+@settings(max_examples=150)
+def test_a_second_time_finds_nothing_more_to_delete(bucket: dict[str, int], criterion: Criterion) -> None:
+    store = MemoryStore(clock=lambda: TIME)
+    for key in bucket:
+        store.put(key, b"1")
+    guard = guard_of(list(store.list()))
+    first = execute(store, plan(store.list(), criterion, guard), window=NOW, dry_run=False)
+    again = execute(store, plan(store.list(), criterion, guard), window=NOW, dry_run=False)
+    assert first.total("deleted") == first.total("found") - first.total("kept")
+    assert again.total("deleted") == 0
+    assert again.total("kept") == again.total("found") == first.total("kept")
+
+
+@given(buckets)
+def test_a_wipe_takes_everything(bucket: dict[str, int]) -> None:
+    assert gone(listing(bucket), Criterion(Mode.WIPE)) == sorted(bucket)
+
+
+@given(buckets, criteria)
+def test_a_dataset_in_the_same_bucket_stays(bucket: dict[str, int], criterion: Criterion) -> None:
+    objects = listing(bucket)
+    guard = guard_of(objects, kept_prefixes=("data/",))
+    assert not [key for key in gone(objects, criterion, guard) if key.startswith("data/")]
+
+
+# What is meant.
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_version_is_exactly_that_version(version: str) -> None:
+    every = {each: of_version(each, 1, 1) for each in (*VERSIONS, PROTOCOL_VERSION)}
+    objects = listing(dict.fromkeys([key for several in every.values() for key in several], 0))
+    assert sorted(gone(objects, Criterion(Mode.VERSION, version=version))) == sorted(every[version])
+
+
+def test_the_running_version_goes_only_where_it_has_expired() -> None:
+    objects = listing(dict.fromkeys(of_version(PROTOCOL_VERSION, NOW, 1) + of_version(PROTOCOL_VERSION, 1, 1), 0))
+    criterion = Criterion(Mode.VERSION, version=PROTOCOL_VERSION)
+    deleted = gone(objects, criterion)
+    assert window_key(Kind.GRADIENT, 1, 1) in deleted
+    assert START_WINDOW_KEY in meant(objects, criterion)
+    assert not {START_WINDOW_KEY, window_key(Kind.GRADIENT, NOW, 1)} & set(deleted)
+
+
+def test_uids_that_begin_alike_are_different() -> None:
+    objects = listing(
+        {window_key(Kind.GRADIENT, 1, uid): 0 for uid in (1, 11, 111)} | {window_key(Kind.ROSTER, NOW, 1): 0}
+    )
+    assert gone(objects, Criterion(Mode.PREFIX, prefix="gradient-1-1-")) == [window_key(Kind.GRADIENT, 1, 1)]
+
+
+def test_aggregates_are_those_of_both_systems() -> None:
+    objects = listing(dict.fromkeys(of_version("0.2.8", 1, 1) + of_version("0.2.82", 1, 1), 0))
+    assert sorted(gone(objects, Criterion(Mode.AGGREGATES, version="0.2.8"))) == [
+        "aggregator-1-v0.2.8.bin",
+        "aggregator-1-v0.2.8.pt",
+        "gathers/0.2.8/1/1.pt",
+    ]
+
+
+def test_aggregates_of_the_running_version_go_when_they_expired() -> None:
+    objects = listing({aggregate_key(window): 0 for window in (1, NOW)})
+    criterion = Criterion(Mode.AGGREGATES, version=PROTOCOL_VERSION)
+    assert gone(objects, criterion) == [aggregate_key(1)]
+
+
+@pytest.mark.parametrize("hours", [0, 0.25, 1, 48])
+def test_an_age_counts_from_the_newest_object_with_a_margin(hours: float) -> None:
+    limit = int(3600 * hours) + CLOCK_MARGIN_SECONDS
+    objects = listing({"newest": 0, "at-the-limit": limit, "older": limit + 1})
+    assert gone(objects, Criterion(Mode.OLDER_THAN, hours=hours)) == ["older"]
+
+
+@pytest.mark.parametrize("skew", [-600, 0, 600])
+def test_a_clock_that_is_wrong_by_minutes_makes_nothing_older(skew: int) -> None:
+    objects = listing({"newest": 0, "half-an-hour": 1800})
+    guard = guard_of(objects, chain_time=TIME + skew)
+    assert gone(objects, Criterion(Mode.OLDER_THAN, hours=0.25), guard) == []
+    assert guard.now == min(TIME, TIME + skew)
+
+
+def test_in_a_bucket_that_stands_still_nothing_ages() -> None:
+    objects = listing({"a": 10**6, "b": 10**6 + 60})
+    assert gone(objects, Criterion(Mode.OLDER_THAN, hours=0)) == []
+
+
+@given(buckets, st.sampled_from(["", *OTHER_KEYS, "gradient-", "1"]))
+def test_a_prefix_and_a_suffix_are_what_they_say(bucket: dict[str, int], text: str) -> None:
+    objects = listing(bucket)
+    if text:
+        assert meant(objects, Criterion(Mode.PREFIX, prefix=text)) == [k for k in sorted(bucket) if k.startswith(text)]
+        assert meant(objects, Criterion(Mode.SUFFIX, suffix=text)) == [k for k in sorted(bucket) if k.endswith(text)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "given_", "word"),
+    [
+        (Mode.VERSION, {}, "version: mode 'version' needs it"),
+        (Mode.VERSION, {"version": ""}, "version: mode 'version' needs it"),
+        (Mode.OLDER_THAN, {}, "hours: mode 'older_than' needs it"),
+        (Mode.OLDER_THAN, {"hours": -1.0}, "hours: -1.0 is not"),
+        (Mode.OLDER_THAN, {"hours": math.nan}, "hours: nan is not"),
+        (Mode.OLDER_THAN, {"hours": math.inf}, "hours: inf is not"),
+        (Mode.PREFIX, {"prefix": ""}, "prefix: mode 'prefix' needs it"),
+        (Mode.SUFFIX, {"prefix": "x", "suffix": ".pt"}, "prefix: mode 'suffix' does not take it"),
+        (Mode.WIPE, {"hours": 0.0}, "hours: mode 'wipe' does not take it"),
+    ],
+)
+def test_a_criterion_that_says_too_little_or_too_much_is_refused(mode: Mode, given_: dict[str, Any], word: str) -> None:
+    with pytest.raises(PermanentError) as caught:
+        Criterion(mode, **given_)
+    assert caught.value.reason is Reason.BAD_PARAMETERS
+    assert word in str(caught.value)
+
+
+@given(st.builds(of_version, versions, windows, uids))
+def test_every_key_has_its_version(several: list[str]) -> None:
+    assert len({kind_and_version(key)[1] for key in several}) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gradient-1-1-v0.2.8.pth",
+        "gradient-01-1-v1.pt",
+        "gathers/0.2.8",
+        "gathers//x",
+        "gathers/0.2.8/",
+        "peers_1_v1.pt",
+    ],
+)
+def test_what_is_nobodys_has_no_version(text: str) -> None:
+    assert parse_legacy_key(text) is None
+    assert kind_and_version(text) == ("other", None)
+
+
+# Windows that are far from coming.
+
+
+def far(window: int) -> list[str]:
+    """One object of every kind of a window, and those of no window."""
+    return [*(key for key in of_version(PROTOCOL_VERSION, window, 1) if parse_current_key(key)), LEASE]
+
+
+LEASE = str(ObjectKey(Kind.LEASE, role="miner", holder="ab" * 16))
+
+
+@pytest.mark.parametrize("prefix", ["gradient-", "checkpoint-", "aggregator-", "peers_", "start", "lease-"])
+def test_a_prefix_takes_what_is_of_a_window_that_is_far_off_and_nothing_nearer(prefix: str) -> None:
+    far_off, near = far(NOW + AHEAD + 1), far(NOW + AHEAD)
+    objects = listing(dict.fromkeys([*far_off, *near], 0))
+    found = gone(objects, Criterion(Mode.PREFIX, prefix=prefix))
+    assert found == sorted(key for key in set(far_off) - set(near) if key.startswith(prefix))
+    assert bool(found) == (prefix not in ("start", "lease-"))
+
+
+@pytest.mark.parametrize(
+    "criterion",
+    [
+        Criterion(Mode.RETENTION),
+        Criterion(Mode.VERSION, version=PROTOCOL_VERSION),
+        Criterion(Mode.AGGREGATES, version=PROTOCOL_VERSION),
+        Criterion(Mode.OLDER_THAN, hours=0.0),
+        Criterion(Mode.SUFFIX, suffix=".json"),
+    ],
+    ids=lambda criterion: criterion.mode,
+)
+def test_nothing_else_takes_what_is_far_off(criterion: Criterion) -> None:
+    objects = listing({"newest": 0} | dict.fromkeys(far(50_000), 10**6))
+    assert not [key for key in gone(objects, criterion) if parse_current_key(key)]
+
+
+def test_a_genesis_of_a_window_that_is_far_off_stays() -> None:
+    keys = [checkpoint_key(window, 1, MANIFEST_FILE) for window in (50_000, 50_001)]
+    objects, purge = listing(dict.fromkeys(keys, 0)), Criterion(Mode.PREFIX, prefix="checkpoint-")
+    guard = guard_of(objects)
+    assert gone(objects, purge, guard) == keys
+    own = replace(guard, retention=replace(guard.retention, kept=frozenset({50_000})))
+    assert gone(objects, purge, own) == keys[1:]
+    unknown = replace(guard, retention=replace(guard.retention, keeps_checkpoints=True))
+    assert gone(objects, purge, unknown) == []
+    assert gone(objects, purge, replace(guard, kept_prefixes=("",))) == []
+
+
+def test_a_planted_manifest_makes_no_live_checkpoint_old() -> None:
+    live = [checkpoint_key(window, 1, name) for window in (NOW - 9, NOW - 1) for name in ("config.json", MANIFEST_FILE)]
+    under_way, planted = checkpoint_key(NOW, 1, "config.json"), checkpoint_key(50_000, 1, MANIFEST_FILE)
+    objects = listing(dict.fromkeys([*live, under_way, planted, window_key(Kind.PROOF, NOW, 1)], 0))
+    assert gone(objects, Criterion(Mode.RETENTION)) == []
+    assert gone(objects, Criterion(Mode.PREFIX, prefix="checkpoint-")) == [planted]
+
+
+def test_with_a_dataset_at_the_root_only_a_wipe_deletes() -> None:
+    objects = listing(dict.fromkeys([*OTHER_KEYS, *of_version("0.2.8", 1, 1)], 0))
+    guard = guard_of(objects, kept_prefixes=("",))
+    assert gone(objects, Criterion(Mode.VERSION, version="0.2.8"), guard) == []
+    assert gone(objects, Criterion(Mode.PREFIX, prefix="data/"), guard) == []
+    assert len(gone(objects, Criterion(Mode.WIPE), guard)) == len(objects)
+
+
+# Deleting.
+
+
+def numbered(store: MemoryStore, count: int) -> None:
+    for number in range(count):
+        store.put(f"old-{number:05}", b"12345")
+
+
+def test_thousands_of_keys_go_in_batches_while_the_listing_is_read() -> None:
+    class Batching(MemoryStore):
+        sizes: ClassVar[list[int]] = []
+
+        def delete(self, keys: Iterable[str]) -> DeleteReport:
+            keys = list(keys)
+            self.sizes.append(len(keys))
+            return super().delete(keys)
+
+    store = Batching(clock=lambda: TIME)
+    numbered(store, 2 * BATCH + 7)
+    candidates = plan(store.list(), Criterion(Mode.PREFIX, prefix="old-"), guard_of([]))
+    report = execute(store, candidates, window=NOW, dry_run=False)
+    assert store.sizes == [BATCH, BATCH, 7]
+    (row,) = report.rows
+    assert (row.kind, row.found, row.deleted, row.num_bytes) == ("other", 2007, 2007, 5 * 2007)
+    assert list(store.list()) == []
+
+
+def test_a_dry_run_deletes_nothing() -> None:
+    store = MemoryStore(clock=lambda: TIME)
+    numbered(store, 3)
+    report = execute(store, plan(store.list(), Criterion(Mode.WIPE), guard_of([])), window=NOW, dry_run=True)
+    assert (report.total("found"), report.total("deleted"), len(list(store.list()))) == (3, 0, 3)
+
+
+def test_what_cannot_be_deleted_is_counted_and_the_first_are_named() -> None:
+    class Refusing(MemoryStore):
+        def delete(self, keys: Iterable[str]) -> DeleteReport:
+            keys = list(keys)
+            return DeleteReport(tuple(keys[1::2]), tuple((key, "InternalError") for key in keys[::2]))
+
+    store = Refusing(clock=lambda: TIME)
+    numbered(store, 300)
+    report = execute(store, plan(store.list(), Criterion(Mode.WIPE), guard_of([])), window=NOW, dry_run=False)
+    assert (report.total("deleted"), report.total("failed")) == (150, 150)
+    assert len(report.failed) == LISTED_FAILURES
+    assert report.failed[0] == ("old-00000", "InternalError")
+
+
+def test_a_clean_up_that_is_stopped_ends_between_two_batches() -> None:
+    store = MemoryStore(clock=lambda: TIME)
+    numbered(store, 3)
+    request_stop()
+    try:
+        with pytest.raises(StoppedError):
+            execute(store, plan(store.list(), Criterion(Mode.WIPE), guard_of([])), window=NOW, dry_run=False)
+    finally:
+        clear_stop()
+    assert len(list(store.list())) == 3
+
+
+# Temporary things.
+
+
+PROBE = "access-check-0123456789abcdef"
+
+
+def left_behind(bucket: dict[str, int], hours: float = 1, **changes: Any) -> list[str]:
+    objects = listing(bucket)
+    complete = survey(objects, NOW).complete
+    guard = guard_of(objects, **changes)
+    return [each.info.key for each in plan_temporary(objects, guard, complete=complete, hours=hours)]
+
+
+OLD = 3600 + CLOCK_MARGIN_SECONDS + 1
+
+
+def test_probes_go_when_they_are_old() -> None:
+    probes = [PROBE, f"{PROBE}-parts", f"{PROBE}-denied", "test_permissions_file"]
+    assert sorted(left_behind({"newest": 0} | dict.fromkeys(probes, OLD))) == sorted(probes)
+    assert left_behind({"newest": 0} | dict.fromkeys(probes, OLD - 1)) == []
+    assert left_behind({"newest": 0} | dict.fromkeys([f"{PROBE}.txt", f"x{PROBE}", "access-check-1"], OLD)) == []
+
+
+def test_a_probe_has_a_key_that_no_object_has() -> None:
+    assert parse_key(PROBE) is None
+    assert parse_legacy_key(PROBE) is None
+
+
+@pytest.mark.parametrize(
+    ("window", "age", "complete", "goes"),
+    [
+        (50, OLD, False, True),
+        (50, OLD - 1, False, False),
+        (50, OLD, True, False),
+        (NOW - RETENTION, OLD, False, False),
+        (GENESIS, OLD, False, False),
+    ],
+)
+def test_a_checkpoint_is_abandoned_when_it_is_old_in_windows_and_in_hours(
+    window: int, age: int, complete: bool, goes: bool
+) -> None:
+    names = ["config.json", *([MANIFEST_FILE] if complete else [])]
+    bucket = {checkpoint_key(window, 1, name): age for name in names}
+    found = left_behind({**bucket, window_key(Kind.PROOF, NOW, 1): 0})
+    assert found == (sorted(bucket) if goes else [])
+
+
+@given(buckets, st.sampled_from([0.0, 1.0, 24.0]))
+@settings(max_examples=150)
+def test_no_temporary_clean_up_touches_what_is_complete(bucket: dict[str, int], hours: float) -> None:
+    objects = listing(bucket)
+    complete = survey(objects, NOW).complete
+    for key in left_behind(bucket, hours):
+        parsed = parse_current_key(key)
+        assert parsed is None or (parsed.kind is Kind.CHECKPOINT and parsed.window not in complete)
+
+
+def test_a_peer_list_in_effect_stays() -> None:
+    objects = listing({peers_key(3): 10**6, peers_key(1): 10**6, window_key(Kind.PROOF, NOW, 1): 0})
+    assert gone(objects, Criterion(Mode.PREFIX, prefix="peers_")) == [peers_key(1)]

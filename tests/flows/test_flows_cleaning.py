@@ -1,0 +1,284 @@
+"""Purge, temporary clean-up, access check and local clean-up, from parameters to final states."""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from prefect import Flow
+from prefect.client.schemas.objects import State
+from pydantic import SecretStr
+
+from blocks import BucketCredentials, Neuron, StorageEndpoint
+from flows.bucket_purge import bucket_purge
+from flows.local_cleanup import local_cleanup
+from flows.temporary_cleanup import temporary_cleanup
+from flows.validate_storage_access import validate_storage_access
+from templar.errors import Reason, TransientError
+from templar.exchange import cleanup
+from templar.exchange.keys import START_WINDOW_KEY
+from templar.store.base import DeleteReport
+from templar.store.directory import INCOMING, DirectoryStore
+from tests.support.prefect_server import RunningPrefectServer
+from tests.support.prepared import PreparedNetwork
+from tests.support.servers import Server, random_key, start_rclone
+
+pytestmark = pytest.mark.network
+
+NAME = "cleaner"
+SECRET = "a" * 64
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory, prefect_server: RunningPrefectServer) -> PreparedNetwork:
+    """A network that was started, and its aggregator, which published the genesis."""
+    network = PreparedNetwork(tmp_path_factory.mktemp("cleaner"))
+    with prefect_server.configured():
+        network.at("aggregator", network.first_window).save(NAME)
+    return network
+
+
+@pytest.fixture(autouse=True)
+def _configured(prefect_api: RunningPrefectServer) -> None:
+    del prefect_api
+
+
+@pytest.fixture
+def store(network: PreparedNetwork) -> Iterator[DirectoryStore]:
+    """The aggregator's bucket, with objects of an old version."""
+    store = DirectoryStore(network.bucket("aggregator"))
+    for window in range(3):
+        store.put(f"gradient-{window}-1-v0.2.8.pt", b"12345")
+        store.put(f"gradient-{window}-1-v0.2.82.pt", b"12345")
+    yield store
+    store.delete([info.key for info in store.list("gradient-")])
+
+
+def saved(block: Neuron) -> str:
+    """Save a block under a name of its own; the name."""
+    name = f"changed-{uuid4().hex[:8]}"
+    block.save(name)
+    return name
+
+
+def run(flow: Flow[..., Any], neuron: str = NAME, **parameters: Any) -> State[Any]:
+    return asyncio.run(flow(neuron=neuron, return_state=True, **parameters))
+
+
+def rows(server: RunningPrefectServer, key: str) -> list[dict[str, Any]]:
+    with server.client() as client:
+        answer: list[dict[str, Any]] = json.loads(client.request("GET", f"/artifacts/{key}/latest").json()["data"])
+        return answer
+
+
+class TestPurge:
+    OLD = ("gradient-0-1-v0.2.8.pt", "gradient-1-1-v0.2.8.pt", "gradient-2-1-v0.2.8.pt")
+
+    def test_it_only_counts_unless_it_is_told_otherwise(
+        self, store: DirectoryStore, prefect_server: RunningPrefectServer
+    ) -> None:
+        before = list(store.list())
+        state = run(bucket_purge, mode="version", version="0.2.8")
+        assert state.is_completed()
+        assert ": 3 objects meant, 0 deleted, 15 bytes" in str(state.message)
+        assert list(store.list()) == before
+        (row,) = rows(prefect_server, f"purge-{NAME}")
+        assert row == {"kind": "gradient", "found": 3, "kept": 0, "num_bytes": 15, "deleted": 0, "failed": 0}
+
+    @pytest.mark.parametrize("confirm", ["", "another-bucket"])
+    def test_without_the_buckets_name_it_refuses(self, store: DirectoryStore, confirm: str) -> None:
+        before = list(store.list())
+        state = run(bucket_purge, mode="wipe", dry_run=False, confirm_bucket=confirm)
+        assert state.is_failed()
+        assert "[not_confirmed] confirm_bucket is " in str(state.message)
+        assert list(store.list()) == before
+
+    def test_with_the_name_the_version_goes_and_no_other(self, store: DirectoryStore) -> None:
+        before = {info.key for info in store.list()}
+        state = run(bucket_purge, mode="version", version="0.2.8", dry_run=False, confirm_bucket=store.name)
+        assert ": 3 objects meant, 3 deleted, 15 bytes" in str(state.message)
+        assert before - {info.key for info in store.list()} == set(self.OLD)
+
+    def test_what_the_network_needs_stays_and_is_counted(self, store: DirectoryStore) -> None:
+        state = run(bucket_purge, mode="suffix", suffix=".json", dry_run=False, confirm_bucket=store.name)
+        assert state.is_completed()
+        assert " of them stay for the network, 0 deleted" in str(state.message)
+        assert store.head(START_WINDOW_KEY) is not None
+
+    @pytest.mark.parametrize(
+        ("parameters", "word"),
+        [
+            ({"mode": "prefix"}, "[bad_parameters] prefix: mode 'prefix' needs it"),
+            ({"mode": "older_than", "version": "2", "hours": 0}, "[bad_parameters] version: mode 'older_than'"),
+            ({"mode": "wipe", "bucket": "account"}, "[bad_parameters] account, credentials: "),
+            ({"mode": "wipe", "bucket": "gradients"}, "[bad_environment] R2_GRADIENTS_ACCOUNT_ID is missing"),
+            ({"mode": "wipe", "credentials": "nobodys"}, "[bad_environment] bucket-credentials block 'nobodys'"),
+        ],
+    )
+    def test_what_does_not_go_together_is_named(self, parameters: dict[str, Any], word: str) -> None:
+        state = run(bucket_purge, **parameters)
+        assert state.is_failed()
+        assert word in str(state.message)
+
+    @pytest.mark.parametrize("parameters", [{"mode": "everything"}, {"mode": "older_than", "hours": -1}, {}])
+    def test_the_form_takes_no_other_values(self, parameters: dict[str, Any]) -> None:
+        with pytest.raises(Exception, match=r"mode|hours"):
+            asyncio.run(bucket_purge(**parameters))
+
+    def test_the_form_says_what_there_is(self) -> None:
+        properties = bucket_purge.parameters.properties
+        assert properties["mode"]["enum"] == ["version", "aggregates", "older_than", "prefix", "suffix", "wipe"]
+        assert properties["bucket"]["enum"] == ["neuron", "gradients", "aggregator", "dataset", "account"]
+        assert properties["dry_run"]["default"] is True
+        assert all(item["description"] for item in properties.values())
+
+    def test_after_a_try_that_failed_the_counts_are_said_to_be_those_of_the_last(
+        self, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch, prefect_server: RunningPrefectServer
+    ) -> None:
+        from tasks.purge_bucket import purge_bucket
+
+        monkeypatch.setattr(purge_bucket, "retry_delay_seconds", 0)  # the policy's, tested elsewhere
+        monkeypatch.setattr(cleanup, "BATCH", 1)
+        real, asked = DirectoryStore.delete, list[str]()
+
+        def fails_once(self: DirectoryStore, keys: Iterable[str]) -> DeleteReport:
+            asked.extend(keys := list(keys))
+            if len(asked) == 3:
+                raise TransientError(Reason.STORE_BUSY, "503")
+            return real(self, keys)
+
+        monkeypatch.setattr(DirectoryStore, "delete", fails_once)
+        parameters = {"mode": "version", "version": "0.2.8", "dry_run": False, "confirm_bucket": store.name}
+        state = run(bucket_purge, **parameters)
+        note = "(try 2; what the tries before it deleted is not counted)"
+        assert f": 1 objects meant, 1 deleted, 5 bytes {note}" in str(state.message)
+        assert asked == [*self.OLD, self.OLD[2]]
+        with prefect_server.client() as client:
+            artifact = client.request("GET", f"/artifacts/purge-{NAME}/latest").json()
+        assert note in artifact["description"]
+        assert "(try " not in str(run(bucket_purge, **parameters).message)
+
+    def test_an_account_is_opened_with_a_saved_key(self, network: PreparedNetwork, store: DirectoryStore) -> None:
+        BucketCredentials(access_key_id="id", secret_access_key=SecretStr(SECRET)).save("of-account", overwrite=True)
+        name = saved(network.at("lazy", network.first_window))
+        state = run(
+            bucket_purge, name, mode="prefix", prefix="gradient-", bucket="account", account=store.name,
+            credentials="of-account", dry_run=False, confirm_bucket=store.name,
+        )  # fmt: skip
+        assert ": 6 objects meant, 6 deleted, 30 bytes" in str(state.message)
+        assert SECRET not in str(state.message)
+
+
+class TestTemporary:
+    def test_what_is_being_written_stays(self, store: DirectoryStore, network: PreparedNetwork) -> None:
+        path = network.bucket("aggregator") / INCOMING / "in-flight"
+        path.write_bytes(b"1")
+        state = run(temporary_cleanup, hours=0)
+        assert state.is_completed()
+        assert ": 0 objects abandoned, 0 deleted, 0 bytes" in str(state.message)
+        assert path.exists()
+        path.unlink()
+
+    def test_probes_of_checks_that_died_go(self, store: DirectoryStore, prefect_server: RunningPrefectServer) -> None:
+        key = "access-check-0123456789abcdef"
+        store.put(key, b"12")
+        os.utime(Path(store._root) / key, (1000, 1000))
+        assert ": 1 objects abandoned, 0 deleted" in str(run(temporary_cleanup, dry_run=True).message)
+        assert ": 1 objects abandoned, 1 deleted" in str(run(temporary_cleanup).message)
+        assert store.head(key) is None
+        assert [row["kind"] for row in rows(prefect_server, f"temporary-{NAME}")] == ["probe"]
+
+    def test_another_bucket_is_only_counted_until_its_name_is_repeated(
+        self, store: DirectoryStore, network: PreparedNetwork
+    ) -> None:
+        key = "access-check-0123456789abcdef"
+        store.put(key, b"12")
+        os.utime(Path(store._root) / key, (1000, 1000))
+        BucketCredentials(access_key_id="id", secret_access_key=SecretStr(SECRET)).save("of-account", overwrite=True)
+        name = saved(network.at("lazy", network.first_window))
+        other = {"bucket": "account", "account": store.name, "credentials": "of-account"}
+        assert ": 1 objects abandoned, 0 deleted" in str(run(temporary_cleanup, name, **other).message)
+        refused = run(temporary_cleanup, name, **other, dry_run=False)
+        assert refused.is_failed()
+        assert "[not_confirmed] confirm_bucket is ''" in str(refused.message)
+        assert store.head(key) is not None
+        state = run(temporary_cleanup, name, **other, dry_run=False, confirm_bucket=store.name)
+        assert ": 1 objects abandoned, 1 deleted" in str(state.message)
+        assert store.head(key) is None
+
+
+class TestAccess:
+    def test_a_directory_store_says_that_keys_mean_nothing(
+        self, store: DirectoryStore, prefect_server: RunningPrefectServer
+    ) -> None:
+        before = list(store.list())
+        state = run(validate_storage_access)
+        assert state.is_completed()
+        assert "cannot be told: own read key: put (a directory store looks at no keys)" in str(state.message)
+        assert list(store.list()) == before
+        found = {(row["key"], row["right"]): row["does"] for row in rows(prefect_server, f"access-{NAME}")}
+        assert found["own write key", "put"] == "yes"
+        assert found["own read key", "put"] == "cannot be told"
+        assert found["dataset read key", "get"] == "yes"
+
+    @pytest.fixture
+    def server(self, network: PreparedNetwork) -> Iterator[Server]:
+        self.key = random_key()
+        server = start_rclone(network.plan.folder / "buckets", self.key)
+        yield server
+        server.stop()
+
+    def test_a_read_key_that_writes_fails_the_run(
+        self, network: PreparedNetwork, store: DirectoryStore, server: Server, prefect_server: RunningPrefectServer
+    ) -> None:
+        block = network.block("aggregator")
+        key = BucketCredentials(
+            access_key_id=self.key.access_key_id, secret_access_key=SecretStr(self.key.secret_access_key)
+        )
+        endpoint = StorageEndpoint(url=server.endpoint_url, max_attempts=1)
+        bucket = block.bucket.model_copy(update={"endpoint": endpoint, "read": key, "write": key})
+        name = saved(block.model_copy(update={"bucket": bucket}))
+        before = {info.key for info in store.list()}
+        state = run(validate_storage_access, name)
+        assert state.is_failed()
+        assert "[read_key_writes] bucket " in str(state.message)
+        assert self.key.secret_access_key not in str(state.message)
+        assert {info.key for info in store.list()} == before
+        problems = {(row["key"], row["right"]): row["problem"] for row in rows(prefect_server, f"access-{name}")}
+        assert problems["own read key", "put"] == "read_key_writes"
+        assert problems["own write key", "put"] == ""
+
+
+class TestLocal:
+    def test_litter_goes_and_what_a_restart_needs_stays(
+        self, network: PreparedNetwork, prefect_server: RunningPrefectServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from tasks import clean_local as task_module
+
+        home = Path(network.block("aggregator").home)
+        for name in ("publishing/3/model.safetensors", "snapshots/.writing-1-1/model.safetensors", "journal.sqlite"):
+            (home / name).parent.mkdir(parents=True, exist_ok=True)
+            (home / name).write_bytes(b"x" * 5000)
+        monkeypatch.setattr(task_module, "kernel_folder", lambda: home / "kernels" / "none")
+        assert ", 0 removed, 0 bytes of them" in str(run(local_cleanup).message)
+        now = time.time()
+        monkeypatch.setattr(task_module.time, "time", lambda: now + 90_000)
+        assert ", 2 removed, 16384 bytes of them" in str(run(local_cleanup, dry_run=True).message)
+        state = run(local_cleanup)
+        assert state.is_completed()
+        assert ", 2 removed, 16384 bytes of them" in str(state.message)
+        assert not (home / "publishing").exists()
+        assert (home / "journal.sqlite").exists()
+        found = {row["room"]: row["removed"] for row in rows(prefect_server, f"local-{NAME}")}
+        assert (found["snapshots"], found["publishing"]) == (1, 1)
+
+    def test_a_folder_that_is_not_there_is_told(self, network: PreparedNetwork, tmp_path: Path) -> None:
+        name = saved(network.at("aggregator", network.first_window).model_copy(update={"home": str(tmp_path / "none")}))
+        state = run(local_cleanup, name)
+        assert state.is_failed()
+        assert "[local_file] " in str(state.message)

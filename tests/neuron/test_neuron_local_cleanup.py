@@ -1,0 +1,266 @@
+"""What a clean-up removes from a neuron's folder, and that no restart misses it."""
+
+import errno
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from templar.errors import PermanentError, Reason
+from templar.exchange.checkpoint import StateMark
+from templar.exchange.sealing import Network as NetworkId
+from templar.neuron.local_cleanup import LocalReport, LocalRules, clean_local, kernel_folder
+from templar.neuron.snapshot import Snapshots
+from tests.support.network import Network, tiny
+
+DAY = 86_400
+NAME = "honest-3"
+
+
+@pytest.fixture
+def home(network: Network) -> Path:
+    """The folder of a miner that ran six windows and was stopped."""
+    network.run(range(1, 7))
+    node = network.miners[0]
+    network.kill(network.name(node))
+    return node.settings.home
+
+
+@pytest.fixture
+def network(folder: Path) -> Network:
+    return Network(folder, tiny(storage={"snapshots_kept": 2}))
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A place for temporary folders that is this test's own."""
+    root = tmp_path / "temporary"
+    root.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(root))
+    return root
+
+
+def rules(network: Network, *, later: float = 0, hours: float = 24) -> LocalRules:
+    identity = network.aggregator.birth.network
+    return LocalRules(identity, network.hparams.storage, hours, time.time() + later)
+
+
+def clean(network: Network, home: Path, *, later: float = 2 * DAY, dry_run: bool = False) -> LocalReport:
+    return clean_local(home, rules(network, later=later), kernels=None, dry_run=dry_run)
+
+
+def files(folder: Path) -> dict[str, str]:
+    """Every file of a folder by its hash."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def litter(home: Path) -> list[str]:
+    """What processes that died leave behind; the paths."""
+    names = [
+        "snapshots/.writing-3-77/model.safetensors",
+        "snapshots/.writing-2-77-gone/mark.json",
+        "spool/.payload-3.bin.part",
+        "spool/payload-1.bin",
+        "spool/staged-1.safetensors",
+        "payloads/1/0a",
+        "payloads/2/0b",
+        "genesis.part/model.safetensors",
+        "checkpoint/model.safetensors",
+        "checkpoint.part/model.safetensors",
+        "publishing/3/model.safetensors",
+        ".tokenizer.json.part",
+        ".gone-0011/file",
+    ]
+    for name in names:
+        path = home / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * 5000)
+    return names
+
+
+def test_what_nobody_comes_back_for_goes_and_its_bytes_are_told(network: Network, home: Path) -> None:
+    before = files(home)
+    names = litter(home)
+    old = {name for name in names if not name.startswith(("spool/payload-1", "spool/staged-1", "payloads/"))}
+    report = clean(network, home)
+    left = files(home)
+    assert not old & set(left)
+    assert set(before) - set(left) <= {name for name in before if name.startswith(("genesis/", "payloads/", "spool/"))}
+    assert report.failed == ()
+    freed = {row.room: (row.removed, row.freed) for row in report.rows}
+    assert freed["snapshots"] == (2, 2 * 8192)
+    assert freed["half-written files"] == (2, 2 * 8192)
+    assert report.total("freed") >= 5000 * len(old)
+    assert report.total("num_bytes") > report.total("freed")
+    assert clean(network, home).total("removed") == 0
+
+
+def test_a_restart_misses_nothing(network: Network, home: Path) -> None:
+    state = network.aggregator.state.root
+    litter(home)
+    clean(network, home, later=365 * DAY)
+    name = next(member.name for member in network.members if member.name not in network.nodes)
+    node = network.restart(name)
+    assert node.state.root == state
+    network.run([7, 8])
+    assert len(network.roots(8)) == 1
+
+
+def test_a_running_neuron_is_not_disturbed(network: Network) -> None:
+    network.run(range(1, 5))
+    for name, node in list(network.nodes.items()):
+        clean(network, node.settings.home, later=365 * DAY)
+        assert name in network.nodes
+    network.run([5, 6])
+    assert len(network.roots(6)) == 1
+
+
+def test_what_is_young_stays(network: Network, home: Path) -> None:
+    litter(home)
+    before = files(home)
+    report = clean(network, home, later=3600)
+    assert (report.total("removed"), files(home)) == (0, before)
+
+
+def test_a_stamp_makes_nothing_old(network: Network, home: Path) -> None:
+    for name in litter(home):
+        os.utime(home / name, (1000, 1000))
+    before = files(home)
+    clean(network, home, later=0)
+    assert files(home) == before
+
+
+def test_one_young_file_keeps_its_folder(network: Network, home: Path) -> None:
+    litter(home)
+    later = rules(network, later=2 * DAY)
+    path = home / "publishing" / "3" / "model.safetensors"
+    assert later.is_idle(home / "publishing")
+    young = replace(later, now=path.lstat().st_ctime + 24 * 3600)
+    assert not young.is_idle(home / "publishing")
+
+
+def test_what_may_be_being_read_stays_for_a_day_whatever_the_hours(
+    network: Network, home: Path, temporary: Path
+) -> None:
+    """An upload or a copy reads for hours, which moves no change time."""
+    litter(home)
+    for name in ("templar-copy-abc", "templar-preview-abc"):
+        (temporary / name).mkdir()
+        (temporary / name / "file").write_bytes(b"1")
+    for later, left in ((20 * 3600, True), (25 * 3600, False)):
+        clean_local(home, rules(network, later=later, hours=1), kernels=None, dry_run=False)
+        assert not (home / "checkpoint").exists()
+        assert (home / "publishing").exists() is left
+        assert (temporary / "templar-copy-abc").exists() is left
+        assert (temporary / "templar-preview-abc").exists() is left
+
+
+def test_a_dry_run_removes_nothing(network: Network, home: Path) -> None:
+    litter(home)
+    before = files(home)
+    dry = clean(network, home, dry_run=True)
+    assert files(home) == before
+    real = clean(network, home)
+    assert [asdict(row) for row in dry.rows] == [asdict(row) for row in real.rows]
+
+
+def test_windows_before_the_oldest_snapshot_go(network: Network, home: Path) -> None:
+    oldest = min(Snapshots(home / "snapshots", network.aggregator.birth.network, kept=2).windows())
+    limit = oldest - 2 - network.hparams.storage.snapshot_frequency
+    for folder in ("payloads", "spool"):
+        shutil.rmtree(home / folder, ignore_errors=True)
+        (home / folder).mkdir()
+    for window in (oldest - 3, oldest - 2, oldest):
+        (home / "payloads" / str(window)).mkdir()
+    for window in (limit - 1, limit, oldest):
+        (home / "spool" / f"staged-{window}.safetensors").write_bytes(b"1")
+    clean(network, home)
+    assert sorted(path.name for path in (home / "payloads").iterdir()) == sorted(map(str, (oldest - 2, oldest)))
+    kept = {f"staged-{window}.safetensors" for window in (limit, oldest)}
+    assert {path.name for path in (home / "spool").iterdir()} == kept
+
+
+def test_snapshots_of_another_network_stay_for_a_week(network: Network, home: Path) -> None:
+    own = Snapshots(home / "snapshots", network.aggregator.birth.network, kept=2)
+    other = Snapshots(home / "snapshots", NetworkId(9, "ab" * 32), kept=2)
+    params = dict(network.aggregator.state.params)
+    other.save(params, StateMark(900, 1, "cd" * 32, "ef" * 32, False), None)
+    before = own.windows()
+    clean(network, home, later=6 * DAY)
+    assert own.windows() == before
+    clean(network, home, later=8 * DAY)
+    assert own.windows() == tuple(window for window in before if window != 900)
+
+
+def test_without_a_snapshot_of_its_own_another_networks_stays(network: Network, tmp_path: Path) -> None:
+    other = Snapshots(tmp_path / "snapshots", NetworkId(9, "ab" * 32), kept=2)
+    other.save(dict(network.aggregator.state.params), StateMark(900, 1, "cd" * 32, "ef" * 32, False), None)
+    clean(network, tmp_path, later=365 * DAY)
+    assert other.windows() == (900,)
+
+
+def test_folders_that_commands_left_are_removed_and_others_are_not(
+    network: Network, home: Path, temporary: Path
+) -> None:
+    for name in ("templar-copy-abc", "templar-preview-abc", "somebody-elses", "templar-other"):
+        (temporary / name).mkdir()
+        (temporary / name / "file").write_bytes(b"1")
+    (temporary / "templar-copy-link").symlink_to(temporary / "somebody-elses")
+    clean(network, home)
+    left = {path.name for path in temporary.iterdir()}
+    assert left == {"somebody-elses", "templar-other", "templar-copy-link"}
+
+
+@pytest.mark.parametrize("form", ["{}", "kernels-{}"])
+def test_kernels_of_other_releases_go(network: Network, home: Path, tmp_path: Path, form: str) -> None:
+    root = tmp_path / "cache"
+    names = [form.format(uuid4().hex[:16]) for _ in range(3)]
+    for name in (*names, "kernels", "source.cpython-311.pyc"):
+        (root / name).mkdir(parents=True)
+        (root / name / "compiled.nbi").write_bytes(b"1")
+    clean_local(home, rules(network, later=2 * DAY), kernels=root / names[0], dry_run=False)
+    assert {path.name for path in root.iterdir()} == {names[0], "kernels", "source.cpython-311.pyc"}
+
+
+def test_the_kernels_of_this_release_have_a_folder_named_after_their_source() -> None:
+    assert len(kernel_folder().name.removeprefix("kernels-")) == 16
+
+
+def test_what_cannot_be_removed_is_named(network: Network, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    litter(home)
+
+    def refuses(path: Path) -> None:  # root, which tests may run as, is refused nothing
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", refuses)
+        report = clean(network, home)
+    assert (str(home / "publishing"), "Permission denied") in report.failed
+    assert report.summary.startswith("[local_file] ")
+    assert f"{len(report.failed)} failed, the first: " in report.summary
+    assert clean(network, home, later=4 * DAY).failed == ()
+    assert not list(home.glob(".gone-*"))
+
+
+def test_a_folder_that_is_not_there_is_told(network: Network, tmp_path: Path) -> None:
+    with pytest.raises(PermanentError) as caught:
+        clean(network, tmp_path / "none")
+    assert caught.value.reason is Reason.LOCAL_FILE
+    assert "TEMPLAR_HOME" in str(caught.value)
+
+
+@pytest.mark.parametrize("hours", [0.5, -1, float("nan"), float("inf")])
+def test_hours_leave_time_for_slow_writers(network: Network, hours: float) -> None:
+    with pytest.raises(PermanentError) as caught:
+        rules(network, hours=hours)
+    assert caught.value.reason is Reason.BAD_PARAMETERS

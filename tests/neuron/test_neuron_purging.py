@@ -1,0 +1,327 @@
+"""Purges and temporary clean-ups of the buckets of a network that runs, and of buckets of thousands of objects."""
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from deployments.s3_endpoint import create_bucket_with_keys
+from templar import PROTOCOL_VERSION
+from templar.errors import PermanentError, Reason, TransientError
+from templar.exchange.checkpoint import list_checkpoints
+from templar.exchange.cleanup import Criterion, Mode
+from templar.exchange.keys import START_WINDOW_KEY, Kind, checkpoint_key, window_key
+from templar.neuron.housekeeping import clean_bucket, publish_newest_checkpoint
+from templar.neuron.purging import CleanupReport, Target, clean_temporary, purge_bucket
+from templar.store.base import ObjectStore
+from templar.store.directory import INCOMING, DirectoryStore
+from templar.store.s3 import S3Store
+from templar.store.s3_uploads import S3Uploads
+from templar.store.uploads import DirectoryUploads
+from tests.support.network import Network, tiny
+from tests.support.servers import MotoEndpoint, moto_endpoint
+
+AGGREGATOR = "aggregator-1"
+MANY = 2345
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory) -> Network:
+    """Six windows of a network that keeps three."""
+    storage = {"checkpoint_frequency": 2, "checkpoints_kept": 1, "retention_windows": 3}
+    network = Network(tmp_path_factory.mktemp("old"), tiny(storage=storage))
+    for window in (2, 4, 6):
+        network.run([window - 1, window])
+        publish_newest_checkpoint(network.premises(AGGREGATOR))
+    return network
+
+
+def target(network: Network, **changes: tuple[str, ...]) -> Target:
+    store = network.bucket(AGGREGATOR)
+    return Target(store, DirectoryUploads(Path(store._root)), is_own=True, **changes)
+
+
+def purge(
+    network: Network,
+    criterion: Criterion,
+    at: Target | None = None,
+    *,
+    dry_run: bool = False,
+    confirm: str | None = None,
+) -> CleanupReport:
+    premises, at = network.premises(AGGREGATOR), at or target(network)
+    return purge_bucket(
+        at,
+        premises.chain,
+        network.hparams,
+        criterion,
+        dry_run=dry_run,
+        confirm_bucket=at.store.name if confirm is None else confirm,
+    )
+
+
+@pytest.mark.parametrize("confirm", ["", "other", "BUCKET"])
+def test_without_the_buckets_name_nothing_is_even_read(old: Network, confirm: str) -> None:
+    before = old.objects(AGGREGATOR)
+    with old.outage(AGGREGATOR), pytest.raises(PermanentError) as caught:
+        purge(old, Criterion(Mode.WIPE), confirm=confirm)
+    assert caught.value.reason is Reason.NOT_CONFIRMED
+    assert repr(old.member(AGGREGATOR).account_id) in str(caught.value)
+    assert old.objects(AGGREGATOR) == before
+
+
+def test_a_dry_run_needs_no_name_and_deletes_nothing(old: Network) -> None:
+    before = list(old.bucket(AGGREGATOR).list())
+    report = purge(old, Criterion(Mode.WIPE), dry_run=True, confirm="")
+    assert report.total("found") == len(before)
+    assert report.total("num_bytes") == sum(info.size for info in before)
+    assert list(old.bucket(AGGREGATOR).list()) == before
+
+
+@pytest.mark.parametrize(
+    "criterion",
+    [
+        Criterion(Mode.VERSION, version=PROTOCOL_VERSION),
+        Criterion(Mode.AGGREGATES, version=PROTOCOL_VERSION),
+        Criterion(Mode.OLDER_THAN, hours=0.0),
+        Criterion(Mode.PREFIX, prefix="c"),
+        Criterion(Mode.PREFIX, prefix="start"),
+        Criterion(Mode.SUFFIX, suffix=".json"),
+    ],
+    ids=lambda criterion: f"{criterion.mode}-{criterion.prefix or ''}",
+)
+def test_a_network_goes_on_whatever_is_purged(folder: Path, criterion: Criterion) -> None:
+    storage = {"checkpoint_frequency": 2, "checkpoints_kept": 1, "retention_windows": 3}
+    network = Network(folder, tiny(storage=storage))
+    network.run([1, 2, 3, 4, 5])
+    publish_newest_checkpoint(network.premises(AGGREGATOR))
+    alive = {key for key in network.objects(AGGREGATOR) if key.split("-")[1:2] in (["2"], ["3"], ["4"], ["5"])}
+    purge(network, criterion)
+    left = network.objects(AGGREGATOR)
+    assert alive <= set(left)
+    assert START_WINDOW_KEY in left
+    assert list_checkpoints(network.bucket(AGGREGATOR), network.member(AGGREGATOR).uid) == [5, 0]
+    network.restart(network.name(network.miners[0]))  # it needs start window and decisions
+    network.run([6])
+    assert len(network.roots(6)) == 1
+
+
+def test_an_old_version_goes_with_its_start_window_and_peer_lists(old: Network) -> None:
+    theirs = [
+        "start_window_v0.2.8.json",
+        "peers_3_v0.2.8.json",
+        "gradient-1-1-v0.2.8.pt",
+        "checkpoint-1-1-v0.2.8.pt",
+        "gathers/0.2.8/1.pt",
+    ]
+    others = [key.replace("0.2.8", "0.2.82") for key in theirs]
+    for key in (*theirs, *others):
+        old.bucket(AGGREGATOR).put(key, b"12")
+    before = set(old.objects(AGGREGATOR))
+    report = purge(old, Criterion(Mode.VERSION, version="0.2.8"))
+    assert {row.kind: row.deleted for row in report.rows} == {
+        "start_window": 1,
+        "peers": 1,
+        "gradient": 1,
+        "checkpoint": 1,
+        "gathers": 1,
+    }
+    assert before - set(old.objects(AGGREGATOR)) == set(theirs)
+    old.bucket(AGGREGATOR).delete(others)
+
+
+def test_an_unreadable_start_window_keeps_every_checkpoint(folder: Path) -> None:
+    network = Network(folder, tiny(storage={"checkpoint_frequency": 2, "checkpoints_kept": 1, "retention_windows": 3}))
+    for window in (2, 4):
+        network.run([window - 1, window])
+        publish_newest_checkpoint(network.premises(AGGREGATOR))
+    network.bucket(AGGREGATOR).put(START_WINDOW_KEY, b"damaged")
+    before = network.objects(AGGREGATOR, "checkpoint-")
+    purge(network, Criterion(Mode.PREFIX, prefix="checkpoint-"))
+    assert network.objects(AGGREGATOR, "checkpoint-") == before
+
+
+def test_what_another_chain_left_of_later_windows_deletes_nothing_and_goes_by_its_prefix(folder: Path) -> None:
+    network = Network(folder, tiny(storage={"checkpoint_frequency": 2, "checkpoints_kept": 1, "retention_windows": 3}))
+    network.run([1, 2, 3, 4])
+    publish_newest_checkpoint(network.premises(AGGREGATOR))
+    store, uid = network.bucket(AGGREGATOR), network.member(AGGREGATOR).uid
+    under_way = checkpoint_key(5, uid, "config.json")
+    planted = [checkpoint_key(50_000, uid, "manifest.json"), window_key(Kind.PROOF, 50_000, uid)]
+    for key in (under_way, *planted):
+        store.put(key, b"{}")
+    before = set(network.objects(AGGREGATOR, "checkpoint-"))
+    clean_bucket(network.premises(AGGREGATOR), dry_run=False)
+    assert set(network.objects(AGGREGATOR, "checkpoint-")) == before
+    purge(network, Criterion(Mode.PREFIX, prefix="checkpoint-"))
+    assert before - set(network.objects(AGGREGATOR, "checkpoint-")) == {planted[0]}
+    purge(network, Criterion(Mode.PREFIX, prefix="proof-50000-"))
+    assert store.head(planted[1]) is None
+
+
+def test_a_dataset_in_the_same_bucket_stays(old: Network) -> None:
+    store = old.bucket(AGGREGATOR)
+    store.put("data/old.npy", b"1")
+    purge(old, Criterion(Mode.SUFFIX, suffix=".npy"), target(old, kept_prefixes=("data/",)))
+    assert store.head("data/old.npy") is not None
+    purge(old, Criterion(Mode.SUFFIX, suffix=".npy"))
+    assert store.head("data/old.npy") is None
+
+
+def test_a_confirmed_wipe_takes_everything(folder: Path) -> None:
+    network = Network(folder, tiny())
+    network.run([1])
+    purge(network, Criterion(Mode.WIPE))
+    assert list(network.bucket(AGGREGATOR).list()) == []
+    assert purge(network, Criterion(Mode.WIPE)).rows == ()
+
+
+def test_a_bucket_that_does_not_answer_is_not_an_empty_one(old: Network) -> None:
+    with old.outage(AGGREGATOR), pytest.raises(TransientError) as caught:
+        purge(old, Criterion(Mode.PREFIX, prefix="checkpoint-"))
+    assert caught.value.reason is Reason.STORE_UNREACHABLE
+
+
+# Temporary things.
+
+
+def test_what_was_left_behind_goes_and_what_is_being_written_stays(old: Network) -> None:
+    at = target(old)
+    store, root = old.bucket(AGGREGATOR), Path(old.bucket(AGGREGATOR)._root)
+    half = checkpoint_key(1, 9, "config.json")
+    for key in ("access-check-0123456789abcdef", half):
+        store.put(key, b"12345")
+    (root / INCOMING / "dead").write_bytes(b"x" * 100)
+    chain, hparams = old.premises(AGGREGATOR).chain, old.hparams
+    before = set(old.objects(AGGREGATOR))
+    fresh = clean_temporary(at, chain, hparams, hours=0, dry_run=False)
+    assert fresh.report.rows == ()
+    old.clock.sleep_until(old.clock.now() + 3000)
+    store.put("newest", b"1")
+    later = Target(store, DirectoryUploads(root, clock=lambda: time.time() + 3000), is_own=True)
+    dry = clean_temporary(later, chain, hparams, hours=0.5, dry_run=True)
+    assert {row.kind: (row.found, row.num_bytes, row.deleted) for row in dry.report.rows} == {
+        "probe": (1, 5, 0),
+        "unfinished checkpoint": (1, 5, 0),
+        "unfinished upload": (1, 100, 0),
+    }
+    done = clean_temporary(later, chain, hparams, hours=0.5, dry_run=False)
+    assert (done.report.total("deleted"), done.report.failed, done.unseen) == (3, (), None)
+    assert before - set(old.objects(AGGREGATOR)) == {"access-check-0123456789abcdef", half}
+    assert not (root / INCOMING / "dead").exists()
+    assert clean_temporary(later, chain, hparams, hours=0.5, dry_run=False).report.rows == ()
+
+
+@pytest.mark.parametrize("confirm", ["", "other"])
+def test_another_bucket_is_cleaned_of_nothing_without_its_name(old: Network, confirm: str) -> None:
+    at, chain = replace(target(old), is_own=False), old.premises(AGGREGATOR).chain
+    half = Path(old.bucket(AGGREGATOR)._root) / INCOMING / "dead"
+    half.write_bytes(b"1")
+    later = replace(at, uploads=DirectoryUploads(half.parent.parent, clock=lambda: time.time() + 10_000))
+    with old.outage(AGGREGATOR), pytest.raises(PermanentError) as caught:
+        clean_temporary(later, chain, old.hparams, hours=1, dry_run=False, confirm_bucket=confirm)
+    assert caught.value.reason is Reason.NOT_CONFIRMED
+    assert half.exists()
+    assert clean_temporary(later, chain, old.hparams, hours=1, dry_run=True).report.total("found") == 1
+    name = later.store.name
+    done = clean_temporary(later, chain, old.hparams, hours=1, dry_run=False, confirm_bucket=name)
+    assert (done.report.total("deleted"), half.exists()) == (1, False)
+
+
+@pytest.mark.parametrize("hours", [-1.0, float("nan"), float("inf")])
+def test_hours_must_be_hours(old: Network, hours: float) -> None:
+    with pytest.raises(PermanentError) as caught:
+        clean_temporary(target(old), old.premises(AGGREGATOR).chain, old.hparams, hours=hours, dry_run=False)
+    assert caught.value.reason is Reason.BAD_PARAMETERS
+
+
+# Thousands of objects, on both kinds of store.
+
+
+@pytest.fixture(scope="module")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotoEndpoint]:
+    with moto_endpoint(tmp_path_factory.mktemp("moto")) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(params=["directory", "moto"])
+def large(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
+    """A bucket of an account, with thousands of objects of an old version and some others."""
+    if request.param == "directory":
+        root = tmp_path / "large"
+        root.mkdir()
+        found = Target(DirectoryStore(root), DirectoryUploads(root))
+    else:
+        endpoint: MotoEndpoint = request.getfixturevalue("moto")
+        keys = create_bucket_with_keys(endpoint.admin, uuid4().hex)
+        key = {"access_key_id": keys.write.access_key_id, "secret_access_key": keys.write.secret_access_key}
+        url = endpoint.admin.endpoint_url
+        found = Target(S3Store(keys.bucket, endpoint_url=url, **key), S3Uploads(keys.bucket, endpoint_url=url, **key))
+    fill(found.store)
+    return found
+
+
+def fill(store: ObjectStore) -> None:
+    def put(numbers: range) -> None:
+        for number in numbers:
+            store.put(f"gradient-{number}-{1 if number % 2 else 11}-v0.2.8.pt", b"12")
+
+    threads = [threading.Thread(target=put, args=(range(start, MANY, 4),)) for start in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number in range(5):
+        store.put(f"gradient-{number}-1-v0.2.82.pt", b"12")
+
+
+def test_thousands_of_keys_are_all_found(old: Network, large: Target) -> None:
+    criterion = Criterion(Mode.VERSION, version="0.2.8")
+    dry = purge(old, criterion, large, dry_run=True)
+    assert dry.total("found") == MANY
+    report = purge(old, criterion, large)
+    (row,) = report.rows
+    assert (row.kind, row.deleted, row.num_bytes, report.failed) == ("gradient", MANY, 2 * MANY, ())
+    assert [info.key for info in large.store.list()] == [f"gradient-{number}-1-v0.2.82.pt" for number in range(5)]
+    assert purge(old, criterion, large).rows == ()
+
+
+def test_a_slow_reader_of_a_living_object_is_not_disturbed(old: Network, large: Target) -> None:
+    """It reads in parts while a purge goes through the bucket."""
+    data, key = bytes(range(256)) * 64, window_key(Kind.GRADIENT, 6, 1)
+    large.store.put(key, data)
+    read = bytearray()
+    finished = threading.Event()
+
+    def reader() -> None:
+        while len(read) < len(data) or not finished.is_set():
+            start = len(read) % len(data)
+            part = large.store.get_range(key, start, 1024)
+            assert part == data[start : start + 1024]
+            if len(read) < len(data):
+                read.extend(part)
+
+    thread = threading.Thread(target=reader)
+    thread.start()
+    try:
+        purge(old, Criterion(Mode.PREFIX, prefix="gradient-"), large)
+    finally:
+        finished.set()
+        thread.join()
+    assert bytes(read) == data
+    assert [info.key for info in large.store.list()] == [key]
+
+
+def test_a_write_key_that_may_not_list_uploads_is_no_failure(old: Network, moto: MotoEndpoint) -> None:
+    keys = create_bucket_with_keys(moto.admin, uuid4().hex)
+    url = moto.admin.endpoint_url
+    write = {"access_key_id": keys.write.access_key_id, "secret_access_key": keys.write.secret_access_key}
+    read = {"access_key_id": keys.read.access_key_id, "secret_access_key": keys.read.secret_access_key}
+    at = Target(S3Store(keys.bucket, endpoint_url=url, **write), S3Uploads(keys.bucket, endpoint_url=url, **read))
+    chain = old.premises(AGGREGATOR).chain
+    found = clean_temporary(at, chain, old.hparams, hours=1, dry_run=False, confirm_bucket=keys.bucket)
+    assert (found.unseen, found.report.rows) == (Reason.ACCESS_DENIED, ())

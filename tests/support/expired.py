@@ -1,0 +1,18 @@
+"""What of a bucket has expired, for tests that look at whole listings."""
+
+from collections.abc import Collection, Iterable
+
+from templar.exchange.keys import parse_current_key
+from templar.exchange.retention import Retention, survey
+from templar.hparams import Storage
+from templar.store.base import ObjectInfo
+
+
+def expired_objects(
+    objects: Iterable[ObjectInfo], *, current_window: int, genesis_windows: Collection[int], storage: Storage
+) -> list[ObjectInfo]:
+    """The objects of a bucket whose retention is over, in the listing's order; see `Retention`."""
+    listed = list(objects)
+    found = survey(listed, current_window)
+    retention = Retention.of(found, window=current_window, genesis_windows=genesis_windows, storage=storage)
+    return [info for info in listed if (key := parse_current_key(info.key)) and retention.is_expired(key)]
