@@ -10,10 +10,10 @@ import logging
 import sys
 from dataclasses import asdict
 
+from templar.adversary.actors import ACTORS
 from templar.arguments import whole_number
 from templar.errors import TemplarError
 from templar.hparams import load_hparams
-from templar.simulate.actors import ACTORS
 from templar.simulate.run import simulate
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from templar.adversary.actors import ACTORS
 from templar.exchange.keys import Kind, window_key
 from templar.exchange.sealing import unseal
 from templar.hparams import HParams
@@ -17,8 +18,8 @@ from templar.neuron.node import Node
 from templar.neuron.observe import measure_held_out
 from templar.neuron.validator import Validator
 from templar.scoring.evidence import Evidence
-from templar.simulate.actors import ACTORS
-from templar.simulate.world import START_WINDOW, Member, World
+from templar.simulate.stage import Member
+from templar.simulate.world import START_WINDOW, World
 from templar.windows import first_block
 
 HELD_OUT_SEQUENCES = 128
@@ -76,7 +77,7 @@ def simulate(
         hparams: The network's numbers.
         windows: How many windows.
         seed: The same seed gives the same bytes.
-        actors: One name of `templar.simulate.actors.ACTORS` per miner.
+        actors: One name of `templar.adversary.actors.ACTORS` per miner.
         num_validators: Validators besides the aggregator.
         threads: Worker threads for training and measuring.
         training: Whether miners train and validators measure, or only the protocol runs.
@@ -128,7 +129,7 @@ def run_nodes(
 
         return live
 
-    world.clock.run([participant(node) for node in nodes])
+    world.stage.run([participant(node) for node in nodes])
 
 
 def _check(actors: Sequence[str], **numbers: int) -> None:

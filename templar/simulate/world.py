@@ -1,16 +1,17 @@
 """A network in one folder: ledger, buckets, dataset, genesis and nodes, all from one seed."""
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from templar.chain.clock import SimulatedClock
-from templar.chain.keys import Hotkey, hotkey_from_seed
+from templar.adversary.actors import ACTORS, IDLE
+from templar.chain.base import Chain, Clock
+from templar.chain.keys import hotkey_from_seed
 from templar.chain.ledger import Ledger, create_ledger
 from templar.data.build import build_dataset, upload_dataset
 from templar.data.corpus import Document, collect_documents
@@ -23,16 +24,15 @@ from templar.hparams import HParams
 from templar.model.llama import genesis_parameters
 from templar.model.tokenizer import load_tokenizer
 from templar.neuron.aggregator import Aggregator
+from templar.neuron.housekeeping import Premises
 from templar.neuron.joining import NodeSettings, Surroundings
 from templar.neuron.node import Node
 from templar.neuron.validator import Validator
-from templar.simulate.actors import ACTORS, IDLE
+from templar.simulate.stage import CALM, Member, SimulatedStage, Stage, Weather
 from templar.store.address import BucketAddress
-from templar.store.directory import DirectoryStore
+from templar.store.base import ObjectStore
 
 NETUID = 1
-GENESIS_TIME = 1_700_000_000.0
-"""Chain time of block 0; any fixed instant would do."""
 START_WINDOW = 1
 DATASET_BUCKET = "dataset"
 DATASET_PREFIX = "text"
@@ -41,28 +41,6 @@ WINDOWS_PER_ROUND = 4
 """The text lasts for this many windows before its pages come again in another order."""
 ROLES = {"aggregator": Aggregator, "validator": Validator}
 AGGREGATOR_STAKE, VALIDATOR_STAKE = 1000.0, 400.0
-
-
-@dataclass(frozen=True)
-class Member:
-    """Somebody on the subnet.
-
-    Attributes:
-        name: Unique in the network.
-        role: `burn`, `aggregator`, `validator`, or the name of an actor for miners.
-        hotkey: Its key.
-        uid: Its uid.
-    """
-
-    name: str
-    role: str
-    hotkey: Hotkey
-    uid: int
-
-    @property
-    def account_id(self) -> str:
-        """Account, and name, of its bucket."""
-        return hashlib.sha256(self.hotkey.address.encode()).hexdigest()[:32]
 
 
 class World:
@@ -76,6 +54,9 @@ class World:
         num_validators: Validators besides the aggregator.
         threads: Worker threads for training; their number changes nothing but the speed.
         training: Without it miners publish noise and validators measure nothing: only the protocol runs.
+        stage: Storage and time; by default directories below `root`, on simulated time.
+        weather: What stands between the nodes and their surroundings.
+        kinds: Which nodes take a role, where it is not the one of that name: `aggregator`, `validator`, or an actor.
     """
 
     def __init__(
@@ -88,20 +69,27 @@ class World:
         num_validators: int = 1,
         threads: int = 1,
         training: bool = True,
+        stage: Stage | None = None,
+        weather: Weather = CALM,
+        kinds: Mapping[str, type[Node]] = MappingProxyType({}),
     ) -> None:
         self.root = root
         self.hparams = hparams
-        self._kinds: dict[str, type[Node]] = {**ROLES, **ACTORS, **({} if training else IDLE)}
-        self.clock = SimulatedClock(GENESIS_TIME, threads=threads)
+        self.training = training
+        self._kinds: dict[str, type[Node]] = {**ROLES, **ACTORS, **({} if training else IDLE), **kinds}
+        self.stage = stage or SimulatedStage(root / "buckets", threads=threads)
+        self.clock = self.stage.clock
+        self._weather = weather
         self._ledger = root / "ledger.sqlite"
         create_ledger(
             self._ledger,
             netuid=NETUID,
             block_seconds=hparams.windows.block_seconds,
-            genesis_time=GENESIS_TIME,
+            genesis_time=self.stage.genesis_time,
             seed=seed,
         )
         self.chain = Ledger(self._ledger, clock=self.clock, durable=False)
+        self.members: tuple[Member, ...] = ()
         self.members = self._register(seed, actors, num_validators)
         self._build_dataset()
         self.birth = self._publish_genesis()
@@ -109,8 +97,10 @@ class World:
     def node(self, member: Member) -> Node:
         """The node of a member, not started; the burn uid has none."""
         kind = self._kinds[member.role]
-        settings = NodeSettings(member.name, self.root / "nodes" / member.name, gather_concurrency=1, durable=False)
-        chain = Ledger(self._ledger, hotkey=member.hotkey, clock=self.clock, durable=False)
+        home, concurrency = self.root / "nodes" / member.name, self.stage.gather_concurrency
+        settings = NodeSettings(member.name, home, gather_concurrency=concurrency, durable=False)
+        ledger = Ledger(self._ledger, hotkey=member.hotkey, clock=self.clock, durable=False)
+        chain = self._weather.chain(member, ledger)
         opening = partial(self.open_dataset, settings.home)
         surroundings = Surroundings(chain, self._buckets(member, chain), member.hotkey, opening)
         return kind(settings, self.hparams, surroundings)
@@ -118,20 +108,26 @@ class World:
     def observer(self) -> Node:
         """A node without a hotkey, not started: it replays what the others agreed on."""
         settings = NodeSettings("observer", self.root / "nodes" / "observer", durable=False)
-        buckets = Buckets(self.chain, self._open_reader)
+        buckets = Buckets(self.chain, partial(self._open_reader, None))
         opening = partial(self.open_dataset, settings.home)
         return Node(settings, self.hparams, Surroundings(self.chain, buckets, None, opening))
+
+    def premises(self, member: Member, clock: Clock | None = None) -> Premises:
+        """What the housekeeping of a member works with, by another clock if one is given."""
+        chain = Ledger(self._ledger, hotkey=member.hotkey, clock=clock or self.clock, durable=False)
+        home, buckets = self.root / "nodes" / member.name, self._buckets(member, chain)
+        return Premises(home, self.hparams, chain, buckets, member.hotkey)
 
     def open_dataset(self, home: Path) -> TrainingData:
         """The training split, for a node with this folder."""
         transfer = transfer_of(self.hparams.storage)
         return open_training(
-            [self._store(DATASET_BUCKET)], DATASET_PREFIX, self.hparams.data, home / "shards", transfer
+            [self.stage.open_store(DATASET_BUCKET)], DATASET_PREFIX, self.hparams.data, home / "shards", transfer
         )
 
     def held_out(self, node: Node, num_sequences: int) -> NDArray[np.int32]:
         """Held-out sequences, shape (num_sequences, L)."""
-        stores, folder = [self._store(DATASET_BUCKET)], node.settings.home / "shards"
+        stores, folder = [self.stage.open_store(DATASET_BUCKET)], node.settings.home / "shards"
         tokenizer, data = node.workload.tokenizer, self.hparams.data
         return read_held_out(stores, DATASET_PREFIX, data, folder, tokenizer=tokenizer, num_sequences=num_sequences)
 
@@ -141,8 +137,7 @@ class World:
             roles.insert(burn_uid, "burn")
         members = []
         for index, role in enumerate(roles):
-            digest = hashlib.sha256(f"templar.simulate:{seed}:{index}".encode()).digest()
-            hotkey = hotkey_from_seed(digest)
+            hotkey = hotkey_from_seed(hotkey_seed(seed, index))
             stake = {"aggregator": AGGREGATOR_STAKE, "validator": VALIDATOR_STAKE}.get(role, 0.0)
             permit = role in ("aggregator", "validator")
             uid = self.chain.register(hotkey.address, stake=stake, validator_permit=permit)
@@ -165,7 +160,7 @@ class World:
                 sequence_length=data.sequence_length,
                 samples_per_shard=pages * data.samples_per_page,
             )
-        upload_dataset(folder, self._store(DATASET_BUCKET), DATASET_PREFIX)
+        upload_dataset(folder, self.stage.open_store(DATASET_BUCKET), DATASET_PREFIX)
 
     def _publish_genesis(self) -> Birth:
         publisher = next(member for member in self.members if member.role == "aggregator")
@@ -187,18 +182,20 @@ class World:
             folder=self.root / "genesis",
         )
 
-    def _buckets(self, member: Member, chain: Ledger) -> Buckets:
-        address = BucketAddress(member.account_id, "local", "local")
-        own = OwnBucket(address, self._store(member.account_id))
-        return Buckets(chain, self._open_reader, own=own, hotkey=member.hotkey.address)
+    def _buckets(self, member: Member, chain: Chain) -> Buckets:
+        own = self._weather.own(member, self.stage.open_store(member.account_id))
+        address = self.stage.address_of(member)
+        opening = partial(self._open_reader, member)
+        return Buckets(chain, opening, own=OwnBucket(address, own), hotkey=member.hotkey.address)
 
-    def _open_reader(self, address: BucketAddress) -> DirectoryStore:
-        return DirectoryStore(self.root / "buckets" / address.bucket, clock=self.clock.now, writable=False)
+    def _open_reader(self, observer: Member | None, address: BucketAddress) -> ObjectStore:
+        owner = next((member for member in self.members if member.account_id == address.account_id), None)
+        return self._weather.reader(observer, owner, self.stage.open_reader(address))
 
-    def _store(self, bucket: str) -> DirectoryStore:
-        folder = self.root / "buckets" / bucket
-        folder.mkdir(parents=True, exist_ok=True)
-        return DirectoryStore(folder, clock=self.clock.now)
+
+def hotkey_seed(seed: int, index: int) -> bytes:
+    """What the hotkey of a network's member is made from; the index is its uid."""
+    return hashlib.sha256(f"templar.simulate:{seed}:{index}".encode()).digest()
 
 
 @lru_cache(maxsize=2)

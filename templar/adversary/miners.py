@@ -1,22 +1,22 @@
-"""Bad actors by name: miners that differ from honest ones in one step, for simulations, tests and demonstrations."""
+"""Miners that learn nothing, or too much: they differ from honest ones in what they make of their data."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from templar.canonical import keyed_seed
-from templar.errors import Reason
 from templar.exchange.gather import GatherReport
-from templar.exchange.publish import TimedReport
 from templar.gradient.payload import Payload
 from templar.model.training import OptimizerState, TrainResult
 from templar.neuron.evaluate import Evaluation
 from templar.neuron.miner import Miner
-from templar.neuron.node import Node, Settlement
 from templar.neuron.reports import PageReport
+from templar.neuron.settlement import Settlement
 from templar.neuron.validator import Validator
+
+HUGE_FACTOR = 1e6
 
 
 class LazyMiner(Miner):
@@ -35,24 +35,6 @@ class LazyMiner(Miner):
         }
         optimizer = OptimizerState.zeros(self.state.params)
         return TrainResult(update, optimizer, 0.0, 0.0, 0.0, 0, 0, stopped_early=False)
-
-
-class SilentMiner(Miner):
-    """Commits and never reveals."""
-
-    def upload(self, window: int) -> TimedReport:
-        """Nothing is published."""
-        return TimedReport((), Reason.NO_TIME_LEFT, f"window {window}: a silent miner reveals nothing")
-
-
-class LateMiner(Miner):
-    """Reveals after the grace."""
-
-    def upload(self, window: int) -> TimedReport:
-        """Publish one second too late."""
-        times = self.exchange.acting_times(window)
-        self.chain.clock.sleep_until(times.reveal_interval.last + 1)
-        return self._reveal(window, deadline=times.reveal_interval.last + 2)
 
 
 class IdleMiner(LazyMiner):
@@ -92,18 +74,28 @@ class HugeMiner(Miner):
     def learn(self, window: int, sequences: Tensor, keep_going: Callable[[], bool]) -> TrainResult:
         """An honest update, far too large."""
         honest = super().learn(window, sequences, keep_going)
-        return replace(honest, update={name: tensor * 1e6 for name, tensor in honest.update.items()})
+        return replace(honest, update={name: tensor * HUGE_FACTOR for name, tensor in honest.update.items()})
 
 
-ACTORS: Mapping[str, type[Miner]] = {
-    "honest": Miner,
-    "lazy": LazyMiner,
-    "silent": SilentMiner,
-    "late": LateMiner,
-    "garbage": GarbageMiner,
-    "huge": HugeMiner,
-}
-"""Every kind of miner that a simulation or a local network can run."""
+class ZeroMiner(Miner):
+    """Publishes payloads that say nothing."""
 
-IDLE: Mapping[str, type[Node]] = {"honest": IdleMiner, "validator": IdleValidator}
-"""What takes the place of the roles that train and measure when only the protocol is to run."""
+    def learn(self, window: int, sequences: Tensor, keep_going: Callable[[], bool]) -> TrainResult:
+        """Zeros; the data is not looked at."""
+        del window, sequences, keep_going
+        update = {name: torch.zeros_like(tensor) for name, tensor in self.state.params.items()}
+        return TrainResult(update, OptimizerState.zeros(self.state.params), 0.0, 0.0, 0.0, 0, 0, stopped_early=False)
+
+
+class ColludingMiner(Miner):
+    """Publishes the same huge update as every other colluder."""
+
+    def learn(self, window: int, sequences: Tensor, keep_going: Callable[[], bool]) -> TrainResult:
+        """One direction for all, a million times too far; the data is not looked at."""
+        del sequences, keep_going
+        generator = torch.Generator().manual_seed(keyed_seed("templar.colluding", window) % 2**63)
+        update = {
+            name: torch.randn(tensor.shape, generator=generator) * HUGE_FACTOR
+            for name, tensor in sorted(self.state.params.items())
+        }
+        return TrainResult(update, OptimizerState.zeros(self.state.params), 0.0, 0.0, 0.0, 0, 0, stopped_early=False)

@@ -1,0 +1,212 @@
+"""Chains as an honest node may see them: unreachable, behind, beside themselves, or by a wrong clock.
+
+Every view fulfils `templar.chain.base.Chain`; what it does not change is the inner chain's.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
+
+from templar.chain.base import Block, Chain, Clock, Metagraph
+from templar.errors import Reason, TransientError
+
+T = TypeVar("T")
+
+
+class ChainView:
+    """Another chain, call by call.
+
+    Args:
+        inner: The chain behind it.
+    """
+
+    def __init__(self, inner: Chain) -> None:
+        self._inner = inner
+
+    def before(self, call: str) -> None:
+        """Called before each question to the chain; what it raises is the answer."""
+
+    @property
+    def netuid(self) -> int:
+        """The subnet."""
+        return self._inner.netuid
+
+    @property
+    def clock(self) -> Clock:
+        """The clock that this chain's participants act by."""
+        return self._inner.clock
+
+    @property
+    def block_seconds(self) -> float:
+        """Expected seconds between two blocks."""
+        return self._inner.block_seconds
+
+    def block(self) -> int:
+        """Number of the newest finalized block."""
+        self.before("block")
+        return self._inner.block()
+
+    def head(self) -> int:
+        """Number of the newest block."""
+        self.before("head")
+        return self._inner.head()
+
+    def block_time(self, number: int) -> float:
+        """Chain time of a block."""
+        self.before("block_time")
+        return self._inner.block_time(number)
+
+    def block_hash(self, number: int) -> str:
+        """Hash of a block."""
+        self.before("block_hash")
+        return self._inner.block_hash(number)
+
+    def wait_for_block(self, number: int, *, finalized: bool = True) -> None:
+        """Return once the block is there."""
+        self.before("wait_for_block")
+        self._inner.wait_for_block(number, finalized=finalized)
+
+    def follow(self) -> Iterator[Block]:
+        """Every block from now on."""
+        return self._inner.follow()
+
+    def metagraph(self, block: int | None = None) -> Metagraph:
+        """The neurons at a block."""
+        self.before("metagraph")
+        return self._inner.metagraph(block)
+
+    def commitments(self) -> dict[str, str]:
+        """Each hotkey's newest commitment."""
+        self.before("commitments")
+        return self._inner.commitments()
+
+    def set_commitment(self, data: str) -> None:
+        """Commit under the own hotkey."""
+        self._inner.set_commitment(data)
+
+    def weights(self) -> dict[int, dict[int, float]]:
+        """All weights."""
+        self.before("weights")
+        return self._inner.weights()
+
+    def hides_weights(self) -> bool:
+        """As the inner chain."""
+        return self._inner.hides_weights()
+
+    def set_weights(self, weights: Mapping[int, float]) -> None:
+        """Set the own weights."""
+        self.before("set_weights")
+        self._inner.set_weights(weights)
+
+
+class UnreachableChain(ChainView):
+    """An endpoint that cannot be reached for some seconds of every period.
+
+    Args:
+        inner: The chain behind it.
+        since: When the first outage begins, in seconds since the epoch.
+        seconds: How long an outage lasts.
+        every: Seconds from one outage to the next.
+    """
+
+    def __init__(self, inner: Chain, *, since: float, seconds: float, every: float) -> None:
+        super().__init__(inner)
+        self._since, self._seconds, self._every = since, seconds, every
+
+    def before(self, call: str) -> None:
+        """No answer during an outage."""
+        passed = self.clock.now() - self._since
+        if passed >= 0 and passed % self._every < self._seconds:
+            raise TransientError(Reason.CHAIN_UNREACHABLE, f"{call}: the endpoint does not answer")
+
+
+class StaleChain(ChainView):
+    """An endpoint that is some blocks behind: it learns of every block later than others.
+
+    Args:
+        inner: The chain behind it.
+        blocks: How many.
+    """
+
+    def __init__(self, inner: Chain, *, blocks: int) -> None:
+        super().__init__(inner)
+        self._blocks = blocks
+
+    def block(self) -> int:
+        """An older block."""
+        return max(0, super().block() - self._blocks)
+
+    def head(self) -> int:
+        """An older block."""
+        return max(0, super().head() - self._blocks)
+
+    def wait_for_block(self, number: int, *, finalized: bool = True) -> None:
+        """Wait until this endpoint has heard of it."""
+        super().wait_for_block(number + self._blocks, finalized=finalized)
+
+    def metagraph(self, block: int | None = None) -> Metagraph:
+        """The newest that it knows."""
+        return super().metagraph(self.block() if block is None else block)
+
+
+class ReorganisingChain(ChainView):
+    """An endpoint whose newest blocks are not final: its head runs ahead, repeats itself, and goes back.
+
+    Args:
+        inner: The chain behind it.
+        depth: By how many blocks the head is ahead of what is final, at most.
+    """
+
+    def __init__(self, inner: Chain, *, depth: int) -> None:
+        super().__init__(inner)
+        self._depth, self._calls = depth, 0
+
+    def head(self) -> int:
+        """Another place within the depth at every call: forward, the same again, and back."""
+        self._calls += 1
+        return super().head() + (0, self._depth, self._depth, 1)[self._calls % 4]
+
+    def wait_for_block(self, number: int, *, finalized: bool = True) -> None:
+        """Blocks that need not be final are there before others have them."""
+        super().wait_for_block(number if finalized else max(0, number - self._depth), finalized=finalized)
+
+
+class SkewedClock:
+    """A machine's clock that is wrong.
+
+    Args:
+        inner: The right time.
+        seconds: By how much it is ahead; negative if it is behind.
+    """
+
+    def __init__(self, inner: Clock, seconds: float) -> None:
+        self._inner, self._seconds = inner, seconds
+
+    def now(self) -> float:
+        """The wrong time."""
+        return self._inner.now() + self._seconds
+
+    def sleep_until(self, timestamp: float) -> None:
+        """Return when this clock shows the timestamp."""
+        self._inner.sleep_until(timestamp - self._seconds)
+
+    def compute(self, work: Callable[[], T]) -> T:
+        """As the inner clock."""
+        return self._inner.compute(work)
+
+
+class SkewedChain(ChainView):
+    """The right chain, acted upon by a wrong clock.
+
+    Args:
+        inner: The chain behind it.
+        seconds: By how much the machine's clock is ahead.
+    """
+
+    def __init__(self, inner: Chain, seconds: float) -> None:
+        super().__init__(inner)
+        self._clock = SkewedClock(inner.clock, seconds)
+
+    @property
+    def clock(self) -> Clock:
+        """The wrong clock."""
+        return self._clock

@@ -1,0 +1,177 @@
+"""What is known of a network while and after it runs: gather reports, logs, public objects and journals."""
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import Tensor
+
+from templar.adversary.archives import TRAP
+from templar.adversary.scenario import History, Sighting
+from templar.chain.base import NeuronInfo
+from templar.errors import PermanentError, TransientError
+from templar.exchange.context import Exchange
+from templar.exchange.decisions import decided_roster
+from templar.exchange.findings import Accusation, Report, is_proven, read_report
+from templar.exchange.gather import GatherReport
+from templar.exchange.keys import aggregate_key
+from templar.exchange.objects import Roster
+from templar.gradient.payload import Payload
+from templar.gradient.wire import decode
+from templar.interrupt import StoppedError
+from templar.neuron.node import Node
+
+log = logging.getLogger(__name__)
+
+MAX_LINE = 2000
+
+
+@dataclass
+class Watch:
+    """What is written down while a network runs.
+
+    Attributes:
+        sightings: What every gather found of every miner.
+        crashes: Node -> how it ended.
+        unprintable: Lines of logs that could forge others.
+        deleted: Keys that a clean-up deleted before their time.
+        swept: How many it deleted in their time.
+    """
+
+    sightings: list[Sighting] = field(default_factory=list)
+    crashes: dict[str, str] = field(default_factory=dict)
+    unprintable: list[str] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
+    swept: int = 0
+
+    def follow(self, node: Node) -> None:
+        """Write down what a node finds when it gathers."""
+        gather = node.gather
+
+        def watched(window: int, *, others: Sequence[NeuronInfo] = ()) -> GatherReport:
+            report = gather(window, others=others)
+            name = node.settings.name
+            self.sightings += [Sighting(window, name, each.uid, each.reason, each.detail) for each in report.outcomes]
+            return report
+
+        node.gather = watched  # type: ignore[method-assign]
+
+    @contextmanager
+    def logs(self) -> Iterator[None]:
+        """Look at every line that the project logs meanwhile."""
+        handler, logger = _Inspector(self.unprintable), logging.getLogger("templar")
+        level = logger.level
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+
+
+class _Inspector(logging.Handler):
+    def __init__(self, found: list[str]) -> None:
+        super().__init__(logging.INFO)
+        self._found = found
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep what is not one printable line."""
+        text = record.getMessage()
+        if not text.isprintable() or len(text) > MAX_LINE:
+            self._found.append(ascii(text[:200]))
+
+
+def history_of(
+    watch: Watch,
+    nodes: Mapping[str, Node],
+    witness: Node,
+    windows: Sequence[int],
+    *,
+    folder: Path,
+    genesis: Mapping[str, Tensor],
+    accusations: Sequence[Accusation] = (),
+) -> History:
+    """What can be known of a network that ran.
+
+    Args:
+        watch: What was written down.
+        nodes: The nodes, by name.
+        witness: The node through whose eyes the public objects are read; nothing happened to it.
+        windows: The windows of interest, whose objects are still there.
+        folder: Where everything of the network lies on this machine.
+        genesis: The first parameters.
+        accusations: What `read_accusations` found.
+    """
+    rosters: dict[int, tuple[int, ...]] = {}
+    payloads: dict[int, dict[int, Payload]] = {}
+    for window in windows:
+        try:
+            found = decided_roster(witness.exchange, window)
+        except TransientError as error:
+            found, watch.crashes[f"window {window}"] = None, str(error)
+        payloads[window] = {} if found is None else _payloads(witness, *found)
+        rosters[window] = () if found is None else tuple(entry.uid for entry in found[0].entries)
+    moved = sum(
+        float((tensor.double() - genesis[name].double()).square().sum())
+        for name, tensor in witness.state.params.items()
+    )
+    return History(
+        windows=tuple(windows),
+        rosters=rosters,
+        payloads=payloads,
+        sightings=tuple(watch.sightings),
+        roots={name: node.journal.roots(windows[0], windows[-1]) for name, node in nodes.items()},
+        crashes=dict(watch.crashes),
+        traces=tuple(sorted(str(path.relative_to(folder)) for path in folder.rglob(TRAP))),
+        unprintable=tuple(watch.unprintable),
+        moved=math.sqrt(moved),
+        deleted=tuple(watch.deleted),
+        swept=watch.swept,
+        accusations=tuple(accusations),
+    )
+
+
+def read_accusations(stranger: Node, windows: Sequence[int], names: Mapping[str, str]) -> list[Accusation]:
+    """The findings of all public reports. A report that is not legal, or cannot be read, accuses nobody.
+
+    Args:
+        stranger: A node without a hotkey, not started, which took no part.
+        windows: The windows whose reports are read.
+        names: Hotkey -> name of the node.
+    """
+    stranger.start()
+    try:
+        return [
+            Accusation(names[neuron.hotkey], finding, is_proven(finding, report, stranger.exchange.network))
+            for window in windows
+            for neuron in stranger.exchange.metagraph(window).neurons
+            if (report := _report(stranger.exchange, neuron, window)) is not None
+            for finding in report.findings
+        ]
+    finally:
+        stranger.stop()
+
+
+def _report(exchange: Exchange, neuron: NeuronInfo, window: int) -> Report | None:
+    try:
+        return read_report(exchange, neuron, window)
+    except StoppedError:
+        raise
+    except (PermanentError, TransientError) as error:
+        log.info("window %d: the report of uid %d: %s", window, neuron.uid, error)
+        return None
+
+
+def _payloads(witness: Node, roster: Roster, publisher: NeuronInfo) -> dict[int, Payload]:
+    """The payloads of a roster, from its aggregate."""
+    store, offset = witness.buckets.reader(publisher), 0
+    data = store.get(aggregate_key(roster.window), max_bytes=roster.aggregate_bytes) if roster.entries else b""
+    payloads = {}
+    for entry in roster.entries:
+        payloads[entry.uid] = decode(data[offset : offset + entry.payload_bytes], witness.layout)
+        offset += entry.payload_bytes
+    return payloads

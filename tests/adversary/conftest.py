@@ -1,0 +1,3 @@
+from tests.support.memory import folder
+
+__all__ = ["folder"]

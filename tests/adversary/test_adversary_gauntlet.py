@@ -1,0 +1,300 @@
+"""Every attack and fault of the catalogue against a network of eleven miners; and what a verdict is worth."""
+
+import json
+import logging
+import pickle
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from templar.adversary import sweeping
+from templar.adversary.__main__ import main
+from templar.adversary.catalogue import SCENARIOS
+from templar.adversary.gauntlet import Lineup, lineups, run_gauntlet, run_lineup
+from templar.adversary.scenario import Expect, Verdict
+from templar.exchange import cache, read
+from templar.exchange.keys import Kind, parse_current_key
+from templar.gradient import aggregate
+from templar.neuron.housekeeping import CleanupReport, Premises
+from templar.neuron.miner import Miner
+from tests.support.network import tiny
+
+MINERS = 11
+ROWS = {1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 19, 20, 21, 22, 25, 28, 32, 35, 38, 39, 40}
+FIXED = tuple(name for name, scenario in SCENARIOS.items() if scenario.honest is not None or scenario.publisher)
+"""Scenarios whose number of attackers is part of what they are."""
+
+
+QUICK = {
+    "pickle",
+    "colluding",
+    "copying",
+    "late",
+    "manifest_control_characters",
+    "bucket_busy",
+    "two_faced",
+    "chain_reorganises",
+}
+"""Scenarios of which the default run has five attackers as well, one of each kind."""
+
+
+def networks() -> Iterator[Any]:
+    for attackers in (1, 2, 5):
+        names = [name for name in SCENARIOS if attackers == 1 or name not in FIXED]
+        for lineup in lineups(names, miners=MINERS, attackers=attackers):
+            members = [scenario.name for scenario in lineup.scenarios]
+            is_quick = attackers == 1 or (attackers == 5 and set(members) <= QUICK)
+            marks = [] if is_quick else [pytest.mark.slow]
+            yield pytest.param(lineup, id=f"{attackers}-{'-'.join(members)}", marks=marks)
+
+
+def run(lineup: Lineup, *, seed: int = 1) -> dict[str, Verdict]:
+    overrides = {key: value for each in lineup.scenarios for key, value in each.overrides.items()}
+    return {each.scenario: each for each in run_lineup(lineup, tiny("simulation", **overrides), seed=seed)}
+
+
+def run_one(name: str, *, attackers: int = 1, miners: int = 4) -> Verdict:
+    return run(Lineup((SCENARIOS[name],), attackers, miners))[name]
+
+
+@pytest.mark.parametrize("lineup", list(networks()))
+def test_the_network_withstands(lineup: Lineup) -> None:
+    verdicts = run(lineup)
+    assert set(verdicts) == {scenario.name for scenario in lineup.scenarios}
+    for scenario in lineup.scenarios:
+        verdict = verdicts[scenario.name]
+        assert verdict.problems == ()
+        omits = scenario.publisher is not None and scenario.publisher.omits
+        assert (verdict.lost, verdict.roots_agree) == (2 * verdict.windows if omits else 0, True)
+        assert verdict.attackers == (1 if scenario.publisher else lineup.places(scenario))
+        assert verdict.miners == (0 if scenario.name == "nobody" else MINERS)
+        if scenario.expect is Expect.REJECT:
+            assert verdict.observed
+            assert set(verdict.observed) <= {reason.value for reason in scenario.reasons}
+            assert verdict.applied == 0
+        if scenario.expect is Expect.BOUND:
+            assert verdict.applied == verdict.attackers * verdict.windows
+
+
+def test_every_row_has_a_scenario() -> None:
+    assert {row for scenario in SCENARIOS.values() for row in scenario.rows} >= ROWS
+
+
+def test_every_scenario_is_run_with_every_number_of_attackers() -> None:
+    ran = [
+        (each.name, lineup.attackers)
+        for (lineup,) in (param.values for param in networks())
+        for each in lineup.scenarios
+    ]
+    assert len(ran) == len(set(ran))
+    assert set(ran) == {
+        (name, attackers) for name in SCENARIOS for attackers in (1, 2, 5) if attackers == 1 or name not in FIXED
+    }
+
+
+def test_a_fault_that_a_retry_overcomes_costs_nobody_anything() -> None:
+    assert set(run_one("bucket_flaky").observed) == {"counted"}
+
+
+def test_who_is_shown_other_bytes_takes_what_the_roster_says() -> None:
+    verdict = run_one("two_faced", attackers=2)
+    assert set(verdict.observed) == {"counted", "wrong_hash"}
+
+
+def test_an_empty_network_has_null_windows_and_goes_on() -> None:
+    assert run_one("nobody").null_windows == SCENARIOS["nobody"].windows
+    assert run_one("all_bad").null_windows == SCENARIOS["all_bad"].windows
+    assert run_one("one_good").null_windows == 0
+
+
+# What a verdict is worth: without the defence it is red.
+
+
+def problems(name: str, **numbers: int) -> str:
+    return "\n".join(run_one(name, **numbers).problems)
+
+
+def test_without_a_check_of_the_time_a_late_payload_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("templar.exchange.reveal._check_time", lambda *arguments: None)
+    assert "accepts attacker 6" in problems("late")
+
+
+def test_without_a_check_of_the_author_a_payload_in_anothers_name_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("templar.exchange.cache._check_author", lambda *arguments, **named: None)
+    assert "the payload of attacker 6 is applied" in problems("other_uid")
+
+
+def test_without_signatures_a_forged_one_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("templar.exchange.sealing.verify", lambda *arguments: True)
+    assert "accepts attacker 6" in problems("manifest_forged_signature")
+
+
+def test_without_the_clip_a_huge_update_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        aggregate,
+        "_magnitudes",
+        lambda section, *norms_and_recipe: aggregate._code_quanta(section.top).astype(np.int64),
+    )
+    found = problems("huge")
+    assert "contribution is" in found
+    assert "moved is" in found
+
+
+def test_zeros_that_dilute_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every payload counts in the mean, whatever it says."""
+    real = aggregate._combine
+
+    def diluting(sections: list[Any], *rest: Any) -> Any:
+        out = real(sections, *rest)
+        return out.div_(len(sections))
+
+    monkeypatch.setattr(aggregate, "_combine", diluting)
+    assert "diluted is" in problems("zero")
+
+
+def test_a_reader_that_unpickles_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = cache.decode
+
+    def careless(data: bytes, layout: Any) -> Any:
+        if data.startswith(b"cos\n"):
+            pickle.loads(data)
+        return real(data, layout)
+
+    monkeypatch.setattr(cache, "decode", careless)
+    assert "something of a peer's was run: nodes/pickle-6/somebody-ran" in problems("pickle")
+
+
+def test_a_clean_up_of_what_is_needed_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def greedy(premises: Premises, *, dry_run: bool) -> CleanupReport:
+        keys = [info.key for info in premises.buckets.own.list("proof-")]
+        assert all((key := parse_current_key(each)) and key.kind is Kind.PROOF for each in keys)
+        premises.buckets.own.delete(keys)
+        return CleanupReport(0, (), ())
+
+    monkeypatch.setattr(sweeping, "clean_bucket", greedy)
+    assert "was deleted before its time" in problems("clean_up")
+
+
+def test_a_node_that_dies_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were a hostile payload to reach beyond its peer's boundary, every node that gathers would end."""
+
+    def explode(self: Miner, window: int) -> None:
+        raise ZeroDivisionError("for a test")
+
+    monkeypatch.setattr("templar.adversary.miners.IdleMiner.fetch_pages", explode)
+    found = problems("late")
+    assert "honest-3 crashed: ZeroDivisionError: for a test" in found
+    assert "the payload of honest uid 3 is not applied" in found
+    assert "late-6 crashed" not in found, "the network does not answer for an attacker's code"
+
+
+def test_a_log_that_a_peer_can_forge_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = read.unseal
+
+    def talkative(data: bytes, body_type: Any) -> Any:
+        logging.getLogger("templar.test").warning("read %s", data.decode(errors="replace"))
+        return real(data, body_type)
+
+    monkeypatch.setattr(read, "unseal", talkative)
+    assert "a line of a log can forge others" in problems("manifest_raw_control_characters")
+
+
+def test_a_majority_of_colluders_raises_the_bound_and_is_found_out() -> None:
+    """The promise ends at half of the payloads; see the threat model."""
+    assert "median is" in problems("colluding", attackers=6, miners=11)
+
+
+# The command.
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["python -m templar.adversary", *options])
+    return main()
+
+
+OPTIONS = ("--scenario", "late", "--scenario", "two_faced", "--miners", "5", "--attackers", "2")
+
+
+def test_the_same_seed_gives_the_same_verdicts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(monkeypatch, *OPTIONS, "--seed", "3") == 0
+    first = capsys.readouterr()
+    assert command(monkeypatch, *OPTIONS, "--seed", "3") == 0
+    assert capsys.readouterr().out == first.out
+    result = json.loads(first.out.splitlines()[-1])
+    assert (result["passed"], result["seed"]) == (True, 3)
+    assert [verdict["scenario"] for verdict in result["verdicts"]] == ["late", "two_faced"]
+    assert "late: as expected" in first.err
+    assert "reveal_late" in first.out
+
+
+def test_what_is_not_as_expected_ends_with_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("templar.exchange.reveal._check_time", lambda *arguments: None)
+    assert command(monkeypatch, "--scenario", "late", "--miners", "4") == 1
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert not result["passed"]
+    assert "accepts attacker" in " ".join(result["verdicts"][0]["problems"])
+
+
+def test_the_list_names_every_scenario(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(monkeypatch, "--list") == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in SCENARIOS)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "complaint"),
+    [
+        (("--attackers", "6"), 2, "attackers: 6 of 11 miners; 1 to 5 keep the majority honest"),
+        (("--miners", "3", "--attackers", "2"), 2, "attackers: 2 of 3 miners"),
+        (("--preset", "none"), 1, "no preset 'none'"),
+    ],
+)
+def test_what_cannot_run_is_explained(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+    code: int,
+    complaint: str,
+) -> None:
+    assert command(monkeypatch, "--scenario", "late", *options) == code
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_name_that_is_no_scenario_is_refused() -> None:
+    with pytest.raises(ValueError, match="scenario 'evil': there is no such scenario"):
+        run_gauntlet(["evil"], lambda overrides: tiny("simulation"))
+
+
+def test_attackers_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="attackers: 3 in each of 2 scenarios do not fit among 5 miners"):
+        Lineup((SCENARIOS["late"], SCENARIOS["silent"]), 3, 5)
+    with pytest.raises(ValueError, match="scenarios: nobody attacks"):
+        Lineup((), 1, 5)
+
+
+def test_a_given_folder_keeps_the_network(folder: Path) -> None:
+    run_lineup(Lineup((SCENARIOS["late"],), 1, 2), tiny("simulation"), seed=1, folder=folder)
+    assert {path.name for path in folder.iterdir()} >= {"ledger.sqlite", "buckets", "nodes"}
+
+
+# The page.
+
+
+def test_the_threat_model_names_every_scenario_in_its_rows() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "threat-model.md").read_text(encoding="utf-8")
+    table = text.partition("| # | attack or fault |")[2].partition("\n\n")[0]
+    rows = {
+        int(line.split("|")[1]): line.rpartition("| ")[2] for line in table.splitlines() if line[2:4].strip().isdigit()
+    }
+    assert set(rows) == set(range(1, 41))
+    for number, where in rows.items():
+        named = set(where.replace("`", "").rstrip(" |").split(", ")) & set(SCENARIOS)
+        assert named == {name for name, scenario in SCENARIOS.items() if number in scenario.rows}

@@ -1,0 +1,146 @@
+"""Hostile bytes are what they say they are: refused for the reason that they were made for."""
+
+import io
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from templar.adversary import hostile, mutations
+from templar.adversary.archives import TRAP, padded, pickle_bytes, zip_bomb
+from templar.adversary.mutations import MUTATIONS, PayloadMutation
+from templar.canonical import sha256_hex
+from templar.chain.keys import hotkey_from_seed
+from templar.errors import Reason, RejectedError
+from templar.exchange.cache import PayloadCache
+from templar.exchange.objects import Manifest
+from templar.exchange.sealing import seal, unseal
+from templar.gradient.feedback import FeedbackRule, compress
+from templar.gradient.layout import Layout
+from templar.gradient.payload import Header, Payload
+from templar.gradient.wire import decode, encode
+from templar.model.llama import parameter_shapes
+from templar.neuron.private import PrivateState
+from tests.support.network import tiny
+
+SIGNER = hotkey_from_seed(bytes(32))
+UID, WINDOW = 5, 3
+
+
+@pytest.fixture(scope="module", params=["local", "local-demo", "simulation"])
+def layout(request: pytest.FixtureRequest) -> Layout:
+    hparams = tiny(request.param)
+    return Layout.of(parameter_shapes(hparams.model), hparams.gradient, hparams.training.recipe)
+
+
+@pytest.fixture(scope="module")
+def honest(layout: Layout) -> bytes:
+    params = {tensor.name: torch.zeros(tensor.shape) for tensor in layout.tensors}
+    generator = torch.Generator().manual_seed(1)
+    update = {name: torch.randn(tensor.shape, generator=generator) * 1e-3 for name, tensor in params.items()}
+    rule = FeedbackRule(layout.recipe, 0.9, 1.0)
+    tensors = compress(PrivateState.fresh(layout, params).feedback, update, layout=layout, rule=rule).tensors
+    return encode(
+        Payload.of(Header(layout.recipe, WINDOW, UID, SIGNER.address, layout.digest), tensors, layout), layout
+    )
+
+
+def admit(data: bytes, layout: Layout, folder: Path) -> None:
+    """What every reader does with a payload."""
+    cache = PayloadCache(folder, layout)
+    cache.check_size(len(data), uid=UID)
+    cache.admit(data, sha256_hex(data), window=WINDOW, uid=UID, hotkey=SIGNER.address)
+
+
+def test_an_honest_payload_is_admitted(honest: bytes, layout: Layout, tmp_path: Path) -> None:
+    admit(honest, layout, tmp_path)
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_every_mutation_is_refused_for_its_reason(name: str, honest: bytes, layout: Layout, tmp_path: Path) -> None:
+    mutation, reasons = MUTATIONS[name]
+    hostile_bytes = mutation(honest, layout)
+    assert hostile_bytes != honest
+    assert mutation(honest, layout) == hostile_bytes
+    with pytest.raises(RejectedError) as caught:
+        admit(hostile_bytes, layout, tmp_path)
+    assert caught.value.reason in reasons
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("mutation", "reason"),
+    [
+        (mutations.index_beyond, Reason.BAD_PAYLOAD),
+        (mutations.index_twice, Reason.BAD_PAYLOAD),
+        (mutations.scale_nan, Reason.BAD_PAYLOAD),
+        (mutations.scale_below_table, Reason.BAD_PAYLOAD),
+        (mutations.no_largest_scale, Reason.NOT_CANONICAL),
+        (mutations.other_k, Reason.WRONG_SHAPES),
+    ],
+)
+def test_what_probes_a_check_gets_past_those_before_it(
+    mutation: PayloadMutation, reason: Reason, honest: bytes, layout: Layout
+) -> None:
+    """Length, header and checksum are legal: the reason is that of the check itself."""
+    data = mutation(honest, layout)
+    assert layout.min_payload_bytes <= len(data) <= layout.max_payload_bytes
+    with pytest.raises(RejectedError) as caught:
+        decode(data, layout)
+    assert caught.value.reason is reason
+
+
+def test_a_pickle_is_one(tmp_path: Path) -> None:
+    import pickle
+
+    data = padded(pickle_bytes(tmp_path), 500)
+    assert len(data) == 500
+    pickle.loads(data)
+    assert (tmp_path / TRAP).is_dir()
+
+
+def test_an_archive_is_a_bomb_and_wants_out() -> None:
+    data = zip_bomb(hostile.BOMB_BYTES)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        infos = archive.infolist()
+    assert sum(info.file_size for info in infos) > 300 * len(data)
+    assert any(info.filename.startswith("../") for info in infos)
+
+
+def manifest() -> bytes:
+    body = Manifest(
+        netuid=1,
+        genesis="0" * 64,
+        uid=UID,
+        hotkey=SIGNER.address,
+        window=WINDOW,
+        payload_sha256="1" * 64,
+        payload_bytes=1000,
+        assignment="2" * 64,
+        root_before="3" * 64,
+    )
+    return seal(body, SIGNER).encode()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (hostile.deep_json, Reason.MALFORMED),
+        (hostile.huge_string, Reason.MALFORMED),
+        (hostile.control_characters, Reason.MALFORMED),
+        (hostile.raw_control_characters, Reason.MALFORMED),
+        (hostile.not_a_number, Reason.MALFORMED),
+        (hostile.spaced, Reason.NOT_CANONICAL),
+        (hostile.forged_signature, Reason.BAD_SIGNATURE),
+        (hostile.no_manifest, Reason.MALFORMED),
+    ],
+)
+def test_every_spoilt_manifest_is_refused_for_its_reason(spoil: object, reason: Reason) -> None:
+    assert callable(spoil)
+    honest_bytes = manifest()
+    assert unseal(honest_bytes, Manifest).body.uid == UID
+    with pytest.raises(RejectedError) as caught:
+        unseal(spoil(honest_bytes), Manifest)
+    assert caught.value.reason is reason
+    assert str(caught.value).isprintable()

@@ -1,0 +1,137 @@
+"""A world runs on any stage, and each node sees it through its own weather."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from templar.adversary.chains import ChainView
+from templar.adversary.stores import StoreView
+from templar.chain.base import Chain
+from templar.chain.clock import SimulatedClock
+from templar.exchange.decisions import decided_roster
+from templar.exchange.gather import GatherReport
+from templar.neuron.aggregator import Aggregator
+from templar.neuron.settlement import Settlement
+from templar.simulate.run import run_nodes
+from templar.simulate.stage import GENESIS_TIME, Member, SimulatedStage, Weather
+from templar.simulate.world import DATASET_BUCKET, World
+from templar.store.address import BucketAddress
+from templar.store.base import ObjectStore
+from tests.support.memory_store import MemoryStore
+from tests.support.network import tiny
+
+ACTORS = ("honest", "honest")
+
+
+class MemoryStage:
+    """Buckets in memory, each with a read key of its own, which is asked for."""
+
+    genesis_time = GENESIS_TIME + 1000
+    gather_concurrency = 1
+
+    def __init__(self) -> None:
+        self.clock = SimulatedClock(self.genesis_time)
+        self.buckets: dict[str, MemoryStore] = {}
+        self.readers: list[BucketAddress] = []
+
+    def open_store(self, bucket: str) -> ObjectStore:
+        return self.buckets.setdefault(bucket, MemoryStore(bucket, clock=self.clock.now))
+
+    def open_reader(self, address: BucketAddress) -> ObjectStore:
+        assert address.secret_access_key == f"secret-of-{address.account_id}"
+        self.readers.append(address)
+        return self.open_store(address.bucket)
+
+    def address_of(self, member: Member) -> BucketAddress:
+        return BucketAddress(member.account_id, "reader", f"secret-of-{member.account_id}")
+
+    def run(self, participants: Sequence[Callable[[], None]]) -> None:
+        self.clock.run(participants)
+
+
+def roots(world: World, windows: int = 2) -> set[str]:
+    nodes = [world.node(member) for member in world.members if member.role != "burn"]
+    run_nodes(world, nodes, windows)
+    found = {node.state.root for node in nodes}
+    for node in nodes:
+        node.stop()
+    return found
+
+
+def test_a_world_runs_on_another_stage(folder: Path) -> None:
+    stage = MemoryStage()
+    world = World(folder, tiny(), seed=1, actors=ACTORS, stage=stage)
+    assert len(roots(world)) == 1
+    assert world.clock is stage.clock
+    assert set(stage.buckets) == {
+        DATASET_BUCKET,
+        *(member.account_id for member in world.members if member.role != "burn"),
+    }
+    assert {address.access_key_id for address in stage.readers} == {"reader"}
+    assert not (folder / "buckets").exists()
+    assert world.chain.block_time(0) == stage.genesis_time
+
+
+def test_the_stage_that_is_used_by_default_is_the_simulated_one(folder: Path) -> None:
+    (folder / "one").mkdir()
+    (folder / "other").mkdir()
+    stage = SimulatedStage(folder / "elsewhere")
+    here = roots(World(folder / "one", tiny(), seed=1, actors=ACTORS))
+    assert here == roots(World(folder / "other", tiny(), seed=1, actors=ACTORS, stage=stage))
+    assert (folder / "one" / "buckets" / DATASET_BUCKET).is_dir()
+    assert (folder / "elsewhere" / DATASET_BUCKET).is_dir()
+
+
+def test_the_weather_is_asked_for_every_reader_bucket_and_chain(folder: Path) -> None:
+    seen: set[tuple[str | None, str]] = set()
+    own: set[str] = set()
+    chains: set[str] = set()
+
+    def reader(observer: Member | None, owner: Member | None, store: ObjectStore) -> ObjectStore:
+        assert owner is not None
+        seen.add((None if observer is None else observer.name, owner.name))
+        return StoreView(store)
+
+    def own_store(owner: Member, store: ObjectStore) -> ObjectStore:
+        own.add(owner.name)
+        return StoreView(store)
+
+    def chain(observer: Member, inner: Chain) -> Chain:
+        chains.add(observer.name)
+        return ChainView(inner)
+
+    world = World(folder, tiny(), seed=1, actors=ACTORS, weather=Weather(reader, own_store, chain))
+    names = {member.name for member in world.members if member.role != "burn"}
+    assert len(roots(world)) == 1
+    observer = world.observer()
+    observer.start()
+    observer.stop()
+    assert own == chains == names
+    miners = {name for name in names if name.startswith("honest")}
+    assert {(one, other) for one in names for other in miners if one != other} <= seen
+    assert any(name is None for name, _ in seen)
+
+
+def test_premises_are_those_of_the_member(folder: Path) -> None:
+    world = World(folder, tiny(), seed=1, actors=ACTORS)
+    member = world.members[-1]
+    premises = world.premises(member)
+    assert premises.signer == member.hotkey
+    assert premises.home == folder / "nodes" / member.name
+    assert premises.buckets.own.name == member.account_id
+
+
+def test_a_role_can_be_taken_by_another_kind_of_node(folder: Path) -> None:
+    class Mute(Aggregator):
+        def settle_and_publish(self, window: int, report: GatherReport) -> Settlement:
+            return self.settle(window)
+
+    world = World(folder, tiny(), seed=1, actors=ACTORS, kinds={"aggregator": Mute})
+    nodes = [world.node(member) for member in world.members if member.role != "burn"]
+    run_nodes(world, nodes, 2)
+    assert [type(node) for node in nodes].count(Mute) == 1
+    decided = decided_roster(nodes[0].exchange, 2)
+    assert decided is not None
+    assert decided[1].uid == next(member.uid for member in world.members if member.role == "validator")
+    assert len({node.state.root for node in nodes}) == 1
+    for node in nodes:
+        node.stop()
