@@ -32,7 +32,14 @@ MAX_PORT = 65535
 PATIENCE_WINDOWS = 4
 """How many windows the view waits for one that does not come."""
 
-SCHEDULED = ("checkpoint/every-2h", "bucket-cleanup/hourly", "shard-rotation/half-hourly")
+SCHEDULED = (
+    "checkpoint/every-2h",
+    "bucket-cleanup/hourly",
+    "shard-rotation/half-hourly",
+    "temporary-cleanup/daily",
+    "validate-storage-access/daily",
+    "local-cleanup/daily",
+)
 """The deployments of deployments/prefect.yaml that have a schedule."""
 
 console = Console(stderr=False)

@@ -27,10 +27,10 @@ from deployments.process_record import ProcessRecord
 from deployments.processes import Child, require_free_port, start_child, stop_process, wait_until_ready
 from deployments.register import ensure_pool, register
 from deployments.s3_endpoint import LISTENING
+from templar.adversary.actors import ACTORS
 from templar.errors import PermanentError, Reason
 from templar.exchange.genesis import Birth
 from templar.hparams import HParams, load_hparams
-from templar.simulate.actors import ACTORS
 
 log = logging.getLogger(__name__)
 

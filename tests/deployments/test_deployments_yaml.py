@@ -27,8 +27,18 @@ EXPECTED = {
     "checkpoint/every-2h": ("flows.checkpoint.checkpoint", HOUSE),
     "shard-rotation/half-hourly": ("flows.shard_rotation.shard_rotation", HOUSE),
     "bucket-cleanup/hourly": ("flows.bucket_cleanup.bucket_cleanup", HOUSE),
+    "bucket-purge/by-hand": ("flows.bucket_purge.bucket_purge", HOUSE),
+    "temporary-cleanup/daily": ("flows.temporary_cleanup.temporary_cleanup", HOUSE),
+    "validate-storage-access/daily": ("flows.validate_storage_access.validate_storage_access", HOUSE),
+    "local-cleanup/daily": ("flows.local_cleanup.local_cleanup", HOUSE),
 }
-WITHOUT_NEURON = "flows.build_dataset.build_dataset"
+CRON = {
+    "bucket-cleanup/hourly": "17 * * * *",
+    "temporary-cleanup/daily": "37 3 * * *",
+    "validate-storage-access/daily": "47 3 * * *",
+    "local-cleanup/daily": "57 3 * * *",
+}
+WITHOUT_NEURON = {"flows.build_dataset.build_dataset", "flows.gauntlet.gauntlet"}
 
 
 def deploy(server: RunningPrefectServer) -> None:
@@ -59,7 +69,7 @@ def test_every_entrypoint_is_a_module_path() -> None:
     content: Any = yaml.safe_load((REPOSITORY / "deployments" / "prefect.yaml").read_text())
     assert content["pull"] == []  # anything else would change the folder of the warm process
     of_neurons = {entry for entry, _ in EXPECTED.values()}
-    assert {item["entrypoint"] for item in content["deployments"]} == of_neurons | {WITHOUT_NEURON}
+    assert {item["entrypoint"] for item in content["deployments"]} == of_neurons | WITHOUT_NEURON
 
 
 @pytest.fixture(scope="module")
@@ -90,17 +100,18 @@ class TestDeployed:
             for name, deployment in deployed.items()
             if deployment.schedules
         }
-        every, half, hourly = "checkpoint/every-2h", "shard-rotation/half-hourly", "bucket-cleanup/hourly"
-        assert schedules.keys() == {every, half, hourly}
+        every, half = "checkpoint/every-2h", "shard-rotation/half-hourly"
+        assert schedules.keys() == {every, half, *CRON}
         assert set(SCHEDULED) == schedules.keys()  # what `make up` prints
         intervals = ((every, "every-2h", timedelta(hours=2)), (half, "half-hourly", timedelta(minutes=30)))
         for name, slug, interval in intervals:
             ((schedule, found, active),) = schedules[name]
             assert isinstance(schedule, IntervalSchedule)
             assert (found, active, schedule.interval) == (slug, True, interval)
-        ((schedule, found, active),) = schedules[hourly]
-        assert isinstance(schedule, CronSchedule)
-        assert (found, active, schedule.cron, schedule.timezone) == ("hourly", True, "17 * * * *", "UTC")
+        for name, cron in CRON.items():
+            ((schedule, found, active),) = schedules[name]
+            assert isinstance(schedule, CronSchedule)
+            assert (found, active, schedule.cron, schedule.timezone) == (name.split("/")[1], True, cron, "UTC")
 
     def test_only_short_runs_are_limited(self, deployed: dict[str, DeploymentResponse]) -> None:
         for name, deployment in deployed.items():

@@ -70,6 +70,9 @@ class TestUp:
             ("bucket-cleanup/hourly", " 0 objects expired, 0 deleted"),
             ("checkpoint/every-2h", " outer steps, root "),
             ("shard-rotation/half-hourly", "[no_shards]"),
+            ("temporary-cleanup/daily", " 0 objects abandoned, 0 deleted"),
+            ("validate-storage-access/daily", "3 keys are as they should be"),
+            ("local-cleanup/daily", " removed, "),
         ],
     )
     def test_scheduled_work_can_be_run_by_hand(self, network: LiveNetwork, deployment: str, message: str) -> None:

@@ -1,0 +1,185 @@
+"""Who has which part in a network on an endpoint, and what that does to buckets."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from deployments.gauntlet.gate import Ask, Treatment
+from deployments.gauntlet.stage import S3Stage
+from deployments.gauntlet.subset import BUCKET_RULES, ONE_HOTKEY
+from tasks.gauntlet_order import Order
+from templar.adversary.judge import Cast
+from templar.adversary.scenario import Scenario
+from templar.errors import PermanentError, Reason
+from templar.neuron.node import Node
+from templar.simulate.stage import Member, Weather
+from templar.simulate.world import START_WINDOW, World
+from templar.store.base import ObjectStore
+from templar.windows import first_block
+
+HONEST = 3
+"""Honest miners where nobody asks for another number: as few as can be a network, since all share this machine."""
+NO_MINERS = ("burn", "aggregator", "validator")
+PRESET = "simulation"
+OVERRIDES: Mapping[str, Mapping[str, Any]] = {
+    "windows": {
+        "blocks_per_window": 50,
+        "time_window_delta_seconds": 10,
+        "read_margin_seconds": 1,
+        "roster_slot_seconds": 6,
+        "roster_ranks": 2,
+    },
+    # A payload of 4 to 6 KB: at 1 KB per second it takes longer than any reader waits.
+    "model": {"vocab_size": 512, "hidden_size": 32, "intermediate_size": 64},
+    "peers": {"gather_peer_count": 64, "reserve_peer_count": 0},
+}
+"""Windows as short as a machine of two processors allows that runs every node and the endpoint; a lean model."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a network's miners, in uid order.
+
+    Attributes:
+        scenarios: What happens.
+        of_miners: For each miner what it does; None for an honest one.
+    """
+
+    scenarios: tuple[Scenario, ...]
+    of_miners: tuple[Scenario | None, ...]
+
+    @classmethod
+    def of(cls, scenarios: Sequence[Scenario], order: Order) -> "Parts":
+        """Honest miners first, then the attackers of each scenario.
+
+        Raises:
+            PermanentError: `bad_parameters`; the attackers leave no honest miner.
+        """
+        attacking = [each for each in scenarios if each.name != ONE_HOTKEY for _ in range(order.attackers)]
+        honest = HONEST if order.miners is None else order.miners - len(attacking)
+        if honest < 1:
+            raise PermanentError(
+                Reason.BAD_PARAMETERS,
+                f"miners: {order.miners} are too few for {len(attacking)} attackers and an honest one: "
+                "ask for more miners, or for fewer scenarios or attackers",
+            )
+        return cls(tuple(scenarios), (*[None] * honest, *attacking))
+
+    @property
+    def actors(self) -> list[str]:
+        """What the world calls them."""
+        return ["honest" if part is None else part.actor for part in self.of_miners]
+
+    @property
+    def num_buckets(self) -> int:
+        """Miners, aggregator, validator, and the dataset."""
+        return len(self.of_miners) + 3
+
+
+@dataclass
+class Casting:
+    """The parts, once the members are known.
+
+    Attributes:
+        parts: The parts.
+        members: Account -> member.
+        by_account: Account -> scenario, of the attackers.
+    """
+
+    parts: Parts
+    members: dict[str, Member] = field(default_factory=dict)
+    by_account: dict[str, Scenario] = field(default_factory=dict)
+    _world: World | None = None
+
+    def fill(self, world: World) -> None:
+        """Give the members of a world their parts."""
+        miners = [member for member in world.members if member.role not in NO_MINERS]
+        self._world = world
+        self.members = {member.account_id: member for member in world.members if member.role != "burn"}
+        self.by_account = {
+            member.account_id: part
+            for member, part in zip(miners, self.parts.of_miners, strict=True)
+            if part is not None
+        }
+
+    def rule(self, ask: Ask) -> Treatment | None:
+        """What the gates do with a request for somebody's bucket."""
+        scenario = self.by_account.get(ask.bucket)
+        rule = None if scenario is None else BUCKET_RULES.get(scenario.name)
+        if scenario is None or rule is None or ask.at < self._attacks_from(START_WINDOW + scenario.quiet):
+            return None
+        return rule(ask, self.members.get(ask.who))
+
+    def _attacks_from(self, window: int) -> float:
+        """When nobody reads any more what was revealed for the window before."""
+        assert self._world is not None  # noqa: S101 - nobody has a part before
+        return self.opens(window) + self._world.hparams.windows.reserved_seconds
+
+    def opens(self, window: int) -> float:
+        """When a window opens, in seconds since the epoch."""
+        assert self._world is not None  # noqa: S101 - nobody has a part before
+        rules = self._world.hparams.windows
+        return self._world.stage.genesis_time + first_block(window, rules) * rules.block_seconds
+
+    def weather(self, stage: S3Stage) -> Weather:
+        """Every reader has a door of its own; faults that no gate can play surround the store."""
+
+        def reader(observer: Member | None, owner: Member | None, store: ObjectStore) -> ObjectStore:
+            if observer is None or owner is None:
+                return store
+            own_way = stage.open_reader_of(observer.account_id, stage.address_of(owner))
+            scenario = self.by_account.get(owner.account_id)
+            if scenario is None or scenario.bucket is None:
+                return own_way
+            return scenario.bucket(own_way, stage.clock, observer)
+
+        return Weather(reader=reader)
+
+    def nodes(self, world: World) -> dict[str, Node]:
+        """The node of each member, by a name that artifacts may have; not started."""
+        nodes = {}
+        for member in self.members.values():
+            node = world.node(member)
+            node.settings = replace(node.settings, name=shown(member))
+            nodes[node.settings.name] = node
+        return nodes
+
+    @property
+    def first_honest(self) -> Member:
+        """The honest miner with the lowest uid."""
+        miners = (member for member in self.members.values() if member.role not in NO_MINERS)
+        return next(member for member in miners if member.account_id not in self.by_account)
+
+    def is_hostile(self, member: Member) -> bool:
+        """Whether the network does not answer for what a member does: its code is not that of an honest one."""
+        scenario = self.by_account.get(member.account_id)
+        return scenario is not None and scenario.actor != "honest"
+
+    def cast(self, scenario: Scenario) -> Cast:
+        """Who is who in a scenario."""
+        miners = {
+            member.uid: (shown(member), self.by_account.get(account))
+            for account, member in self.members.items()
+            if member.role not in NO_MINERS
+        }
+        return Cast(
+            attackers={uid: name for uid, (name, part) in miners.items() if part is scenario},
+            honest={uid: name for uid, (name, part) in miners.items() if part is None},
+            healthy=[shown(member) for account, member in self.members.items() if account not in self.by_account],
+            affected=[name for name, part in miners.values() if part is scenario and scenario.actor == "honest"],
+            num_miners=len(miners),
+        )
+
+
+def shown(member: Member) -> str:
+    """A member's name for runs and artifacts, whose keys have no underscores."""
+    return member.name.replace("_", "-")
+
+
+def overrides(scenarios: Sequence[Scenario]) -> dict[str, dict[str, Any]]:
+    """Changes to the preset: those of every network here, and those that the scenarios need."""
+    merged = {section: dict(values) for section, values in OVERRIDES.items()}
+    for scenario in scenarios:
+        for section, values in scenario.overrides.items():
+            merged.setdefault(section, {}).update(values)
+    return merged

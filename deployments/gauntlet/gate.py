@@ -1,0 +1,248 @@
+"""Doors to an S3 endpoint on this machine: everybody goes through one of their own, and none is equal to another.
+
+A gate passes requests on as they are, the signed Host header included, and answers some of them as its rule says: that
+is what a server does that refuses some addresses, fails, or lets bodies drip. It also writes down what was asked.
+"""
+
+import http.client
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+HOST = "127.0.0.1"
+UPSTREAM_SECONDS = 60.0
+DROPS_PER_SECOND = 10
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request.
+
+    Attributes:
+        who: Whose door it came through.
+        bucket: The bucket that it is about.
+        key: The object; empty for the bucket itself.
+        method: The verb.
+        at: When it came, in seconds since the epoch.
+    """
+
+    who: str
+    bucket: str
+    key: str
+    method: str
+    at: float
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An answer in place of the endpoint's.
+
+    Attributes:
+        status: HTTP status.
+        code: S3's word for it.
+    """
+
+    status: int
+    code: str
+
+
+@dataclass(frozen=True)
+class Drip:
+    """The endpoint's answer, a few bytes at a time.
+
+    Attributes:
+        bytes_per_second: How fast bodies come.
+    """
+
+    bytes_per_second: int
+
+
+Treatment = Refusal | Drip
+Rule = Callable[[Ask], Treatment | None]
+"""What happens to a request; None lets it pass."""
+
+
+@dataclass
+class Log:
+    """Every request through every gate, in the order in which they came. Safe under threads."""
+
+    _asks: list[Ask] = field(default_factory=list)
+
+    def add(self, ask: Ask) -> None:
+        """Write one down."""
+        self._asks.append(ask)
+
+    def asks(self) -> tuple[Ask, ...]:
+        """What was written down so far."""
+        return tuple(self._asks)
+
+
+class Gate(ThreadingHTTPServer):
+    """One door.
+
+    Args:
+        upstream: Address of the endpoint behind it.
+        who: Whose door it is.
+        rule: What happens to requests.
+        log: Where they are written down.
+    """
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, upstream: str, who: str, rule: Rule, log: Log) -> None:
+        super().__init__((HOST, 0), _Handler)
+        self.upstream = urlsplit(upstream).netloc
+        self.who = who
+        self.rule = rule
+        self.log = log
+        self.closing = threading.Event()
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return f"http://{HOST}:{self.server_port}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Clients hang up on a slow answer; that is theirs to do."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = 1 << 16  # head and body of a small answer leave together
+    server: Gate
+    _upstream: http.client.HTTPConnection | None = None
+
+    def _answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        bucket, _, key = unquote(urlsplit(self.path).path).lstrip("/").partition("/")
+        ask = Ask(self.server.who, bucket, key, self.command, time.time())
+        self.server.log.add(ask)
+        treatment = self.server.rule(ask)
+        if isinstance(treatment, Refusal):
+            self._refuse(treatment)
+            return
+        try:
+            answer, data = self._forward(body)
+        except (OSError, http.client.HTTPException):
+            self._refuse(Refusal(502, "BadGateway"))
+            return
+        self.send_response_only(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in ("transfer-encoding", "connection"):
+                self.send_header(name, value)
+        if answer.getheader("Content-Length") is None:
+            self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self._send(data, treatment)
+
+    def _forward(self, body: bytes) -> tuple[http.client.HTTPResponse, bytes]:
+        """Ask the endpoint; a connection that it has closed meanwhile is made anew, once."""
+        headers = {name: value for name, value in self.headers.items() if name.lower() not in ("expect", "connection")}
+        for is_last in (self._upstream is None, True):
+            connection = self._upstream or http.client.HTTPConnection(self.server.upstream, timeout=UPSTREAM_SECONDS)
+            self._upstream = connection
+            try:
+                connection.request(self.command, self.path, body, headers)
+                answer = connection.getresponse()
+                return answer, answer.read()
+            except (OSError, http.client.HTTPException):
+                connection.close()
+                self._upstream = None
+                if is_last:
+                    raise
+        raise AssertionError  # the second round returns or raises
+
+    def _refuse(self, refusal: Refusal) -> None:
+        data = f"<Error><Code>{refusal.code}</Code><Message>refused at the gate</Message></Error>".encode()
+        self.send_response_only(refusal.status)
+        self.send_header("Content-Type", "application/xml")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def _send(self, data: bytes, treatment: Treatment | None) -> None:
+        if treatment is None:
+            self.wfile.write(data)
+            return
+        step = max(1, treatment.bytes_per_second // DROPS_PER_SECOND) if isinstance(treatment, Drip) else len(data)
+        for start in range(0, len(data), step):
+            self.wfile.write(data[start : start + step])
+            self.wfile.flush()
+            if self.server.closing.wait(1 / DROPS_PER_SECOND):
+                self.close_connection = True
+                return
+
+    def handle_expect_100(self) -> bool:
+        """Ask for the body at once: whoever sent the head waits for this."""
+        going_on = super().handle_expect_100()
+        self.wfile.flush()
+        return going_on
+
+    def finish(self) -> None:
+        """Give the endpoint's connection back as well."""
+        if self._upstream is not None:
+            self._upstream.close()
+        super().finish()
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815 - the base class calls them so
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Be quiet."""
+
+
+class Gates:
+    """The doors of one network, made when they are first asked for and closed together.
+
+    Args:
+        reading: Address of the endpoint for those who read.
+        writing: Address of the endpoint for those who write.
+        rule: What happens to those who read others' buckets.
+        log: Where requests are written down.
+    """
+
+    def __init__(self, reading: str, writing: str, rule: Rule, log: Log) -> None:
+        self._upstreams = {True: writing, False: reading}
+        self._rule = rule
+        self._log = log
+        self._open: dict[tuple[str, bool], Gate] = {}
+        self._stack = ExitStack()
+        self._lock = threading.Lock()
+
+    def url(self, who: str, *, writes: bool) -> str:
+        """The address of somebody's door: to write to the own bucket, or to read others'."""
+        with self._lock:
+            if (who, writes) not in self._open:
+                gate = Gate(self._upstreams[writes], who, _pass if writes else self._rule, self._log)
+                self._open[who, writes] = self._stack.enter_context(serving(gate))
+            return self._open[who, writes].url
+
+    def close(self) -> None:
+        """Close every door."""
+        self._stack.close()
+
+
+@contextmanager
+def serving(gate: Gate) -> Iterator[Gate]:
+    """Serve as long as the context lasts."""
+    thread = threading.Thread(target=gate.serve_forever, args=(0.05,), name=f"gate {gate.who}", daemon=True)
+    thread.start()
+    try:
+        yield gate
+    finally:
+        gate.closing.set()
+        gate.shutdown()
+        thread.join()
+        gate.server_close()
+
+
+def _pass(ask: Ask) -> None:
+    del ask

@@ -1,0 +1,196 @@
+"""One network on a real endpoint, from the first bucket to the last verdict."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from deployments.gauntlet.casting import PRESET, Casting, Parts, overrides, shown
+from deployments.gauntlet.endpoints import endpoint
+from deployments.gauntlet.gate import Gates, Log
+from deployments.gauntlet.judging import Judging
+from deployments.gauntlet.second import SecondProcess, Start, try_to_start
+from deployments.gauntlet.stage import S3Stage
+from deployments.gauntlet.subset import ONE_HOTKEY, chosen
+from deployments.gauntlet.telling import tell
+from tasks.gauntlet_order import Judgement, Order, hparams_file
+from tasks.host import hosting
+from templar.adversary.observe import Watch
+from templar.chain.base import NeuronInfo
+from templar.errors import Reason, TransientError
+from templar.exchange.gather import Gatherer, GatherReport
+from templar.exchange.reveal import RevealRules
+from templar.hparams import load_hparams
+from templar.interrupt import StoppedError
+from templar.neuron.catchup import catch_up
+from templar.neuron.node import Node
+from templar.simulate.stage import Member
+from templar.simulate.world import START_WINDOW, World, hotkey_seed
+from templar.store.s3_settings import S3Settings
+
+SETTINGS = S3Settings(read_timeout_seconds=2.0, max_attempts=2)
+"""On this machine a silence of two seconds is a fault; whatever fails is asked again by who gathers."""
+START_SECONDS = 45.0
+"""From the endpoint's start to the first window: dataset, genesis, and the start of every node."""
+
+Say = Callable[[str, float], None]
+"""Tells an operator what happens, and the share of the whole that is done."""
+
+
+class Blind(Gatherer):
+    """Looks at nobody: an attacker takes the payloads from the aggregate, and this machine has less to do."""
+
+    def gather(
+        self,
+        peers: Sequence[NeuronInfo],
+        rules: RevealRules,
+        *,
+        reserve: Sequence[NeuronInfo] = (),
+        others: Sequence[NeuronInfo] = (),
+        retry_until: float,
+    ) -> GatherReport:
+        """A report on nobody."""
+        return GatherReport(rules.window, ())
+
+
+@dataclass
+class LiveNetwork:
+    """A network whose world stands.
+
+    Attributes:
+        casting: Who has which part.
+        world: The world.
+        stage: What it stands on.
+        gates: The ways to the endpoint.
+        log: What was asked of it.
+        seed: What keys were made from.
+        last: The last window.
+        say: Tells what happens.
+        watch: What is written down.
+        second: What came of the second process, if there was one.
+    """
+
+    casting: Casting
+    world: World
+    stage: S3Stage
+    gates: Gates
+    log: Log
+    seed: int
+    last: int
+    say: Say
+    watch: Watch = field(default_factory=Watch)
+    second: Start | None = None
+    _told: int = 0
+
+    def run(self) -> tuple[Judgement, ...]:
+        """Start every node, tell its windows, judge, and stop every node.
+
+        Raises:
+            TransientError: `process_not_ready`; the machine is too slow for these windows.
+            StoppedError: A stop was asked for.
+        """
+        nodes = self.casting.nodes(self.world)
+        members = {shown(member): member for member in self.casting.members.values()}
+        with ExitStack() as stack, self.watch.logs():
+            for name, node in nodes.items():
+                stack.enter_context(hosting(name, node))
+            lives: list[Callable[[], None]] = []
+            lives += [partial(self._live, members[name], node, stack) for name, node in nodes.items()]
+            if any(scenario.name == ONE_HOTKEY for scenario in self.casting.parts.scenarios):
+                lives.append(self._run_second)
+            self.stage.run(lives)
+            judging = Judging(self.casting, self.world, self.watch, self.log, self.second, self.last)
+            return judging.judgements(nodes)
+
+    def _live(self, member: Member, node: Node, stack: ExitStack) -> None:
+        """One node from its start to the last window; however it ends, the others go on."""
+        name, hostile = node.settings.name, self.casting.is_hostile(member)
+        try:
+            node.start()
+            stack.callback(node.stop)
+            if member.account_id in self.casting.by_account:
+                node.gatherer = Blind(node.gatherer.buckets, node.gatherer.cache, node.gatherer.clock)
+            self.watch.follow(node)
+            self._require_time(name)
+            for window in range(START_WINDOW, self.last + 1):
+                self.stage.clock.sleep_until(self.casting.opens(window))
+                self._tell(node, window, hostile=hostile)
+            if node.state.window < self.last and not hostile:
+                catch_up(node, self.last, deadline=self.casting.opens(self.last + 3))
+        except StoppedError:
+            raise
+        except Exception as error:
+            if isinstance(error, TransientError) and error.reason is Reason.PROCESS_NOT_READY:
+                raise
+            self.say(f"{name} ended: {type(error).__name__}: {error}", self._share)
+            if not hostile:
+                self.watch.crashes[name] = f"{type(error).__name__}: {error}"
+
+    def _tell(self, node: Node, window: int, *, hostile: bool) -> None:
+        name, state = node.settings.name, tell(node, window)
+        self._told += 1
+        self.say(f"{name}: {state.message or state.name}", self._share)
+        if not state.is_completed() and not hostile:
+            self.watch.crashes[name] = f"window {window}: {state.name}: {state.message}"
+
+    @property
+    def _share(self) -> float:
+        return self._told / (len(self.casting.members) * (self.last - START_WINDOW + 1))
+
+    def _require_time(self, name: str) -> None:
+        late = self.stage.clock.now() - self.casting.opens(START_WINDOW)
+        if late > 0:
+            raise TransientError(
+                Reason.PROCESS_NOT_READY,
+                f"{name} was ready {late:.1f} s after window {START_WINDOW} opened: the machine is too busy for this "
+                "network; ask for fewer miners or scenarios, or try again later",
+            )
+
+    def _run_second(self) -> None:
+        """In the second window, try to run an honest miner in another process as well."""
+        self.stage.clock.sleep_until(self.casting.opens(START_WINDOW + 1))
+        victim = self.casting.first_honest
+        address, write_key = self.stage.address_of(victim), self.stage.write_key(victim)
+        self.second = try_to_start(
+            SecondProcess(
+                hotkey_seed=hotkey_seed(self.seed, victim.uid).hex(),
+                ledger=str(self.world.root / "ledger.sqlite"),
+                home=str(self.world.root / "nodes" / "second"),
+                hparams=self.world.hparams.model_dump_json(),
+                endpoint_url=self.gates.url("second", writes=True),
+                address=(address.account_id, address.access_key_id, address.secret_access_key),
+                write_key=(write_key.access_key_id, write_key.secret_access_key),
+            )
+        )
+        self.say(f"a second process of {shown(victim)}: {self.second.message}", self._share)
+
+
+def run_network(order: Order, folder: Path, say: Say) -> tuple[Judgement, ...]:
+    """Bring an endpoint and a network up, run it, and take everything down, whatever happens.
+
+    Args:
+        order: What to run.
+        folder: An empty folder; everything lies in it.
+        say: Tells what happens.
+
+    Raises:
+        PermanentError: `bad_parameters`, `bad_environment`, `process_died`.
+        TransientError: `process_not_ready`.
+        StoppedError: A stop was asked for.
+    """
+    scenarios = chosen(order.scenarios)
+    parts = Parts.of(scenarios, order)
+    casting, log = Casting(parts), Log()
+    hparams = load_hparams(PRESET, path=hparams_file(), overrides=overrides(scenarios))
+    say(f"starting {order.endpoint} and preparing {len(parts.of_miners)} miners", 0.0)
+    with (
+        endpoint(order.endpoint, folder / "endpoint", num_buckets=parts.num_buckets) as serving,
+        closing(Gates(serving.reading, serving.writing, casting.rule, log)) as gates,
+    ):
+        stage = S3Stage(serving, gates, SETTINGS, genesis_seconds_ago=hparams.windows.seconds - START_SECONDS)
+        weather = casting.weather(stage)
+        world = World(folder / "world", hparams, seed=order.seed, actors=parts.actors, stage=stage, weather=weather)
+        casting.fill(world)
+        last = START_WINDOW + max(order.windows or 0, *(scenario.windows for scenario in scenarios)) - 1
+        return LiveNetwork(casting, world, stage, gates, log, order.seed, last, say).run()

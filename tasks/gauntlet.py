@@ -1,0 +1,172 @@
+"""Step: run a network with attackers in it, and judge. Not retried: it takes minutes, and says itself what went wrong.
+
+On simulated time it runs in this process. On an endpoint it has a process of its own, which hosts its nodes and their
+servers: nothing of it is left when that has ended.
+"""
+
+import json
+import logging
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from prefect import task
+from prefect.settings import get_current_settings
+
+from tasks.artifacts import progress, table
+from tasks.gauntlet_order import JUDGEMENTS, SUBSET, Judgement, Order, Where, hparams_file
+from templar import interrupt
+from templar.adversary.catalogue import SCENARIOS
+from templar.adversary.gauntlet import check_choice, lineups, run_gauntlet
+from templar.adversary.scenario import Verdict
+from templar.errors import PermanentError, Reason, TransientError
+from templar.hparams import HParams, load_hparams
+
+log = logging.getLogger("templar.gauntlet")
+
+PRESET = "simulation"
+MINERS = 11
+"""Miners of a simulated network, attackers included."""
+FIRST_MINER = 3
+"""The miner with the lowest uid: before it come the uid that burns, the aggregator and the validator."""
+HOST = "deployments.gauntlet.host"
+"""The module that hosts a network on an endpoint; whatever brings servers up lies above the tasks."""
+GRACE_SECONDS = 30.0
+STOP_SECONDS = 1.0
+"""How long a stop may go unnoticed."""
+TABLE, BAR = "gauntlet-verdicts", "gauntlet-progress"
+
+
+@task(task_run_name="run networks {where}")
+def run_networks(where: Where, order: Order) -> tuple[Judgement, ...]:
+    """Run scenarios. The verdicts are a table artifact, and how far it has come is a progress artifact.
+
+    Raises:
+        PermanentError: `bad_parameters`, `bad_environment`, `process_died`, ...; nothing was judged.
+        TransientError: `process_not_ready`; the machine is too busy.
+    """
+    bar = progress(BAR, "Windows, or scenarios, that are done.")
+    judgements = _simulate(order, bar) if where == "simulation" else _host(order, bar)
+    place = "on simulated time" if where == "simulation" else f"in real time, on {order.endpoint}"
+    table(TABLE, [judgement.row() for judgement in judgements], f"Verdicts {place}, seed {order.seed}.")
+    return judgements
+
+
+def _simulate(order: Order, bar: Callable[[float], None]) -> tuple[Judgement, ...]:
+    names = tuple(dict.fromkeys(order.scenarios)) or tuple(name for name in SUBSET if name in SCENARIOS)
+    miners = MINERS if order.miners is None else order.miners
+    judgements: list[Judgement] = []
+
+    def on_verdict(verdict: Verdict) -> None:
+        name = verdict.scenario
+        uids = _uids(names, miners=miners, attackers=order.attackers)[name]
+        judgements.append(Judgement.of(verdict, SCENARIOS[name], uids))
+        bar(100 * len(judgements) / len(names))
+
+    try:
+        check_choice(names, miners=miners, attackers=order.attackers)
+    except ValueError as error:
+        raise PermanentError(Reason.BAD_PARAMETERS, str(error)) from None
+    run_gauntlet(
+        names,
+        _hparams,
+        miners=miners,
+        attackers=order.attackers,
+        seed=order.seed,
+        windows=order.windows,
+        on_verdict=on_verdict,
+    )
+    return tuple(sorted(judgements, key=lambda judgement: names.index(judgement.scenario)))
+
+
+def _uids(names: tuple[str, ...], *, miners: int, attackers: int) -> dict[str, tuple[int, ...]]:
+    """Scenario -> its attackers, whose places among the miners are those of the line-up."""
+    found: dict[str, tuple[int, ...]] = dict.fromkeys(names, ())
+    for lineup in lineups(names, miners=miners, attackers=attackers):
+        for uid, part in enumerate(lineup.parts, start=FIRST_MINER):
+            if part is not None:
+                found[part.name] += (uid,)
+    return found
+
+
+def _hparams(overrides: Mapping[str, Mapping[str, object]]) -> HParams:
+    return load_hparams(
+        PRESET, path=hparams_file(), overrides={section: dict(values) for section, values in overrides.items()}
+    )
+
+
+def _host(order: Order, bar: Callable[[float], None]) -> tuple[Judgement, ...]:
+    """Let a process of its own run the network, and pass on what it says."""
+    with tempfile.TemporaryDirectory(prefix="templar-gauntlet-") as folder, _hosting(Path(folder)) as process:
+        assert process.stdin is not None  # noqa: S101 - both are pipes
+        assert process.stdout is not None  # noqa: S101
+        with suppress(BrokenPipeError):  # its log says why
+            process.stdin.write(order.to_json() + "\n")
+            process.stdin.flush()  # and left open: its end is the end of the network
+        for line in _lines(process.stdout):
+            words: dict[str, Any] = json.loads(line)
+            if "judgements" in words:
+                return JUDGEMENTS.validate_python(words["judgements"])
+            if "error" in words:
+                kind = PermanentError if words["permanent"] else TransientError
+                raise kind(Reason(words["error"]), words["message"])
+            log.info("%s", words["said"])
+            bar(100 * words["share"])
+        tail = (Path(folder) / "host.log").read_text(errors="replace")[-1000:]
+    raise PermanentError(
+        Reason.PROCESS_DIED, f"the network's process ended without a verdict; the end of its log:\n{tail}"
+    )
+
+
+def _lines(stream: IO[str]) -> Iterator[str]:
+    """What a process says, line by line, to its end; a stop is noticed also while it says nothing."""
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def pump() -> None:
+        for line in stream:
+            lines.put(line)
+        lines.put("")
+
+    threading.Thread(target=pump, name="gauntlet", daemon=True).start()
+    while True:
+        interrupt.check_stop()
+        with suppress(queue.Empty):
+            if not (line := lines.get(timeout=STOP_SECONDS)):
+                return
+            yield line
+
+
+@contextmanager
+def _hosting(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """The process, in a process group of its own, which ends with the context, whatever happens."""
+    with (folder / "host.log").open("wb") as errors:
+        process = subprocess.Popen(  # noqa: S603 - this project's own program, never a shell
+            [sys.executable, "-m", HOST, str(folder / "network")],
+            env={**os.environ, **get_current_settings().to_environment_variables(exclude_unset=True)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_SECONDS)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what it started goes with it
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
