@@ -17,7 +17,7 @@ LOCAL_OPTIONS = --miners $(MINERS) --store $(STORE) --preset $(PRESET) \
 	--prefect-port $(PREFECT_PORT) --storage-port $(STORAGE_PORT)
 
 .DEFAULT_GOAL := help
-.PHONY: help run up down test test-slow lint format bench screenshot clean
+.PHONY: help run up down gauntlet test test-slow lint format bench screenshot clean
 
 help: ## List the commands.
 	@grep -E '^[a-z.-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -31,12 +31,18 @@ up: $(VENV)/.run ## The same network, left running until `make down`.
 down: ## Stop what `make up` started.
 	@if [ -x $(BIN)/python ]; then $(LOCAL) down; else echo "nothing was running"; fi
 
+WHERE ?= s3
+ENDPOINT ?= moto
+gauntlet: $(VENV)/.dev ## Attack a network on a real S3 endpoint, and say what came of it; ENDPOINT=rclone for another one.
+	@$(BIN)/python -m deployments.gauntlet --where $(WHERE) --endpoint $(ENDPOINT)
+
 test: $(VENV)/.dev ## Run the tests.
 	$(BIN)/python -m pytest -m "not slow" --ignore tests/network --numprocesses 2 --dist loadfile
 	$(BIN)/python -m pytest -m "not slow" tests/network
 
 test-slow: $(VENV)/.dev ## Run the tests that take minutes.
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m "slow and not network" --numprocesses 2
+	$(BIN)/python -m pytest -m "slow and network"
 
 lint: $(VENV)/.dev ## Format check, lint, types, import contracts, sizes.
 	$(BIN)/ruff format --check .
@@ -49,7 +55,7 @@ format: $(VENV)/.dev ## Format the code.
 	$(BIN)/ruff check --fix --exit-zero --quiet .
 	$(BIN)/ruff format .
 
-BENCHMARKS = codec_size codec_speed codec_quality loader overhead simulator
+BENCHMARKS = codec_size codec_speed codec_quality loader gather overhead simulator
 
 bench: $(VENV)/.dev ## Measure every figure in the README and docs/codec.md.
 	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit 1; done

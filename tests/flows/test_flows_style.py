@@ -15,6 +15,14 @@ from tests.support.servers import REPOSITORY
 MOST_LINES = 90
 FLOW_FILES = [module.name for module in pkgutil.iter_modules(flows.__path__) if module.name != "naming"]
 
+BUCKET = {"bucket", "account", "bucket_name", "credentials"}
+CHOICES = {
+    "bucket_purge": BUCKET | {"mode", "version", "hours", "prefix", "suffix", "confirm_bucket"},
+    "temporary_cleanup": BUCKET | {"hours", "confirm_bucket"},
+    "local_cleanup": {"hours"},
+}
+"""What flows for an operator take besides: numbers and names, never a secret."""
+
 
 def flow_in(name: str) -> Flow:
     module = importlib.import_module(f"flows.{name}")
@@ -26,7 +34,7 @@ def flow_in(name: str) -> Flow:
     return flow
 
 
-def test_there_are_seven_flows() -> None:
+def test_there_are_twelve_flows() -> None:
     names = {flow_in(name).name for name in FLOW_FILES}
     assert names == {
         "miner-window",
@@ -34,8 +42,13 @@ def test_there_are_seven_flows() -> None:
         "aggregator-window",
         "checkpoint",
         "bucket-cleanup",
+        "bucket-purge",
+        "temporary-cleanup",
+        "validate-storage-access",
+        "local-cleanup",
         "shard-rotation",
         "build-dataset",
+        "gauntlet",
     }
 
 
@@ -53,13 +66,13 @@ def test_a_flow_reads_like_a_description(name: str) -> None:
     assert not [type(node).__name__ for node in ast.walk(function) if isinstance(node, forbidden)]
 
 
-@pytest.mark.parametrize("name", sorted({*FLOW_FILES} - {"build_dataset"}))  # it has no neuron
+@pytest.mark.parametrize("name", sorted({*FLOW_FILES} - {"build_dataset", "gauntlet"}))  # they have no neuron
 def test_a_flow_is_told_by_numbers_and_names(name: str) -> None:
     flow = flow_in(name)
     parameters = flow.parameters.properties
-    assert set(parameters) <= {"window", "neuron", "dry_run"}
+    assert set(parameters) <= {"window", "neuron", "dry_run"} | CHOICES.get(name, set())
     assert parameters["neuron"]["default"] == "default"
-    assert flow.parameters.required == []
+    assert flow.parameters.required == (["mode"] if name == "bucket_purge" else [])
     if "window" in parameters:
         assert flow.flow_run_name is window_run_name
     else:

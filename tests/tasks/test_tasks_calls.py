@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from prefect import Task
@@ -40,16 +40,18 @@ from templar.chain.base import NeuronInfo
 from templar.data.health import EndpointReport
 from templar.data.rotation import RotationReport
 from templar.errors import PermanentError, Reason
+from templar.exchange.buckets import Buckets
+from templar.exchange.cleanup import CleanupReport, CleanupRow
 from templar.exchange.gather import GatherReport, PeerOutcome, Tier
 from templar.exchange.objects import Manifest
 from templar.exchange.peers import Selection
 from templar.exchange.reveal import Contribution
 from templar.neuron.aggregator import Aggregator
-from templar.neuron.housekeeping import CleanupReport, CleanupRow
 from templar.neuron.miner import Miner
-from templar.neuron.node import Node, Settlement
+from templar.neuron.node import Node
 from templar.neuron.opening import Action, Opening
 from templar.neuron.reports import PageReport
+from templar.neuron.settlement import Settlement
 from templar.neuron.validator import Validator
 from templar.scoring.evidence import Evidence, Measurement, MinerRecord, SlashRecord, WeightRecord
 from tests.support.prefect_server import RunningPrefectServer
@@ -74,15 +76,16 @@ def contribution(uid: int) -> Contribution:
         assignment="ef" * 32,
         root_before="01" * 32,
     )
-    return Contribution(uid, HOTKEY, manifest, 1, 2)
+    return Contribution(uid, HOTKEY, manifest, 1, 2, "0a" * 64, "0b" * 64)
 
 
 REPORT = GatherReport(
     WINDOW,
     (
-        PeerOutcome(3, Tier.GATHER, contribution(3), None, "", 0.12345),
-        PeerOutcome(4, Tier.RESERVE, None, Reason.PAYLOAD_MISSING, "no payload", 1.0),
+        PeerOutcome(3, Tier.GATHER, contribution(3), None, "", 0.12345, num_bytes=2345),
+        PeerOutcome(4, Tier.RESERVE, None, Reason.PAYLOAD_MISSING, "no payload", 1.0, num_bytes=655),
     ),
+    seconds=1.5,
 )
 
 
@@ -150,17 +153,9 @@ def test_a_neuron_of_another_role_is_refused(task: Task, kind: type[Node], argum
     assert calls == []
 
 
-def test_a_window_is_finished_once_its_proof_is_out() -> None:
+def test_a_proof_is_published_and_the_window_stays_open() -> None:
     node, calls = recording_node(Node, publish_sync_proof=None, finish=None)
     with hosting(NAME, node):
-        publish_proof.fn(NAME, WINDOW)
-    assert calls == [("publish_sync_proof", WINDOW), ("finish", WINDOW)]
-
-
-def test_a_window_whose_proof_is_not_out_stays_open() -> None:
-    failure = PermanentError(Reason.ACCESS_DENIED, "denied")
-    node, calls = recording_node(Node, publish_sync_proof=failure, finish=None)
-    with hosting(NAME, node), pytest.raises(PermanentError):
         publish_proof.fn(NAME, WINDOW)
     assert calls == [("publish_sync_proof", WINDOW)]
 
@@ -172,6 +167,7 @@ def test_a_window_whose_proof_is_not_out_stays_open() -> None:
 def test_only_a_validator_publishes_peers(kind: type[Node], expected: list[tuple[Any, ...]]) -> None:
     peers = tuple(NeuronInfo(uid, HOTKEY, 0.0, False, 0.0) for uid in (5, 3))
     node, calls = recording_node(kind, selection=Selection(peers, (), None), publish_peers=None)
+    node.buckets = Buckets(cast(Any, None), cast(Any, None))  # a reader's: there is nothing to announce
     with hosting(NAME, node):
         assert update_peers.fn(NAME, WINDOW) == [5, 3]
     assert calls == expected
@@ -218,15 +214,15 @@ class TestArtifacts:
             assert gather.fn(NAME, WINDOW) is REPORT
         assert calls == [(method, WINDOW)]
         rows, description = rows_of(prefect_api, f"gather-{NAME}")
-        assert description == "Window 7: what each peer revealed."
+        assert description == "Window 7: 1 of 2 accepted, 1 payload_missing; 0.0 MB in 1.5 s."
         assert rows == [
-            {"uid": 3, "tier": "gather", "accepted": True, "reason": "", "bytes": 1234, "seconds": 0.123},
+            {"uid": 3, "tier": "gather", "accepted": True, "reason": "", "bytes": 2345, "seconds": 0.123},
             {
                 "uid": 4,
                 "tier": "reserve",
                 "accepted": False,
                 "reason": "payload_missing",
-                "bytes": 0,
+                "bytes": 655,
                 "seconds": 1.0,
             },
         ]
@@ -266,7 +262,9 @@ class TestArtifacts:
     def test_clean_up_shows_every_kind(
         self, prefect_api: RunningPrefectServer, monkeypatch: pytest.MonkeyPatch, dry_run: bool
     ) -> None:
-        report = CleanupReport(WINDOW, (CleanupRow("gradient", 3, 900, 2),), (("key", "access_denied"),))
+        report = CleanupReport(
+            WINDOW, (CleanupRow("gradient", found=3, num_bytes=900, deleted=2, failed=1),), (("key", "access_denied"),)
+        )
         calls = with_block(monkeypatch, clean_module)
 
         def clean(premises: object, *, dry_run: bool) -> CleanupReport:
@@ -277,8 +275,15 @@ class TestArtifacts:
         assert clean_bucket.fn(NAME, dry_run) is report
         assert calls == [NAME, (PREMISES, dry_run)]
         rows, description = rows_of(prefect_api, f"cleanup-{NAME}")
-        assert rows == [{"kind": "gradient", "expired": 3, "num_bytes": 900, "deleted": 2}]
-        assert description == f"Window 7: what {'would be' if dry_run else 'was'} deleted; 1 failed."
+        counts = {"kind": "gradient", "found": 3, "kept": 0, "num_bytes": 900, "deleted": 2, "failed": 1}
+        assert rows == [
+            {**counts, "left": "", "answer": ""},
+            {**dict.fromkeys(counts, ""), "kind": "not deleted", "left": "key", "answer": "access_denied"},
+        ]
+        assert (
+            description
+            == f"Window 7: what {'would be' if dry_run else 'was'} deleted; 1 failed, the first: key (access_denied)."
+        )
 
     def test_an_empty_table_says_so(self, prefect_api: RunningPrefectServer) -> None:
         node, _ = recording_node(Miner, gather=replace(REPORT, outcomes=()))

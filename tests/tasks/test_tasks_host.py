@@ -9,13 +9,13 @@ import pytest
 
 from tasks.fetch_pages import fetch_pages
 from tasks.host import hosted, hosting, load_block, release
+from templar.adversary.miners import LazyMiner
 from templar.chain.keys import create_wallet
 from templar.errors import PermanentError, Reason
 from templar.neuron.aggregator import RosterNode
 from templar.neuron.lock import NeuronLock
 from templar.neuron.miner import Miner
 from templar.neuron.node import Node
-from templar.simulate.actors import LazyMiner
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
 from tests.support.recording import recording_node

@@ -27,10 +27,15 @@ POLICIES = {
     "evaluate": STORE,
     "publish_evidence": STORE,
     "publish_proof": STORE,
+    "close_window": STORE,
     "set_weights": WEIGHTS,
     "compress": LOCAL,
     "publish_checkpoint": HOUSEKEEPING,
     "clean_bucket": HOUSEKEEPING,
+    "purge_bucket": HOUSEKEEPING,
+    "clean_temporary": HOUSEKEEPING,
+    "check_access": HOUSEKEEPING,
+    "clean_local": HOUSEKEEPING,
     "rotate_shards": HOUSEKEEPING,
     "find_dataset": HOUSEKEEPING,
     "read_sources": HOUSEKEEPING,
@@ -42,6 +47,7 @@ POLICIES = {
     "gather": {},
     "rate": {},
     "apply": {},
+    "run_networks": {},
 }
 
 ALL: dict[str, Task] = {
