@@ -165,7 +165,7 @@ def _misconduct_problems(scenario: Scenario, misconduct: Misconduct, cast: Cast,
         for reason in sorted(scenario.reasons):
             silent = [name for name in sorted(cast.healthy) if (name, reason) not in said]
             problems += [f"window {window}: {name} does not report {reason}" for name in silent]
-        if (named := named_by(found, len(cast.healthy))) != tuple(sorted(cast.attackers)):
+        if (named := named_by(found, len(cast.healthy) + len(cast.attackers))) != tuple(sorted(cast.attackers)):
             problems.append(f"window {window}: the reports name {list(named)}, at fault is {sorted(cast.attackers)}")
         suspects = {suspect.uid for each in found for suspect in each.finding.suspects}
         lost = [uid for when, uid in _lost(cast, history) if when == window and uid not in suspects]

@@ -55,7 +55,6 @@ class Seen:
     Attributes:
         window: The window.
         gathered: The outcome for every peer.
-        peer_list: Digest of the peer list that was gathered.
         roster: The roster that was applied; None for a null window.
         passed_over: Publishers whose turn passed without a roster that counts.
         previous: The roster that was applied in the window before, to be looked at once more: a publisher may put
@@ -64,7 +63,6 @@ class Seen:
 
     window: int
     gathered: GatherReport
-    peer_list: str | None
     roster: Sealed[Roster] | None
     passed_over: tuple[PassedOver, ...] = ()
     previous: Sealed[Roster] | None = None
@@ -84,7 +82,7 @@ def audit(exchange: Exchange, seen: Seen) -> tuple[tuple[Finding, ...], tuple[Ex
         if applied is not None and applied.body.hotkey != own:
             _look_again(exchange, applied, case)
     if seen.roster is not None and seen.roster.body.hotkey != own:
-        _compare(seen.roster, seen.gathered, seen.peer_list, case)
+        _compare(seen.roster, seen.gathered, case)
     return tuple(case.findings[:MAX_FINDINGS]), tuple(case.exhibits)
 
 
@@ -157,7 +155,7 @@ def _shown_now(exchange: Exchange, window: int, publisher: Suspect) -> Sealed[Ro
     return None if found is None else Sealed(found.body, found.signature)
 
 
-def _compare(sealed: Sealed[Roster], gathered: GatherReport, peer_list: str | None, case: _Case) -> None:
+def _compare(sealed: Sealed[Roster], gathered: GatherReport, case: _Case) -> None:
     roster = sealed.body
     publisher = Suspect(uid=roster.uid, hotkey=roster.hotkey)
     entries = {entry.uid: entry for entry in roster.entries}
@@ -165,7 +163,7 @@ def _compare(sealed: Sealed[Roster], gathered: GatherReport, peer_list: str | No
     is_short = len(entries) < sum(outcome.contribution is not None for outcome in outcomes)
     for outcome in outcomes:
         entry, counted = entries.get(outcome.uid), outcome.contribution
-        was_due = roster.peer_list == peer_list and (outcome.tier is Tier.GATHER or is_short)
+        was_due = roster.peer_list == gathered.peer_list and (outcome.tier is Tier.GATHER or is_short)
         if entry is not None:
             _compare_entry(sealed, entry, outcome, publisher, case)
         elif counted is not None and was_due:

@@ -10,6 +10,7 @@ from functools import partial
 from templar.chain.base import Chain, NeuronInfo
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.following import FollowingReader
+from templar.exchange.own import as_own_failure
 from templar.store.address import BucketAddress, decode_address, encode_address
 from templar.store.base import ObjectStore
 
@@ -130,8 +131,13 @@ class Buckets:
         return self.announce()
 
     def refresh(self) -> None:
-        """Read the commitments again."""
-        commitments = self._chain.commitments()
+        """Read the commitments again.
+
+        Raises:
+            TransientError: The chain does not say, whyever: that is nobody's refusal to be read.
+        """
+        with as_own_failure():
+            commitments = self._chain.commitments()
         with self._lock:
             self._commitments = commitments
             self._refreshed = self._chain.clock.now()

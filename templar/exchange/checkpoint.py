@@ -123,11 +123,11 @@ def fetch_checkpoint(
     total, most = sum(manifest.sizes.values()), _parameter_bytes(model) + OTHER_FILES_BYTES
     if total > most:
         raise RejectedError(Reason.WRONG_SIZE, f"{key}: {total} bytes in all, {most} are legal for this model")
-    part = folder.with_name(folder.name + ".part")
+    part, partial = folder.with_name(folder.name + ".part"), tuple(f".{name[:100]}." for name in manifest.files)
     with local_file(part):
         part.mkdir(parents=True, exist_ok=True)
         for path in part.iterdir():
-            if not path.name.lstrip(".").startswith(tuple(manifest.files)):  # of another checkpoint
+            if path.name not in manifest.files and not path.name.startswith(partial):  # of another checkpoint
                 path.unlink()
     for name, digest in manifest.files.items():
         _fetch_file(store, checkpoint_key(window, publisher.uid, name), part / name, manifest.sizes[name], digest)

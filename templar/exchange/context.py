@@ -1,33 +1,16 @@
 """What every step of the exchange needs to know of the node and the network it runs on."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from templar.chain.base import Chain, Metagraph, NeuronInfo
 from templar.chain.keys import Signer
-from templar.errors import PermanentError, Reason, RejectedError, TransientError
+from templar.errors import PermanentError, Reason
 from templar.exchange.buckets import Buckets
+from templar.exchange.own import as_own_failure
 from templar.exchange.sealing import Network
 from templar.hparams import HParams
-from templar.interrupt import StoppedError
 from templar.windows import WindowTimes, closing_block, estimate_time, first_block
-
-
-@contextmanager
-def as_own_failure() -> Iterator[None]:
-    """What this node cannot find out, whyever, is never a verdict on somebody else: it is transient.
-
-    Raises:
-        TransientError: For every other permanent error than a rejection or a stop.
-    """
-    try:
-        yield
-    except (RejectedError, StoppedError):
-        raise
-    except PermanentError as error:
-        raise TransientError(error.reason, error.message) from error
 
 
 @dataclass(frozen=True)

@@ -203,6 +203,8 @@ class Gathering:
         for uid, look in self.crew.give_up([peer.neuron.uid for peer in running], GRACE_SECONDS):
             self._judge(self._peers[uid], look)
         for peer in undecided:
+            if peer.due is not None and peer.reason in _NOT_YET:  # it was looked at too early, and never again
+                peer.reason, peer.detail = Reason.TOO_SLOW, "its turn did not come again before the deadline"
             peer.due = None
 
     def outcomes(self) -> tuple[PeerOutcome, ...]:

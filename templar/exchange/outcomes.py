@@ -47,11 +47,13 @@ class GatherReport:
         window: The window.
         outcomes: One per peer, in uid order.
         seconds: How long the gather took, the wait for the reveals to be final included.
+        peer_list: Digest of the peer list that said whom to fetch; None if there was none.
     """
 
     window: int
     outcomes: tuple[PeerOutcome, ...]
     seconds: float = 0.0
+    peer_list: str | None = None
 
     @property
     def contributions(self) -> tuple[Contribution, ...]:

@@ -21,6 +21,7 @@ from templar.exchange.context import Exchange
 from templar.exchange.entries import entry_of
 from templar.exchange.keys import Kind, aggregate_key, window_key
 from templar.exchange.objects import Roster, RosterEntry
+from templar.exchange.own import as_own_failure
 from templar.exchange.publish import PublishReceipt, publish_body, publish_bytes, publish_file
 from templar.exchange.read import Found, read_signed
 from templar.exchange.reveal import Contribution
@@ -198,7 +199,8 @@ def _admit(cache: PayloadCache, window: int, entry: RosterEntry, data: bytes) ->
 
 def _from_its_miner(exchange: Exchange, window: int, entry: RosterEntry, error: PermanentError) -> bytes:
     """A payload as its author shows it; the error of the aggregate if there is no such author."""
-    author = exchange.metagraph(window).by_uid(entry.uid)
+    with as_own_failure():
+        author = exchange.metagraph(window).by_uid(entry.uid)
     if author is None or author.hotkey != entry.hotkey:
         raise error
     log.warning("window %d: the payload of uid %d is not in the aggregate: %s", window, entry.uid, error)

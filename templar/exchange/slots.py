@@ -25,6 +25,8 @@ from templar.windows import Interval, Timing, WindowTimes
 log = logging.getLogger(__name__)
 
 POLLS_PER_SLOT = 8
+SKEW_SECONDS = 300.0
+"""A store may refuse whoever has a clock that is further off (S3: a quarter of an hour); nobody else is to blame."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,8 @@ def _await_publisher(
                 raise
             if clock.now() > slot.last + 1 + times.rules.roster_slot_seconds:
                 raise TransientError(
-                    Reason.ROSTER_MISSING, f"window {times.window}: the bucket of uid {publisher.uid} fails: {error}"
+                    Reason.ROSTER_MISSING,
+                    f"window {times.window}: the roster of uid {publisher.uid} cannot be judged: {error}",
                 ) from error
         clock.sleep_until(clock.now() + pause)
 
@@ -180,6 +183,11 @@ def _judged_roster(
     except StoppedError:
         raise
     except PermanentError as error:
+        if (
+            error.reason is Reason.ACCESS_DENIED
+            and abs(exchange.chain.clock.now() - exchange.chain_now()) > SKEW_SECONDS
+        ):
+            raise TransientError(error.reason, f"the clock of this machine is wrong: {error.message}") from error
         log.warning("window %d: the roster of uid %d does not count: %s", window, publisher.uid, error)
         roster, signature = (None, None) if shown is None else (shown.body, shown.signature)
         return PassedOver(publisher.uid, publisher.hotkey, error.reason, error.message, roster, signature)

@@ -82,7 +82,7 @@ class RosterNode(Node):
             window,
             self.chosen(report),
             previous=None if before is None else before.roster,
-            peer_list=self.selection(window).digest,
+            peer_list=report.peer_list,
             cache=self.cache,
             spool=self.spool,
             durable=self.settings.durable,

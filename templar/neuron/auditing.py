@@ -46,11 +46,10 @@ def audit_window(node: Node, gathered: GatherReport, settlement: Settlement) -> 
     if not may_be_decided(node.exchange, window):
         log.info("window %d: gathered too late to say anything of others", window)
         return AuditReport(window, ())
-    peer_list = node.selection(window).digest
     before = node.journal.result(window - 1, "settle")
     settled = None if before is None else Settlement.from_json(before)
     previous = None if settled is None else settled.sealed
-    seen = Seen(window, gathered, peer_list, settlement.sealed, settlement.passed_over, previous)
+    seen = Seen(window, gathered, settlement.sealed, settlement.passed_over, previous)
     findings, exhibits = audit(node.exchange, seen)
     if findings:
         try:

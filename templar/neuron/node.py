@@ -6,6 +6,7 @@ the second time finds what the first one left and changes nothing. Roles add the
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
@@ -14,12 +15,12 @@ from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, TemplarError
 from templar.exchange.cache import PayloadCache
 from templar.exchange.checkpoint import StateMark
-from templar.exchange.context import as_own_failure
 from templar.exchange.entries import check_entries
 from templar.exchange.gather import Gatherer, GatherReport
 from templar.exchange.genesis import load_genesis
 from templar.exchange.lease import NeuronLease
 from templar.exchange.objects import Roster
+from templar.exchange.own import as_own_failure
 from templar.exchange.peers import PeerBook, Selection
 from templar.exchange.proof import publish_proof
 from templar.exchange.publish import PublishReceipt
@@ -115,10 +116,7 @@ class Node:
         return self.exchange.metagraph(window).by_hotkey(address) is not None
 
     def stay_announced(self) -> None:
-        """See that the chain still names the own bucket.
-
-        A chain that takes no commitment now costs no window: the next one tries again.
-        """
+        """See that the chain still names the own bucket; if it takes no commitment now, the next window tries again."""
         try:
             self.buckets.keep_announced()
         except StoppedError:
@@ -132,8 +130,7 @@ class Node:
 
     def reveal_rules(self, times: WindowTimes) -> RevealRules:
         """What the reveals of a closed window are held against."""
-        digest = partial(self.workload.digest, times.window)
-        return RevealRules(self.exchange.network, times, digest)
+        return RevealRules(self.exchange.network, times, partial(self.workload.digest, times.window))
 
     def gather(self, window: int, *, others: Sequence[NeuronInfo] = ()) -> GatherReport:
         """Fetch the peers' reveals of a window once it has closed; waits until they are final.
@@ -145,13 +142,14 @@ class Node:
         for neuron in (*selection.peers, *others):
             rules.assignment(neuron.uid)  # what this node cannot find out fails here, and is nobody else's fault
         listed = {neuron.uid for neuron in (*selection.peers, *selection.reserve)}
-        return self.gatherer.gather(
+        report = self.gatherer.gather(
             selection.peers,
             rules,
             reserve=selection.reserve,
             others=[neuron for neuron in others if neuron.uid not in listed],
             retry_until=times.settles + self.hparams.windows.roster_slot_seconds / 2,
         )
+        return replace(report, peer_list=selection.digest)
 
     def settle(self, window: int, *, publish_own: Callable[[int], None] | None = None) -> Settlement:
         """Wait for the roster that decides a window, or for the end of the last slot.
@@ -267,8 +265,8 @@ class Node:
                 continue
             self.adopt(params, mark, private)
             return
-        folder = self.settings.home / "genesis"
-        self.adopt(load_genesis(self.birth, self.buckets, self.hparams.model, folder), self.birth.mark, None)
+        params = load_genesis(self.birth, self.buckets, self.hparams.model, self.settings.home / "genesis")
+        self.adopt(params, self.birth.mark, None)
 
     def adopt(self, params: Mapping[str, Tensor], mark: StateMark, private: PrivateState | None) -> None:
         """Make this the live state. Without private state a miner starts with a fresh one."""

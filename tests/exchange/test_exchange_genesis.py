@@ -196,7 +196,7 @@ def test_other_hparams_are_another_network(scene: Scene) -> None:
 
 def test_storage_is_everybodys_own_business(scene: Scene) -> None:
     birth = scene.publish()
-    storage = scene.hparams.storage.model_copy(update={"retention_windows": 999})
+    storage = scene.hparams.storage.model_copy(update={"snapshots_kept": 99})
     assert scene.find(hparams=scene.hparams.model_copy(update={"storage": storage})) == birth
 
 
