@@ -1,5 +1,6 @@
 """Miners whose objects are hostile: payloads, manifests and keys that no reader may trip over."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -77,12 +78,12 @@ class JunkKeysMiner(Miner):
         return super().upload(window)
 
 
-class ForgingMiner(Miner):
+class ForgingMiner(Miner, ABC):
     """Signs, commits to and publishes a manifest that is not true or not for here."""
 
+    @abstractmethod
     def forge(self, manifest: Manifest) -> Manifest:
         """What it says instead."""
-        raise NotImplementedError
 
     def _manifest(self, window: int) -> Manifest:
         return self.forge(super()._manifest(window))

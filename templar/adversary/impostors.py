@@ -9,7 +9,6 @@ from templar.exchange.objects import Commit, Manifest
 from templar.exchange.publish import TimedReport
 from templar.exchange.sealing import Sealed, seal, unseal
 from templar.neuron.miner import Miner
-from templar.store.base import ObjectStore
 
 MAX_BYTES = 1 << 24
 
@@ -33,6 +32,15 @@ class Impostor(Miner):
     def wait_for_reveals(self, window: int) -> None:
         """Until the last second in which a reveal counts: the others have revealed by then."""
         self.chain.clock.sleep_until(self.exchange.acting_times(window).reveal_interval.last)
+
+    def show_stolen(self, window: int) -> TimedReport:
+        """Publish another's manifest and payload, as they are, under the own keys."""
+        self.wait_for_reveals(window)
+        for kind in (Kind.MANIFEST, Kind.GRADIENT):
+            stolen = self.stolen(window, kind)
+            if stolen is not None:
+                self.put(kind, window, stolen)
+        return TimedReport(())
 
     def put(self, kind: Kind, window: int, data: bytes) -> None:
         """Publish bytes under an own key, over whatever is there."""
@@ -69,7 +77,7 @@ class LateCommittingCopyingMiner(CopyingMiner):
         if report.in_time:
             key = window_key(Kind.MANIFEST, window, self.exchange.identity(window).uid)
             manifest = unseal(self.buckets.own.get(key, max_bytes=Manifest.max_bytes), Manifest).body
-            self.put_sealed(commit_to(manifest))
+            self.put_sealed(manifest.commit)
         return report
 
 
@@ -84,17 +92,12 @@ class CommitCopyingMiner(Impostor):
         if stolen is None:
             return nothing_to_steal(window)
         digest = unseal(stolen, Commit).body.commitment
-        self.put_sealed(commit_to(self._manifest(window)).model_copy(update={"commitment": digest}))
+        self.put_sealed(self._manifest(window).commit.model_copy(update={"commitment": digest}))
         return TimedReport(())
 
     def upload(self, window: int) -> TimedReport:
         """The other's manifest and payload as they are."""
-        self.wait_for_reveals(window)
-        for kind in (Kind.MANIFEST, Kind.GRADIENT):
-            stolen = self.stolen(window, kind)
-            if stolen is not None:
-                self.put(kind, window, stolen)
-        return TimedReport(())
+        return self.show_stolen(window)
 
 
 class ImpersonatingMiner(Impostor):
@@ -129,12 +132,7 @@ class BucketCopyingMiner(Impostor):
 
     def upload(self, window: int) -> TimedReport:
         """The other's signed manifest and its payload."""
-        self.wait_for_reveals(window)
-        for kind in (Kind.MANIFEST, Kind.GRADIENT):
-            stolen = self.stolen(window, kind)
-            if stolen is not None:
-                self.put(kind, window, stolen)
-        return TimedReport(())
+        return self.show_stolen(window)
 
 
 class ReplayingMiner(Impostor):
@@ -161,7 +159,7 @@ class ReplayingMiner(Impostor):
 
     def _old(self, kind: Kind, window: int) -> bytes:
         uid = self.exchange.identity(window).uid
-        return _read(self.buckets.own, window_key(kind, self._worked or window, uid))
+        return self.buckets.own.get(window_key(kind, self._worked or window, uid), max_bytes=MAX_BYTES)
 
 
 class RepeatingMiner(ReplayingMiner):
@@ -171,7 +169,7 @@ class RepeatingMiner(ReplayingMiner):
         """A new commitment to a new manifest of the old payload."""
         if self._worked is None:
             return super().commit(window)
-        self.put_sealed(commit_to(self._manifest(window)))
+        self.put_sealed(self._manifest(window).commit)
         return TimedReport(())
 
     def upload(self, window: int) -> TimedReport:
@@ -196,19 +194,3 @@ class RepeatingMiner(ReplayingMiner):
 def nothing_to_steal(window: int) -> TimedReport:
     """Whoever lives by stealing publishes nothing where there is nothing to steal."""
     return TimedReport((), Reason.NO_TIME_LEFT, f"window {window}: there is nothing to steal")
-
-
-def commit_to(manifest: Manifest) -> Commit:
-    """The commitment to a manifest."""
-    return Commit(
-        netuid=manifest.netuid,
-        genesis=manifest.genesis,
-        window=manifest.window,
-        uid=manifest.uid,
-        hotkey=manifest.hotkey,
-        commitment=manifest.digest,
-    )
-
-
-def _read(store: ObjectStore, key: str) -> bytes:
-    return store.get(key, max_bytes=MAX_BYTES)
