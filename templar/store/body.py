@@ -26,10 +26,6 @@ class RawBody(Protocol):
         """At most `amt` bytes, from at most one read of the socket; empty at the end."""
         ...
 
-    def shutdown(self) -> None:
-        """End a read that waits in another thread, unless the connection was given back already."""
-        ...
-
 
 def read_body(raw: RawBody, length: int, *, what: str, settings: S3Settings) -> Iterator[bytes]:
     """Read a body of known length, block by block.

@@ -27,7 +27,7 @@ from templar.store.keys import check_key, is_key
 from templar.store.renewable import Renewable
 from templar.store.resumed import download
 from templar.store.retry import retrying
-from templar.store.s3_client import make_client, our_errors
+from templar.store.s3_client import hang_up, make_client, our_errors
 from templar.store.s3_settings import S3Settings
 
 T = TypeVar("T")
@@ -263,7 +263,7 @@ class S3Store:
 
         def get(client: Any) -> T:
             answer = client.get_object(Bucket=self._bucket, Key=key, **request)
-            with closing(answer["Body"]) as body, interruptible(body._raw_stream.shutdown):
+            with closing(answer["Body"]) as body, interruptible(partial(hang_up, body._raw_stream)):
                 length = check(answer)
                 return take(length, read_body(body._raw_stream, length, what=self._where(key), settings=self._settings))
 

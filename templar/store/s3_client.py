@@ -96,6 +96,18 @@ def make_client(
     return client
 
 
+def hang_up(raw: Any) -> None:
+    """End a read of a response's body that waits in another thread, and tell the server.
+
+    urllib3's own `shutdown` ends this side alone. The reader then takes it for the end of the body and puts the
+    connection back, and the server holds its end until the pool is gone, and that is as long as somebody keeps the
+    error that came of it.
+    """
+    end, lent = raw._sock_shutdown, raw.connection is not None
+    if end is not None and lent:  # a connection that was given back may serve another request by now
+        end(socket.SHUT_RDWR)
+
+
 @contextmanager
 def our_errors(where: str, *, access_key_id: str) -> Iterator[None]:
     """Turn boto3's errors into ours; `where` and four characters of the key's id are for the message."""

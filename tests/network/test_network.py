@@ -74,7 +74,7 @@ class TestADayOfANetwork:
             assert "sequences; the first 1 in training order:" in done.stdout
 
     def test_a_killed_worker_takes_its_window_up_again(self, network: LiveNetwork) -> None:
-        window = network.first_window + 1
+        window = network.next_window()
         network.wait(lambda: "compress" in network.steps(VICTIM, window), "the victim is in mid-window")
         victim = network.process(f"worker of {VICTIM}")
         os.kill(victim.pid, signal.SIGKILL)
@@ -90,7 +90,7 @@ class TestADayOfANetwork:
 
     def test_the_network_goes_on_with_the_miner_that_came_back(self, network: LiveNetwork) -> None:
         first = network.first_window
-        back = network.wait_for_everybody(first + 2)
+        back = network.wait_for_everybody(network.next_window())
         roots = [network.wait_for_proofs(window) for window in range(first + 1, back + 2)]
         assert len(set(roots)) == len(roots)
         assert network.run(VICTIM, back).run_count == 1

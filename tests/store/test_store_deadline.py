@@ -1,5 +1,6 @@
 """A deadline ends whatever a store waits for, from any thread, and leaves nothing behind."""
 
+import itertools
 import socket
 import threading
 import time
@@ -41,6 +42,7 @@ class Peer:
         self.answer, self.drips = answer, drips
         self.asked = threading.Event()
         self.ended = threading.Event()
+        self._closing = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.num_connections = 0
@@ -61,9 +63,11 @@ class Peer:
                 self.ended.set()
 
     def _drip(self, connection: socket.socket) -> None:
-        """Until the client hangs up."""
+        """Until the client hangs up, or the test is over."""
         connection.settimeout(0.02)
-        for number in range(100_000):
+        for number in itertools.count():
+            if self._closing.is_set():
+                return
             try:
                 if self.drips:
                     connection.sendall(self.drips[number % len(self.drips) :][:1])
@@ -75,6 +79,7 @@ class Peer:
                 return
 
     def close(self) -> None:
+        self._closing.set()
         socket.create_connection(self._listener.getsockname()).close()
         self._thread.join()
         self._listener.close()
@@ -97,6 +102,40 @@ STALLS = {
     "a body that drips": (HEAD + b"x" * 100, b"x"),
     "a body that stops": (HEAD + b"x" * 10_000, b""),
 }
+
+
+class WatchedDeadline(Deadline):
+    """Says when something waits for the head of an answer, and when for its body."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.waits = [threading.Event(), threading.Event()]
+
+    @contextmanager
+    def closing(self, close: Callable[[], object]) -> Iterator[None]:
+        with super().closing(close):
+            next(wait for wait in self.waits if not wait.is_set()).set()
+            yield
+
+
+@pytest.mark.parametrize("stall", [name for name in STALLS if "body" in name])
+def test_who_keeps_the_error_keeps_no_connection(stall: str) -> None:
+    kept: list[TemplarError] = []
+    with peer(*STALLS[stall]) as server:
+        store = s3_store("bucket", server.url, KEY, PATIENT)
+        deadline = WatchedDeadline(600.0)
+
+        def fetch() -> None:
+            with deadline.applied():
+                kept.append(error_of(lambda: store.get("key", max_bytes=100_000)))
+
+        thread = threading.Thread(target=fetch)
+        thread.start()
+        deadline.waits[1].wait()
+        deadline.expire()
+        server.ended.wait()
+        thread.join()
+    assert [error.reason for error in kept] == [Reason.TOO_SLOW]
 
 
 @pytest.mark.parametrize("stall", STALLS)
