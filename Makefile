@@ -37,12 +37,13 @@ gauntlet: $(VENV)/.dev ## Attack a network on a real S3 endpoint, and say what c
 	@$(BIN)/python -m deployments.gauntlet --where $(WHERE) --endpoint $(ENDPOINT)
 
 test: $(VENV)/.dev ## Run the tests.
-	$(BIN)/python -m pytest -m "not slow" --ignore tests/network --numprocesses 4 --dist loadfile
-	$(BIN)/python -m pytest -m "not slow" tests/network
+	$(BIN)/python -m pytest -m "not slow and not prefect" --ignore tests/network --numprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow and prefect" --ignore tests/network --numprocesses 2 --dist loadfile
 
 test-slow: $(VENV)/.dev ## Run the tests that take minutes.
-	$(BIN)/python -m pytest -m "slow and not network" --numprocesses 4
-	$(BIN)/python -m pytest -m "slow and network"
+	$(BIN)/python -m pytest -m "slow and not prefect" --ignore tests/network --numprocesses 4
+	$(BIN)/python -m pytest -m "slow and prefect" --ignore tests/network --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest tests/network
 
 lint: $(VENV)/.dev ## Format check, lint, types, import contracts, sizes.
 	$(BIN)/ruff format --check .

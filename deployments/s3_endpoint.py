@@ -140,7 +140,8 @@ def serve(port: int, admin_file: Path) -> None:
     admin = EndpointAdmin(f"http://{HOST}:{server.server_port}", key)
     admin.save(admin_file)
     try:  # a signal may follow on the heels of the message
-        signal.signal(signal.SIGTERM, _stop)
+        for number in (signal.SIGTERM, signal.SIGINT):  # a shell starts what runs in its background deaf to the latter
+            signal.signal(number, _stop)
         print(f"{LISTENING}{admin.endpoint_url}", flush=True)
         server.serve_forever()
     except KeyboardInterrupt:

@@ -184,6 +184,9 @@ class WindowBatches(IterableDataset[Tensor]):
     puts them back in order, so the batches are those of a stream without workers. After n of them the position is
     `start + n`.
 
+    A process that has run a Prefect flow must not fork its workers: they inherit hooks of Prefect that make them end
+    with 1, and torch takes that for a failure. There, pass `multiprocessing_context="forkserver"`.
+
     Args:
         open_shard: Opens the shard; called once in every process that reads, so it must survive pickling.
         order: As in `WindowStream`.

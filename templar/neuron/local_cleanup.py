@@ -41,7 +41,7 @@ PUBLISHING = ("publishing",)
 """A checkpoint while it is published."""
 STATE_FILES = ("journal.sqlite", "journal.sqlite-wal", "scores.sqlite", "scores.sqlite-wal", "tokenizer.json")
 """What is never touched here; the neuron drops old windows from them itself."""
-TEMPORARY = ("templar-copy-", "templar-gauntlet-", "templar-preview-")
+TEMPORARY = ("templar-copy-", "templar-dataset-", "templar-gauntlet-", "templar-preview-")
 """Beginnings of the names of folders that commands make in the system's place for temporary ones."""
 
 _PART = re.compile(r"\..+\.(part|partial)|\.gone-.+")

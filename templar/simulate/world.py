@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 
 import numpy as np
@@ -37,6 +38,8 @@ START_WINDOW = 1
 DATASET_BUCKET = "dataset"
 DATASET_PREFIX = "text"
 ROW_CHARS = 800
+LEAST_BYTES = 600_000
+"""Text that even the smallest network has."""
 WINDOWS_PER_ROUND = 4
 """The text lasts for this many windows before its pages come again in another order."""
 ROLES = {"aggregator": Aggregator, "validator": Validator}
@@ -145,22 +148,14 @@ class World:
         return tuple(members)
 
     def _build_dataset(self) -> None:
-        folder = self.root / "dataset"
         data, miners = self.hparams.data, len(self.members)
         pages = WINDOWS_PER_ROUND * data.pages_per_window * (miners + data.spare_slots)
         vocab_size = self.hparams.model.vocab_size
         if data.layout == "pages":
-            documents = _documents(max(600_000, 2 * pages * data.rows_per_page * ROW_CHARS))
-            build_dataset(documents, folder, vocab_size=vocab_size, row_chars=ROW_CHARS)
+            built = _pages(max(LEAST_BYTES, 2 * pages * data.rows_per_page * ROW_CHARS), vocab_size)
         else:
-            build_shards(
-                _documents(600_000),
-                folder,
-                vocab_size=vocab_size,
-                sequence_length=data.sequence_length,
-                samples_per_shard=pages * data.samples_per_page,
-            )
-        upload_dataset(folder, self.stage.open_store(DATASET_BUCKET), DATASET_PREFIX)
+            built = _shards(vocab_size, data.sequence_length, pages * data.samples_per_page)
+        upload_dataset(Path(built.name, DATASET_BUCKET), self.stage.open_store(DATASET_BUCKET), DATASET_PREFIX)
 
     def _publish_genesis(self) -> Birth:
         publisher = next(member for member in self.members if member.role == "aggregator")
@@ -198,7 +193,29 @@ def hotkey_seed(seed: int, index: int) -> bytes:
     return hashlib.sha256(f"templar.simulate:{seed}:{index}".encode()).digest()
 
 
+# The machine's text is collected, and a dataset is built, once for all the networks of a process that want the same.
+
+
 @lru_cache(maxsize=2)
 def _documents(max_bytes: int) -> list[Document]:
-    """The machine's text, collected once for all the networks of a process."""
     return list(collect_documents(max_bytes=max_bytes))
+
+
+@lru_cache(maxsize=8)
+def _pages(max_bytes: int, vocab_size: int) -> TemporaryDirectory[str]:
+    folder = TemporaryDirectory(prefix="templar-dataset-")
+    build_dataset(_documents(max_bytes), Path(folder.name, DATASET_BUCKET), vocab_size=vocab_size, row_chars=ROW_CHARS)
+    return folder
+
+
+@lru_cache(maxsize=8)
+def _shards(vocab_size: int, sequence_length: int, samples_per_shard: int) -> TemporaryDirectory[str]:
+    folder = TemporaryDirectory(prefix="templar-dataset-")
+    build_shards(
+        _documents(LEAST_BYTES),
+        Path(folder.name, DATASET_BUCKET),
+        vocab_size=vocab_size,
+        sequence_length=sequence_length,
+        samples_per_shard=samples_per_shard,
+    )
+    return folder

@@ -28,6 +28,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pseudo_gradients, "NUM_HELD_OUT", 16)
 
 
+@pytest.mark.slow
 def test_sizes_and_errors(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     train_small = codec_size.train_small
     monkeypatch.setattr(codec_size, "train_small", lambda _windows, _last: train_small(2, 1))

@@ -29,6 +29,7 @@ def text(_small: None) -> Iterator[Text]:
         yield opened
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_small")
 def test_it_compares_the_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.argv", ["codec_quality", "--quick"])
@@ -46,6 +47,7 @@ def test_it_compares_the_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert (code, figures["holds"]) == (0, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [OURS, REFERENCE], ids=["ours", "reference"])
 def test_the_number_of_threads_changes_no_figure(text: Text, kind: codec_quality.Kind) -> None:
     setup = Setup.of(text, seed=1, workers=2, windows=1)
@@ -73,6 +75,7 @@ def test_workers_share_no_data_and_publish_what_was_chosen(text: Text) -> None:
             assert coded == compressed.tensors[tensor.name]
 
 
+@pytest.mark.slow
 def test_the_picture_is_the_same_twice(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     curves = {name: Curve((0, 5), ((6.2, 5.0), (6.3, 5.1)), 100.0) for name in NAMES}

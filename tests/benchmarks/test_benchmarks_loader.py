@@ -10,6 +10,7 @@ from benchmarks import loader, loader_local
 from templar.data.packing import pack_flat
 
 
+@pytest.mark.slow
 def test_the_figures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     small = replace(
         loader.QUICK, shard_bytes=16 << 20, packed_tokens=100_000, repetitions=1, window_bytes=4 << 20, setting=1 << 20

@@ -7,6 +7,7 @@ import pytest
 from benchmarks import simulator
 
 
+@pytest.mark.slow
 def test_it_measures_training_and_the_protocol(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

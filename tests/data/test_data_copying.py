@@ -23,7 +23,7 @@ from templar.store.directory import DirectoryStore
 from templar.store.s3 import S3Store
 from tests.support.datasets import PREFIX, small_dataset
 from tests.support.memory_store import MemoryStore
-from tests.support.servers import MotoEndpoint, moto_endpoint
+from tests.support.servers import MotoEndpoint
 
 DESCRIBED = (TOKENIZER_FILE, SHARD_SIZES_FILE, METADATA_FILE)
 TO = "elsewhere/copy"
@@ -413,12 +413,6 @@ class TestSourceIsUnsound:
         target = Target()
         refused(lambda: copy(store_of(files), target), Reason.DISK_FULL, "TMPDIR")
         assert target.writes == []
-
-
-@pytest.fixture(scope="module")
-def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotoEndpoint]:
-    with moto_endpoint(tmp_path_factory.mktemp("moto")) as endpoint:
-        yield endpoint
 
 
 def test_between_buckets_of_a_real_endpoint(moto: MotoEndpoint, files: dict[str, bytes]) -> None:

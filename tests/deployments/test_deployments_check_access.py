@@ -1,7 +1,7 @@
 """`python -m deployments.check_access`, and the check that comes before a registration."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from templar.errors import PermanentError, Reason
 from templar.store.directory import DirectoryStore
 from templar.store.s3 import S3Store
 from tests.support.prepared import PreparedNetwork
-from tests.support.servers import MotoEndpoint, moto_endpoint
+from tests.support.servers import MotoEndpoint
 
 ACCOUNT = "0123456789abcdef" * 2
 
@@ -23,12 +23,6 @@ ACCOUNT = "0123456789abcdef" * 2
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> PreparedNetwork:
     return PreparedNetwork(tmp_path_factory.mktemp("access"))
-
-
-@pytest.fixture(scope="module")
-def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotoEndpoint]:
-    with moto_endpoint(tmp_path_factory.mktemp("moto")) as endpoint:
-        yield endpoint
 
 
 @pytest.fixture(scope="module")

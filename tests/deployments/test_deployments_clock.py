@@ -197,7 +197,7 @@ def test_a_window_is_announced_when_it_opens_closes_and_settles(rig: Rig, client
     assert all(number >= FIRST for _, number in events)
 
 
-@pytest.mark.parametrize("kind", ["gone", "frozen"])
+@pytest.mark.parametrize("kind", [pytest.param("gone", marks=pytest.mark.slow), "frozen"])
 def test_an_outage_of_the_server_is_waited_out(
     rig: Rig,
     client: SyncPrefectClient,

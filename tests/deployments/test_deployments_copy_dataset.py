@@ -1,7 +1,7 @@
 """`python -m deployments.copy_dataset`: one command, and every way to get it wrong is said in one line."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
@@ -16,7 +16,7 @@ from templar.errors import Reason, TransientError
 from templar.store.s3 import S3Store
 from tests.support.datasets import PREFIX, small_dataset
 from tests.support.memory_store import MemoryStore
-from tests.support.servers import MotoEndpoint, moto_endpoint
+from tests.support.servers import MotoEndpoint
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -46,12 +46,6 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_dataset(tmp_path_factory.mktemp("built") / "dataset", MemoryStore())
-
-
-@pytest.fixture(scope="module")
-def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotoEndpoint]:
-    with moto_endpoint(tmp_path_factory.mktemp("moto")) as endpoint:
-        yield endpoint
 
 
 def contents(root: Path) -> dict[str, bytes]:

@@ -298,11 +298,10 @@ class TestAskingAgain:
             assert len(server.requests) == telling.ASK_AGAIN + 1
 
 
-@pytest.mark.network
 class TestHost:
     """The process, without a Prefect server: nobody is told a window before it ends."""
 
-    @pytest.mark.parametrize("how", ["stdin ends", "SIGTERM"])
+    @pytest.mark.parametrize("how", ["stdin ends", pytest.param("SIGTERM", marks=pytest.mark.slow)])
     def test_it_takes_everything_down(self, how: str, tmp_path: Path) -> None:
         process = subprocess.Popen(
             [sys.executable, "-m", "deployments.gauntlet.host", str(tmp_path / "network")],

@@ -95,6 +95,7 @@ def test_a_neuron_is_registered(call: Any, env_file: EnvFile, prefect_server: Ru
     assert deployment.pull_steps in (None, [])
 
 
+@pytest.mark.slow
 def test_registering_again_updates_what_is_there(
     call: Any, env_file: EnvFile, prefect_server: RunningPrefectServer
 ) -> None:

@@ -125,6 +125,7 @@ class TestDeployed:
             assert options is not None
             assert options.collision_strategy.value == "CANCEL_NEW"
 
+    @pytest.mark.slow
     def test_deploying_again_changes_nothing(
         self, deployed: dict[str, DeploymentResponse], prefect_server: RunningPrefectServer
     ) -> None:

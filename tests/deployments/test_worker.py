@@ -111,6 +111,7 @@ class TestRuns:
         template = operator.client.read_work_pool(POOL).base_job_template
         assert set(template["variables"]["properties"]) == {"grace_seconds", "stop_seconds"}
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("kind", ["restarted", "frozen"])
     def test_an_outage_of_the_server_harms_neither_run_nor_worker(
         self, operator: Operator, shared_worker: Child, kind: str
@@ -178,6 +179,7 @@ def test_sigterm_finishes_the_run_and_takes_no_other(operator: Operator) -> None
     assert operator.notes == ["working", "finished"]
 
 
+@pytest.mark.slow
 def test_a_run_is_interrupted_after_its_grace_and_taken_up_again(operator: Operator) -> None:
     worker = operator.worker("interrupted")
     run = operator.run("resume_after", "interrupted", variables={"grace_seconds": 0.3})
@@ -213,6 +215,7 @@ def test_a_run_that_does_not_stop_is_left_behind(operator: Operator) -> None:
     assert operator.state(run).name == "AwaitingRetry"
 
 
+@pytest.mark.slow
 def test_a_restart_after_sigkill_closes_what_was_open(operator: Operator) -> None:
     worker = operator.worker("killed")
     running = operator.run("work_for", "killed", seconds=600.0)
@@ -236,6 +239,7 @@ def test_a_restart_after_sigkill_closes_what_was_open(operator: Operator) -> Non
     assert "Crashed" in operator.history(pending)
 
 
+@pytest.mark.slow
 def test_a_run_that_takes_its_worker_down_again_and_again_is_given_up(operator: Operator) -> None:
     worker = operator.worker("fatal")
     run = operator.run("work_for", "fatal", seconds=600.0)

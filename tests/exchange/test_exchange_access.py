@@ -1,7 +1,6 @@
 """What keys can do, found out on servers that enforce them, with right and with wrong policies."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -21,23 +20,11 @@ from templar.store.s3 import S3Store
 from templar.store.s3_settings import S3Settings
 from templar.store.s3_uploads import S3Uploads
 from templar.store.uploads import DirectoryUploads
-from tests.support.servers import MotoEndpoint, RcloneEndpoints, moto_endpoint, rclone_endpoints
+from tests.support.servers import MotoEndpoint, RcloneEndpoints
 
 READ = ("s3:GetObject", "s3:ListBucket")
 WRITE = (*READ, "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListBucketMultipartUploads")
 SETTINGS = S3Settings(read_timeout_seconds=10.0, max_attempts=1)
-
-
-@pytest.fixture(scope="module")
-def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotoEndpoint]:
-    with moto_endpoint(tmp_path_factory.mktemp("moto")) as endpoint:
-        yield endpoint
-
-
-@pytest.fixture(scope="module")
-def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RcloneEndpoints]:
-    with rclone_endpoints(tmp_path_factory.mktemp("rclone")) as endpoints:
-        yield endpoints
 
 
 def credential(name: str, url: str, bucket: str, key: AccessKey, *, writes: bool) -> Credential:

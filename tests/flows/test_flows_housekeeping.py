@@ -241,7 +241,12 @@ class TestRotation:
 
     @pytest.mark.parametrize(
         ("fault", "reason"),
-        [("403", "access_denied"), ("404", "object_missing"), ("500", "store_busy"), ("flipped", "dataset_malformed")],
+        [
+            ("403", "access_denied"),
+            pytest.param("404", "object_missing", marks=pytest.mark.slow),
+            pytest.param("500", "store_busy", marks=pytest.mark.slow),
+            pytest.param("flipped", "dataset_malformed", marks=pytest.mark.slow),
+        ],
     )
     def test_the_reason_of_a_fault_is_in_the_state(
         self, sharded: PreparedNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault, reason: str

@@ -19,7 +19,7 @@ from flows.miner_window import miner_window
 from tests.support.live_network import LiveNetwork, logs_on_failure
 from tests.support.prefect_server import talking_to
 
-pytestmark = [pytest.mark.network, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.network, pytest.mark.slow, pytest.mark.timeout(400)]
 
 VICTIM = "miner-2"
 SILENCE_SECONDS = 10.0
@@ -96,15 +96,16 @@ class TestADayOfANetwork:
         assert network.run(VICTIM, back).run_count == 1
 
     def test_weights_are_those_of_the_evidence(self, network: LiveNetwork) -> None:
+        validator = network.uids["validator"]
+        network.wait(lambda: validator in network.view.chain.weights(), "weights are set")
+        weights = network.view.chain.weights()[validator]
         every = network.view.hparams.weights.windows_per_weights
         due = [window for window in range(network.first_window, network.next_window()) if window % every == 0]
         rows = [row for window in due if (row := network.view.row(window)) is not None]
-        weights = network.view.chain.weights()[network.uids["validator"]]
         assert sum(weights.values()) == pytest.approx(1.0)
         evidence = [{uid: weight for uid, weight in row.weights.items() if weight} for row in rows]
         assert any(weights == pytest.approx(each, abs=1e-3) for each in evidence), (weights, evidence)
 
-    @pytest.mark.slow
     def test_a_silent_store_is_waited_out(self, network: LiveNetwork) -> None:
         window = network.next_window()
         network.wait(lambda: "claimed" in network.steps("default", window), "the window is under way")

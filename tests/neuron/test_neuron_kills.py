@@ -11,6 +11,8 @@ import pytest
 from tests.support.miner_kills import NUM_WINDOWS
 from tests.support.servers import REPOSITORY, random_key, start_rclone
 
+KILLS = 100
+
 
 def lived(folder: Path, kills: int) -> list[dict[str, Any]]:
     """The windows of a network whose miner is killed so many times, on an endpoint of its own."""
@@ -40,18 +42,13 @@ def lived(folder: Path, kills: int) -> list[dict[str, Any]]:
         server.stop()
 
 
-@pytest.mark.parametrize(
-    "kills",
-    [
-        pytest.param(10, marks=pytest.mark.timeout(300)),
-        pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
-    ],
-)
-def test_a_miner_that_is_killed_publishes_what_it_would_have_published(tmp_path: Path, kills: int) -> None:
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_miner_that_is_killed_publishes_what_it_would_have_published(tmp_path: Path) -> None:
     """However often it dies between compression and reveal: one payload per window, whole, and the network goes on."""
     with ThreadPoolExecutor(2) as pool:
-        calm, killed = pool.map(lived, [tmp_path / "calm", tmp_path / "killed"], [0, kills])
-    assert sum(window["kills"] for window in killed) == kills
+        calm, killed = pool.map(lived, [tmp_path / "calm", tmp_path / "killed"], [0, KILLS])
+    assert sum(window["kills"] for window in killed) == KILLS
     assert sum(window["kills"] for window in calm) == 0
     assert len(calm) == NUM_WINDOWS
     for quiet, window in zip(calm, killed, strict=False):

@@ -38,8 +38,8 @@ def network(folder: Path) -> Network:
 
 
 @pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A place for temporary folders that is this test's own."""
+def temporary(network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A place for temporary folders that is this test's own; the network's text is elsewhere."""
     root = tmp_path / "temporary"
     root.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(root))

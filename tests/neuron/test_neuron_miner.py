@@ -16,6 +16,7 @@ from templar.neuron.drive import mine
 from templar.neuron.journal import Status
 from templar.neuron.miner import Miner
 from templar.neuron.opening import Action, open_window
+from tests.support.marks import some_quick
 from tests.support.network import Network, tiny
 
 STEPS: dict[str, Callable[[Miner, int], object]] = {
@@ -137,7 +138,7 @@ def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     network.stop()
 
 
-@pytest.mark.parametrize("dies_after", STEPS)
+@pytest.mark.parametrize("dies_after", some_quick(STEPS, {"fetch", "compress", "commit", "settle"}))
 def test_a_restart_after_any_step_changes_nothing_at_all(undisturbed: Network, folder: Path, dies_after: str) -> None:
     """The same payload bytes, never a second object, the same private state, the same roots."""
     network = Network(folder, undisturbed.hparams)

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
@@ -23,7 +22,7 @@ from templar.store.s3 import S3Store
 from templar.store.s3_uploads import S3Uploads
 from templar.store.uploads import DirectoryUploads
 from tests.support.network import Network, tiny
-from tests.support.servers import MotoEndpoint, moto_endpoint
+from tests.support.servers import MotoEndpoint
 
 AGGREGATOR = "aggregator-1"
 MANY = 2345
@@ -242,13 +241,7 @@ def test_hours_must_be_hours(old: Network, hours: float) -> None:
 # Thousands of objects, on both kinds of store.
 
 
-@pytest.fixture(scope="module")
-def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotoEndpoint]:
-    with moto_endpoint(tmp_path_factory.mktemp("moto")) as endpoint:
-        yield endpoint
-
-
-@pytest.fixture(params=["directory", "moto"])
+@pytest.fixture(params=["directory", pytest.param("moto", marks=pytest.mark.slow)])
 def large(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
     """A bucket of an account, with thousands of objects of an old version and some others."""
     if request.param == "directory":

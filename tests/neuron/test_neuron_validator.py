@@ -23,6 +23,7 @@ from templar.scoring.scores import ScoreCard, score_measurement
 from templar.scoring.slashing import Slash
 from templar.scoring.sync import sync_score
 from templar.scoring.weights import compute_weights
+from tests.support.marks import some_quick
 from tests.support.network import Network, tiny
 
 
@@ -109,7 +110,7 @@ STEPS: dict[str, Callable[[Window], None]] = {
 }
 
 
-@pytest.mark.parametrize("dies_after", STEPS)
+@pytest.mark.parametrize("dies_after", some_quick(STEPS, {"gather", "decide", "rate", "set_weights"}))
 def test_a_restart_after_any_step_scores_the_window_once(undisturbed: Network, folder: Path, dies_after: str) -> None:
     actors = [member.role for member in undisturbed.members if member.role not in ("aggregator", "validator")]
     network = Network(folder, undisturbed.hparams, actors=actors)

@@ -17,7 +17,7 @@ ROLES = ["honest", "honest", "honest", "lazy", "silent", "late", "garbage", "hug
 WINDOWS = 8
 
 
-@pytest.fixture(scope="module", params=["local", "local-demo"])
+@pytest.fixture(scope="module", params=["local", pytest.param("local-demo", marks=pytest.mark.slow)])
 def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     """Eight windows of a network with one of each kind and three honest miners, all of them gathered."""
     peers = {"gather_peer_count": 8, "peer_replacement_frequency": 100}

@@ -45,6 +45,7 @@ def test_threads_change_nothing_but_the_speed(once: SimulationReport) -> None:
     assert without_times(run(threads=2)) == without_times(once)
 
 
+@pytest.mark.slow
 def test_another_process_with_more_threads_gives_the_same_report(once: SimulationReport) -> None:
     """Through the command line, with two threads for torch's own kernels as well."""
     options = ["--miners", "3", "--windows", "4", "--seed", "7", "--actor", "lazy", "--threads", "2"]
@@ -83,7 +84,9 @@ def test_a_report_says_what_came_of_the_run(once: SimulationReport) -> None:
     ("preset", "changes"),
     [
         ("local", {"training": {"inner_steps": 8, "adamw": {"learning_rate": 0.02}}}),
-        ("local-demo", {"training": {"inner_steps": 8, "outer_learning_rate": 0.01}}),
+        pytest.param(
+            "local-demo", {"training": {"inner_steps": 8, "outer_learning_rate": 0.01}}, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_both_recipes_learn(preset: str, changes: dict[str, Any]) -> None:

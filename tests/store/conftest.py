@@ -1,5 +1,5 @@
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from templar.store.directory import DirectoryStore
 from templar.store.s3 import S3Store
 from templar.store.s3_client import make_client
 from templar.store.s3_settings import S3Settings
-from tests.support.servers import MotoEndpoint, RcloneEndpoints, moto_endpoint, rclone_endpoints
+from tests.support.servers import MotoEndpoint, RcloneEndpoints
 
 PART_BYTES = 5 << 20  # the smallest part that S3 takes
 SETTINGS = S3Settings(
@@ -59,18 +59,6 @@ class StorePair:
     stamps_first_part: bool = False
     checks_digests: bool = False
     replaces_atomically: bool = True
-
-
-@pytest.fixture(scope="session")
-def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotoEndpoint]:
-    with moto_endpoint(tmp_path_factory.mktemp("moto")) as endpoint:
-        yield endpoint
-
-
-@pytest.fixture(scope="session")
-def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RcloneEndpoints]:
-    with rclone_endpoints(tmp_path_factory.mktemp("rclone")) as endpoints:
-        yield endpoints
 
 
 def s3_store(bucket: str, endpoint_url: str, key: AccessKey, settings: S3Settings = SETTINGS) -> S3Store:

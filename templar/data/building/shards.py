@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from templar.canonical import sha256_hex
 from templar.data.building.card import Card, Counts, make_card
 from templar.data.building.plan import Plan, part_key
-from templar.data.building.units import Unit, check_ended, checked_texts, in_threads
+from templar.data.building.units import Unit, check_ended, checked_texts, in_threads, load_array
 from templar.data.holding_out import SPLITS
 from templar.data.metadata import TRAIN_SPLIT
 from templar.data.sharded.blocked_writer import ShardLayout, TokenType, require_index_fits, stored_type
@@ -124,7 +124,7 @@ class _Parts:
         self._plan = plan
         self._dtype = stored_type(dtype)
         self._held_out = plan.held_out()
-        self._lengths = [np.load(_part_files(plan, unit)[1]) for unit in plan.units]
+        self._lengths = [load_array(_part_files(plan, unit)[1]) for unit in plan.units]
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._open = lru_cache(max(16, min(limit - _OPEN_FILES_KEPT_FREE, 4096)))(self._map)
 
@@ -183,7 +183,7 @@ def _finished(partial: Path, split: str, index: int) -> ShardEntry | None:
 
 def _is_array(path: Path) -> bool:
     try:
-        np.load(path, mmap_mode="r")
+        load_array(path, "r")
     except (FileNotFoundError, EOFError, ValueError):
         return False
     return True

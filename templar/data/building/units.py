@@ -11,8 +11,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
-from typing import TypeVar
+from threading import Event, Lock
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ MOST_TEXT_FILES = 4096
 MOST_WORKERS = 16
 _FORMAT = 1
 _HASHED_BYTES = 2**22
+_parsing = Lock()
 _ended: ContextVar[Event | None] = ContextVar("ended", default=None)
 
 Stamp = tuple[int, int, int]
@@ -153,8 +154,21 @@ def read_census(unit: Unit, folder: Path) -> Census:
     """What `take_census` wrote down."""
     path = _census_file(unit, folder)
     with local_file(path):
-        held_out_keys, order_keys, num_chars = np.load(path)
+        held_out_keys, order_keys, num_chars = load_array(path)
     return Census(held_out_keys, order_keys, num_chars.astype(np.int64))
+
+
+def load_array(path: Path, mmap_mode: Literal["r"] | None = None) -> NDArray[Any]:
+    """What `np.save` wrote, for one thread at a time.
+
+    A header is Python source, and CPython 3.11 may fail with `SystemError` when two threads parse at once.
+
+    Raises:
+        OSError, EOFError, ValueError: There is no such file, or it is no array.
+    """
+    with _parsing:
+        array: NDArray[Any] = np.load(path, mmap_mode=mmap_mode)
+    return array
 
 
 def checked_texts(unit: Unit, census: Census) -> Iterator[str]:
