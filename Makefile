@@ -38,7 +38,7 @@ gauntlet: $(VENV)/.dev ## Attack a network on a real S3 endpoint, and say what c
 
 test: $(VENV)/.dev ## Run the tests.
 	$(BIN)/python -m pytest -m "not slow and not prefect" --ignore tests/network --numprocesses 4 --dist loadfile
-	$(BIN)/python -m pytest -m "not slow and prefect" --ignore tests/network --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow and prefect" --ignore tests/network --numprocesses 3 --dist loadfile
 
 test-slow: $(VENV)/.dev ## Run the tests that take minutes.
 	$(BIN)/python -m pytest -m "slow and not prefect" --ignore tests/network --numprocesses 4

@@ -152,10 +152,15 @@ class World:
         pages = WINDOWS_PER_ROUND * data.pages_per_window * (miners + data.spare_slots)
         vocab_size = self.hparams.model.vocab_size
         if data.layout == "pages":
-            built = _pages(max(LEAST_BYTES, 2 * pages * data.rows_per_page * ROW_CHARS), vocab_size)
+            build = partial(_pages, max(LEAST_BYTES, 2 * pages * data.rows_per_page * ROW_CHARS), vocab_size)
         else:
-            built = _shards(vocab_size, data.sequence_length, pages * data.samples_per_page)
-        upload_dataset(Path(built.name, DATASET_BUCKET), self.stage.open_store(DATASET_BUCKET), DATASET_PREFIX)
+            build = partial(_shards, vocab_size, data.sequence_length, pages * data.samples_per_page)
+        folder = Path(build().name, DATASET_BUCKET)
+        if not folder.exists():  # a process that lives for days, and a clean-up of old temporary folders
+            _pages.cache_clear()
+            _shards.cache_clear()
+            folder = Path(build().name, DATASET_BUCKET)
+        upload_dataset(folder, self.stage.open_store(DATASET_BUCKET), DATASET_PREFIX)
 
     def _publish_genesis(self) -> Birth:
         publisher = next(member for member in self.members if member.role == "aggregator")

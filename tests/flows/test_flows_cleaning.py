@@ -256,9 +256,15 @@ class TestAccess:
 
 class TestLocal:
     def test_litter_goes_and_what_a_restart_needs_stays(
-        self, network: PreparedNetwork, prefect_server: RunningPrefectServer, monkeypatch: pytest.MonkeyPatch
+        self,
+        network: PreparedNetwork,
+        prefect_server: RunningPrefectServer,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         from tasks import clean_local as task_module
+
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
         home = Path(network.block("aggregator").home)
         for name in ("publishing/3/model.safetensors", "snapshots/.writing-1-1/model.safetensors", "journal.sqlite"):

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from templar.hparams import load_hparams
+from templar.simulate import world as worlds
 from templar.simulate.__main__ import main
 from templar.simulate.run import MEMORY_FOLDER, SimulationReport, simulate
 from templar.simulate.world import World
@@ -221,3 +223,17 @@ def test_the_command_prints_json_and_nothing_else(
     printed = capsys.readouterr()
     assert set(json.loads(printed.out)) == set(SimulationReport.__dataclass_fields__)
     assert printed.err == "window 1: nothing measured\nwindow 2: nothing measured\n"
+
+
+def test_a_text_that_was_cleaned_away_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Networks of one process share it in a temporary folder, which a clean-up may remove after days."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    worlds._pages.cache_clear()
+    folders = []
+    for name in ("first", "second"):
+        run(windows=1, folder=tmp_path / name, actors=["honest"])
+        (folder,) = tmp_path.glob("templar-dataset-*")
+        folders.append(folder)
+        shutil.rmtree(folder)
+    assert len(set(folders)) == 2
+    worlds._pages.cache_clear()
