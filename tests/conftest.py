@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from tests.support.prefect_server import RunningPrefectServer
     from tests.support.servers import MotoEndpoint, RcloneEndpoints
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as there is work for: torch's threads would only contend
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # A busy machine fails no test: nothing is timed. Where CI is set, examples are the same in every run.
 settings.register_profile(
     "templar", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ

@@ -31,7 +31,7 @@ FIXED = tuple(name for name, scenario in SCENARIOS.items() if scenario.honest is
 
 QUICK_ALONE = {"forging_publisher", "nobody", "one_good"}
 """Scenarios that need a network of their own, and of which the default run has one."""
-QUICK_AT_FIVE = {"pickle", "colluding", "two_faced"}
+QUICK_AT_FIVE = {"pickle", "colluding"}
 """Scenarios of which the default run has five attackers as well."""
 
 
@@ -202,6 +202,7 @@ def test_a_log_that_a_peer_can_forge_is_found_out(monkeypatch: pytest.MonkeyPatc
     assert "a line of a log can forge others" in problems("manifest_raw_control_characters")
 
 
+@pytest.mark.slow
 def test_a_majority_of_colluders_raises_the_bound_and_is_found_out() -> None:
     """The promise ends at half of the payloads; see the threat model."""
     assert "median is" in problems("colluding", attackers=6, miners=11)

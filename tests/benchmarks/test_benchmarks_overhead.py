@@ -19,5 +19,5 @@ def test_it_measures_both_kinds_of_worker() -> None:
     figures = json.loads(answer.stdout.splitlines()[-1])
     assert figures.keys() == {"resident_seconds", "cold_seconds", "task_runs", "database_kib"}
     assert 0 < figures["resident_seconds"] < figures["cold_seconds"]  # the reason for the resident worker
-    assert figures["task_runs"] == 11  # every step of the flow was run
+    assert figures["task_runs"] == 12  # every step of the flow was run
     assert figures["database_kib"] > 0

@@ -329,6 +329,7 @@ class TestHost:
         assert identities
         wait_until(lambda: not any(identity and identity.alive for identity in identities), "the endpoint has ended")
 
+    @pytest.mark.slow
     def test_a_bad_order_is_an_answer(self, tmp_path: Path) -> None:
         answer = subprocess.run(
             [sys.executable, "-m", "deployments.gauntlet.host", str(tmp_path)],

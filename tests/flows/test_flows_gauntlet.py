@@ -48,6 +48,7 @@ class TestSimulation:
         assert too_many.is_failed()
         assert "[bad_parameters] attackers: 2 of 3 miners" in str(too_many.message)
 
+    @pytest.mark.slow
     def test_the_command_prints_the_table_and_json_wherever_it_runs(
         self, prefect_server: RunningPrefectServer, tmp_path: Path
     ) -> None:

@@ -57,12 +57,16 @@ BYTES = range(256)
     [
         (tensor_of(1, 4, 2), 300, [255], [BYTES, BYTES], 4 * 6),  # signs, quotients: signs x indices
         (tensor_of(1, 8, 2), 300, [255], [range(8), range(8), range(128)], 4 * 28),
-        (tensor_of(2, 4, 2), 300, [255, 0], [BYTES, BYTES], 4 * 6),
+        pytest.param(tensor_of(2, 4, 2), 300, [255, 0], [BYTES, BYTES], 4 * 6, marks=pytest.mark.slow),
         (tensor_of(2, 3, 1), 300, [255, 9], [range(16), range(8), range(64)], 4 * 9),
         (tensor_of(1, 7, 7), 300, [255], [BYTES], 2**7),
         (tensor_of(1, 8, 8), 300, [255], [BYTES], 2**8),
-        (tensor_of(1, 4, 2, 2), 300, [255, 255], [range(16), range(16), BYTES], 4 * 6),
-        (tensor_of(1, 4, 2, 2), 300, [7, 255], [range(16), range(16), BYTES], 4 * 2 * 6),
+        pytest.param(
+            tensor_of(1, 4, 2, 2), 300, [255, 255], [range(16), range(16), BYTES], 4 * 6, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            tensor_of(1, 4, 2, 2), 300, [7, 255], [range(16), range(16), BYTES], 4 * 2 * 6, marks=pytest.mark.slow
+        ),
         (tensor_of(1, 3, 3, 2), 300, [7, 255], [BYTES, BYTES], 8 * 6),
         (tensor_of(1, 4, 1, 2), 300, [255, 255], [range(4), range(4), range(4), range(64)], 2 * 4),
     ],

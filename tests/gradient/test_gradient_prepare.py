@@ -52,6 +52,7 @@ def cache_of(folder: Path, **environment: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_compiled_code_belongs_to_one_state_of_the_source(tmp_path: Path) -> None:
     """Kernels are compiled with constants of other modules, which numba does not look at."""
     package = copied(tmp_path)

@@ -1,21 +1,22 @@
 """A whole network of processes: every promise is read back from the chain, the buckets and the server.
 
-One bring-up lives through a day's troubles: plain windows, a worker that is killed in mid-window, a store that falls
-silent. The tests go through its windows in their order.
+One bring-up trains on shards from a real S3 endpoint and lives through a day's troubles: plain windows, a worker that
+is killed in mid-window, rotations, a store that falls silent. The tests go through its windows in their order.
 """
 
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from deployments.local.plan import DEFAULT_NEURON
 from deployments.processes import require_free_port
 from flows.miner_window import miner_window
+from templar.data.sharded.manifest import tokens_file
 from tests.support.live_network import LiveNetwork, logs_on_failure
 from tests.support.prefect_server import talking_to
 
@@ -23,13 +24,25 @@ pytestmark = [pytest.mark.network, pytest.mark.slow, pytest.mark.timeout(400)]
 
 VICTIM = "miner-2"
 SILENCE_SECONDS = 10.0
+SHARDS = {"layout": "shards", "samples_per_page": 4, "pages_per_window": 2, "outer_steps_per_shard": 2}
+ROTATION = "shard-rotation/half-hourly"
 TABLES = {"miner": ["gather"], "aggregator": ["gather"], "validator": ["gather", "scores"]}
 
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveNetwork]:
-    with LiveNetwork(tmp_path_factory.mktemp("live")) as network, logs_on_failure(network):
+    with (
+        LiveNetwork(tmp_path_factory.mktemp("live"), housekeeping=True, data=SHARDS) as network,
+        logs_on_failure(network),
+    ):
         yield network
+
+
+@pytest.fixture
+def shards(network: LiveNetwork) -> Path:
+    """Where the first miner keeps its shards."""
+    miner = next(neuron for neuron in network.neurons if neuron.name == DEFAULT_NEURON)
+    return network.plan.home(miner) / "shards"
 
 
 class TestADayOfANetwork:
@@ -51,27 +64,19 @@ class TestADayOfANetwork:
             tables = sorted(str(artifact.key) for artifact in network.artifacts(network.run(neuron.name, window)))
             assert tables == [f"{kind}-{neuron.name}" for kind in TABLES[neuron.role]]
 
+    def test_everybody_swaps_together_and_keeps_one_state(self, network: LiveNetwork, shards: Path) -> None:
+        first = network.first_window
+        roots = [network.wait_for_proofs(window) for window in range(first, first + 4)]
+        assert len({*roots, network.view.birth.start.root}) == 5
+        # Two outer steps are done after the second window at the earliest: the fourth one trains on the second shard.
+        network.wait(lambda: [*shards.glob(f"{tokens_file('train', 1)}*")], "the miner reads the second shard")
+
     def test_a_neuron_runs_once(self, network: LiveNetwork) -> None:
         with talking_to(network.plan.server):
             state = asyncio.run(miner_window(neuron="default", return_state=True))
         assert state.is_failed()
         assert "[already_running]" in str(state.message)
         assert f"process {network.process('worker of default').pid} already runs this neuron" in str(state.message)
-
-    def test_anybody_may_see_what_a_miner_trains_on(self, network: LiveNetwork) -> None:
-        server, window = network.plan.server, network.first_window
-        for uid in network.miners:
-            done = subprocess.run(
-                [sys.executable, "-m", "deployments.preview", f"--window={window}", f"--uid={uid}", "--sequences=1"],
-                env=os.environ | {"PREFECT_API_URL": server.api_url, "PREFECT_HOME": str(server.home)},
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert done.returncode == 0, done.stderr
-            assert f"window {window} (from block" in done.stdout
-            assert f"uid {uid}, assignment" in done.stdout
-            assert "sequences; the first 1 in training order:" in done.stdout
 
     def test_a_killed_worker_takes_its_window_up_again(self, network: LiveNetwork) -> None:
         window = network.next_window()
@@ -106,6 +111,16 @@ class TestADayOfANetwork:
         evidence = [{uid: weight for uid, weight in row.weights.items() if weight} for row in rows]
         assert any(weights == pytest.approx(each, abs=1e-3) for each in evidence), (weights, evidence)
 
+    def test_rotation_brings_whole_shards_and_deletes_the_others(self, network: LiveNetwork, shards: Path) -> None:
+        state = network.end_of_a_run(ROTATION)
+        assert state.is_completed()
+        message = str(state.message)
+        assert message.startswith("trains on [")
+        whole = sorted(int(path.stem.rpartition("_")[2]) for path in shards.glob("train_*.npy"))
+        assert len(whole) in {2, 3}, "the current shard, or two around a swap, and the next one"
+        assert f"on the disk {whole}" in message
+        assert network.end_of_a_run(ROTATION).is_completed()
+
     def test_a_silent_store_is_waited_out(self, network: LiveNetwork) -> None:
         window = network.next_window()
         network.wait(lambda: "claimed" in network.steps("default", window), "the window is under way")
@@ -127,6 +142,7 @@ class TestADayOfANetwork:
             "the Prefect server",
             "S3 endpoint",
             "window clock",
+            "housekeeping worker",
             *(f"worker of {name}" for name in network.names),
         }
         assert set(network.down()) == names

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 
-def some_quick(names: Iterable[str], quick: Collection[str]) -> list[Any]:
-    """Parameters for all names, of which those that are not quick are `slow`.
+def some_quick(cases: Iterable[Any], quick: Collection[Any]) -> list[Any]:
+    """Parameters for all cases, of which those that are not quick are `slow`.
 
     Raises:
-        ValueError: A quick name is not among them.
+        ValueError: A quick one is not among them.
     """
-    names = list(names)
-    if unknown := set(quick) - set(names):
+    cases = list(cases)
+    if unknown := set(quick) - set(cases):
         raise ValueError(f"no such cases: {sorted(unknown)}")
-    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+    return [case if case in quick else pytest.param(case, marks=pytest.mark.slow) for case in cases]
