@@ -21,7 +21,7 @@ from templar.data.sharded.writing import build_shards
 from templar.data.training import TrainingData
 from templar.exchange.buckets import Buckets, OwnBucket
 from templar.exchange.genesis import Birth, publish_genesis
-from templar.hparams import HParams
+from templar.hparams import Data, HParams
 from templar.model.llama import genesis_parameters
 from templar.model.tokenizer import load_tokenizer
 from templar.neuron.aggregator import Aggregator
@@ -148,18 +148,12 @@ class World:
         return tuple(members)
 
     def _build_dataset(self) -> None:
-        data, miners = self.hparams.data, len(self.members)
-        pages = WINDOWS_PER_ROUND * data.pages_per_window * (miners + data.spare_slots)
-        vocab_size = self.hparams.model.vocab_size
-        if data.layout == "pages":
-            build = partial(_pages, max(LEAST_BYTES, 2 * pages * data.rows_per_page * ROW_CHARS), vocab_size)
-        else:
-            build = partial(_shards, vocab_size, data.sequence_length, pages * data.samples_per_page)
-        folder = Path(build().name, DATASET_BUCKET)
+        data, vocab_size = self.hparams.data, self.hparams.model.vocab_size
+        pages = WINDOWS_PER_ROUND * data.pages_per_window * (len(self.members) + data.spare_slots)
+        folder = Path(_dataset(data, pages, vocab_size).name, DATASET_BUCKET)
         if not folder.exists():  # a process that lives for days, and a clean-up of old temporary folders
-            _pages.cache_clear()
-            _shards.cache_clear()
-            folder = Path(build().name, DATASET_BUCKET)
+            _dataset.cache_clear()
+            folder = Path(_dataset(data, pages, vocab_size).name, DATASET_BUCKET)
         upload_dataset(folder, self.stage.open_store(DATASET_BUCKET), DATASET_PREFIX)
 
     def _publish_genesis(self) -> Birth:
@@ -207,20 +201,18 @@ def _documents(max_bytes: int) -> list[Document]:
 
 
 @lru_cache(maxsize=8)
-def _pages(max_bytes: int, vocab_size: int) -> TemporaryDirectory[str]:
+def _dataset(data: Data, pages: int, vocab_size: int) -> TemporaryDirectory[str]:
     folder = TemporaryDirectory(prefix="templar-dataset-")
-    build_dataset(_documents(max_bytes), Path(folder.name, DATASET_BUCKET), vocab_size=vocab_size, row_chars=ROW_CHARS)
-    return folder
-
-
-@lru_cache(maxsize=8)
-def _shards(vocab_size: int, sequence_length: int, samples_per_shard: int) -> TemporaryDirectory[str]:
-    folder = TemporaryDirectory(prefix="templar-dataset-")
-    build_shards(
-        _documents(LEAST_BYTES),
-        Path(folder.name, DATASET_BUCKET),
-        vocab_size=vocab_size,
-        sequence_length=sequence_length,
-        samples_per_shard=samples_per_shard,
-    )
+    root = Path(folder.name, DATASET_BUCKET)
+    if data.layout == "pages":
+        documents = _documents(max(LEAST_BYTES, 2 * pages * data.rows_per_page * ROW_CHARS))
+        build_dataset(documents, root, vocab_size=vocab_size, row_chars=ROW_CHARS)
+    else:
+        build_shards(
+            _documents(LEAST_BYTES),
+            root,
+            vocab_size=vocab_size,
+            sequence_length=data.sequence_length,
+            samples_per_shard=pages * data.samples_per_page,
+        )
     return folder

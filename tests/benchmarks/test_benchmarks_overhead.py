@@ -9,7 +9,6 @@ import pytest
 from tests.support.servers import REPOSITORY
 
 
-@pytest.mark.network
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_it_measures_both_kinds_of_worker() -> None:

@@ -135,7 +135,6 @@ def test_a_directory_has_uploads_of_its_own_kind(tmp_path: Path) -> None:
     assert isinstance(open_target(neuron(tmp_path.as_uri()), BucketRequest(), {}).uploads, DirectoryUploads)
 
 
-@pytest.mark.network
 @pytest.mark.usefixtures("prefect_api")
 class TestSavedCredentials:
     def test_a_saved_key_opens_an_account(self, prefect_server: RunningPrefectServer) -> None:

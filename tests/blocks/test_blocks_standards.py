@@ -112,7 +112,6 @@ def test_no_secret_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert "hush" not in caplog.text
 
 
-@pytest.mark.network
 @pytest.mark.usefixtures("prefect_api")
 class TestOnTheServer:
     def test_a_server_of_this_environment_knows_every_block(self, prefect_server: RunningPrefectServer) -> None:

@@ -30,8 +30,6 @@ from tests.support.operator import wait_until
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
 
-pytestmark = pytest.mark.network
-
 HPARAMS = tiny()
 BIRTHDAY = 1_700_000_000.0
 FIRST = 3

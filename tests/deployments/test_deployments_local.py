@@ -425,7 +425,6 @@ class TestRefusals:
         assert not folder.exists()
 
 
-@pytest.mark.network
 @pytest.mark.parametrize("when", ["before it is up", pytest.param("while it comes up", marks=pytest.mark.slow)])
 def test_a_run_that_is_ended_takes_everything_down(tmp_path: Path, when: str) -> None:
     plan = LocalPlan(tmp_path / "network", prefect_port=free_port(), storage_port=free_port())

@@ -17,8 +17,6 @@ from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
 from tests.support.servers import moto_endpoint
 
-pytestmark = pytest.mark.network
-
 NAME = "registered"
 ACCOUNT = "0123456789abcdef" * 2
 OTHER_BUCKET = {"R2_GRADIENTS_ACCOUNT_ID": ACCOUNT, "R2_GRADIENTS_BUCKET_NAME": ACCOUNT}

@@ -84,7 +84,6 @@ def deployed(prefect_server: RunningPrefectServer) -> Iterator[dict[str, Deploym
             client.delete_deployment(deployment.id)
 
 
-@pytest.mark.network
 class TestDeployed:
     def test_names_entrypoints_pools_and_parameters(self, deployed: dict[str, DeploymentResponse]) -> None:
         assert {name: (item.entrypoint, item.work_pool_name) for name, item in deployed.items()} == EXPECTED

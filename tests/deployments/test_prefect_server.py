@@ -39,7 +39,6 @@ def test_the_environment_keeps_everything_in_one_folder_and_on_loopback(tmp_path
     assert (environment["PREFECT_SERVER_ANALYTICS_ENABLED"], environment["DO_NOT_TRACK"]) == ("false", "1")
 
 
-@pytest.mark.network
 def test_a_server_heeds_the_project_settings(prefect_server: RunningPrefectServer) -> None:
     with prefect_server.client() as client:
         settings = client.request("GET", "/admin/settings").json()

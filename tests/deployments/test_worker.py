@@ -18,8 +18,6 @@ from deployments.worker import ResidentWorker
 from tests.support.operator import Operator, wait_until
 from tests.support.prefect_server import RunningPrefectServer
 
-pytestmark = pytest.mark.network
-
 POOL = "shared"
 
 

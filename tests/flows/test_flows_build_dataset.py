@@ -18,8 +18,6 @@ from tests.support.datasets import numbered_documents
 from tests.support.flow_network import task_runs
 from tests.support.prefect_server import RunningPrefectServer
 
-pytestmark = pytest.mark.network
-
 SETTINGS = {"held_out_fraction": 0.2, "vocab_size": 300, "sequence_length": 16, "row_chars": 100}
 WRITE = ("R2_DATASET_WRITE_ACCESS_KEY_ID", "R2_DATASET_WRITE_SECRET_ACCESS_KEY")
 STEPS = ["assemble dataset", "find dataset", "make parts", "read sources"]

@@ -28,8 +28,6 @@ from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
 from tests.support.servers import Server, random_key, start_rclone
 
-pytestmark = pytest.mark.network
-
 NAME = "cleaner"
 SECRET = "a" * 64
 

@@ -17,8 +17,6 @@ from tests.support.gauntlet_runs import artifacts, leftovers, run, verdicts
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.servers import REPOSITORY
 
-pytestmark = pytest.mark.network
-
 
 class TestSimulation:
     def test_a_few_scenarios(self, prefect_api: RunningPrefectServer) -> None:

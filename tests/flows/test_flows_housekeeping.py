@@ -36,8 +36,6 @@ from tests.support.prepared import PreparedNetwork
 from tests.support.servers import random_key, start_rclone
 from tests.support.shards import on_disk
 
-pytestmark = pytest.mark.network
-
 NAME = "keeper"
 NUM_WINDOWS = 3
 RETENTION = 10

@@ -18,8 +18,6 @@ from tests.support.flow_network import run_id, run_window, run_windows, task_run
 from tests.support.network import Network, tiny
 from tests.support.prefect_server import RunningPrefectServer
 
-pytestmark = pytest.mark.network
-
 WINDOWS = range(1, 4)
 STEPS = {
     "miner": [

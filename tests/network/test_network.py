@@ -20,7 +20,7 @@ from templar.data.sharded.manifest import tokens_file
 from tests.support.live_network import LiveNetwork, logs_on_failure
 from tests.support.prefect_server import talking_to
 
-pytestmark = [pytest.mark.network, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 VICTIM = "miner-2"
 SILENCE_SECONDS = 10.0

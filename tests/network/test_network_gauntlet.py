@@ -10,7 +10,7 @@ from tasks.gauntlet_order import SUBSET
 from tests.support.gauntlet_runs import leftovers, run, verdicts
 from tests.support.prefect_server import RunningPrefectServer
 
-pytestmark = [pytest.mark.network, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 TELLING = {
     "pickle": "malformed",

@@ -228,7 +228,7 @@ def test_the_command_prints_json_and_nothing_else(
 def test_a_text_that_was_cleaned_away_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Networks of one process share it in a temporary folder, which a clean-up may remove after days."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    worlds._pages.cache_clear()
+    worlds._dataset.cache_clear()
     folders = []
     for name in ("first", "second"):
         run(windows=1, folder=tmp_path / name, actors=["honest"])
@@ -236,4 +236,4 @@ def test_a_text_that_was_cleaned_away_is_made_again(tmp_path: Path, monkeypatch:
         folders.append(folder)
         shutil.rmtree(folder)
     assert len(set(folders)) == 2
-    worlds._pages.cache_clear()
+    worlds._dataset.cache_clear()

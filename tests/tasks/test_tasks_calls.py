@@ -200,7 +200,6 @@ def rows_of(server: RunningPrefectServer, key: str) -> tuple[list[dict[str, Any]
     return json.loads(artifact["data"]), artifact["description"]
 
 
-@pytest.mark.network
 @pytest.mark.filterwarnings("ignore:Artifact creation outside of a flow")
 class TestArtifacts:
     """What the operator sees in the UI."""

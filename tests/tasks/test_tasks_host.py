@@ -20,8 +20,6 @@ from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
 from tests.support.recording import recording_node
 
-pytestmark = pytest.mark.network
-
 NAME = "hosted"
 
 
