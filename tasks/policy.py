@@ -33,12 +33,12 @@ LOCAL: dict[str, Any] = {"retries": 1, "retry_condition_fn": is_transient}
 """Work on this machine alone: a disk may have been full for a moment."""
 
 WEIGHTS: dict[str, Any] = {
-    "retries": 3,
-    "retry_delay_seconds": [12, 24, 48],
-    "retry_jitter_factor": 0.2,
+    "retries": 2,
+    "retry_delay_seconds": [2, 4],
+    "retry_jitter_factor": 0.5,
     "retry_condition_fn": is_transient,
 }
-"""Extrinsics: the chain limits their rate, so the delays are block times."""
+"""Extrinsics: the step itself tries again what the chain refuses, by blocks; this is for whatever else fails."""
 
 HOUSEKEEPING: dict[str, Any] = {
     "retries": 3,

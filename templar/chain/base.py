@@ -92,7 +92,7 @@ class Chain(Protocol):
     """A subnet on a chain, seen by one hotkey (or by none: then it is read-only).
 
     Raises:
-        TransientError: `chain_unreachable`, `chain_rate_limited`.
+        TransientError: `chain_unreachable`, `chain_rate_limited`, `chain_fate_unknown`.
         PermanentError: `chain_refused` (the extrinsic failed and will fail again; the message carries the chain's
             words), `block_unknown` (a block in the future, or pruned).
     """

@@ -19,6 +19,7 @@ from templar.chain.clock import SystemClock
 from templar.chain.commitment import check_commitment, commitment_info, commitment_text
 from templar.chain.finality import FinalizedChain
 from templar.chain.keys import load_hotkey
+from templar.chain.refusals import ExtrinsicLimitedError, refusal
 from templar.chain.remote import CallLimits, Connection, ConnectionLostError, public_address
 from templar.chain.weights import quantise_weights
 from templar.errors import PermanentError, Reason, TransientError
@@ -30,15 +31,8 @@ _NOW = ("Timestamp", "Now")
 _COMMITMENT_OF = ("Commitments", "CommitmentOf")
 _UIDS = ("SubtensorModule", "Uids")
 _LAST_UPDATE = ("SubtensorModule", "LastUpdate")
+_RATE_LIMIT = ("SubtensorModule", "WeightsSetRateLimit")
 _COMMIT_REVEAL = ("SubtensorModule", "CommitRevealWeightsEnabled")
-
-_RETRY_LATER = {"SpaceLimitExceeded", "TooManyUnrevealedCommits", "CommitQueueFull"}
-"""Chain errors that pass with the next epoch, though the SDK files them under hard limits."""
-_FATE_UNKNOWN = {
-    "AlreadyImported", "AncientBirthBlock", "Dropped", "ExhaustsResources", "FinalityTimeout", "Future", "Invalid",
-    "Retracted", "Stale", "Usurped",
-}  # fmt: skip
-"""Fates of an extrinsic in the pool; another one with a fresh nonce may fare better."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +143,7 @@ class BittensorChain(FinalizedChain):
         """Commit under the own hotkey; returns once that is final.
 
         Raises:
-            TransientError: `chain_unreachable`; `chain_rate_limited` (there is a quota per epoch).
+            TransientError: `chain_unreachable`, `chain_fate_unknown`, `chain_rate_limited` (by a quota per epoch).
             PermanentError: `chain_refused`; `bad_wallet` without a wallet.
         """
         check_commitment(data)
@@ -182,8 +176,8 @@ class BittensorChain(FinalizedChain):
         On a subnet with commit-reveal they are encrypted, and `weights` shows them after the chain has revealed them.
 
         Raises:
-            TransientError: `chain_unreachable`, `chain_rate_limited`.
-            PermanentError: `chain_refused`; `bad_wallet` without a wallet.
+            TransientError: `chain_unreachable`, `chain_fate_unknown`, `chain_rate_limited` (`ExtrinsicLimitedError`).
+            PermanentError: `chain_refused` (`ExtrinsicRefusedError`); `bad_wallet` without a wallet.
         """
         values = quantise_weights(weights)
         wallet = self._own_wallet()
@@ -197,7 +191,13 @@ class BittensorChain(FinalizedChain):
             intent = bt.SetWeights(netuid=self._netuid, weights={uid: float(value) for uid, value in values.items()})
             return await link.client.execute(intent, wallet)
 
-        self._submit("setting weights", submit)
+        try:
+            self._submit("setting weights", submit)
+        except ExtrinsicLimitedError as error:
+            with suppress(TransientError):  # without these it is tried again blindly
+                limit = self._read("the limit on weights", lambda link: self._limit(link, wallet))
+                error.last_block, error.next_block = limit
+            raise
 
     async def _connect(self) -> _Link:
         substrate = self._substrate
@@ -231,6 +231,11 @@ class BittensorChain(FinalizedChain):
 
         with self._submitting:  # two extrinsics of one hotkey at a time would fight for one nonce
             self._connection.call(what, submit, seconds=self._limits.submit_seconds)
+
+    async def _limit(self, link: _Link, wallet: bt.KeyedWallet) -> tuple[int, int]:
+        """The block in which the chain took the own weights last, and the one from which on it takes others."""
+        last = await self._last_update(link, wallet)
+        return last, last + int(await link.client.query(_RATE_LIMIT, [self._netuid]) or 0)
 
     async def _last_update(self, link: _Link, wallet: bt.KeyedWallet) -> int:
         """The block in which the chain took the own weights last; -1 for never."""
@@ -289,10 +294,5 @@ def _unreadable(what: str, error: bt.ChainError) -> Exception:
 
 
 def _refusal(what: str, error: bt.ChainError) -> Exception:
-    """What a refused extrinsic means, by the SDK's own classification."""
-    message = f"{what}: the chain says: {error.message}"
-    if error.code is bt.ErrorCode.RATE_LIMITED or error.name in _RETRY_LATER:
-        return TransientError(Reason.CHAIN_RATE_LIMITED, message)
-    if error.name in _FATE_UNKNOWN or (error.name is None and error.code is bt.ErrorCode.UNKNOWN):
-        return TransientError(Reason.CHAIN_UNREACHABLE, f"{message} (its fate is unknown)")
-    return PermanentError(Reason.CHAIN_REFUSED, f"{message}; {error.remediation}")
+    """What a refused extrinsic means, by the chain's name for it and the SDK's own classification."""
+    return refusal(what, name=error.name, code=error.code.value, message=error.message, remedy=error.remediation)

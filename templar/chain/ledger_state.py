@@ -12,8 +12,9 @@ from functools import cached_property
 from typing import Any
 
 from templar.chain.base import NeuronInfo
+from templar.chain.refusals import ExtrinsicLimitedError, ExtrinsicRefusedError
 from templar.chain.weights import normalise_weights
-from templar.errors import PermanentError, Reason, TransientError
+from templar.errors import PermanentError, Reason
 
 
 class Kind(StrEnum):
@@ -151,17 +152,26 @@ class State:
             PermanentError: `chain_refused`; not registered, no permit, or a uid that nobody has.
         """
         if not self.place_of(hotkey).validator_permit:
-            raise PermanentError(
-                Reason.CHAIN_REFUSED, f"hotkey {hotkey} has no validator permit: it cannot set weights"
+            raise ExtrinsicRefusedError(
+                Reason.CHAIN_REFUSED,
+                f"hotkey {hotkey} has no validator permit: it cannot set weights",
+                cause=Reason.NO_VALIDATOR_PERMIT,
             )
         strangers = sorted(values.keys() - {place.uid for place in self.registered.values()})
         if strangers:
-            raise PermanentError(Reason.CHAIN_REFUSED, f"weights: nobody is registered with uids {strangers}")
+            raise ExtrinsicRefusedError(
+                Reason.CHAIN_REFUSED,
+                f"weights: nobody is registered with uids {strangers}",
+                cause=Reason.WEIGHTS_MALFORMED,
+            )
         last = self.weights.get(hotkey)
         if last is not None and block - last.block < rate_limit_blocks:
-            raise TransientError(
+            following = last.block + rate_limit_blocks
+            raise ExtrinsicLimitedError(
                 Reason.CHAIN_RATE_LIMITED,
-                f"weights were set in block {last.block}; the next time can be block {last.block + rate_limit_blocks}",
+                f"weights were set in block {last.block}; the next time can be block {following}",
+                last_block=last.block,
+                next_block=following,
             )
         return {"weights": dict(values)}
 
@@ -169,8 +179,10 @@ class State:
         """Where a hotkey is registered; `chain_refused` if it is not."""
         place = self.registered.get(hotkey)
         if place is None:
-            raise PermanentError(
-                Reason.CHAIN_REFUSED, f"hotkey {hotkey} is not registered on this ledger: register it first"
+            raise ExtrinsicRefusedError(
+                Reason.CHAIN_REFUSED,
+                f"hotkey {hotkey} is not registered on this ledger: register it first",
+                cause=Reason.NOT_REGISTERED,
             )
         return place
 

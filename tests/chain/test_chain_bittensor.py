@@ -1,6 +1,7 @@
 """What only a chain across a network does: refuse in many ways, lose connections, finalize late."""
 
 import itertools
+import pickle
 import socket
 import threading
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from templar.chain.base import Chain
 from templar.chain.bittensor import BittensorChain, open_wallet
 from templar.chain.clock import SimulatedClock
 from templar.chain.keys import create_wallet, hotkey_from_seed
+from templar.chain.refusals import ExtrinsicLimitedError, ExtrinsicRefusedError
 from templar.chain.remote import CallLimits
 from templar.errors import PermanentError, Reason, TransientError
 from tests.support.substrate import SHAPES, MemorySubstrate, Neuron, Submission
@@ -162,35 +164,99 @@ def test_one_hotkey_submits_one_extrinsic_at_a_time(chain, substrate):
 
 # Refusals, as the chain names them.
 
-REFUSALS = [
-    ("AccountNotAllowedCommit", PermanentError, Reason.CHAIN_REFUSED),
-    ("HotKeyNotRegisteredInSubNet", PermanentError, Reason.CHAIN_REFUSED),
-    ("NeuronNoValidatorPermit", PermanentError, Reason.CHAIN_REFUSED),
-    ("NotEnoughStakeToSetWeights", PermanentError, Reason.CHAIN_REFUSED),
-    ("IncorrectWeightVersionKey", PermanentError, Reason.CHAIN_REFUSED),
-    ("Payment", PermanentError, Reason.CHAIN_REFUSED),
-    ("SettingWeightsTooFast", TransientError, Reason.CHAIN_RATE_LIMITED),
-    ("CommittingWeightsTooFast", TransientError, Reason.CHAIN_RATE_LIMITED),
-    ("CommitmentSetRateLimitExceeded", TransientError, Reason.CHAIN_RATE_LIMITED),
-    ("SpaceLimitExceeded", TransientError, Reason.CHAIN_RATE_LIMITED),
-    ("PriorityTooLow", TransientError, Reason.CHAIN_RATE_LIMITED),
-    ("Stale", TransientError, Reason.CHAIN_UNREACHABLE),
-    ("Dropped", TransientError, Reason.CHAIN_UNREACHABLE),
-    ("FinalityTimeout", TransientError, Reason.CHAIN_UNREACHABLE),
+PASSING = [
+    ("SettingWeightsTooFast", Reason.CHAIN_RATE_LIMITED),
+    ("CommittingWeightsTooFast", Reason.CHAIN_RATE_LIMITED),
+    ("RateLimitExceeded", Reason.CHAIN_RATE_LIMITED),
+    ("CommitmentSetRateLimitExceeded", Reason.CHAIN_RATE_LIMITED),
+    ("SpaceLimitExceeded", Reason.CHAIN_RATE_LIMITED),
+    ("CommitQueueFull", Reason.CHAIN_RATE_LIMITED),
+    ("TooManyUnrevealedCommits", Reason.CHAIN_RATE_LIMITED),
+    ("PriorityTooLow", Reason.CHAIN_RATE_LIMITED),
+    ("Stale", Reason.CHAIN_FATE_UNKNOWN),
+    ("Usurped", Reason.CHAIN_FATE_UNKNOWN),
+    ("Dropped", Reason.CHAIN_FATE_UNKNOWN),
+    ("FinalityTimeout", Reason.CHAIN_FATE_UNKNOWN),
+    ("AlreadyImported", Reason.CHAIN_FATE_UNKNOWN),
+    ("AncientBirthBlock", Reason.CHAIN_FATE_UNKNOWN),
+    ("ExhaustsResources", Reason.CHAIN_FATE_UNKNOWN),
+    ("Future", Reason.CHAIN_FATE_UNKNOWN),
+    ("Invalid", Reason.CHAIN_FATE_UNKNOWN),
+    ("Retracted", Reason.CHAIN_FATE_UNKNOWN),
+]
+LASTING = [
+    ("AccountNotAllowedCommit", Reason.CHAIN_REFUSED),
+    ("HotKeyNotRegisteredInSubNet", Reason.NOT_REGISTERED),
+    ("HotKeyNotRegisteredInNetwork", Reason.NOT_REGISTERED),
+    ("HotKeyAccountNotExists", Reason.NOT_REGISTERED),
+    ("NeuronNoValidatorPermit", Reason.NO_VALIDATOR_PERMIT),
+    ("NotEnoughStakeToSetWeights", Reason.NOT_ENOUGH_STAKE),
+    ("StakeAmountTooLow", Reason.NOT_ENOUGH_STAKE),
+    ("IncorrectWeightVersionKey", Reason.WEIGHTS_VERSION),
+    ("IncorrectCommitRevealVersion", Reason.WEIGHTS_VERSION),
+    ("UidVecContainInvalidOne", Reason.WEIGHTS_MALFORMED),
+    ("WeightVecLengthIsLow", Reason.WEIGHTS_MALFORMED),
+    ("WeightVecNotEqualSize", Reason.WEIGHTS_MALFORMED),
+    ("MaxWeightExceeded", Reason.WEIGHTS_MALFORMED),
+    ("UidsLengthExceedUidsInSubNet", Reason.WEIGHTS_MALFORMED),
+    ("DuplicateUids", Reason.WEIGHTS_MALFORMED),
+    ("InputLengthsUnequal", Reason.WEIGHTS_MALFORMED),
+    ("CommitPayloadTooLarge", Reason.WEIGHTS_MALFORMED),
+    ("Payment", Reason.CHAIN_REFUSED),
 ]
 
 
-@pytest.mark.parametrize(("name", "family", "reason"), REFUSALS)
-def test_a_refused_extrinsic_says_whether_to_try_again(chain, substrate, name, family, reason):
+@pytest.mark.parametrize(("name", "reason"), PASSING)
+def test_a_refusal_that_may_pass_is_transient(chain, substrate, name, reason):
     for write in (lambda: chain.set_commitment("a" * 128), lambda: chain.set_weights({0: 1.0})):
         substrate.refuse_next(bt.ChainError(f"words of {name}", name))
-        refusal(write, family, reason, f"words of {name}")
+        refusal(write, TransientError, reason, f"words of {name}")
     assert len(substrate.submissions) == 2  # refused is refused: nothing was sent twice
+
+
+@pytest.mark.parametrize(("name", "cause"), LASTING)
+def test_a_refusal_that_lasts_names_its_cause(chain, substrate, name, cause):
+    for write in (lambda: chain.set_commitment("a" * 128), lambda: chain.set_weights({0: 1.0})):
+        substrate.refuse_next(bt.ChainError(f"words of {name}", name))
+        with pytest.raises(ExtrinsicRefusedError, match=f"words of {name}") as caught:
+            write()
+        assert (caught.value.reason, caught.value.cause) == (Reason.CHAIN_REFUSED, cause)
+    assert len(substrate.submissions) == 2
+
+
+@pytest.mark.parametrize("name", [name for name, _ in PASSING + LASTING])
+def test_the_sdk_knows_the_names_that_are_told_apart(name):
+    assert bt.ChainError("words", name).description or bt.ChainError("words", name).code is not bt.ErrorCode.UNKNOWN
+
+
+@pytest.mark.parametrize("error", ["SettingWeightsTooFast", None], ids=["chain", "preflight"])
+def test_a_limit_on_weights_says_when_it_ends(chain, substrate, error):
+    chain.set_weights({0: 1.0})
+    last = substrate.versions[-1][0]
+    substrate.weights_rate_limit = 100 if error is None else 0
+    if error is not None:
+        substrate.refuse_next(bt.ChainError("too fast", error))
+    with pytest.raises(ExtrinsicLimitedError) as caught:
+        chain.set_weights({1: 1.0})
+    assert (caught.value.last_block, caught.value.next_block) == (last, last + substrate.weights_rate_limit)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (again.args, again.last_block, again.next_block) == (caught.value.args, last, caught.value.next_block)
+
+
+def test_a_limit_that_cannot_be_read_is_a_limit_all_the_same(chain, substrate, monkeypatch):
+    def offline(*arguments):
+        substrate.offline = True
+        return bt.ChainError("too fast", "SettingWeightsTooFast")
+
+    monkeypatch.setattr(substrate, "_dispatch", offline)
+    with pytest.raises(ExtrinsicLimitedError) as caught:
+        chain.set_weights({0: 1.0})
+    assert (caught.value.last_block, caught.value.next_block) == (None, None)
 
 
 def test_a_refusal_without_a_name_leaves_the_fate_open(chain, substrate):
     substrate.refuse_next(bt.ChainError("Connection dropped while an extrinsic submission was in flight"))
-    refusal(lambda: chain.set_commitment("a" * 128), TransientError, Reason.CHAIN_UNREACHABLE, "fate is unknown")
+    refusal(lambda: chain.set_commitment("a" * 128), TransientError, Reason.CHAIN_FATE_UNKNOWN, "fate is unknown")
     substrate.refuse_next(bt.ChainError("Invalid Transaction: Custom error: 250"))
     refusal(lambda: chain.set_commitment("a" * 128), PermanentError, Reason.CHAIN_REFUSED, "250")
 
@@ -200,7 +266,9 @@ def test_the_sdks_own_preflight_is_understood(chain, substrate, open_chain):
     chain.set_weights({0: 1.0})
     refusal(lambda: chain.set_weights({0: 1.0}), TransientError, Reason.CHAIN_RATE_LIMITED, "Retry in ~")
     stranger = open_chain(KeyPairWallet(bittensor_core.Keypair.create_from_seed(b"s" * 32)))
-    refusal(lambda: stranger.set_weights({0: 1.0}), PermanentError, Reason.CHAIN_REFUSED, "not registered")
+    with pytest.raises(ExtrinsicRefusedError, match="not registered") as caught:
+        stranger.set_weights({0: 1.0})
+    assert caught.value.cause is Reason.NOT_REGISTERED
     assert len(substrate.submissions) == 1
 
 

@@ -37,6 +37,7 @@ POLICIES = {
     "check_access": HOUSEKEEPING,
     "clean_local": HOUSEKEEPING,
     "rotate_shards": HOUSEKEEPING,
+    "audit_evidence": HOUSEKEEPING,
     "find_dataset": HOUSEKEEPING,
     "read_sources": HOUSEKEEPING,
     "make_parts": HOUSEKEEPING,

@@ -1,0 +1,720 @@
+"""Weights on chain: set when they are due, once, whatever the chain answers; a refusal costs no window."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import bittensor as bt
+import bittensor_core
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from templar import interrupt
+from templar.adversary.chains import ChainView
+from templar.chain.base import Chain
+from templar.chain.bittensor import BittensorChain
+from templar.chain.clock import SimulatedClock
+from templar.chain.keys import hotkey_from_seed
+from templar.chain.ledger import Ledger, create_ledger
+from templar.chain.refusals import ExtrinsicLimitedError, ExtrinsicRefusedError
+from templar.chain.remote import CallLimits
+from templar.chain.weights import differing_uids, normalise_weights, quantise_weights
+from templar.errors import PermanentError, Reason, TransientError
+from templar.exchange.keys import Kind, window_key
+from templar.exchange.sealing import unseal
+from templar.interrupt import StoppedError
+from templar.neuron.drive import validate
+from templar.neuron.journal import Journal, Status
+from templar.neuron.opening import Action
+from templar.neuron.validator import Validator
+from templar.neuron.weighing import BEGUN, PAUSES, STEP, WeightsReport, are_due, weigh
+from templar.scoring.evidence import Evidence
+from tests.support.network import Network, tiny
+from tests.support.substrate import MemorySubstrate
+
+SEED = bytes(range(32))
+KEY = hotkey_from_seed(SEED)
+OTHERS = [hotkey_from_seed(bytes([number]) * 32).address for number in (1, 2, 3)]
+START = 1_800_000_000.0
+WINDOW = 2
+LIMIT = 100
+"""A rate limit in blocks that no window outlasts."""
+WANTED = {1: 0.5, 2: 0.3, 3: 0.2}
+OTHER = {1: 0.1, 2: 0.9}
+
+
+@dataclass
+class KeyPairWallet:
+    hotkey: Any
+
+    @property
+    def coldkey(self) -> Any:
+        return self.hotkey
+
+    coldkeypub = hotkeypub = coldkey
+
+
+class Killed(BaseException):
+    """The process dies here."""
+
+
+@dataclass
+class Scene:
+    """A validator's weights and nothing else of it: a real journal, a real chain, in the window after `WINDOW`.
+
+    Attributes:
+        chain: What the validator sees.
+        path: Its journal.
+        operator: Who registers and stakes.
+        substrate: The subnet below the SDK, where the chain is Bittensor's.
+    """
+
+    chain: Any
+    path: Path
+    operator: Any
+    substrate: MemorySubstrate | None = None
+    hparams: Any = field(default_factory=tiny)
+    journal: Any = None
+
+    def __post_init__(self) -> None:
+        self.operator.register(KEY.address, stake=10.0, validator_permit=True)
+        for address in OTHERS:
+            self.operator.register(address)
+        self.restart()
+        self.sleep_into(WINDOW + 1)
+
+    @property
+    def settings(self) -> Any:
+        return SimpleNamespace(name="validator")
+
+    def restart(self) -> None:
+        """Another process over the same journal."""
+        if self.journal is not None:
+            self.journal.close()
+        self.journal = Journal(self.path)
+
+    def sleep_into(self, window: int, blocks: int = 6) -> None:
+        """Let it be some blocks after a window opened."""
+        self.chain.wait_for_block(window * self.hparams.windows.blocks_per_window + blocks, finalized=False)
+
+    def weigh(self, window: int = WINDOW, wanted: Mapping[int, float] = WANTED) -> WeightsReport | None:
+        """The step, in a window whose evidence amounts to these weights."""
+        weights = [SimpleNamespace(uid=uid, weight=weight) for uid, weight in wanted.items()]
+        return weigh(self, SimpleNamespace(window=window, uid=0, weights=weights))  # type: ignore[arg-type]
+
+    def shown(self) -> dict[int, float]:
+        return self.chain.weights().get(0, {})
+
+
+@pytest.fixture
+def clock() -> SimulatedClock:
+    return SimulatedClock(START)
+
+
+@pytest.fixture
+def local(tmp_path: Path, clock: SimulatedClock) -> Iterator[Callable[..., Scene]]:
+    """A scene on a ledger, and what its limit on weights is."""
+    scenes: list[Scene] = []
+
+    def build(limit: int = 0) -> Scene:
+        path = tmp_path / "ledger"
+        create_ledger(path, netuid=1, block_seconds=1.0, genesis_time=START, seed=1, weights_rate_limit_blocks=limit)
+        ledger = Ledger(path, hotkey=KEY, clock=clock, durable=False)
+        scenes.append(Scene(ledger, tmp_path / "journal.sqlite", ledger))
+        return scenes[-1]
+
+    yield build
+    for scene in scenes:
+        scene.journal.close()
+        scene.operator.close()
+
+
+@pytest.fixture
+def real(tmp_path: Path, clock: SimulatedClock) -> Iterator[Scene]:
+    """A scene on Bittensor's SDK over a subnet in memory."""
+    substrate = MemorySubstrate(clock, netuid=1, block_seconds=1.0)
+    wallet = KeyPairWallet(bittensor_core.Keypair.create_from_seed(SEED))
+    limits = CallLimits(attempts=2, read_seconds=60)
+    chain = BittensorChain("local", 1, wallet=wallet, substrate=substrate, clock=clock, limits=limits)
+    scene = Scene(chain, tmp_path / "journal.sqlite", substrate, substrate)
+    yield scene
+    scene.journal.close()
+    chain.close()
+
+
+class Scripted(ChainView):
+    """A chain whose next answers to weights are given.
+
+    Args:
+        inner: The chain behind it, which takes them once the script is over.
+        answers: Per call an error to raise instead, or a function of the inner chain and the weights to call.
+    """
+
+    def __init__(self, inner: Chain, *answers: Any) -> None:
+        super().__init__(inner)
+        self.answers, self.sent = list(answers), []
+
+    def set_weights(self, weights: Mapping[int, float]) -> None:
+        """As the script says."""
+        self.sent.append((dict(weights), self.head()))
+        answer = self.answers.pop(0) if self.answers else None
+        if isinstance(answer, Exception):
+            raise answer
+        if answer is None:
+            super().set_weights(weights)
+        else:
+            answer(self._inner, weights)
+
+
+def scripted(scene: Scene, *answers: Any) -> Scripted:
+    scene.chain = Scripted(scene.chain, *answers)
+    return scene.chain
+
+
+def permanent(cause: Reason) -> ExtrinsicRefusedError:
+    return ExtrinsicRefusedError(Reason.CHAIN_REFUSED, "the chain's words", cause=cause)
+
+
+def limited(**blocks: int) -> ExtrinsicLimitedError:
+    return ExtrinsicLimitedError(Reason.CHAIN_RATE_LIMITED, "too fast", **blocks)
+
+
+def passing(reason: Reason) -> TransientError:
+    return TransientError(reason, "it may pass")
+
+
+def blocks_of(scene: Scene) -> int:
+    return scene.chain.head() - (WINDOW + 1) * scene.hparams.windows.blocks_per_window
+
+
+# When they are due.
+
+OUTCOMES = ["set", "refused", "nobody", "skipped", "cut off"]
+
+
+@settings(max_examples=30)
+@given(every=st.integers(1, 6), first=st.integers(1, 20), outcomes=st.lists(st.sampled_from(OUTCOMES), max_size=20))
+def test_weights_are_due_every_so_often_and_while_they_are_owed(
+    tmp_path_factory: pytest.TempPathFactory, every: int, first: int, outcomes: list[str]
+) -> None:
+    journal = Journal(tmp_path_factory.mktemp("due") / "journal.sqlite", durable=False)
+    owed = False
+    for window, outcome in enumerate(outcomes, first):
+        due = owed or window % every == 0
+        assert are_due(journal, window, every=every) is due
+        if window % every == 0:
+            owed = False  # its own outcome counts
+        if not due or outcome in ("nobody", "skipped"):
+            continue
+        journal.enter(window, BEGUN, "7")
+        if outcome != "cut off":
+            reason = "null" if outcome == "set" else '"chain_refused"'
+            journal.enter(window, STEP, f'{{"window": {window}, "weights": {{}}, "reason": {reason}}}')
+        owed = outcome != "set"
+    journal.close()
+
+
+def test_nobody_earned_is_no_refusal(local: Callable[..., Scene]) -> None:
+    scene = local()
+    chain = scripted(scene)
+    report = scene.weigh(wanted={})
+    assert report is not None
+    assert (report.weights, report.reason, report.refused) == ({}, Reason.NOBODY_EARNED, False)
+    assert report.summary == "no weights [nobody_earned]"
+    assert chain.sent == []
+    assert scene.weigh(WINDOW + 1) is None
+
+
+# What is set, and read back.
+
+
+@pytest.mark.parametrize("kind", ["local", "real"])
+def test_weights_are_set_once_and_read_back(request: pytest.FixtureRequest, kind: str) -> None:
+    scene = request.getfixturevalue(kind)
+    scene = scene() if kind == "local" else scene
+    chain = scripted(scene)
+    report = scene.weigh()
+    assert report is not None
+    assert (report.window, report.reason, report.tries, report.summary) == (WINDOW, None, 1, "weights set")
+    assert report.weights == scene.shown() == pytest.approx(WANTED, abs=1e-4)
+    assert scene.weigh(wanted=OTHER) == report, "what was set for a window stands"
+    scene.restart()
+    assert scene.weigh(wanted=OTHER) == report
+    assert len(chain.sent) == 1
+    scene.sleep_into(WINDOW + 2)
+    assert scene.weigh(WINDOW + 1, OTHER) is None
+    assert scene.weigh(WINDOW + 2, OTHER) != report
+    assert scene.shown() == pytest.approx(OTHER, abs=1e-4)
+
+
+WEIGHTS = st.dictionaries(st.integers(0, 255), st.floats(1e-9, 1.0), min_size=1, max_size=40)
+
+
+@given(weights=WEIGHTS)
+def test_what_a_chain_makes_of_weights_is_the_same_weights(weights: dict[int, float]) -> None:
+    values = quantise_weights(weights)
+    assert differing_uids(weights, normalise_weights(values)) == []
+    assert differing_uids(weights, {uid: max(1, value - 1) for uid, value in values.items()}) == []
+
+
+@given(weights=WEIGHTS, steps=st.integers(2, 65535), data=st.data())
+def test_a_weight_that_is_off_by_two_steps_is_another_weight(
+    weights: dict[int, float], steps: int, data: st.DataObject
+) -> None:
+    values = quantise_weights(weights)
+    largest = max(values, key=lambda uid: values[uid])
+    uid = data.draw(st.sampled_from(sorted({*values, 256} - {largest})))
+    was = values.get(uid, 0)
+    now = was + steps if was + steps <= 65535 else was - steps
+    shown = {**values, uid: now} if now > 0 else {other: value for other, value in values.items() if other != uid}
+    if abs(max(now, 0) - was) >= 2:
+        assert differing_uids(weights, normalise_weights(shown)) == [uid]
+
+
+def test_a_chain_that_shows_nothing_differs() -> None:
+    assert differing_uids(WANTED, {}) == differing_uids(WANTED, {1: 0.0}) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("limit", "tries"), [(0, 3), (LIMIT, 4)], ids=["each try costs a block", "limited"])
+def test_other_weights_on_chain_are_set_again_and_at_last_a_reason(
+    local: Callable[..., Scene], limit: int, tries: int
+) -> None:
+    """Also where the second try runs into the limit: it is not the limit that is wrong."""
+    scene = local(limit)
+
+    def falsified(chain: Any, weights: object) -> None:
+        chain.set_weights(OTHER)
+
+    chain = scripted(scene, *[falsified] * 9)
+    report = scene.weigh()
+    assert report is not None
+    assert (report.refused, report.reason) == (True, Reason.WEIGHTS_DIFFER)
+    assert "uids [1, 2, 3]" in report.detail
+    assert report.tries == len(chain.sent) == tries, "as often as the window has time for"
+
+    chain.answers.clear()
+    scene.sleep_into(WINDOW + 2 + limit // scene.hparams.windows.blocks_per_window)
+    assert scene.weigh(WINDOW + 1).reason is None  # type: ignore[union-attr]
+    assert scene.shown() == pytest.approx(WANTED, abs=1e-4)
+
+
+def test_weights_that_are_shown_a_little_later_are_not_sent_twice(
+    local: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The endpoint that was asked is behind the one that took them."""
+    scene = local()
+    chain = scripted(scene)
+    real, stale = chain.weights, [{}]
+    monkeypatch.setattr(chain, "weights", lambda: stale.pop() if stale else real())
+    report = scene.weigh()
+    assert report is not None
+    assert (report.reason, report.tries) == (None, 1)
+
+
+# Refusals that pass by themselves.
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [Reason.CHAIN_UNREACHABLE, Reason.CHAIN_RATE_LIMITED, Reason.CHAIN_FATE_UNKNOWN],
+)
+def test_what_may_pass_is_tried_again_within_the_window(local: Callable[..., Scene], reason: Reason) -> None:
+    scene = local()
+    chain = scripted(scene, passing(reason), passing(reason))
+    report = scene.weigh()
+    assert report is not None
+    assert (report.reason, report.tries) == (None, 3)
+    (_, first), (_, second), (_, third) = chain.sent
+    assert (second - first, third - second) == PAUSES[:2]
+    assert scene.shown() == pytest.approx(WANTED, abs=1e-4)
+
+
+def test_what_does_not_pass_is_left_to_the_next_window_in_time_for_what_follows(local: Callable[..., Scene]) -> None:
+    scene = local()
+    chain = scripted(scene, *[passing(Reason.CHAIN_UNREACHABLE)] * 99)
+    for window in (WINDOW, WINDOW + 1, WINDOW + 2):
+        scene.sleep_into(window + 1)
+        report = scene.weigh(window, OTHER)
+        assert report is not None
+        assert (report.reason, report.weights) == (Reason.CHAIN_UNREACHABLE, {})
+        assert scene.chain.head() < (window + 2) * scene.hparams.windows.blocks_per_window - 4
+        tries = len(chain.sent)
+        assert scene.weigh(window) == report
+        assert len(chain.sent) == tries
+    chain.answers.clear()
+    scene.sleep_into(WINDOW + 4)
+    assert scene.weigh(WINDOW + 3).reason is None  # type: ignore[union-attr]
+    assert scene.shown() == pytest.approx(WANTED, abs=1e-4), "those of the newest window"
+    assert scene.weigh(WINDOW + 5) is None
+
+
+def test_a_window_that_is_over_waits_for_nothing(local: Callable[..., Scene], clock: SimulatedClock) -> None:
+    scene = local()
+    scene.sleep_into(WINDOW + 2)
+    chain = scripted(scene, passing(Reason.CHAIN_UNREACHABLE))
+    before = clock.now()
+    report = scene.weigh()
+    assert report is not None
+    assert (report.reason, len(chain.sent), clock.now()) == (Reason.CHAIN_UNREACHABLE, 1, before)
+
+
+def test_a_chain_that_answers_nothing_ends_in_a_report(
+    local: Callable[..., Scene], clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = local()
+    scripted(scene)
+    away = [passing(Reason.CHAIN_UNREACHABLE)] * (len(PAUSES) + 1)
+
+    def before(call: str) -> None:
+        if away:
+            raise away.pop()
+
+    monkeypatch.setattr(scene.chain, "before", before)
+    began = clock.now()
+    report = scene.weigh()
+    assert report is not None
+    assert (report.reason, report.tries) == (Reason.CHAIN_UNREACHABLE, 0)
+    assert clock.now() - began == sum(PAUSES)
+    scene.sleep_into(WINDOW + 2)
+    assert scene.weigh(WINDOW + 1).reason is None  # type: ignore[union-attr]
+
+
+def test_an_extrinsic_whose_fate_was_unknown_is_looked_for_before_another_is_sent(
+    local: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was included, now or a block later: one extrinsic is enough."""
+    scene = local(limit=LIMIT)
+
+    def lost(chain: Any, weights: Mapping[int, float]) -> None:
+        chain.set_weights(weights)
+        raise passing(Reason.CHAIN_FATE_UNKNOWN)
+
+    chain = scripted(scene, lost)
+    real, not_final = chain.weights, [{}]
+    monkeypatch.setattr(chain, "weights", lambda: not_final.pop() if not_final else real())
+    report = scene.weigh()
+    assert report is not None
+    assert (report.reason, report.tries) == (None, 1)
+    assert len(chain.sent) == 1
+
+
+def test_the_chains_limit_is_waited_for_to_the_block(real: Scene) -> None:
+    scene, substrate = real, real.substrate
+    assert substrate is not None
+    scene.chain.set_weights(OTHER)  # earlier, in another window
+    set_in = substrate.versions[-1][0]
+    substrate.weights_rate_limit = 6
+    chain = scripted(scene)
+    report = scene.weigh()
+    assert report is not None
+    assert report.reason is None
+    assert [block for _, block in chain.sent][1:] == [set_in + 6]
+    assert [sent.params["dests"] for sent in substrate.submissions] == [[1, 2], [1, 2, 3]]
+
+
+def test_a_limit_that_outlasts_the_window_is_not_waited_for(real: Scene, clock: SimulatedClock) -> None:
+    scene, substrate = real, real.substrate
+    assert substrate is not None
+    scene.chain.set_weights(OTHER)
+    substrate.weights_rate_limit = 20
+    before, began = blocks_of(scene), clock.now()
+    report = scene.weigh()
+    assert report is not None
+    assert (report.reason, report.tries) == (Reason.CHAIN_RATE_LIMITED, 1)
+    assert "Retry in ~" in report.detail
+    assert (blocks_of(scene), clock.now()) == (before, began)
+    scene.sleep_into(WINDOW + 2)
+    assert scene.weigh(WINDOW + 1).reason is None  # type: ignore[union-attr]
+    assert scene.shown() == pytest.approx(WANTED, abs=1e-4)
+
+
+def test_a_rate_limit_is_no_failure_when_the_chain_shows_the_weights(local: Callable[..., Scene]) -> None:
+    scene = local(limit=LIMIT)
+    scene.chain.set_weights(WANTED)
+    report = scene.weigh()
+    assert report is not None
+    assert report.reason is None
+
+
+# Refusals that do not.
+
+CHAIN_NAMES = [
+    ("HotKeyNotRegisteredInSubNet", Reason.NOT_REGISTERED),
+    ("HotKeyNotRegisteredInNetwork", Reason.NOT_REGISTERED),
+    ("HotKeyAccountNotExists", Reason.NOT_REGISTERED),
+    ("NeuronNoValidatorPermit", Reason.NO_VALIDATOR_PERMIT),
+    ("NotEnoughStakeToSetWeights", Reason.NOT_ENOUGH_STAKE),
+    ("StakeAmountTooLow", Reason.NOT_ENOUGH_STAKE),
+    ("IncorrectWeightVersionKey", Reason.WEIGHTS_VERSION),
+    ("UidVecContainInvalidOne", Reason.WEIGHTS_MALFORMED),
+    ("MaxWeightExceeded", Reason.WEIGHTS_MALFORMED),
+    ("Payment", Reason.CHAIN_REFUSED),
+]
+
+
+@pytest.mark.parametrize(("name", "reason"), CHAIN_NAMES)
+def test_a_refusal_ends_the_tries_of_the_window_and_names_its_reason(
+    real: Scene, clock: SimulatedClock, caplog: pytest.LogCaptureFixture, name: str, reason: Reason
+) -> None:
+    scene, substrate = real, real.substrate
+    assert substrate is not None
+    began = clock.now()
+    substrate.refuse_next(bt.ChainError(f"words of {name}", name))
+    report = scene.weigh()
+    assert report is not None
+    assert (report.refused, report.reason, report.tries) == (True, reason, 1)
+    assert f"words of {name}" in report.detail
+    assert report.summary == f"weights refused [{reason}]"
+    assert clock.now() == began
+    (error,) = (record for record in caplog.records if record.levelno == logging.ERROR)
+    assert f"NOT set [{reason}], the next window tries again" in error.getMessage()
+
+    assert scene.weigh(wanted=OTHER) == report, "running the step twice changes nothing"
+    assert len(substrate.submissions) == 1
+    scene.sleep_into(WINDOW + 2)
+    assert scene.weigh(WINDOW + 1, OTHER).reason is None  # type: ignore[union-attr]
+    assert scene.shown() == pytest.approx(OTHER, abs=1e-4)
+
+
+def test_what_the_ledger_refuses_is_cured_by_the_next_window(local: Callable[..., Scene]) -> None:
+    scene = local()
+    ledger = scene.operator
+    ledger.deregister(KEY.address)
+    report = scene.weigh()
+    assert report is not None
+    assert report.refused
+    assert "is not registered" in report.detail
+    ledger.register(KEY.address)  # without a permit
+    scene.sleep_into(WINDOW + 2)
+    report = scene.weigh(WINDOW + 1)
+    assert report is not None
+    assert report.refused
+    assert "no validator permit" in report.detail
+    ledger.deregister(KEY.address)
+    ledger.register(KEY.address, validator_permit=True)
+    ledger.deregister(OTHERS[2])
+    scene.sleep_into(WINDOW + 3)
+    report = scene.weigh(WINDOW + 2)
+    assert report is not None
+    assert report.refused
+    assert "nobody is registered with uids [3]" in report.detail
+    scene.sleep_into(WINDOW + 4)
+    assert scene.weigh(WINDOW + 3, OTHER).reason is None  # type: ignore[union-attr]
+
+
+def test_weights_that_no_chain_takes_are_malformed(local: Callable[..., Scene]) -> None:
+    scene = local()
+    report = scene.weigh(wanted={1: 0.0})
+    assert report is not None
+    assert report.reason is Reason.WEIGHTS_MALFORMED
+
+
+def test_a_chain_without_a_wallet_says_so(local: Callable[..., Scene]) -> None:
+    scene = local()
+    scripted(scene, PermanentError(Reason.BAD_WALLET, "opened to read"))
+    assert scene.weigh().reason is Reason.BAD_WALLET  # type: ignore[union-attr]
+
+
+def test_a_bug_is_no_refusal(local: Callable[..., Scene]) -> None:
+    scene = local()
+    scripted(scene, ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        scene.weigh()
+    assert scene.journal.result(WINDOW, STEP) is None
+
+
+def test_a_stop_ends_the_waiting_and_leaves_the_rest_to_later(local: Callable[..., Scene]) -> None:
+    scene = local()
+
+    def stopped(chain: object, weights: object) -> None:
+        interrupt.request_stop()
+        raise passing(Reason.CHAIN_UNREACHABLE)
+
+    scripted(scene, stopped)
+    try:
+        with pytest.raises(StoppedError):
+            scene.weigh()
+    finally:
+        interrupt.clear_stop()
+    assert scene.journal.result(WINDOW, STEP) is None
+    assert scene.weigh().reason is None  # type: ignore[union-attr]
+
+
+# Weights that the chain hides.
+
+
+def test_weights_that_the_chain_hides_are_not_read_back(real: Scene) -> None:
+    scene, substrate = real, real.substrate
+    assert substrate is not None
+    substrate.commit_reveal = True
+    report = scene.weigh()
+    assert report is not None
+    assert (report.reason, report.weights, report.tries) == (None, WANTED, 1)
+    assert scene.shown() == {}
+    assert scene.weigh() == report
+    assert len(substrate.submissions) == 1
+
+
+def test_hidden_weights_whose_fate_was_unknown_are_found_by_the_chains_limit(real: Scene) -> None:
+    scene, substrate = real, real.substrate
+    assert substrate is not None
+    substrate.commit_reveal, substrate.weights_rate_limit = True, LIMIT
+
+    def lost(chain: Any, weights: Mapping[int, float]) -> None:
+        chain.set_weights(weights)
+        raise passing(Reason.CHAIN_FATE_UNKNOWN)
+
+    scripted(scene, lost)
+    report = scene.weigh()
+    assert report is not None
+    assert (report.reason, report.weights, report.tries) == (None, WANTED, 2)
+    assert len(substrate.submissions) == 1
+
+
+def test_the_limit_of_hidden_weights_of_an_earlier_window_is_a_limit(real: Scene) -> None:
+    scene, substrate = real, real.substrate
+    assert substrate is not None
+    substrate.commit_reveal, substrate.weights_rate_limit = True, LIMIT
+    scene.chain.set_weights(OTHER)
+    report = scene.weigh()
+    assert report is not None
+    assert (report.reason, report.weights) == (Reason.CHAIN_RATE_LIMITED, {})
+
+
+# Whatever dies.
+
+DEATHS = ["before it begins", "before it sends", "while nobody hears the answer", "before it is entered"]
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["shown", "hidden"])
+@pytest.mark.parametrize("death", DEATHS)
+def test_a_process_that_dies_sets_them_once(
+    real: Scene, monkeypatch: pytest.MonkeyPatch, death: str, hidden: bool
+) -> None:
+    scene, substrate = real, real.substrate
+    assert substrate is not None
+    substrate.commit_reveal, substrate.weights_rate_limit = hidden, LIMIT
+    entering, sending = scene.journal.enter, scene.chain.set_weights
+
+    def enter(window: int, step: str, result: str) -> None:
+        if step == {DEATHS[0]: BEGUN, DEATHS[3]: STEP}.get(death):
+            raise Killed
+        entering(window, step, result)
+
+    def send(weights: Mapping[int, float]) -> None:
+        if death == DEATHS[2]:
+            sending(weights)
+        if death in DEATHS[1:3]:
+            raise Killed
+        sending(weights)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scene.journal, "enter", enter)
+        patch.setattr(scene.chain, "set_weights", send)
+        with pytest.raises(Killed):
+            scene.weigh()
+    scene.restart()
+    report = scene.weigh()
+    assert report is not None
+    assert (report.reason, report.weights) == (None, pytest.approx(WANTED, abs=1e-4))
+    assert len(substrate.submissions) == 1
+    assert scene.weigh() == report
+
+
+def test_a_window_that_was_cut_off_for_good_is_made_up_for(
+    local: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = local()
+
+    def killed(weights: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scene.chain, "set_weights", killed)
+        with pytest.raises(Killed):
+            scene.weigh()
+    scene.restart()
+    scene.sleep_into(WINDOW + 2)
+    assert scene.weigh(WINDOW + 1, OTHER).reason is None  # type: ignore[union-attr]
+    assert scene.shown() == pytest.approx(OTHER, abs=1e-4)
+
+
+# In a network.
+
+
+def evidence_of(network: Network, window: int) -> Evidence:
+    """What the validator published for a window."""
+    validator = network.validator
+    key = window_key(Kind.EVIDENCE, window, validator.exchange.identity(window).uid)
+    return unseal(network.objects(network.name(validator))[key][1], Evidence).body
+
+
+def weights_of(evidence: Evidence) -> dict[int, float]:
+    return {record.uid: record.weight for record in evidence.weights}
+
+
+def test_a_network_sets_the_weights_of_its_newest_due_window(network: Network) -> None:
+    network.run([1, 2, 3])
+    validator = network.validator
+    wanted = weights_of(evidence_of(network, 2))
+    assert sum(wanted.values()) == pytest.approx(1)
+    assert network.world.chain.weights() == {validator.exchange.identity(2).uid: pytest.approx(wanted, abs=1e-4)}
+    report = validator.set_weights(evidence_of(network, 2))
+    assert report is not None
+    assert (report.window, report.reason, report.weights) == (2, None, pytest.approx(wanted, abs=1e-4))
+    assert validator.set_weights(evidence_of(network, 3)) is None
+    assert validator.set_weights(None) is None
+
+
+def test_nobody_earned_sets_nothing(folder: Path) -> None:
+    hparams = tiny("local-demo", weights={"windows_per_weights": 1})
+    network = Network(folder, hparams, actors=["silent", "late"])
+    network.run([1])
+    report = network.validator.set_weights(evidence_of(network, 1))
+    assert report is not None
+    assert (report.weights, report.reason) == ({}, Reason.NOBODY_EARNED)
+    assert network.world.chain.weights() == {}
+    network.stop()
+
+
+def test_a_refusal_blocks_neither_proof_nor_close_and_is_made_up_for(network: Network) -> None:
+    validator = network.validator
+    name = network.name(validator)
+    chain = Scripted(validator.chain, permanent(Reason.NOT_ENOUGH_STAKE), permanent(Reason.WEIGHTS_VERSION))
+    validator.chain = chain
+    network.run([1, 2, 3])
+    assert network.world.chain.weights() == {}
+    for window, reason in ((2, Reason.NOT_ENOUGH_STAKE), (3, Reason.WEIGHTS_VERSION)):
+        report = validator.set_weights(evidence_of(network, window))
+        assert report is not None
+        assert report.reason is reason
+        assert network.objects(name, f"proof-{window}-")
+        assert validator.journal.status(window) is Status.FINISHED
+        assert len(network.roots(window)) == 1
+
+    def restarted() -> None:
+        again = network.restart(name)
+        assert isinstance(again, Validator)
+        again.chain.wait_for_block(4 * network.hparams.windows.blocks_per_window)
+        assert validate(again, 4).action is Action.RUN
+        again.chain.wait_for_block(5 * network.hparams.windows.blocks_per_window)
+        assert validate(again, 5).action is Action.RUN
+
+    network.run([4, 5], but=[name], beside=[restarted])
+    uid = network.validator.exchange.identity(4).uid
+    assert network.world.chain.weights() == {uid: pytest.approx(weights_of(evidence_of(network, 4)), abs=1e-4)}
+    assert network.validator.set_weights(evidence_of(network, 5)) is None
+
+
+def test_weights_of_an_odd_window_are_set_if_the_even_one_could_not(network: Network) -> None:
+    validator = network.validator
+    validator.chain = Scripted(validator.chain, permanent(Reason.NO_VALIDATOR_PERMIT))
+    network.run([1, 2, 3, 4])
+    uid = validator.exchange.identity(3).uid
+    sent = validator.chain.sent
+    assert [weights for weights, _ in sent] == [weights_of(evidence_of(network, window)) for window in (2, 3, 4)]
+    assert network.world.chain.weights() == {uid: pytest.approx(weights_of(evidence_of(network, 4)), abs=1e-4)}
