@@ -13,6 +13,13 @@ FileName = Annotated[str, Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z._-]{0,127}$")]
 Role = Annotated[str, Field(pattern=r"^[a-z]{1,16}$")]
 Holder = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
+DEBUG_ELEMENTS = 2
+DEBUG_NAME = r"^[0-9A-Za-z_.-]{1,80}$"
+MAX_DEBUG_PARAMETERS = 2048
+MAX_FLOAT32 = 3.4028234663852886e38
+DebugName = Annotated[str, Field(pattern=DEBUG_NAME)]
+DebugValue = Annotated[float, Field(ge=-MAX_FLOAT32, le=MAX_FLOAT32, allow_inf_nan=False)]
+
 
 class Commit(WindowBody):
     """A promise made before the close: the digest of a manifest that nobody has seen yet (PROTOCOL 8)."""
@@ -228,6 +235,26 @@ class Proof(WindowBody):
     root: Hex64
     outer_steps: Count
     proof: Hex64
+
+
+class Debug(WindowBody):
+    """Two elements of every parameter after a window, for comparison; they decide nothing.
+
+    Attributes:
+        start: The first of the two, counted over the flattened parameter: 10 of miners, 0 of everybody else.
+        values: The two by name, as decimals that read back exactly; no number that float32 has not the range for.
+    """
+
+    kind = Kind.DEBUG
+    max_bytes = ENVELOPE_BYTES + 136 * MAX_DEBUG_PARAMETERS
+
+    start: Annotated[int, Field(ge=0, le=10, multiple_of=10)]
+    values: Annotated[dict[DebugName, tuple[DebugValue, DebugValue]], Field(max_length=MAX_DEBUG_PARAMETERS)]
+
+    @property
+    def indices(self) -> tuple[int, int]:
+        """The elements as a range: the first, and the one after the last."""
+        return self.start, self.start + DEBUG_ELEMENTS
 
 
 class CheckpointManifest(WindowBody):

@@ -15,6 +15,7 @@ from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, TemplarError
 from templar.exchange.cache import PayloadCache
 from templar.exchange.checkpoint import StateMark
+from templar.exchange.debug import publish_debug
 from templar.exchange.entries import check_entries
 from templar.exchange.gather import Gatherer, GatherReport
 from templar.exchange.genesis import load_genesis
@@ -213,7 +214,7 @@ class Node:
         """Let staged private state go live, or drop it; only miners have any."""
 
     def publish_sync_proof(self, window: int) -> PublishReceipt | None:
-        """Publish the proof of the state after a window.
+        """Publish the proof of the state after a window, and then its debug values, which decide nothing.
 
         Returns:
             None if the state has moved on, if this node was not on the subnet yet when the window opened, or if the
@@ -224,13 +225,12 @@ class Node:
         """
         if self.state.window != window or not self.takes_part(window):
             return None
-        block = self.exchange.settling_block(self.exchange.times(window))
         try:
-            return publish_proof(
+            receipt = publish_proof(
                 self.exchange,
                 self.state.params,
                 window=window,
-                block_hash=self.chain.block_hash(block),
+                block_hash=self.chain.block_hash(self.exchange.settling_block(self.exchange.times(window))),
                 root=self.state.root,
                 outer_steps=self.state.outer_steps,
             )
@@ -239,6 +239,8 @@ class Node:
                 raise
             log.warning("%s: the proof of a state that was left stands: %s", self.settings.name, error)
             return None
+        publish_debug(self.exchange, self.state.params, window=window, role=self.role)
+        return receipt
 
     def finish(self, window: int, reason: Reason | None = None) -> None:
         """Close a claimed window and drop what no later window needs."""

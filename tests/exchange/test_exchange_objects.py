@@ -6,8 +6,10 @@ import pytest
 from templar.errors import Reason, RejectedError
 from templar.exchange.keys import Kind
 from templar.exchange.objects import (
+    MAX_DEBUG_PARAMETERS,
     CheckpointManifest,
     Commit,
+    Debug,
     Decision,
     Manifest,
     PeerList,
@@ -61,6 +63,7 @@ BODIES: tuple[Body, ...] = (
     PeerList(**author(), first_effective_window=3, peers=(7, 4), reserve=(9,)),
     StartWindow(**author(), start_window=3, hparams=A, tokenizer=B, dataset=C, root=A),
     Proof(**author(), window=3, root=A, outer_steps=2, proof=B),
+    Debug(**author(), window=3, start=10, values={"head": (0.5, -1.25), "norm": (1.0, 0.0)}),
     CheckpointManifest(
         **author(),
         window=3,
@@ -265,6 +268,9 @@ def test_the_longest_legal_object_is_not_too_long(body: Body) -> None:
     if isinstance(body, CheckpointManifest):
         names = [f"{index:03d}" + "x" * 125 for index in range(64)]
         value |= {"files": dict.fromkeys(names, A), "sizes": dict.fromkeys(names, MOST)}
+    if isinstance(body, Debug):
+        names = [f"{index:04d}" + "x" * 76 for index in range(MAX_DEBUG_PARAMETERS)]
+        value |= {"start": 10, "values": dict.fromkeys(names, [-2.2250738585072014e-308] * 2)}
     data = signed_anyhow(body.kind, value, ALICE.hotkey)
     assert unseal(data, type(body)).body.uid == 2**16 - 1
     # A hotkey may be two characters longer than ours, once per name.

@@ -117,6 +117,7 @@ def test_a_dry_run_counts_and_deletes_nothing(old: Network) -> None:
     assert {kind: row.found for kind, row in rows.items()} == {
         "aggregator": 2,
         "checkpoint": 2 * 4,
+        "debug": 2,
         "decision": 2,
         "proof": 2,
         "roster": 2,

@@ -70,7 +70,7 @@ def test_a_window_leaves_a_commitment_before_the_close_and_a_reveal_after_it(net
     miner = network.miners[0]
     times = miner.exchange.times(1)
     by_kind = {key.split("-")[0]: value for key, value in published(network, miner, 1).items()}
-    assert set(by_kind) == {"commit", "manifest", "gradient", "proof"}
+    assert set(by_kind) == {"commit", "manifest", "gradient", "proof", "debug"}
     assert by_kind["commit"][0] in times.commit_interval
     assert by_kind["manifest"][0] in times.reveal_interval
     assert by_kind["gradient"][0] in times.reveal_interval
@@ -216,7 +216,7 @@ def test_a_null_window_leaves_the_private_state_as_it_was(network: Network) -> N
 
 
 def applies_all_the_same(network: Network, miner: Miner, window: int = 1) -> None:
-    assert not [key for key in published(network, miner, window) if not key.startswith(("proof", "commit"))]
+    assert not [key for key in published(network, miner, window) if not key.startswith(("proof", "debug", "commit"))]
     assert len(network.roots(window)) == 1
     assert uid(miner) not in uids_of(network, window)
     assert miner.journal.status(window) is Status.FINISHED
@@ -279,7 +279,7 @@ def test_a_loss_that_is_not_finite_publishes_nothing_and_says_why(folder: Path, 
 
     network.run([1], but=[network.name(miner)], beside=[diverged])
     assert [(report.reason, report.num_steps) for report in reports] == [(Reason.NON_FINITE_LOSS, 0)]
-    assert {key.split("-")[0] for key in published(network, miner, 1)} == {"proof"}
+    assert {key.split("-")[0] for key in published(network, miner, 1)} == {"proof", "debug"}
     assert uids_of(network, 1) == [uid(network.miners[1])]
     network.stop()
 

@@ -1,0 +1,179 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from templar.exchange.debug import MINER_START, START, debug_values
+from templar.scoring.debug_values import MIN_STEP, DebugComparison, compare_debug
+
+INF = math.inf
+RATE = 0.001
+PARAMS = {"w": torch.tensor([[1.0, 2.0], [3.0, 4.0]])}
+PUBLISHED = {"w": [1.001, 1.998]}
+
+numbers = st.integers(-(10**6), 10**6).map(lambda number: number / 1024)
+"""Exact in float32, and so are they times small powers of two."""
+rates = st.floats(1e-6, 10.0)
+states = st.dictionaries(st.sampled_from("abcdef"), st.tuples(numbers, numbers), min_size=1)
+
+
+def tensors(values: dict[str, tuple[float, float]]) -> dict[str, Tensor]:
+    return {name: torch.tensor(pair) for name, pair in values.items()}
+
+
+def compare(
+    values: dict[str, tuple[float, float]], own: dict[str, tuple[float, float]], rate: float
+) -> DebugComparison:
+    return compare_debug(values, tensors(own), (0, 2), rate)
+
+
+# Known answers.
+
+
+def test_the_documented_vector_of_the_first_version() -> None:
+    found = compare_debug(PUBLISHED, PARAMS, (0, 2), RATE)
+    assert found.count == 2
+    assert found.l2 == pytest.approx(2.2360659e-3, rel=5e-8)
+    assert found.avg_l2 == pytest.approx(2.2360659e-3 / 2, rel=5e-8)
+    assert found.avg_abs_diff == pytest.approx(0.0015, rel=1e-5)
+    assert found.avg_steps_behind == pytest.approx(1.50001, abs=5e-6)
+    assert found.max_steps == pytest.approx(1.99997, abs=5e-6)
+
+
+def test_the_documented_vector_of_the_second_version() -> None:
+    found = compare_debug(PUBLISHED, PARAMS, (0, 2), RATE)
+    assert found.median_steps_behind == pytest.approx(1.000047, abs=5e-7), "the lower one of two"
+    assert found.max_steps_behind == found.max_steps
+
+
+def test_the_documented_vector_with_known_steps() -> None:
+    found = compare_debug(PUBLISHED, PARAMS, (0, 2), RATE, steps={"w": [0.01, 0.02]})
+    assert found.median_steps_behind == pytest.approx(0.0999987, abs=5e-8)
+    assert found.max_steps_behind == pytest.approx(0.1000047, abs=5e-8)
+    plain = compare_debug(PUBLISHED, PARAMS, (0, 2), RATE)
+    assert (found.avg_steps_behind, found.max_steps) == (plain.avg_steps_behind, plain.max_steps)
+
+
+def test_other_elements_are_compared_where_the_range_says_so() -> None:
+    found = compare_debug({"w": [3.5, 4.25]}, PARAMS, (2, 4), 0.25)
+    expected = DebugComparison(2, math.hypot(0.5, 0.25), math.hypot(0.5, 0.25) / 2, 0.375, 1.5, 2.0, 1.0, 2.0)
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("apart", "median"), [((5,), 5), ((9, 7), 7), ((7, 9, 8), 8), ((5, 0, 0, 0), 0), ((9, 8, 1, 2), 2)]
+)
+def test_the_median_is_over_all_elements_and_the_lower_of_two(apart: tuple[int, ...], median: int) -> None:
+    own = {str(index): torch.zeros(1) for index in range(len(apart))}
+    found = compare_debug({str(index): [number] for index, number in enumerate(apart)}, own, (0, 1), 0.5)
+    assert found.median_steps_behind == 2 * median
+    assert found.max_steps_behind == 2 * max(apart)
+
+
+@pytest.mark.parametrize("known", [(0.5,), (0.5, 0.5, 0.5), ()])
+def test_known_steps_that_do_not_fit_are_not_used(known: tuple[float, ...]) -> None:
+    found = compare_debug(PUBLISHED, PARAMS, (0, 2), RATE, steps={"w": known, "other": (1.0, 1.0)})
+    assert found == compare_debug(PUBLISHED, PARAMS, (0, 2), RATE)
+
+
+@pytest.mark.parametrize("known", [0.0, -1.0, 1e-12, math.nan])
+def test_no_known_step_is_smaller_than_the_smallest(known: float) -> None:
+    found = compare_debug({"w": [2.0]}, {"w": torch.tensor([3.0])}, (0, 1), RATE, steps={"w": [known]})
+    assert found.max_steps_behind == found.median_steps_behind == 1.0 / MIN_STEP
+
+
+# What cannot be compared.
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.0, -RATE, math.nan, INF])
+def test_without_a_positive_rate_distances_in_steps_are_infinite(rate: float) -> None:
+    found = compare_debug(PUBLISHED, PARAMS, (0, 2), rate)
+    assert {found.avg_steps_behind, found.max_steps, found.median_steps_behind, found.max_steps_behind} == {INF}
+    assert found.l2 == compare_debug(PUBLISHED, PARAMS, (0, 2), RATE).l2
+    equal = compare_debug({"w": [1.0, 2.0]}, PARAMS, (0, 2), rate)
+    assert (equal.avg_abs_diff, equal.avg_steps_behind) == (0.0, INF)
+
+
+@pytest.mark.parametrize(
+    ("values", "indices"),
+    [({}, (0, 2)), ({"x": [1.0, 2.0]}, (0, 2)), ({"w": []}, (0, 2)), ({"w": [1.0]}, (0, 2)),
+     ({"w": [1.0, 2.0, 3.0]}, (0, 2)), ({"w": [4.0, 5.0]}, (3, 5)), ({"w": [1.0, 2.0]}, (10, 12)),
+     ({"w": []}, (10, 12))],
+)  # fmt: skip
+def test_nothing_compared_is_infinitely_far(values: dict[str, list[float]], indices: tuple[int, int]) -> None:
+    assert compare_debug(values, PARAMS, indices, RATE) == DebugComparison(0, 0.0, INF, INF, INF, INF, INF, INF)
+
+
+@pytest.mark.parametrize("bad", [math.nan, INF, -INF, 1e300])
+def test_a_difference_that_is_no_number_is_infinite(bad: float) -> None:
+    good = {"a": torch.tensor([1.0]), "z": torch.tensor([1.0])}
+    for name in good:
+        found = compare_debug({"a": [1.0], "z": [1.0]} | {name: [bad]}, good, (0, 1), RATE)
+        assert (found.count, found.l2, found.max_steps, found.max_steps_behind) == (2, INF, INF, INF)
+        assert found.median_steps_behind == 0.0
+        own = good | {name: torch.tensor([bad])}
+        assert compare_debug({"a": [1.0], "z": [1.0]}, own, (0, 1), RATE) == found
+    both = compare_debug({"a": [bad]}, {"a": torch.tensor([bad])}, (0, 1), RATE)
+    assert both.avg_abs_diff == INF
+
+
+# Properties.
+
+
+@given(states, rates)
+def test_equal_values_are_no_step_apart(values: dict[str, tuple[float, float]], rate: float) -> None:
+    assert compare(values, values, rate) == DebugComparison(2 * len(values), *[0.0] * 7)
+
+
+@given(states, states, rates)
+def test_neither_side_nor_sign_matters(
+    one: dict[str, tuple[float, float]], other: dict[str, tuple[float, float]], rate: float
+) -> None:
+    found = compare(one, other, rate)
+    turned = ({name: (-pair[0], -pair[1]) for name, pair in each.items()} for each in (one, other))
+    assert compare(other, one, rate) == found
+    assert compare(*turned, rate) == found
+    assert compare(dict(reversed(one.items())), dict(sorted(other.items())), rate) == found
+    assert found.count == 2 * len(one.keys() & other.keys())
+
+
+@given(states, states, rates, st.integers(-8, 8).map(lambda power: 2.0**power))
+def test_steps_scale_with_the_differences_and_against_the_rate(
+    one: dict[str, tuple[float, float]], other: dict[str, tuple[float, float]], rate: float, scale: float
+) -> None:
+    found = compare(one, other, rate)
+    larger = ({name: (scale * pair[0], scale * pair[1]) for name, pair in each.items()} for each in (one, other))
+    scaled = compare(*larger, rate)
+    assert scaled.l2 == pytest.approx(scale * found.l2, rel=1e-12)
+    assert scaled.avg_abs_diff == scale * found.avg_abs_diff
+    assert scaled.avg_l2 == pytest.approx(scale * found.avg_l2, rel=1e-12)
+    slower = compare(one, other, rate / scale)
+    for name in ("avg_steps_behind", "max_steps", "median_steps_behind", "max_steps_behind"):
+        assert getattr(scaled, name) == getattr(slower, name) == scale * getattr(found, name)
+
+
+@given(states, states, rates)
+def test_no_mean_is_above_the_largest(
+    one: dict[str, tuple[float, float]], other: dict[str, tuple[float, float]], rate: float
+) -> None:
+    found = compare(one, other, rate)
+    if found.count:
+        assert 0 <= found.avg_steps_behind <= found.max_steps * (1 + 1e-12)
+        assert 0 <= found.median_steps_behind <= found.max_steps_behind == found.max_steps
+        assert found.avg_l2 <= found.avg_abs_diff * (1 + 1e-12) <= found.l2 * (1 + 1e-11)
+
+
+@given(st.floats(1e-4, 1e-1), st.integers(1, 5))
+def test_a_state_that_is_windows_behind_by_signs_is_so_many_steps_behind(rate: float, windows: int) -> None:
+    """What the documented metric is made for: each window moves each element by the rate, up or down."""
+    generator = torch.Generator().manual_seed(windows)
+    old = {name: torch.randn((4, 5), generator=generator) for name in "ab"}
+    signs = {name: torch.sign(tensor) for name, tensor in old.items()}
+    new = {name: old[name].double() + windows * rate * signs[name] for name in old}
+    for start in (START, MINER_START):
+        found = compare_debug(debug_values(old, start), new, (start, start + 2), rate)
+        assert found.avg_steps_behind == pytest.approx(windows, abs=1e-6 / rate)
+        assert found.median_steps_behind == pytest.approx(windows, abs=1e-6 / rate)
