@@ -1,15 +1,12 @@
-import json
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.killing import reports_of
 from tests.support.miner_kills import NUM_WINDOWS
-from tests.support.servers import REPOSITORY, random_key, start_rclone
+from tests.support.servers import random_key, start_rclone
 
 KILLS = 100
 
@@ -21,23 +18,12 @@ def lived(folder: Path, kills: int) -> list[dict[str, Any]]:
     server = start_rclone(buckets, key)
     try:
         environment = {
-            **os.environ,
             "ENDPOINT": server.endpoint_url,
             "KEY_ID": key.access_key_id,
             "SECRET": key.secret_access_key,
             "BUCKETS": str(buckets),
         }
-        command = [sys.executable, "-m", "tests.support.miner_kills", str(folder / "network"), str(kills)]
-        done = subprocess.run(
-            command,
-            cwd=REPOSITORY,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-5000:]
-        return [json.loads(line) for line in done.stdout.splitlines()]
+        return reports_of("miner_kills", folder / "network", kills, environment)
     finally:
         server.stop()
 

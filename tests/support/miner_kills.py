@@ -10,14 +10,11 @@ import json
 import math
 import os
 import random
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, TypeVar
 
 from safetensors.torch import load_file
@@ -37,6 +34,7 @@ from templar.store.address import BucketAddress
 from templar.store.base import ObjectInfo
 from templar.store.s3 import S3Store
 from templar.store.s3_settings import S3Settings
+from tests.support.killing import fork, kill_after
 from tests.support.network import tiny
 
 T = TypeVar("T")
@@ -252,22 +250,7 @@ class Kills:
 
     def _forked(self, work: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
         """What a child answers; None if it was killed."""
-        answer = self._folder / "answer.json"
-        with suppress(FileNotFoundError):
-            answer.unlink()
-        child = os.fork()
-        if child == 0:
-            try:
-                answer.write_text(json.dumps(work()))
-            except BaseException:  # noqa: BLE001 - a child never returns from here
-                sys.excepthook(*sys.exc_info())
-                os._exit(1)
-            os._exit(0)
-        status = os.waitpid(child, 0)[1]
-        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
-            return None
-        assert status == 0, f"a child ended with {status}"
-        return json.loads(answer.read_text())  # type: ignore[no-any-return]
+        return fork(work, self._folder / "answer.json").join()
 
     def _look(self, window: int) -> None:
         """What is there is whole, legal, and what was there before."""
@@ -298,22 +281,6 @@ class Kills:
 
         hparams = self._world.hparams
         return Layout.of(parameter_shapes(hparams.model), hparams.gradient, hparams.training.recipe)
-
-
-def kill_after(calls: int | None) -> Callable[[], int]:
-    """Let this process die after so many Python calls, of functions in C as well; gives how many there were."""
-    done = 0
-
-    def profile(frame: FrameType, event: str, arg: object) -> None:
-        nonlocal done
-        del frame, arg
-        if event in ("call", "c_call"):
-            if done == calls:
-                os.kill(os.getpid(), signal.SIGKILL)
-            done += 1
-
-    sys.setprofile(profile)
-    return lambda: done
 
 
 def main() -> None:

@@ -1,0 +1,393 @@
+"""Kill a validator in the middle of its windows: `python -m tests.support.validator_kills FOLDER KILLS`.
+
+The network lies in the folder. Everybody but the validator lives in one process, on simulated time. Each attempt of the
+validator at a window is a process of its own over the validator's folder, which starts it, calls
+`templar.neuron.drive.validate` and is killed with SIGKILL at a Python call of a step; the next one begins again, until
+the window is done. Time passes only while the validator asks for it, so it is never late, however often it dies.
+
+Steps are drawn first, and then one of the calls that the step makes: points that are drawn from a window's calls would
+nearly all lie where it measures. A window's points come in the order of its steps, for what was done before a kill is
+not done again.
+
+What came of each window is printed as a line of JSON, and at the end what the others came to.
+"""
+
+import json
+import random
+import sqlite3
+import sys
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+from templar.canonical import canonical_json, sha256_hex
+from templar.exchange.keys import Kind, window_key
+from templar.neuron import drive
+from templar.neuron.opening import Action
+from templar.neuron.validator import Validator
+from templar.simulate.run import drive_window
+from templar.simulate.stage import Member
+from templar.simulate.world import START_WINDOW, World
+from templar.windows import first_block
+from tests.support.killing import Forked, die, fork
+from tests.support.network import tiny
+
+T = TypeVar("T")
+
+ACTORS = ("honest", "honest", "honest", "silent", "garbage")
+NUM_WINDOWS = 6
+"""Nobody dies in the first: it shows how many calls the steps make."""
+AWAY_UID, AWAY_WINDOW = 3, 4
+"""An honest miner and a window that it misses, so that somebody is slashed who had earned something."""
+HPARAMS = tiny(
+    windows={"blocks_per_window": 60},
+    weights={"windows_per_weights": 1},
+    peers={"gather_peer_count": 5, "peer_replacement_frequency": 1},
+)
+DECISIVE = ("evaluate", "rate", "apply", "publish_evidence", "set_weights")
+"""Steps that are hit twice as often as the others."""
+LAST_STEP = "finish"
+"""No other step follows it in the same process, and once it is done nothing is left to be killed."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a process dies: at so many calls from the beginning of a step, but not after `LAST_STEP` has begun.
+
+    Attributes:
+        step: The step: what the driver calls by this name. If it ends before, a later one is hit.
+        call: Calls before it.
+    """
+
+    step: str
+    call: int
+
+
+class Watch:
+    """Counts the Python calls, of functions in C as well, in each step that the driver takes in this process.
+
+    Args:
+        point: Where to die; nowhere if it is None.
+        note: A file for what was counted until then.
+    """
+
+    def __init__(self, point: Point | None, note: Path) -> None:
+        self.calls: dict[str, int] = {}
+        self._point = point
+        self._note = note
+        self._step: str | None = None
+        self._left: int | None = None
+
+    def call(self, work: Callable[[], T]) -> T:
+        """Do some work under watch."""
+        sys.setprofile(self._profile)
+        try:
+            return work()
+        finally:
+            sys.setprofile(None)
+
+    def _profile(self, frame: FrameType, event: str, arg: object) -> None:
+        del arg
+        if event == "call":
+            if _is_step(frame):
+                self._enter(frame.f_code.co_name)
+            self._count()
+        elif event == "c_call":
+            self._count()
+        elif event == "return" and self._left is not None and frame.f_code.co_name == LAST_STEP and _is_step(frame):
+            self._die()
+
+    def _enter(self, step: str) -> None:
+        self._step = step
+        self.calls.setdefault(step, 0)
+        if self._point is not None and step == self._point.step:
+            self._left = self._point.call
+        elif step == LAST_STEP and self._left is not None:
+            self._die()
+
+    def _count(self) -> None:
+        if self._step is None:
+            return
+        if self._left == 0:
+            self._die()
+        self.calls[self._step] += 1
+        if self._left is not None:
+            self._left -= 1
+
+    def _die(self) -> None:
+        sys.setprofile(None)
+        self._note.write_text(json.dumps({"step": self._step, "calls": self.calls}))
+        die()
+
+
+def _is_step(frame: FrameType) -> bool:
+    """Whether the driver itself called this, and it is no part of the driver."""
+    caller = frame.f_back
+    if caller is None or caller.f_code.co_filename != drive.__file__:
+        return False
+    return frame.f_code.co_filename != drive.__file__
+
+
+class AskingClock:
+    """The time of a network in another process, which stands still until this one waits."""
+
+    def __init__(self, line: Connection) -> None:
+        self._line = line
+        self._now = 0.0
+        self.sleep_until(0.0)
+
+    def now(self) -> float:
+        return self._now
+
+    def sleep_until(self, timestamp: float) -> None:
+        self._line.send(timestamp)
+        self._now = self._line.recv()
+
+    def compute(self, work: Callable[[], T]) -> T:
+        return work()
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A process that was killed.
+
+    Attributes:
+        step: The step that it was in.
+        calls: Calls in this step before.
+        rated: Whether the next process found the window in the score book.
+        applied: Whether it found the state after the window.
+    """
+
+    step: str
+    calls: int
+    rated: bool
+    applied: bool
+
+
+@dataclass(frozen=True)
+class WindowReport:
+    """What came of a window.
+
+    Attributes:
+        window: The window.
+        kills: Who died in it, in order.
+        evidence: Body of the validator's evidence.
+        book: Table of the score book -> its rows.
+        weights: Miner's uid -> weight of this validator, on chain.
+        root: Root of the validator's state.
+        published: Key -> digest of everything in the validator's bucket but leases and signatures.
+    """
+
+    window: int
+    kills: tuple[Kill, ...]
+    evidence: dict[str, Any]
+    book: dict[str, list[list[Any]]]
+    weights: dict[int, float]
+    root: str
+    published: dict[str, str]
+
+
+class ValidatorKills:
+    """A network whose validator dies at random points.
+
+    Args:
+        folder: An empty folder.
+        kills: How many times; as often in each window but the first.
+        seed: Where.
+    """
+
+    def __init__(self, folder: Path, kills: int, seed: int) -> None:
+        assert kills % (NUM_WINDOWS - 1) == 0, f"{kills} kills in {NUM_WINDOWS - 1} windows"
+        self._folder = folder
+        self._world = World(folder / "network", HPARAMS, seed=1, actors=ACTORS)
+        self._world.chain.close()  # a file of SQLite must not be open when its process forks
+        self._members = [member for member in self._world.members if member.role != "burn"]
+        self._validator = next(member for member in self._members if member.role == "validator")
+        self._kills_per_window = kills // (NUM_WINDOWS - 1)
+        self._random = random.Random(seed)
+        self._deck: list[str] = []
+        self._calls: dict[str, int] = {}
+        self._seen: dict[str, bytes] = {}
+        self._others: Connection
+
+    def run(self) -> None:
+        """All windows."""
+        self._others, theirs = Pipe()
+        others = fork(lambda: self._live(theirs), self._folder / "others.json")
+        theirs.close()
+        for window in range(START_WINDOW, START_WINDOW + NUM_WINDOWS):
+            print(json.dumps(asdict(self._window(window))), flush=True)
+        self._others.close()
+        print(json.dumps(others.join()), flush=True)
+
+    # The process of everybody else.
+
+    def _live(self, line: Connection) -> dict[str, list[str]]:
+        """Live through all windows; the root after each of them, by name."""
+        self._others.close()
+        nodes = {member.name: self._world.node(member) for member in self._members if member != self._validator}
+
+        def participant(member: Member) -> Callable[[], None]:
+            def live() -> None:
+                node = nodes[member.name]
+                node.start()
+                for window in range(START_WINDOW, START_WINDOW + NUM_WINDOWS):
+                    node.chain.wait_for_block(first_block(window, HPARAMS.windows))
+                    if (member.uid, window) != (AWAY_UID, AWAY_WINDOW):
+                        drive_window(node, window)
+
+            return live if member != self._validator else lambda: self._let_pass(line)
+
+        self._world.stage.run([participant(member) for member in self._members])
+        applied = {
+            name: [node.journal.applied(window) for window in range(START_WINDOW, START_WINDOW + NUM_WINDOWS)]
+            for name, node in nodes.items()
+        }
+        return {name: [each.root if each else "" for each in windows] for name, windows in applied.items()}
+
+    def _let_pass(self, line: Connection) -> None:
+        """Stand in for the validator, where it has its turn: wait as it waits."""
+        with suppress(EOFError):
+            while True:
+                self._world.clock.sleep_until(line.recv())
+                line.send(self._world.clock.now())
+
+    # The validator's processes.
+
+    def _window(self, window: int) -> WindowReport:
+        died: list[dict[str, Any]] = []
+        found: list[dict[str, bool]] = []
+        for point in [*self._points(), None]:
+            answer = self._attempt(window, point)
+            self._look()
+            found.append(self._read("found"))
+            note = self._read("died") if answer is None else {"step": None, "calls": answer.pop("calls")}
+            assert (answer is None) == (point is not None), f"window {window}: {point} and {note}"
+            died.append(note)
+            for step, calls in note["calls"].items():
+                self._calls[step] = max(calls, self._calls.get(step, 0))
+        kills = tuple(
+            Kill(note["step"], note["calls"][note["step"]], **after)
+            for note, after in zip(died[:-1], found[1:], strict=True)
+        )
+        assert answer is not None
+        return WindowReport(window=window, kills=kills, **answer)
+
+    def _points(self) -> list[Point]:
+        """Where to die in the next window."""
+        if not self._calls or not self._kills_per_window:
+            return []
+        order = list(self._calls)
+        steps = [self._next_step() for _ in range(self._kills_per_window - 1)]
+        drawn = [Point(step, self._random.randrange(self._calls[step])) for step in [*steps, LAST_STEP]]
+        return sorted(drawn, key=lambda point: (order.index(point.step), point.call))
+
+    def _next_step(self) -> str:
+        if not self._deck:
+            self._deck = [*DECISIVE, *(step for step in self._calls if step != LAST_STEP)]
+            self._random.shuffle(self._deck)
+        return self._deck.pop()
+
+    def _attempt(self, window: int, point: Point | None) -> dict[str, Any] | None:
+        """What came of the window; None if the process was killed."""
+        ours, line = Pipe()
+        child = fork(lambda: self._validate(window, line, point), self._folder / "answer.json")
+        line.close()
+        return self._serve(ours, child)
+
+    def _serve(self, line: Connection, child: Forked) -> Any | None:
+        """Pass on what a process asks of the time, until it ends."""
+        with line, suppress(EOFError, ConnectionResetError, BrokenPipeError):
+            while True:
+                self._others.send(line.recv())
+                line.send(self._others.recv())
+        return child.join()
+
+    def _validate(self, window: int, line: Connection, point: Point | None) -> dict[str, Any]:
+        self._world.clock = self._world.stage._clock = AskingClock(line)  # type: ignore[attr-defined]
+        validator = self._world.node(self._validator)
+        assert isinstance(validator, Validator)
+        validator.start()
+        found = {"rated": _is_rated(validator, window), "applied": validator.state.window >= window}
+        (self._folder / "found.json").write_text(json.dumps(found))
+        watch = Watch(point, self._folder / "died.json")
+        opening = watch.call(lambda: drive.validate(validator, window))
+        assert opening.action is not Action.CATCHING_UP, opening
+        return {"calls": watch.calls, **self._outcome(validator, window)}
+
+    def _outcome(self, validator: Validator, window: int) -> dict[str, Any]:
+        """What a finished window left behind."""
+        assert (validator.state.window, _is_rated(validator, window)) == (window, True)
+        objects = self._objects()
+        return {
+            "evidence": json.loads(objects[window_key(Kind.EVIDENCE, window, self._validator.uid)])["body"],
+            "book": _rows(validator.settings.home / "scores.sqlite"),
+            "weights": validator.chain.weights()[self._validator.uid],
+            "root": validator.state.root,
+            "published": {key: _unsigned(data) for key, data in objects.items()},
+        }
+
+    def _look(self) -> None:
+        """What was there before is there still, signatures and all."""
+        now = self._objects()
+        for key, data in self._seen.items():
+            assert now.get(key) == data, f"{key} is gone, or was replaced"
+        self._seen = now
+
+    def _objects(self) -> dict[str, bytes]:
+        """What the validator has in its bucket, but for leases."""
+        store = self._world.stage.open_store(self._validator.account_id)
+        keys = [info.key for info in store.list() if not info.key.startswith(Kind.LEASE)]
+        return {key: store.get(key, max_bytes=1 << 24) for key in keys}
+
+    def _read(self, name: str) -> Any:
+        """What the last process noted."""
+        return json.loads((self._folder / f"{name}.json").read_text())
+
+
+def _is_rated(validator: Validator, window: int) -> bool:
+    return validator.book.evidence(window) is not None
+
+
+def _rows(path: Path) -> dict[str, list[list[Any]]]:
+    """All that a file of SQLite holds, whatever its tables are."""
+    with closing(sqlite3.connect(path)) as connection:
+        names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name").fetchall()
+        tables = {name: connection.execute(f'SELECT * FROM "{name}"').fetchall() for (name,) in names}
+    return {
+        name: sorted(([_unsigned(each) if isinstance(each, bytes) else each for each in row] for row in rows), key=str)
+        for name, rows in tables.items()
+    }
+
+
+def _unsigned(data: bytes) -> str:
+    """Digest of JSON without any signatures, since no two of them are alike; of other data as it is."""
+    with suppress(ValueError):
+        data = canonical_json(_without_signatures(json.loads(data)))
+    return sha256_hex(data)
+
+
+def _without_signatures(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_signatures(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _without_signatures(each) for name, each in value.items() if not name.endswith("signature")}
+    return value
+
+
+def main() -> None:
+    import torch
+
+    torch.set_num_threads(1)  # threads do not survive a fork
+    folder, kills = Path(sys.argv[1]), int(sys.argv[2])
+    folder.mkdir(parents=True, exist_ok=True)
+    ValidatorKills(folder, kills, seed=kills).run()
+
+
+if __name__ == "__main__":
+    main()
