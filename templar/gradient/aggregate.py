@@ -19,7 +19,7 @@ edges up to 64 makes it larger than 2^16.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -105,6 +105,34 @@ def single_update(
     return _updates([payload], peer_norms([payload], layout), medians, layout, out or _empty(layout, "cpu"))
 
 
+def magnitudes(section: Section, squared_norm: int, median: int, recipe: Recipe) -> NDArray[np.int64]:
+    """The magnitude that each scale code of a peer contributes, shape (256,), with a norm of at most the target's."""
+    target = UNIT_NORM**2 if recipe == "demo" else min(median, squared_norm)
+    quanta = _code_quanta(section.top)
+    if squared_norm in (0, target):
+        return quanta
+    used = np.unique(section.codes).tolist()
+    table = np.zeros(CODES + 1, np.int64)
+    table[used] = [math.isqrt(int(quanta[code]) ** 2 * target // squared_norm) for code in used]
+    return table
+
+
+def tensor_update(
+    section: Section, table: NDArray[np.int64], tensor: TensorLayout, layout: Layout, out: Tensor
+) -> Tensor:
+    """One tensor of `single_update`, from its section and its `magnitudes`; `out` is overwritten with it."""
+    return _combiner(layout, out.device)([section], [table], tensor, layout, out)
+
+
+def _combiner(layout: Layout, device: torch.device) -> Callable[..., Tensor]:
+    """What adds up the sections of a tensor there."""
+    if backend.uses_kernels(layout.num_elements, device):
+        from templar.gradient.kernels.combine import combine  # noqa: PLC0415 - numba takes a second to import
+
+        return combine
+    return _combine
+
+
 def _empty(layout: Layout, device: torch.device | str) -> dict[str, Tensor]:
     return {tensor.name: torch.empty(tensor.shape, device=device) for tensor in layout.tensors}
 
@@ -117,15 +145,13 @@ def _updates(
     out: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
     layout.check(out, "out")
-    combine = _combine
-    if backend.uses_kernels(layout.num_elements, out[layout.names[0]].device):
-        from templar.gradient.kernels.combine import combine  # noqa: PLC0415 - numba takes a second to import
+    combine = _combiner(layout, out[layout.names[0]].device)
     updates = {}
     for tensor in layout.tensors:
         name = tensor.name
         sections = [payload.sections[name] for payload in payloads]
         tables = [
-            _magnitudes(section, peer[name], medians[name], layout.recipe)
+            magnitudes(section, peer[name], medians[name], layout.recipe)
             for section, peer in zip(sections, norms, strict=True)
         ]
         updates[name] = combine(sections, tables, tensor, layout, out[name])
@@ -159,18 +185,6 @@ def finish(means: Tensor, tensor: TensorLayout, layout: Layout) -> Tensor:
     """Float32 chunks of the update from mean coefficients in quanta, float64, of the same shape."""
     values = dct.inverse(means, tensor.edges) if layout.use_dct else means
     return (torch.sign(values) if layout.recipe == "demo" else values * QUANTUM).to(torch.float32)
-
-
-def _magnitudes(section: Section, squared_norm: int, median: int, recipe: Recipe) -> NDArray[np.int64]:
-    """The magnitude that each scale code of a peer contributes, shape (256,), with a norm of at most the target's."""
-    target = UNIT_NORM**2 if recipe == "demo" else min(median, squared_norm)
-    quanta = _code_quanta(section.top)
-    if squared_norm in (0, target):
-        return quanta
-    used = np.unique(section.codes).tolist()
-    table = np.zeros(CODES + 1, np.int64)
-    table[used] = [math.isqrt(int(quanta[code]) ** 2 * target // squared_norm) for code in used]
-    return table
 
 
 def _squared_norm(section: Section) -> int:

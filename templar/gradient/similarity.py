@@ -48,6 +48,18 @@ class Similarity:
         return self.shared / np.maximum(smaller, 1)
 
     @property
+    def taken(self) -> NDArray[np.float64]:
+        """Shape (P, P): the part of each row's payload that is in the column's and that chance does not explain, 0..1.
+
+        It is not symmetric: of two payloads that have one chunk in common, one of them nothing else, only that one is
+        taken from the other.
+        """
+        if self.chance >= 1:
+            return self.overlap * 0
+        share = self.shared / np.maximum(self.counts[:, None], 1)
+        return np.clip((share - self.chance) / (1 - self.chance), 0, 1)
+
+    @property
     def agreement(self) -> NDArray[np.float64]:
         """Shape (P, P): the share of common coefficients with the same sign; 0 if there are none."""
         return self.agreeing / np.maximum(self.shared, 1)

@@ -71,13 +71,28 @@ def load_parameters(net: nn.Module, params: Mapping[str, Tensor]) -> None:
         ValueError: Names or shapes are not the model's; then nothing was copied.
     """
     own = parameters_of(net)
+    _check_shapes(own, params)
+    for name, param in own.items():
+        param.copy_(params[name])
+
+
+def bind_parameters(net: nn.Module, params: Mapping[str, Tensor]) -> None:
+    """Let a model compute with these very tensors, without a copy; what it held before is let go.
+
+    Raises:
+        ValueError: As in `load_parameters`.
+    """
+    _check_shapes(parameters_of(net), params)
+    for name, param in net.named_parameters():
+        param.data = params[name]
+
+
+def _check_shapes(own: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> None:
     shapes = {name: tuple(param.shape) for name, param in own.items()}
     given = {name: tuple(param.shape) for name, param in params.items()}
     if given != shapes:
         wrong = sorted({name for name, _ in shapes.items() ^ given.items()})
         raise ValueError(f"parameters do not fit the model; missing, unknown or of another shape: {wrong[:3]}")
-    for name, param in own.items():
-        param.copy_(params[name])
 
 
 def _construct(model: Model) -> "LlamaForCausalLM":

@@ -1,5 +1,7 @@
 """The loss that everything is trained on and measured by: next-token cross-entropy in nats."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -44,11 +46,22 @@ def sequence_losses(net: nn.Module, tokens: Tensor, *, micro_batch_size: int) ->
     Raises:
         StoppedError: A stop was asked for.
     """
-    num_sequences = len(tokens)
-    losses = []
     with single_threaded():
-        for start in range(0, num_sequences, micro_batch_size):
-            check_stop()
-            places = torch.arange(start, start + micro_batch_size).clamp(max=num_sequences - 1)
-            losses.append(token_losses(net, tokens[places]).double().mean(dim=1).cpu())
-    return torch.cat(losses)[:num_sequences] if losses else torch.empty(0, dtype=torch.float64)
+        losses = [batch.cpu() for batch in micro_batch_losses(net, tokens, micro_batch_size=micro_batch_size)]
+    return torch.cat(losses) if losses else torch.empty(0, dtype=torch.float64)
+
+
+def micro_batch_losses(net: nn.Module, tokens: Tensor, *, micro_batch_size: int) -> Iterator[Tensor]:
+    """As `sequence_losses`, a forward pass at a time, on the model's device and within autograd if that is on.
+
+    Yields:
+        Shape (m,), float64; the losses of the next m sequences, without those that only fill the pass up.
+
+    Raises:
+        StoppedError: A stop was asked for.
+    """
+    num_sequences = len(tokens)
+    for start in range(0, num_sequences, micro_batch_size):
+        check_stop()
+        places = torch.arange(start, start + micro_batch_size).clamp(max=num_sequences - 1)
+        yield token_losses(net, tokens[places]).double().mean(dim=1)[: num_sequences - start]

@@ -1,0 +1,248 @@
+"""Inner products of payloads' updates with gradients: those of the updates themselves, without making them."""
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+
+import pytest
+import torch
+from gradient_cases import (
+    RECIPES,
+    SHAPES,
+    any_payload,
+    few,
+    header_of,
+    layout_of,
+    layouts,
+    payload_of,
+    random_payload,
+    random_update,
+    seeds,
+    settings_of,
+)
+from hypothesis import given
+from torch import Tensor
+
+from templar.gradient import Recipe, backend
+from templar.gradient.aggregate import median_norms, single_update
+from templar.gradient.backend import Backend
+from templar.gradient.feedback import FeedbackRule, FeedbackState, compress
+from templar.gradient.layout import Layout
+from templar.gradient.payload import Payload
+from templar.gradient.product import UpdateProducts
+from tests.support.threads import threads
+
+IMPLEMENTATIONS: tuple[Backend, ...] = ("torch", "numba")
+LAYOUTS = [
+    layout_of(SHAPES, settings_of(levels=levels, use_dct=use_dct), recipe)
+    for recipe in RECIPES
+    for use_dct in (False, True)
+    for levels in (1, 2)
+]
+SPARSE = [layout for layout in LAYOUTS if layout.recipe == "sparseloco"][:2]
+"""What is multiplied where it stands: neither a transform nor a sign makes it dense."""
+
+
+def payloads_of(layout: Layout) -> list[Payload]:
+    """Small, middling, large and made up: some are clipped, and one lies about nothing but its size."""
+    made_up = [any_payload(layout, 4), any_payload(layout, 5)]
+    return [*(random_payload(layout, seed, size=size) for seed, size in enumerate((0.01, 1.0, 50.0))), *made_up]
+
+
+def gradients_of(layout: Layout, seed: int = 9) -> dict[str, Tensor]:
+    return random_update(layout, seed)
+
+
+def products(
+    payloads: Sequence[Payload],
+    layout: Layout,
+    gradients: Mapping[str, Tensor],
+    medians: Mapping[str, int] | None = None,
+) -> list[float]:
+    known = median_norms(payloads, layout) if medians is None else medians
+    return UpdateProducts(payloads, layout, known).with_gradients(gradients, range(len(payloads)))
+
+
+def by_hand(
+    payload: Payload, layout: Layout, gradients: Mapping[str, Tensor], medians: Mapping[str, int]
+) -> list[float]:
+    """The inner product in float64 of the update as everybody would apply it, and the sum of its terms' sizes."""
+    update = single_update(payload, layout, medians)
+    terms = torch.cat([(update[name].double() * gradients[name].double()).flatten() for name in update])
+    return [math.fsum(terms.tolist()), math.fsum(terms.abs().tolist())]
+
+
+def assert_equals_the_updates(
+    payloads: Sequence[Payload], layout: Layout, gradients: Mapping[str, Tensor], medians: Mapping[str, int]
+) -> None:
+    """Up to what float32 leaves of a clipped coefficient: the update is rounded to it, the product is not."""
+    for payload, found in zip(payloads, products(payloads, layout, gradients, medians), strict=True):
+        expected, size = by_hand(payload, layout, gradients, medians)
+        assert found == pytest.approx(expected, rel=1e-12, abs=2.0**-23 * size)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda each: f"{each.recipe}-{each.use_dct}-{each.tensors[0].levels}")
+def test_a_product_is_that_of_the_update(layout: Layout, implementation: Backend) -> None:
+    payloads = payloads_of(layout)
+    with backend.forced(implementation):
+        assert_equals_the_updates(payloads, layout, gradients_of(layout), median_norms(payloads, layout))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@few
+@given(layout=layouts, seed=seeds)
+def test_it_is_for_any_model(implementation: Backend, layout: Layout, seed: int) -> None:
+    payloads = [any_payload(layout, seed), random_payload(layout, seed), any_payload(layout, seed + 99)]
+    with backend.forced(implementation):
+        assert_equals_the_updates(payloads, layout, gradients_of(layout, seed), median_norms(payloads, layout))
+
+
+@few
+@given(layout=layouts, seed=seeds)
+def test_both_implementations_give_the_same_bits(layout: Layout, seed: int) -> None:
+    payloads, gradients = [any_payload(layout, seed), random_payload(layout, seed)], gradients_of(layout, seed)
+    found = []
+    for implementation in IMPLEMENTATIONS:
+        for count in (1, 2):
+            with backend.forced(implementation), threads(count):
+                found.append([value.hex() for value in products(payloads, layout, gradients)])
+    if layout.recipe == "sparseloco" and not layout.use_dct:
+        assert all(each == found[0] for each in found)
+    else:
+        assert found[0] == found[2], "one thread sums a dense update in one order"
+
+
+# Known answers.
+
+VECTOR = layout_of({"p": (8,), "q": (2,)}, settings_of(target=2, k=1))
+PLAIN = payload_of(VECTOR, {"p": [[(0, 0.5)], [(1, -0.25)], [(0, 0.0)], [(1, 1.0)]], "q": [[(0, -2.0)]]})
+GRADIENTS = {"p": torch.tensor([8.0, 100.0, 100.0, 16.0, 100.0, 100.0, 100.0, 0.5]), "q": torch.tensor([3.0, 100.0])}
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_only_what_was_published_counts_with_its_sign(implementation: Backend) -> None:
+    with backend.forced(implementation):
+        assert products([PLAIN], VECTOR, GRADIENTS) == [0.5 * 8 - 0.25 * 16 + 1.0 * 0.5 - 2.0 * 3]
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_payload_is_clipped_to_the_median_tensor_by_tensor(implementation: Backend) -> None:
+    """A quarter of the squared norm is half of the norm."""
+    medians = {name: norm // 4 for name, norm in median_norms([PLAIN], VECTOR).items()}
+    with backend.forced(implementation):
+        half = products([PLAIN], VECTOR, GRADIENTS, medians)
+        only_q = products([PLAIN], VECTOR, GRADIENTS, {**median_norms([PLAIN], VECTOR), "q": medians["q"]})
+        larger = products([PLAIN], VECTOR, GRADIENTS, {name: 16 * norm for name, norm in medians.items()})
+        nothing = products([PLAIN], VECTOR, GRADIENTS, dict.fromkeys(medians, 0))
+    assert half == [pytest.approx(-5.5 / 2, rel=1e-10)]
+    assert only_q == [pytest.approx(0.5 - 3.0, rel=1e-10)]
+    assert larger == [-5.5], "nothing is made larger"
+    assert nothing == [0.0]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("use_dct", [False, True])
+def test_silence_has_no_product(recipe: Recipe, use_dct: bool) -> None:
+    layout = layout_of(SHAPES, settings_of(use_dct=use_dct), recipe)
+    nothing = {tensor.name: torch.zeros(tensor.shape) for tensor in layout.tensors}
+    rule = FeedbackRule("sparseloco", decay=0.95, learning_rate=1.0)
+    compressed = compress(FeedbackState.zeros(layout), nothing, layout=layout, rule=rule)
+    silent = Payload.of(header_of(layout), compressed.tensors, layout)
+    found = products([silent, random_payload(layout, 1)], layout, gradients_of(layout))
+    assert found[0] == 0.0 != found[1]
+    assert products([random_payload(layout, 1)], layout, nothing) == [0.0]
+
+
+# What is asked.
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[:3:2] + LAYOUTS[4:5])
+def test_one_at_a_time_or_all_at_once_in_any_order(layout: Layout) -> None:
+    payloads, gradients = payloads_of(layout), gradients_of(layout)
+    asked = UpdateProducts(payloads, layout, median_norms(payloads, layout))
+    together = asked.with_gradients(gradients, range(len(payloads)))
+    assert [asked.with_gradients(gradients, [index])[0] for index in range(len(payloads))] == together
+    assert asked.with_gradients(gradients, [3, 1, 1]) == [together[3], together[1], together[1]]
+    assert asked.with_gradients(gradients, []) == []
+    other = gradients_of(layout, 10)
+    assert asked.with_gradients(other, range(len(payloads))) == products(payloads, layout, other), "nothing is kept"
+    assert asked.with_gradients(gradients, range(len(payloads))) == together
+
+
+def test_gradients_are_only_read_however_they_lie() -> None:
+    layout = LAYOUTS[0]
+    gradients = gradients_of(layout)
+    before = {name: tensor.clone() for name, tensor in gradients.items()}
+    found = products([random_payload(layout, 1)], layout, gradients)
+    assert all(torch.equal(gradients[name], before[name]) for name in before)
+    turned = {name: tensor.mT.contiguous().mT if tensor.ndim > 1 else tensor for name, tensor in gradients.items()}
+    turned = {name: tensor.requires_grad_() for name, tensor in turned.items()}
+    assert products([random_payload(layout, 1)], layout, turned) == found
+
+
+def test_nobody_to_multiply() -> None:
+    assert UpdateProducts([], VECTOR, {"p": 1, "q": 1}).with_gradients(GRADIENTS, []) == []
+
+
+def test_a_payload_of_another_layout_is_refused() -> None:
+    foreign = random_payload(layout_of({"p": (8,), "q": (4,)}), 1)
+    with pytest.raises(ValueError, match="another layout"):
+        UpdateProducts([PLAIN, foreign], VECTOR, median_norms([PLAIN], VECTOR))
+
+
+# What is not finite.
+
+
+def loud(layout: Layout) -> Payload:
+    """Every chunk says something."""
+    return Payload.of(
+        header_of(layout),
+        compress(
+            FeedbackState.zeros(layout),
+            {tensor.name: torch.randn(tensor.shape) + 3 for tensor in layout.tensors},
+            layout=layout,
+            rule=FeedbackRule("sparseloco", decay=0.95, learning_rate=1.0),
+        ).tensors,
+        layout,
+    )
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("layout", LAYOUTS[::2], ids=lambda each: f"{each.recipe}-{each.use_dct}")
+def test_gradients_that_are_not_finite_give_no_number_and_no_warning(
+    layout: Layout, bad: float, implementation: Backend
+) -> None:
+    payload = loud(layout)
+    with warnings.catch_warnings(), backend.forced(implementation):
+        warnings.simplefilter("error")
+        for broken in layout.names:
+            gradients = {
+                name: torch.full_like(tensor, bad) if name == broken else tensor
+                for name, tensor in gradients_of(layout).items()
+            }
+            assert not math.isfinite(products([payload], layout, gradients)[0])
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("layout", LAYOUTS[::2], ids=lambda each: f"{each.recipe}-{each.use_dct}")
+def test_infinities_that_cancel_give_no_warning_either(layout: Layout, implementation: Backend) -> None:
+    """One tensor would win without end, the next one lose."""
+    payload = loud(layout)
+    update = single_update(payload, layout, median_norms([payload], layout))
+    signs = {name: 1 if place % 2 else -1 for place, name in enumerate(layout.names)}
+    gradients = {
+        name: torch.where(tensor != 0, torch.sign(tensor) * signs[name] * math.inf, torch.ones(()))
+        for name, tensor in update.items()
+    }
+    with warnings.catch_warnings(), backend.forced(implementation):
+        warnings.simplefilter("error")
+        assert math.isnan(products([payload], layout, gradients)[0])
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_the_largest_gradients_and_updates_stay_finite(implementation: Backend) -> None:
+    huge = {name: torch.full_like(tensor, 3e38) for name, tensor in GRADIENTS.items()}
+    with backend.forced(implementation):
+        assert products([PLAIN], VECTOR, huge) == [pytest.approx(-0.75 * float(torch.tensor(3e38)))]
