@@ -39,15 +39,15 @@ async def validator_window(window: int | None = None, neuron: str = "default") -
     settlement = settle_and_publish(neuron, window, report)
     decide(neuron, settlement)
 
-    evaluation = evaluate(neuron, report, settlement)
-    evidence = rate(neuron, report, evaluation, settlement)
+    facts = evaluate(neuron, report, settlement)
+    evidence = rate(neuron, window, facts)
     state = apply(neuron, settlement)
     publish_evidence(neuron, evidence)
-    weights = set_weights(neuron, evidence)
+    weights = await set_weights(neuron, evidence, return_state=True).aresult()  # a state of its own, if refused
     publish_proof(neuron, window)
     audit = close_window(neuron, report, settlement)
 
     loss = "not measured" if evidence is None or evidence.loss is None else f"loss {evidence.loss:.4f}"
-    weighed = ", weights set" if weights else ""
+    weighed = f", {weights.summary}" if weights else ""
     applied = f"applied {settlement.uids}{weighed}, root {state.root[:12]}"
     return Completed(message=f"window {window}: {loss}, {applied}{audit.summary}")

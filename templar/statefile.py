@@ -5,15 +5,18 @@ A transaction is in the file whole or not at all, and what was acknowledged surv
 
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from templar.errors import PermanentError, Reason, TransientError
 
 BUSY_TIMEOUT_SECONDS = 30.0
 """How long to wait while somebody reads the file from outside, such as a backup."""
+
+Migration = Callable[[sqlite3.Connection], None]
 
 
 class StateFile:
@@ -23,6 +26,7 @@ class StateFile:
         path: The file; made when needed, with its folder.
         schema: Statements that make the tables of a new file.
         version: Version of the schema; a file with a larger one is refused.
+        migrations: Version -> what makes a file of that version one of the next; it runs within a transaction.
         remedy: What to do about a file that cannot be used, for the message.
         durable: Wait for the disk at every change; without it changes survive a death of the process, not of the
             machine.
@@ -32,9 +36,19 @@ class StateFile:
         PermanentError: `bad_state_file`; the file is no database, or of a newer release.
     """
 
-    def __init__(self, path: Path, *, schema: str, version: int, remedy: str, durable: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        schema: str,
+        version: int,
+        remedy: str,
+        migrations: Mapping[int, Migration] = MappingProxyType({}),
+        durable: bool = True,
+    ) -> None:
         self._path = path
         self._remedy = remedy
+        self._migrations = migrations
         self._lock = threading.RLock()
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
@@ -78,7 +92,7 @@ class StateFile:
             self._connection.close()
 
     def _prepare(self, schema: str, version: int, durable: bool) -> None:
-        """Set the file up and, if it is new, make its tables."""
+        """Set the file up; make the tables of a new one, and bring an older one up to date."""
         self._connection.execute("PRAGMA journal_mode=WAL")
         self._connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'OFF'}")
         found = int(self._connection.execute("PRAGMA user_version").fetchone()[0])
@@ -86,6 +100,12 @@ class StateFile:
             self._connection.executescript(f"BEGIN; {schema} PRAGMA user_version={version}; COMMIT;")
         elif found > version:
             raise self._broken(f"schema {found} is newer than this release's {version}")
+        for older in range(found, version if found else 0):
+            if older not in self._migrations:
+                raise self._broken(f"schema {older} is older than this release can read")
+            with self.transaction() as transaction:
+                self._migrations[older](transaction)
+                transaction.execute(f"PRAGMA user_version={older + 1}")
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

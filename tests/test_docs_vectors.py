@@ -9,6 +9,7 @@ import json
 import math
 import random
 import re
+import statistics
 import struct
 import zlib
 from fractions import Fraction
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from docs.vectors import make, scenario
+from docs.vectors import judging, make, scenario
 from templar.chain.keys import hotkey_from_seed, verify
 from templar.errors import Reason, RejectedError
 from templar.exchange import objects
@@ -27,7 +28,10 @@ from templar.exchange.findings import Report
 from templar.exchange.keys import Kind
 from templar.exchange.sealing import Body, unseal
 from templar.gradient import wire
-from templar.scoring.evidence import Evidence
+from templar.hparams import load_hparams, preset_names
+from templar.scoring.cards import Standing
+from templar.scoring.conclude import conclude
+from templar.scoring.evidence import Estimate, Evidence, Measurement, MinerFacts, WindowFacts
 from templar.store.address import decode_address
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,6 +47,7 @@ BODIES: dict[Kind, type[Body]] = {
         objects.PeerList,
         objects.StartWindow,
         objects.Proof,
+        objects.Debug,
         objects.CheckpointManifest,
         Report,
         Evidence,
@@ -200,7 +205,7 @@ class Stranger:
         """Section 6: what is in a payload, as chunks of (index, sign, step, whether upper); all checks, in order."""
         refuse_if(len(data) < 96 or data[:4] != b"TPLP", "malformed")
         version, recipe, uid, window, digest, hotkey = struct.unpack_from("<BBHQ32s48s", data, 4)
-        refuse_if(version != 3, "wrong_version")
+        refuse_if(version != 4, "wrong_version")
         refuse_if(digest.hex() != layout["digest"], "wrong_shapes")
         bounds = [100 + sum(Stranger.section_bytes(tensor)[end] for tensor in layout["tensors"]) for end in (0, 1)]
         refuse_if(not bounds[0] <= len(data) <= bounds[1], "wrong_size")
@@ -309,7 +314,7 @@ class Stranger:
     def write_payload(header: dict[str, Any], sections: list[bytes], layout: dict[str, Any]) -> bytes:
         recipe = ["sparseloco", "demo"].index(layout["recipe"])
         parts = header["uid"], header["window"], bytes.fromhex(layout["digest"]), header["hotkey"].encode()
-        body = struct.pack("<4sBBHQ32s48s", b"TPLP", 3, recipe, *parts) + b"".join(sections)
+        body = struct.pack("<4sBBHQ32s48s", b"TPLP", 4, recipe, *parts) + b"".join(sections)
         return body + struct.pack("<I", zlib.crc32(body))
 
     @staticmethod
@@ -463,6 +468,387 @@ class Stranger:
         return out
 
 
+class Judge:
+    """Section 14 of docs/protocol.md, written down by the same stranger."""
+
+    INVALID = (
+        "commit_mismatch",
+        "malformed",
+        "bad_signature",
+        "wrong_identity",
+        "wrong_network",
+        "wrong_window",
+        "wrong_assignment",
+        "wrong_size",
+        "wrong_hash",
+        "wrong_shapes",
+        "not_canonical",
+        "bad_payload",
+    )
+    CONCLUSIVE = (
+        *INVALID,
+        "commit_missing",
+        "commit_early",
+        "commit_late",
+        "manifest_missing",
+        "payload_missing",
+        "reveal_early",
+        "reveal_late",
+        "wrong_version",
+        "object_differs",
+    )
+    OF_ITS_BUCKET = (
+        "access_denied",
+        "bucket_missing",
+        "bucket_unreadable",
+        "commitment_missing",
+        "commitment_malformed",
+    )
+
+    @staticmethod
+    def fresh() -> dict[str, Any]:
+        card = {"uid": None, "mu": 25.0, "sigma": 25 / 3, "binary_average": 0.0, "sync": 0.0, "final": 0.0}
+        return card | {"last_reveal": None, "idle": 0, "measured": 0, "last_exact": None, "curvature": None}
+
+    @staticmethod
+    def settled(value: float) -> float:
+        return round(value, 10) + 0.0
+
+    @staticmethod
+    def plan(case: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+        block_hash, miners = case["block_hash"], {int(uid): each for uid, each in case["miners"].items()}
+
+        def key(uid: int) -> str:
+            return "spare" if uid == -1 else miners[uid]["hotkey"]
+
+        def drawn(size: int, name: str | int) -> list[int]:
+            ranked = sorted(
+                range(size), key=lambda place: Stranger.seed("templar.scoring.own", block_hash, name, place)
+            )
+            return sorted(ranked[: case["num_sequences"]])
+
+        def age(uid: int) -> float:
+            bits = Stranger.seed("templar.scoring.exact", block_hash, key(uid)) & (2**53 - 1)
+            return -math.log((bits + 0.5) / 2**53) / miners[uid]["unmeasured"]
+
+        order = sorted(miners, key=lambda uid: Stranger.seed("templar.scoring.order", block_hash, key(uid)))
+        sizes = {uid: min(miners[uid]["num_sequences"], case["trained_first"]) for uid in order}
+        segments = [[uid, drawn(sizes[uid], key(uid))] for uid in order if sizes[uid]]
+        if len(segments) < 2 and case["num_spare"]:
+            segments.append([-1, drawn(case["num_spare"], -1)])
+        exact = []
+        for uid in sorted(miners, key=age)[: case["exact_miners"]]:
+            others = [other for other, _ in segments if other != uid]
+            others.sort(key=lambda other: Stranger.seed("templar.scoring.sample", block_hash, key(uid), key(other)))
+            exact.append([uid, others[: case["exact_segments"]]])
+        return segments, exact
+
+    @staticmethod
+    def places(payload: dict[str, Any], layout: dict[str, Any]) -> set[tuple[str, int, int]]:
+        """Where a payload has coefficients, of the tensors that do not publish whole chunks."""
+        return {
+            (tensor["name"], number, index)
+            for tensor in layout["tensors"]
+            if tensor["k"] < math.prod(tensor["edges"])
+            for number, chunk in enumerate(payload["tensors"][tensor["name"]])
+            for index, _, step, _ in chunk
+            if step
+        }
+
+    @staticmethod
+    def chance(layout: dict[str, Any]) -> float:
+        sparse = [(each, math.prod(each["edges"])) for each in layout["tensors"]]
+        sparse = [(each, n) for each, n in sparse if each["k"] < n]
+        by_chance = sum(each["chunks"] * each["k"] * each["k"] / n for each, n in sparse)
+        return by_chance / sum(each["chunks"] * each["k"] for each, _ in sparse)
+
+    @staticmethod
+    def share(mine: set[Any], theirs: set[Any], chance: float) -> float:
+        overlap = len(mine & theirs) / max(1, len(mine))
+        return min(1.0, max(0.0, (overlap - chance) / (1 - chance)))
+
+    @staticmethod
+    def most_alike(mine: set[Any], others: dict[int, set[Any]], chance: float) -> dict[str, Any] | None:
+        found = [(Judge.share(mine, theirs, chance), -uid) for uid, theirs in others.items()]
+        if not found:
+            return None
+        share, uid = max(found)
+        return {"uid": -uid, "share": Judge.settled(share)}
+
+    @staticmethod
+    def improvement(before: float | None, after: float | None) -> float:
+        if before is None or before <= 0:
+            return 0.0
+        return -1.0 if after is None else max(-1.0, (before - after) / before)
+
+    @staticmethod
+    def gain(before: float | None, gain: float | None) -> float:
+        return Judge.improvement(before, None if before is None or gain is None else before - gain)
+
+    @staticmethod
+    def curvature(exact: dict[str, Any] | None) -> float | None:
+        if exact is None or not exact["random_before"] or exact["random_before"] < 0 or exact["random_gain"] is None:
+            return None
+        linear = Judge.gain(exact["random_before"], exact["random_gain"])
+        return Judge.improvement(exact["random_before"], exact["random_after"]) - linear
+
+    @staticmethod
+    def score(
+        linear: dict[str, Any], exact: dict[str, Any] | None, known: float | None, typical: float
+    ) -> tuple[float, int]:
+        own, random = (Judge.gain(linear[f"{which}_before"], linear[f"{which}_gain"]) for which in ("own", "random"))
+        left_out = next(each for each in (Judge.curvature(exact), known, typical) if each is not None)
+        score = max(-1.0, random + left_out)
+        if exact is not None:
+            own, random = Judge.improvement(exact["own_before"], exact["own_after"]), score
+            if exact["random_before"] is not None and exact["random_after"] is None:
+                score = -1.0
+        return Judge.settled(score), 1 if own - random > linear["expected"] and own > 0 and score > -1 else -1
+
+    @staticmethod
+    def rated(
+        players: dict[int, tuple[float, float, float]], beta: float, tau: float
+    ) -> dict[int, tuple[float, float]]:
+        """Plackett-Luce: uid -> (score, mu, sigma) before, (mu, sigma) after."""
+        if len(players) < 2:
+            return {uid: (mu, sigma) for uid, (_, mu, sigma) in players.items()}
+        variances = {uid: sigma**2 + tau**2 for uid, (_, _, sigma) in players.items()}
+        c = math.sqrt(math.fsum(variance + beta**2 for variance in variances.values()))
+        strength = {uid: math.exp(mu / c) for uid, (_, mu, _) in players.items()}
+        scores = {uid: score for uid, (score, _, _) in players.items()}
+        found = {}
+        for uid, (score, mu, _) in players.items():
+            omega = delta = 0.0
+            for rival in (each for each in players if scores[each] >= score):
+                not_better = math.fsum(strength[each] for each in players if scores[each] <= scores[rival])
+                tied = sum(each == scores[rival] for each in scores.values())
+                share = strength[uid] / not_better
+                omega += ((rival == uid) - share) / tied
+                delta += share * (1 - share) / tied
+            shrink = 1 - delta * variances[uid] / c**2 * math.sqrt(variances[uid]) / c
+            found[uid] = mu + omega * variances[uid] / c, math.sqrt(variances[uid] * max(shrink, 1e-4))
+        return found
+
+    @staticmethod
+    def slashed(card: dict[str, Any], penalty: dict[str, Any]) -> dict[str, Any]:
+        final, average = (
+            Judge.settled(value * factor) if value > 0 else value
+            for value, factor in ((card["final"], penalty["final"]), (card["binary_average"], penalty["average"]))
+        )
+        card = card | {"final": 0.0 if 0 < final < 1e-4 else final, "binary_average": average}
+        if penalty["reset"]:
+            card |= {"last_reveal": None, "idle": 0, "measured": 0}
+            if card["mu"] - 3 * card["sigma"] >= 0:
+                card |= {"mu": 25.0, "sigma": 25 / 3}
+        return card
+
+    @staticmethod
+    def absent(facts: dict[str, Any], body: dict[str, Any]) -> bool:
+        reason, tier = facts["reason"], facts["tier"]
+        if facts["payload_sha256"] is not None or not facts["assigned"] or reason in (None, "banned"):
+            return False
+        if reason in Judge.INVALID:
+            return True
+        had_data = [each["facts"]["payload_sha256"] is not None for each in body["miners"] if each["facts"]["assigned"]]
+        if reason not in Judge.CONCLUSIVE + Judge.OF_ITS_BUCKET and sum(had_data) <= len(had_data) / 2:
+            return tier == "gather" and body["roster"] is not None
+        return tier != "reserve"
+
+    @staticmethod
+    def early(
+        facts: dict[str, Any], card: dict[str, Any], body: dict[str, Any], banned: bool, settings: dict[str, Any]
+    ) -> list[tuple[str, str]]:
+        found = []
+        if card["uid"] is not None and card["uid"] != facts["uid"]:
+            found.append(("registered_again", "registered_again"))
+        if banned:
+            found.append(("banned", "banned"))
+        if card["last_reveal"] is not None and Judge.absent(facts, body):
+            if card["idle"] + 1 > settings["scoring"]["reset_inactivity_windows"]:
+                found.append(("inactivity_reset", "inactive"))
+            elif card["idle"] + 1 > settings["peers"]["recent_windows"]:
+                found.append(("inactivity", "inactive"))
+        return found
+
+    @staticmethod
+    def absence(facts: dict[str, Any], body: dict[str, Any], low_rate: float, inactive: bool) -> list[tuple[str, str]]:
+        reason = facts["reason"]
+        if not Judge.absent(facts, body) or (inactive and reason not in Judge.INVALID):
+            return []
+        if reason in Judge.INVALID:
+            return [("invalid", reason)]
+        gather = [each["facts"] for each in body["miners"] if each["facts"]["tier"] == "gather"]
+        gather = [each for each in gather if each["reason"] is None or each["reason"] in Judge.CONCLUSIVE]
+        succeeded = sum(each["payload_sha256"] is not None for each in gather)
+        low = bool(gather) and succeeded / len(gather) < low_rate
+        return [("missing_low_success" if low else "missing", reason)]
+
+    @staticmethod
+    def shows_nothing(card: dict[str, Any], scoring: dict[str, Any]) -> bool:
+        return card["measured"] >= scoring["own_data_windows"] and card["binary_average"] < scoring["own_data_floor"]
+
+    @staticmethod
+    def late(
+        facts: dict[str, Any], card: dict[str, Any], body: dict[str, Any], scoring: dict[str, Any]
+    ) -> list[tuple[str, str]]:
+        """With the card after the early penalties."""
+        found, exact = [], facts["measurement"]
+        if facts["estimate"] is not None and Judge.shows_nothing(card, scoring):
+            found.append(("unassigned_data", "own_data_unlearnt"))
+        pairs = [(exact[f"{which}_before"], exact[f"{which}_after"]) for which in ("own", "random")] if exact else []
+        if any(before is not None and after is None for before, after in pairs):
+            found.append(("invalid", "non_finite_loss"))
+        if facts["windows_behind"] is not None and facts["windows_behind"] > scoring["sync_max_steps_behind"]:
+            found.append(("desync", "desync"))
+        if facts["norm_ratio"] is not None and facts["norm_ratio"] > scoring["oversized_ratio"]:
+            found.append(("oversized", "oversized"))
+        for name, reason in (("overlap", "index_overlap"), ("repeat", "repeated_payload")):
+            if facts[name] is None or body["outer_steps"] < scoring["overlap_grace_steps"]:
+                continue
+            reached = sum(facts[name]["share"] >= level for level in scoring["overlap_levels"])
+            if reached:
+                found.append((f"overlap_{['high', 'max', 'mega'][reached - 1]}", reason))
+        return found
+
+    @staticmethod
+    def scored(
+        facts: dict[str, Any],
+        card: dict[str, Any],
+        score: tuple[float, int],
+        rating: tuple[float, float],
+        scoring: dict[str, Any],
+    ) -> dict[str, Any]:
+        """The card of a miner that was scored, but for `last_reveal`."""
+        alpha = scoring["binary_score_ma_alpha"]
+        mu, sigma = map(Judge.settled, rating)
+        average = Judge.settled((1 - alpha) * card["binary_average"] + alpha * score[1])
+        behind = facts["windows_behind"]
+        sync = Judge.settled(card["sync"] if behind is None else (1 - min(behind, 5) / 5) ** 2.5)
+        final = Judge.settled((mu - 3 * sigma) * max(0.0, average) * sync)
+        card = card | {"mu": mu, "sigma": sigma, "binary_average": average, "sync": sync, "final": final}
+        card |= {"measured": card["measured"] + 1}
+        curvature = Judge.curvature(facts["measurement"])
+        if curvature is not None:
+            beta, past = scoring["curvature_ma_alpha"], card["curvature"]
+            card |= {"curvature": Judge.settled(curvature if past is None else (1 - beta) * past + beta * curvature)}
+        return card
+
+    @staticmethod
+    def scores(facts: dict[int, Any], cards: dict[int, Any], scoring: dict[str, Any]) -> dict[int, tuple[float, int]]:
+        curvatures = [Judge.curvature(each["measurement"]) for each in facts.values()]
+        curvatures = [each for each in curvatures if each is not None]
+        typical = min(0.0, statistics.median(curvatures)) if curvatures else 0.0
+        found = {
+            uid: Judge.score(each["estimate"], each["measurement"], cards[uid]["curvature"], typical)
+            for uid, each in facts.items()
+            if each["estimate"] is not None
+        }
+        return {
+            uid: (min(score, 0.0) if Judge.shows_nothing(cards[uid], scoring) else score, indicator)
+            for uid, (score, indicator) in found.items()
+        }
+
+    @staticmethod
+    def bans_after(body: dict[str, Any], bans: dict[str, int], slashes: dict[int, Any], penalties: Any) -> list[Any]:
+        found = {subject: last for subject, last in bans.items() if last > body["window"]}
+        everybody = [record["facts"] for record in body["miners"]]
+        for facts in everybody:
+            length = max((penalties[event]["ban_windows"] for event, _ in slashes[facts["uid"]]), default=0)
+            shared = [each["bucket"] for each in everybody].count(facts["bucket"]) > 1
+            for subject in (facts["hotkey"], None if shared else facts["bucket"]):
+                if length and subject is not None:
+                    found[subject] = max(found.get(subject, 0), body["window"] + length)
+        return [{"subject": subject, "last_window": found[subject]} for subject in sorted(found)]
+
+    @staticmethod
+    def conclude(body: dict[str, Any], before: dict[str, Any] | None, settings: dict[str, Any]) -> dict[str, Any]:
+        """All of a body that is not facts, from its facts and the body before."""
+        scoring, window = settings["scoring"], body["window"]
+        penalties, facts = scoring["slashing"], {each["facts"]["uid"]: each["facts"] for each in body["miners"]}
+        before = before or {"departed": [], "miners": [], "bans": []}
+        known = {each["hotkey"]: each["card"] for each in before["departed"]}
+        known |= {each["facts"]["hotkey"]: each["after"] for each in before["miners"]}
+        bans = {each["subject"]: each["last_window"] for each in before["bans"]}
+        first = {uid: known.get(each["hotkey"], Judge.fresh()) for uid, each in facts.items()}
+        cards, slashes = {}, {}
+        for uid, each in facts.items():
+            banned = any(bans.get(subject, -1) >= window for subject in (each["hotkey"], each["bucket"]))
+            slashes[uid] = Judge.early(each, first[uid], body, banned, settings)
+            cards[uid] = first[uid] | {"uid": uid}
+            for event, _ in slashes[uid]:
+                cards[uid] = Judge.slashed(cards[uid], penalties[event])
+        early, scores = dict(cards), Judge.scores(facts, cards, scoring)
+        players = {uid: (score, cards[uid]["mu"], cards[uid]["sigma"]) for uid, (score, _) in scores.items()}
+        ratings = Judge.rated(players, scoring["openskill_beta"], scoring["openskill_tau"])
+        for uid, score in scores.items():
+            cards[uid] = Judge.scored(facts[uid], cards[uid], score, ratings[uid], scoring) | {"last_reveal": window}
+            if Judge.curvature(facts[uid]["measurement"]) is not None:
+                cards[uid] |= {"last_exact": window}
+        for uid, each in facts.items():
+            inactive = any(reason == "inactive" for _, reason in slashes[uid])
+            late = Judge.absence(each, body, scoring["low_success_rate"], inactive)
+            late += Judge.late(each, early[uid], body, scoring)
+            slashes[uid] += late
+            idle = 0 if each["payload_sha256"] is not None else cards[uid]["idle"] + Judge.absent(each, body)
+            cards[uid] = cards[uid] | {"idle": idle}
+            for event, _ in late:
+                cards[uid] = Judge.slashed(cards[uid], penalties[event])
+        gone = known.keys() - {each["hotkey"] for each in facts.values()}
+        kept = sorted(gone, key=lambda hotkey: (-(known[hotkey]["last_reveal"] or 0), hotkey))[:512]
+        weights = Judge.weights({uid: card["final"] for uid, card in cards.items()}, settings)
+        return {
+            "miners": [
+                {
+                    "facts": facts[uid],
+                    "before": first[uid],
+                    "gradient_score": scores[uid][0] if uid in scores else None,
+                    "indicator": scores[uid][1] if uid in scores else None,
+                    "slashes": [{"event": event, "reason": reason} for event, reason in slashes[uid]],
+                    "after": cards[uid],
+                }
+                for uid in sorted(facts)
+            ],
+            "departed": [{"hotkey": hotkey, "card": known[hotkey]} for hotkey in sorted(kept)],
+            "bans": Judge.bans_after(body, bans, slashes, penalties),
+            "weights": [{"uid": uid, "weight": weight} for uid, weight in weights.items()],
+        }
+
+    @staticmethod
+    def weights(finals: dict[int, float], settings: dict[str, Any]) -> dict[int, float]:
+        rule, peers = settings["weights"], settings["peers"]
+        burn_uid, burn_rate = rule["burn_uid"], rule["burn_rate"]
+        earning = {uid: final for uid, final in finals.items() if final > 0 and uid != burn_uid}
+        if rule["rule"] == "power":
+            shares = {uid: final ** rule["power_normalisation"] for uid, final in earning.items()}
+        else:
+            shares = Judge.ramp(earning, rule, peers)
+        total = math.fsum(shares.values())
+        shares = {uid: share / total * (1 - burn_rate) for uid, share in shares.items()} if total else {}
+        if burn_uid is not None:
+            shares |= {burn_uid: burn_rate if total else 1.0}
+        rounded = {uid: round(shares[uid], 10) for uid in sorted(shares)}
+        return {uid: share for uid, share in rounded.items() if share > 0}
+
+    @staticmethod
+    def ramp(finals: dict[int, float], rule: dict[str, Any], peers: dict[str, int]) -> dict[int, float]:
+        ranked = sorted(finals, key=lambda uid: -finals[uid])
+        first, second = (min(len(ranked), peers["gather_peer_count"]), peers["reserve_peer_count"])
+        high, ratio = rule["gather_top_ratio"], rule["reserve_decay_ratio"]
+        line = [high + (1 - high) * place / max(1, first - 1) for place in range(first)]
+        places = [value / sum(line) * rule["gather_share"] for value in line]
+        decay = [ratio**place for place in range(min(second, len(ranked) - first))]
+        tail = [value / sum(decay) * (1 - rule["gather_share"]) for value in decay]
+        if tail and tail[0] > places[-1]:
+            tail = [value * places[-1] / tail[0] * ratio for value in tail]
+        places += tail + [0.0] * (len(ranked) - first - len(tail))
+        shares = {}
+        for score in finals.values():
+            tied = [place for place, uid in enumerate(ranked) if finals[uid] == score]
+            mean = math.fsum(places[place] for place in tied) / len(tied)
+            shares |= {ranked[place]: mean for place in tied}
+        return shares
+
+
 def floats(text: str, shape: list[int] | None = None, kind: str = "<f4") -> np.ndarray:
     array = np.frombuffer(bytes.fromhex(text), kind)
     return array if shape is None else array.reshape(shape)
@@ -490,7 +876,7 @@ def test_a_stranger_rebuilds_what_a_miner_signed_from_a_roster() -> None:
         manifest = network | {name: entry[name] for name in of_author}
         commit = network | {"uid": entry["uid"], "hotkey": entry["hotkey"], "commitment": Stranger.digest(manifest)}
         for kind, body in (("manifest", manifest), ("commit", commit)):
-            message = f"templar:3:{kind}:".encode() + Stranger.canonical(body)
+            message = f"templar:4:{kind}:".encode() + Stranger.canonical(body)
             assert verify(entry["hotkey"], message, bytes.fromhex(entry[f"{kind}_signature"]))
 
 
@@ -505,10 +891,10 @@ def test_a_stranger_verifies_objects() -> None:
         named = without_signatures(body) if kind == "roster" else body
         assert Stranger.digest(named) == each["digest"]
         assert body["genesis"] == ("0" * 64 if kind == "start_window" else found["genesis"])
-        message = f"templar:3:{kind}:".encode() + each["body"].encode()
+        message = f"templar:4:{kind}:".encode() + each["body"].encode()
         signature = bytes.fromhex(each["signature"])
         assert verify(body["hotkey"], message, signature)
-        assert not verify(body["hotkey"], message.replace(b":3:", b":2:", 1), signature)
+        assert not verify(body["hotkey"], message.replace(b":4:", b":3:", 1), signature)
     commit = json.loads(found["objects"]["commit"]["body"])
     assert commit["commitment"] == found["objects"]["manifest"]["digest"]
     assert json.loads(found["objects"]["decision"]["body"])["roster"] == found["objects"]["roster"]["digest"]
@@ -821,66 +1207,169 @@ def test_a_stranger_packs() -> None:
 
 
 def test_a_stranger_draws_the_plan() -> None:
-    case = vectors("evaluation")["plan"]
-    count, block_hash = case["num_sequences"], case["block_hash"]
-
-    def draw(size: int, domain: str, uid: int) -> list[int]:
-        ranked = sorted(range(size), key=lambda member: Stranger.seed(domain, block_hash, uid, member))
-        return sorted(ranked[:count])
-
-    own = {
-        int(uid): [
-            [int(uid), index] for index in draw(min(size, case["trained_first"]), "templar.scoring.own", int(uid))
-        ]
-        for uid, size in case["available"].items()
-    }
-    assert {str(uid): refs for uid, refs in own.items()} == case["own"]
-    for uid in own:
-        others = [[-1, index] for index in range(case["num_spare"])]
-        others += [ref for other in sorted(own) if other != uid for ref in own[other]]
-        picks = draw(len(others), "templar.scoring.random", uid)
-        assert [others[pick] for pick in picks] == case["random"][str(uid)]
+    for case in vectors("evaluation")["plans"]:
+        assert Judge.plan(case) == (case["segments"], case["exact"])
 
 
-def test_a_stranger_scores_and_weighs() -> None:
+def test_a_stranger_multiplies_updates_with_gradients() -> None:
+    for case in vectors("evaluation")["products"]:
+        known = vectors("aggregate")["cases"][case["recipe"]]
+        layout = vectors("payload")["layouts"]["dct" if case["recipe"] == "demo" else "one_level"]
+        for uid, text in zip(known["squared_norms"], known["payloads"], strict=True):
+            payload, product = Stranger.read_payload(bytes.fromhex(text), layout), 0.0
+            for tensor in layout["tensors"]:
+                median = known["squared_medians"][tensor["name"]]
+                update = Stranger.update([payload], tensor, layout, median).astype(np.float64)
+                product += float((update * floats(case["gradients"][tensor["name"]], tensor["shape"])).sum())
+            assert case["products"][uid] == pytest.approx(product, rel=1e-6)
+
+
+def test_a_stranger_finds_what_is_alike_and_what_is_large() -> None:
+    case, layout = vectors("evaluation")["likeness"], vectors("payload")["layouts"]["one_level"]
+    now, earlier = (
+        {int(uid): Stranger.read_payload(bytes.fromhex(text), layout) for uid, text in case[name].items()}
+        for name in ("payloads", "earlier")
+    )
+    mine, past = ({uid: Judge.places(each, layout) for uid, each in found.items()} for found in (now, earlier))
+    squares, spared, chance = {}, 0, Judge.chance(layout)
+    for uid, payload in now.items():
+        present = {other: places for other, places in mine.items() if other != uid}
+        old = past.get(uid, set())
+        framed = {other for other in present if Judge.share(mine[other], old, chance) >= case["threshold"]}
+        spared += len(framed)
+        present = {other: places for other, places in present.items() if other not in framed}
+        before = {other: places for other, places in past.items() if other != uid or other in case["applied"]}
+        for name, others in (("overlaps", present), ("repeats", before)):
+            assert Judge.most_alike(mine[uid], others, chance) == case[name].get(str(uid))
+        squares[uid] = sum(
+            Stranger.quanta(step) ** 2 for rows in payload["tensors"].values() for row in rows for _, _, step, _ in row
+        )
+    positive = sorted(squares[uid] for uid in case["rostered"] if squares[uid])
+    median = positive[(len(positive) - 1) // 2]
+    ratios = {str(uid): Judge.settled(math.sqrt(Fraction(square, median))) for uid, square in squares.items()}
+    assert ratios == case["norm_ratios"]
+    assert spared, "nobody copies what a miner published before"
+
+
+def test_a_stranger_scores() -> None:
+    for case in vectors("evaluation")["scores"]:
+        found = Judge.score(case["estimate"], case["measurement"], case["known"], case["typical"])
+        assert found == (case["gradient_score"], case["indicator"])
+        assert Judge.curvature(case["measurement"]) == case["curvature"]
+
+
+def test_a_stranger_weighs() -> None:
+    for case in vectors("evaluation")["weights"]:
+        settings = {"weights": case["settings"], "peers": vectors("peers")["settings"]}
+        finals = {int(uid): final for uid, final in case["finals"].items()}
+        assert {str(uid): weight for uid, weight in Judge.weights(finals, settings).items()} == case["weights"]
+        nobody = {str(uid): weight for uid, weight in Judge.weights({2: 0.0}, settings).items()}
+        assert nobody == case["weights_if_nobody_earned"]
+
+
+def test_a_stranger_concludes_what_the_evidence_says() -> None:
     found = vectors("evaluation")
-
-    def improvement(before: float | None, after: float | None) -> float:
-        if before is None or before <= 0:
-            return 0.0
-        return -1.0 if after is None else max(-1.0, (before - after) / before)
-
-    for each in found["scores"]:
-        random = improvement(each["random_before"], each["random_after"])
-        assert each["gradient_score"] == random
-        assert each["indicator"] == (1 if improvement(each["own_before"], each["own_after"]) > random else -1)
-    for each in found["weights"]:
-        settings, tiers = each["settings"], vectors("peers")["settings"]
-        burn = str(settings["burn_uid"])
-        earning = {uid: final for uid, final in each["finals"].items() if final > 0 and uid != burn}
-        shares = _power(earning, settings) if settings["rule"] == "power" else _ramp(earning, settings, tiers)
-        factor = (1 - settings["burn_rate"]) / sum(shares.values())
-        expected = {uid: share * factor for uid, share in shares.items()} | {burn: settings["burn_rate"]}
-        assert each["weights"] == pytest.approx(expected, rel=1e-12)
-        assert each["weights_if_nobody_earned"] == {burn: 1.0}
+    before = None
+    for each in found["windows"]:
+        body = each["body"]
+        assert Stranger.digest(body) == each["digest"]
+        assert body["previous"] == (None if before is None else Stranger.digest(before))
+        assert body["previous_window"] == (None if before is None else before["window"])
+        for field, concluded in Judge.conclude(body, before, found["settings"]).items():
+            assert body[field] == concluded, f"{field} of window {body['window']}"
+        before = body
 
 
-def _power(finals: dict[str, float], settings: dict[str, Any]) -> dict[str, float]:
-    return {uid: final ** settings["power_normalisation"] for uid, final in finals.items()}
+def test_a_stranger_and_the_library_conclude_the_same_of_any_window() -> None:
+    """A chain of windows with hotkeys and buckets that come, go and change their uids, and every kind of fact."""
+    chance = random.Random(7)
+    hparams, standing, before = judging.settings(), Standing(), None
+    settings = {name: getattr(hparams, name).model_dump(mode="json") for name in ("scoring", "peers", "weights")}
+    author = {"netuid": 1, "genesis": "0" * 64, "uid": 1, "hotkey": scenario.hotkey(1).address}
+    events: set[str] = set()
+    for window in range(1, 150):
+        facts = WindowFacts(
+            window=window,
+            roster=chance.choice(["a" * 64, "b" * 64, None]),
+            root_before="c" * 64,
+            outer_steps=chance.randrange(4),
+            seed_block=18 * window,
+            loss=4.0,
+            miners=any_miners(chance, window),
+        )
+        evidence = conclude(facts, standing, hparams, author)
+        body = json.loads(evidence.canonical())
+        for field, concluded in Judge.conclude(body, before, settings).items():
+            assert_alike(body[field], concluded, f"{field} of window {window}")
+        events |= {slash.event for record in evidence.miners for slash in record.slashes}
+        standing, before = evidence.standing, body
+    assert events == set(settings["scoring"]["slashing"])
 
 
-def _ramp(finals: dict[str, float], settings: dict[str, Any], tiers: dict[str, int]) -> dict[str, float]:
-    ranked = sorted(finals, key=lambda uid: (-finals[uid], int(uid)))
-    top, rest = ranked[: tiers["gather_peer_count"]], ranked[tiers["gather_peer_count"] :]
-    tail = rest[: tiers["reserve_peer_count"]]
-    high, share, ratio = settings["gather_top_ratio"], settings["gather_share"], settings["reserve_decay_ratio"]
-    line = [high + (1 - high) * place / max(1, len(top) - 1) for place in range(len(top))]
-    first = [value / sum(line) * share for value in line]
-    decay = [ratio**place for place in range(len(tail))]
-    second = [value / sum(decay) * (1 - share) for value in decay]
-    if second and second[0] > first[-1]:
-        second = [value * ratio * first[-1] / second[0] for value in second]
-    return dict(zip(top, first, strict=True)) | dict(zip(tail, second, strict=True))
+def any_miners(chance: random.Random, window: int) -> tuple[MinerFacts, ...]:
+    uids = sorted(chance.sample(range(2, 9), chance.randint(1, 7)))
+    keys = chance.sample(range(40, 48), len(uids)) if window % 5 == 0 else [38 + uid for uid in uids]
+    return tuple(any_miner(chance, uid, key) for uid, key in zip(uids, keys, strict=True))
+
+
+def any_miner(chance: random.Random, uid: int, key: int) -> MinerFacts:
+    """Facts of one miner; losses and gains are multiples of 1/32, so that equal scores occur."""
+
+    def loss(low: int, high: int, *, missing: float = 0.1) -> float | None:
+        return None if chance.random() < missing else chance.randint(low, high) / 32
+
+    def likeness() -> dict[str, Any] | None:
+        return chance.choice([None, {"uid": 3, "share": chance.choice([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.55, 0.6])}])
+
+    facts = not_measured(uid, key, chance)
+    if chance.random() < 0.4:
+        return MinerFacts.model_validate(facts | {"reason": chance.choice([None, *Reason]), "assigned": uid != 5})
+    estimate = dict(
+        zip(Estimate.model_fields, (loss(0, 128), loss(-64, 64), loss(0, 128), loss(-64, 64)), strict=False)
+    )
+    measurement = dict(zip(Measurement.model_fields, [loss(0, 160) for _ in range(5)], strict=True))
+    measured = {
+        "payload_sha256": "d" * 64,
+        "windows_behind": chance.choice([None, 0, 0, 0, 2, 4, 5]),
+        "estimate": estimate | {"expected": chance.choice([0.0, 0.03125])},
+        "measurement": chance.choice([None, measurement]),
+        "norm_ratio": chance.choice([0.0, 1.0, 10.0, 10.5]),
+        "overlap": likeness(),
+        "repeat": likeness(),
+    }
+    return MinerFacts.model_validate(facts | measured)
+
+
+def not_measured(uid: int, key: int, chance: random.Random) -> dict[str, Any]:
+    nothing = dict.fromkeys(MinerFacts.model_fields)
+    bucket = chance.choice([None, f"{uid:064x}", f"{uid:064x}", f"{uid // 2:064x}"])
+    who = {"uid": uid, "hotkey": scenario.hotkey(key).address, "bucket": bucket}
+    return nothing | who | {"tier": chance.choice(["gather", "reserve", "other"]), "assigned": True, "applied": False}
+
+
+def assert_alike(ours: Any, theirs: Any, what: str) -> None:
+    """Equal but for the last digit that scores are kept with."""
+    if isinstance(ours, dict):
+        assert ours.keys() == theirs.keys(), what
+        for name, value in ours.items():
+            assert_alike(value, theirs[name], f"{name}, {what}")
+    elif isinstance(ours, list):
+        assert len(ours) == len(theirs), what
+        for number, value in enumerate(ours):
+            assert_alike(value, theirs[number], f"{number}, {what}")
+    elif isinstance(ours, float):
+        assert theirs == pytest.approx(ours, rel=0, abs=2e-10), what
+    else:
+        assert ours == theirs, what
+
+
+def test_the_evidence_shows_every_penalty() -> None:
+    found = vectors("evaluation")
+    records = [record for each in found["windows"] for record in each["body"]["miners"]]
+    events = {slash["event"] for record in records for slash in record["slashes"]}
+    assert set(found["settings"]["scoring"]["slashing"]) - events == {"overlap_max"}, "it differs by its numbers only"
+    assert {ban["subject"] for each in found["windows"] for ban in each["body"]["bans"]}
+    assert vectors("objects")["objects"]["evidence"]["digest"] == found["windows"][0]["digest"]
 
 
 def test_a_stranger_selects_peers() -> None:
@@ -940,6 +1429,44 @@ def test_every_reason_is_explained_once() -> None:
     rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
     named = [code for row in rows for code in re.findall(r"`([a-z_]+)`", row)]
     assert sorted(named) == sorted(reason.value for reason in Reason)
+
+
+def test_the_table_of_penalties_is_that_of_the_hyper_parameters() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \| ([^|]+) \| ([^|]*) ?\|$", page("validator.md"), re.MULTILINE)
+    for preset in preset_names():
+        hparams = load_hparams(preset)
+        told = {
+            event: {
+                "final": _factor(final, hparams.training.recipe),
+                "average": _factor(average, hparams.training.recipe),
+                "reset": "fresh card" in more,
+                "ban_windows": int(found[1]) if (found := re.search(r"ban of (\d+) windows", more)) else 0,
+            }
+            for event, final, average, more in rows
+        }
+        assert told == hparams.scoring.slashing.model_dump(), preset
+
+
+def _factor(cell: str, recipe: str) -> float:
+    """A factor as it is told: one for both recipes, or another one for `demo` behind it."""
+    found = re.fullmatch(r"([\d.]+)(?: \(`demo`: ([\d.]+)\))?", cell)
+    assert found, cell
+    return float(found[2] if recipe == "demo" and found[2] else found[1])
+
+
+def test_the_numbers_of_the_presets_are_told() -> None:
+    table = page("validator.md").split("| number | ", 1)[1].split("\n\n", 1)[0]
+    header, _, *rows = table.splitlines()
+    assert rows
+    columns = [re.findall(r"`([\w.-]+)`", cell) for cell in header.split("|") if "`" in cell]
+    for row in rows:
+        name, *cells = [cell.strip() for cell in row.strip("|").split("|")]
+        section, field = name.strip("`").split(".")
+        for presets, cell in zip(columns, cells, strict=True):
+            for preset in presets:
+                value = getattr(getattr(load_hparams(preset), section), field)
+                numbers = list(value) if isinstance(value, tuple) else [value]
+                assert numbers == [float(number) for number in cell.split(", ")], f"{name} of {preset}"
 
 
 def test_every_link_leads_somewhere() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from templar.errors import PermanentError, Reason
-from templar.hparams import DEFAULT_PRESET, HPARAMS_FILE, HParams, load_hparams, preset_names
+from templar.hparams import DEFAULT_PRESET, HPARAMS_FILE, HParams, Penalty, load_hparams, preset_names
 
 PRESETS = (
     "local",
@@ -90,10 +90,12 @@ PUBLISHED = {
         "scoring.openskill_tau": 0.1,
         "scoring.sync_max_steps_behind": 3,
         "scoring.reset_inactivity_windows": 25,
-        "scoring.slashing.missing": 0.75,
-        "scoring.slashing.invalid": 0.0,
-        "scoring.slashing.desync": 0.75,
-        "scoring.slashing.inactivity": 0.75,
+        "scoring.slashing.missing": Penalty(final=0.75, average=0.75),
+        "scoring.slashing.missing_low_success": Penalty(final=0.75, average=0.75),
+        "scoring.slashing.invalid": Penalty(final=0.0, average=1.0),
+        "scoring.slashing.desync": Penalty(final=0.75, average=0.75),
+        "scoring.slashing.inactivity": Penalty(final=0.75, average=1.0),
+        "scoring.slashing.inactivity_reset": Penalty(final=0.0, average=0.0, reset=True),
         "weights.rule": "power",
         "weights.power_normalisation": 2.0,
         "weights.windows_per_weights": 50,
@@ -145,8 +147,18 @@ PUBLISHED = {
         "scoring.openskill_tau": 0.1,
         "scoring.sync_max_steps_behind": 3,
         "scoring.reset_inactivity_windows": 3,
-        "scoring.slashing.missing": 0.75,
-        "scoring.slashing.inactivity": 0.75,
+        "scoring.low_success_rate": 0.4,
+        "scoring.overlap_levels": (0.4, 0.5, 0.6),
+        "scoring.overlap_grace_steps": 20,
+        "scoring.slashing.missing": Penalty(final=0.75, average=0.75),
+        "scoring.slashing.missing_low_success": Penalty(final=0.0, average=0.0),
+        "scoring.slashing.invalid": Penalty(final=0.0, average=1.0),
+        "scoring.slashing.desync": Penalty(final=0.75, average=0.75),
+        "scoring.slashing.overlap_high": Penalty(final=0.5, average=0.5),
+        "scoring.slashing.overlap_max": Penalty(final=0.0, average=0.0, reset=True),
+        "scoring.slashing.overlap_mega": Penalty(final=0.0, average=0.0, reset=True, ban_windows=200),
+        "scoring.slashing.inactivity": Penalty(final=0.75, average=1.0),
+        "scoring.slashing.inactivity_reset": Penalty(final=0.0, average=0.0, reset=True),
         "weights.rule": "ramp",
         "weights.windows_per_weights": 2,
         "weights.gather_share": 0.75,
@@ -188,6 +200,13 @@ def test_a_preset_is_merged_over_the_one_that_it_extends_key_by_key() -> None:
     assert (demo.training.adamw, demo.model, demo.windows) == (local.training.adamw, local.model, local.windows)
 
 
+def test_a_penalty_is_changed_number_by_number() -> None:
+    mega = load_hparams("local").scoring.slashing.overlap_mega
+    changed = load_hparams("local", overrides={"scoring": {"slashing": {"overlap_mega": {"ban_windows": 3}}}})
+    assert changed.scoring.slashing.overlap_mega == mega.model_copy(update={"ban_windows": 3})
+    assert changed.scoring.slashing.overlap_max == load_hparams("local").scoring.slashing.overlap_max
+
+
 def test_overrides_are_merged_over_the_preset() -> None:
     hparams = load_hparams("local", overrides={"training": {"schedule": {"t_max": 7}}, "peers": {"minimum_peers": 2}})
     assert (hparams.training.schedule.t_max, hparams.peers.minimum_peers) == (7, 2)
@@ -202,7 +221,22 @@ def test_overrides_are_merged_over_the_preset() -> None:
         ("quantisation", {"bins": 4}, "quantisation: unknown key, remove it"),
         ("windows", {"block_seconds": 0}, "windows.block_seconds: Input should be greater than 0"),
         ("peers", {"gather_peer_count": 0}, "peers.gather_peer_count: Input should be greater than or equal to 1"),
-        ("scoring", {"slashing": {"missing": 1.5}}, "scoring.slashing.missing: Input should be less than or equal"),
+        ("scoring", {"slashing": {"missing": 0.75}}, "scoring.slashing.missing: Input should be an object"),
+        ("scoring", {"slashing": {"missing": {"final": 1.5}}}, "slashing.missing.final: Input should be less than or"),
+        ("scoring", {"slashing": {"desync": {"average": -0.1}}}, "slashing.desync.average: Input should be greater"),
+        ("scoring", {"slashing": {"banned": {"ban_windows": -1}}}, "slashing.banned.ban_windows: Input should be gr"),
+        ("scoring", {"slashing": {"banned": {"reset": 1}}}, "slashing.banned.reset: Input should be a valid boolean"),
+        ("scoring", {"slashing": {"luck": {"final": 0.5}}}, "scoring.slashing.luck: unknown key, remove it"),
+        ("scoring", {"overlap_levels": [0.4, 0.4, 0.6]}, "overlap_levels (0.4, 0.4, 0.6): they must rise"),
+        ("scoring", {"overlap_levels": [0.0, 0.5, 0.6]}, "they must rise, above 0 and up to 1"),
+        ("scoring", {"overlap_levels": [0.4, 0.5, 1.1]}, "they must rise, above 0 and up to 1"),
+        ("scoring", {"overlap_levels": [0.4, 0.5]}, "scoring.overlap_levels.2: is missing, add it"),
+        ("scoring", {"oversized_ratio": 1.0}, "scoring.oversized_ratio: Input should be greater than 1"),
+        ("scoring", {"low_success_rate": 1.1}, "scoring.low_success_rate: Input should be less than or equal to 1"),
+        ("scoring", {"own_data_floor": 1.1}, "scoring.own_data_floor: Input should be less than or equal to 1"),
+        ("scoring", {"own_data_windows": 0}, "scoring.own_data_windows: Input should be greater than or equal to 1"),
+        ("scoring", {"exact_segments": 0}, "scoring.exact_segments: Input should be greater than or equal to 1"),
+        ("scoring", {"curvature_ma_alpha": 0.0}, "scoring.curvature_ma_alpha: Input should be greater than 0"),
         ("gradient", {"momentum_decay": 1.0}, "gradient.momentum_decay: Input should be less than 1"),
         ("training", {"inner_steps": "30"}, "training.inner_steps: Input should be a valid integer"),
         ("training", {"inner_steps": 30.5}, "training.inner_steps: Input should be a valid integer"),
@@ -291,7 +325,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "training": {"adamw": {"epsilon": 1e-7}},
     "gradient": {"use_dct": True},
     "peers": {"recent_windows": 4},
-    "scoring": {"slashing": {"desync": 0.5}},
+    "scoring": {"slashing": {"desync": {"final": 0.5}}},
     "weights": {"gather_share": 0.7},
     "storage": {"snapshots_kept": 4, "checkpoints_kept": 5, "snapshot_frequency": 2},
 }

@@ -1,18 +1,21 @@
 import sqlite3
 import threading
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from templar.errors import PermanentError, Reason, TransientError
-from templar.statefile import StateFile
+from templar.statefile import Migration, StateFile
 
 SCHEMA = "CREATE TABLE notes (number INTEGER PRIMARY KEY, text TEXT NOT NULL) STRICT;"
 
 
-def opened(path: Path, *, version: int = 1) -> StateFile:
-    return StateFile(path, schema=SCHEMA, version=version, remedy="move it away", durable=False)
+def opened(path: Path, *, version: int = 1, migrations: Mapping[int, Migration] | None = None) -> StateFile:
+    return StateFile(
+        path, schema=SCHEMA, version=version, remedy="move it away", migrations=migrations or {}, durable=False
+    )
 
 
 @pytest.fixture
@@ -139,3 +142,86 @@ def test_a_file_that_somebody_holds_may_be_free_later(tmp_path: Path, monkeypatc
             opened(path)
     assert caught.value.reason is Reason.LOCAL_FILE
     opened(path).close()
+
+
+# Files of earlier releases.
+
+
+def version_of(path: Path) -> int:
+    with closing(sqlite3.connect(path)) as connection:
+        return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def add(number: int) -> Migration:
+    """What makes a file one of the next version: a note of it."""
+    return lambda transaction: transaction.execute("INSERT INTO notes VALUES (?, 'migrated')", (number,))
+
+
+def test_an_older_file_is_brought_up_to_date_version_by_version(tmp_path: Path) -> None:
+    path = tmp_path / "notes.sqlite"
+    old = opened(path)
+    note(old, 1)
+    old.close()
+    steps: list[int] = []
+
+    def step(older: int) -> Migration:
+        def migrate(transaction: sqlite3.Connection) -> None:
+            steps.append(older)
+            add(10 + older)(transaction)
+
+        return migrate
+
+    for _ in range(2):
+        file = opened(path, version=4, migrations={3: step(3), 2: step(2), 1: step(1)})
+        assert numbers(file) == [1, 11, 12, 13]
+        file.close()
+    assert steps == [1, 2, 3], "once, in their order"
+    assert version_of(path) == 4
+
+
+def test_only_what_is_missing_is_done(tmp_path: Path) -> None:
+    path = tmp_path / "notes.sqlite"
+    opened(path, version=2).close()
+    assert numbers(opened(path, version=3, migrations={1: add(11), 2: add(12)})) == [12]
+
+
+def test_a_new_file_needs_no_migration(tmp_path: Path) -> None:
+    file = opened(tmp_path / "notes.sqlite", version=3, migrations={1: add(11), 2: add(12)})
+    assert numbers(file) == []
+    assert version_of(tmp_path / "notes.sqlite") == 3
+
+
+def test_a_migration_that_fails_leaves_the_file_at_the_version_before_it(tmp_path: Path) -> None:
+    """Tables included; and the next start goes on from there."""
+    path = tmp_path / "notes.sqlite"
+    opened(path).close()
+
+    def fails(transaction: sqlite3.Connection) -> None:
+        transaction.execute("CREATE TABLE half (number INTEGER)")
+        transaction.execute("INSERT INTO notes VALUES (99, 'lost')")
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        opened(path, version=3, migrations={1: add(11), 2: fails})
+    assert version_of(path) == 2
+    file = opened(path, version=3, migrations={1: add(12), 2: add(13)})
+    assert numbers(file) == [11, 13]
+    assert file.execute("SELECT name FROM sqlite_master WHERE name = 'half'") == []
+    assert version_of(path) == 3
+
+
+def test_a_migration_that_the_database_refuses_is_explained(tmp_path: Path) -> None:
+    path = tmp_path / "notes.sqlite"
+    opened(path).close()
+    with pytest.raises(TransientError, match=r"notes\.sqlite: no such table: gone") as caught:
+        opened(path, version=2, migrations={1: lambda transaction: transaction.execute("DROP TABLE gone")})
+    assert caught.value.reason is Reason.LOCAL_FILE
+    assert version_of(path) == 1
+
+
+def test_a_newer_file_is_not_migrated_backwards(tmp_path: Path) -> None:
+    path = tmp_path / "notes.sqlite"
+    opened(path, version=3).close()
+    with pytest.raises(PermanentError, match="schema 3 is newer than this release's 2"):
+        opened(path, version=2, migrations={1: add(11), 2: add(12), 3: add(13)})
+    assert numbers(opened(path, version=3)) == []

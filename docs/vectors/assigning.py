@@ -1,21 +1,17 @@
-"""Vectors of keyed bits, permutations, the assignment of data, packing, and the evaluation plan."""
+"""Vectors of keyed bits, permutations, the assignment of data, packing, and who is gathered."""
 
 from typing import Any
 
 import numpy as np
 
 from docs.vectors.exchange import network
-from docs.vectors.scenario import MINER_UIDS, OPENING_HASH, SETTLING_HASH
+from docs.vectors.scenario import MINER_UIDS, OPENING_HASH
 from templar.canonical import canonical_json, keyed_seed
 from templar.data.assignment import Epoch, SlotPlan, assign, spare_units
 from templar.data.packing import pack
 from templar.data.permutation import Permutation
 from templar.exchange.peers import select_peers
-from templar.hparams import Peers, Weights
-from templar.scoring.evidence import Measurement
-from templar.scoring.plan import SequenceRef, draw_plan
-from templar.scoring.scores import score_measurement
-from templar.scoring.weights import compute_weights
+from templar.hparams import Peers
 
 PEERS = Peers(
     gather_peer_count=3,
@@ -74,32 +70,6 @@ def assignment_vectors() -> dict[str, Any]:
     }
 
 
-def evaluation_vectors() -> dict[str, Any]:
-    """Which sequences a validator measures, and what losses amount to."""
-    available = {2: 5, 3: 3, 4: 9}
-    plan = draw_plan(available, num_spare=4, num_sequences=3, trained_first=6, block_hash=SETTLING_HASH)
-    losses: list[tuple[float | None, float | None, float | None, float | None]] = [
-        (4.0, 3.5, 4.0, 3.75),
-        (4.0, 3.75, 4.0, 3.5),
-        (4.0, 3.5, 4.0, 12.0),
-        (4.0, 3.5, 4.0, None),
-        (None, None, 4.0, 4.0),
-    ]
-    return {
-        "plan": {
-            "available": {str(uid): count for uid, count in available.items()},
-            "num_spare": 4,
-            "num_sequences": 3,
-            "trained_first": 6,
-            "block_hash": SETTLING_HASH,
-            "own": {str(uid): _refs(refs) for uid, refs in plan.own.items()},
-            "random": {str(uid): _refs(refs) for uid, refs in plan.random.items()},
-        },
-        "scores": [_score(*each) for each in losses],
-        "weights": [_weights(rule) for rule in ("ramp", "power")],
-    }
-
-
 def peer_vectors() -> dict[str, Any]:
     """Who is gathered, by weight and then by a keyed hash."""
     cases: tuple[tuple[list[int], dict[int, float]], ...] = (
@@ -131,41 +101,4 @@ def _window(window: int, uids: tuple[int, ...], epoch: Epoch, plan: SlotPlan) ->
         "units": {str(each.uid): list(each.units) for each in found},
         "digests": {str(each.uid): each.digest for each in found},
         "spare": list(spare_units(window, epoch=epoch, plan=plan, uids=uids, block_hash=OPENING_HASH)),
-    }
-
-
-def _refs(refs: tuple[SequenceRef, ...]) -> list[list[int]]:
-    return [[ref.uid, ref.index] for ref in refs]
-
-
-def _score(
-    own_before: float | None, own_after: float | None, random_before: float | None, random_after: float | None
-) -> dict[str, Any]:
-    measured = Measurement(
-        own_before=own_before, own_after=own_after, random_before=random_before, random_after=random_after
-    )
-    score = score_measurement(measured, sync=1.0)
-    return measured.model_dump() | {"gradient_score": score.gradient_score, "indicator": score.indicator}
-
-
-def _weights(rule: str) -> dict[str, Any]:
-    settings = Weights.model_validate(
-        {
-            "rule": rule,
-            "windows_per_weights": 2,
-            "power_normalisation": 2.0,
-            "gather_share": 0.75,
-            "gather_top_ratio": 2.0,
-            "reserve_decay_ratio": 0.5,
-            "burn_rate": 0.5,
-            "burn_uid": 0,
-        }
-    )
-    finals = {0: 9.0, 2: 4.0, 3: -1.0, 4: 2.0, 5: 1.0, 6: 0.5, 7: 0.25, 8: 0.125}
-    weights, nobody = (compute_weights(each, settings, PEERS) for each in (finals, {2: 0.0}))
-    return {
-        "settings": settings.model_dump(),
-        "finals": {str(uid): final for uid, final in finals.items()},
-        "weights": {str(uid): weight for uid, weight in weights.items()},
-        "weights_if_nobody_earned": {str(uid): weight for uid, weight in nobody.items()},
     }

@@ -4,6 +4,7 @@ from collections.abc import Collection
 from functools import cache
 from typing import Any
 
+from docs.vectors import judging
 from docs.vectors.scenario import (
     MINER_UIDS,
     NETUID,
@@ -22,12 +23,14 @@ from templar import PROTOCOL_VERSION
 from templar.canonical import sha256_hex
 from templar.chain.keys import verify
 from templar.errors import Reason
+from templar.exchange.debug import START, debug_values
 from templar.exchange.findings import Exhibit, Finding, Report, Suspect
 from templar.exchange.genesis import NO_GENESIS
 from templar.exchange.keys import Kind, ObjectKey, parse_key
 from templar.exchange.objects import (
     CheckpointManifest,
     Commit,
+    Debug,
     Decision,
     Manifest,
     PeerList,
@@ -39,7 +42,7 @@ from templar.exchange.objects import (
 from templar.exchange.proof import state_proof
 from templar.exchange.sealing import Body, Network, Sealed, seal
 from templar.gradient.wire import encode
-from templar.scoring.evidence import Evidence, Measurement, MinerRecord, SlashRecord, WeightRecord
+from templar.scoring.evidence import Evidence
 
 
 @cache
@@ -79,20 +82,25 @@ def object_vectors(known_signatures: Collection[str]) -> dict[str, Any]:
 
 def key_vectors() -> dict[str, Any]:
     """Object keys and what they mean, and strings that are no keys of this protocol."""
-    keys = [*(str(key) for _, key in _bodies(())), "gradient-12-3-v3.bin", "aggregator-12-v1.bin", "debug-12-3-v1.json"]
+    keys = [*(str(key) for _, key in _bodies(())), "gradient-12-3-v4.bin", "aggregator-12-v1.bin", "debug-12-3-v1.json"]
     strangers = [
-        "gradient-012-3-v3.bin",
-        "gradient-12-3-v3.json",
+        "gradient-012-3-v4.bin",
+        "gradient-12-3-v4.json",
         "gradient-12-3.bin",
-        "commit-12-3-v3.json.tmp",
-        "aggregator-12-3-v3.bin",
-        "peers_12_v3.bin",
-        "checkpoint-12-3-v3/a/b",
+        "commit-12-3-v4.json.tmp",
+        "aggregator-12-3-v4.bin",
+        "peers_12_v4.bin",
+        "checkpoint-12-3-v4/a/b",
     ]
     return {
         "keys": {key: _meaning(key) for key in keys},
         "not_keys": [text for text in strangers if parse_key(text) is None],
     }
+
+
+def evidences() -> list[Evidence]:
+    """The evidence of some windows, of which the first is this one."""
+    return judging.evidences(_author(VALIDATOR_UID), _roster(()).digest)
 
 
 def _bodies(known_signatures: Collection[str]) -> list[tuple[Body, ObjectKey]]:
@@ -113,7 +121,8 @@ def _bodies(known_signatures: Collection[str]) -> list[tuple[Body, ObjectKey]]:
             ObjectKey(Kind.PROOF, WINDOW, 2),
         ),
         (_report(roster, known_signatures), ObjectKey(Kind.REPORT, WINDOW, 2)),
-        (_evidence(roster), ObjectKey(Kind.EVIDENCE, WINDOW, VALIDATOR_UID)),
+        (_debug(), ObjectKey(Kind.DEBUG, WINDOW, VALIDATOR_UID)),
+        (evidences()[0], ObjectKey(Kind.EVIDENCE, WINDOW, VALIDATOR_UID)),
         (_checkpoint(), ObjectKey(Kind.CHECKPOINT, WINDOW, VALIDATOR_UID, file="manifest.json")),
         (peers, ObjectKey(Kind.PEERS, 3)),
         (start_window(), ObjectKey(Kind.START_WINDOW)),
@@ -165,6 +174,11 @@ def _roster(known_signatures: Collection[str]) -> Roster:
     )
 
 
+def _debug() -> Debug:
+    values = debug_values(params_after("sparseloco"), START)
+    return Debug(**_author(VALIDATOR_UID), window=WINDOW, start=START, values=values)
+
+
 def _checkpoint() -> CheckpointManifest:
     names = ("config.json", "model.safetensors", "tokenizer.json")
     return CheckpointManifest(
@@ -177,53 +191,6 @@ def _checkpoint() -> CheckpointManifest:
         epochs=(),
         files={name: sha256_hex(name.encode()) for name in names},
         sizes={name: len(name) for name in names},
-    )
-
-
-def _evidence(roster: Roster) -> Evidence:
-    """One measured miner and one whose payload was late; numbers that a reader can check by eye."""
-    good = MinerRecord(
-        uid=2,
-        hotkey=hotkey(2).address,
-        tier="gather",
-        payload_sha256=roster.entries[0].payload_sha256,
-        reason=None,
-        measurement=Measurement(own_before=4.0, own_after=3.5, random_before=4.0, random_after=3.75),
-        gradient_score=0.0625,
-        indicator=1,
-        windows_behind=0,
-        mu_before=25.0,
-        sigma_before=8.5,
-        mu=26.5,
-        sigma=8.25,
-        binary_average=0.05,
-        sync=1.0,
-        final=0.0875,
-        slashes=(),
-    )
-    late = good.model_copy(
-        update={
-            "uid": 3,
-            "hotkey": hotkey(3).address,
-            "payload_sha256": None,
-            "reason": Reason.REVEAL_LATE,
-            "measurement": None,
-            "gradient_score": None,
-            "indicator": None,
-            "windows_behind": None,
-            "final": 0.0,
-            "slashes": (SlashRecord(reason=Reason.REVEAL_LATE, factor=0.75),),
-        }
-    )
-    return Evidence(
-        **_author(VALIDATOR_UID),
-        window=WINDOW,
-        roster=roster.digest,
-        root_before=root_before(),
-        seed_block=40,
-        loss=4.0,
-        miners=(good, late),
-        weights=(WeightRecord(uid=0, weight=0.5), WeightRecord(uid=2, weight=0.5)),
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from docs.vectors import assigning, exchange, learning, payloads, places
+from docs.vectors import assigning, evaluating, exchange, learning, payloads, places
 
 FOLDER = Path(__file__).resolve().parent
 LINE_CHARACTERS = 120
@@ -29,7 +29,7 @@ VECTORS: Mapping[str, Callable[[], Any]] = {
     "state": learning.state_vectors,
     "schedules": learning.schedule_vectors,
     "assignment": assigning.assignment_vectors,
-    "evaluation": assigning.evaluation_vectors,
+    "evaluation": evaluating.evaluation_vectors,
     "peers": assigning.peer_vectors,
 }
 """Name of the file, without `.json` -> what makes its content."""

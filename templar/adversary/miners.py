@@ -10,11 +10,12 @@ from templar.canonical import keyed_seed
 from templar.exchange.gather import GatherReport
 from templar.gradient.payload import Payload
 from templar.model.training import OptimizerState, TrainResult
-from templar.neuron.evaluate import Evaluation
+from templar.neuron.evaluate import evaluate
 from templar.neuron.miner import Miner
 from templar.neuron.reports import PageReport
 from templar.neuron.settlement import Settlement
 from templar.neuron.validator import Validator
+from templar.scoring.evidence import WindowFacts
 
 HUGE_FACTOR = 1e6
 
@@ -52,11 +53,9 @@ class IdleMiner(LazyMiner):
 class IdleValidator(Validator):
     """Measures nothing: for timing the protocol alone."""
 
-    def evaluate(self, report: GatherReport, settlement: Settlement) -> Evaluation | None:
-        """An evaluation without measurements."""
-        del report
-        block = self.exchange.settling_block(self.exchange.times(settlement.window))
-        return Evaluation(settlement.window, block, None, {}, {}, {})
+    def evaluate(self, report: GatherReport, settlement: Settlement) -> WindowFacts | None:
+        """Facts without measurements."""
+        return evaluate(self, None, self.book.standing, report, settlement)
 
 
 class GarbageMiner(Miner):

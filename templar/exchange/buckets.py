@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from templar.canonical import sha256_hex
 from templar.chain.base import Chain, NeuronInfo
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.following import FollowingReader
@@ -168,6 +169,19 @@ class Buckets:
             known[1].close()
         return store
 
+    def account(self, neuron: NeuronInfo) -> str | None:
+        """The account that a neuron's commitment names, which outlives every read key; None if it names none.
+
+        Raises:
+            TransientError: The chain could not be reached, and the neuron's commitment was never seen.
+        """
+        self._refresh_if_old(neuron)
+        text = self._commitments.get(neuron.hotkey)
+        try:
+            return None if text is None else _decode(neuron, text).account_id
+        except RejectedError:
+            return None
+
     def close(self) -> None:
         """Give every connection back."""
         with self._lock:
@@ -210,6 +224,11 @@ class Buckets:
 
     def _age(self) -> float:
         return math.inf if self._refreshed is None else self._chain.clock.now() - self._refreshed
+
+
+def bucket_digest(account: str) -> str:
+    """What a bucket is known by where its name is of no use to anybody: the hash of its account."""
+    return sha256_hex(account.encode())
 
 
 def _decode(neuron: NeuronInfo, text: str) -> BucketAddress:

@@ -7,7 +7,7 @@ hyper-parameters: they come from the environment and from blocks.
 A preset may name another one in `extends`; its sections are merged over it, key by key.
 """
 
-from templar.hparams.incentive import MAX_PEERS, Peers, Scoring, Slashing, Storage, Weights
+from templar.hparams.incentive import MAX_PEERS, Peers, Penalty, Scoring, Slashing, Storage, Weights
 from templar.hparams.learning import AdamW, Gradient, Schedule, Training
 from templar.hparams.network import Data, Model, Windows
 from templar.hparams.tree import DEFAULT_PRESET, HPARAMS_FILE, HParams, load_hparams, preset_names
@@ -22,6 +22,7 @@ __all__ = [
     "HParams",
     "Model",
     "Peers",
+    "Penalty",
     "Schedule",
     "Scoring",
     "Slashing",

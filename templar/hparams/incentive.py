@@ -27,30 +27,68 @@ class Peers(Section):
     """A miner is active if it revealed in one of this many past windows."""
 
 
-class Slashing(Section):
-    """Factors that an event leaves of a positive score (1 keeps it, 0 clears it)."""
+class Penalty(Section):
+    """What an event does to a score card. A score that is not positive is left alone: no penalty improves it."""
 
-    missing: float = Field(ge=0, le=1)
-    """No valid payload in a window."""
-    invalid: float = Field(ge=0, le=1)
-    """A payload that was revealed and is not valid."""
-    desync: float = Field(ge=0, le=1)
-    """State behind the network by more than sync_max_steps_behind windows."""
-    inactivity: float = Field(ge=0, le=1)
-    """Each window without any reveal, once a miner was active."""
+    final: float = Field(ge=0, le=1)
+    """What is left of a positive final score: 1 keeps it, 0 clears it."""
+    average: float = Field(ge=0, le=1)
+    """What is left of a positive moving average of the binary indicator."""
+    reset: bool = False
+    """Whether the miner starts afresh: with a fresh rating, or the old one where that is worse."""
+    ban_windows: int = Field(default=0, ge=0)
+    """For how many more windows hotkey and bucket are banned: not measured, and on no later peer list."""
+
+
+class Slashing(Section):
+    """The events that cost a miner something, and what each costs."""
+
+    missing: Penalty
+    """No payload that counts: nothing was revealed, or too late."""
+    missing_low_success: Penalty
+    """The same in a window in which most of the gather tier failed (see `Scoring.low_success_rate`)."""
+    invalid: Penalty
+    """A payload that was revealed and is not valid, or losses that are not finite once it is applied."""
+    desync: Penalty
+    """State behind the network by more than `Scoring.sync_max_steps_behind` windows."""
+    oversized: Penalty
+    """A norm of more than `Scoring.oversized_ratio` times the median."""
+    unassigned_data: Penalty
+    """Its own data shows nothing of its work: the average of its binary indicator stays below
+    `Scoring.own_data_floor`. Its score is also held at 0 or less for the rating."""
+    overlap_high: Penalty
+    """Much of the payload is also in another miner's of the same window, or in one of the window before."""
+    overlap_max: Penalty
+    """Half of it is."""
+    overlap_mega: Penalty
+    """Most of it is."""
+    inactivity: Penalty
+    """Each window without a reveal, once a miner was active and more than `Peers.recent_windows` have passed."""
+    inactivity_reset: Penalty
+    """The same after more than `Scoring.reset_inactivity_windows`."""
+    banned: Penalty
+    """Each window of a ban, whoever the hotkey is and whichever bucket it has now."""
+    registered_again: Penalty
+    """A hotkey that returns under another uid."""
 
 
 class Scoring(Section):
-    """How a validator turns payloads into weights."""
+    """How a validator turns payloads into scores."""
 
     validator_offset: int = Field(ge=0)
     """Blocks after the settling block at which a validator starts to evaluate."""
     eval_sequences: int = Field(ge=1)
-    """Sequences of its own data, and as many of others' data, that each miner is measured on."""
+    """Sequences of its own data that each miner is measured on; those of all miners are the evaluation batch."""
     eval_micro_batch_size: int = Field(ge=1)
     """Sequences per forward pass of a measurement; part of what two validators must share to get the same bits."""
     eval_lr_factor: float = Field(gt=0, le=1)
     """Fraction of the outer step at which one payload is measured alone."""
+    exact_miners: int = Field(ge=0)
+    """Miners per window that are measured exactly, drawn by how long ago they were last."""
+    exact_segments: int = Field(ge=1)
+    """Own segments of other miners that an exact measurement uses, besides the miner's own."""
+    curvature_ma_alpha: float = Field(gt=0, le=1)
+    """Weight of the newest exact measurement in the moving average of what the linear score leaves out."""
     binary_score_ma_alpha: float = Field(gt=0, le=1)
     """Weight of the newest binary indicator in its moving average."""
     openskill_beta: float = Field(gt=0)
@@ -61,8 +99,27 @@ class Scoring(Section):
     """A miner that is more windows behind counts as out of sync."""
     reset_inactivity_windows: int = Field(ge=1)
     """Windows without a reveal after which every score of a miner is reset."""
+    low_success_rate: float = Field(ge=0, le=1)
+    """Share of the gather tier that must succeed, or whoever is missing is penalised as `missing_low_success`."""
+    oversized_ratio: float = Field(gt=1)
+    """Norm of a payload over the median norm from which it is oversized. What is applied is clipped all the same."""
+    own_data_floor: float = Field(ge=-1, le=1)
+    """Average of the binary indicator below which a miner is held to train on other than its own data."""
+    own_data_windows: int = Field(ge=1)
+    """Windows in which a miner is measured before that is asked."""
+    overlap_levels: tuple[float, float, float] = Field(strict=False)
+    """Share of common coefficients, beyond chance, from which an overlap is `high`, `max`, `mega`."""
+    overlap_grace_steps: int = Field(ge=0)
+    """Outer steps before overlaps count: the first updates of honest miners are much alike."""
     slashing: Slashing
     """Effect of each event on the scores."""
+
+    @model_validator(mode="after")
+    def _levels_rise(self) -> Self:
+        high, most, mega = self.overlap_levels
+        if not 0 < high < most < mega <= 1:
+            raise ValueError(f"overlap_levels {self.overlap_levels}: they must rise, above 0 and up to 1")
+        return self
 
 
 class Weights(Section):

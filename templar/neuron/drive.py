@@ -56,7 +56,7 @@ def validate(validator: Validator, window: int) -> Opening:
         report = validator.gather_everybody(window)
         settlement = validator.settle_and_publish(window, report)
         validator.decide(settlement)
-        evidence = validator.rate(report, validator.evaluate(report, settlement), settlement)
+        evidence = validator.rate(window, validator.evaluate(report, settlement))
         validator.apply(settlement)
         validator.publish_evidence(evidence)
         validator.set_weights(evidence)

@@ -1,60 +1,58 @@
-"""What a validator measures in one window: losses of every payload alone, and how far behind its author's state is."""
+"""What a validator sees and measures in one window: the facts that everything else follows from."""
 
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import nn
 
 from templar.chain.base import NeuronInfo
-from templar.errors import TemplarError, TransientError
-from templar.exchange.gather import GatherReport
-from templar.exchange.objects import Proof
-from templar.exchange.proof import read_proof, state_proof
-from templar.gradient.aggregate import median_norms, single_update
+from templar.errors import PermanentError, Reason
+from templar.exchange.buckets import bucket_digest
+from templar.exchange.gather import GatherReport, Tier
+from templar.gradient.aggregate import median_norms
 from templar.gradient.payload import Payload
-from templar.interrupt import StoppedError
 from templar.model.schedule import outer_learning_rate
 from templar.neuron.node import Node
 from templar.neuron.settlement import Settlement
-from templar.scoring.evidence import Measurement
+from templar.neuron.synchrony import find_behind
+from templar.scoring.cards import Standing
+from templar.scoring.evidence import Estimate, Likeness, Measurement, MinerFacts, WindowFacts
+from templar.scoring.likeness import find_likenesses, norm_ratios
 from templar.scoring.measure import Evaluator
-from templar.scoring.plan import SPARE, draw_plan
-from templar.scoring.sync import MAX_BEHIND, windows_behind
+from templar.scoring.plan import SPARE, Candidate, EvaluationPlan, draw_plan
 
 log = logging.getLogger(__name__)
 
-PROOF_ATTEMPTS = 2
-PROOF_PAUSE_SECONDS = 1.0
+MAX_UNMEASURED = 50
+"""Windows without an exact measurement that count: however new they are, newcomers must not take every place."""
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """What was measured in a window.
+class _Measured:
+    """What was measured of the payloads of a window, by uid."""
 
-    Attributes:
-        window: The window.
-        seed_block: The block whose hash drew the evaluation plan.
-        loss: Mean loss of the evaluation batch before the step; None if there was nothing to measure.
-        payloads: Uid -> hash of the payload that was measured.
-        measurements: Uid -> losses.
-        behind: Uid -> windows that its state was behind; missing where its store failed, for an error is no absence.
-    """
-
-    window: int
-    seed_block: int
     loss: float | None
-    payloads: Mapping[int, str]
+    estimates: Mapping[int, Estimate]
     measurements: Mapping[int, Measurement]
-    behind: Mapping[int, int]
+    norms: Mapping[int, float]
+    overlaps: Mapping[int, Likeness]
+    repeats: Mapping[int, Likeness]
 
 
-def evaluate(node: Node, model: nn.Module, report: GatherReport, settlement: Settlement) -> Evaluation:
+_NOTHING = _Measured(None, {}, {}, {}, {}, {})
+
+
+def evaluate(
+    node: Node, model: nn.Module | None, standing: Standing, report: GatherReport, settlement: Settlement
+) -> WindowFacts:
     """Measure every payload of the roster, and every other one that counts, on the state before the window.
 
     Args:
-        node: The validator; its agreed state is that of the window before.
-        model: A working model; its parameters are overwritten.
+        node: A node whose agreed state is that of the window before: a validator, or whoever checks one.
+        model: A model of the network's shape; it computes with the node's own parameters, which are only read. None to
+            see and not to measure.
+        standing: What was remembered before the window: who is banned, and when each miner was measured exactly.
         report: The own gather, of all miners.
         settlement: What was decided; where it differs from the own gather, it holds.
 
@@ -62,97 +60,154 @@ def evaluate(node: Node, model: nn.Module, report: GatherReport, settlement: Set
         TransientError: Chain or dataset could not be reached; a later call starts over and gives the same.
     """
     window = settlement.window
-    block = node.exchange.settling_block(node.exchange.times(window))
-    payloads = {each.uid: each.manifest.payload_sha256 for each in report.contributions}
+    miners = {neuron.uid: neuron for neuron in node.exchange.miners(window)}
+    buckets = {uid: bucket_of(node, neuron) for uid, neuron in miners.items()}
+    banned = {uid for uid, neuron in miners.items() if standing.is_banned(window, neuron.hotkey, buckets[uid])}
+    digests = {each.uid: each.manifest.payload_sha256 for each in report.contributions}
     if settlement.roster is not None:
-        payloads |= {entry.uid: entry.payload_sha256 for entry in settlement.roster.entries}
-    evaluator = _evaluator(node, model, window, sorted(payloads), node.chain.block_hash(block))
-    decoded = {uid: node.cache.payload(window, digest) for uid, digest in sorted(payloads.items())}
-    measurements = node.chain.clock.compute(lambda: _measure(node, evaluator, decoded, settlement))
-    neurons = {neuron.uid: neuron for neuron in node.exchange.miners(window)}
-    behind = {uid: _behind(node, neurons[uid], report, window) for uid in payloads if uid in neurons}
-    return Evaluation(
+        digests |= {entry.uid: entry.payload_sha256 for entry in settlement.roster.entries}
+    digests = {uid: digests[uid] for uid in sorted(digests) if uid in miners and uid not in banned}
+    payloads = {uid: node.cache.payload(window, digest) for uid, digest in digests.items()}
+    block = node.exchange.settling_block(node.exchange.times(window))
+    measured = _NOTHING
+    if model is not None and payloads:
+        plan = _draw(node, standing, [miners[uid] for uid in payloads], window, node.chain.block_hash(block))
+        measured = _measure(node, model, standing, plan, payloads, settlement=settlement)
+    behind = {uid: find_behind(node, miners[uid], report, window) for uid in payloads}
+    return WindowFacts(
         window=window,
+        roster=settlement.digest,
+        root_before=node.state.root,
+        outer_steps=node.state.outer_steps,
         seed_block=block,
-        loss=evaluator.loss,
-        payloads=payloads,
-        measurements=measurements,
-        behind={uid: windows for uid, windows in behind.items() if windows is not None},
+        loss=measured.loss,
+        miners=tuple(
+            _facts(
+                neuron,
+                report,
+                measured,
+                bucket=buckets[uid],
+                assigned=node.workload.digest(window, uid) is not None,
+                payload=digests.get(uid),
+                applied=uid in settlement.uids,
+                banned=uid in banned,
+                behind=behind.get(uid),
+            )
+            for uid, neuron in miners.items()
+        ),
     )
 
 
-def _evaluator(node: Node, model: nn.Module, window: int, uids: list[int], block_hash: str) -> Evaluator:
-    sequences = {uid: node.workload.sequences(node.workload.assignment(window, uid)) for uid in uids}
-    sequences[SPARE] = node.workload.spare_sequences(window)
-    training = node.hparams.training
-    plan = draw_plan(
-        {uid: len(sequences[uid]) for uid in uids},
-        num_spare=len(sequences[SPARE]),
-        num_sequences=node.hparams.scoring.eval_sequences,
+def bucket_of(node: Node, neuron: NeuronInfo) -> str | None:
+    """What a ban knows a neuron's bucket by; None if the chain names none."""
+    account = node.buckets.account(neuron)
+    return None if account is None else bucket_digest(account)
+
+
+def _draw(node: Node, standing: Standing, miners: list[NeuronInfo], window: int, block_hash: str) -> EvaluationPlan:
+    scoring, training = node.hparams.scoring, node.hparams.training
+    candidates = {}
+    for neuron in miners:
+        last = standing.card(neuron.hotkey).last_exact
+        candidates[neuron.uid] = Candidate(
+            neuron.hotkey,
+            num_sequences=len(node.workload.sequences(node.workload.assignment(window, neuron.uid))),
+            unmeasured=min(MAX_UNMEASURED, window if last is None else max(1, window - last)),
+        )
+    return draw_plan(
+        candidates,
+        num_spare=len(node.workload.spare_sequences(window)) if len(candidates) < 2 else 0,
+        num_sequences=scoring.eval_sequences,
         trained_first=training.inner_steps * training.batch_size,
+        exact_miners=scoring.exact_miners,
+        exact_segments=scoring.exact_segments,
         block_hash=block_hash,
-    )
-    return Evaluator(
-        model, node.state.params, sequences, plan, micro_batch_size=node.hparams.scoring.eval_micro_batch_size
     )
 
 
 def _measure(
-    node: Node, evaluator: Evaluator, decoded: Mapping[int, Payload], settlement: Settlement
-) -> dict[int, Measurement]:
+    node: Node,
+    model: nn.Module,
+    standing: Standing,
+    plan: EvaluationPlan,
+    payloads: Mapping[int, Payload],
+    *,
+    settlement: Settlement,
+) -> _Measured:
     """Each payload alone, clipped to the roster's median norm; without a roster, to that of all payloads."""
-    if not decoded:
-        return {}
-    rostered = [decoded[uid] for uid in settlement.uids]
-    medians = median_norms(rostered or list(decoded.values()), node.layout)
-    factor = outer_learning_rate(node.hparams.training, node.state.outer_steps) * node.hparams.scoring.eval_lr_factor
-    measurements: dict[int, Measurement] = {}
-    update: dict[str, Tensor] | None = None
-    for uid, payload in decoded.items():
-        update = single_update(payload, node.layout, medians, out=update)
-        measurements[uid] = evaluator.measure(uid, update, factor)
-    return measurements
+    window, scoring, workload = settlement.window, node.hparams.scoring, node.workload
+    segments = {
+        uid: (
+            workload.spare_sequences(window) if uid == SPARE else workload.sequences(workload.assignment(window, uid))
+        )[list(places)]
+        for uid, places in plan.segments.items()
+    }
+    rostered = [payloads[uid] for uid in settlement.uids if uid in payloads]
+    evaluator = Evaluator(
+        model,
+        node.state.params,
+        segments,
+        payloads,
+        layout=node.layout,
+        medians=median_norms(rostered or list(payloads.values()), node.layout),
+        factor=outer_learning_rate(node.hparams.training, node.state.outer_steps) * scoring.eval_lr_factor,
+        micro_batch_size=scoring.eval_micro_batch_size,
+    )
+
+    def compute() -> _Measured:
+        estimates = evaluator.estimate(list(plan.exact))
+        measurements = {uid: evaluator.measure(uid, others) for uid, others in plan.exact.items()}
+        overlaps, repeats = find_likenesses(
+            payloads,
+            _earlier(node, standing, window),
+            standing.applied,
+            node.layout,
+            threshold=scoring.overlap_levels[0],
+        )
+        norms = norm_ratios(payloads, node.layout, settlement.uids)
+        return _Measured(evaluator.loss, estimates, measurements, norms, overlaps, repeats)
+
+    return node.chain.clock.compute(compute)
 
 
-def _behind(node: Node, neuron: NeuronInfo, report: GatherReport, window: int) -> int | None:
-    """Windows that a miner's state was behind: by the proof of the window before, which nobody can copy.
-
-    None if its store fails again and again.
-    """
-    roots = node.journal.roots(window - 1 - MAX_BEHIND, window - 1)
-    start = node.birth.mark
-    if window - 1 == start.window:
-        outcome = report.outcome(neuron.uid)
-        claimed = outcome.contribution.manifest.root_before if outcome and outcome.contribution else start.root
-        return windows_behind(claimed, {start.window: start.root}, start.window)
-    try:
-        proof = _read_proof(node, neuron, window - 1)
-    except StoppedError:
-        raise
-    except TransientError as error:
-        log.warning("window %d: proof of uid %d cannot be read now: %s", window - 1, neuron.uid, error)
-        return None
-    except TemplarError as error:
-        log.warning("window %d: proof of uid %d is left out: %s", window - 1, neuron.uid, error)
-        return MAX_BEHIND
-    if proof is None:
-        return MAX_BEHIND
-    behind = windows_behind(proof.root, roots, window - 1)
-    if behind == 0 and proof.proof != _expected_proof(node, neuron, window - 1):
-        return MAX_BEHIND
-    return behind
-
-
-def _read_proof(node: Node, neuron: NeuronInfo, window: int) -> Proof | None:
-    """As `read_proof`; a store that fails is asked again."""
-    for _ in range(PROOF_ATTEMPTS - 1):
+def _earlier(node: Node, standing: Standing, window: int) -> dict[int, Payload]:
+    """The payloads of the window before, as far as that was measured and they are here."""
+    found = {}
+    for uid, digest in standing.payloads.items() if standing.window == window - 1 else ():
         try:
-            return read_proof(node.exchange, neuron, window)
-        except TransientError:
-            node.chain.clock.sleep_until(node.chain.clock.now() + PROOF_PAUSE_SECONDS)
-    return read_proof(node.exchange, neuron, window)
+            found[uid] = node.cache.payload(window - 1, digest)
+        except PermanentError as error:
+            log.warning("window %d: nothing is compared with uid %d's payload before: %s", window, uid, error)
+    return found
 
 
-def _expected_proof(node: Node, neuron: NeuronInfo, window: int) -> str:
-    block = node.exchange.settling_block(node.exchange.times(window))
-    return state_proof(node.state.params, window=window, block_hash=node.chain.block_hash(block), hotkey=neuron.hotkey)
+def _facts(
+    neuron: NeuronInfo,
+    report: GatherReport,
+    measured: _Measured,
+    *,
+    bucket: str | None,
+    assigned: bool,
+    payload: str | None,
+    applied: bool,
+    banned: bool,
+    behind: int | None,
+) -> MinerFacts:
+    uid, outcome = neuron.uid, report.outcome(neuron.uid)
+    reason = None if payload is not None or outcome is None else outcome.reason
+    return MinerFacts(
+        uid=uid,
+        hotkey=neuron.hotkey,
+        bucket=bucket,
+        tier=outcome.tier if outcome is not None else Tier.OTHER,
+        assigned=assigned,
+        payload_sha256=payload,
+        applied=applied,
+        reason=Reason.BANNED if banned else reason,
+        windows_behind=behind,
+        estimate=measured.estimates.get(uid),
+        measurement=measured.measurements.get(uid),
+        norm_ratio=measured.norms.get(uid),
+        overlap=measured.overlaps.get(uid),
+        repeat=measured.repeats.get(uid),
+    )

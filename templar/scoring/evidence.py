@@ -1,81 +1,215 @@
-"""What a validator measured and concluded in one window, signed and public, so that anybody can check it."""
+"""What a validator measured and concluded in one window, signed and public, so that anybody can check it.
 
+The facts are what was seen and measured; everything else follows from them and from the evidence of the window before,
+by `conclude`. An audit holds the facts against the public objects and the rest against the facts.
+"""
+
+from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from templar.errors import Reason
+from templar.exchange.audit import CONCLUSIVE
 from templar.exchange.keys import Kind
 from templar.exchange.sealing import ENVELOPE_BYTES, Count, Hex64, Hotkey, Uid, WindowBody
+from templar.scoring.cards import Finite, Record, ScoreCard, Standing
+from templar.scoring.slashing import OVERLAPS, Event
 
-Finite = Annotated[float, Field(allow_inf_nan=False, strict=False)]
+Tier = Annotated[str, Field(pattern="^(gather|reserve|other)$")]
+Subject = Annotated[str, Field(pattern=r"^([0-9a-f]{64}|[1-9A-HJ-NP-Za-km-z]{46,50})$")]
+
+MAX_BANS = 4096
+"""Bans at a time; those that end first are forgotten first."""
+MAX_DEPARTED = 512
+"""Cards of hotkeys that are not registered any more; those who were paid least recently are forgotten first."""
 
 
-class Record(BaseModel):
-    """A frozen part of the evidence."""
+class Estimate(Record):
+    """The linear score of a payload: mean losses in nats per token, and how far its update lowers them to first order.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    A number that is not finite is recorded as None: it is a verdict, not an error.
+
+    Attributes:
+        own_before: Loss on the miner's own segment.
+        own_gain: What the update takes off that loss.
+        random_before: Loss on the rest of the evaluation batch.
+        random_gain: What the update takes off that loss.
+        expected: By how much the segment is easier than the rest for others: the median, over the miners that were
+            drawn, of their relative gain on it less that on the rest. 0 if nobody else was drawn.
+    """
+
+    own_before: Finite | None
+    own_gain: Finite | None
+    random_before: Finite | None
+    random_gain: Finite | None
+    expected: Finite
 
 
 class Measurement(Record):
-    """Mean losses of one miner's payload in nats per token, before and after it is applied alone.
+    """Mean losses in nats per token before and after one payload is applied alone.
 
     A loss that is not finite is recorded as None: it is a verdict, not an error.
+
+    Attributes:
+        own_before: On the miner's own segment.
+        own_after: The same afterwards.
+        random_before: On the sampled segments of others.
+        random_after: The same afterwards.
+        random_gain: The linear score's forecast of their difference.
     """
 
     own_before: Finite | None
     own_after: Finite | None
     random_before: Finite | None
     random_after: Finite | None
+    random_gain: Finite | None
+
+
+class Likeness(Record):
+    """The payload that most of a payload is also in.
+
+    Attributes:
+        uid: Whose.
+        share: Share of common coefficients beyond chance, 0..1.
+    """
+
+    uid: Uid
+    share: Finite
+
+
+class MinerFacts(Record):
+    """What was seen of one miner in a window.
+
+    Attributes:
+        uid: The miner.
+        hotkey: Its address.
+        bucket: Digest of its bucket's address; None if the chain named none.
+        tier: Why its payload was fetched.
+        assigned: Whether it had data to train on; one that waits for a slot has nothing to publish.
+        payload_sha256: The payload that counts; None if none does.
+        applied: Whether the decided roster has it.
+        reason: Why none counts.
+        windows_behind: Windows that its state was behind; None if that cannot be told now.
+        estimate: The linear score; None if nothing was measured.
+        measurement: The exact one; None if it was not drawn for it.
+        norm_ratio: Norm of the payload over the median norm; None if nothing was measured.
+        overlap: The most alike payload of the same window; None if nothing was measured, or there is no other.
+        repeat: The most alike payload of the window before, of any miner (but of its own only if that was applied).
+    """
+
+    uid: Uid
+    hotkey: Hotkey
+    bucket: Hex64 | None
+    tier: Tier
+    assigned: bool
+    payload_sha256: Hex64 | None
+    applied: bool
+    reason: Annotated[Reason, Field(strict=False)] | None
+    windows_behind: Count | None
+    estimate: Estimate | None
+    measurement: Measurement | None
+    norm_ratio: Finite | None
+    overlap: Likeness | None
+    repeat: Likeness | None
+
+
+@dataclass(frozen=True)
+class WindowFacts:
+    """What was seen and measured in a window; all that a conclusion needs besides the standing before it.
+
+    Attributes:
+        window: The window.
+        roster: Digest of the decided roster; None for a null window.
+        root_before: State root that everything was measured on.
+        outer_steps: Outer steps of that state.
+        seed_block: The block that settled the window; its hash seeds the evaluation plan.
+        loss: Mean loss on the evaluation batch before the window's step; None if nothing was measured.
+        miners: One per registered miner, in uid order.
+    """
+
+    window: int
+    roster: str | None
+    root_before: str
+    outer_steps: int
+    seed_block: int
+    loss: float | None
+    miners: tuple[MinerFacts, ...]
+
+    @property
+    def success_rate(self) -> float:
+        """Share of the gather tier that revealed something that counts; 1 if there is no tier.
+
+        Whoever could not be read says nothing about the others.
+        """
+        tier = [
+            miner.payload_sha256 is not None
+            for miner in self.miners
+            if miner.tier == "gather" and (miner.reason is None or miner.reason in CONCLUSIVE)
+        ]
+        return sum(tier) / len(tier) if tier else 1.0
+
+    @property
+    def is_well_read(self) -> bool:
+        """Whether payloads of more than half of the miners that had data count: then reading them works."""
+        revealed = [miner.payload_sha256 is not None for miner in self.miners if miner.assigned]
+        return 2 * sum(revealed) > len(revealed)
 
 
 class SlashRecord(Record):
-    """A penalty: its reason code and the factor that it left of a positive score."""
+    """A penalty.
 
+    Attributes:
+        event: Which entry of the table.
+        reason: Why, for machines.
+    """
+
+    event: Annotated[Event, Field(strict=False)]
     reason: Annotated[Reason, Field(strict=False)]
-    factor: Finite
 
 
 class MinerRecord(Record):
     """All that a window meant for one miner.
 
     Attributes:
-        uid: The miner.
-        hotkey: Its address.
-        tier: `gather`, `reserve` or `other`: why its payload was fetched.
-        payload_sha256: The payload that was measured; None if none counted.
-        reason: Why none counted.
-        measurement: The losses; None if nothing was measured.
-        gradient_score: Relative fall of the loss on others' data.
-        indicator: +1 if the loss fell more on the own data, else -1.
-        windows_behind: Windows that its state was behind.
-        mu_before: Rating before the window.
-        sigma_before: Its uncertainty.
-        mu: Rating after the window.
-        sigma: Its uncertainty.
-        binary_average: Moving average of the indicator after the window.
-        sync: Sync score.
-        final: Final score after the window and its penalties.
+        facts: What was seen and measured.
+        before: Its card before the window.
+        gradient_score: Relative fall of the loss on others' data; None if it was not scored.
+        indicator: +1 if the loss fell more on the own data, else -1; None if it was not scored.
         slashes: Penalties of the window.
+        after: Its card after the window.
     """
 
-    uid: Uid
-    hotkey: Hotkey
-    tier: Annotated[str, Field(pattern="^(gather|reserve|other)$")]
-    payload_sha256: Hex64 | None
-    reason: Annotated[Reason, Field(strict=False)] | None
-    measurement: Measurement | None
+    facts: MinerFacts
+    before: ScoreCard
     gradient_score: Finite | None
     indicator: Annotated[int, Field(ge=-1, le=1)] | None
-    windows_behind: Count | None
-    mu_before: Finite
-    sigma_before: Finite
-    mu: Finite
-    sigma: Finite
-    binary_average: Finite
-    sync: Finite
-    final: Finite
     slashes: Annotated[tuple[SlashRecord, ...], Field(strict=False, max_length=16)]
+    after: ScoreCard
+
+    @property
+    def uid(self) -> int:
+        """The miner's uid."""
+        return self.facts.uid
+
+    @property
+    def final(self) -> float:
+        """Its final score after the window."""
+        return self.after.final
+
+
+class Departed(Record):
+    """The card of a hotkey that is not registered any more."""
+
+    hotkey: Hotkey
+    card: ScoreCard
+
+
+class Ban(Record):
+    """A ban of a hotkey, or of a bucket by the digest of its address, up to and including a window."""
+
+    subject: Subject
+    last_window: Count
 
 
 class WeightRecord(Record):
@@ -89,20 +223,62 @@ class Evidence(WindowBody):
     """The evidence of one validator for one window.
 
     Attributes:
-        roster: Digest of the decided roster; None for a null window.
-        root_before: State root that everything was measured on.
-        seed_block: The block that settled the window; its hash seeds the evaluation plan.
-        loss: Mean loss on the evaluation batch before the window's step; None if nothing was measured.
+        previous: Digest of the evidence that this one follows, whose cards are the ones before; None for the first.
+        previous_window: The window of that evidence.
+        roster: As in `WindowFacts`, and so are the next four.
+        root_before: See there.
+        outer_steps: See there.
+        seed_block: See there.
+        loss: See there.
         miners: One record per registered miner, in uid order.
+        departed: Cards of hotkeys that are not registered any more, by hotkey.
+        bans: Bans that hold in later windows, by subject.
         weights: What the scores amount to, in uid order.
     """
 
     kind = Kind.EVIDENCE
     max_bytes = ENVELOPE_BYTES + 2 * 1024 * 1024
 
+    previous: Hex64 | None
+    previous_window: Count | None
     roster: Hex64 | None
     root_before: Hex64
+    outer_steps: Count
     seed_block: Count
     loss: Finite | None
     miners: Annotated[tuple[MinerRecord, ...], Field(strict=False, max_length=4096)]
+    departed: Annotated[tuple[Departed, ...], Field(strict=False, max_length=MAX_DEPARTED)]
+    bans: Annotated[tuple[Ban, ...], Field(strict=False, max_length=MAX_BANS)]
     weights: Annotated[tuple[WeightRecord, ...], Field(strict=False, max_length=4096)]
+
+    @property
+    def facts(self) -> WindowFacts:
+        """What was seen and measured."""
+        return WindowFacts(
+            window=self.window,
+            roster=self.roster,
+            root_before=self.root_before,
+            outer_steps=self.outer_steps,
+            seed_block=self.seed_block,
+            loss=self.loss,
+            miners=tuple(record.facts for record in self.miners),
+        )
+
+    @property
+    def standing(self) -> Standing:
+        """What is remembered after the window."""
+        facts = [record.facts for record in self.miners]
+        return Standing(
+            window=self.window,
+            evidence=self.digest,
+            cards={record.facts.hotkey: record.after for record in self.miners},
+            departed={each.hotkey: each.card for each in self.departed},
+            bans={ban.subject: ban.last_window for ban in self.bans},
+            payloads={
+                record.uid: record.facts.payload_sha256
+                for record in self.miners
+                if record.facts.payload_sha256 is not None
+                and not any(each.event in OVERLAPS for each in record.slashes)
+            },
+            applied=frozenset(miner.uid for miner in facts if miner.applied),
+        )

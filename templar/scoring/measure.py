@@ -1,29 +1,46 @@
-"""Losses before and after one payload alone, on the sequences of the evaluation plan.
+"""What payloads do to the loss, on the segments of the evaluation plan: to first order for all, exactly for some.
 
-The agreed parameters are never touched: a working copy of the model takes `theta - factor * update` for each payload.
+To first order: one backward pass over the whole evaluation batch, segment by segment, gives the inner products of every
+update with the gradient of the miner's own segment and with that of the rest. Three passes in all (a forward one and a
+backward one of twice its cost), however many miners there are.
+
+Exactly: the model computes with `theta - factor * update` and then with `theta` again, by exchanging the tensors that
+it points at. The agreed parameters are never written, so nothing needs to be undone, and there is no second model: the
+gradients' memory holds the moved parameters.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from statistics import median
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from templar.model.loss import sequence_losses
-from templar.scoring.evidence import Measurement
-from templar.scoring.plan import EvaluationPlan, SequenceRef
+from templar.gradient.aggregate import single_update
+from templar.gradient.layout import Layout
+from templar.gradient.payload import Payload
+from templar.gradient.product import UpdateProducts
+from templar.model.llama import bind_parameters
+from templar.model.loss import micro_batch_losses, sequence_losses
+from templar.model.threads import single_threaded
+from templar.scoring.evidence import Estimate, Measurement
+from templar.scoring.scores import relative_gain
 
 
 class Evaluator:
     """Measures the payloads of one window.
 
     Args:
-        model: A working copy of the model; its parameters are overwritten.
-        params: The agreed parameters before the window's step, by name.
-        sequences: Uid -> its sequences, int32 of shape (n, L); `plan.SPARE` for data that nobody was assigned.
-        plan: What is measured on which sequences.
+        model: A model of the network's shape; it is left bound to `params`.
+        params: The agreed parameters before the window's step, by name; only read.
+        segments: Uid -> its segment, int32 of shape (n, L), in the order of evaluation.
+        payloads: Uid -> payload.
+        layout: Tensors and chunks.
+        medians: The norms that payloads are clipped to, as in `single_update`.
+        factor: Step size of the measurement.
         micro_batch_size: Sequences per forward pass.
     """
 
@@ -31,68 +48,145 @@ class Evaluator:
         self,
         model: nn.Module,
         params: Mapping[str, Tensor],
-        sequences: Mapping[int, NDArray[np.int32]],
-        plan: EvaluationPlan,
+        segments: Mapping[int, NDArray[np.int32]],
+        payloads: Mapping[int, Payload],
         *,
+        layout: Layout,
+        medians: Mapping[str, int],
+        factor: float,
         micro_batch_size: int,
     ) -> None:
+        bind_parameters(model, params)
         self._model = model
         self._params = params
-        self._sequences = sequences
-        self._plan = plan
+        self._segments = {uid: torch.from_numpy(sequences) for uid, sequences in segments.items()}
+        self._payloads = payloads
+        self._layout = layout
+        self._medians = medians
+        self._factor = factor
         self._micro_batch_size = micro_batch_size
-        self._before: dict[SequenceRef, float] | None = None
-
-    @property
-    def baseline(self) -> Mapping[SequenceRef, float]:
-        """Loss of every sequence of the evaluation batch under the agreed parameters."""
-        if self._before is None:
-            self._load(None, 0.0)
-            batch = self._plan.batch
-            self._before = dict(zip(batch, self._losses(batch), strict=True))
-        return self._before
+        self._buffer: dict[str, Tensor] = {}
+        self._before: dict[int, list[float]] = {}
+        self._gains: dict[int, dict[int, float]] = {}
 
     @property
     def loss(self) -> float | None:
-        """Mean loss of the evaluation batch under the agreed parameters; None if there is no batch."""
-        return _mean(list(self.baseline.values()))
+        """Mean loss of the evaluation batch under the agreed parameters, once it is estimated; None without one."""
+        return _mean(loss for losses in self._before.values() for loss in losses)
 
-    def measure(self, uid: int, update: Mapping[str, Tensor], factor: float) -> Measurement:
-        """Losses of a miner's sequences before and after `theta - factor * update`.
+    def estimate(self, witnesses: Sequence[int]) -> dict[int, Estimate]:
+        """The linear score of every payload.
 
         Args:
-            uid: The miner.
-            update: Its update alone, by parameter name.
-            factor: Step size of the measurement.
+            witnesses: Uids whose gain is found on every segment: what theirs is on another's segment is what anybody
+                may expect there.
         """
-        before = self.baseline
-        own, random = self._plan.own[uid], self._plan.random[uid]
-        self._load(update, factor)
-        after = self._losses([*own, *random])
+        uids = list(self._payloads)
+        products = UpdateProducts([self._payloads[uid] for uid in uids], self._layout, self._medians)
+        index = {uid: number for number, uid in enumerate(uids)}
+        gains: dict[int, dict[int, float]] = {uid: {} for uid in uids}  # sums over the sequences of a segment
+        with single_threaded(), self._gradients() as gradients:
+            reached = dict.fromkeys(witnesses, 0.0)
+            for owner, tokens in self._segments.items():
+                asked = [*witnesses, *([owner] if owner in index and owner not in reached else [])]
+                if asked[len(witnesses) :]:
+                    reached[owner] = products.with_gradients(gradients, [index[owner]])[0]
+                self._before[owner] = self._backward(tokens)
+                now = dict(zip(asked, products.with_gradients(gradients, [index[uid] for uid in asked]), strict=True))
+                for uid in asked:
+                    gains[uid][owner] = now[uid] - reached[uid]
+                reached = {uid: now[uid] for uid in witnesses}
+            totals = dict(zip(uids, products.with_gradients(gradients, range(len(uids))), strict=True))
+        self._gains = {uid: gains[uid] for uid in witnesses}
+        estimates = {uid: self._estimate(uid, gains[uid].get(uid, 0.0), totals[uid]) for uid in uids}
+        return {uid: self._with_expectation(uid, estimate, estimates) for uid, estimate in estimates.items()}
+
+    def measure(self, uid: int, others: Sequence[int]) -> Measurement:
+        """Losses before and after one payload is applied alone; `estimate` must have been called.
+
+        Args:
+            uid: One of the witnesses.
+            others: Uids whose segments it is measured on, besides its own.
+        """
+        moved = single_update(self._payloads[uid], self._layout, self._medians, out=self._buffer or None)
+        self._buffer = moved
+        for name, update in moved.items():
+            update.mul_(-self._factor).add_(self._params[name])
+        bind_parameters(self._model, moved)
+        try:
+            after = {owner: self._losses(owner) for owner in (uid, *others)}
+        finally:
+            bind_parameters(self._model, self._params)
+        count = sum(len(after[owner]) for owner in others)
+        gain = sum(self._gains[uid][owner] for owner in others) * self._factor
         return Measurement(
-            own_before=_mean([before[ref] for ref in own]),
-            own_after=_mean(after[: len(own)]),
-            random_before=_mean([before[ref] for ref in random]),
-            random_after=_mean(after[len(own) :]),
+            own_before=_mean(self._before.get(uid, [])),
+            own_after=_mean(after[uid]),
+            random_before=_mean(loss for owner in others for loss in self._before[owner]),
+            random_after=_mean(loss for owner in others for loss in after[owner]),
+            random_gain=_finite(gain / count) if count else None,
         )
 
-    @torch.no_grad()
-    def _load(self, update: Mapping[str, Tensor] | None, factor: float) -> None:
-        for name, param in self._model.named_parameters():
-            param.copy_(self._params[name])
-            if update is not None:
-                param.sub_(update[name].to(param.device) * factor)
+    @contextmanager
+    def _gradients(self) -> Iterator[dict[str, Tensor]]:
+        """Zeros that backward passes add to; afterwards the model has let them go, and they are the buffer."""
+        gradients = {}
+        try:
+            for name, param in self._model.named_parameters():
+                param.requires_grad_(True)
+                param.grad = gradients[name] = torch.zeros_like(param)
+            yield gradients
+            self._buffer = gradients
+        finally:
+            self._model.zero_grad(set_to_none=True)
 
-    def _losses(self, refs: Sequence[SequenceRef]) -> list[float]:
-        if not refs:
-            return []
-        tokens = torch.from_numpy(np.stack([self._sequences[ref.uid][ref.index] for ref in refs]))
-        losses: list[float] = sequence_losses(self._model, tokens, micro_batch_size=self._micro_batch_size).tolist()
+    def _backward(self, tokens: Tensor) -> list[float]:
+        """Add a segment's gradient, of the sum of its sequences' losses; these losses."""
+        losses: list[float] = []
+        with torch.enable_grad():
+            for batch in micro_batch_losses(self._model, tokens, micro_batch_size=self._micro_batch_size):
+                losses += batch.tolist()
+                torch.autograd.backward(batch.sum())
         return losses
 
+    def _losses(self, owner: int) -> list[float]:
+        if owner not in self._segments:
+            return []
+        losses: list[float] = sequence_losses(
+            self._model, self._segments[owner], micro_batch_size=self._micro_batch_size
+        ).tolist()
+        return losses
 
-def _mean(losses: Sequence[float]) -> float | None:
+    def _estimate(self, uid: int, own: float, total: float) -> Estimate:
+        mine = self._before.get(uid, [])
+        rest = [loss for owner, losses in self._before.items() if owner != uid for loss in losses]
+        return Estimate(
+            own_before=_mean(mine),
+            own_gain=_finite(own * self._factor / len(mine)) if mine else None,
+            random_before=_mean(rest),
+            random_gain=_finite((total - own) * self._factor / len(rest)) if rest else None,
+            expected=0.0,
+        )
+
+    def _with_expectation(self, uid: int, estimate: Estimate, estimates: Mapping[int, Estimate]) -> Estimate:
+        """Say how much easier a miner's segment is for the witnesses than the rest is."""
+        count, advantages = len(self._before.get(uid, [])), []
+        for witness, gains in self._gains.items():
+            if witness != uid and uid in gains:
+                there = relative_gain(estimate.own_before, gains[uid] * self._factor / count)
+                advantages.append(
+                    there - relative_gain(estimates[witness].random_before, estimates[witness].random_gain)
+                )
+        return estimate.model_copy(update={"expected": median(advantages) if advantages else 0.0})
+
+
+def _mean(losses: Iterable[float]) -> float | None:
     """The exactly rounded mean; None if there is nothing, or something is not finite."""
-    if not losses or not all(math.isfinite(loss) for loss in losses):
+    known = list(losses)
+    if not known or not all(math.isfinite(loss) for loss in known):
         return None
-    return math.fsum(losses) / len(losses)
+    return math.fsum(known) / len(known)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

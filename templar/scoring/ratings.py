@@ -36,7 +36,8 @@ class Rating:
 def rate(ratings: Mapping[int, Rating], scores: Mapping[int, float], *, beta: float, tau: float) -> dict[int, Rating]:
     """New ratings after one window in which several miners were scored.
 
-    The result does not depend on the order of the mappings: players enter in uid order.
+    The result depends on neither the order of the mappings nor the uids: players enter by score and rating. Equal ones
+    with equal scores get ratings that are equal up to the last bits.
 
     Args:
         ratings: Uid -> rating before; a missing one is fresh.
@@ -47,8 +48,8 @@ def rate(ratings: Mapping[int, Rating], scores: Mapping[int, float], *, beta: fl
     Returns:
         Uid -> rating, for the scored miners; unchanged if fewer than two were scored.
     """
-    uids = sorted(scores)
-    before = {uid: ratings.get(uid, Rating()) for uid in uids}
+    before = {uid: ratings.get(uid, Rating()) for uid in scores}
+    uids = sorted(scores, key=lambda uid: (scores[uid], before[uid].mu, before[uid].sigma))
     if len(uids) < 2:
         return before
     model = PlackettLuce(mu=MU, sigma=SIGMA, beta=beta, tau=tau)

@@ -1,35 +1,23 @@
-"""The arithmetic of one window's scores: pure functions from measurements to score cards."""
+"""The arithmetic of one miner's scores: pure functions from measurements to a score and to the next card.
+
+Every miner is measured to first order: its update's inner product with the gradients of the evaluation batch says how
+far the loss falls along it. What that leaves out, the curvature, is measured exactly for some miners per window, on the
+same sequences on which their linear score is known, so that the noise of the data drops out of the difference. A
+miner's score is the linear one on all data plus that difference, or, between two exact measurements of it, plus the
+moving average of its own past ones. So a miner that pleases the gradient and not the loss keeps what that once cost it.
+"""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from statistics import median
 
 from templar.hparams import Scoring
-from templar.scoring.evidence import Measurement
-from templar.scoring.ratings import Rating, rate
-from templar.scoring.slashing import Slash
+from templar.scoring.cards import ScoreCard, settled
+from templar.scoring.evidence import Estimate, Measurement
+from templar.scoring.ratings import Rating
 
-FRESH_RATING = Rating()
 WORST_SCORE = -1.0
-
-
-@dataclass(frozen=True)
-class ScoreCard:
-    """What a validator remembers of one miner, by hotkey.
-
-    Attributes:
-        rating: Plackett-Luce rating.
-        binary_average: Moving average of the binary indicator, in -1..1.
-        sync: Sync score of the last window in which the miner was measured.
-        final: Final score; only a positive one earns a weight.
-        last_reveal: The last window in which a payload counted; None if none ever did.
-    """
-
-    rating: Rating = FRESH_RATING
-    binary_average: float = 0.0
-    sync: float = 0.0
-    final: float = 0.0
-    last_reveal: int | None = None
 
 
 @dataclass(frozen=True)
@@ -37,74 +25,125 @@ class WindowScore:
     """What one payload showed.
 
     Attributes:
-        gradient_score: Relative fall of the loss on others' data, -1..1; higher is better.
-        indicator: +1 if the loss fell more, relatively, on the miner's own data than on others'; else -1.
-        sync: Sync score.
+        gradient_score: Relative fall of the loss on others' data, at least -1; higher is better.
+        indicator: +1 if the loss fell more, relatively, on the miner's own data than on others', beyond what others'
+            updates do on the same data; else -1.
+        curvature: What the linear score left out, relative to the loss; None if it was not measured.
     """
 
     gradient_score: float
     indicator: int
-    sync: float
+    curvature: float | None = None
 
 
-def score_measurement(measurement: Measurement, sync: float) -> WindowScore:
-    """Turn losses into scores.
+def improvement(before: float | None, after: float | None) -> float:
+    """The relative fall of a loss.
 
     The worst score there is, -1, is that of a loss that at least doubled or is not finite afterwards: otherwise an
     infinite loss would score higher than one that tripled. A baseline of 0 or less cannot be improved.
     """
-    random = _improvement(measurement.random_before, measurement.random_after)
-    own = _improvement(measurement.own_before, measurement.own_after)
-    return WindowScore(gradient_score=random, indicator=1 if own > random else -1, sync=sync)
-
-
-def update_cards(
-    cards: Mapping[int, ScoreCard],
-    scored: Mapping[int, WindowScore],
-    slashes: Sequence[Slash],
-    resets: Collection[int] = (),
-    *,
-    window: int,
-    scoring: Scoring,
-) -> dict[int, ScoreCard]:
-    """The score cards after one window.
-
-    Order: resets, ratings of the scored miners, their moving averages and final scores, then every penalty, on the
-    final score and on the moving average. The result does not depend on the order of the mappings.
-
-    Args:
-        cards: Uid -> card before; a missing one is fresh.
-        scored: Uid -> score, for the miners whose payload was measured.
-        slashes: Penalties of the window.
-        resets: Miners that start afresh, with a new card.
-        window: The window.
-        scoring: The numbers.
-
-    Returns:
-        Uid -> card after, for every uid in `cards`, `scored` or `slashes`.
-    """
-    uids = sorted({*cards, *scored, *(slash.uid for slash in slashes)})
-    after = {uid: ScoreCard() if uid in resets else cards.get(uid, ScoreCard()) for uid in uids}
-    ratings = rate(
-        {uid: card.rating for uid, card in after.items()},
-        {uid: score.gradient_score for uid, score in scored.items()},
-        beta=scoring.openskill_beta,
-        tau=scoring.openskill_tau,
-    )
-    alpha = scoring.binary_score_ma_alpha
-    for uid, score in scored.items():
-        average = (1 - alpha) * after[uid].binary_average + alpha * score.indicator
-        final = ratings[uid].ordinal * max(0.0, average) * score.sync
-        after[uid] = ScoreCard(ratings[uid], average, score.sync, final, last_reveal=window)
-    for slash in slashes:
-        card = after[slash.uid]
-        after[slash.uid] = replace(card, final=slash.apply(card.final), binary_average=slash.apply(card.binary_average))
-    return after
-
-
-def _improvement(before: float | None, after: float | None) -> float:
     if before is None or before <= 0:
         return 0.0
     if after is None or not math.isfinite(after):
         return WORST_SCORE
     return max(WORST_SCORE, (before - after) / before)
+
+
+def curvature_of(measurement: Measurement | None) -> float | None:
+    """What the linear score left out on the sequences of an exact measurement; None if that says nothing."""
+    if measurement is None or measurement.random_gain is None:
+        return None
+    if measurement.random_before is None or measurement.random_before <= 0:
+        return None
+    linear = relative_gain(measurement.random_before, measurement.random_gain)
+    return improvement(measurement.random_before, measurement.random_after) - linear
+
+
+def relative_gain(before: float | None, gain: float | None) -> float:
+    """A gain to first order over the loss that it comes off, with the same limits as `improvement`."""
+    if gain is None or not math.isfinite(gain):
+        return 0.0 if before is None or before <= 0 else WORST_SCORE
+    return improvement(before, None if before is None else before - gain)
+
+
+def typical_curvature(measurements: Mapping[int, Measurement]) -> float:
+    """What is assumed of who was never measured: the median of what the linear score left out, but never a bonus."""
+    found = [curve for each in measurements.values() if (curve := curvature_of(each)) is not None]
+    return min(0.0, median(found)) if found else 0.0
+
+
+def score_payload(
+    estimate: Estimate, measurement: Measurement | None, *, known: float | None, typical: float
+) -> WindowScore:
+    """Turn what was measured of a payload into its score.
+
+    Args:
+        estimate: The linear score.
+        measurement: The exact one, if it was drawn.
+        known: The card's moving average of the curvature; None if it was never measured.
+        typical: `typical_curvature` of the window.
+    """
+    own = relative_gain(estimate.own_before, estimate.own_gain)
+    random = relative_gain(estimate.random_before, estimate.random_gain)
+    measured = curvature_of(measurement)
+    score = max(WORST_SCORE, random + next(each for each in (measured, known, typical) if each is not None))
+    if measurement is not None:
+        own = improvement(measurement.own_before, measurement.own_after)
+        random = score
+        if measurement.random_before is not None and measurement.random_after is None:
+            score = WORST_SCORE
+    shows = own > 0 and own - random > estimate.expected and score > WORST_SCORE
+    return WindowScore(settled(score), 1 if shows else -1, measured)
+
+
+def held_back(score: WindowScore, card: ScoreCard, scoring: Scoring) -> WindowScore:
+    """The score as it is rated: of a miner whose own data has long shown nothing of its work, at most 0.
+
+    Whoever trains on other data than its own, because that is easier to get or is another's work, improves the model
+    like everybody else, so the gain alone would rank it among honest miners.
+    """
+    return replace(score, gradient_score=min(score.gradient_score, 0.0)) if shows_nothing(card, scoring) else score
+
+
+def shows_nothing(card: ScoreCard, scoring: Scoring) -> bool:
+    """Whether a miner was measured often, and its own data gained no more than others' in most of these windows."""
+    return card.measured >= scoring.own_data_windows and card.binary_average < scoring.own_data_floor
+
+
+def score_measurement(measurement: Measurement) -> WindowScore:
+    """The documented score of an exact measurement alone, for comparison."""
+    random = improvement(measurement.random_before, measurement.random_after)
+    own = improvement(measurement.own_before, measurement.own_after)
+    return WindowScore(random, 1 if own > random else -1, curvature_of(measurement))
+
+
+def next_card(
+    card: ScoreCard, score: WindowScore, rating: Rating, *, sync: float, window: int, scoring: Scoring
+) -> ScoreCard:
+    """The card of a miner that was scored, before the window's penalties.
+
+    Args:
+        card: The card before.
+        score: What the payload showed.
+        rating: The rating after the window.
+        sync: Its sync score.
+        window: The window.
+        scoring: The numbers.
+    """
+    alpha = scoring.binary_score_ma_alpha
+    mu, sigma = settled(rating.mu), settled(rating.sigma)
+    average = settled((1 - alpha) * card.binary_average + alpha * score.indicator)
+    changes = {
+        "mu": mu,
+        "sigma": sigma,
+        "binary_average": average,
+        "sync": settled(sync),
+        "final": settled(Rating(mu, sigma).ordinal * max(0.0, average) * settled(sync)),
+        "last_reveal": window,
+        "measured": card.measured + 1,
+    }
+    if score.curvature is not None:
+        weight = 1.0 if card.curvature is None else scoring.curvature_ma_alpha
+        past = 0.0 if card.curvature is None else card.curvature
+        changes |= {"last_exact": window, "curvature": settled((1 - weight) * past + weight * score.curvature)}
+    return card.model_copy(update=changes)

@@ -1,10 +1,16 @@
-"""From final scores to weights on chain: the reference's two rules."""
+"""From final scores to weights on chain: the reference's two rules.
 
+Who has the same score gets the same weight: of those who share some places each gets the mean of these places' shares.
+"""
+
+import math
 from collections.abc import Mapping
+from itertools import groupby
 
 import numpy as np
 
 from templar.hparams import Peers, Weights
+from templar.scoring.cards import DIGITS
 
 
 def compute_weights(finals: Mapping[int, float], weights: Weights, peers: Peers) -> dict[int, float]:
@@ -23,13 +29,13 @@ def compute_weights(finals: Mapping[int, float], weights: Weights, peers: Peers)
     earning = {uid: score for uid, score in finals.items() if score > 0 and uid != weights.burn_uid}
     rule = _ramp if weights.rule == "ramp" else _power
     shares = rule(earning, weights, peers)
-    total = sum(shares[uid] for uid in sorted(shares))
+    total = math.fsum(shares.values())
     burn = weights.burn_rate if total > 0 else 1.0
     if total > 0:
         shares = {uid: share / total * (1 - burn) for uid, share in shares.items()}
     if weights.burn_uid is not None and burn > 0:
         shares[weights.burn_uid] = burn
-    return {uid: shares[uid] for uid in sorted(shares) if shares[uid] > 0}
+    return {uid: round(shares[uid], DIGITS) for uid in sorted(shares) if round(shares[uid], DIGITS) > 0}
 
 
 def _power(finals: Mapping[int, float], weights: Weights, peers: Peers) -> dict[int, float]:
@@ -52,7 +58,12 @@ def _ramp(finals: Mapping[int, float], weights: Weights, peers: Peers) -> dict[i
     if reserve and max(reserve.values()) > min(shares.values()):
         factor = min(shares.values()) / max(reserve.values()) * weights.reserve_decay_ratio
         reserve = {uid: share * factor for uid, share in reserve.items()}
-    return shares | reserve
+    shares |= reserve
+    for _, group in groupby(ranked, key=lambda uid: finals[uid]):
+        tied = list(group)
+        mean = math.fsum(shares.get(uid, 0.0) for uid in tied) / len(tied)
+        shares |= dict.fromkeys(tied, mean)
+    return shares
 
 
 def _scaled(uids: list[int], values: np.ndarray, total: float) -> dict[int, float]:

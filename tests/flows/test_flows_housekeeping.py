@@ -21,13 +21,14 @@ from flows.checkpoint import checkpoint
 from flows.miner_window import miner_window
 from flows.shard_rotation import shard_rotation
 from tasks.host import release
+from templar import PROTOCOL_VERSION
 from templar.chain.ledger import Ledger
 from templar.data import replicas
 from templar.data.rotation import LOCK_FILE
 from templar.exchange.buckets import Buckets
 from templar.exchange.checkpoint import fetch_checkpoint, list_checkpoints
 from templar.exchange.genesis import find_birth
-from templar.exchange.keys import Kind, parse_current_key, window_key
+from templar.exchange.keys import START_WINDOW_KEY, Kind, parse_current_key, window_key
 from templar.store.directory import DirectoryStore
 from tests.support.faulty_endpoint import Fault, faulty_endpoint
 from tests.support.flow_network import run_id, task_runs
@@ -161,7 +162,7 @@ class TestCleanup:
 
     def test_what_has_expired_goes_and_everything_else_stays(self, network: PreparedNetwork, later: str) -> None:
         store = DirectoryStore(network.bucket("lazy"))
-        strangers = {"readme.txt", "gradient-1-3-v999.bin", "start_window_v3.json"}
+        strangers = {"readme.txt", "gradient-1-3-v999.bin", START_WINDOW_KEY}
         for key in strangers:
             store.put(key, b"1")
         first = network.first_window
@@ -171,7 +172,8 @@ class TestCleanup:
         left = objects(network)
         kept = window_key(Kind.GRADIENT, first + 2, 3)
         assert strangers | {kept} <= left
-        assert not [key for key in left if key.split("-")[1:2] in ([str(first)], [str(first + 1)]) and "v3." in key]
+        ours = {key for key in left if f"v{PROTOCOL_VERSION}." in key}
+        assert not [key for key in ours if key.split("-")[1:2] in ([str(first)], [str(first + 1)])]
         assert ": 0 objects expired, 0 deleted" in str(run(bucket_cleanup, later).message)
         store.delete(strangers)
 

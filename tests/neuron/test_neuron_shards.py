@@ -15,6 +15,7 @@ from templar.data.sharded.writing import build_shards
 from templar.data.training import ShardedTraining
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.checkpoint import StateMark
+from templar.exchange.keys import START_WINDOW_KEY
 from templar.hparams import HParams
 from templar.neuron.agreed import check_mark
 from templar.neuron.catchup import catch_up, take_checkpoint
@@ -170,7 +171,7 @@ def test_rotation_before_genesis_brings_the_first_shard_and_afterwards_refuses_a
         rotate_shards(premises, dataset, lambda percentage: None)
     assert caught.value.reason is Reason.DATASET_MALFORMED
     assert not [*(tmp_path / "shards").glob("train_*")]
-    sharded.bucket(sharded.name(sharded.aggregator)).delete(["start_window_v3.json"])
+    sharded.bucket(sharded.name(sharded.aggregator)).delete([START_WINDOW_KEY])
     dataset = ShardedDataset([store], DATASET_PREFIX, folder=tmp_path / "first")
     assert rotate_shards(premises, dataset, lambda percentage: None).current == (0,)
 

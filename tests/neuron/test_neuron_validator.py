@@ -1,5 +1,6 @@
 """A validator's window: measured once, rated once, auditable from what it publishes."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,10 @@ from templar.neuron.drive import validate
 from templar.neuron.journal import Status
 from templar.neuron.opening import Action, open_window
 from templar.neuron.validator import Validator
+from templar.scoring.cards import ScoreCard, Standing
+from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Evidence, MinerRecord
-from templar.scoring.ratings import Rating, rate
-from templar.scoring.scores import ScoreCard, score_measurement
-from templar.scoring.slashing import Slash
-from templar.scoring.sync import sync_score
-from templar.scoring.weights import compute_weights
+from templar.scoring.slashing import Event
 from tests.support.marks import some_quick
 from tests.support.network import Network, tiny
 
@@ -90,7 +89,7 @@ class Window:
         self.evaluation = self.validator.evaluate(self.report, self.settlement)
 
     def rate(self) -> None:
-        self.evidence = self.validator.rate(self.report, self.evaluation, self.settlement)
+        self.evidence = self.validator.rate(self.window, self.evaluation)
 
     def apply(self) -> None:
         self.validator.apply(self.settlement)
@@ -160,7 +159,7 @@ def test_a_window_in_the_book_is_not_measured_again(network: Network) -> None:
     validator = network.validator
     settlement = validator.settle(1)
     assert validator.evaluate(validator.gather_everybody(1), settlement) is None
-    known = validator.rate(validator.gather_everybody(1), None, settlement)
+    known = validator.rate(1, None)
     assert known == evidence_of(network, 1)
 
 
@@ -171,45 +170,35 @@ def test_a_window_that_was_only_replayed_is_never_measured(network: Network) -> 
     open_window(validator, 3)
     report, settlement = validator.gather_everybody(2), validator.settle(2)
     assert validator.evaluate(report, settlement) is None
-    assert validator.rate(report, None, settlement) is None
+    assert validator.rate(2, None) is None
     assert validator.set_weights(None) is None
     assert validator.publish_evidence(None) is None
+
+
+def test_a_validator_that_lost_its_disk_goes_on_from_what_it_published(network: Network) -> None:
+    network.run([1, 2])
+    name, known = network.name(network.validator), cards_of(network)
+    network.nodes.pop(name).stop()
+    shutil.rmtree(network.world.root / "nodes" / name)
+    network.restart(name)
+    assert cards_of(network) == known
+    network.run([3])
+    second, third = evidence_of(network, 2), evidence_of(network, 3)
+    assert (third.previous, third.previous_window) == (second.digest, 2)
+    assert {record.facts.hotkey: record.before for record in third.miners} == second.standing.cards
 
 
 # What it concludes.
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 4])
-def test_everything_derived_follows_from_the_published_losses(undisturbed: Network, window: int) -> None:
-    """An audit recomputes scores, ratings and weights exactly."""
-    evidence, hparams = evidence_of(undisturbed, window), undisturbed.hparams
-    scoring = hparams.scoring
-    scores = {
-        record.uid: score_measurement(record.measurement, sync_score(record.windows_behind or 0))
-        for record in evidence.miners
-        if record.measurement is not None
-    }
-    rated = rate(
-        {record.uid: Rating(record.mu_before, record.sigma_before) for record in evidence.miners},
-        {uid: score.gradient_score for uid, score in scores.items()},
-        beta=scoring.openskill_beta,
-        tau=scoring.openskill_tau,
-    )
-    past = {record.uid: record for record in evidence_of(undisturbed, window - 1).miners} if window > 1 else {}
-    for record in evidence.miners:
-        average = past[record.uid].binary_average if past else 0.0
-        final = past[record.uid].final if past else 0.0
-        if (score := scores.get(record.uid)) is not None:
-            assert (record.gradient_score, record.indicator) == (score.gradient_score, score.indicator)
-            assert (record.mu, record.sigma) == (rated[record.uid].mu, rated[record.uid].sigma)
-            average = (1 - scoring.binary_score_ma_alpha) * average + scoring.binary_score_ma_alpha * score.indicator
-            final = rated[record.uid].ordinal * max(0.0, average) * score.sync
-        for slash in record.slashes:
-            applied = Slash(record.uid, slash.reason, slash.factor)
-            average, final = applied.apply(average), applied.apply(final)
-        assert (record.binary_average, record.final) == (average, final)
-    weights = compute_weights({each.uid: each.final for each in evidence.miners}, hparams.weights, hparams.peers)
-    assert {each.uid: each.weight for each in evidence.weights} == weights
+def test_everything_derived_follows_from_the_published_facts(undisturbed: Network, window: int) -> None:
+    """Whoever has the evidence of two windows recomputes scores, ratings and weights exactly."""
+    evidence = evidence_of(undisturbed, window)
+    standing = evidence_of(undisturbed, window - 1).standing if window > 1 else Standing()
+    author = {name: getattr(evidence, name) for name in ("netuid", "genesis", "uid", "hotkey")}
+    assert conclude(evidence.facts, standing, undisturbed.hparams, author) == evidence
+    assert (evidence.previous, evidence.previous_window) == (standing.evidence, standing.window)
 
 
 def test_evidence_names_what_it_was_measured_on(undisturbed: Network) -> None:
@@ -241,11 +230,11 @@ def test_who_reveals_nothing_that_counts_is_told_why_and_slashed(
     undisturbed: Network, role: str, reason: Reason
 ) -> None:
     member = next(member for member in undisturbed.members if member.role == role)
-    table = undisturbed.hparams.scoring.slashing
     record = record_of(evidence_of(undisturbed, 1), member.uid)
-    assert (record.tier, record.payload_sha256, record.reason, record.measurement) == ("gather", None, reason, None)
-    factor = table.invalid if reason is Reason.MALFORMED else table.missing
-    assert [(slash.reason, slash.factor) for slash in record.slashes] == [(reason, factor)]
+    facts = record.facts
+    assert (facts.tier, facts.payload_sha256, facts.reason, facts.estimate) == ("gather", None, reason, None)
+    event = Event.INVALID if reason is Reason.MALFORMED else Event.MISSING
+    assert [(slash.event, slash.reason) for slash in record.slashes] == [(event, reason)]
     assert cards_of(undisturbed)[member.hotkey.address].last_reveal is None
     assert member.uid not in undisturbed.world.chain.weights()[undisturbed.member("validator-2").uid]
 
@@ -254,8 +243,13 @@ def test_honest_miners_are_measured_in_sync_and_unpunished(undisturbed: Network)
     for window in (1, 2, 3, 4):
         for member in (member for member in undisturbed.members if member.role == "honest"):
             record = record_of(evidence_of(undisturbed, window), member.uid)
-            assert (record.windows_behind, record.sync, record.reason, record.slashes) == (0, 1.0, None, ())
-            assert record.measurement is not None
+            assert (record.facts.windows_behind, record.after.sync, record.facts.reason, record.slashes) == (
+                0,
+                1.0,
+                None,
+                (),
+            )
+            assert record.facts.estimate is not None
 
 
 def test_a_miner_without_a_proof_of_its_state_is_out_of_sync(network: Network) -> None:
@@ -265,9 +259,9 @@ def test_a_miner_without_a_proof_of_its_state_is_out_of_sync(network: Network) -
     network.bucket(name).delete(network.objects(name, "proof-2-"))
     network.run([3])
     record = record_of(evidence_of(network, 3), uid_of(network, name))
-    assert (record.windows_behind, record.sync, record.final) == (5, 0.0, 0.0)
+    assert (record.facts.windows_behind, record.after.sync, record.final) == (5, 0.0, 0.0)
     assert [slash.reason for slash in record.slashes] == [Reason.DESYNC]
-    assert record_of(evidence_of(network, 3), uid_of(network, "honest-4")).windows_behind == 0
+    assert record_of(evidence_of(network, 3), uid_of(network, "honest-4")).facts.windows_behind == 0
 
 
 def test_a_proof_that_cannot_be_read_blames_nobody(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,10 +274,10 @@ def test_a_proof_that_cannot_be_read_blames_nobody(network: Network, monkeypatch
             raise TransientError(Reason.STORE_BUSY, "for a test")
         return real(exchange, neuron, window)
 
-    monkeypatch.setattr("templar.neuron.evaluate.read_proof", fails)
+    monkeypatch.setattr("templar.neuron.synchrony.read_proof", fails)
     network.run([3])
     record = record_of(evidence_of(network, 3), uid_of(network, "honest-4"))
-    assert (record.windows_behind, record.sync, record.slashes) == (None, 1.0, ())
+    assert (record.facts.windows_behind, record.after.sync, record.slashes) == (None, 1.0, ())
 
 
 def test_who_waits_for_a_slot_is_not_punished(folder: Path) -> None:
@@ -315,7 +309,7 @@ def test_somebody_elses_proof_is_no_proof(network: Network) -> None:
     stolen = unseal(data, Proof).body.model_copy(update={"uid": uid_of(network, name), "hotkey": address})
     network.bucket(name).put(key, seal(stolen, network.member(name).hotkey).encode())
     network.run([3])
-    assert record_of(evidence_of(network, 3), uid_of(network, name)).windows_behind == 5
+    assert record_of(evidence_of(network, 3), uid_of(network, name)).facts.windows_behind == 5
 
 
 def test_a_new_hotkey_on_an_old_uid_starts_afresh(network: Network) -> None:
@@ -330,8 +324,8 @@ def test_a_new_hotkey_on_an_old_uid_starts_afresh(network: Network) -> None:
     assert past != ScoreCard()
     network.run([4])
     record = record_of(evidence_of(network, 4), leaver.uid)
-    assert record.hotkey == network.member("newcomer").hotkey.address
-    assert (record.mu_before, record.sigma_before) == (Rating().mu, Rating().sigma)
+    assert record.facts.hotkey == network.member("newcomer").hotkey.address
+    assert record.before == ScoreCard()
     assert cards_of(network)[leaver.hotkey.address] == past
 
 
@@ -349,94 +343,14 @@ def test_a_miner_that_stays_away_loses_and_then_starts_afresh(folder: Path) -> N
     ]
     assert reasons[0] == [Reason.COMMIT_MISSING]
     assert Reason.INACTIVE not in reasons[1]
-    assert reasons[2][-1] == reasons[3][-1] == Reason.INACTIVE
-    assert cards_of(network)[gone.hotkey.address] == ScoreCard()
+    assert reasons[2] == reasons[3] == reasons[4] == [Reason.INACTIVE]
+    card = cards_of(network)[gone.hotkey.address]
+    assert card.last_reveal is None
+    assert max(card.final, card.binary_average, card.rating.ordinal) <= 0
     network.stop()
 
 
-# Weights and peer lists.
-
-
-def test_weights_are_set_when_they_are_due_and_read_back(undisturbed: Network) -> None:
-    validator = undisturbed.validator
-    uid = validator.exchange.identity(4).uid
-    wanted = {each.uid: each.weight for each in evidence_of(undisturbed, 4).weights}
-    assert sum(wanted.values()) == pytest.approx(1)
-    assert undisturbed.world.chain.weights() == {uid: pytest.approx(wanted, abs=1e-4)}
-    report = validator.set_weights(evidence_of(undisturbed, 4))
-    assert report is not None
-    assert (report.window, report.reason, report.weights) == (4, None, pytest.approx(wanted, abs=1e-4))
-    assert validator.set_weights(evidence_of(undisturbed, 3)) is None
-
-
-def test_nobody_earned_sets_nothing(folder: Path) -> None:
-    hparams = tiny("local-demo", weights={"windows_per_weights": 1})
-    network = Network(folder, hparams, actors=["silent", "late"])
-    network.run([1])
-    report = network.validator.set_weights(evidence_of(network, 1))
-    assert report is not None
-    assert (report.weights, report.reason) == ({}, Reason.NOBODY_EARNED)
-    assert network.world.chain.weights() == {}
-    network.stop()
-
-
-@pytest.fixture
-def due(network: Network, monkeypatch: pytest.MonkeyPatch) -> Evidence:
-    """Evidence of a window whose weights are due and not set yet."""
-    with monkeypatch.context() as patch:
-        patch.setattr(Validator, "set_weights", lambda self, evidence: None)
-        network.run([1, 2])
-    assert network.world.chain.weights() == {}
-    return evidence_of(network, 2)
-
-
-def test_other_weights_on_chain_are_tried_again(
-    network: Network, due: Evidence, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    validator = network.validator
-    with monkeypatch.context() as patch:
-        patch.setattr(validator.chain, "weights", lambda: {due.uid: {0: 1.0}})
-        with pytest.raises(TransientError) as caught:
-            validator.set_weights(due)
-    assert caught.value.reason is Reason.WEIGHTS_DIFFER
-    report = validator.set_weights(due)
-    assert report is not None
-    assert report.weights == network.world.chain.weights()[due.uid]
-
-
-def test_a_rate_limit_is_no_failure_when_the_weights_are_those_that_were_set(
-    network: Network, due: Evidence, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The process died after it had set them, or the answer got lost."""
-    validator = network.validator
-
-    def limited(weights: object) -> None:
-        raise TransientError(Reason.CHAIN_RATE_LIMITED, "too soon")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(validator.chain, "set_weights", limited)
-        with pytest.raises(TransientError) as caught:
-            validator.set_weights(due)
-        assert caught.value.reason is Reason.CHAIN_RATE_LIMITED
-    validator.chain.set_weights({record.uid: record.weight for record in due.weights})
-    monkeypatch.setattr(validator.chain, "set_weights", limited)
-    report = validator.set_weights(due)
-    assert report is not None
-    assert report.reason is None
-    assert validator.set_weights(due) == report
-
-
-def test_weights_that_the_chain_hides_are_not_read_back(
-    network: Network, due: Evidence, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    validator = network.validator
-    monkeypatch.setattr(validator.chain, "hides_weights", lambda: True)
-    monkeypatch.setattr(validator.chain, "weights", dict)
-    report = validator.set_weights(due)
-    monkeypatch.undo()
-    assert report is not None
-    assert report.weights == {record.uid: record.weight for record in due.weights}
-    assert report.weights == pytest.approx(network.world.chain.weights()[due.uid], abs=1e-4)
+# Peer lists.
 
 
 def test_peer_lists_name_who_revealed_lately_the_best_first(undisturbed: Network) -> None:
@@ -464,12 +378,12 @@ def test_a_newcomer_is_measured_before_it_is_gathered(network: Network) -> None:
     network.run([2, 3])
     uid = uid_of(network, "newcomer")
     record = record_of(evidence_of(network, 3), uid)
-    assert record.tier == "other"
-    assert record.measurement is not None
+    assert record.facts.tier == "other"
+    assert record.facts.estimate is not None
     assert record.slashes[0].reason is Reason.DESYNC, "it has no proof of the window before"
     network.run([4, 5])
-    assert record_of(evidence_of(network, 5), uid).tier == "gather"
-    assert record_of(evidence_of(network, 5), uid).windows_behind == 0
+    assert record_of(evidence_of(network, 5), uid).facts.tier == "gather"
+    assert record_of(evidence_of(network, 5), uid).facts.windows_behind == 0
 
 
 def test_old_evidence_is_forgotten_with_its_window(folder: Path) -> None:

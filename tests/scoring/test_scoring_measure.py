@@ -1,25 +1,74 @@
+"""The evaluator against models of its own: linear gains, exact losses, untouched parameters, bounded memory."""
+
 import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import median
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from templar import interrupt
+from templar.gradient import Recipe
+from templar.gradient.aggregate import median_norms, single_update
+from templar.gradient.layout import Layout
+from templar.gradient.payload import Payload
 from templar.hparams import load_hparams
-from templar.model.llama import build_model, load_parameters, parameters_of
-from templar.model.loss import sequence_losses
+from templar.model.llama import build_model, load_parameters, parameter_shapes, parameters_of
+from templar.model.loss import micro_batch_losses, sequence_losses, token_losses
 from templar.model.root import parameters_digest
+from templar.model.threads import single_threaded
+from templar.scoring.evidence import Estimate, Measurement
 from templar.scoring.measure import Evaluator
-from templar.scoring.plan import SPARE, EvaluationPlan, SequenceRef
+from templar.scoring.plan import SPARE
+from tests.support.allocations import peak_bytes
+from tests.support.payloads import payload_of, random_payload, zero_payload
+from tests.support.threads import threads
 
-MODEL = load_hparams("simulation").model
+HPARAMS = load_hparams("simulation")
+MODEL = HPARAMS.model
 MICRO_BATCH = 2
+FACTOR = 0.2
+ROUND = 1e-5
+"""Float32 over some hundreds of additions."""
+
+
+def layout_of(recipe: Recipe = "sparseloco", *, use_dct: bool = False) -> Layout:
+    gradient = HPARAMS.gradient.model_copy(update={"use_dct": use_dct})
+    return Layout.of(parameter_shapes(MODEL), gradient, recipe)
+
+
+LAYOUT = layout_of()
 RNG = np.random.default_rng(3)
-SEQUENCES = {uid: RNG.integers(0, MODEL.vocab_size, (6, 16), dtype=np.int32) for uid in (4, 9, SPARE)}
-PLAN = EvaluationPlan(
-    own={4: (SequenceRef(4, 0), SequenceRef(4, 3), SequenceRef(4, 5)), 9: (SequenceRef(9, 1),)},
-    random={4: (SequenceRef(9, 1), SequenceRef(SPARE, 2)), 9: (SequenceRef(SPARE, 0), SequenceRef(SPARE, 2))},
-)
+SEGMENTS = {uid: RNG.integers(0, MODEL.vocab_size, (n, 16), dtype=np.int32) for uid, n in ((4, 3), (9, 1), (SPARE, 2))}
+"""Of two miners, and one of nobody's; the others have no data of their own."""
+DAMPED = 0.01
+
+
+def payloads_of(layout: Layout) -> dict[int, Payload]:
+    """What helps, two of chance, one too large, and nothing at all."""
+    helps = gradient_of(build_model(MODEL), SEGMENTS[4])
+    chance = {uid: random_payload(layout, uid, size=DAMPED) for uid in (9, 12)}
+    return {
+        4: payload_of(layout, helps),
+        **chance,
+        30: random_payload(layout, 30, size=DAMPED * 50),
+        31: zero_payload(layout),
+    }
+
+
+def gradient_of(net: nn.Module, tokens: np.ndarray) -> dict[str, Tensor]:
+    """Of the sum of the sequences' losses, in one go."""
+    net.zero_grad()
+    losses = token_losses(net, torch.from_numpy(tokens)).mean(dim=1)
+    named = dict(net.named_parameters())
+    return dict(zip(named, torch.autograd.grad(losses.sum(), list(named.values())), strict=True))
+
+
+@pytest.fixture(scope="module")
+def payloads() -> dict[int, Payload]:
+    return payloads_of(LAYOUT)
 
 
 @pytest.fixture
@@ -27,75 +76,351 @@ def params() -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in parameters_of(build_model(MODEL)).items()}
 
 
-def evaluator(params: dict[str, Tensor], plan: EvaluationPlan = PLAN) -> Evaluator:
-    return Evaluator(build_model(MODEL), params, SEQUENCES, plan, micro_batch_size=MICRO_BATCH)
+@pytest.fixture(autouse=True)
+def _no_stop_is_left() -> Iterator[None]:
+    yield
+    interrupt.clear_stop()
 
 
-def update(seed: int, scale: float = 0.1) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        name: torch.randn(tensor.shape, generator=generator) * scale
-        for name, tensor in parameters_of(build_model(MODEL)).items()
-    }
+def evaluator(
+    params: Mapping[str, Tensor],
+    payloads: Mapping[int, Payload],
+    *,
+    segments: Mapping[int, np.ndarray] | None = None,
+    layout: Layout = LAYOUT,
+    factor: float = FACTOR,
+    model: nn.Module | None = None,
+) -> Evaluator:
+    return Evaluator(
+        build_model(MODEL) if model is None else model,
+        params,
+        SEGMENTS if segments is None else segments,
+        payloads,
+        layout=layout,
+        medians=median_norms(list(payloads.values()), layout),
+        factor=factor,
+        micro_batch_size=MICRO_BATCH,
+    )
 
 
-def mean_loss(params: dict[str, Tensor], refs: tuple[SequenceRef, ...]) -> float:
-    model = build_model(MODEL)
-    load_parameters(model, params)
-    tokens = torch.from_numpy(np.stack([SEQUENCES[ref.uid][ref.index] for ref in refs]))
-    return float(np.mean(sequence_losses(model, tokens, micro_batch_size=1).numpy()))
+def measured(
+    measuring: Evaluator, plan: Mapping[int, Sequence[int]]
+) -> tuple[dict[int, Estimate], dict[int, Measurement]]:
+    estimates = measuring.estimate(list(plan))
+    return estimates, {uid: measuring.measure(uid, others) for uid, others in plan.items()}
 
 
-def test_losses_before_and_after_are_those_of_the_two_models(params: dict[str, Tensor]) -> None:
-    step = update(1)
-    moved = {name: tensor - 0.5 * step[name] for name, tensor in params.items()}
-    measured = evaluator(params).measure(4, step, 0.5)
-    assert measured.own_before == pytest.approx(mean_loss(params, PLAN.own[4]), rel=1e-6)
-    assert measured.random_before == pytest.approx(mean_loss(params, PLAN.random[4]), rel=1e-6)
-    assert measured.own_after == pytest.approx(mean_loss(moved, PLAN.own[4]), rel=1e-6)
-    assert measured.random_after == pytest.approx(mean_loss(moved, PLAN.random[4]), rel=1e-6)
-    assert measured.own_after != measured.own_before
+PLAN = {9: (4, SPARE), 30: (9, 4), 31: (4, 9, SPARE), 4: (9,)}
 
 
-def test_measuring_never_touches_the_agreed_parameters(params: dict[str, Tensor]) -> None:
-    before = parameters_digest(params)
-    measuring = evaluator(params)
-    for seed, factor in ((1, 0.5), (2, 1e30), (3, float("nan"))):
-        measuring.measure(4, update(seed), factor)
+def mean_loss(params: Mapping[str, Tensor], owners: Sequence[int]) -> float | None:
+    """Of a model of its own that holds these parameters."""
+    net = build_model(MODEL)
+    load_parameters(net, params)
+    losses = [
+        loss
+        for owner in owners
+        if owner in SEGMENTS
+        for loss in sequence_losses(net, torch.from_numpy(SEGMENTS[owner]), micro_batch_size=MICRO_BATCH).tolist()
+    ]
+    return math.fsum(losses) / len(losses) if losses else None
+
+
+def moved(params: Mapping[str, Tensor], payloads: Mapping[int, Payload], uid: int, step: float) -> dict[str, Tensor]:
+    update = single_update(payloads[uid], LAYOUT, median_norms(list(payloads.values()), LAYOUT))
+    return {name: tensor - step * update[name] for name, tensor in params.items()}
+
+
+# Exact losses.
+
+
+def test_losses_before_and_after_are_those_of_two_models(
+    params: dict[str, Tensor], payloads: dict[int, Payload]
+) -> None:
+    """Bit for bit: within the gradients' forward pass and without one, moved in place and made anew."""
+    _, found = measured(evaluator(params, payloads), PLAN)
+    for uid, others in PLAN.items():
+        after = moved(params, payloads, uid, FACTOR)
+        assert found[uid].own_before == mean_loss(params, [uid])
+        assert found[uid].own_after == mean_loss(after, [uid])
+        assert found[uid].random_before == mean_loss(params, others)
+        assert found[uid].random_after == mean_loss(after, others)
+    assert found[30].own_before is None, "it has no data of its own"
+    assert found[4].own_after != found[4].own_before
+
+
+def test_the_loss_is_the_mean_over_all_segments(params: dict[str, Tensor], payloads: dict[int, Payload]) -> None:
+    measuring = evaluator(params, payloads)
+    assert measuring.loss is None, "before anything is measured"
+    measuring.estimate([])
+    assert measuring.loss == mean_loss(params, list(SEGMENTS))
+
+
+def test_a_zero_payload_changes_nothing_at_all(params: dict[str, Tensor], payloads: dict[int, Payload]) -> None:
+    estimates, found = measured(evaluator(params, payloads), PLAN)
+    assert (estimates[31].own_gain, estimates[31].random_gain) == (None, 0.0)
+    assert (found[31].random_gain, found[31].random_after) == (0.0, found[31].random_before)
+    everything = {**payloads, 4: zero_payload(LAYOUT)}
+    estimates, found = measured(evaluator(params, everything), PLAN)
+    assert (estimates[4].own_gain, estimates[4].random_gain) == (0.0, 0.0)
+    assert (found[4].own_after, found[4].random_after) == (found[4].own_before, found[4].random_before)
+
+
+def test_a_payload_too_large_is_clipped_as_it_would_be_applied(
+    params: dict[str, Tensor], payloads: dict[int, Payload]
+) -> None:
+    clipped, plain = (
+        Evaluator(
+            build_model(MODEL), params, SEGMENTS, payloads, layout=LAYOUT, medians=medians, factor=FACTOR,
+            micro_batch_size=MICRO_BATCH,
+        ).estimate([])[30].random_gain
+        for medians in (median_norms(list(payloads.values()), LAYOUT), median_norms([payloads[30]], LAYOUT))
+    )  # fmt: skip
+    assert clipped is not None
+    assert plain is not None
+    assert abs(plain) > 10 * abs(clipped) > 0
+
+
+# Linear gains.
+
+
+@pytest.mark.parametrize(
+    ("recipe", "use_dct"), [("sparseloco", False), ("sparseloco", True), ("demo", False), ("demo", True)]
+)
+def test_gains_are_directional_derivatives(params: dict[str, Tensor], recipe: Recipe, use_dct: bool) -> None:
+    """Against autograd's gradients of each segment alone, multiplied with the whole update in float64."""
+    layout = layout_of(recipe, use_dct=use_dct)
+    payloads = payloads_of(layout)
+    estimates, found = measured(evaluator(params, payloads, layout=layout), PLAN)
+    net = build_model(MODEL)
+    load_parameters(net, params)
+    gradients = {owner: gradient_of(net, tokens) for owner, tokens in SEGMENTS.items()}
+    medians = median_norms(list(payloads.values()), layout)
+    for uid, payload in payloads.items():
+        update = single_update(payload, layout, medians)
+
+        def gain(owners: Sequence[int], update: Mapping[str, Tensor] = update) -> Callable[[float | None], None]:
+            """What says whether a number is the mean gain on some segments."""
+            known = [owner for owner in owners if owner in SEGMENTS]
+            count = sum(len(SEGMENTS[owner]) for owner in known)
+            terms = [update[name].double() * gradients[owner][name].double() for owner in known for name in update]
+            total, size = (FACTOR * sum(float(part(term).sum()) for term in terms) for part in (torch.clone, torch.abs))
+
+            def equals(number: float | None) -> None:
+                expected = None if not count else pytest.approx(total / count, abs=ROUND * size / count)
+                assert number == expected
+
+            return equals
+
+        gain([uid])(estimates[uid].own_gain)
+        gain([owner for owner in SEGMENTS if owner != uid])(estimates[uid].random_gain)
+        if uid in PLAN:
+            gain(PLAN[uid])(found[uid].random_gain)
+    assert estimates[4].own_gain is not None
+    assert estimates[4].own_gain > 0, "along its own gradient the loss falls"
+
+
+def test_a_small_step_lowers_the_loss_by_the_gain(params: dict[str, Tensor], payloads: dict[int, Payload]) -> None:
+    """Central differences, of steps long enough for float32 and short enough for the curvature."""
+    net = build_model(MODEL)
+
+    def loss(step: float) -> float:
+        load_parameters(net, moved(params, payloads, 4, step))
+        return float(sequence_losses(net, torch.from_numpy(SEGMENTS[4]), micro_batch_size=3).mean())
+
+    steps = (0.04, 0.02)
+    slopes = [(loss(-step) - loss(step)) / (2 * step) for step in steps]
+    slope = (4 * slopes[1] - slopes[0]) / 3  # Richardson: the error of the difference is of the step's square
+    own_gain = evaluator(params, payloads).estimate([])[4].own_gain
+    assert own_gain == pytest.approx(FACTOR * slope, rel=2e-3)
+
+
+def test_what_is_expected_is_what_the_witnesses_gain_there(
+    params: dict[str, Tensor], payloads: dict[int, Payload]
+) -> None:
+    witnesses = [4, 9, 12, 30]
+    estimates = evaluator(params, payloads).estimate(witnesses)
+    net = build_model(MODEL)
+    load_parameters(net, params)
+    there = gradient_of(net, SEGMENTS[4])
+    medians = median_norms(list(payloads.values()), LAYOUT)
+    before = mean_loss(params, [4])
+    assert before is not None
+    advantages = []
+    for witness in witnesses[1:]:
+        update = single_update(payloads[witness], LAYOUT, medians)
+        gain = FACTOR * sum(float((update[name].double() * there[name].double()).sum()) for name in update) / 3
+        rest = estimates[witness]
+        assert rest.random_before is not None
+        assert rest.random_gain is not None
+        advantages.append(gain / before - rest.random_gain / rest.random_before)
+    assert estimates[4].expected == pytest.approx(median(advantages), abs=1e-6)
+    assert estimates[9].expected != 0.0, "a witness is judged by the others"
+    assert estimates[12].expected == 0.0, "without data of its own nothing is expected there"
+    assert [each.expected for each in evaluator(params, payloads).estimate([]).values()] == [0.0] * 5
+
+
+# The same, whatever the circumstances.
+
+
+def test_neither_order_nor_threads_change_a_bit(params: dict[str, Tensor], payloads: dict[int, Payload]) -> None:
+    plain = measured(evaluator(params, payloads), PLAN)
+    for count, order in ((1, sorted(payloads)), (2, sorted(payloads, reverse=True)), (3, [31, 4, 12, 30, 9])):
+        with threads(count):
+            assert measured(evaluator(params, {uid: payloads[uid] for uid in order}), PLAN) == plain
+    assert measured(evaluator(params, payloads), dict(reversed(PLAN.items()))) == plain, "one measurement at a time"
+
+
+def test_who_else_is_measured_exactly_changes_no_score(params: dict[str, Tensor], payloads: dict[int, Payload]) -> None:
+    """But what is expected, which others say."""
+    alone, together = (evaluator(params, payloads).estimate(witnesses) for witnesses in ([], list(PLAN)))
+    for uid in payloads:
+        assert alone[uid] == together[uid].model_copy(update={"expected": 0.0})
+
+
+def test_a_model_that_was_used_before_gives_the_same(params: dict[str, Tensor], payloads: dict[int, Payload]) -> None:
+    used = build_model(MODEL)
+    other = {name: tensor + 1 for name, tensor in params.items()}
+    measured(evaluator(other, payloads, model=used), PLAN)
+    assert measured(evaluator(params, payloads, model=used), PLAN) == measured(evaluator(params, payloads), PLAN)
+
+
+# Nothing is written.
+
+
+def pointers(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    return {name: tensor.data_ptr() for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize("factor", [FACTOR, 1e30, math.nan])
+def test_measuring_never_touches_the_agreed_parameters(
+    params: dict[str, Tensor], payloads: dict[int, Payload], factor: float
+) -> None:
+    before, net = parameters_digest(params), build_model(MODEL)
+    measured(evaluator(params, payloads, model=net, factor=factor), PLAN)
     assert parameters_digest(params) == before
-    assert measuring.loss is not None
+    assert pointers(parameters_of(net)) == pointers(params), "the model holds them and no copy"
+    assert all(param.grad is None for param in net.parameters())
 
 
-def test_one_measurement_does_not_depend_on_those_before_it(params: dict[str, Tensor]) -> None:
-    measuring = evaluator(params)
-    alone = evaluator(params).measure(9, update(2), 0.2)
-    measuring.measure(4, update(1, scale=100.0), 1.0)
-    measuring.measure(4, {name: torch.full_like(tensor, math.inf) for name, tensor in params.items()}, 1.0)
-    assert measuring.measure(9, update(2), 0.2) == alone
+@pytest.mark.parametrize("passes", [1, 3, 5, 8, 11])
+@pytest.mark.parametrize("failure", ["stop", "error"])
+def test_nor_does_a_stop_or_a_failure_in_between(
+    params: dict[str, Tensor], payloads: dict[int, Payload], passes: int, failure: str
+) -> None:
+    """After so many forward passes: there are five for the estimate, and more for what is measured exactly."""
+    before, net, done = parameters_digest(params), build_model(MODEL), []
+
+    def interfere(*_: object) -> None:
+        done.append(1)
+        if len(done) == passes and failure == "stop":
+            interrupt.request_stop()
+        elif len(done) == passes:
+            raise RuntimeError(failure)
+
+    hook = net.register_forward_hook(interfere)
+    measuring = evaluator(params, payloads, model=net)
+    with pytest.raises(interrupt.StoppedError if failure == "stop" else RuntimeError):
+        measured(measuring, PLAN)
+    hook.remove()
+    interrupt.clear_stop()
+    assert parameters_digest(params) == before
+    assert pointers(parameters_of(net)) == pointers(params)
+    again = measured(evaluator(params, payloads, model=net), PLAN)
+    assert again == measured(evaluator(params, payloads), PLAN)
 
 
-def test_an_empty_update_changes_no_loss(params: dict[str, Tensor]) -> None:
-    """Up to the last bits: a sequence stands in another place of another batch."""
-    nothing = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
-    measured = evaluator(params).measure(4, nothing, 1.0)
-    assert measured.own_after == pytest.approx(measured.own_before, rel=1e-6)
-    assert measured.random_after == pytest.approx(measured.random_before, rel=1e-6)
+def test_tokens_and_payloads_are_only_read(params: dict[str, Tensor], payloads: dict[int, Payload]) -> None:
+    sections = {uid: bytes(payload.sections["lm_head.weight"].codes) for uid, payload in payloads.items()}
+    tokens = {uid: segment.copy() for uid, segment in SEGMENTS.items()}
+    measured(evaluator(params, payloads, segments=tokens), PLAN)
+    assert all(np.array_equal(tokens[uid], SEGMENTS[uid]) for uid in tokens)
+    assert {uid: bytes(payload.sections["lm_head.weight"].codes) for uid, payload in payloads.items()} == sections
 
 
-def test_a_loss_that_is_not_finite_is_none(params: dict[str, Tensor]) -> None:
+# What is not finite, and what is not there.
+
+
+def test_a_loss_that_is_not_finite_afterwards_is_none(params: dict[str, Tensor]) -> None:
+    huge = {4: random_payload(LAYOUT, 4, size=1000.0), 31: zero_payload(LAYOUT)}
+    estimates, found = measured(evaluator(params, huge, factor=1e38), {4: (9,), 31: (4,)})
+    assert (found[4].own_after, found[4].random_after) == (None, None)
+    assert found[4].own_before == mean_loss(params, [4])
+    assert found[31].random_after == found[31].random_before, "the next one does not notice"
+    assert estimates[4].own_gain is not None
+
+
+def test_a_model_that_is_not_finite_measures_nothing(params: dict[str, Tensor], payloads: dict[int, Payload]) -> None:
     broken = {name: torch.full_like(tensor, math.nan) for name, tensor in params.items()}
-    measured = evaluator(params).measure(4, broken, 1.0)
-    assert (measured.own_after, measured.random_after) == (None, None)
-    assert measured.own_before is not None
-    assert evaluator(broken).loss is None
+    measuring = evaluator(broken, payloads)
+    estimates, found = measured(measuring, PLAN)
+    assert measuring.loss is None
+    for each in estimates.values():
+        assert set(each.model_dump(exclude={"expected"}).values()) <= {None, 0.0}  # 0.0: a payload that says nothing
+        assert each.expected == 0.0
+    assert all(set(each.model_dump().values()) == {None} for each in found.values())
 
 
-def test_the_loss_is_the_mean_over_the_batch(params: dict[str, Tensor]) -> None:
-    assert evaluator(params).loss == pytest.approx(mean_loss(params, PLAN.batch), rel=1e-6)
+def test_without_any_sequence_there_is_nothing_to_measure(
+    params: dict[str, Tensor], payloads: dict[int, Payload]
+) -> None:
+    measuring = evaluator(params, payloads, segments={})
+    estimates, found = measured(measuring, {4: ()})
+    assert measuring.loss is None
+    assert set(estimates[4].model_dump(exclude={"expected"}).values()) == {None}
+    assert set(found[4].model_dump().values()) == {None}
 
 
-def test_nothing_to_measure_is_none(params: dict[str, Tensor]) -> None:
-    empty = EvaluationPlan(own={4: ()}, random={4: ()})
-    assert evaluator(params, empty).loss is None
-    measured = evaluator(params, empty).measure(4, update(1), 1.0)
-    assert set(measured.model_dump().values()) == {None}
+def test_a_miner_alone_has_no_data_of_others(params: dict[str, Tensor], payloads: dict[int, Payload]) -> None:
+    alone = {4: SEGMENTS[4]}
+    estimates, found = measured(evaluator(params, {4: payloads[4]}, segments=alone), {4: ()})
+    assert (estimates[4].random_before, estimates[4].random_gain) == (None, None)
+    assert estimates[4].own_before == found[4].own_before == mean_loss(params, [4])
+    assert (found[4].random_before, found[4].random_after, found[4].random_gain) == (None, None, None)
+
+
+def test_a_model_of_another_shape_is_refused(params: dict[str, Tensor], payloads: dict[int, Payload]) -> None:
+    with pytest.raises(ValueError, match="do not fit the model"):
+        evaluator({name: params[name] for name in list(params)[1:]}, payloads)
+
+
+# Memory.
+
+PYTHON_BYTES = 1 << 20
+"""Lists of numbers and tables of scales."""
+
+
+@pytest.mark.parametrize(("recipe", "use_dct", "length"), [("sparseloco", False, 8), ("demo", True, 64)])
+def test_memory_is_the_model_one_update_and_the_activations(recipe: Recipe, use_dct: bool, length: int) -> None:
+    """Of a model of two million parameters. Activations are what one pass forward and back takes without any of this.
+
+    A transform makes one tensor dense, in float64: it hides behind the activations of more than a few tokens.
+    """
+    large = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 1024}
+    hparams = load_hparams("local", overrides={"model": large, "gradient": {"target_chunk": 64, "use_dct": use_dct}})
+    net = build_model(hparams.model)
+    params = parameters_of(net)
+    layout = Layout.of(parameter_shapes(hparams.model), hparams.gradient, recipe)
+    segments = {uid: RNG.integers(0, 1024, (4, length), dtype=np.int32) for uid in (1, 2)}
+    payloads = {uid: random_payload(layout, uid, size=1e-3) for uid in segments}
+
+    def evaluate() -> None:
+        measuring = Evaluator(net, params, segments, payloads, layout=layout, micro_batch_size=4, factor=FACTOR,
+                              medians=median_norms(list(payloads.values()), layout))  # fmt: skip
+        measured(measuring, {1: (2,)})
+
+    def pass_once() -> None:
+        with single_threaded():
+            for losses in micro_batch_losses(net, torch.from_numpy(segments[1]), micro_batch_size=4):
+                torch.autograd.backward(losses.sum())
+
+    evaluate()  # kernels are compiled, and gradients are on
+    for param in net.parameters():
+        param.grad = torch.zeros_like(param)
+    activations, _ = peak_bytes(pass_once)
+    net.zero_grad(set_to_none=True)
+    update = sum(4 * tensor.numel() for tensor in params.values())
+    tensors, python = peak_bytes(evaluate)
+    assert update < tensors <= update + activations
+    largest = max(tensor.numel() for tensor in params.values())
+    assert python < PYTHON_BYTES + (8 * largest if use_dct else 0)

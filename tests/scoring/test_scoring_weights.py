@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from templar.hparams import Peers, Weights, load_hparams
+from templar.hparams import Weights, load_hparams
 from templar.scoring.weights import compute_weights
 
 V0, V2 = load_hparams("templar-0.2.82"), load_hparams("templar-2.1.3")
@@ -62,9 +62,35 @@ def test_the_burn_uid_never_earns() -> None:
     assert with_it == compute_weights({5: 3.0, 6: 2.0}, V2.weights, V2.peers)
 
 
-def test_ties_go_to_the_lower_uid() -> None:
-    weights = compute_weights({9: 1.0, 4: 1.0, 6: 1.0}, V2.weights, V2.peers)
-    assert weights[4] > weights[6] > weights[9]
+def test_equal_scores_share_their_places() -> None:
+    """Nine, six and four are level for the last two places of the gather tier and the first of the reserve."""
+    peers = V2.peers.model_copy(update={"gather_peer_count": 3, "reserve_peer_count": 2})
+    apart = compute_weights({8: 5.0, 4: 1.3, 6: 1.2, 9: 1.1, 2: 0.5, 3: 0.1}, V2.weights, peers)
+    level = compute_weights({8: 5.0, 4: 1.2, 6: 1.2, 9: 1.2, 2: 0.5, 3: 0.1}, V2.weights, peers)
+    assert level[4] == level[6] == level[9] == pytest.approx((apart[4] + apart[6] + apart[9]) / 3)
+    assert (level[8], level[2], level[1]) == (apart[8], apart[2], apart[1])
+    assert 3 not in level, "places end where they end"
+
+
+def test_a_tie_over_the_last_place_takes_everybody_in() -> None:
+    """Nobody is left out for his uid."""
+    weights = compute_weights(dict.fromkeys(range(100, 140), 7.0), V2.weights, V2.peers)
+    assert {weights[uid] for uid in range(100, 140)} == {0.0125}
+    assert compute_weights({7: 2.0, 8: 2.0}, V0.weights, V0.peers) == {7: 0.5, 8: 0.5}
+
+
+def test_a_weight_that_is_nothing_is_none() -> None:
+    """Ten digits are kept; the square of a millionth is less than that of one."""
+    assert compute_weights({7: 1.0, 8: 1e-6}, V0.weights, V0.peers) == {7: 1.0}
+
+
+@pytest.mark.parametrize(
+    ("burnt", "expected"),
+    [(0.0, {5: 0.6666666667, 6: 0.3333333333}), (1.0, {1: 1.0}), (0.25, {1: 0.25, 5: 0.5, 6: 0.25})],
+)
+def test_the_burn_is_a_setting(burnt: float, expected: dict[int, float]) -> None:
+    rule = V2.weights.model_copy(update={"burn_rate": burnt})
+    assert compute_weights({5: 3.0, 6: 2.0}, rule, V2.peers) == expected
 
 
 @settings(max_examples=100)
@@ -81,21 +107,30 @@ def test_weights_sum_to_one_or_there_are_none(finals: dict[int, float], rule: We
 @given(finals=finals, rule=st.sampled_from([V0.weights, V2.weights]))
 def test_a_lower_score_never_earns_more(finals: dict[int, float], rule: Weights) -> None:
     weights = compute_weights(finals, rule, V2.peers)
-    ranked = sorted((uid for uid in finals if uid != rule.burn_uid), key=lambda uid: (-finals[uid], uid))
+    ranked = sorted((uid for uid in finals if uid != rule.burn_uid), key=lambda uid: -finals[uid])
     earned = [weights.get(uid, 0.0) for uid in ranked]
     assert all(better >= worse - 1e-12 for better, worse in itertools.pairwise(earned))
 
 
 @settings(max_examples=60)
 @given(
-    scores=st.lists(st.floats(-50, 50, allow_nan=False), unique=True, max_size=40),
+    scores=st.lists(st.sampled_from([-1.0, 0.0, 0.25, 0.5, 1.0]) | st.floats(-50, 50), max_size=40),
     order=st.randoms(use_true_random=False),
     rule=st.sampled_from([V0.weights, V2.weights]),
 )
-def test_weights_belong_to_scores_not_to_uids(scores: list[float], order: Random, rule: Weights) -> None:
-    peers: Peers = V2.peers
+def test_weights_belong_to_scores_not_to_uids_bit_for_bit(scores: list[float], order: Random, rule: Weights) -> None:
     uids = list(range(100, 100 + len(scores)))
     renamed = dict(zip(uids, order.sample(uids, len(uids)), strict=True))
-    weights = compute_weights(dict(zip(uids, scores, strict=True)), rule, peers)
-    other = compute_weights({renamed[uid]: score for uid, score in zip(uids, scores, strict=True)}, rule, peers)
-    assert {renamed.get(uid, uid): weight for uid, weight in weights.items()} == pytest.approx(other, abs=1e-12)
+    weights = compute_weights(dict(zip(uids, scores, strict=True)), rule, V2.peers)
+    pairs = [(renamed[uid], score) for uid, score in zip(uids, scores, strict=True)]
+    other = compute_weights(dict(order.sample(pairs, len(pairs))), rule, V2.peers)
+    assert {renamed.get(uid, uid): weight for uid, weight in weights.items()} == other
+
+
+@settings(max_examples=60)
+@given(finals=finals, rule=st.sampled_from([V0.weights, V2.weights]))
+def test_equal_scores_earn_equal_weights(finals: dict[int, float], rule: Weights) -> None:
+    coarse = {uid: round(final / 20) * 20.0 for uid, final in finals.items() if uid != rule.burn_uid}
+    weights = compute_weights(coarse, rule, V2.peers)
+    for score in set(coarse.values()):
+        assert len({weights.get(uid, 0.0) for uid in coarse if coarse[uid] == score}) == 1

@@ -10,6 +10,7 @@ from templar.exchange.keys import Kind, window_key
 from templar.exchange.roster import fetch_roster
 from templar.exchange.sealing import unseal
 from templar.scoring.evidence import Evidence, MinerRecord
+from templar.scoring.slashing import Event
 from tests.support.network import Network, tiny
 
 ROLES = ["honest", "honest", "honest", "lazy", "silent", "late", "garbage", "huge"]
@@ -58,20 +59,20 @@ def test_every_actor_is_here(network: Network) -> None:
 
 
 @pytest.mark.parametrize(
-    ("role", "reason", "slashed"),
+    ("role", "reason", "event"),
     [
-        ("silent", Reason.MANIFEST_MISSING, 0.75),
-        ("late", Reason.REVEAL_LATE, 0.75),
-        ("garbage", Reason.MALFORMED, 0.0),
+        ("silent", Reason.MANIFEST_MISSING, Event.MISSING),
+        ("late", Reason.REVEAL_LATE, Event.MISSING),
+        ("garbage", Reason.MALFORMED, Event.INVALID),
     ],
 )
 def test_what_does_not_count_earns_its_reason_in_every_window(
-    network: Network, role: str, reason: Reason, slashed: float
+    network: Network, role: str, reason: Reason, event: Event
 ) -> None:
     for window in range(1, WINDOWS + 1):
         (record,) = records(network, role, window)
-        assert (record.reason, record.payload_sha256, record.measurement) == (reason, None, None)
-        assert [(slash.reason, slash.factor) for slash in record.slashes] == [(reason, slashed)]
+        assert (record.facts.reason, record.facts.payload_sha256, record.facts.estimate) == (reason, None, None)
+        assert [(slash.event, slash.reason) for slash in record.slashes] == [(event, reason)]
         assert record.final == 0
     assert weight(network, role) == [0.0]
 
@@ -88,22 +89,24 @@ def test_only_payloads_that_count_are_applied(network: Network) -> None:
 def test_noise_is_rated_below_every_honest_miner_and_earns_nothing(network: Network) -> None:
     for window in range(4, WINDOWS + 1):
         (lazy,) = records(network, "lazy", window)
-        assert lazy.reason is None
+        assert lazy.facts.reason is None
         assert lazy.gradient_score is not None
         for honest in records(network, "honest", window):
             assert honest.gradient_score is not None
             assert lazy.gradient_score < honest.gradient_score
-            assert lazy.mu < honest.mu
+            assert lazy.after.mu < honest.after.mu
         assert lazy.final <= 0
     assert weight(network, "lazy") == [0.0]
     assert sum(each > 0 for each in weight(network, "honest")) >= 2  # ratings are relative: the last of three may wait
 
 
-def test_a_huge_update_is_accepted_and_weighs_no_more_than_another(network: Network) -> None:
+def test_a_huge_update_is_accepted_weighs_no_more_than_another_and_is_slashed(network: Network) -> None:
     """It is clipped to the median norm (or to the unit norm), so the model stays as sound as without it."""
     for window in range(1, WINDOWS + 1):
         (huge,) = records(network, "huge", window)
-        assert (huge.reason, huge.slashes) == (None, ())
+        assert huge.facts.reason is None
+        assert [slash.event for slash in huge.slashes] == [Event.OVERSIZED]
+        assert huge.final <= 0
         assert huge.gradient_score is not None
         best = max(record.gradient_score or 0.0 for record in records(network, "honest", window))
         assert abs(huge.gradient_score) < 5 * best + 1e-3
@@ -120,4 +123,4 @@ def test_a_late_reveal_is_there_and_too_late(network: Network) -> None:
 def test_a_silent_miner_commits_and_reveals_nothing(network: Network) -> None:
     (silent,) = (member for member in network.members if member.role == "silent")
     kinds = {key.split("-")[0] for key in network.objects(silent.name)}
-    assert kinds == {"commit", "proof"}
+    assert kinds == {"commit", "proof", "debug"}

@@ -10,19 +10,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-HOTKEYS = ("alice", "bob")
+UIDS = (2, 3)
+"""The miners of the book; both reveal in every window."""
 
 
 def fill_book(path: Path) -> Callable[[int], None]:
+    from templar.hparams import load_hparams
     from templar.scoring.book import ScoreBook
-    from templar.scoring.ratings import Rating
-    from templar.scoring.scores import ScoreCard
+    from templar.scoring.conclude import conclude
+    from tests.support.facts import AUTHOR, revealed, window_of
 
-    book = ScoreBook(path)
+    book, hparams = ScoreBook(path), load_hparams("templar-2.1.3")
 
     def enter(window: int) -> None:
-        cards = {hotkey: ScoreCard(Rating(25.0 + window), final=window, last_reveal=window) for hotkey in HOTKEYS}
-        book.record(window, cards, str(window).encode())
+        facts = window_of(*(revealed(uid, uid / 10) for uid in UIDS), window=window)
+        book.record(conclude(facts, book.standing, hparams, AUTHOR))
 
     return enter
 

@@ -1,0 +1,102 @@
+"""What a validator remembers of the miners: score cards and bans.
+
+All of it stands in the evidence of the newest window, so whoever reads that knows as much as the validator did.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from templar.exchange.sealing import Count, Uid
+from templar.scoring.ratings import MU, SIGMA, Rating
+
+Finite = Annotated[float, Field(allow_inf_nan=False, strict=False)]
+
+DIGITS = 10
+"""Decimal digits that scores are kept with: the last bits of a library's logarithm differ between machines."""
+
+
+class Record(BaseModel):
+    """A frozen part of the evidence."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class ScoreCard(Record):
+    """What is remembered of one miner.
+
+    Attributes:
+        uid: The uid under which its hotkey was registered; None before its first window.
+        mu: Mean of its Plackett-Luce rating.
+        sigma: Uncertainty of the rating.
+        binary_average: Moving average of the binary indicator, in -1..1.
+        sync: Sync score of the last window in which the miner was measured.
+        final: Final score; only a positive one earns a weight.
+        last_reveal: The last window in which a payload counted; None if none ever did.
+        idle: Windows in a row in which it was seen to reveal nothing that counts.
+        measured: Windows in which it was measured.
+        last_exact: The last window in which it was measured exactly; None if it never was.
+        curvature: Moving average of what the linear score leaves out, relative to the loss; None if it was never
+            measured exactly.
+    """
+
+    uid: Uid | None = None
+    mu: Finite = MU
+    sigma: Finite = SIGMA
+    binary_average: Finite = 0.0
+    sync: Finite = 0.0
+    final: Finite = 0.0
+    last_reveal: Count | None = None
+    idle: Count = 0
+    measured: Count = 0
+    last_exact: Count | None = None
+    curvature: Finite | None = None
+
+    @property
+    def rating(self) -> Rating:
+        """The rating."""
+        return Rating(self.mu, self.sigma)
+
+
+FRESH = ScoreCard()
+"""The card of somebody unknown."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What is remembered after a window, or before the first one.
+
+    Attributes:
+        window: The window; None before the first.
+        evidence: Digest of its evidence; None before the first.
+        cards: Card by hotkey, of everybody who was registered in that window.
+        departed: Card by hotkey, of those who were registered before.
+        bans: Hotkey, or digest of a bucket's address, -> the last window of its ban.
+        payloads: Uid -> hash of the payload of that window that was measured, but for those that were copies: who sends
+            again what was once copied from it must not look like the copier.
+        applied: Uids whose payload was applied in that window.
+    """
+
+    window: int | None = None
+    evidence: str | None = None
+    cards: Mapping[str, ScoreCard] = field(default_factory=lambda: MappingProxyType({}))
+    departed: Mapping[str, ScoreCard] = field(default_factory=lambda: MappingProxyType({}))
+    bans: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    payloads: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+    applied: frozenset[int] = frozenset()
+
+    def card(self, hotkey: str) -> ScoreCard:
+        """The card of a hotkey, wherever it has been; a fresh one for a stranger."""
+        return self.cards.get(hotkey) or self.departed.get(hotkey) or FRESH
+
+    def is_banned(self, window: int, hotkey: str, bucket: str | None) -> bool:
+        """Whether a hotkey or the bucket that it uses is banned in a window."""
+        return any(self.bans.get(subject, -1) >= window for subject in (hotkey, bucket) if subject is not None)
+
+
+def settled(value: float) -> float:
+    """A score as it is kept; never -0.0."""
+    return round(value, DIGITS) + 0.0

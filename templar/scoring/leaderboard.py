@@ -1,0 +1,261 @@
+"""The leaderboard: what a validator's evidence of some windows says of the miners, as pandas tables.
+
+Everything stands in the evidence already; here it is only put side by side. A window without evidence is a gap: nothing
+is filled in, and means are over the windows that are there. Hotkeys are followed, whatever uid they had.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from templar.scoring.evidence import Evidence, MinerRecord
+
+BARS = "▁▂▃▄▅▆▇█"
+COURSE_WIDTH = 12
+"""Characters of a miner's course at most; of more windows each character is the mean of several."""
+
+
+@dataclass(frozen=True, eq=False)
+class Leaderboard:
+    """What some windows of one validator came to.
+
+    Attributes:
+        evidences: Its evidence, at least one, by rising window.
+    """
+
+    evidences: tuple[Evidence, ...]
+
+    def __post_init__(self) -> None:
+        windows = [evidence.window for evidence in self.evidences]
+        if not windows:
+            raise ValueError("evidences: there is none, so there is nothing to rank")
+        if windows != sorted(set(windows)):
+            raise ValueError(f"evidences: their windows must rise, these are {windows}")
+
+    @property
+    def newest(self) -> Evidence:
+        """The evidence of the newest window."""
+        return self.evidences[-1]
+
+    @property
+    def burned(self) -> float:
+        """The weight that goes to no miner now."""
+        miners = {record.uid for record in self.newest.miners}
+        return sum(record.weight for record in self.newest.weights if record.uid not in miners)
+
+    @cached_property
+    def losses(self) -> "pd.Series[float]":
+        """Mean loss of the evaluation batch before each window's step, by window; NaN in gaps."""
+        known = {evidence.window: np.nan if evidence.loss is None else evidence.loss for evidence in self.evidences}
+        return pd.Series(known, dtype=float, name="loss").reindex(self._every_window)
+
+    @cached_property
+    def history(self) -> pd.DataFrame:
+        """One row per window and miner, by window and uid: everything that follows, and what a CSV file is made of.
+
+        Columns: `window`, `uid`, `hotkey`, `final`, `mu`, `sigma`, `ordinal`, `average` (of the indicator), `sync`
+        (each after the window), `score` (NaN if it was not scored), `indicator`, `exact` (measured exactly), `applied`,
+        `own_loss`, `random_loss` (before; NaN if not measured or not finite), `reason` (why no payload counted),
+        `slashes` (text), `weight`.
+        """
+        rows = []
+        for evidence in self.evidences:
+            weights = {record.uid: record.weight for record in evidence.weights}
+            rows += [_row(evidence.window, record, weights.get(record.uid, 0.0)) for record in evidence.miners]
+        return pd.DataFrame(rows, columns=list(_DTYPES)).astype(_DTYPES)
+
+    @cached_property
+    def slashes(self) -> pd.DataFrame:
+        """One row per penalty: `window`, `uid`, `hotkey`, `event`, `reason`."""
+        rows = [
+            (evidence.window, record.uid, record.facts.hotkey, str(slash.event), str(slash.reason))
+            for evidence in self.evidences
+            for record in evidence.miners
+            for slash in record.slashes
+        ]
+        return pd.DataFrame(rows, columns=["window", "uid", "hotkey", "event", "reason"])
+
+    @cached_property
+    def standings(self) -> pd.DataFrame:
+        """The miners that are registered now, the best final score first; the index is the rank.
+
+        Columns: `uid`, `hotkey`, `final`, `mu`, `sigma`, `ordinal`, `average`, `sync`, `weight` (all as of the newest
+        window), `score` (mean), `mean_weight`, `windows` (in which it was registered), `measured`, `applied` (in how
+        many of them), `trend` (slope of the final score, per window), `slashes` (text), `banned_until` (window; NA if
+        it is not banned).
+        """
+        history = self.history
+        now = history[history["window"] == self.newest.window].set_index("hotkey")
+        groups = history[history["hotkey"].isin(now.index)].groupby("hotkey")
+        board = now[["uid", "final", "mu", "sigma", "ordinal", "average", "sync", "weight"]].assign(
+            score=groups["score"].mean(),
+            mean_weight=groups["weight"].mean(),
+            windows=groups.size(),
+            measured=groups["score"].count(),
+            applied=groups["applied"].sum(),
+            trend=pd.Series({hotkey: _slope(group) for hotkey, group in groups}, dtype=float),
+            slashes=pd.Series(self._slashes_by_hotkey, dtype=object),
+            banned_until=pd.Series(self._banned, dtype="Int64"),
+        )
+        board["slashes"] = board["slashes"].fillna("")
+        board.insert(1, "hotkey", board.index)
+        ranked = board.sort_values(["final", "uid"], ascending=[False, True], ignore_index=True)
+        ranked.index = pd.RangeIndex(1, len(ranked) + 1, name="rank")
+        return ranked
+
+    @cached_property
+    def finals(self) -> pd.DataFrame:
+        """Final score by window (rows, gaps included) and hotkey, of the miners of the standings in their order."""
+        return self._wide("final")
+
+    @cached_property
+    def weights(self) -> pd.DataFrame:
+        """The same for weights."""
+        return self._wide("weight")
+
+    def cells(self) -> list[dict[str, Any]]:
+        """The standings as people read them, one row per miner."""
+        highest = float(np.nanmax(self.finals.to_numpy(), initial=0.0))
+        return [
+            {
+                "rank": rank,
+                "uid": row["uid"],
+                "weight": f"{row['weight']:.4f}",
+                "mean weight": f"{row['mean_weight']:.4f}",
+                "final": f"{row['final']:.4f}",
+                "trend": f"{sparkline(self.finals[row['hotkey']], highest)} {row['trend']:+.4f}",
+                "rating": f"{row['ordinal']:.2f} ({row['mu']:.2f} ± {row['sigma']:.2f})",
+                "indicator": f"{row['average']:+.4f}",
+                "mean score": "" if np.isnan(row["score"]) else f"{row['score']:+.6f}",
+                "measured": f"{row['measured']} of {row['windows']}",
+                "slashes": _with_ban(row["slashes"], row["banned_until"]),
+                "hotkey": row["hotkey"],
+            }
+            for rank, row in enumerate(self.standings.to_dict("records"), start=1)
+        ]
+
+    @property
+    def summary(self) -> str:
+        """Who leads and who earns, in a line."""
+        losses = [f"{loss:.4f}" for loss in self.losses.dropna()]
+        parts = [f"loss {' → '.join(dict.fromkeys((losses[0], losses[-1])))}"] if losses else []
+        for _, first in self.standings.head(1).iterrows():
+            parts.append(f"uid {first['uid']} leads with {first['final']:.4f}")
+        earning = int((self.standings["weight"] > 0).sum())
+        parts.append(f"{earning} of {len(self.standings)} miners earn")
+        return ", ".join([*parts, f"{self.burned:.4f} of the weight is burned"] if self.burned else parts)
+
+    @property
+    def _every_window(self) -> pd.RangeIndex:
+        return pd.RangeIndex(self.evidences[0].window, self.newest.window + 1, name="window")
+
+    def _wide(self, column: str) -> pd.DataFrame:
+        table = self.history.pivot_table(index="window", columns="hotkey", values=column)
+        return table.reindex(index=self._every_window, columns=list(self.standings["hotkey"]))
+
+    @property
+    def _slashes_by_hotkey(self) -> dict[str, str]:
+        """For example `missing (payload_missing) x3, banned (banned)`, the most frequent one first."""
+        counts = self.slashes.groupby(["hotkey", "event", "reason"]).size().reset_index(name="count")
+        counts = counts.sort_values(["count", "event", "reason"], ascending=[False, True, True])
+        texts: dict[str, list[str]] = {}
+        for hotkey, event, reason, count in counts.itertuples(index=False):
+            times = f" x{count}" if count > 1 else ""
+            texts.setdefault(str(hotkey), []).append(f"{event} ({reason}){times}")
+        return {hotkey: ", ".join(each) for hotkey, each in texts.items()}
+
+    @property
+    def _banned(self) -> dict[str, int]:
+        bans = {ban.subject: ban.last_window for ban in self.newest.bans}
+        found = {}
+        for record in self.newest.miners:
+            last = [bans[subject] for subject in (record.facts.hotkey, record.facts.bucket) if subject in bans]
+            if last:
+                found[record.facts.hotkey] = max(last)
+        return found
+
+
+def leaderboard(evidences: Sequence[Evidence]) -> Leaderboard:
+    """The leaderboard of these windows, in any order.
+
+    Raises:
+        ValueError: There is no evidence, or two of one window.
+    """
+    return Leaderboard(tuple(sorted(evidences, key=lambda evidence: evidence.window)))
+
+
+def sparkline(values: "pd.Series[float]", highest: float, width: int = COURSE_WIDTH) -> str:
+    """Numbers as a line of bars from 0 to `highest`; what is below 0 is the lowest bar, a gap is a space.
+
+    Args:
+        values: The numbers; NaN where there is none.
+        highest: What the highest bar stands for.
+        width: Characters at most; each is the mean of as many numbers as it must stand for.
+    """
+    bars = []
+    for part in np.array_split(values.to_numpy(dtype=float), min(width, len(values))):
+        known = part[~np.isnan(part)]
+        if not len(known):
+            bars.append(" ")
+            continue
+        share = 0.0 if highest <= 0 else min(1.0, max(0.0, float(known.mean()) / highest))
+        bars.append(BARS[round(share * (len(BARS) - 1))])
+    return "".join(bars)
+
+
+_DTYPES = {
+    "window": "int64",
+    "uid": "int64",
+    "hotkey": "object",
+    **dict.fromkeys(("final", "mu", "sigma", "ordinal", "average", "sync", "score"), "float64"),
+    "indicator": "Int64",
+    "exact": "bool",
+    "applied": "bool",
+    **dict.fromkeys(("own_loss", "random_loss"), "float64"),
+    "reason": "object",
+    "slashes": "object",
+    "weight": "float64",
+}
+
+
+def _row(window: int, record: MinerRecord, weight: float) -> tuple[Any, ...]:
+    facts, card = record.facts, record.after
+    estimate = facts.estimate
+    return (
+        window,
+        record.uid,
+        facts.hotkey,
+        card.final,
+        card.mu,
+        card.sigma,
+        card.rating.ordinal,
+        card.binary_average,
+        card.sync,
+        record.gradient_score,
+        record.indicator,
+        facts.measurement is not None,
+        facts.applied,
+        None if estimate is None else estimate.own_before,
+        None if estimate is None else estimate.random_before,
+        "" if facts.reason is None else str(facts.reason),
+        ", ".join(f"{slash.event} ({slash.reason})" for slash in record.slashes),
+        weight,
+    )
+
+
+def _slope(group: pd.DataFrame) -> float:
+    """Least-squares slope of the final score; 0 for one window."""
+    windows = group["window"].to_numpy(dtype=float)
+    if len(windows) < 2:
+        return 0.0
+    centred = windows - windows.mean()
+    return float(centred @ group["final"].to_numpy(dtype=float) / (centred @ centred))
+
+
+def _with_ban(slashes: str, banned_until: Any) -> str:
+    ban = "" if pd.isna(banned_until) else f"banned until window {banned_until}"
+    return "; ".join(text for text in (ban, slashes) if text)

@@ -1,0 +1,573 @@
+"""From the facts of a window to cards, weights, bans and the next standing: whole windows, and windows in a row."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from templar.errors import Reason
+from templar.hparams import HParams, load_hparams
+from templar.scoring.cards import FRESH, ScoreCard, Standing, settled
+from templar.scoring.conclude import conclude
+from templar.scoring.evidence import MAX_DEPARTED, Evidence, MinerFacts, WindowFacts
+from templar.scoring.ratings import MU, SIGMA, Rating
+from templar.scoring.scores import WORST_SCORE
+from templar.scoring.sync import sync_score
+from tests.support.facts import (
+    AUTHOR,
+    WINDOW,
+    absent,
+    bucket,
+    cards_of,
+    estimate,
+    events_of,
+    hotkey,
+    like,
+    measurement,
+    record_of,
+    revealed,
+    standing_of,
+    veteran,
+    window_of,
+)
+
+V0, V2 = load_hparams("templar-0.2.82"), load_hparams("templar-2.1.3")
+"""The reference's two releases."""
+MEGA = V2.scoring.slashing.overlap_mega.ban_windows
+
+
+def concluded(*miners: MinerFacts, after: Standing | None = None, hparams: HParams = V2, **changes: Any) -> Evidence:
+    standing = standing_of() if after is None else after
+    return conclude(window_of(*miners, **changes), standing, hparams, AUTHOR)
+
+
+def in_a_row(count: int, seen: Callable[[int], list[MinerFacts]], *, hparams: HParams = V2) -> list[Evidence]:
+    """So many windows, each from the evidence of the one before."""
+    standing, found = Standing(), []
+    for window in range(1, count + 1):
+        found.append(conclude(window_of(*seen(window), window=window), standing, hparams, AUTHOR))
+        standing = found[-1].standing
+    return found
+
+
+# Known answers.
+
+
+@pytest.mark.parametrize(
+    ("hparams", "expected"),
+    [
+        (V0, [(25.66782408, 8.32177996), (26.20208335, 8.32837381), (23.26365738, 8.31435562),
+              (24.86643518, 8.31435562)]),
+        (V2, [(26.32948403, 8.23755907), (27.39307125, 8.28996889), (21.54334153, 8.17819657),
+              (24.73410319, 8.17819657)]),
+    ],
+)  # fmt: skip
+def test_the_documented_ratings(hparams: HParams, expected: list[tuple[float, float]]) -> None:
+    miners = [revealed(uid, gain) for uid, gain in enumerate([0.01, 0.03, -0.02, 0.0], 2)]
+    found = [(card.mu, card.sigma) for card in cards_of(concluded(*miners, hparams=hparams)).values()]
+    assert found == [pytest.approx(pair, abs=5e-9) for pair in expected]
+
+
+@pytest.mark.parametrize(
+    ("times", "average"), [(1, 0.05), (2, 0.0975), (10, 0.401263), (14, 0.512325), (20, 0.641514), (60, 0.953930)]
+)
+def test_the_documented_moving_averages(times: int, average: float) -> None:
+    last = in_a_row(times, lambda _: [revealed(2, 0.2), revealed(3, 0.1)])[-1]
+    assert [card.binary_average for card in cards_of(last).values()] == [pytest.approx(average, abs=5e-7)] * 2
+
+
+@pytest.mark.parametrize(
+    ("behind", "sync"), [(0, 1.0), (1, 0.572433), (2, 0.278855), (3, 0.101193), (4, 0.017889), (5, 0.0)]
+)
+def test_the_final_score_is_ordinal_times_average_times_sync(behind: int, sync: float) -> None:
+    relaxed = load_hparams("templar-2.1.3", overrides={"scoring": {"sync_max_steps_behind": 5}})
+    found = concluded(revealed(2, windows_behind=behind), after=standing_of([veteran(2)]), hparams=relaxed)
+    card = record_of(found, 2).after
+    assert card.rating == Rating(40.0, 2.0), "one miner alone keeps its rating"
+    assert card.binary_average == pytest.approx(0.95 * 0.8 + 0.05)
+    assert card.sync == pytest.approx(sync, abs=5e-7)
+    assert card.final == pytest.approx(34.0 * 0.81 * sync, abs=2e-5)
+
+
+def test_the_first_window_of_two_strangers() -> None:
+    """Fresh ratings, the second release: the winner of two players, an average of 0.05 and half of the emission."""
+    found = concluded(revealed(2, 0.2), revealed(3, 0.1), after=Standing())
+    winner, loser = (record_of(found, uid).after for uid in (2, 3))
+    assert (winner.mu, winner.sigma) == pytest.approx((27.25620921, 8.16689646), abs=5e-9)
+    assert winner.final == pytest.approx((27.25620921 - 3 * 8.16689646) * 0.05, abs=1e-8)
+    assert loser.final == pytest.approx((22.74379079 - 3 * 8.16689646) * 0.05, abs=1e-8)
+    assert {record.uid: record.weight for record in found.weights} == {1: 0.5, 2: 0.5}
+    assert (found.previous, found.previous_window) == (None, None)
+    assert record_of(found, 2).before == FRESH
+
+
+def test_a_sync_score_that_cannot_be_told_is_the_last_one() -> None:
+    card = veteran(2, sync=0.25)
+    assert record_of(concluded(revealed(2, windows_behind=None), after=standing_of([card])), 2).after.sync == 0.25
+    assert record_of(concluded(revealed(2, windows_behind=None)), 2).after.sync == 0.0
+
+
+def test_whoever_was_not_scored_keeps_its_card() -> None:
+    waiting = absent(3, Reason.NO_ASSIGNMENT, assigned=False)
+    found = concluded(revealed(2), waiting, after=standing_of([veteran(2), veteran(3)]))
+    record = record_of(found, 3)
+    assert record.after == record.before == veteran(3)
+    assert (record.gradient_score, record.indicator, record.slashes) == (None, None, ())
+
+
+def test_a_null_window_is_scored_all_the_same() -> None:
+    found = concluded(revealed(2, 0.2, applied=False), revealed(3, 0.1, applied=False), roster=None)
+    assert record_of(found, 2).after.mu > MU > record_of(found, 3).after.mu
+    assert found.standing.applied == frozenset()
+    assert set(found.standing.payloads) == {2, 3}
+
+
+# Worse is never better.
+
+
+@settings(max_examples=60)
+@given(
+    gains=st.lists(st.integers(-90, 90), min_size=2, max_size=8, unique=True),
+    behind=st.none() | st.integers(0, 5),
+)
+def test_among_equals_a_worse_loss_never_ends_higher(gains: list[int], behind: int | None) -> None:
+    """Nor does it earn more: with nothing else between them, scores, ratings, finals and weights are in one order."""
+    miners = [revealed(uid, gain / 100, windows_behind=behind) for uid, gain in enumerate(gains, 2)]
+    found = concluded(*miners, after=standing_of(veteran(miner.uid) for miner in miners))
+    weights = {record.uid: record.weight for record in found.weights}
+    ranked = sorted((record_of(found, miner.uid) for miner in miners), key=lambda record: record.gradient_score)
+    assert [record.gradient_score for record in ranked] == pytest.approx(sorted(gain / 100 for gain in gains))
+    for worse, better in itertools.pairwise(ranked):
+        assert worse.after.mu < better.after.mu
+        assert worse.final <= better.final
+        assert weights.get(worse.uid, 0.0) <= weights.get(better.uid, 0.0)
+
+
+def test_an_exact_loss_that_is_not_finite_is_a_verdict() -> None:
+    broken = revealed(2, 0.9, measurement=measurement(None, 0.9))
+    found = concluded(broken, revealed(3, 0.1), after=standing_of([veteran(2), veteran(3, curvature=0.0)]))
+    record = record_of(found, 2)
+    assert record.gradient_score == WORST_SCORE
+    assert events_of(found, 2) == [("invalid", "non_finite_loss")]
+    assert record.final == 0
+    assert record.after.binary_average > 0, "only the final score is taken"
+    assert record_of(found, 3).after.mu > record.after.mu
+
+
+def test_an_own_loss_that_is_not_finite_is_a_verdict() -> None:
+    found = concluded(revealed(2, measurement=measurement(0.1, 0.1, own=None)), after=standing_of([veteran(2)]))
+    assert (events_of(found, 2), record_of(found, 2).final) == ([("invalid", "non_finite_loss")], 0)
+    assert record_of(found, 2).indicator == -1
+
+
+def test_a_forecast_that_is_not_finite_ranks_last() -> None:
+    found = concluded(revealed(2, estimate=estimate(None, own=None)), revealed(3, -0.9))
+    assert record_of(found, 2).gradient_score == WORST_SCORE
+    assert record_of(found, 2).after.mu < record_of(found, 3).after.mu
+
+
+# What the linear score leaves out.
+
+
+def test_a_miner_that_games_the_linear_score_keeps_what_that_cost_it() -> None:
+    """Measured once, it is known for its curvature; half of that is forgiven by a harmless measurement."""
+
+    def seen(window: int) -> list[MinerFacts]:
+        exact = {1: measurement(-0.3, 0.9), 3: measurement(0.5, 0.5)}.get(window)
+        return [revealed(2, 0.9, measurement=exact), revealed(3, 0.1, measurement=measurement(0.1, 0.1))]
+
+    records = [record_of(evidence, 2) for evidence in in_a_row(4, seen)]
+    assert [record.gradient_score for record in records] == pytest.approx([-0.3, -0.3, 0.9, 0.3])
+    assert [record.after.curvature for record in records] == pytest.approx([-1.2, -1.2, -0.6, -0.6])
+    assert [record.after.last_exact for record in records] == [1, 1, 3, 3]
+
+
+def test_a_newcomer_is_taken_for_what_is_typical_in_the_window() -> None:
+    exact = {2: measurement(0.1, 0.2), 3: measurement(0.1, 0.15), 4: measurement(0.1, 0.9)}
+    measured = [revealed(uid, 0.2, measurement=each) for uid, each in exact.items()]
+    found = concluded(*measured, revealed(5, 0.2), revealed(6, 0.2), after=standing_of([veteran(6, curvature=-0.01)]))
+    assert [record_of(found, uid).gradient_score for uid in (5, 6)] == pytest.approx([0.1, 0.19])
+    assert record_of(found, 5).after.curvature is None, "an assumption is not remembered"
+    assert record_of(concluded(revealed(5, 0.2), revealed(6, 0.2)), 5).gradient_score == pytest.approx(0.2)
+
+
+def test_a_measurement_on_no_data_of_others_says_nothing_of_the_curvature() -> None:
+    alone = measurement(None, None).model_copy(update={"random_before": None})
+    linear = estimate(None).model_copy(update={"random_before": None, "random_gain": None})
+    card = veteran(2, curvature=-0.8, last_exact=7)
+    after = record_of(concluded(revealed(2, estimate=linear, measurement=alone), after=standing_of([card])), 2).after
+    assert (after.curvature, after.last_exact) == (-0.8, 7)
+
+
+# Work that the own data does not show.
+
+
+def test_a_miner_whose_own_data_shows_nothing_is_held_below_the_honest() -> None:
+    """It gains most, on data that was not its own; for as long as its average stays where it is."""
+    long = V2.scoring.own_data_windows
+    cheat, honest = veteran(2, measured=long, binary_average=-0.1), veteran(3, measured=long)
+    found = concluded(revealed(2, 0.5), revealed(3, 0.1), after=standing_of([cheat, honest]))
+    record = record_of(found, 2)
+    assert (record.gradient_score, record.final) == (0.0, 0.0)
+    assert events_of(found, 2) == [("unassigned_data", "own_data_unlearnt")]
+    assert record.after.mu < record_of(found, 3).after.mu
+    assert (record.after.binary_average, record.after.measured) == (pytest.approx(-0.045), long + 1)
+    almost = standing_of([cheat.model_copy(update={"measured": long - 1}), honest])
+    free = concluded(revealed(2, 0.5), revealed(3, 0.1), after=almost)
+    assert (record_of(free, 2).gradient_score, events_of(free, 2)) == (0.5, []), "what is asked is the card before"
+    newcomer = concluded(revealed(2, 0.5), revealed(3, 0.1), after=standing_of({2: cheat.model_copy(update={"uid": 9}),
+                                                                                3: honest}))  # fmt: skip
+    assert record_of(newcomer, 2).gradient_score == 0.5, "who starts afresh is measured anew"
+    assert [event for event, _ in events_of(newcomer, 2)] == ["registered_again"]
+
+
+# Penalties, in their order.
+
+
+def test_penalties_of_the_past_come_before_the_window_and_those_of_the_window_after_it() -> None:
+    """A hotkey that returns is rated as a newcomer; what it did wrong then takes from what it won."""
+    free = concluded(revealed(2, 0.2), revealed(3, 0.1))
+    back = concluded(revealed(2, 0.2, windows_behind=4), revealed(3, 0.1), after=standing_of({2: veteran(9)}))
+    assert events_of(back, 2) == [("registered_again", "registered_again"), ("desync", "desync")]
+    fresh, card = record_of(free, 2).after, record_of(back, 2).after
+    assert (card.mu, card.sigma) == (fresh.mu, fresh.sigma)
+    assert card.binary_average == pytest.approx(0.05 * 0.75)
+    assert card.final == pytest.approx(fresh.final * sync_score(4) * 0.75, abs=1e-10) or card.final == 0
+    assert record_of(back, 2).before == veteran(9)
+    assert card.uid == 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "event", "final", "average"),
+    [
+        ({"windows_behind": 5}, "desync", 0.0, 0.75),
+        ({"norm_ratio": 11.0}, "oversized", 0.0, 0.75),
+        ({"overlap": like(3, 0.45)}, "overlap_high", 0.5, 0.5),
+        ({"repeat": like(3, 0.55)}, "overlap_max", 0.0, 0.0),
+        ({"overlap": like(3, 0.95)}, "overlap_mega", 0.0, 0.0),
+    ],
+)
+def test_penalties_take_from_what_the_window_gave(
+    wrong: dict[str, Any], event: str, final: float, average: float
+) -> None:
+    standing = standing_of([veteran(2), veteran(3)])
+    fine, bad = (concluded(revealed(2, **each), revealed(3), after=standing) for each in ({}, wrong))
+    assert [found for found, _ in events_of(bad, 2)] == [event]
+    assert record_of(bad, 2).final == pytest.approx(record_of(fine, 2).final * final)
+    assert record_of(bad, 2).after.binary_average == pytest.approx(record_of(fine, 2).after.binary_average * average)
+    assert record_of(bad, 3) == record_of(fine, 3), "nobody else pays for it"
+    assert record_of(bad, 2).gradient_score == record_of(fine, 2).gradient_score
+
+
+def test_a_miner_that_stays_away_loses_a_quarter_each_time_and_then_everything() -> None:
+    """In the first release: missing from the next window on, inactive after 5, forgotten after 25."""
+    assert (V0.peers.recent_windows, V0.scoring.reset_inactivity_windows) == (5, 25)
+    standing = standing_of([veteran(2)], window=WINDOW)
+    finals, events = [], []
+    for idle in range(1, 28):
+        seen = window_of(absent(2), revealed(3), window=WINDOW - 1 + idle)
+        evidence = conclude(seen, standing, V0, AUTHOR)
+        standing = evidence.standing
+        finals.append(record_of(evidence, 2).final)
+        events.append([event for event, _ in events_of(evidence, 2)])
+    assert events == [["missing"]] * 5 + [["inactivity"]] * 20 + [["inactivity_reset"], ["missing"]]
+    assert finals == pytest.approx([20 * 0.75**n for n in range(1, 26)] + [0.0, 0.0])
+    last = record_of(evidence, 2).after
+    assert last == FRESH.model_copy(update={"uid": 2, "sync": 1.0, "idle": 2})
+    back = conclude(window_of(revealed(2), revealed(3), window=WINDOW + 27), standing, V0, AUTHOR)
+    assert (events_of(back, 2), record_of(back, 2).before.rating) == ([], Rating())
+
+
+def test_windows_that_the_validator_never_saw_make_nobody_inactive() -> None:
+    """It was down for ten windows; whether the miner revealed in them it cannot know."""
+    standing = standing_of([veteran(2, last_reveal=WINDOW - 11)], window=WINDOW - 11)
+    found = concluded(absent(2), revealed(3), after=standing)
+    assert events_of(found, 2) == [("missing", "commit_missing")]
+    assert record_of(found, 2).after.idle == 1
+
+
+@pytest.mark.parametrize(
+    ("miner", "idle"),
+    [
+        (revealed(2), 0),
+        (revealed(2, estimate=None), 0),
+        (absent(2), 3),
+        (absent(2, Reason.BAD_PAYLOAD, tier="reserve"), 3),
+        (absent(2, tier="reserve"), 2),
+        (absent(2, assigned=False), 2),
+        (absent(2, Reason.STORE_BUSY, tier="other"), 2),
+    ],
+)
+def test_windows_without_a_reveal_are_counted_if_the_miner_is_to_blame(miner: MinerFacts, idle: int) -> None:
+    card = veteran(2, idle=2, last_reveal=3)
+    assert record_of(concluded(miner, revealed(3), after=standing_of([card]), hparams=V0), 2).after.idle == idle
+
+
+def test_nobody_is_punished_for_what_a_validator_could_not_read() -> None:
+    everybody = [absent(uid, Reason.STORE_UNREACHABLE) for uid in (2, 3, 4)]
+    standing = standing_of(veteran(uid) for uid in (2, 3, 4))
+    found = concluded(*everybody, after=standing, roster=None, loss=None)
+    assert cards_of(found) == {uid: veteran(uid) for uid in (2, 3, 4)}
+
+
+# Bans.
+
+
+def banned_at(window: int, evidence: Evidence, hotkey_of: int, bucket_of: int | None) -> bool:
+    return evidence.standing.is_banned(window, hotkey(hotkey_of), None if bucket_of is None else bucket(bucket_of))
+
+
+def test_a_copy_is_banned_for_two_hundred_windows_with_hotkey_and_bucket() -> None:
+    found = concluded(revealed(2, repeat=like(3, 0.99)), revealed(3))
+    assert MEGA == 200
+    assert {ban.subject: ban.last_window for ban in found.bans} == {hotkey(2): WINDOW + 200, bucket(2): WINDOW + 200}
+    assert [ban.subject for ban in found.bans] == sorted(ban.subject for ban in found.bans)
+    for window, banned in ((WINDOW + 1, True), (WINDOW + 200, True), (WINDOW + 201, False)):
+        assert banned_at(window, found, 2, 2) is banned
+        assert banned_at(window, found, 2, 9) is banned, "the hotkey with another bucket"
+        assert banned_at(window, found, 2, None) is banned, "the hotkey without any"
+        assert banned_at(window, found, 9, 2) is banned, "another hotkey with the bucket"
+        assert banned_at(window, found, 9, 9) is False
+
+
+def test_a_bucket_that_others_name_as_well_is_not_banned() -> None:
+    """Or anybody could have a stranger banned by committing its address."""
+    victim = revealed(3, bucket=bucket(2))
+    found = concluded(revealed(2, repeat=like(4, 0.99)), victim, revealed(4))
+    assert [ban.subject for ban in found.bans] == [hotkey(2)]
+    assert not banned_at(WINDOW + 1, found, 3, 2)
+
+
+def test_a_miner_without_a_bucket_is_banned_by_its_hotkey() -> None:
+    found = concluded(revealed(2, overlap=like(3, 0.99), bucket=None), revealed(3, bucket=None))
+    assert [ban.subject for ban in found.bans] == [hotkey(2)]
+    assert not banned_at(WINDOW + 1, found, 3, None)
+
+
+@pytest.mark.parametrize("who", [{"uid": 2}, {"uid": 2, "bucket": bucket(9)}, {"uid": 9, "bucket": bucket(2)}])
+def test_whoever_is_banned_has_nothing_each_window_until_it_ends(who: dict[str, Any]) -> None:
+    bans = {hotkey(2): WINDOW + 1, bucket(2): WINDOW + 1}
+    uid = who["uid"]
+    standing = standing_of([veteran(uid)], bans=bans)
+    shut_out = absent(**{"reason": Reason.BANNED, **who})
+    for window in (WINDOW, WINDOW + 1):
+        evidence = conclude(window_of(shut_out, revealed(3), window=window), standing, V2, AUTHOR)
+        standing = evidence.standing
+        assert events_of(evidence, uid) == [("banned", "banned")]
+        after = record_of(evidence, uid).after
+        assert (after.final, after.binary_average, after.rating, after.last_reveal) == (0.0, 0.0, Rating(), None)
+    assert standing.bans == {}, "over"
+    free = conclude(window_of(revealed(**who), revealed(3), window=WINDOW + 2), standing, V2, AUTHOR)
+    assert events_of(free, uid) == []
+
+
+def test_a_ban_goes_on_as_it_was_and_is_never_shortened() -> None:
+    bans = {hotkey(2): WINDOW + 500, bucket(2): WINDOW + 50, hotkey(7): WINDOW, hotkey(8): WINDOW + 1}
+    found = concluded(revealed(2, overlap=like(3, 0.99)), revealed(3), after=standing_of(bans=bans))
+    assert {ban.subject: ban.last_window for ban in found.bans} == {
+        hotkey(2): WINDOW + 500,
+        bucket(2): WINDOW + 200,
+        hotkey(8): WINDOW + 1,
+    }
+
+
+# Hotkeys that come and go.
+
+
+def test_a_hotkey_that_leaves_and_returns_keeps_its_past() -> None:
+    bad = veteran(2, mu=10.0, sigma=5.0, final=-3.0, binary_average=-0.5, curvature=-0.9, last_exact=70)
+    gone = concluded(revealed(3), after=standing_of([bad]))
+    assert {each.hotkey: each.card for each in gone.departed} == {hotkey(2): bad}
+    later = conclude(window_of(revealed(3), window=WINDOW + 50), gone.standing, V2, AUTHOR)
+    assert later.standing.card(hotkey(2)) == bad
+    newcomer = revealed(2, hotkey=hotkey(77))
+    again = conclude(window_of(newcomer, absent(5, hotkey=hotkey(2)), window=WINDOW + 51), later.standing, V2, AUTHOR)
+    assert record_of(again, 2).before == FRESH, "who has the old uid is a stranger"
+    back = record_of(again, 5)
+    assert back.before == bad
+    assert events_of(again, 5)[0] == ("registered_again", "registered_again")
+    assert (back.after.rating, back.final, back.after.binary_average) == (Rating(10.0, 5.0), -3.0, -0.5)
+    assert (back.after.curvature, back.after.uid) == (-0.9, 5)
+    assert [each.hotkey for each in again.departed] == [hotkey(3)]
+    quiet = conclude(window_of(revealed(5, hotkey=hotkey(2)), window=WINDOW + 52), again.standing, V2, AUTHOR)
+    assert events_of(quiet, 5) == [], "once"
+
+
+def test_of_too_many_that_left_those_who_revealed_last_are_remembered() -> None:
+    cards = {uid: veteran(uid, last_reveal=None if uid == 600 else uid % 97) for uid in range(10, 601)}
+    found = concluded(revealed(3), after=standing_of(cards))
+    assert len(found.departed) == MAX_DEPARTED
+    kept = {each.hotkey for each in found.departed}
+    forgotten = [card.last_reveal or 0 for uid, card in cards.items() if hotkey(uid) not in kept]
+    remembered = [each.card.last_reveal or 0 for each in found.departed]
+    assert max(forgotten) <= min(remembered)
+    assert hotkey(600) not in kept
+    again = conclude(window_of(revealed(3), window=WINDOW + 1), found.standing, V2, AUTHOR)
+    assert again.departed == found.departed
+
+
+# Evidence.
+
+
+def test_the_evidence_says_all_that_it_follows_from() -> None:
+    facts = window_of(revealed(2), absent(3), outer_steps=33, seed_block=444, loss=3.5)
+    standing = standing_of([veteran(2)])
+    found = conclude(facts, standing, V2, AUTHOR)
+    assert found.facts == facts
+    assert (found.previous, found.previous_window) == (standing.evidence, standing.window)
+    assert {name: getattr(found, name) for name in AUTHOR} == AUTHOR
+    after = found.standing
+    assert (after.window, after.evidence) == (WINDOW, found.digest)
+    assert after.cards == {hotkey(uid): card for uid, card in cards_of(found).items()}
+    assert after.payloads == {2: facts.miners[0].payload_sha256}
+    assert after.applied == {2}
+    assert conclude(found.facts, standing, V2, AUTHOR) == found, "who has the evidence of two windows redoes it"
+
+
+def test_an_empty_network_has_evidence_too() -> None:
+    found = concluded(loss=None, roster=None)
+    assert (found.miners, found.departed, found.bans) == ((), (), ())
+    assert {record.uid: record.weight for record in found.weights} == {1: 1.0}
+    assert concluded(hparams=V0, loss=None).weights == ()
+
+
+# Whose uid it is decides nothing.
+
+share = st.none() | st.builds(like, st.integers(2, 9), st.sampled_from([0.1, 0.45, 0.55, 0.9]))
+gain = st.none() | st.sampled_from([-0.5, -0.1, 0.0, 0.1, 0.25, 0.5])
+exact = st.none() | st.builds(measurement, gain, gain, gain)
+
+
+def linear(random: float | None, own: float | None, expected: float) -> Any:
+    return estimate(random, own, expected=expected).model_copy(update={"own_gain": None if own is None else own * 4.0})
+
+
+seen = st.fixed_dictionaries(
+    {
+        "tier": st.sampled_from(["gather", "reserve", "other"]),
+        "assigned": st.booleans(),
+        "windows_behind": st.none() | st.integers(0, 5),
+        "norm_ratio": st.sampled_from([0.5, 1.0, 20.0]),
+        "overlap": share,
+        "repeat": share,
+        "estimate": st.builds(linear, gain, gain, st.sampled_from([-0.1, 0.0, 0.1])),
+        "measurement": exact,
+    }
+)
+reasons = st.none() | st.sampled_from(
+    [Reason.COMMIT_MISSING, Reason.BAD_PAYLOAD, Reason.STORE_BUSY, Reason.BANNED, Reason.NO_ASSIGNMENT]
+)
+cards = st.builds(
+    ScoreCard,
+    uid=st.none() | st.integers(2, 9),
+    mu=st.sampled_from([10.0, MU, 40.0]),
+    sigma=st.sampled_from([2.0, SIGMA]),
+    binary_average=st.sampled_from([-0.5, 0.0, 0.5, 1.0]),
+    sync=st.sampled_from([0.0, 1.0]),
+    final=st.sampled_from([-3.0, 0.0, 1e-4, 5.0]),
+    last_reveal=st.none() | st.just(WINDOW - 1),
+    idle=st.sampled_from([0, 2, 90]),
+    measured=st.sampled_from([0, 99]),
+    last_exact=st.none() | st.just(50),
+    curvature=st.none() | st.sampled_from([-0.5, 0.0, 0.25]),
+)
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> tuple[WindowFacts, Standing]:
+    """Some miners with any past, in any mood."""
+    uids = draw(st.lists(st.integers(2, 9), unique=True, max_size=8))
+    miners = []
+    for uid in uids:
+        changes = draw(seen)
+        if draw(st.booleans()):
+            miners.append(revealed(uid, **changes))
+        else:
+            miners.append(absent(uid, draw(reasons), tier=changes["tier"], assigned=changes["assigned"]))
+    past = draw(st.dictionaries(st.integers(2, 9), cards))
+    departed = {
+        hotkey(uid): card for uid, card in draw(st.dictionaries(st.integers(20, 29), cards, max_size=3)).items()
+    }
+    subjects = [name(uid) for uid in range(2, 10) for name in (hotkey, bucket)]
+    bans = draw(st.dictionaries(st.sampled_from(subjects), st.integers(WINDOW - 1, WINDOW + 9), max_size=3))
+    roster = draw(st.sampled_from([None, "d" * 64]))
+    return window_of(*miners, roster=roster), standing_of(past, departed=departed, bans=bans)
+
+
+def renamed(facts: WindowFacts, standing: Standing, names: Mapping[int, int]) -> tuple[WindowFacts, Standing]:
+    """The same network with other uids."""
+
+    def of_card(card: ScoreCard) -> ScoreCard:
+        return card.model_copy(update={"uid": None if card.uid is None else names[card.uid]})
+
+    def of_miner(miner: MinerFacts) -> MinerFacts:
+        changes: dict[str, Any] = {"uid": names[miner.uid]}
+        for name in ("overlap", "repeat"):
+            found = getattr(miner, name)
+            changes[name] = None if found is None else like(names[found.uid], found.share)
+        return miner.model_copy(update=changes)
+
+    miners = sorted(map(of_miner, facts.miners), key=lambda miner: miner.uid)
+    return dataclasses.replace(facts, miners=tuple(miners)), dataclasses.replace(
+        standing,
+        cards={key: of_card(card) for key, card in reversed(standing.cards.items())},
+        departed={key: of_card(card) for key, card in reversed(standing.departed.items())},
+    )
+
+
+def by_hotkey(evidence: Evidence) -> dict[str, Any]:
+    """What was concluded, without any uid."""
+    anonymous = {record.uid: record.facts.hotkey for record in evidence.miners}
+    return {
+        "records": {
+            record.facts.hotkey: (
+                record.after.model_dump(exclude={"uid"}),
+                record.gradient_score,
+                record.indicator,
+                record.slashes,
+            )
+            for record in evidence.miners
+        },
+        "weights": {anonymous.get(record.uid, "burn"): record.weight for record in evidence.weights},
+        "departed": {each.hotkey: each.card.model_dump(exclude={"uid"}) for each in evidence.departed},
+        "bans": evidence.bans,
+    }
+
+
+@settings(max_examples=150)
+@given(network=networks(), seed=st.integers(0, 999), hparams=st.sampled_from([V0, V2]))
+def test_conclusions_belong_to_hotkeys_and_not_to_uids_bit_for_bit(
+    network: tuple[WindowFacts, Standing], seed: int, hparams: HParams
+) -> None:
+    names = dict(zip(range(2, 10), Random(seed).sample(range(2, 256), 8), strict=True))  # 1 burns
+    facts, standing = network
+    assert by_hotkey(conclude(facts, standing, hparams, AUTHOR)) == by_hotkey(
+        conclude(*renamed(facts, standing, names), hparams, AUTHOR)
+    )
+
+
+@settings(max_examples=100)
+@given(network=networks(), hparams=st.sampled_from([V0, V2]))
+def test_whatever_was_seen_the_evidence_holds(network: tuple[WindowFacts, Standing], hparams: HParams) -> None:
+    facts, standing = network
+    found = conclude(facts, standing, hparams, AUTHOR)
+    assert found.facts == facts
+    assert Evidence.model_validate_json(found.canonical()) == found
+    assert [record.uid for record in found.miners] == sorted(miner.uid for miner in facts.miners)
+    for record in found.miners:
+        card, slashes = record.after, record.slashes
+        assert card.final == settled(card.final)
+        assert -1 <= card.binary_average <= 1
+        if record.gradient_score is None:
+            assert card.final <= max(record.before.final, 0.0)
+            assert card.rating == record.before.rating or any(
+                getattr(hparams.scoring.slashing, slash.event).reset for slash in slashes
+            )
+        earned = next((each.weight for each in found.weights if each.uid == record.uid), 0.0)
+        assert (earned > 0) <= (card.final > 0)
+    assert all(ban.last_window > facts.window for ban in found.bans)

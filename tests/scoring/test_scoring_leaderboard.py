@@ -1,0 +1,248 @@
+"""The leaderboard says what the evidence says, side by side: gaps stay gaps, and hotkeys keep their past."""
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean
+from xml.etree import ElementTree
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from templar.errors import PermanentError, Reason
+from templar.hparams import load_hparams
+from templar.scoring import drawing
+from templar.scoring.drawing import NAMED, draw
+from templar.scoring.evidence import Evidence, MinerFacts
+from templar.scoring.leaderboard import BARS, leaderboard, sparkline
+from tests.support.facts import LOSS, absent, bucket, hotkey, measurement, revealed
+from tests.support.published import evidences as evidences_of
+
+HPARAMS = load_hparams("local")
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def evidences(windows: Mapping[int, Sequence[MinerFacts]]) -> list[Evidence]:
+    return evidences_of(windows, HPARAMS)
+
+
+def good(uid: int, window: int) -> MinerFacts:
+    return revealed(uid, 0.1 - uid / 100 + window / 1000)
+
+
+RUN = evidences(
+    {
+        window: [good(3, window), good(4, window), absent(5) if window % 2 else good(5, window), absent(6)]
+        for window in (10, 11, 13, 14)
+    }
+)
+"""Four windows; nobody measured window 12. Uid 5 misses every other one, uid 6 all."""
+
+
+def with_finals(evidence: Evidence, finals: Mapping[int, float]) -> Evidence:
+    """The same with other final scores."""
+    miners = [
+        record.model_copy(update={"after": record.after.model_copy(update={"final": finals[record.uid]})})
+        for record in evidence.miners
+    ]
+    return evidence.model_copy(update={"miners": tuple(miners)})
+
+
+def test_the_standings_are_those_of_the_evidence() -> None:
+    newest, board = RUN[-1], leaderboard(RUN).standings
+    records = {record.uid: record for record in newest.miners}
+    weights = {record.uid: record.weight for record in newest.weights}
+    assert list(board.index) == [1, 2, 3, 4]
+    assert list(board["final"]) == sorted((record.final for record in newest.miners), reverse=True)
+    for row in board.to_dict("records"):
+        record, uid = records[row["uid"]], row["uid"]
+        card = record.after
+        assert row["hotkey"] == record.facts.hotkey
+        assert (row["final"], row["mu"], row["sigma"], row["average"], row["sync"]) == (
+            *(card.final, card.mu, card.sigma, card.binary_average, card.sync),
+        )
+        assert row["ordinal"] == card.rating.ordinal
+        assert row["weight"] == weights.get(uid, 0.0)
+        past = [next(each for each in evidence.miners if each.uid == uid) for evidence in RUN]
+        scores = [each.gradient_score for each in past if each.gradient_score is not None]
+        assert row["measured"] == len(scores)
+        assert (row["windows"], row["applied"]) == (4, sum(each.facts.applied for each in past))
+        assert row["score"] == pytest.approx(fmean(scores)) if scores else math.isnan(row["score"])
+        each_weight = [{each.uid: each.weight for each in evidence.weights}.get(uid, 0.0) for evidence in RUN]
+        assert row["mean_weight"] == pytest.approx(fmean(each_weight))
+
+
+def test_penalties_are_counted_by_event_and_reason() -> None:
+    board = leaderboard(RUN)
+    slashes = board.standings.set_index("uid")["slashes"]
+    assert slashes[3] == slashes[4] == ""
+    assert slashes[5] == "missing (commit_missing) x2"
+    assert slashes[6].startswith("missing (commit_missing) x4")
+    assert board.slashes["window"].tolist() == sorted(board.slashes["window"])
+    assert set(board.slashes["uid"]) == {5, 6}
+
+
+def test_two_penalties_of_one_miner_are_two() -> None:
+    miner = revealed(3, 0.1, windows_behind=9, norm_ratio=1e9)
+    text = leaderboard(evidences({10: [miner, good(4, 10)]})).standings.set_index("uid")["slashes"][3]
+    assert text == "desync (desync), oversized (oversized)"
+
+
+def test_a_gap_is_no_zero() -> None:
+    board = leaderboard(RUN)
+    assert list(board.losses.index) == list(board.finals.index) == list(board.weights.index) == [10, 11, 12, 13, 14]
+    assert math.isnan(board.losses[12])
+    assert board.finals.loc[12].isna().all()
+    assert board.weights.loc[12].isna().all()
+    assert (board.losses.drop(12) == LOSS).all()
+    assert 12 not in set(board.history["window"])
+    (leader, *_) = board.cells()
+    bars = leader["trend"].split(" ")[0:2]
+    assert [len(part) for part in bars] == [2, 2]  # two windows, the gap, two windows
+
+
+def test_a_loss_that_was_not_measured_is_a_gap() -> None:
+    first, second = RUN[:2]
+    board = leaderboard([first, second.model_copy(update={"loss": None})])
+    assert board.losses.isna().tolist() == [False, True]
+    assert board.summary.startswith("loss 4.0000, uid ")
+
+
+def test_a_hotkey_keeps_its_past_on_another_uid_and_a_newcomer_has_none() -> None:
+    moved = [good(3, 11).model_copy(update={"uid": 4}), good(4, 11).model_copy(update={"uid": 3, "hotkey": hotkey(9)})]
+    board = leaderboard(evidences({10: [good(3, 10), good(4, 10)], 11: moved})).standings.set_index("hotkey")
+    assert set(board.index) == {hotkey(3), hotkey(9)}  # uid 4's first owner has left
+    assert board.loc[hotkey(3), ["uid", "windows", "measured"]].tolist() == [4, 2, 2]
+    assert board.loc[hotkey(9), ["uid", "windows", "measured"]].tolist() == [3, 1, 1]
+    assert board.loc[hotkey(9), "trend"] == 0.0
+
+
+def test_bans_of_hotkey_and_bucket_show_until_when() -> None:
+    (evidence,) = evidences({10: [good(3, 10), good(4, 10), good(5, 10)]})
+    bans = ({"subject": hotkey(3), "last_window": 20}, {"subject": bucket(4), "last_window": 30})
+    banned = Evidence.model_validate({**evidence.model_dump(), "bans": bans})
+    board = leaderboard([banned])
+    until = board.standings.set_index("uid")["banned_until"]
+    assert (until[3], until[4]) == (20, 30)
+    assert pd.isna(until[5])
+    cells = {row["uid"]: row["slashes"] for row in board.cells()}
+    assert cells == {3: "banned until window 20", 4: "banned until window 30", 5: ""}
+
+
+@settings(max_examples=10)
+@given(slope=st.floats(-3, 3), start=st.floats(-5, 5), windows=st.sets(st.integers(0, 60), min_size=2, max_size=9))
+def test_the_trend_is_the_slope(slope: float, start: float, windows: set[int]) -> None:
+    base = RUN[0]
+    run = [
+        with_finals(base.model_copy(update={"window": window}), dict.fromkeys((3, 4, 5, 6), start + slope * window))
+        for window in windows
+    ]
+    assert leaderboard(run).standings["trend"].tolist() == pytest.approx([slope] * 4, abs=1e-9)
+
+
+@settings(max_examples=10)
+@given(st.permutations(RUN))
+def test_the_order_of_reading_does_not_matter(run: list[Evidence]) -> None:
+    board, expected = leaderboard(run), leaderboard(RUN)
+    assert board.cells() == expected.cells()
+    assert board.history.equals(expected.history)
+
+
+def test_who_has_the_same_score_stands_by_uid() -> None:
+    board = leaderboard([with_finals(RUN[0], {3: 1.0, 4: 2.0, 5: 1.0, 6: -1.0})])
+    assert board.standings["uid"].tolist() == [4, 3, 5, 6]
+
+
+def test_the_history_survives_a_csv_file() -> None:
+    exact = evidences({10: [revealed(3, 0.1, measurement=measurement(0.11, 0.1)), revealed(4, None), absent(5)]})
+    history = leaderboard(exact).history
+    assert history["exact"].tolist() == [True, False, False]
+    assert history["random_loss"].isna().tolist() == [False, False, True]
+    assert history["reason"].tolist() == ["", "", "commit_missing"]
+    text = history.to_csv(index=False)
+    again = pd.read_csv(io.StringIO(text), keep_default_na=False, na_values={"score": "", "own_loss": ""})
+    assert list(again.columns) == list(history.columns)
+    assert again["final"].tolist() == history["final"].tolist()
+    assert again["hotkey"].tolist() == history["hotkey"].tolist()
+    assert again["score"].isna().tolist() == [False, False, True]
+
+
+def test_nobody_registered_is_an_empty_table() -> None:
+    board = leaderboard(evidences({10: []}))
+    assert (board.cells(), len(board.standings), len(board.history)) == ([], 0, 0)
+    assert board.summary == "loss 4.0000, 0 of 0 miners earn, 1.0000 of the weight is burned"
+    assert elements(draw(board), "path")  # the axes of a plot without a line
+
+
+def test_what_is_burned_is_said() -> None:
+    board = leaderboard(RUN)
+    assert board.burned == HPARAMS.weights.burn_rate == 0.5
+    earning = sum(board.standings["weight"])
+    assert earning + board.burned == pytest.approx(1.0)
+    assert board.summary.endswith(" miners earn, 0.5000 of the weight is burned")
+
+
+def test_evidence_that_makes_no_history_is_refused() -> None:
+    with pytest.raises(ValueError, match="evidences: there is none"):
+        leaderboard([])
+    with pytest.raises(ValueError, match=r"their windows must rise, these are \[10, 10, 11\]"):
+        leaderboard([RUN[0], RUN[1], RUN[0]])
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(-2, 12)), min_size=1, max_size=60), st.integers(1, 20))
+def test_a_sparkline_has_a_bar_for_every_part(numbers: list[float | None], width: int) -> None:
+    values = pd.Series([np.nan if number is None else number for number in numbers], dtype=float)
+    line = sparkline(values, 10.0, width)
+    assert len(line) == min(width, len(numbers))
+    assert set(line) <= {*BARS, " "}
+    if len(numbers) <= width:
+        assert [bar == " " for bar in line] == [number is None for number in numbers]
+        known = sorted(
+            (number, BARS.index(bar)) for number, bar in zip(numbers, line, strict=True) if number is not None
+        )
+        assert all(lower[1] <= higher[1] for lower, higher in pairwise(known))
+
+
+def test_bars_go_from_nothing_to_the_highest() -> None:
+    values = pd.Series([-3.0, 0.0, 5.0, 10.0])
+    assert sparkline(values, 10.0) == "▁▁▅█"
+    assert sparkline(values, 0.0) == "▁▁▁▁"
+
+
+def elements(svg: bytes, name: str) -> list[ElementTree.Element]:
+    return list(ElementTree.fromstring(svg).iter(SVG + name))
+
+
+def test_the_drawing_names_the_best_and_is_the_same_every_time() -> None:
+    svg = draw(leaderboard(RUN))
+    assert svg == draw(leaderboard(RUN))
+    texts = ["".join(each.itertext()).strip() for each in elements(svg, "text")]
+    board = leaderboard(RUN).standings
+    assert [text for text in texts if text.startswith("uid ")] == [f"uid {uid}" for uid in board["uid"]]
+    assert any("as uid 0 measured it" in text for text in texts)
+    assert not elements(svg, "script") + elements(svg, "image")
+
+
+def test_it_can_be_a_png() -> None:
+    assert draw(leaderboard(RUN[:1]), form="png").startswith(b"\x89PNG")
+
+
+def test_a_full_subnet_is_ten_lines_and_a_band() -> None:
+    crowd = leaderboard(evidences({window: [good(uid, window) for uid in range(3, 43)] for window in (10, 11)}))
+    svg = draw(crowd)
+    texts = ["".join(each.itertext()).strip() for each in elements(svg, "text")]
+    named = [text for text in texts if text.startswith("uid ")]
+    assert named == [f"uid {uid}" for uid in crowd.standings["uid"][:NAMED]]
+    few = leaderboard(evidences({window: [good(uid, window) for uid in range(3, 13)] for window in (10, 11)}))
+    assert len(svg) < 1.5 * len(draw(few))  # whoever has no name costs nothing
+
+
+def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawing, "find_spec", lambda _: None)
+    with pytest.raises(PermanentError, match=r"matplotlib is not installed.*install the extra `plot`") as caught:
+        draw(leaderboard(RUN))
+    assert caught.value.reason is Reason.BAD_ENVIRONMENT

@@ -1,0 +1,134 @@
+"""What validators see and remember, made up: miners of a window, and what is concluded from them."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from templar.canonical import sha256_hex
+from templar.chain.keys import hotkey_from_seed
+from templar.errors import Reason
+from templar.scoring.cards import ScoreCard, Standing
+from templar.scoring.evidence import Estimate, Evidence, Likeness, Measurement, MinerFacts, MinerRecord, WindowFacts
+
+SIGNER = hotkey_from_seed(bytes(31) + b"\x01")
+AUTHOR: dict[str, Any] = {"netuid": 3, "genesis": "b" * 64, "uid": 0, "hotkey": SIGNER.address}
+"""A validator, as its evidence begins."""
+WINDOW = 100
+ROSTER = "d" * 64
+LOSS = 4.0
+"""What every segment of every batch has before."""
+
+
+def hotkey(number: int) -> str:
+    """An address, as far as an object can tell."""
+    return "5Miner" + str(number).replace("0", "A").rjust(42, "x")
+
+
+def bucket(number: int) -> str:
+    """The digest of a bucket's address."""
+    return sha256_hex(f"bucket {number}".encode())
+
+
+def estimate(random: float | None, own: float | None = None, *, expected: float = 0.0) -> Estimate:
+    """A linear score from relative gains; the own one is the other's double if none is given."""
+    own = 2 * abs(random) + 0.01 if own is None and random is not None else own
+    return Estimate(
+        own_before=LOSS,
+        own_gain=None if own is None else own * LOSS,
+        random_before=LOSS,
+        random_gain=None if random is None else random * LOSS,
+        expected=expected,
+    )
+
+
+def measurement(random: float | None, forecast: float | None, own: float | None = 0.5) -> Measurement:
+    """An exact measurement from relative gains; None is a loss, or a forecast, that is not finite."""
+    return Measurement(
+        own_before=LOSS,
+        own_after=None if own is None else LOSS - own * LOSS,
+        random_before=LOSS,
+        random_after=None if random is None else LOSS - random * LOSS,
+        random_gain=None if forecast is None else forecast * LOSS,
+    )
+
+
+def revealed(uid: int, gain: float | None = 0.1, **changes: Any) -> MinerFacts:
+    """A miner whose payload counts and was measured; `gain` is the relative one on the data of others."""
+    values: dict[str, Any] = {
+        "uid": uid,
+        "hotkey": hotkey(uid),
+        "bucket": bucket(uid),
+        "tier": "gather",
+        "assigned": True,
+        "payload_sha256": f"{uid:064x}",
+        "applied": True,
+        "reason": None,
+        "windows_behind": 0,
+        "estimate": estimate(gain),
+        "measurement": None,
+        "norm_ratio": 1.0,
+        "overlap": None,
+        "repeat": None,
+    }
+    return MinerFacts(**(values | changes))
+
+
+def absent(uid: int, reason: Reason | None = Reason.COMMIT_MISSING, **changes: Any) -> MinerFacts:
+    """A miner of whom no payload counts."""
+    nothing = dict.fromkeys(("payload_sha256", "windows_behind", "estimate", "norm_ratio"))
+    return revealed(uid, **({"applied": False, "reason": reason, **nothing} | changes))
+
+
+def like(uid: int, share: float) -> Likeness:
+    """A payload of which so much is also in that of a miner."""
+    return Likeness(uid=uid, share=share)
+
+
+def window_of(*miners: MinerFacts, **changes: Any) -> WindowFacts:
+    """What was seen in a window: late enough that everything counts, with a roster."""
+    values: dict[str, Any] = {
+        "window": WINDOW,
+        "roster": ROSTER,
+        "root_before": "c" * 64,
+        "outer_steps": 1000,
+        "seed_block": 4000,
+        "loss": LOSS,
+        "miners": tuple(sorted(miners, key=lambda miner: miner.uid)),
+    }
+    return WindowFacts(**(values | changes))
+
+
+def veteran(uid: int, **changes: Any) -> ScoreCard:
+    """The card of a miner that is doing well and was scored in the window before."""
+    values: dict[str, Any] = {
+        "uid": uid,
+        "measured": 9,
+        "mu": 40.0,
+        "sigma": 2.0,
+        "binary_average": 0.8,
+        "sync": 1.0,
+        "final": 20.0,
+        "last_reveal": WINDOW - 1,
+    }
+    return ScoreCard(**(values | changes))
+
+
+def standing_of(cards: Mapping[int, ScoreCard] | Iterable[ScoreCard] = (), **changes: Any) -> Standing:
+    """What was remembered after the window before: the cards of these uids, or of those that the cards name."""
+    pairs = cards.items() if isinstance(cards, Mapping) else ((card.uid, card) for card in cards)
+    named = {hotkey(uid): card for uid, card in pairs if uid is not None}
+    return Standing(**({"window": WINDOW - 1, "evidence": "e" * 64, "cards": named} | changes))
+
+
+def record_of(evidence: Evidence, uid: int) -> MinerRecord:
+    """The record of one miner."""
+    return next(record for record in evidence.miners if record.uid == uid)
+
+
+def cards_of(evidence: Evidence) -> dict[int, ScoreCard]:
+    """Uid -> card after the window."""
+    return {record.uid: record.after for record in evidence.miners}
+
+
+def events_of(evidence: Evidence, uid: int) -> list[tuple[str, str]]:
+    """The penalties of one miner, in order, as event and reason."""
+    return [(str(slash.event), str(slash.reason)) for slash in record_of(evidence, uid).slashes]

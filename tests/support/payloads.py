@@ -1,0 +1,47 @@
+"""Payloads of any model: what a miner publishes in its first window for an update that a test makes up."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from templar.gradient.feedback import FeedbackRule, FeedbackState, compress
+from templar.gradient.layout import Layout
+from templar.gradient.payload import Header, Payload
+
+HOTKEY = "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY"
+
+
+def random_update(layout: Layout, seed: int) -> dict[str, Tensor]:
+    """Normal numbers, of another volume in each tensor."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        tensor.name: torch.randn(tensor.shape, generator=generator) * 2.0 ** -(place % 4)
+        for place, tensor in enumerate(layout.tensors)
+    }
+
+
+def payload_of(layout: Layout, update: Mapping[str, Tensor], *, uid: int = 0) -> Payload:
+    """The payload of an update. Nothing is held back, so equal updates give equal payloads."""
+    rule = FeedbackRule("sparseloco", decay=0.95, learning_rate=1.0)
+    found = compress(FeedbackState.zeros(layout), update, layout=layout, rule=rule)
+    return Payload.of(Header(layout.recipe, 1, uid, HOTKEY, layout.digest), found.tensors, layout)
+
+
+def random_payload(layout: Layout, seed: int, *, size: float = 1.0, uid: int = 0) -> Payload:
+    """The payload of `size` times a random update."""
+    return payload_of(layout, {name: size * tensor for name, tensor in random_update(layout, seed).items()}, uid=uid)
+
+
+def zero_payload(layout: Layout) -> Payload:
+    """A payload that says nothing."""
+    return payload_of(layout, {tensor.name: torch.zeros(tensor.shape) for tensor in layout.tensors})
+
+
+def mixed(one: Payload, other: Payload, is_of_one: Callable[[str], bool]) -> Payload:
+    """Some tensors of one payload, the rest of another."""
+    return replace(
+        one,
+        sections={name: (one if is_of_one(name) else other).sections[name] for name in one.sections},
+    )
