@@ -4,6 +4,7 @@ from prefect import task
 
 from tasks.artifacts import table
 from tasks.host import hosted
+from tasks.metrics import show_metrics
 from tasks.policy import STORE
 from templar.exchange.gather import GatherReport
 from templar.neuron.auditing import AuditReport, audit_window
@@ -13,7 +14,10 @@ from templar.neuron.settlement import Settlement
 
 @task(task_run_name="close window {settlement.window}", **STORE)
 def close_window(neuron: str, report: GatherReport, settlement: Settlement) -> AuditReport:
-    """See `templar.neuron.auditing.audit_window` and `Node.finish`. Findings, if any, are a table artifact."""
+    """See `templar.neuron.auditing.audit_window` and `Node.finish`. Findings, if any, are a table artifact.
+
+    The numbers of the window are logged, and written to the neuron's folder; see `templar.neuron.metrics`.
+    """
     node = hosted(neuron, Node)
     audit = audit_window(node, report, settlement)
     if audit.findings:
@@ -27,4 +31,5 @@ def close_window(neuron: str, report: GatherReport, settlement: Settlement) -> A
         ]
         table(f"findings-{neuron}", rows, f"Window {audit.window}: what does not fit together.")
     node.finish(settlement.window)
+    show_metrics(node, report, settlement, audit)
     return audit

@@ -28,9 +28,8 @@ from tasks.open_window import open_window
 from tasks.publish_checkpoint import publish_checkpoint
 from tasks.publish_evidence import publish_evidence
 from tasks.publish_proof import publish_proof
-from tasks.rate import rate, score_rows
+from tasks.rate import rate, score_rows, score_summary
 from tasks.rotate_shards import rotate_shards
-from tasks.set_weights import set_weights
 from tasks.settle import settle, settle_and_publish
 from tasks.states import not_run
 from tasks.train import train
@@ -46,6 +45,7 @@ from templar.exchange.gather import GatherReport, PeerOutcome, Tier
 from templar.exchange.objects import Manifest
 from templar.exchange.peers import Selection
 from templar.exchange.reveal import Contribution
+from templar.hparams import load_hparams
 from templar.neuron.aggregator import Aggregator
 from templar.neuron.miner import Miner
 from templar.neuron.node import Node
@@ -53,7 +53,8 @@ from templar.neuron.opening import Action, Opening
 from templar.neuron.reports import PageReport
 from templar.neuron.settlement import Settlement
 from templar.neuron.validator import Validator
-from templar.scoring.evidence import Evidence, Measurement, MinerRecord, SlashRecord, WeightRecord
+from templar.scoring.conclude import conclude
+from tests.support.facts import AUTHOR, absent, revealed, standing_of, window_of
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.recording import recording_node
 
@@ -102,7 +103,6 @@ REPORT = GatherReport(
         (decide, Aggregator, "decide", (SETTLEMENT,)),
         (apply, Node, "apply", (SETTLEMENT,)),
         (evaluate, Validator, "evaluate", (REPORT, SETTLEMENT)),
-        (set_weights, Validator, "set_weights", (None,)),
         (publish_evidence, Validator, "publish_evidence", (None,)),
     ],
 )
@@ -142,7 +142,7 @@ def test_one_healthy_endpoint_is_not_worth_an_artifact(monkeypatch: pytest.Monke
         (train, Validator, (WINDOW,)),
         (decide, Miner, (SETTLEMENT,)),
         (settle_and_publish, Miner, (WINDOW, REPORT)),
-        (rate, Aggregator, (REPORT, None, SETTLEMENT)),
+        (rate, Aggregator, (WINDOW, None)),
     ],
 )
 def test_a_neuron_of_another_role_is_refused(task: Task, kind: type[Node], arguments: tuple[Any, ...]) -> None:
@@ -244,16 +244,16 @@ class TestArtifacts:
     def test_rate_shows_every_score_card(self, prefect_api: RunningPrefectServer) -> None:
         node, calls = recording_node(Validator, rate=EVIDENCE)
         with hosting(NAME, node):
-            assert rate.fn(NAME, REPORT, None, SETTLEMENT) is EVIDENCE
-        assert calls == [("rate", REPORT, None, SETTLEMENT)]
+            assert rate.fn(NAME, WINDOW, None) is EVIDENCE
+        assert calls == [("rate", WINDOW, None)]
         rows, description = rows_of(prefect_api, f"scores-{NAME}")
-        assert description == "Window 7: scores and what they amount to."
+        assert description == score_summary(EVIDENCE)
         assert rows == score_rows(EVIDENCE)
 
     def test_a_window_that_was_never_measured_shows_nothing(self, prefect_api: RunningPrefectServer) -> None:
         node, _ = recording_node(Validator, rate=None)
         with hosting("unmeasured", node):
-            assert rate.fn("unmeasured", REPORT, None, SETTLEMENT) is None
+            assert rate.fn("unmeasured", WINDOW, None) is None
         with prefect_api.client() as client, pytest.raises(Exception, match="404"):
             client.request("GET", "/artifacts/scores-unmeasured/latest")
 
@@ -340,72 +340,4 @@ def test_publishing_a_checkpoint_is_one_call(monkeypatch: pytest.MonkeyPatch) ->
     assert calls == [NAME]
 
 
-def miner_record(uid: int, **changes: Any) -> MinerRecord:
-    fields: dict[str, Any] = {
-        "uid": uid,
-        "hotkey": HOTKEY,
-        "tier": "gather",
-        "payload_sha256": None,
-        "reason": None,
-        "measurement": None,
-        "gradient_score": None,
-        "indicator": None,
-        "windows_behind": None,
-        "mu_before": 25.0,
-        "sigma_before": 8.333,
-        "mu": 26.126,
-        "sigma": 8.0,
-        "binary_average": 0.123456,
-        "sync": 1.0,
-        "final": 0.98765,
-        "slashes": (),
-    }
-    return MinerRecord(**{**fields, **changes})
-
-
-EVIDENCE = Evidence(
-    netuid=1,
-    genesis="ab" * 32,
-    uid=2,
-    hotkey=HOTKEY,
-    window=WINDOW,
-    roster=None,
-    root_before="01" * 32,
-    seed_block=99,
-    loss=5.5,
-    miners=(
-        miner_record(
-            3,
-            measurement=Measurement(own_before=5.0, own_after=4.25, random_before=5.5, random_after=None),
-            payload_sha256="cd" * 32,
-        ),
-        miner_record(
-            4,
-            reason=Reason.PAYLOAD_MISSING,
-            slashes=(
-                SlashRecord(reason=Reason.PAYLOAD_MISSING, factor=0.75),
-                SlashRecord(reason=Reason.INACTIVE, factor=0.75),
-            ),
-        ),
-    ),
-    weights=(WeightRecord(uid=3, weight=0.33333),),
-)
-
-
-def test_a_score_card_in_a_row() -> None:
-    first, second = score_rows(EVIDENCE)
-    assert first == {
-        "uid": 3,
-        "own loss": "5.0000 → 4.2500",
-        "random loss": "5.5000 → not finite",
-        "rating": "26.13 ± 8.00",
-        "indicator": 0.1235,
-        "sync": 1.0,
-        "final": 0.9877,
-        "slashes": "",
-        "reason": "",
-        "weight": 0.3333,
-    }
-    assert (second["own loss"], second["random loss"], second["weight"]) == ("", "", 0.0)
-    assert second["slashes"] == "payload_missing, inactive"
-    assert second["reason"] == "payload_missing"
+EVIDENCE = conclude(window_of(revealed(3), absent(4)), standing_of(), load_hparams("local"), AUTHOR)

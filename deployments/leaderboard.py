@@ -1,0 +1,118 @@
+"""Show the standings of the miners, from what a validator has published.
+
+    python -m deployments.leaderboard [--validator 2] [--windows 100] [--csv history.csv] [--plot leaderboard.svg]
+
+The neuron's block says where chain and buckets are; nothing is written but the files that are asked for. By default the
+validator is this neuron, or else the one with the most stake that has evidence.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from deployments.register import require_server
+from tasks.host import load_block
+from templar.arguments import whole_number
+from templar.errors import PermanentError, TemplarError
+from templar.neuron.leaderboard import Published, read_recent
+from templar.scoring.drawing import FORMS, draw
+from templar.scoring.leaderboard import Leaderboard, leaderboard
+from templar.store.files import replacing
+
+LEAST_WIDTH = 170
+"""Characters of a line at least, whatever the terminal's width: a table that is cut off is of no use."""
+HOTKEY_WIDTH = 12
+"""Characters of a hotkey in the terminal; a CSV file has all of them."""
+
+
+def show(published: Published, board: Leaderboard, console: Console) -> None:
+    """Print what was read, the standings, and what they come to."""
+    console.print(Text(published.summary), soft_wrap=True)
+    rows = board.cells()
+    table = Table()
+    for column in rows[0] if rows else ():
+        is_text = column in ("hotkey", "trend", "slashes")
+        table.add_column(
+            column,
+            justify="left" if is_text else "right",
+            max_width=HOTKEY_WIDTH if column == "hotkey" else None,
+            no_wrap=column != "slashes",
+        )
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row.values()))
+    console.print(table)
+    console.print(Text(board.summary), soft_wrap=True)
+
+
+def save(board: Leaderboard, *, csv: Path | None, plot: Path | None) -> None:
+    """Write the files that are asked for, whole or not at all.
+
+    Args:
+        board: The leaderboard.
+        csv: Gets one row per window and miner (`Leaderboard.history`).
+        plot: Gets the drawing; its ending says in which form.
+
+    Raises:
+        PermanentError: `bad_environment`: matplotlib is not installed; `local_file`: the file cannot be written.
+        TransientError: `local_file`: the disk is full.
+    """
+    if csv is not None:
+        with replacing(csv) as file:
+            file.write(board.history.to_csv(index=False).encode())
+    if plot is not None:
+        content = draw(board, form=FORMS[plot.suffix.lower()])
+        with replacing(plot) as file:
+            file.write(content)
+
+
+def run(arguments: argparse.Namespace, console: Console) -> None:
+    """Read, print, save.
+
+    Raises:
+        TemplarError: What could not be reached or is not there.
+    """
+    require_server()
+    premises = load_block(arguments.neuron).premises()
+    try:
+        published = read_recent(premises, arguments.windows, uid=arguments.validator)
+    finally:
+        premises.buckets.close()
+    if not published.evidences:
+        raise PermanentError(published.left_out[-1].reason, published.summary)
+    board = leaderboard(published.evidences)
+    show(published, board, console)
+    save(board, csv=arguments.csv, plot=arguments.plot)
+
+
+def main() -> int:
+    """Parse the command line; 0 if there was something to show."""
+    parser = argparse.ArgumentParser(
+        prog="python -m deployments.leaderboard", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--neuron", default="default", help="name of the neuron's block")
+    parser.add_argument("--validator", type=whole_number(0), metavar="UID", help="whose evidence")
+    parser.add_argument("--windows", type=whole_number(1), default=100, metavar="N", help="the last N closed windows")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write one row per window and miner")
+    parser.add_argument("--plot", type=_picture, metavar="FILE", help="draw the curves; ends with .svg or .png")
+    arguments, console = parser.parse_args(), Console()
+    try:
+        run(arguments, console if console.width >= LEAST_WIDTH else Console(width=LEAST_WIDTH))
+    except TemplarError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _picture(text: str) -> Path:
+    path = Path(text)
+    if path.suffix.lower() not in FORMS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a picture: let it end with {' or '.join(FORMS)}")
+    return path
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""The command `deployments.leaderboard` prints what the flow shows, and writes the files that are asked for."""
+
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from deployments import leaderboard as command
+from templar.chain.base import NeuronInfo
+from templar.errors import PermanentError, Reason
+from templar.hparams import load_hparams
+from templar.neuron.leaderboard import LeftOut, Published
+from templar.scoring import drawing
+from templar.scoring.evidence import Evidence
+from templar.scoring.leaderboard import leaderboard
+from tests.support.facts import absent, revealed
+from tests.support.prefect_server import RunningPrefectServer
+from tests.support.prepared import PreparedNetwork
+from tests.support.published import MINERS, announce, evidences, publish_evidence
+
+NAME = "reader"
+Main = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
+    """Calls the command with these arguments; its exit status, output and errors."""
+
+    def main(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["leaderboard", *arguments])
+        status = command.main()
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return main
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory, prefect_server: RunningPrefectServer) -> PreparedNetwork:
+    """A network with evidence of its first two windows, and a miner of it in the third."""
+    network = PreparedNetwork(tmp_path_factory.mktemp("standings"))
+    announce(network)
+    first = network.first_window
+    publish_evidence(network, [first, first + 1])
+    with prefect_server.configured():
+        network.at("lazy", first + 2).save(NAME)
+    return network
+
+
+class TestCommand:
+    def test_table_and_files(
+        self, network: PreparedNetwork, prefect_api: RunningPrefectServer, call: Main, tmp_path: Path
+    ) -> None:
+        del prefect_api
+        csv, plot = tmp_path / "history.csv", tmp_path / "curves.SVG"
+        status, out, err = call("--neuron", NAME, "--csv", str(csv), "--plot", str(plot))
+        assert (status, err) == (0, "")
+        first = network.first_window
+        lines = out.splitlines()
+        assert lines[0] == f"evidence of uid 2: 2 of 2 windows, {first} to {first + 1}"
+        assert "loss 4.0000, uid 3 leads with " in lines[-1]
+        assert "missing (commit_missing) x2" in out
+        assert out.count("5Minerxxxxx…") == 3  # hotkeys are cut off
+        history = pd.read_csv(csv)
+        rows = list(zip(history["window"], history["uid"], strict=True))
+        assert rows == [(window, uid) for window in (first, first + 1) for uid in MINERS]
+        assert history["hotkey"].str.len().eq(48).all()
+        assert plot.read_bytes().startswith(b"<?xml")
+        assert sorted(each.name for each in tmp_path.iterdir()) == ["curves.SVG", "history.csv"]
+
+    def test_what_is_not_there_is_one_line(
+        self, network: PreparedNetwork, prefect_api: RunningPrefectServer, call: Main
+    ) -> None:
+        del network, prefect_api
+        status, out, err = call("--neuron", NAME, "--validator", "1")
+        assert (status, out) == (1, "")
+        assert err.startswith("[evidence_missing] uid 1 shows evidence of windows")
+        assert err.count("\n") == 1
+        status, out, err = call("--neuron", "nobody")
+        assert (status, out) == (1, "")
+        assert err.startswith("[bad_environment] neuron block 'nobody': there is none")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--plot", "curves.pdf"), "argument --plot: 'curves.pdf' is not a picture: let it end with .svg or .png"),
+        (("--windows", "0"), "argument --windows: '0' is not a whole number of at least 1"),
+    ],
+)
+def test_a_wrong_command_line_says_so(
+    call: Main, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], problem: str
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        call(*arguments)
+    assert caught.value.code == 2
+    assert problem in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def run() -> list[Evidence]:
+    """Evidence of two windows and a gap."""
+    return evidences(dict.fromkeys((10, 12), (revealed(3, 0.2), absent(4))), load_hparams("local"))
+
+
+def test_what_is_missing_is_said_before_the_table(run: list[Evidence]) -> None:
+    left_out = (LeftOut(13, Reason.BAD_SIGNATURE, "evidence: the signature is not 5V's"),)
+    published = Published(NeuronInfo(2, "5V", 1.0, True, 0.0), range(10, 15), tuple(run), left_out)
+    console = Console(file=io.StringIO(), width=200)
+    command.show(published, leaderboard(run), console)
+    first, *_ = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    read = "evidence of uid 2: 2 of 5 windows, 10 to 14"
+    assert first == f"{read}; nothing of 11; window 13 is left out [bad_signature]"
+
+
+def test_a_plot_that_cannot_be_drawn_leaves_no_file(
+    run: list[Evidence], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drawing, "find_spec", lambda _: None)
+    with pytest.raises(PermanentError, match="matplotlib is not installed"):
+        command.save(leaderboard(run), csv=None, plot=tmp_path / "curves.svg")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(PermanentError, match="No such file") as caught:
+        command.save(leaderboard(run), csv=tmp_path / "nowhere" / "history.csv", plot=None)
+    assert caught.value.reason is Reason.LOCAL_FILE

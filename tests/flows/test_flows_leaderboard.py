@@ -1,0 +1,124 @@
+"""The leaderboard as an operator sees it: a table and a plot on the server, out of a validator's bucket."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from prefect.client.schemas.objects import Artifact, State
+
+from flows.leaderboard import leaderboard
+from templar.exchange.keys import Kind, window_key
+from templar.scoring import drawing
+from templar.scoring.evidence import Evidence
+from templar.scoring.leaderboard import leaderboard as leaderboard_of
+from templar.store.directory import DirectoryStore
+from tests.support.gauntlet_runs import artifacts
+from tests.support.prefect_server import RunningPrefectServer
+from tests.support.prepared import PreparedNetwork
+from tests.support.published import MINERS, announce, publish_evidence
+
+NAME = "looker"
+NUM_WINDOWS = 4
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory, prefect_server: RunningPrefectServer) -> PreparedNetwork:
+    """A network, and a miner of it that looks at the fifth window."""
+    network = PreparedNetwork(tmp_path_factory.mktemp("standings"))
+    announce(network)
+    with prefect_server.configured():
+        network.at("lazy", network.first_window + NUM_WINDOWS).save(NAME)
+    return network
+
+
+@pytest.fixture(scope="module")
+def published(network: PreparedNetwork) -> tuple[int, list[Evidence]]:
+    """Evidence of the first windows but one, and the validator's uid."""
+    first = network.first_window
+    return publish_evidence(network, [first, first + 1, first + 3])
+
+
+def run(**parameters: Any) -> State[Any]:
+    told: Any = leaderboard(neuron=NAME, return_state=True, **parameters)
+    return asyncio.run(told)
+
+
+def shown(server: RunningPrefectServer, state: State[Any]) -> dict[str, Artifact]:
+    return artifacts(server, state)
+
+
+def test_nothing_published_is_no_failure(network: PreparedNetwork, prefect_api: RunningPrefectServer) -> None:
+    state = run()
+    assert (state.is_completed(), state.name) == (True, "Skipped")
+    last = network.first_window + NUM_WINDOWS - 1
+    assert state.message == (
+        f"[evidence_missing] no validator shows evidence of windows {network.first_window} to {last}: "
+        "wait until a window was measured"
+    )
+    assert shown(prefect_api, state) == {}
+
+
+def test_the_standings_are_a_table_and_a_plot(
+    network: PreparedNetwork, published: tuple[int, list[Evidence]], prefect_api: RunningPrefectServer
+) -> None:
+    uid, evidences = published
+    board, first = leaderboard_of(evidences), network.first_window
+    state = run()
+    read = f"evidence of uid {uid}: 3 of 4 windows, {first} to {first + 3}; nothing of {first + 2}"
+    assert (state.name, state.message) == ("Completed", f"{read}: {board.summary}")
+    both = shown(prefect_api, state)
+    assert set(both) == {f"leaderboard-{NAME}", f"leaderboard-plot-{NAME}"}
+    table, plot = both[f"leaderboard-{NAME}"], both[f"leaderboard-plot-{NAME}"]
+    assert json.loads(str(table.data)) == board.cells()
+    assert {row["uid"] for row in board.cells()} == set(MINERS)
+    assert table.description == f"{read}: {board.summary}"
+    assert (plot.type, plot.description) == ("markdown", read)
+    assert str(plot.data).startswith(f"![leaderboard-plot-{NAME}](data:image/svg+xml;base64,")
+
+
+def test_a_validator_and_fewer_windows_can_be_asked_for(
+    network: PreparedNetwork, published: tuple[int, list[Evidence]], prefect_api: RunningPrefectServer
+) -> None:
+    uid, evidences = published
+    last = network.first_window + 3
+    state = run(windows=1, validator=uid)
+    assert state.message is not None
+    assert state.message.startswith(f"evidence of uid {uid}: 1 of 1 windows, {last}: loss ")
+    rows = json.loads(str(shown(prefect_api, state)[f"leaderboard-{NAME}"].data))
+    assert rows == leaderboard_of(evidences[-1:]).cells()
+    unknown = run(validator=200)
+    assert unknown.is_failed()
+    assert "[not_registered] validator: uid 200 has no validator permit" in str(unknown.message)
+    assert run(windows=0).is_failed()
+
+
+def test_without_matplotlib_there_is_the_table(
+    published: tuple[int, list[Evidence]], prefect_api: RunningPrefectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del published
+    monkeypatch.setattr(drawing, "find_spec", lambda _: None)
+    state = run()
+    assert state.is_completed()
+    assert "; no plot: [bad_environment] matplotlib is not installed" in str(state.message)
+    assert set(shown(prefect_api, state)) == {f"leaderboard-{NAME}"}
+
+
+def test_only_forgeries_are_not_ranked(
+    network: PreparedNetwork, published: tuple[int, list[Evidence]], prefect_api: RunningPrefectServer
+) -> None:
+    uid, _ = published
+    last = network.first_window + 3
+    bucket = DirectoryStore(network.bucket("validator"))
+    key = window_key(Kind.EVIDENCE, last, uid)
+    before = bucket.get(key, max_bytes=Evidence.max_bytes)
+    bucket.put(key, before.replace(b'"loss":4.0', b'"loss":3.0'))
+    try:
+        state = run(windows=1, validator=uid)
+    finally:
+        bucket.put(key, before)
+    assert state.name == "Skipped"
+    assert state.message == (
+        f"[bad_signature] evidence of uid {uid}: 0 of 1 windows, {last}; window {last} is left out [bad_signature]"
+    )
+    assert shown(prefect_api, state) == {}

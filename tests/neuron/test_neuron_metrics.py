@@ -1,0 +1,266 @@
+"""The numbers of a window: what a scraper reads, what a collector of logs reads, and where they come from."""
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from templar.errors import Reason
+from templar.exchange.gather import GatherReport, PeerOutcome, Tier
+from templar.hparams import load_hparams
+from templar.neuron.figures import evidence_values, gather_values, metrics_of, miner_values, training_values
+from templar.neuron.metrics import FILE_NAME, HELP, Metrics, publish_metrics
+from templar.neuron.node import Node
+from templar.neuron.reports import TrainReport
+from templar.scoring.cards import Standing
+from templar.scoring.conclude import conclude
+from templar.scoring.evidence import Estimate, Evidence, MinerFacts
+from tests.support.facts import AUTHOR, absent, like, revealed, standing_of, veteran, window_of
+from tests.support.network import Network
+from tests.support.servers import REPOSITORY
+
+SMALL = Metrics(
+    "default",
+    "validator",
+    12,
+    {"network/window": 12, "loss": 3.8},
+    {"final_scores": {3: 0.5, 4: -0.25}},
+    ((4, "missing", "payload_missing"), (4, "desync", "desync")),
+)
+
+
+def concluded(*miners: MinerFacts, standing: Standing | None = None, **changes: Any) -> Evidence:
+    return conclude(window_of(*miners, **changes), standing or Standing(), load_hparams("local"), AUTHOR)
+
+
+def samples(text: str) -> dict[tuple[str, str | None], float]:
+    """Name and uid -> number, as a scraper reads them."""
+    return {
+        (sample.name, sample.labels.get("uid")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+# Two forms.
+
+
+def test_the_text_format() -> None:
+    assert SMALL.to_prometheus().splitlines() == [
+        "# HELP templar_validator_network_window The window.",
+        "# TYPE templar_validator_network_window gauge",
+        'templar_validator_network_window{neuron="default"} 12',
+        f"# HELP templar_validator_loss {HELP['loss']}",
+        "# TYPE templar_validator_loss gauge",
+        'templar_validator_loss{neuron="default"} 3.8',
+        "# HELP templar_validator_final_scores Final score after the window.",
+        "# TYPE templar_validator_final_scores gauge",
+        'templar_validator_final_scores{neuron="default",uid="3"} 0.5',
+        'templar_validator_final_scores{neuron="default",uid="4"} -0.25',
+        "# HELP templar_validator_slash A penalty of the window, by event and reason.",
+        "# TYPE templar_validator_slash gauge",
+        'templar_validator_slash{neuron="default",uid="4",event="missing",reason="payload_missing"} 1',
+        'templar_validator_slash{neuron="default",uid="4",event="desync",reason="desync"} 1',
+    ]
+    assert SMALL.to_prometheus().endswith("\n")
+
+
+def test_the_line_of_json() -> None:
+    line = SMALL.to_json()
+    assert "\n" not in line
+    assert json.loads(line) == {
+        "record": "metrics",
+        "neuron": "default",
+        "window": 12,
+        "validator/network/window": 12,
+        "validator/loss": 3.8,
+        "validator/final_scores": {"3": 0.5, "4": -0.25},
+        "validator/slash/reason": {"4": "missing (payload_missing), desync (desync)"},
+    }
+
+
+@given(name=st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\r"), max_size=20), value=st.floats())
+def test_a_scraper_reads_back_every_name_and_number(name: str, value: float) -> None:
+    text = Metrics(name, "miner", 1, {"loss": value}).to_prometheus()
+    ((sample,),) = ([*family.samples] for family in text_string_to_metric_families(text))
+    assert sample.name == "templar_miner_loss"
+    assert sample.labels == {"neuron": name}
+    assert sample.value == pytest.approx(value, rel=0, abs=0, nan_ok=True)
+
+
+def test_a_penalty_that_is_there_twice_is_one_sample() -> None:
+    """Two samples with the same labels make a scraper refuse the whole file."""
+    twice = Metrics("default", "validator", 1, {}, {}, (SMALL.slashes[0], SMALL.slashes[0]))
+    assert twice.to_prometheus().count("templar_validator_slash{") == 1
+
+
+def test_every_name_is_in_the_guide() -> None:
+    guide = (REPOSITORY / "docs" / "validator.md").read_text()
+    section = guide[guide.index("## Metrics") :]
+    named = set(re.findall(r"`([a-z_/]+)`", section[: section.index("\n## ", 1)]))
+    assert set(HELP) <= named
+
+
+# Where the numbers come from.
+
+
+def test_what_a_validator_says_of_all() -> None:
+    evidence = concluded(
+        revealed(3, 0.1, overlap=like(4, 0.3)),
+        revealed(4, 0.2, tier="reserve", overlap=like(3, 0.3)),
+        revealed(5, None, applied=False, tier="other"),
+        absent(6),
+    )
+    values, finals = evidence_values(evidence), {record.uid: record.final for record in evidence.miners}
+    assert values["loss"] == 4.0
+    assert values["network/block"] == 4000
+    assert (values["network/evaluated_uids"], values["network/active_miners"]) == (3, 3)
+    assert values["gather/success_rate"] == 0.5  # of 3 and 6
+    assert values["gather/reserve_used"] == 1
+    assert values["gather/intended_mean_final"] == pytest.approx(fmean([finals[3], finals[6]]))
+    assert values["gather/actual_mean_final"] == pytest.approx(fmean([finals[3], finals[4]]))
+    assert values["overlap/max"] == 0.3
+    assert values["loss/random/before"] == pytest.approx(4.0)
+    assert values["loss/random/after"] == pytest.approx(4.0 * (1 - 0.15))  # the one that is not finite is left out
+    assert values["loss/random/improvement"] == pytest.approx(0.15)
+
+
+def test_nothing_measured_is_nothing_said() -> None:
+    evidence = concluded(absent(3), absent(4, None, assigned=False, tier="other"), loss=None, roster=None)
+    values = evidence_values(evidence)
+    assert not [name for name in values if name.startswith(("loss", "overlap")) or name == "gather/actual_mean_final"]
+    assert (values["network/evaluated_uids"], values["gather/success_rate"]) == (0, 0.0)
+    of_uids = miner_values(evidence)
+    assert not {"gradient_scores", "binary_indicators", "sync/avg_steps_behind"} & set(of_uids)
+    assert of_uids["weights"] == {3: 0.0, 4: 0.0}
+
+
+def test_numbers_at_the_edge_of_floats_spoil_nothing() -> None:
+    huge = Estimate(own_before=1e308, own_gain=-1e308, random_before=1e308, random_gain=0.0, expected=0.0)
+    evidence = concluded(revealed(3, estimate=huge), revealed(4, estimate=huge))
+    values = evidence_values(evidence)
+    assert "loss/own/after" not in values
+    assert values["loss/random/before"] == pytest.approx(1e308)
+    json.loads(Metrics("n", "validator", 1, values, miner_values(evidence)).to_json())
+
+
+def test_what_a_validator_says_of_each() -> None:
+    standing = standing_of([veteran(3), veteran(4), veteran(5, idle=9)])
+    evidence = concluded(revealed(3, 0.1, windows_behind=9), absent(4), absent(5), standing=standing)
+    values = miner_values(evidence)
+    records = {record.uid: record for record in evidence.miners}
+    weights = {record.uid: record.weight for record in evidence.weights}
+    assert values["gradient_scores"] == {3: records[3].gradient_score}
+    assert values["binary_indicators"] == {3: 1}
+    assert values["sync/avg_steps_behind"] == {3: 9}
+    for uid, record in records.items():
+        card = record.after
+        assert values["final_scores"][uid] == card.final
+        assert values["binary_moving_averages"][uid] == card.binary_average
+        assert values["sync_score"][uid] == card.sync
+        assert values["openskill/mu"][uid] == card.mu
+        assert values["openskill/sigma"][uid] == card.sigma
+        assert values["openskill/ordinal"][uid] == card.rating.ordinal
+        assert values["weights"][uid] == weights.get(uid, 0.0)
+    assert values["slash/score_before"] == {3: 20.0, 4: 20.0, 5: 20.0}
+    assert values["slash/score_after"] == {uid: record.final for uid, record in records.items()}
+    assert values["inactivity/score_before"] == {5: 20.0}
+    assert values["inactivity/score_after"] == {5: records[5].final}
+
+
+def test_what_a_gather_says() -> None:
+    outcomes = tuple(
+        PeerOutcome(uid, tier, None, Reason.PAYLOAD_MISSING, "", 0.1)
+        for uid, tier in ((3, Tier.GATHER), (4, Tier.OTHER))
+    )
+    assert gather_values(GatherReport(7, outcomes, seconds=2.5)) == {
+        "gather/success_rate": 0.0,
+        "gather/successful_uids": 0,
+        "gather/failed_uids": 2,
+        "timing/gather": 2.5,
+    }
+    assert "gather/success_rate" not in gather_values(GatherReport(7, outcomes[1:]))
+
+
+def test_what_training_says() -> None:
+    trained = TrainReport(7, None, first_loss=5.0, last_loss=4.5, num_steps=10, num_sequences=40)
+    expected = {"batch_tokens": 1280, "inner_steps": 10, "loss": 4.5, "window_entry_loss": 5.0}
+    assert training_values(trained, 32) == expected
+    assert training_values(TrainReport(7, Reason.NO_TIME_LEFT), 32) == {"batch_tokens": 0, "inner_steps": 0}
+    diverged = TrainReport(7, None, first_loss=5.0, last_loss=float("nan"), num_steps=1, num_sequences=1)
+    assert "loss" not in training_values(diverged, 32)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    network = Network(tmp_path_factory.mktemp("metrics"), actors=["honest", "silent"])
+    network.run([1])
+    yield network
+    network.stop()
+
+
+def of(node: Node) -> Metrics:
+    report = GatherReport(1, (PeerOutcome(3, Tier.GATHER, None, Reason.PAYLOAD_MISSING, "", 0.1),), seconds=1.5)
+    return metrics_of(node, report, node.settle(1), findings=2, seconds=9.5)
+
+
+def test_every_role_says_what_it_knows(ran: Network) -> None:
+    honest, silent = ran.miners
+    evidence = ran.validator.book.evidence(1)
+    assert evidence is not None
+    validator = of(ran.validator)
+    assert validator.values["loss"] == evidence.loss
+    assert validator.values["gather/success_rate"] == evidence.facts.success_rate
+    assert validator.of_uids == miner_values(evidence)
+    assert [uid for uid, _, _ in validator.slashes] == [ran.member(ran.name(silent)).uid]
+    aggregator, first, second = of(ran.aggregator), of(honest), of(silent)
+    for metrics in (validator, aggregator, first, second):
+        assert (metrics.values["network/window"], metrics.values["network/step"]) == (1, 1)
+        assert (metrics.values["network/applied_uids"], metrics.values["network/findings"]) == (1, 2)
+        assert (metrics.values["timing/gather"], metrics.values["timing/window_total"]) == (1.5, 9.5)
+        names = {*metrics.values, *metrics.of_uids}
+        assert names <= set(HELP)
+        assert len(samples(metrics.to_prometheus())) >= len(names)
+    assert (aggregator.role, aggregator.of_uids, "loss" in aggregator.values) == ("aggregator", {}, False)
+    assert (first.values["applied"], second.values["applied"]) == (1, 0)
+    assert first.values["batch_tokens"] > 0
+    assert 0 < first.values["loss"] < 10
+    assert ran.validator.settings.name == validator.neuron
+
+
+def test_a_window_that_was_never_measured_has_no_scores(ran: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ran.validator.book, "evidence", lambda _: None)
+    unmeasured = of(ran.validator)
+    assert (unmeasured.of_uids, unmeasured.slashes, "loss" in unmeasured.values) == ({}, (), False)
+
+
+# Where they go.
+
+
+def test_the_file_is_replaced_and_the_line_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / FILE_NAME).write_text("of the window before")
+    with caplog.at_level(logging.INFO, "templar"):
+        publish_metrics(SMALL, tmp_path)
+    assert (tmp_path / FILE_NAME).read_text() == SMALL.to_prometheus()
+    assert [each.name for each in tmp_path.iterdir()] == [FILE_NAME]
+    ((name, line),) = ((record.name, record.getMessage()) for record in caplog.records)
+    assert (name, line) == ("templar.metrics", SMALL.to_json())
+
+
+def test_a_disk_that_refuses_costs_the_file_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / FILE_NAME).mkdir()
+    with caplog.at_level(logging.INFO, "templar"):
+        publish_metrics(SMALL, tmp_path)
+        publish_metrics(SMALL, tmp_path / "nowhere")
+    levels = [record.levelname for record in caplog.records]
+    assert levels == ["INFO", "WARNING"] * 2
+    assert caplog.records[1].getMessage().startswith("window 12: the metrics are not on the disk: [local_file]")
+    assert [each.name for each in tmp_path.iterdir()] == [FILE_NAME]

@@ -1,0 +1,47 @@
+"""Evidence of made-up windows: concluded one after the other, and in the bucket of a prepared network's validator."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from templar.exchange.keys import Kind, window_key
+from templar.exchange.sealing import seal
+from templar.hparams import HParams
+from templar.scoring.cards import Standing
+from templar.scoring.conclude import conclude
+from templar.scoring.evidence import Evidence, MinerFacts
+from tests.support.facts import AUTHOR, absent, revealed, window_of
+from tests.support.prepared import PreparedNetwork
+
+MINERS = (3, 4, 5)
+"""Two miners whose payload counts, and one that is not there."""
+
+
+def evidences(
+    windows: Mapping[int, Sequence[MinerFacts]], hparams: HParams, author: Mapping[str, Any] = AUTHOR
+) -> list[Evidence]:
+    """What is concluded from one window after the other."""
+    standing, found = Standing(), list[Evidence]()
+    for window, miners in windows.items():
+        found.append(conclude(window_of(*miners, window=window), standing, hparams, author))
+        standing = found[-1].standing
+    return found
+
+
+def announce(network: PreparedNetwork) -> None:
+    """Let the chain name the validator's bucket, before anybody looks at a later window."""
+    network.at("validator", network.first_window).premises().buckets.announce()
+
+
+def publish_evidence(network: PreparedNetwork, windows: Iterable[int]) -> tuple[int, list[Evidence]]:
+    """Publish evidence of these windows; the validator's uid, and the evidence."""
+    premises = network.at("validator", network.first_window).premises()
+    validator = premises.chain.metagraph().by_hotkey(premises.signer.address)
+    assert validator is not None
+    author = {"uid": validator.uid, "hotkey": validator.hotkey}
+    author |= {"netuid": premises.chain.netuid, "genesis": premises.birth().network.genesis}
+    miners = (revealed(3, 0.2), revealed(4, 0.1), absent(5))
+    found = evidences(dict.fromkeys(windows, miners), network.hparams, author)
+    for evidence in found:
+        key = window_key(Kind.EVIDENCE, evidence.window, validator.uid)
+        premises.buckets.own.put(key, seal(evidence, premises.signer).encode())
+    return validator.uid, found
