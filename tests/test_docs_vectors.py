@@ -636,6 +636,8 @@ class Judge:
             for value, factor in ((card["final"], penalty["final"]), (card["binary_average"], penalty["average"]))
         )
         card = card | {"final": 0.0 if 0 < final < 1e-4 else final, "binary_average": average}
+        if penalty["average"] == 0:
+            card |= {"measured": 0}
         if penalty["reset"]:
             card |= {"last_reveal": None, "idle": 0, "measured": 0}
             if card["mu"] - 3 * card["sigma"] >= 0:
@@ -803,6 +805,10 @@ class Judge:
                     "before": first[uid],
                     "gradient_score": scores[uid][0] if uid in scores else None,
                     "indicator": scores[uid][1] if uid in scores else None,
+                    "copied": any(
+                        facts[uid][name] is not None and facts[uid][name]["share"] >= scoring["overlap_levels"][0]
+                        for name in ("overlap", "repeat")
+                    ),
                     "slashes": [{"event": event, "reason": reason} for event, reason in slashes[uid]],
                     "after": cards[uid],
                 }

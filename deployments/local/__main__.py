@@ -39,6 +39,7 @@ SCHEDULED = (
     "temporary-cleanup/daily",
     "validate-storage-access/daily",
     "local-cleanup/daily",
+    "leaderboard/hourly",
 )
 """The deployments of deployments/prefect.yaml that have a schedule."""
 

@@ -178,8 +178,7 @@ class RepeatingMiner(ReplayingMiner):
             return super().upload(window)
         self.wait_for_reveals(window)
         self.put_sealed(self._manifest(window))
-        payload = self._payload_path(self._worked or window).read_bytes()
-        self.put(Kind.GRADIENT, window, payload)
+        self.put(Kind.GRADIENT, window, self._old(Kind.GRADIENT, window))
         return TimedReport(())
 
     def _manifest(self, window: int) -> Manifest:

@@ -68,8 +68,10 @@ class Gatherer:
         Args:
             peers: The gather tier.
             rules: What the reveals are held against.
-            reserve: Replacements, in order; those that are not needed are not part of the report.
-            others: Fetched as well, never as replacements: a validator scores them.
+            reserve: Replacements, in order; those that are not needed are not part of the report unless they are among
+                the others.
+            others: Fetched as well, never as replacements: a validator scores them. Those of the reserve come last,
+                when it is known that nobody needs them.
             retry_until: The deadline.
 
         Raises:
@@ -81,12 +83,14 @@ class Gatherer:
         gathering = Gathering(self.buckets, self.cache, self.clock, rules, limits, concurrency=self.concurrency)
         try:
             gathering.add(peers, Tier.GATHER)
-            gathering.add(others, Tier.OTHER)
+            listed, wanted = {each.uid for each in reserve}, {each.uid for each in others}
+            gathering.add([each for each in others if each.uid not in listed], Tier.OTHER)
             gathering.run(tuple(Tier), settles)
             self.clock.sleep_until(settles)
             begin = max(now, settles)
             gathering.run((Tier.GATHER,), begin + (deadline - begin) / (2 if reserve else 1))
-            gathering.fill_places(len(peers), reserve)
+            unneeded = gathering.fill_places(len(peers), reserve)
+            gathering.add([each for each in unneeded if each.uid in wanted], Tier.OTHER)
             gathering.run(tuple(Tier), deadline)
             gathering.give_up(tuple(Tier))
         finally:

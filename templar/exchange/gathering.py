@@ -180,19 +180,24 @@ class Gathering:
             else:
                 self._clock.sleep_until(due)
 
-    def fill_places(self, num_places: int, reserve: Sequence[NeuronInfo]) -> None:
-        """Fetch as many of the reserve, in order, as are needed for the places that the gather tier leaves empty."""
+    def fill_places(self, num_places: int, reserve: Sequence[NeuronInfo]) -> list[NeuronInfo]:
+        """Fetch as many of the reserve, in order, as are needed for the places that the gather tier leaves empty.
+
+        Returns:
+            Who is not needed.
+        """
         waiting = list(reserve)
         while waiting:
             self.give_up((Tier.GATHER, Tier.RESERVE))
             filled = (peer for peer in self._peers.values() if peer.found is not None and peer.tier is not Tier.OTHER)
             places = num_places - sum(1 for _ in filled)
             if places <= 0:
-                return
+                break
             batch, waiting = waiting[:places], waiting[places:]
             self.add(batch, Tier.RESERVE)
             left = self._limits.deadline - self._clock.now()
             self.run((Tier.RESERVE,), self._limits.deadline - (left / 2 if waiting else 0.0))
+        return waiting
 
     def give_up(self, tiers: Collection[Tier]) -> None:
         """Wait no longer for those of some tiers that are not decided."""

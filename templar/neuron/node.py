@@ -142,7 +142,7 @@ class Node:
         selection, rules = self.selection(window), self.reveal_rules(times)
         for neuron in (*selection.peers, *others):
             rules.assignment(neuron.uid)  # what this node cannot find out fails here, and is nobody else's fault
-        listed = {neuron.uid for neuron in (*selection.peers, *selection.reserve)}
+        listed = {neuron.uid for neuron in selection.peers}
         report = self.gatherer.gather(
             selection.peers,
             rules,

@@ -24,7 +24,7 @@ from templar.scoring.evidence import (
 )
 from templar.scoring.ratings import rate
 from templar.scoring.scores import WindowScore, held_back, next_card, score_payload, typical_curvature
-from templar.scoring.slashing import Slash
+from templar.scoring.slashing import Slash, overlap_event
 from templar.scoring.sync import sync_score
 from templar.scoring.verdicts import early_slashes, is_absent, late_slashes
 from templar.scoring.weights import compute_weights
@@ -79,7 +79,8 @@ def conclude(facts: WindowFacts, standing: Standing, hparams: HParams, author: M
         seed_block=facts.seed_block,
         loss=facts.loss,
         miners=tuple(
-            _record(miners[uid], before[uid], scores.get(uid), slashes[uid], cards[uid]) for uid in sorted(miners)
+            _record(miners[uid], before[uid], scores.get(uid), slashes[uid], cards[uid], scoring=scoring)
+            for uid in sorted(miners)
         ),
         departed=_departed(standing, facts),
         bans=_bans(standing, miners, slashes, window),
@@ -112,13 +113,21 @@ def _slashed(card: ScoreCard, slashes: list[Slash]) -> ScoreCard:
 
 
 def _record(
-    miner: MinerFacts, before: ScoreCard, score: WindowScore | None, slashes: list[Slash], after: ScoreCard
+    miner: MinerFacts,
+    before: ScoreCard,
+    score: WindowScore | None,
+    slashes: list[Slash],
+    after: ScoreCard,
+    *,
+    scoring: Scoring,
 ) -> MinerRecord:
+    likenesses = [each for each in (miner.overlap, miner.repeat) if each is not None]
     return MinerRecord(
         facts=miner,
         before=before,
         gradient_score=None if score is None else score.gradient_score,
         indicator=None if score is None else score.indicator,
+        copied=any(overlap_event(each.share, scoring) is not None for each in likenesses),
         slashes=tuple(SlashRecord(event=slash.event, reason=slash.reason) for slash in slashes),
         after=after,
     )

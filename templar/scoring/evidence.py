@@ -14,7 +14,7 @@ from templar.exchange.audit import CONCLUSIVE
 from templar.exchange.keys import Kind
 from templar.exchange.sealing import ENVELOPE_BYTES, Count, Hex64, Hotkey, Uid, WindowBody
 from templar.scoring.cards import Finite, Record, ScoreCard, Standing
-from templar.scoring.slashing import OVERLAPS, Event
+from templar.scoring.slashing import Event
 
 Tier = Annotated[str, Field(pattern="^(gather|reserve|other)$")]
 Subject = Annotated[str, Field(pattern=r"^([0-9a-f]{64}|[1-9A-HJ-NP-Za-km-z]{46,50})$")]
@@ -176,6 +176,7 @@ class MinerRecord(Record):
         before: Its card before the window.
         gradient_score: Relative fall of the loss on others' data; None if it was not scored.
         indicator: +1 if the loss fell more on the own data, else -1; None if it was not scored.
+        copied: Whether much of its payload is also in another one, whether that costs anything yet or not.
         slashes: Penalties of the window.
         after: Its card after the window.
     """
@@ -184,6 +185,7 @@ class MinerRecord(Record):
     before: ScoreCard
     gradient_score: Finite | None
     indicator: Annotated[int, Field(ge=-1, le=1)] | None
+    copied: bool
     slashes: Annotated[tuple[SlashRecord, ...], Field(strict=False, max_length=16)]
     after: ScoreCard
 
@@ -277,8 +279,7 @@ class Evidence(WindowBody):
             payloads={
                 record.uid: record.facts.payload_sha256
                 for record in self.miners
-                if record.facts.payload_sha256 is not None
-                and not any(each.event in OVERLAPS for each in record.slashes)
+                if record.facts.payload_sha256 is not None and not record.copied
             },
             applied=frozenset(miner.uid for miner in facts if miner.applied),
         )

@@ -68,7 +68,7 @@ def norm_ratios(payloads: Mapping[int, Payload], layout: Layout, applied: Collec
         uid: sum(norms.values())
         for uid, norms in zip(payloads, peer_norms(list(payloads.values()), layout), strict=True)
     }
-    known = [squares[uid] for uid in applied if uid in squares] or list(squares.values())
+    known = [squares[uid] for uid in applied if squares.get(uid, 0) > 0] or list(squares.values())
     positive = sorted(square for square in known if square > 0)
     median = positive[(len(positive) - 1) // 2] if positive else 1
     return {uid: settled(math.sqrt(square / median)) for uid, square in squares.items()}

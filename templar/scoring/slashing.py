@@ -58,6 +58,8 @@ class Slash:
             "final": 0.0 if 0 < final < LEAST_FINAL else final,
             "binary_average": _left(card.binary_average, self.penalty.average),
         }
+        if self.penalty.average == 0:
+            changes |= {"measured": 0}  # an average that was cleared says nothing for a while
         if self.penalty.reset:
             worse = card.rating.ordinal < 0
             changes |= {} if worse else {"mu": MU, "sigma": SIGMA}

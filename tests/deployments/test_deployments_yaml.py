@@ -31,12 +31,15 @@ EXPECTED = {
     "temporary-cleanup/daily": ("flows.temporary_cleanup.temporary_cleanup", HOUSE),
     "validate-storage-access/daily": ("flows.validate_storage_access.validate_storage_access", HOUSE),
     "local-cleanup/daily": ("flows.local_cleanup.local_cleanup", HOUSE),
+    "leaderboard/hourly": ("flows.leaderboard.leaderboard", HOUSE),
+    "audit-window/by-hand": ("flows.audit_window.audit_window", HOUSE),
 }
 CRON = {
     "bucket-cleanup/hourly": "17 * * * *",
     "temporary-cleanup/daily": "37 3 * * *",
     "validate-storage-access/daily": "47 3 * * *",
     "local-cleanup/daily": "57 3 * * *",
+    "leaderboard/hourly": "27 * * * *",
 }
 WITHOUT_NEURON = {"flows.build_dataset.build_dataset", "flows.gauntlet.gauntlet"}
 

@@ -278,7 +278,7 @@ class TestAlone:
         state = run_window(miner, 1)
         assert state.is_completed()
         assert str(state.message).startswith("window 1: nothing to publish [non_finite_loss], applied ()")
-        assert self.published(network, miner) == ["proof", "report"]
+        assert self.published(network, miner) == ["debug", "proof", "report"]
 
     def test_findings_are_in_the_runs_message_and_in_a_table(
         self, tmp_path: Any, prefect_server: RunningPrefectServer

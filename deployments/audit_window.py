@@ -1,0 +1,110 @@
+"""Rebuild windows from public objects, and say whether rosters and evidence are what follows from them.
+
+    python -m deployments.audit_window [--first 10 --last 19] [--validator 2] [--tolerance 1e-4]
+
+The neuron's block says where chain, buckets and dataset are; with --env-file a file does, and no Prefect server, wallet
+or bucket is needed. What is replayed is kept in the folder `audit` of the neuron's, apart from the neuron's own state.
+By default it is the newest window of which everything is final. The exit status is 0 if everything was verified, 1 if
+something differs, 2 if something could not be audited, or if the command line is wrong.
+"""
+
+import argparse
+import math
+import sys
+from pathlib import Path
+
+from deployments.register import read_environment, require_server
+from tasks.host import load_block
+from tasks.observing import Viewpoint, auditing
+from templar.arguments import whole_number
+from templar.errors import Reason, TemplarError
+from templar.neuron.evidence_audit import Auditor
+from templar.neuron.node import Node
+
+VERIFIED, DIFFERS, NOT_AUDITED = 0, 1, 2
+
+
+def observer(arguments: argparse.Namespace) -> Node:
+    """A node that reads, not started.
+
+    Raises:
+        TemplarError: What is missing, malformed, or cannot be reached.
+    """
+    if arguments.env_file is not None:
+        return Viewpoint.from_environment(read_environment(arguments.env_file)).node()
+    require_server()
+    return Viewpoint.of(load_block(arguments.neuron)).node()
+
+
+def audit(auditor: Auditor, window: int, validator: int | None) -> int:
+    """Audit a window and print a line for each part of it; the exit status that it makes.
+
+    A part that differs gets a line per difference, one with notes a line per note.
+    """
+    try:
+        found = auditor.audit(window, validator)
+    except TemplarError as error:
+        if error.reason is Reason.STOPPED:
+            raise
+        print(f"window {window}: not audited {error}")
+        return NOT_AUDITED
+    for part in found.parts:
+        print(f"window {window}: {part.summary}, {part.seconds:.1f} s")
+        for difference in part.differences[1:]:
+            print(f"  {difference}")
+        for note in part.notes:
+            print(f"  note: {note}")
+    if found.verified:
+        return VERIFIED
+    return NOT_AUDITED if found.differing is None else DIFFERS
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Audit all that is asked for; the exit status.
+
+    Raises:
+        TemplarError: The network cannot be joined.
+    """
+    with auditing(observer(arguments), arguments.tolerance) as auditor:
+        newest = auditor.newest_window()
+        last = arguments.last if arguments.last is not None else max(newest, arguments.first or 0)
+        first = arguments.first if arguments.first is not None else last
+        statuses = [audit(auditor, window, arguments.validator) for window in range(first, last + 1)]
+    return DIFFERS if DIFFERS in statuses else max(statuses, default=NOT_AUDITED)
+
+
+def main() -> int:
+    """Parse the command line and audit."""
+    parser = argparse.ArgumentParser(
+        prog="python -m deployments.audit_window", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--neuron", default="default", help="name of the neuron's block")
+    parser.add_argument("--env-file", type=Path, help="file that says where the network is, instead of a block")
+    parser.add_argument("--first", type=whole_number(0), metavar="W", help="the first window")
+    parser.add_argument("--last", type=whole_number(0), metavar="W", help="the last window")
+    parser.add_argument("--validator", type=whole_number(0), metavar="UID", help="whose evidence; all by default")
+    parser.add_argument(
+        "--tolerance", type=_tolerance, default=0.0, metavar="X", help="of measured numbers, relative; 0 by default"
+    )
+    arguments = parser.parse_args()
+    if None not in (arguments.first, arguments.last) and arguments.first > arguments.last:
+        parser.error(f"--first {arguments.first} comes after --last {arguments.last}")
+    try:
+        return run(arguments)
+    except TemplarError as error:
+        print(error, file=sys.stderr)
+        return NOT_AUDITED
+
+
+def _tolerance(text: str) -> float:
+    try:
+        tolerance = float(text)
+    except ValueError:
+        tolerance = math.nan
+    if not 0 <= tolerance < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 up to 1")
+    return tolerance
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,29 @@
+"""`audit-window`: rebuild a window from public objects, and find out whether its validators published the truth."""
+
+from typing import Annotated
+
+from prefect import flow
+from prefect.client.schemas.objects import State
+from pydantic import Field
+
+from flows.naming import window_run_name
+from tasks.audit_evidence import audit_evidence, audit_state
+
+
+@flow(name="audit-window", flow_run_name=window_run_name)
+async def audit_window(
+    window: int | None = None,
+    neuron: str = "default",
+    *,
+    validator: Annotated[int, Field(ge=0)] | None = None,
+    tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.0,
+) -> State[None]:
+    """Audit a window that is over: the roster, and what validators measured and concluded.
+
+    Args:
+        window: The window; by default the newest on which nobody can decide any more.
+        neuron: Name of the neuron's block: it says where chain, buckets and dataset are.
+        validator: Uid of the validator; by default all that published evidence.
+        tolerance: How far apart measured numbers may be, relatively, for other hardware than the validator's.
+    """
+    return audit_state(audit_evidence(neuron, window, validator, tolerance))

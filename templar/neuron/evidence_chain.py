@@ -1,0 +1,152 @@
+"""A validator's published evidence: each names the one that it follows, and what follows from it ends on chain."""
+
+from templar.chain.base import NeuronInfo
+from templar.chain.weights import differing_uids
+from templar.errors import PermanentError, Reason, RejectedError, TemplarError
+from templar.exchange.absence import may_have_expired
+from templar.exchange.context import Exchange
+from templar.exchange.keys import Kind, parse_current_key, window_key
+from templar.exchange.read import read_signed
+from templar.interrupt import StoppedError
+from templar.scoring.cards import Standing
+from templar.scoring.differences import Difference, shown
+from templar.scoring.evidence import Evidence
+from templar.windows import window_of
+
+RECENT_WINDOWS = 3
+"""For how long after a window the chain's weights say something of it."""
+DUE_WINDOWS = 3
+"""In how many windows in which weights are due they are looked for, before they count as made up."""
+
+
+def read_evidence(exchange: Exchange, validator: NeuronInfo, window: int) -> Evidence | None:
+    """A validator's evidence of a window; None if there is none.
+
+    Raises:
+        RejectedError: What lies there is not legal.
+        TransientError: Chain or store failed.
+        PermanentError: The bucket refuses to be read.
+    """
+    store = exchange.buckets.reader(validator)
+    key = window_key(Kind.EVIDENCE, window, validator.uid)
+    found = read_signed(store, key, Evidence, network=exchange.network, author=validator, window=window)
+    return None if found is None else found.body
+
+
+def evidence_windows(exchange: Exchange, validator: NeuronInfo) -> tuple[int, ...]:
+    """The windows that a validator shows evidence of, in order; whether it is legal is not looked at.
+
+    Raises:
+        TransientError: Chain or store failed.
+        PermanentError: The bucket refuses to be listed.
+    """
+    store = exchange.buckets.reader(validator)
+    keys = (parse_current_key(info.key) for info in store.list(f"{Kind.EVIDENCE}-"))
+    return tuple(
+        sorted(key.window for key in keys if key is not None and key.kind is Kind.EVIDENCE and key.window is not None)
+    )
+
+
+def find_standing(exchange: Exchange, evidence: Evidence) -> tuple[Standing | None, tuple[Difference, ...]]:
+    """What a validator remembered before a window, from the evidence that this one names.
+
+    A validator has one past: the newest evidence before this one. To name another, or none, washes away what it
+    remembered.
+
+    Args:
+        exchange: The network.
+        evidence: The evidence.
+
+    Returns:
+        The standing, or None if it cannot be known; and what is wrong.
+
+    Raises:
+        TransientError: Chain or store failed.
+        PermanentError: `evidence_missing`: the earlier evidence has expired.
+    """
+    window, earlier = evidence.window, evidence.previous_window
+    validator = exchange.metagraph(window).by_hotkey(evidence.hotkey)
+    assert validator is not None  # noqa: S101 - it was found there
+    newest = max((each for each in evidence_windows(exchange, validator) if each < window), default=None)
+    problems = []
+    if earlier != newest and (newest is not None or evidence.previous is None):
+        problems.append(Difference("previous_window", shown(earlier), shown(newest)))
+    if evidence.previous is None or earlier is None or earlier >= window:
+        if evidence.previous is not None:
+            problems.append(Difference("previous", shown(evidence.previous), "nothing"))
+        return Standing(), tuple(problems)
+    author = exchange.metagraph(earlier).by_hotkey(evidence.hotkey)
+    if author is None:
+        return None, (*problems, Difference("previous", shown(evidence.previous), "nothing: it was not registered"))
+    try:
+        found = read_evidence(exchange, author, earlier)
+    except RejectedError as error:
+        return None, (*problems, Difference("previous", shown(evidence.previous), str(error)))
+    if found is not None:
+        return found.standing, tuple(problems)
+    if may_have_expired(exchange, author, earlier):
+        raise PermanentError(
+            Reason.EVIDENCE_MISSING,
+            f"window {window} follows the evidence of window {earlier}, which has expired: audit a later window",
+        )
+    return None, (*problems, Difference("previous", shown(evidence.previous), f"no evidence of window {earlier}"))
+
+
+def compare_weights(exchange: Exchange, evidence: Evidence) -> tuple[tuple[Difference, ...], tuple[str, ...]]:
+    """Hold the weights on chain against a validator's evidence, if it is recent; the chain shows no older weights.
+
+    What the chain refused is sent again later, so weights of the last few windows may stand there, never other ones.
+
+    Args:
+        exchange: The network.
+        evidence: The evidence.
+
+    Returns:
+        What is wrong, and what cannot be told.
+
+    Raises:
+        TransientError: Chain or store failed.
+    """
+    chain, every = exchange.chain, exchange.hparams.weights.windows_per_weights
+    validator, current = (
+        chain.metagraph().by_hotkey(evidence.hotkey),
+        window_of(chain.block(), exchange.hparams.windows),
+    )
+    if validator is None or evidence.window < current - RECENT_WINDOWS:
+        return (), ()
+    if chain.hides_weights():
+        return (), ("the chain hides weights",)
+    shows = chain.weights().get(validator.uid, {})
+    last_due = evidence.window - evidence.window % every
+    windows = [
+        each for each in evidence_windows(exchange, validator) if last_due - every * DUE_WINDOWS < each <= current
+    ]
+    known = [found for window in reversed(windows) if (found := _legal(exchange, window, evidence)) is not None]
+    for found in known:
+        if _are_shown(found, shows):
+            return (), () if found.window >= last_due else (f"the weights on chain are those of window {found.window}",)
+    was_due = any(each.window % every == 0 and each.window < known[0].window for each in known)
+    if not shows or not was_due:
+        return (), ("the chain shows no weights of these windows",)
+    wanted = {record.uid: record.weight for record in evidence.weights}
+    return (Difference("weights on chain", shown(wanted), shown({uid: round(shows[uid], 6) for uid in shows})),), ()
+
+
+def _legal(exchange: Exchange, window: int, evidence: Evidence) -> Evidence | None:
+    if window == evidence.window:
+        return evidence
+    author = exchange.metagraph(window).by_hotkey(evidence.hotkey)
+    try:
+        return None if author is None else read_evidence(exchange, author, window)
+    except RejectedError:
+        return None
+
+
+def _are_shown(evidence: Evidence, shows: dict[int, float]) -> bool:
+    wanted = {record.uid: record.weight for record in evidence.weights}
+    try:
+        return bool(wanted) and not differing_uids(wanted, shows)
+    except StoppedError:
+        raise
+    except TemplarError:
+        return False  # weights that no chain takes

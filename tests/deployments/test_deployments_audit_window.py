@@ -1,0 +1,131 @@
+"""`python -m deployments.audit_window`: its exit status is the result, and it needs no wallet, bucket or server."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from deployments import audit_window
+from tests.support.audited import VALIDATOR, evidence_of, publish, run_alone
+from tests.support.prepared import PreparedNetwork
+
+NUM_WINDOWS = 3
+NEEDED = ("TEMPLAR_PRESET", "TEMPLAR_HPARAMS", "TEMPLAR_STORAGE", "NETUID", "DATASET_BINS_PATH", "R2_DATASET_")
+"""Beginnings of the variables that a stranger sets."""
+
+Call = Callable[..., tuple[int, list[str], str]]
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> PreparedNetwork:
+    network = PreparedNetwork(tmp_path_factory.mktemp("audited"))
+    run_alone(network, NUM_WINDOWS)
+    return network
+
+
+@pytest.fixture
+def call(
+    network: PreparedNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Call:
+    """Calls the command as a stranger; its exit status, the lines that it prints, and its errors."""
+    block = network.at("lazy", network.first_window + NUM_WINDOWS + 1)
+    variables = {name: value for name, value in network.environment("lazy").items() if name.startswith(NEEDED)}
+    variables |= {"NETWORK": block.subnet.network, "TEMPLAR_HOME": str(tmp_path / "home")}
+    file = tmp_path / ".env"
+    file.write_text("".join(f"{name}={value}\n" for name, value in variables.items()))
+
+    def main(*options: str) -> tuple[int, list[str], str]:
+        monkeypatch.setattr(sys, "argv", ["audit_window", "--env-file", str(file), *options])
+        status = audit_window.main()
+        out, err = capsys.readouterr()
+        return status, out.splitlines(), err
+
+    return main
+
+
+def test_windows_that_are_true(network: PreparedNetwork, call: Call, tmp_path: Path) -> None:
+    first = network.first_window
+    status, lines, err = call("--first", str(first), "--last", str(first + 1))
+    assert (status, err) == (0, "")
+    parts = [line for line in lines if line.startswith("window ")]
+    assert [line.rpartition(", ")[0] for line in parts] == [
+        f"window {window}: {part}"
+        for window in (first, first + 1)
+        for part in ("roster of the null window verified, 2 notes", f"evidence of uid {VALIDATOR} verified")
+    ]
+    assert len([line for line in lines if line.startswith("  note: ")]) == 4
+    assert [path.name for path in (tmp_path / "home").iterdir()] == ["audit"], "nothing of a neuron's is touched"
+
+
+def test_the_newest_window_is_the_default(network: PreparedNetwork, call: Call) -> None:
+    status, lines, _ = call()
+    newest = network.first_window + NUM_WINDOWS - 1
+    assert status == 0
+    assert lines[0].startswith(f"window {newest}: ")
+    assert call("--last", str(newest - 1))[1][0].startswith(f"window {newest - 1}: ")
+
+
+def test_a_lie_is_the_exit_status(network: PreparedNetwork, call: Call) -> None:
+    window = network.first_window + 1
+    true = evidence_of(network, window)
+    publish(network, true.model_copy(update={"weights": (), "seed_block": 0, "outer_steps": 9}))
+    try:
+        status, lines, err = call("--first", str(window - 1), "--validator", str(VALIDATOR))
+    finally:
+        publish(network, true)
+    assert (status, err) == (1, "")
+    found = [line for line in lines if "differs" in line]
+    assert len(found) == 2, "the window itself, and the one that follows it by its digest"
+    assert (
+        f"window {window}: evidence of uid {VALIDATOR} differs [evidence_differs] outer_steps: published 9" in found[0]
+    )
+    assert ", and 2 more, " in found[0]
+    assert f"window {window + 1}: evidence of uid {VALIDATOR} differs [evidence_differs] previous: " in found[1]
+    place = lines.index(found[0])
+    assert lines[place + 1].startswith("  seed_block: published 0, recomputed ")
+    assert lines[place + 2] == '  weights[uid 0]: published nothing, recomputed {"uid":0,"weight":1.0}'
+
+
+def test_what_cannot_be_audited_is_neither(network: PreparedNetwork, call: Call) -> None:
+    first = network.first_window
+    status, lines, err = call("--first", str(first - 1), "--last", str(first))
+    assert (status, err) == (2, "")
+    assert lines[0].startswith(f"window {first - 1}: not audited [bad_parameters] ")
+    assert lines[-1].startswith(f"window {first}: evidence of uid {VALIDATOR} verified")
+    assert call("--validator", "1")[0] == 2
+    status, lines, _ = call("--first", str(first + 99))
+    assert status == 2
+    assert "is not over" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--first", "9", "--last", "8"), "--first 9 comes after --last 8"),
+        (("--tolerance", "1"), "'1' is not a number from 0 up to 1"),
+        (("--tolerance", "tight"), "'tight' is not a number"),
+        (("--validator", "-1"), "'-1' is not a whole number"),
+    ],
+)
+def test_a_wrong_command_line_is_refused(
+    call: Call, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], problem: str
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        call(*options)
+    assert caught.value.code == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_what_is_missing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / ".env"
+    file.write_text("NETUID=three\n")
+    monkeypatch.setattr(sys, "argv", ["audit_window", "--env-file", str(file)])
+    assert audit_window.main() == 2
+    err = capsys.readouterr().err
+    assert err.startswith("[bad_environment] ")
+    assert "NETUID" in err
+    assert "R2_DATASET_ACCOUNT_ID" in err
+    assert "WALLET" not in err

@@ -1,0 +1,99 @@
+"""The audit as an operator sees it: a final state that says what is wrong, and a table on the server."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from prefect.client.schemas.objects import State
+
+from flows.audit_window import audit_window
+from tasks.audit_evidence import audit_evidence
+from templar.errors import Reason, TransientError
+from templar.neuron import evidence_audit
+from templar.neuron.hindsight import Hindsight
+from tests.support.audited import VALIDATOR, evidence_of, publish, run_alone
+from tests.support.gauntlet_runs import artifacts
+from tests.support.prefect_server import RunningPrefectServer
+from tests.support.prepared import PreparedNetwork
+
+NAME = "auditor"
+NUM_WINDOWS = 2
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory, prefect_server: RunningPrefectServer) -> PreparedNetwork:
+    """A network with a validator's evidence, and a miner of it that looks at it later."""
+    network = PreparedNetwork(tmp_path_factory.mktemp("audited"))
+    run_alone(network, NUM_WINDOWS)
+    with prefect_server.configured():
+        network.at("lazy", network.first_window + NUM_WINDOWS + 1).save(NAME)
+    return network
+
+
+def run(**parameters: Any) -> State[Any]:
+    told: Any = audit_window(neuron=NAME, return_state=True, **parameters)
+    return asyncio.run(told)
+
+
+def rows(server: RunningPrefectServer, state: State[Any]) -> list[dict[str, str]]:
+    return json.loads(str(artifacts(server, state)[f"audit-{NAME}"].data))
+
+
+def test_what_is_true_is_verified(network: PreparedNetwork, prefect_api: RunningPrefectServer) -> None:
+    """By default it is the newest window of which everything is final."""
+    last = network.first_window + NUM_WINDOWS - 1
+    state = run()
+    assert (state.is_completed(), state.name) == (True, "Verified")
+    said = f"window {last}: roster of the null window verified, 2 notes; evidence of uid {VALIDATOR} verified"
+    assert state.message == said
+    shown = artifacts(prefect_api, state)[f"audit-{NAME}"]
+    assert shown.description == said
+    assert {row["what"] for row in rows(prefect_api, state)} == {"note", "verified"}
+
+
+def test_a_lie_fails_the_run_and_is_named(network: PreparedNetwork, prefect_api: RunningPrefectServer) -> None:
+    window = network.first_window
+    true = evidence_of(network, window)
+    publish(network, true.model_copy(update={"weights": (), "seed_block": 0}))
+    try:
+        state = run(window=window)
+        other = run(window=window, validator=VALIDATOR + 1)
+    finally:
+        publish(network, true)
+    assert (state.is_failed(), state.name) == (True, "Differs")
+    assert str(state.message).startswith(
+        f"window {window}: evidence of uid {VALIDATOR} differs [evidence_differs] seed_block: published 0, recomputed "
+    )
+    differences = [row for row in rows(prefect_api, state) if row["what"] == "difference"]
+    assert [(row["field"], row["at fault"]) for row in differences] == [
+        ("seed_block", f"uid {VALIDATOR}"),
+        ("weights[uid 0]", f"uid {VALIDATOR}"),
+    ]
+    assert other.is_failed()
+    assert "[not_registered]" in str(other.message)
+
+
+def test_what_nobody_published_cannot_be_audited(network: PreparedNetwork, prefect_api: RunningPrefectServer) -> None:
+    state = run(window=network.first_window, validator=1)
+    assert (state.is_failed(), state.name) == (True, "Failed")
+    assert f"[evidence_missing] window {network.first_window}: uid 1 shows no evidence" in str(state.message)
+    assert f"audit-{NAME}" not in artifacts(prefect_api, state)
+    assert run(tolerance=1.0).is_failed()
+
+
+@pytest.mark.usefixtures("network", "prefect_api")
+def test_what_may_pass_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, tries = evidence_audit.check_evidence, []
+
+    def fails_once(*arguments: Any, **options: Any) -> None:
+        tries.append(arguments)
+        if len(tries) == 1:
+            raise TransientError(Reason.STORE_BUSY, "for a test")
+        real(*arguments, **options)
+
+    monkeypatch.setattr(audit_evidence, "retry_delay_seconds", 0)
+    monkeypatch.setattr(evidence_audit, "check_evidence", fails_once)
+    assert run().name == "Verified"
+    assert len(tries) == 2
+    assert isinstance(tries[0][2], Hindsight)

@@ -1,0 +1,510 @@
+"""Windows that an audit sees otherwise than those who were there: what the moment excuses, and what it does not."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from templar.adversary.publishers import PUBLISHERS
+from templar.chain.base import NeuronInfo
+from templar.errors import PermanentError, Reason, TransientError
+from templar.exchange import cache
+from templar.exchange.gather import GatherReport
+from templar.exchange.keys import Kind, window_key
+from templar.exchange.sealing import seal, unseal
+from templar.neuron.aggregator import Aggregator
+from templar.neuron.evidence_audit import Auditor, EvidenceAudit
+from templar.neuron.node import Node
+from templar.neuron.reconciling import MOMENTARY
+from templar.neuron.validator import Validator
+from templar.scoring import verdicts
+from templar.scoring.conclude import conclude
+from templar.scoring.evidence import Evidence, MinerFacts
+from templar.store.address import BucketAddress, encode_address
+from templar.store.base import ObjectStore
+from tests.support.marks import some_quick
+from tests.support.memory import folder
+from tests.support.network import Network, tiny
+
+__all__ = ["folder"]
+
+FIRST, SECOND, UNLISTED = 3, 4, 5
+"""Uids of three honest miners; the last is scored and not applied, for there are two places."""
+LAST = 3
+PEERS = {"gather_peer_count": 2, "reserve_peer_count": 0, "peer_replacement_frequency": 50}
+
+Building = Callable[..., Network]
+
+
+@pytest.fixture
+def building(folder: Path) -> Iterator[Building]:
+    """Builds networks, and stops them."""
+    networks = []
+
+    def build(
+        aggregator: type[Aggregator] = Aggregator, *, reserve: int = 0, num_validators: int = 1, num_miners: int = 3
+    ) -> Network:
+        hparams, actors = tiny(peers={**PEERS, "reserve_peer_count": reserve}), ["honest"] * num_miners
+        kinds = {"aggregator": aggregator}
+        networks.append(Network(folder, hparams, actors=actors, kinds=kinds, num_validators=num_validators))
+        return networks[-1]
+
+    yield build
+    for network in networks:
+        network.stop()
+
+
+@pytest.fixture
+def network(building: Building) -> Network:
+    return building()
+
+
+@pytest.fixture
+def auditing() -> Iterator[Callable[[Network], Auditor]]:
+    """Starts auditors, and stops them."""
+    nodes: list[Node] = []
+
+    def start(network: Network, tolerance: float = 0.0) -> Auditor:
+        node = network.world.observer()
+        node.start()
+        nodes.append(node)
+        return Auditor(node, tolerance=tolerance)
+
+    yield start
+    for node in nodes:
+        node.stop()
+
+
+Auditing = Callable[[Network], Auditor]
+
+
+def parts(auditor: Auditor, window: int = LAST) -> tuple[EvidenceAudit, EvidenceAudit]:
+    """The audit of a window's roster and of the only validator's evidence."""
+    roster, evidence = auditor.audit(window).parts
+    return roster, evidence
+
+
+def name_of(network: Network, uid: int) -> str:
+    return next(member.name for member in network.members if member.uid == uid)
+
+
+def store_again(network: Network, uid: int, kind: Kind, window: int = LAST, data: bytes | None = None) -> None:
+    """Store an object of a miner's once more, now; with other content if some is given."""
+    name, key = name_of(network, uid), window_key(kind, window, uid)
+    network.bucket(name).put(key, network.objects(name)[key][1] if data is None else data)
+
+
+def take_away(network: Network, uid: int, kind: Kind, window: int = LAST) -> None:
+    network.bucket(name_of(network, uid)).delete([window_key(kind, window, uid)])
+
+
+def test_only_what_may_be_a_validators_own_fault_is_excused() -> None:
+    assert MOMENTARY.isdisjoint(verdicts._ABSENT | verdicts._INVALID)
+
+
+# Objects that changed since.
+
+
+ALL_KINDS = (Kind.COMMIT, Kind.MANIFEST, Kind.GRADIENT)
+
+
+@pytest.mark.parametrize("kinds", [ALL_KINDS, pytest.param((Kind.GRADIENT,), marks=pytest.mark.slow)])
+def test_what_the_roster_has_counts_with_the_times_of_the_roster(
+    network: Network, auditing: Auditing, kinds: tuple[Kind, ...]
+) -> None:
+    """A bucket may have moved since: its objects are the same, and all later."""
+    network.run(range(1, LAST + 1))
+    for kind in kinds:
+        store_again(network, FIRST, kind)
+    roster, evidence = parts(auditing(network))
+    assert roster.verified
+    assert evidence.verified
+    reason = Reason.COMMIT_LATE if Kind.COMMIT in kinds else Reason.REVEAL_LATE
+    assert roster.notes == (f"uid {FIRST}: stored again since: its time is not the roster's [{reason}]",)
+
+
+def test_another_payload_in_a_miners_bucket_is_found(network: Network, auditing: Auditing) -> None:
+    """The roster's payloads come from the aggregate, so the numbers are still those that were measured."""
+    network.run(range(1, LAST + 1))
+    other = network.objects(name_of(network, SECOND))[window_key(Kind.GRADIENT, LAST, SECOND)][1]
+    store_again(network, FIRST, Kind.GRADIENT, data=other)
+    roster, evidence = parts(auditing(network))
+    assert evidence.verified
+    assert [each.suspects for each in roster.differences] == [(1, FIRST)]
+    assert str(roster.first).startswith(f"roster of uid 1: [roster_includes] the payload of uid {FIRST} is in the ")
+    assert roster.uid == 1
+
+
+def test_another_payload_of_somebody_who_was_only_scored_is_found(network: Network, auditing: Auditing) -> None:
+    network.run(range(1, LAST + 1))
+    other = network.objects(name_of(network, FIRST))[window_key(Kind.GRADIENT, LAST, FIRST)][1]
+    store_again(network, UNLISTED, Kind.GRADIENT, data=other)
+    roster, evidence = parts(auditing(network))
+    assert roster.verified
+    (found,) = evidence.differences
+    assert found.where == f"miners[uid {UNLISTED}].facts.payload_sha256"
+    assert found.recomputed == "nothing (reveal_late)"
+    assert found.suspects == (2, UNLISTED)
+    assert evidence.notes == ("nothing is measured again, for the payloads are not the same",)
+
+
+def test_a_payload_that_was_taken_away_cannot_have_been_scored(network: Network, auditing: Auditing) -> None:
+    network.run(range(1, LAST + 1))
+    take_away(network, UNLISTED, Kind.GRADIENT)
+    _, evidence = parts(auditing(network))
+    (found,) = evidence.differences
+    assert (found.recomputed, found.suspects) == ("nothing (payload_missing)", (2, UNLISTED))
+
+
+def test_an_earlier_payload_that_nobody_shows_any_more_is_a_note(
+    building: Building, auditing: Auditing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was compared with then: the window before says who is at fault, this one cannot be redone there."""
+    network = building(num_miners=5)
+    network.run(range(1, LAST + 1))
+    unlisted = range(UNLISTED, UNLISTED + 3)
+    repeats = [facts.repeat for facts in evidence_of(network, LAST).facts.miners]
+    compared = {likeness.uid for likeness in repeats if likeness is not None and likeness.uid in unlisted}
+    assert compared
+    for uid in unlisted:
+        take_away(network, uid, Kind.GRADIENT, LAST - 1)
+    monkeypatch.setattr(cache, "_memory", cache._Memory(0))  # a stranger's process has never seen them
+    _, evidence = parts(auditing(network))
+    assert evidence.verified
+    assert {note.partition(": ")[2] for note in evidence.notes} == {
+        f"the payload of uid {uid} before is not shown any more" for uid in compared
+    }
+
+
+def evidence_of(network: Network, window: int) -> Evidence:
+    """What the validator published for a window."""
+    key = window_key(Kind.EVIDENCE, window, 2)
+    return unseal(network.objects("validator-2")[key][1], Evidence).body
+
+
+def facts_of(network: Network, uid: int, window: int = LAST) -> MinerFacts:
+    return next(facts for facts in evidence_of(network, window).facts.miners if facts.uid == uid)
+
+
+# Proofs.
+
+
+def test_a_proof_that_came_after_it_was_looked_for_is_a_note(network: Network, auditing: Auditing) -> None:
+    network.run(range(1, LAST))
+    name, key = name_of(network, FIRST), window_key(Kind.PROOF, LAST - 1, FIRST)
+    proof = network.objects(name)[key][1]
+    network.bucket(name).delete([key])
+    network.run([LAST])
+    assert facts_of(network, FIRST).windows_behind == 5
+    network.bucket(name).put(key, proof)
+    _, evidence = parts(auditing(network))
+    assert evidence.verified
+    assert evidence.notes == (f"uid {FIRST}: 5 windows behind then; its proof was stored after that",)
+
+
+def test_a_proof_that_was_taken_away_may_be_a_lie_of_either(network: Network, auditing: Auditing) -> None:
+    network.run(range(1, LAST + 1))
+    take_away(network, FIRST, Kind.PROOF, LAST - 1)
+    _, evidence = parts(auditing(network))
+    assert [str(each) for each in evidence.differences] == [
+        f"miners[uid {FIRST}].facts.windows_behind: published 0, recomputed 5 (uid 2 or uid {FIRST})"
+    ]
+
+
+# Stores that failed, or fail.
+
+
+def refusing(network: Network, reader: Node, uid: int) -> None:
+    """Let one node fail to read one bucket."""
+    real, account = reader.buckets.reader, network.member(name_of(network, uid)).account_id
+
+    def reader_of(neuron: NeuronInfo) -> ObjectStore:
+        store = real(neuron)
+        if store.name == account:
+            raise TransientError(Reason.STORE_UNREACHABLE, f"{account}: no route")
+        return store
+
+    reader.buckets.reader = reader_of  # type: ignore[method-assign]
+
+
+def punished(network: Network, uid: int) -> bool:
+    """Whether the last window cost a miner something."""
+    record = next(record for record in evidence_of(network, LAST).miners if record.uid == uid)
+    return bool(record.slashes)
+
+
+@pytest.mark.parametrize("uid", [FIRST, UNLISTED])
+def test_a_store_that_failed_then_is_a_note(network: Network, auditing: Auditing, uid: int) -> None:
+    """Of who is in the roster nothing is missing; others were not measured, and that could have been so."""
+    network.run([1])
+    refusing(network, network.validator, uid)
+    network.run(range(2, LAST + 1))
+    _, evidence = parts(auditing(network))
+    assert evidence.verified
+    assert facts_of(network, uid).applied is (uid == FIRST)
+    if uid == UNLISTED:
+        assert facts_of(network, uid).reason is Reason.STORE_UNREACHABLE
+        cost = ", and it was punished" if punished(network, uid) else ""
+        assert evidence.notes == (f"uid {uid}: it is said that nothing could be read then [store_unreachable]{cost}",)
+    else:
+        assert evidence.notes == (f"uid {uid}: it is said that its proof could not be read then",)
+
+
+CLAIMS = (Reason.COMMIT_MISSING, Reason.BUCKET_UNREADABLE, Reason.MALFORMED)
+
+
+@pytest.mark.parametrize("reason", some_quick(CLAIMS, {Reason.COMMIT_MISSING}))
+def test_a_claim_of_absence_that_the_objects_contradict_is_one_difference(
+    network: Network, auditing: Auditing, monkeypatch: pytest.MonkeyPatch, reason: Reason
+) -> None:
+    """The liar even measures as if it were so."""
+    network.run(range(1, LAST))
+    real = Validator.gather_everybody
+
+    def lying(self: Validator, window: int) -> GatherReport:
+        report = real(self, window)
+        outcomes = tuple(
+            replace(each, contribution=None, reason=reason) if each.uid == UNLISTED else each
+            for each in report.outcomes
+        )
+        return replace(report, outcomes=outcomes)
+
+    monkeypatch.setattr(Validator, "gather_everybody", lying)
+    network.run([LAST])
+    _, evidence = parts(auditing(network))
+    (found,) = evidence.differences
+    assert found.where == f"miners[uid {UNLISTED}].facts.payload_sha256"
+    assert found.published == f"nothing ({reason})"
+    assert found.suspects == (2,)
+
+
+def test_a_store_that_fails_now_is_no_verdict(network: Network, auditing: Auditing) -> None:
+    network.run(range(1, LAST + 1))
+    auditor = auditing(network)
+    refusing(network, auditor._node, UNLISTED)
+    roster, evidence = parts(auditor)
+    assert roster.verified
+    assert not evidence.verified
+    assert evidence.differences == ()
+    assert isinstance(evidence.problem, TransientError)
+    assert evidence.problem.reason is Reason.STORE_UNREACHABLE
+    assert evidence.summary.startswith("evidence of uid 2 cannot be audited [store_unreachable] ")
+
+
+def test_what_is_known_to_differ_stands_whatever_fails_then(network: Network, auditing: Auditing) -> None:
+    network.run(range(1, LAST + 1))
+    true, member = evidence_of(network, LAST), network.member("validator-2")
+    key, false = window_key(Kind.EVIDENCE, LAST, 2), true.model_copy(update={"weights": true.weights[:-1]})
+    network.bucket(member.name).put(key, seal(false, member.hotkey).encode())
+    auditor = auditing(network)
+    refusing(network, auditor._node, UNLISTED)
+    audit = auditor.audit(LAST)
+    assert audit.differing is not None
+    assert audit.problem is not None
+    assert audit.summary.startswith(f"window {LAST}: evidence of uid 2 differs [evidence_differs] weights[uid ")
+
+
+def test_a_network_that_cannot_be_replayed_cannot_be_audited(network: Network, auditing: Auditing) -> None:
+    network.run(range(1, LAST + 1))
+    auditor = auditing(network)
+    with network.outage("aggregator-1"), network.outage("validator-2"), pytest.raises(TransientError):
+        auditor.audit(LAST)
+    assert auditor.audit(LAST).verified
+
+
+# The reserve: asked in the places of others only.
+
+
+def test_who_is_asked_in_anothers_place_is_told_from_who_is_not(building: Building, auditing: Auditing) -> None:
+    network = building(reserve=1)
+    network.run([1])
+    withheld = Reason.COMMIT_MISSING
+    silent = network.kill(name_of(network, FIRST))
+    network.run([2])
+    network.restart(network.name(silent))
+    network.run([3])
+    assert facts_of(network, FIRST, 2).reason is withheld
+    assert [facts_of(network, UNLISTED, window).tier for window in (1, 2)] == ["other", "reserve"]
+    auditor = auditing(network)
+    for window in (1, 2, 3):
+        roster, evidence = parts(auditor, window)
+        assert roster.verified
+        assert evidence.verified
+        assert evidence.notes == ()
+
+
+# Bans, of hotkeys and buckets.
+
+
+@pytest.fixture
+def with_bans(folder: Path) -> Iterator[Network]:
+    """Two honest miners, and two that publish the same and are banned for it from the third window on."""
+    scoring = {"overlap_grace_steps": 1}
+    actors = ["honest", "honest", "colluding", "colluding"]
+    network = Network(folder, tiny(scoring=scoring, peers={"gather_peer_count": 4}), actors=actors)
+    network.run(range(1, 5))
+    assert [facts_of(network, uid, 4).reason for uid in COLLUDING] == [Reason.BANNED] * 2
+    yield network
+    network.stop()
+
+
+COLLUDING = (5, 6)
+
+
+def tell(network: Network, uid: int, window: int, **changes: object) -> None:
+    """Publish another account of one miner, with all that follows from it."""
+    true, standing = evidence_of(network, window), evidence_of(network, window - 1).standing
+    miners = (each.model_copy(update=changes) if each.uid == uid else each for each in true.facts.miners)
+    author = {name: getattr(true, name) for name in ("netuid", "genesis", "uid", "hotkey")}
+    false = conclude(replace(true.facts, miners=tuple(miners)), standing, network.hparams, author)
+    member = network.member("validator-2")
+    data = seal(false, member.hotkey).encode()
+    network.bucket(member.name).put(window_key(Kind.EVIDENCE, window, member.uid), data)
+
+
+NOT_MEASURED = dict.fromkeys(
+    ("payload_sha256", "windows_behind", "estimate", "measurement", "norm_ratio", "overlap", "repeat")
+)
+
+
+def test_bans_are_audited_like_everything_else(with_bans: Network, auditing: Auditing) -> None:
+    auditor = auditing(with_bans)
+    for window in range(1, 5):
+        _, evidence = parts(auditor, window)
+        assert evidence.verified
+        assert evidence.notes == ()
+
+
+def test_who_is_banned_must_not_be_measured(with_bans: Network, auditing: Auditing) -> None:
+    tell(with_bans, COLLUDING[0], 4, payload_sha256="ab" * 32, reason=None, windows_behind=0)
+    _, evidence = parts(auditing(with_bans), 4)
+    (found,) = evidence.differences
+    assert str(found) == f"miners[uid {COLLUDING[0]}].facts.payload_sha256: published abababababab, recomputed nothing"
+
+
+def test_who_moved_to_another_bucket_since_is_a_note(with_bans: Network, auditing: Auditing) -> None:
+    """The chain shows only the newest commitment."""
+    cheat = with_bans.nodes[name_of(with_bans, COLLUDING[0])]
+    cheat.chain.set_commitment(encode_address(BucketAddress("f" * 32, "local", "local")))
+    _, evidence = parts(auditing(with_bans), 4)
+    assert evidence.verified
+    moved = f"uid {COLLUDING[0]}: the chain names another bucket now than it is said to have had"
+    assert evidence.notes == (moved,)
+
+
+def test_a_bucket_that_decides_a_ban_is_told_by_two(with_bans: Network, auditing: Auditing) -> None:
+    """A validator may say that somebody used a banned bucket then: it is its word against the chain's of now."""
+    banned = facts_of(with_bans, COLLUDING[0], 4).bucket
+    tell(with_bans, FIRST, 4, **NOT_MEASURED, bucket=banned, reason=Reason.BANNED)
+    _, evidence = parts(auditing(with_bans), 4)
+    assert evidence.first is not None
+    assert evidence.first.where == f"miners[uid {FIRST}].facts.bucket"
+    assert evidence.first.suspects == (2, FIRST)
+
+
+# Publishers.
+
+
+@pytest.mark.parametrize(
+    ("kind", "differs", "reason"),
+    [
+        ("silent_publisher", False, Reason.ROSTER_MISSING),
+        pytest.param("late_publisher", False, Reason.ROSTER_LATE, marks=pytest.mark.slow),
+        ("omitting_publisher", True, Reason.ROSTER_OMITS),
+        pytest.param("forging_publisher", True, Reason.BAD_SIGNATURE, marks=pytest.mark.slow),
+        ("two_faced_publisher", True, Reason.ROSTER_EQUIVOCATION),
+    ],
+)
+def test_a_lying_publisher_is_named_and_a_failing_one_noted(
+    building: Building, auditing: Auditing, kind: str, differs: bool, reason: Reason
+) -> None:
+    network = building(PUBLISHERS[kind])
+    network.run(range(1, LAST + 1))
+    auditor = auditing(network)
+    for window in range(1, LAST + 1):
+        roster, evidence = parts(auditor, window)
+        assert evidence.verified, "the validator measured what was decided"
+        assert roster.verified is not differs
+        told = [str(each) for each in roster.differences] if differs else list(roster.notes)
+        assert told
+        assert all(f"[{reason}]" in each for each in told)
+        assert all(each.suspects[0] == 1 for each in roster.differences)
+
+
+def test_an_empty_roster_leaves_everybody_out(
+    network: Network, auditing: Auditing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network.aggregator, "chosen", lambda report: [])
+    network.run([1, 2])
+    roster, evidence = parts(auditing(network), 2)
+    assert (roster.uid, roster.title) == (None, "roster of the null window")
+    assert [each.suspects for each in roster.differences] == [(1, FIRST), (1, SECOND)]
+    assert evidence.verified
+
+
+# The auditor's own state.
+
+
+def test_two_validators_are_audited_each(building: Building, auditing: Auditing) -> None:
+    network = building(num_validators=2)
+    network.run(range(1, LAST + 1))
+    audit = auditing(network).audit(LAST)
+    assert [part.title for part in audit.parts] == ["roster of uid 1", "evidence of uid 2", "evidence of uid 3"]
+    assert audit.verified
+    assert audit.summary == (
+        f"window {LAST}: roster of uid 1 verified; evidence of uid 2 verified; evidence of uid 3 verified"
+    )
+
+
+def test_evidence_of_another_validator_is_no_evidence_of_ones_own(building: Building, auditing: Auditing) -> None:
+    """Who copies instead of measuring has another past."""
+    network = building(num_validators=2)
+    network.run(range(1, LAST + 1))
+    thief = network.member("validator-3")
+    copied = evidence_of(network, LAST).model_copy(update={"uid": thief.uid, "hotkey": thief.hotkey.address})
+    network.bucket(thief.name).put(window_key(Kind.EVIDENCE, LAST, 3), seal(copied, thief.hotkey).encode())
+    audit = auditing(network).audit(LAST)
+    assert [part.uid for part in audit.parts if not part.verified] == [3]
+    assert audit.differing is not None
+    assert audit.differing.first is not None
+    assert audit.differing.first.where == "previous"
+
+
+def test_an_audit_goes_on_where_the_last_one_ended(network: Network) -> None:
+    network.run(range(1, 9))
+    for windows in ((8,), (4, 5), (7,), (1,)):
+        node = network.world.observer()
+        node.start()
+        try:
+            auditor = Auditor(node)
+            assert all(auditor.audit(window).verified for window in windows)
+        finally:
+            node.stop()
+
+
+def test_only_one_audit_uses_a_folder(network: Network, auditing: Auditing) -> None:
+    network.run([1])
+    auditing(network)
+    with pytest.raises(PermanentError) as caught:
+        auditing(network)
+    assert caught.value.reason is Reason.ALREADY_RUNNING
+
+
+def test_what_has_expired_cannot_be_audited(network: Network, auditing: Auditing) -> None:
+    """Evidence follows an evidence; the oldest one that is kept follows one that is not."""
+    network.run(range(1, LAST + 1))
+    retention = network.hparams.storage.retention_windows
+    for key in (window_key(Kind.EVIDENCE, window, 2) for window in (1, 2)):
+        network.bucket("validator-2").delete([key])
+    network.bucket("validator-2").put(window_key(Kind.DECISION, 2 + retention + 1, 2), b"a later one")
+    network.world.chain.wait_for_block((2 + retention + 2) * network.hparams.windows.blocks_per_window)
+    auditor = auditing(network)
+    with pytest.raises(PermanentError) as caught:
+        auditor.audit(2)
+    assert caught.value.reason is Reason.EVIDENCE_MISSING
+    _, evidence = parts(auditor)
+    assert evidence.differences == ()
+    assert isinstance(evidence.problem, PermanentError)
+    assert evidence.problem.reason is Reason.EVIDENCE_MISSING
+    assert "follows the evidence of window 2, which has expired" in str(evidence.problem)

@@ -1,0 +1,38 @@
+"""A prepared network in which one validator was alone for a few windows: all of them are null, and have evidence."""
+
+from templar.exchange.keys import Kind, window_key
+from templar.exchange.sealing import seal, unseal
+from templar.neuron.drive import validate
+from templar.neuron.opening import Action
+from templar.neuron.validator import Validator
+from templar.scoring.evidence import Evidence
+from templar.store.directory import DirectoryStore
+from tests.support.prepared import PreparedNetwork
+
+VALIDATOR = 2
+"""Its uid."""
+
+
+def run_alone(network: PreparedNetwork, num_windows: int) -> None:
+    """Let the validator do its windows by itself, on simulated time."""
+    first = network.first_window
+    node = network.at("validator", first).build("validator")
+    assert isinstance(node, Validator)
+    node.start()
+    for window in range(first, first + num_windows):
+        assert validate(node, window).action is Action.RUN
+    node.stop()
+
+
+def evidence_of(network: PreparedNetwork, window: int) -> Evidence:
+    """What it published for a window."""
+    data = DirectoryStore(network.bucket("validator")).get(
+        window_key(Kind.EVIDENCE, window, VALIDATOR), max_bytes=Evidence.max_bytes
+    )
+    return unseal(data, Evidence).body
+
+
+def publish(network: PreparedNetwork, evidence: Evidence) -> None:
+    """Put another evidence in the place of what it published, signed by it."""
+    key, signer = window_key(Kind.EVIDENCE, evidence.window, VALIDATOR), network.block("validator").wallet.open()
+    DirectoryStore(network.bucket("validator")).put(key, seal(evidence, signer).encode())
