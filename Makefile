@@ -17,7 +17,7 @@ LOCAL_OPTIONS = --miners $(MINERS) --store $(STORE) --preset $(PRESET) \
 	--prefect-port $(PREFECT_PORT) --storage-port $(STORAGE_PORT)
 
 .DEFAULT_GOAL := help
-.PHONY: help run up down gauntlet test test-slow lint format bench screenshot clean
+.PHONY: help run up down gauntlet test test-slow lint format bench incentive screenshot clean
 
 help: ## List the commands.
 	@grep -E '^[a-z.-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -41,14 +41,14 @@ test: $(VENV)/.dev ## Run the tests.
 	$(BIN)/python -m pytest -m "not slow and prefect" --ignore tests/network --numprocesses 3 --dist loadfile
 
 test-slow: $(VENV)/.dev ## Run the tests that take minutes.
-	$(BIN)/python -m pytest -m "slow and not prefect" --ignore tests/network --numprocesses 4
-	$(BIN)/python -m pytest -m "slow and prefect" --ignore tests/network --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest -m "slow and not prefect" --ignore tests/network --numprocesses 4 --maxschedchunk 2
+	$(BIN)/python -m pytest -m "slow and prefect" --ignore tests/network --numprocesses 3 --dist loadfile
 	$(BIN)/python -m pytest tests/network
 
 lint: $(VENV)/.dev ## Format check, lint, types, import contracts, sizes.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.sizes
 
@@ -56,10 +56,13 @@ format: $(VENV)/.dev ## Format the code.
 	$(BIN)/ruff check --fix --exit-zero --quiet .
 	$(BIN)/ruff format .
 
-BENCHMARKS = codec_size codec_speed codec_quality loader gather overhead simulator
+BENCHMARKS = codec_size codec_speed codec_quality loader gather scoring overhead simulator
 
 bench: $(VENV)/.dev ## Measure every figure in the README and docs/codec.md.
 	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit 1; done
+
+incentive: $(VENV)/.dev ## Pay 20 honest miners and 10 others for 60 windows, and say who earned what; takes a while.
+	$(BIN)/python -m benchmarks.incentive --population all
 
 screenshot: $(VENV)/.dev ## Take the README's picture of the UI; needs `make up` and Debian's chromium.
 	$(BIN)/python -m docs.screenshot --port $(PREFECT_PORT)

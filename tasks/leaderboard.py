@@ -29,6 +29,16 @@ class Standings:
 @task(task_run_name="show leaderboard", **HOUSEKEEPING)
 def show_leaderboard(neuron: str, windows: int, validator: int | None) -> Standings:
     """See `templar.neuron.leaderboard.read_recent`. The standings are a table artifact, their curves a picture."""
+    published = _read(neuron, windows, validator)
+    if isinstance(published, Standings):
+        return published
+    board = leaderboard(published.evidences)
+    table(f"leaderboard-{neuron}", board.cells(), f"{published.summary}: {board.summary}")
+    return Standings(f"{published.summary}: {board.summary}{_show_plot(neuron, board, published)}")
+
+
+def _read(neuron: str, windows: int, validator: int | None) -> Published | Standings:
+    """The evidence, or why there is none to show."""
     premises = load_block(neuron).premises()
     try:
         published = read_recent(premises, windows, uid=validator)
@@ -38,11 +48,7 @@ def show_leaderboard(neuron: str, windows: int, validator: int | None) -> Standi
         return Standings(error.message, error.reason)
     finally:
         premises.buckets.close()
-    if not published.evidences:
-        return Standings(published.summary, published.left_out[-1].reason)
-    board = leaderboard(published.evidences)
-    table(f"leaderboard-{neuron}", board.cells(), f"{published.summary}: {board.summary}")
-    return Standings(f"{published.summary}: {board.summary}{_show_plot(neuron, board, published)}")
+    return published if published.evidences else Standings(published.summary, published.left_out[-1].reason)
 
 
 def _show_plot(neuron: str, board: Leaderboard, published: Published) -> str:

@@ -1,7 +1,12 @@
-"""Servers that tests share: one per process, started when a test asks for it. Nothing heavy is imported before."""
+"""Servers that tests share: one per process, started when a test asks for it. Nothing heavy is imported before.
 
+Every process of a run collects the tests anew, so a run for marked tests leaves the other modules alone.
+"""
+
+import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,11 +26,54 @@ settings.register_profile(
 settings.load_profile("templar")
 
 
+SIGNS = {"slow": ("mark.slow", "some_quick"), "prefect": ("prefect_server", "prefect_api")}
+"""Mark -> what is written in every module that has a test with it."""
+
+
+def has_sign(path: Path, signs: tuple[str, ...]) -> bool:
+    """Whether one of them is written in a module."""
+    text = path.read_text(encoding="utf-8")
+    return any(sign in text for sign in signs)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import a module without a test that has the marks asked for: most of a collection is imports."""
+    asked_for = config.option.markexpr
+    wanted = () if " or " in asked_for else SIGNS.keys() & asked_for.split(" and ")
+    is_module = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    return True if is_module and not all(has_sign(collection_path, SIGNS[mark]) for mark in wanted) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Modules and tests stay: no garbage collection looks through them, neither now nor later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test that wants a Prefect server, by its fixtures."""
+    """Mark every test that wants a Prefect server, by its fixtures; what may take longest is begun first.
+
+    Raises:
+        UsageError: A marked test is in a module without a sign of it: a run for its mark would leave it out.
+    """
     for item in items:
         if "prefect_server" in getattr(item, "fixturenames", ()):
             item.add_marker("prefect")
+        for mark, signs in SIGNS.items():
+            if item.get_closest_marker(mark) and not has_sign(item.path, signs):
+                raise pytest.UsageError(f"{item.nodeid} is marked {mark}: write one of {signs} in its module")
+    items.sort(key=time_limit, reverse=True)
+
+
+def time_limit(item: pytest.Item) -> float:
+    """The seconds that a test asks for; 0 if it does not say."""
+    limit = item.get_closest_marker("timeout")
+    return 0 if limit is None else float(limit.args[0])
 
 
 @pytest.fixture(scope="session")

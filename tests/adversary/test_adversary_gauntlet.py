@@ -135,7 +135,7 @@ def test_without_signatures_a_forged_one_is_found_out(monkeypatch: pytest.Monkey
 def test_without_the_clip_a_huge_update_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         aggregate,
-        "_magnitudes",
+        "magnitudes",
         lambda section, *norms_and_recipe: aggregate._code_quanta(section.top).astype(np.int64),
     )
     found = problems("huge")

@@ -1,6 +1,6 @@
 """Payloads that somebody damaged on purpose, under a right checksum: refused with a reason, or read as what they say.
 
-The slow test takes 300 000 of them and looks at the memory that reading them takes.
+The slow tests take 300 000 of them and look at the memory that reading them takes.
 
     python -m pytest -m slow tests/gradient/test_gradient_fuzz.py
 """
@@ -218,16 +218,16 @@ def test_payloads_of_other_peers_sections_are_payloads(case: Case) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_hundreds_of_thousands_of_mutated_payloads() -> None:
+@each_case
+def test_tens_of_thousands_of_mutated_payloads(case: Case) -> None:
     """In batches; of each a part is read under the eyes of tracemalloc, which makes it slow."""
-    for number, case in enumerate(CASES):
-        outcomes: Counter[Reason | None] = Counter()
-        for batch in range(50):
-            outcomes += outcomes_of(case, 950, seed=1000 * number + batch)
-            outcomes += outcomes_within(1 << 16, case, 50, seed=-1000 * number - batch - 1)
-        assert outcomes.total() == 50_000
-        assert set(outcomes) <= REASONS | {None}
-        assert min(outcomes[None], outcomes.total() - outcomes[None]) > 5_000
+    number, outcomes = CASES.index(case), Counter[Reason | None]()
+    for batch in range(50):
+        outcomes += outcomes_of(case, 950, seed=1000 * number + batch)
+        outcomes += outcomes_within(1 << 16, case, 50, seed=-1000 * number - batch - 1)
+    assert outcomes.total() == 50_000
+    assert set(outcomes) <= REASONS | {None}
+    assert min(outcomes[None], outcomes.total() - outcomes[None]) > 5_000
 
 
 def outcomes_within(limit_bytes: int, case: Case, number: int, seed: int) -> Counter[Reason | None]:

@@ -1,7 +1,8 @@
 """A whole network of processes: every promise is read back from the chain, the buckets and the server.
 
 One bring-up trains on shards from a real S3 endpoint and lives through a day's troubles: plain windows, a worker that
-is killed in mid-window, rotations, a store that falls silent. The tests go through its windows in their order.
+is killed in mid-window, rotations, a store that falls silent. The tests go through its windows in their order, and what
+takes no window of its own is done while another one passes.
 """
 
 import asyncio
@@ -9,6 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -64,13 +66,6 @@ class TestADayOfANetwork:
             tables = sorted(str(artifact.key) for artifact in network.artifacts(network.run(neuron.name, window)))
             assert tables == [f"{kind}-{neuron.name}" for kind in TABLES[neuron.role]]
 
-    def test_everybody_swaps_together_and_keeps_one_state(self, network: LiveNetwork, shards: Path) -> None:
-        first = network.first_window
-        roots = [network.wait_for_proofs(window) for window in range(first, first + 4)]
-        assert len({*roots, network.view.birth.start.root}) == 5
-        # Two outer steps are done after the second window at the earliest: the fourth one trains on the second shard.
-        network.wait(lambda: [*shards.glob(f"{tokens_file('train', 1)}*")], "the miner reads the second shard")
-
     def test_a_neuron_runs_once(self, network: LiveNetwork) -> None:
         with talking_to(network.plan.server):
             state = asyncio.run(miner_window(neuron="default", return_state=True))
@@ -93,12 +88,32 @@ class TestADayOfANetwork:
         assert past[-1] == "Completed"
         assert run.run_count == 2
 
+    def test_a_miner_swaps_to_the_second_shard(self, network: LiveNetwork, shards: Path) -> None:
+        # Two outer steps are done after the second window at the earliest: the fourth one trains on the second shard.
+        network.wait(lambda: [*shards.glob(f"{tokens_file('train', 1)}*")], "the miner reads the second shard")
+
+    def test_rotation_brings_whole_shards_and_deletes_the_others(self, network: LiveNetwork, shards: Path) -> None:
+        state = network.end_of_a_run(ROTATION)
+        assert state.is_completed()
+        message = str(state.message)
+        assert message.startswith("trains on [")
+        whole = sorted(int(path.stem.rpartition("_")[2]) for path in shards.glob("train_*.npy"))
+        assert len(whole) in {2, 3}, "the current shard, or two around a swap, and the next one"
+        assert f"on the disk {whole}" in message
+        assert network.end_of_a_run(ROTATION).is_completed()
+
     def test_the_network_goes_on_with_the_miner_that_came_back(self, network: LiveNetwork) -> None:
         first = network.first_window
-        back = network.wait_for_everybody(network.next_window())
+        taken_up = next(window for window in count(first) if network.run(VICTIM, window).run_count == 2)
+        back = network.wait_for_everybody(taken_up + 1)
         roots = [network.wait_for_proofs(window) for window in range(first + 1, back + 2)]
         assert len(set(roots)) == len(roots)
         assert network.run(VICTIM, back).run_count == 1
+
+    def test_everybody_swaps_together_and_keeps_one_state(self, network: LiveNetwork) -> None:
+        first = network.first_window
+        roots = [network.wait_for_proofs(window) for window in range(first, first + 4)]
+        assert len({*roots, network.view.birth.start.root}) == 5
 
     def test_weights_are_those_of_the_evidence(self, network: LiveNetwork) -> None:
         validator = network.uids["validator"]
@@ -110,16 +125,6 @@ class TestADayOfANetwork:
         assert sum(weights.values()) == pytest.approx(1.0)
         evidence = [{uid: weight for uid, weight in row.weights.items() if weight} for row in rows]
         assert any(weights == pytest.approx(each, abs=1e-3) for each in evidence), (weights, evidence)
-
-    def test_rotation_brings_whole_shards_and_deletes_the_others(self, network: LiveNetwork, shards: Path) -> None:
-        state = network.end_of_a_run(ROTATION)
-        assert state.is_completed()
-        message = str(state.message)
-        assert message.startswith("trains on [")
-        whole = sorted(int(path.stem.rpartition("_")[2]) for path in shards.glob("train_*.npy"))
-        assert len(whole) in {2, 3}, "the current shard, or two around a swap, and the next one"
-        assert f"on the disk {whole}" in message
-        assert network.end_of_a_run(ROTATION).is_completed()
 
     def test_a_silent_store_is_waited_out(self, network: LiveNetwork) -> None:
         window = network.next_window()

@@ -1,9 +1,13 @@
-"""`python -m deployments.local up` and `down`, as an operator meets them, on a directory store."""
+"""`python -m deployments.local up` and `down`, as an operator meets them, on a directory store.
+
+What an operator does by hand takes the time of the windows that the last test but one asks for.
+"""
 
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -22,6 +26,18 @@ def local(network: LiveNetwork, what: str) -> "subprocess.CompletedProcess[str]"
     options += ["--prefect-port", plan.prefect_port, "--storage-port", plan.storage_port]
     command = [sys.executable, "-m", "deployments.local", what, *map(str, options)]
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+
+
+def previewed(network: LiveNetwork, window: int, uid: int) -> "subprocess.CompletedProcess[str]":
+    """What anybody is shown of a miner's text."""
+    server = network.plan.server
+    return subprocess.run(
+        [sys.executable, "-m", "deployments.preview", f"--window={window}", f"--uid={uid}", "--sequences=1"],
+        env=os.environ | {"PREFECT_API_URL": server.api_url, "PREFECT_HOME": str(server.home)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -44,25 +60,10 @@ class TestUp:
         workers = {f"worker of {name}" for name in network.names}
         assert names == {"the Prefect server", "window clock", "housekeeping worker", *workers}
 
-    def test_windows_are_told_on_a_directory_store(self, network: LiveNetwork) -> None:
-        window = network.wait_for_everybody(network.first_window)
-        roots = [network.wait_for_proofs(each) for each in (window, window + 1)]
-        assert len({*roots, network.view.birth.start.root}) == 3
-
-    def test_anybody_may_see_what_a_miner_trains_on(self, network: LiveNetwork) -> None:
-        server, window = network.plan.server, network.first_window
-        for uid in network.miners:
-            done = subprocess.run(
-                [sys.executable, "-m", "deployments.preview", f"--window={window}", f"--uid={uid}", "--sequences=1"],
-                env=os.environ | {"PREFECT_API_URL": server.api_url, "PREFECT_HOME": str(server.home)},
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert done.returncode == 0, done.stderr
-            assert f"window {window} (from block" in done.stdout
-            assert f"uid {uid}, assignment" in done.stdout
-            assert "sequences; the first 1 in training order:" in done.stdout
+    def test_schedules_are_listed(self, network: LiveNetwork) -> None:
+        listed = network.prefect("deployment", "ls")
+        for name in ("bucket-cleanup/hourly", "checkpoint/every-2h", "shard-rotation/half-hourly"):
+            assert name in listed
 
     def test_a_second_network_is_refused_and_the_first_is_left_alone(self, network: LiveNetwork) -> None:
         before = {entry.identity for entry in network.record.running()}
@@ -72,8 +73,22 @@ class TestUp:
         assert answer.stderr.count("\n") == 1
         assert {entry.identity for entry in network.record.running()} == before
 
+    def test_windows_are_told_on_a_directory_store(self, network: LiveNetwork) -> None:
+        window = network.wait_for_everybody(network.first_window)
+        assert network.wait_for_proofs(window) != network.view.birth.start.root
+
+    def test_anybody_may_see_what_a_miner_trains_on(self, network: LiveNetwork) -> None:
+        window = network.first_window
+        with ThreadPoolExecutor() as pool:
+            answers = [*pool.map(lambda uid: previewed(network, window, uid), network.miners)]
+        for uid, answer in zip(network.miners, answers, strict=True):
+            assert answer.returncode == 0, answer.stderr
+            assert f"window {window} (from block" in answer.stdout
+            assert f"uid {uid}, assignment" in answer.stdout
+            assert "sequences; the first 1 in training order:" in answer.stdout
+
     def test_a_cold_run_of_a_warm_neuron_is_refused(self, network: LiveNetwork) -> None:
-        state = network.end_of_a_run("miner-window/cold")
+        state = network.end_of(network.typed_run("miner-window/cold"))
         assert state.is_failed()
         assert "[already_running]" in str(state.message)
         holder = network.process(f"worker of {DEFAULT_NEURON}").pid
@@ -94,13 +109,11 @@ class TestUp:
         assert message in str(state.message)
 
     def test_the_network_has_gone_on(self, network: LiveNetwork) -> None:
-        """The runs by hand have taken some windows: this one opened after the second network was refused."""
+        window = network.wait_for_everybody(network.first_window)
+        roots = [network.wait_for_proofs(each) for each in (window, window + 1)]
+        assert len({*roots, network.view.birth.start.root}) == 3
+        # The runs by hand have taken some windows: this one opened after the second network was refused.
         network.wait_for_proofs(network.next_window() - 2)
-
-    def test_schedules_are_listed(self, network: LiveNetwork) -> None:
-        listed = network.prefect("deployment", "ls")
-        for name in ("bucket-cleanup/hourly", "checkpoint/every-2h", "shard-rotation/half-hourly"):
-            assert name in listed
 
     def test_down_leaves_nothing(self, network: LiveNetwork) -> None:
         entries = network.record.running()

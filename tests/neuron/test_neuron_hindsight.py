@@ -29,6 +29,8 @@ from tests.support.network import Network, tiny
 
 __all__ = ["folder"]
 
+pytestmark = pytest.mark.slow
+
 FIRST, SECOND, UNLISTED = 3, 4, 5
 """Uids of three honest miners; the last is scored and not applied, for there are two places."""
 LAST = 3

@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
+from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
@@ -143,27 +144,34 @@ class LiveNetwork:
         assert answer.returncode == 0, answer.stdout + answer.stderr
         return answer.stdout
 
-    def end_of_a_run(self, deployment: str) -> State:
-        """How a run of a scheduled deployment ends that is started by hand; its newest one."""
+    def end_of_a_run(self, deployment: str) -> State[Any]:
+        """How a run of a scheduled deployment ends that is started by hand, with the API that the UI has for it."""
+        return self.end_of(self.client.create_flow_run_from_deployment(self._deployment(deployment)).id)
+
+    def typed_run(self, deployment: str) -> UUID:
+        """Start a run as a user types it; which one it is."""
         before = {run.id for run in self._runs_by_hand(deployment)}
         self.prefect("deployment", "run", deployment)
+        (run,) = [run.id for run in self._runs_by_hand(deployment) if run.id not in before]
+        return run
 
-        def newest() -> State | None:
-            (run,) = [run for run in self._runs_by_hand(deployment) if run.id not in before]
-            return run.state
+    def end_of(self, run: UUID) -> State[Any]:
+        """The final state of a run, once it has one."""
 
-        def ended() -> bool:
-            state = newest()
-            return state is not None and state.is_final()
+        def state() -> State[Any] | None:
+            return self.client.read_flow_run(run).state
 
-        self.wait(ended, f"the run of {deployment} has ended")
-        state = newest()
-        assert state is not None
-        return state
+        self.wait(lambda: (now := state()) is not None and now.is_final(), f"run {run} has ended")
+        last = state()
+        assert last is not None
+        return last
+
+    def _deployment(self, name: str) -> UUID:
+        return self.client.read_deployment_by_name(name).id
 
     def _runs_by_hand(self, deployment: str) -> list[FlowRun]:
         """The newest page of a deployment's runs, without those that its schedule made."""
-        of_deployment = FlowRunFilterDeploymentId(any_=[self.client.read_deployment_by_name(deployment).id])
+        of_deployment = FlowRunFilterDeploymentId(any_=[self._deployment(deployment)])
         runs: list[FlowRun] = self.client.read_flow_runs(
             flow_run_filter=FlowRunFilter(deployment_id=of_deployment), sort=FlowRunSort.EXPECTED_START_TIME_DESC
         )

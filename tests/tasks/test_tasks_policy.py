@@ -38,6 +38,7 @@ POLICIES = {
     "clean_local": HOUSEKEEPING,
     "rotate_shards": HOUSEKEEPING,
     "audit_evidence": HOUSEKEEPING,
+    "show_leaderboard": HOUSEKEEPING,
     "find_dataset": HOUSEKEEPING,
     "read_sources": HOUSEKEEPING,
     "make_parts": HOUSEKEEPING,

@@ -1,0 +1,151 @@
+"""The experiment on the incentive runs, judges by its bars, and its last line holds the figures."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from benchmarks import incentive
+from templar.adversary.actors import ACTORS
+from templar.hparams import HParams
+from templar.simulate.bars import BARS, FAMILY_PAY, LOSS_TOLERANCE, Check, judge
+from templar.simulate.incentive import (
+    KINDS,
+    MAIN,
+    IncentiveReport,
+    Penalised,
+    Population,
+    honest_alone,
+    incentive_hparams,
+    populations,
+)
+from tests.support.network import tiny
+
+
+@pytest.mark.slow
+def test_it_runs_a_population_its_honest_miners_alone_and_itself_again(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(incentive, "incentive_hparams", lambda: tiny("simulation"))
+    monkeypatch.setattr(
+        "sys.argv", ["incentive", "--population", "zero", "--windows", "2", "--miners", "4", "--jobs", "1"]
+    )
+    code = incentive.main()
+    said = capfd.readouterr()
+    figures = json.loads(said.out.splitlines()[-1])
+    (population,) = figures["populations"].values()
+    assert (figures["windows"], figures["seed"]) == (2, incentive.SEED)
+    assert population["final"].keys() == population["pay"].keys() == {"honest", "zero"}
+    checks = {check["name"]: check["holds"] for check in population["checks"]}
+    assert checks["the same seed gives the same weights"]
+    assert checks["all nodes hold one state"]
+    assert figures["holds"] == all(checks.values()) == (code == 0)
+    progress = [line.split(":")[0] for line in said.err.splitlines() if ": window 2 of 2: " in line]
+    assert progress == ["zero", "zero", "zero, honest alone"]
+
+
+def test_a_quick_run_judges_no_pay(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    ran: list[tuple[str, int]] = []
+
+    def run_one(population: Population, hparams: HParams, windows: int, seed: int) -> IncentiveReport:
+        ran.append((population.name, windows))
+        return replace(REPORT, finals={**REPORT.finals, 7: 100.0})
+
+    monkeypatch.setattr(incentive, "run_one", run_one)
+    monkeypatch.setattr(incentive, "populations", lambda honest: {MAIN: Population(MAIN, 3, REPORT_CHEATS)})
+    monkeypatch.setattr(incentive, "ProcessPoolExecutor", lambda jobs, mp_context: ThreadPoolExecutor(1))
+    monkeypatch.setattr("sys.argv", ["incentive", "--quick"])
+    assert incentive.main() == 0
+    assert ran == [(MAIN, incentive.QUICK_WINDOWS)] * 2
+    figures = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert (figures["pay_judged"], figures["holds"]) == (False, True)
+    monkeypatch.setattr("sys.argv", ["incentive"])
+    assert incentive.main() == 1
+    assert ran[2:] == [(MAIN, incentive.WINDOWS)] * 2 + [(f"{MAIN}, honest alone", incentive.WINDOWS)]
+
+
+def test_every_population_is_of_actors() -> None:
+    found = populations(20)
+    assert set(found) == {MAIN, *KINDS}
+    for population in found.values():
+        assert set(population.actors) <= ACTORS.keys()
+        assert population.actors[:20] == ("honest",) * 20
+    assert {name: len(each.cheats) for name, each in found.items()} == {MAIN: 10, **dict.fromkeys(KINDS, 5)}
+    assert BARS.keys() <= set(KINDS)
+    with pytest.raises(ValueError, match="4 at least"):
+        populations(3)
+
+
+def test_honest_miners_alone_have_the_same_slots_of_the_same_text() -> None:
+    hparams, population = incentive_hparams(), populations(8)[MAIN]
+    alone, numbers = honest_alone(population, hparams)
+    assert alone.actors == ("honest",) * 8
+    slots = [len(each.actors) + spare.data.spare_slots for each, spare in ((population, hparams), (alone, numbers))]
+    assert slots[0] == slots[1]
+    assert numbers.model_copy(update={"data": hparams.data}) == hparams
+
+
+REPORT = IncentiveReport(
+    windows=4,
+    roles={3: "honest", 4: "honest", 5: "honest", 6: "half", 7: "lazy", 8: "sybil", 9: "sybil"},
+    finals={3: 4.0, 4: 6.0, 5: 8.0, 6: 5.0, 7: 0.0, 8: 3.0, 9: 3.0},
+    weights={2: {3: 1.0}, 4: {3: 0.2, 4: 0.2, 5: 0.3, 6: 0.1, 8: 0.1, 9: 0.1}},
+    penalties=(Penalised(2, 7, "malformed"),),
+    loss_genesis=5.0,
+    loss_last=3.0,
+    root="ab",
+    roots_agree=True,
+    seconds=1.0,
+)
+
+
+REPORT_CHEATS = ("half", "lazy", "sybil", "sybil")
+
+
+def failing(report: IncentiveReport, **others: IncentiveReport) -> list[str]:
+    return [check.name.split(":")[0] for check in judge(report, **others) if not check.holds]
+
+
+def test_a_population_that_keeps_every_bar() -> None:
+    checks = judge(REPORT, alone=REPORT, again=REPORT)
+    assert all(isinstance(check, Check) and check.holds and check.detail for check in checks)
+    assert len(checks) == len({check.name for check in checks}) == 3 + 4
+
+
+def test_pay_is_the_mean_weight_of_the_second_half() -> None:
+    assert REPORT.pay(3) == REPORT.weight(3) == 0.2
+    assert (REPORT.pay(7), REPORT.weight(7)) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("finals", "weights", "fails"),
+    [
+        ({7: 3.9}, {}, []),
+        ({7: 4.0}, {}, ["lazy"]),
+        ({}, {7: 0.2}, ["lazy"]),
+        ({6: 6.0}, {}, ["half"]),
+        ({}, {6: 0.24}, ["half"]),
+        ({8: 100.0}, {8: 0.15}, []),
+        ({}, {8: 0.17}, ["sybil"]),
+        ({3: 3.5, 7: 3.6}, {}, ["lazy"]),
+        ({}, {3: 0.05, 7: 0.06}, ["lazy"]),
+    ],
+)
+def test_each_kind_has_its_bar(finals: dict[int, float], weights: dict[int, float], fails: list[str]) -> None:
+    assert FAMILY_PAY == 1.1
+    changed = {**REPORT.weights[4], **weights}
+    report = replace(REPORT, finals={**REPORT.finals, **finals}, weights={**REPORT.weights, 4: changed})
+    assert failing(report) == fails
+
+
+def test_what_is_promised_to_honest_miners() -> None:
+    penalised = replace(REPORT, penalties=(*REPORT.penalties, Penalised(3, 4, "inactive")))
+    assert failing(penalised) == ["no honest miner is penalised"]
+    assert failing(replace(REPORT, roots_agree=False)) == ["all nodes hold one state"]
+    worse = replace(REPORT, loss_last=3.0 * (1 + LOSS_TOLERANCE) + 1e-6)
+    assert failing(worse, alone=REPORT) == ["the model is as good as without cheats"]
+    assert failing(replace(worse, loss_last=3.05), alone=REPORT) == []
+    other = replace(REPORT, weights={4: {3: 1.0}})
+    assert failing(REPORT, again=other) == ["the same seed gives the same weights"]
+    assert failing(REPORT, again=replace(REPORT, seconds=2.0)) == []
