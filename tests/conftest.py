@@ -56,7 +56,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test that wants a Prefect server, by its fixtures; what may take longest is begun first.
+    """Mark every test that wants a Prefect server, by its fixtures; processes begin with what may take longest.
 
     Raises:
         UsageError: A marked test is in a module without a sign of it: a run for its mark would leave it out.
@@ -67,7 +67,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for mark, signs in SIGNS.items():
             if item.get_closest_marker(mark) and not has_sign(item.path, signs):
                 raise pytest.UsageError(f"{item.nodeid} is marked {mark}: write one of {signs} in its module")
-    items.sort(key=time_limit, reverse=True)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=time_limit, reverse=True)
 
 
 def time_limit(item: pytest.Item) -> float:

@@ -3,6 +3,24 @@
 from collections.abc import Mapping
 
 from templar.adversary import hostile
+from templar.adversary.cheats import (
+    GamingMiner,
+    HalfMiner,
+    NearZeroMiner,
+    OneBatchMiner,
+    OverfittingMiner,
+    ShuffledMiner,
+    SignFlipMiner,
+    StaleMiner,
+    WrongDataMiner,
+)
+from templar.adversary.copiers import (
+    BlendingMiner,
+    PlagiarisingMiner,
+    RecyclingMiner,
+    SybilMiner,
+    WithinNormMiner,
+)
 from templar.adversary.hostile import mutating, spoiling
 from templar.adversary.impostors import (
     BucketCopyingMiner,
@@ -73,6 +91,20 @@ ACTORS: Mapping[str, type[Miner]] = {
     "impersonating": ImpersonatingMiner,
     "replaying": ReplayingMiner,
     "repeating": RepeatingMiner,
+    "half": HalfMiner,
+    "wrong_data": WrongDataMiner,
+    "one_batch": OneBatchMiner,
+    "overfitting": OverfittingMiner,
+    "sign_flip": SignFlipMiner,
+    "shuffled": ShuffledMiner,
+    "stale": StaleMiner,
+    "near_zero": NearZeroMiner,
+    "gaming": GamingMiner,
+    "recycling": RecyclingMiner,
+    "plagiarising": PlagiarisingMiner,
+    "blending": BlendingMiner,
+    "within_norm": WithinNormMiner,
+    "sybil": SybilMiner,
     "pickle": hostile.PickleMiner,
     "smuggled_pickle": hostile.SmuggledPickleMiner,
     "zip_bomb": hostile.ZipBombMiner,

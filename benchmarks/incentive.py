@@ -1,0 +1,183 @@
+"""Does honest work pay best? Twenty honest miners among cheats of every kind, on real text.
+
+    python -m benchmarks.incentive [--quick] [--population main|KIND|all] [--windows N] [--seed N] [--miners N]
+        [--jobs N]
+
+`main` has ten cheats at once; each KIND is five of one kind beside twenty honest miners. Every population is run,
+its honest miners are run alone, and the first population is run twice with the same seed. Says on stderr how far it is;
+prints a table per population; the last line is JSON, `holds` whether every check does. Ends with 1 if one does not.
+
+A quick run is too short to say who earns: it shows that all of it runs, repeats itself, and penalises nobody honest.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from dataclasses import asdict
+from multiprocessing import get_context
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from templar.arguments import whole_number
+from templar.hparams import HParams
+from templar.simulate.bars import Check, judge
+from templar.simulate.incentive import (
+    HONEST,
+    MAIN,
+    IncentiveReport,
+    Population,
+    honest_alone,
+    incentive_hparams,
+    populations,
+    run_population,
+)
+
+MINERS, WINDOWS, SEED = 20, 60, 7
+QUICK_MINERS, QUICK_WINDOWS = 4, 6
+SAY_EVERY = 10
+"""Windows between two lines on stderr."""
+
+
+class Bench:
+    """Runs of one experiment, each in a process; two that would be the same are one.
+
+    Args:
+        pool: Where they run.
+        hparams: The network's numbers.
+        windows: Windows of every run.
+        seed: Of every run.
+        pay: Whether it is judged what cheats earn and do to the model; if not, honest miners are not run alone.
+    """
+
+    def __init__(self, pool: Executor, hparams: HParams, windows: int, seed: int, *, pay: bool) -> None:
+        self._pool, self._hparams, self._windows, self._seed, self._pay = pool, hparams, windows, seed, pay
+        self._alone: dict[tuple[int, int], Future[IncentiveReport]] = {}
+
+    def begin(self, population: Population, *, twice: bool) -> Callable[[], tuple[IncentiveReport, tuple[Check, ...]]]:
+        """Have a population run, and what it is compared with; gives what waits for them and judges."""
+        report = self._submit(population, self._hparams)
+        again = self._submit(population, self._hparams) if twice else None
+        alone = self._honest_alone(population) if self._pay else None
+
+        def judged() -> tuple[IncentiveReport, tuple[Check, ...]]:
+            found = report.result()
+            others = {name: run.result() for name, run in (("alone", alone), ("again", again)) if run is not None}
+            return found, judge(found, pay=self._pay, **others)
+
+        return judged
+
+    def _honest_alone(self, population: Population) -> Future[IncentiveReport]:
+        key = population.honest, len(population.cheats)
+        if key not in self._alone:
+            self._alone[key] = self._submit(*honest_alone(population, self._hparams))
+        return self._alone[key]
+
+    def _submit(self, population: Population, hparams: HParams) -> Future[IncentiveReport]:
+        return self._pool.submit(run_one, population, hparams, self._windows, self._seed)
+
+
+def run_one(population: Population, hparams: HParams, windows: int, seed: int) -> IncentiveReport:
+    """One run, in a process of its own; says on stderr how far it is."""
+
+    def say(window: int, loss: float | None) -> None:
+        if window % SAY_EVERY == 0 or window == windows:
+            measured = "nothing measured" if loss is None else f"loss {loss:.4f}"
+            print(f"{population.name}: window {window} of {windows}: {measured}", file=sys.stderr, flush=True)
+
+    return run_population(hparams, population, windows=windows, seed=seed, on_window=say)
+
+
+def show(console: Console, population: Population, report: IncentiveReport, checks: Iterable[Check]) -> None:
+    """Print what every kind of miner earned, and what does not hold."""
+    table = Table(title=f"{population.name}: {len(report.roles)} miners, {report.windows} windows")
+    for column in ("miner", "number", "final score", "last weight", "mean weight", "penalties"):
+        table.add_column(column, justify="left" if column == "miner" else "right")
+    for actor in dict.fromkeys(population.actors):
+        uids = report.uids(actor)
+        reasons = [each.reason for each in report.penalties if each.uid in uids]
+        counted = ", ".join(f"{reasons.count(reason)} x {reason}" for reason in sorted(set(reasons)))
+        numbers = (
+            _span([report.finals[uid] for uid in uids], 2),
+            _span([report.weight(uid) for uid in uids], 4),
+            _span([report.pay(uid) for uid in uids], 4),
+        )
+        table.add_row(actor, str(len(uids)), *numbers, counted)
+    console.print(table)
+    for check in checks:
+        console.print(
+            f"{'holds' if check.holds else 'FAILS'}: {check.name}: {check.detail}",
+            style=None if check.holds else "bold",
+        )
+
+
+def _span(values: list[float], digits: int) -> str:
+    """The smallest and the largest."""
+    low, high = (f"{value:.{digits}f}" for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
+
+
+def figures(report: IncentiveReport, checks: Iterable[Check]) -> dict[str, Any]:
+    """What the last line says of a population."""
+    kinds = dict.fromkeys(report.roles.values())
+    return {
+        "final": {kind: _mean([report.finals[uid] for uid in report.uids(kind)]) for kind in kinds},
+        "weight": {kind: _mean([report.weight(uid) for uid in report.uids(kind)]) for kind in kinds},
+        "pay": {kind: _mean([report.pay(uid) for uid in report.uids(kind)]) for kind in kinds},
+        "loss": [round(report.loss_genesis, 4), round(report.loss_last, 4)],
+        "root": report.root,
+        "seconds": report.seconds,
+        "checks": [asdict(check) for check in checks],
+    }
+
+
+def _mean(values: list[float]) -> float:
+    return round(sum(values) / len(values), 6)
+
+
+def run(wanted: Iterable[Population], windows: int, seed: int, *, jobs: int, pay: bool) -> dict[str, Any]:
+    """Run populations, print a table of each, and return the figures."""
+    console, found = Console(), {}
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        bench = Bench(pool, incentive_hparams(), windows, seed, pay=pay)
+        judged = [(each, bench.begin(each, twice=number == 0)) for number, each in enumerate(wanted)]
+        for population, wait in judged:
+            report, checks = wait()
+            show(console, population, report, checks)
+            found[population.name] = figures(report, checks)
+    holds = all(check["holds"] for each in found.values() for check in each["checks"])
+    return {"windows": windows, "seed": seed, "pay_judged": pay, "populations": found, "holds": holds}
+
+
+def main() -> int:
+    """Parse the command line, run, print."""
+    names = (MAIN, *(name for name in populations(MINERS) if name != MAIN))
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.incentive", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="few miners and windows, within a minute; what is earned is shown and not judged",
+    )
+    parser.add_argument(
+        "--population", choices=(*names, "all"), default=MAIN, metavar="NAME", help=", ".join(names) + ", or all"
+    )
+    parser.add_argument("--windows", type=whole_number(1), help=f"windows of each run; {WINDOWS}")
+    parser.add_argument("--seed", type=int, default=SEED, help="keys, blocks and assignments follow from it")
+    parser.add_argument("--miners", type=whole_number(4), help=f"{HONEST} miners; {MINERS}")
+    parser.add_argument("--jobs", type=whole_number(1), default=os.cpu_count() or 1, help="runs at the same time")
+    arguments = parser.parse_args()
+    miners = arguments.miners or (QUICK_MINERS if arguments.quick else MINERS)
+    windows = arguments.windows or (QUICK_WINDOWS if arguments.quick else WINDOWS)
+    known = populations(miners)
+    wanted = known.values() if arguments.population == "all" else [known[arguments.population]]
+    result = run(wanted, windows, arguments.seed, jobs=arguments.jobs, pay=not arguments.quick)
+    print(json.dumps(result))
+    return 0 if result["holds"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
