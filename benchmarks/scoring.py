@@ -81,7 +81,7 @@ class Sizes:
 
 
 FULL = Sizes()
-QUICK = Sizes(per_grade=2, windows=2, segment=8, timed=1, rounds=1)
+QUICK = Sizes(per_grade=2, windows=2, segment=6, timed=1, rounds=1)
 
 
 @dataclass(frozen=True)

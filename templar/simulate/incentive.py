@@ -132,8 +132,7 @@ def incentive_hparams() -> HParams:
     Each trains several times over a page of its own, so that its update fits that better than any other text, and
     publishes so few of so many coefficients that two of them hardly share more than what everybody learns. A payload is
     measured at the full outer step: hardly anybody else speaks of the same coefficients, so that is what it does to the
-    model, and one that only pleases the gradient shows it. Nobody waits in a reserve: whoever is not among the best is
-    measured all the same, and earns nothing.
+    model, and one that only pleases the gradient shows it.
     """
     return load_hparams(
         "simulation",
@@ -142,7 +141,6 @@ def incentive_hparams() -> HParams:
             "data": {"rows_per_page": 4},
             "training": {"inner_steps": 10, "batch_size": 16, "micro_batch_size": 16},
             "gradient": {"target_chunk": 32, "topk_compression": 32},
-            "peers": {"gather_peer_count": 20, "reserve_peer_count": 0},
             "scoring": {"eval_sequences": 32, "eval_micro_batch_size": 16, "eval_lr_factor": 1.0},
         },
     )
