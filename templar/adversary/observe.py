@@ -27,6 +27,8 @@ from templar.neuron.node import Node
 log = logging.getLogger(__name__)
 
 MAX_LINE = 2000
+METRICS_LOGGER = "templar.metrics"
+"""Its lines are numbers under names of our own, as many as there are miners."""
 
 
 @dataclass
@@ -81,7 +83,8 @@ class _Inspector(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Keep what is not one printable line."""
         text = record.getMessage()
-        if not text.isprintable() or len(text) > MAX_LINE:
+        is_long = len(text) > MAX_LINE and record.name != METRICS_LOGGER
+        if not text.isprintable() or is_long:
             self._found.append(ascii(text[:200]))
 
 
