@@ -20,16 +20,9 @@ from templar.interrupt import StoppedError
 
 log = logging.getLogger(__name__)
 
-CONCLUSIVE = frozenset(
+INVALID = frozenset(
     {
-        Reason.COMMIT_MISSING,
-        Reason.COMMIT_EARLY,
-        Reason.COMMIT_LATE,
         Reason.COMMIT_MISMATCH,
-        Reason.MANIFEST_MISSING,
-        Reason.PAYLOAD_MISSING,
-        Reason.REVEAL_EARLY,
-        Reason.REVEAL_LATE,
         Reason.MALFORMED,
         Reason.NOT_CANONICAL,
         Reason.BAD_SIGNATURE,
@@ -39,12 +32,23 @@ CONCLUSIVE = frozenset(
         Reason.WRONG_ASSIGNMENT,
         Reason.WRONG_SIZE,
         Reason.WRONG_HASH,
-        Reason.WRONG_VERSION,
         Reason.WRONG_SHAPES,
         Reason.BAD_PAYLOAD,
-        Reason.OBJECT_DIFFERS,
     }
 )
+"""What is wrong with something that was revealed."""
+
+CONCLUSIVE = INVALID | {
+    Reason.COMMIT_MISSING,
+    Reason.COMMIT_EARLY,
+    Reason.COMMIT_LATE,
+    Reason.MANIFEST_MISSING,
+    Reason.PAYLOAD_MISSING,
+    Reason.REVEAL_EARLY,
+    Reason.REVEAL_LATE,
+    Reason.WRONG_VERSION,
+    Reason.OBJECT_DIFFERS,
+}
 """Why a payload does not count, whoever looks; a store that fails says nothing about what others saw."""
 
 

@@ -8,29 +8,13 @@ together, and who uploaded first says nothing. A payload that is like one of the
 from collections.abc import Iterator
 
 from templar.errors import Reason
-from templar.exchange.audit import CONCLUSIVE
+from templar.exchange.audit import CONCLUSIVE, INVALID
 from templar.hparams import HParams, Scoring
 from templar.scoring.cards import ScoreCard
 from templar.scoring.evidence import Measurement, MinerFacts, WindowFacts
 from templar.scoring.scores import shows_nothing
 from templar.scoring.slashing import Event, Slash, overlap_event
 
-_INVALID = frozenset(
-    {
-        Reason.COMMIT_MISMATCH,
-        Reason.MALFORMED,
-        Reason.BAD_SIGNATURE,
-        Reason.WRONG_IDENTITY,
-        Reason.WRONG_NETWORK,
-        Reason.WRONG_WINDOW,
-        Reason.WRONG_ASSIGNMENT,
-        Reason.WRONG_SIZE,
-        Reason.WRONG_HASH,
-        Reason.WRONG_SHAPES,
-        Reason.NOT_CANONICAL,
-        Reason.BAD_PAYLOAD,
-    }
-)
 _ABSENT = CONCLUSIVE | {
     Reason.ACCESS_DENIED,
     Reason.BUCKET_MISSING,
@@ -72,7 +56,7 @@ def late_slashes(
     """
     found: list[tuple[Event, Reason]] = []
     if facts.reason is not None and is_absent(facts, window):
-        invalid, low = facts.reason in _INVALID, window.success_rate < scoring.low_success_rate
+        invalid, low = facts.reason in INVALID, window.success_rate < scoring.low_success_rate
         missing = Event.MISSING_LOW_SUCCESS if low else Event.MISSING
         if invalid or not inactive:
             found.append((Event.INVALID if invalid else missing, facts.reason))
@@ -99,7 +83,7 @@ def is_absent(facts: MinerFacts, window: WindowFacts) -> bool:
     reason = facts.reason
     if facts.payload_sha256 is not None or not facts.assigned or reason is None or reason is Reason.BANNED:
         return False
-    if reason in _INVALID:
+    if reason in INVALID:
         return True
     if reason not in _ABSENT and not window.is_well_read:
         return facts.tier == "gather" and window.roster is not None

@@ -10,6 +10,7 @@ from templar.adversary.publishers import PUBLISHERS
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange import cache
+from templar.exchange.audit import INVALID
 from templar.exchange.gather import GatherReport
 from templar.exchange.keys import Kind, window_key
 from templar.exchange.sealing import seal, unseal
@@ -102,7 +103,7 @@ def take_away(network: Network, uid: int, kind: Kind, window: int = LAST) -> Non
 
 
 def test_only_what_may_be_a_validators_own_fault_is_excused() -> None:
-    assert MOMENTARY.isdisjoint(verdicts._ABSENT | verdicts._INVALID)
+    assert MOMENTARY.isdisjoint(verdicts._ABSENT | INVALID)
 
 
 # Objects that changed since.
