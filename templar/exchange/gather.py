@@ -35,12 +35,15 @@ class Gatherer:
         cache: Where payload bytes are kept.
         clock: Says when the reveals are final.
         concurrency: Peers fetched at once; with 1 no transfer can be given up (see `Crew`).
+        patience: Seconds for which stores that fail are asked again at least, whatever the deadline; for a window that
+            is long over.
     """
 
     buckets: Buckets
     cache: PayloadCache
     clock: Clock
     concurrency: int = 8
+    patience: float = 0.0
 
     def gather(
         self,
@@ -78,6 +81,7 @@ class Gatherer:
             TemplarError: `local_file`; this machine cannot keep what it reads. Nobody is blamed for it.
         """
         started, now, settles = time.perf_counter(), self.clock.now(), rules.times.settles
+        retry_until = max(retry_until, now + self.patience) if self.patience else retry_until
         deadline = max(retry_until, now + LATE_SECONDS, settles + FINAL_SECONDS)
         limits = Limits(rules.times.reveal_interval.last + 1, settles, retry_until, deadline)
         gathering = Gathering(self.buckets, self.cache, self.clock, rules, limits, concurrency=self.concurrency)

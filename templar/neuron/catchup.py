@@ -14,7 +14,6 @@ from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.exchange.absence import may_have_expired
 from templar.exchange.checkpoint import StateMark, fetch_checkpoint, list_checkpoints
 from templar.exchange.decisions import decided_roster, majority, may_be_decided
-from templar.exchange.objects import Roster
 from templar.exchange.proof import read_proof
 from templar.exchange.roster import fetch_payloads
 from templar.interrupt import StoppedError
@@ -66,33 +65,38 @@ def replay(node: Node, window: int) -> Settlement:
     Raises:
         TransientError: No decision is known yet, or the decided roster or its payloads cannot be read now.
     """
+    settlement, has_decisions = decided_settlement(node, window)
+    node.apply(settlement)
+    if has_decisions or not may_be_decided(node.exchange, window):
+        node.journal.confirm(window)  # decisions that come now come too late (PROTOCOL 15)
+    log.info("%s: replayed window %d with uids %s", node.settings.name, window, list(settlement.uids))
+    return settlement
+
+
+def decided_settlement(node: Node, window: int) -> tuple[Settlement, bool]:
+    """What a past window was decided to be, with its payloads in the cache.
+
+    Returns:
+        The settlement, and whether it is by the validators' decisions; else nobody decided, and the slots tell.
+
+    Raises:
+        TransientError: As in `replay`.
+    """
     try:
         found = decided_roster(node.exchange, window)
     except TransientError as error:
         settlement = node.settle_undecided(window) if error.reason is Reason.DECISION_MISSING else None
         if settlement is None:
             raise
-        node.apply(settlement)
-        if not may_be_decided(node.exchange, window):
-            node.journal.confirm(window)  # decisions that come now come too late (PROTOCOL 15)
-    else:
-        settlement = _fetched(node, window, found)
-        node.apply(settlement)
-        node.journal.confirm(window)
-    log.info("%s: replayed window %d with uids %s", node.settings.name, window, list(settlement.uids))
-    return settlement
-
-
-def _fetched(node: Node, window: int, found: tuple[Roster, NeuronInfo] | None) -> Settlement:
-    """The settlement of a decided window, with its payloads in the cache."""
+        return settlement, False
     if found is None:
-        return Settlement(window, None)
+        return Settlement(window, None), True
     roster, publisher = found
     try:
         fetch_payloads(node.exchange, roster, node.buckets.reader(publisher), node.cache)
     except PermanentError as error:
         raise TransientError(Reason.AGGREGATE_MISSING, f"window {window} cannot be replayed: {error}") from error
-    return Settlement(window, roster)
+    return Settlement(window, roster), True
 
 
 def leave_minority(node: Node) -> bool:

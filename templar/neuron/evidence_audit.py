@@ -19,7 +19,7 @@ from templar.model.llama import build_model
 from templar.neuron.catchup import catch_up
 from templar.neuron.evidence_chain import read_evidence
 from templar.neuron.evidence_check import Findings, check_evidence
-from templar.neuron.hindsight import Hindsight, PatientGatherer, look_back
+from templar.neuron.hindsight import Hindsight, look_back
 from templar.neuron.node import Node
 from templar.neuron.roster_audit import audit_roster
 from templar.scoring.differences import Difference
@@ -29,6 +29,8 @@ from templar.windows import closing_block, window_of
 
 log = logging.getLogger(__name__)
 
+GATHER_SECONDS = 600.0
+"""How long an audit may fetch from the miners of a window; nobody waits for it."""
 REPLAY_SECONDS = 60.0
 """How long a window that is replayed is waited for, where something of it cannot be read now."""
 
@@ -135,8 +137,7 @@ class Auditor:
         self._node = node
         self._tolerance = tolerance
         self._model: nn.Module = build_model(node.hparams.model)
-        known = node.gatherer
-        node.gatherer = PatientGatherer(known.buckets, known.cache, known.clock, known.concurrency)
+        node.gatherer = replace(node.gatherer, patience=GATHER_SECONDS)
 
     def newest_window(self) -> int:
         """The newest window of which everything is final: on the one after it nobody can decide any more."""

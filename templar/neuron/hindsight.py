@@ -1,42 +1,21 @@
 """A closed window as its public objects show it now: who revealed what, and which roster was decided."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from templar.chain.base import NeuronInfo
-from templar.errors import PermanentError, Reason, TransientError
-from templar.exchange.decisions import decided_roster
+from templar.errors import PermanentError, Reason
 from templar.exchange.entries import manifest_in
-from templar.exchange.gather import Gatherer, GatherReport, PeerOutcome
+from templar.exchange.gather import GatherReport, PeerOutcome
 from templar.exchange.keys import Kind, window_key
 from templar.exchange.objects import Manifest, Roster, RosterEntry
 from templar.exchange.read import read_signed
 from templar.exchange.reveal import Contribution, RevealRules
-from templar.exchange.roster import fetch_payloads
 from templar.interrupt import StoppedError
+from templar.neuron.catchup import decided_settlement
 from templar.neuron.node import Node
 from templar.neuron.settlement import Settlement
 
-GATHER_SECONDS = 600.0
-"""How long an audit may fetch from the miners of a window; nobody waits for it."""
 _TIMES = frozenset({Reason.COMMIT_EARLY, Reason.COMMIT_LATE, Reason.REVEAL_EARLY, Reason.REVEAL_LATE})
-
-
-class PatientGatherer(Gatherer):
-    """Gathers windows that are long over, so that no deadline is near."""
-
-    def gather(
-        self,
-        peers: Sequence[NeuronInfo],
-        rules: RevealRules,
-        *,
-        reserve: Sequence[NeuronInfo] = (),
-        others: Sequence[NeuronInfo] = (),
-        retry_until: float,
-    ) -> GatherReport:
-        """As a node does, with time."""
-        later = max(retry_until, self.clock.now() + GATHER_SECONDS)
-        return super().gather(peers, rules, reserve=reserve, others=others, retry_until=later)
 
 
 @dataclass(frozen=True)
@@ -88,7 +67,7 @@ def look_back(node: Node, window: int) -> Hindsight:
     spared = node.gatherer.gather(
         (), rules, others=[neuron for neuron in miners if neuron.uid not in asked], retry_until=0.0
     )
-    settlement = _decided(node, window)
+    settlement, _ = decided_settlement(node, window)
     report, notes = _with_roster_times(node, report, settlement)
     return Hindsight(
         rules,
@@ -98,25 +77,6 @@ def look_back(node: Node, window: int) -> Hindsight:
         settlement,
         notes,
     )
-
-
-def _decided(node: Node, window: int) -> Settlement:
-    """What the majority decided, with its payloads in the cache."""
-    try:
-        found = decided_roster(node.exchange, window)
-    except TransientError as error:
-        settlement = node.settle_undecided(window) if error.reason is Reason.DECISION_MISSING else None
-        if settlement is None:
-            raise
-        return settlement
-    if found is None:
-        return Settlement(window, None)
-    roster, publisher = found
-    try:
-        fetch_payloads(node.exchange, roster, node.buckets.reader(publisher), node.cache)
-    except PermanentError as error:
-        raise TransientError(Reason.AGGREGATE_MISSING, f"window {window} cannot be rebuilt: {error}") from error
-    return Settlement(window, roster)
 
 
 def _with_roster_times(
