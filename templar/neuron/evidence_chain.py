@@ -5,12 +5,13 @@ from templar.chain.weights import differing_uids
 from templar.errors import PermanentError, Reason, RejectedError, TemplarError
 from templar.exchange.absence import may_have_expired
 from templar.exchange.context import Exchange
-from templar.exchange.keys import Kind, parse_current_key, window_key
+from templar.exchange.keys import Kind, ObjectKey, parse_current_key, window_key
 from templar.exchange.read import read_signed
 from templar.interrupt import StoppedError
 from templar.scoring.cards import Standing
 from templar.scoring.differences import Difference, shown
 from templar.scoring.evidence import Evidence
+from templar.store.base import ObjectStore
 from templar.windows import window_of
 
 RECENT_WINDOWS = 3
@@ -40,11 +41,20 @@ def evidence_windows(exchange: Exchange, validator: NeuronInfo) -> tuple[int, ..
         TransientError: Chain or store failed.
         PermanentError: The bucket refuses to be listed.
     """
-    store = exchange.buckets.reader(validator)
+    keys = evidence_keys(exchange.buckets.reader(validator))
+    return tuple(dict.fromkeys(key.window for key in keys if key.window is not None))
+
+
+def evidence_keys(store: ObjectStore) -> list[ObjectKey]:
+    """The keys of all evidence in a bucket, by rising window.
+
+    Raises:
+        TransientError: The store failed.
+        PermanentError: The store refuses.
+    """
     keys = (parse_current_key(info.key) for info in store.list(f"{Kind.EVIDENCE}-"))
-    return tuple(
-        sorted(key.window for key in keys if key is not None and key.kind is Kind.EVIDENCE and key.window is not None)
-    )
+    found = (key for key in keys if key is not None and key.kind is Kind.EVIDENCE)
+    return sorted(found, key=lambda key: (key.window or 0, str(key)))
 
 
 def find_standing(exchange: Exchange, evidence: Evidence) -> tuple[Standing | None, tuple[Difference, ...]]:

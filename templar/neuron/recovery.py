@@ -3,8 +3,8 @@
 import logging
 
 from templar.errors import RejectedError
-from templar.exchange.keys import Kind, parse_current_key
 from templar.exchange.sealing import unseal
+from templar.neuron.evidence_chain import evidence_keys
 from templar.neuron.node import Node
 from templar.scoring.evidence import Evidence
 
@@ -19,9 +19,7 @@ def published_evidence(node: Node) -> Evidence | None:
         PermanentError: The store refuses.
     """
     store, address = node.buckets.own, node.exchange.own_signer.address
-    keys = [parse_current_key(info.key) for info in store.list(f"{Kind.EVIDENCE}-")]
-    known = [key for key in keys if key is not None and key.kind is Kind.EVIDENCE and key.window is not None]
-    for key in sorted(known, key=lambda each: (-(each.window or 0), str(each))):
+    for key in sorted(evidence_keys(store), key=lambda each: -(each.window or 0)):
         try:
             evidence = unseal(store.get(str(key), max_bytes=Evidence.max_bytes), Evidence).body
         except RejectedError as error:

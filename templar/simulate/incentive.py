@@ -10,14 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from templar.exchange.keys import Kind, window_key
-from templar.exchange.sealing import unseal
 from templar.hparams import HParams, load_hparams
-from templar.neuron.node import Node
 from templar.neuron.observe import measure_held_out
 from templar.neuron.validator import Validator
-from templar.scoring.evidence import Evidence, MinerRecord
-from templar.simulate.run import HELD_OUT_SEQUENCES, memory_folder, run_nodes
+from templar.scoring.evidence import Evidence
+from templar.simulate.run import HELD_OUT_SEQUENCES, memory_folder, own_evidence, run_nodes
 from templar.simulate.world import World
 
 HONEST = "honest"
@@ -196,7 +193,8 @@ def run_population(
         seen: list[Evidence] = []
 
         def keep(window: int, loss: float | None) -> None:
-            seen.extend(_evidence(validator, window))
+            if (evidence := own_evidence(validator, window)) is not None:
+                seen.append(evidence)
             on_window(window, loss)
 
         started = time.perf_counter()
@@ -210,7 +208,7 @@ def run_population(
         return IncentiveReport(
             windows=windows,
             roles={member.uid: member.role for member in world.members if member.role in population.actors},
-            finals={record.uid: final_of(record) for record in seen[-1].miners} if seen else {},
+            finals={record.uid: record.final for record in seen[-1].miners} if seen else {},
             weights={evidence.window: {each.uid: each.weight for each in evidence.weights} for evidence in seen},
             penalties=tuple(
                 Penalised(window, record.uid, slash.reason.value)
@@ -223,14 +221,3 @@ def run_population(
             roots_agree=len(roots) == 1,
             seconds=round(seconds, 3),
         )
-
-
-def final_of(record: MinerRecord) -> float:
-    """The final score of a miner after the window that a record is of."""
-    return record.final
-
-
-def _evidence(validator: Node, window: int) -> list[Evidence]:
-    """The evidence that the validator published of a window; nothing if it published none."""
-    key, store = window_key(Kind.EVIDENCE, window, validator.exchange.identity(window).uid), validator.buckets.own
-    return [] if store.head(key) is None else [unseal(store.get(key, max_bytes=Evidence.max_bytes), Evidence).body]

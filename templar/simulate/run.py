@@ -124,7 +124,7 @@ def run_nodes(
                 node.chain.wait_for_block(first_block(window, world.hparams.windows))
                 drive_window(node, window)
                 if node is speaker:
-                    evidence = _evidence(node, window)
+                    evidence = own_evidence(node, window)
                     on_window(window, None if evidence is None else evidence.loss)
 
         return live
@@ -159,7 +159,7 @@ def drive_window(node: Node, window: int) -> None:
 def _report(world: World, nodes: dict[Member, Node], windows: int, seconds: float) -> SimulationReport:
     roots = {node.state.root for node in nodes.values()}
     validator = next(member for member in nodes if member.role == "validator")
-    evidence = [_evidence(nodes[validator], window) for window in range(START_WINDOW, START_WINDOW + windows)]
+    evidence = [own_evidence(nodes[validator], window) for window in range(START_WINDOW, START_WINDOW + windows)]
     held_out = measure_held_out(nodes[validator], world.held_out(nodes[validator], HELD_OUT_SEQUENCES))
     measured = [each for each in evidence if each is not None]
     return SimulationReport(
@@ -178,7 +178,8 @@ def _report(world: World, nodes: dict[Member, Node], windows: int, seconds: floa
     )
 
 
-def _evidence(node: Node, window: int) -> Evidence | None:
+def own_evidence(node: Node, window: int) -> Evidence | None:
+    """The evidence that a validator published of a window; None if it published none."""
     key = window_key(Kind.EVIDENCE, window, node.exchange.identity(window).uid)
     store = node.buckets.own
     return None if store.head(key) is None else unseal(store.get(key, max_bytes=Evidence.max_bytes), Evidence).body
