@@ -1,9 +1,11 @@
 """What a validator sees and measures in one window: the facts that everything else follows from."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from templar.chain.base import NeuronInfo
@@ -71,8 +73,11 @@ def evaluate(
     block = node.exchange.settling_block(node.exchange.times(window))
     measured = _NOTHING
     if model is not None and payloads:
-        plan = _draw(node, standing, [miners[uid] for uid in payloads], window, node.chain.block_hash(block))
-        measured = _measure(node, model, standing, plan, payloads, settlement=settlement)
+        sequences = _read_sequences(node, list(payloads), window)
+        hotkeys = {uid: miners[uid].hotkey for uid in payloads}
+        plan = _draw(node, standing, sequences, hotkeys, window=window, block_hash=node.chain.block_hash(block))
+        segments = {uid: sequences[uid][list(places)] for uid, places in plan.segments.items()}
+        measured = _measure(node, model, standing, plan, segments, payloads=payloads, settlement=settlement)
     behind = {uid: find_behind(node, miners[uid], report, window) for uid in payloads}
     return WindowFacts(
         window=window,
@@ -104,19 +109,30 @@ def bucket_of(node: Node, neuron: NeuronInfo) -> str | None:
     return None if account is None else bucket_digest(account)
 
 
-def _draw(node: Node, standing: Standing, miners: list[NeuronInfo], window: int, block_hash: str) -> EvaluationPlan:
+def _read_sequences(node: Node, uids: Sequence[int], window: int) -> dict[int, NDArray[np.int32]]:
+    """Uid -> the sequences that it was assigned; with less than two miners, also those that nobody was."""
+    sequences = {uid: node.workload.sequences(node.workload.assignment(window, uid)) for uid in uids}
+    return sequences if len(uids) > 1 else {**sequences, SPARE: node.workload.spare_sequences(window)}
+
+
+def _draw(
+    node: Node,
+    standing: Standing,
+    sequences: Mapping[int, NDArray[np.int32]],
+    hotkeys: Mapping[int, str],
+    *,
+    window: int,
+    block_hash: str,
+) -> EvaluationPlan:
     scoring, training = node.hparams.scoring, node.hparams.training
     candidates = {}
-    for neuron in miners:
-        last = standing.card(neuron.hotkey).last_exact
-        candidates[neuron.uid] = Candidate(
-            neuron.hotkey,
-            num_sequences=len(node.workload.sequences(node.workload.assignment(window, neuron.uid))),
-            unmeasured=min(MAX_UNMEASURED, window if last is None else max(1, window - last)),
-        )
+    for uid, hotkey in hotkeys.items():
+        last = standing.card(hotkey).last_exact
+        unmeasured = min(MAX_UNMEASURED, window if last is None else max(1, window - last))
+        candidates[uid] = Candidate(hotkey, len(sequences[uid]), unmeasured)
     return draw_plan(
         candidates,
-        num_spare=len(node.workload.spare_sequences(window)) if len(candidates) < 2 else 0,
+        num_spare=len(sequences.get(SPARE, ())),
         num_sequences=scoring.eval_sequences,
         trained_first=training.inner_steps * training.batch_size,
         exact_miners=scoring.exact_miners,
@@ -130,18 +146,13 @@ def _measure(
     model: nn.Module,
     standing: Standing,
     plan: EvaluationPlan,
-    payloads: Mapping[int, Payload],
+    segments: Mapping[int, NDArray[np.int32]],
     *,
+    payloads: Mapping[int, Payload],
     settlement: Settlement,
 ) -> _Measured:
     """Each payload alone, clipped to the roster's median norm; without a roster, to that of all payloads."""
-    window, scoring, workload = settlement.window, node.hparams.scoring, node.workload
-    segments = {
-        uid: (
-            workload.spare_sequences(window) if uid == SPARE else workload.sequences(workload.assignment(window, uid))
-        )[list(places)]
-        for uid, places in plan.segments.items()
-    }
+    window, scoring = settlement.window, node.hparams.scoring
     rostered = [payloads[uid] for uid in settlement.uids if uid in payloads]
     evaluator = Evaluator(
         model,

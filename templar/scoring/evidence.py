@@ -5,6 +5,7 @@ by `conclude`. An audit holds the facts against the public objects and the rest 
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated
 
 from pydantic import Field
@@ -136,7 +137,7 @@ class WindowFacts:
     loss: float | None
     miners: tuple[MinerFacts, ...]
 
-    @property
+    @cached_property
     def success_rate(self) -> float:
         """Share of the gather tier that revealed something that counts; 1 if there is no tier.
 
@@ -149,7 +150,7 @@ class WindowFacts:
         ]
         return sum(tier) / len(tier) if tier else 1.0
 
-    @property
+    @cached_property
     def is_well_read(self) -> bool:
         """Whether payloads of more than half of the miners that had data count: then reading them works."""
         revealed = [miner.payload_sha256 is not None for miner in self.miners if miner.assigned]
