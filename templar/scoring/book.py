@@ -6,7 +6,6 @@ not at all: a crash in mid-window scores nobody twice.
 
 import json
 import sqlite3
-from collections.abc import Iterable
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -56,11 +55,6 @@ class ScoreBook:
             return Evidence.model_validate_json(newest[0][0]).standing
         rows = self._file.execute("SELECT hotkey, card FROM beginning")
         return Standing(departed={hotkey: _CARD.validate_json(card) for hotkey, card in rows})
-
-    def cards(self, hotkeys: Iterable[str]) -> dict[str, ScoreCard]:
-        """The cards of these hotkeys; a fresh one for a hotkey that is not in the book."""
-        standing = self.standing
-        return {hotkey: standing.card(hotkey) for hotkey in hotkeys}
 
     def record(self, evidence: Evidence, *, first: bool = False) -> None:
         """Enter a window.

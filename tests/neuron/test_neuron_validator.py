@@ -42,7 +42,8 @@ def record_of(evidence: Evidence, uid: int) -> MinerRecord:
 
 
 def cards_of(network: Network) -> dict[str, ScoreCard]:
-    return network.validator.book.cards(member.hotkey.address for member in network.members)
+    standing = network.validator.book.standing
+    return {member.hotkey.address: standing.card(member.hotkey.address) for member in network.members}
 
 
 @pytest.fixture(scope="module")

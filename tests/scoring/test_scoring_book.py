@@ -47,7 +47,7 @@ def book(tmp_path: Path) -> ScoreBook:
 
 def test_an_empty_book_remembers_nobody(book: ScoreBook) -> None:
     assert book.standing == Standing()
-    assert book.cards([hotkey(2)]) == {hotkey(2): FRESH}
+    assert book.standing.card(hotkey(2)) == FRESH
     assert book.evidence(1) is None
     book.forget(100)
 
@@ -61,7 +61,8 @@ def test_what_was_concluded_stands_in_the_newest_evidence(book: ScoreBook) -> No
     assert standing.cards == {hotkey(uid): card for uid, card in cards_of(evidence).items()}
     assert standing.bans == {hotkey(4): 207, bucket(4): 207}
     assert (set(standing.payloads), standing.applied) == ({2, 3}, {2, 4}), "the copy is compared with nothing"
-    assert book.cards([hotkey(3), hotkey(77)]) == {hotkey(3): record_of(evidence, 3).after, hotkey(77): FRESH}
+    assert book.standing.card(hotkey(3)) == record_of(evidence, 3).after
+    assert book.standing.card(hotkey(77)) == FRESH
 
 
 def test_evidence_is_read_back_exactly(book: ScoreBook) -> None:
@@ -161,7 +162,7 @@ def test_a_hotkey_keeps_its_past_whatever_its_uid(book: ScoreBook) -> None:
     past = record_of(entered(book, 1), 2).after
     second = entered(book, 2, revealed(2, hotkey=hotkey(50)), revealed(3))
     assert record_of(second, 2).before == FRESH
-    assert book.cards([hotkey(2)]) == {hotkey(2): past}
+    assert book.standing.card(hotkey(2)) == past
     third = entered(book, 3, revealed(9, hotkey=hotkey(2)), revealed(3))
     assert record_of(third, 9).before == past
     assert [slash.event for slash in record_of(third, 9).slashes] == ["registered_again"]
@@ -230,7 +231,8 @@ def test_a_book_of_the_first_release_goes_on_where_it_was(tmp_path: Path, eviden
     for _ in range(2):
         book = ScoreBook(path)
         assert book.standing == Standing(departed={key: of_old(key) for key in OLD_CARDS})
-        assert book.cards([hotkey(3), hotkey(99)]) == {hotkey(3): of_old(hotkey(3)), hotkey(99): FRESH}
+        assert book.standing.card(hotkey(3)) == of_old(hotkey(3))
+        assert book.standing.card(hotkey(99)) == FRESH
         assert book.evidence(7) is None, "nobody could read it"
         book.close()
     book = ScoreBook(path)
