@@ -22,13 +22,14 @@ from templar.exchange.objects import Roster
 from templar.gradient.payload import Payload
 from templar.gradient.wire import decode
 from templar.interrupt import StoppedError
+from templar.neuron.metrics import LOGGER
 from templar.neuron.node import Node
 
 log = logging.getLogger(__name__)
 
 MAX_LINE = 2000
-METRICS_LOGGER = "templar.metrics"
-"""Its lines are numbers under names of our own, as many as there are miners."""
+MAX_METRICS_LINE = 1 << 16
+"""The metrics are numbers under names of our own, and as many as there are miners: 33 kB for 256 of them."""
 
 
 @dataclass
@@ -83,8 +84,8 @@ class _Inspector(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Keep what is not one printable line."""
         text = record.getMessage()
-        is_long = len(text) > MAX_LINE and record.name != METRICS_LOGGER
-        if not text.isprintable() or is_long:
+        longest = MAX_METRICS_LINE if record.name == LOGGER else MAX_LINE
+        if not text.isprintable() or len(text) > longest:
             self._found.append(ascii(text[:200]))
 
 

@@ -14,7 +14,10 @@ from pathlib import Path
 from templar.errors import TemplarError
 from templar.store.files import replacing
 
-log = logging.getLogger("templar.metrics")
+LOGGER = "templar.metrics"
+"""Where the lines of JSON are logged."""
+
+log = logging.getLogger(LOGGER)
 
 FILE_NAME = "metrics.prom"
 """The file in the neuron's folder; it is replaced as a whole in every window."""
