@@ -128,7 +128,7 @@ def figures(report: IncentiveReport, checks: Iterable[Check]) -> dict[str, Any]:
         "final": {kind: _mean([report.finals[uid] for uid in report.uids(kind)]) for kind in kinds},
         "weight": {kind: _mean([report.weight(uid) for uid in report.uids(kind)]) for kind in kinds},
         "pay": {kind: _mean([report.pay(uid) for uid in report.uids(kind)]) for kind in kinds},
-        "loss": [round(report.loss_genesis, 4), round(report.loss_last, 4)],
+        "loss": round(report.loss, 4),
         "root": report.root,
         "seconds": report.seconds,
         "checks": [asdict(check) for check in checks],

@@ -40,16 +40,21 @@ def measure_held_out(node: Node, tokens: NDArray[np.int32]) -> HeldOutReport:
     """
     hparams = node.hparams
     genesis = load_genesis(node.birth, node.buckets, hparams.model, node.settings.home / "genesis")
-    sequences = torch.from_numpy(tokens)
     return HeldOutReport(
-        loss_genesis=_mean_loss(node, genesis, sequences),
-        loss_last=_mean_loss(node, node.state.params, sequences),
+        loss_genesis=_mean_loss(node, genesis, tokens),
+        loss_last=held_out_loss(node, tokens),
         unigram=unigram_entropy(tokens, hparams.model.vocab_size),
     )
 
 
-def _mean_loss(node: Node, params: Mapping[str, Tensor], sequences: Tensor) -> float:
+def held_out_loss(node: Node, tokens: NDArray[np.int32]) -> float:
+    """Mean loss of the node's state on held-out sequences of shape (n, L), in nats per token."""
+    return _mean_loss(node, node.state.params, tokens)
+
+
+def _mean_loss(node: Node, params: Mapping[str, Tensor], tokens: NDArray[np.int32]) -> float:
     model = build_model(node.hparams.model)
     load_parameters(model, params)
+    sequences = torch.from_numpy(tokens)
     losses = sequence_losses(model, sequences, micro_batch_size=node.hparams.scoring.eval_micro_batch_size)
     return math.fsum(losses.tolist()) / len(losses)

@@ -68,8 +68,8 @@ def judge(
     checks.append(Check("no honest miner is penalised", not penalised, "; ".join(penalised[:5]) or "none"))
     checks.append(Check("all nodes hold one state", report.roots_agree, report.root[:12]))
     if alone is not None:
-        worse = report.loss_last / alone.loss_last - 1
-        detail = f"{report.loss_last:.4f}, alone {alone.loss_last:.4f}: {worse:+.2%}"
+        worse = report.loss / alone.loss - 1
+        detail = f"{report.loss:.4f}, alone {alone.loss:.4f}: {worse:+.2%}"
         checks.append(Check("the model is as good as without cheats", worse <= LOSS_TOLERANCE, detail))
     if again is not None:
         same = (report.weights, report.root) == (again.weights, again.root)

@@ -6,12 +6,13 @@ miner is what the validator measures. The same seed gives the same report, apart
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 
 from templar.hparams import HParams, load_hparams
-from templar.neuron.observe import measure_held_out
+from templar.neuron.observe import held_out_loss
 from templar.neuron.validator import Validator
 from templar.scoring.evidence import Evidence
 from templar.simulate.run import HELD_OUT_SEQUENCES, memory_folder, own_evidence, run_nodes
@@ -45,6 +46,8 @@ KINDS = (
     "overfitting",
     "wrong_data",
     "half",
+    "late",
+    "huge",
     "gaming",
     "within_norm",
     "sybil",
@@ -91,8 +94,8 @@ class IncentiveReport:
         finals: Uid -> final score after the last window that was measured.
         weights: Window -> uid -> weight, of every window that was measured.
         penalties: Every penalty.
-        loss_genesis: Held-out loss of the genesis parameters, in nats per token.
-        loss_last: Held-out loss after the last window.
+        loss: Held-out loss in nats per token, the mean of the states after the last third of the windows: at a constant
+            learning rate that of one state moves by a percent from window to window.
         root: State root after it, of the validator.
         roots_agree: Whether all nodes have it.
         seconds: Wall seconds of the windows.
@@ -103,8 +106,7 @@ class IncentiveReport:
     finals: dict[int, float]
     weights: dict[int, dict[int, float]]
     penalties: tuple[Penalised, ...]
-    loss_genesis: float
-    loss_last: float
+    loss: float
     root: str
     roots_agree: bool
     seconds: float
@@ -191,33 +193,36 @@ def run_population(
         nodes = [world.node(member) for member in world.members if member.role != "burn"]
         validator = next(node for node in nodes if isinstance(node, Validator))
         seen: list[Evidence] = []
+        losses: list[float] = []
+        held_out = cache(partial(world.held_out, validator, HELD_OUT_SEQUENCES))
 
         def keep(window: int, loss: float | None) -> None:
             if (evidence := own_evidence(validator, window)) is not None:
                 seen.append(evidence)
+            if 3 * window > 2 * windows:
+                losses.append(held_out_loss(validator, held_out()))
             on_window(window, loss)
 
         started = time.perf_counter()
         run_nodes(world, nodes, windows, keep)
         seconds = time.perf_counter() - started
-        held_out = measure_held_out(validator, world.held_out(validator, HELD_OUT_SEQUENCES))
         roots = {node.state.root for node in nodes}
         for node in nodes:
             node.stop()
-        records = [(evidence.window, record) for evidence in seen for record in evidence.miners]
         return IncentiveReport(
             windows=windows,
             roles={member.uid: member.role for member in world.members if member.role in population.actors},
             finals={record.uid: record.final for record in seen[-1].miners} if seen else {},
             weights={evidence.window: {each.uid: each.weight for each in evidence.weights} for evidence in seen},
-            penalties=tuple(
-                Penalised(window, record.uid, slash.reason.value)
-                for window, record in records
-                for slash in record.slashes
-            ),
-            loss_genesis=held_out.loss_genesis,
-            loss_last=held_out.loss_last,
+            penalties=tuple(_penalties(seen)),
+            loss=sum(losses) / len(losses),
             root=validator.state.root,
             roots_agree=len(roots) == 1,
             seconds=round(seconds, 3),
         )
+
+
+def _penalties(seen: Iterable[Evidence]) -> Iterator[Penalised]:
+    for evidence in seen:
+        for record in evidence.miners:
+            yield from (Penalised(evidence.window, record.uid, slash.reason.value) for slash in record.slashes)

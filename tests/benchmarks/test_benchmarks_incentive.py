@@ -92,8 +92,7 @@ REPORT = IncentiveReport(
     finals={3: 4.0, 4: 6.0, 5: 8.0, 6: 5.0, 7: 0.0, 8: 3.0, 9: 3.0},
     weights={2: {3: 1.0}, 4: {3: 0.2, 4: 0.2, 5: 0.3, 6: 0.1, 8: 0.1, 9: 0.1}},
     penalties=(Penalised(2, 7, "malformed"),),
-    loss_genesis=5.0,
-    loss_last=3.0,
+    loss=3.0,
     root="ab",
     roots_agree=True,
     seconds=1.0,
@@ -143,9 +142,9 @@ def test_what_is_promised_to_honest_miners() -> None:
     penalised = replace(REPORT, penalties=(*REPORT.penalties, Penalised(3, 4, "inactive")))
     assert failing(penalised) == ["no honest miner is penalised"]
     assert failing(replace(REPORT, roots_agree=False)) == ["all nodes hold one state"]
-    worse = replace(REPORT, loss_last=3.0 * (1 + LOSS_TOLERANCE) + 1e-6)
+    worse = replace(REPORT, loss=3.0 * (1 + LOSS_TOLERANCE) + 1e-6)
     assert failing(worse, alone=REPORT) == ["the model is as good as without cheats"]
-    assert failing(replace(worse, loss_last=3.05), alone=REPORT) == []
+    assert failing(replace(worse, loss=3.05), alone=REPORT) == []
     other = replace(REPORT, weights={4: {3: 1.0}})
     assert failing(REPORT, again=other) == ["the same seed gives the same weights"]
     assert failing(REPORT, again=replace(REPORT, seconds=2.0)) == []
