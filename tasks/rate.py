@@ -6,6 +6,7 @@ from tasks.artifacts import table
 from tasks.host import hosted
 from templar.neuron.validator import Validator
 from templar.scoring.evidence import Estimate, Evidence, Measurement, MinerRecord, WindowFacts
+from templar.scoring.ratings import Rating
 
 
 @task(task_run_name="rate {window}")
@@ -25,7 +26,7 @@ def score_summary(evidence: Evidence) -> str:
     earning = sum(record.weight > 0 for record in evidence.weights if record.uid in {each.uid for each in records})
     punished = sum(bool(record.slashes) for record in records)
     counts = f"{measured} of {len(records)} miners measured, {earning} earn, {punished} punished"
-    return f"Window {evidence.window}: {loss}; {counts}."
+    return f"Window {evidence.window}: {loss}; {counts}. The baseline is rated {_rating(evidence.baseline)}."
 
 
 def score_rows(evidence: Evidence) -> list[dict[str, object]]:
@@ -42,7 +43,7 @@ def _row(record: MinerRecord, weight: float, bans: dict[str, int]) -> dict[str, 
         "uid": record.uid,
         "weight": round(weight, 4),
         "final": f"{card.final:.4f} ({card.final - record.before.final:+.4f})",
-        "rating": f"{card.mu:.2f} ± {card.sigma:.2f}",
+        "rating": _rating(card.rating),
         "indicator": f"{card.binary_average:.4f}" + _sign(record.indicator),
         "sync": _sync(record),
         "score": "" if record.gradient_score is None else f"{record.gradient_score:+.6f}",
@@ -52,6 +53,10 @@ def _row(record: MinerRecord, weight: float, bans: dict[str, int]) -> dict[str, 
         "slashes": ", ".join(f"{slash.event.value} ({slash.reason.value})" for slash in record.slashes),
         "no payload": _absence(record, bans),
     }
+
+
+def _rating(rating: Rating) -> str:
+    return f"{rating.mu:.2f} ± {rating.sigma:.2f}"
 
 
 def _absence(record: MinerRecord, bans: dict[str, int]) -> str:

@@ -610,8 +610,6 @@ class Judge:
         players: dict[int, tuple[float, float, float]], beta: float, tau: float
     ) -> dict[int, tuple[float, float]]:
         """Plackett-Luce: uid -> (score, mu, sigma) before, (mu, sigma) after."""
-        if len(players) < 2:
-            return {uid: (mu, sigma) for uid, (_, mu, sigma) in players.items()}
         variances = {uid: sigma**2 + tau**2 for uid, (_, _, sigma) in players.items()}
         c = math.sqrt(math.fsum(variance + beta**2 for variance in variances.values()))
         strength = {uid: math.exp(mu / c) for uid, (_, mu, _) in players.items()}
@@ -628,6 +626,21 @@ class Judge:
             shrink = 1 - delta * variances[uid] / c**2 * math.sqrt(variances[uid]) / c
             found[uid] = mu + omega * variances[uid] / c, math.sqrt(variances[uid] * max(shrink, 1e-4))
         return found
+
+    @staticmethod
+    def ratings(
+        players: dict[int, tuple[float, float, float]], sigma: float, scoring: dict[str, Any]
+    ) -> tuple[dict[int, tuple[float, float]], float]:
+        """Those of the miners, with the baseline at 25, and the sigma of the baseline."""
+        if not players:
+            return {}, sigma
+        middle = statistics.median(score for score, _, _ in players.values())
+        score = math.nextafter(Judge.settled(scoring["baseline_share"] * max(0.0, middle)), 1.0)
+        everybody = players | {-1: (score, 25.0, sigma)}
+        found = Judge.rated(everybody, scoring["openskill_beta"], scoring["openskill_tau"])
+        zero, sigma = found.pop(-1)
+        keep = 1 - scoring["rating_fade"]
+        return {uid: (25 + keep * (mu - zero), own) for uid, (mu, own) in found.items()}, Judge.settled(sigma)
 
     @staticmethod
     def slashed(card: dict[str, Any], penalty: dict[str, Any]) -> dict[str, Any]:
@@ -719,14 +732,16 @@ class Judge:
         score: tuple[float, int],
         rating: tuple[float, float],
         scoring: dict[str, Any],
+        *,
+        zero: float,
     ) -> dict[str, Any]:
-        """The card of a miner that was scored, but for `last_reveal`."""
+        """The card of a miner that was scored, but for `last_reveal`; `zero` is where final scores count from."""
         alpha = scoring["binary_score_ma_alpha"]
         mu, sigma = map(Judge.settled, rating)
         average = Judge.settled((1 - alpha) * card["binary_average"] + alpha * score[1])
         behind = facts["windows_behind"]
         sync = Judge.settled(card["sync"] if behind is None else (1 - min(behind, 5) / 5) ** 2.5)
-        final = Judge.settled((mu - 3 * sigma) * max(0.0, average) * sync)
+        final = Judge.settled((mu - 3 * sigma - zero) * max(0.0, average) * sync)
         card = card | {"mu": mu, "sigma": sigma, "binary_average": average, "sync": sync, "final": final}
         card |= {"measured": card["measured"] + 1}
         curvature = Judge.curvature(facts["measurement"])
@@ -767,7 +782,7 @@ class Judge:
         """All of a body that is not facts, from its facts and the body before."""
         scoring, window = settings["scoring"], body["window"]
         penalties, facts = scoring["slashing"], {each["facts"]["uid"]: each["facts"] for each in body["miners"]}
-        before = before or {"departed": [], "miners": [], "bans": []}
+        before = before or {"departed": [], "miners": [], "bans": [], "baseline_sigma": 25 / 3}
         known = {each["hotkey"]: each["card"] for each in before["departed"]}
         known |= {each["facts"]["hotkey"]: each["after"] for each in before["miners"]}
         bans = {each["subject"]: each["last_window"] for each in before["bans"]}
@@ -781,9 +796,12 @@ class Judge:
                 cards[uid] = Judge.slashed(cards[uid], penalties[event])
         early, scores = dict(cards), Judge.scores(facts, cards, scoring)
         players = {uid: (score, cards[uid]["mu"], cards[uid]["sigma"]) for uid, (score, _) in scores.items()}
-        ratings = Judge.rated(players, scoring["openskill_beta"], scoring["openskill_tau"])
+        ratings, baseline_sigma = Judge.ratings(players, before["baseline_sigma"], scoring)
         for uid, score in scores.items():
-            cards[uid] = Judge.scored(facts[uid], cards[uid], score, ratings[uid], scoring) | {"last_reveal": window}
+            cards[uid] = Judge.scored(
+                facts[uid], cards[uid], score, ratings[uid], scoring, zero=25 - 3 * baseline_sigma
+            )
+            cards[uid] |= {"last_reveal": window}
             if Judge.curvature(facts[uid]["measurement"]) is not None:
                 cards[uid] |= {"last_exact": window}
         for uid, each in facts.items():
@@ -799,6 +817,7 @@ class Judge:
         kept = sorted(gone, key=lambda hotkey: (-(known[hotkey]["last_reveal"] or 0), hotkey))[:512]
         weights = Judge.weights({uid: card["final"] for uid, card in cards.items()}, settings)
         return {
+            "baseline_sigma": baseline_sigma,
             "miners": [
                 {
                     "facts": facts[uid],

@@ -46,6 +46,8 @@ SCORING = Scoring.model_validate(
         "binary_score_ma_alpha": 0.25,
         "openskill_beta": 7.0,
         "openskill_tau": 0.1,
+        "baseline_share": 0.25,
+        "rating_fade": 0.125,
         "sync_max_steps_behind": 3,
         "reset_inactivity_windows": 2,
         "low_success_rate": 0.4,

@@ -95,6 +95,10 @@ class Scoring(Section):
     """Plackett-Luce: variance of a performance."""
     openskill_tau: float = Field(ge=0)
     """Plackett-Luce: drift of the uncertainty."""
+    baseline_share: float = Field(ge=0, lt=1)
+    """Work of the imaginary miner that final scores count from, as a share of the median miner's."""
+    rating_fade: float = Field(ge=0, lt=1)
+    """Share of its distance from the baseline that a rating loses in each window in which its miner is scored."""
     sync_max_steps_behind: int = Field(ge=0)
     """A miner that is more windows behind counts as out of sync."""
     reset_inactivity_windows: int = Field(ge=1)

@@ -95,6 +95,7 @@ def evidence_values(evidence: Evidence) -> dict[str, float]:
         "network/evaluated_uids": sum(record.facts.estimate is not None for record in records),
         "network/active_miners": sum(record.facts.payload_sha256 is not None for record in records),
         "gather/success_rate": evidence.facts.success_rate,
+        "openskill/baseline": evidence.baseline.ordinal,
         "gather/reserve_used": sum(record.facts.tier == Tier.RESERVE for record in applied),
         **({"overlap/max": max(overlaps)} if overlaps else {}),
     }

@@ -59,6 +59,7 @@ HELP = {
     "openskill/mu": "Mean of the rating.",
     "openskill/sigma": "Uncertainty of the rating.",
     "openskill/ordinal": "Rating less three uncertainties.",
+    "openskill/baseline": "The same of the baseline, which final scores count from.",
     "weights": "Weight that the scores amount to.",
     "slash": "A penalty of the window, by event and reason.",
     "slash/score_before": "Final score before a window with penalties.",

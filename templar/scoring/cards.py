@@ -78,6 +78,7 @@ class Standing:
         payloads: Uid -> hash of the payload of that window that was measured, but for those that were copies: who sends
             again what was once copied from it must not look like the copier.
         applied: Uids whose payload was applied in that window.
+        baseline: Rating of the imaginary miner that final scores count from.
     """
 
     window: int | None = None
@@ -87,6 +88,7 @@ class Standing:
     bans: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     payloads: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
     applied: frozenset[int] = frozenset()
+    baseline: Rating = field(default_factory=Rating)
 
     def card(self, hotkey: str) -> ScoreCard:
         """The card of a hotkey, wherever it has been; a fresh one for a stranger."""

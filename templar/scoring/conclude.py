@@ -5,10 +5,12 @@ exactly. The result does not depend on the order of the miners.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from templar.errors import Reason
 from templar.hparams import HParams, Scoring
+from templar.scoring.baseline import rate_against
 from templar.scoring.cards import ScoreCard, Standing
 from templar.scoring.evidence import (
     MAX_BANS,
@@ -22,7 +24,6 @@ from templar.scoring.evidence import (
     WeightRecord,
     WindowFacts,
 )
-from templar.scoring.ratings import rate
 from templar.scoring.scores import WindowScore, held_back, next_card, score_payload, typical_curvature
 from templar.scoring.slashing import Slash, overlap_event
 from templar.scoring.sync import sync_score
@@ -52,15 +53,15 @@ def conclude(facts: WindowFacts, standing: Standing, hparams: HParams, author: M
         slashes[uid] = early_slashes(before[uid], miner, facts, banned=banned, hparams=hparams)
         cards[uid] = _slashed(before[uid], slashes[uid]).model_copy(update={"uid": uid})
     early, scores = dict(cards), _scores(miners, cards, scoring)
-    ratings = rate(
-        {uid: card.rating for uid, card in cards.items()},
+    ratings, baseline = rate_against(
+        standing.baseline,
+        {uid: cards[uid].rating for uid in scores},
         {uid: score.gradient_score for uid, score in scores.items()},
-        beta=scoring.openskill_beta,
-        tau=scoring.openskill_tau,
+        scoring,
     )
+    score_card = partial(next_card, baseline=baseline, window=window, scoring=scoring)
     for uid, score in scores.items():
-        sync = _sync(miners[uid], cards[uid])
-        cards[uid] = next_card(cards[uid], score, ratings[uid], sync=sync, window=window, scoring=scoring)
+        cards[uid] = score_card(cards[uid], score, ratings[uid], sync=_sync(miners[uid], cards[uid]))
     for uid, miner in miners.items():
         inactive = any(each.reason is Reason.INACTIVE for each in slashes[uid])
         late = late_slashes(early[uid], miner, facts, scoring, inactive=inactive)
@@ -82,6 +83,7 @@ def conclude(facts: WindowFacts, standing: Standing, hparams: HParams, author: M
             _record(miners[uid], before[uid], scores.get(uid), slashes[uid], cards[uid], scoring=scoring)
             for uid in sorted(miners)
         ),
+        baseline_sigma=baseline.sigma,
         departed=_departed(standing, facts),
         bans=_bans(standing, miners, slashes, window),
         weights=tuple(WeightRecord(uid=uid, weight=weight) for uid, weight in weights.items()),

@@ -15,6 +15,7 @@ from templar.exchange.audit import CONCLUSIVE
 from templar.exchange.keys import Kind
 from templar.exchange.sealing import ENVELOPE_BYTES, Count, Hex64, Hotkey, Uid, WindowBody
 from templar.scoring.cards import Finite, Record, ScoreCard, Standing
+from templar.scoring.ratings import Rating
 from templar.scoring.slashing import Event
 
 Tier = Annotated[str, Field(pattern="^(gather|reserve|other)$")]
@@ -234,6 +235,7 @@ class Evidence(WindowBody):
         seed_block: See there.
         loss: See there.
         miners: One record per registered miner, in uid order.
+        baseline_sigma: Uncertainty of the rating of the baseline, which final scores count from.
         departed: Cards of hotkeys that are not registered any more, by hotkey.
         bans: Bans that hold in later windows, by subject.
         weights: What the scores amount to, in uid order.
@@ -250,6 +252,7 @@ class Evidence(WindowBody):
     seed_block: Count
     loss: Finite | None
     miners: Annotated[tuple[MinerRecord, ...], Field(strict=False, max_length=4096)]
+    baseline_sigma: Finite
     departed: Annotated[tuple[Departed, ...], Field(strict=False, max_length=MAX_DEPARTED)]
     bans: Annotated[tuple[Ban, ...], Field(strict=False, max_length=MAX_BANS)]
     weights: Annotated[tuple[WeightRecord, ...], Field(strict=False, max_length=4096)]
@@ -283,4 +286,10 @@ class Evidence(WindowBody):
                 if record.facts.payload_sha256 is not None and not record.copied
             },
             applied=frozenset(miner.uid for miner in facts if miner.applied),
+            baseline=self.baseline,
         )
+
+    @property
+    def baseline(self) -> Rating:
+        """Rating of the baseline after the window."""
+        return Rating(sigma=self.baseline_sigma)

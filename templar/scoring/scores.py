@@ -118,7 +118,14 @@ def score_measurement(measurement: Measurement) -> WindowScore:
 
 
 def next_card(
-    card: ScoreCard, score: WindowScore, rating: Rating, *, sync: float, window: int, scoring: Scoring
+    card: ScoreCard,
+    score: WindowScore,
+    rating: Rating,
+    *,
+    baseline: Rating,
+    sync: float,
+    window: int,
+    scoring: Scoring,
 ) -> ScoreCard:
     """The card of a miner that was scored, before the window's penalties.
 
@@ -126,6 +133,7 @@ def next_card(
         card: The card before.
         score: What the payload showed.
         rating: The rating after the window.
+        baseline: That of the baseline; with a stranger's, the final score is the reference's.
         sync: Its sync score.
         window: The window.
         scoring: The numbers.
@@ -133,12 +141,13 @@ def next_card(
     alpha = scoring.binary_score_ma_alpha
     mu, sigma = settled(rating.mu), settled(rating.sigma)
     average = settled((1 - alpha) * card.binary_average + alpha * score.indicator)
+    above = Rating(mu, sigma).ordinal - baseline.ordinal
     changes = {
         "mu": mu,
         "sigma": sigma,
         "binary_average": average,
         "sync": settled(sync),
-        "final": settled(Rating(mu, sigma).ordinal * max(0.0, average) * settled(sync)),
+        "final": settled(above * max(0.0, average) * settled(sync)),
         "last_reveal": window,
         "measured": card.measured + 1,
     }

@@ -377,6 +377,7 @@ DERIVED: dict[str, tuple[Lie, str]] = {  # with * for the uid of the last weight
     "a weight": (with_field(weights=last_heavier), "weights[uid *].weight"),
     "the burn": (with_field(weights=first_lighter), "weights[uid 0].weight"),
     "a weight too few": (with_field(weights=lambda known: known[:-1]), "weights[uid *]"),
+    "the baseline": (with_field(baseline_sigma=lambda known: known + 0.01), "baseline_sigma"),
     "a forgiven penalty": (with_record(GARBAGE, lambda _: {"slashes": ()}), "miners[uid 6].slashes"),
     "an invented penalty": (with_record(HONEST, lambda _: {"slashes": (INVENTED,)}), "miners[uid 3].slashes"),
     "an invented ban": (
@@ -404,6 +405,7 @@ QUICK_DERIVED = {
     "an average",
     "a final score",
     "a weight",
+    "the baseline",
     "a forgiven penalty",
     "an invented ban",
     "the evidence before",

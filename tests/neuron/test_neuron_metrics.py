@@ -170,6 +170,7 @@ def test_what_a_validator_says_of_each() -> None:
         assert values["openskill/sigma"][uid] == card.sigma
         assert values["openskill/ordinal"][uid] == card.rating.ordinal
         assert values["weights"][uid] == weights.get(uid, 0.0)
+    assert evidence_values(evidence)["openskill/baseline"] == evidence.baseline.ordinal
     assert values["slash/score_before"] == {3: 20.0, 4: 20.0, 5: 20.0}
     assert values["slash/score_after"] == {uid: record.final for uid, record in records.items()}
     assert values["inactivity/score_before"] == {5: 20.0}

@@ -68,9 +68,14 @@ def in_a_row(count: int, seen: Callable[[int], list[MinerFacts]], *, hparams: HP
     ],
 )  # fmt: skip
 def test_the_documented_ratings(hparams: HParams, expected: list[tuple[float, float]]) -> None:
-    miners = [revealed(uid, gain) for uid, gain in enumerate([0.01, 0.03, -0.02, 0.0], 2)]
-    found = [(card.mu, card.sigma) for card in cards_of(concluded(*miners, hparams=hparams)).values()]
-    assert found == [pytest.approx(pair, abs=5e-9) for pair in expected]
+    """Of [0.01, 0.03, -0.02, 0.0]: three miners and the baseline, from which all of them are rated."""
+    miners = [revealed(uid, gain) for uid, gain in enumerate([0.01, 0.03, -0.02], 2)]
+    found = concluded(*miners, hparams=hparams)
+    (zero, sigma), kept = expected[3], 1 - hparams.scoring.rating_fade
+    assert found.baseline.mu == MU
+    assert found.baseline.sigma == pytest.approx(sigma, abs=5e-9)
+    rated = [(card.mu, card.sigma) for card in cards_of(found).values()]
+    assert rated == [pytest.approx((MU + kept * (mu - zero), own), abs=1e-8) for mu, own in expected[:3]]
 
 
 @pytest.mark.parametrize(
@@ -88,20 +93,28 @@ def test_the_final_score_is_ordinal_times_average_times_sync(behind: int, sync: 
     relaxed = load_hparams("templar-2.1.3", overrides={"scoring": {"sync_max_steps_behind": 5}})
     found = concluded(revealed(2, windows_behind=behind), after=standing_of([veteran(2)]), hparams=relaxed)
     card = record_of(found, 2).after
-    assert card.rating == Rating(40.0, 2.0), "one miner alone keeps its rating"
     assert card.binary_average == pytest.approx(0.95 * 0.8 + 0.05)
     assert card.sync == pytest.approx(sync, abs=5e-7)
-    assert card.final == pytest.approx(34.0 * 0.81 * sync, abs=2e-5)
+    above = card.rating.ordinal - found.baseline.ordinal
+    assert card.final == pytest.approx(above * 0.81 * sync, abs=2e-5)
 
 
 def test_the_first_window_of_two_strangers() -> None:
-    """Fresh ratings, the second release: the winner of two players, an average of 0.05 and half of the emission."""
+    """Fresh ratings of three players, the last of which is the baseline, an average of 0.05, and what is not burnt."""
     found = concluded(revealed(2, 0.2), revealed(3, 0.1), after=Standing())
-    winner, loser = (record_of(found, uid).after for uid in (2, 3))
-    assert (winner.mu, winner.sigma) == pytest.approx((27.25620921, 8.16689646), abs=5e-9)
-    assert winner.final == pytest.approx((27.25620921 - 3 * 8.16689646) * 0.05, abs=1e-8)
-    assert loser.final == pytest.approx((22.74379079 - 3 * 8.16689646) * 0.05, abs=1e-8)
-    assert {record.uid: record.weight for record in found.weights} == {1: 0.5, 2: 0.5}
+    winner, second = (record_of(found, uid).after for uid in (2, 3))
+    ratings = ((27.45624948, 8.25353470), (25.61406237, 8.16213969), (21.92968815, 8.16213969))
+    (best, best_sigma), (good, good_sigma), (zero, zero_sigma) = ratings
+    assert (winner.mu, winner.sigma) == pytest.approx((MU + 0.99 * (best - zero), best_sigma), abs=1e-8)
+    assert (second.mu, second.sigma) == pytest.approx((MU + 0.99 * (good - zero), good_sigma), abs=1e-8)
+    assert (found.baseline.mu, found.baseline.sigma) == pytest.approx((MU, zero_sigma), abs=5e-9)
+    assert winner.final == pytest.approx((0.99 * (best - zero) - 3 * (best_sigma - zero_sigma)) * 0.05, abs=1e-8)
+    assert second.final == pytest.approx((0.99 * (good - zero) - 3 * (good_sigma - zero_sigma)) * 0.05, abs=1e-8)
+    assert {record.uid: record.weight for record in found.weights} == {
+        1: 0.5,
+        2: pytest.approx(1 / 3),
+        3: pytest.approx(1 / 6),
+    }
     assert (found.previous, found.previous_window) == (None, None)
     assert record_of(found, 2).before == FRESH
 
@@ -122,7 +135,7 @@ def test_whoever_was_not_scored_keeps_its_card() -> None:
 
 def test_a_null_window_is_scored_all_the_same() -> None:
     found = concluded(revealed(2, 0.2, applied=False), revealed(3, 0.1, applied=False), roster=None)
-    assert record_of(found, 2).after.mu > MU > record_of(found, 3).after.mu
+    assert record_of(found, 2).after.mu > record_of(found, 3).after.mu > MU
     assert found.standing.applied == frozenset()
     assert set(found.standing.payloads) == {2, 3}
 
@@ -357,10 +370,10 @@ def test_whoever_is_banned_has_nothing_each_window_until_it_ends(who: dict[str, 
     shut_out = absent(**{"reason": Reason.BANNED, **who})
     for window in (WINDOW, WINDOW + 1):
         evidence = conclude(window_of(shut_out, revealed(3), window=window), standing, V2, AUTHOR)
-        standing = evidence.standing
         assert events_of(evidence, uid) == [("banned", "banned")]
         after = record_of(evidence, uid).after
         assert (after.final, after.binary_average, after.rating, after.last_reveal) == (0.0, 0.0, Rating(), None)
+        standing = evidence.standing
     assert standing.bans == {}, "over"
     free = conclude(window_of(revealed(**who), revealed(3), window=WINDOW + 2), standing, V2, AUTHOR)
     assert events_of(free, uid) == []
@@ -496,7 +509,8 @@ def networks(draw: st.DrawFn) -> tuple[WindowFacts, Standing]:
     subjects = [name(uid) for uid in range(2, 10) for name in (hotkey, bucket)]
     bans = draw(st.dictionaries(st.sampled_from(subjects), st.integers(WINDOW - 1, WINDOW + 9), max_size=3))
     roster = draw(st.sampled_from([None, "d" * 64]))
-    return window_of(*miners, roster=roster), standing_of(past, departed=departed, bans=bans)
+    baseline = Rating(sigma=draw(st.floats(0.5, 8.5)))
+    return window_of(*miners, roster=roster), standing_of(past, departed=departed, bans=bans, baseline=baseline)
 
 
 def renamed(facts: WindowFacts, standing: Standing, names: Mapping[int, int]) -> tuple[WindowFacts, Standing]:
@@ -536,6 +550,7 @@ def by_hotkey(evidence: Evidence) -> dict[str, Any]:
         "weights": {anonymous.get(record.uid, "burn"): record.weight for record in evidence.weights},
         "departed": {each.hotkey: each.card.model_dump(exclude={"uid"}) for each in evidence.departed},
         "bans": evidence.bans,
+        "baseline": evidence.baseline,
     }
 
 

@@ -8,6 +8,7 @@ from templar.hparams import Scoring, load_hparams, preset_names
 from templar.scoring.cards import FRESH, ScoreCard, Standing
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Estimate, Evidence
+from templar.scoring.ratings import Rating
 from templar.scoring.scores import WindowScore, next_card, score_payload, shows_nothing
 from tests.support.facts import AUTHOR, cards_of, estimate, events_of, measurement, record_of, revealed, window_of
 
@@ -19,6 +20,11 @@ LONG, FLOOR = SCORING.own_data_windows, SCORING.own_data_floor
 def shown(gain: float, *, learnt: bool) -> Estimate:
     """An estimate in which the own data gained more than others', or less."""
     return estimate(gain, gain + 0.01 if learnt else gain - 0.01)
+
+
+def counted(card: ScoreCard, found: WindowScore, scoring: Scoring) -> ScoreCard:
+    """The card after a window with such a score, whatever the others did."""
+    return next_card(card, found, card.rating, baseline=Rating(), sync=1.0, window=9, scoring=scoring)
 
 
 def share_under_the_floor(
@@ -54,7 +60,7 @@ def test_the_coin_is_the_average_that_cards_keep() -> None:
     """The same rule, by way of cards: so many of one kind in a row, then of the other."""
     card = FRESH
     for indicator in [1] * LONG + [-1] * LONG:
-        card = next_card(card, WindowScore(0.1, indicator), card.rating, sync=1.0, window=9, scoring=SCORING)
+        card = counted(card, WindowScore(0.1, indicator), SCORING)
     alpha = SCORING.binary_score_ma_alpha
     good = 1 - (1 - alpha) ** LONG
     assert card.binary_average == pytest.approx(good * (1 - alpha) ** LONG - good)
@@ -70,7 +76,7 @@ def test_who_learns_its_own_data_is_above_the_floor_when_it_is_asked(preset: str
         card = FRESH
         for window in range(scoring.own_data_windows):
             found = WindowScore(0.1, -1 if window % 10 == bad else 1)
-            card = next_card(card, found, card.rating, sync=1.0, window=window, scoring=scoring)
+            card = counted(card, found, scoring)
         assert card.measured == scoring.own_data_windows
         assert not shows_nothing(card, scoring)
 

@@ -258,8 +258,11 @@ def test_a_miner_whose_own_data_shows_nothing_is_not_rated_above_one_that_does_n
 # The next card.
 
 
-def after(card: ScoreCard, found: WindowScore, rating: Rating | None = None, *, sync: float = 1.0) -> ScoreCard:
-    return next_card(card, found, rating or card.rating, sync=sync, window=9, scoring=SCORING)
+def after(
+    card: ScoreCard, found: WindowScore, rating: Rating | None = None, *, sync: float = 1.0, zero: Rating | None = None
+) -> ScoreCard:
+    rating, baseline = rating or card.rating, zero or Rating()
+    return next_card(card, found, rating, baseline=baseline, sync=sync, window=9, scoring=SCORING)
 
 
 @pytest.mark.parametrize(
@@ -277,6 +280,17 @@ def test_the_final_score_is_ordinal_times_average_times_sync() -> None:
     assert card.binary_average == pytest.approx(0.525)
     assert card.final == pytest.approx(18.0 * 0.525 * 0.572433)
     assert (card.mu, card.sigma, card.sync, card.last_reveal, card.measured) == (30.0, 4.0, 0.572433, 9, 10)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "final"),
+    [(Rating(), 18.0), (Rating(25.0, 9.0), 20.0), (Rating(0.0, 8.0), 42.0), (Rating(42.0, 8.0), 0.0),
+     (Rating(50.0, 8.0), -8.0)],
+)  # fmt: skip
+def test_final_scores_count_from_the_baseline(baseline: Rating, final: float) -> None:
+    card = veteran(2, binary_average=(0.85 - 0.05) / 0.95)
+    found = after(card, WindowScore(0.2, 1), Rating(30.0, 4.0), zero=baseline)
+    assert found.final == pytest.approx(final * 0.85)
 
 
 @pytest.mark.parametrize(("rating", "average", "sign"), [((30.0, 2.0), -0.9, 0), ((5.0, 2.0), 0.5, -1)])

@@ -55,7 +55,10 @@ def test_who_has_most_comes_first_and_every_row_has_every_column() -> None:
     rows = score_rows(evidence)
     assert [row["uid"] for row in rows] == [4, 3, 5]
     assert all(list(row) == COLUMNS for row in rows)
-    assert score_summary(evidence) == "Window 100: loss 4.0000; 2 of 3 miners measured, 2 earn, 1 punished."
+    assert score_summary(evidence) == (
+        "Window 100: loss 4.0000; 2 of 3 miners measured, 2 earn, 1 punished. "
+        f"The baseline is rated 25.00 ± {evidence.baseline_sigma:.2f}."
+    )
 
 
 def test_a_miner_that_was_measured() -> None:
@@ -122,6 +125,9 @@ def test_several_penalties_stand_in_one_cell() -> None:
 def test_what_is_burned_earns_nobody() -> None:
     """The uid that burns has a weight and is no miner."""
     evidence = concluded(absent(3), loss=None)
-    assert score_summary(evidence) == "Window 100: nothing was measured; 0 of 1 miners measured, 0 earn, 1 punished."
+    assert score_summary(evidence) == (
+        "Window 100: nothing was measured; 0 of 1 miners measured, 0 earn, 1 punished. "
+        "The baseline is rated 25.00 ± 8.33."
+    )
     assert [(record.uid, record.weight) for record in evidence.weights] == [(0, 1.0)]
     assert [row["uid"] for row in score_rows(evidence)] == [3]
