@@ -508,6 +508,7 @@ class Judge:
     @staticmethod
     def fresh() -> dict[str, Any]:
         card = {"uid": None, "mu": 25.0, "sigma": 25 / 3, "binary_average": 0.0, "sync": 0.0, "final": 0.0}
+        card |= {"advantage": 0.0}
         return card | {"last_reveal": None, "idle": 0, "measured": 0, "last_exact": None, "curvature": None}
 
     @staticmethod
@@ -630,17 +631,18 @@ class Judge:
     @staticmethod
     def ratings(
         players: dict[int, tuple[float, float, float]], sigma: float, scoring: dict[str, Any]
-    ) -> tuple[dict[int, tuple[float, float]], float]:
-        """Those of the miners, with the baseline at 25, and the sigma of the baseline."""
+    ) -> tuple[dict[int, tuple[float, float]], float, float]:
+        """Those of the miners, with the baseline at 25; the sigma and the score of the baseline."""
         if not players:
-            return {}, sigma
+            return {}, sigma, 0.0
         middle = statistics.median(score for score, _, _ in players.values())
-        score = math.nextafter(Judge.settled(scoring["baseline_share"] * max(0.0, middle)), 1.0)
-        everybody = players | {-1: (score, 25.0, sigma)}
+        least = Judge.settled(scoring["baseline_share"] * max(0.0, middle))
+        everybody = players | {-1: (math.nextafter(least, 1.0), 25.0, sigma)}
         found = Judge.rated(everybody, scoring["openskill_beta"], scoring["openskill_tau"])
         zero, sigma = found.pop(-1)
         keep = 1 - scoring["rating_fade"]
-        return {uid: (25 + keep * (mu - zero), own) for uid, (mu, own) in found.items()}, Judge.settled(sigma)
+        moved = {uid: (25 + keep * (mu - zero), own) for uid, (mu, own) in found.items()}
+        return moved, Judge.settled(sigma), least
 
     @staticmethod
     def slashed(card: dict[str, Any], penalty: dict[str, Any]) -> dict[str, Any]:
@@ -652,7 +654,7 @@ class Judge:
         if penalty["average"] == 0:
             card |= {"measured": 0}
         if penalty["reset"]:
-            card |= {"last_reveal": None, "idle": 0, "measured": 0}
+            card |= {"last_reveal": None, "idle": 0, "measured": 0, "advantage": min(0.0, card["advantage"])}
             if card["mu"] - 3 * card["sigma"] >= 0:
                 card |= {"mu": 25.0, "sigma": 25 / 3}
         return card
@@ -734,16 +736,19 @@ class Judge:
         scoring: dict[str, Any],
         *,
         zero: float,
+        least: float,
     ) -> dict[str, Any]:
-        """The card of a miner that was scored, but for `last_reveal`; `zero` is where final scores count from."""
+        """The card of a miner that was scored, but for `last_reveal`; of the baseline, what counts and the score."""
         alpha = scoring["binary_score_ma_alpha"]
         mu, sigma = map(Judge.settled, rating)
         average = Judge.settled((1 - alpha) * card["binary_average"] + alpha * score[1])
         behind = facts["windows_behind"]
         sync = Judge.settled(card["sync"] if behind is None else (1 - min(behind, 5) / 5) ** 2.5)
-        final = Judge.settled((mu - 3 * sigma - zero) * max(0.0, average) * sync)
+        advantage = Judge.settled((1 - alpha) * card["advantage"] + alpha * (score[0] - least))
+        above = mu - 3 * sigma - zero
+        final = Judge.settled((max(above, 1.0) if advantage > 0 else min(above, 0.0)) * max(0.0, average) * sync)
         card = card | {"mu": mu, "sigma": sigma, "binary_average": average, "sync": sync, "final": final}
-        card |= {"measured": card["measured"] + 1}
+        card |= {"measured": card["measured"] + 1, "advantage": advantage}
         curvature = Judge.curvature(facts["measurement"])
         if curvature is not None:
             beta, past = scoring["curvature_ma_alpha"], card["curvature"]
@@ -796,10 +801,10 @@ class Judge:
                 cards[uid] = Judge.slashed(cards[uid], penalties[event])
         early, scores = dict(cards), Judge.scores(facts, cards, scoring)
         players = {uid: (score, cards[uid]["mu"], cards[uid]["sigma"]) for uid, (score, _) in scores.items()}
-        ratings, baseline_sigma = Judge.ratings(players, before["baseline_sigma"], scoring)
+        ratings, baseline_sigma, least = Judge.ratings(players, before["baseline_sigma"], scoring)
         for uid, score in scores.items():
             cards[uid] = Judge.scored(
-                facts[uid], cards[uid], score, ratings[uid], scoring, zero=25 - 3 * baseline_sigma
+                facts[uid], cards[uid], score, ratings[uid], scoring, zero=25 - 3 * baseline_sigma, least=least
             )
             cards[uid] |= {"last_reveal": window}
             if Judge.curvature(facts[uid]["measurement"]) is not None:

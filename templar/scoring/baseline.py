@@ -13,6 +13,7 @@ would reach it.
 
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from statistics import median
 
 from templar.hparams import Scoring
@@ -21,25 +22,42 @@ from templar.scoring.ratings import MU, Rating, rate
 
 _BASELINE = -1
 """Stands for the baseline among uids."""
+LEAST_SKILL = 1.0
+"""What the rating of a miner is worth at least that is better than the baseline on average."""
 
 
 def baseline_score(scores: Collection[float], share: float) -> float:
     """The score of the baseline: a share of the median score, and never below what doing nothing is worth.
 
-    It is by a hair above any score that is as large: who does no more than the baseline is below it, and in
-    Plackett-Luce a tie would cost both.
+    In the ratings it is by a hair above any score that is as large: who does no more than the baseline is below it,
+    and in Plackett-Luce a tie would cost both.
 
     Args:
         scores: Of the scored miners, at least one.
         share: `Scoring.baseline_share`.
     """
-    return math.nextafter(settled(share * max(0.0, median(scores))), math.inf)
+    return settled(share * max(0.0, median(scores)))
+
+
+@dataclass(frozen=True)
+class Rated:
+    """What a window was for the ratings.
+
+    Attributes:
+        ratings: Uid -> new rating, of the scored miners.
+        baseline: That of the baseline.
+        least: Score of the baseline; 0 if nobody was scored.
+    """
+
+    ratings: dict[int, Rating]
+    baseline: Rating
+    least: float
 
 
 def rate_against(
     baseline: Rating, ratings: Mapping[int, Rating], scores: Mapping[int, float], scoring: Scoring
-) -> tuple[dict[int, Rating], Rating]:
-    """New ratings after one window, those of the scored miners and that of the baseline.
+) -> Rated:
+    """New ratings after one window.
 
     Args:
         baseline: That of the baseline before; its mean is that of a stranger.
@@ -48,13 +66,29 @@ def rate_against(
         scoring: The numbers.
     """
     if not scores:
-        return {}, baseline
+        return Rated({}, baseline, 0.0)
+    least = baseline_score(scores.values(), scoring.baseline_share)
     rated = rate(
         {**ratings, _BASELINE: baseline},
-        {**scores, _BASELINE: baseline_score(scores.values(), scoring.baseline_share)},
+        {**scores, _BASELINE: math.nextafter(least, math.inf)},
         beta=scoring.openskill_beta,
         tau=scoring.openskill_tau,
     )
     after, kept = rated.pop(_BASELINE), 1 - scoring.rating_fade
     moved = {uid: Rating(MU + kept * (rating.mu - after.mu), rating.sigma) for uid, rating in rated.items()}
-    return moved, Rating(MU, settled(after.sigma))
+    return Rated(moved, Rating(MU, settled(after.sigma)), least)
+
+
+def skill(rating: Rating, baseline: Rating, advantage: float) -> float:
+    """What a rating is worth: how cautiously it is above the baseline; positive for whoever is better on average.
+
+    Ranks are noisy: of twenty equals, one is rated below the baseline now and then though most of its windows were
+    good, and one who does nothing above it. An average of scores tells these apart much earlier.
+
+    Args:
+        rating: A miner's.
+        baseline: That of the baseline.
+        advantage: Moving average of by how much the miner's scores were above that of the baseline.
+    """
+    above = rating.ordinal - baseline.ordinal
+    return max(above, LEAST_SKILL) if advantage > 0 else min(above, 0.0)

@@ -33,6 +33,7 @@ class ScoreCard(Record):
         mu: Mean of its Plackett-Luce rating.
         sigma: Uncertainty of the rating.
         binary_average: Moving average of the binary indicator, in -1..1.
+        advantage: Moving average of by how much its scores were above that of the baseline.
         sync: Sync score of the last window in which the miner was measured.
         final: Final score; only a positive one earns a weight.
         last_reveal: The last window in which a payload counted; None if none ever did.
@@ -47,6 +48,7 @@ class ScoreCard(Record):
     mu: Finite = MU
     sigma: Finite = SIGMA
     binary_average: Finite = 0.0
+    advantage: Finite = 0.0
     sync: Finite = 0.0
     final: Finite = 0.0
     last_reveal: Count | None = None

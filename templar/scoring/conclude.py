@@ -5,7 +5,6 @@ exactly. The result does not depend on the order of the miners.
 """
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from templar.errors import Reason
@@ -53,15 +52,15 @@ def conclude(facts: WindowFacts, standing: Standing, hparams: HParams, author: M
         slashes[uid] = early_slashes(before[uid], miner, facts, banned=banned, hparams=hparams)
         cards[uid] = _slashed(before[uid], slashes[uid]).model_copy(update={"uid": uid})
     early, scores = dict(cards), _scores(miners, cards, scoring)
-    ratings, baseline = rate_against(
+    rated = rate_against(
         standing.baseline,
         {uid: cards[uid].rating for uid in scores},
         {uid: score.gradient_score for uid, score in scores.items()},
         scoring,
     )
-    score_card = partial(next_card, baseline=baseline, window=window, scoring=scoring)
     for uid, score in scores.items():
-        cards[uid] = score_card(cards[uid], score, ratings[uid], sync=_sync(miners[uid], cards[uid]))
+        card, sync = cards[uid], _sync(miners[uid], cards[uid])
+        cards[uid] = next_card(card, score, rated.ratings[uid], rated, sync=sync, window=window, scoring=scoring)
     for uid, miner in miners.items():
         inactive = any(each.reason is Reason.INACTIVE for each in slashes[uid])
         late = late_slashes(early[uid], miner, facts, scoring, inactive=inactive)
@@ -83,7 +82,7 @@ def conclude(facts: WindowFacts, standing: Standing, hparams: HParams, author: M
             _record(miners[uid], before[uid], scores.get(uid), slashes[uid], cards[uid], scoring=scoring)
             for uid in sorted(miners)
         ),
-        baseline_sigma=baseline.sigma,
+        baseline_sigma=rated.baseline.sigma,
         departed=_departed(standing, facts),
         bans=_bans(standing, miners, slashes, window),
         weights=tuple(WeightRecord(uid=uid, weight=weight) for uid, weight in weights.items()),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from templar.hparams import Scoring
+from templar.scoring.baseline import Rated, skill
 from templar.scoring.cards import ScoreCard, settled
 from templar.scoring.evidence import Estimate, Measurement
 from templar.scoring.ratings import Rating
@@ -118,14 +119,7 @@ def score_measurement(measurement: Measurement) -> WindowScore:
 
 
 def next_card(
-    card: ScoreCard,
-    score: WindowScore,
-    rating: Rating,
-    *,
-    baseline: Rating,
-    sync: float,
-    window: int,
-    scoring: Scoring,
+    card: ScoreCard, score: WindowScore, rating: Rating, rated: Rated, *, sync: float, window: int, scoring: Scoring
 ) -> ScoreCard:
     """The card of a miner that was scored, before the window's penalties.
 
@@ -133,7 +127,7 @@ def next_card(
         card: The card before.
         score: What the payload showed.
         rating: The rating after the window.
-        baseline: That of the baseline; with a stranger's, the final score is the reference's.
+        rated: What the window was for all ratings.
         sync: Its sync score.
         window: The window.
         scoring: The numbers.
@@ -141,13 +135,15 @@ def next_card(
     alpha = scoring.binary_score_ma_alpha
     mu, sigma = settled(rating.mu), settled(rating.sigma)
     average = settled((1 - alpha) * card.binary_average + alpha * score.indicator)
-    above = Rating(mu, sigma).ordinal - baseline.ordinal
+    advantage = settled((1 - alpha) * card.advantage + alpha * (score.gradient_score - rated.least))
+    worth = skill(Rating(mu, sigma), rated.baseline, advantage)
     changes = {
         "mu": mu,
         "sigma": sigma,
         "binary_average": average,
+        "advantage": advantage,
         "sync": settled(sync),
-        "final": settled(above * max(0.0, average) * settled(sync)),
+        "final": settled(worth * max(0.0, average) * settled(sync)),
         "last_reveal": window,
         "measured": card.measured + 1,
     }

@@ -63,7 +63,7 @@ class Slash:
         if self.penalty.reset:
             worse = card.rating.ordinal < 0
             changes |= {} if worse else {"mu": MU, "sigma": SIGMA}
-            changes |= {"last_reveal": None, "idle": 0, "measured": 0}
+            changes |= {"last_reveal": None, "idle": 0, "measured": 0, "advantage": min(0.0, card.advantage)}
         return card.model_copy(update=changes)
 
 

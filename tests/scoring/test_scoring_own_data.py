@@ -5,6 +5,7 @@ from random import Random
 import pytest
 
 from templar.hparams import Scoring, load_hparams, preset_names
+from templar.scoring.baseline import Rated
 from templar.scoring.cards import FRESH, ScoreCard, Standing
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Estimate, Evidence
@@ -24,7 +25,7 @@ def shown(gain: float, *, learnt: bool) -> Estimate:
 
 def counted(card: ScoreCard, found: WindowScore, scoring: Scoring) -> ScoreCard:
     """The card after a window with such a score, whatever the others did."""
-    return next_card(card, found, card.rating, baseline=Rating(), sync=1.0, window=9, scoring=scoring)
+    return next_card(card, found, card.rating, Rated({}, Rating(), 0.0), sync=1.0, window=9, scoring=scoring)
 
 
 def share_under_the_floor(

@@ -8,6 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from templar.hparams import Scoring, load_hparams
+from templar.scoring.baseline import Rated
 from templar.scoring.cards import FRESH, ScoreCard
 from templar.scoring.evidence import Estimate, Measurement
 from templar.scoring.ratings import Rating
@@ -261,8 +262,8 @@ def test_a_miner_whose_own_data_shows_nothing_is_not_rated_above_one_that_does_n
 def after(
     card: ScoreCard, found: WindowScore, rating: Rating | None = None, *, sync: float = 1.0, zero: Rating | None = None
 ) -> ScoreCard:
-    rating, baseline = rating or card.rating, zero or Rating()
-    return next_card(card, found, rating, baseline=baseline, sync=sync, window=9, scoring=SCORING)
+    rated = Rated({}, zero or Rating(), 0.0)
+    return next_card(card, found, rating or card.rating, rated, sync=sync, window=9, scoring=SCORING)
 
 
 @pytest.mark.parametrize(
@@ -283,21 +284,32 @@ def test_the_final_score_is_ordinal_times_average_times_sync() -> None:
 
 
 @pytest.mark.parametrize(
-    ("baseline", "final"),
-    [(Rating(), 18.0), (Rating(25.0, 9.0), 20.0), (Rating(0.0, 8.0), 42.0), (Rating(42.0, 8.0), 0.0),
-     (Rating(50.0, 8.0), -8.0)],
+    ("baseline", "good", "bad"),
+    [(Rating(), 18.0, 0.0), (Rating(25.0, 9.0), 20.0, 0.0), (Rating(0.0, 8.0), 42.0, 0.0),
+     (Rating(42.0, 8.0), 1.0, 0.0), (Rating(50.0, 8.0), 1.0, -8.0)],
 )  # fmt: skip
-def test_final_scores_count_from_the_baseline(baseline: Rating, final: float) -> None:
+def test_final_scores_count_from_the_baseline_and_the_advantage_says_on_which_side(
+    baseline: Rating, good: float, bad: float
+) -> None:
     card = veteran(2, binary_average=(0.85 - 0.05) / 0.95)
-    found = after(card, WindowScore(0.2, 1), Rating(30.0, 4.0), zero=baseline)
-    assert found.final == pytest.approx(final * 0.85)
+    for gain, final in ((0.2, good), (-0.2, bad), (0.0, bad)):
+        found = after(card, WindowScore(gain, 1), Rating(30.0, 4.0), zero=baseline)
+        assert found.final == pytest.approx(final * 0.85)
+
+
+def test_the_advantage_is_an_average_over_the_baseline() -> None:
+    rated, alpha = Rated({}, Rating(), 0.05), SCORING.binary_score_ma_alpha
+    card = next_card(FRESH, WindowScore(0.25, -1), Rating(), rated, sync=1.0, window=9, scoring=SCORING)
+    assert card.advantage == pytest.approx(alpha * 0.2)
+    card = next_card(card, WindowScore(-0.15, 1), Rating(), rated, sync=1.0, window=10, scoring=SCORING)
+    assert card.advantage == pytest.approx(alpha * (1 - alpha) * 0.2 - alpha * 0.2)
 
 
 @pytest.mark.parametrize(("rating", "average", "sign"), [((30.0, 2.0), -0.9, 0), ((5.0, 2.0), 0.5, -1)])
 def test_a_negative_average_counts_as_none_and_a_negative_ordinal_stays(
     rating: tuple[float, float], average: float, sign: int
 ) -> None:
-    final = after(veteran(2, binary_average=average), WindowScore(0.2, 1), Rating(*rating)).final
+    final = after(veteran(2, binary_average=average), WindowScore(-0.2, 1), Rating(*rating)).final
     assert (final > 0) - (final < 0) == sign
     assert math.copysign(1, final) == (1 if sign == 0 else sign)
 
@@ -305,8 +317,8 @@ def test_a_negative_average_counts_as_none_and_a_negative_ordinal_stays(
 def test_only_an_exact_measurement_changes_what_is_known_of_the_curvature() -> None:
     first = after(FRESH, WindowScore(0.1, 1, -0.25))
     assert (first.curvature, first.last_exact) == (-0.25, 9)
-    changes = {"binary_average": 0.0975, "measured": 2}
-    assert after(first, WindowScore(0.1, 1)) == first.model_copy(update=changes), "an ordinal of 0 is worth 0"
+    changes = {"binary_average": 0.0975, "measured": 2, "advantage": 0.00975, "final": 0.0975}
+    assert after(first, WindowScore(0.1, 1)) == first.model_copy(update=changes), "the least skill"
     again = after(first, WindowScore(0.1, 1, 0.0))
     assert again.curvature == -0.25 * (1 - SCORING.curvature_ma_alpha)
 
