@@ -370,6 +370,7 @@ DERIVED: dict[str, tuple[Lie, str]] = {  # with * for the uid of the last weight
     "a rating before": (with_record(SECOND, card("before", mu=30.0)), "miners[uid 7].before.mu"),
     "a rating after": (with_record(SECOND, card("after", sigma=1.0)), "miners[uid 7].after.sigma"),
     "an average": (with_record(LAZY, card("after", binary_average=0.9)), "miners[uid 5].after.binary_average"),
+    "an advantage": (with_record(LAZY, card("after", advantage=0.9)), "miners[uid 5].after.advantage"),
     "a sync score": (with_record(HONEST, card("after", sync=0.5)), "miners[uid 3].after.sync"),
     "a final score": (with_record(LAZY, card("after", final=99.0)), "miners[uid 5].after.final"),
     "a last reveal": (with_record(LATE, card("after", last_reveal=WINDOW)), "miners[uid 4].after.last_reveal"),

@@ -41,6 +41,7 @@ cards = st.builds(
     mu=st.floats(-20, 60),
     sigma=st.floats(0.1, SIGMA),
     binary_average=st.floats(-1, 1),
+    advantage=st.floats(-1, 1),
     sync=st.floats(0, 1),
     final=st.floats(-100, 100),
     last_reveal=st.none() | st.integers(0, 99),
@@ -126,6 +127,7 @@ def assert_improves_nothing(card: ScoreCard, penalty: Penalty) -> None:
     for before, now in ((card.final, after.final), (card.binary_average, after.binary_average)):
         assert now == before if before <= 0 else 0 <= now <= before + 5e-11
     assert after.rating == card.rating or after.rating.ordinal <= card.rating.ordinal
+    assert after.advantage <= card.advantage
     kept = {"uid", "sync", "curvature", "last_exact"}
     assert after.model_dump(include=kept) == card.model_dump(include=kept)
 
@@ -148,6 +150,7 @@ def test_whoever_starts_afresh_keeps_a_rating_that_is_worse(card: ScoreCard, pen
     after = slashed(card, penalty.model_copy(update={"reset": True}))
     assert after.rating == (card.rating if card.rating.ordinal < 0 else Rating())
     assert (after.last_reveal, after.idle, after.measured) == (None, 0, 0)
+    assert after.advantage == min(0.0, card.advantage)
 
 
 def test_penalties_multiply() -> None:
