@@ -90,7 +90,7 @@ class Scoring(Section):
     curvature_ma_alpha: float = Field(gt=0, le=1)
     """Weight of the newest exact measurement in the moving average of what the linear score leaves out."""
     binary_score_ma_alpha: float = Field(gt=0, le=1)
-    """Weight of the newest binary indicator in its moving average."""
+    """Weight of the newest window in the moving averages of the binary indicator and of the advantage."""
     openskill_beta: float = Field(gt=0)
     """Plackett-Luce: variance of a performance."""
     openskill_tau: float = Field(ge=0)

@@ -29,9 +29,6 @@ LEAST_SKILL = 1.0
 def baseline_score(scores: Collection[float], share: float) -> float:
     """The score of the baseline: a share of the median score, and never below what doing nothing is worth.
 
-    In the ratings it is by a hair above any score that is as large: who does no more than the baseline is below it,
-    and in Plackett-Luce a tie would cost both.
-
     Args:
         scores: Of the scored miners, at least one.
         share: `Scoring.baseline_share`.
@@ -58,6 +55,9 @@ def rate_against(
     baseline: Rating, ratings: Mapping[int, Rating], scores: Mapping[int, float], scoring: Scoring
 ) -> Rated:
     """New ratings after one window.
+
+    The baseline is by a hair above any score that is as large as its own: who does no more than it is below it, and in
+    Plackett-Luce a tie would cost both.
 
     Args:
         baseline: That of the baseline before; its mean is that of a stranger.

@@ -134,8 +134,8 @@ def next_card(
     """
     alpha = scoring.binary_score_ma_alpha
     mu, sigma = settled(rating.mu), settled(rating.sigma)
-    average = settled((1 - alpha) * card.binary_average + alpha * score.indicator)
-    advantage = settled((1 - alpha) * card.advantage + alpha * (score.gradient_score - rated.least))
+    average = _moved(card.binary_average, score.indicator, alpha)
+    advantage = _moved(card.advantage, score.gradient_score - rated.least, alpha)
     worth = skill(Rating(mu, sigma), rated.baseline, advantage)
     changes = {
         "mu": mu,
@@ -150,5 +150,10 @@ def next_card(
     if score.curvature is not None:
         weight = 1.0 if card.curvature is None else scoring.curvature_ma_alpha
         past = 0.0 if card.curvature is None else card.curvature
-        changes |= {"last_exact": window, "curvature": settled((1 - weight) * past + weight * score.curvature)}
+        changes |= {"last_exact": window, "curvature": _moved(past, score.curvature, weight)}
     return card.model_copy(update=changes)
+
+
+def _moved(average: float, newest: float, weight: float) -> float:
+    """A moving average after one more number."""
+    return settled((1 - weight) * average + weight * newest)
