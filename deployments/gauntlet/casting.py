@@ -153,7 +153,7 @@ class Casting:
     def is_hostile(self, member: Member) -> bool:
         """Whether the network does not answer for what a member does: its code is not that of an honest one."""
         scenario = self.by_account.get(member.account_id)
-        return scenario is not None and scenario.actor != "honest"
+        return scenario is not None and scenario.is_hostile
 
     def cast(self, scenario: Scenario) -> Cast:
         """Who is who in a scenario."""
@@ -165,6 +165,7 @@ class Casting:
         return Cast(
             attackers={uid: name for uid, (name, part) in miners.items() if part is scenario},
             honest={uid: name for uid, (name, part) in miners.items() if part is None},
+            sound=[uid for uid, (_, part) in miners.items() if part is None or not part.is_hostile],
             healthy=[shown(member) for account, member in self.members.items() if account not in self.by_account],
             affected=[name for name, part in miners.values() if part is scenario and scenario.actor == "honest"],
             num_miners=len(miners),

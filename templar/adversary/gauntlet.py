@@ -287,11 +287,12 @@ def _judge(world: World, nodes: Mapping[str, Node], parts: _Parts, watch: Watch,
     miners = {member.uid: member.name for member in world.members if member.role not in ("burn", *_VALIDATING)}
     healthy = [name for name in nodes if name not in parts.by_name]
     honest = {uid: name for uid, name in miners.items() if name not in parts.by_name}
+    sound = [uid for uid, name in miners.items() if not _is_hostile(parts, name)]
     verdicts = []
     for scenario in parts.scenarios:
         cast_in = {member.uid: member.name for member in world.members if parts.by_name.get(member.name) is scenario}
         attackers = {uid: name for uid, name in cast_in.items() if uid in miners or scenario.publisher}
         affected = [name for name in nodes if parts.by_name.get(name) is scenario and not _is_hostile(parts, name)]
-        cast = Cast(attackers, honest, healthy, affected, len(miners))
+        cast = Cast(attackers, honest, sound, healthy, affected, len(miners))
         verdicts.append(judge(scenario, cast, history, world.hparams, witness.layout))
     return verdicts

@@ -26,6 +26,7 @@ class Cast:
     Attributes:
         attackers: Uid -> node, of the scenario's attackers: miners, or the aggregator alone.
         honest: Uid -> node, of the miners to whom nothing happens.
+        sound: Uids of the miners whose code is that of an honest one, whatever happens to them.
         healthy: The nodes to which nothing happens: honest miners, aggregator and validators.
         affected: The honest nodes to which the scenario's faults happen.
         num_miners: All miners, those of other scenarios included.
@@ -33,6 +34,7 @@ class Cast:
 
     attackers: Mapping[int, str]
     honest: Mapping[int, str]
+    sound: Collection[int]
     healthy: Collection[str]
     affected: Collection[str]
     num_miners: int
@@ -191,8 +193,8 @@ def measure_influence(cast: Cast, history: History, hparams: HParams, layout: La
 
     Returns:
         `contribution`: largest norm that one payload of an attacker contributes to a tensor, over the median.
-        `median`: largest median norm of a tensor over the largest norm of an honest payload there: below one half of
-        the peers, attackers cannot raise it beyond.
+        `median`: largest median norm of a tensor over the largest norm of a sound miner's payload there: below one
+        half of the peers, attackers cannot raise it beyond.
         `moved`: norm of the change of the parameters, over what as many payloads of median norm can do at most.
         `diluted`: 1 plus the share of coefficients that differ if payloads of nothing but zeros are left out.
     """
@@ -204,8 +206,8 @@ def measure_influence(cast: Cast, history: History, hparams: HParams, layout: La
         medians = median_norms(list(payloads.values()), layout)
         for uid in cast.attackers:
             contribution = max(contribution, _contribution(payloads[uid], layout, medians))
-        honest = peer_norms([payloads[uid] for uid in cast.honest if uid in payloads], layout)
-        median = max(median, *(_share(medians[name], max(each[name] for each in honest)) for name in layout.names))
+        sound = peer_norms([payloads[uid] for uid in cast.sound if uid in payloads], layout)
+        median = max(median, *(_share(medians[name], max(each[name] for each in sound)) for name in layout.names))
         reach += math.sqrt(sum(len(payloads) * value for value in medians.values())) * QUANTUM
         diluted = max(diluted, 1 + _dilution(payloads, layout))
     moved = history.moved / (hparams.training.outer_learning_rate * reach) if reach else 0.0

@@ -15,7 +15,8 @@ from templar.adversary import sweeping
 from templar.adversary.__main__ import main
 from templar.adversary.catalogue import SCENARIOS
 from templar.adversary.gauntlet import Lineup, lineups, run_gauntlet, run_lineup
-from templar.adversary.scenario import Expect, Verdict
+from templar.adversary.judge import Cast, judge
+from templar.adversary.scenario import Expect, Scenario, Verdict
 from templar.exchange import cache, read
 from templar.exchange.keys import Kind, parse_current_key
 from templar.gradient import aggregate
@@ -298,3 +299,19 @@ def test_the_threat_model_names_every_scenario_in_its_rows() -> None:
     for number, where in rows.items():
         named = set(where.replace("`", "").rstrip(" |").split(", ")) & set(SCENARIOS)
         assert named == {name for name, scenario in SCENARIOS.items() if number in scenario.rows}
+
+
+def test_who_has_an_honest_miners_code_is_sound_whatever_happens_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    casts: dict[str, Cast] = {}
+
+    def seen(scenario: Scenario, cast: Cast, *others: Any) -> Verdict:
+        casts[scenario.name] = cast
+        return judge(scenario, cast, *others)
+
+    monkeypatch.setattr("templar.adversary.gauntlet.judge", seen)
+    found = run(Lineup((SCENARIOS["huge"], SCENARIOS["bucket_flaky"]), 1, 5))
+    assert all(verdict.passed for verdict in found.values())
+    (huge,), (flaky,) = (casts[name].attackers for name in ("huge", "bucket_flaky"))
+    for cast in casts.values():
+        assert set(cast.sound) == {flaky, *cast.honest}
+        assert huge not in cast.sound

@@ -10,13 +10,14 @@ from templar.adversary.scenario import Expect, History, Scenario, Sighting, Verd
 from templar.errors import Reason
 from templar.gradient.layout import Layout
 from templar.model.llama import parameter_shapes
+from tests.gradient.gradient_cases import random_payload
 from tests.support.network import tiny
 
 HPARAMS = tiny("simulation")
 LAYOUT = Layout.of(parameter_shapes(HPARAMS.model), HPARAMS.gradient, HPARAMS.training.recipe)
 SCENARIO = Scenario("late", (19,), "late", Expect.REJECT, frozenset({Reason.REVEAL_LATE}), actor="late")
 FAULT = Scenario("down", (28,), "down", Expect.CONTINUE, frozenset({Reason.COMMIT_MISSING}))
-CAST = Cast({7: "late-7"}, {5: "honest-5", 6: "honest-6"}, ["aggregator-1", "honest-5", "honest-6"], [], 3)
+CAST = Cast({7: "late-7"}, {5: "honest-5", 6: "honest-6"}, [5, 6], ["aggregator-1", "honest-5", "honest-6"], [], 3)
 HEALTHY = ("aggregator-1", "honest-5", "honest-6")
 
 
@@ -113,3 +114,18 @@ def test_a_bound_on_what_is_not_applied_proves_nothing() -> None:
     bound = replace(SCENARIO, expect=Expect.BOUND, reasons=frozenset())
     found = verdict(bound, sightings=sightings(None))
     assert "window 1: the payload of attacker 7 is not applied, so there is nothing to bound" in found.problems
+
+
+@pytest.mark.parametrize(("sound", "problems"), [([5, 6, 8, 9], 0), ([5, 6], 1)])
+def test_what_a_miner_does_to_whom_something_happens_is_honest_work(sound: list[int], problems: int) -> None:
+    """The median is theirs, and larger than what the others have; nobody raised it."""
+    bound = replace(SCENARIO, expect=Expect.BOUND, reasons=frozenset(), actor="huge")
+    payloads = {uid: random_payload(LAYOUT, 1, size=4.0 if uid in (7, 8, 9) else 1.0) for uid in (5, 6, 7, 8, 9)}
+    found = verdict(
+        bound,
+        replace(CAST, sound=sound),
+        sightings=sightings(None),
+        rosters={1: tuple(payloads), 2: tuple(payloads)},
+        payloads={1: payloads, 2: payloads},
+    )
+    assert len([problem for problem in found.problems if problem.startswith("median is")]) == problems

@@ -20,7 +20,7 @@ HPARAMS = tiny("simulation")
 LAYOUT = Layout.of(parameter_shapes(HPARAMS.model), HPARAMS.gradient, HPARAMS.training.recipe)
 PUBLISHER = 1
 HEALTHY = ("honest-5", "honest-6", "validator-2")
-CAST = Cast({PUBLISHER: "aggregator-1"}, {5: "honest-5", 6: "honest-6"}, HEALTHY, [], 2)
+CAST = Cast({PUBLISHER: "aggregator-1"}, {5: "honest-5", 6: "honest-6"}, [5, 6], HEALTHY, [], 2)
 
 
 # Whole networks; tests/adversary/test_adversary_gauntlet.py runs every one of them among eleven miners.

@@ -251,7 +251,7 @@ class TestVerdicts:
         hparams = load_hparams(PRESET)
         layout = Layout.of(parameter_shapes(hparams.model), hparams.gradient, hparams.training.recipe)
         history = History((1,), {1: (3,)}, {1: {}}, (), {"honest-3": {1: "root"}}, {})
-        cast = Cast({4: "huge-4"}, {3: "honest-3"}, ["honest-3"], [], 2)
+        cast = Cast({4: "huge-4"}, {3: "honest-3"}, [3], ["honest-3"], [], 2)
         verdict = judge_scenario(AVAILABLE["huge"], cast, history, hparams, layout)
         assert verdict.problems == ("the attackers' payloads were never applied, so there is nothing to bound",)
 
