@@ -78,22 +78,24 @@ def judge(
 
 
 def _pay(report: IncentiveReport, kind: str) -> Check:
-    """Whether a kind of cheat earns as little as it must."""
+    """Whether a kind of cheat earns as little as it must.
+
+    By its final score and what it is paid. Who must earn next to nothing has a last weight below every honest one. Who
+    works a little is judged by the mean weight of the second half: of one window's ranks, among miners that all work,
+    the best of several is a matter of luck.
+    """
     bar = BARS.get(kind, Bar.BELOW_EVERY)
     uids, honest = report.uids(kind), report.uids(HONEST)
     if bar is Bar.ONE_PAY:
         family, one = sum(map(report.pay, uids)), _mean([report.pay(uid) for uid in honest])
         detail = f"{family:.4f} of {len(uids)} uids, {one:.4f} of an honest one"
         return Check(f"{kind}: {bar}", family <= FAMILY_PAY * one, detail)
-    limit = min if bar is Bar.BELOW_EVERY else _mean
-    finals, weights = ([measure(uid) for uid in uids] for measure in (report.finals.__getitem__, report.weight))
+    limit, paid, what = (min, report.weight, "weight") if bar is Bar.BELOW_EVERY else (_mean, report.pay, "mean weight")
+    final, pay = max(map(report.finals.__getitem__, uids)), max(map(paid, uids))
     final_limit = limit([report.finals[uid] for uid in honest])
-    weight_limit = limit([report.weight(uid) for uid in honest])
-    holds = max(finals) < final_limit and max(weights) < weight_limit
-    detail = (
-        f"final {max(finals):.3f} at most, limit {final_limit:.3f}; "
-        f"weight {max(weights):.4f} at most, limit {weight_limit:.4f}"
-    )
+    pay_limit = limit([paid(uid) for uid in honest])
+    holds = final < final_limit and pay < pay_limit
+    detail = f"final {final:.3f} at most, limit {final_limit:.3f}; {what} {pay:.4f} at most, limit {pay_limit:.4f}"
     return Check(f"{kind}: {bar}", holds, detail)
 
 
