@@ -44,10 +44,12 @@ from templar.model.loss import sequence_losses
 from templar.model.schedule import outer_learning_rate
 from templar.model.threads import single_threaded
 from templar.model.training import OptimizerState, train_sparseloco
+from templar.scoring.cards import FRESH
+from templar.scoring.curvature import Assumptions
 from templar.scoring.likeness import find_likenesses, norm_ratios
 from templar.scoring.measure import Evaluator
 from templar.scoring.plan import Candidate, draw_plan
-from templar.scoring.scores import score_payload, typical_curvature
+from templar.scoring.scores import score_payload
 
 STEPS = (2, 4, 6, 8, 11, 15, 20, 26)
 """Inner steps of the grades."""
@@ -95,6 +97,7 @@ class Scene:
         segments: Uid -> own segment, int32 of shape (n, L).
         fresh: Sequences that nobody has trained on or is scored on, shape (m, L).
         factor: Step size of the measurement.
+        large_promise_ratio: `Scoring.large_promise_ratio`.
     """
 
     model: nn.Module
@@ -103,6 +106,7 @@ class Scene:
     segments: dict[int, np.ndarray]
     fresh: Tensor
     factor: float
+    large_promise_ratio: float
 
     @property
     def batch(self) -> Tensor:
@@ -143,7 +147,7 @@ def play(sizes: Sizes) -> Scene:
     segments = {uid: setup.sequences[sizes.windows - 1][uid][: sizes.segment].numpy() for uid in uids}
     wanted = TOKENS_TIMES * sum(len(segment) for segment in segments.values())
     fresh = torch.cat(setup.sequences[sizes.windows])[:wanted]
-    return Scene(net, layout, payloads, segments, fresh, rate * FACTOR)
+    return Scene(net, layout, payloads, segments, fresh, rate * FACTOR, hparams.scoring.large_promise_ratio)
 
 
 def ours(scene: Scene) -> dict[int, float]:
@@ -173,9 +177,9 @@ def ours(scene: Scene) -> dict[int, float]:
     measurements = {uid: evaluator.measure(uid, others) for uid, others in plan.exact.items()}
     find_likenesses(scene.payloads, scene.payloads, frozenset(), scene.layout, threshold=0.4)
     norm_ratios(scene.payloads, scene.layout)
-    typical = typical_curvature(measurements)
+    assumed = Assumptions.of(estimates.values(), measurements.values(), scene.large_promise_ratio)
     return {
-        uid: score_payload(estimate, measurements.get(uid), known=None, typical=typical).gradient_score
+        uid: score_payload(estimate, measurements.get(uid), FRESH, assumed).gradient_score
         for uid, estimate in estimates.items()
     }
 

@@ -509,7 +509,14 @@ class Judge:
     def fresh() -> dict[str, Any]:
         card = {"uid": None, "mu": 25.0, "sigma": 25 / 3, "binary_average": 0.0, "sync": 0.0, "final": 0.0}
         card |= {"advantage": 0.0}
-        return card | {"last_reveal": None, "idle": 0, "measured": 0, "last_exact": None, "curvature": None}
+        return card | {
+            "last_reveal": None,
+            "idle": 0,
+            "measured": 0,
+            "last_exact": None,
+            "curvature": None,
+            "promise": 0.0,
+        }
 
     @staticmethod
     def settled(value: float) -> float:
@@ -587,19 +594,52 @@ class Judge:
         return Judge.improvement(before, None if before is None or gain is None else before - gain)
 
     @staticmethod
+    def promise(exact: dict[str, Any]) -> float:
+        return Judge.gain(exact["random_before"], exact["random_gain"])
+
+    @staticmethod
     def curvature(exact: dict[str, Any] | None) -> float | None:
         if exact is None or not exact["random_before"] or exact["random_before"] < 0 or exact["random_gain"] is None:
             return None
-        linear = Judge.gain(exact["random_before"], exact["random_gain"])
-        return Judge.improvement(exact["random_before"], exact["random_after"]) - linear
+        return Judge.improvement(exact["random_before"], exact["random_after"]) - Judge.promise(exact)
+
+    @staticmethod
+    def assumed(
+        estimates: list[dict[str, Any]], measurements: list[dict[str, Any] | None], ratio: float
+    ) -> dict[str, Any]:
+        found = [(Judge.promise(each), c) for each in measurements if each and (c := Judge.curvature(each)) is not None]
+        if not found or not estimates:
+            return {"typical": 0.0, "large": None, "broken": [], "ratio": ratio}
+        all_of_them = [Judge.gain(each["random_before"], each["random_gain"]) for each in estimates]
+        large = ratio * max(0.0, statistics.median(all_of_them))
+        broken = sorted([promise, min(0.0, max(-1.0, c / promise))] for promise, c in found if promise > large)
+        others = [c for promise, c in found if promise <= large]
+        typical = min(0.0, statistics.median(others)) if others else 0.0
+        return {"typical": typical, "large": large, "broken": broken, "ratio": ratio}
+
+    @staticmethod
+    def left_out(linear: float, card: dict[str, Any], assumed: dict[str, Any]) -> float:
+        known: float | None = card["curvature"]
+        past: float = assumed["typical"] if known is None else known
+        if assumed["large"] is None or linear <= assumed["large"]:
+            return past
+        reach, promise = linear / assumed["ratio"], card["promise"]
+        alike = [share for size, share in assumed["broken"] if size >= reach]
+        is_known = known is not None and promise >= reach
+        limits = [past * (linear / promise) if is_known else past]
+        if alike:
+            limits.append(linear * statistics.median(alike))
+        if not alike and not is_known:
+            limits.append(assumed["large"] + assumed["typical"] - linear)
+        return min(0.0, *limits)
 
     @staticmethod
     def score(
-        linear: dict[str, Any], exact: dict[str, Any] | None, known: float | None, typical: float
+        linear: dict[str, Any], exact: dict[str, Any] | None, card: dict[str, Any], assumed: dict[str, Any]
     ) -> tuple[float, int]:
         own, random = (Judge.gain(linear[f"{which}_before"], linear[f"{which}_gain"]) for which in ("own", "random"))
-        left_out = next(each for each in (Judge.curvature(exact), known, typical) if each is not None)
-        score = max(-1.0, random + left_out)
+        measured = Judge.curvature(exact)
+        score = max(-1.0, random + (Judge.left_out(random, card, assumed) if measured is None else measured))
         if exact is not None:
             own, random = Judge.improvement(exact["own_before"], exact["own_after"]), score
             if exact["random_before"] is not None and exact["random_after"] is None:
@@ -751,17 +791,18 @@ class Judge:
         card |= {"measured": card["measured"] + 1, "advantage": advantage}
         curvature = Judge.curvature(facts["measurement"])
         if curvature is not None:
-            beta, past = scoring["curvature_ma_alpha"], card["curvature"]
-            card |= {"curvature": Judge.settled(curvature if past is None else (1 - beta) * past + beta * curvature)}
+            beta = 1.0 if card["curvature"] is None else scoring["curvature_ma_alpha"]
+            for field, newest in (("curvature", curvature), ("promise", Judge.promise(facts["measurement"]))):
+                card |= {field: Judge.settled((1 - beta) * (card[field] or 0.0) + beta * newest)}
         return card
 
     @staticmethod
     def scores(facts: dict[int, Any], cards: dict[int, Any], scoring: dict[str, Any]) -> dict[int, tuple[float, int]]:
-        curvatures = [Judge.curvature(each["measurement"]) for each in facts.values()]
-        curvatures = [each for each in curvatures if each is not None]
-        typical = min(0.0, statistics.median(curvatures)) if curvatures else 0.0
+        estimates = [each["estimate"] for each in facts.values() if each["estimate"] is not None]
+        measurements = [each["measurement"] for each in facts.values()]
+        assumed = Judge.assumed(estimates, measurements, scoring["large_promise_ratio"])
         found = {
-            uid: Judge.score(each["estimate"], each["measurement"], cards[uid]["curvature"], typical)
+            uid: Judge.score(each["estimate"], each["measurement"], cards[uid], assumed)
             for uid, each in facts.items()
             if each["estimate"] is not None
         }
@@ -1281,11 +1322,17 @@ def test_a_stranger_finds_what_is_alike_and_what_is_large() -> None:
     assert spared, "nobody copies what a miner published before"
 
 
+def test_a_stranger_tells_what_to_assume() -> None:
+    for case in vectors("evaluation")["assumptions"]:
+        assert Judge.assumed(case["estimates"], case["measurements"], case["assumed"]["ratio"]) == case["assumed"]
+
+
 def test_a_stranger_scores() -> None:
     for case in vectors("evaluation")["scores"]:
-        found = Judge.score(case["estimate"], case["measurement"], case["known"], case["typical"])
+        found = Judge.score(case["estimate"], case["measurement"], case["card"], case["assumed"])
         assert found == (case["gradient_score"], case["indicator"])
         assert Judge.curvature(case["measurement"]) == case["curvature"]
+        assert case["curvature"] is None or Judge.promise(case["measurement"]) == case["promise"]
 
 
 def test_a_stranger_weighs() -> None:

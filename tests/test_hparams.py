@@ -237,6 +237,7 @@ def test_overrides_are_merged_over_the_preset() -> None:
         ("scoring", {"own_data_windows": 0}, "scoring.own_data_windows: Input should be greater than or equal to 1"),
         ("scoring", {"exact_segments": 0}, "scoring.exact_segments: Input should be greater than or equal to 1"),
         ("scoring", {"curvature_ma_alpha": 0.0}, "scoring.curvature_ma_alpha: Input should be greater than 0"),
+        ("scoring", {"large_promise_ratio": 1.0}, "scoring.large_promise_ratio: Input should be greater than 1"),
         ("gradient", {"momentum_decay": 1.0}, "gradient.momentum_decay: Input should be less than 1"),
         ("training", {"inner_steps": "30"}, "training.inner_steps: Input should be a valid integer"),
         ("training", {"inner_steps": 30.5}, "training.inner_steps: Input should be a valid integer"),

@@ -1,6 +1,7 @@
 """Vectors of the evaluation: what is drawn, measured and alike, and what scores, penalties and weights follow."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from templar.gradient.payload import Payload
 from templar.gradient.product import UpdateProducts
 from templar.gradient.wire import encode
 from templar.hparams import Weights
+from templar.scoring.cards import ScoreCard
+from templar.scoring.curvature import Assumptions
 from templar.scoring.evidence import Estimate, Measurement
 from templar.scoring.likeness import find_likenesses, norm_ratios
 from templar.scoring.plan import Candidate, draw_plan
@@ -26,13 +29,14 @@ _CROWD: Mapping[int, tuple[int, int]] = {2: (5, 1), 3: (3, 40), 4: (9, 2), 7: (0
 
 
 def evaluation_vectors() -> dict[str, Any]:
-    """Plans, products, likenesses, scores, weights, and five windows from facts to evidence."""
+    """Plans, products, likenesses, assumptions, scores, weights, and six windows from facts to evidence."""
     chain = [{"digest": each.digest, "body": each.model_dump(mode="json")} for each in evidences()]
     numbers = {"scoring": SCORING, "peers": PEERS, "weights": WEIGHTS}
     return {
         "plans": [_plan(_CROWD, 2, 2), _plan(_CROWD, 99, 99), _plan({3: (3, 1)}, 1, 2), _plan({7: (0, 1)}, 1, 2)],
         "products": [_products("sparseloco"), _products("demo")],
         "likeness": _likeness(),
+        "assumptions": [_assumptions(*case) for case in _WINDOWS],
         "scores": [_score(*case) for case in _SCORES],
         "weights": [_weights({"rule": "ramp"}), _weights({"rule": "power"}), _weights({"gather_share": 0.25})],
         "settings": {name: section.model_dump(mode="json") for name, section in numbers.items()},
@@ -104,41 +108,93 @@ def _encoded(found: Mapping[int, Payload]) -> dict[str, str]:
 
 Losses = Sequence[float | None]
 
-# The estimate: own loss and gain, random loss and gain, and what others gain more on the own data. The measurement, if
-# any: own losses before and after, random ones, and the random gain that was forecast. The card's curvature, and the
-# typical one.
-_SCORES: tuple[tuple[Losses, Losses | None, float | None, float], ...] = (
-    ((4.0, 0.5, 4.0, 0.25, 0.0), None, None, 0.0),
-    ((4.0, 0.5, 4.0, 0.25, 0.0625), None, None, 0.0),
-    ((4.0, 0.5, 4.0, 0.25, 0.0), None, None, -0.125),
-    ((4.0, 0.5, 4.0, 0.25, 0.0), None, -0.03125, -0.125),
-    ((4.0, 0.5, 4.0, 0.25, 0.0), (4.0, 3.625, 3.0, 2.875, 0.25), -0.03125, -0.125),
-    ((4.0, 0.5, 4.0, 0.25, 0.0), (4.0, 3.625, 3.0, 9.0, 0.25), None, -0.125),
-    ((4.0, 0.5, 4.0, 0.25, 0.0), (4.0, 3.625, 3.0, None, 0.25), None, -0.125),
-    ((4.0, 0.5, 4.0, 0.25, 0.0), (4.0, 3.625, 3.0, 2.875, None), -0.03125, -0.125),
-    ((4.0, 0.5, 4.0, 0.25, -0.25), (4.0, 4.125, 3.0, 2.875, 0.25), None, 0.0),
-    ((4.0, 0.5, 4.0, 0.25, 0.0), (None, None, None, None, None), None, -0.125),
-    ((4.0, 0.5, 4.0, None, 0.0), None, None, 0.0),
-    ((4.0, 0.5, 4.0, -9.0, 0.0), None, None, 0.5),
-    ((None, None, 4.0, 0.25, -0.125), None, None, 0.0),
-    ((4.0, 0.5, None, None, 0.0), None, None, 0.0),
-    ((3.0, 0.1, 3.0, 0.2, -0.1), None, None, 0.0),
-    ((4.0, -0.25, 4.0, -0.5, 0.0), None, None, 0.0),
+# Random loss and gain of the estimates; of the measurements the random losses before and after, and the gain that was
+# promised.
+_WINDOWS: tuple[tuple[Sequence[Losses], Sequence[Losses]], ...] = (
+    ((), ()),
+    ((), ((4.0, 3.75, 0.5),)),
+    (((4.0, 0.25), (4.0, 0.5), (4.0, 1.0)), ()),
+    (((4.0, 0.25), (4.0, 0.5), (4.0, 1.0)), ((4.0, 3.75, 0.5),)),
+    (((4.0, 0.25), (4.0, 0.5), (4.0, 0.5), (4.0, 4.0)), ((4.0, 3.75, 0.5), (4.0, 3.25, 2.0), (4.0, 3.5, 0.25))),
+    (((3.7, 0.13), (3.6, 0.11), (3.9, 0.9)), ((3.7, 3.3, 0.9), (3.5, 3.45, 0.7), (3.1, 3.4, 1.1), (3.0, 2.9, 0.12))),
+    (((4.0, 0.25), (4.0, None), (None, None)), ((4.0, None, 0.5), (4.0, 3.5, None), (None, None, None))),
+    (((4.0, -0.25), (4.0, -0.5)), ((4.0, 4.25, -0.25), (4.0, 4.0, 0.0))),
+    (((4.0, 0.25), (4.0, 0.5)), ((4.0, 2.5, 1.0), (4.0, 3.0, 0.5))),
+    (((4.0, 0.25), (4.0, 0.5)), ((4.0, 9.0, 1.0), (4.0, 3.5, 0.5625), (4.0, 0.5, 3.0))),
 )
 
 
-def _score(linear: Losses, exact: Losses | None, known: float | None, typical: float) -> dict[str, Any]:
+def _assumptions(estimates: Sequence[Losses], measurements: Sequence[Losses]) -> dict[str, Any]:
+    linear = [
+        Estimate(own_before=None, own_gain=None, random_before=before, random_gain=gain, expected=0.0)
+        for before, gain in estimates
+    ]
+    exact = [
+        Measurement(own_before=None, own_after=None, random_before=before, random_after=after, random_gain=gain)
+        for before, after, gain in measurements
+    ]
+    return {
+        "estimates": [each.model_dump() for each in linear],
+        "measurements": [each.model_dump() for each in exact],
+        "assumed": vars(Assumptions.of(linear, exact, SCORING.large_promise_ratio)),
+    }
+
+
+Known = tuple[float | None, float]
+_UNKNOWN: Known = (None, 0.0)
+_NOTHING, _TYPICAL = Assumptions(), Assumptions(typical=-0.125)
+_LARGE = Assumptions(typical=-0.0625, large=0.25, broken=((0.3125, -0.75), (0.375, -0.5)), ratio=2.0)
+_UNPROVEN = replace(_LARGE, broken=())
+
+# The estimate: own loss and gain, random loss and gain, and what others gain more on the own data. The measurement, if
+# any: own losses before and after, random ones, and the random gain that was promised. The card's curvature, and the
+# promise that it is of. What is assumed in the window.
+_SCORES: tuple[tuple[Losses, Losses | None, Known, Assumptions], ...] = (
+    ((4.0, 0.5, 4.0, 0.25, 0.0), None, _UNKNOWN, _NOTHING),
+    ((4.0, 0.5, 4.0, 0.25, 0.0625), None, _UNKNOWN, _NOTHING),
+    ((4.0, 0.5, 4.0, 0.25, 0.0), None, _UNKNOWN, _TYPICAL),
+    ((4.0, 0.5, 4.0, 0.25, 0.0), None, (-0.03125, 0.0625), _TYPICAL),
+    ((4.0, 0.5, 4.0, 0.25, 0.0), (4.0, 3.625, 3.0, 2.875, 0.25), (-0.03125, 0.0625), _TYPICAL),
+    ((4.0, 0.5, 4.0, 0.25, 0.0), (4.0, 3.625, 3.0, 9.0, 0.25), _UNKNOWN, _TYPICAL),
+    ((4.0, 0.5, 4.0, 0.25, 0.0), (4.0, 3.625, 3.0, None, 0.25), _UNKNOWN, _TYPICAL),
+    ((4.0, 0.5, 4.0, 0.25, 0.0), (4.0, 3.625, 3.0, 2.875, None), (-0.03125, 0.0625), _TYPICAL),
+    ((4.0, 0.5, 4.0, 0.25, -0.25), (4.0, 4.125, 3.0, 2.875, 0.25), _UNKNOWN, _NOTHING),
+    ((4.0, 0.5, 4.0, 0.25, 0.0), (None, None, None, None, None), _UNKNOWN, _TYPICAL),
+    ((4.0, 0.5, 4.0, None, 0.0), None, _UNKNOWN, _NOTHING),
+    ((4.0, 0.5, 4.0, -9.0, 0.0), None, (0.5, 1.0), _NOTHING),
+    ((None, None, 4.0, 0.25, -0.125), None, _UNKNOWN, _NOTHING),
+    ((4.0, 0.5, None, None, 0.0), None, _UNKNOWN, _NOTHING),
+    ((3.0, 0.1, 3.0, 0.2, -0.1), None, _UNKNOWN, _NOTHING),
+    ((4.0, -0.25, 4.0, -0.5, 0.0), None, _UNKNOWN, _NOTHING),
+    ((4.0, 0.5, 4.0, 1.0, 0.0), None, _UNKNOWN, _LARGE),
+    ((4.0, 0.5, 4.0, 2.0, 0.0), None, _UNKNOWN, _LARGE),
+    ((4.0, 0.5, 4.0, 2.0, 0.0), None, (-0.5, 0.4375), _LARGE),
+    ((4.0, 0.5, 4.0, 2.0, 0.0), None, (-0.125, 0.25), _LARGE),
+    ((4.0, 0.5, 4.0, 2.0, 0.0), None, (-0.125, 0.1875), _LARGE),
+    ((4.0, 0.5, 4.0, 2.625, 0.0), None, _UNKNOWN, _LARGE),
+    ((4.0, 0.5, 4.0, 3.5, 0.0), None, (-0.875, 0.25), _LARGE),
+    ((4.0, 0.5, 4.0, 2.0, 0.0), None, (-0.125, 0.25), _UNPROVEN),
+    ((4.0, 0.5, 4.0, 2.0, 0.0), None, (0.125, 0.25), _UNPROVEN),
+    ((4.0, 0.5, 4.0, 2.0, 0.0), None, (-0.125, 0.1875), _UNPROVEN),
+    ((4.0, 0.5, 4.0, 2.0, 0.0), None, (-0.75, 0.1875), _UNPROVEN),
+    ((4.0, 0.5, 4.0, 2.0, 0.0), None, _UNKNOWN, _UNPROVEN),
+    ((3.7, 0.5, 3.7, 1.3, 0.0), None, (-0.07, 0.23), _UNPROVEN),
+    ((4.0, 3.0, 4.0, 2.0, 0.0), (4.0, 3.625, 3.0, 2.875, 0.25), _UNKNOWN, _LARGE),
+)
+
+
+def _score(linear: Losses, exact: Losses | None, known: Known, assumed: Assumptions) -> dict[str, Any]:
     estimate = Estimate.model_validate(dict(zip(Estimate.model_fields, linear, strict=True)))
     measurement = None
     if exact is not None:
         measurement = Measurement.model_validate(dict(zip(Measurement.model_fields, exact, strict=True)))
-    score = score_payload(estimate, measurement, known=known, typical=typical)
+    card = ScoreCard(curvature=known[0], promise=known[1])
     return {
         "estimate": estimate.model_dump(),
         "measurement": None if measurement is None else measurement.model_dump(),
-        "known": known,
-        "typical": typical,
-        **vars(score),
+        "card": card.model_dump(),
+        "assumed": vars(assumed),
+        **vars(score_payload(estimate, measurement, card, assumed)),
     }
 
 

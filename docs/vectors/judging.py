@@ -1,4 +1,4 @@
-"""What a validator saw in five windows of the tiny network, and the evidence that follows from it.
+"""What a validator saw in six windows of the tiny network, and the evidence that follows from it.
 
 Numbers that a reader can check by eye; every rule of scores, penalties and bans has its say somewhere.
 """
@@ -43,6 +43,7 @@ SCORING = Scoring.model_validate(
         "exact_miners": 1,
         "exact_segments": 2,
         "curvature_ma_alpha": 0.5,
+        "large_promise_ratio": 1.25,
         "binary_score_ma_alpha": 0.25,
         "openskill_beta": 7.0,
         "openskill_tau": 0.1,
@@ -102,6 +103,7 @@ def _windows(roster: str) -> tuple[WindowFacts, ...]:
         _window(WINDOW + 2, _two_are_alike_and_one_breaks_the_loss(), roster=sha256_hex(b"roster 3"), steps=2),
         _window(WINDOW + 3, _the_store_fails_and_two_are_banned(), roster=None, steps=3),
         _window(WINDOW + 5, _most_fail_and_one_is_back(), roster=sha256_hex(b"roster 6"), steps=4),
+        _window(WINDOW + 6, _some_promise_much(), roster=sha256_hex(b"roster 7"), steps=5),
     )
 
 
@@ -146,7 +148,7 @@ def _two_are_alike_and_one_breaks_the_loss() -> tuple[MinerFacts, ...]:
         _measured(2, 0.25, 0.1875, measurement=exact, overlap=_like(5, 0.75)),
         _measured(3, 0.25, None, measurement=broken, windows_behind=5),
         _absent(4, Reason.COMMIT_MISSING),
-        _measured(5, 0.25, 0.125, tier="reserve", norm_ratio=12.0, overlap=_like(2, 0.75)),
+        _measured(5, 0.25, 0.25, tier="reserve", norm_ratio=12.0, overlap=_like(2, 0.75)),
         _absent(6, None, tier="other", assigned=False, bucket=_bucket(2)),
     )
 
@@ -170,6 +172,18 @@ def _most_fail_and_one_is_back() -> tuple[MinerFacts, ...]:
         _absent(4, Reason.COMMIT_MISSING),
         _measured(6, 0.5, 0.25, tier="other", own_before=None),
         _measured(7, 0.25, 0.5, key=5),
+    )
+
+
+def _some_promise_much() -> tuple[MinerFacts, ...]:
+    """Uid 7 keeps half of it; 2 is known for keeping more of about as much, 3 promises more than was ever measured."""
+    exact = Measurement(own_before=4.0, own_after=3.0, random_before=4.0, random_after=3.5, random_gain=1.0)
+    return (
+        _measured(2, 0.5, 0.25),
+        _measured(3, 0.5, 2.0),
+        _measured(4, 0.5, 0.125),
+        _measured(6, 0.5, 0.125),
+        _measured(7, 2.0, 0.125, key=5, measurement=exact),
     )
 
 

@@ -88,7 +88,9 @@ class Scoring(Section):
     exact_segments: int = Field(ge=1)
     """Own segments of other miners that an exact measurement uses, besides the miner's own."""
     curvature_ma_alpha: float = Field(gt=0, le=1)
-    """Weight of the newest exact measurement in the moving average of what the linear score leaves out."""
+    """Weight of the newest exact measurement in the moving averages of the linear score and of what that leaves out."""
+    large_promise_ratio: float = Field(gt=1)
+    """A linear score is large above so many times the median; a measured one tells of up to as many times itself."""
     binary_score_ma_alpha: float = Field(gt=0, le=1)
     """Weight of the newest window in the moving averages of the binary indicator and of the advantage."""
     openskill_beta: float = Field(gt=0)

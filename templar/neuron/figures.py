@@ -15,8 +15,8 @@ from templar.neuron.node import Node
 from templar.neuron.reports import TrainReport
 from templar.neuron.settlement import Settlement
 from templar.neuron.validator import Validator
+from templar.scoring.curvature import relative_gain
 from templar.scoring.evidence import Evidence, MinerRecord
-from templar.scoring.scores import relative_gain
 from templar.scoring.slashing import Event
 
 _INACTIVITY = (Event.INACTIVITY, Event.INACTIVITY_RESET)

@@ -42,6 +42,7 @@ class ScoreCard(Record):
         last_exact: The last window in which it was measured exactly; None if it never was.
         curvature: Moving average of what the linear score leaves out, relative to the loss; None if it was never
             measured exactly.
+        promise: Moving average of the linear scores that `curvature` was left out of; 0 without one.
     """
 
     uid: Uid | None = None
@@ -56,6 +57,7 @@ class ScoreCard(Record):
     measured: Count = 0
     last_exact: Count | None = None
     curvature: Finite | None = None
+    promise: Finite = 0.0
 
     @property
     def rating(self) -> Rating:

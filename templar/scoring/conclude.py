@@ -11,6 +11,7 @@ from templar.errors import Reason
 from templar.hparams import HParams, Scoring
 from templar.scoring.baseline import rate_against
 from templar.scoring.cards import ScoreCard, Standing
+from templar.scoring.curvature import Assumptions
 from templar.scoring.evidence import (
     MAX_BANS,
     MAX_DEPARTED,
@@ -23,7 +24,7 @@ from templar.scoring.evidence import (
     WeightRecord,
     WindowFacts,
 )
-from templar.scoring.scores import WindowScore, held_back, next_card, score_payload, typical_curvature
+from templar.scoring.scores import WindowScore, held_back, next_card, score_payload
 from templar.scoring.slashing import Slash, overlap_event
 from templar.scoring.sync import sync_score
 from templar.scoring.verdicts import early_slashes, is_absent, late_slashes
@@ -93,9 +94,13 @@ def _scores(
     miners: Mapping[int, MinerFacts], cards: Mapping[int, ScoreCard], scoring: Scoring
 ) -> dict[int, WindowScore]:
     """What the payloads showed, as it is rated."""
-    typical = typical_curvature({uid: each.measurement for uid, each in miners.items() if each.measurement is not None})
+    assumed = Assumptions.of(
+        [miner.estimate for miner in miners.values() if miner.estimate is not None],
+        [miner.measurement for miner in miners.values() if miner.measurement is not None],
+        scoring.large_promise_ratio,
+    )
     scores = {
-        uid: score_payload(miner.estimate, miner.measurement, known=cards[uid].curvature, typical=typical)
+        uid: score_payload(miner.estimate, miner.measurement, cards[uid], assumed)
         for uid, miner in miners.items()
         if miner.estimate is not None
     }

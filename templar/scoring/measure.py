@@ -26,8 +26,8 @@ from templar.gradient.product import UpdateProducts
 from templar.model.llama import bind_parameters
 from templar.model.loss import micro_batch_losses, sequence_losses
 from templar.model.threads import single_threaded
+from templar.scoring.curvature import relative_gain
 from templar.scoring.evidence import Estimate, Measurement
-from templar.scoring.scores import relative_gain
 
 
 class Evaluator:

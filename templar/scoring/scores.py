@@ -5,20 +5,25 @@ far the loss falls along it. What that leaves out, the curvature, is measured ex
 same sequences on which their linear score is known, so that the noise of the data drops out of the difference. A
 miner's score is the linear one on all data plus that difference, or, between two exact measurements of it, plus the
 moving average of its own past ones. So a miner that pleases the gradient and not the loss keeps what that once cost it.
+Large linear scores are held to more: see `Assumptions`.
 """
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from statistics import median
 
 from templar.hparams import Scoring
 from templar.scoring.baseline import Rated, skill
 from templar.scoring.cards import ScoreCard, settled
+from templar.scoring.curvature import (
+    WORST_SCORE,
+    Assumptions,
+    curvature_of,
+    forecast,
+    improvement,
+    promise_of,
+    relative_gain,
+)
 from templar.scoring.evidence import Estimate, Measurement
 from templar.scoring.ratings import Rating
-
-WORST_SCORE = -1.0
 
 
 @dataclass(frozen=True)
@@ -30,71 +35,39 @@ class WindowScore:
         indicator: +1 if the loss fell more, relatively, on the miner's own data than on others', beyond what others'
             updates do on the same data; else -1.
         curvature: What the linear score left out, relative to the loss; None if it was not measured.
+        promise: The linear score that it was left out of; 0 if it was not measured.
     """
 
     gradient_score: float
     indicator: int
     curvature: float | None = None
-
-
-def improvement(before: float | None, after: float | None) -> float:
-    """The relative fall of a loss.
-
-    The worst score there is, -1, is that of a loss that at least doubled or is not finite afterwards: otherwise an
-    infinite loss would score higher than one that tripled. A baseline of 0 or less cannot be improved.
-    """
-    if before is None or before <= 0:
-        return 0.0
-    if after is None or not math.isfinite(after):
-        return WORST_SCORE
-    return max(WORST_SCORE, (before - after) / before)
-
-
-def curvature_of(measurement: Measurement | None) -> float | None:
-    """What the linear score left out on the sequences of an exact measurement; None if that says nothing."""
-    if measurement is None or measurement.random_gain is None:
-        return None
-    if measurement.random_before is None or measurement.random_before <= 0:
-        return None
-    linear = relative_gain(measurement.random_before, measurement.random_gain)
-    return improvement(measurement.random_before, measurement.random_after) - linear
-
-
-def relative_gain(before: float | None, gain: float | None) -> float:
-    """A gain to first order over the loss that it comes off, with the same limits as `improvement`."""
-    if gain is None or not math.isfinite(gain):
-        return 0.0 if before is None or before <= 0 else WORST_SCORE
-    return improvement(before, None if before is None else before - gain)
-
-
-def typical_curvature(measurements: Mapping[int, Measurement]) -> float:
-    """What is assumed of who was never measured: the median of what the linear score left out, but never a bonus."""
-    found = [curve for each in measurements.values() if (curve := curvature_of(each)) is not None]
-    return min(0.0, median(found)) if found else 0.0
+    promise: float = 0.0
 
 
 def score_payload(
-    estimate: Estimate, measurement: Measurement | None, *, known: float | None, typical: float
+    estimate: Estimate, measurement: Measurement | None, card: ScoreCard, assumed: Assumptions
 ) -> WindowScore:
     """Turn what was measured of a payload into its score.
 
     Args:
         estimate: The linear score.
         measurement: The exact one, if it was drawn.
-        known: The card's moving average of the curvature; None if it was never measured.
-        typical: `typical_curvature` of the window.
+        card: What is remembered of the miner.
+        assumed: What the window says of who is not measured.
     """
     own = relative_gain(estimate.own_before, estimate.own_gain)
-    random = relative_gain(estimate.random_before, estimate.random_gain)
+    random = forecast(estimate)
     measured = curvature_of(measurement)
-    score = max(WORST_SCORE, random + next(each for each in (measured, known, typical) if each is not None))
+    left_out = assumed.curvature(random, card.curvature, card.promise) if measured is None else measured
+    score = max(WORST_SCORE, random + left_out)
     if measurement is not None:
         own = improvement(measurement.own_before, measurement.own_after)
         random = score
         if measurement.random_before is not None and measurement.random_after is None:
             score = WORST_SCORE
     shows = own > 0 and own - random > estimate.expected and score > WORST_SCORE
-    return WindowScore(settled(score), 1 if shows else -1, measured)
+    promise = 0.0 if measurement is None or measured is None else promise_of(measurement)
+    return WindowScore(settled(score), 1 if shows else -1, measured, promise)
 
 
 def held_back(score: WindowScore, card: ScoreCard, scoring: Scoring) -> WindowScore:
@@ -115,7 +88,7 @@ def score_measurement(measurement: Measurement) -> WindowScore:
     """The documented score of an exact measurement alone, for comparison."""
     random = improvement(measurement.random_before, measurement.random_after)
     own = improvement(measurement.own_before, measurement.own_after)
-    return WindowScore(random, 1 if own > random else -1, curvature_of(measurement))
+    return WindowScore(random, 1 if own > random else -1, curvature_of(measurement), promise_of(measurement))
 
 
 def next_card(
@@ -149,8 +122,12 @@ def next_card(
     }
     if score.curvature is not None:
         weight = 1.0 if card.curvature is None else scoring.curvature_ma_alpha
-        past = 0.0 if card.curvature is None else card.curvature
-        changes |= {"last_exact": window, "curvature": _moved(past, score.curvature, weight)}
+        curvature = _moved(card.curvature or 0.0, score.curvature, weight)
+        changes |= {
+            "last_exact": window,
+            "curvature": curvature,
+            "promise": _moved(card.promise, score.promise, weight),
+        }
     return card.model_copy(update=changes)
 
 

@@ -375,6 +375,7 @@ DERIVED: dict[str, tuple[Lie, str]] = {  # with * for the uid of the last weight
     "a final score": (with_record(LAZY, card("after", final=99.0)), "miners[uid 5].after.final"),
     "a last reveal": (with_record(LATE, card("after", last_reveal=WINDOW)), "miners[uid 4].after.last_reveal"),
     "a curvature": (with_record(SECOND, card("after", curvature=1.0)), "miners[uid 7].after.curvature"),
+    "a promise": (with_record(SECOND, card("after", promise=1.0)), "miners[uid 7].after.promise"),
     "a weight": (with_field(weights=last_heavier), "weights[uid *].weight"),
     "the burn": (with_field(weights=first_lighter), "weights[uid 0].weight"),
     "a weight too few": (with_field(weights=lambda known: known[:-1]), "weights[uid *]"),

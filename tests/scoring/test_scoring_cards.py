@@ -16,7 +16,7 @@ def test_a_fresh_card_is_worth_nothing() -> None:
     assert ScoreCard() == FRESH
     assert (FRESH.rating, FRESH.rating.ordinal) == (Rating(MU, SIGMA), 0.0)
     assert (FRESH.binary_average, FRESH.sync, FRESH.final) == (0.0, 0.0, 0.0)
-    assert (FRESH.idle, FRESH.measured) == (0, 0)
+    assert (FRESH.idle, FRESH.measured, FRESH.advantage, FRESH.promise) == (0, 0, 0.0, 0.0)
     assert {FRESH.uid, FRESH.last_reveal, FRESH.last_exact, FRESH.curvature} == {None}
 
 

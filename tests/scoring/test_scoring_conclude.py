@@ -14,9 +14,9 @@ from templar.errors import Reason
 from templar.hparams import HParams, load_hparams
 from templar.scoring.cards import FRESH, ScoreCard, Standing, settled
 from templar.scoring.conclude import conclude
+from templar.scoring.curvature import WORST_SCORE
 from templar.scoring.evidence import MAX_DEPARTED, Evidence, MinerFacts, WindowFacts
 from templar.scoring.ratings import MU, SIGMA, Rating
-from templar.scoring.scores import WORST_SCORE
 from templar.scoring.sync import sync_score
 from tests.support.facts import (
     AUTHOR,
@@ -201,7 +201,7 @@ def test_a_miner_that_games_the_linear_score_keeps_what_that_cost_it() -> None:
 
 
 def test_a_newcomer_is_taken_for_what_is_typical_in_the_window() -> None:
-    exact = {2: measurement(0.1, 0.2), 3: measurement(0.1, 0.15), 4: measurement(0.1, 0.9)}
+    exact = {2: measurement(0.1, 0.2), 3: measurement(0.1, 0.15), 4: measurement(0.1, 0.5)}
     measured = [revealed(uid, 0.2, measurement=each) for uid, each in exact.items()]
     found = concluded(*measured, revealed(5, 0.2), revealed(6, 0.2), after=standing_of([veteran(6, curvature=-0.01)]))
     assert [record_of(found, uid).gradient_score for uid in (5, 6)] == pytest.approx([0.1, 0.19])
@@ -209,12 +209,25 @@ def test_a_newcomer_is_taken_for_what_is_typical_in_the_window() -> None:
     assert record_of(concluded(revealed(5, 0.2), revealed(6, 0.2)), 5).gradient_score == pytest.approx(0.2)
 
 
+def test_of_large_promises_that_are_alike_one_measurement_is_enough() -> None:
+    """Those of 2, 3 and 4 are ten times the others'; what 3 once left out of a small one says nothing of that."""
+    exact = {2: measurement(-0.2, 1.0), 5: measurement(0.099, 0.1), 6: measurement(0.098, 0.1)}
+    past = standing_of([veteran(3, curvature=-0.001, promise=0.1), veteran(4, curvature=-1.3, promise=1.0)])
+    usual = [revealed(uid, 0.1, measurement=exact.get(uid)) for uid in (5, 6, 7, 8)]
+    found = concluded(revealed(2, 1.0, measurement=exact[2]), revealed(3, 1.0), revealed(4, 1.0), *usual, after=past)
+    scores = {record.facts.uid: record.gradient_score for record in found.miners}
+    assert scores == pytest.approx({2: -0.2, 3: 0.0, 4: -0.3, 5: 0.099, 6: 0.098, 7: 0.0985, 8: 0.0985})
+    cards = {record.facts.uid: record.after for record in found.miners}
+    assert (cards[2].curvature, cards[2].promise) == pytest.approx((-1.2, 1.0))
+    assert (cards[3].curvature, cards[3].promise) == (-0.001, 0.1), "an assumption is not remembered"
+
+
 def test_a_measurement_on_no_data_of_others_says_nothing_of_the_curvature() -> None:
     alone = measurement(None, None).model_copy(update={"random_before": None})
     linear = estimate(None).model_copy(update={"random_before": None, "random_gain": None})
-    card = veteran(2, curvature=-0.8, last_exact=7)
+    card = veteran(2, curvature=-0.8, promise=0.5, last_exact=7)
     after = record_of(concluded(revealed(2, estimate=linear, measurement=alone), after=standing_of([card])), 2).after
-    assert (after.curvature, after.last_exact) == (-0.8, 7)
+    assert (after.curvature, after.promise, after.last_exact) == (-0.8, 0.5, 7)
 
 
 # Work that the own data does not show.
@@ -489,6 +502,7 @@ cards = st.builds(
     measured=st.sampled_from([0, 99]),
     last_exact=st.none() | st.just(50),
     curvature=st.none() | st.sampled_from([-0.5, 0.0, 0.25]),
+    promise=st.sampled_from([-1.0, 0.0, 0.05, 1.0]),
 )
 
 

@@ -109,7 +109,8 @@ def test_a_full_subnet_fits() -> None:
     busy = FULL.miners[0]
     worst = [SlashRecord(event=event, reason=Reason.REPEATED_PAYLOAD) for event in Event]
     card = veteran(2, mu=-123.0123456789, sigma=8.0123456789, binary_average=-0.0123456789, sync=0.0123456789,
-                   final=-123.0123456789, last_exact=WINDOW, curvature=-0.0123456789)  # fmt: skip
+                   final=-123.0123456789, last_exact=WINDOW, curvature=-0.0123456789,
+                   promise=-0.0123456789)  # fmt: skip
     crowd = [
         busy.model_copy(
             update={

@@ -8,6 +8,7 @@ from templar.hparams import Scoring, load_hparams, preset_names
 from templar.scoring.baseline import Rated
 from templar.scoring.cards import FRESH, ScoreCard, Standing
 from templar.scoring.conclude import conclude
+from templar.scoring.curvature import Assumptions
 from templar.scoring.evidence import Estimate, Evidence
 from templar.scoring.ratings import Rating
 from templar.scoring.scores import WindowScore, next_card, score_payload, shows_nothing
@@ -126,11 +127,11 @@ def test_who_trains_on_its_own_data_again_comes_back() -> None:
 def test_the_worst_score_there_is_never_has_an_indicator_that_pays(own: float) -> None:
     """A payload that breaks the model on others' data learnt nothing, however its own data fared."""
     worst = estimate(-9.0, own=own)
-    found = score_payload(worst, None, known=None, typical=0.0)
+    found = score_payload(worst, None, FRESH, Assumptions())
     assert (found.gradient_score, found.indicator) == (-1.0, -1)
-    broken = score_payload(estimate(0.5), measurement(None, 0.5, own=own), known=None, typical=0.0)
+    broken = score_payload(estimate(0.5), measurement(None, 0.5, own=own), FRESH, Assumptions())
     assert (broken.gradient_score, broken.indicator) == (-1.0, -1)
-    barely = score_payload(estimate(-0.99, own=own), None, known=None, typical=0.0)
+    barely = score_payload(estimate(-0.99, own=own), None, FRESH, Assumptions())
     assert (barely.gradient_score, barely.indicator) == (-0.99, 1 if own > 0 else -1)
 
 

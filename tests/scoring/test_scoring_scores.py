@@ -10,20 +10,16 @@ from hypothesis import strategies as st
 from templar.hparams import Scoring, load_hparams
 from templar.scoring.baseline import Rated
 from templar.scoring.cards import FRESH, ScoreCard
+from templar.scoring.curvature import WORST_SCORE, Assumptions, curvature_of
 from templar.scoring.evidence import Estimate, Measurement
 from templar.scoring.ratings import Rating
 from templar.scoring.scores import (
-    WORST_SCORE,
     WindowScore,
-    curvature_of,
     held_back,
-    improvement,
     next_card,
-    relative_gain,
     score_measurement,
     score_payload,
     shows_nothing,
-    typical_curvature,
 )
 from tests.support.facts import LOSS, estimate, measurement, veteran
 
@@ -44,7 +40,7 @@ curves = st.floats(-2, 2)
 def score(
     linear: Estimate, exact: Measurement | None = None, *, known: float | None = None, typical: float = 0.0
 ) -> WindowScore:
-    return score_payload(linear, exact, known=known, typical=typical)
+    return score_payload(linear, exact, ScoreCard(curvature=known), Assumptions(typical))
 
 
 def exactly(own: tuple[float | None, float | None], random: tuple[float | None, float | None]) -> WindowScore:
@@ -53,36 +49,6 @@ def exactly(own: tuple[float | None, float | None], random: tuple[float | None, 
             own_before=own[0], own_after=own[1], random_before=random[0], random_after=random[1], random_gain=0.0
         )
     )
-
-
-# One loss.
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "fall"),
-    [(4.0, 3.0, 0.25), (4.0, 4.0, 0.0), (4.0, 5.0, -0.25), (4.0, 8.0, -1.0), (4.0, 9.0, -1.0), (4.0, None, -1.0),
-     (4.0, math.inf, -1.0), (4.0, math.nan, -1.0), (0.0, 1.0, 0.0), (-1.0, -2.0, 0.0), (None, 1.0, 0.0)],
-)  # fmt: skip
-def test_an_improvement_is_the_relative_fall_of_a_loss(before: float | None, after: float | None, fall: float) -> None:
-    assert improvement(before, after) == fall
-
-
-@pytest.mark.parametrize(
-    ("before", "gain", "fall"),
-    [(4.0, 1.0, 0.25), (4.0, 0.0, 0.0), (4.0, -1.0, -0.25), (4.0, -9.0, -1.0), (4.0, 8.0, 2.0), (4.0, None, -1.0),
-     (4.0, math.nan, -1.0), (4.0, math.inf, -1.0), (None, 1.0, 0.0), (None, None, 0.0), (0.0, None, 0.0)],
-)  # fmt: skip
-def test_a_gain_is_taken_relative_to_its_loss_with_the_same_limits(
-    before: float | None, gain: float | None, fall: float
-) -> None:
-    assert relative_gain(before, gain) == fall
-
-
-@given(before=losses, first=losses, second=losses)
-def test_a_worse_loss_is_never_an_improvement(before: float | None, first: float | None, second: float | None) -> None:
-    """None is a loss that is not finite: worse than any."""
-    better, worse = sorted((first, second), key=lambda loss: math.inf if loss is None else loss)
-    assert WORST_SCORE <= improvement(before, worse) <= improvement(before, better)
 
 
 # The documented score of an exact measurement.
@@ -112,34 +78,6 @@ def test_a_baseline_that_cannot_be_improved_scores_zero(before: float | None) ->
     assert (found.gradient_score, found.indicator) == (0.0, -1)
 
 
-# What the linear score leaves out.
-
-
-def test_curvature_is_what_the_forecast_had_too_much() -> None:
-    assert curvature_of(None) is None
-    assert curvature_of(measurement(0.125, 0.25)) == pytest.approx(-0.125)
-    assert curvature_of(measurement(0.25, 0.25)) == 0.0
-    assert curvature_of(measurement(None, 0.25)) == -1.25
-
-
-def test_the_typical_curvature_is_the_median_of_the_measured() -> None:
-    assert typical_curvature({}) == 0.0
-    exact = {uid: measurement(0.1, forecast) for uid, forecast in enumerate((0.1, 0.9, 0.2))}
-    assert typical_curvature(exact) == pytest.approx(-0.1)
-    assert typical_curvature({0: exact[0], 2: exact[2]}) == pytest.approx(-0.05)
-
-
-@settings(max_examples=60)
-@given(exact=st.dictionaries(st.integers(0, 9), measurements, max_size=9), cheat=measurements)
-def test_one_measurement_moves_the_typical_curvature_no_further_than_to_its_neighbour(
-    exact: dict[int, Measurement], cheat: Measurement
-) -> None:
-    """A minority that games the score decides nothing for others."""
-    honest = [curve for each in exact.values() if (curve := curvature_of(each)) is not None]
-    assume(len(honest) > 1)
-    assert min(0.0, *honest) <= typical_curvature({**exact, 99: cheat}) <= min(0.0, max(honest))
-
-
 # The score of a payload.
 
 
@@ -153,7 +91,7 @@ def test_without_an_exact_measurement_the_linear_score_stands_with_what_it_is_kn
 def test_an_exact_measurement_corrects_the_linear_score_by_what_it_left_out_on_the_same_data() -> None:
     """The score on all data is 0.25; on the sampled data 0.5 were forecast and 0.4375 came."""
     found = score(estimate(0.25), measurement(0.4375, 0.5, own=0.9), known=-1.0, typical=1.0)
-    assert found == WindowScore(0.1875, 1, -0.0625)
+    assert found == WindowScore(0.1875, 1, -0.0625, 0.5)
 
 
 def test_an_exact_measurement_on_all_data_is_the_score() -> None:
@@ -182,7 +120,8 @@ def test_what_others_gain_on_the_own_data_is_no_merit() -> None:
 @pytest.mark.parametrize("exact", [None, measurement(None, 0.5, own=0.9), measurement(-5.0, 0.5, own=0.9)])
 def test_whoever_has_the_worst_score_has_shown_nothing(exact: Measurement | None) -> None:
     linear = estimate(0.5, own=9.0) if exact is not None else estimate(-5.0, own=9.0)
-    assert score(linear, exact) == WindowScore(WORST_SCORE, -1, curvature_of(exact))
+    promised = 0.0 if exact is None else 0.5
+    assert score(linear, exact) == WindowScore(WORST_SCORE, -1, curvature_of(exact), promised)
 
 
 def test_what_is_not_finite_is_the_worst_there_is() -> None:
@@ -197,6 +136,7 @@ def test_what_is_not_finite_is_the_worst_there_is() -> None:
 def test_a_worse_gain_never_scores_higher(
     linear: Estimate, exact: Measurement | None, known: float | None, typical: float, worse: float | None
 ) -> None:
+    """As long as it is not large: a large one says little of the loss."""
     gain = linear.random_gain
     assume(worse is None or (gain is not None and worse <= gain))
     bad = linear.model_copy(update={"random_gain": worse})
@@ -315,12 +255,12 @@ def test_a_negative_average_counts_as_none_and_a_negative_ordinal_stays(
 
 
 def test_only_an_exact_measurement_changes_what_is_known_of_the_curvature() -> None:
-    first = after(FRESH, WindowScore(0.1, 1, -0.25))
-    assert (first.curvature, first.last_exact) == (-0.25, 9)
+    first = after(FRESH, WindowScore(0.1, 1, -0.25, 0.5))
+    assert (first.curvature, first.promise, first.last_exact) == (-0.25, 0.5, 9)
     changes = {"binary_average": 0.0975, "measured": 2, "advantage": 0.00975, "final": 0.0975}
     assert after(first, WindowScore(0.1, 1)) == first.model_copy(update=changes), "the least skill"
-    again = after(first, WindowScore(0.1, 1, 0.0))
-    assert again.curvature == -0.25 * (1 - SCORING.curvature_ma_alpha)
+    again, kept = after(first, WindowScore(0.1, 1, 0.0, 0.0)), 1 - SCORING.curvature_ma_alpha
+    assert (again.curvature, again.promise) == (-0.25 * kept, 0.5 * kept)
 
 
 def test_a_cheat_that_is_measured_again_and_again_is_remembered_less_and_less() -> None:
@@ -343,8 +283,8 @@ def test_a_cheat_that_is_measured_again_and_again_is_remembered_less_and_less() 
 def test_a_card_is_kept_with_numbers_that_do_not_depend_on_last_bits(
     rating: Rating, average: float, sync: float, indicator: int
 ) -> None:
-    card = after(veteran(1, binary_average=average), WindowScore(0.1, indicator, 0.5), rating, sync=sync)
-    for number in (card.mu, card.sigma, card.binary_average, card.final, card.curvature):
+    card = after(veteran(1, binary_average=average), WindowScore(0.1, indicator, 0.5, 1 / 3), rating, sync=sync)
+    for number in (card.mu, card.sigma, card.binary_average, card.advantage, card.final, card.curvature, card.promise):
         assert number is not None
         assert number == round(number, 10)
     assert -1 <= card.binary_average <= 1

@@ -49,6 +49,7 @@ cards = st.builds(
     measured=st.integers(0, 99),
     last_exact=st.none() | st.integers(0, 99),
     curvature=st.none() | st.floats(-1, 1),
+    promise=st.floats(-1, 9),
 )
 
 
@@ -91,7 +92,7 @@ def test_every_event_has_an_entry_and_every_entry_an_event(preset: str) -> None:
 def test_what_is_left_of_a_good_card(
     scoring: Scoring, event: Event, final: float, average: float, starts_afresh: bool
 ) -> None:
-    before = veteran(7, curvature=-0.25, last_exact=50, idle=2)
+    before = veteran(7, curvature=-0.25, promise=0.5, last_exact=50, idle=2)
     after = slashed(before, getattr(scoring.slashing, event))
     assert (after.final, after.binary_average) == (final, average)
     afresh = {"mu": MU, "sigma": SIGMA, "last_reveal": None, "idle": 0, "measured": 0} if starts_afresh else {}
@@ -128,7 +129,7 @@ def assert_improves_nothing(card: ScoreCard, penalty: Penalty) -> None:
         assert now == before if before <= 0 else 0 <= now <= before + 5e-11
     assert after.rating == card.rating or after.rating.ordinal <= card.rating.ordinal
     assert after.advantage <= card.advantage
-    kept = {"uid", "sync", "curvature", "last_exact"}
+    kept = {"uid", "sync", "curvature", "promise", "last_exact"}
     assert after.model_dump(include=kept) == card.model_dump(include=kept)
 
 
