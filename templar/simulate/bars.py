@@ -80,9 +80,9 @@ def judge(
 def _pay(report: IncentiveReport, kind: str) -> Check:
     """Whether a kind of cheat earns as little as it must.
 
-    By its final score and what it is paid. Who must earn next to nothing has a last weight below every honest one. Who
-    works a little is judged by the mean weight of the second half: of one window's ranks, among miners that all work,
-    the best of several is a matter of luck.
+    Who must earn next to nothing has a last final score and a last weight below every honest one. Who works a little is
+    judged by what it is paid over time, each one by its mean weight of the second half, and by its kind's final scores:
+    among miners that all work, the best of several in one window is a matter of luck.
     """
     bar = BARS.get(kind, Bar.BELOW_EVERY)
     uids, honest = report.uids(kind), report.uids(HONEST)
@@ -90,13 +90,14 @@ def _pay(report: IncentiveReport, kind: str) -> Check:
         family, one = sum(map(report.pay, uids)), _mean([report.pay(uid) for uid in honest])
         detail = f"{family:.4f} of {len(uids)} uids, {one:.4f} of an honest one"
         return Check(f"{kind}: {bar}", family <= FAMILY_PAY * one, detail)
-    limit, paid, what = (min, report.weight, "weight") if bar is Bar.BELOW_EVERY else (_mean, report.pay, "mean weight")
-    final, pay = max(map(report.finals.__getitem__, uids)), max(map(paid, uids))
-    final_limit = limit([report.finals[uid] for uid in honest])
-    pay_limit = limit([paid(uid) for uid in honest])
-    holds = final < final_limit and pay < pay_limit
-    detail = f"final {final:.3f} at most, limit {final_limit:.3f}; {what} {pay:.4f} at most, limit {pay_limit:.4f}"
-    return Check(f"{kind}: {bar}", holds, detail)
+    finals, full = ([report.finals[uid] for uid in members] for members in (uids, honest))
+    if bar is Bar.BELOW_EVERY:
+        final, pay = (max(finals), min(full)), (max(map(report.weight, uids)), min(map(report.weight, honest)))
+        detail = f"highest final {final[0]:.3f}, limit {final[1]:.3f}; highest weight {pay[0]:.4f}, limit {pay[1]:.4f}"
+    else:
+        final, pay = (_mean(finals), _mean(full)), (max(map(report.pay, uids)), _mean([*map(report.pay, honest)]))
+        detail = f"mean final {final[0]:.3f}, limit {final[1]:.3f}; highest pay {pay[0]:.4f}, limit {pay[1]:.4f}"
+    return Check(f"{kind}: {bar}", final[0] < final[1] and pay[0] < pay[1], detail)
 
 
 def _mean(values: Sequence[float]) -> float:
