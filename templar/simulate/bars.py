@@ -78,26 +78,23 @@ def judge(
 
 
 def _pay(report: IncentiveReport, kind: str) -> Check:
-    """Whether a kind of cheat earns as little as it must.
-
-    Who must earn next to nothing has a last final score and a last weight below every honest one. Who works a little is
-    judged by what it is paid over time, each one by its mean weight of the second half, and by its kind's final scores:
-    among miners that all work, the best of several in one window is a matter of luck.
-    """
+    """Whether a kind of cheat earns as little as it must."""
     bar = BARS.get(kind, Bar.BELOW_EVERY)
     uids, honest = report.uids(kind), report.uids(HONEST)
     if bar is Bar.ONE_PAY:
         family, one = sum(map(report.pay, uids)), _mean([report.pay(uid) for uid in honest])
         detail = f"{family:.4f} of {len(uids)} uids, {one:.4f} of an honest one"
         return Check(f"{kind}: {bar}", family <= FAMILY_PAY * one, detail)
-    finals, full = ([report.finals[uid] for uid in members] for members in (uids, honest))
-    if bar is Bar.BELOW_EVERY:
-        final, pay = (max(finals), min(full)), (max(map(report.weight, uids)), min(map(report.weight, honest)))
-        detail = f"highest final {final[0]:.3f}, limit {final[1]:.3f}; highest weight {pay[0]:.4f}, limit {pay[1]:.4f}"
-    else:
-        final, pay = (_mean(finals), _mean(full)), (max(map(report.pay, uids)), _mean([*map(report.pay, honest)]))
-        detail = f"mean final {final[0]:.3f}, limit {final[1]:.3f}; highest pay {pay[0]:.4f}, limit {pay[1]:.4f}"
-    return Check(f"{kind}: {bar}", final[0] < final[1] and pay[0] < pay[1], detail)
+    limit = min if bar is Bar.BELOW_EVERY else _mean
+    finals, weights = ([measure(uid) for uid in uids] for measure in (report.finals.__getitem__, report.weight))
+    final_limit = limit([report.finals[uid] for uid in honest])
+    weight_limit = limit([report.weight(uid) for uid in honest])
+    holds = max(finals) < final_limit and max(weights) < weight_limit
+    detail = (
+        f"final {max(finals):.3f} at most, limit {final_limit:.3f}; "
+        f"weight {max(weights):.4f} at most, limit {weight_limit:.4f}"
+    )
+    return Check(f"{kind}: {bar}", holds, detail)
 
 
 def _mean(values: Sequence[float]) -> float:

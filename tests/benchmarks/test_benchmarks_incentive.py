@@ -138,31 +138,6 @@ def test_each_kind_has_its_bar(finals: dict[int, float], weights: dict[int, floa
     assert failing(report) == fails
 
 
-@pytest.mark.parametrize(
-    ("kind", "earlier", "last", "fails"),
-    [(6, 0.0, 0.3, []), (6, 0.3, 0.2, ["half"]), (7, 0.0, 0.3, ["lazy"]), (7, 0.3, 0.1, [])],
-)
-def test_who_works_less_is_judged_by_what_it_was_paid_over_time(
-    kind: int, earlier: float, last: float, fails: list[str]
-) -> None:
-    """And who must earn nothing by what it has in the end."""
-    weights = {3: {**REPORT.weights[4], kind: earlier}, 4: {**REPORT.weights[4], kind: last}}
-    assert failing(replace(REPORT, weights=weights)) == fails
-
-
-@pytest.mark.parametrize(
-    ("finals", "pay", "fails"),
-    [((7.0, 4.9), (0.2, 0.1), []), ((7.0, 5.1), (0.2, 0.1), ["half"]), ((5.0, 5.0), (0.24, 0.0), ["half"])],
-)
-def test_of_several_that_work_less_none_is_paid_more_and_their_scores_are_lower_on_average(
-    finals: tuple[float, float], pay: tuple[float, float], fails: list[str]
-) -> None:
-    roles = {**REPORT.roles, 10: "half"}
-    weights = {4: {**REPORT.weights[4], 6: pay[0], 10: pay[1]}}
-    report = replace(REPORT, roles=roles, finals={**REPORT.finals, 6: finals[0], 10: finals[1]}, weights=weights)
-    assert failing(report) == fails
-
-
 def test_what_is_promised_to_honest_miners() -> None:
     penalised = replace(REPORT, penalties=(*REPORT.penalties, Penalised(3, 4, "inactive")))
     assert failing(penalised) == ["no honest miner is penalised"]
