@@ -167,7 +167,7 @@ class Casting:
             honest={uid: name for uid, (name, part) in miners.items() if part is None},
             sound=[uid for uid, (_, part) in miners.items() if part is None or not part.is_hostile],
             healthy=[shown(member) for account, member in self.members.items() if account not in self.by_account],
-            affected=[name for name, part in miners.values() if part is scenario and scenario.actor == "honest"],
+            affected=[name for name, part in miners.values() if part is scenario and not scenario.is_hostile],
             num_miners=len(miners),
         )
 

@@ -42,18 +42,21 @@ def forecast(estimate: Estimate) -> float:
     return relative_gain(estimate.random_before, estimate.random_gain)
 
 
-def promise_of(measurement: Measurement) -> float:
-    """The linear score on the sequences of an exact measurement."""
-    return relative_gain(measurement.random_before, measurement.random_gain)
-
-
-def curvature_of(measurement: Measurement | None) -> float | None:
-    """What the linear score left out on the sequences of an exact measurement; None if that says nothing."""
+def promise_of(measurement: Measurement | None) -> float | None:
+    """The linear score on the sequences of an exact measurement; None if that says nothing."""
     if measurement is None or measurement.random_gain is None:
         return None
     if measurement.random_before is None or measurement.random_before <= 0:
         return None
-    return improvement(measurement.random_before, measurement.random_after) - promise_of(measurement)
+    return relative_gain(measurement.random_before, measurement.random_gain)
+
+
+def curvature_of(measurement: Measurement | None) -> float | None:
+    """What the linear score left out on the same sequences; None if there is none."""
+    promise = promise_of(measurement)
+    if measurement is None or promise is None:
+        return None
+    return improvement(measurement.random_before, measurement.random_after) - promise
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,8 @@ class Assumptions:
             measurements: The exact ones.
             ratio: `Scoring.large_promise_ratio`.
         """
-        found = [(promise_of(each), curve) for each in measurements if (curve := curvature_of(each)) is not None]
+        promises = ((promise_of(each), curvature_of(each)) for each in measurements)
+        found = [(promise, curve) for promise, curve in promises if promise is not None and curve is not None]
         if not found or not estimates:
             return cls(ratio=ratio)
         large = ratio * max(0.0, median(map(forecast, estimates)))

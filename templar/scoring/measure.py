@@ -26,7 +26,7 @@ from templar.gradient.product import UpdateProducts
 from templar.model.llama import bind_parameters
 from templar.model.loss import micro_batch_losses, sequence_losses
 from templar.model.threads import single_threaded
-from templar.scoring.curvature import relative_gain
+from templar.scoring.curvature import forecast, relative_gain
 from templar.scoring.evidence import Estimate, Measurement
 
 
@@ -174,9 +174,7 @@ class Evaluator:
         for witness, gains in self._gains.items():
             if witness != uid and uid in gains:
                 there = relative_gain(estimate.own_before, gains[uid] * self._factor / count)
-                advantages.append(
-                    there - relative_gain(estimates[witness].random_before, estimates[witness].random_gain)
-                )
+                advantages.append(there - forecast(estimates[witness]))
         return estimate.model_copy(update={"expected": median(advantages) if advantages else 0.0})
 
 

@@ -66,8 +66,7 @@ def score_payload(
         if measurement.random_before is not None and measurement.random_after is None:
             score = WORST_SCORE
     shows = own > 0 and own - random > estimate.expected and score > WORST_SCORE
-    promise = 0.0 if measurement is None or measured is None else promise_of(measurement)
-    return WindowScore(settled(score), 1 if shows else -1, measured, promise)
+    return WindowScore(settled(score), 1 if shows else -1, measured, promise_of(measurement) or 0.0)
 
 
 def held_back(score: WindowScore, card: ScoreCard, scoring: Scoring) -> WindowScore:
@@ -88,7 +87,7 @@ def score_measurement(measurement: Measurement) -> WindowScore:
     """The documented score of an exact measurement alone, for comparison."""
     random = improvement(measurement.random_before, measurement.random_after)
     own = improvement(measurement.own_before, measurement.own_after)
-    return WindowScore(random, 1 if own > random else -1, curvature_of(measurement), promise_of(measurement))
+    return WindowScore(random, 1 if own > random else -1, curvature_of(measurement), promise_of(measurement) or 0.0)
 
 
 def next_card(
