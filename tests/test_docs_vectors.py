@@ -775,19 +775,16 @@ class Judge:
         rating: tuple[float, float],
         scoring: dict[str, Any],
         *,
-        zero: float,
         least: float,
     ) -> dict[str, Any]:
-        """The card of a miner that was scored, but for `last_reveal`; of the baseline, what counts and the score."""
+        """The card of a miner that was scored, but for `last_reveal` and `final`; the baseline's score is `least`."""
         alpha = scoring["binary_score_ma_alpha"]
         mu, sigma = map(Judge.settled, rating)
         average = Judge.settled((1 - alpha) * card["binary_average"] + alpha * score[1])
         behind = facts["windows_behind"]
         sync = Judge.settled(card["sync"] if behind is None else (1 - min(behind, 5) / 5) ** 2.5)
         advantage = Judge.settled((1 - alpha) * card["advantage"] + alpha * (score[0] - least))
-        above = mu - 3 * sigma - zero
-        final = Judge.settled((max(above, 1.0) if advantage > 0 else min(above, 0.0)) * max(0.0, average) * sync)
-        card = card | {"mu": mu, "sigma": sigma, "binary_average": average, "sync": sync, "final": final}
+        card = card | {"mu": mu, "sigma": sigma, "binary_average": average, "sync": sync}
         card |= {"measured": card["measured"] + 1, "advantage": advantage}
         curvature = Judge.curvature(facts["measurement"])
         if curvature is not None:
@@ -795,6 +792,20 @@ class Judge:
             for field, newest in (("curvature", curvature), ("promise", Judge.promise(facts["measurement"]))):
                 card |= {field: Judge.settled((1 - beta) * (card[field] or 0.0) + beta * newest)}
         return card
+
+    @staticmethod
+    def finals(cards: dict[int, dict[str, Any]], baseline_sigma: float, typical_skill: float) -> dict[int, float]:
+        """Of the miners that were scored, with their cards after the window."""
+        positive = [card["advantage"] for card in cards.values() if card["advantage"] > 0]
+        found = {}
+        for uid, card in cards.items():
+            skill = (card["mu"] - 3 * card["sigma"]) - (25 - 3 * baseline_sigma)
+            if card["advantage"] > 0:
+                skill = min(max(skill, 1.0), typical_skill * card["advantage"] / statistics.median(positive))
+            else:
+                skill = min(skill, 0.0)
+            found[uid] = Judge.settled(skill * max(0.0, card["binary_average"]) * card["sync"])
+        return found
 
     @staticmethod
     def scores(facts: dict[int, Any], cards: dict[int, Any], scoring: dict[str, Any]) -> dict[int, tuple[float, int]]:
@@ -844,12 +855,13 @@ class Judge:
         players = {uid: (score, cards[uid]["mu"], cards[uid]["sigma"]) for uid, (score, _) in scores.items()}
         ratings, baseline_sigma, least = Judge.ratings(players, before["baseline_sigma"], scoring)
         for uid, score in scores.items():
-            cards[uid] = Judge.scored(
-                facts[uid], cards[uid], score, ratings[uid], scoring, zero=25 - 3 * baseline_sigma, least=least
-            )
+            cards[uid] = Judge.scored(facts[uid], cards[uid], score, ratings[uid], scoring, least=least)
             cards[uid] |= {"last_reveal": window}
             if Judge.curvature(facts[uid]["measurement"]) is not None:
                 cards[uid] |= {"last_exact": window}
+        finals = Judge.finals({uid: cards[uid] for uid in scores}, baseline_sigma, scoring["typical_skill"])
+        for uid, final in finals.items():
+            cards[uid] |= {"final": final}
         for uid, each in facts.items():
             inactive = any(reason == "inactive" for _, reason in slashes[uid])
             late = Judge.absence(each, body, scoring["low_success_rate"], inactive)

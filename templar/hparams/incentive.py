@@ -101,6 +101,8 @@ class Scoring(Section):
     """Work of the imaginary miner that final scores count from, as a share of the median miner's."""
     rating_fade: float = Field(ge=0, lt=1)
     """Share of its distance from the baseline that a rating loses in each window in which its miner is scored."""
+    typical_skill: float = Field(gt=0)
+    """What the work of a miner with the median advantage is worth; its rating must be as far above the baseline."""
     sync_max_steps_behind: int = Field(ge=0)
     """A miner that is more windows behind counts as out of sync."""
     reset_inactivity_windows: int = Field(ge=1)

@@ -22,8 +22,6 @@ from templar.scoring.ratings import MU, Rating, rate
 
 _BASELINE = -1
 """Stands for the baseline among uids."""
-LEAST_SKILL = 1.0
-"""What the rating of a miner is worth at least that is better than the baseline on average."""
 
 
 def baseline_score(scores: Collection[float], share: float) -> float:
@@ -77,18 +75,3 @@ def rate_against(
     after, kept = rated.pop(_BASELINE), 1 - scoring.rating_fade
     moved = {uid: Rating(MU + kept * (rating.mu - after.mu), rating.sigma) for uid, rating in rated.items()}
     return Rated(moved, Rating(MU, settled(after.sigma)), least)
-
-
-def skill(rating: Rating, baseline: Rating, advantage: float) -> float:
-    """What a rating is worth: how cautiously it is above the baseline; positive for whoever is better on average.
-
-    Ranks are noisy: of twenty equals, one is rated below the baseline now and then though most of its windows were
-    good, and one who does nothing above it. An average of scores tells these apart much earlier.
-
-    Args:
-        rating: A miner's.
-        baseline: That of the baseline.
-        advantage: Moving average of by how much the miner's scores were above that of the baseline.
-    """
-    above = rating.ordinal - baseline.ordinal
-    return max(above, LEAST_SKILL) if advantage > 0 else min(above, 0.0)

@@ -9,7 +9,7 @@ from typing import Any
 
 from templar.errors import Reason
 from templar.hparams import HParams, Scoring
-from templar.scoring.baseline import rate_against
+from templar.scoring.baseline import Rated, rate_against
 from templar.scoring.cards import ScoreCard, Standing
 from templar.scoring.curvature import Assumptions
 from templar.scoring.evidence import (
@@ -25,6 +25,7 @@ from templar.scoring.evidence import (
     WindowFacts,
 )
 from templar.scoring.scores import WindowScore, held_back, next_card, score_payload
+from templar.scoring.skill import final_score, typical_advantage
 from templar.scoring.slashing import Slash, overlap_event
 from templar.scoring.sync import sync_score
 from templar.scoring.verdicts import early_slashes, is_absent, late_slashes
@@ -59,9 +60,7 @@ def conclude(facts: WindowFacts, standing: Standing, hparams: HParams, author: M
         {uid: score.gradient_score for uid, score in scores.items()},
         scoring,
     )
-    for uid, score in scores.items():
-        card, sync = cards[uid], _sync(miners[uid], cards[uid])
-        cards[uid] = next_card(card, score, rated.ratings[uid], rated, sync=sync, window=window, scoring=scoring)
+    cards |= _cards_after(facts, cards, scores, rated, scoring)
     for uid, miner in miners.items():
         inactive = any(each.reason is Reason.INACTIVE for each in slashes[uid])
         late = late_slashes(early[uid], miner, facts, scoring, inactive=inactive)
@@ -105,6 +104,34 @@ def _scores(
         if miner.estimate is not None
     }
     return {uid: held_back(score, cards[uid], scoring) for uid, score in scores.items()}
+
+
+def _cards_after(
+    facts: WindowFacts,
+    cards: Mapping[int, ScoreCard],
+    scores: Mapping[int, WindowScore],
+    rated: Rated,
+    scoring: Scoring,
+) -> dict[int, ScoreCard]:
+    """The cards of the scored miners after the window, before its penalties."""
+    syncs = {miner.uid: _sync(miner, cards[miner.uid]) for miner in facts.miners}
+    after = {
+        uid: next_card(
+            cards[uid],
+            score,
+            rated.ratings[uid],
+            least=rated.least,
+            sync=syncs[uid],
+            window=facts.window,
+            scoring=scoring,
+        )
+        for uid, score in scores.items()
+    }
+    typical = typical_advantage([card.advantage for card in after.values()])
+    return {
+        uid: card.model_copy(update={"final": final_score(card, rated.baseline, typical, scoring)})
+        for uid, card in after.items()
+    }
 
 
 def _sync(miner: MinerFacts, card: ScoreCard) -> float:

@@ -57,10 +57,11 @@ class Leaderboard:
     def history(self) -> pd.DataFrame:
         """One row per window and miner, by window and uid: everything that follows, and what a CSV file is made of.
 
-        Columns: `window`, `uid`, `hotkey`, `final`, `mu`, `sigma`, `ordinal`, `average` (of the indicator), `sync`
-        (each after the window), `score` (NaN if it was not scored), `indicator`, `exact` (measured exactly), `applied`,
-        `own_loss`, `random_loss` (before; NaN if not measured or not finite), `reason` (why no payload counted),
-        `slashes` (text), `weight`.
+        Columns: `window`, `uid`, `hotkey`, `final`, `mu`, `sigma`, `ordinal`, `average` (of the indicator),
+        `advantage`, `sync`, `curvature` (NaN if it was never measured exactly), `promise` (each after the window),
+        `score` (NaN if it was not scored), `indicator`, `exact` (measured exactly), `applied`, `own_loss`,
+        `random_loss` (before; NaN if not measured or not finite), `reason` (why no payload counted), `slashes` (text),
+        `weight`.
         """
         rows = []
         for evidence in self.evidences:
@@ -83,15 +84,15 @@ class Leaderboard:
     def standings(self) -> pd.DataFrame:
         """The miners that are registered now, the best final score first; the index is the rank.
 
-        Columns: `uid`, `hotkey`, `final`, `mu`, `sigma`, `ordinal`, `average`, `sync`, `weight` (all as of the newest
-        window), `score` (mean), `mean_weight`, `windows` (in which it was registered), `measured`, `applied` (in how
-        many of them), `trend` (slope of the final score, per window), `slashes` (text), `banned_until` (window; NA if
-        it is not banned).
+        Columns: `uid`, `hotkey`, `final`, `mu`, `sigma`, `ordinal`, `average`, `advantage`, `sync`, `weight` (all as
+        of the newest window), `score` (mean), `mean_weight`, `windows` (in which it was registered), `measured`,
+        `applied` (in how many of them), `trend` (slope of the final score, per window), `slashes` (text),
+        `banned_until` (window; NA if it is not banned).
         """
         history = self.history
         now = history[history["window"] == self.newest.window].set_index("hotkey")
         groups = history[history["hotkey"].isin(now.index)].groupby("hotkey")
-        board = now[["uid", "final", "mu", "sigma", "ordinal", "average", "sync", "weight"]].assign(
+        board = now[["uid", "final", "mu", "sigma", "ordinal", "average", "advantage", "sync", "weight"]].assign(
             score=groups["score"].mean(),
             mean_weight=groups["weight"].mean(),
             windows=groups.size(),
@@ -130,6 +131,7 @@ class Leaderboard:
                 "trend": f"{sparkline(self.finals[row['hotkey']], highest)} {row['trend']:+.4f}",
                 "rating": f"{row['ordinal']:.2f} ({row['mu']:.2f} ± {row['sigma']:.2f})",
                 "indicator": f"{row['average']:+.4f}",
+                "advantage": f"{row['advantage']:+.6f}",
                 "mean score": "" if np.isnan(row["score"]) else f"{row['score']:+.6f}",
                 "measured": f"{row['measured']} of {row['windows']}",
                 "slashes": _with_ban(row["slashes"], row["banned_until"]),
@@ -211,7 +213,8 @@ _DTYPES = {
     "window": "int64",
     "uid": "int64",
     "hotkey": "object",
-    **dict.fromkeys(("final", "mu", "sigma", "ordinal", "average", "sync", "score"), "float64"),
+    **dict.fromkeys(("final", "mu", "sigma", "ordinal", "average", "advantage", "sync"), "float64"),
+    **dict.fromkeys(("curvature", "promise", "score"), "float64"),
     "indicator": "Int64",
     "exact": "bool",
     "applied": "bool",
@@ -234,7 +237,10 @@ def _row(window: int, record: MinerRecord, weight: float) -> tuple[Any, ...]:
         card.sigma,
         card.rating.ordinal,
         card.binary_average,
+        card.advantage,
         card.sync,
+        card.curvature,
+        card.promise,
         record.gradient_score,
         record.indicator,
         facts.measurement is not None,

@@ -11,7 +11,6 @@ Large linear scores are held to more: see `Assumptions`.
 from dataclasses import dataclass, replace
 
 from templar.hparams import Scoring
-from templar.scoring.baseline import Rated, skill
 from templar.scoring.cards import ScoreCard, settled
 from templar.scoring.curvature import (
     WORST_SCORE,
@@ -91,31 +90,26 @@ def score_measurement(measurement: Measurement) -> WindowScore:
 
 
 def next_card(
-    card: ScoreCard, score: WindowScore, rating: Rating, rated: Rated, *, sync: float, window: int, scoring: Scoring
+    card: ScoreCard, score: WindowScore, rating: Rating, *, least: float, sync: float, window: int, scoring: Scoring
 ) -> ScoreCard:
-    """The card of a miner that was scored, before the window's penalties.
+    """The card of a miner that was scored, before its final score and the window's penalties.
 
     Args:
         card: The card before.
         score: What the payload showed.
         rating: The rating after the window.
-        rated: What the window was for all ratings.
+        least: Score of the baseline.
         sync: Its sync score.
         window: The window.
         scoring: The numbers.
     """
     alpha = scoring.binary_score_ma_alpha
-    mu, sigma = settled(rating.mu), settled(rating.sigma)
-    average = _moved(card.binary_average, score.indicator, alpha)
-    advantage = _moved(card.advantage, score.gradient_score - rated.least, alpha)
-    worth = skill(Rating(mu, sigma), rated.baseline, advantage)
     changes = {
-        "mu": mu,
-        "sigma": sigma,
-        "binary_average": average,
-        "advantage": advantage,
+        "mu": settled(rating.mu),
+        "sigma": settled(rating.sigma),
+        "binary_average": _moved(card.binary_average, score.indicator, alpha),
+        "advantage": _moved(card.advantage, score.gradient_score - least, alpha),
         "sync": settled(sync),
-        "final": settled(worth * max(0.0, average) * settled(sync)),
         "last_reveal": window,
         "measured": card.measured + 1,
     }

@@ -90,7 +90,9 @@ def test_the_documented_moving_averages(times: int, average: float) -> None:
     ("behind", "sync"), [(0, 1.0), (1, 0.572433), (2, 0.278855), (3, 0.101193), (4, 0.017889), (5, 0.0)]
 )
 def test_the_final_score_is_ordinal_times_average_times_sync(behind: int, sync: float) -> None:
-    relaxed = load_hparams("templar-2.1.3", overrides={"scoring": {"sync_max_steps_behind": 5}})
+    """Where the rating alone decides; what else bounds the skill is tried in `test_scoring_skill.py`."""
+    alone = {"sync_max_steps_behind": 5, "typical_skill": 1e9}
+    relaxed = load_hparams("templar-2.1.3", overrides={"scoring": alone})
     found = concluded(revealed(2, windows_behind=behind), after=standing_of([veteran(2)]), hparams=relaxed)
     card = record_of(found, 2).after
     assert card.binary_average == pytest.approx(0.95 * 0.8 + 0.05)

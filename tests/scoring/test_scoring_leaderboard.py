@@ -62,8 +62,8 @@ def test_the_standings_are_those_of_the_evidence() -> None:
         record, uid = records[row["uid"]], row["uid"]
         card = record.after
         assert row["hotkey"] == record.facts.hotkey
-        assert (row["final"], row["mu"], row["sigma"], row["average"], row["sync"]) == (
-            *(card.final, card.mu, card.sigma, card.binary_average, card.sync),
+        assert (row["final"], row["mu"], row["sigma"], row["average"], row["advantage"], row["sync"]) == (
+            *(card.final, card.mu, card.sigma, card.binary_average, card.advantage, card.sync),
         )
         assert row["ordinal"] == card.rating.ordinal
         assert row["weight"] == weights.get(uid, 0.0)
@@ -74,6 +74,14 @@ def test_the_standings_are_those_of_the_evidence() -> None:
         assert row["score"] == pytest.approx(fmean(scores)) if scores else math.isnan(row["score"])
         each_weight = [{each.uid: each.weight for each in evidence.weights}.get(uid, 0.0) for evidence in RUN]
         assert row["mean_weight"] == pytest.approx(fmean(each_weight))
+
+
+def test_the_history_has_what_was_measured_exactly_and_what_was_not() -> None:
+    told = revealed(3, 0.1, measurement=measurement(0.05, 0.1))
+    rows = leaderboard(evidences({10: [told, good(4, 10)]})).history.set_index("uid")
+    assert (rows.loc[3, "curvature"], rows.loc[3, "promise"]) == pytest.approx((-0.05, 0.1))
+    assert math.isnan(rows.loc[4, "curvature"])
+    assert (rows.loc[4, "promise"], list(rows["exact"])) == (0.0, [True, False])
 
 
 def test_penalties_are_counted_by_event_and_reason() -> None:

@@ -5,12 +5,10 @@ from random import Random
 import pytest
 
 from templar.hparams import Scoring, load_hparams, preset_names
-from templar.scoring.baseline import Rated
 from templar.scoring.cards import FRESH, ScoreCard, Standing
 from templar.scoring.conclude import conclude
 from templar.scoring.curvature import Assumptions
 from templar.scoring.evidence import Estimate, Evidence
-from templar.scoring.ratings import Rating
 from templar.scoring.scores import WindowScore, next_card, score_payload, shows_nothing
 from tests.support.facts import AUTHOR, cards_of, estimate, events_of, measurement, record_of, revealed, window_of
 
@@ -26,7 +24,7 @@ def shown(gain: float, *, learnt: bool) -> Estimate:
 
 def counted(card: ScoreCard, found: WindowScore, scoring: Scoring) -> ScoreCard:
     """The card after a window with such a score, whatever the others did."""
-    return next_card(card, found, card.rating, Rated({}, Rating(), 0.0), sync=1.0, window=9, scoring=scoring)
+    return next_card(card, found, card.rating, least=0.0, sync=1.0, window=9, scoring=scoring)
 
 
 def share_under_the_floor(

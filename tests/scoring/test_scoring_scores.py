@@ -8,7 +8,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from templar.hparams import Scoring, load_hparams
-from templar.scoring.baseline import Rated
 from templar.scoring.cards import FRESH, ScoreCard
 from templar.scoring.curvature import WORST_SCORE, Assumptions, curvature_of
 from templar.scoring.evidence import Estimate, Measurement
@@ -199,11 +198,8 @@ def test_a_miner_whose_own_data_shows_nothing_is_not_rated_above_one_that_does_n
 # The next card.
 
 
-def after(
-    card: ScoreCard, found: WindowScore, rating: Rating | None = None, *, sync: float = 1.0, zero: Rating | None = None
-) -> ScoreCard:
-    rated = Rated({}, zero or Rating(), 0.0)
-    return next_card(card, found, rating or card.rating, rated, sync=sync, window=9, scoring=SCORING)
+def after(card: ScoreCard, found: WindowScore, rating: Rating | None = None, *, sync: float = 1.0) -> ScoreCard:
+    return next_card(card, found, rating or card.rating, least=0.0, sync=sync, window=9, scoring=SCORING)
 
 
 @pytest.mark.parametrize(
@@ -216,49 +212,25 @@ def test_the_moving_average_of_the_indicator(times: int, average: float) -> None
     assert card.binary_average == pytest.approx(average, abs=5e-7)
 
 
-def test_the_final_score_is_ordinal_times_average_times_sync() -> None:
+def test_a_card_after_a_window() -> None:
     card = after(veteran(2, binary_average=0.5), WindowScore(0.2, 1), Rating(30.0, 4.0), sync=0.572433)
     assert card.binary_average == pytest.approx(0.525)
-    assert card.final == pytest.approx(18.0 * 0.525 * 0.572433)
     assert (card.mu, card.sigma, card.sync, card.last_reveal, card.measured) == (30.0, 4.0, 0.572433, 9, 10)
 
 
-@pytest.mark.parametrize(
-    ("baseline", "good", "bad"),
-    [(Rating(), 18.0, 0.0), (Rating(25.0, 9.0), 20.0, 0.0), (Rating(0.0, 8.0), 42.0, 0.0),
-     (Rating(42.0, 8.0), 1.0, 0.0), (Rating(50.0, 8.0), 1.0, -8.0)],
-)  # fmt: skip
-def test_final_scores_count_from_the_baseline_and_the_advantage_says_on_which_side(
-    baseline: Rating, good: float, bad: float
-) -> None:
-    card = veteran(2, binary_average=(0.85 - 0.05) / 0.95)
-    for gain, final in ((0.2, good), (-0.2, bad), (0.0, bad)):
-        found = after(card, WindowScore(gain, 1), Rating(30.0, 4.0), zero=baseline)
-        assert found.final == pytest.approx(final * 0.85)
-
-
 def test_the_advantage_is_an_average_over_the_baseline() -> None:
-    rated, alpha = Rated({}, Rating(), 0.05), SCORING.binary_score_ma_alpha
-    card = next_card(FRESH, WindowScore(0.25, -1), Rating(), rated, sync=1.0, window=9, scoring=SCORING)
+    alpha = SCORING.binary_score_ma_alpha
+    card = next_card(FRESH, WindowScore(0.25, -1), Rating(), least=0.05, sync=1.0, window=9, scoring=SCORING)
     assert card.advantage == pytest.approx(alpha * 0.2)
-    card = next_card(card, WindowScore(-0.15, 1), Rating(), rated, sync=1.0, window=10, scoring=SCORING)
+    card = next_card(card, WindowScore(-0.15, 1), Rating(), least=0.05, sync=1.0, window=10, scoring=SCORING)
     assert card.advantage == pytest.approx(alpha * (1 - alpha) * 0.2 - alpha * 0.2)
-
-
-@pytest.mark.parametrize(("rating", "average", "sign"), [((30.0, 2.0), -0.9, 0), ((5.0, 2.0), 0.5, -1)])
-def test_a_negative_average_counts_as_none_and_a_negative_ordinal_stays(
-    rating: tuple[float, float], average: float, sign: int
-) -> None:
-    final = after(veteran(2, binary_average=average), WindowScore(-0.2, 1), Rating(*rating)).final
-    assert (final > 0) - (final < 0) == sign
-    assert math.copysign(1, final) == (1 if sign == 0 else sign)
 
 
 def test_only_an_exact_measurement_changes_what_is_known_of_the_curvature() -> None:
     first = after(FRESH, WindowScore(0.1, 1, -0.25, 0.5))
     assert (first.curvature, first.promise, first.last_exact) == (-0.25, 0.5, 9)
-    changes = {"binary_average": 0.0975, "measured": 2, "advantage": 0.00975, "final": 0.0975}
-    assert after(first, WindowScore(0.1, 1)) == first.model_copy(update=changes), "the least skill"
+    changes = {"binary_average": 0.0975, "measured": 2, "advantage": 0.00975}
+    assert after(first, WindowScore(0.1, 1)) == first.model_copy(update=changes)
     again, kept = after(first, WindowScore(0.1, 1, 0.0, 0.0)), 1 - SCORING.curvature_ma_alpha
     assert (again.curvature, again.promise) == (-0.25 * kept, 0.5 * kept)
 
@@ -284,7 +256,7 @@ def test_a_card_is_kept_with_numbers_that_do_not_depend_on_last_bits(
     rating: Rating, average: float, sync: float, indicator: int
 ) -> None:
     card = after(veteran(1, binary_average=average), WindowScore(0.1, indicator, 0.5, 1 / 3), rating, sync=sync)
-    for number in (card.mu, card.sigma, card.binary_average, card.advantage, card.final, card.curvature, card.promise):
+    for number in (card.mu, card.sigma, card.binary_average, card.advantage, card.curvature, card.promise):
         assert number is not None
         assert number == round(number, 10)
     assert -1 <= card.binary_average <= 1
