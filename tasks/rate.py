@@ -26,7 +26,8 @@ def score_summary(evidence: Evidence) -> str:
     earning = sum(record.weight > 0 for record in evidence.weights if record.uid in {each.uid for each in records})
     punished = sum(bool(record.slashes) for record in records)
     counts = f"{measured} of {len(records)} miners measured, {earning} earn, {punished} punished"
-    return f"Window {evidence.window}: {loss}; {counts}. The baseline is rated {_rating(evidence.baseline)}."
+    measure = f"The baseline is rated {_rating(evidence.baseline)}, the typical advantage is"
+    return f"Window {evidence.window}: {loss}; {counts}. {measure} {evidence.typical_advantage:.6f}."
 
 
 def score_rows(evidence: Evidence) -> list[dict[str, object]]:

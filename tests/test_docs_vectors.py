@@ -12,6 +12,7 @@ import re
 import statistics
 import struct
 import zlib
+from collections.abc import Iterable
 from fractions import Fraction
 from itertools import accumulate
 from pathlib import Path
@@ -685,6 +686,14 @@ class Judge:
         return moved, Judge.settled(sigma), least
 
     @staticmethod
+    def punished(card: dict[str, Any], events: list[tuple[str, str]], scoring: dict[str, Any]) -> dict[str, Any]:
+        """The card after penalties, in their order."""
+        after = card
+        for event, _ in events:
+            after = Judge.slashed(after, scoring["slashing"][event])
+        return after | ({"measured": card["measured"]} if Judge.shows_nothing(card, scoring) else {})
+
+    @staticmethod
     def slashed(card: dict[str, Any], penalty: dict[str, Any]) -> dict[str, Any]:
         final, average = (
             Judge.settled(value * factor) if value > 0 else value
@@ -775,15 +784,15 @@ class Judge:
         rating: tuple[float, float],
         scoring: dict[str, Any],
         *,
-        least: float,
+        gained: float,
     ) -> dict[str, Any]:
-        """The card of a miner that was scored, but for `last_reveal` and `final`; the baseline's score is `least`."""
+        """The card of a miner that was scored, but for `last_reveal` and `final`."""
         alpha = scoring["binary_score_ma_alpha"]
         mu, sigma = map(Judge.settled, rating)
         average = Judge.settled((1 - alpha) * card["binary_average"] + alpha * score[1])
         behind = facts["windows_behind"]
         sync = Judge.settled(card["sync"] if behind is None else (1 - min(behind, 5) / 5) ** 2.5)
-        advantage = Judge.settled((1 - alpha) * card["advantage"] + alpha * (score[0] - least))
+        advantage = Judge.settled((1 - alpha) * card["advantage"] + alpha * gained)
         card = card | {"mu": mu, "sigma": sigma, "binary_average": average, "sync": sync}
         card |= {"measured": card["measured"] + 1, "advantage": advantage}
         curvature = Judge.curvature(facts["measurement"])
@@ -794,14 +803,20 @@ class Judge:
         return card
 
     @staticmethod
-    def finals(cards: dict[int, dict[str, Any]], baseline_sigma: float, typical_skill: float) -> dict[int, float]:
+    def typical(values: Iterable[float]) -> float:
+        positive = [value for value in values if value > 0]
+        return Judge.settled(statistics.median(positive)) if positive else 0.0
+
+    @staticmethod
+    def finals(
+        cards: dict[int, dict[str, Any]], baseline_sigma: float, typical: float, typical_skill: float
+    ) -> dict[int, float]:
         """Of the miners that were scored, with their cards after the window."""
-        positive = [card["advantage"] for card in cards.values() if card["advantage"] > 0]
         found = {}
         for uid, card in cards.items():
             skill = (card["mu"] - 3 * card["sigma"]) - (25 - 3 * baseline_sigma)
             if card["advantage"] > 0:
-                skill = min(max(skill, 1.0), typical_skill * card["advantage"] / statistics.median(positive))
+                skill = min(max(skill, 1.0), typical_skill * card["advantage"] / typical)
             else:
                 skill = min(skill, 0.0)
             found[uid] = Judge.settled(skill * max(0.0, card["binary_average"]) * card["sync"])
@@ -848,18 +863,19 @@ class Judge:
         for uid, each in facts.items():
             banned = any(bans.get(subject, -1) >= window for subject in (each["hotkey"], each["bucket"]))
             slashes[uid] = Judge.early(each, first[uid], body, banned, settings)
-            cards[uid] = first[uid] | {"uid": uid}
-            for event, _ in slashes[uid]:
-                cards[uid] = Judge.slashed(cards[uid], penalties[event])
+            cards[uid] = Judge.punished(first[uid], slashes[uid], scoring) | {"uid": uid}
         early, scores = dict(cards), Judge.scores(facts, cards, scoring)
         players = {uid: (score, cards[uid]["mu"], cards[uid]["sigma"]) for uid, (score, _) in scores.items()}
         ratings, baseline_sigma, least = Judge.ratings(players, before["baseline_sigma"], scoring)
+        most = scoring["advantage_cap"] * Judge.typical(score for score, _ in scores.values())
         for uid, score in scores.items():
-            cards[uid] = Judge.scored(facts[uid], cards[uid], score, ratings[uid], scoring, least=least)
+            gained = min(score[0], most) - least
+            cards[uid] = Judge.scored(facts[uid], cards[uid], score, ratings[uid], scoring, gained=gained)
             cards[uid] |= {"last_reveal": window}
             if Judge.curvature(facts[uid]["measurement"]) is not None:
                 cards[uid] |= {"last_exact": window}
-        finals = Judge.finals({uid: cards[uid] for uid in scores}, baseline_sigma, scoring["typical_skill"])
+        typical = Judge.typical(cards[uid]["advantage"] for uid in scores)
+        finals = Judge.finals({uid: cards[uid] for uid in scores}, baseline_sigma, typical, scoring["typical_skill"])
         for uid, final in finals.items():
             cards[uid] |= {"final": final}
         for uid, each in facts.items():
@@ -868,14 +884,13 @@ class Judge:
             late += Judge.late(each, early[uid], body, scoring)
             slashes[uid] += late
             idle = 0 if each["payload_sha256"] is not None else cards[uid]["idle"] + Judge.absent(each, body)
-            cards[uid] = cards[uid] | {"idle": idle}
-            for event, _ in late:
-                cards[uid] = Judge.slashed(cards[uid], penalties[event])
+            cards[uid] = Judge.punished(cards[uid] | {"idle": idle}, late, scoring)
         gone = known.keys() - {each["hotkey"] for each in facts.values()}
         kept = sorted(gone, key=lambda hotkey: (-(known[hotkey]["last_reveal"] or 0), hotkey))[:512]
         weights = Judge.weights({uid: card["final"] for uid, card in cards.items()}, settings)
         return {
             "baseline_sigma": baseline_sigma,
+            "typical_advantage": typical,
             "miners": [
                 {
                     "facts": facts[uid],

@@ -50,6 +50,7 @@ SCORING = Scoring.model_validate(
         "baseline_share": 0.25,
         "rating_fade": 0.125,
         "typical_skill": 4.5,
+        "advantage_cap": 1.25,
         "sync_max_steps_behind": 3,
         "reset_inactivity_windows": 2,
         "low_success_rate": 0.4,
@@ -177,16 +178,17 @@ def _most_fail_and_one_is_back() -> tuple[MinerFacts, ...]:
 
 
 def _some_promise_much() -> tuple[MinerFacts, ...]:
-    """Uid 7 keeps half of it; 2 is known for keeping more of about as much, 3 promises more than was ever measured.
+    """Uid 7 keeps half of it; 2 is known for keeping more of about as much, 6 promises more than was ever measured.
 
-    And 4 does little, so that it is worth less than what its rating vouches for.
+    Uid 4 does little, so that it is worth less than what its rating vouches for. Uid 3 still shows nothing, for all its
+    penalties.
     """
     exact = Measurement(own_before=4.0, own_after=3.0, random_before=4.0, random_after=3.5, random_gain=1.0)
     return (
         _measured(2, 0.5, 0.25),
-        _measured(3, 0.5, 2.0),
-        _measured(4, 0.5, 0.046875),
-        _measured(6, 0.5, 0.125),
+        _measured(3, 0.5, 0.125),
+        _measured(4, 0.5, 0.03125),
+        _measured(6, 3.0, 2.0),
         _measured(7, 2.0, 0.125, key=5, measurement=exact),
     )
 

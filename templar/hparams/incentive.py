@@ -102,7 +102,9 @@ class Scoring(Section):
     rating_fade: float = Field(ge=0, lt=1)
     """Share of its distance from the baseline that a rating loses in each window in which its miner is scored."""
     typical_skill: float = Field(gt=0)
-    """What the work of a miner with the median advantage is worth; its rating must be as far above the baseline."""
+    """Skill of a miner with the median advantage, where its rating vouches for as much."""
+    advantage_cap: float = Field(gt=1)
+    """In the advantage, a score counts for at most so many times the median of those above 0."""
     sync_max_steps_behind: int = Field(ge=0)
     """A miner that is more windows behind counts as out of sync."""
     reset_inactivity_windows: int = Field(ge=1)

@@ -96,6 +96,7 @@ def evidence_values(evidence: Evidence) -> dict[str, float]:
         "network/active_miners": sum(record.facts.payload_sha256 is not None for record in records),
         "gather/success_rate": evidence.facts.success_rate,
         "openskill/baseline": evidence.baseline.ordinal,
+        "advantage/typical": evidence.typical_advantage,
         "gather/reserve_used": sum(record.facts.tier == Tier.RESERVE for record in applied),
         **({"overlap/max": max(overlaps)} if overlaps else {}),
     }
@@ -108,6 +109,7 @@ def miner_values(evidence: Evidence) -> dict[str, dict[int, float]]:
         "gradient_scores": {record.uid: record.gradient_score for record in records},
         "binary_indicators": {record.uid: record.indicator for record in records},
         "binary_moving_averages": {record.uid: record.after.binary_average for record in records},
+        "advantages": {record.uid: record.after.advantage for record in records},
         "final_scores": {record.uid: record.final for record in records},
         "sync_score": {record.uid: record.after.sync for record in records},
         "sync/avg_steps_behind": {record.uid: record.facts.windows_behind for record in records},

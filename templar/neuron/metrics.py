@@ -53,6 +53,8 @@ HELP = {
     "gradient_scores": "Score of the window.",
     "binary_indicators": "1 if the loss fell more on the own data than on others', else -1.",
     "binary_moving_averages": "Moving average of the indicator.",
+    "advantages": "Moving average of by how much the scores were above the baseline's.",
+    "advantage/typical": "Median of those above 0, which final scores count in.",
     "final_scores": "Final score after the window.",
     "sync_score": "Sync score.",
     "sync/avg_steps_behind": "Windows that its state was behind.",

@@ -33,7 +33,7 @@ class ScoreCard(Record):
         mu: Mean of its Plackett-Luce rating.
         sigma: Uncertainty of the rating.
         binary_average: Moving average of the binary indicator, in -1..1.
-        advantage: Moving average of by how much its scores were above that of the baseline.
+        advantage: Moving average of by how much its scores were above that of the baseline, as far as they count.
         sync: Sync score of the last window in which the miner was measured.
         final: Final score; only a positive one earns a weight.
         last_reveal: The last window in which a payload counted; None if none ever did.

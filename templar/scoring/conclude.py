@@ -24,8 +24,8 @@ from templar.scoring.evidence import (
     WeightRecord,
     WindowFacts,
 )
-from templar.scoring.scores import WindowScore, held_back, next_card, score_payload
-from templar.scoring.skill import final_score, typical_advantage
+from templar.scoring.scores import WindowScore, held_back, next_card, score_payload, shows_nothing
+from templar.scoring.skill import advantages, final_score, typical
 from templar.scoring.slashing import Slash, overlap_event
 from templar.scoring.sync import sync_score
 from templar.scoring.verdicts import early_slashes, is_absent, late_slashes
@@ -52,7 +52,7 @@ def conclude(facts: WindowFacts, standing: Standing, hparams: HParams, author: M
     for uid, miner in miners.items():
         banned = standing.is_banned(window, miner.hotkey, miner.bucket)
         slashes[uid] = early_slashes(before[uid], miner, facts, banned=banned, hparams=hparams)
-        cards[uid] = _slashed(before[uid], slashes[uid]).model_copy(update={"uid": uid})
+        cards[uid] = _slashed(before[uid], slashes[uid], scoring).model_copy(update={"uid": uid})
     early, scores = dict(cards), _scores(miners, cards, scoring)
     rated = rate_against(
         standing.baseline,
@@ -60,13 +60,14 @@ def conclude(facts: WindowFacts, standing: Standing, hparams: HParams, author: M
         {uid: score.gradient_score for uid, score in scores.items()},
         scoring,
     )
-    cards |= _cards_after(facts, cards, scores, rated, scoring)
+    scored, usual = _cards_after(facts, cards, scores, rated, scoring)
+    cards |= scored
     for uid, miner in miners.items():
         inactive = any(each.reason is Reason.INACTIVE for each in slashes[uid])
         late = late_slashes(early[uid], miner, facts, scoring, inactive=inactive)
         idle = 0 if miner.payload_sha256 is not None else cards[uid].idle + is_absent(miner, facts)
         slashes[uid] += late
-        cards[uid] = _slashed(cards[uid].model_copy(update={"idle": idle}), late)
+        cards[uid] = _slashed(cards[uid].model_copy(update={"idle": idle}), late, scoring)
     weights = compute_weights({uid: card.final for uid, card in cards.items()}, hparams.weights, hparams.peers)
     return Evidence(
         **author,
@@ -83,6 +84,7 @@ def conclude(facts: WindowFacts, standing: Standing, hparams: HParams, author: M
             for uid in sorted(miners)
         ),
         baseline_sigma=rated.baseline.sigma,
+        typical_advantage=usual,
         departed=_departed(standing, facts),
         bans=_bans(standing, miners, slashes, window),
         weights=tuple(WeightRecord(uid=uid, weight=weight) for uid, weight in weights.items()),
@@ -112,26 +114,25 @@ def _cards_after(
     scores: Mapping[int, WindowScore],
     rated: Rated,
     scoring: Scoring,
-) -> dict[int, ScoreCard]:
-    """The cards of the scored miners after the window, before its penalties."""
+) -> tuple[dict[int, ScoreCard], float]:
+    """The cards of the scored miners after the window, before its penalties; and their typical advantage."""
     syncs = {miner.uid: _sync(miner, cards[miner.uid]) for miner in facts.miners}
+    gained = advantages({uid: score.gradient_score for uid, score in scores.items()}, rated.least, scoring)
     after = {
         uid: next_card(
             cards[uid],
             score,
             rated.ratings[uid],
-            least=rated.least,
+            gained=gained[uid],
             sync=syncs[uid],
             window=facts.window,
             scoring=scoring,
         )
         for uid, score in scores.items()
     }
-    typical = typical_advantage([card.advantage for card in after.values()])
-    return {
-        uid: card.model_copy(update={"final": final_score(card, rated.baseline, typical, scoring)})
-        for uid, card in after.items()
-    }
+    usual = typical([card.advantage for card in after.values()])
+    finals = {uid: final_score(card, rated.baseline, usual, scoring) for uid, card in after.items()}
+    return {uid: card.model_copy(update={"final": finals[uid]}) for uid, card in after.items()}, usual
 
 
 def _sync(miner: MinerFacts, card: ScoreCard) -> float:
@@ -139,10 +140,12 @@ def _sync(miner: MinerFacts, card: ScoreCard) -> float:
     return card.sync if miner.windows_behind is None else sync_score(miner.windows_behind)
 
 
-def _slashed(card: ScoreCard, slashes: list[Slash]) -> ScoreCard:
+def _slashed(card: ScoreCard, slashes: list[Slash], scoring: Scoring) -> ScoreCard:
+    """The card after penalties. Who is held back stays so: a cleared average is no fresh start for it."""
+    after = card
     for slash in slashes:
-        card = slash.apply(card)
-    return card
+        after = slash.apply(after)
+    return after.model_copy(update={"measured": card.measured}) if shows_nothing(card, scoring) else after
 
 
 def _record(

@@ -236,6 +236,8 @@ class Evidence(WindowBody):
         loss: See there.
         miners: One record per registered miner, in uid order.
         baseline_sigma: Uncertainty of the rating of the baseline, which final scores count from.
+        typical_advantage: Median advantage of the scored miners that have any, before the window's penalties; final
+            scores count in it.
         departed: Cards of hotkeys that are not registered any more, by hotkey.
         bans: Bans that hold in later windows, by subject.
         weights: What the scores amount to, in uid order.
@@ -253,6 +255,7 @@ class Evidence(WindowBody):
     loss: Finite | None
     miners: Annotated[tuple[MinerRecord, ...], Field(strict=False, max_length=4096)]
     baseline_sigma: Finite
+    typical_advantage: Finite
     departed: Annotated[tuple[Departed, ...], Field(strict=False, max_length=MAX_DEPARTED)]
     bans: Annotated[tuple[Ban, ...], Field(strict=False, max_length=MAX_BANS)]
     weights: Annotated[tuple[WeightRecord, ...], Field(strict=False, max_length=4096)]

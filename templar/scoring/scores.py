@@ -90,7 +90,7 @@ def score_measurement(measurement: Measurement) -> WindowScore:
 
 
 def next_card(
-    card: ScoreCard, score: WindowScore, rating: Rating, *, least: float, sync: float, window: int, scoring: Scoring
+    card: ScoreCard, score: WindowScore, rating: Rating, *, gained: float, sync: float, window: int, scoring: Scoring
 ) -> ScoreCard:
     """The card of a miner that was scored, before its final score and the window's penalties.
 
@@ -98,7 +98,7 @@ def next_card(
         card: The card before.
         score: What the payload showed.
         rating: The rating after the window.
-        least: Score of the baseline.
+        gained: By how much its score counts as above that of the baseline.
         sync: Its sync score.
         window: The window.
         scoring: The numbers.
@@ -108,7 +108,7 @@ def next_card(
         "mu": settled(rating.mu),
         "sigma": settled(rating.sigma),
         "binary_average": _moved(card.binary_average, score.indicator, alpha),
-        "advantage": _moved(card.advantage, score.gradient_score - least, alpha),
+        "advantage": _moved(card.advantage, gained, alpha),
         "sync": settled(sync),
         "last_reveal": window,
         "measured": card.measured + 1,

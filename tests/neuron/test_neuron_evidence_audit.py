@@ -380,6 +380,7 @@ DERIVED: dict[str, tuple[Lie, str]] = {  # with * for the uid of the last weight
     "the burn": (with_field(weights=first_lighter), "weights[uid 0].weight"),
     "a weight too few": (with_field(weights=lambda known: known[:-1]), "weights[uid *]"),
     "the baseline": (with_field(baseline_sigma=lambda known: known + 0.01), "baseline_sigma"),
+    "the typical advantage": (with_field(typical_advantage=lambda known: known + 0.01), "typical_advantage"),
     "a forgiven penalty": (with_record(GARBAGE, lambda _: {"slashes": ()}), "miners[uid 6].slashes"),
     "an invented penalty": (with_record(HONEST, lambda _: {"slashes": (INVENTED,)}), "miners[uid 3].slashes"),
     "an invented ban": (

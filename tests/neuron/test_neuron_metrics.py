@@ -165,12 +165,14 @@ def test_what_a_validator_says_of_each() -> None:
         card = record.after
         assert values["final_scores"][uid] == card.final
         assert values["binary_moving_averages"][uid] == card.binary_average
+        assert values["advantages"][uid] == card.advantage
         assert values["sync_score"][uid] == card.sync
         assert values["openskill/mu"][uid] == card.mu
         assert values["openskill/sigma"][uid] == card.sigma
         assert values["openskill/ordinal"][uid] == card.rating.ordinal
         assert values["weights"][uid] == weights.get(uid, 0.0)
     assert evidence_values(evidence)["openskill/baseline"] == evidence.baseline.ordinal
+    assert evidence_values(evidence)["advantage/typical"] == evidence.typical_advantage > 0
     assert values["slash/score_before"] == {3: 20.0, 4: 20.0, 5: 20.0}
     assert values["slash/score_after"] == {uid: record.final for uid, record in records.items()}
     assert values["inactivity/score_before"] == {5: 20.0}

@@ -15,8 +15,9 @@ from templar.hparams import HParams, load_hparams
 from templar.scoring.cards import FRESH, ScoreCard, Standing, settled
 from templar.scoring.conclude import conclude
 from templar.scoring.curvature import WORST_SCORE
-from templar.scoring.evidence import MAX_DEPARTED, Evidence, MinerFacts, WindowFacts
+from templar.scoring.evidence import MAX_DEPARTED, Evidence, Likeness, MinerFacts, WindowFacts
 from templar.scoring.ratings import MU, SIGMA, Rating
+from templar.scoring.scores import shows_nothing
 from templar.scoring.sync import sync_score
 from tests.support.facts import (
     AUTHOR,
@@ -38,6 +39,7 @@ from tests.support.facts import (
 
 V0, V2 = load_hparams("templar-0.2.82"), load_hparams("templar-2.1.3")
 """The reference's two releases."""
+LOCAL = load_hparams("local")
 MEGA = V2.scoring.slashing.overlap_mega.ban_windows
 
 
@@ -89,8 +91,8 @@ def test_the_documented_moving_averages(times: int, average: float) -> None:
 @pytest.mark.parametrize(
     ("behind", "sync"), [(0, 1.0), (1, 0.572433), (2, 0.278855), (3, 0.101193), (4, 0.017889), (5, 0.0)]
 )
-def test_the_final_score_is_ordinal_times_average_times_sync(behind: int, sync: float) -> None:
-    """Where the rating alone decides; what else bounds the skill is tried in `test_scoring_skill.py`."""
+def test_where_only_the_rating_bounds_the_skill_the_final_score_is_the_documented_one(behind: int, sync: float) -> None:
+    """Ordinal x average x sync; what else bounds the skill is tried in `test_scoring_skill.py`."""
     alone = {"sync_max_steps_behind": 5, "typical_skill": 1e9}
     relaxed = load_hparams("templar-2.1.3", overrides={"scoring": alone})
     found = concluded(revealed(2, windows_behind=behind), after=standing_of([veteran(2)]), hparams=relaxed)
@@ -248,10 +250,33 @@ def test_a_miner_whose_own_data_shows_nothing_is_held_below_the_honest() -> None
     almost = standing_of([cheat.model_copy(update={"measured": long - 1}), honest])
     free = concluded(revealed(2, 0.5), revealed(3, 0.1), after=almost)
     assert (record_of(free, 2).gradient_score, events_of(free, 2)) == (0.5, []), "what is asked is the card before"
-    newcomer = concluded(revealed(2, 0.5), revealed(3, 0.1), after=standing_of({2: cheat.model_copy(update={"uid": 9}),
-                                                                                3: honest}))  # fmt: skip
-    assert record_of(newcomer, 2).gradient_score == 0.5, "who starts afresh is measured anew"
-    assert [event for event, _ in events_of(newcomer, 2)] == ["registered_again"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "uid"),
+    [(revealed(2, 0.5), 9), (revealed(2, 0.5, overlap=Likeness(uid=3, share=0.55)), 2), (absent(2), 2)],
+    ids=["registered again", "alike", "absent"],
+)
+def test_no_penalty_frees_who_is_held_back(facts: MinerFacts, uid: int) -> None:
+    """A cleared average would have to be measured anew for as long as a stranger's."""
+    long = LOCAL.scoring.own_data_windows
+    cheat = veteran(2, measured=long, binary_average=0.05).model_copy(update={"uid": uid})
+    found = concluded(facts, revealed(3, 0.1), after=standing_of({2: cheat, 3: veteran(3)}), hparams=LOCAL)
+    card = record_of(found, 2).after
+    assert {event for event, _ in events_of(found, 2)} & {"registered_again", "overlap_max", "missing"}
+    assert card.measured >= long
+    assert shows_nothing(card, LOCAL.scoring)
+    again = concluded(revealed(2, 0.5), revealed(3, 0.1), after=found.standing, hparams=LOCAL)
+    assert record_of(again, 2).gradient_score == 0.0
+
+
+def test_who_is_not_held_back_starts_afresh_after_a_penalty() -> None:
+    long = LOCAL.scoring.own_data_windows
+    honest = veteran(2, measured=long, binary_average=0.8).model_copy(update={"uid": 9})
+    found = concluded(revealed(2, 0.5), revealed(3, 0.1), after=standing_of({2: honest, 3: veteran(3)}), hparams=LOCAL)
+    assert record_of(found, 2).after.measured == 1
+    again = concluded(revealed(2, 0.5), revealed(3, 0.1), after=found.standing, hparams=LOCAL)
+    assert (record_of(again, 2).gradient_score, events_of(again, 2)) == (0.5, [])
 
 
 # Penalties, in their order.

@@ -24,7 +24,7 @@ def shown(gain: float, *, learnt: bool) -> Estimate:
 
 def counted(card: ScoreCard, found: WindowScore, scoring: Scoring) -> ScoreCard:
     """The card after a window with such a score, whatever the others did."""
-    return next_card(card, found, card.rating, least=0.0, sync=1.0, window=9, scoring=scoring)
+    return next_card(card, found, card.rating, gained=0.0, sync=1.0, window=9, scoring=scoring)
 
 
 def share_under_the_floor(

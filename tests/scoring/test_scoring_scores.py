@@ -199,7 +199,9 @@ def test_a_miner_whose_own_data_shows_nothing_is_not_rated_above_one_that_does_n
 
 
 def after(card: ScoreCard, found: WindowScore, rating: Rating | None = None, *, sync: float = 1.0) -> ScoreCard:
-    return next_card(card, found, rating or card.rating, least=0.0, sync=sync, window=9, scoring=SCORING)
+    return next_card(
+        card, found, rating or card.rating, gained=found.gradient_score, sync=sync, window=9, scoring=SCORING
+    )
 
 
 @pytest.mark.parametrize(
@@ -218,11 +220,11 @@ def test_a_card_after_a_window() -> None:
     assert (card.mu, card.sigma, card.sync, card.last_reveal, card.measured) == (30.0, 4.0, 0.572433, 9, 10)
 
 
-def test_the_advantage_is_an_average_over_the_baseline() -> None:
+def test_the_advantage_is_an_average() -> None:
     alpha = SCORING.binary_score_ma_alpha
-    card = next_card(FRESH, WindowScore(0.25, -1), Rating(), least=0.05, sync=1.0, window=9, scoring=SCORING)
+    card = next_card(FRESH, WindowScore(0.25, -1), Rating(), gained=0.2, sync=1.0, window=9, scoring=SCORING)
     assert card.advantage == pytest.approx(alpha * 0.2)
-    card = next_card(card, WindowScore(-0.15, 1), Rating(), least=0.05, sync=1.0, window=10, scoring=SCORING)
+    card = next_card(card, WindowScore(-0.15, 1), Rating(), gained=-0.2, sync=1.0, window=10, scoring=SCORING)
     assert card.advantage == pytest.approx(alpha * (1 - alpha) * 0.2 - alpha * 0.2)
 
 

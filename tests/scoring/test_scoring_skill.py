@@ -15,7 +15,7 @@ from templar.scoring.cards import ScoreCard, Standing
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Evidence, MinerFacts
 from templar.scoring.ratings import Rating
-from templar.scoring.skill import final_score, skill, typical_advantage
+from templar.scoring.skill import advantages, final_score, skill, typical
 from tests.support.facts import AUTHOR, cards_of, revealed, standing_of, veteran, window_of
 
 HPARAMS = load_hparams("local")
@@ -29,18 +29,30 @@ def rated(rating: Rating, advantage: float, **changes: float) -> ScoreCard:
     return ScoreCard(uid=2, mu=rating.mu, sigma=rating.sigma, advantage=advantage, sync=1.0, **changes)
 
 
-def skill_of(rating: Rating, advantage: float, *, typical: float = 0.01, baseline: Rating | None = None) -> float:
-    return skill(rated(rating, advantage), baseline or Rating(), typical, SCORING)
+def skill_of(rating: Rating, advantage: float, *, usual: float = 0.01, baseline: Rating | None = None) -> float:
+    return skill(rated(rating, advantage), baseline or Rating(), usual, SCORING)
 
 
 @pytest.mark.parametrize(
-    ("advantages", "expected"),
+    ("values", "expected"),
     [([0.1], 0.1), ([0.1, 0.3, 0.2], 0.2), ([0.1, 0.2, -5.0, 0.0], 0.15), ([-0.1, 0.0], 0.0), ([], 0.0)],
 )
-def test_the_typical_advantage_is_the_median_of_those_who_have_any(
-    advantages: Sequence[float], expected: float
+def test_what_is_typical_is_the_median_of_those_who_have_any(values: Sequence[float], expected: float) -> None:
+    assert typical(values) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("scores", "least", "expected"),
+    [([0.1, 0.2, 0.3], 0.02, [0.08, 0.18, 0.28]), ([0.1, 0.1, 5.0], 0.01, [0.09, 0.09, 0.29]),
+     ([-1.0, 0.1, 0.2], 0.0, [-1.0, 0.1, 0.2]), ([-1.0, -0.5], 0.0, [-1.0, -0.5]),
+     ([0.0, 0.0, 0.0, 0.1], 0.0, [0.0, 0.0, 0.0, 0.1]), ([], 0.0, [])],
+)  # fmt: skip
+def test_a_wonder_counts_for_a_few_times_what_is_usual_and_harm_in_full(
+    scores: Sequence[float], least: float, expected: Sequence[float]
 ) -> None:
-    assert typical_advantage(advantages) == pytest.approx(expected)
+    assert SCORING.advantage_cap == 3
+    found = advantages(dict(enumerate(scores)), least, SCORING)
+    assert list(found.values()) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -91,15 +103,15 @@ def test_a_negative_average_counts_as_none_and_a_negative_ordinal_stays(
 @settings(max_examples=200)
 @given(
     rating=st.builds(Rating, mu=st.floats(-50, 160), sigma=st.floats(0.1, 9)),
-    advantages=st.tuples(st.floats(-1, 1), st.floats(-1, 1)),
-    typical=st.floats(1e-9, 1),
+    both=st.tuples(st.floats(-1, 1), st.floats(-1, 1)),
+    usual=st.floats(1e-9, 1),
 )
 def test_more_advantage_is_never_worth_less_nor_more_than_the_rating(
-    rating: Rating, advantages: tuple[float, float], typical: float
+    rating: Rating, both: tuple[float, float], usual: float
 ) -> None:
-    less, more = (skill_of(rating, advantage, typical=typical) for advantage in sorted(advantages))
+    less, more = (skill_of(rating, advantage, usual=usual) for advantage in sorted(both))
     assert less <= more <= max(rating.ordinal, 1.0)
-    for advantage, found in zip(sorted(advantages), (less, more), strict=True):
+    for advantage, found in zip(sorted(both), (less, more), strict=True):
         assert (found > 0) == (advantage > 0)
 
 
@@ -180,3 +192,16 @@ def test_where_hardly_anybody_has_an_advantage_the_rating_decides() -> None:
         card = cards_of(found)[uid]
         above = card.rating.ordinal - found.baseline.ordinal
         assert card.final == pytest.approx(above * card.binary_average)
+
+
+def test_now_and_then_a_wonder_is_no_work() -> None:
+    """Twenty times what is usual in every twentieth window, and next to nothing in the others."""
+    standing, dice, found = Standing(), Random(1), list[Evidence]()
+    for window in range(1, 101):
+        miners = [revealed(uid, dice.gauss(WORK, 0.3 * WORK)) for uid in FULL_TIME]
+        lucky = revealed(40, (20 if window % 20 == 0 else 0.12) * WORK)
+        found.append(conclude(window_of(*miners, lucky, window=window), standing, HPARAMS, AUTHOR))
+        standing = found[-1].standing
+    for evidence in found[40:]:
+        cards = cards_of(evidence)
+        assert cards[40].final < 0.5 * fmean(cards[uid].final for uid in FULL_TIME)

@@ -58,7 +58,8 @@ def test_who_has_most_comes_first_and_every_row_has_every_column() -> None:
     assert all(list(row) == COLUMNS for row in rows)
     assert score_summary(evidence) == (
         "Window 100: loss 4.0000; 2 of 3 miners measured, 2 earn, 1 punished. "
-        f"The baseline is rated 25.00 ± {evidence.baseline_sigma:.2f}."
+        f"The baseline is rated 25.00 ± {evidence.baseline_sigma:.2f}, "
+        f"the typical advantage is {evidence.typical_advantage:.6f}."
     )
 
 
@@ -129,7 +130,7 @@ def test_what_is_burned_earns_nobody() -> None:
     evidence = concluded(absent(3), loss=None)
     assert score_summary(evidence) == (
         "Window 100: nothing was measured; 0 of 1 miners measured, 0 earn, 1 punished. "
-        "The baseline is rated 25.00 ± 8.33."
+        "The baseline is rated 25.00 ± 8.33, the typical advantage is 0.000000."
     )
     assert [(record.uid, record.weight) for record in evidence.weights] == [(0, 1.0)]
     assert [row["uid"] for row in score_rows(evidence)] == [3]
