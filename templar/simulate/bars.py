@@ -22,7 +22,6 @@ class Bar(StrEnum):
 
 BARS: Mapping[str, Bar] = {
     "half": Bar.BELOW_MEAN,
-    "one_batch": Bar.BELOW_MEAN,
     "overfitting": Bar.BELOW_MEAN,
     "sybil": Bar.ONE_PAY,
 }
