@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from templar.hparams import HParams, load_hparams
 from templar.scoring.baseline import baseline_score
-from templar.scoring.cards import Standing
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Evidence, MinerFacts
 from templar.scoring.ratings import MU, SIGMA, Rating
 from tests.support.facts import AUTHOR, absent, cards_of, revealed, standing_of, veteran, window_of
+from tests.support.published import evidences
 
 LOCAL, DEMO = load_hparams("local"), load_hparams("local-demo")
 WORK, SPREAD = 0.02, 0.006
@@ -32,11 +32,8 @@ def at_work(dice: Random, *uids: int, share: float = 1.0, spread: float = SPREAD
 
 def windows_of(count: int, seen: Seen, *, hparams: HParams = LOCAL) -> list[Evidence]:
     """So many windows from the first one on, in which nobody has a card."""
-    standing, dice, found = Standing(), Random(count), list[Evidence]()
-    for window in range(1, count + 1):
-        found.append(conclude(window_of(*seen(window, dice), window=window), standing, hparams, AUTHOR))
-        standing = found[-1].standing
-    return found
+    dice = Random(count)
+    return evidences({window: seen(window, dice) for window in range(1, count + 1)}, hparams)
 
 
 def final_of(evidence: Evidence, uid: int) -> float:

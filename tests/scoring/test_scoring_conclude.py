@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from random import Random
 from typing import Any
 
@@ -36,6 +36,7 @@ from tests.support.facts import (
     veteran,
     window_of,
 )
+from tests.support.published import evidences
 
 V0, V2 = load_hparams("templar-0.2.82"), load_hparams("templar-2.1.3")
 """The reference's two releases."""
@@ -46,15 +47,6 @@ MEGA = V2.scoring.slashing.overlap_mega.ban_windows
 def concluded(*miners: MinerFacts, after: Standing | None = None, hparams: HParams = V2, **changes: Any) -> Evidence:
     standing = standing_of() if after is None else after
     return conclude(window_of(*miners, **changes), standing, hparams, AUTHOR)
-
-
-def in_a_row(count: int, seen: Callable[[int], list[MinerFacts]], *, hparams: HParams = V2) -> list[Evidence]:
-    """So many windows, each from the evidence of the one before."""
-    standing, found = Standing(), []
-    for window in range(1, count + 1):
-        found.append(conclude(window_of(*seen(window), window=window), standing, hparams, AUTHOR))
-        standing = found[-1].standing
-    return found
 
 
 # Known answers.
@@ -84,7 +76,8 @@ def test_the_documented_ratings(hparams: HParams, expected: list[tuple[float, fl
     ("times", "average"), [(1, 0.05), (2, 0.0975), (10, 0.401263), (14, 0.512325), (20, 0.641514), (60, 0.953930)]
 )
 def test_the_documented_moving_averages(times: int, average: float) -> None:
-    last = in_a_row(times, lambda _: [revealed(2, 0.2), revealed(3, 0.1)])[-1]
+    miners = revealed(2, 0.2), revealed(3, 0.1)
+    last = evidences(dict.fromkeys(range(1, times + 1), miners), V2)[-1]
     assert [card.binary_average for card in cards_of(last).values()] == [pytest.approx(average, abs=5e-7)] * 2
 
 
@@ -198,7 +191,7 @@ def test_a_miner_that_games_the_linear_score_keeps_what_that_cost_it() -> None:
         exact = {1: measurement(-0.3, 0.9), 3: measurement(0.5, 0.5)}.get(window)
         return [revealed(2, 0.9, measurement=exact), revealed(3, 0.1, measurement=measurement(0.1, 0.1))]
 
-    records = [record_of(evidence, 2) for evidence in in_a_row(4, seen)]
+    records = [record_of(evidence, 2) for evidence in evidences({window: seen(window) for window in range(1, 5)}, V2)]
     assert [record.gradient_score for record in records] == pytest.approx([-0.3, -0.3, 0.9, 0.3])
     assert [record.after.curvature for record in records] == pytest.approx([-1.2, -1.2, -0.6, -0.6])
     assert [record.after.last_exact for record in records] == [1, 1, 3, 3]

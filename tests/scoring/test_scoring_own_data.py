@@ -8,9 +8,10 @@ from templar.hparams import Scoring, load_hparams, preset_names
 from templar.scoring.cards import FRESH, ScoreCard, Standing
 from templar.scoring.conclude import conclude
 from templar.scoring.curvature import Assumptions
-from templar.scoring.evidence import Estimate, Evidence
+from templar.scoring.evidence import Estimate, Evidence, MinerFacts
 from templar.scoring.scores import WindowScore, next_card, score_payload, shows_nothing
 from tests.support.facts import AUTHOR, cards_of, estimate, events_of, measurement, record_of, revealed, window_of
+from tests.support.published import evidences
 
 HPARAMS = load_hparams("local")
 SCORING = HPARAMS.scoring
@@ -83,15 +84,12 @@ def test_who_learns_its_own_data_is_above_the_floor_when_it_is_asked(preset: str
 
 def trained(count: int, *, honest_from: int = 10**6) -> list[Evidence]:
     """So many windows of an honest miner, 3, and of one that gains more on data that it was not given, 2."""
-    found: list[Evidence] = []
-    standing = Standing()
-    for window in range(1, count + 1):
-        learnt = window >= honest_from or window % 2 == 0
-        cheat = revealed(2, estimate=shown(0.5, learnt=learnt))
-        seen = window_of(cheat, revealed(3, estimate=shown(0.1, learnt=True)), window=window)
-        found.append(conclude(seen, standing, HPARAMS, AUTHOR))
-        standing = found[-1].standing
-    return found
+    honest = revealed(3, estimate=shown(0.1, learnt=True))
+
+    def cheat(window: int) -> MinerFacts:
+        return revealed(2, estimate=shown(0.5, learnt=window >= honest_from or window % 2 == 0))
+
+    return evidences({window: [cheat(window), honest] for window in range(1, count + 1)}, HPARAMS)
 
 
 def test_whose_own_data_shows_nothing_earns_nothing() -> None:

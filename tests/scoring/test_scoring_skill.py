@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from templar.hparams import HParams, Scoring, load_hparams
-from templar.scoring.cards import ScoreCard, Standing
+from templar.scoring.cards import ScoreCard
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Evidence, MinerFacts
 from templar.scoring.ratings import Rating
 from templar.scoring.skill import advantages, final_score, skill, typical
 from tests.support.facts import AUTHOR, cards_of, revealed, standing_of, veteran, window_of
+from tests.support.published import evidences
 
 HPARAMS = load_hparams("local")
 SCORING: Scoring = HPARAMS.scoring
@@ -116,11 +117,9 @@ def test_more_advantage_is_never_worth_less_nor_more_than_the_rating(
 
 
 @settings(max_examples=100)
-@given(mu=st.floats(-50, 80), average=st.floats(-1, 1), advantage=st.floats(-1, 1), typical=st.floats(1e-9, 1))
-def test_a_final_score_does_not_depend_on_last_bits(
-    mu: float, average: float, advantage: float, typical: float
-) -> None:
-    final = final_score(rated(Rating(mu, 1 / 3), advantage, binary_average=average), Rating(), typical, SCORING)
+@given(mu=st.floats(-50, 80), average=st.floats(-1, 1), advantage=st.floats(-1, 1), usual=st.floats(1e-9, 1))
+def test_a_final_score_does_not_depend_on_last_bits(mu: float, average: float, advantage: float, usual: float) -> None:
+    final = final_score(rated(Rating(mu, 1 / 3), advantage, binary_average=average), Rating(), usual, SCORING)
     assert final == round(final, 10)
 
 
@@ -137,11 +136,8 @@ def windows_of(count: int, seed: int, hparams: HParams) -> list[Evidence]:
         full = [revealed(uid, dice.gauss(WORK, 1.2 * WORK)) for uid in FULL_TIME]
         return full + [revealed(uid, dice.gauss(0.6 * WORK, 0.4 * WORK)) for uid in PART_TIME]
 
-    standing, dice, found = Standing(), Random(seed), list[Evidence]()
-    for window in range(1, count + 1):
-        found.append(conclude(window_of(*seen(dice), window=window), standing, hparams, AUTHOR))
-        standing = found[-1].standing
-    return found
+    dice = Random(seed)
+    return evidences({window: seen(dice) for window in range(1, count + 1)}, hparams)
 
 
 def best_part_timer(evidence: Evidence) -> tuple[float, float]:
@@ -170,13 +166,10 @@ def test_by_ratings_alone_they_would_be_worth_more() -> None:
 
 def test_who_begins_to_do_less_earns_less_within_some_windows() -> None:
     """Its rating is high, and remembers for long."""
-    cards = [veteran(uid, mu=70.0, advantage=0.018) for uid in FULL_TIME]
-    standing, finals = standing_of(cards), []
-    for window in range(1, 41):
-        miners = [revealed(uid, 0.02 if uid != 10 else 0.01) for uid in FULL_TIME]
-        found = conclude(window_of(*miners, window=window), standing, HPARAMS, AUTHOR)
-        standing = found.standing
-        finals.append(cards_of(found)[10].final / cards_of(found)[11].final)
+    before = standing_of([veteran(uid, mu=70.0, advantage=0.018) for uid in FULL_TIME])
+    miners = [revealed(uid, 0.02 if uid != 10 else 0.01) for uid in FULL_TIME]
+    found = evidences(dict.fromkeys(range(1, 41), miners), HPARAMS, after=before)
+    finals = [cards_of(each)[10].final / cards_of(each)[11].final for each in found]
     assert all(later < before for before, later in pairwise(finals))
     assert finals[13] < 0.75
     assert finals[-1] == pytest.approx(0.5, abs=0.06)
@@ -196,12 +189,12 @@ def test_where_hardly_anybody_has_an_advantage_the_rating_decides() -> None:
 
 def test_now_and_then_a_wonder_is_no_work() -> None:
     """Twenty times what is usual in every twentieth window, and next to nothing in the others."""
-    standing, dice, found = Standing(), Random(1), list[Evidence]()
-    for window in range(1, 101):
+    dice = Random(1)
+
+    def seen(window: int) -> list[MinerFacts]:
         miners = [revealed(uid, dice.gauss(WORK, 0.3 * WORK)) for uid in FULL_TIME]
-        lucky = revealed(40, (20 if window % 20 == 0 else 0.12) * WORK)
-        found.append(conclude(window_of(*miners, lucky, window=window), standing, HPARAMS, AUTHOR))
-        standing = found[-1].standing
-    for evidence in found[40:]:
+        return [*miners, revealed(40, (20 if window % 20 == 0 else 0.12) * WORK)]
+
+    for evidence in evidences({window: seen(window) for window in range(1, 101)}, HPARAMS)[40:]:
         cards = cards_of(evidence)
         assert cards[40].final < 0.5 * fmean(cards[uid].final for uid in FULL_TIME)

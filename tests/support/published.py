@@ -17,10 +17,14 @@ MINERS = (3, 4, 5)
 
 
 def evidences(
-    windows: Mapping[int, Sequence[MinerFacts]], hparams: HParams, author: Mapping[str, Any] = AUTHOR
+    windows: Mapping[int, Sequence[MinerFacts]],
+    hparams: HParams,
+    author: Mapping[str, Any] = AUTHOR,
+    *,
+    after: Standing | None = None,
 ) -> list[Evidence]:
-    """What is concluded from one window after the other."""
-    standing, found = Standing(), list[Evidence]()
+    """What is concluded from one window after the other, the first of them after nothing or after this."""
+    standing, found = after or Standing(), list[Evidence]()
     for window, miners in windows.items():
         found.append(conclude(window_of(*miners, window=window), standing, hparams, author))
         standing = found[-1].standing
