@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.pseudo_gradients import Codec, Setup, embedded_text, ours, reference, train
-from templar.model.llama import build_model
+from templar.training.model import build_model
 
 NUM_WORKERS = 4
 WINDOWS_PER_EVALUATION = 5

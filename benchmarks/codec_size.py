@@ -28,11 +28,11 @@ from torch import Tensor
 from benchmarks.command import measured
 from benchmarks.large_model import RULE, layout, payload, random_tensors
 from benchmarks.pseudo_gradients import REFERENCE, Chosen, Setup, chosen_coefficients, embedded_text, ours, train
-from templar.gradient import wire
-from templar.gradient.feedback import FeedbackState, compress_with
-from templar.gradient.reference import QuantisedValues, RawCoding, pack_12_bits
+from benchmarks.reference.wire import QuantisedValues, RawCoding, pack_12_bits
+from templar.gradient.codec import wire
+from templar.gradient.codec.values import SignAndScale, ValueCoding
+from templar.gradient.compress import FeedbackState, compress_with
 from templar.gradient.similarity import similarity
-from templar.gradient.values import SignAndScale, ValueCoding
 
 BITS_AT_64, BITS_AT_32 = 8.9, 9.9
 """Bits per coefficient that a payload may take at most."""

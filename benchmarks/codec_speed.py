@@ -25,11 +25,12 @@ from rich.table import Table
 from benchmarks import large_model
 from benchmarks.command import measured
 from benchmarks.large_model import RULE
-from templar.gradient import backend, wire
+from templar.gradient import backend
 from templar.gradient.aggregate import aggregate
-from templar.gradient.feedback import FeedbackState, compress
+from templar.gradient.codec import wire
+from templar.gradient.codec.wire import Header, Payload
+from templar.gradient.compress import FeedbackState, compress
 from templar.gradient.layout import Layout
-from templar.gradient.payload import Header, Payload
 from templar.gradient.similarity import similarity
 
 EDGE = 4096

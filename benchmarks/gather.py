@@ -35,23 +35,23 @@ from benchmarks.command import measured
 from benchmarks.loader_shard import Endpoint, serving
 from templar.chain.base import NeuronInfo
 from templar.chain.clock import SystemClock
-from templar.chain.keys import Hotkey, hotkey_from_seed
+from templar.chain.hotkey import Hotkey, hotkey_from_seed
 from templar.chain.ledger import Ledger, create_ledger
 from templar.exchange.buckets import Buckets
-from templar.exchange.cache import PayloadCache
 from templar.exchange.gather import Gatherer
-from templar.exchange.keys import Kind, window_key
+from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Manifest
+from templar.exchange.payload_cache import PayloadCache
 from templar.exchange.reveal import RevealRules
-from templar.exchange.sealing import Network, seal
+from templar.exchange.signed import Network, seal
 from templar.gradient.layout import Layout
 from templar.hparams import load_hparams
-from templar.model.llama import parameter_shapes
 from templar.store.address import BucketAddress, encode_address
 from templar.store.s3 import S3Store
 from templar.store.s3_client import make_client
-from templar.store.s3_settings import S3Settings
-from templar.windows import WindowTimes
+from templar.store.s3_protocol import S3Settings
+from templar.timeline import WindowTimes
+from templar.training.model import parameter_shapes
 
 PRESET = "1B"
 """Payloads of this model may have 5 MB."""

@@ -23,10 +23,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from templar.arguments import whole_number
-from templar.hparams import HParams
-from templar.simulate.bars import Check, judge
-from templar.simulate.incentive import (
+from benchmarks.incentive_bars import Check, judge
+from benchmarks.incentive_population import (
     HONEST,
     MAIN,
     IncentiveReport,
@@ -36,6 +34,8 @@ from templar.simulate.incentive import (
     populations,
     run_population,
 )
+from templar.arguments import whole_number
+from templar.hparams import HParams
 
 MINERS, WINDOWS, SEED = 20, 60, 7
 QUICK_MINERS, QUICK_WINDOWS = 4, 6

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from templar.gradient.feedback import FeedbackRule, FeedbackState, compress
+from templar.gradient.codec.wire import Header, Payload
+from templar.gradient.compress import FeedbackRule, FeedbackState, compress
 from templar.gradient.layout import Layout
-from templar.gradient.payload import Header, Payload
 from templar.hparams import Gradient, Model
-from templar.model.llama import parameter_shapes
+from templar.training.model import parameter_shapes
 
 MODEL = Model(
     vocab_size=32_000,

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.loader_shard import SEQUENCE_LENGTH
-from templar.data.packing import pack_flat
-from templar.data.sharded.shard import Shard
+from templar.data.sampling import pack_flat
+from templar.data.shards.shard_dataset import Shard
 
 EOS = 0
 MEAN_TOKENS = 600

@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 from benchmarks.loader_local import seconds
 from benchmarks.loader_shard import BUCKET, Endpoint, window_order
 from templar.data.loader import WindowStream
-from templar.data.sharded.blocks import Transfer
-from templar.data.sharded.manifest import ShardManifest
+from templar.data.shards.block_file import Transfer
+from templar.data.shards.manifest import ShardManifest
 from templar.store.s3_client import make_client
-from templar.store.s3_settings import S3Settings
+from templar.store.s3_protocol import S3Settings
 
 BATCH_SIZE = 16
 """Sequences of the first batch: as in the preset `local`; micro-batches of the others have fewer."""

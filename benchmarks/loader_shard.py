@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from templar.data.assignment import Assignment
 from templar.data.loader import sample_order
-from templar.data.sharded.blocks import Transfer
-from templar.data.sharded.dataset import ShardedDataset
-from templar.data.sharded.manifest import INDEX_FILE, ShardIndex
-from templar.data.sharded.shard import Shard
-from templar.data.sharded.writing import write_split
+from templar.data.shards.block_file import Transfer
+from templar.data.shards.manifest import INDEX_FILE, ShardIndex
+from templar.data.shards.shard_dataset import Shard, ShardedDataset
+from templar.data.shards.shard_writer import write_split
 from templar.store.s3 import S3Store
 
 SEQUENCE_LENGTH = 2048

@@ -45,7 +45,7 @@ from deployments.processes import Child, free_port, start_child
 from deployments.register import deploy_window, ensure_pool, register
 from templar.chain.ledger import Ledger
 from templar.hparams import load_hparams
-from templar.windows import first_block
+from templar.timeline import first_block
 
 NEURON = "lazy"
 POLL_SECONDS = 0.2

@@ -21,36 +21,28 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from benchmarks.reference.wire import QuantisedValues, RawCoding, StatisticalQuantiser, aggregate_values, pack_12_bits
 from templar.data.assignment import Epoch, SlotPlan, assign
-from templar.data.build import build_dataset
+from templar.data.build.page_writer import build_dataset
 from templar.data.corpus import collect_documents
-from templar.data.metadata import HELD_OUT_SPLIT
-from templar.data.opening import HELD_OUT_ROWS_PER_PAGE
-from templar.data.pages import PageDataset
-from templar.data.samples import held_out_sequences, page_sequences
-from templar.gradient import wire
-from templar.gradient.aggregate import aggregate
-from templar.gradient.chunks import from_chunks
-from templar.gradient.feedback import Compressed, FeedbackRule, FeedbackState, compress, compress_with
+from templar.data.dataset import HELD_OUT_ROWS_PER_PAGE
+from templar.data.pages.metadata import HELD_OUT_SPLIT
+from templar.data.pages.page_dataset import PageDataset
+from templar.data.sampling import held_out_sequences, page_sequences
+from templar.data.tokenizer import Tokenizer, load_tokenizer
+from templar.gradient.aggregate import aggregate, outer_step
+from templar.gradient.codec import wire
+from templar.gradient.codec.values import Coded, ValueCoding
+from templar.gradient.codec.wire import Header, Payload
+from templar.gradient.compress import Compressed, FeedbackRule, FeedbackState, compress, compress_with
+from templar.gradient.dct import from_chunks
 from templar.gradient.layout import Layout
-from templar.gradient.outer import outer_step
-from templar.gradient.payload import Header, Payload
-from templar.gradient.reference import (
-    QuantisedValues,
-    RawCoding,
-    StatisticalQuantiser,
-    aggregate_values,
-    pack_12_bits,
-)
-from templar.gradient.values import Coded, ValueCoding
 from templar.hparams import HParams, load_hparams
-from templar.model.llama import build_model, parameter_shapes, parameters_of
-from templar.model.loss import sequence_losses
-from templar.model.schedule import outer_learning_rate
-from templar.model.threads import single_threaded
-from templar.model.tokenizer import Tokenizer, load_tokenizer
-from templar.model.training import OptimizerState, train_sparseloco
 from templar.store.directory import DirectoryStore
+from templar.training.loss import sequence_losses, single_threaded
+from templar.training.model import build_model, parameter_shapes, parameters_of
+from templar.training.schedule import outer_learning_rate
+from templar.training.train import OptimizerState, train_sparseloco
 
 NUM_HELD_OUT = 256
 HELD_OUT_BATCH = 64

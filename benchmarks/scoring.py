@@ -33,23 +33,19 @@ from torch import Tensor, nn
 
 from benchmarks.command import measured
 from benchmarks.pseudo_gradients import Setup, embedded_text
-from templar.gradient import wire
-from templar.gradient.aggregate import aggregate, median_norms, single_update
-from templar.gradient.feedback import FeedbackRule, FeedbackState, compress
+from templar.gradient.aggregate import aggregate, median_norms, outer_step, single_update
+from templar.gradient.codec import wire
+from templar.gradient.codec.wire import Header, Payload
+from templar.gradient.compress import FeedbackRule, FeedbackState, compress
 from templar.gradient.layout import Layout
-from templar.gradient.outer import outer_step
-from templar.gradient.payload import Header, Payload
-from templar.model.llama import build_model, load_parameters, parameters_of
-from templar.model.loss import sequence_losses
-from templar.model.schedule import outer_learning_rate
-from templar.model.threads import single_threaded
-from templar.model.training import OptimizerState, train_sparseloco
-from templar.scoring.cards import FRESH
-from templar.scoring.curvature import Assumptions
-from templar.scoring.likeness import find_likenesses, norm_ratios
-from templar.scoring.measure import Evaluator
-from templar.scoring.plan import Candidate, draw_plan
-from templar.scoring.scores import score_payload
+from templar.scoring.evaluation_plan import Candidate, draw_plan
+from templar.scoring.measure import Evaluator, find_likenesses, norm_ratios
+from templar.scoring.score import Assumptions, score_payload
+from templar.scoring.standing import FRESH
+from templar.training.loss import sequence_losses, single_threaded
+from templar.training.model import build_model, load_parameters, parameters_of
+from templar.training.schedule import outer_learning_rate
+from templar.training.train import OptimizerState, train_sparseloco
 
 STEPS = (2, 4, 6, 8, 11, 15, 20, 26)
 """Inner steps of the grades."""

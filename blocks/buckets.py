@@ -17,7 +17,7 @@ from templar.errors import PermanentError, Reason
 from templar.store.address import is_account_id
 
 if TYPE_CHECKING:
-    from templar.neuron.purging import Target
+    from templar.housekeeping.maintenance import Target
 
 BucketChoice = Literal["neuron", "gradients", "aggregator", "dataset", "account"]
 """The neuron's own bucket; that of `R2_GRADIENTS_*`, `R2_AGGREGATOR_*` or `R2_DATASET_*`; or an account's."""
@@ -52,8 +52,8 @@ def open_target(neuron: Neuron, request: BucketRequest, environment: Mapping[str
     Raises:
         PermanentError: `bad_parameters`, `bad_environment`; the message names every parameter and variable.
     """
-    from templar.data.metadata import folder_prefix
-    from templar.neuron.purging import Target
+    from templar.data.pages.metadata import folder_prefix
+    from templar.housekeeping.maintenance import Target
 
     account, bucket, key = _found(neuron, request, environment)
     endpoint, dataset = neuron.bucket.endpoint, neuron.dataset

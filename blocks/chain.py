@@ -8,7 +8,7 @@ from pydantic import Field, HttpUrl, field_validator
 
 from templar.chain.base import Chain
 from templar.chain.clock import SimulatedClock
-from templar.chain.keys import Hotkey, load_hotkey
+from templar.chain.hotkey import Hotkey, load_hotkey
 from templar.chain.ledger import Ledger
 from templar.errors import PermanentError, Reason
 

@@ -11,9 +11,9 @@ from templar.hparams import HParams
 from templar.store.base import ObjectStore
 
 if TYPE_CHECKING:
-    from templar.data.sharded.dataset import ShardedDataset
-    from templar.data.training import TrainingData
-    from templar.model.tokenizer import Tokenizer
+    from templar.data.dataset import TrainingData
+    from templar.data.shards.shard_dataset import ShardedDataset
+    from templar.data.tokenizer import Tokenizer
 
 SHARDS_FOLDER = "shards"
 """In a neuron's folder: where the shards of its dataset lie."""
@@ -65,7 +65,7 @@ class Dataset(Block):
             TransientError: No bucket could be read.
             PermanentError: `dataset_missing`, `dataset_malformed`, `access_denied`.
         """
-        from templar.data.opening import open_training, transfer_of
+        from templar.data.dataset import open_training, transfer_of
 
         transfer = transfer_of(hparams.storage)
         return open_training(self.stores(), self.prefix, hparams.data, home / SHARDS_FOLDER, transfer)
@@ -81,15 +81,15 @@ class Dataset(Block):
             TransientError: As in `open`.
             PermanentError: As in `open`.
         """
-        from templar.data.opening import transfer_of
-        from templar.data.sharded.dataset import ShardedDataset
+        from templar.data.dataset import transfer_of
+        from templar.data.shards.shard_dataset import ShardedDataset
 
         transfer = transfer_of(hparams.storage)
         return ShardedDataset(self.stores(), self.prefix, folder=home / SHARDS_FOLDER, transfer=transfer)
 
     def held_out(self, hparams: HParams, home: Path, tokenizer: "Tokenizer", num_sequences: int) -> Any:
         """Held-out sequences, int32 of shape (num_sequences, L); see `templar.data.opening.read_held_out`."""
-        from templar.data.opening import read_held_out
+        from templar.data.dataset import read_held_out
 
         stores, folder = self.stores(), home / SHARDS_FOLDER
         return read_held_out(

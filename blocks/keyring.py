@@ -7,8 +7,8 @@ from blocks.hosting import WRITE_VARIABLES
 from blocks.neuron import Neuron
 from blocks.reading import EnvironmentReader
 from blocks.storage import BucketCredentials, StorageEndpoint
-from templar.data.metadata import folder_prefix
-from templar.exchange.access import Credential
+from templar.data.pages.metadata import folder_prefix
+from templar.housekeeping.access import Credential
 
 _SECRET = "SECRET_ACCESS_KEY"  # noqa: S105 - the end of a variable's name
 

@@ -17,7 +17,7 @@ from templar.exchange.buckets import Buckets
 from templar.hparams import HParams, load_hparams
 
 if TYPE_CHECKING:
-    from templar.neuron.housekeeping import Premises
+    from templar.housekeeping.maintenance import Premises
     from templar.neuron.node import Node
 
 Role = Literal["miner", "validator", "aggregator"]
@@ -86,7 +86,7 @@ class Neuron(Block):
             PermanentError: As `build`.
             TransientError: As `build`.
         """
-        from templar.neuron.housekeeping import Premises
+        from templar.housekeeping.maintenance import Premises
 
         hotkey, chain = self.wallet.open(), self.subnet.open(self.wallet)
         buckets = Buckets(chain, self.bucket.endpoint.open_reader, own=self.bucket.open(), hotkey=hotkey.address)
@@ -102,7 +102,7 @@ class Neuron(Block):
             PermanentError: `bad_hparams`, `bad_wallet`, `bad_environment`, ...
             TransientError: The chain cannot be reached.
         """
-        from templar.neuron.joining import NodeSettings, Surroundings
+        from templar.neuron.node import NodeSettings, Surroundings
 
         hparams, hotkey, own = self.hparams(), self.wallet.open(), self.bucket.open()
         chain = self.subnet.open(self.wallet)

@@ -10,10 +10,9 @@ from pydantic import AfterValidator, Field, HttpUrl, SecretStr, field_validator
 
 from templar.exchange.buckets import OwnBucket
 from templar.store.address import BucketAddress, is_account_id
-from templar.store.base import ObjectStore
-from templar.store.directory import DirectoryStore
-from templar.store.s3_settings import S3Settings, r2_endpoint
-from templar.store.uploads import DirectoryUploads, Uploads
+from templar.store.base import ObjectStore, Uploads
+from templar.store.directory import DirectoryStore, DirectoryUploads
+from templar.store.s3_protocol import S3Settings, r2_endpoint
 
 DOCUMENTATION_URL = HttpUrl("https://developers.cloudflare.com/r2/api/s3/api/")
 R2 = "r2"
@@ -94,7 +93,7 @@ class StorageEndpoint(Block):
         parts = urlsplit(self.url)
         if parts.scheme == "file":
             return DirectoryUploads(Path(unquote(parts.path)) / bucket)
-        from templar.store.s3_uploads import S3Uploads
+        from templar.store.s3 import S3Uploads
 
         return S3Uploads(
             bucket,

@@ -17,8 +17,8 @@ from deployments.register import read_environment, require_server
 from tasks.host import load_block
 from tasks.observing import Viewpoint, auditing
 from templar.arguments import whole_number
+from templar.audit.evidence_audit import Auditor
 from templar.errors import Reason, TemplarError
-from templar.neuron.evidence_audit import Auditor
 from templar.neuron.node import Node
 
 VERIFIED, DIFFERS, NOT_AUDITED = 0, 1, 2

@@ -23,12 +23,11 @@ from deployments.register import read_environment
 from deployments.resumable import status_of
 from tasks.build_dataset import upload_target
 from templar.arguments import account_id, folder_path, whole_number
-from templar.data.building.card import CARD_FILE
-from templar.data.building.plan import BuildRequest, BuildSettings, Layout
-from templar.data.building.run import BuiltDataset, build
-from templar.data.building.sources import TEXT_SUFFIXES, source_from_text
-from templar.data.building.upload import upload_built
-from templar.data.copying import Outcome
+from templar.data.build.card import CARD_FILE
+from templar.data.build.copying import Outcome
+from templar.data.build.plan import BuildRequest, BuildSettings, Layout
+from templar.data.build.run import BuiltDataset, build, upload_built
+from templar.data.build.sources import TEXT_SUFFIXES, source_from_text
 
 NUMBERS = {
     "vocab_size": "most ids of an embedded tokenizer",

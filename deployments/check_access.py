@@ -18,7 +18,7 @@ from blocks.environment import neuron_from_environment
 from blocks.keyring import credentials_of
 from deployments.register import read_environment
 from templar.errors import TemplarError
-from templar.exchange.access import AccessReport, check_access
+from templar.housekeeping.access import AccessReport, check_access
 
 COLUMNS = ("bucket", "key", "right", "should", "does", "answer", "problem")
 

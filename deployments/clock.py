@@ -28,13 +28,13 @@ from prefect.events import emit_event
 from blocks.neuron import Neuron
 from deployments.work_pool import API_PATIENCE_SECONDS, is_outage, require_server_address
 from tasks.host import load_block
+from templar.agreement.genesis import Birth, find_birth
 from templar.chain.base import Chain
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.buckets import Buckets
-from templar.exchange.genesis import Birth, find_birth
 from templar.hparams import HParams
 from templar.interrupt import request_stop
-from templar.windows import WindowTimes, closing_block, first_block, window_of
+from templar.timeline import WindowTimes, closing_block, first_block, window_of
 
 T = TypeVar("T")
 

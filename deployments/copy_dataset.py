@@ -27,7 +27,7 @@ from blocks.storage import StorageEndpoint
 from deployments.register import read_environment
 from deployments.resumable import status_of
 from templar.arguments import account_id, folder_path, whole_number
-from templar.data.copying import Check, CopiedObject, CopyReport, Outcome, copy_dataset
+from templar.data.build.copying import Check, CopiedObject, CopyReport, Outcome, copy_dataset
 from templar.store.base import ObjectStore
 from templar.store.directory import INCOMING, DirectoryStore
 from templar.store.files import local_file

@@ -18,9 +18,8 @@ from deployments.register import require_server
 from tasks.host import load_block
 from templar.arguments import whole_number
 from templar.errors import PermanentError, TemplarError
-from templar.neuron.leaderboard import Published, read_recent
-from templar.scoring.drawing import FORMS, draw
-from templar.scoring.leaderboard import Leaderboard, leaderboard
+from templar.housekeeping.published_scores import Published, read_recent
+from templar.scoring.leaderboard import FORMS, Leaderboard, draw, leaderboard
 from templar.store.files import replacing
 
 LEAST_WIDTH = 185

@@ -14,7 +14,7 @@ from blocks.keyring import credentials_of
 from blocks.neuron import Neuron
 from templar.chain.remote import public_address
 from templar.errors import PermanentError, Reason, TemplarError
-from templar.exchange.access import check_access
+from templar.housekeeping.access import check_access
 from templar.store.base import ObjectStore
 from templar.store.files import local_file
 

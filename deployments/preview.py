@@ -24,11 +24,11 @@ from templar.arguments import whole_number
 from templar.chain.base import Chain
 from templar.errors import PermanentError, Reason, TemplarError
 from templar.exchange.buckets import Buckets
+from templar.housekeeping.maintenance import known_epochs
 from templar.hparams import HParams
-from templar.neuron.housekeeping import known_epochs
-from templar.neuron.joining import Membership, NodeSettings, Surroundings, join
-from templar.neuron.preview import Preview, preview
-from templar.windows import window_of
+from templar.neuron.node import Membership, NodeSettings, Surroundings, join
+from templar.neuron.workload import Preview, preview
+from templar.timeline import window_of
 
 
 def membership_of(block: Neuron, chain: Chain, hparams: HParams, home: Path) -> Membership:

@@ -26,7 +26,7 @@ from typing import Any
 from templar.errors import PermanentError, Reason, TemplarError
 from templar.store.address import is_account_id
 from templar.store.s3_client import make_client, our_errors
-from templar.store.s3_settings import S3Settings
+from templar.store.s3_protocol import S3Settings
 
 HOST = "127.0.0.1"
 ADMIN_NAME = "admin"

@@ -14,7 +14,7 @@ from tasks.publish_proof import publish_proof
 from tasks.settle import settle_and_publish
 from tasks.states import not_run
 from tasks.update_peers import update_peers
-from templar.neuron.opening import Action
+from templar.window import Action
 
 
 @flow(name="aggregator-window", flow_run_name=window_run_name)

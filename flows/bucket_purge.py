@@ -10,7 +10,7 @@ from pydantic import Field
 from blocks.buckets import BucketChoice, BucketRequest
 from tasks.cleanups import told
 from tasks.purge_bucket import purge_bucket
-from templar.exchange.cleanup import Criterion, Mode
+from templar.housekeeping.bucket_cleanup import Criterion, Mode
 
 
 @flow(name="bucket-purge", flow_run_name="{neuron} purge by {mode}")

@@ -18,7 +18,7 @@ from tasks.states import not_run
 from tasks.train import train
 from tasks.update_peers import update_peers
 from tasks.upload import upload
-from templar.neuron.opening import Action
+from templar.window import Action
 
 
 @flow(name="miner-window", flow_run_name=window_run_name)

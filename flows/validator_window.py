@@ -18,7 +18,7 @@ from tasks.set_weights import set_weights
 from tasks.settle import settle_and_publish
 from tasks.states import not_run
 from tasks.update_peers import update_peers
-from templar.neuron.opening import Action
+from templar.window import Action
 
 
 @flow(name="validator-window", flow_run_name=window_run_name)

@@ -3,9 +3,9 @@
 from prefect import task
 
 from tasks.host import hosted
-from templar.exchange.checkpoint import StateMark
+from templar.agreement.slots import Settlement
+from templar.agreement.state import StateMark
 from templar.neuron.node import Node
-from templar.neuron.settlement import Settlement
 
 
 @task(task_run_name="apply {settlement.window}")

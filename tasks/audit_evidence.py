@@ -10,8 +10,8 @@ from tasks.artifacts import table
 from tasks.host import load_block
 from tasks.observing import Viewpoint, auditing
 from tasks.policy import HOUSEKEEPING
+from templar.audit.evidence_audit import WindowAudit
 from templar.errors import TransientError
-from templar.neuron.evidence_audit import WindowAudit
 
 
 @task(task_run_name="audit evidence", **HOUSEKEEPING)

@@ -12,11 +12,10 @@ from prefect.cache_policies import NO_CACHE
 from blocks.hosting import hosting_from_environment
 from tasks.artifacts import progress, table
 from tasks.policy import HOUSEKEEPING, STORE
-from templar.data.building import run as building
-from templar.data.building.plan import BuildRequest, Plan
-from templar.data.building.run import BuiltDataset
-from templar.data.building.upload import upload_built
-from templar.data.copying import Outcome
+from templar.data.build import run as building
+from templar.data.build.copying import Outcome
+from templar.data.build.plan import BuildRequest, Plan
+from templar.data.build.run import BuiltDataset, upload_built
 from templar.store.base import ObjectStore
 
 

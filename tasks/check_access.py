@@ -8,8 +8,8 @@ from blocks.keyring import credentials_of
 from tasks.artifacts import table
 from tasks.host import load_block
 from tasks.policy import HOUSEKEEPING
-from templar.exchange import access
-from templar.exchange.access import AccessReport
+from templar.housekeeping import access
+from templar.housekeeping.access import AccessReport
 
 
 @task(task_run_name="check access", **HOUSEKEEPING)

@@ -10,8 +10,8 @@ from tasks.artifacts import table
 from tasks.cleanups import cleanup_rows, counting_tries, described
 from tasks.host import load_block
 from tasks.policy import HOUSEKEEPING
-from templar.neuron import purging
-from templar.neuron.purging import TemporaryReport
+from templar.housekeeping import maintenance
+from templar.housekeeping.maintenance import TemporaryReport
 
 
 @task(task_run_name="clean temporary", **HOUSEKEEPING)
@@ -22,7 +22,7 @@ def clean_temporary(
     block = load_block(neuron)
     target = open_target(block, request, os.environ)
     chain = block.subnet.open(block.wallet)
-    found = purging.clean_temporary(
+    found = maintenance.clean_temporary(
         target, chain, block.hparams(), hours=hours, dry_run=dry_run, confirm_bucket=confirm_bucket
     )
     found = replace(found, report=counting_tries(found.report, dry_run=dry_run))

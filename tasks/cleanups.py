@@ -7,7 +7,7 @@ from typing import Any
 from prefect.runtime import task_run
 
 from templar.errors import Reason
-from templar.exchange.cleanup import CleanupReport
+from templar.housekeeping.bucket_cleanup import CleanupReport
 
 
 def cleanup_rows(report: CleanupReport) -> list[dict[str, Any]]:

@@ -6,10 +6,10 @@ from tasks.artifacts import table
 from tasks.host import hosted
 from tasks.metrics import show_metrics
 from tasks.policy import STORE
+from templar.agreement.slots import Settlement
+from templar.audit.roster_audit import AuditReport, audit_window
 from templar.exchange.gather import GatherReport
-from templar.neuron.auditing import AuditReport, audit_window
 from templar.neuron.node import Node
-from templar.neuron.settlement import Settlement
 
 
 @task(task_run_name="close window {settlement.window}", **STORE)

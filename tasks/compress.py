@@ -4,8 +4,7 @@ from prefect import task
 
 from tasks.host import hosted
 from tasks.policy import LOCAL
-from templar.neuron.miner import Miner
-from templar.neuron.reports import PayloadReport
+from templar.neuron.miner import Miner, PayloadReport
 
 
 @task(task_run_name="compress {window}", **LOCAL)

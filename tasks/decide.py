@@ -4,9 +4,9 @@ from prefect import task
 
 from tasks.host import hosted
 from tasks.policy import STORE
+from templar.agreement.slots import Settlement
 from templar.exchange.publish import TimedReport
 from templar.neuron.aggregator import RosterNode
-from templar.neuron.settlement import Settlement
 
 
 @task(task_run_name="decide {settlement.window}", **STORE)

@@ -4,8 +4,8 @@ from prefect import task
 
 from tasks.host import hosted
 from tasks.policy import STORE
+from templar.agreement.slots import Settlement
 from templar.exchange.gather import GatherReport
-from templar.neuron.settlement import Settlement
 from templar.neuron.validator import Validator
 from templar.scoring.evidence import WindowFacts
 

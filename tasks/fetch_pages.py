@@ -5,8 +5,7 @@ from prefect import task
 from tasks.artifacts import table
 from tasks.host import hosted
 from tasks.policy import STORE
-from templar.neuron.miner import Miner
-from templar.neuron.reports import PageReport
+from templar.neuron.miner import Miner, PageReport
 
 
 @task(task_run_name="fetch pages {window}", **STORE)

@@ -26,7 +26,7 @@ from tasks.gauntlet_order import JUDGEMENTS, SUBSET, Judgement, Order, Where, hp
 from templar import interrupt
 from templar.adversary.catalogue import SCENARIOS
 from templar.adversary.gauntlet import check_choice, lineups, run_gauntlet
-from templar.adversary.scenario import Verdict
+from templar.adversary.judge import Verdict
 from templar.errors import PermanentError, Reason, TransientError
 from templar.hparams import HParams, load_hparams
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from templar.adversary.scenario import Scenario, Verdict
+from templar.adversary.judge import Scenario, Verdict
 from templar.errors import PermanentError, Reason
 from templar.hparams.tree import HPARAMS_FILE
 

@@ -8,9 +8,8 @@ from tasks.artifacts import picture, table
 from tasks.host import load_block
 from tasks.policy import HOUSEKEEPING
 from templar.errors import PermanentError, Reason
-from templar.neuron.leaderboard import Published, read_recent
-from templar.scoring.drawing import draw
-from templar.scoring.leaderboard import Leaderboard, leaderboard
+from templar.housekeeping.published_scores import Published, read_recent
+from templar.scoring.leaderboard import Leaderboard, draw, leaderboard
 
 
 @dataclass(frozen=True)

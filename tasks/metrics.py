@@ -4,12 +4,11 @@ from datetime import UTC, datetime
 
 from prefect.context import FlowRunContext
 
+from templar.agreement.slots import Settlement
+from templar.audit.roster_audit import AuditReport
 from templar.exchange.gather import GatherReport
-from templar.neuron.auditing import AuditReport
-from templar.neuron.figures import metrics_of
-from templar.neuron.metrics import publish_metrics
+from templar.housekeeping.metrics import metrics_of, publish_metrics
 from templar.neuron.node import Node
-from templar.neuron.settlement import Settlement
 
 
 def show_metrics(node: Node, report: GatherReport, settlement: Settlement, audit: AuditReport) -> None:

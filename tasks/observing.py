@@ -12,11 +12,10 @@ from blocks.environment import dataset_block, endpoint_block
 from blocks.neuron import Neuron
 from blocks.reading import EnvironmentReader
 from blocks.storage import StorageEndpoint
+from templar.audit.evidence_audit import Auditor
 from templar.exchange.buckets import Buckets
 from templar.hparams import DEFAULT_PRESET, HParams, load_hparams
-from templar.neuron.evidence_audit import Auditor
-from templar.neuron.joining import NodeSettings, Surroundings
-from templar.neuron.node import Node
+from templar.neuron.node import Node, NodeSettings, Surroundings
 
 FOLDER = "audit"
 """In a neuron's folder: where the audit keeps its own state, apart from the neuron's."""

@@ -5,8 +5,8 @@ from prefect import task
 from tasks.host import hosted, letting_go
 from tasks.policy import CHAIN
 from templar.neuron.node import Node
-from templar.neuron.opening import Opening
-from templar.neuron.opening import open_window as claim
+from templar.window import Opening
+from templar.window import open_window as claim
 
 
 @task(task_run_name="open window", **CHAIN)

@@ -4,8 +4,8 @@ from prefect import task
 
 from tasks.host import load_block
 from tasks.policy import HOUSEKEEPING
-from templar.exchange.checkpoint import StateMark
-from templar.neuron.housekeeping import publish_newest_checkpoint
+from templar.agreement.state import StateMark
+from templar.housekeeping.maintenance import publish_newest_checkpoint
 
 
 @task(task_run_name="publish checkpoint", **HOUSEKEEPING)

@@ -9,8 +9,8 @@ from tasks.artifacts import table
 from tasks.cleanups import cleanup_rows, counting_tries, described
 from tasks.host import load_block
 from tasks.policy import HOUSEKEEPING
-from templar.exchange.cleanup import CleanupReport, Criterion
-from templar.neuron import purging
+from templar.housekeeping import maintenance
+from templar.housekeeping.bucket_cleanup import CleanupReport, Criterion
 
 
 @task(task_run_name="purge bucket", **HOUSEKEEPING)
@@ -21,7 +21,7 @@ def purge_bucket(
     block = load_block(neuron)
     target = open_target(block, request, os.environ)
     chain = block.subnet.open(block.wallet)
-    report = purging.purge_bucket(
+    report = maintenance.purge_bucket(
         target, chain, block.hparams(), criterion, dry_run=dry_run, confirm_bucket=confirm_bucket
     )
     report = counting_tries(report, dry_run=dry_run)

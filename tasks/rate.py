@@ -6,7 +6,7 @@ from tasks.artifacts import table
 from tasks.host import hosted
 from templar.neuron.validator import Validator
 from templar.scoring.evidence import Estimate, Evidence, Measurement, MinerRecord, WindowFacts
-from templar.scoring.ratings import Rating
+from templar.scoring.standing import Rating
 
 
 @task(task_run_name="rate {window}")

@@ -7,9 +7,9 @@ from prefect import task
 from tasks.artifacts import progress
 from tasks.host import load_block
 from tasks.policy import HOUSEKEEPING
-from templar.data.rotation import RotationReport
+from templar.data.shards.rotation import RotationReport
 from templar.errors import Reason
-from templar.neuron import housekeeping
+from templar.housekeeping import maintenance
 
 
 @task(task_run_name="rotate shards", **HOUSEKEEPING)
@@ -19,7 +19,7 @@ def rotate_shards(neuron: str) -> RotationReport:
     premises = block.premises()
     if premises.hparams.data.layout == "pages":
         return RotationReport(skipped=Reason.NO_SHARDS)
-    return housekeeping.rotate_shards(
+    return maintenance.rotate_shards(
         premises,
         block.dataset.shards(premises.hparams, Path(block.home)),
         progress(f"shards-{neuron}", "Shards on the local disk."),

@@ -8,8 +8,7 @@ from prefect.states import Completed
 
 from tasks.host import hosted
 from tasks.policy import WEIGHTS
-from templar.neuron.validator import Validator
-from templar.neuron.weighing import WeightsReport
+from templar.neuron.validator import Validator, WeightsReport
 from templar.scoring.evidence import Evidence
 
 

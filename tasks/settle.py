@@ -4,10 +4,10 @@ from prefect import task
 
 from tasks.host import hosted
 from tasks.policy import STORE
+from templar.agreement.slots import Settlement
 from templar.exchange.gather import GatherReport
 from templar.neuron.aggregator import RosterNode
 from templar.neuron.node import Node
-from templar.neuron.settlement import Settlement
 
 
 @task(task_run_name="roster {window}", **STORE)

@@ -3,7 +3,7 @@
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from templar.neuron.opening import Action, Opening
+from templar.window import Action, Opening
 
 
 def not_run(opening: Opening) -> State[None]:

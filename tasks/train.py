@@ -3,8 +3,7 @@
 from prefect import task
 
 from tasks.host import hosted
-from templar.neuron.miner import Miner
-from templar.neuron.reports import TrainReport
+from templar.neuron.miner import Miner, TrainReport
 
 
 @task(task_run_name="train {window}")

@@ -16,6 +16,7 @@ from templar.errors import PermanentError, Reason, TransientError
 BUSY_TIMEOUT_SECONDS = 30.0
 """How long to wait while somebody reads the file from outside, such as a backup."""
 
+
 Migration = Callable[[sqlite3.Connection], None]
 
 

@@ -1,4 +1,4 @@
-"""The house's sizes: files up to 300 lines and functions up to 60, in everything but tests.
+"""The house's sizes: files up to 500 lines and functions up to 60, in everything but tests.
 
 python -m tests.sizes
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("templar", "blocks", "tasks", "flows", "deployments", "benchmarks", "docs")
-MAX_FILE_LINES = 300
+MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 

@@ -22,17 +22,17 @@ import numpy as np
 import pytest
 
 from docs.vectors import judging, make, scenario
-from templar.chain.keys import hotkey_from_seed, verify
+from templar.audit.findings import Report
+from templar.chain.hotkey import hotkey_from_seed, verify
 from templar.errors import Reason, RejectedError
 from templar.exchange import objects
-from templar.exchange.findings import Report
-from templar.exchange.keys import Kind
-from templar.exchange.sealing import Body, unseal
-from templar.gradient import wire
+from templar.exchange.object_keys import Kind
+from templar.exchange.signed import Body, unseal
+from templar.gradient.codec import wire
 from templar.hparams import load_hparams, preset_names
-from templar.scoring.cards import Standing
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Estimate, Evidence, Measurement, MinerFacts, WindowFacts
+from templar.scoring.standing import Standing
 from templar.store.address import decode_address
 
 ROOT = Path(__file__).resolve().parent.parent

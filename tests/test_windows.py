@@ -5,15 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from templar.hparams import Windows
-from templar.windows import (
-    Interval,
-    Timing,
-    WindowTimes,
-    closing_block,
-    estimate_time,
-    first_block,
-    window_of,
-)
+from templar.timeline import Interval, Timing, WindowTimes, closing_block, estimate_time, first_block, window_of
 
 RULES = Windows(
     blocks_per_window=10,

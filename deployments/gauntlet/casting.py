@@ -8,14 +8,12 @@ from deployments.gauntlet.gate import Ask, Treatment
 from deployments.gauntlet.stage import S3Stage
 from deployments.gauntlet.subset import BUCKET_RULES, ONE_HOTKEY
 from tasks.gauntlet_order import Order
-from templar.adversary.judge import Cast
-from templar.adversary.scenario import Scenario
+from templar.adversary.judge import Cast, Scenario
 from templar.errors import PermanentError, Reason
 from templar.neuron.node import Node
-from templar.simulate.stage import Member, Weather
-from templar.simulate.world import START_WINDOW, World
+from templar.simulate.world import START_WINDOW, Member, Weather, World
 from templar.store.base import ObjectStore
-from templar.windows import first_block
+from templar.timeline import first_block
 
 HONEST = 3
 """Honest miners where nobody asks for another number: as few as can be a network, since all share this machine."""

@@ -9,14 +9,13 @@ from deployments.gauntlet.second import Start
 from deployments.gauntlet.storm import measure_storm
 from deployments.gauntlet.subset import LISTED, ONE_HOTKEY, RETRY_STORM, telling_reasons
 from tasks.gauntlet_order import Judgement
-from templar.adversary.judge import Cast, judge
+from templar.adversary.judge import COUNTED, Cast, Expect, History, Scenario, Verdict, judge
 from templar.adversary.observe import Watch, history_of
-from templar.adversary.scenario import COUNTED, Expect, History, Scenario, Verdict
 from templar.gradient.layout import Layout
 from templar.hparams import HParams
-from templar.model.llama import genesis_parameters
 from templar.neuron.node import Node
 from templar.simulate.world import START_WINDOW, World
+from templar.training.model import genesis_parameters
 
 
 @dataclass(frozen=True)

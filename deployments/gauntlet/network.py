@@ -25,9 +25,8 @@ from templar.hparams import load_hparams
 from templar.interrupt import StoppedError
 from templar.neuron.catchup import catch_up
 from templar.neuron.node import Node
-from templar.simulate.stage import Member
-from templar.simulate.world import START_WINDOW, World, hotkey_seed
-from templar.store.s3_settings import S3Settings
+from templar.simulate.world import START_WINDOW, Member, World, hotkey_seed
+from templar.store.s3_protocol import S3Settings
 
 SETTINGS = S3Settings(read_timeout_seconds=2.0, max_attempts=2)
 """On this machine a silence of two seconds is a fault; whatever fails is asked again by who gathers."""

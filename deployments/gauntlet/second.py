@@ -12,13 +12,13 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from templar.chain.keys import hotkey_from_seed
+from templar.chain.hotkey import hotkey_from_seed
 from templar.chain.ledger import Ledger
 from templar.errors import PermanentError, Reason, TemplarError
 from templar.exchange.buckets import Buckets, OwnBucket
 from templar.hparams import HParams
-from templar.neuron.joining import NodeSettings, Surroundings
 from templar.neuron.miner import Miner
+from templar.neuron.node import NodeSettings, Surroundings
 from templar.store.address import BucketAddress
 from templar.store.s3 import S3Store
 

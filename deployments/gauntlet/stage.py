@@ -11,11 +11,11 @@ from deployments.gauntlet.gate import Gates
 from deployments.s3_endpoint import AccessKey, BucketKeys
 from templar import interrupt
 from templar.chain.clock import SystemClock
-from templar.simulate.stage import Member
+from templar.simulate.world import Member
 from templar.store.address import BucketAddress
 from templar.store.base import ObjectStore
 from templar.store.s3 import S3Store
-from templar.store.s3_settings import S3Settings
+from templar.store.s3_protocol import S3Settings
 
 GATHER_CONCURRENCY = 8
 SOMEBODY = "somebody"

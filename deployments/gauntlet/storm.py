@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from deployments.gauntlet.gate import Ask
-from templar.windows import WindowTimes
+from templar.timeline import WindowTimes
 
 MOST = 2.0
 """Requests per second while a bucket fails, over those of a window in which none does (row 33)."""

@@ -10,9 +10,9 @@ from dataclasses import replace
 from deployments.gauntlet.gate import Ask, Drip, Refusal, Treatment
 from tasks.gauntlet_order import SUBSET
 from templar.adversary.catalogue import SCENARIOS
-from templar.adversary.scenario import Expect, Scenario
+from templar.adversary.judge import Expect, Scenario
 from templar.errors import PermanentError, Reason
-from templar.simulate.stage import Member
+from templar.simulate.world import Member
 
 FORBIDDEN = Refusal(403, "AccessDenied")
 GONE = Refusal(404, "NoSuchBucket")

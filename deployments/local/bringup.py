@@ -28,8 +28,8 @@ from deployments.processes import Child, require_free_port, start_child, stop_pr
 from deployments.register import ensure_pool, register
 from deployments.s3_endpoint import LISTENING
 from templar.adversary.actors import ACTORS
+from templar.agreement.genesis import Birth
 from templar.errors import PermanentError, Reason
-from templar.exchange.genesis import Birth
 from templar.hparams import HParams, load_hparams
 
 log = logging.getLogger(__name__)

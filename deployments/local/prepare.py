@@ -10,24 +10,24 @@ from blocks.environment import bucket_variables
 from blocks.neuron import Neuron
 from deployments.local.plan import DATASET_PREFIX, NETUID, WALLET_NAME, LocalNeuron, LocalPlan
 from deployments.s3_endpoint import EndpointAdmin, create_bucket_with_keys
+from templar.agreement.genesis import Birth, publish_genesis
 from templar.chain.base import Chain
 from templar.chain.clock import SystemClock
-from templar.chain.keys import create_wallet
+from templar.chain.hotkey import create_wallet
 from templar.chain.ledger import Ledger, create_ledger
-from templar.data.build import build_dataset, upload_dataset
+from templar.data.build.page_writer import build_dataset, upload_dataset
 from templar.data.corpus import collect_documents
-from templar.data.sharded.writing import build_shards
+from templar.data.shards.shard_writer import build_shards
+from templar.data.tokenizer import load_tokenizer
 from templar.errors import PermanentError, Reason
 from templar.exchange.buckets import Buckets
-from templar.exchange.genesis import Birth, publish_genesis
 from templar.hparams import HParams
-from templar.model.llama import genesis_parameters
-from templar.model.tokenizer import load_tokenizer
 from templar.store.address import BucketAddress
 from templar.store.base import ObjectStore
 from templar.store.directory import DirectoryStore
 from templar.store.s3 import S3Store
-from templar.windows import window_of
+from templar.timeline import window_of
+from templar.training.model import genesis_parameters
 
 CORPUS_BYTES = 4_000_000
 SAMPLES_PER_SHARD = 14_336

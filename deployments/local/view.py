@@ -8,23 +8,22 @@ from rich.table import Table
 
 from blocks.neuron import Neuron
 from deployments.local.plan import LocalNeuron, LocalPlan
+from templar.agreement.decisions import decided_roster
+from templar.agreement.genesis import Birth
+from templar.agreement.sync_proof import read_proof
 from templar.chain.base import Chain, NeuronInfo
 from templar.errors import RejectedError, TransientError
 from templar.exchange.buckets import Buckets
 from templar.exchange.context import Exchange
-from templar.exchange.decisions import decided_roster
-from templar.exchange.genesis import Birth
-from templar.exchange.keys import Kind, window_key
+from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import RosterEntry
-from templar.exchange.proof import read_proof
-from templar.exchange.sealing import unseal
-from templar.model.llama import parameter_shapes
+from templar.exchange.signed import unseal
 from templar.neuron.catchup import catch_up
-from templar.neuron.joining import NodeSettings, Surroundings
-from templar.neuron.node import Node
-from templar.neuron.observe import HeldOutReport, measure_held_out
+from templar.neuron.evaluate import HeldOutReport, measure_held_out
+from templar.neuron.node import Node, NodeSettings, Surroundings
 from templar.scoring.evidence import Evidence
-from templar.windows import WindowTimes
+from templar.timeline import WindowTimes
+from templar.training.model import parameter_shapes
 
 HELD_OUT_SEQUENCES = 256
 

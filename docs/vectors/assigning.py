@@ -8,8 +8,8 @@ from docs.vectors.exchange import network
 from docs.vectors.scenario import MINER_UIDS, OPENING_HASH
 from templar.canonical import canonical_json, keyed_seed
 from templar.data.assignment import Epoch, SlotPlan, assign, spare_units
-from templar.data.packing import pack
 from templar.data.permutation import Permutation
+from templar.data.sampling import pack
 from templar.exchange.peers import select_peers
 from templar.hparams import Peers
 

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from docs.vectors.scenario import LEARNING_RATES, gradient_settings, header, layout_of, tensors_hex
-from templar.gradient import rice
-from templar.gradient.feedback import FeedbackRule, FeedbackState, compress
+from templar.gradient.codec import rice
+from templar.gradient.codec.values import MAX_STEP, SIGNIFICANDS, STEP_QUANTA, STEP_VALUES, SignAndScale, nearest_steps
+from templar.gradient.codec.wire import Payload, encode
+from templar.gradient.compress import FeedbackRule, FeedbackState, compress
 from templar.gradient.layout import Layout, TensorLayout
-from templar.gradient.payload import Payload
-from templar.gradient.values import MAX_STEP, SIGNIFICANDS, STEP_QUANTA, STEP_VALUES, SignAndScale, nearest_steps
-from templar.gradient.wire import encode
 
 # Magnitude -0.0 is no negative number; the second chunk of a tensor is written beside the first.
 _CODED: tuple[tuple[str, int, list[list[float]]], ...] = (

@@ -12,17 +12,15 @@ from docs.vectors.judging import PEERS, SCORING, WEIGHTS
 from docs.vectors.scenario import MINER_UIDS, SETTLING_HASH, SHAPES, hotkey, layout_of, payload, payloads, tensors_hex
 from templar.gradient import Recipe
 from templar.gradient.aggregate import median_norms
-from templar.gradient.payload import Payload
+from templar.gradient.codec.wire import Payload, encode
 from templar.gradient.product import UpdateProducts
-from templar.gradient.wire import encode
 from templar.hparams import Weights
-from templar.scoring.cards import ScoreCard
-from templar.scoring.curvature import Assumptions
+from templar.scoring.conclude import compute_weights
+from templar.scoring.evaluation_plan import Candidate, draw_plan
 from templar.scoring.evidence import Estimate, Measurement
-from templar.scoring.likeness import find_likenesses, norm_ratios
-from templar.scoring.plan import Candidate, draw_plan
-from templar.scoring.scores import score_payload
-from templar.scoring.weights import compute_weights
+from templar.scoring.measure import find_likenesses, norm_ratios
+from templar.scoring.score import Assumptions, score_payload
+from templar.scoring.standing import ScoreCard
 
 # Uid -> sequences that it was assigned, windows since it was measured exactly.
 _CROWD: Mapping[int, tuple[int, int]] = {2: (5, 1), 3: (3, 40), 4: (9, 2), 7: (0, 3), 8: (6, 3), 9: (7, 50)}

@@ -20,13 +20,13 @@ from docs.vectors.scenario import (
     root_before,
 )
 from templar import PROTOCOL_VERSION
+from templar.agreement.genesis import NO_GENESIS
+from templar.agreement.sync_proof import START, debug_values, state_proof
+from templar.audit.findings import Exhibit, Finding, Report, Suspect
 from templar.canonical import sha256_hex
-from templar.chain.keys import verify
+from templar.chain.hotkey import verify
 from templar.errors import Reason
-from templar.exchange.debug import START, debug_values
-from templar.exchange.findings import Exhibit, Finding, Report, Suspect
-from templar.exchange.genesis import NO_GENESIS
-from templar.exchange.keys import Kind, ObjectKey, parse_key
+from templar.exchange.object_keys import Kind, ObjectKey, parse_key
 from templar.exchange.objects import (
     CheckpointManifest,
     Commit,
@@ -39,9 +39,8 @@ from templar.exchange.objects import (
     RosterEntry,
     StartWindow,
 )
-from templar.exchange.proof import state_proof
-from templar.exchange.sealing import Body, Network, Sealed, seal
-from templar.gradient.wire import encode
+from templar.exchange.signed import Body, Network, Sealed, seal
+from templar.gradient.codec.wire import encode
 from templar.scoring.evidence import Evidence
 
 

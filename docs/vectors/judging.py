@@ -10,11 +10,11 @@ from docs.vectors.scenario import MINER_UIDS, WINDOW, hotkey, layout_of, payload
 from templar.canonical import sha256_hex
 from templar.errors import Reason
 from templar.exchange.buckets import bucket_digest
-from templar.gradient.wire import encode
+from templar.gradient.codec.wire import encode
 from templar.hparams import HParams, Peers, Scoring, Weights, load_hparams
-from templar.scoring.cards import Standing
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Estimate, Evidence, Likeness, Measurement, MinerFacts, WindowFacts
+from templar.scoring.standing import Standing
 
 PEERS = Peers(
     gather_peer_count=3,

@@ -24,14 +24,14 @@ from docs.vectors.scenario import (
     tensor_hex,
     tensors_hex,
 )
+from templar.agreement.state import genesis_root, next_root, null_root, parameters_digest
+from templar.agreement.sync_proof import state_proof
 from templar.canonical import keyed_seed
-from templar.exchange.proof import state_proof
 from templar.gradient import Recipe, dct
 from templar.gradient.aggregate import aggregate, median_norms, peer_norms, single_update
-from templar.gradient.wire import encode
+from templar.gradient.codec.wire import encode
 from templar.hparams import Schedule
-from templar.model.root import genesis_root, next_root, null_root, parameters_digest
-from templar.model.schedule import schedule_factor
+from templar.training.schedule import schedule_factor
 
 # Name -> recipe, levels.
 _CASES: Mapping[str, tuple[Recipe, int]] = {

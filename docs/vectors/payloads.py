@@ -11,11 +11,10 @@ from docs.vectors.coding import coding_vectors, compression_vectors, rice_vector
 from docs.vectors.scenario import layout_of, payload
 from templar.canonical import sha256_hex
 from templar.errors import Reason, RejectedError
+from templar.gradient.codec.sections import Section, unpack
+from templar.gradient.codec.values import SignAndScale
+from templar.gradient.codec.wire import Payload, decode, encode
 from templar.gradient.layout import HEADER_BYTES, TOP_BYTES, Layout, TensorLayout
-from templar.gradient.payload import Payload
-from templar.gradient.sections import Section, unpack
-from templar.gradient.values import SignAndScale
-from templar.gradient.wire import decode, encode
 from templar.hparams import Gradient
 
 PAYLOADS: Mapping[str, tuple[int, int]] = {"one_level": (2, 1), "two_levels": (2, 2), "silent_chunks": (4, 1)}

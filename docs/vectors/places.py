@@ -4,7 +4,7 @@ from typing import Any
 
 from docs.vectors.scenario import RULES, TIMES, WINDOW
 from templar.store.address import BucketAddress, encode_address
-from templar.windows import WindowTimes
+from templar.timeline import WindowTimes
 
 
 def time_vectors() -> dict[str, Any]:

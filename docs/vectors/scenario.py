@@ -11,16 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from templar.chain.keys import Hotkey, hotkey_from_seed
+from templar.agreement.state import genesis_root, next_root, parameters_digest
+from templar.chain.hotkey import Hotkey, hotkey_from_seed
 from templar.gradient import Recipe
-from templar.gradient.aggregate import aggregate
+from templar.gradient.aggregate import aggregate, outer_step
+from templar.gradient.codec.values import Coefficients
+from templar.gradient.codec.wire import Header, Payload
 from templar.gradient.layout import Layout
-from templar.gradient.outer import outer_step
-from templar.gradient.payload import Header, Payload
-from templar.gradient.values import Coefficients
 from templar.hparams import Gradient, Windows
-from templar.model.root import genesis_root, next_root, parameters_digest
-from templar.windows import WindowTimes
+from templar.timeline import WindowTimes
 
 NETUID = 1
 WINDOW = 1

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from templar.adversary.catalogue import SCENARIOS
 from templar.adversary.gauntlet import Overrides, run_gauntlet
-from templar.adversary.scenario import Verdict
+from templar.adversary.judge import Verdict
 from templar.arguments import whole_number
 from templar.errors import TemplarError
 from templar.hparams import HParams, load_hparams

@@ -2,6 +2,8 @@
 
 The rows are those of the table in docs/threat-model.md. Who drives a network takes from here what the attackers are
 and what surrounds them; `templar.adversary.judge` says what came of it.
+
+What hostile miners publish, when, and in whose name: scenarios in which the attackers are the miners themselves.
 """
 
 from collections.abc import Mapping
@@ -9,11 +11,9 @@ from functools import partial
 from typing import Any
 
 from templar.adversary import faults
-from templar.adversary.attacks import ABSENT, ATTACKS, CONTINUE, REJECT, UNTIMELY, scenario
+from templar.adversary.actors import PUBLISHERS
 from templar.adversary.chains import ReorganisingChain, StaleChain
-from templar.adversary.publishers import PUBLISHERS
-from templar.adversary.scenario import Misconduct, Scenario
-from templar.adversary.stores import (
+from templar.adversary.faults import (
     FORBIDDEN,
     NO_SUCH_BUCKET,
     SERVER_ERROR,
@@ -22,7 +22,172 @@ from templar.adversary.stores import (
     ShorteningStore,
     TruncatingStore,
 )
+from templar.adversary.judge import Expect, Misconduct, Scenario
+from templar.adversary.mutations import MUTATIONS
 from templar.errors import Reason
+
+REJECT, BOUND, CONTINUE = Expect.REJECT, Expect.BOUND, Expect.CONTINUE
+
+
+ABSENT = frozenset({Reason.COMMIT_MISSING, Reason.MANIFEST_MISSING, Reason.PAYLOAD_MISSING})
+
+
+UNTIMELY = frozenset({Reason.COMMIT_EARLY, Reason.COMMIT_LATE, Reason.REVEAL_EARLY, Reason.REVEAL_LATE})
+
+
+def scenario(
+    name: str, rows: tuple[int, ...], title: str, expect: Expect, *reasons: Reason, **more: object
+) -> Scenario:
+    """A scenario with its legal reasons."""
+    return Scenario(name, rows, title, expect, frozenset(reasons), **more)  # type: ignore[arg-type]
+
+
+def attack(name: str, rows: tuple[int, ...], title: str, *reasons: Reason, **more: object) -> Scenario:
+    """An attack of the miner of the same name, to be rejected."""
+    return scenario(name, rows, title, REJECT, *reasons, actor=name, **more)
+
+
+def mutation(name: str, rows: tuple[int, ...], title: str) -> Scenario:
+    """A payload that a mutation made, to be rejected for the reasons that belong to it."""
+    return Scenario(name, rows, title, REJECT, MUTATIONS[name][1], actor=name)
+
+
+BYTES = (
+    attack("pickle", (1,), "a pickle in place of a payload", Reason.MALFORMED),
+    attack(
+        "smuggled_pickle",
+        (1,),
+        "a pickle inside a payload",
+        Reason.MALFORMED,
+        Reason.BAD_PAYLOAD,
+        Reason.NOT_CANONICAL,
+    ),
+    attack("zip_bomb", (1,), "an archive that unpacks to hundreds of times its size, elsewhere", Reason.MALFORMED),
+    mutation("endless_unary", (2,), "a plane of bits without an end"),
+    mutation("truncated", (2, 22), "a payload without its last byte"),
+    mutation("followed_by_more", (2,), "bytes after the last section"),
+    mutation("oversized", (3,), "a payload longer than any legal one"),
+    attack("five_gigabytes", (3,), "a manifest that promises five gigabytes", Reason.WRONG_SIZE),
+    attack("wrong_size", (2,), "a manifest that promises another length", Reason.WRONG_SIZE),
+    attack("wrong_hash", (20,), "a manifest that promises another hash", Reason.WRONG_HASH),
+    scenario("junk_keys", (3,), "hundreds of junk keys in a bucket", CONTINUE, actor="junk_keys"),
+    mutation("other_k", (2, 4), "a payload of other chunks"),
+    mutation("forged_layout", (4,), "other chunks under the right digest"),
+    mutation("missing_tensor", (4,), "a tensor is missing"),
+    mutation("extra_tensor", (4,), "a tensor too many"),
+    mutation("reordered_tensors", (4,), "two tensors have changed places"),
+    mutation("index_beyond", (5,), "an index beyond its chunk"),
+    mutation("index_twice", (5,), "a gap that leads back to an index"),
+    mutation("scale_nan", (6,), "the bits of a NaN for a scale"),
+    mutation("scale_negative", (6,), "the bits of a negative number for a scale"),
+    mutation("scale_beyond_table", (6,), "a scale beyond the table"),
+    mutation("scale_below_table", (6,), "a scale below the table"),
+    mutation("no_largest_scale", (6,), "a second way to write the same scales"),
+    mutation("stray_bits", (6,), "bits after the last one of a plane"),
+    mutation("flipped_bit", (22,), "a bit that has flipped"),
+    attack("garbage", (1,), "noise of the right length", Reason.MALFORMED),
+)
+
+
+INFLUENCE = (
+    scenario("huge", (7,), "an honest update, a million times too large", BOUND, actor="huge", training=True),
+    scenario("colluding", (8,), "the same huge update from every attacker", BOUND, actor="colluding", training=True),
+    scenario("zero", (11,), "payloads that say nothing", BOUND, actor="zero", training=True),
+)
+
+
+IDENTITY = (
+    attack(
+        "copying",
+        (12,),
+        "another's payload under an own manifest",
+        *ABSENT,
+        Reason.COMMIT_MISMATCH,
+    ),
+    attack(
+        "copying_late_commit",
+        (12, 19),
+        "another's payload, with a commitment made to fit",
+        *ABSENT,
+        Reason.COMMIT_MISMATCH,
+        Reason.COMMIT_LATE,
+    ),
+    attack(
+        "copying_commit",
+        (12,),
+        "another's commitment, manifest and payload under an own commitment",
+        *ABSENT,
+        Reason.COMMIT_MISMATCH,
+        Reason.WRONG_IDENTITY,
+    ),
+    attack("copying_bucket", (12,), "all that another published, as it is", *ABSENT, Reason.WRONG_IDENTITY),
+    attack("impersonating", (12, 39), "another's name over an own signature", *ABSENT, Reason.BAD_SIGNATURE),
+    attack("replaying", (39,), "the signed objects of an earlier window", Reason.WRONG_WINDOW, quiet=1, windows=3),
+    attack("repeating", (14, 39), "the payload of an earlier window", Reason.WRONG_WINDOW, quiet=1, windows=3),
+    mutation("other_window", (39,), "a payload of the window before"),
+    mutation("other_uid", (12,), "a payload in another's name"),
+    attack("foreign", (39,), "a manifest for another subnet", Reason.WRONG_NETWORK),
+    mutation("other_version", (32,), "a payload of another protocol version"),
+    attack("old_client", (32,), "a manifest of another protocol version", Reason.WRONG_NETWORK),
+    attack("other_data", (16,), "a manifest that names other data than was assigned", Reason.WRONG_ASSIGNMENT),
+)
+
+
+TIMING = (
+    attack("silent", (19,), "a commitment and no reveal", Reason.MANIFEST_MISSING),
+    attack("late", (19,), "a reveal after the grace", Reason.REVEAL_LATE),
+    attack("hasty", (19,), "a reveal before the close", Reason.REVEAL_EARLY),
+    attack("late_commit", (12, 19), "a commitment after the close", Reason.COMMIT_LATE),
+    attack("early_commit", (19,), "a commitment a window before", Reason.COMMIT_EARLY, quiet=1, windows=3),
+    attack("fast_clock", (19,), "a clock half a minute ahead", *ABSENT, *UNTIMELY, windows=3),
+    attack("slow_clock", (19,), "a clock half a minute behind", *ABSENT, *UNTIMELY, windows=3),
+    scenario(
+        "stamped_late",
+        (19,),
+        "a store that stamps half a minute late",
+        REJECT,
+        *UNTIMELY,
+        bucket=partial(faults.restamped, faults.STAMP_SECONDS),
+    ),
+    scenario(
+        "stamped_early",
+        (19,),
+        "a store that stamps half a minute early",
+        REJECT,
+        *UNTIMELY,
+        bucket=partial(faults.restamped, -faults.STAMP_SECONDS),
+    ),
+    attack("swapping", (20,), "a payload replaced before the readers come", Reason.WRONG_HASH),
+    attack("withdrawing", (20,), "a payload taken away before the readers come", Reason.PAYLOAD_MISSING),
+    scenario(
+        "late_swapping",
+        (20,),
+        "a payload replaced between readers",
+        CONTINUE,
+        Reason.WRONG_HASH,
+        Reason.REVEAL_LATE,
+        Reason.OBJECT_DIFFERS,
+        actor="late_swapping",
+        windows=3,
+    ),
+)
+
+
+MANIFESTS = (
+    attack("manifest_deep_json", (38,), "brackets within brackets", Reason.MALFORMED),
+    attack("manifest_huge_string", (3, 38), "a megabyte in one field", Reason.WRONG_SIZE),
+    attack("manifest_control_characters", (38,), "a name that forges a line of a log", Reason.MALFORMED),
+    attack("manifest_raw_control_characters", (38,), "control characters as they are", Reason.MALFORMED),
+    attack("manifest_not_a_number", (38,), "a length that is not a number", Reason.MALFORMED),
+    attack("manifest_spaced", (38,), "a second way to write the same JSON", Reason.NOT_CANONICAL, Reason.WRONG_SIZE),
+    attack("manifest_forged_signature", (39,), "a signature that nobody made", Reason.BAD_SIGNATURE),
+    attack("manifest_empty", (38,), "no byte at all", Reason.MALFORMED),
+    mutation("control_characters", (38,), "a hotkey that clears the screen"),
+)
+
+
+ATTACKS = (*BYTES, *INFLUENCE, *IDENTITY, *TIMING, *MANIFESTS)
+
 
 STORES = (
     scenario("bucket_forbidden", (22,), "403", REJECT, Reason.BUCKET_UNREADABLE, bucket=faults.failing(FORBIDDEN)),
@@ -82,6 +247,7 @@ STORES = (
     ),
 )
 
+
 NODES = (
     scenario(
         "chain_unreachable",
@@ -137,6 +303,7 @@ NODES = (
     ),
 )
 
+
 EMPTY = (
     scenario("nobody", (40,), "a network without miners", CONTINUE, honest=0, alone=True, windows=3),
     scenario(
@@ -191,6 +358,7 @@ AGGREGATORS = (
         delay=1,
     ),
 )
+
 
 SCENARIOS: Mapping[str, Scenario] = {each.name: each for each in (*ATTACKS, *STORES, *NODES, *EMPTY, *AGGREGATORS)}
 """Every scenario by name."""

@@ -10,24 +10,23 @@ from functools import partial
 from pathlib import Path
 
 from templar.adversary.catalogue import SCENARIOS
-from templar.adversary.judge import Cast, judge
-from templar.adversary.observe import Watch, history_of, read_accusations
-from templar.adversary.scenario import Scenario, Verdict
-from templar.adversary.sweeping import sweep
+from templar.adversary.judge import Cast, Scenario, Verdict, judge
+from templar.adversary.observe import Watch, history_of, read_accusations, sweep
 from templar.chain.base import Chain, Clock
 from templar.errors import TransientError
 from templar.hparams import HParams
-from templar.model.llama import genesis_parameters
 from templar.neuron.catchup import catch_up
 from templar.neuron.node import Node
 from templar.simulate.run import drive_window, memory_folder
-from templar.simulate.stage import Member, SimulatedStage, Stage, Weather
-from templar.simulate.world import START_WINDOW, World
+from templar.simulate.world import START_WINDOW, Member, SimulatedStage, Stage, Weather, World
 from templar.store.base import ObjectStore
-from templar.windows import first_block
+from templar.timeline import first_block
+from templar.training.model import genesis_parameters
 
 Overrides = Mapping[str, Mapping[str, object]]
 """Changes to the hyper-parameters, by section."""
+
+
 _VALIDATING = ("aggregator", "validator")
 
 

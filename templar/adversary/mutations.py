@@ -11,15 +11,18 @@ from dataclasses import replace
 import numpy as np
 
 from templar.errors import Reason
+from templar.gradient.codec.sections import Section
+from templar.gradient.codec.values import CODES, MAX_STEP
+from templar.gradient.codec.wire import decode
 from templar.gradient.layout import CHECKSUM_BYTES, HEADER_BYTES, TOP_BYTES, Layout, TensorLayout
-from templar.gradient.sections import Section
-from templar.gradient.values import CODES, MAX_STEP
-from templar.gradient.wire import decode
 
 PayloadMutation = Callable[[bytes, Layout], bytes]
 """From an honest payload and its layout to hostile bytes."""
 
+
 VERSION_OFFSET, UID_OFFSET, WINDOW_OFFSET, DIGEST_OFFSET, HOTKEY_OFFSET = 4, 6, 8, 16, 48
+
+
 _NAN_BITS, _NEGATIVE_BITS = 0x7E00, 0xBC00
 """What a half-precision NaN, and -1, would be where the largest step stands."""
 

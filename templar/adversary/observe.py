@@ -1,4 +1,7 @@
-"""What is known of a network while and after it runs: gather reports, logs, public objects and journals."""
+"""What is known of a network while and after it runs: gather reports, logs, public objects and journals.
+
+Cleaning every bucket of a network while it runs, by clocks that are wrong: the race with slow readers.
+"""
 
 import logging
 import math
@@ -9,25 +12,31 @@ from pathlib import Path
 
 from torch import Tensor
 
-from templar.adversary.archives import TRAP
-from templar.adversary.scenario import History, Sighting
+from templar.adversary.chains import SkewedClock
+from templar.adversary.hostile import SKEW_SECONDS, TRAP
+from templar.adversary.judge import History, Sighting
+from templar.agreement.decisions import decided_roster
+from templar.audit.findings import Accusation, Report, is_proven, read_report
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, TransientError
 from templar.exchange.context import Exchange
-from templar.exchange.decisions import decided_roster
-from templar.exchange.findings import Accusation, Report, is_proven, read_report
 from templar.exchange.gather import GatherReport
-from templar.exchange.keys import aggregate_key
+from templar.exchange.object_keys import Kind, aggregate_key, parse_current_key
 from templar.exchange.objects import Roster
-from templar.gradient.payload import Payload
-from templar.gradient.wire import decode
+from templar.gradient.codec.wire import Payload, decode
+from templar.housekeeping.maintenance import clean_bucket
+from templar.housekeeping.metrics import LOGGER
 from templar.interrupt import StoppedError
-from templar.neuron.metrics import LOGGER
 from templar.neuron.node import Node
+from templar.simulate.world import START_WINDOW, Member, World
+from templar.timeline import window_of
 
 log = logging.getLogger(__name__)
 
+
 MAX_LINE = 2000
+
+
 MAX_METRICS_LINE = 1 << 16
 """The metrics are numbers under names of our own, and as many as there are miners: 33 kB for 256 of them."""
 
@@ -179,3 +188,36 @@ def _payloads(witness: Node, roster: Roster, publisher: NeuronInfo) -> dict[int,
         payloads[entry.uid] = decode(data[offset : offset + entry.payload_bytes], witness.layout)
         offset += entry.payload_bytes
     return payloads
+
+
+def sweep(world: World, watch: Watch, last: int) -> None:
+    """Clean every bucket twice in every window, each by a clock half a minute ahead, right, or behind.
+
+    Whatever goes before its time is written down: an object of one of the last `retention_windows` windows, or one
+    that has no window.
+    """
+    rules = world.hparams.windows
+    window_seconds = rules.blocks_per_window * rules.block_seconds
+    for turn in range(2 * START_WINDOW, 2 * last + 1):
+        world.clock.sleep_until(world.stage.genesis_time + (turn / 2 + 0.15) * window_seconds)
+        for place, member in enumerate(world.members):
+            if member.role != "burn":
+                _clean(world, watch, member, (0.0, SKEW_SECONDS, -SKEW_SECONDS)[place % 3])
+
+
+def _clean(world: World, watch: Watch, member: Member, skew_seconds: float) -> None:
+    store = world.stage.open_store(member.account_id)
+    before = {info.key for info in store.list()}
+    oldest = window_of(world.chain.block(), world.hparams.windows) - world.hparams.storage.retention_windows
+    try:
+        clean_bucket(world.premises(member, SkewedClock(world.clock, skew_seconds)), dry_run=False)
+    except TransientError:
+        return  # by this clock the chain has not begun yet
+    except Exception as error:  # noqa: BLE001 - however a clean-up ends, it is the verdict's to say so
+        watch.crashes[f"clean-up of {member.name}"] = f"{type(error).__name__}: {error}"
+    for name in sorted(before - {info.key for info in store.list()}):
+        key = parse_current_key(name)
+        if key is None or key.window is None or (key.window >= oldest and key.kind is not Kind.CHECKPOINT):
+            watch.deleted.append(f"{member.name}/{name}")
+        else:
+            watch.swept += 1

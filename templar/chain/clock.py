@@ -18,8 +18,11 @@ from templar import interrupt
 
 T = TypeVar("T")
 
+
 LONGEST_NAP_SECONDS = 60.0
 """The machine's clock may be set, or the machine suspended, while somebody sleeps: look again after this long."""
+
+
 SIGNAL_CHECK_SECONDS = 0.5
 
 

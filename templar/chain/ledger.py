@@ -9,18 +9,17 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from templar.chain.base import Block, Clock, Metagraph
+from templar.chain.base import Block, Clock, Metagraph, Recent
 from templar.chain.clock import SystemClock
-from templar.chain.commitment import check_commitment
-from templar.chain.keys import Signer
-from templar.chain.ledger_blocks import LedgerParameters
+from templar.chain.extrinsics import check_commitment, quantise_weights
+from templar.chain.hotkey import Signer
 from templar.chain.ledger_log import LedgerLog, create_log
-from templar.chain.ledger_state import Kind, State
-from templar.chain.recent import Recent
-from templar.chain.weights import quantise_weights
+from templar.chain.ledger_state import Kind, LedgerParameters, State
 from templar.errors import PermanentError, Reason, TransientError
 
 STATES_KEPT = 64
+
+
 METAGRAPHS_KEPT = 256
 
 

@@ -16,14 +16,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from templar.chain.ledger_blocks import LedgerParameters
-from templar.chain.ledger_state import Change, Kind
+from templar.chain.ledger_state import Change, Kind, LedgerParameters
 from templar.errors import PermanentError, Reason, TransientError
 
 APPLICATION_ID = 0x74706C72
+
+
 SCHEMA_VERSION = 1
+
+
 BUSY_TIMEOUT_SECONDS = 30.0
 """How long one process waits while others write."""
+
 
 _SCHEMA = """
 PRAGMA journal_mode = WAL;

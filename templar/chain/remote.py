@@ -22,12 +22,20 @@ from templar.chain.base import Clock
 from templar.errors import Reason, TransientError
 
 C = TypeVar("C")
+
+
 T = TypeVar("T")
+
 
 logger = logging.getLogger(__name__)
 
+
 CLOSE_SECONDS = 5.0
+
+
 STOP_CHECK_SECONDS = 0.25
+
+
 OVERTIME_SECONDS = 10.0
 """What a call may take beyond its limits before its event loop is given up for stuck."""
 

@@ -1,1 +1,1 @@
-"""Text to training sequences: datasets, pages, assignment of data to miners."""
+"""Text to training sequences: tokenizer, assignment of data to miners, datasets and their readers."""

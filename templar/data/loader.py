@@ -24,7 +24,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from templar.data.assignment import Assignment
 from templar.data.permutation import Permutation
-from templar.data.samples import ORDER_DOMAIN
+from templar.data.sampling import ORDER_DOMAIN
 
 
 class Samples(Protocol):

@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 from templar.canonical import keyed_seed
 
 NUM_ROUNDS = 8
+
+
 _DOMAIN = "templar.permutation"
 
 

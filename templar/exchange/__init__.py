@@ -1,1 +1,1 @@
-"""The objects that nodes publish for each other, and the rules by which they are accepted."""
+"""Signed objects, commit and reveal, gather: what nodes publish for each other and when it counts."""

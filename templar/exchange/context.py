@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from templar.chain.base import Chain, Metagraph, NeuronInfo
-from templar.chain.keys import Signer
+from templar.chain.hotkey import Signer
 from templar.errors import PermanentError, Reason
 from templar.exchange.buckets import Buckets
-from templar.exchange.own import as_own_failure
-from templar.exchange.sealing import Network
+from templar.exchange.local_failure import as_own_failure
+from templar.exchange.signed import Network
 from templar.hparams import HParams
-from templar.windows import WindowTimes, closing_block, estimate_time, first_block
+from templar.timeline import WindowTimes, closing_block, estimate_time, first_block
 
 
 @dataclass(frozen=True)

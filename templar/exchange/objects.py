@@ -5,19 +5,34 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from templar.canonical import canonical_json, sha256_hex
-from templar.exchange.keys import Kind
-from templar.exchange.sealing import ENVELOPE_BYTES, Body, Count, Hex64, Hotkey, Signature, Uid, WindowBody
+from templar.exchange.object_keys import Kind
+from templar.exchange.signed import ENVELOPE_BYTES, Body, Count, Hex64, Hotkey, Signature, Uid, WindowBody
 from templar.hparams import MAX_PEERS
 
 FileName = Annotated[str, Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z._-]{0,127}$")]
+
+
 Role = Annotated[str, Field(pattern=r"^[a-z]{1,16}$")]
+
+
 Holder = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
+
 DEBUG_ELEMENTS = 2
+
+
 DEBUG_NAME = r"^[0-9A-Za-z_.-]{1,80}$"
+
+
 MAX_DEBUG_PARAMETERS = 2048
+
+
 MAX_FLOAT32 = 3.4028234663852886e38
+
+
 DebugName = Annotated[str, Field(pattern=DEBUG_NAME)]
+
+
 DebugValue = Annotated[float, Field(ge=-MAX_FLOAT32, le=MAX_FLOAT32, allow_inf_nan=False)]
 
 

@@ -15,16 +15,17 @@ from templar.canonical import keyed_seed
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.context import Exchange
-from templar.exchange.keys import Kind, parse_current_key, peers_key
+from templar.exchange.object_keys import Kind, parse_current_key, peers_key
 from templar.exchange.objects import PeerList
 from templar.exchange.publish import PublishReceipt, publish_body
-from templar.exchange.read import read_signed
+from templar.exchange.signed import read_signed
 from templar.hparams import Peers
 from templar.interrupt import StoppedError
 from templar.store.base import ObjectInfo, ObjectStore
-from templar.windows import first_block
+from templar.timeline import first_block
 
 log = logging.getLogger(__name__)
+
 
 STALE_AFTER_UPDATES = 3
 """A validator that missed this many updates has no fresh list; the next rank's holds."""

@@ -11,12 +11,13 @@ from enum import Enum
 from pathlib import Path
 
 from templar.chain.base import Clock
-from templar.chain.keys import Signer
+from templar.chain.hotkey import Signer
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
-from templar.exchange.sealing import Body, seal, unseal
+from templar.exchange.signed import Body, seal, unseal
 from templar.store.base import ObjectInfo, ObjectStore
 
 log = logging.getLogger(__name__)
+
 
 COMPARE_BYTES = 1 << 20
 """Objects up to this size are read back and compared byte by byte; of larger ones the length is compared."""

@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from templar.chain.base import Clock, NeuronInfo
-from templar.chain.keys import Signer
+from templar.chain.hotkey import Signer
 from templar.errors import PermanentError, Reason, RejectedError
-from templar.exchange.cache import PayloadCache, check_hash
-from templar.exchange.keys import Kind, window_key
+from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Commit, Manifest
+from templar.exchange.payload_cache import PayloadCache, check_hash
 from templar.exchange.publish import PublishReceipt, publish_body, publish_file
-from templar.exchange.read import Found, Reader, read_signed
-from templar.exchange.sealing import Network, WindowBody
+from templar.exchange.signed import Found, Network, Reader, WindowBody, read_signed
 from templar.store.base import ObjectInfo, ObjectStore
-from templar.windows import Interval, Timing, WindowTimes
+from templar.timeline import Interval, Timing, WindowTimes
 
 
 @dataclass(frozen=True)
@@ -177,8 +176,13 @@ def keep_reveal(reveal: Reveal, cache: PayloadCache) -> Contribution:
 
 T = TypeVar("T", bound=WindowBody)
 
+
 _MISSING = {Kind.COMMIT: Reason.COMMIT_MISSING, Kind.MANIFEST: Reason.MANIFEST_MISSING}
+
+
 _CHANGED = {Reason.OBJECT_MISSING: Reason.PAYLOAD_MISSING, Reason.OBJECT_TOO_LARGE: Reason.WRONG_SIZE}
+
+
 _TIMING = {
     (Kind.COMMIT, Timing.EARLY): Reason.COMMIT_EARLY,
     (Kind.COMMIT, Timing.LATE): Reason.COMMIT_LATE,

@@ -16,7 +16,10 @@ from typing import Literal
 import torch
 
 Backend = Literal["torch", "numba"]
+
+
 MIN_ELEMENTS = 1 << 20
+
 
 _forced: ContextVar[Backend | None] = ContextVar("gradient_backend", default=None)
 

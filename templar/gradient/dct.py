@@ -12,6 +12,8 @@ order in which a library adds. There both factors are whole numbers held in floa
 sum is exact, so any order, fused or not, on a CPU or a GPU, gives the same result. What is rounded is rounded element
 by element, in steps that IEEE 754 fixes: each chunk to 24 bits below the power of two above its largest magnitude, the
 basis to 2^-25.
+
+Tensors as rows of chunks and back: a permutation of the elements, without any arithmetic.
 """
 
 import math
@@ -20,10 +22,41 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from templar.gradient.layout import MAX_CHUNK_EDGE
+from templar.gradient.layout import MAX_CHUNK_EDGE, TensorLayout
+
+
+def to_chunks(tensor: Tensor, layout: TensorLayout) -> Tensor:
+    """Cut a tensor into chunks, block row by block row.
+
+    Args:
+        tensor: Of shape `layout.shape`.
+        layout: Its chunks.
+
+    Returns:
+        Shape (num_chunks, chunk_length); each row is one chunk in row-major order.
+    """
+    if len(layout.edges) == 1:
+        return tensor.reshape(layout.num_chunks, layout.chunk_length)
+    (rows, columns), (height, width) = layout.folded_shape, layout.edges
+    blocks = tensor.reshape(rows // height, height, columns // width, width).transpose(1, 2)  # (R/h, C/w, h, w)
+    return blocks.reshape(layout.num_chunks, layout.chunk_length)
+
+
+def from_chunks(chunks: Tensor, layout: TensorLayout) -> Tensor:
+    """Put chunks of shape (num_chunks, chunk_length) together again, contiguous: the inverse of `to_chunks`."""
+    if len(layout.edges) == 1:
+        return chunks.reshape(layout.shape).contiguous()
+    (rows, columns), (height, width) = layout.folded_shape, layout.edges
+    blocks = chunks.reshape(rows // height, columns // width, height, width).transpose(1, 2)  # (R/h, h, C/w, w)
+    return blocks.reshape(layout.shape).contiguous()
+
 
 CHUNK_BITS = 24
+
+
 BASIS_BITS = 25
+
+
 # Rows and columns of an orthonormal matrix have an L1 norm of at most sqrt(n) <= 8, so a sum of products stays below
 # 2^24 * 2^25 * 8 = 2^52, plus 64 * 2^24 / 2 for the rounding of the basis: less than 2^53, exact in float64.
 

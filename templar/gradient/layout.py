@@ -17,10 +17,20 @@ from templar.gradient import Recipe
 from templar.hparams import Gradient
 
 LAYOUT_DOMAIN = "templar/layout/2"
+
+
 MAX_CHUNK_EDGE = 64
+
+
 MAX_CHUNK_LENGTH = MAX_CHUNK_EDGE**2
+
+
 HEADER_BYTES = 96
+
+
 CHECKSUM_BYTES = 4
+
+
 TOP_BYTES = 2
 
 

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from templar.gradient import backend
 from templar.gradient.aggregate import magnitudes, peer_norms, tensor_update
-from templar.gradient.chunks import to_chunks
+from templar.gradient.codec.sections import Section, unpack
+from templar.gradient.codec.values import QUANTUM
+from templar.gradient.codec.wire import Payload, check_layout
+from templar.gradient.dct import to_chunks
 from templar.gradient.layout import Layout, TensorLayout
-from templar.gradient.payload import Payload, check_layout
-from templar.gradient.sections import Section, unpack
-from templar.gradient.values import QUANTUM
 
 CACHE_BYTES = 1 << 26
 """Unpacked coefficients that are kept for the next gradient, of models that are too small for the kernels."""
@@ -75,7 +75,7 @@ class UpdateProducts:
         sections = [self._payloads[index].sections[tensor.name] for index in which]
         tables = [self._tables[index][tensor.name] for index in which]
         if backend.uses_kernels(self._layout.num_elements):
-            from templar.gradient.kernels.multiply import chunk_products  # noqa: PLC0415 - numba takes a second
+            from templar.gradient.kernels.combine import chunk_products  # noqa: PLC0415 - numba takes a second
 
             array = gradient.numpy()
             products = [

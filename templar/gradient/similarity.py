@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from templar.gradient import backend
+from templar.gradient.codec.sections import Section, unpack
+from templar.gradient.codec.wire import Payload, check_layout
 from templar.gradient.layout import Layout, TensorLayout
-from templar.gradient.payload import Payload, check_layout
-from templar.gradient.sections import Section, unpack
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +83,7 @@ def similarity(payloads: Sequence[Payload], layout: Layout) -> Similarity:
     check_layout(payloads, layout)
     count_common = _count_common
     if backend.uses_kernels(layout.num_elements):
-        from templar.gradient.kernels.compare import count_common  # noqa: PLC0415 - numba takes a second to import
+        from templar.gradient.kernels.combine import count_common  # noqa: PLC0415 - numba takes a second to import
     shared = np.zeros((len(payloads), len(payloads)), np.int64)
     agreeing = np.zeros_like(shared)
     compared = [tensor for tensor in layout.tensors if payloads and tensor.has_index_planes]

@@ -7,9 +7,22 @@ hyper-parameters: they come from the environment and from blocks.
 A preset may name another one in `extends`; its sections are merged over it, key by key.
 """
 
-from templar.hparams.incentive import MAX_PEERS, Peers, Penalty, Scoring, Slashing, Storage, Weights
-from templar.hparams.learning import AdamW, Gradient, Schedule, Training
-from templar.hparams.network import Data, Model, Windows
+from templar.hparams.groups import (
+    MAX_PEERS,
+    AdamW,
+    Data,
+    Gradient,
+    Model,
+    Peers,
+    Penalty,
+    Schedule,
+    Scoring,
+    Slashing,
+    Storage,
+    Training,
+    Weights,
+    Windows,
+)
 from templar.hparams.tree import DEFAULT_PRESET, HPARAMS_FILE, HParams, load_hparams, preset_names
 
 __all__ = [

@@ -8,12 +8,11 @@ from pydantic import ValidationError, model_validator
 
 from templar.canonical import canonical_json, sha256_hex
 from templar.errors import PermanentError, Reason
-from templar.hparams.incentive import Peers, Scoring, Storage, Weights
-from templar.hparams.learning import Gradient, Training
-from templar.hparams.network import Data, Model, Windows
-from templar.hparams.section import Section
+from templar.hparams.groups import Data, Gradient, Model, Peers, Scoring, Section, Storage, Training, Weights, Windows
 
 HPARAMS_FILE = Path("hparams.json")
+
+
 DEFAULT_PRESET = "local"
 
 

@@ -3,16 +3,14 @@
 import logging
 from functools import partial
 
+from templar.agreement.decisions import may_be_decided, nobody_decided, publish_decision
+from templar.agreement.roster import RosterDraft, draft_roster, publish_copy, publish_roster
+from templar.agreement.slots import Settlement
 from templar.errors import PermanentError, Reason
-from templar.exchange.audit import CONCLUSIVE
-from templar.exchange.decisions import may_be_decided, publish_decision
-from templar.exchange.gather import GatherReport, Tier
+from templar.exchange.gather import CONCLUSIVE, GatherReport, Tier
 from templar.exchange.publish import PublishReceipt, TimedReport, publish_in_time
 from templar.exchange.reveal import Contribution
-from templar.exchange.roster import RosterDraft, draft_roster, publish_copy, publish_roster
 from templar.neuron.node import Node
-from templar.neuron.settlement import Settlement
-from templar.neuron.undecided import nobody_decided
 
 log = logging.getLogger(__name__)
 

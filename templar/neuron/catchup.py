@@ -8,25 +8,32 @@ published checkpoint instead, if the majority of stake vouches for its state, or
 import logging
 from collections import defaultdict
 
+from templar.agreement.checkpoint import fetch_checkpoint, list_checkpoints
+from templar.agreement.decisions import (
+    decided_roster,
+    is_undecided_for_good,
+    majority,
+    may_be_decided,
+    may_have_expired,
+)
+from templar.agreement.roster import fetch_payloads
+from templar.agreement.slots import Settlement
+from templar.agreement.state import StateMark, check_mark
+from templar.agreement.sync_proof import read_proof
 from templar.chain.base import NeuronInfo
-from templar.data.epochs import ShardEpoch
+from templar.data.assignment import ShardEpoch
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
-from templar.exchange.absence import may_have_expired
-from templar.exchange.checkpoint import StateMark, fetch_checkpoint, list_checkpoints
-from templar.exchange.decisions import decided_roster, majority, may_be_decided
-from templar.exchange.proof import read_proof
-from templar.exchange.roster import fetch_payloads
 from templar.interrupt import StoppedError
-from templar.model.checkpoint import WEIGHTS_FILE, read_parameters
-from templar.neuron.agreed import check_mark
 from templar.neuron.journal import Applied
 from templar.neuron.node import Node
-from templar.neuron.settlement import Settlement
-from templar.neuron.undecided import is_undecided_for_good
+from templar.training.model import WEIGHTS_FILE, read_parameters
 
 log = logging.getLogger(__name__)
 
+
 POLL_SECONDS = 1.0
+
+
 RECHECKED_WINDOWS = 16
 """Applied windows whose decisions are read again until the majority of them is known."""
 

@@ -1,30 +1,98 @@
-"""What a validator sees and measures in one window: the facts that everything else follows from."""
+"""What a validator sees and measures in one window: the facts that everything else follows from.
+
+How far behind a miner's state is: by its proof of the window before, which nobody can copy.
+
+Looking at a network from outside: replay what was agreed on, and measure the model on held-out text.
+"""
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
+from templar.agreement.genesis import load_genesis
+from templar.agreement.slots import Settlement
+from templar.agreement.sync_proof import read_proof, state_proof
 from templar.chain.base import NeuronInfo
-from templar.errors import PermanentError, Reason
+from templar.data.sampling import unigram_entropy
+from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.exchange.buckets import bucket_digest
 from templar.exchange.gather import GatherReport, Tier
+from templar.exchange.objects import Proof
 from templar.gradient.aggregate import median_norms
-from templar.gradient.payload import Payload
-from templar.model.schedule import outer_learning_rate
+from templar.gradient.codec.wire import Payload
+from templar.interrupt import StoppedError
 from templar.neuron.node import Node
-from templar.neuron.settlement import Settlement
-from templar.neuron.synchrony import find_behind
-from templar.scoring.cards import Standing
+from templar.scoring.evaluation_plan import SPARE, Candidate, EvaluationPlan, draw_plan
 from templar.scoring.evidence import Estimate, Likeness, Measurement, MinerFacts, WindowFacts
-from templar.scoring.likeness import find_likenesses, norm_ratios
-from templar.scoring.measure import Evaluator
-from templar.scoring.plan import SPARE, Candidate, EvaluationPlan, draw_plan
+from templar.scoring.measure import Evaluator, find_likenesses, norm_ratios
+from templar.scoring.score import MAX_BEHIND, windows_behind
+from templar.scoring.standing import Standing
+from templar.training.loss import sequence_losses
+from templar.training.model import build_model, load_parameters
+from templar.training.schedule import outer_learning_rate
 
 log = logging.getLogger(__name__)
+
+
+PROOF_ATTEMPTS = 2
+
+
+PROOF_PAUSE_SECONDS = 1.0
+
+
+def find_behind(node: Node, neuron: NeuronInfo, report: GatherReport, window: int) -> int | None:
+    """Windows that a miner's state was behind, by the proof of the window before; None if its store fails twice.
+
+    Args:
+        node: Somebody whose state is that of the window before.
+        neuron: The miner.
+        report: The own gather; of the first window, whose state has no proof, the manifest says what was claimed.
+        window: The window that is scored.
+    """
+    roots = node.journal.roots(window - 1 - MAX_BEHIND, window - 1)
+    start = node.birth.mark
+    if window - 1 == start.window:
+        outcome = report.outcome(neuron.uid)
+        claimed = outcome.contribution.manifest.root_before if outcome and outcome.contribution else start.root
+        return windows_behind(claimed, {start.window: start.root}, start.window)
+    try:
+        proof = _read_proof(node, neuron, window - 1)
+    except StoppedError:
+        raise
+    except TransientError as error:
+        log.warning("window %d: proof of uid %d cannot be read now: %s", window - 1, neuron.uid, error)
+        return None
+    except TemplarError as error:
+        log.warning("window %d: proof of uid %d is left out: %s", window - 1, neuron.uid, error)
+        return MAX_BEHIND
+    if proof is None:
+        return MAX_BEHIND
+    behind = windows_behind(proof.root, roots, window - 1)
+    if behind == 0 and proof.proof != _expected_proof(node, neuron, window - 1):
+        return MAX_BEHIND
+    return behind
+
+
+def _read_proof(node: Node, neuron: NeuronInfo, window: int) -> Proof | None:
+    """As `read_proof`; a store that fails is asked again."""
+    for _ in range(PROOF_ATTEMPTS - 1):
+        try:
+            return read_proof(node.exchange, neuron, window)
+        except TransientError:
+            node.chain.clock.sleep_until(node.chain.clock.now() + PROOF_PAUSE_SECONDS)
+    return read_proof(node.exchange, neuron, window)
+
+
+def _expected_proof(node: Node, neuron: NeuronInfo, window: int) -> str:
+    block = node.exchange.settling_block(node.exchange.times(window))
+    return state_proof(node.state.params, window=window, block_hash=node.chain.block_hash(block), hotkey=neuron.hotkey)
+
 
 MAX_UNMEASURED = 50
 """Windows without an exact measurement that count: however new they are, newcomers must not take every place."""
@@ -222,3 +290,47 @@ def _facts(
         overlap=measured.overlaps.get(uid),
         repeat=measured.repeats.get(uid),
     )
+
+
+@dataclass(frozen=True)
+class HeldOutReport:
+    """How the model does on text that nobody trains on; nats per token.
+
+    Attributes:
+        loss_genesis: Mean loss of the genesis parameters.
+        loss_last: Mean loss of the state that was replayed.
+        unigram: Entropy of the same tokens' own unigram distribution: what a model without context can reach.
+    """
+
+    loss_genesis: float
+    loss_last: float
+    unigram: float
+
+
+def measure_held_out(node: Node, tokens: NDArray[np.int32]) -> HeldOutReport:
+    """Measure genesis and the node's state on the same held-out sequences.
+
+    Args:
+        node: A started node; an observer will do.
+        tokens: The sequences, shape (n, L) (`templar.data.opening.read_held_out`).
+    """
+    hparams = node.hparams
+    genesis = load_genesis(node.birth, node.buckets, hparams.model, node.settings.home / "genesis")
+    return HeldOutReport(
+        loss_genesis=_mean_loss(node, genesis, tokens),
+        loss_last=held_out_loss(node, tokens),
+        unigram=unigram_entropy(tokens, hparams.model.vocab_size),
+    )
+
+
+def held_out_loss(node: Node, tokens: NDArray[np.int32]) -> float:
+    """Mean loss of the node's state on held-out sequences of shape (n, L), in nats per token."""
+    return _mean_loss(node, node.state.params, tokens)
+
+
+def _mean_loss(node: Node, params: Mapping[str, Tensor], tokens: NDArray[np.int32]) -> float:
+    model = build_model(node.hparams.model)
+    load_parameters(model, params)
+    sequences = torch.from_numpy(tokens)
+    losses = sequence_losses(model, sequences, micro_batch_size=node.hparams.scoring.eval_micro_batch_size)
+    return math.fsum(losses.tolist()) / len(losses)

@@ -2,16 +2,23 @@
 
 SQLite, one file per neuron. A step is entered after its work is durable, so a restarted process finds every finished
 step and repeats only the one that was cut off; each step is idempotent by itself.
+
+Whether a roster follows the history that this node applied; if not, one of them is of a minority (PROTOCOL 15).
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from templar.errors import Reason
+from templar.agreement.decisions import majority
+from templar.errors import Reason, RejectedError, TransientError
+from templar.exchange.context import Exchange
+from templar.exchange.objects import Roster
 from templar.statefile import StateFile
 
 SCHEMA_VERSION = 1
+
+
 _SCHEMA = """
 CREATE TABLE windows (window INTEGER PRIMARY KEY, status TEXT NOT NULL, reason TEXT) STRICT;
 CREATE TABLE steps (
@@ -136,3 +143,24 @@ class Journal:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def check_history(exchange: Exchange, journal: Journal, roster: Roster) -> None:
+    """Hold what a roster says of the window before against what this node applied there.
+
+    Raises:
+        RejectedError: `minority`; the roster is of a minority, for the majority decided as this node did: it does not
+            count, and the next rank has its turn.
+        TransientError: `minority`; this node is, or nobody can say yet: it catches up first.
+    """
+    before = journal.applied(roster.window - 1)
+    if before is None or before.roster == roster.previous:
+        return
+    message = f"window {roster.window}: its roster follows another decision on the window before than this node's"
+    try:
+        decided = majority(exchange, roster.window - 1).roster
+    except TransientError as error:
+        raise TransientError(Reason.MINORITY, f"{message}; which is the majority's is not known: {error}") from error
+    if decided == before.roster:
+        raise RejectedError(Reason.MINORITY, f"{message}, which is the majority's")
+    raise TransientError(Reason.MINORITY, f"{message}; the node catches up with the majority")

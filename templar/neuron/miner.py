@@ -1,33 +1,99 @@
-"""A miner's window: train on the assigned data, compress, commit before the close, reveal after it."""
+"""A miner's window: train on the assigned data, compress, commit before the close, reveal after it.
+
+What the steps of a miner's window say of themselves; values that tasks hand on and journals keep.
+"""
 
 import logging
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
+from templar.agreement.slots import Settlement
 from templar.canonical import sha256_hex
 from templar.data.assignment import Assignment
+from templar.data.replicas import EndpointReport
 from templar.errors import PermanentError, Reason
 from templar.exchange.objects import Manifest
 from templar.exchange.publish import TimedReport, publish_in_time
 from templar.exchange.reveal import publish_commit, publish_reveal
-from templar.gradient.feedback import FeedbackRule, FeedbackState, compress
-from templar.gradient.payload import Header, Payload
-from templar.gradient.wire import encode
-from templar.model.llama import build_model, load_parameters
-from templar.model.schedule import outer_learning_rate
-from templar.model.training import TrainResult, train_demo, train_sparseloco
-from templar.neuron.durable import write_file
+from templar.gradient.codec.wire import Header, Payload, encode
+from templar.gradient.compress import FeedbackRule, FeedbackState, compress
+from templar.neuron.lock import write_file
 from templar.neuron.node import Node
-from templar.neuron.private import PrivateState
-from templar.neuron.reports import PageReport, PayloadReport, TrainReport
-from templar.neuron.settlement import Settlement
+from templar.neuron.snapshot import PrivateState
+from templar.training.model import build_model, load_parameters
+from templar.training.schedule import outer_learning_rate
+from templar.training.train import TrainResult, train_demo, train_sparseloco
+
+
+@dataclass(frozen=True)
+class PageReport:
+    """The data of a window.
+
+    Attributes:
+        window: The window.
+        units: The pages that were assigned.
+        num_sequences: Training sequences in them.
+        assignment: Digest of the assignment.
+        endpoints: What each endpoint of the dataset has done since this process opened it.
+    """
+
+    window: int
+    units: tuple[int, ...]
+    num_sequences: int
+    assignment: str
+    endpoints: tuple[EndpointReport, ...] = ()
+
+
+@dataclass(frozen=True)
+class TrainReport:
+    """What training came to.
+
+    Attributes:
+        window: The window.
+        reason: Why there is nothing to publish; None if there is something.
+        first_loss: Mean loss of the first step in nats per token.
+        last_loss: Mean loss of the last step.
+        num_steps: Steps taken.
+        num_sequences: Sequences used.
+    """
+
+    window: int
+    reason: Reason | None
+    first_loss: float | None = None
+    last_loss: float | None = None
+    num_steps: int = 0
+    num_sequences: int = 0
+
+
+@dataclass(frozen=True)
+class PayloadReport:
+    """A payload that is safely on this node's disk.
+
+    Attributes:
+        window: The window.
+        sha256: Its hash.
+        num_bytes: Its length.
+        dense_bytes: Length of the same update in float32.
+        root_before: State root that the training started from.
+        assignment: Digest of what it was told to train on.
+    """
+
+    window: int
+    sha256: str
+    num_bytes: int
+    dense_bytes: int
+    root_before: str
+    assignment: str
+
 
 log = logging.getLogger(__name__)
+
 
 NOTHING_TO_PUBLISH = frozenset(
     {Reason.NO_TIME_LEFT, Reason.NON_FINITE_LOSS, Reason.NON_FINITE_UPDATE, Reason.NO_ASSIGNMENT}
@@ -244,4 +310,6 @@ def _train_report(window: int, result: TrainResult) -> TrainReport:
 
 
 _TRAIN_REPORT = TypeAdapter(TrainReport)
+
+
 _PAYLOAD_REPORT = TypeAdapter(PayloadReport)

@@ -2,47 +2,169 @@
 
 A node is the only mutable training state in its process. Every step is keyed by its window and idempotent: run twice,
 the second time finds what the first one left and changes nothing. Roles add theirs.
+
+Joining a network: find its birth, check that this node has the same numbers, text and tokenizer.
 """
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from torch import Tensor
 
-from templar.chain.base import NeuronInfo
+from templar.agreement.decisions import is_undecided_for_good
+from templar.agreement.genesis import Birth, find_birth, load_genesis, require_digest
+from templar.agreement.roster import check_entries
+from templar.agreement.slots import PassedOver, Settlement, await_roster
+from templar.agreement.state import AgreedState, StateMark, check_mark
+from templar.agreement.sync_proof import publish_debug, publish_proof
+from templar.chain.base import Chain, NeuronInfo
+from templar.chain.hotkey import Signer
+from templar.data.dataset import TrainingData
+from templar.data.tokenizer import EMBEDDED, check_fits, load_tokenizer
 from templar.errors import PermanentError, Reason, TemplarError
-from templar.exchange.cache import PayloadCache
-from templar.exchange.checkpoint import StateMark
-from templar.exchange.debug import publish_debug
-from templar.exchange.entries import check_entries
+from templar.exchange.buckets import Buckets
+from templar.exchange.context import Exchange
 from templar.exchange.gather import Gatherer, GatherReport
-from templar.exchange.genesis import load_genesis
-from templar.exchange.lease import NeuronLease
+from templar.exchange.lease import Claimant, NeuronLease, Terms
+from templar.exchange.local_failure import as_own_failure
 from templar.exchange.objects import Roster
-from templar.exchange.own import as_own_failure
+from templar.exchange.payload_cache import PayloadCache
 from templar.exchange.peers import PeerBook, Selection
-from templar.exchange.proof import publish_proof
 from templar.exchange.publish import PublishReceipt
 from templar.exchange.reveal import RevealRules
-from templar.exchange.slots import PassedOver, await_roster
 from templar.gradient.layout import Layout
-from templar.gradient.prepare import prepare
+from templar.gradient.precompile import prepare
 from templar.hparams import HParams
 from templar.interrupt import StoppedError
-from templar.model.llama import parameter_shapes
-from templar.neuron.agreed import AgreedState, check_mark
-from templar.neuron.durable import prune_spool, write_file
-from templar.neuron.history import check_history
-from templar.neuron.joining import NodeSettings, Surroundings, join, take_lease
-from templar.neuron.journal import Applied, Journal, Status
-from templar.neuron.lock import NeuronLock
-from templar.neuron.private import PrivateState
-from templar.neuron.settlement import Settlement
-from templar.neuron.snapshot import Snapshots
-from templar.neuron.undecided import is_undecided_for_good
-from templar.windows import WindowTimes
+from templar.neuron.journal import Applied, Journal, Status, check_history
+from templar.neuron.lock import NeuronLock, holder_of, prune_spool, this_machine, write_file
+from templar.neuron.snapshot import PrivateState, Snapshots
+from templar.neuron.workload import Workload
+from templar.timeline import WindowTimes
+from templar.training.model import parameter_shapes
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """What is particular to one node and nobody else's business.
+
+    Attributes:
+        name: The neuron's name on this host.
+        home: Its folder: journal, snapshots, spool, payloads.
+        pinned_genesis: Genesis hash that the operator insists on; None takes the network's.
+        gather_concurrency: Peers fetched at once.
+        durable: Wait for the disk before anything is published; only a simulation does without.
+    """
+
+    name: str
+    home: Path
+    pinned_genesis: str | None = None
+    gather_concurrency: int = 8
+    durable: bool = True
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a node is connected to.
+
+    Attributes:
+        chain: The subnet, seen by the node's hotkey.
+        buckets: Everybody's buckets.
+        signer: The hotkey; None for an observer.
+        open_dataset: Opens the training split; called when the network is reachable.
+    """
+
+    chain: Chain
+    buckets: Buckets
+    signer: Signer | None
+    open_dataset: Callable[[], TrainingData]
+
+
+@dataclass(frozen=True)
+class Membership:
+    """A network that was joined.
+
+    Attributes:
+        birth: Where it started.
+        exchange: This node's view of it.
+        workload: Its data.
+    """
+
+    birth: Birth
+    exchange: Exchange
+    workload: Workload
+
+
+def take_lease(
+    settings: NodeSettings, hparams: HParams, surroundings: Surroundings, role: str | None
+) -> NeuronLease | None:
+    """Take the neuron's lease; from then on its own bucket is only written to while it holds.
+
+    Args:
+        settings: The node; its folder's lock is held.
+        hparams: The network's numbers.
+        surroundings: What it is connected to.
+        role: The node's role.
+
+    Returns:
+        None for a node that runs for no hotkey, or in no role.
+
+    Raises:
+        PermanentError: `not_registered`, `already_running`; nothing was changed.
+        TransientError: Chain or store could not be reached.
+    """
+    chain, buckets, signer = surroundings.chain, surroundings.buckets, surroundings.signer
+    if signer is None:
+        return None
+    neuron = chain.metagraph().by_hotkey(signer.address)
+    if neuron is None:
+        raise PermanentError(
+            Reason.NOT_REGISTERED,
+            f"hotkey {signer.address} is not registered on subnet {chain.netuid}: register it first",
+        )
+    if role is None:
+        return None
+    buckets.write_while(None)  # the lease of an earlier start says nothing of this one
+    holder = holder_of(settings.home, durable=settings.durable)
+    claimant = Claimant(chain.netuid, neuron.uid, signer.address, role, holder, this_machine())
+    lease = NeuronLease(buckets.own, chain.clock, signer, claimant, Terms.of(hparams.windows))
+    lease.enter()
+    buckets.write_while(lease.hold)
+    return lease
+
+
+def join(settings: NodeSettings, hparams: HParams, surroundings: Surroundings) -> Membership:
+    """Announce the own bucket, find the network's birth and open its dataset.
+
+    Raises:
+        PermanentError: `bad_hparams`, `dataset_malformed`, `tokenizer_missing`, ...
+        TransientError: Chain or stores could not be reached, or the network has not started.
+    """
+    chain, buckets, signer = surroundings.chain, surroundings.buckets, surroundings.signer
+    buckets.announce()
+    birth = find_birth(chain, buckets, hparams, pinned=settings.pinned_genesis)
+    exchange = Exchange(chain, buckets, birth.network, hparams, signer)
+    return Membership(birth, exchange, _open_workload(exchange, birth, surroundings.open_dataset()))
+
+
+def _open_workload(exchange: Exchange, birth: Birth, dataset: TrainingData) -> Workload:
+    start, data = birth.start, exchange.hparams.data
+    require_digest(dataset.digest, start)
+    beside = dataset.tokenizer_json() if data.tokenizer_name == EMBEDDED else None
+    tokenizer = load_tokenizer(data.tokenizer_name, embedded=beside)
+    check_fits(tokenizer, exchange.hparams.model.vocab_size)
+    if tokenizer.digest != start.tokenizer:
+        raise PermanentError(
+            Reason.TOKENIZER_MISSING,
+            f"tokenizer {data.tokenizer_name!r}: digest {tokenizer.digest[:12]} is not the network's "
+            f"{start.tokenizer[:12]}; another version of it was loaded",
+        )
+    dataset.check(tokenizer)
+    return Workload(exchange, dataset, tokenizer, start.start_window)
+
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,12 @@ from templar.scoring.evidence import Evidence, Likeness, SlashRecord, WindowFact
 
 KEYS = ("uid", "hotkey", "subject")
 """What the parts of an evidence are known by, where they are lists."""
+
+
 MOST_CHARACTERS = 80
 """Of a value that is shown."""
+
+
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 

@@ -11,18 +11,21 @@ from typing import Annotated
 from pydantic import Field
 
 from templar.errors import Reason
-from templar.exchange.audit import CONCLUSIVE
-from templar.exchange.keys import Kind
-from templar.exchange.sealing import ENVELOPE_BYTES, Count, Hex64, Hotkey, Uid, WindowBody
-from templar.scoring.cards import Finite, Record, ScoreCard, Standing
-from templar.scoring.ratings import Rating
-from templar.scoring.slashing import Event
+from templar.exchange.gather import CONCLUSIVE
+from templar.exchange.object_keys import Kind
+from templar.exchange.signed import ENVELOPE_BYTES, Count, Hex64, Hotkey, Uid, WindowBody
+from templar.scoring.standing import Event, Finite, Rating, Record, ScoreCard, Standing
 
 Tier = Annotated[str, Field(pattern="^(gather|reserve|other)$")]
+
+
 Subject = Annotated[str, Field(pattern=r"^([0-9a-f]{64}|[1-9A-HJ-NP-Za-km-z]{46,50})$")]
+
 
 MAX_BANS = 4096
 """Bans at a time; those that end first are forgotten first."""
+
+
 MAX_DEPARTED = 512
 """Cards of hotkeys that are not registered any more; those who were paid least recently are forgotten first."""
 

@@ -8,21 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from templar.adversary.actors import ACTORS
-from templar.exchange.keys import Kind, window_key
-from templar.exchange.sealing import unseal
+from templar.exchange.object_keys import Kind, window_key
+from templar.exchange.signed import unseal
 from templar.hparams import HParams
 from templar.neuron.aggregator import Aggregator
-from templar.neuron.drive import aggregate, mine, validate
+from templar.neuron.evaluate import measure_held_out
 from templar.neuron.miner import Miner
 from templar.neuron.node import Node
-from templar.neuron.observe import measure_held_out
 from templar.neuron.validator import Validator
 from templar.scoring.evidence import Evidence
-from templar.simulate.stage import Member
-from templar.simulate.world import START_WINDOW, World
-from templar.windows import first_block
+from templar.simulate.world import START_WINDOW, Member, World
+from templar.timeline import first_block
+from templar.window import aggregate, mine, validate
 
 HELD_OUT_SEQUENCES = 128
+
+
 MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - Linux's file system in memory
 
 

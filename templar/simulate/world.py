@@ -1,48 +1,206 @@
-"""A network in one folder: ledger, buckets, dataset, genesis and nodes, all from one seed."""
+"""A network in one folder: ledger, buckets, dataset, genesis and nodes, all from one seed.
+
+What a simulated network stands on: its buckets, its clock, and the faults that some of its nodes see.
+
+The world is the same on every stage. The one that is used unless another is given keeps buckets in directories and
+lets simulated time pass; a stage on a real endpoint and in real time fulfils the same protocol.
+"""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from templar.adversary.actors import ACTORS, IDLE
+from templar.agreement.genesis import Birth, publish_genesis
 from templar.chain.base import Chain, Clock
-from templar.chain.keys import hotkey_from_seed
+from templar.chain.clock import SimulatedClock
+from templar.chain.hotkey import Hotkey, hotkey_from_seed
 from templar.chain.ledger import Ledger, create_ledger
-from templar.data.build import build_dataset, upload_dataset
+from templar.data.build.page_writer import build_dataset, upload_dataset
 from templar.data.corpus import Document, collect_documents
-from templar.data.opening import open_training, read_held_out, transfer_of
-from templar.data.sharded.writing import build_shards
-from templar.data.training import TrainingData
+from templar.data.dataset import TrainingData, open_training, read_held_out, transfer_of
+from templar.data.shards.shard_writer import build_shards
+from templar.data.tokenizer import load_tokenizer
 from templar.exchange.buckets import Buckets, OwnBucket
-from templar.exchange.genesis import Birth, publish_genesis
+from templar.housekeeping.maintenance import Premises
 from templar.hparams import Data, HParams
-from templar.model.llama import genesis_parameters
-from templar.model.tokenizer import load_tokenizer
 from templar.neuron.aggregator import Aggregator
-from templar.neuron.housekeeping import Premises
-from templar.neuron.joining import NodeSettings, Surroundings
-from templar.neuron.node import Node
+from templar.neuron.node import Node, NodeSettings, Surroundings
 from templar.neuron.validator import Validator
-from templar.simulate.stage import CALM, Member, SimulatedStage, Stage, Weather
 from templar.store.address import BucketAddress
 from templar.store.base import ObjectStore
+from templar.store.directory import DirectoryStore
+from templar.training.model import genesis_parameters
+
+GENESIS_TIME = 1_700_000_000.0
+"""Chain time of block 0 on simulated time; any fixed instant would do."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """Somebody on the subnet.
+
+    Attributes:
+        name: Unique in the network.
+        role: `burn`, `aggregator`, `validator`, or the name of an actor for miners.
+        hotkey: Its key.
+        uid: Its uid.
+    """
+
+    name: str
+    role: str
+    hotkey: Hotkey
+    uid: int
+
+    @property
+    def account_id(self) -> str:
+        """Account, and name, of its bucket."""
+        return hashlib.sha256(self.hotkey.address.encode()).hexdigest()[:32]
+
+
+class Stage(Protocol):
+    """Storage and time of one network."""
+
+    @property
+    def clock(self) -> Clock:
+        """The clock that everybody acts by, and whose time the stores stamp."""
+        ...
+
+    @property
+    def genesis_time(self) -> float:
+        """Chain time of block 0, in seconds since the epoch; on real time not later than now."""
+        ...
+
+    @property
+    def gather_concurrency(self) -> int:
+        """How many peers a node fetches at once; 1 on simulated time, where only participants may wait."""
+        ...
+
+    def open_store(self, bucket: str) -> ObjectStore:
+        """A bucket with write rights; made when it is not there."""
+        ...
+
+    def open_reader(self, address: BucketAddress) -> ObjectStore:
+        """A bucket as those see it who know what its owner committed on chain."""
+        ...
+
+    def address_of(self, member: Member) -> BucketAddress:
+        """What a member commits on chain: its account and a key that may only read."""
+        ...
+
+    def run(self, participants: Sequence[Callable[[], None]]) -> None:
+        """Run participants at once, until all have returned; raises the first failure."""
+        ...
+
+
+class SimulatedStage:
+    """Buckets in directories below a folder, on simulated time.
+
+    Args:
+        folder: Where the buckets lie; made when needed.
+        threads: Worker threads for computations; their number changes nothing but the speed.
+    """
+
+    genesis_time = GENESIS_TIME
+    gather_concurrency = 1
+
+    def __init__(self, folder: Path, *, threads: int = 1) -> None:
+        self._folder = folder
+        self._clock = SimulatedClock(GENESIS_TIME, threads=threads)
+
+    @property
+    def clock(self) -> SimulatedClock:
+        """Simulated time."""
+        return self._clock
+
+    def open_store(self, bucket: str) -> DirectoryStore:
+        """A directory, made when needed."""
+        folder = self._folder / bucket
+        folder.mkdir(parents=True, exist_ok=True)
+        return DirectoryStore(folder, clock=self._clock.now)
+
+    def open_reader(self, address: BucketAddress) -> DirectoryStore:
+        """The account's directory; any key reads it."""
+        return DirectoryStore(self._folder / address.bucket, clock=self._clock.now, writable=False)
+
+    def address_of(self, member: Member) -> BucketAddress:
+        """The account, with a key that nothing checks."""
+        return BucketAddress(member.account_id, "local", "local")
+
+    def run(self, participants: Sequence[Callable[[], None]]) -> None:
+        """One at a time, in the same order every time."""
+        self._clock.run(participants)
+
+
+def _same_store(observer: Member | None, owner: Member | None, store: ObjectStore) -> ObjectStore:
+    del observer, owner
+    return store
+
+
+def _own_store(owner: Member, store: ObjectStore) -> ObjectStore:
+    del owner
+    return store
+
+
+def _same_chain(observer: Member, chain: Chain) -> Chain:
+    del observer
+    return chain
+
+
+@dataclass(frozen=True)
+class Weather:
+    """What stands between the nodes and their surroundings: nothing, unless a scenario says otherwise.
+
+    Attributes:
+        reader: Given observer, owner and the owner's bucket for reading, what the observer reads instead. The observer
+            is None for a node without a hotkey; the owner is None if the world does not know the account.
+        own: Given a member and its own bucket, what the member writes to instead.
+        chain: Given a member and its chain, what the member sees instead.
+    """
+
+    reader: Callable[[Member | None, Member | None, ObjectStore], ObjectStore] = _same_store
+    own: Callable[[Member, ObjectStore], ObjectStore] = _own_store
+    chain: Callable[[Member, Chain], Chain] = _same_chain
+
+
+CALM = Weather()
+"""Nothing is in the way."""
+
 
 NETUID = 1
+
+
 START_WINDOW = 1
+
+
 DATASET_BUCKET = "dataset"
+
+
 DATASET_PREFIX = "text"
+
+
 ROW_CHARS = 800
+
+
 LEAST_BYTES = 600_000
 """Text that even the smallest network has."""
+
+
 WINDOWS_PER_ROUND = 4
 """The text lasts for this many windows before its pages come again in another order."""
+
+
 ROLES = {"aggregator": Aggregator, "validator": Validator}
+
+
 AGGREGATOR_STAKE, VALIDATOR_STAKE = 1000.0, 400.0
 
 

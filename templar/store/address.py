@@ -13,14 +13,25 @@ from dataclasses import dataclass, field
 from templar.errors import PermanentError, Reason
 
 ACCOUNT_CHARACTERS = 32
+
+
 KEY_ID_CHARACTERS = 32
+
+
 SECRET_CHARACTERS = 64
+
+
 ADDRESS_CHARACTERS = ACCOUNT_CHARACTERS + KEY_ID_CHARACTERS + SECRET_CHARACTERS
+
+
 PAD = "~"
 """Outside the alphabets of account ids, of bucket names and of keys (base64 in both its forms)."""
 
+
 # A bucket's name and, in production, a label of a host name: nothing that could bend a URL gets through.
 _ACCOUNT = re.compile(r"[a-z0-9][a-z0-9-]{1,30}[a-z0-9]")
+
+
 _PRINTABLE = re.compile(r"[!-}]+")
 
 

@@ -2,12 +2,20 @@
 
 A store is one bucket seen with one set of rights. The rules of the exchange rest on two of its promises: a reader sees
 an object whole or not at all, and `ObjectInfo.last_modified` is stamped by the server in whole seconds.
+
+What an object key may be, the same for every store: a relative path that cannot lead out of its bucket.
+
+S3 itself takes almost any string; the stricter rule here makes a bucket on S3 and a bucket in a directory hold the
+same objects.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+from templar.errors import PermanentError, Reason
 
 
 @dataclass(frozen=True)
@@ -108,4 +116,77 @@ class ObjectStore(Protocol):
 
     def close(self) -> None:
         """Give connections back. The store can be used again afterwards."""
+        ...
+
+
+MAX_KEY_BYTES = 1024
+"""Length of a key in UTF-8; S3's own limit."""
+
+
+_SEGMENT = r"(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f\ud800-\udfff]+"
+
+
+_KEY = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*")
+
+
+def is_key(key: str) -> bool:
+    """Whether `key` is a legal key: segments without control characters between single slashes, none `.` or `..`."""
+    if len(key) > MAX_KEY_BYTES or _KEY.fullmatch(key) is None:
+        return False
+    return key.isascii() or len(key.encode()) <= MAX_KEY_BYTES
+
+
+def check_key(key: str) -> None:
+    """Refuse an illegal key.
+
+    Raises:
+        PermanentError: `bad_key`; it is empty, absolute, too long, has an empty segment, `.` or `..` as a segment, or
+            a control character.
+    """
+    if not is_key(key):
+        raise PermanentError(
+            Reason.BAD_KEY,
+            f"key {key[:80]!r} is not a relative path of at most {MAX_KEY_BYTES} bytes without empty, '.' or '..' "
+            "segments and control characters",
+        )
+
+
+@dataclass(frozen=True)
+class Upload:
+    """An upload that was not completed.
+
+    Attributes:
+        key: The object that it would be; a directory store knows only its own name for it.
+        upload_id: Its name among the uploads of this key.
+        idle_seconds: Time since its last sign of life, by the store's clock.
+        num_bytes: What it holds so far.
+    """
+
+    key: str
+    upload_id: str
+    idle_seconds: float
+    num_bytes: int
+
+
+class Uploads(Protocol):
+    """The unfinished uploads of one bucket. Errors are those of `templar.store.base.ObjectStore`."""
+
+    def list(self) -> Iterator[Upload]:
+        """Every upload that is not completed.
+
+        Raises:
+            PermanentError: `access_denied`, `store_refused`; the key may not, or the server cannot, list them.
+        """
+        ...
+
+    def abort(self, upload: Upload) -> None:
+        """End an upload and free its room; nothing happens if it was completed or ended meanwhile."""
+        ...
+
+    def store_in_parts(self, key: str, data: bytes) -> None:
+        """Store an object as a multipart upload of one part; on failure nothing of it stays."""
+        ...
+
+    def close(self) -> None:
+        """Give connections back. It can be used again afterwards."""
         ...

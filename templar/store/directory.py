@@ -4,7 +4,13 @@ An object is written under a temporary name in a reserved folder of the bucket a
 so a reader sees it whole or not at all, from any process. Its modification time is the store's stamp.
 
 One limit that S3 does not have: a key cannot be both an object and the folder of other objects (`a` and `a/b`).
+
+Uploads that were begun and not completed: no listing shows them, and they cost room until somebody ends them.
+
+A writer that dies leaves one behind. Ages are measured by the clock of whoever keeps the bytes, against the last sign
+of life of the upload, so no other clock can make a running upload look abandoned.
 """
+
 # Paths are strings, system calls direct: the simulator makes hundreds per window, and a `Path` costs as much as a call.
 # ruff: noqa: PTH102, PTH103, PTH106, PTH108, PTH112, PTH116, PTH120
 
@@ -22,17 +28,25 @@ from pathlib import Path
 
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.store import files
-from templar.store.base import DeleteReport, ObjectInfo
-from templar.store.keys import check_key, is_key
+from templar.store.base import DeleteReport, ObjectInfo, Upload, check_key, is_key
+from templar.store.files import local_file
 
 INCOMING = ".incoming"
 """Folder of objects that are being written; no key may lie in it."""
+
+
 STALE_SECONDS = 86_400
 """What lies in `INCOMING` for longer belongs to a process that died."""
 
+
 _NANOSECONDS, _PLACE_ATTEMPTS = 10**9, 64
+
+
 _BAD_PLACE = frozenset({errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG})
+
+
 _DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+
 
 _process_token, _counter = secrets.token_hex(4), itertools.count()
 
@@ -298,3 +312,43 @@ def _is_reserved(key: str) -> bool:
 
 def _info(key: str, status: os.stat_result) -> ObjectInfo:
     return ObjectInfo(key=key, size=status.st_size, last_modified=status.st_mtime_ns // _NANOSECONDS)
+
+
+class DirectoryUploads:
+    """What writers of a directory store have not put in its place yet; it has no uploads in parts.
+
+    Args:
+        root: The bucket's directory.
+        clock: The machine's clock, against which the change times of files count.
+    """
+
+    def __init__(self, root: Path, *, clock: Callable[[], float] = time.time) -> None:
+        self._root = root
+        self._clock = clock
+
+    def list(self) -> Iterator[Upload]:
+        """Every file in the folder of objects that are being written."""
+        try:
+            entries = sorted(os.scandir(self._root / INCOMING), key=lambda entry: entry.name)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for entry in entries:
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:  # in its place since
+                continue
+            # Not its modification time, which the store sets to the object's stamp.
+            yield Upload(entry.name, entry.name, max(0.0, self._clock() - status.st_ctime), status.st_size)
+
+    def abort(self, upload: Upload) -> None:
+        """Delete the file."""
+        path = self._root / INCOMING / upload.upload_id
+        with local_file(path):
+            path.unlink(missing_ok=True)
+
+    def store_in_parts(self, key: str, data: bytes) -> None:
+        """Store an object; a directory knows no parts."""
+        DirectoryStore(self._root).put(key, data)
+
+    def close(self) -> None:
+        """Nothing stays open between calls."""

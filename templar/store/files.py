@@ -17,6 +17,7 @@ PASSING = frozenset(
 )
 """Failures of the operating system that may pass by themselves: a full disk, too many open files."""
 
+
 COPY_BYTES = 1 << 20
 """Memory that copying a file takes."""
 

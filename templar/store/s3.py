@@ -4,11 +4,15 @@ Only this module and `s3_client` know boto3.
 
 A server that cannot tell a forbidden write from a fault of its own (`rclone serve s3 --read-only` answers 500) shows up
 as `store_busy`: a real store answers 500 when it is in trouble, and then a retry is right.
+
+Multipart uploads of an S3 bucket that were never completed: listed, ended; and one made to see whether it may be.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,21 +20,18 @@ from urllib.parse import urlsplit
 
 from botocore.exceptions import ClientError
 
-from templar.errors import PermanentError, Reason, TransientError
-from templar.store import s3_answers as answers
-from templar.store import s3_put
-from templar.store.base import DeleteReport, ObjectInfo
-from templar.store.body import copy_into, joined, read_body
-from templar.store.deadline import interruptible
+from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.store import s3_protocol as answers
+from templar.store import s3_transfer
+from templar.store.base import DeleteReport, ObjectInfo, Upload, check_key, is_key
+from templar.store.deadline import interruptible, retrying
 from templar.store.files import local_file, replacing
-from templar.store.keys import check_key, is_key
-from templar.store.renewable import Renewable
-from templar.store.resumed import download
-from templar.store.retry import retrying
-from templar.store.s3_client import hang_up, make_client, our_errors
-from templar.store.s3_settings import S3Settings
+from templar.store.s3_client import Renewable, hang_up, make_client, our_errors
+from templar.store.s3_protocol import S3Settings
+from templar.store.s3_transfer import copy_into, download, joined, read_body
 
 T = TypeVar("T")
+
 
 DELETE_BATCH = 1000
 """Most keys that S3 takes in one DeleteObjects request."""
@@ -84,7 +85,7 @@ class S3Store:
     def put(self, key: str, data: bytes) -> None:
         """Store an object with a single request; replaces one that is there."""
         check_key(key)
-        self._call(key, lambda client: s3_put.put_object(client, self._bucket, key, data))
+        self._call(key, lambda client: s3_transfer.put_object(client, self._bucket, key, data))
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """Store an object unless the key is taken.
@@ -97,8 +98,8 @@ class S3Store:
 
         def put(client: Any) -> bool:
             try:
-                s3_put.put_object(client, self._bucket, key, data, **conditions)
-            except s3_put.DamagedUploadError:
+                s3_transfer.put_object(client, self._bucket, key, data, **conditions)
+            except s3_transfer.DamagedUploadError:
                 conditions.clear()  # what is there now is the own object, and damaged
                 raise
             except ClientError as error:
@@ -118,7 +119,7 @@ class S3Store:
         with local_file(path):
             data = path.read_bytes() if path.stat().st_size < self._settings.multipart_threshold_bytes else None
         if data is None:
-            s3_put.put_parts(partial(self._call, key), self._bucket, key, path, self._settings)
+            s3_transfer.put_parts(partial(self._call, key), self._bucket, key, path, self._settings)
         else:
             self.put(key, data)
 
@@ -296,3 +297,101 @@ class S3Store:
             return answers.undeleted(answer, keys, where=self._where(what), access_key_id=self._access_key_id)
 
         return self._call(what, delete)
+
+
+NO_BEGIN = datetime(2011, 1, 1, tzinfo=UTC)
+"""An upload that began before has no true begin: moto gives all of them the same one, of 2010."""
+
+
+class S3Uploads:
+    """The unfinished uploads of one bucket, seen with one key. Safe under threads; the first call makes the client.
+
+    Args:
+        bucket: Its name.
+        endpoint_url: `http(s)://host[:port]`.
+        access_key_id: Id of the key.
+        secret_access_key: Its secret.
+        settings: Timeouts and retries.
+    """
+
+    def __init__(
+        self,
+        bucket: str,
+        *,
+        endpoint_url: str,
+        access_key_id: str,
+        secret_access_key: str,
+        settings: S3Settings = S3Settings(),  # noqa: B008 - frozen
+    ) -> None:
+        self._bucket = bucket
+        self._access_key_id = access_key_id
+        make = partial(
+            make_client,
+            "s3",
+            endpoint_url=endpoint_url,
+            access_key_id=access_key_id,
+            secret_access_key=secret_access_key,
+            settings=settings,
+        )
+        self._client: Renewable[Any] = Renewable(make)
+
+    def list(self) -> Iterator[Upload]:
+        """Every upload that is not completed, across pages."""
+        with our_errors(f"bucket {self._bucket}: uploads", access_key_id=self._access_key_id):
+            client = self._client.get()
+            with suppress(client.exceptions.NoSuchUpload):  # what rclone says if there are none
+                for page in client.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket):
+                    now = _server_time(page)
+                    for entry in page.get("Uploads", ()):
+                        upload = self._look_at(client, entry, now)
+                        if upload is not None:
+                            yield upload
+
+    def abort(self, upload: Upload) -> None:
+        """End an upload; nothing happens if it is not there any more."""
+        with our_errors(f"bucket {self._bucket}: {upload.key}", access_key_id=self._access_key_id):
+            client = self._client.get()
+            with suppress(client.exceptions.NoSuchUpload):
+                client.abort_multipart_upload(Bucket=self._bucket, Key=upload.key, UploadId=upload.upload_id)
+
+    def store_in_parts(self, key: str, data: bytes) -> None:
+        """Store an object as a multipart upload of one part; on failure the upload is ended."""
+        with our_errors(f"bucket {self._bucket}: {key}", access_key_id=self._access_key_id):
+            client = self._client.get()
+            where = {"Bucket": self._bucket, "Key": key}
+            upload_id: str = client.create_multipart_upload(**where)["UploadId"]
+            try:
+                part = client.upload_part(**where, UploadId=upload_id, PartNumber=1, Body=data)
+                parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
+                client.complete_multipart_upload(**where, UploadId=upload_id, MultipartUpload=parts)
+            except BaseException:
+                with suppress(TemplarError):  # the first failure is the one to tell of
+                    self.abort(Upload(key, upload_id, 0.0, 0))
+                raise
+
+    def close(self) -> None:
+        """Give connections back. It can be used again afterwards."""
+        self._client.renew()
+
+    def _look_at(self, client: Any, entry: Mapping[str, Any], now: datetime) -> Upload | None:
+        """An upload with its parts; None if it was completed or ended meanwhile."""
+        key, upload_id, latest, num_bytes = entry["Key"], entry["UploadId"], entry["Initiated"], 0
+        pages = client.get_paginator("list_parts").paginate(Bucket=self._bucket, Key=key, UploadId=upload_id)
+        try:
+            for page in pages:
+                for part in page.get("Parts", ()):
+                    latest = max(latest, part["LastModified"])
+                    num_bytes += int(part["Size"])
+        except client.exceptions.NoSuchUpload:
+            return None
+        idle = 0.0 if latest < NO_BEGIN else max(0.0, (now - latest).total_seconds())
+        return Upload(key, upload_id, idle, num_bytes)
+
+
+def _server_time(answer: Mapping[str, Any]) -> datetime:
+    """When the server gave an answer, by its own clock."""
+    date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+    try:
+        return parsedate_to_datetime(str(date)).astimezone(UTC)
+    except ValueError:
+        raise TransientError(Reason.STORE_BUSY, "the answer to ListMultipartUploads has no Date") from None

@@ -1,14 +1,16 @@
 """boto3 clients with the house's settings, and what their errors mean.
 
 Every error leaves as one of ours, with a reason; a secret never leaves.
+
+One connection object for all threads: made at the first use, replaced by the first thread that finds it broken.
 """
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import boto3
 from botocore.awsrequest import AWSHTTPConnection, AWSHTTPConnectionPool, AWSHTTPSConnection, AWSHTTPSConnectionPool
@@ -18,11 +20,54 @@ from botocore.exceptions import ConnectionError as NoConnectionError
 from botocore.parsers import ResponseParserError
 
 from templar.errors import PermanentError, Reason, TransientError
-from templar.store import s3_answers as answers
+from templar.store import s3_protocol as answers
 from templar.store.deadline import LEAST_SECONDS, current
-from templar.store.s3_settings import S3Settings
+from templar.store.s3_protocol import S3Settings
+
+
+class Closable(Protocol):
+    """What can give its connections back."""
+
+    def close(self) -> None:
+        """Close idle connections; calls under way still come to their end."""
+        ...
+
+
+T = TypeVar("T", bound=Closable)
+
+
+class Renewable(Generic[T]):
+    """A client that can be renewed under the hands of many threads.
+
+    Args:
+        make: Makes a client.
+    """
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._current: T | None = None
+
+    def get(self) -> T:
+        """The client in use; a new one if there is none."""
+        with self._lock:
+            if self._current is None:
+                self._current = self._make()
+            return self._current
+
+    def renew(self, broken: T | None = None) -> None:
+        """Close the client in use, but only if it is `broken`, or whichever it is if that is not said."""
+        with self._lock:
+            current = self._current
+            if current is None or (broken is not None and broken is not current):
+                return
+            self._current = None
+        current.close()
+
 
 _session_lock = threading.Lock()
+
+
 _session: Any = None
 
 

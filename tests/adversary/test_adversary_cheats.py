@@ -13,19 +13,18 @@ from templar.adversary import cheats, copiers
 from templar.adversary.actors import ACTORS, IDLE
 from templar.adversary.cheats import training_steps
 from templar.adversary.copiers import SybilMiner, others_payloads, varied
-from templar.exchange.keys import Kind, window_key
+from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Manifest
-from templar.exchange.sealing import unseal
+from templar.exchange.signed import unseal
 from templar.gradient.aggregate import aggregate
-from templar.gradient.feedback import FeedbackRule, FeedbackState, compress
+from templar.gradient.codec.sections import unpack
+from templar.gradient.codec.wire import Header, Payload, decode, encode
+from templar.gradient.compress import FeedbackRule, FeedbackState, compress
 from templar.gradient.layout import Layout
-from templar.gradient.payload import Header, Payload
-from templar.gradient.sections import unpack
 from templar.gradient.similarity import similarity
-from templar.gradient.wire import decode, encode
 from templar.hparams import Gradient
-from templar.model.training import train_demo
 from templar.neuron.miner import Miner
+from templar.training.train import train_demo
 from tests.support.network import Network, tiny
 
 pytestmark = pytest.mark.slow

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from templar.adversary import sweeping
+from templar.adversary import observe
 from templar.adversary.__main__ import main
 from templar.adversary.catalogue import SCENARIOS
 from templar.adversary.gauntlet import Lineup, lineups, run_gauntlet, run_lineup
-from templar.adversary.judge import Cast, judge
-from templar.adversary.scenario import Expect, Scenario, Verdict
-from templar.exchange import cache, read
-from templar.exchange.keys import Kind, parse_current_key
+from templar.adversary.judge import Cast, Expect, Scenario, Verdict, judge
+from templar.exchange import payload_cache, signed
+from templar.exchange.object_keys import Kind, parse_current_key
 from templar.gradient import aggregate
-from templar.neuron.housekeeping import CleanupReport, Premises
+from templar.housekeeping.bucket_cleanup import CleanupReport
+from templar.housekeeping.maintenance import Premises
 from templar.neuron.miner import Miner
 from tests.support.network import tiny
 
@@ -124,12 +124,12 @@ def test_without_a_check_of_the_time_a_late_payload_is_found_out(monkeypatch: py
 
 
 def test_without_a_check_of_the_author_a_payload_in_anothers_name_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("templar.exchange.cache._check_author", lambda *arguments, **named: None)
+    monkeypatch.setattr("templar.exchange.payload_cache._check_author", lambda *arguments, **named: None)
     assert "the payload of attacker 6 is applied" in problems("other_uid")
 
 
 def test_without_signatures_a_forged_one_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("templar.exchange.sealing.verify", lambda *arguments: True)
+    monkeypatch.setattr("templar.exchange.signed.verify", lambda *arguments: True)
     assert "accepts attacker 6" in problems("manifest_forged_signature")
 
 
@@ -157,14 +157,14 @@ def test_zeros_that_dilute_are_found_out(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_reader_that_unpickles_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = cache.decode
+    real = payload_cache.decode
 
     def careless(data: bytes, layout: Any) -> Any:
         if data.startswith(b"cos\n"):
             pickle.loads(data)
         return real(data, layout)
 
-    monkeypatch.setattr(cache, "decode", careless)
+    monkeypatch.setattr(payload_cache, "decode", careless)
     assert "something of a peer's was run: nodes/pickle-6/somebody-ran" in problems("pickle")
 
 
@@ -175,7 +175,7 @@ def test_a_clean_up_of_what_is_needed_is_found_out(monkeypatch: pytest.MonkeyPat
         premises.buckets.own.delete(keys)
         return CleanupReport(0, (), ())
 
-    monkeypatch.setattr(sweeping, "clean_bucket", greedy)
+    monkeypatch.setattr(observe, "clean_bucket", greedy)
     assert "was deleted before its time" in problems("clean_up")
 
 
@@ -185,7 +185,7 @@ def test_a_node_that_dies_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def explode(self: Miner, window: int) -> None:
         raise ZeroDivisionError("for a test")
 
-    monkeypatch.setattr("templar.adversary.miners.IdleMiner.fetch_pages", explode)
+    monkeypatch.setattr("templar.adversary.cheats.IdleMiner.fetch_pages", explode)
     found = problems("late")
     assert "honest-3 crashed: ZeroDivisionError: for a test" in found
     assert "the payload of honest uid 3 is not applied" in found
@@ -193,13 +193,13 @@ def test_a_node_that_dies_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_log_that_a_peer_can_forge_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = read.unseal
+    real = signed.unseal
 
     def talkative(data: bytes, body_type: Any) -> Any:
         logging.getLogger("templar.test").warning("read %s", data.decode(errors="replace"))
         return real(data, body_type)
 
-    monkeypatch.setattr(read, "unseal", talkative)
+    monkeypatch.setattr(signed, "unseal", talkative)
     assert "a line of a log can forge others" in problems("manifest_raw_control_characters")
 
 

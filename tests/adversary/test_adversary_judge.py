@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from templar.adversary.judge import Cast, judge
-from templar.adversary.scenario import Expect, History, Scenario, Sighting, Verdict
+from templar.adversary.judge import Cast, Expect, History, Scenario, Sighting, Verdict, judge
 from templar.errors import Reason
 from templar.gradient.layout import Layout
-from templar.model.llama import parameter_shapes
+from templar.training.model import parameter_shapes
 from tests.gradient.gradient_cases import random_payload
 from tests.support.network import tiny
 

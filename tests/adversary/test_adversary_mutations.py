@@ -8,20 +8,19 @@ import pytest
 import torch
 
 from templar.adversary import hostile, mutations
-from templar.adversary.archives import TRAP, padded, pickle_bytes, zip_bomb
+from templar.adversary.hostile import TRAP, padded, pickle_bytes, zip_bomb
 from templar.adversary.mutations import MUTATIONS, PayloadMutation
 from templar.canonical import sha256_hex
-from templar.chain.keys import hotkey_from_seed
+from templar.chain.hotkey import hotkey_from_seed
 from templar.errors import Reason, RejectedError
-from templar.exchange.cache import PayloadCache
 from templar.exchange.objects import Manifest
-from templar.exchange.sealing import seal, unseal
-from templar.gradient.feedback import FeedbackRule, compress
+from templar.exchange.payload_cache import PayloadCache
+from templar.exchange.signed import seal, unseal
+from templar.gradient.codec.wire import Header, Payload, decode, encode
+from templar.gradient.compress import FeedbackRule, compress
 from templar.gradient.layout import Layout
-from templar.gradient.payload import Header, Payload
-from templar.gradient.wire import decode, encode
-from templar.model.llama import parameter_shapes
-from templar.neuron.private import PrivateState
+from templar.neuron.snapshot import PrivateState
+from templar.training.model import parameter_shapes
 from tests.support.network import tiny
 
 SIGNER = hotkey_from_seed(bytes(32))

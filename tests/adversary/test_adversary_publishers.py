@@ -5,15 +5,14 @@ from typing import Any
 
 import pytest
 
+from templar.adversary.actors import PUBLISHERS
 from templar.adversary.catalogue import SCENARIOS
 from templar.adversary.gauntlet import Lineup, run_lineup
-from templar.adversary.judge import Cast, judge
-from templar.adversary.publishers import PUBLISHERS
-from templar.adversary.scenario import History, Sighting, Verdict
+from templar.adversary.judge import Cast, History, Sighting, Verdict, judge
+from templar.audit.findings import Accusation, Finding, Suspect
 from templar.errors import Reason
-from templar.exchange.findings import Accusation, Finding, Suspect
 from templar.gradient.layout import Layout
-from templar.model.llama import parameter_shapes
+from templar.training.model import parameter_shapes
 from tests.support.network import tiny
 
 HPARAMS = tiny("simulation")
@@ -36,7 +35,7 @@ def test_every_kind_of_publisher_is_a_scenario_of_its_own() -> None:
 
 
 def test_without_an_audit_a_bad_publisher_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("templar.neuron.auditing.audit", lambda *arguments: ((), ()))
+    monkeypatch.setattr("templar.audit.roster_audit.audit", lambda *arguments: ((), ()))
     (verdict,) = run_lineup(Lineup((SCENARIOS["two_faced_publisher"],), 1, 4), HPARAMS, seed=1)
     assert verdict.roots_agree
     assert verdict.observed == {}

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from templar.adversary import stores
+from templar.adversary import faults
 from templar.adversary.chains import ChainView, ReorganisingChain, SkewedChain, StaleChain, UnreachableChain
-from templar.adversary.stores import StoreView
+from templar.adversary.faults import StoreView
 from templar.chain.clock import SimulatedClock
-from templar.chain.keys import hotkey_from_seed
+from templar.chain.hotkey import hotkey_from_seed
 from templar.chain.ledger import Ledger, create_ledger
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.store.base import ObjectStore
@@ -74,16 +74,16 @@ def calls(view: ObjectStore) -> list[Any]:
 @pytest.mark.parametrize(
     ("error", "kind", "reason"),
     [
-        (stores.FORBIDDEN, PermanentError, Reason.ACCESS_DENIED),
-        (stores.NO_SUCH_BUCKET, PermanentError, Reason.BUCKET_MISSING),
-        (stores.TOO_MANY_REQUESTS, TransientError, Reason.STORE_BUSY),
-        (stores.SERVER_ERROR, TransientError, Reason.STORE_BUSY),
+        (faults.FORBIDDEN, PermanentError, Reason.ACCESS_DENIED),
+        (faults.NO_SUCH_BUCKET, PermanentError, Reason.BUCKET_MISSING),
+        (faults.TOO_MANY_REQUESTS, TransientError, Reason.STORE_BUSY),
+        (faults.SERVER_ERROR, TransientError, Reason.STORE_BUSY),
     ],
 )
 def test_a_failing_store_fails_every_call_from_its_time_on(
     bucket: Bucket, error: TemplarError, kind: type[TemplarError], reason: Reason
 ) -> None:
-    view = stores.FailingStore(bucket.inner, error, clock=bucket.clock, since=START + 10)
+    view = faults.FailingStore(bucket.inner, error, clock=bucket.clock, since=START + 10)
     assert view.get("gradient-1", max_bytes=100) == BODY
     bucket.clock.sleep_until(START + 10)
     for call in calls(view):
@@ -93,7 +93,7 @@ def test_a_failing_store_fails_every_call_from_its_time_on(
 
 
 def test_a_flaky_store_answers_in_the_end(bucket: Bucket) -> None:
-    view = stores.FlakyStore(bucket.inner, failures=2)
+    view = faults.FlakyStore(bucket.inner, failures=2)
     for _ in range(2):
         with pytest.raises(TransientError, match="503"):
             view.head("gradient-1")
@@ -102,15 +102,15 @@ def test_a_flaky_store_answers_in_the_end(bucket: Bucket) -> None:
 
 def test_bodies_that_end_early(bucket: Bucket) -> None:
     with pytest.raises(PermanentError) as caught:
-        stores.TruncatingStore(bucket.inner).get("gradient-1", max_bytes=100)
+        faults.TruncatingStore(bucket.inner).get("gradient-1", max_bytes=100)
     assert caught.value.reason is Reason.OBJECT_TRUNCATED
-    assert stores.ShorteningStore(bucket.inner).get("gradient-1", max_bytes=100) == BODY[:5]
-    assert stores.ShorteningStore(bucket.inner).head("gradient-1") == bucket.inner.head("gradient-1")
+    assert faults.ShorteningStore(bucket.inner).get("gradient-1", max_bytes=100) == BODY[:5]
+    assert faults.ShorteningStore(bucket.inner).head("gradient-1") == bucket.inner.head("gradient-1")
 
 
 def test_wrong_bytes_have_the_right_length(bucket: Bucket) -> None:
     bucket.inner.put("manifest-1", BODY)
-    view = stores.CorruptingStore(bucket.inner)
+    view = faults.CorruptingStore(bucket.inner)
     shown = view.get("gradient-1", max_bytes=100)
     assert len(shown) == len(BODY)
     assert sum(one != other for one, other in zip(shown, BODY, strict=True)) == 1
@@ -118,7 +118,7 @@ def test_wrong_bytes_have_the_right_length(bucket: Bucket) -> None:
 
 
 def test_a_stale_store_shows_an_object_late(bucket: Bucket) -> None:
-    view = stores.StaleStore(bucket.inner, clock=bucket.clock, seconds=5)
+    view = faults.StaleStore(bucket.inner, clock=bucket.clock, seconds=5)
     assert view.head("gradient-1") is None
     assert list(view.list()) == []
     bucket.clock.sleep_until(START + 5)
@@ -127,7 +127,7 @@ def test_a_stale_store_shows_an_object_late(bucket: Bucket) -> None:
 
 
 def test_a_store_that_stamps_wrongly_does_so_everywhere(bucket: Bucket) -> None:
-    view, true = stores.RestampingStore(bucket.inner, -30), bucket.inner.head("gradient-1")
+    view, true = faults.RestampingStore(bucket.inner, -30), bucket.inner.head("gradient-1")
     shown = view.head("gradient-1")
     assert true is not None
     assert shown is not None
@@ -136,12 +136,12 @@ def test_a_store_that_stamps_wrongly_does_so_everywhere(bucket: Bucket) -> None:
 
 
 def test_a_slow_store_takes_its_time_and_may_give_no_answer(bucket: Bucket) -> None:
-    view = stores.SlowStore(bucket.inner, clock=bucket.clock, seconds=2.5)
+    view = faults.SlowStore(bucket.inner, clock=bucket.clock, seconds=2.5)
     assert view.get("gradient-1", max_bytes=100) == BODY
     assert bucket.clock.now() == START + 2.5
     gone = TransientError(Reason.STORE_UNREACHABLE, "no answer")
     with pytest.raises(TransientError, match="no answer"):
-        stores.SlowStore(bucket.inner, clock=bucket.clock, seconds=1, then=gone).head("gradient-1")
+        faults.SlowStore(bucket.inner, clock=bucket.clock, seconds=1, then=gone).head("gradient-1")
     assert bucket.clock.now() == START + 3.5
 
 

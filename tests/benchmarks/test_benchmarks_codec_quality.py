@@ -9,7 +9,7 @@ import pytest
 from benchmarks import codec_quality, pseudo_gradients
 from benchmarks.codec_quality import OURS, REFERENCE, Curve
 from benchmarks.pseudo_gradients import Setup, Text, chosen_coefficients, embedded_text, ours, train
-from templar.gradient.values import SignAndScale
+from templar.gradient.codec.values import SignAndScale
 from tests.support.threads import threads
 
 NAMES = {"ours", "reference", "two_levels"}

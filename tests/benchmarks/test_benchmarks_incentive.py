@@ -7,10 +7,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import incentive
-from templar.adversary.actors import ACTORS
-from templar.hparams import HParams
-from templar.simulate.bars import BARS, FAMILY_PAY, LOSS_TOLERANCE, Check, judge
-from templar.simulate.incentive import (
+from benchmarks.incentive_bars import BARS, FAMILY_PAY, LOSS_TOLERANCE, Check, judge
+from benchmarks.incentive_population import (
     KINDS,
     MAIN,
     IncentiveReport,
@@ -20,6 +18,8 @@ from templar.simulate.incentive import (
     incentive_hparams,
     populations,
 )
+from templar.adversary.actors import ACTORS
+from templar.hparams import HParams
 from tests.support.network import tiny
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks import loader, loader_local
-from templar.data.packing import pack_flat
+from templar.data.sampling import pack_flat
 
 
 @pytest.mark.slow

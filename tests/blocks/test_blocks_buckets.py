@@ -10,8 +10,8 @@ from blocks import BucketCredentials, Dataset, DatasetBucket, Neuron, NeuronBuck
 from blocks.buckets import BucketRequest, open_target
 from blocks.keyring import credentials_of
 from templar.errors import PermanentError, Reason
+from templar.store.directory import DirectoryUploads
 from templar.store.s3 import S3Store
-from templar.store.uploads import DirectoryUploads
 from tests.support.prefect_server import RunningPrefectServer
 
 ENVIRONMENT = {

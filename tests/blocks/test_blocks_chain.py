@@ -17,7 +17,7 @@ from blocks import (
     Wallet,
 )
 from templar.adversary.actors import ACTORS
-from templar.chain.keys import Hotkey, create_wallet, verify
+from templar.chain.hotkey import Hotkey, create_wallet, verify
 from templar.chain.ledger import create_ledger
 from templar.errors import PermanentError, Reason
 from templar.neuron.aggregator import Aggregator

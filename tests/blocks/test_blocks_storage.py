@@ -8,13 +8,13 @@ from pydantic import SecretStr, ValidationError
 
 from blocks import BucketCredentials, Dataset, DatasetBucket, NeuronBucket, StorageEndpoint
 from templar.data.assignment import Assignment
-from templar.data.build import upload_dataset
-from templar.data.pages import PageDataset
-from templar.data.sharded.writing import build_shards
-from templar.data.training import PagedTraining
+from templar.data.build.page_writer import upload_dataset
+from templar.data.dataset import PagedTraining
+from templar.data.pages.page_dataset import PageDataset
+from templar.data.shards.shard_writer import build_shards
+from templar.data.tokenizer import load_tokenizer
 from templar.errors import PermanentError, Reason
 from templar.hparams import load_hparams
-from templar.model.tokenizer import load_tokenizer
 from templar.store.address import BucketAddress
 from templar.store.directory import DirectoryStore
 from templar.store.s3 import S3Store

@@ -14,8 +14,8 @@ import pytest
 from templar.chain.base import Chain
 from templar.chain.bittensor import BittensorChain, open_wallet
 from templar.chain.clock import SimulatedClock
-from templar.chain.keys import create_wallet, hotkey_from_seed
-from templar.chain.refusals import ExtrinsicLimitedError, ExtrinsicRefusedError
+from templar.chain.extrinsics import ExtrinsicLimitedError, ExtrinsicRefusedError
+from templar.chain.hotkey import create_wallet, hotkey_from_seed
 from templar.chain.remote import CallLimits
 from templar.errors import PermanentError, Reason, TransientError
 from tests.support.substrate import SHAPES, MemorySubstrate, Neuron, Submission

@@ -14,7 +14,7 @@ from templar import interrupt
 from templar.chain.base import Chain
 from templar.chain.bittensor import BittensorChain
 from templar.chain.clock import SimulatedClock, SystemClock
-from templar.chain.keys import hotkey_from_seed
+from templar.chain.hotkey import hotkey_from_seed
 from templar.chain.ledger import Ledger, create_ledger
 from templar.errors import PermanentError, Reason, TransientError
 from tests.support.substrate import MemorySubstrate

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from templar.chain.bittensor import open_wallet
-from templar.chain.keys import create_wallet, hotkey_from_seed, load_hotkey, verify
+from templar.chain.hotkey import create_wallet, hotkey_from_seed, load_hotkey, verify
 from templar.errors import PermanentError, Reason
 
 SEED = bytes(range(32))

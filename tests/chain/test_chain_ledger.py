@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from templar.chain.base import Block
 from templar.chain.clock import SimulatedClock
-from templar.chain.keys import hotkey_from_seed
+from templar.chain.hotkey import hotkey_from_seed
 from templar.chain.ledger import Ledger, create_ledger
-from templar.chain.ledger_blocks import LedgerParameters
+from templar.chain.ledger_state import LedgerParameters
 from templar.errors import PermanentError, Reason, TransientError
 from tests.support.ledger_writer import commitment
 

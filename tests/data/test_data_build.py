@@ -7,12 +7,12 @@ import pytest
 import yaml
 
 from templar.canonical import file_sha256
-from templar.data.build import build_dataset, upload_dataset
-from templar.data.building.upload import upload_built
-from templar.data.copying import Outcome
+from templar.data.build.copying import Outcome
+from templar.data.build.page_writer import build_dataset, upload_dataset
+from templar.data.build.run import upload_built
 from templar.data.corpus import Document, collect_documents, split_rows
+from templar.data.tokenizer import load_tokenizer
 from templar.errors import PermanentError, Reason
-from templar.model.tokenizer import load_tokenizer
 from templar.store.directory import DirectoryStore
 from tests.support.datasets import numbered_documents, small_dataset
 from tests.support.memory_store import MemoryStore
@@ -203,7 +203,7 @@ def test_upload_again_writes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit", ["MAX_METADATA_BYTES", "MAX_SHARD_SIZES_BYTES"])
 def test_a_description_that_no_reader_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
-    monkeypatch.setattr(f"templar.data.build.{limit}", 100)
+    monkeypatch.setattr(f"templar.data.build.page_writer.{limit}", 100)
     documents = numbered_documents("alpha", num_documents=4, num_lines=10)
     with pytest.raises(PermanentError, match="at most") as caught:
         build_dataset(documents, tmp_path / "dataset", vocab_size=300)

@@ -15,19 +15,19 @@ import pytest
 
 from templar import interrupt
 from templar.canonical import canonical_json, file_sha256, sha256_hex
-from templar.data.build import upload_dataset
-from templar.data.building import units
-from templar.data.building.card import read_card
-from templar.data.building.plan import BuildRequest, BuildSettings, Layout
-from templar.data.building.run import LOCK_FILE, assemble, build, make_parts, prepare
-from templar.data.building.sources import TextSource
-from templar.data.building.units import find_groups, in_threads
+from templar.data.build import units
+from templar.data.build.card import read_card
+from templar.data.build.page_writer import upload_dataset
+from templar.data.build.plan import BuildRequest, BuildSettings, Layout
+from templar.data.build.run import LOCK_FILE, assemble, build, make_parts, prepare
+from templar.data.build.sources import TextSource
+from templar.data.build.units import find_groups, in_threads
 from templar.data.corpus import Document
-from templar.data.pages import PageDataset
-from templar.data.sharded import blocked_writer
-from templar.data.sharded.writing import build_shards
+from templar.data.pages.page_dataset import PageDataset
+from templar.data.shards import shard_writer
+from templar.data.shards.shard_writer import build_shards
+from templar.data.tokenizer import load_tokenizer, train_embedded_tokenizer
 from templar.errors import PermanentError, Reason
-from templar.model.tokenizer import load_tokenizer, train_embedded_tokenizer
 from tests.support.datasets import numbered_documents
 from tests.support.memory_store import MemoryStore
 
@@ -124,7 +124,7 @@ class TestTheSameBytes:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from templar.data.building.run import build
+from templar.data.build.run import build
 from tests.data.test_data_building import Layout, request
 
 left = int(sys.argv[4])
@@ -334,8 +334,8 @@ class TestRefused:
     def test_more_than_readers_take(
         self, source_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: Layout
     ) -> None:
-        monkeypatch.setattr(blocked_writer, "MAX_INDEX_BYTES", 300)
-        monkeypatch.setattr("templar.data.build.MAX_SHARD_SIZES_BYTES", 500)
+        monkeypatch.setattr(shard_writer, "MAX_INDEX_BYTES", 300)
+        monkeypatch.setattr("templar.data.build.page_writer.MAX_SHARD_SIZES_BYTES", 500)
         wanted = request(source_folder, tmp_path / "built", layout)
         with pytest.raises(PermanentError, match=r"raise shard_rows|raise samples_per_shard") as caught:
             build(wanted)

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from templar.data.building import rows
-from templar.data.building.sources import TextSource, find_inputs, read_texts, source_from_text
+from templar.data.build import sources
+from templar.data.build.sources import TextSource, find_inputs, read_texts, source_from_text
 from templar.errors import PermanentError, Reason
 
 ROWS = ["first", "zweite Zeile ü", "", "third\r\nline"]
@@ -252,5 +252,5 @@ class TestRefused:
         table = pa.table({"text": [str(number) for number in range(1000)]})
         with (tmp_path / "x.arrow").open("wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
             writer.write_table(table)
-        assert max(len(batch) for batch in rows._arrow(tmp_path / "x.arrow", "text")) == rows.BATCH_ROWS
+        assert max(len(batch) for batch in sources._arrow(tmp_path / "x.arrow", "text")) == sources.BATCH_ROWS
         assert [text for _, text in documents(TextSource("x", tmp_path))] == [str(number) for number in range(1000)]

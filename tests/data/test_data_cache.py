@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from templar.data.cache import BoundedCache
+from templar.data.pages.parquet import BoundedCache
 
 
 def test_a_value_is_loaded_once() -> None:

@@ -9,15 +9,15 @@ from uuid import uuid4
 import pytest
 
 from deployments.s3_endpoint import create_bucket_with_keys
-from templar.data import copying, originals
-from templar.data.building.card import CARD_FILE, README_FILE
-from templar.data.copying import Check, CopyReport, Outcome, copy_dataset
-from templar.data.metadata import METADATA_FILE, SHARD_SIZES_FILE
-from templar.data.originals import Originals
-from templar.data.pages import PageDataset
+from templar.data.build import copying, originals
+from templar.data.build.card import CARD_FILE, README_FILE
+from templar.data.build.copying import Check, CopyReport, Outcome, copy_dataset
+from templar.data.build.originals import Originals
+from templar.data.pages.metadata import METADATA_FILE, SHARD_SIZES_FILE
+from templar.data.pages.page_dataset import PageDataset
+from templar.data.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.interrupt import StoppedError, clear_stop, request_stop
-from templar.model.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from templar.store.base import DeleteReport, ObjectInfo, ObjectStore
 from templar.store.directory import DirectoryStore
 from templar.store.s3 import S3Store

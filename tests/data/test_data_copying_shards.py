@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from templar.data.build import upload_dataset
-from templar.data.copying import Check, CopyReport, Outcome, copy_dataset
-from templar.data.originals import Originals
-from templar.data.sharded.dataset import ShardedDataset
-from templar.data.sharded.manifest import INDEX_FILE, ShardManifest
-from templar.data.sharded.writing import build_shards
+from templar.data.build.copying import Check, CopyReport, Outcome, copy_dataset
+from templar.data.build.originals import Originals
+from templar.data.build.page_writer import upload_dataset
+from templar.data.shards.manifest import INDEX_FILE, ShardManifest
+from templar.data.shards.shard_dataset import ShardedDataset
+from templar.data.shards.shard_writer import build_shards
 from templar.errors import PermanentError, Reason
 from templar.store.base import ObjectStore
 from tests.support.datasets import PREFIX, numbered_documents

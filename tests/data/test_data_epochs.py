@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from templar.data.epochs import LEAD, Epochs, ShardEpoch, advanced, epoch_of, first_epochs
+from templar.data.assignment import LEAD, Epochs, ShardEpoch, advanced, epoch_of, first_epochs
 from templar.errors import PermanentError, Reason, TransientError
 
 START = 100

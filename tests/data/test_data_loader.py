@@ -19,10 +19,9 @@ from torch.utils.data import DataLoader
 from templar.data.assignment import Assignment
 from templar.data.loader import WindowBatches, WindowStream, sample_order
 from templar.data.permutation import Permutation
-from templar.data.sharded.dataset import ShardedDataset
-from templar.data.sharded.manifest import INDEX_FILE, ShardIndex
-from templar.data.sharded.shard import Shard
-from templar.data.sharded.writing import write_split
+from templar.data.shards.manifest import INDEX_FILE, ShardIndex
+from templar.data.shards.shard_dataset import Shard, ShardedDataset
+from templar.data.shards.shard_writer import write_split
 from templar.errors import Reason, TransientError
 from templar.store.directory import DirectoryStore
 from tests.support.marks import some_quick

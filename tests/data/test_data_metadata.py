@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from templar.data.metadata import Shard, parse_metadata, parse_shard_sizes, sizes_key
+from templar.data.pages.metadata import Shard, parse_metadata, parse_shard_sizes, sizes_key
 from templar.errors import PermanentError, Reason
 
 METADATA = b"""

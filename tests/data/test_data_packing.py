@@ -5,7 +5,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from templar.data.packing import pack, pack_arrow, pack_flat
+from templar.data.sampling import pack, pack_arrow, pack_flat
 
 EOS = 2
 DOCUMENTS = st.lists(st.lists(st.integers(0, 4) | st.just(EOS), max_size=12), max_size=12)

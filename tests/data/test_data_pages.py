@@ -11,12 +11,12 @@ import pytest
 
 from templar import interrupt
 from templar.data import replicas
-from templar.data.build import build_dataset, upload_dataset
+from templar.data.build.page_writer import build_dataset, upload_dataset
 from templar.data.corpus import Document
-from templar.data.pages import Page, PageDataset
-from templar.data.parquet import RangeFile
+from templar.data.pages.page_dataset import Page, PageDataset
+from templar.data.pages.parquet import RangeFile
+from templar.data.tokenizer import load_tokenizer
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
-from templar.model.tokenizer import load_tokenizer
 from templar.store.directory import DirectoryStore
 from tests.support.datasets import PREFIX, small_dataset
 from tests.support.memory_store import MemoryStore, Read

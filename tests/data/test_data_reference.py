@@ -11,10 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from templar.data.metadata import Shard
-from templar.data.packing import pack
-from templar.data.parquet import ParquetShards
-from templar.data.reference import (
+from benchmarks.reference.data_rules import (
     miner_samples,
     pack_samples,
     pool_digest,
@@ -23,7 +20,10 @@ from templar.data.reference import (
     select_pages,
     window_seed,
 )
+from templar.data.pages.metadata import Shard
+from templar.data.pages.parquet import ParquetShards
 from templar.data.replicas import Replicas
+from templar.data.sampling import pack
 from tests.support.memory_store import MemoryStore
 
 EOS = 2

@@ -7,8 +7,15 @@ from dataclasses import astuple
 import pytest
 
 from templar import interrupt
-from templar.data.health import LONGEST_REST_SECONDS, REST_SECONDS, EndpointReport
-from templar.data.replicas import PAUSE_SECONDS, RETRY_SECONDS, ROUNDS, Replicas
+from templar.data.replicas import (
+    LONGEST_REST_SECONDS,
+    PAUSE_SECONDS,
+    REST_SECONDS,
+    RETRY_SECONDS,
+    ROUNDS,
+    EndpointReport,
+    Replicas,
+)
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.interrupt import StoppedError
 from templar.store.base import ObjectStore

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from templar.data import replicas
-from templar.data.epochs import ShardEpoch, advanced, epoch_of, first_epochs
-from templar.data.rotation import LOCK_FILE, RotationReport, Wanted, is_whole, rotate, wanted_shards
-from templar.data.sharded.blocks import Transfer
-from templar.data.sharded.dataset import ShardedDataset
+from templar.data.assignment import ShardEpoch, advanced, epoch_of, first_epochs
+from templar.data.shards.block_file import Transfer
+from templar.data.shards.rotation import LOCK_FILE, RotationReport, Wanted, is_whole, rotate, wanted_shards
+from templar.data.shards.shard_dataset import ShardedDataset
 from templar.errors import PermanentError, Reason, TransientError
 from tests.support.memory_store import MemoryStore, Read
 from tests.support.shards import PREFIX, Shards, flipped, on_disk, write_shards

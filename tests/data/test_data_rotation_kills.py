@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from deployments.s3_endpoint import AccessKey
-from templar.data.rotation import Wanted, is_whole, rotate
-from templar.data.sharded.dataset import ShardedDataset
+from templar.data.shards.rotation import Wanted, is_whole, rotate
+from templar.data.shards.shard_dataset import ShardedDataset
 from templar.store.directory import DirectoryStore
 from tests.support.rotating import BUCKET, READ, start
 from tests.support.servers import Server, random_key, start_rclone

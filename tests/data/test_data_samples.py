@@ -5,13 +5,12 @@ import pytest
 from numpy.typing import NDArray
 
 from templar.data.assignment import Assignment, Epoch, SlotPlan, assign
-from templar.data.build import build_dataset, upload_dataset
+from templar.data.build.page_writer import build_dataset, upload_dataset
 from templar.data.corpus import collect_documents
-from templar.data.packing import pack
-from templar.data.pages import PageDataset
-from templar.data.samples import held_out_sequences, page_sequences, unigram_entropy
+from templar.data.pages.page_dataset import PageDataset
+from templar.data.sampling import held_out_sequences, pack, page_sequences, unigram_entropy
+from templar.data.tokenizer import Tokenizer, load_tokenizer
 from templar.errors import PermanentError, Reason
-from templar.model.tokenizer import Tokenizer, load_tokenizer
 from tests.support.datasets import PREFIX
 from tests.support.memory_store import MemoryStore
 

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from templar import interrupt
-from templar.data.sharded.blocks import BlockFile, Transfer
-from templar.data.sharded.local import names_of, partial_of
-from templar.data.sharded.manifest import BlockedFile
+from templar.data.shards.block_file import BlockFile, Transfer, names_of, partial_of
+from templar.data.shards.manifest import BlockedFile
 from templar.errors import PermanentError, Reason, TransientError
 from templar.interrupt import StoppedError
 from tests.support.shards import block_hashes, flipped, on_disk

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from templar.canonical import sha256_hex
 from templar.data import replicas
-from templar.data.sharded.blocks import Transfer
-from templar.data.sharded.dataset import OPEN_SHARDS, ShardedDataset
-from templar.data.sharded.manifest import INDEX_FILE
+from templar.data.shards.block_file import Transfer
+from templar.data.shards.manifest import INDEX_FILE
+from templar.data.shards.shard_dataset import OPEN_SHARDS, ShardedDataset
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.store.directory import DirectoryStore
 from tests.support.memory_store import MemoryStore, Read

@@ -14,13 +14,13 @@ import pytest
 
 from deployments.s3_endpoint import AccessKey
 from templar.data import replicas
-from templar.data.rotation import Wanted, rotate
-from templar.data.sharded.blocks import Transfer
-from templar.data.sharded.dataset import ShardedDataset
-from templar.data.sharded.manifest import INDEX_FILE
+from templar.data.shards.block_file import Transfer
+from templar.data.shards.manifest import INDEX_FILE
+from templar.data.shards.rotation import Wanted, rotate
+from templar.data.shards.shard_dataset import ShardedDataset
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.store.s3 import S3Store
-from templar.store.s3_settings import S3Settings
+from templar.store.s3_protocol import S3Settings
 from tests.support.faulty_endpoint import Fault, FaultyEndpoint, faulty_endpoint
 from tests.support.servers import Server, random_key, start_rclone
 from tests.support.shards import PREFIX, Shards, on_disk, write_shards

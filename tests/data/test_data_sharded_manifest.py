@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from templar.data.sharded.manifest import (
+from templar.data.shards.manifest import (
     INDEX_FILE,
     MOST_BLOCKS,
     SMALLEST_BLOCK_BYTES,

@@ -11,15 +11,20 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from templar.canonical import sha256_hex
-from templar.data.build import build_dataset, upload_dataset
+from templar.data.build.page_writer import build_dataset, upload_dataset
 from templar.data.corpus import Document
-from templar.data.packing import pack
-from templar.data.sharded.blocked_writer import HEADER_BYTES, ShardLayout, npy_header
-from templar.data.sharded.manifest import BlockedFile, parse_index, parse_manifest, sample_ids
-from templar.data.sharded.tokens import BATCH_TOKENS, encode, packed, token_type
-from templar.data.sharded.writing import ShardWriter, build_shards, write_split
+from templar.data.sampling import pack
+from templar.data.shards.manifest import BlockedFile, parse_index, parse_manifest, sample_ids
+from templar.data.shards.shard_writer import (
+    HEADER_BYTES,
+    ShardLayout,
+    ShardWriter,
+    build_shards,
+    npy_header,
+    write_split,
+)
+from templar.data.tokenizer import BATCH_TOKENS, encode, load_tokenizer, packed, token_type, train_embedded_tokenizer
 from templar.errors import PermanentError, Reason
-from templar.model.tokenizer import load_tokenizer, train_embedded_tokenizer
 from tests.support.datasets import numbered_documents
 from tests.support.memory_store import MemoryStore
 
@@ -114,7 +119,7 @@ def test_every_byte_is_in_a_hashed_block(
 
 
 def manifest_of(root: Path, number: int, entries: Any, length: int) -> Any:
-    from templar.data.sharded.manifest import ShardIndex
+    from templar.data.shards.manifest import ShardIndex
 
     index = ShardIndex(
         version=1, dtype="uint16", sequence_length=length, tokenizer="0" * 64, splits={"train": tuple(entries)}

@@ -9,7 +9,7 @@ import pytest
 
 from deployments import build_dataset as command
 from deployments.resumable import GO_ON
-from templar.data.building.plan import Layout
+from templar.data.build.plan import Layout
 from templar.errors import Reason, TransientError
 from tests.support.datasets import numbered_documents
 

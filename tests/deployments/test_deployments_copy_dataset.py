@@ -10,8 +10,8 @@ import pytest
 from deployments import copy_dataset as command
 from deployments.resumable import GO_ON
 from deployments.s3_endpoint import BucketKeys, create_bucket_with_keys
-from templar.data.metadata import METADATA_FILE
-from templar.data.pages import PageDataset
+from templar.data.pages.metadata import METADATA_FILE
+from templar.data.pages.page_dataset import PageDataset
 from templar.errors import Reason, TransientError
 from templar.store.s3 import S3Store
 from tests.support.datasets import PREFIX, small_dataset

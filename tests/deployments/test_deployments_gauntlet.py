@@ -27,15 +27,14 @@ from deployments.processes import ProcessIdentity
 from deployments.s3_endpoint import AccessKey
 from tasks.gauntlet_order import JUDGEMENTS, SUBSET, Judgement, Order
 from templar.adversary.catalogue import SCENARIOS
-from templar.adversary.judge import Cast
-from templar.adversary.scenario import Expect, History, Verdict
+from templar.adversary.judge import Cast, Expect, History, Verdict
 from templar.errors import PermanentError, Reason, TransientError
 from templar.gradient.layout import Layout
 from templar.hparams import load_hparams
-from templar.model.llama import parameter_shapes
 from templar.store.s3 import S3Store
-from templar.store.s3_settings import S3Settings
-from templar.windows import WindowTimes
+from templar.store.s3_protocol import S3Settings
+from templar.timeline import WindowTimes
+from templar.training.model import parameter_shapes
 from tests.support.operator import wait_until
 from tests.support.scripted_server import Reply, scripted_server
 from tests.support.servers import REPOSITORY

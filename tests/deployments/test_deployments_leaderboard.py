@@ -12,9 +12,9 @@ from rich.console import Console
 from deployments import leaderboard as command
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason
+from templar.housekeeping.published_scores import LeftOut, Published
 from templar.hparams import load_hparams
-from templar.neuron.leaderboard import LeftOut, Published
-from templar.scoring import drawing
+from templar.scoring import leaderboard as leaderboard_module
 from templar.scoring.evidence import Evidence
 from templar.scoring.leaderboard import leaderboard
 from tests.support.facts import absent, revealed
@@ -120,7 +120,7 @@ def test_what_is_missing_is_said_before_the_table(run: list[Evidence]) -> None:
 def test_a_plot_that_cannot_be_drawn_leaves_no_file(
     run: list[Evidence], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drawing, "find_spec", lambda _: None)
+    monkeypatch.setattr(leaderboard_module, "find_spec", lambda _: None)
     with pytest.raises(PermanentError, match="matplotlib is not installed"):
         command.save(leaderboard(run), csv=None, plot=tmp_path / "curves.svg")
     assert list(tmp_path.iterdir()) == []

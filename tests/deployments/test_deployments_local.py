@@ -22,13 +22,13 @@ from deployments.local.summary import summarise
 from deployments.local.view import NetworkView, WindowRow, as_table
 from deployments.process_record import ProcessRecord
 from deployments.processes import Child, ProcessIdentity, free_port, require_free_port, start_child
+from templar.agreement.genesis import find_birth
 from templar.chain.base import Metagraph
 from templar.chain.ledger import Ledger
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.buckets import Buckets
-from templar.exchange.genesis import find_birth
-from templar.neuron.drive import mine
 from templar.neuron.miner import Miner
+from templar.window import mine
 from tests.support.operator import wait_until
 from tests.support.prepared import PreparedNetwork, write_hparams
 from tests.support.servers import REPOSITORY

@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 
 from deployments import preview as command
-from templar.data.training import PageOrigin
+from templar.data.dataset import PageOrigin
 from templar.errors import PermanentError, Reason
-from templar.neuron.preview import Preview
+from templar.neuron.workload import Preview
 
 PAGES = (PageOrigin(7, "books", 96, 32, 4567), PageOrigin(3, "[red]code", 0, 32, 89))
 FOUND = Preview(12, 4, 216, "ab" * 32, PAGES, 20, ("first [bold]text", "second\x1b[2J\n\tline\u00a0and"))

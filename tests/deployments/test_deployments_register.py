@@ -12,7 +12,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from blocks import Neuron
 from deployments import register
 from deployments.s3_endpoint import create_bucket_with_keys
-from templar.chain.keys import create_wallet
+from templar.chain.hotkey import create_wallet
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
 from tests.support.servers import moto_endpoint

@@ -15,7 +15,7 @@ from deployments.s3_endpoint import AccessKey, EndpointAdmin, create_bucket_with
 from templar.errors import PermanentError, Reason
 from templar.store.address import BucketAddress, decode_address, encode_address
 from templar.store.s3 import S3Store
-from templar.store.s3_settings import S3Settings
+from templar.store.s3_protocol import S3Settings
 from tests.support.servers import REPOSITORY, MotoEndpoint, moto_endpoint
 
 SETTINGS = S3Settings(max_attempts=1)

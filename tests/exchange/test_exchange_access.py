@@ -10,16 +10,14 @@ import pytest
 from deployments import s3_endpoint
 from deployments.s3_endpoint import AccessKey
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
-from templar.exchange.access import AccessReport, Credential, Right, check_access
-from templar.exchange.keys import parse_key
-from templar.exchange.temporary import PROBE_PREFIX
+from templar.exchange.object_keys import parse_key
+from templar.housekeeping.access import AccessReport, Credential, Right, check_access
+from templar.housekeeping.bucket_cleanup import PROBE_PREFIX
 from templar.interrupt import StoppedError
 from templar.store.base import DeleteReport
-from templar.store.directory import DirectoryStore
-from templar.store.s3 import S3Store
-from templar.store.s3_settings import S3Settings
-from templar.store.s3_uploads import S3Uploads
-from templar.store.uploads import DirectoryUploads
+from templar.store.directory import DirectoryStore, DirectoryUploads
+from templar.store.s3 import S3Store, S3Uploads
+from templar.store.s3_protocol import S3Settings
 from tests.support.servers import MotoEndpoint, RcloneEndpoints
 
 READ = ("s3:GetObject", "s3:ListBucket")

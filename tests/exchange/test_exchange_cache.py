@@ -6,9 +6,9 @@ import pytest
 
 from templar.canonical import sha256_hex
 from templar.errors import PermanentError, Reason, RejectedError
-from templar.exchange import cache as cache_module
-from templar.exchange.cache import PayloadCache, _Memory
-from templar.gradient.wire import decode
+from templar.exchange import payload_cache as cache_module
+from templar.exchange.payload_cache import PayloadCache, _Memory
+from templar.gradient.codec.wire import decode
 from tests.support.subnet import LAYOUT, member, payload_bytes
 
 WINDOW = 10

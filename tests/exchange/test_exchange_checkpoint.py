@@ -5,24 +5,24 @@ from typing import Any
 
 import pytest
 
-from templar.canonical import sha256_hex
-from templar.chain.clock import SimulatedClock
-from templar.errors import PermanentError, Reason, RejectedError, TransientError
-from templar.exchange.checkpoint import (
+from templar.agreement.checkpoint import (
     MANIFEST_FILE,
     OTHER_FILES_BYTES,
-    StateMark,
     fetch_checkpoint,
     list_checkpoints,
     publish_checkpoint,
 )
-from templar.exchange.keys import Kind, ObjectKey, checkpoint_key
+from templar.agreement.state import StateMark
+from templar.canonical import sha256_hex
+from templar.chain.clock import SimulatedClock
+from templar.errors import PermanentError, Reason, RejectedError, TransientError
+from templar.exchange.object_keys import Kind, ObjectKey, checkpoint_key
 from templar.exchange.objects import CheckpointManifest
 from templar.exchange.publish import COMPARE_BYTES
-from templar.exchange.sealing import Network
+from templar.exchange.signed import Network
 from templar.hparams import load_hparams
 from templar.interrupt import StoppedError
-from templar.model.llama import parameter_shapes
+from templar.training.model import parameter_shapes
 from tests.support.scripted_store import failing
 from tests.support.subnet import GENESIS, NETUID, NETWORK, ROOT, Bucket, fields_of, member, signed_anyhow
 

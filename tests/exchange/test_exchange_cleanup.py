@@ -11,20 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from templar import PROTOCOL_VERSION
+from templar.agreement.checkpoint import MANIFEST_FILE
+from templar.agreement.retention import Retention, survey
 from templar.errors import PermanentError, Reason
-from templar.exchange.checkpoint import MANIFEST_FILE
-from templar.exchange.cleanup import (
-    BATCH,
-    CLOCK_MARGIN_SECONDS,
-    LISTED_FAILURES,
-    Criterion,
-    Guard,
-    Mode,
-    execute,
-    kind_and_version,
-    plan,
-)
-from templar.exchange.keys import (
+from templar.exchange.object_keys import (
     START_WINDOW_KEY,
     Kind,
     ObjectKey,
@@ -36,8 +26,18 @@ from templar.exchange.keys import (
     peers_key,
     window_key,
 )
-from templar.exchange.retention import Retention, survey
-from templar.exchange.temporary import plan_temporary
+from templar.housekeeping.bucket_cleanup import (
+    BATCH,
+    CLOCK_MARGIN_SECONDS,
+    LISTED_FAILURES,
+    Criterion,
+    Guard,
+    Mode,
+    execute,
+    kind_and_version,
+    plan,
+    plan_temporary,
+)
 from templar.hparams import load_hparams
 from templar.interrupt import StoppedError, clear_stop, request_stop
 from templar.store.base import DeleteReport, ObjectInfo

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from templar.chain.ledger import Ledger
 from templar.errors import PermanentError, Reason
 from templar.exchange.context import Exchange
-from templar.windows import WindowTimes
+from templar.timeline import WindowTimes
 from tests.support.subnet import BIRTHDAY, GENESIS, NETUID, NETWORK, RULES, Subnet, member
 
 BLOCKS = RULES.blocks_per_window

@@ -5,8 +5,8 @@ import pytest
 
 from templar import interrupt
 from templar.errors import Reason
-from templar.exchange import crew as crew_module
-from templar.exchange.crew import MOST, Crew
+from templar.exchange import gather as crew_module
+from templar.exchange.gather import MOST, Crew
 from templar.interrupt import StoppedError
 from templar.store.deadline import check_deadline, current
 

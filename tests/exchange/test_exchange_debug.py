@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from templar.agreement.retention import Retention, survey
+from templar.agreement.sync_proof import MINER_START, START, debug_values, publish_debug, read_debug
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
-from templar.exchange.debug import MINER_START, START, debug_values, publish_debug, read_debug
-from templar.exchange.keys import Kind, parse_current_key, window_key
+from templar.exchange.object_keys import Kind, parse_current_key, window_key
 from templar.exchange.objects import MAX_DEBUG_PARAMETERS, MAX_FLOAT32, Debug, Proof
 from templar.exchange.publish import Outcome
-from templar.exchange.retention import Retention, survey
-from templar.exchange.sealing import Sealed, seal, unseal
+from templar.exchange.signed import Sealed, seal, unseal
 from templar.hparams import load_hparams
-from templar.model.llama import parameter_shapes
 from templar.neuron.aggregator import Aggregator
 from templar.neuron.miner import Miner
 from templar.neuron.validator import Validator
+from templar.training.model import parameter_shapes
 from tests.support.memory import folder
 from tests.support.network import Network
 from tests.support.scripted_store import failing

@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from templar import PROTOCOL_VERSION
+from templar.agreement.decisions import Majority, decided_roster, majority, publish_decision, read_decision
 from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError
-from templar.exchange.decisions import Majority, decided_roster, majority, publish_decision, read_decision
-from templar.exchange.keys import Kind, aggregate_key, window_key
+from templar.exchange.object_keys import Kind, aggregate_key, window_key
 from templar.exchange.objects import Decision, Roster
 from templar.exchange.publish import Outcome
-from templar.exchange.sealing import seal
+from templar.exchange.signed import seal
 from templar.interrupt import StoppedError
 from tests.support.scripted_store import ScriptedStore, failing
 from tests.support.subnet import BIRTHDAY, GENESIS, NETUID, RULES, Subnet, signed_anyhow

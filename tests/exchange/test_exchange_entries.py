@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
+from templar.agreement.roster import check_entries, commit_in, entry_of, manifest_in
 from templar.errors import Reason, RejectedError
-from templar.exchange.entries import check_entries, commit_in, entry_of, manifest_in
 from templar.exchange.objects import Roster, RosterEntry
 from templar.exchange.reveal import RevealRules
-from templar.exchange.sealing import check_signature, seal
-from templar.windows import WindowTimes
+from templar.exchange.signed import check_signature, seal
+from templar.timeline import WindowTimes
 from tests.support.subnet import (
     ASSIGNMENT,
     GENESIS,

@@ -9,12 +9,12 @@ from templar import interrupt
 from templar.canonical import sha256_hex
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
-from templar.exchange.cache import PayloadCache
 from templar.exchange.gather import Gatherer, GatherReport, PeerOutcome, Tier
-from templar.exchange.keys import Kind, window_key
+from templar.exchange.object_keys import Kind, window_key
+from templar.exchange.payload_cache import PayloadCache
 from templar.exchange.reveal import RevealRules
 from templar.interrupt import StoppedError
-from templar.windows import WindowTimes
+from templar.timeline import WindowTimes
 from tests.support.scripted_store import failing
 from tests.support.subnet import ASSIGNMENT, LAYOUT, NETWORK, Bucket, Member, Subnet, payload_bytes
 

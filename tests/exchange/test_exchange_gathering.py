@@ -18,23 +18,21 @@ from deployments.s3_endpoint import AccessKey
 from templar.chain.base import Clock
 from templar.chain.clock import SystemClock
 from templar.errors import Reason, TransientError
-from templar.exchange import cache as cache_module
-from templar.exchange import crew as crew_module
+from templar.exchange import gather as crew_module
 from templar.exchange import gather as gather_module
-from templar.exchange.cache import PayloadCache
-from templar.exchange.gather import Gatherer, GatherReport, Tier
-from templar.exchange.gathering import REQUESTS
-from templar.exchange.keys import Kind, window_key
+from templar.exchange import payload_cache as cache_module
+from templar.exchange.gather import REQUESTS, Gatherer, GatherReport, Tier
+from templar.exchange.object_keys import Kind, window_key
+from templar.exchange.payload_cache import PayloadCache
 from templar.exchange.reveal import RevealRules
-from templar.exchange.sealing import seal
-from templar.gradient.feedback import FeedbackRule, FeedbackState, compress
+from templar.exchange.signed import seal
+from templar.gradient.codec.wire import Header, Payload, encode
+from templar.gradient.compress import FeedbackRule, FeedbackState, compress
 from templar.gradient.layout import Layout
-from templar.gradient.payload import Header, Payload
-from templar.gradient.wire import encode
 from templar.hparams import Gradient
 from templar.store.base import ObjectStore
 from templar.store.directory import DirectoryStore
-from templar.store.s3_settings import S3Settings
+from templar.store.s3_protocol import S3Settings
 from tests.store.conftest import s3_store
 from tests.support.scripted_server import Reply, Request, s3_error, scripted_server
 from tests.support.subnet import (

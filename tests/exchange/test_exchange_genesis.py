@@ -6,18 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from templar.agreement.checkpoint import MANIFEST_FILE, publish_checkpoint
+from templar.agreement.genesis import NO_GENESIS, Birth, find_birth, load_genesis, publish_genesis
+from templar.agreement.state import genesis_root, parameters_digest
+from templar.data.tokenizer import Tokenizer, load_tokenizer, train_embedded_tokenizer
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
-from templar.exchange.checkpoint import MANIFEST_FILE, publish_checkpoint
-from templar.exchange.genesis import NO_GENESIS, Birth, find_birth, load_genesis, publish_genesis
-from templar.exchange.keys import START_WINDOW_KEY, Kind, checkpoint_key
+from templar.exchange.object_keys import START_WINDOW_KEY, Kind, checkpoint_key
 from templar.exchange.objects import StartWindow
-from templar.exchange.sealing import seal, unseal
+from templar.exchange.signed import seal, unseal
 from templar.hparams import HParams
 from templar.interrupt import StoppedError
-from templar.model.checkpoint import CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE, write_model
-from templar.model.llama import genesis_parameters
-from templar.model.root import genesis_root, parameters_digest
-from templar.model.tokenizer import Tokenizer, load_tokenizer, train_embedded_tokenizer
+from templar.training.model import CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE, genesis_parameters, write_model
 from tests.support.scripted_store import ScriptedStore, failing
 from tests.support.subnet import NETUID, Member, Subnet, fields_of, signed_anyhow
 

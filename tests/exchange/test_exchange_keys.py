@@ -3,7 +3,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from templar import PROTOCOL_VERSION
-from templar.exchange.keys import (
+from templar.exchange.object_keys import (
     START_WINDOW_KEY,
     Kind,
     ObjectKey,
@@ -15,7 +15,7 @@ from templar.exchange.keys import (
     peers_key,
     window_key,
 )
-from templar.store.keys import is_key
+from templar.store.base import is_key
 
 ALPHANUMERIC = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 LEASES = (Kind.LEASE, Kind.HEARTBEAT)

@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 from deployments.s3_endpoint import AccessKey, create_bucket_with_keys
 from templar.chain.clock import SimulatedClock, SystemClock
 from templar.errors import PermanentError, Reason, TransientError
-from templar.exchange.holders import Claimant
-from templar.exchange.keys import Kind, lease_key, parse_key, window_key
-from templar.exchange.lease import LOOKS, NeuronLease, Terms
+from templar.exchange.lease import LOOKS, Claimant, NeuronLease, Terms
+from templar.exchange.object_keys import Kind, lease_key, parse_key, window_key
 from templar.exchange.objects import Heartbeat, Lease
-from templar.exchange.sealing import seal, unseal
+from templar.exchange.signed import seal, unseal
 from templar.hparams import load_hparams
 from templar.store.base import ObjectStore
 from templar.store.s3 import S3Store
-from templar.store.s3_settings import S3Settings
+from templar.store.s3_protocol import S3Settings
 from tests.support.expired import expired_objects
 from tests.support.memory_store import MemoryStore
 from tests.support.scripted_store import ScriptedStore, failing, once

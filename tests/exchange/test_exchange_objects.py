@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from templar.errors import Reason, RejectedError
-from templar.exchange.keys import Kind
+from templar.exchange.object_keys import Kind
 from templar.exchange.objects import (
     MAX_DEBUG_PARAMETERS,
     CheckpointManifest,
@@ -18,7 +18,7 @@ from templar.exchange.objects import (
     RosterEntry,
     StartWindow,
 )
-from templar.exchange.sealing import Body, seal, unseal
+from templar.exchange.signed import Body, seal, unseal
 from templar.hparams import MAX_PEERS
 from tests.support.subnet import GENESIS, NETUID, fields_of, member, signed_anyhow
 

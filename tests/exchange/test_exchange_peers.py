@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from templar.canonical import keyed_seed
 from templar.errors import PermanentError, Reason, TransientError
-from templar.exchange.keys import Kind, ObjectKey, peers_key
+from templar.exchange.object_keys import Kind, ObjectKey, peers_key
 from templar.exchange.objects import PeerList
 from templar.exchange.peers import STALE_AFTER_UPDATES, PeerBook, Selection, publish_peers, select_peers
 from templar.exchange.publish import Outcome
-from templar.exchange.sealing import seal
+from templar.exchange.signed import seal
 from templar.hparams import Peers
 from templar.interrupt import StoppedError
 from tests.support.scripted_store import failing

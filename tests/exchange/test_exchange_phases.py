@@ -12,18 +12,18 @@ import pytest
 from templar.canonical import sha256_hex
 from templar.chain.clock import SimulatedClock, SystemClock
 from templar.errors import PermanentError, Reason, RejectedError
-from templar.exchange.cache import PayloadCache
-from templar.exchange.keys import Kind, window_key
+from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Commit, Manifest
+from templar.exchange.payload_cache import PayloadCache
 from templar.exchange.reveal import Contribution, RevealRules, fetch_reveal, publish_commit, publish_reveal
-from templar.exchange.sealing import seal
-from templar.gradient.wire import decode, encode
+from templar.exchange.signed import seal
+from templar.gradient.codec.wire import decode, encode
 from templar.neuron.miner import Miner
 from templar.store.base import ObjectStore
 from templar.store.directory import DirectoryStore
 from templar.store.s3 import S3Store
-from templar.store.s3_settings import S3Settings
-from templar.windows import WindowTimes
+from templar.store.s3_protocol import S3Settings
+from templar.timeline import WindowTimes
 from tests.support.memory import folder
 from tests.support.network import Network, tiny
 from tests.support.servers import rclone_endpoints

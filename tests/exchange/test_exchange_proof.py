@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from templar.agreement.sync_proof import NUM_SLICES, SLICE_ELEMENTS, publish_proof, read_proof, state_proof
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
-from templar.exchange.keys import Kind, window_key
-from templar.exchange.proof import NUM_SLICES, SLICE_ELEMENTS, publish_proof, read_proof, state_proof
+from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.publish import Outcome
 from tests.support.scripted_store import failing
 from tests.support.subnet import ROOT, Subnet

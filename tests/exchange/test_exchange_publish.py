@@ -5,7 +5,7 @@ import pytest
 
 from templar.chain.clock import SimulatedClock
 from templar.errors import PermanentError, Reason, TransientError
-from templar.exchange.keys import Kind, window_key
+from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Decision
 from templar.exchange.publish import (
     COMPARE_BYTES,
@@ -17,7 +17,7 @@ from templar.exchange.publish import (
     publish_file,
     publish_in_time,
 )
-from templar.exchange.sealing import seal, unseal
+from templar.exchange.signed import seal, unseal
 from templar.store.directory import DirectoryStore
 from tests.support.memory_store import MemoryStore
 from tests.support.scripted_store import ScriptedStore, failing, once

@@ -4,10 +4,9 @@ from functools import partial
 import pytest
 
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
-from templar.exchange.keys import Kind, window_key
+from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Decision
-from templar.exchange.read import Found, read_signed
-from templar.exchange.sealing import Network, Sealed, seal
+from templar.exchange.signed import Found, Network, Sealed, read_signed, seal
 from templar.store.base import ObjectInfo
 from tests.support.scripted_store import failing, once
 from tests.support.subnet import GENESIS, NETUID, NETWORK, Bucket, member

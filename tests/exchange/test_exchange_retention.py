@@ -6,8 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from templar import PROTOCOL_VERSION
-from templar.exchange.checkpoint import MANIFEST_FILE
-from templar.exchange.keys import START_WINDOW_KEY, Kind, ObjectKey, checkpoint_key, parse_key, peers_key, window_key
+from templar.agreement.checkpoint import MANIFEST_FILE
+from templar.exchange.object_keys import (
+    START_WINDOW_KEY,
+    Kind,
+    ObjectKey,
+    checkpoint_key,
+    parse_key,
+    peers_key,
+    window_key,
+)
 from templar.hparams import Storage, load_hparams
 from templar.store.base import ObjectInfo
 from tests.support.expired import expired_objects

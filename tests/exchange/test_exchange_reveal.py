@@ -7,14 +7,14 @@ import pytest
 from templar.canonical import sha256_hex
 from templar.chain.clock import SimulatedClock
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
-from templar.exchange.cache import PayloadCache
-from templar.exchange.keys import Kind, window_key
+from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Commit, Manifest
+from templar.exchange.payload_cache import PayloadCache
 from templar.exchange.reveal import Contribution, RevealRules, fetch_reveal, publish_commit, publish_reveal
-from templar.exchange.sealing import Sealed, seal
+from templar.exchange.signed import Sealed, seal
 from templar.gradient.layout import Layout
 from templar.hparams import Gradient
-from templar.windows import WindowTimes
+from templar.timeline import WindowTimes
 from tests.support.scripted_store import failing, once
 from tests.support.subnet import (
     ASSIGNMENT,

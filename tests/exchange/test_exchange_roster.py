@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from templar.agreement.roster import draft_roster, fetch_payloads, fetch_roster, publish_roster
 from templar.canonical import sha256_hex
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
-from templar.exchange.cache import PayloadCache
 from templar.exchange.context import Exchange
-from templar.exchange.keys import Kind, aggregate_key, window_key
+from templar.exchange.object_keys import Kind, aggregate_key, window_key
 from templar.exchange.objects import Roster
+from templar.exchange.payload_cache import PayloadCache
 from templar.exchange.reveal import Contribution
-from templar.exchange.roster import draft_roster, fetch_payloads, fetch_roster, publish_roster
-from templar.exchange.sealing import seal, unseal
-from templar.windows import WindowTimes
+from templar.exchange.signed import seal, unseal
+from templar.timeline import WindowTimes
 from tests.support.scripted_store import ScriptedStore, failing
 from tests.support.subnet import LAYOUT, Member, Subnet, contribution_of, fields_of, manifest_of, payload_bytes
 

@@ -9,9 +9,9 @@ from pydantic import Field
 from templar import PROTOCOL_VERSION
 from templar.canonical import canonical_json
 from templar.errors import Reason, RejectedError
-from templar.exchange.keys import Kind
+from templar.exchange.object_keys import Kind
 from templar.exchange.objects import Commit, Decision, Roster
-from templar.exchange.sealing import Network, WindowBody, check_author, check_window, seal, unseal
+from templar.exchange.signed import Network, WindowBody, check_author, check_window, seal, unseal
 from tests.support.subnet import GENESIS, NETUID, NETWORK, fields_of, member, signed_anyhow
 
 ALICE, BOB = member(5), member(6)

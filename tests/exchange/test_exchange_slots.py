@@ -5,17 +5,17 @@ from pathlib import Path
 import pytest
 
 from templar.adversary.chains import SkewedChain
+from templar.agreement.roster import draft_roster, publish_roster
+from templar.agreement.slots import DecidedRoster, PassedOver, await_roster
 from templar.canonical import sha256_hex
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
-from templar.exchange.cache import PayloadCache
-from templar.exchange.keys import Kind, aggregate_key, window_key
+from templar.exchange.object_keys import Kind, aggregate_key, window_key
 from templar.exchange.objects import Roster
-from templar.exchange.roster import draft_roster, publish_roster
-from templar.exchange.sealing import check_signature, seal
-from templar.exchange.slots import DecidedRoster, PassedOver, await_roster
+from templar.exchange.payload_cache import PayloadCache
+from templar.exchange.signed import check_signature, seal
 from templar.interrupt import StoppedError
 from templar.store.base import ObjectStore
-from templar.windows import WindowTimes
+from templar.timeline import WindowTimes
 from tests.support.scripted_store import ScriptedStore, failing, once
 from tests.support.subnet import (
     LAYOUT,

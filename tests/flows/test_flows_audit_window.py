@@ -9,9 +9,9 @@ from prefect.client.schemas.objects import State
 
 from flows.audit_window import audit_window
 from tasks.audit_evidence import audit_evidence
+from templar.audit import evidence_audit
+from templar.audit.hindsight import Hindsight
 from templar.errors import Reason, TransientError
-from templar.neuron import evidence_audit
-from templar.neuron.hindsight import Hindsight
 from tests.support.audited import VALIDATOR, evidence_of, publish, run_alone
 from tests.support.gauntlet_runs import artifacts
 from tests.support.prefect_server import RunningPrefectServer

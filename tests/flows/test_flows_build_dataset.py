@@ -10,10 +10,10 @@ from prefect.exceptions import ParameterTypeError
 
 from flows.build_dataset import build_dataset
 from tasks.build_dataset import artifact_key
-from templar.data.building.plan import BuildRequest, BuildSettings, Layout
-from templar.data.building.run import find_built
-from templar.data.building.sources import TextSource
-from templar.data.sharded.manifest import parse_index
+from templar.data.build.plan import BuildRequest, BuildSettings, Layout
+from templar.data.build.run import find_built
+from templar.data.build.sources import TextSource
+from templar.data.shards.manifest import parse_index
 from tests.support.datasets import numbered_documents
 from tests.support.flow_network import task_runs
 from tests.support.prefect_server import RunningPrefectServer

@@ -20,8 +20,8 @@ from flows.local_cleanup import local_cleanup
 from flows.temporary_cleanup import temporary_cleanup
 from flows.validate_storage_access import validate_storage_access
 from templar.errors import Reason, TransientError
-from templar.exchange import cleanup
-from templar.exchange.keys import START_WINDOW_KEY
+from templar.exchange.object_keys import START_WINDOW_KEY
+from templar.housekeeping import bucket_cleanup
 from templar.store.base import DeleteReport
 from templar.store.directory import INCOMING, DirectoryStore
 from tests.support.prefect_server import RunningPrefectServer
@@ -141,7 +141,7 @@ class TestPurge:
         from tasks.purge_bucket import purge_bucket
 
         monkeypatch.setattr(purge_bucket, "retry_delay_seconds", 0)  # the policy's, tested elsewhere
-        monkeypatch.setattr(cleanup, "BATCH", 1)
+        monkeypatch.setattr(bucket_cleanup, "BATCH", 1)
         real, asked = DirectoryStore.delete, list[str]()
 
         def fails_once(self: DirectoryStore, keys: Iterable[str]) -> DeleteReport:

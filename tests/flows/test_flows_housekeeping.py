@@ -22,13 +22,13 @@ from flows.miner_window import miner_window
 from flows.shard_rotation import shard_rotation
 from tasks.host import release
 from templar import PROTOCOL_VERSION
+from templar.agreement.checkpoint import fetch_checkpoint, list_checkpoints
+from templar.agreement.genesis import find_birth
 from templar.chain.ledger import Ledger
 from templar.data import replicas
-from templar.data.rotation import LOCK_FILE
+from templar.data.shards.rotation import LOCK_FILE
 from templar.exchange.buckets import Buckets
-from templar.exchange.checkpoint import fetch_checkpoint, list_checkpoints
-from templar.exchange.genesis import find_birth
-from templar.exchange.keys import START_WINDOW_KEY, Kind, parse_current_key, window_key
+from templar.exchange.object_keys import START_WINDOW_KEY, Kind, parse_current_key, window_key
 from templar.store.directory import DirectoryStore
 from tests.support.faulty_endpoint import Fault, faulty_endpoint
 from tests.support.flow_network import run_id, task_runs

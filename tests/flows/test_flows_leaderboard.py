@@ -8,8 +8,8 @@ import pytest
 from prefect.client.schemas.objects import Artifact, State
 
 from flows.leaderboard import leaderboard
-from templar.exchange.keys import Kind, window_key
-from templar.scoring import drawing
+from templar.exchange.object_keys import Kind, window_key
+from templar.scoring import leaderboard as leaderboard_module
 from templar.scoring.evidence import Evidence
 from templar.scoring.leaderboard import leaderboard as leaderboard_of
 from templar.store.directory import DirectoryStore
@@ -97,7 +97,7 @@ def test_without_matplotlib_there_is_the_table(
     published: tuple[int, list[Evidence]], prefect_api: RunningPrefectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del published
-    monkeypatch.setattr(drawing, "find_spec", lambda _: None)
+    monkeypatch.setattr(leaderboard_module, "find_spec", lambda _: None)
     state = run()
     assert state.is_completed()
     assert "; no plot: [bad_environment] matplotlib is not installed" in str(state.message)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from templar.neuron.metrics import FILE_NAME
+from templar.housekeeping.metrics import FILE_NAME
 from tests.support.flow_network import run_windows
 from tests.support.network import Network, tiny
 from tests.support.prefect_server import RunningPrefectServer

@@ -10,7 +10,7 @@ import pytest
 from prefect.client.schemas.objects import State
 
 from templar.adversary.chains import ChainView
-from templar.chain.refusals import ExtrinsicRefusedError
+from templar.chain.extrinsics import ExtrinsicRefusedError
 from templar.errors import Reason
 from templar.neuron.journal import Status
 from tests.support.flow_network import run_window, task_runs

@@ -10,7 +10,7 @@ import pytest
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, ArtifactFilterKey
 from prefect.client.schemas.objects import State
 
-from templar.adversary.publishers import SilentPublisher
+from templar.adversary.actors import SilentPublisher
 from templar.errors import PermanentError, Reason, TransientError
 from templar.neuron.aggregator import RosterNode
 from templar.neuron.node import Node

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from templar.gradient import Recipe
-from templar.gradient.chunks import from_chunks
-from templar.gradient.feedback import FeedbackRule, FeedbackState, compress
+from templar.gradient.codec.rice import pack_bits
+from templar.gradient.codec.sections import pack
+from templar.gradient.codec.values import CODES, MAX_STEP, Coefficients, SignAndScale
+from templar.gradient.codec.wire import Header, Payload
+from templar.gradient.compress import FeedbackRule, FeedbackState, compress
+from templar.gradient.dct import from_chunks
 from templar.gradient.layout import Layout, TensorLayout
-from templar.gradient.payload import Header, Payload
-from templar.gradient.rice import pack_bits
-from templar.gradient.sections import pack
-from templar.gradient.values import CODES, MAX_STEP, Coefficients, SignAndScale
 from templar.hparams import Gradient
 
 HOTKEY = "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY"

@@ -28,18 +28,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from templar.gradient import Recipe
-from templar.gradient.aggregate import (
-    UNIT_NORM,
-    aggregate,
-    median_norms,
-    peer_norms,
-    single_update,
-)
+from templar.gradient.aggregate import UNIT_NORM, aggregate, median_norms, outer_step, peer_norms, single_update
+from templar.gradient.codec.sections import unpack
+from templar.gradient.codec.values import MAX_STEP, QUANTUM, STEP_QUANTA, STEP_VALUES
+from templar.gradient.codec.wire import Payload
 from templar.gradient.layout import Layout
-from templar.gradient.outer import outer_step
-from templar.gradient.payload import Payload
-from templar.gradient.sections import unpack
-from templar.gradient.values import MAX_STEP, QUANTUM, STEP_QUANTA, STEP_VALUES
 from templar.hparams import MAX_PEERS
 from tests.support.threads import threads
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from templar.errors import RejectedError
+from templar.gradient.codec.sections import pack, read_section, unpack
+from templar.gradient.codec.values import Coefficients
 from templar.gradient.layout import Layout, TensorLayout
-from templar.gradient.sections import pack, read_section, unpack
-from templar.gradient.values import Coefficients
 
 
 @given(layouts, seeds, st.data())

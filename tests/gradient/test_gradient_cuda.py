@@ -6,10 +6,9 @@ from gradient_cases import RECIPES, header_of, random_payload, random_update, se
 
 from templar.gradient import Recipe
 from templar.gradient.aggregate import aggregate
-from templar.gradient.feedback import FeedbackRule, FeedbackState, compress
+from templar.gradient.codec.wire import Payload, encode
+from templar.gradient.compress import FeedbackRule, FeedbackState, compress
 from templar.gradient.layout import Layout
-from templar.gradient.payload import Payload
-from templar.gradient.wire import encode
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 SHAPES = {"matrix": (192, 320), "odd": (65, 39), "vector": (640,), "prime": (97,), "zero": ()}

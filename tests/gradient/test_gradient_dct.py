@@ -9,9 +9,9 @@ from gradient_cases import few, gradients, layout_of, random_update, seeds
 from hypothesis import given
 
 from templar.gradient import dct
-from templar.gradient.chunks import to_chunks
-from templar.gradient.topk import top_k
-from templar.gradient.values import SignAndScale
+from templar.gradient.codec.values import SignAndScale
+from templar.gradient.compress import top_k
+from templar.gradient.dct import to_chunks
 from templar.hparams import Gradient
 from tests.support.threads import threads
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from templar.errors import PermanentError, Reason
 from templar.gradient import backend, dct
-from templar.gradient.chunks import to_chunks
-from templar.gradient.feedback import Compressed, FeedbackRule, FeedbackState, compress, compress_with
+from templar.gradient.codec.sections import pack
+from templar.gradient.codec.values import CODES, STEP_VALUES, Coefficients, SignAndScale
+from templar.gradient.compress import Compressed, FeedbackRule, FeedbackState, compress, compress_with
+from templar.gradient.dct import to_chunks
 from templar.gradient.layout import Layout
-from templar.gradient.sections import pack
-from templar.gradient.values import CODES, STEP_VALUES, Coefficients, SignAndScale
 
 SPARSELOCO = FeedbackRule("sparseloco", decay=0.95, learning_rate=0.7)
 ONCE = FeedbackRule("sparseloco", decay=0.95, learning_rate=1.0)

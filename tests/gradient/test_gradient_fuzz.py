@@ -17,9 +17,9 @@ from gradient_cases import RECIPES, any_payload, layout_of, random_payload, seal
 
 from templar.errors import Reason, RejectedError
 from templar.gradient import Recipe, backend
+from templar.gradient.codec.values import CODES, MAX_STEP
+from templar.gradient.codec.wire import decode, encode
 from templar.gradient.layout import CHECKSUM_BYTES, HEADER_BYTES, Layout
-from templar.gradient.values import CODES, MAX_STEP
-from templar.gradient.wire import decode, encode
 
 SHORT = {"block": (8, 8), "single": (5,), "whole": (6,)}
 """Chunks of 16 with 5 indices each; chunks of one element; chunks of 3, all of which are published."""

@@ -24,15 +24,13 @@ from torch import Tensor
 
 from templar.errors import PermanentError, Reason, RejectedError
 from templar.gradient import Recipe, backend, dct
-from templar.gradient.aggregate import aggregate, median_norms, single_update
-from templar.gradient.chunks import to_chunks
-from templar.gradient.feedback import Compressed, FeedbackRule, FeedbackState, compress
-from templar.gradient.kernels import combine, planes, publish
+from templar.gradient.aggregate import aggregate, median_norms, outer_step, single_update
+from templar.gradient.codec.values import Coefficients
+from templar.gradient.codec.wire import Payload, decode, encode
+from templar.gradient.compress import Compressed, FeedbackRule, FeedbackState, compress
+from templar.gradient.dct import to_chunks
+from templar.gradient.kernels import combine, error_feedback, planes
 from templar.gradient.layout import Layout
-from templar.gradient.outer import outer_step
-from templar.gradient.payload import Payload
-from templar.gradient.values import Coefficients
-from templar.gradient.wire import decode, encode
 from tests.support.threads import threads
 
 IMPLEMENTATIONS: tuple[backend.Backend, ...] = ("torch", "numba")
@@ -246,7 +244,12 @@ def test_kernels_do_the_work_of_large_models_on_the_cpu() -> None:
 
 def test_a_large_model_is_done_by_kernels_without_being_told(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[str] = []
-    for module, name in ((publish, "publish"), (combine, "combine"), (planes, "encode"), (planes, "indices_fit")):
+    for module, name in (
+        (error_feedback, "publish"),
+        (combine, "combine"),
+        (planes, "encode"),
+        (planes, "indices_fit"),
+    ):
         monkeypatch.setattr(module, name, spy(getattr(module, name), used))
     layout = Layout.of({"matrix": (1024, 1024)}, settings_of(64, 64), "sparseloco")
     by_itself = payload(layout, 4)

@@ -4,12 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from templar.gradient import dct
-from templar.gradient.chunks import from_chunks, to_chunks
-from templar.gradient.feedback import FeedbackRule, FeedbackState, compress_with
-from templar.gradient.layout import Layout, TensorLayout, split
-from templar.gradient.outer import outer_step
-from templar.gradient.reference import (
+from benchmarks.reference.wire import (
     RawCoding,
     StatisticalQuantiser,
     pack_12_bits,
@@ -17,7 +12,11 @@ from templar.gradient.reference import (
     unpack_12_bits,
     unpack_signs,
 )
-from templar.gradient.topk import top_k
+from templar.gradient import dct
+from templar.gradient.aggregate import outer_step
+from templar.gradient.compress import FeedbackRule, FeedbackState, compress_with, top_k
+from templar.gradient.dct import from_chunks, to_chunks
+from templar.gradient.layout import Layout, TensorLayout, split
 from templar.hparams import Gradient
 
 

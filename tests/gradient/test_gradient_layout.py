@@ -23,10 +23,10 @@ from gradient_cases import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from templar.gradient.chunks import from_chunks, to_chunks
+from templar.gradient.codec.sections import pack
+from templar.gradient.codec.wire import Payload
+from templar.gradient.dct import from_chunks, to_chunks
 from templar.gradient.layout import CHECKSUM_BYTES, HEADER_BYTES, Layout, TensorLayout, split
-from templar.gradient.payload import Payload
-from templar.gradient.sections import pack
 
 
 @given(st.integers(1, 300), st.integers(1, 64))

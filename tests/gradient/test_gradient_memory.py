@@ -10,9 +10,8 @@ from gradient_cases import any_payload, header_of, indices_at_the_end, layout_of
 from templar.errors import RejectedError
 from templar.gradient import backend
 from templar.gradient.backend import Backend
+from templar.gradient.codec.wire import Payload, decode, encode
 from templar.gradient.layout import HEADER_BYTES, Layout
-from templar.gradient.payload import Payload
-from templar.gradient.wire import decode, encode
 
 KINDS = ["honest", "any", "longest", "zeros", "ones", "mixed", "noise", "late"]
 WORKING_SET_BYTES = 1 << 19

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from templar.gradient.outer import outer_step
+from templar.gradient.aggregate import outer_step
 
 
 def test_outer_step_in_unfused_float32() -> None:

@@ -9,8 +9,8 @@ import pytest
 from gradient_cases import layout_of, settings_of
 
 from templar.gradient import backend
-from templar.gradient.kernels import combine, planes, publish
-from templar.gradient.prepare import prepare
+from templar.gradient.kernels import combine, error_feedback, planes
+from templar.gradient.precompile import prepare
 
 FOLDER = """
 import numba
@@ -20,7 +20,7 @@ print(numba.config.CACHE_DIR)
 
 
 def test_small_models_need_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("templar.gradient.prepare.compress", None)
+    monkeypatch.setattr("templar.gradient.precompile.compress", None)
     prepare(layout_of())
 
 
@@ -30,7 +30,13 @@ def test_large_models_compile_what_a_window_needs(recipe: str, levels: int, monk
     monkeypatch.setattr(backend, "MIN_ELEMENTS", 1)
     prepare(layout_of(gradient=settings_of(levels=levels, use_dct=recipe == "demo"), recipe=recipe))
     step = combine._combine if recipe == "sparseloco" else combine._means
-    for kernel in (publish._publish, publish._subtract_again, planes._encode, planes._largest_index, step):
+    for kernel in (
+        error_feedback._publish,
+        error_feedback._subtract_again,
+        planes._encode,
+        planes._largest_index,
+        step,
+    ):
         assert kernel.signatures
 
 

@@ -26,9 +26,9 @@ from torch import Tensor
 from templar.gradient import Recipe, backend
 from templar.gradient.aggregate import median_norms, single_update
 from templar.gradient.backend import Backend
-from templar.gradient.feedback import FeedbackRule, FeedbackState, compress
+from templar.gradient.codec.wire import Payload
+from templar.gradient.compress import FeedbackRule, FeedbackState, compress
 from templar.gradient.layout import Layout
-from templar.gradient.payload import Payload
 from templar.gradient.product import UpdateProducts
 from tests.support.threads import threads
 

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from templar.errors import Reason, RejectedError
-from templar.gradient.recorded import Comparison, RecordedTensor, compare, import_v0, import_v2
-from templar.gradient.reference import (
+from benchmarks.reference.recorded import Comparison, RecordedTensor, compare, import_v0, import_v2
+from benchmarks.reference.wire import (
     StatisticalQuantiser,
     aggregate_values,
     pack_12_bits,
@@ -22,6 +21,7 @@ from templar.gradient.reference import (
     scatter_mean,
     unpack_signs,
 )
+from templar.errors import Reason, RejectedError
 
 Rule = Literal["mean", "unit_norm", "median_clip"]
 MATRIX = (torch.arange(24.0) ** 2 / 10 - 3).reshape(4, 6)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from templar.gradient import rice
+from templar.gradient.codec import rice
 
 ROWS = st.integers(0, 70) | st.sampled_from([63, 64, 65, 128, 129, 150])  # blocks have 64 rows
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from templar.errors import Reason, RejectedError
+from templar.gradient.codec.sections import Section, pack, read_section, unpack
+from templar.gradient.codec.values import CODES, MAX_STEP, Coefficients
 from templar.gradient.layout import Layout, TensorLayout
-from templar.gradient.sections import Section, pack, read_section, unpack
-from templar.gradient.values import CODES, MAX_STEP, Coefficients
 
 ONE = tensor_of(3, 8, 3)  # b = 1
 TWO = tensor_of(3, 8, 3, levels=2)

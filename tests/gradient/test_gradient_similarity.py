@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from templar.gradient import backend
-from templar.gradient.feedback import FeedbackRule, FeedbackState, compress
+from templar.gradient.codec.sections import unpack
+from templar.gradient.codec.wire import Header, Payload
+from templar.gradient.compress import FeedbackRule, FeedbackState, compress
 from templar.gradient.layout import Layout
-from templar.gradient.payload import Header, Payload
-from templar.gradient.sections import unpack
 from templar.gradient.similarity import Similarity, similarity
 from tests.support.threads import threads
 

@@ -6,9 +6,9 @@ from gradient_cases import layouts, more, random_update, seeds
 from hypothesis import given
 from hypothesis import strategies as st
 
-from templar.gradient.chunks import to_chunks
+from templar.gradient.compress import top_k
+from templar.gradient.dct import to_chunks
 from templar.gradient.layout import Layout
-from templar.gradient.topk import top_k
 
 
 def by_sorting(chunk: list[float], k: int) -> list[int]:

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from templar.gradient.sections import pack
-from templar.gradient.topk import top_k
-from templar.gradient.values import (
+from templar.gradient.codec.sections import pack
+from templar.gradient.codec.values import (
     BOUNDARIES,
     CODES,
     MAX_STEP,
@@ -26,6 +25,7 @@ from templar.gradient.values import (
     SignAndScale,
     nearest_steps,
 )
+from templar.gradient.compress import top_k
 from templar.hparams import MAX_PEERS
 
 ONE, TWO = SignAndScale(1), SignAndScale(2)

@@ -26,11 +26,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from templar.errors import Reason, RejectedError
+from templar.gradient.codec.sections import pack, unpack
+from templar.gradient.codec.values import Coefficients
+from templar.gradient.codec.wire import VERSION, Payload, decode, encode
 from templar.gradient.layout import HEADER_BYTES, Layout
-from templar.gradient.payload import Payload
-from templar.gradient.sections import pack, unpack
-from templar.gradient.values import Coefficients
-from templar.gradient.wire import VERSION, decode, encode
 
 LAYOUT = layout_of()
 PAYLOAD = random_payload(LAYOUT, 5)

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from templar import interrupt
+from templar.agreement.state import parameters_digest
 from templar.hparams import load_hparams
-from templar.model.llama import bind_parameters, build_model, genesis_parameters, load_parameters, parameters_of
-from templar.model.loss import micro_batch_losses, sequence_losses
-from templar.model.root import parameters_digest
-from templar.model.threads import single_threaded
+from templar.training.loss import micro_batch_losses, sequence_losses, single_threaded
+from templar.training.model import bind_parameters, build_model, genesis_parameters, load_parameters, parameters_of
 
 HPARAMS = load_hparams("simulation")
 MODEL = HPARAMS.model

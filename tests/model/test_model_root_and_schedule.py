@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
+from templar.agreement.state import genesis_root, next_root, null_root, parameters_digest
 from templar.hparams import Schedule, load_hparams
-from templar.model.root import genesis_root, next_root, null_root, parameters_digest
-from templar.model.schedule import inner_learning_rate, outer_learning_rate, outer_weight_decay, schedule_factor
+from templar.training.schedule import inner_learning_rate, outer_learning_rate, outer_weight_decay, schedule_factor
 
 PARAMS = {"b": torch.tensor([[1.0, -2.0], [0.5, 3.25]]), "a": torch.tensor(7.0)}
 

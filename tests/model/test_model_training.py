@@ -9,9 +9,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from templar import interrupt
+from templar.agreement.state import parameters_digest
 from templar.errors import PermanentError, Reason
 from templar.hparams import HParams, load_hparams
-from templar.model.llama import (
+from templar.training.loss import sequence_losses, single_threaded, token_losses
+from templar.training.model import (
     build_model,
     genesis_parameters,
     load_parameters,
@@ -19,11 +21,8 @@ from templar.model.llama import (
     parameter_shapes,
     parameters_of,
 )
-from templar.model.loss import sequence_losses, token_losses
-from templar.model.root import parameters_digest
-from templar.model.schedule import inner_learning_rate
-from templar.model.threads import single_threaded
-from templar.model.training import OptimizerState, TrainResult, train_demo, train_sparseloco
+from templar.training.schedule import inner_learning_rate
+from templar.training.train import OptimizerState, TrainResult, train_demo, train_sparseloco
 
 HPARAMS = load_hparams("simulation", overrides={"training": {"batch_size": 4, "micro_batch_size": 2, "inner_steps": 3}})
 TRAINING = HPARAMS.training

@@ -11,14 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
+from templar.data.tokenizer import EOS_TOKEN, Tokenizer, check_fits, load_tokenizer, train_embedded_tokenizer
 from templar.errors import PermanentError, Reason
-from templar.model.tokenizer import (
-    EOS_TOKEN,
-    Tokenizer,
-    check_fits,
-    load_tokenizer,
-    train_embedded_tokenizer,
-)
 
 TEXTS = [
     "def read(path):\n    return path.read_text()\n" * 20,

@@ -18,7 +18,7 @@ import pytest
 from deployments.local.plan import DEFAULT_NEURON
 from deployments.processes import require_free_port
 from flows.miner_window import miner_window
-from templar.data.sharded.manifest import tokens_file
+from templar.data.shards.manifest import tokens_file
 from tests.support.live_network import LiveNetwork, logs_on_failure
 from tests.support.prefect_server import talking_to
 

@@ -6,20 +6,19 @@ from typing import Any
 
 import pytest
 
+from templar.agreement.decisions import majority, read_decision
+from templar.agreement.roster import RosterDraft, draft_roster, fetch_roster
+from templar.agreement.slots import Settlement
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.exchange.context import Exchange
-from templar.exchange.decisions import majority, read_decision
 from templar.exchange.gather import GatherReport
-from templar.exchange.keys import aggregate_key
+from templar.exchange.object_keys import aggregate_key
 from templar.exchange.objects import Roster
 from templar.exchange.peers import publish_peers
-from templar.exchange.roster import RosterDraft, draft_roster, fetch_roster
 from templar.neuron.aggregator import RosterNode
-from templar.neuron.drive import aggregate, mine
 from templar.neuron.journal import Status
 from templar.neuron.node import Node
-from templar.neuron.opening import Action, open_window
-from templar.neuron.settlement import Settlement
+from templar.window import Action, aggregate, mine, open_window
 from tests.support.network import Network, tiny
 
 

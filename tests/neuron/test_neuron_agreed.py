@@ -4,17 +4,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from templar.chain.keys import hotkey_from_seed
+from templar.agreement.state import (
+    AgreedState,
+    StateMark,
+    check_mark,
+    genesis_root,
+    next_root,
+    null_root,
+    parameters_digest,
+)
+from templar.chain.hotkey import hotkey_from_seed
 from templar.errors import PermanentError, Reason
-from templar.exchange.checkpoint import StateMark
 from templar.gradient.aggregate import aggregate
-from templar.gradient.feedback import FeedbackRule, FeedbackState, compress
+from templar.gradient.codec.wire import Header, Payload
+from templar.gradient.compress import FeedbackRule, FeedbackState, compress
 from templar.gradient.layout import Layout
-from templar.gradient.payload import Header, Payload
 from templar.hparams import Training, load_hparams
-from templar.model.root import genesis_root, next_root, null_root, parameters_digest
-from templar.model.schedule import outer_learning_rate
-from templar.neuron.agreed import AgreedState, check_mark
+from templar.training.schedule import outer_learning_rate
 from tests.support.snapshots import LAYOUT, SHAPES
 
 SPARSELOCO = load_hparams("simulation").training

@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from templar.adversary.publishers import PUBLISHERS, SilentPublisher
+from templar.adversary.actors import PUBLISHERS, SilentPublisher
+from templar.agreement.decisions import decided_roster
+from templar.agreement.slots import Settlement
+from templar.audit.findings import Accusation, Exhibit, Finding, Report, Suspect, is_proven, named_by, read_report
+from templar.audit.roster_audit import audit_window
 from templar.chain.base import NeuronInfo
 from templar.errors import Reason, TransientError
-from templar.exchange.decisions import decided_roster
-from templar.exchange.findings import Accusation, Exhibit, Finding, Report, Suspect, is_proven, named_by, read_report
 from templar.exchange.gather import GatherReport
-from templar.exchange.keys import Kind, window_key
+from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Roster
-from templar.exchange.sealing import Sealed, seal
+from templar.exchange.signed import Sealed, seal
 from templar.neuron.aggregator import Aggregator
-from templar.neuron.auditing import audit_window
 from templar.neuron.node import Node
-from templar.neuron.settlement import Settlement
 from templar.store.base import ObjectStore
 from tests.support.network import Network, tiny
 

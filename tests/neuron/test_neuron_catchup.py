@@ -7,25 +7,24 @@ from pathlib import Path
 import pytest
 import torch
 
+from templar.agreement.checkpoint import list_checkpoints, publish_checkpoint
+from templar.agreement.decisions import majority, publish_decision
+from templar.agreement.roster import fetch_roster
+from templar.agreement.slots import Settlement
+from templar.agreement.state import StateMark, next_root, null_root, parameters_digest
+from templar.agreement.sync_proof import state_proof
 from templar.errors import Reason, TransientError
-from templar.exchange.checkpoint import StateMark, list_checkpoints, publish_checkpoint
-from templar.exchange.decisions import majority, publish_decision
-from templar.exchange.keys import Kind, aggregate_key, window_key
+from templar.exchange.object_keys import Kind, aggregate_key, window_key
 from templar.exchange.objects import Decision, Proof
-from templar.exchange.proof import state_proof
-from templar.exchange.roster import fetch_roster
-from templar.exchange.sealing import seal
-from templar.model.checkpoint import write_model
-from templar.model.root import next_root, null_root, parameters_digest
+from templar.exchange.signed import seal
+from templar.housekeeping.maintenance import clean_bucket, publish_newest_checkpoint
 from templar.neuron.aggregator import RosterNode
 from templar.neuron.catchup import catch_up, leave_minority, replay, take_checkpoint
-from templar.neuron.drive import mine, validate
-from templar.neuron.housekeeping import clean_bucket, publish_newest_checkpoint
 from templar.neuron.journal import Applied
 from templar.neuron.miner import Miner
 from templar.neuron.node import Node
-from templar.neuron.opening import Action, open_window
-from templar.neuron.settlement import Settlement
+from templar.training.model import write_model
+from templar.window import Action, mine, open_window, validate
 from tests.support.network import Network, tiny
 
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
+from templar.audit.evidence_audit import Auditor, EvidenceAudit, Subject
 from templar.errors import PermanentError, Reason
-from templar.exchange.keys import Kind, window_key
-from templar.exchange.sealing import seal, unseal
-from templar.neuron.evidence_audit import Auditor, EvidenceAudit, Subject
-from templar.scoring.cards import FRESH, ScoreCard, Standing
+from templar.exchange.object_keys import Kind, window_key
+from templar.exchange.signed import seal, unseal
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import (
     Ban,
@@ -24,7 +23,7 @@ from templar.scoring.evidence import (
     WeightRecord,
     WindowFacts,
 )
-from templar.scoring.slashing import Event
+from templar.scoring.standing import FRESH, Event, ScoreCard, Standing
 from tests.support.marks import some_quick
 from tests.support.memory import folder
 from tests.support.network import Network, tiny

@@ -7,20 +7,19 @@ from typing import Any
 
 import pytest
 
-from templar.adversary.publishers import PUBLISHERS
+from templar.adversary.actors import PUBLISHERS
+from templar.audit.evidence_audit import Auditor, EvidenceAudit
+from templar.audit.evidence_check import MOMENTARY
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, TransientError
-from templar.exchange import cache
-from templar.exchange.audit import INVALID
-from templar.exchange.gather import GatherReport
-from templar.exchange.keys import Kind, window_key
-from templar.exchange.sealing import seal, unseal
+from templar.exchange import payload_cache
+from templar.exchange.gather import INVALID, GatherReport
+from templar.exchange.object_keys import Kind, window_key
+from templar.exchange.signed import seal, unseal
 from templar.neuron.aggregator import Aggregator
-from templar.neuron.evidence_audit import Auditor, EvidenceAudit
 from templar.neuron.node import Node
-from templar.neuron.reconciling import MOMENTARY
 from templar.neuron.validator import Validator
-from templar.scoring import verdicts
+from templar.scoring import slashing
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Evidence, MinerFacts
 from templar.store.address import BucketAddress, encode_address
@@ -110,7 +109,7 @@ def take_away(network: Network, uid: int, kind: Kind, window: int = LAST) -> Non
 
 
 def test_only_what_may_be_a_validators_own_fault_is_excused() -> None:
-    assert MOMENTARY.isdisjoint(verdicts._ABSENT | INVALID)
+    assert MOMENTARY.isdisjoint(slashing._ABSENT | INVALID)
 
 
 # Objects that changed since.
@@ -179,7 +178,7 @@ def test_an_earlier_payload_that_nobody_shows_any_more_is_a_note(
     assert compared
     for uid in unlisted:
         take_away(network, uid, Kind.GRADIENT, LAST - 1)
-    monkeypatch.setattr(cache, "_memory", cache._Memory(0))  # a stranger's process has never seen them
+    monkeypatch.setattr(payload_cache, "_memory", payload_cache._Memory(0))  # a stranger's process has never seen them
     _, evidence = parts(auditing(network))
     assert evidence.verified
     assert {note.partition(": ")[2] for note in evidence.notes} == {

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from templar.agreement.checkpoint import fetch_checkpoint, list_checkpoints
+from templar.agreement.state import check_mark
 from templar.canonical import file_sha256
-from templar.data.epochs import first_epochs
+from templar.data.assignment import first_epochs
 from templar.errors import PermanentError, Reason, TransientError
-from templar.exchange.checkpoint import fetch_checkpoint, list_checkpoints
-from templar.exchange.keys import parse_key
-from templar.model.checkpoint import WEIGHTS_FILE, read_parameters
-from templar.neuron.agreed import check_mark
-from templar.neuron.housekeeping import Premises, clean_bucket, known_epochs, publish_newest_checkpoint
+from templar.exchange.object_keys import parse_key
+from templar.housekeeping.maintenance import Premises, clean_bucket, known_epochs, publish_newest_checkpoint
+from templar.training.model import WEIGHTS_FILE, read_parameters
 from tests.support.network import Network, tiny
 
 AGGREGATOR = "aggregator-1"
@@ -177,7 +177,7 @@ def test_an_unreachable_store_is_not_taken_for_no_genesis(network: Network) -> N
 
 
 def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
-    from templar.neuron.durable import write_file
+    from templar.neuron.lock import write_file
 
     path = tmp_path / "new" / "payload.bin"
     write_file(path, lambda part: part.write_bytes(b"first"))

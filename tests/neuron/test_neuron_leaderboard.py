@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from templar import interrupt
-from templar.chain.keys import Signer
+from templar.chain.hotkey import Signer
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
-from templar.exchange.keys import Kind, window_key
-from templar.exchange.sealing import Sealed, seal
+from templar.exchange.object_keys import Kind, window_key
+from templar.exchange.signed import Sealed, seal
+from templar.housekeeping.published_scores import read_published, read_recent
 from templar.interrupt import StoppedError
-from templar.neuron.leaderboard import read_published, read_recent
 from templar.scoring.evidence import Evidence
 from templar.scoring.leaderboard import leaderboard
 from tests.support.facts import hotkey

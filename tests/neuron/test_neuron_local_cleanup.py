@@ -12,10 +12,10 @@ from uuid import uuid4
 
 import pytest
 
+from templar.agreement.state import StateMark
 from templar.errors import PermanentError, Reason
-from templar.exchange.checkpoint import StateMark
-from templar.exchange.sealing import Network as NetworkId
-from templar.neuron.local_cleanup import LocalReport, LocalRules, clean_local, kernel_folder
+from templar.exchange.signed import Network as NetworkId
+from templar.housekeeping.disk_cleanup import LocalReport, LocalRules, clean_local, kernel_folder
 from templar.neuron.snapshot import Snapshots
 from tests.support.network import Network, tiny
 

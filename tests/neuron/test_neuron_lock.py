@@ -14,7 +14,7 @@ from templar.errors import PermanentError, Reason
 from templar.exchange.lease import Terms
 from templar.neuron.lock import HOLDER_FILE, NeuronLock, holder_of
 from templar.neuron.node import Node
-from templar.neuron.opening import open_window
+from templar.window import open_window
 from tests.support import lock_holder
 from tests.support.network import Network
 

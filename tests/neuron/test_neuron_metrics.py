@@ -15,14 +15,23 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from templar.errors import Reason
 from templar.exchange.gather import GatherReport, PeerOutcome, Tier
+from templar.housekeeping.metrics import (
+    FILE_NAME,
+    HELP,
+    Metrics,
+    evidence_values,
+    gather_values,
+    metrics_of,
+    miner_values,
+    publish_metrics,
+    training_values,
+)
 from templar.hparams import load_hparams
-from templar.neuron.figures import evidence_values, gather_values, metrics_of, miner_values, training_values
-from templar.neuron.metrics import FILE_NAME, HELP, Metrics, publish_metrics
+from templar.neuron.miner import TrainReport
 from templar.neuron.node import Node
-from templar.neuron.reports import TrainReport
-from templar.scoring.cards import Standing
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Estimate, Evidence, MinerFacts
+from templar.scoring.standing import Standing
 from tests.support.facts import AUTHOR, absent, like, revealed, standing_of, veteran, window_of
 from tests.support.network import Network
 from tests.support.servers import REPOSITORY

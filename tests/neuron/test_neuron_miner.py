@@ -6,16 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from templar.agreement.roster import fetch_roster
 from templar.canonical import sha256_hex
 from templar.errors import PermanentError, Reason
-from templar.exchange.keys import Kind, window_key
+from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Manifest
-from templar.exchange.roster import fetch_roster
-from templar.exchange.sealing import unseal
-from templar.neuron.drive import mine
+from templar.exchange.signed import unseal
 from templar.neuron.journal import Status
 from templar.neuron.miner import Miner
-from templar.neuron.opening import Action, open_window
+from templar.window import Action, mine, open_window
 from tests.support.marks import some_quick
 from tests.support.network import Network, tiny
 

@@ -7,20 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from templar.data.build import build_dataset, upload_dataset
+from templar.data.build.page_writer import build_dataset, upload_dataset
 from templar.data.corpus import Document
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
-from templar.model.checkpoint import WEIGHTS_FILE
 from templar.neuron.catchup import catch_up
-from templar.neuron.drive import mine, validate
+from templar.neuron.evaluate import measure_held_out
 from templar.neuron.journal import Status
 from templar.neuron.miner import Miner
 from templar.neuron.node import Node
-from templar.neuron.observe import measure_held_out
-from templar.neuron.opening import Action, open_window
 from templar.neuron.snapshot import PRIVATE_FILE
 from templar.simulate.world import DATASET_BUCKET, DATASET_PREFIX
 from templar.store.directory import DirectoryStore
+from templar.training.model import WEIGHTS_FILE
+from templar.window import Action, mine, open_window, validate
 from tests.support.network import Network, tiny
 
 

@@ -3,12 +3,11 @@
 import pytest
 
 from templar.errors import PermanentError, Reason
-from templar.exchange.keys import aggregate_key
-from templar.neuron.drive import mine
+from templar.exchange.object_keys import aggregate_key
 from templar.neuron.journal import Status
 from templar.neuron.node import Node
-from templar.neuron.opening import Action, Opening, open_window
 from templar.simulate.world import START_WINDOW
+from templar.window import Action, Opening, mine, open_window
 from tests.support.network import Network
 
 

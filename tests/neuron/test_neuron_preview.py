@@ -2,10 +2,10 @@
 
 import pytest
 
-from templar.data.training import PagedTraining
+from templar.data.dataset import PagedTraining
 from templar.errors import PermanentError, Reason
-from templar.neuron.opening import open_window
-from templar.neuron.preview import preview
+from templar.neuron.workload import preview
+from templar.window import open_window
 from tests.support.network import Network
 
 

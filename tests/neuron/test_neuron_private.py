@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import save_file
 
 from templar.errors import PermanentError, Reason
-from templar.neuron.private import PrivateState
+from templar.neuron.snapshot import PrivateState
 from tests.support.snapshots import LAYOUT, parameters, private
 
 

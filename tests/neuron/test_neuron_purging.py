@@ -10,17 +10,20 @@ import pytest
 
 from deployments.s3_endpoint import create_bucket_with_keys
 from templar import PROTOCOL_VERSION
+from templar.agreement.checkpoint import list_checkpoints
 from templar.errors import PermanentError, Reason, TransientError
-from templar.exchange.checkpoint import list_checkpoints
-from templar.exchange.cleanup import Criterion, Mode
-from templar.exchange.keys import START_WINDOW_KEY, Kind, checkpoint_key, window_key
-from templar.neuron.housekeeping import clean_bucket, publish_newest_checkpoint
-from templar.neuron.purging import CleanupReport, Target, clean_temporary, purge_bucket
+from templar.exchange.object_keys import START_WINDOW_KEY, Kind, checkpoint_key, window_key
+from templar.housekeeping.bucket_cleanup import CleanupReport, Criterion, Mode
+from templar.housekeeping.maintenance import (
+    Target,
+    clean_bucket,
+    clean_temporary,
+    publish_newest_checkpoint,
+    purge_bucket,
+)
 from templar.store.base import ObjectStore
-from templar.store.directory import INCOMING, DirectoryStore
-from templar.store.s3 import S3Store
-from templar.store.s3_uploads import S3Uploads
-from templar.store.uploads import DirectoryUploads
+from templar.store.directory import INCOMING, DirectoryStore, DirectoryUploads
+from templar.store.s3 import S3Store, S3Uploads
 from tests.support.network import Network, tiny
 from tests.support.servers import MotoEndpoint
 

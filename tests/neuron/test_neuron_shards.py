@@ -7,23 +7,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from templar.chain.keys import hotkey_from_seed
-from templar.data.build import upload_dataset
-from templar.data.epochs import ShardEpoch, first_epochs
-from templar.data.sharded.dataset import ShardedDataset
-from templar.data.sharded.writing import build_shards
-from templar.data.training import ShardedTraining
+from templar.agreement.state import StateMark, check_mark
+from templar.chain.hotkey import hotkey_from_seed
+from templar.data.assignment import ShardEpoch, first_epochs
+from templar.data.build.page_writer import upload_dataset
+from templar.data.dataset import ShardedTraining
+from templar.data.shards.shard_dataset import ShardedDataset
+from templar.data.shards.shard_writer import build_shards
 from templar.errors import PermanentError, Reason, TransientError
-from templar.exchange.checkpoint import StateMark
-from templar.exchange.keys import START_WINDOW_KEY
+from templar.exchange.object_keys import START_WINDOW_KEY
+from templar.housekeeping.maintenance import known_epochs, publish_newest_checkpoint, rotate_shards
 from templar.hparams import HParams
-from templar.neuron.agreed import check_mark
 from templar.neuron.catchup import catch_up, take_checkpoint
-from templar.neuron.housekeeping import known_epochs, publish_newest_checkpoint, rotate_shards
 from templar.neuron.node import Node
-from templar.neuron.opening import Action, open_window
 from templar.simulate.world import DATASET_BUCKET, DATASET_PREFIX
 from templar.store.directory import DirectoryStore
+from templar.window import Action, open_window
 from tests.support.datasets import numbered_documents
 from tests.support.network import Network, tiny
 

@@ -4,11 +4,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from templar.agreement.state import check_mark
 from templar.errors import PermanentError, Reason
-from templar.exchange.sealing import Network
-from templar.model.checkpoint import WEIGHTS_FILE
-from templar.neuron.agreed import check_mark
+from templar.exchange.signed import Network
 from templar.neuron.snapshot import MARK_FILE, PRIVATE_FILE, Snapshots
+from templar.training.model import WEIGHTS_FILE
 from tests.support import kill_points
 from tests.support.snapshots import (
     HPARAMS,

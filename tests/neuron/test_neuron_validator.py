@@ -7,21 +7,19 @@ from typing import Any
 
 import pytest
 
+from templar.agreement.sync_proof import read_proof
 from templar.chain.base import NeuronInfo
 from templar.errors import Reason, TransientError
 from templar.exchange.context import Exchange
-from templar.exchange.keys import Kind, peers_key, window_key
+from templar.exchange.object_keys import Kind, peers_key, window_key
 from templar.exchange.objects import PeerList, Proof
-from templar.exchange.proof import read_proof
-from templar.exchange.sealing import unseal
-from templar.neuron.drive import validate
+from templar.exchange.signed import unseal
 from templar.neuron.journal import Status
-from templar.neuron.opening import Action, open_window
 from templar.neuron.validator import Validator
-from templar.scoring.cards import ScoreCard, Standing
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Evidence, MinerRecord
-from templar.scoring.slashing import Event
+from templar.scoring.standing import Event, ScoreCard, Standing
+from templar.window import Action, open_window, validate
 from tests.support.marks import some_quick
 from tests.support.network import Network, tiny
 
@@ -275,7 +273,7 @@ def test_a_proof_that_cannot_be_read_blames_nobody(network: Network, monkeypatch
             raise TransientError(Reason.STORE_BUSY, "for a test")
         return real(exchange, neuron, window)
 
-    monkeypatch.setattr("templar.neuron.synchrony.read_proof", fails)
+    monkeypatch.setattr("templar.neuron.evaluate.read_proof", fails)
     network.run([3])
     record = record_of(evidence_of(network, 3), uid_of(network, "honest-4"))
     assert (record.facts.windows_behind, record.after.sync, record.slashes) == (None, 1.0, ())
@@ -300,7 +298,7 @@ def test_who_waits_for_a_slot_is_not_punished(folder: Path) -> None:
 def test_somebody_elses_proof_is_no_proof(network: Network) -> None:
     """A root can be copied; the slices are keyed with the hotkey, so their hash cannot."""
     from templar.exchange.objects import Proof
-    from templar.exchange.sealing import seal
+    from templar.exchange.signed import seal
 
     network.run([1, 2])
     thief, victim = network.miners

@@ -18,21 +18,24 @@ from templar.adversary.chains import ChainView
 from templar.chain.base import Chain
 from templar.chain.bittensor import BittensorChain
 from templar.chain.clock import SimulatedClock
-from templar.chain.keys import hotkey_from_seed
+from templar.chain.extrinsics import (
+    ExtrinsicLimitedError,
+    ExtrinsicRefusedError,
+    differing_uids,
+    normalise_weights,
+    quantise_weights,
+)
+from templar.chain.hotkey import hotkey_from_seed
 from templar.chain.ledger import Ledger, create_ledger
-from templar.chain.refusals import ExtrinsicLimitedError, ExtrinsicRefusedError
 from templar.chain.remote import CallLimits
-from templar.chain.weights import differing_uids, normalise_weights, quantise_weights
 from templar.errors import PermanentError, Reason, TransientError
-from templar.exchange.keys import Kind, window_key
-from templar.exchange.sealing import unseal
+from templar.exchange.object_keys import Kind, window_key
+from templar.exchange.signed import unseal
 from templar.interrupt import StoppedError
-from templar.neuron.drive import validate
 from templar.neuron.journal import Journal, Status
-from templar.neuron.opening import Action
-from templar.neuron.validator import Validator
-from templar.neuron.weighing import BEGUN, PAUSES, STEP, WeightsReport, are_due, weigh
+from templar.neuron.validator import BEGUN, PAUSES, STEP, Validator, WeightsReport, are_due, weigh
 from templar.scoring.evidence import Evidence
+from templar.window import Action, validate
 from tests.support.network import Network, tiny
 from tests.support.substrate import MemorySubstrate
 

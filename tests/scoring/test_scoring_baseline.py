@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from templar.hparams import HParams, load_hparams
-from templar.scoring.baseline import baseline_score
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Evidence, MinerFacts
-from templar.scoring.ratings import MU, SIGMA, Rating
+from templar.scoring.score import baseline_score
+from templar.scoring.standing import MU, SIGMA, Rating
 from tests.support.facts import AUTHOR, absent, cards_of, revealed, standing_of, veteran, window_of
 from tests.support.published import evidences
 

@@ -7,10 +7,10 @@ import pytest
 
 from templar.errors import PermanentError, Reason, TransientError
 from templar.hparams import load_hparams
-from templar.scoring.book import SCHEMA_VERSION, ScoreBook
-from templar.scoring.cards import FRESH, ScoreCard, Standing
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Evidence, MinerFacts
+from templar.scoring.evidence_chain import SCHEMA_VERSION, ScoreBook
+from templar.scoring.standing import FRESH, ScoreCard, Standing
 from tests.support.facts import AUTHOR, absent, bucket, cards_of, hotkey, like, record_of, revealed, window_of
 from tests.support.state_writer import UIDS, run_and_kill
 

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from templar.scoring.cards import DIGITS, FRESH, ScoreCard, Standing, settled
-from templar.scoring.ratings import MU, SIGMA, Rating
+from templar.scoring.standing import DIGITS, FRESH, MU, SIGMA, Rating, ScoreCard, Standing, settled
 from tests.support.facts import bucket, hotkey, veteran
 
 

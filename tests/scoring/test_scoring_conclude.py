@@ -12,13 +12,10 @@ from hypothesis import strategies as st
 
 from templar.errors import Reason
 from templar.hparams import HParams, load_hparams
-from templar.scoring.cards import FRESH, ScoreCard, Standing, settled
 from templar.scoring.conclude import conclude
-from templar.scoring.curvature import WORST_SCORE
 from templar.scoring.evidence import MAX_DEPARTED, Evidence, Likeness, MinerFacts, WindowFacts
-from templar.scoring.ratings import MU, SIGMA, Rating
-from templar.scoring.scores import shows_nothing
-from templar.scoring.sync import sync_score
+from templar.scoring.score import WORST_SCORE, shows_nothing, sync_score
+from templar.scoring.standing import FRESH, MU, SIGMA, Rating, ScoreCard, Standing, settled
 from tests.support.facts import (
     AUTHOR,
     WINDOW,

@@ -7,10 +7,17 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from templar.scoring.cards import ScoreCard
-from templar.scoring.curvature import WORST_SCORE, Assumptions, curvature_of, forecast, improvement, relative_gain
 from templar.scoring.evidence import Estimate, Measurement
-from templar.scoring.scores import score_payload
+from templar.scoring.score import (
+    WORST_SCORE,
+    Assumptions,
+    curvature_of,
+    forecast,
+    improvement,
+    relative_gain,
+    score_payload,
+)
+from templar.scoring.standing import ScoreCard
 from tests.support.facts import estimate, measurement
 
 RATIO = 3.0

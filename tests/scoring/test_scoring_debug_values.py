@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from templar.exchange.debug import MINER_START, START, debug_values
-from templar.scoring.debug_values import MIN_STEP, DebugComparison, compare_debug
+from benchmarks.reference.debug_values import MIN_STEP, DebugComparison, compare_debug
+from templar.agreement.sync_proof import MINER_START, START, debug_values
 
 INF = math.inf
 RATE = 0.001

@@ -12,7 +12,7 @@ from templar.hparams import load_hparams
 from templar.scoring.conclude import conclude
 from templar.scoring.differences import Difference, compare_evidence, compare_facts, shown
 from templar.scoring.evidence import Ban, Departed, Evidence, SlashRecord, WeightRecord, WindowFacts
-from templar.scoring.slashing import Event
+from templar.scoring.standing import Event
 from tests.support.facts import (
     AUTHOR,
     absent,

@@ -8,9 +8,8 @@ from pydantic import ValidationError
 
 from templar.canonical import sha256_hex
 from templar.errors import Reason, RejectedError
-from templar.exchange.sealing import seal, unseal
+from templar.exchange.signed import seal, unseal
 from templar.hparams import load_hparams
-from templar.scoring.cards import Standing
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import (
     MAX_DEPARTED,
@@ -22,7 +21,7 @@ from templar.scoring.evidence import (
     SlashRecord,
     WeightRecord,
 )
-from templar.scoring.slashing import Event
+from templar.scoring.standing import Event, Standing
 from tests.support.facts import (
     AUTHOR,
     SIGNER,

@@ -10,15 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from templar.canonical import sha256_hex
-from templar.gradient.feedback import FeedbackRule, FeedbackState, compress
+from templar.gradient.codec.wire import Header, Payload, encode
+from templar.gradient.compress import FeedbackRule, FeedbackState, compress
 from templar.gradient.layout import Layout
-from templar.gradient.payload import Header, Payload
 from templar.gradient.similarity import similarity
-from templar.gradient.wire import encode
 from templar.hparams import Gradient, load_hparams
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Evidence
-from templar.scoring.likeness import find_likenesses
+from templar.scoring.measure import find_likenesses
 from tests.support.facts import AUTHOR, WINDOW, bucket, events_of, hotkey, revealed, standing_of, veteran, window_of
 from tests.support.payloads import HOTKEY, mixed, random_payload, random_update
 

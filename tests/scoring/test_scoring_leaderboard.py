@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from templar.errors import PermanentError, Reason
 from templar.hparams import load_hparams
-from templar.scoring import drawing
-from templar.scoring.drawing import NAMED, draw
+from templar.scoring import leaderboard as leaderboard_module
 from templar.scoring.evidence import Evidence, MinerFacts
-from templar.scoring.leaderboard import BARS, leaderboard, sparkline
+from templar.scoring.leaderboard import BARS, NAMED, draw, leaderboard, sparkline
 from tests.support.facts import LOSS, absent, bucket, hotkey, measurement, revealed
 from tests.support.published import evidences as evidences_of
 
@@ -250,7 +249,7 @@ def test_a_full_subnet_is_ten_lines_and_a_band() -> None:
 
 
 def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawing, "find_spec", lambda _: None)
+    monkeypatch.setattr(leaderboard_module, "find_spec", lambda _: None)
     with pytest.raises(PermanentError, match=r"matplotlib is not installed.*install the extra `plot`") as caught:
         draw(leaderboard(RUN))
     assert caught.value.reason is Reason.BAD_ENVIRONMENT

@@ -5,11 +5,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from templar.gradient.codec.wire import Payload
 from templar.gradient.layout import Layout
-from templar.gradient.payload import Payload
 from templar.hparams import Gradient, load_hparams
 from templar.scoring.evidence import Likeness
-from templar.scoring.likeness import find_likenesses, norm_ratios
+from templar.scoring.measure import find_likenesses, norm_ratios
 from templar.scoring.slashing import overlap_event
 from tests.support.payloads import mixed, payload_of, random_payload, random_update, zero_payload
 

@@ -10,18 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from templar import interrupt
+from templar.agreement.state import parameters_digest
 from templar.gradient import Recipe
 from templar.gradient.aggregate import median_norms, single_update
+from templar.gradient.codec.wire import Payload
 from templar.gradient.layout import Layout
-from templar.gradient.payload import Payload
 from templar.hparams import load_hparams
-from templar.model.llama import build_model, load_parameters, parameter_shapes, parameters_of
-from templar.model.loss import micro_batch_losses, sequence_losses, token_losses
-from templar.model.root import parameters_digest
-from templar.model.threads import single_threaded
+from templar.scoring.evaluation_plan import SPARE
 from templar.scoring.evidence import Estimate, Measurement
 from templar.scoring.measure import Evaluator
-from templar.scoring.plan import SPARE
+from templar.training.loss import micro_batch_losses, sequence_losses, single_threaded, token_losses
+from templar.training.model import build_model, load_parameters, parameter_shapes, parameters_of
 from tests.support.allocations import peak_bytes
 from tests.support.payloads import payload_of, random_payload, zero_payload
 from tests.support.threads import threads

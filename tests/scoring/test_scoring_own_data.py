@@ -5,11 +5,10 @@ from random import Random
 import pytest
 
 from templar.hparams import Scoring, load_hparams, preset_names
-from templar.scoring.cards import FRESH, ScoreCard, Standing
 from templar.scoring.conclude import conclude
-from templar.scoring.curvature import Assumptions
 from templar.scoring.evidence import Estimate, Evidence, MinerFacts
-from templar.scoring.scores import WindowScore, next_card, score_payload, shows_nothing
+from templar.scoring.score import Assumptions, WindowScore, next_card, score_payload, shows_nothing
+from templar.scoring.standing import FRESH, ScoreCard, Standing
 from tests.support.facts import AUTHOR, cards_of, estimate, events_of, measurement, record_of, revealed, window_of
 from tests.support.published import evidences
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from templar.scoring.plan import SPARE, Candidate, EvaluationPlan, draw, draw_plan
+from templar.scoring.evaluation_plan import SPARE, Candidate, EvaluationPlan, draw, draw_plan
 from tests.support.facts import hotkey
 
 HASH = "0x" + "ab" * 32

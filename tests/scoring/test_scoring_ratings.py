@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from templar.scoring.cards import settled
-from templar.scoring.ratings import MU, SIGMA, Rating, rate
+from templar.scoring.standing import MU, SIGMA, Rating, rate, settled
 
 TAU = 0.1
 MISRANKS_ZERO = "6.1.3"

@@ -8,18 +8,19 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from templar.hparams import Scoring, load_hparams
-from templar.scoring.cards import FRESH, ScoreCard
-from templar.scoring.curvature import WORST_SCORE, Assumptions, curvature_of
 from templar.scoring.evidence import Estimate, Measurement
-from templar.scoring.ratings import Rating
-from templar.scoring.scores import (
+from templar.scoring.score import (
+    WORST_SCORE,
+    Assumptions,
     WindowScore,
+    curvature_of,
     held_back,
     next_card,
     score_measurement,
     score_payload,
     shows_nothing,
 )
+from templar.scoring.standing import FRESH, Rating, ScoreCard
 from tests.support.facts import LOSS, estimate, measurement, veteran
 
 SCORING: Scoring = load_hparams("templar-2.1.3").scoring

@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from templar.hparams import HParams, Scoring, load_hparams
-from templar.scoring.cards import ScoreCard
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Evidence, MinerFacts
-from templar.scoring.ratings import Rating
-from templar.scoring.skill import advantages, final_score, skill, typical
+from templar.scoring.score import advantages, final_score, skill, typical
+from templar.scoring.standing import Rating, ScoreCard
 from tests.support.facts import AUTHOR, cards_of, revealed, standing_of, veteran, window_of
 from tests.support.published import evidences
 

@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 
 from templar.errors import Reason
 from templar.hparams import Penalty, Scoring, Slashing, load_hparams, preset_names
-from templar.scoring.cards import ScoreCard
-from templar.scoring.ratings import MU, SIGMA, Rating
-from templar.scoring.slashing import LEAST_FINAL, Event, Slash, overlap_event
+from templar.scoring.slashing import LEAST_FINAL, Slash, overlap_event
+from templar.scoring.standing import MU, SIGMA, Event, Rating, ScoreCard
 from tests.support.facts import veteran
 
 V0, V2 = load_hparams("templar-0.2.82").scoring, load_hparams("templar-2.1.3").scoring

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from templar.scoring.sync import MAX_BEHIND, sync_score, windows_behind
+from templar.scoring.score import MAX_BEHIND, sync_score, windows_behind
 
 ROOTS = {window: f"{window:064x}" for window in range(3, 11)}
 

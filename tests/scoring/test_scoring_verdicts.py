@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from templar.errors import Reason
 from templar.hparams import HParams, load_hparams
-from templar.scoring.cards import FRESH, ScoreCard
 from templar.scoring.evidence import MinerFacts, WindowFacts
-from templar.scoring.slashing import Slash
-from templar.scoring.verdicts import early_slashes, is_absent, late_slashes
+from templar.scoring.slashing import Slash, early_slashes, is_absent, late_slashes
+from templar.scoring.standing import FRESH, ScoreCard
 from tests.support.facts import absent, like, measurement, revealed, veteran, window_of
 
 HPARAMS: HParams = load_hparams("templar-2.1.3")

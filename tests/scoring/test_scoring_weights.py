@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from templar.hparams import Weights, load_hparams
-from templar.scoring.weights import compute_weights
+from templar.scoring.conclude import compute_weights
 
 V0, V2 = load_hparams("templar-0.2.82"), load_hparams("templar-2.1.3")
 """The reference's two releases: power rule without a burn, ramp with half of it burnt for uid 1."""

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from templar.neuron.housekeeping import publish_newest_checkpoint
+from templar.housekeeping.maintenance import publish_newest_checkpoint
 from tests.support.network import Network, tiny
 
 

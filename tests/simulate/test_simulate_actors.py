@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from templar.agreement.roster import fetch_roster
 from templar.errors import Reason
-from templar.exchange.keys import Kind, window_key
-from templar.exchange.roster import fetch_roster
-from templar.exchange.sealing import unseal
+from templar.exchange.object_keys import Kind, window_key
+from templar.exchange.signed import unseal
 from templar.scoring.evidence import Evidence, MinerRecord
-from templar.scoring.slashing import Event
+from templar.scoring.standing import Event
 from tests.support.network import Network, tiny
 
 ROLES = ["honest", "honest", "honest", "lazy", "silent", "late", "garbage", "huge"]

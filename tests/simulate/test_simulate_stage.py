@@ -4,16 +4,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from templar.adversary.chains import ChainView
-from templar.adversary.stores import StoreView
+from templar.adversary.faults import StoreView
+from templar.agreement.decisions import decided_roster
+from templar.agreement.slots import Settlement
 from templar.chain.base import Chain
 from templar.chain.clock import SimulatedClock
-from templar.exchange.decisions import decided_roster
 from templar.exchange.gather import GatherReport
 from templar.neuron.aggregator import Aggregator
-from templar.neuron.settlement import Settlement
 from templar.simulate.run import run_nodes
-from templar.simulate.stage import GENESIS_TIME, Member, SimulatedStage, Weather
-from templar.simulate.world import DATASET_BUCKET, World
+from templar.simulate.world import DATASET_BUCKET, GENESIS_TIME, Member, SimulatedStage, Weather, World
 from templar.store.address import BucketAddress
 from templar.store.base import ObjectStore
 from tests.support.memory_store import MemoryStore

@@ -14,7 +14,7 @@ from templar.store.base import ObjectStore
 from templar.store.directory import DirectoryStore
 from templar.store.s3 import S3Store
 from templar.store.s3_client import make_client
-from templar.store.s3_settings import S3Settings
+from templar.store.s3_protocol import S3Settings
 from tests.support.servers import MotoEndpoint, RcloneEndpoints
 
 PART_BYTES = 5 << 20  # the smallest part that S3 takes

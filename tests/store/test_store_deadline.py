@@ -15,11 +15,10 @@ from deployments.s3_endpoint import AccessKey
 from templar import interrupt
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.interrupt import StoppedError
-from templar.store.deadline import Deadline, check_deadline, current
-from templar.store.retry import jittered, retrying
+from templar.store.deadline import Deadline, check_deadline, current, jittered, retrying
 from templar.store.s3 import S3Store
 from templar.store.s3_client import make_client
-from templar.store.s3_settings import S3Settings
+from templar.store.s3_protocol import S3Settings
 from tests.store.conftest import s3_store
 from tests.support.scripted_server import Reply, Request, s3_error, scripted_server
 

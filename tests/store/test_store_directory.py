@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.store import files
+from templar.store.base import MAX_KEY_BYTES, is_key
 from templar.store.directory import INCOMING, DirectoryStore
-from templar.store.keys import MAX_KEY_BYTES, is_key
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ import pytest
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.interrupt import StoppedError
 from templar.store.files import locked
-from templar.store.resumed import download
-from templar.store.s3_settings import S3Settings
+from templar.store.s3_protocol import S3Settings
+from templar.store.s3_transfer import download
 from tests.store.conftest import PART_BYTES, SETTINGS, s3_store
 from tests.support.faulty_endpoint import FaultyEndpoint, faulty_endpoint
 from tests.support.servers import RcloneEndpoints

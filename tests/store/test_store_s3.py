@@ -15,11 +15,9 @@ import templar.store.s3_client
 from deployments.s3_endpoint import AccessKey, create_bucket_with_keys
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.store.base import ObjectStore
-from templar.store.renewable import Renewable
 from templar.store.s3 import S3Store
-from templar.store.s3_answers import object_size, page, refusal, undeleted
-from templar.store.s3_client import our_errors
-from templar.store.s3_settings import S3Settings, r2_endpoint
+from templar.store.s3_client import Renewable, our_errors
+from templar.store.s3_protocol import S3Settings, object_size, page, r2_endpoint, refusal, undeleted
 from tests.store.conftest import s3_store
 from tests.support.scripted_server import Reply, Request, ScriptedServer, s3_error, scripted_server
 from tests.support.servers import MotoEndpoint, Server, random_key, start_rclone

@@ -12,10 +12,9 @@ import pytest
 
 from deployments.s3_endpoint import AccessKey, create_bucket_with_keys
 from templar.errors import PermanentError, Reason, TransientError
-from templar.store.base import ObjectStore
-from templar.store.directory import INCOMING, DirectoryStore
-from templar.store.s3_uploads import S3Uploads
-from templar.store.uploads import DirectoryUploads, Uploads
+from templar.store.base import ObjectStore, Uploads
+from templar.store.directory import INCOMING, DirectoryStore, DirectoryUploads
+from templar.store.s3 import S3Uploads
 from tests.store.conftest import SETTINGS, s3_client, s3_store
 from tests.support.servers import MotoEndpoint, RcloneEndpoints
 

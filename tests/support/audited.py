@@ -1,12 +1,11 @@
 """A prepared network in which one validator was alone for a few windows: all of them are null, and have evidence."""
 
-from templar.exchange.keys import Kind, window_key
-from templar.exchange.sealing import seal, unseal
-from templar.neuron.drive import validate
-from templar.neuron.opening import Action
+from templar.exchange.object_keys import Kind, window_key
+from templar.exchange.signed import seal, unseal
 from templar.neuron.validator import Validator
 from templar.scoring.evidence import Evidence
 from templar.store.directory import DirectoryStore
+from templar.window import Action, validate
 from tests.support.prepared import PreparedNetwork
 
 VALIDATOR = 2

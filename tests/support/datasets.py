@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from templar.data.build import build_dataset, upload_dataset
+from templar.data.build.page_writer import build_dataset, upload_dataset
 from templar.data.corpus import Document
 from templar.store.base import ObjectStore
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Collection, Iterable
 
-from templar.exchange.keys import parse_current_key
-from templar.exchange.retention import Retention, survey
+from templar.agreement.retention import Retention, survey
+from templar.exchange.object_keys import parse_current_key
 from templar.hparams import Storage
 from templar.store.base import ObjectInfo
 

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from templar.canonical import sha256_hex
-from templar.chain.keys import hotkey_from_seed
+from templar.chain.hotkey import hotkey_from_seed
 from templar.errors import Reason
-from templar.scoring.cards import ScoreCard, Standing
 from templar.scoring.evidence import Estimate, Evidence, Likeness, Measurement, MinerFacts, MinerRecord, WindowFacts
+from templar.scoring.standing import ScoreCard, Standing
 
 SIGNER = hotkey_from_seed(bytes(31) + b"\x01")
 AUTHOR: dict[str, Any] = {"netuid": 3, "genesis": "b" * 64, "uid": 0, "hotkey": SIGNER.address}

@@ -31,10 +31,10 @@ from deployments.local.view import NetworkView
 from deployments.prefect_server import PROJECT_ROOT
 from deployments.process_record import ProcessRecord
 from deployments.processes import ProcessIdentity, free_port, start_child
+from templar.agreement.genesis import find_birth
 from templar.errors import RejectedError, TransientError
 from templar.exchange.buckets import Buckets
-from templar.exchange.genesis import find_birth
-from templar.windows import window_of
+from templar.timeline import window_of
 from tests.support.operator import wait_until
 from tests.support.prefect_server import PromptTransport
 from tests.support.prepared import PRESET, write_hparams

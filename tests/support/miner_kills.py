@@ -20,20 +20,18 @@ from typing import Any, TypeVar
 from safetensors.torch import load_file
 
 from templar.canonical import sha256_hex
-from templar.exchange.keys import Kind, window_key
+from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Commit, Manifest
-from templar.exchange.sealing import unseal
-from templar.gradient.wire import decode
+from templar.exchange.signed import unseal
+from templar.gradient.codec.wire import decode
 from templar.neuron.aggregator import Aggregator
-from templar.neuron.drive import aggregate
 from templar.neuron.miner import Miner
-from templar.neuron.opening import Action, open_window
-from templar.simulate.stage import Member
-from templar.simulate.world import World
+from templar.simulate.world import Member, World
 from templar.store.address import BucketAddress
 from templar.store.base import ObjectInfo
 from templar.store.s3 import S3Store
-from templar.store.s3_settings import S3Settings
+from templar.store.s3_protocol import S3Settings
+from templar.window import Action, aggregate, open_window
 from tests.support.killing import fork, kill_after
 from tests.support.network import tiny
 
@@ -277,7 +275,7 @@ class Kills:
 
     def _layout(self) -> Any:
         from templar.gradient.layout import Layout
-        from templar.model.llama import parameter_shapes
+        from templar.training.model import parameter_shapes
 
         hparams = self._world.hparams
         return Layout.of(parameter_shapes(hparams.model), hparams.gradient, hparams.training.recipe)

@@ -10,18 +10,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from templar.chain.keys import hotkey_from_seed
+from templar.chain.hotkey import hotkey_from_seed
 from templar.errors import Reason, TransientError
-from templar.exchange.keys import Kind
+from templar.exchange.object_keys import Kind
+from templar.housekeeping.maintenance import Premises
 from templar.hparams import HParams, load_hparams
 from templar.neuron.aggregator import Aggregator
-from templar.neuron.housekeeping import Premises
 from templar.neuron.miner import Miner
 from templar.neuron.node import Node
 from templar.neuron.validator import Validator
 from templar.simulate.run import drive_window
-from templar.simulate.stage import Member
-from templar.simulate.world import World
+from templar.simulate.world import Member, World
 from templar.store.base import ObjectInfo
 from templar.store.directory import DirectoryStore
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from templar.gradient.feedback import FeedbackRule, FeedbackState, compress
+from templar.gradient.codec.wire import Header, Payload
+from templar.gradient.compress import FeedbackRule, FeedbackState, compress
 from templar.gradient.layout import Layout
-from templar.gradient.payload import Header, Payload
 
 HOTKEY = "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY"
 

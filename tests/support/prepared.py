@@ -21,10 +21,10 @@ from deployments.local.prepare import (
 )
 from deployments.prefect_server import PROJECT_ROOT
 from templar.chain.ledger import Ledger
-from templar.data.build import build_dataset
-from templar.data.sharded.writing import build_shards
+from templar.data.build.page_writer import build_dataset
+from templar.data.shards.shard_writer import build_shards
 from templar.hparams import load_hparams
-from templar.windows import first_block
+from templar.timeline import first_block
 from tests.support.datasets import numbered_documents
 from tests.support.network import TINY
 

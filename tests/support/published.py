@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from templar.exchange.keys import Kind, window_key
-from templar.exchange.sealing import seal
+from templar.exchange.object_keys import Kind, window_key
+from templar.exchange.signed import seal
 from templar.hparams import HParams
-from templar.scoring.cards import Standing
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Evidence, MinerFacts
+from templar.scoring.standing import Standing
 from tests.support.facts import AUTHOR, absent, revealed, window_of
 from tests.support.prepared import PreparedNetwork
 

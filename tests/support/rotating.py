@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from deployments.s3_endpoint import AccessKey
-from templar.data.rotation import Wanted, rotate
-from templar.data.sharded.blocks import Transfer
-from templar.data.sharded.dataset import ShardedDataset
+from templar.data.shards.block_file import Transfer
+from templar.data.shards.rotation import Wanted, rotate
+from templar.data.shards.shard_dataset import ShardedDataset
 from templar.errors import TemplarError
 from templar.store.s3 import S3Store
 from tests.support.shards import PREFIX

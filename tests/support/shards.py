@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from templar.canonical import sha256_hex
-from templar.data.rotation import LOCK_FILE
-from templar.data.sharded.local import NAMES_LOCK
-from templar.data.sharded.manifest import INDEX_FILE, ShardIndex
-from templar.data.sharded.writing import write_split
+from templar.data.shards.block_file import NAMES_LOCK
+from templar.data.shards.manifest import INDEX_FILE, ShardIndex
+from templar.data.shards.rotation import LOCK_FILE
+from templar.data.shards.shard_writer import write_split
 from templar.store.base import ObjectStore
 
 PREFIX = "dataset"

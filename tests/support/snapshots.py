@@ -5,16 +5,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from templar.exchange.checkpoint import StateMark
-from templar.exchange.sealing import Network
-from templar.gradient.feedback import FeedbackState
+from templar.agreement.state import StateMark, next_root, parameters_digest
+from templar.exchange.signed import Network
+from templar.gradient.compress import FeedbackState
 from templar.gradient.layout import Layout
 from templar.hparams import HParams, load_hparams
-from templar.model.llama import parameter_shapes
-from templar.model.root import next_root, parameters_digest
-from templar.model.training import OptimizerState
-from templar.neuron.private import PrivateState
-from templar.neuron.snapshot import Snapshots
+from templar.neuron.snapshot import PrivateState, Snapshots
+from templar.training.model import parameter_shapes
+from templar.training.train import OptimizerState
 
 HPARAMS: HParams = load_hparams("simulation")
 NETWORK = Network(1, "a" * 64)

@@ -16,8 +16,8 @@ UIDS = (2, 3)
 
 def fill_book(path: Path) -> Callable[[int], None]:
     from templar.hparams import load_hparams
-    from templar.scoring.book import ScoreBook
     from templar.scoring.conclude import conclude
+    from templar.scoring.evidence_chain import ScoreBook
     from tests.support.facts import AUTHOR, revealed, window_of
 
     book, hparams = ScoreBook(path), load_hparams("templar-2.1.3")

@@ -11,22 +11,21 @@ from templar import PROTOCOL_VERSION
 from templar.canonical import canonical_json, sha256_hex
 from templar.chain.base import NeuronInfo
 from templar.chain.clock import SimulatedClock
-from templar.chain.keys import Hotkey, hotkey_from_seed
+from templar.chain.hotkey import Hotkey, hotkey_from_seed
 from templar.chain.ledger import Ledger, create_ledger
 from templar.exchange.buckets import Buckets, OwnBucket
 from templar.exchange.context import Exchange
-from templar.exchange.keys import Kind, window_key
+from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Commit, Manifest
 from templar.exchange.reveal import Contribution
-from templar.exchange.sealing import Body, Network, seal
-from templar.gradient.feedback import FeedbackRule, FeedbackState, compress
+from templar.exchange.signed import Body, Network, seal
+from templar.gradient.codec.wire import Header, Payload, encode
+from templar.gradient.compress import FeedbackRule, FeedbackState, compress
 from templar.gradient.layout import Layout
-from templar.gradient.payload import Header, Payload
-from templar.gradient.wire import encode
 from templar.hparams import Gradient, HParams, Windows, load_hparams
 from templar.store.address import BucketAddress
 from templar.store.base import ObjectStore
-from templar.windows import WindowTimes
+from templar.timeline import WindowTimes
 from tests.support.memory_store import MemoryStore
 from tests.support.scripted_store import ScriptedStore
 

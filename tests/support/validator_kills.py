@@ -25,15 +25,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
+from templar import window as window_module
 from templar.canonical import canonical_json, sha256_hex
-from templar.exchange.keys import Kind, window_key
-from templar.neuron import drive
-from templar.neuron.opening import Action
+from templar.exchange.object_keys import Kind, window_key
 from templar.neuron.validator import Validator
 from templar.simulate.run import drive_window
-from templar.simulate.stage import Member
-from templar.simulate.world import START_WINDOW, World
-from templar.windows import first_block
+from templar.simulate.world import START_WINDOW, Member, World
+from templar.timeline import first_block
+from templar.window import Action
 from tests.support.killing import Forked, die, fork
 from tests.support.network import tiny
 
@@ -128,9 +127,9 @@ class Watch:
 def _is_step(frame: FrameType) -> bool:
     """Whether the driver itself called this, and it is no part of the driver."""
     caller = frame.f_back
-    if caller is None or caller.f_code.co_filename != drive.__file__:
+    if caller is None or caller.f_code.co_filename != window_module.__file__:
         return False
-    return frame.f_code.co_filename != drive.__file__
+    return frame.f_code.co_filename != window_module.__file__
 
 
 class AskingClock:
@@ -316,7 +315,7 @@ class ValidatorKills:
         found = {"rated": _is_rated(validator, window), "applied": validator.state.window >= window}
         (self._folder / "found.json").write_text(json.dumps(found))
         watch = Watch(point, self._folder / "died.json")
-        opening = watch.call(lambda: drive.validate(validator, window))
+        opening = watch.call(lambda: window.validate(validator, window))
         assert opening.action is not Action.CATCHING_UP, opening
         return {"calls": watch.calls, **self._outcome(validator, window)}
 

@@ -35,25 +35,24 @@ from tasks.states import not_run
 from tasks.train import train
 from tasks.update_peers import update_peers
 from tasks.upload import upload
+from templar.agreement.slots import Settlement
 from templar.chain.base import NeuronInfo
-from templar.data.health import EndpointReport
-from templar.data.rotation import RotationReport
+from templar.data.replicas import EndpointReport
+from templar.data.shards.rotation import RotationReport
 from templar.errors import PermanentError, Reason
 from templar.exchange.buckets import Buckets
-from templar.exchange.cleanup import CleanupReport, CleanupRow
 from templar.exchange.gather import GatherReport, PeerOutcome, Tier
 from templar.exchange.objects import Manifest
 from templar.exchange.peers import Selection
 from templar.exchange.reveal import Contribution
+from templar.housekeeping.bucket_cleanup import CleanupReport, CleanupRow
 from templar.hparams import load_hparams
 from templar.neuron.aggregator import Aggregator
-from templar.neuron.miner import Miner
+from templar.neuron.miner import Miner, PageReport
 from templar.neuron.node import Node
-from templar.neuron.opening import Action, Opening
-from templar.neuron.reports import PageReport
-from templar.neuron.settlement import Settlement
 from templar.neuron.validator import Validator
 from templar.scoring.conclude import conclude
+from templar.window import Action, Opening
 from tests.support.facts import AUTHOR, absent, revealed, standing_of, window_of
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.recording import recording_node

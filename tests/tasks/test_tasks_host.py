@@ -9,8 +9,8 @@ import pytest
 
 from tasks.fetch_pages import fetch_pages
 from tasks.host import hosted, hosting, load_block, release
-from templar.adversary.miners import LazyMiner
-from templar.chain.keys import create_wallet
+from templar.adversary.cheats import LazyMiner
+from templar.chain.hotkey import create_wallet
 from templar.errors import PermanentError, Reason
 from templar.neuron.aggregator import RosterNode
 from templar.neuron.lock import NeuronLock

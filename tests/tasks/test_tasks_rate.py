@@ -5,9 +5,9 @@ from typing import Any
 from tasks.rate import score_rows, score_summary
 from templar.errors import Reason
 from templar.hparams import load_hparams
-from templar.scoring.cards import Standing
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Estimate, Evidence, MinerFacts
+from templar.scoring.standing import Standing
 from tests.support.facts import (
     AUTHOR,
     LOSS,

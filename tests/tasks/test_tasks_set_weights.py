@@ -8,8 +8,7 @@ from prefect.client.schemas.objects import State
 from tasks.host import hosting
 from tasks.set_weights import set_weights
 from templar.errors import Reason
-from templar.neuron.validator import Validator
-from templar.neuron.weighing import WeightsReport
+from templar.neuron.validator import Validator, WeightsReport
 from tests.support.recording import recording_node
 
 NAME = "recorded"

@@ -1,10 +1,13 @@
-"""Machine instructions that numba has no function for, its compiler options, and the sharing of work among threads."""
+"""Machine instructions that numba has no function for, its compiler options, and the sharing of work among threads.
+
+Where the chunks of a tensor are in its memory, for kernels; `chunks` says the same of whole tensors.
+"""
 
 import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -13,6 +16,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from templar.gradient.backend import num_threads, pool
+from templar.gradient.layout import TensorLayout
 
 
 def _cache_folder() -> Path:
@@ -32,10 +36,15 @@ def _cache_folder() -> Path:
 
 setattr(numba.config, "CACHE_DIR", str(_cache_folder()))  # noqa: B010 - the module makes its attributes at run time
 
+
 kernel = njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)
 """Compiled once per machine and version of the source."""
+
+
 inlined = njit(nogil=True, error_model="numpy", boundscheck=False, forceinline=True)
 """A part of a kernel."""
+
+
 instruction: Any = intrinsic
 """Something that is written in the compiler's own language."""
 
@@ -100,3 +109,40 @@ def in_ranges(work: Callable[[int, int], Any], count: int) -> list[Any]:
     if len(ranges) == 1:
         return [work(*ranges[0])]
     return list(pool(num_threads()).map(work, *zip(*ranges, strict=True)))
+
+
+class Grid(NamedTuple):
+    """The chunks of a tensor in row-major memory.
+
+    Attributes:
+        height: Rows of a chunk; a vector's has 1.
+        width: Columns of a chunk.
+        columns: Columns of the tensor, folded to a matrix.
+    """
+
+    height: int
+    width: int
+    columns: int
+
+
+def grid_of(tensor: TensorLayout) -> Grid:
+    """The chunks of a tensor."""
+    return Grid(*tensor.block, tensor.folded_shape[-1])
+
+
+@inlined
+def origin(grid: Any, chunk: int) -> Any:
+    """The place of a chunk's first element; its next row is `grid.columns` further."""
+    across = grid.columns // grid.width
+    return (chunk // across) * grid.height * grid.columns + (chunk % across) * grid.width
+
+
+@inlined
+def store(values: Any, factor: Any, grid: Any, chunk: int, memory: Any) -> None:
+    """Write the values of a chunk, times a factor, where it belongs."""
+    width, start = grid.width, origin(grid, chunk)
+    for row in range(grid.height):
+        source = values[row * width : (row + 1) * width]  # indices that start at 0 let the compiler use vectors
+        target = memory[start + row * grid.columns : start + row * grid.columns + width]
+        for column in range(width):
+            target[column] = source[column] * factor

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from templar.gradient import rice
+from templar.gradient.codec import rice
+from templar.gradient.codec.sections import Section
 from templar.gradient.kernels.machine import byte_at, in_ranges, inlined, kernel, trailing_zeros, word_at
 from templar.gradient.layout import TOP_BYTES, TensorLayout, whole_bytes
-from templar.gradient.sections import Section
 
 SIGNS, MAGNITUDES, REMAINDERS, QUOTIENTS = range(4)
 

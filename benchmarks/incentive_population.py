@@ -1,0 +1,234 @@
+"""Does honest work pay best? Populations of honest miners and cheats, run on real text and judged by what they earn.
+
+Everybody keeps the rules of the exchange, or at least gets as far as being scored; what tells a cheat from an honest
+miner is what the validator measures. The same seed gives the same report, apart from the seconds.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+
+from templar.hparams import HParams, load_hparams
+from templar.neuron.evaluate import held_out_loss
+from templar.neuron.validator import Validator
+from templar.scoring.evidence import Evidence
+from templar.simulate.run import HELD_OUT_SEQUENCES, memory_folder, own_evidence, run_nodes
+from templar.simulate.world import World
+
+HONEST = "honest"
+
+
+MAIN = "main"
+
+
+MAIN_CHEATS = (
+    "lazy",
+    "lazy",
+    "recycling",
+    "plagiarising",
+    "half",
+    "wrong_data",
+    "late",
+    "huge",
+    "sybil",
+    "sybil",
+)
+
+
+KINDS = (
+    "lazy",
+    "sign_flip",
+    "shuffled",
+    "stale",
+    "zero",
+    "near_zero",
+    "blending",
+    "plagiarising",
+    "recycling",
+    "one_batch",
+    "overfitting",
+    "wrong_data",
+    "half",
+    "late",
+    "huge",
+    "gaming",
+    "within_norm",
+    "sybil",
+)
+"""Cheats that make up a fifth of a population of their own."""
+
+
+@dataclass(frozen=True)
+class Population:
+    """Who is in a network.
+
+    Attributes:
+        name: Its name.
+        honest: Honest miners.
+        cheats: One name of `templar.adversary.actors.ACTORS` per cheat.
+    """
+
+    name: str
+    honest: int
+    cheats: tuple[str, ...]
+
+    @property
+    def actors(self) -> tuple[str, ...]:
+        """One name per miner, the honest ones first."""
+        return (HONEST,) * self.honest + self.cheats
+
+
+@dataclass(frozen=True)
+class Penalised:
+    """A penalty of one miner in one window."""
+
+    window: int
+    uid: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class IncentiveReport:
+    """What a population earned, by the first validator's evidence.
+
+    Attributes:
+        windows: Windows that were run.
+        roles: Uid -> actor, of the miners.
+        finals: Uid -> final score after the last window that was measured.
+        weights: Window -> uid -> weight, of every window that was measured.
+        penalties: Every penalty.
+        loss: Held-out loss in nats per token, the mean of the states after the last third of the windows: at a constant
+            learning rate that of one state moves by a percent from window to window.
+        root: State root after it, of the validator.
+        roots_agree: Whether all nodes have it.
+        seconds: Wall seconds of the windows.
+    """
+
+    windows: int
+    roles: dict[int, str]
+    finals: dict[int, float]
+    weights: dict[int, dict[int, float]]
+    penalties: tuple[Penalised, ...]
+    loss: float
+    root: str
+    roots_agree: bool
+    seconds: float
+
+    def uids(self, actor: str) -> list[int]:
+        """The miners of a kind."""
+        return [uid for uid, role in self.roles.items() if role == actor]
+
+    def weight(self, uid: int) -> float:
+        """A miner's weight in the last window that was measured."""
+        return self.weights[max(self.weights)].get(uid, 0.0) if self.weights else 0.0
+
+    def pay(self, uid: int) -> float:
+        """A miner's mean weight in the second half of the windows."""
+        late = [weights for window, weights in self.weights.items() if 2 * window > self.windows]
+        return sum(weights.get(uid, 0.0) for weights in late) / max(1, len(late))
+
+
+def incentive_hparams() -> HParams:
+    """A network whose miners show what they trained on: twenty honest ones and ten others run in minutes.
+
+    Each trains several times over a page of its own, so that its update fits that better than any other text, and
+    publishes so few of so many coefficients that two of them hardly share more than what everybody learns. A payload is
+    measured at the full outer step: hardly anybody else speaks of the same coefficients, so that is what it does to the
+    model, and one that only pleases the gradient shows it.
+    """
+    return load_hparams(
+        "simulation",
+        overrides={
+            "model": {"hidden_size": 32, "intermediate_size": 64},
+            "data": {"rows_per_page": 4},
+            "training": {"inner_steps": 10, "batch_size": 16, "micro_batch_size": 16},
+            "gradient": {"target_chunk": 32, "topk_compression": 32},
+            "scoring": {"eval_sequences": 32, "eval_micro_batch_size": 16, "eval_lr_factor": 1.0},
+        },
+    )
+
+
+def populations(honest: int) -> dict[str, Population]:
+    """Every population of the experiment by name: `main`, and each kind of cheat alone.
+
+    Args:
+        honest: Honest miners; of a kind alone there are a quarter as many, a fifth of all.
+
+    Raises:
+        ValueError: `honest` is less than 4.
+    """
+    if honest < 4:
+        raise ValueError(f"honest: {honest} miners leave no cheat in a fifth of the population; 4 at least")
+    alone = {kind: Population(kind, honest, (kind,) * (honest // 4)) for kind in KINDS}
+    return {MAIN: Population(MAIN, honest, MAIN_CHEATS), **alone}
+
+
+def honest_alone(population: Population, hparams: HParams) -> tuple[Population, HParams]:
+    """The same honest miners without the cheats, on the same text: the cheats' slots are spare ones."""
+    slots = hparams.data.spare_slots + len(population.cheats)
+    data = hparams.data.model_copy(update={"spare_slots": slots})
+    return Population(f"{population.name}, honest alone", population.honest, ()), hparams.model_copy(
+        update={"data": data}
+    )
+
+
+def run_population(
+    hparams: HParams,
+    population: Population,
+    *,
+    windows: int,
+    seed: int,
+    threads: int = 1,
+    on_window: Callable[[int, float | None], None] = lambda window, loss: None,
+) -> IncentiveReport:
+    """Run a population on simulated time, with one validator.
+
+    Args:
+        hparams: The network's numbers.
+        population: Who is in it.
+        windows: How many windows, at least 1.
+        seed: Makes keys, blocks and assignments.
+        threads: Worker threads; their number changes nothing but the speed.
+        on_window: Called with each window that the validator has done, and the loss before its step.
+    """
+    with tempfile.TemporaryDirectory(prefix="templar-", dir=memory_folder()) as folder:
+        world = World(Path(folder), hparams, seed=seed, actors=population.actors, threads=threads)
+        nodes = [world.node(member) for member in world.members if member.role != "burn"]
+        validator = next(node for node in nodes if isinstance(node, Validator))
+        seen: list[Evidence] = []
+        losses: list[float] = []
+        held_out = cache(partial(world.held_out, validator, HELD_OUT_SEQUENCES))
+
+        def keep(window: int, loss: float | None) -> None:
+            if (evidence := own_evidence(validator, window)) is not None:
+                seen.append(evidence)
+            if 3 * window > 2 * windows:
+                losses.append(held_out_loss(validator, held_out()))
+            on_window(window, loss)
+
+        started = time.perf_counter()
+        run_nodes(world, nodes, windows, keep)
+        seconds = time.perf_counter() - started
+        roots = {node.state.root for node in nodes}
+        for node in nodes:
+            node.stop()
+        return IncentiveReport(
+            windows=windows,
+            roles={member.uid: member.role for member in world.members if member.role in population.actors},
+            finals={record.uid: record.final for record in seen[-1].miners} if seen else {},
+            weights={evidence.window: {each.uid: each.weight for each in evidence.weights} for evidence in seen},
+            penalties=tuple(_penalties(seen)),
+            loss=sum(losses) / len(losses),
+            root=validator.state.root,
+            roots_agree=len(roots) == 1,
+            seconds=round(seconds, 3),
+        )
+
+
+def _penalties(seen: Iterable[Evidence]) -> Iterator[Penalised]:
+    for evidence in seen:
+        for record in evidence.miners:
+            yield from (Penalised(evidence.window, record.uid, slash.reason.value) for slash in record.slashes)

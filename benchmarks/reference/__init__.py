@@ -1,0 +1,1 @@
+"""Formats of the public framework templar, read for comparison."""

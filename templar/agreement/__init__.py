@@ -1,0 +1,1 @@
+"""Rosters, decisions and the state that follows from them: what all nodes agree on."""

@@ -1,0 +1,189 @@
+"""The birth of a network: genesis checkpoint and start window, published once, verified by everybody.
+
+The start window names the digest of everything that two nodes must have in common (hyper-parameters, tokenizer,
+dataset, first parameters); its own digest is the genesis hash, which is signed into every later object. Nobody trusts
+that two builds of a library initialise a model alike: the parameters come from the checkpoint.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from templar.agreement.checkpoint import fetch_checkpoint, publish_checkpoint
+from templar.agreement.state import StateMark, genesis_root, parameters_digest
+from templar.chain.base import Chain, NeuronInfo
+from templar.chain.hotkey import Signer
+from templar.data.tokenizer import Tokenizer
+from templar.errors import PermanentError, Reason, TransientError
+from templar.exchange.buckets import Buckets
+from templar.exchange.object_keys import START_WINDOW_KEY
+from templar.exchange.objects import StartWindow
+from templar.exchange.publish import publish_body
+from templar.exchange.signed import Network, read_signed
+from templar.hparams import HParams, Model
+from templar.interrupt import StoppedError
+from templar.training.model import WEIGHTS_FILE, read_parameters, write_model
+
+log = logging.getLogger(__name__)
+
+
+NO_GENESIS = "0" * 64
+"""Stands in the start window's own genesis field, which cannot hold its own digest."""
+
+
+@dataclass(frozen=True)
+class Birth:
+    """A start window and who signed it.
+
+    Attributes:
+        start: The start window.
+        publisher: The validator whose bucket has it, and the genesis checkpoint.
+    """
+
+    start: StartWindow
+    publisher: NeuronInfo
+
+    @property
+    def network(self) -> Network:
+        """What is signed into every later object."""
+        return Network(self.start.netuid, self.start.digest)
+
+    @property
+    def mark(self) -> StateMark:
+        """The state that the network starts from."""
+        window = self.start.start_window - 1
+        return StateMark(window, outer_steps=0, root=self.start.root, previous_root=NO_GENESIS, null=False)
+
+
+def publish_genesis(
+    chain: Chain,
+    buckets: Buckets,
+    hparams: HParams,
+    signer: Signer,
+    *,
+    params: Mapping[str, Tensor],
+    tokenizer: Tokenizer,
+    dataset_digest: str,
+    start_window: int,
+    folder: Path,
+) -> Birth:
+    """Publish the genesis checkpoint and then the start window.
+
+    On failure a later call with the same arguments goes on; where another network was started nothing is written.
+
+    Raises:
+        PermanentError: `not_registered`, `object_differs` (this hotkey started another network here before).
+    """
+    neuron = chain.metagraph().by_hotkey(signer.address)
+    if neuron is None or not neuron.validator_permit:
+        raise PermanentError(
+            Reason.NOT_REGISTERED, f"hotkey {signer.address} has no validator permit: it cannot start a network"
+        )
+    digest = parameters_digest(params)
+    start = StartWindow(
+        netuid=chain.netuid,
+        genesis=NO_GENESIS,
+        uid=neuron.uid,
+        hotkey=signer.address,
+        start_window=start_window,
+        hparams=hparams.digest,
+        tokenizer=tokenizer.digest,
+        dataset=dataset_digest,
+        root=genesis_root(chain.netuid, digest),
+    )
+    birth, store, clock = Birth(start, neuron), buckets.own, chain.clock
+    if store.head(START_WINDOW_KEY) is not None:
+        publish_body(store, START_WINDOW_KEY, start, signer, clock=clock)  # refuses unless it is this one
+    write_model(folder, params, hparams.model, tokenizer.to_bytes())
+    publish_checkpoint(store, folder, birth.mark, network=birth.network, uid=neuron.uid, signer=signer, clock=clock)
+    publish_body(store, START_WINDOW_KEY, start, signer, clock=clock)
+    return birth
+
+
+def find_birth(chain: Chain, buckets: Buckets, hparams: HParams, *, pinned: str | None = None) -> Birth:
+    """The birth of the network: the start window of the validator with the most stake that has one.
+
+    Args:
+        chain: Who the validators are.
+        buckets: Their buckets.
+        hparams: This node's numbers; they must be the network's.
+        pinned: Genesis hash that the operator insists on; start windows with another one are passed over.
+
+    Raises:
+        TransientError: `genesis_missing`; nobody published one (yet). Or, unless a genesis is pinned, the store of a
+            validator failed before one was found: it may have the one that counts.
+        PermanentError: `bad_hparams`.
+    """
+    passed_over = []
+    for validator in chain.metagraph().validators():
+        try:
+            start = _read_start(chain, buckets, validator)
+        except StoppedError:
+            raise
+        except (PermanentError, TransientError) as error:
+            if pinned is None and isinstance(error, TransientError):
+                raise TransientError(
+                    error.reason,
+                    f"the start window of uid {validator.uid} cannot be read now, and it would come first: {error}; "
+                    "try again, or pin the network's genesis hash",
+                ) from error
+            log.warning("start window of uid %d is left out: %s", validator.uid, error)
+            passed_over.append(f"uid {validator.uid}: {error.reason}")
+            continue
+        if start is None or pinned not in (None, start.digest):
+            continue
+        if start.hparams != hparams.digest:
+            raise PermanentError(
+                Reason.BAD_HPARAMS,
+                f"hparams: digest {hparams.digest[:12]} is not the network's {start.hparams[:12]}; "
+                "use the preset that the network was started with",
+            )
+        return Birth(start, validator)
+    raise TransientError(
+        Reason.GENESIS_MISSING,
+        f"no validator of subnet {chain.netuid} shows {START_WINDOW_KEY}"
+        + (f" with genesis {pinned}" if pinned else "")
+        + (f" ({'; '.join(passed_over)})" if passed_over else "")
+        + ": publish the genesis first, or wait for it",
+    )
+
+
+def load_genesis(birth: Birth, buckets: Buckets, model: Model, folder: Path) -> dict[str, Tensor]:
+    """Download the genesis checkpoint and verify all of it; the parameters by name.
+
+    Raises:
+        TransientError: The store failed.
+        PermanentError: `root_differs`, `checkpoint_broken`.
+    """
+    store = buckets.reader(birth.publisher)
+    fetch_checkpoint(store, birth.publisher, birth.mark.window, folder, network=birth.network, model=model)
+    params = read_parameters(folder / WEIGHTS_FILE, model)
+    if genesis_root(birth.start.netuid, parameters_digest(params)) != birth.start.root:
+        raise PermanentError(
+            Reason.ROOT_DIFFERS,
+            f"genesis checkpoint of uid {birth.publisher.uid}: its parameters are not those signed for",
+        )
+    return params
+
+
+def _read_start(chain: Chain, buckets: Buckets, validator: NeuronInfo) -> StartWindow | None:
+    store, unborn = buckets.reader(validator), Network(chain.netuid, NO_GENESIS)
+    found = read_signed(store, START_WINDOW_KEY, StartWindow, network=unborn, author=validator)
+    return None if found is None else found.body
+
+
+def require_digest(digest: str, start: StartWindow) -> None:
+    """Refuse a dataset that is not the network's.
+
+    Raises:
+        PermanentError: `dataset_malformed`.
+    """
+    if digest != start.dataset:
+        raise PermanentError(
+            Reason.DATASET_MALFORMED,
+            f"dataset: digest {digest[:12]} is not the network's {start.dataset[:12]}; point the dataset bucket and "
+            "prefix at the network's dataset",
+        )

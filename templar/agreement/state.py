@@ -1,0 +1,225 @@
+"""The state that everybody agrees on: parameters, outer steps, and the chain of state roots.
+
+It changes in one way only: a window is applied, in order, with the payloads of its decided roster or with none.
+
+State roots: one hash that two nodes share if and only if their models and their histories are the same.
+
+To recompute one with nothing but SHA-256 and JSON (`json` below is canonical JSON: keys sorted, no spaces, ASCII):
+
+    leaf(tensor)  = SHA-256( json {"domain": "templar/tensor/1", "dtype": "float32", "name": ..., "shape": [...]}
+                             + newline + the elements in row-major order, little-endian )
+    parameters    = SHA-256( json {"domain": "templar/parameters/1", "leaves": [hex leaf, ... in order of the names]} )
+    genesis root  = SHA-256( json {"domain": "templar/root/genesis/1", "netuid": n, "parameters": hex} )
+    next root     = SHA-256( json {"domain": "templar/root/next/1", "outer_steps": s, "parameters": hex,
+                                   "previous": hex root before, "window": w} )
+    null root     = SHA-256( json {"domain": "templar/root/null/1", "parameters": hex,
+                                   "previous": hex root before, "window": w} )
+
+`outer_steps` counts the steps with that of `w`; a null window has none. Hashes are 64 lower-case hex digits. In a
+network that trains on shards, next and null roots have one more field, "epochs": the list of [first window, position]
+of `templar.data.epochs` after `w`.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from templar.canonical import canonical_json, sha256_hex
+from templar.data.assignment import Epochs, advanced, first_epochs
+from templar.errors import PermanentError, Reason
+from templar.gradient.aggregate import aggregate, outer_step
+from templar.gradient.codec.wire import Payload
+from templar.gradient.layout import Layout
+from templar.hparams import Training
+from templar.training.schedule import outer_learning_rate, outer_weight_decay
+
+
+def parameters_digest(params: Mapping[str, Tensor]) -> str:
+    """The hash of all parameters.
+
+    Tensors that are not on the CPU are copied to it one at a time.
+
+    Args:
+        params: By name, in any order, of any type and device.
+    """
+    leaves = [_leaf(name, params[name]) for name in sorted(params)]
+    return _hash("templar/parameters/1", leaves=leaves)
+
+
+def genesis_root(netuid: int, digest: str) -> str:
+    """The root before the first window, of the parameters with this digest."""
+    return _hash("templar/root/genesis/1", netuid=netuid, parameters=digest)
+
+
+def next_root(previous: str, window: int, outer_steps: int, digest: str, epochs: Sequence[tuple[int, int]] = ()) -> str:
+    """The root after the outer step of a window.
+
+    Args:
+        previous: The root before.
+        window: The window whose update was applied.
+        outer_steps: Outer steps since genesis, this one included.
+        digest: `parameters_digest` after the step.
+        epochs: First window and position of the epochs after the window; none in a network that trains on pages.
+    """
+    return _hash(
+        "templar/root/next/1",
+        outer_steps=outer_steps,
+        parameters=digest,
+        previous=previous,
+        window=window,
+        **_listed(epochs),
+    )
+
+
+def null_root(previous: str, window: int, digest: str, epochs: Sequence[tuple[int, int]] = ()) -> str:
+    """The root after a null window: the parameters did not change, the history did (PROTOCOL 19).
+
+    Args:
+        previous: The root before.
+        window: The null window.
+        digest: `parameters_digest`, unchanged; so that every root is bound to parameters.
+        epochs: As in `next_root`.
+    """
+    return _hash("templar/root/null/1", parameters=digest, previous=previous, window=window, **_listed(epochs))
+
+
+def _listed(epochs: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    return {"epochs": [list(epoch) for epoch in epochs]} if epochs else {}
+
+
+def _leaf(name: str, tensor: Tensor) -> str:
+    header = {
+        "domain": "templar/tensor/1",
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "name": name,
+        "shape": list(tensor.shape),
+    }
+    digest = hashlib.sha256(canonical_json(header) + b"\n")
+    elements = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)  # little-endian, as all our machines
+    digest.update(elements.numpy().data)
+    return digest.hexdigest()
+
+
+def _hash(domain: str, **fields: Any) -> str:
+    return sha256_hex(canonical_json({"domain": domain, **fields}))
+
+
+@dataclass(frozen=True)
+class StateMark:
+    """Which state a checkpoint or snapshot holds.
+
+    Attributes:
+        window: The last window that was applied or found null.
+        outer_steps: Outer steps so far.
+        root: State root after `window`.
+        previous_root: State root before `window`; with the parameters it proves the root.
+        null: Whether `window` was null.
+        epochs: Which shard its own window and the two after it train on; none in a network that trains on pages.
+    """
+
+    window: int
+    outer_steps: int
+    root: str
+    previous_root: str
+    null: bool
+    epochs: Epochs = ()
+
+
+# Parameters are hashed beside whatever comes next: nobody waits for a root until it is published or compared.
+_hasher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="state-root")
+
+
+class AgreedState:
+    """Parameters and the window that they belong to.
+
+    Args:
+        params: Float32 parameters by name; owned by this object from now on.
+        mark: Which state they are; not checked here, see `check_mark`.
+        layout: Tensors and chunks.
+        training: Recipe and step sizes.
+        outer_steps_per_shard: Outer steps between two shards; None in a network that trains on pages.
+    """
+
+    def __init__(
+        self,
+        params: Mapping[str, Tensor],
+        mark: StateMark,
+        layout: Layout,
+        training: Training,
+        outer_steps_per_shard: int | None = None,
+    ) -> None:
+        self.params = dict(params)
+        self.window = mark.window
+        self.outer_steps = mark.outer_steps
+        self.epochs = mark.epochs
+        if outer_steps_per_shard is not None and not mark.epochs:  # genesis: every later root covers its epochs
+            self.epochs = first_epochs(mark.window + 1)
+        self._outer_steps_per_shard = outer_steps_per_shard
+        self._layout = layout
+        self._training = training
+        self._mark: StateMark | None = mark
+        self._previous_root = mark.previous_root
+        self._null = mark.null
+        self._digest: Future[str] = _hasher.submit(parameters_digest, self.params)
+
+    @property
+    def root(self) -> str:
+        """State root after `window`; waits while the parameters are being hashed."""
+        return self.mark.root
+
+    @property
+    def mark(self) -> StateMark:
+        """Which state this is; waits while the parameters are being hashed."""
+        if self._mark is None:
+            unrooted = StateMark(self.window, self.outer_steps, "", self._previous_root, self._null, self.epochs)
+            self._mark = replace(unrooted, root=_root_of(unrooted, self._digest.result()))
+        return self._mark
+
+    def apply(self, window: int, payloads: Sequence[Payload]) -> None:
+        """Apply the next window; without payloads it is a null window, which changes no parameter (PROTOCOL 19).
+
+        Raises:
+            ValueError: `window` is not the next one: a window is never skipped and never applied twice.
+        """
+        if window != self.window + 1:
+            raise ValueError(f"the state is that of window {self.window}: window {window} cannot be applied to it")
+        self._previous_root = self.root  # the parameters must be hashed before they change
+        if payloads:
+            outer_step(
+                self.params,
+                aggregate(payloads, self._layout),
+                learning_rate=outer_learning_rate(self._training, self.outer_steps),
+                weight_decay=outer_weight_decay(self._training),
+            )
+            self.outer_steps += 1
+            self._digest = _hasher.submit(parameters_digest, self.params)
+        if self._outer_steps_per_shard is not None:
+            self.epochs = advanced(self.epochs, window, self.outer_steps, self._outer_steps_per_shard)
+        self.window, self._null, self._mark = window, not payloads, None
+
+
+def check_mark(params: Mapping[str, Tensor], mark: StateMark, what: str) -> None:
+    """Check that parameters are the ones that a mark speaks of.
+
+    Raises:
+        PermanentError: `root_differs`.
+    """
+    root = _root_of(mark, parameters_digest(params))
+    if root != mark.root:
+        raise PermanentError(
+            Reason.ROOT_DIFFERS,
+            f"{what}: its parameters give the root {root[:12]}, not {mark.root[:12]}; it is damaged or forged",
+        )
+
+
+def _root_of(mark: StateMark, digest: str) -> str:
+    """The root of a state with these parameters, whatever root its mark has."""
+    epochs = [(epoch.first_window, epoch.position) for epoch in mark.epochs]
+    if mark.null:
+        return null_root(mark.previous_root, mark.window, digest, epochs)
+    return next_root(mark.previous_root, mark.window, mark.outer_steps, digest, epochs)

@@ -1,0 +1,159 @@
+"""Debug values: two elements of every parameter, published beside the sync proof for people and tools to compare.
+
+They decide nothing: whether a node is in sync is said by its proof and its root. Anybody can copy another's values, or
+make some up; what they are good for is to see how far apart two states are, where roots only say that they differ.
+Miners publish other elements than everybody else, as documented: what a validator shows is not what a miner must have.
+Compared with `templar.scoring.debug_values`.
+
+Sync proofs: evidence that a node holds the state after a window, which nobody can copy (DESIGN 4).
+
+The block that settles a window chooses slices of the parameters; the proof is their hash, keyed with that block's hash
+and the node's own hotkey. A node that does not hold the parameters cannot compute it, and another node's proof is of no
+use to it. A validator, which holds the same parameters, recomputes it.
+"""
+
+import hashlib
+import logging
+import math
+import re
+from collections.abc import Mapping
+
+from torch import Tensor, float32
+
+from templar.canonical import keyed_seed
+from templar.chain.base import NeuronInfo
+from templar.errors import PermanentError, Reason
+from templar.exchange.context import Exchange
+from templar.exchange.object_keys import Kind, window_key
+from templar.exchange.objects import DEBUG_ELEMENTS, DEBUG_NAME, MAX_DEBUG_PARAMETERS, Debug, Proof
+from templar.exchange.publish import PublishReceipt, publish_body
+from templar.exchange.signed import read_signed
+
+NUM_SLICES = 32
+
+
+SLICE_ELEMENTS = 64
+
+
+def state_proof(params: Mapping[str, Tensor], *, window: int, block_hash: str, hotkey: str) -> str:
+    """The proof for these parameters.
+
+    Args:
+        params: The agreed parameters after the window, by name.
+        window: The window.
+        block_hash: Hash of the block that settled it.
+        hotkey: Address of the node that proves.
+
+    Returns:
+        SHA-256, in hex, over the key and `NUM_SLICES` slices of up to `SLICE_ELEMENTS` elements.
+    """
+    names = sorted(params)
+    digest = hashlib.sha256(f"templar.proof:{window}:{block_hash}:{hotkey}".encode())
+    for index in range(NUM_SLICES):
+        draw = keyed_seed("templar.proof.slice", window, block_hash, hotkey, index)
+        name = names[draw % len(names)]
+        flat = params[name].detach().reshape(-1)
+        start = (draw >> 64) % max(1, flat.numel() - SLICE_ELEMENTS + 1)
+        piece = flat[start : start + SLICE_ELEMENTS].contiguous().cpu()
+        digest.update(f"{name}:{start}:".encode())
+        digest.update(piece.numpy().astype("<f4", copy=False).tobytes())
+    return digest.hexdigest()
+
+
+def publish_proof(
+    exchange: Exchange, params: Mapping[str, Tensor], *, window: int, block_hash: str, root: str, outer_steps: int
+) -> PublishReceipt:
+    """Publish the own proof. On failure a later call with the same state goes on."""
+    author = exchange.author(window)
+    proof = state_proof(params, window=window, block_hash=block_hash, hotkey=author["hotkey"])
+    body = Proof(**author, window=window, root=root, outer_steps=outer_steps, proof=proof)
+    key = window_key(Kind.PROOF, window, body.uid)
+    return publish_body(exchange.buckets.own, key, body, exchange.own_signer, clock=exchange.chain.clock)
+
+
+def read_proof(exchange: Exchange, neuron: NeuronInfo, window: int) -> Proof | None:
+    """A node's proof for a window; None if there is none.
+
+    Raises:
+        RejectedError: It is not legal.
+        TransientError: The store failed.
+    """
+    store = exchange.buckets.reader(neuron)
+    key = window_key(Kind.PROOF, window, neuron.uid)
+    found = read_signed(store, key, Proof, network=exchange.network, author=neuron, window=window)
+    return None if found is None else found.body
+
+
+log = logging.getLogger(__name__)
+
+
+MINER_START = 10
+"""First of the elements that miners publish, counted over the flattened parameter."""
+
+
+START = 0
+"""First of the elements that everybody else publishes."""
+
+
+def debug_values(params: Mapping[str, Tensor], start: int) -> dict[str, tuple[float, float]]:
+    """The elements of each parameter that are published.
+
+    Args:
+        params: Parameters by name, of any shape and float type.
+        start: The first element of the flattened parameter.
+
+    Returns:
+        Name -> elements `start` and `start + 1`, exactly, in name order, of at most `MAX_DEBUG_PARAMETERS` parameters.
+        Left out are parameters that have no such elements, those with one that is not finite, and names that are no
+        legal ones.
+    """
+    found: dict[str, tuple[float, float]] = {}
+    for name in sorted(params):
+        piece = params[name].detach().reshape(-1)[start : start + DEBUG_ELEMENTS].to("cpu", float32).tolist()
+        if len(piece) == DEBUG_ELEMENTS and all(map(math.isfinite, piece)) and re.fullmatch(DEBUG_NAME, name):
+            found[name] = (piece[0], piece[1])
+        if len(found) == MAX_DEBUG_PARAMETERS:
+            break
+    return found
+
+
+def publish_debug(
+    exchange: Exchange, params: Mapping[str, Tensor], *, window: int, role: str | None
+) -> PublishReceipt | None:
+    """Publish the own debug values of the state after a window; a later call with the same state changes nothing.
+
+    Args:
+        exchange: The own view of the network.
+        params: The agreed parameters after the window, by name.
+        window: The window.
+        role: The node's role; it says which elements are published.
+
+    Returns:
+        None if other values stand there already: they stay, and nothing depends on them.
+
+    Raises:
+        TransientError: Chain or store failed; a later call goes on.
+    """
+    start = MINER_START if role == "miner" else START
+    body = Debug(**exchange.author(window), window=window, start=start, values=debug_values(params, start))
+    key = window_key(Kind.DEBUG, window, body.uid)
+    try:
+        return publish_body(exchange.buckets.own, key, body, exchange.own_signer, clock=exchange.chain.clock)
+    except PermanentError as error:
+        if error.reason is not Reason.OBJECT_DIFFERS:
+            raise
+        log.warning("the debug values of a state that was left stand: %s", error)
+        return None
+
+
+def read_debug(exchange: Exchange, neuron: NeuronInfo, window: int) -> Debug | None:
+    """A node's debug values of the state after a window; None if there are none.
+
+    Raises:
+        RejectedError: They are not legal.
+        TransientError: The store failed.
+    """
+    store = exchange.buckets.reader(neuron)
+    key = window_key(Kind.DEBUG, window, neuron.uid)
+    found = read_signed(store, key, Debug, network=exchange.network, author=neuron, window=window)
+    return None if found is None else found.body

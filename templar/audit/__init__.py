@@ -1,0 +1,1 @@
+"""Rosters, evidence and proofs held against public objects."""

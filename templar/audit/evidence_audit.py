@@ -1,0 +1,252 @@
+"""The audit of a validator: its evidence of a window, rebuilt from public objects and compared (DESIGN D8).
+
+The facts are seen and measured again on the state before the window; everything else follows from them and from the
+evidence before, exactly. Whoever audits needs no hotkey and asks nobody but chain, buckets and dataset.
+"""
+
+import logging
+import time
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from torch import nn
+
+from templar.audit.evidence_check import Findings, check_evidence
+from templar.audit.hindsight import Hindsight, look_back
+from templar.audit.roster_audit import audit_roster
+from templar.chain.base import NeuronInfo
+from templar.errors import PermanentError, Reason, RejectedError, TemplarError
+from templar.exchange.peers import PeerBook
+from templar.interrupt import StoppedError
+from templar.neuron.catchup import catch_up
+from templar.neuron.node import Node
+from templar.scoring.differences import Difference
+from templar.scoring.evidence import Evidence
+from templar.scoring.evidence_chain import read_evidence
+from templar.scoring.score import MAX_BEHIND
+from templar.timeline import closing_block, window_of
+from templar.training.model import build_model
+
+log = logging.getLogger(__name__)
+
+
+GATHER_SECONDS = 600.0
+"""How long an audit may fetch from the miners of a window; nobody waits for it."""
+
+
+REPLAY_SECONDS = 60.0
+"""How long a window that is replayed is waited for, where something of it cannot be read now."""
+
+
+class Subject(StrEnum):
+    """What was audited."""
+
+    ROSTER = "roster"
+    EVIDENCE = "evidence"
+
+
+@dataclass(frozen=True)
+class EvidenceAudit:
+    """What came of the audit of one participant's window.
+
+    Attributes:
+        window: The window.
+        subject: What was audited.
+        uid: Who published it; None for the roster of a null window.
+        differences: What was published and is not so, the causes before what follows from them.
+        notes: What cannot be redone, and what is no lie.
+        seconds: How long it took.
+        problem: Why it could not be audited to the end; None if it was.
+    """
+
+    window: int
+    subject: Subject
+    uid: int | None
+    differences: tuple[Difference, ...] = ()
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+    problem: TemplarError | None = None
+
+    @property
+    def verified(self) -> bool:
+        """Whether all of it was redone, and nothing differs."""
+        return not self.differences and self.problem is None
+
+    @property
+    def first(self) -> Difference | None:
+        """The first difference."""
+        return self.differences[0] if self.differences else None
+
+    @property
+    def title(self) -> str:
+        """What was audited, in a few words."""
+        return f"{self.subject} of the null window" if self.uid is None else f"{self.subject} of uid {self.uid}"
+
+    @property
+    def summary(self) -> str:
+        """One line, which begins with the title."""
+        if self.first is not None:
+            more = f", and {len(self.differences) - 1} more" if len(self.differences) > 1 else ""
+            return f"{self.title} differs [{Reason.EVIDENCE_DIFFERS}] {self.first}{more}"
+        if self.problem is not None:
+            return f"{self.title} cannot be audited {self.problem}"
+        notes = f", {len(self.notes)} notes" if self.notes else ""
+        return f"{self.title} verified{notes}"
+
+
+@dataclass(frozen=True)
+class WindowAudit:
+    """What came of the audit of a window.
+
+    Attributes:
+        window: The window.
+        parts: Its roster, then each validator's evidence in uid order.
+    """
+
+    window: int
+    parts: tuple[EvidenceAudit, ...]
+
+    @property
+    def verified(self) -> bool:
+        """Whether all of it was redone, and nothing differs."""
+        return all(part.verified for part in self.parts)
+
+    @property
+    def differing(self) -> EvidenceAudit | None:
+        """The first part with a difference."""
+        return next((part for part in self.parts if part.differences), None)
+
+    @property
+    def problem(self) -> TemplarError | None:
+        """Why a part could not be audited to the end, if one could not."""
+        return next((part.problem for part in self.parts if part.problem is not None), None)
+
+    @property
+    def summary(self) -> str:
+        """One line: what is wrong, or else what was verified."""
+        wrong = [part.summary for part in self.parts if not part.verified]
+        return f"window {self.window}: {'; '.join(wrong or [part.summary for part in self.parts])}"
+
+
+class Auditor:
+    """Audits windows one after the other; each brings the node's state forward.
+
+    Args:
+        node: A started node without a hotkey, in a folder of its own: its state is where the audit is.
+        tolerance: How far apart measured numbers may be, relatively; 0 for exactly, which the same hardware keeps.
+    """
+
+    def __init__(self, node: Node, *, tolerance: float = 0.0) -> None:
+        self._node = node
+        self._tolerance = tolerance
+        self._model: nn.Module = build_model(node.hparams.model)
+        node.gatherer = replace(node.gatherer, patience=GATHER_SECONDS)
+
+    def newest_window(self) -> int:
+        """The newest window of which everything is final: on the one after it nobody can decide any more."""
+        return window_of(self._node.chain.block(), self._node.hparams.windows) - 2
+
+    def audit(self, window: int, uid: int | None = None) -> WindowAudit:
+        """Audit a window: its roster, and the evidence of one validator or of all that published some.
+
+        Raises:
+            PermanentError: `bad_parameters` (no such window, or it is not over), `not_registered` (no such validator),
+                `evidence_missing` (nobody published any, or it has expired).
+            TransientError: Chain or stores failed, or the window cannot be rebuilt from what is shown now.
+        """
+        node, started = self._node, time.perf_counter()
+        self._require_closed(window)
+        published = self._published(window, uid)
+        self._bring_to(window - 1)
+        seen = look_back(node, window)
+        found = audit_roster(node, seen)
+        seconds = time.perf_counter() - started
+        roster = EvidenceAudit(window, Subject.ROSTER, found.publisher, found.differences, found.notes, seconds)
+        evidence = [self._audit_evidence(seen, validator, body) for validator, body in published]
+        node.cache.prune(window - 1)
+        node.journal.forget(window - node.hparams.storage.retention_windows)
+        audit = WindowAudit(window, (roster, *evidence))
+        log.info("%s", audit.summary)
+        return audit
+
+    def _require_closed(self, window: int) -> None:
+        node = self._node
+        first, rules = node.birth.start.start_window, node.hparams.windows
+        if window < first:
+            raise PermanentError(
+                Reason.BAD_PARAMETERS, f"window {window}: the network begins with window {first}: choose a later one"
+            )
+        if closing_block(window, rules) >= node.chain.block():
+            newest = window_of(node.chain.block(), rules) - 1
+            raise PermanentError(
+                Reason.BAD_PARAMETERS, f"window {window} is not over: choose one up to {newest}, or wait"
+            )
+
+    def _published(self, window: int, uid: int | None) -> list[tuple[NeuronInfo, Evidence | RejectedError]]:
+        """Each validator that published evidence, and its evidence, or why that is none."""
+        exchange = self._node.exchange
+        validators = [each for each in exchange.metagraph(window).validators() if uid in (None, each.uid)]
+        if not validators:
+            raise PermanentError(Reason.NOT_REGISTERED, f"uid {uid} had no validator permit in window {window}")
+        published: list[tuple[NeuronInfo, Evidence | RejectedError]] = []
+        for validator in sorted(validators, key=lambda neuron: neuron.uid):
+            try:
+                found = read_evidence(exchange, validator, window)
+            except RejectedError as error:
+                published.append((validator, error))
+            else:
+                published += [] if found is None else [(validator, found)]
+        if not published:
+            who = "no validator shows any" if uid is None else f"uid {uid} shows no"
+            raise PermanentError(
+                Reason.EVIDENCE_MISSING,
+                f"window {window}: {who} evidence; it was never published, or is older than "
+                f"{self._node.hparams.storage.retention_windows} windows",
+            )
+        return published
+
+    def _bring_to(self, window: int) -> None:
+        """Make the node's state that of a window, through the windows before it: their roots say who is behind."""
+        node = self._node
+        first = max(node.birth.mark.window, window - MAX_BEHIND) + 1
+        needed = range(first, min(node.state.window, window) + 1)
+        gaps = set(needed) - node.journal.roots(first, window).keys()
+        if node.state.window > window or gaps:
+            node.restore(before=first if gaps else window + 1)
+            node.peers = PeerBook(node.exchange)  # it has forgotten the lists of old windows
+        if node.state.window < first - 1:
+            catch_up(node, first - 1, deadline=self._deadline())
+        for following in range(node.state.window + 1, window + 1):
+            catch_up(node, following, deadline=self._deadline())
+            node.cache.prune(following - 1)
+
+    def _deadline(self) -> float:
+        return self._node.chain.clock.now() + REPLAY_SECONDS
+
+    def _audit_evidence(
+        self, seen: Hindsight, validator: NeuronInfo, evidence: Evidence | RejectedError
+    ) -> EvidenceAudit:
+        """Everything about one validator's evidence; what is found before something fails stands."""
+        started, findings = time.perf_counter(), Findings()
+        problem: TemplarError | None = None
+        if isinstance(evidence, RejectedError):
+            findings.past.append(Difference("evidence", str(evidence), ""))
+        else:
+            try:
+                check_evidence(self._node, self._model, seen, evidence, findings, tolerance=self._tolerance)
+            except StoppedError:
+                raise
+            except TemplarError as error:
+                problem = error
+        differences = tuple(
+            each if each.suspects else replace(each, suspects=(validator.uid,)) for each in findings.differences
+        )
+        return EvidenceAudit(
+            seen.window,
+            Subject.EVIDENCE,
+            validator.uid,
+            differences,
+            tuple(findings.notes),
+            time.perf_counter() - started,
+            problem,
+        )

@@ -1,0 +1,436 @@
+"""One evidence against its window: what was seen and measured is done again, what follows is computed again.
+
+How far behind a validator says that miners were, held against their proofs as they lie there afterwards.
+
+What a validator says that it saw, held against what the public objects show afterwards.
+
+Some of it only the moment could show: a store that failed then, an object that came later. If the public objects agree
+with that it is a note; whatever they contradict is a difference. Both accounts are then measured on the same payloads,
+so that one lie is one difference and does not colour every other number.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import nn
+
+from templar.agreement.decisions import may_have_expired
+from templar.audit.hindsight import Hindsight, bring_earlier
+from templar.chain.base import NeuronInfo
+from templar.errors import PermanentError, Reason, TransientError
+from templar.exchange.gather import GatherReport, PeerOutcome, Tier
+from templar.exchange.object_keys import Kind, window_key
+from templar.hparams import HParams
+from templar.neuron.evaluate import bucket_of, evaluate
+from templar.neuron.node import Node
+from templar.scoring.conclude import conclude
+from templar.scoring.differences import Difference, compare_evidence, compare_facts, shown
+from templar.scoring.evidence import Evidence, MinerFacts, WindowFacts
+from templar.scoring.evidence_chain import compare_weights, find_standing
+from templar.scoring.slashing import is_absent
+from templar.scoring.standing import Standing
+
+
+def compare_proofs(
+    node: Node, seen: Hindsight, published: WindowFacts, recomputed: WindowFacts, validator: int
+) -> tuple[tuple[Difference, ...], dict[int, str]]:
+    """Hold how far behind miners are said to have been against their proofs as they lie there now.
+
+    A proof that came, or changed, after it was looked at tells nothing of that.
+
+    Returns:
+        What differs; and by uid, why it cannot be told of somebody.
+
+    Raises:
+        TransientError: A proof cannot be read now.
+    """
+    again = {miner.uid: miner for miner in recomputed.miners}
+    differences: list[Difference] = []
+    untold: dict[int, str] = {}
+    for miner in published.miners:
+        now = again.get(miner.uid)
+        if now is None or None in (miner.payload_sha256, now.payload_sha256):
+            continue
+        if miner.windows_behind != now.windows_behind:
+            found = _compare_proof(node, seen, miner, now, validator)
+            if isinstance(found, str):
+                untold[miner.uid] = found
+            else:
+                differences.append(found)
+    return tuple(differences), untold
+
+
+def _compare_proof(node: Node, seen: Hindsight, miner: MinerFacts, now: MinerFacts, validator: int) -> Difference | str:
+    """The difference of one miner; why it cannot be told whether there is one, if so."""
+    if miner.windows_behind is None:
+        return "it is said that its proof could not be read then"
+    if now.windows_behind is None:
+        raise TransientError(Reason.STORE_UNREACHABLE, f"the proof of uid {miner.uid} cannot be read now")
+    suspects = [validator]
+    author, window = node.exchange.metagraph(seen.window).by_uid(miner.uid), seen.window - 1
+    if author is not None and window != node.birth.mark.window:
+        info = node.buckets.reader(author).head(window_key(Kind.PROOF, window, miner.uid))
+        if info is not None and info.last_modified > seen.rules.times.settles:
+            return f"{miner.windows_behind} windows behind then; its proof was stored after that"
+        if info is None and may_have_expired(node.exchange, author, window):
+            return f"{miner.windows_behind} windows behind then; its proof may have expired"
+        suspects += [] if info is not None else [miner.uid]
+    where = f"miners[uid {miner.uid}].facts.windows_behind"
+    return Difference(where, shown(miner.windows_behind), shown(now.windows_behind), tuple(suspects))
+
+
+MOMENTARY = frozenset(
+    {
+        Reason.STORE_UNREACHABLE,
+        Reason.STORE_BUSY,
+        Reason.TOO_SLOW,
+        Reason.CHAIN_UNREACHABLE,
+        Reason.CHAIN_RATE_LIMITED,
+    }
+)
+"""Why nothing counted, for nobody to see later; the same that may be a validator's own fault."""
+
+
+_GONE = frozenset({Reason.COMMIT_MISSING, Reason.MANIFEST_MISSING, Reason.PAYLOAD_MISSING})
+
+
+_CAME_LATER = {
+    Reason.COMMIT_MISSING: Reason.COMMIT_LATE,
+    Reason.MANIFEST_MISSING: Reason.REVEAL_LATE,
+    Reason.PAYLOAD_MISSING: Reason.REVEAL_LATE,
+}
+"""What was missing when the validator looked, and how it looks once it came all the same."""
+
+
+@dataclass
+class Reconciled:
+    """What to measure, and what is known before that.
+
+    Attributes:
+        report: The gather as the validator says that it was, as far as the public objects allow.
+        differences: What they contradict.
+        notes: What only the moment could show, for people.
+        measurable: Whether the validator's own payloads are at hand, all of them and no others.
+        settled: Uid -> fields of its facts that need no further comparison.
+    """
+
+    report: GatherReport
+    differences: list[Difference] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    measurable: bool = True
+    settled: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+
+def reconcile(node: Node, seen: Hindsight, published: WindowFacts, standing: Standing, validator: int) -> Reconciled:
+    """Hold what a validator says of each miner's payload against what the miner shows now.
+
+    Args:
+        node: A node whose agreed state is that of the window before.
+        seen: The window as it looks now.
+        published: What the validator says.
+        standing: What it remembered before.
+        validator: Its uid.
+
+    Raises:
+        TransientError: A miner's store fails now: nothing can be said.
+        PermanentError: `evidence_missing`; what a miner showed may have expired.
+    """
+    claims = {miner.uid: miner for miner in published.miners}
+    found = Reconciled(replace(seen.report, outcomes=()))
+    case = _Case(node, seen, standing, validator, published, claims, found)
+    outcomes = [case.outcome(neuron, claims.get(neuron.uid)) for neuron in node.exchange.miners(seen.window)]
+    found.report = replace(seen.report, outcomes=tuple(each for each in outcomes if each is not None))
+    return found
+
+
+@dataclass
+class _Case:
+    """One validator's window."""
+
+    node: Node
+    seen: Hindsight
+    standing: Standing
+    validator: int
+    published: WindowFacts
+    claims: Mapping[int, MinerFacts]
+    found: Reconciled
+
+    def outcome(self, neuron: NeuronInfo, claim: MinerFacts | None) -> PeerOutcome | None:
+        """The outcome to go on with; None for somebody whom nobody asked."""
+        uid, now = neuron.uid, self.seen.outcome(neuron.uid)
+        truth, banned = self._truth(neuron, now)
+        if claim is None:  # the comparison says that it was skipped; the others are measured as they were, without it
+            self.found.measurable &= not self._is_listed(uid)
+            return None if now is None else replace(now, contribution=None)
+        bucket = bucket_of(self.node, neuron)
+        if claim.bucket != bucket:
+            self._other_bucket(neuron, claim, bucket)
+        if claim.payload_sha256 == truth:
+            if truth is None:
+                self._no_payload(neuron, claim, now, banned=banned)
+        elif claim.payload_sha256 is None:
+            self._left_out(neuron, claim, truth)
+        else:
+            self._put_in(neuron, claim, truth, None if banned else now)
+        return self._as_claimed(claim, now, truth)
+
+    def _truth(self, neuron: NeuronInfo, now: PeerOutcome | None) -> tuple[str | None, bool]:
+        """The payload that counts by the public objects, and whether its author is banned."""
+        bucket = bucket_of(self.node, neuron)
+        if self.standing.is_banned(self.seen.window, neuron.hotkey, bucket):
+            return None, True
+        roster = self.seen.settlement.roster
+        for entry in () if roster is None else roster.entries:
+            if entry.uid == neuron.uid:
+                return entry.payload_sha256, False
+        counted = None if now is None else now.contribution
+        return (None if counted is None else counted.manifest.payload_sha256), False
+
+    def _as_claimed(self, claim: MinerFacts, now: PeerOutcome | None, truth: str | None) -> PeerOutcome | None:
+        """The outcome now, with what was agreed to of the claim."""
+        uid, claimed = claim.uid, claim.payload_sha256
+        asked = self.seen.report.outcome(uid) is not None
+        tier = Tier.OTHER if now is None or not asked else now.tier
+        was_needless = _is_unasked(claim) and asked and not self._is_disturbed()
+        if uid in self.seen.reserve and claim.tier in (Tier.RESERVE, Tier.OTHER) and not was_needless:
+            tier = Tier(claim.tier)
+            if tier is Tier.RESERVE and not asked:
+                self.found.notes.append(f"uid {uid}: asked in another's place, which nobody has to be now")
+        if now is None or (_is_unasked(claim) and uid in self.seen.reserve and not was_needless):
+            return None
+        counted = now.contribution if claimed is not None and claimed == truth else None
+        return replace(now, tier=tier, contribution=counted, reason=claim.reason)
+
+    def _other_bucket(self, neuron: NeuronInfo, claim: MinerFacts, bucket: str | None) -> None:
+        """The chain names another bucket now: that decides something only where one of them is banned."""
+        window = self.seen.window
+        then, now = (self.standing.is_banned(window, neuron.hotkey, each) for each in (claim.bucket, bucket))
+        if then == now:
+            self.found.notes.append(f"uid {neuron.uid}: the chain names another bucket now than it is said to have had")
+            self._settle(claim, "bucket")
+        else:
+            self._differs(claim, "bucket", shown(bucket), suspects=(self.validator, neuron.uid))
+            self._settle(claim, "bucket", "payload_sha256", "reason", "windows_behind")
+            self.found.measurable = False
+
+    def _left_out(self, neuron: NeuronInfo, claim: MinerFacts, truth: str | None) -> None:
+        """It says that nothing counted, and something does."""
+        uid = neuron.uid
+        if self._is_settled(claim, "payload_sha256"):
+            return
+        if self._is_listed(uid):  # the decided roster holds, whatever a validator saw
+            self.found.measurable = False
+        elif claim.reason in MOMENTARY:
+            cost = ", and it was punished" if is_absent(claim, self.published) else ""
+            self.found.notes.append(f"uid {uid}: it is said that nothing could be read then [{claim.reason}]{cost}")
+        elif _is_unasked(claim) and uid in self.seen.reserve:
+            pass  # its tier says whether it had to be asked
+        else:
+            self._differs(claim, "payload_sha256", shown(truth), because=claim.reason)
+        if not self._is_listed(uid):
+            self._settle(claim, "payload_sha256", "reason")
+
+    def _put_in(self, neuron: NeuronInfo, claim: MinerFacts, truth: str | None, now: PeerOutcome | None) -> None:
+        """It says that something counted, and that is not shown."""
+        if self._is_settled(claim, "payload_sha256"):
+            return
+        self.found.measurable = False
+        if self._is_listed(neuron.uid) or now is None or claim.payload_sha256 is None:
+            self._differs(claim, "payload_sha256", shown(truth))
+        else:
+            self._require_readable(neuron, now)
+            recomputed = shown(truth) if now.reason is None else f"nothing ({now.reason})"
+            suspects = () if now.reason is None else (self.validator, neuron.uid)
+            self._differs(claim, "payload_sha256", recomputed, suspects=suspects)
+        self._settle(claim, "payload_sha256", "reason", "windows_behind")
+
+    def _no_payload(self, neuron: NeuronInfo, claim: MinerFacts, now: PeerOutcome | None, *, banned: bool) -> None:
+        """Both say that nothing counts: the reasons have to agree."""
+        reason = Reason.BANNED if banned else None if now is None else now.reason
+        if self._is_settled(claim, "reason") or claim.reason == reason:
+            return
+        self._settle(claim, "reason")
+        if _is_unasked(claim) and neuron.uid in self.seen.reserve:
+            return  # its tier says whether it had to be asked
+        if claim.reason in MOMENTARY and not banned:
+            self.found.notes.append(f"uid {neuron.uid}: [{claim.reason}] then, [{reason}] now")
+            return
+        if Reason.BANNED in (claim.reason, reason) or now is None:
+            self._differs(claim, "reason", shown(reason))
+            return
+        self._require_readable(neuron, now)
+        if claim.reason is not None and _CAME_LATER.get(claim.reason) is reason:
+            self.found.notes.append(f"uid {neuron.uid}: [{claim.reason}] then, [{reason}] now: it came later")
+        else:
+            self._differs(claim, "reason", shown(reason), suspects=(self.validator, neuron.uid))
+
+    def _require_readable(self, neuron: NeuronInfo, now: PeerOutcome) -> None:
+        """Say that nothing can be said, where that is so.
+
+        Raises:
+            TransientError: The miner's store fails now.
+            PermanentError: `evidence_missing`; what it showed may have expired.
+        """
+        if now.reason is not None and now.reason in MOMENTARY:
+            raise TransientError(now.reason, f"uid {neuron.uid} cannot be read now: {now.detail}")
+        if now.reason in _GONE and may_have_expired(self.node.exchange, neuron, self.seen.window):
+            raise PermanentError(
+                Reason.EVIDENCE_MISSING, f"what uid {neuron.uid} showed in window {self.seen.window} may have expired"
+            )
+
+    def _is_disturbed(self) -> bool:
+        """Whether a peer that counted then fails now, so that more of the reserve are asked than were."""
+        return any(
+            each.contribution is None and (each.reason in MOMENTARY or self._has_claim(each.uid))
+            for each in self.seen.report.outcomes
+            if each.tier is Tier.GATHER
+        )
+
+    def _has_claim(self, uid: int) -> bool:
+        return uid in self.claims and self.claims[uid].payload_sha256 is not None
+
+    def _is_listed(self, uid: int) -> bool:
+        return uid in self.seen.settlement.uids
+
+    def _is_settled(self, claim: MinerFacts, name: str) -> bool:
+        return name in self.found.settled.get(claim.uid, {})
+
+    def _settle(self, claim: MinerFacts, *names: str) -> None:
+        """Compare these fields no further."""
+        known = self.found.settled.setdefault(claim.uid, {})
+        known.update({name: getattr(claim, name) for name in names})
+
+    def _differs(
+        self,
+        claim: MinerFacts,
+        name: str,
+        recomputed: str,
+        *,
+        because: Reason | None = None,
+        suspects: tuple[int, ...] = (),
+    ) -> None:
+        published = shown(getattr(claim, name)) + (f" ({because})" if because is not None else "")
+        where = f"miners[uid {claim.uid}].facts.{name}"
+        self.found.differences.append(Difference(where, published, recomputed, suspects or (self.validator,)))
+
+
+def _is_unasked(claim: MinerFacts) -> bool:
+    """Whether a validator says nothing at all of a miner's payload."""
+    return claim.payload_sha256 is None and claim.reason is None
+
+
+@dataclass
+class Findings:
+    """What is known so far; it stands, whatever fails later.
+
+    Attributes:
+        past: About the evidence that this one follows.
+        facts: About what was seen and measured.
+        derived: About what follows from both.
+        chain: About what became of it.
+        notes: What cannot be redone.
+    """
+
+    past: list[Difference] = field(default_factory=list)
+    facts: list[Difference] = field(default_factory=list)
+    derived: list[Difference] = field(default_factory=list)
+    chain: list[Difference] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """All of them, each once, the causes before what follows from them."""
+        return tuple(dict.fromkeys((*self.past, *self.facts, *self.derived, *self.chain)))
+
+
+def check_evidence(
+    node: Node, model: nn.Module, seen: Hindsight, evidence: Evidence, findings: Findings, *, tolerance: float
+) -> None:
+    """Rebuild a validator's window and compare; what is found goes into `findings` as it is found.
+
+    Args:
+        node: A node whose agreed state is that of the window before.
+        model: A model of the network's shape.
+        seen: The window as it looks now.
+        evidence: What the validator published, signed by it.
+        findings: Where it goes.
+        tolerance: How far apart measured numbers may be, relatively; 0 for exactly.
+
+    Raises:
+        TransientError: Chain, dataset or stores failed; a later call starts over.
+        PermanentError: `evidence_missing`: something of it has expired.
+    """
+    standing, problems = find_standing(node.exchange, evidence)
+    findings.past.extend(problems)
+    if standing is None:
+        findings.notes.append("nothing else can be recomputed without the evidence before")
+        return
+    findings.derived.extend(_derive(evidence, standing, node.hparams))
+    chain, notes = compare_weights(node.exchange, evidence)
+    findings.chain.extend(chain)
+    findings.notes.extend(notes)
+    _check_facts(node, model, seen, evidence, standing, findings=findings, tolerance=tolerance)
+
+
+def _derive(evidence: Evidence, standing: Standing, hparams: HParams) -> tuple[Difference, ...]:
+    """What follows from the published facts, exactly."""
+    author = {name: getattr(evidence, name) for name in ("netuid", "genesis", "uid", "hotkey")}
+    try:
+        again = conclude(evidence.facts, standing, hparams, author)
+    except (ValueError, ArithmeticError) as error:  # numbers that no honest validator can have measured
+        return (Difference("facts", f"what nothing can be concluded from: {str(error)[:200]}", ""),)
+    return compare_evidence(evidence, again)
+
+
+def _check_facts(
+    node: Node,
+    model: nn.Module,
+    seen: Hindsight,
+    evidence: Evidence,
+    standing: Standing,
+    *,
+    findings: Findings,
+    tolerance: float,
+) -> None:
+    """What was seen and measured, once more."""
+    published = evidence.facts
+    again = reconcile(node, seen, published, standing, evidence.uid)
+    findings.facts.extend(again.differences)
+    findings.notes.extend(again.notes)
+    earlier = standing.payloads if standing.window == seen.window - 1 else {}
+    missing = bring_earlier(node, seen.window - 1, earlier)
+    measuring = model if again.measurable else None
+    recomputed = _changed(evaluate(node, measuring, standing, again.report, seen.settlement), again.settled)
+    differences, untold = compare_proofs(node, seen, published, recomputed, evidence.uid)
+    findings.facts.extend(differences)
+    findings.notes.extend(f"uid {uid}: {why}" for uid, why in untold.items())
+    told = {miner.uid: {"windows_behind": miner.windows_behind} for miner in published.miners if miner.payload_sha256}
+    recomputed = _changed(recomputed, told)
+    if missing and again.measurable:
+        recomputed = _without_repeats(published, recomputed, missing, findings)
+    if not again.measurable:
+        findings.notes.append("nothing is measured again, for the payloads are not the same")
+    found = compare_facts(published, recomputed, tolerance=tolerance, measured=again.measurable)
+    findings.facts.extend(found)
+
+
+def _changed(facts: WindowFacts, changes: Mapping[int, Mapping[str, Any]]) -> WindowFacts:
+    miners = tuple(miner.model_copy(update=changes.get(miner.uid, {})) for miner in facts.miners)
+    return replace(facts, miners=miners)
+
+
+def _without_repeats(
+    published: WindowFacts, recomputed: WindowFacts, missing: frozenset[int], findings: Findings
+) -> WindowFacts:
+    """Take the likeness to an earlier payload that nobody shows any more as it is published."""
+    claims = {miner.uid: miner.repeat for miner in published.miners}
+
+    def known(miner: MinerFacts) -> MinerFacts:
+        claim = claims.get(miner.uid)
+        if claim is None or claim.uid not in missing or claim == miner.repeat:
+            return miner
+        findings.notes.append(f"uid {miner.uid}: the payload of uid {claim.uid} before is not shown any more")
+        return miner.model_copy(update={"repeat": claim})
+
+    return replace(recomputed, miners=tuple(known(miner) for miner in recomputed.miners))

@@ -1,0 +1,252 @@
+"""Findings: what a node saw of others that does not fit together, with the signed objects that show it.
+
+A report is published beside everything else of a window. Some findings are proofs: whoever has the exhibits can check
+them (`is_proven`). Others are one node's word, since nothing that lies in a bucket proves when it was put there; what
+most reports say together points to who is at fault (`named_by`).
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Annotated, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from templar.agreement.roster import check_signatures
+from templar.chain.base import NeuronInfo
+from templar.errors import Reason, RejectedError
+from templar.exchange.context import Exchange
+from templar.exchange.object_keys import Kind, window_key
+from templar.exchange.objects import Manifest, Roster
+from templar.exchange.publish import PublishReceipt, publish_body
+from templar.exchange.signed import (
+    ENVELOPE_BYTES,
+    Count,
+    Hotkey,
+    Network,
+    Sealed,
+    Uid,
+    WindowBody,
+    check_author,
+    check_window,
+    read_signed,
+    unseal,
+)
+
+EXHIBIT_BYTES = 1 << 20
+"""Most bytes of exhibits in one report; what does not fit is left out."""
+
+
+MAX_FINDINGS = 512
+
+
+T = TypeVar("T", bound=WindowBody)
+
+
+class Suspect(BaseModel):
+    """A neuron that may be at fault."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    uid: Uid
+    hotkey: Hotkey
+
+
+class Exhibit(BaseModel):
+    """A signed object as it was published.
+
+    Attributes:
+        kind: What it is.
+        text: Its bytes, which are ASCII.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    kind: Literal["roster", "manifest"]
+    text: Annotated[str, Field(max_length=EXHIBIT_BYTES)]
+
+    @classmethod
+    def of(cls, sealed: Sealed[Roster] | Sealed[Manifest]) -> "Exhibit":
+        """The exhibit of an object."""
+        kind: Literal["roster", "manifest"] = "roster" if isinstance(sealed.body, Roster) else "manifest"
+        return cls(kind=kind, text=sealed.encode().decode())
+
+
+class Finding(BaseModel):
+    """Something that does not fit together.
+
+    Attributes:
+        window: The window that it is about: the report's, or the one before.
+        reason: What it is.
+        suspects: Those of whom one at least is at fault; a single one is.
+        detail: The same for people.
+        exhibits: Places in the report's list of exhibits.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    window: Count
+    reason: Annotated[str, Field(pattern=r"^[a-z_]{1,40}$")]
+    suspects: Annotated[tuple[Suspect, ...], Field(min_length=1, max_length=2, strict=False)]
+    detail: Annotated[str, Field(pattern=r"^[ -~]{0,300}$")]
+    exhibits: Annotated[tuple[Annotated[int, Field(ge=0, lt=MAX_FINDINGS)], ...], Field(max_length=2, strict=False)]
+
+    @model_validator(mode="after")
+    def _nobody_twice(self) -> Self:
+        if len({suspect.uid for suspect in self.suspects}) != len(self.suspects):
+            raise ValueError("a suspect is named twice")
+        return self
+
+
+class Report(WindowBody):
+    """What one node found in a window.
+
+    Attributes:
+        findings: What does not fit together.
+        exhibits: Signed objects that show it.
+    """
+
+    kind = Kind.REPORT
+    max_bytes = ENVELOPE_BYTES + 2 * EXHIBIT_BYTES + 1024 * MAX_FINDINGS
+
+    findings: Annotated[tuple[Finding, ...], Field(max_length=MAX_FINDINGS, strict=False)]
+    exhibits: Annotated[tuple[Exhibit, ...], Field(max_length=MAX_FINDINGS, strict=False)]
+
+
+def publish_report(
+    exchange: Exchange, window: int, findings: tuple[Finding, ...], exhibits: tuple[Exhibit, ...]
+) -> PublishReceipt:
+    """Publish what was found in a window. On failure a later call with the same findings goes on.
+
+    Raises:
+        PermanentError: `object_differs`; this node reported otherwise before, and that stands.
+        TransientError: The store failed.
+    """
+    report = Report(**exchange.author(window), window=window, findings=findings, exhibits=exhibits)
+    key = window_key(Kind.REPORT, window, report.uid)
+    return publish_body(exchange.buckets.own, key, report, exchange.own_signer, clock=exchange.chain.clock)
+
+
+def read_report(exchange: Exchange, neuron: NeuronInfo, window: int) -> Report | None:
+    """What a node found in a window; None if it reported nothing.
+
+    Raises:
+        RejectedError: The report is not legal.
+        PermanentError: The node's bucket refuses to be read.
+        TransientError: The store failed.
+    """
+    store = exchange.buckets.reader(neuron)
+    key = window_key(Kind.REPORT, window, neuron.uid)
+    found = read_signed(store, key, Report, network=exchange.network, author=neuron, window=window)
+    return None if found is None else found.body
+
+
+def is_proven(finding: Finding, report: Report, network: Network) -> bool:
+    """Whether a finding's exhibits alone convict its suspect, whoever reported it.
+
+    So it is with two different rosters, or two different manifests, that one hotkey signed for one window, and with a
+    roster that names a payload which its author never signed.
+    """
+    check = _PROOFS.get(finding.reason)
+    if check is None or len(finding.suspects) != 1 or max(finding.exhibits, default=0) >= len(report.exhibits):
+        return False
+    try:
+        return check(_Trial(finding, network), [report.exhibits[place] for place in finding.exhibits])
+    except RejectedError:
+        return False
+
+
+@dataclass(frozen=True)
+class Accusation:
+    """A finding of a public report, as a stranger reads it.
+
+    Attributes:
+        reporter: Who reported it.
+        finding: The finding.
+        is_proven: Whether the report's exhibits alone convict the suspect.
+    """
+
+    reporter: str
+    finding: Finding
+    is_proven: bool
+
+
+def named_by(accusations: Iterable[Accusation], num_nodes: int) -> tuple[int, ...]:
+    """Uids that the reports on a window point to.
+
+    A proof names its suspect. Of other findings those count that more than half of the nodes report: a single suspect
+    of such a one is named, and of two suspects the one that more of them have in common; where they point to both
+    alike, nobody is.
+
+    This points, and is no verdict: some miners together that show one thing to a publisher and another to everybody
+    else look as a publisher does that leaves them out.
+
+    Args:
+        accusations: Every finding of every report.
+        num_nodes: Nodes whose reports were looked for, those that reported nothing included.
+    """
+    reporters: dict[tuple[str, tuple[int, ...]], set[str]] = defaultdict(set)
+    named: set[int] = set()
+    for each in accusations:
+        uids = tuple(suspect.uid for suspect in each.finding.suspects)
+        reporters[each.finding.reason, uids].add(each.reporter)
+        if each.is_proven:
+            named.update(uids)
+    suspects = {uids for (_, uids), who in reporters.items() if 2 * len(who) > num_nodes}
+    named.update(uids[0] for uids in suspects if len(uids) == 1)
+    while unexplained := [uids for uids in suspects if named.isdisjoint(uids)]:
+        counts = Counter(uid for uids in unexplained for uid in uids)
+        most = max(counts.values())
+        leading = {uid for uid, count in counts.items() if count == most}
+        if any(leading.issuperset(uids) for uids in unexplained):
+            break
+        named |= leading
+    return tuple(sorted(named))
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """What exhibits are held against."""
+
+    finding: Finding
+    network: Network
+
+    def open(self, exhibit: Exhibit, body_type: type[T]) -> T:
+        """An exhibit that the suspect signed for the finding's window.
+
+        Raises:
+            RejectedError: It is nothing of the kind.
+        """
+        body, suspect = unseal(exhibit.text.encode(), body_type).body, self.finding.suspects[0]
+        check_author(body, network=self.network, uid=suspect.uid, hotkey=suspect.hotkey)
+        check_window(body, self.finding.window)
+        return body
+
+    def are_two(self, exhibits: list[Exhibit], body_type: type[T]) -> bool:
+        """Whether they are two different objects."""
+        return len({self.open(exhibit, body_type).digest for exhibit in exhibits}) == 2
+
+
+def _two_rosters(trial: _Trial, exhibits: list[Exhibit]) -> bool:
+    return trial.are_two(exhibits, Roster)
+
+
+def _two_manifests(trial: _Trial, exhibits: list[Exhibit]) -> bool:
+    return trial.are_two(exhibits, Manifest)
+
+
+def _unsigned_entry(trial: _Trial, exhibits: list[Exhibit]) -> bool:
+    for exhibit in exhibits:
+        roster = trial.open(exhibit, Roster)
+        try:
+            check_signatures(roster)
+        except RejectedError:
+            return True
+    return False
+
+
+_PROOFS: dict[str, Callable[[_Trial, list[Exhibit]], bool]] = {
+    Reason.ROSTER_EQUIVOCATION: _two_rosters,
+    Reason.MANIFEST_EQUIVOCATION: _two_manifests,
+    Reason.BAD_SIGNATURE: _unsigned_entry,
+}

@@ -1,0 +1,155 @@
+"""A closed window as its public objects show it now: who revealed what, and which roster was decided."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from templar.agreement.roster import manifest_in
+from templar.agreement.slots import Settlement
+from templar.errors import PermanentError, Reason
+from templar.exchange.gather import GatherReport, PeerOutcome
+from templar.exchange.object_keys import Kind, window_key
+from templar.exchange.objects import Manifest, Roster, RosterEntry
+from templar.exchange.reveal import Contribution, RevealRules
+from templar.exchange.signed import read_signed
+from templar.interrupt import StoppedError
+from templar.neuron.catchup import decided_settlement
+from templar.neuron.node import Node
+
+_TIMES = frozenset({Reason.COMMIT_EARLY, Reason.COMMIT_LATE, Reason.REVEAL_EARLY, Reason.REVEAL_LATE})
+
+
+@dataclass(frozen=True)
+class Hindsight:
+    """A window as it looks now.
+
+    Attributes:
+        rules: What reveals are held against.
+        report: The gather of all miners, as a validator does it.
+        spared: Outcomes of those of the reserve whom nobody would have to ask now.
+        reserve: Uids that replace others.
+        settlement: What was decided; all that it applies is in the cache.
+        notes: Objects that were stored again since, for people.
+    """
+
+    rules: RevealRules
+    report: GatherReport
+    spared: Mapping[int, PeerOutcome]
+    reserve: frozenset[int]
+    settlement: Settlement
+    notes: tuple[str, ...]
+
+    @property
+    def window(self) -> int:
+        """The window."""
+        return self.rules.window
+
+    def outcome(self, uid: int) -> PeerOutcome | None:
+        """What a miner shows now."""
+        return self.report.outcome(uid) or self.spared.get(uid)
+
+
+def look_back(node: Node, window: int) -> Hindsight:
+    """Gather a closed window once more.
+
+    What is in the decided roster counts with the times that it says (PROTOCOL 15): a bucket may have moved since.
+
+    Args:
+        node: A node whose agreed state is that of the window before.
+        window: The window; validators must have decided on it.
+
+    Raises:
+        TransientError: Chain or stores failed, or the decision is not known yet: `decision_missing`.
+    """
+    exchange, rules = node.exchange, node.reveal_rules(node.exchange.times(window))
+    miners = exchange.miners(window)
+    report = node.gather(window, others=miners)  # first, so that what the miners show is read and not known already
+    asked = {outcome.uid for outcome in report.outcomes}
+    spared = node.gatherer.gather(
+        (), rules, others=[neuron for neuron in miners if neuron.uid not in asked], retry_until=0.0
+    )
+    settlement, _ = decided_settlement(node, window)
+    report, notes = _with_roster_times(node, report, settlement)
+    return Hindsight(
+        rules,
+        report,
+        {outcome.uid: outcome for outcome in spared.outcomes},
+        frozenset(neuron.uid for neuron in node.selection(window).reserve),
+        settlement,
+        notes,
+    )
+
+
+def _with_roster_times(
+    node: Node, report: GatherReport, settlement: Settlement
+) -> tuple[GatherReport, tuple[str, ...]]:
+    """The report in which what is in the roster counts if it is the same and only its time is another one now."""
+    roster = settlement.roster
+    entries = {} if roster is None else {entry.uid: entry for entry in roster.entries}
+    outcomes, notes = list(report.outcomes), []
+    for place, outcome in enumerate(outcomes):
+        entry = entries.get(outcome.uid)
+        if roster is not None and entry is not None and outcome.reason in _TIMES and _shows(node, roster, entry):
+            outcomes[place] = replace(outcome, contribution=_as_listed(roster, entry), reason=None, detail="")
+            notes.append(f"uid {entry.uid}: stored again since: its time is not the roster's [{outcome.reason}]")
+    return replace(report, outcomes=tuple(outcomes)), tuple(notes)
+
+
+def _shows(node: Node, roster: Roster, entry: RosterEntry) -> bool:
+    """Whether a miner's bucket has the very manifest and the very payload of its entry, whenever they were stored."""
+    window, author = roster.window, node.exchange.metagraph(roster.window).by_hotkey(entry.hotkey)
+    if author is None:
+        return False
+    try:
+        store = node.buckets.reader(author)
+        key = window_key(Kind.MANIFEST, window, entry.uid)
+        found = read_signed(store, key, Manifest, network=node.exchange.network, author=author, window=window)
+        if found is None or found.body != manifest_in(roster, entry).body:
+            return False
+        data = store.get(window_key(Kind.GRADIENT, window, entry.uid), max_bytes=entry.payload_bytes)
+        node.cache.admit(data, entry.payload_sha256, window=window, uid=entry.uid, hotkey=entry.hotkey)
+    except StoppedError:
+        raise
+    except PermanentError:
+        return False
+    return True
+
+
+def _as_listed(roster: Roster, entry: RosterEntry) -> Contribution:
+    """A contribution as the roster has it."""
+    return Contribution(
+        entry.uid,
+        entry.hotkey,
+        manifest_in(roster, entry).body,
+        entry.committed_at,
+        entry.revealed_at,
+        entry.commit_signature,
+        entry.manifest_signature,
+    )
+
+
+def bring_earlier(node: Node, window: int, payloads: Mapping[int, str]) -> frozenset[int]:
+    """Bring the payloads of a window to the cache, from the miners' own buckets; uids of those that are not to be had.
+
+    Args:
+        node: The node.
+        window: The window.
+        payloads: Uid -> hash.
+
+    Raises:
+        TransientError: A store failed.
+    """
+    missing, neurons = set(), node.exchange.metagraph(window)
+    for uid, digest in payloads.items():
+        author = neurons.by_uid(uid)
+        try:
+            if author is None:
+                missing.add(uid)
+            elif not node.cache.has(digest, window=window, uid=uid, hotkey=author.hotkey):
+                key, most = window_key(Kind.GRADIENT, window, uid), node.layout.max_payload_bytes
+                data = node.buckets.reader(author).get(key, max_bytes=most)
+                node.cache.admit(data, digest, window=window, uid=uid, hotkey=author.hotkey)
+        except StoppedError:
+            raise
+        except PermanentError:
+            missing.add(uid)
+    return frozenset(missing)

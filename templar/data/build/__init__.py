@@ -1,0 +1,1 @@
+"""Building, copying and checking datasets of either layout."""

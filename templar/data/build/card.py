@@ -1,0 +1,239 @@
+"""The card of a dataset: what it was made of and how, for machines as `card.json`, for people as `README.md`.
+
+The same input and settings give the same card: it knows no clock, no machine and no path outside of its sources.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from templar.canonical import canonical_json
+from templar.data.build.plan import Layout, Plan
+from templar.data.build.units import Unit
+from templar.data.corpus import SPLITS
+from templar.data.tokenizer import EMBEDDED, Tokenizer
+from templar.errors import PermanentError, Reason
+from templar.store.files import local_file, replacing
+
+CARD_FILE = "card.json"
+
+
+README_FILE = "README.md"
+
+
+CARD_VERSION = 1
+
+
+_LISTED_FILES = 100
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a split of a source has.
+
+    Attributes:
+        documents: Documents.
+        characters: Characters of text.
+        tokens: Tokens, with one end token per document; None where the dataset is not tokenised.
+    """
+
+    documents: int
+    characters: int
+    tokens: int | None = None
+
+    def __add__(self, other: "Counts") -> "Counts":
+        tokens = None if self.tokens is None or other.tokens is None else self.tokens + other.tokens
+        return Counts(self.documents + other.documents, self.characters + other.characters, tokens)
+
+
+@dataclass(frozen=True)
+class SourceCard:
+    """One source.
+
+    Attributes:
+        name: Its name.
+        column: The column that held the text; None for files that are one text each.
+        files: Name, length and SHA-256 of each file that was read.
+        splits: What each split has of it.
+    """
+
+    name: str
+    column: str | None
+    files: tuple[tuple[str, int, str], ...]
+    splits: Mapping[str, Counts]
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a dataset is.
+
+    Attributes:
+        layout: How it lies in its folder.
+        digest: The dataset's hash: of `_shards.json`, or of the files, rows and hashes of `_shard_sizes.json`.
+        tokenizer: `digest`, `embedded`, `eos_id`, `eos_token`, `vocab_size`.
+        settings: The settings that its bytes follow from.
+        sources: What it was made of.
+        sample_tokens: Tokens in the samples by split; None for pages.
+    """
+
+    layout: Layout
+    digest: str
+    tokenizer: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    sources: tuple[SourceCard, ...]
+    sample_tokens: Mapping[str, int] | None
+
+    def total(self, split: str) -> Counts:
+        """What a split has of all sources."""
+        first, *rest = (source.splits[split] for source in self.sources)
+        return sum(rest, start=first)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row per source and split, and one per split for all, for a table."""
+        each = [(source.name, split, source.splits[split]) for source in self.sources for split in SPLITS]
+        all_of_them = [("all", split, self.total(split)) for split in SPLITS]
+        return [{"source": name, "split": split, **asdict(counts)} for name, split, counts in (*each, *all_of_them)]
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of `card.json`."""
+        sources = [
+            {
+                "name": source.name,
+                "column": source.column,
+                "files": [{"name": name, "size_bytes": size, "sha256": sha256} for name, size, sha256 in source.files],
+                "splits": {split: asdict(counts) for split, counts in source.splits.items()},
+            }
+            for source in self.sources
+        ]
+        return {
+            "version": CARD_VERSION,
+            "layout": str(self.layout),
+            "digest": self.digest,
+            "tokenizer": dict(self.tokenizer),
+            "settings": dict(self.settings),
+            "sources": sources,
+            "splits": {split: asdict(self.total(split)) for split in SPLITS},
+            "sample_tokens": None if self.sample_tokens is None else dict(self.sample_tokens),
+        }
+
+
+def make_card(
+    plan: Plan,
+    tokenizer: Tokenizer,
+    counts: Mapping[tuple[str, str], Counts],
+    digest: str,
+    sample_tokens: Mapping[str, int] | None,
+) -> Card:
+    """The card of what a plan led to.
+
+    Args:
+        plan: The plan.
+        tokenizer: Its tokenizer.
+        counts: By source and split.
+        digest: The dataset's hash.
+        sample_tokens: Tokens in the samples by split; None for pages.
+    """
+    settings = plan.request.settings
+    described = {
+        "digest": tokenizer.digest,
+        "embedded": settings.tokenizer == EMBEDDED,
+        "eos_id": tokenizer.eos_id,
+        "eos_token": tokenizer.eos_token,
+        "vocab_size": tokenizer.vocab_size,
+    }
+    sources: list[SourceCard] = []
+    for name in sorted({unit.source for unit in plan.units}):
+        units = [unit for unit in plan.units if unit.source == name]
+        splits = {split: counts[name, split] for split in SPLITS}
+        sources.append(SourceCard(name, units[0].files[0].column, files_of(units), splits))
+    return Card(settings.layout, digest, described, settings.described(), tuple(sources), sample_tokens)
+
+
+def files_of(units: Iterable[Unit]) -> tuple[tuple[str, int, str], ...]:
+    """Name, length and SHA-256 of the files of some units."""
+    return tuple(
+        (file.name, file.size, sha256) for unit in units for file, sha256 in zip(unit.files, unit.sha256, strict=True)
+    )
+
+
+def write_card(card: Card, root: Path) -> None:
+    """Write `card.json` and `README.md`; errors as in `local_file`."""
+    with local_file(root):
+        for name, data in ((CARD_FILE, canonical_json(card.to_json())), (README_FILE, readable(card).encode())):
+            with replacing(root / name, durable=True) as file:
+                file.write(data)
+
+
+def read_card(root: Path) -> Card:
+    """The card of a dataset in a folder.
+
+    Raises:
+        PermanentError: `dataset_malformed`, if `card.json` is none; `local_file`.
+    """
+    path = root / CARD_FILE
+    with local_file(path):
+        data = path.read_bytes()
+    try:
+        content = json.loads(data)
+        sources = tuple(
+            SourceCard(
+                each["name"],
+                each["column"],
+                tuple((file["name"], file["size_bytes"], file["sha256"]) for file in each["files"]),
+                {split: Counts(**counts) for split, counts in each["splits"].items()},
+            )
+            for each in content["sources"]
+        )
+        return Card(
+            Layout(content["layout"]),
+            content["digest"],
+            content["tokenizer"],
+            content["settings"],
+            sources,
+            content["sample_tokens"],
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PermanentError(
+            Reason.DATASET_MALFORMED, f"{path}: not the card of a dataset: {error!r}; build the dataset again"
+        ) from None
+
+
+def readable(card: Card) -> str:
+    """The card as Markdown."""
+    kind = "pretokenised shards" if card.layout is Layout.SHARDS else "pages of text"
+    lines = [
+        "# Training dataset",
+        "",
+        f"A templar dataset in {kind}, digest `{card.digest}`. `{CARD_FILE}` has all of this for machines, and every "
+        "input file with its SHA-256.",
+        "",
+        *_table(card.rows()),
+        "",
+        "## Tokenizer",
+        "",
+        *_table([dict(card.tokenizer) | {"eos_token": f"`{card.tokenizer['eos_token']}`"}]),
+        "",
+        "## Settings",
+        "",
+        *_table([{"setting": name, "value": value} for name, value in sorted(card.settings.items())]),
+    ]
+    for source in card.sources:
+        lines += ["", f"## Source {source.name}", ""]
+        shown = source.files[:_LISTED_FILES]
+        lines += _table([{"file": name, "bytes": size, "SHA-256": sha256} for name, size, sha256 in shown])
+        if len(source.files) > len(shown):
+            lines += ["", f"and {len(source.files) - len(shown)} more files"]
+    return "\n".join(lines) + "\n"
+
+
+def _table(rows: list[dict[str, Any]]) -> list[str]:
+    """Rows with the same keys as a Markdown table."""
+    head = [*rows[0]]
+    body = ["| " + " | ".join(_cell(row[key]) for key in head) + " |" for row in rows]
+    return ["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *body]
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else str(value).replace("|", "\\|").replace("\n", " ")

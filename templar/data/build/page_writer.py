@@ -1,0 +1,389 @@
+"""The layout of pages at scale: every unit's rows in Parquet files of its own, which the dataset's folder links to.
+
+A source is a config. Its documents stand in the order of its files, so the rows of one follow each other.
+
+Documents into a dataset folder, and the folder into a store.
+
+The folder is `_metadata.yaml`, `_shard_sizes.json`, `tokenizer.json` and, per config, `{config}/train/*.parquet` and
+`{config}/held_out/*.parquet` with a column `text`. The same documents give the same bytes. A folder that is there is
+complete: it is built under another name and renamed at the end.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+from numpy.typing import NDArray
+
+from templar.canonical import canonical_json, file_sha256, sha256_hex
+from templar.data.build.card import Card, Counts, make_card
+from templar.data.build.plan import Plan, part_key
+from templar.data.build.units import Unit, checked_texts
+from templar.data.corpus import SPLITS, Document, split_documents, split_rows
+from templar.data.pages.metadata import (
+    DEFAULT_CONFIG,
+    MAX_METADATA_BYTES,
+    MAX_SHARD_SIZES_BYTES,
+    METADATA_FILE,
+    SHARD_SIZES_FILE,
+    TRAIN_SPLIT,
+    Shard,
+    SplitSizes,
+    folder_prefix,
+    sizes_key,
+)
+from templar.data.pages.parquet import TEXT_COLUMN
+from templar.data.shards.manifest import INDEX_FILE
+from templar.data.tokenizer import TOKENIZER_FILE, save_tokenizer, train_embedded_tokenizer
+from templar.errors import PermanentError, Reason
+from templar.store.base import ObjectStore
+from templar.store.files import local_file, replacing, sync
+
+DESCRIPTIONS = ((SHARD_SIZES_FILE, METADATA_FILE), (INDEX_FILE,))
+"""The files that describe a dataset of pages, and of shards; a reader that finds the last one finds everything."""
+
+
+_SCHEMA = pa.schema([pa.field(TEXT_COLUMN, pa.string(), nullable=False)])
+
+
+@dataclass(frozen=True)
+class SplitSummary:
+    """One split of one config."""
+
+    config: str
+    split: str
+    num_documents: int
+    num_rows: int
+    num_chars: int
+
+
+@dataclass(frozen=True)
+class DatasetSummary:
+    """What was built.
+
+    Attributes:
+        splits: Every split of every config.
+        vocab_size: Ids of the embedded tokenizer.
+        tokenizer_digest: Its digest.
+        num_bytes: Length of all files.
+    """
+
+    splits: tuple[SplitSummary, ...]
+    vocab_size: int
+    tokenizer_digest: str
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class UploadReceipt:
+    """What was uploaded."""
+
+    num_objects: int
+    num_bytes: int
+
+
+def build_dataset(
+    documents: Iterable[Document],
+    root: Path,
+    *,
+    vocab_size: int,
+    row_chars: int = 800,
+    rows_per_group: int = 64,
+    shard_rows: int = 1024,
+    held_out_fraction: float = 0.05,
+) -> DatasetSummary:
+    """Write a dataset folder with one config per source of the documents.
+
+    Whole documents are held out, chosen by a hash of their names, and always in every source that has the name: no
+    training text tells of a held-out one. Rows of one document follow each other.
+
+    Args:
+        documents: The texts; each source needs two at least.
+        root: The folder to make.
+        vocab_size: Most ids of the tokenizer, which is trained on the training text.
+        row_chars: Most characters in a row.
+        rows_per_group: Rows in a Parquet row group.
+        shard_rows: Rows in a file; the last one of a split may have fewer.
+        held_out_fraction: Part of each config's characters to hold out, in (0, 1).
+
+    Raises:
+        ValueError: A parameter is out of range.
+        PermanentError: `object_exists` if `root` is there, `dataset_too_small` if a split would be empty.
+    """
+    if rows_per_group < 1 or shard_rows < 1 or not 0 < held_out_fraction < 1:
+        raise ValueError("rows_per_group and shard_rows must be at least 1, held_out_fraction in (0, 1)")
+    if root.exists():
+        raise PermanentError(Reason.OBJECT_EXISTS, f"{root} is there already: use it, remove it or name another folder")
+    splits = split_documents(documents, held_out_fraction)
+    partial = root.with_name(f"{root.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    sizes: dict[str, SplitSizes] = {}
+    summaries: list[SplitSummary] = []
+    training_texts: list[str] = []
+    for (config, split), members in splits.items():
+        rows = [row for document in members for row in split_rows(document, row_chars)]
+        shards = _write_shards(partial, f"{config}/{split}", rows, rows_per_group, shard_rows)
+        sizes[sizes_key(config, split)] = SplitSizes(split=split, shards=shards, total_rows=len(rows))
+        summaries.append(SplitSummary(config, split, len(members), len(rows), sum(map(len, rows))))
+        training_texts += rows if split == TRAIN_SPLIT else []
+    tokenizer = train_embedded_tokenizer(training_texts, vocab_size)
+    (partial / TOKENIZER_FILE).write_bytes(tokenizer.to_bytes())
+    write_metadata(partial, sizes, sorted({config for config, _ in splits}))
+    num_bytes = sum(file.stat().st_size for file in _files(partial))
+    partial.rename(root)
+    return DatasetSummary(tuple(summaries), tokenizer.vocab_size, tokenizer.digest, num_bytes)
+
+
+def upload_dataset(root: Path, store: ObjectStore, prefix: str) -> UploadReceipt:
+    """Put a dataset folder of either layout into a store, the files that describe it last.
+
+    A reader that finds them finds everything. After a failure, run it again. For datasets of any size, and files that
+    are there already, see `templar.data.building.upload.upload_built`.
+
+    Args:
+        root: The folder.
+        store: Where to.
+        prefix: Folder of the dataset in the store; empty for its root.
+
+    Raises:
+        TransientError: The store cannot be reached.
+        PermanentError: The store refuses; `dataset_missing` if the folder has the description of no layout;
+            `object_differs`, before anything is written, if another dataset is there.
+    """
+    described = require_free(root, store, prefix)
+    files = [file for file in _files(root) if file.name not in described] + [root / name for name in described]
+    for file in files:
+        store.put_file(folder_prefix(prefix) + file.relative_to(root).as_posix(), file)
+    return UploadReceipt(len(files), sum(file.stat().st_size for file in files))
+
+
+def require_free(root: Path, store: ObjectStore, prefix: str) -> list[str]:
+    """Refuse to upload a dataset over another one, whatever its layout.
+
+    Args:
+        root: The dataset's folder.
+        store: Where to.
+        prefix: Folder of the dataset in the store; empty for its root.
+
+    Returns:
+        The names of the files that describe the dataset, in the order in which they are uploaded.
+
+    Raises:
+        TransientError: The store cannot be reached.
+        PermanentError: The store refuses; `dataset_missing` if the folder has the description of no layout;
+            `object_differs` if the store has a description that is not that of this dataset.
+    """
+    found = [names for names in DESCRIPTIONS if all((root / name).is_file() for name in names)]
+    if not found:
+        wanted = " or ".join(" with ".join(names) for names in DESCRIPTIONS)
+        raise PermanentError(Reason.DATASET_MISSING, f"{root} has no {wanted}: build the dataset first")
+    described = [name for names in found for name in names]
+    for name in (name for names in DESCRIPTIONS for name in names):
+        key = folder_prefix(prefix) + name
+        info = store.head(key)
+        if info is None:
+            continue
+        own = (root / name).read_bytes() if name in described else b""
+        if info.size != len(own) or store.get(key, max_bytes=info.size) != own:
+            raise PermanentError(
+                Reason.OBJECT_DIFFERS,
+                f"{store.name}/{key}: describes another dataset than {root}; nothing was written: name another folder "
+                "of the bucket, or delete that dataset first",
+            )
+    return described
+
+
+def _write_shards(root: Path, folder: str, rows: Sequence[str], rows_per_group: int, shard_rows: int) -> list[Shard]:
+    (root / folder).mkdir(parents=True)
+    shards: list[Shard] = []
+    for number, start in enumerate(range(0, len(rows), shard_rows)):
+        part = rows[start : start + shard_rows]
+        path = f"{folder}/000_{number:05d}.parquet"
+        file = root / path
+        write_rows(file, part, rows_per_group)
+        size = file.stat().st_size
+        shards.append(Shard(path=path, num_rows=len(part), size_bytes=size, sha256=file_sha256(file)))
+    return shards
+
+
+def write_rows(file: Path, rows: Sequence[str], rows_per_group: int) -> None:
+    """Write one Parquet file of a dataset of pages; the same rows give the same bytes."""
+    pq.write_table(
+        pa.table([pa.array(rows, pa.string())], schema=_SCHEMA),
+        file,
+        row_group_size=rows_per_group,
+        compression="zstd",
+        use_dictionary=False,  # passages do not repeat
+        write_statistics=False,
+        write_page_checksum=True,  # a ranged read sees no hash of the whole file
+    )
+
+
+def write_metadata(root: Path, sizes: Mapping[str, SplitSizes], configs: Sequence[str]) -> None:
+    """Write the two files that describe a dataset of pages.
+
+    Args:
+        root: The dataset's folder.
+        sizes: The files of every split of every config, by `sizes_key`.
+        configs: The configs, sorted.
+
+    Raises:
+        TransientError, PermanentError: `object_too_large` if no reader would take one of them, before any is written;
+            `local_file`.
+    """
+    tree = {key: sizes[key].model_dump(mode="json") for key in sorted(sizes)}
+    entries = [
+        {
+            "config_name": config,
+            "data_files": [
+                {"split": split, "path": f"{'*' if config == DEFAULT_CONFIG else config}/{split}/*.parquet"}
+                for split in SPLITS
+            ],
+        }
+        for config in (DEFAULT_CONFIG, *configs)
+    ]
+    contents = (
+        (SHARD_SIZES_FILE, json.dumps(tree, indent=2) + "\n", MAX_SHARD_SIZES_BYTES, "raise shard_rows"),
+        (
+            METADATA_FILE,
+            yaml.safe_dump({"configs": entries}, sort_keys=False),
+            MAX_METADATA_BYTES,
+            "name fewer sources",
+        ),
+    )
+    for name, text, most, remedy in contents:
+        if len(text.encode()) > most:
+            problem = f"{name} has {len(text.encode())} bytes, readers take {most} at most: {remedy}"
+            raise PermanentError(Reason.OBJECT_TOO_LARGE, f"{root}/{problem}")
+    for name, text, _, _ in contents:
+        with replacing(root / name, durable=True) as file:
+            file.write(text.encode())
+
+
+def _files(root: Path) -> list[Path]:
+    return sorted(file for file in root.rglob("*") if file.is_file())
+
+
+_CONTENTS = "contents.json"
+
+
+def make_page_part(plan: Plan, unit: Unit, held_out: NDArray[np.bool_]) -> None:
+    """Write the rows of a unit, unless that was done before: `parts/{key}/{split}/*.parquet`, and then their list.
+
+    Args:
+        plan: The plan.
+        unit: The unit.
+        held_out: Which of its documents are held out, shape (n,).
+
+    Raises:
+        TransientError, PermanentError: As in `checked_texts`; `local_file`.
+    """
+    folder = _part_folder(plan, unit, held_out)
+    if _contents(folder) is not None:
+        return
+    with local_file(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        contents = {
+            split: _write_split(plan, unit, folder / split, held_out != (split == TRAIN_SPLIT)) for split in SPLITS
+        }
+    with replacing(folder / _CONTENTS, durable=True) as file:
+        file.write(canonical_json(contents))
+
+
+def assemble_pages(plan: Plan, partial: Path, workers: int | None, on_progress: Callable[[float], None]) -> Card:
+    """Link the files of all units into the folder under their final names, and write what describes them.
+
+    Raises:
+        TransientError, PermanentError: `local_file`; `dataset_missing` if a part is not finished; `object_too_large` as
+            in `write_metadata`.
+    """
+    del workers
+    with local_file(partial):
+        shutil.rmtree(partial)
+        partial.mkdir()
+    files: dict[tuple[str, str], list[Shard]] = {}
+    counts: dict[tuple[str, str], Counts] = {}
+    for number, (unit, held_out) in enumerate(zip(plan.units, plan.held_out(), strict=True), start=1):
+        part = _part_folder(plan, unit, held_out)
+        contents = _contents(part)
+        if contents is None:
+            raise PermanentError(
+                Reason.DATASET_MISSING, f"{part}: the part is not finished; build again, it is made again"
+            )
+        for split in SPLITS:
+            key = unit.source, split
+            shards = files.setdefault(key, [])
+            shards += _link(part / split, contents[split]["files"], partial, f"{unit.source}/{split}", len(shards))
+            counts[key] = counts.get(key, Counts(0, 0)) + Counts(*contents[split]["counts"])
+        on_progress(100 * number / len(plan.units))
+    sizes = {
+        sizes_key(*key): SplitSizes(split=key[1], shards=shards, total_rows=sum(shard.num_rows for shard in shards))
+        for key, shards in files.items()
+    }
+    tokenizer = plan.tokenizer()
+    save_tokenizer(tokenizer, partial)
+    write_metadata(partial, sizes, sorted({source for source, _ in files}))
+    digest = sha256_hex(canonical_json({key: sizes[key].model_dump(mode="json") for key in sizes}))
+    return make_card(plan, tokenizer, counts, digest, None)
+
+
+def _contents(folder: Path) -> dict[str, Any] | None:
+    """What a part has; None if it is not finished, or what says so cannot be read."""
+    try:
+        content = json.loads((folder / _CONTENTS).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    return content if isinstance(content, dict) and content.keys() == {*SPLITS} else None
+
+
+def _write_split(plan: Plan, unit: Unit, folder: Path, chosen: NDArray[np.bool_]) -> dict[str, Any]:
+    """The files of one split, and what the list says of them."""
+    settings = plan.request.settings
+    folder.mkdir(parents=True)
+    texts = (text for text, take in zip(checked_texts(unit, plan.census(unit)), chosen, strict=True) if take)
+    files: list[dict[str, Any]] = []
+    for rows in _batches(_rows(texts, settings.row_chars), settings.shard_rows):
+        file = folder / f"{len(files):06d}.parquet"
+        write_rows(file, rows, settings.rows_per_group)
+        with local_file(file):
+            sync(file)
+        size = file.stat().st_size
+        files.append({"path": file.name, "num_rows": len(rows), "size_bytes": size, "sha256": file_sha256(file)})
+    num_chars = int(plan.census(unit).num_chars[chosen].sum())
+    return {"files": files, "counts": [int(chosen.sum()), num_chars]}
+
+
+def _rows(texts: Iterable[str], row_chars: int) -> Iterator[str]:
+    for text in texts:
+        yield from split_rows(Document("", "", text), row_chars)
+
+
+def _batches(rows: Iterator[str], size: int) -> Iterator[list[str]]:
+    while batch := list(islice(rows, size)):
+        yield batch
+
+
+def _link(part: Path, files: list[dict[str, Any]], root: Path, folder: str, first: int) -> Iterator[Shard]:
+    """Give the files of a part their names in the dataset."""
+    (root / folder).mkdir(parents=True, exist_ok=True)
+    for number, described in enumerate(files, start=first):
+        path = f"{folder}/000_{number:05d}.parquet"
+        os.link(part / described["path"], root / path)
+        yield Shard.model_validate(described | {"path": path})
+
+
+def _part_folder(plan: Plan, unit: Unit, held_out: NDArray[np.bool_]) -> Path:
+    settings = plan.request.settings
+    numbers = [settings.row_chars, settings.rows_per_group, settings.shard_rows]
+    key = part_key("pages", unit.key, sha256_hex(np.packbits(held_out).tobytes()), numbers)
+    return plan.request.work / "parts" / key

@@ -1,0 +1,274 @@
+"""What a dataset is built of and how: the request, its settings, and the plan that follows from the input files."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from templar.canonical import canonical_json, sha256_hex
+from templar.data.build.sources import TextSource
+from templar.data.build.units import (
+    Census,
+    Unit,
+    checked_texts,
+    find_groups,
+    identify,
+    in_threads,
+    read_census,
+    take_census,
+)
+from templar.data.corpus import Measured, held_out_masks
+from templar.data.shards.shard_writer import ShardLayout
+from templar.data.tokenizer import (
+    EMBEDDED,
+    TOKENIZER_FILE,
+    Tokenizer,
+    load_tokenizer,
+    save_tokenizer,
+    train_embedded_tokenizer,
+)
+from templar.store.files import local_file
+
+LEAST_VOCAB_SIZE = 244
+"""The bytes of UTF-8 and the end token."""
+
+
+FORMAT_VERSION = 1
+"""Version of what a build makes of its input; parts of another version are made again."""
+
+
+class Layout(StrEnum):
+    """How a dataset lies in its folder."""
+
+    PAGES = "pages"
+    SHARDS = "shards"
+
+
+def _only(layout: Layout, default: Any) -> Any:
+    return field(default=default, metadata={"layout": layout})
+
+
+@dataclass(frozen=True)
+class BuildSettings:
+    """How to build.
+
+    Attributes:
+        layout: What to build.
+        held_out_fraction: Part of each source's characters to hold out, in (0, 1).
+        tokenizer: `embedded`, which is trained on the training text, or what `load_tokenizer` takes.
+        vocab_size: Most ids of an embedded tokenizer.
+        tokenizer_chars: Characters of training text that an embedded tokenizer is trained on, about; whole documents,
+            chosen by a hash of their names.
+        sequence_length: Shards: tokens per sample.
+        samples_per_shard: Shards: samples of a shard.
+        block_bytes: Shards: length of the blocks that are hashed; None: chosen by the size of a shard.
+        row_chars: Pages: most characters in a row.
+        rows_per_group: Pages: rows in a Parquet row group.
+        shard_rows: Pages: most rows in a file.
+
+    Raises:
+        ValueError: A number is out of range.
+    """
+
+    layout: Layout
+    held_out_fraction: float = 0.05
+    tokenizer: str = EMBEDDED
+    vocab_size: int = 32000
+    tokenizer_chars: int = 2**26
+    sequence_length: int = _only(Layout.SHARDS, 2048)
+    samples_per_shard: int = _only(Layout.SHARDS, 2**16)
+    block_bytes: int | None = _only(Layout.SHARDS, None)
+    row_chars: int = _only(Layout.PAGES, 800)
+    rows_per_group: int = _only(Layout.PAGES, 64)
+    shard_rows: int = _only(Layout.PAGES, 2**14)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.held_out_fraction < 1:
+            raise ValueError(f"held_out_fraction must be in (0, 1), not {self.held_out_fraction}")
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if type(value) is int and value < 1:
+                raise ValueError(f"{each.name} must be at least 1, not {value}")
+        if self.vocab_size < LEAST_VOCAB_SIZE:
+            raise ValueError(f"vocab_size must be at least {LEAST_VOCAB_SIZE}, not {self.vocab_size}")
+        ShardLayout("uint32", self.sequence_length, self.samples_per_shard, self.block_bytes)
+
+    def described(self) -> dict[str, Any]:
+        """The settings that the bytes of the dataset follow from, beside the tokenizer."""
+        own = (each for each in fields(self) if each.metadata.get("layout", self.layout) is self.layout)
+        values = {each.name: getattr(self, each.name) for each in own}
+        name = values.pop("tokenizer")
+        return values if name == EMBEDDED else {k: v for k, v in values.items() if k not in _EMBEDDED_ONLY}
+
+
+_EMBEDDED_ONLY = ("vocab_size", "tokenizer_chars")
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """What to build.
+
+    Attributes:
+        sources: Where the texts are; every source needs two documents at least.
+        root: The folder to make.
+        settings: How.
+
+    Raises:
+        ValueError: There is no source, two have one name, or one holds what is built, or is held by it.
+    """
+
+    sources: tuple[TextSource, ...]
+    root: Path
+    settings: BuildSettings
+
+    def __post_init__(self) -> None:
+        names = [source.name for source in self.sources]
+        if not names:
+            raise ValueError("sources is empty: name one at least")
+        if len(set(names)) < len(names):
+            raise ValueError(f"two sources have one name: {', '.join(sorted(names))}; write NAME=PATH")
+        for source in self.sources:
+            folder = source.root.resolve()
+            for own in (self.root.resolve(), self.work.resolve()):
+                if own.is_relative_to(folder):
+                    raise ValueError(
+                        f"{own} lies in source {source.name!r} ({folder}), which would be built of its own results: "
+                        "name a folder outside of the source"
+                    )
+                if folder.is_relative_to(own):
+                    raise ValueError(
+                        f"source {source.name!r} ({folder}) lies in {own}, which the build makes and removes: name "
+                        "another folder to build"
+                    )
+
+    @property
+    def work(self) -> Path:
+        """The folder beside `root` where unfinished work lies."""
+        return self.root.with_name(f"{self.root.name}.work")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request whose input is known.
+
+    Attributes:
+        request: The request.
+        units: The pieces of work, in the order of sources and files.
+        tokenizer_digest: Digest of the tokenizer, which lies in the folder of unfinished work.
+        digest: A hash of all that the bytes of the dataset follow from.
+    """
+
+    request: BuildRequest
+    units: tuple[Unit, ...]
+    tokenizer_digest: str
+    digest: str
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer."""
+        return load_tokenizer(str(_tokenizer_folder(self.request.work, self.tokenizer_digest)))
+
+    def census(self, unit: Unit) -> Census:
+        """The documents of a unit."""
+        return read_census(unit, self.request.work)
+
+    def held_out(self) -> list[NDArray[np.bool_]]:
+        """For each unit, which of its documents are held out; errors as in `held_out_masks`."""
+        return _held_out(self.units, self.request)
+
+
+def part_key(*parts: Any) -> str:
+    """The name of what is made of `parts`, which are JSON values."""
+    return sha256_hex(canonical_json([FORMAT_VERSION, *parts]))
+
+
+def plan_build(request: BuildRequest, workers: int | None, on_progress: Callable[[float], None]) -> Plan:
+    """Hash and read the input once, hold documents out, and choose the tokenizer; errors as in `build`."""
+    groups = find_groups(request.sources)
+    total, done = sum(file.size for files in groups for file in files), 0
+
+    def look(files: Any) -> Unit:
+        unit = identify(files)
+        take_census(unit, request.work)
+        return unit
+
+    def show(files: Any) -> None:
+        nonlocal done
+        done += sum(file.size for file in files)
+        on_progress(100 * done / max(1, total))
+
+    units = tuple(in_threads(look, groups, workers, show))
+    tokenizer = _choose_tokenizer(units, request, workers)
+    digest = part_key(request.settings.described(), tokenizer.digest, [unit.key for unit in units])
+    return Plan(request, units, tokenizer.digest, digest)
+
+
+def _held_out(units: tuple[Unit, ...], request: BuildRequest) -> list[NDArray[np.bool_]]:
+    masks: list[NDArray[np.bool_]] = []
+    names = sorted({unit.source for unit in units})
+    censuses = {name: [read_census(unit, request.work) for unit in units if unit.source == name] for name in names}
+    measured = [
+        Measured(
+            name,
+            np.concatenate([census.held_out_keys for census in members]),
+            np.concatenate([census.num_chars for census in members]),
+        )
+        for name, members in censuses.items()
+    ]
+    for mask, members in zip(
+        held_out_masks(measured, request.settings.held_out_fraction), censuses.values(), strict=True
+    ):
+        masks += np.split(mask, np.cumsum([len(census.num_chars) for census in members])[:-1])
+    return masks
+
+
+def _choose_tokenizer(units: tuple[Unit, ...], request: BuildRequest, workers: int | None) -> Tokenizer:
+    """The tokenizer of the settings; a copy is in the folder of unfinished work."""
+    settings = request.settings
+    if settings.tokenizer != EMBEDDED:
+        tokenizer = load_tokenizer(settings.tokenizer)
+    else:
+        choices = [settings.held_out_fraction, settings.vocab_size, settings.tokenizer_chars]
+        kept = request.work / "tokenizers" / part_key(choices, [unit.key for unit in units])
+        if not (kept / TOKENIZER_FILE).exists():
+            _save(train_embedded_tokenizer(_sample(units, request, workers), settings.vocab_size), kept)
+        tokenizer = load_tokenizer(str(kept))
+    _save(tokenizer, _tokenizer_folder(request.work, tokenizer.digest))
+    return tokenizer
+
+
+def _sample(units: tuple[Unit, ...], request: BuildRequest, workers: int | None) -> list[str]:
+    """Training texts of about `tokenizer_chars` characters in all, at least one, in the order of the units."""
+    censuses = [read_census(unit, request.work) for unit in units]
+    training = [~mask for mask in _held_out(units, request)]
+    keys = np.concatenate([census.order_keys[mask] for census, mask in zip(censuses, training, strict=True)])
+    chars = np.concatenate([census.num_chars[mask] for census, mask in zip(censuses, training, strict=True)])
+    order = np.argsort(keys, kind="stable")
+    number = int(np.searchsorted(np.cumsum(chars[order]), request.settings.tokenizer_chars)) + 1
+    largest = keys[order[min(number, len(order)) - 1]]
+
+    def wanted(index: int) -> list[str]:
+        chosen = training[index] & (censuses[index].order_keys <= largest)
+        if not chosen.any():
+            return []
+        texts = checked_texts(units[index], censuses[index])
+        return [text for text, take in zip(texts, chosen, strict=True) if take]
+
+    return [text for texts in in_threads(wanted, range(len(units)), workers) for text in texts]
+
+
+def _tokenizer_folder(work: Path, digest: str) -> Path:
+    return work / "tokenizers" / digest
+
+
+def _save(tokenizer: Tokenizer, folder: Path) -> None:
+    """Save under another name and rename, so that what is there is whole."""
+    if (folder / TOKENIZER_FILE).exists():
+        return
+    partial = folder.with_name(f"{folder.name}.partial")
+    with local_file(folder):
+        save_tokenizer(tokenizer, partial)
+        partial.rename(folder)

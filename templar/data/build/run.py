@@ -1,0 +1,224 @@
+"""A dataset of either layout from files on the disk: in parallel, with bounded memory, and resumable.
+
+    plan = prepare(request)     # hash and read every input file once, hold documents out, train the tokenizer
+    make_parts(plan)            # every input file by itself: tokens, or Parquet files
+    built = assemble(plan)      # the dataset's folder
+
+What is done lies in `{root}.work` until the dataset is complete. A build that was killed goes on where it was, and the
+bytes depend on the input and the settings alone: not on the number of threads, and not on how often it was killed. An
+input file that changes in between is done again.
+
+A built dataset into a store: compared first, in parallel, checked, and never over another one.
+"""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from templar.data.build.card import CARD_FILE, Card, files_of, read_card, write_card
+from templar.data.build.copying import CopyReport, copy_dataset
+from templar.data.build.page_writer import assemble_pages, make_page_part, require_free
+from templar.data.build.plan import BuildRequest, Layout, Plan, plan_build
+from templar.data.build.shard_parts import assemble_shards, make_token_part
+from templar.data.build.units import Unit, find_groups, identify, in_threads
+from templar.data.shards.shard_writer import require_absent
+from templar.data.tokenizer import EMBEDDED, load_tokenizer
+from templar.errors import PermanentError, Reason
+from templar.store.base import ObjectStore
+from templar.store.directory import DirectoryStore
+from templar.store.files import local_file, sync
+
+LOCK_FILE = ".lock"
+
+
+Progress = Callable[[float], None]
+"""Called with the part that is done, 0 to 100."""
+
+
+@dataclass(frozen=True)
+class BuiltDataset:
+    """A complete dataset.
+
+    Attributes:
+        root: Its folder.
+        card: What it is.
+        num_bytes: Length of all its files.
+    """
+
+    root: Path
+    card: Card
+    num_bytes: int
+
+
+def _silent(percentage: float) -> None:
+    del percentage
+
+
+def build(
+    request: BuildRequest,
+    *,
+    workers: int | None = None,
+    on_progress: Callable[[str, float], None] = lambda step, percentage: None,
+) -> BuiltDataset:
+    """Build a dataset, or go on with it; if it is complete already, nothing is done.
+
+    Args:
+        request: What to build, and where.
+        workers: Threads; None: one per processor.
+        on_progress: Called with the name of a step and the part of it that is done, 0 to 100.
+
+    Raises:
+        ValueError: A setting is out of range.
+        TransientError: `local_file`; the disk is full, for example. Call again to go on.
+        PermanentError: `object_exists` if something else is in the folder, `dataset_missing` or `dataset_malformed` if
+            a source cannot be read, `dataset_too_small`, `tokenizer_missing`, `already_running`, `object_differs` if an
+            input file changed meanwhile, `local_file`.
+        StoppedError: The host asked the process to stop.
+    """
+    found = find_built(request, workers=workers)
+    if found is not None:
+        return found
+    plan = prepare(request, workers=workers, on_progress=lambda done: on_progress("read", done))
+    make_parts(plan, workers=workers, on_progress=lambda done: on_progress("parts", done))
+    return assemble(plan, workers=workers, on_progress=lambda done: on_progress("assemble", done))
+
+
+def find_built(request: BuildRequest, *, workers: int | None = None) -> BuiltDataset | None:
+    """The dataset that an earlier call with the same settings, input and tokenizer completed; None if there is none.
+
+    Work that an earlier call left behind when it was killed after its last step is removed.
+
+    Raises:
+        TransientError, PermanentError: As in `build`.
+    """
+    settings = request.settings
+    if not (request.root / CARD_FILE).exists():
+        return None
+    card = read_card(request.root)
+    units = in_threads(identify, find_groups(request.sources), workers)
+    own = None if settings.tokenizer == EMBEDDED else load_tokenizer(settings.tokenizer).digest
+    same = (
+        card.settings == settings.described()
+        and [source.name for source in card.sources] == sorted({unit.source for unit in units})
+        and [file for source in card.sources for file in source.files] == list(files_of(units))
+        and own == (None if card.tokenizer["embedded"] else card.tokenizer["digest"])
+    )
+    if not same:
+        return None
+    if request.work.exists():
+        with _alone(request.work):
+            _remove(request.work)
+    return BuiltDataset(request.root, card, _num_bytes(request.root))
+
+
+def prepare(request: BuildRequest, *, workers: int | None = None, on_progress: Progress = _silent) -> Plan:
+    """Find out what there is to do; errors as in `build`."""
+    require_absent(request.root)
+    with _alone(request.work):
+        return plan_build(request, workers, on_progress)
+
+
+def make_parts(plan: Plan, *, workers: int | None = None, on_progress: Progress = _silent) -> None:
+    """Make every part that is not there yet; errors as in `build`."""
+    total, done = sum(unit.num_bytes for unit in plan.units), 0
+    masks = dict(zip(plan.units, plan.held_out(), strict=True))
+    tokenizer = plan.tokenizer()
+
+    def work(unit: Unit) -> None:
+        if plan.request.settings.layout is Layout.SHARDS:
+            make_token_part(plan, unit, tokenizer)
+        else:
+            make_page_part(plan, unit, masks[unit])
+
+    def show(unit: Unit) -> None:
+        nonlocal done
+        done += unit.num_bytes
+        on_progress(100 * done / max(1, total))
+
+    with _alone(plan.request.work):
+        in_threads(work, plan.units, workers, show)
+
+
+def assemble(plan: Plan, *, workers: int | None = None, on_progress: Progress = _silent) -> BuiltDataset:
+    """Put the parts together and the folder under its name; errors as in `build`."""
+    root, work = plan.request.root, plan.request.work
+    with _alone(work), local_file(root):
+        require_absent(root)
+        partial = work / f"dataset-{plan.digest[:16]}"
+        partial.mkdir(exist_ok=True)
+        assembled = assemble_shards if plan.request.settings.layout is Layout.SHARDS else assemble_pages
+        card = assembled(plan, partial, workers, on_progress)
+        write_card(card, partial)
+        num_bytes = _num_bytes(partial)
+        partial.rename(root)
+        sync(root.parent)
+        _remove(work)
+    return BuiltDataset(root, card, num_bytes)
+
+
+def _num_bytes(root: Path) -> int:
+    return sum(file.stat().st_size for file in root.rglob("*") if file.is_file())
+
+
+def _remove(work: Path) -> None:
+    """Remove unfinished work, the lock last; who holds it calls this when nothing else is left to do."""
+    for path in work.iterdir():
+        if path.name != LOCK_FILE:
+            shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):  # the next one may have begun
+        (work / LOCK_FILE).unlink()
+        work.rmdir()
+
+
+@contextmanager
+def _alone(work: Path) -> Iterator[None]:
+    """Let no other process build in this folder."""
+    path = work / LOCK_FILE
+    while True:
+        with local_file(work):
+            work.mkdir(parents=True, exist_ok=True)
+            file = path.open("w")
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise PermanentError(
+                    Reason.ALREADY_RUNNING, f"{work}: another process builds this dataset; wait for it, or end it"
+                ) from None
+            if _is_at(file, path):  # and not a lock that was removed before it was ours
+                yield
+                return
+
+
+def _is_at(file: TextIO, path: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    return False
+
+
+def upload_built(
+    root: Path,
+    store: ObjectStore,
+    prefix: str,
+    *,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> CopyReport:
+    """Put a dataset's folder into a store, the files that describe it last; after a failure, call it again.
+
+    Args:
+        root: The folder.
+        store: Where to.
+        prefix: Folder of the dataset in the store; empty for its root.
+        on_progress: Called with the bytes that are done and those of all files, after each file.
+
+    Raises:
+        TransientError, PermanentError: As in `require_free` and `copy_dataset`: `object_differs`, before anything is
+            written, if something else is there.
+    """
+    require_free(root, store, prefix)
+    return copy_dataset([DirectoryStore(root, writable=False)], store, "", prefix, on_progress=on_progress)

@@ -1,0 +1,318 @@
+"""Where the texts of a dataset come from: files of text, Parquet, Arrow and JSON lines, one document after the other.
+
+A source is a file or a folder:
+
+    *.txt, *.md, *.rst        one document per file; other ends of names on request
+    *.parquet, *.jsonl        one document per row, of one column
+    *.arrow                   the same, as `datasets.save_to_disk` writes it beside state.json
+
+A folder with files of rows is read as such, and its texts (a README) are left alone. Hidden files and folders are
+passed over; a link to a file is followed, one to a folder is refused. The order of files and of documents depends on
+names alone. A text is taken as it is, and one of no characters is left out.
+
+One column of texts from a file of rows: Parquet, Arrow (stream or file format), JSON lines.
+
+Files are read piece by piece. A row without a text is an error that names file and row: what was meant by it, only
+the owner of the file knows.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from templar.data.pages.metadata import DEFAULT_CONFIG
+from templar.errors import PermanentError, Reason
+from templar.store.files import local_file
+
+ROW_SUFFIXES = (".parquet", ".arrow", ".jsonl")
+
+
+BATCH_ROWS = 256
+"""Rows of a Parquet or Arrow file that are texts in memory at a time."""
+
+
+def read_rows(path: Path, column: str) -> Iterator[str]:
+    """The texts of a file, in the order of its rows.
+
+    Args:
+        path: A file that ends in one of `ROW_SUFFIXES`.
+        column: The column, or the key in every line.
+
+    Raises:
+        PermanentError: `dataset_malformed`; the file cannot be decoded, has no such column of strings, or a row has no
+            text. `local_file`, if the file cannot be read.
+    """
+    if path.suffix == ".jsonl":
+        yield from _json_lines(path, column)
+        return
+    batches = _parquet(path, column) if path.suffix == ".parquet" else _arrow(path, column)
+    row = 0
+    for batch in batches:
+        if batch.null_count:
+            missing = row + batch.is_null().index(True).as_py()
+            raise _malformed(path, f"row {missing} of column {column!r} is null; drop such rows")
+        try:
+            yield from batch.to_pylist()
+        except UnicodeDecodeError as error:
+            raise _malformed(path, f"rows {row} and later, column {column!r}: not UTF-8 ({error}); repair it") from None
+        row += len(batch)
+
+
+def _parquet(path: Path, column: str) -> Iterator[Any]:
+    with _decoding(path), pq.ParquetFile(path, memory_map=True) as file:
+        _require_texts(path, file.schema_arrow, column)
+        for batch in file.iter_batches(BATCH_ROWS, columns=[column], use_threads=False):
+            yield batch.column(0)
+
+
+def _arrow(path: Path, column: str) -> Iterator[Any]:
+    with _decoding(path), pa.memory_map(str(path)) as file:
+        stream = file.read(6) != b"ARROW1"
+        file.seek(0)
+        reader = pa.ipc.open_stream(file) if stream else pa.ipc.open_file(file)
+        _require_texts(path, reader.schema, column)
+        batches = reader if stream else map(reader.get_batch, range(reader.num_record_batches))
+        for batch in batches:
+            texts = batch.column(column)
+            for start in range(0, len(texts), BATCH_ROWS):
+                yield texts.slice(start, BATCH_ROWS)
+
+
+def _json_lines(path: Path, column: str) -> Iterator[str]:
+    with local_file(path), path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.isspace():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise _malformed(path, f"line {number} is not JSON in UTF-8 ({error}); repair it") from None
+            text = row.get(column) if isinstance(row, dict) else None
+            if not isinstance(text, str):
+                raise _malformed(path, f"line {number} has no string {column!r}; drop the line or name another column")
+            if not text.isascii() and _has_surrogates(text):
+                raise _malformed(path, f"line {number}, {column!r}: half a surrogate pair is no text; repair it")
+            yield text
+
+
+def _require_texts(path: Path, schema: Any, column: str) -> None:
+    if column not in schema.names:
+        raise _malformed(path, f"no column {column!r}; there are {', '.join(schema.names) or 'none'}: name one of them")
+    kind = schema.field(column).type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+        raise _malformed(path, f"column {column!r} holds {kind}, not strings: name another column")
+
+
+def _has_surrogates(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+@contextmanager
+def _decoding(path: Path) -> Iterator[None]:
+    """Turn what Arrow says of a file into our errors; its own errors are partly those of the operating system."""
+    with local_file(path):
+        path.open("rb").close()
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise _malformed(path, f"cannot be decoded: {error}; restore the file") from error
+
+
+def _malformed(path: Path, problem: str) -> PermanentError:
+    return PermanentError(Reason.DATASET_MALFORMED, f"{path}: {problem}")
+
+
+TEXT_SUFFIXES = (".txt", ".md", ".rst")
+
+
+_STATE_FILE = "state.json"
+
+
+_SPLITS_FILE = "dataset_dict.json"
+
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,255}")
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """A file or a folder to read.
+
+    Attributes:
+        name: The source's name; the documents' source, and a config of a dataset of pages.
+        root: The file or folder.
+        column: The column, or the key of a line, that holds the text.
+        suffixes: Ends of the names of text files.
+    """
+
+    name: str
+    root: Path
+    column: str = "text"
+    suffixes: tuple[str, ...] = TEXT_SUFFIXES
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name) or self.name == DEFAULT_CONFIG:
+            raise ValueError(
+                f"source name {self.name!r} must be letters, digits, dots, dashes and underscores, and not "
+                f"{DEFAULT_CONFIG!r}; write NAME=PATH"
+            )
+        if not self.suffixes or not all(self.suffixes):
+            raise ValueError("suffixes must not be empty")
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """One file of a source.
+
+    Attributes:
+        source: The source's name.
+        name: Its path within the source, with slashes; the document's name, or the beginning of those of its rows.
+        path: Where it is.
+        size: Its length in bytes.
+        column: The column that holds the text; None for a file that is one text.
+    """
+
+    source: str
+    name: str
+    path: Path
+    size: int
+    column: str | None
+
+
+def source_from_text(text: str, *, column: str = "text", suffixes: Sequence[str] = TEXT_SUFFIXES) -> TextSource:
+    """A source from `PATH` or `NAME=PATH`; without a name it has that of the folder, or of the file without its end.
+
+    What exists is a path, even if there is an equals sign in it.
+
+    Raises:
+        ValueError: The name is none for a source.
+    """
+    name, equals, path = ("", "", "") if Path(text).expanduser().exists() else text.partition("=")
+    root = Path(path if equals else text).expanduser()
+    own = root.resolve().name if root.is_dir() else root.stem
+    return TextSource(name if equals else own, root, column, tuple(suffixes))
+
+
+def find_inputs(source: TextSource) -> list[InputFile]:
+    """The files of a source, by name.
+
+    Raises:
+        PermanentError: `dataset_missing` if there is no such file or folder, or nothing in it to read;
+            `dataset_malformed` if it is a saved dataset of several splits, or one with an index of rows, has a link to
+            a folder, or a name that is not UTF-8; `local_file`.
+    """
+    root = source.root
+    if not root.exists():
+        raise PermanentError(Reason.DATASET_MISSING, f"{root}: no such file or folder; correct the source's path")
+    if root.is_file():
+        return [_input(source, root.name, root)]
+    with local_file(root):
+        names = _saved(root) or sorted(_walk(root, ROW_SUFFIXES)) or sorted(_walk(root, source.suffixes))
+    if not names:
+        ends = ", ".join(f"*{suffix}" for suffix in (*ROW_SUFFIXES, *source.suffixes))
+        raise PermanentError(Reason.DATASET_MISSING, f"{root} has no file {ends}; name another folder or other ends")
+    return [_input(source, name, root / name) for name in names]
+
+
+def read_texts(file: InputFile) -> Iterator[tuple[str, str]]:
+    """The documents of a file in order, as name and text; rows are named `{file}#{row}`.
+
+    Yields:
+        Name and text, a few hundred in memory at a time.
+
+    Raises:
+        PermanentError: `dataset_malformed`, naming the file and what to do about it; `local_file`.
+    """
+    if file.column is not None:
+        for row, text in enumerate(read_rows(file.path, file.column)):
+            if text:
+                yield f"{file.name}#{row}", text
+        return
+    with local_file(file.path):
+        data = file.path.read_bytes()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise PermanentError(
+            Reason.DATASET_MALFORMED, f"{file.path}: not UTF-8 ({error}); convert the file or take it out"
+        ) from None
+    if text:
+        yield file.name, text
+
+
+def _input(source: TextSource, name: str, path: Path) -> InputFile:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise PermanentError(
+            Reason.DATASET_MALFORMED, f"{str(path)!r}: the file's name is not UTF-8; rename it"
+        ) from None
+    with local_file(path):
+        size = path.stat().st_size
+    return InputFile(source.name, name, path, size, source.column if path.suffix in ROW_SUFFIXES else None)
+
+
+def _walk(root: Path, suffixes: Sequence[str]) -> Iterator[str]:
+    """Files by the ends of their names; nothing hidden, nothing in hidden folders."""
+    for folder, folders, files in os.walk(root, onerror=_unreadable):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        links = sorted(str(path) for name in folders if (path := Path(folder) / name).is_symlink())
+        if links:
+            raise PermanentError(
+                Reason.DATASET_MALFORMED,
+                f"{links[0]!r}: links to folders are not followed; name that folder as a source, or take the link out",
+            )
+        for file in files:
+            if file.endswith(tuple(suffixes)) and not file.startswith("."):
+                yield (Path(folder) / file).relative_to(root).as_posix()
+
+
+def _unreadable(error: OSError) -> None:
+    with local_file(Path(error.filename)):
+        raise error
+
+
+def _saved(root: Path) -> list[str]:
+    """The files of a dataset that `datasets.save_to_disk` wrote, in their order; none if it did not."""
+    if (root / _SPLITS_FILE).is_file():
+        splits = ", ".join(str(root / name) for name in _json(root / _SPLITS_FILE).get("splits", []))
+        raise PermanentError(
+            Reason.DATASET_MALFORMED, f"{root} holds several splits; name the one to build a dataset of: {splits}"
+        )
+    if not (root / _STATE_FILE).is_file():
+        return []
+    state = _json(root / _STATE_FILE)
+    if state.get("_indices_files") or state.get("_indices_data_files"):
+        raise PermanentError(
+            Reason.DATASET_MALFORMED,
+            f"{root / _STATE_FILE}: the dataset was saved with an index of its rows; call flatten_indices() before "
+            "save_to_disk",
+        )
+    try:
+        return [str(entry["filename"]) for entry in state["_data_files"]]
+    except (KeyError, TypeError):
+        raise PermanentError(
+            Reason.DATASET_MALFORMED, f"{root / _STATE_FILE}: lists no _data_files; save the dataset again"
+        ) from None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        content = error
+    if not isinstance(content, dict):
+        raise PermanentError(Reason.DATASET_MALFORMED, f"{path}: not a JSON object: {content}; save the dataset again")
+    return content

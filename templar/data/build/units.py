@@ -1,0 +1,280 @@
+"""The input of a dataset in pieces of work: one file of rows, or a run of text files, with the SHA-256 of each.
+
+What is found out about a piece is kept in the build's folder under its key, a hash of names and contents: a build that
+was killed goes on, and no name or time decides whether a result may be used again.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event, Lock
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from templar.canonical import canonical_json, sha256_hex
+from templar.data.build.sources import InputFile, TextSource, find_inputs, read_texts
+from templar.data.corpus import held_out_key
+from templar.data.tokenizer import order_key
+from templar.errors import PermanentError, Reason
+from templar.interrupt import StoppedError, check_stop
+from templar.store.files import local_file, replacing
+
+MOST_TEXT_BYTES = 2**25
+
+
+MOST_TEXT_FILES = 4096
+"""Text files are put together up to these limits: a part for each of them would be mostly overhead."""
+
+
+MOST_WORKERS = 16
+
+
+_FORMAT = 1
+
+
+_HASHED_BYTES = 2**22
+
+
+_parsing = Lock()
+
+
+_ended: ContextVar[Event | None] = ContextVar("ended", default=None)
+
+
+Stamp = tuple[int, int, int]
+"""Length, time of the last change in ns, and inode of a file."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One piece of work.
+
+    Attributes:
+        source: The source that its files belong to.
+        files: The files, in order.
+        sha256: The hash of each.
+        key: A hash of all that its documents follow from.
+        stamps: What the file system said of each before it was hashed; not kept, and no part of the key.
+    """
+
+    source: str
+    files: tuple[InputFile, ...]
+    sha256: tuple[str, ...]
+    key: str
+    stamps: tuple[Stamp, ...]
+
+    def texts(self) -> Iterator[tuple[str, str]]:
+        """Its documents in order, as name and text. Who takes the last one knows that they are those of the hashes.
+
+        Raises:
+            StoppedError: This thread is to end.
+            TransientError, PermanentError: `object_differs`; a file has changed since it was hashed. Otherwise as in
+                `read_texts`.
+        """
+        for file, stamp in zip(self.files, self.stamps, strict=True):
+            for document in read_texts(file):
+                check_ended()
+                yield document
+            if _stamp(file.path) != stamp:
+                raise _changed(self.files)
+
+    @property
+    def num_bytes(self) -> int:
+        """Length of its files."""
+        return sum(file.size for file in self.files)
+
+
+@dataclass(frozen=True)
+class Census:
+    """The documents of a unit, in order: all that is known of them before they are tokenised.
+
+    Attributes:
+        held_out_keys: uint64 of shape (n,), see `held_out_key`.
+        order_keys: uint64 of shape (n,), see `order_key`.
+        num_chars: int64 of shape (n,).
+    """
+
+    held_out_keys: NDArray[np.uint64]
+    order_keys: NDArray[np.uint64]
+    num_chars: NDArray[np.int64]
+
+
+def find_groups(sources: Sequence[TextSource]) -> list[tuple[InputFile, ...]]:
+    """The files of all sources in groups that are worked on as one, by names of sources and files.
+
+    Raises:
+        PermanentError: As in `find_inputs`.
+    """
+    groups: list[tuple[InputFile, ...]] = []
+    for source in sorted(sources, key=lambda source: source.name):
+        waiting: list[InputFile] = []
+        for file in find_inputs(source):
+            alone = file.column is not None
+            full = sum(each.size for each in waiting) + file.size > MOST_TEXT_BYTES or len(waiting) >= MOST_TEXT_FILES
+            if waiting and (alone or full):
+                groups.append(tuple(waiting))
+                waiting = []
+            if alone:
+                groups.append((file,))
+            else:
+                waiting.append(file)
+        if waiting:
+            groups.append(tuple(waiting))
+    return groups
+
+
+def identify(files: tuple[InputFile, ...]) -> Unit:
+    """Hash the files of a group.
+
+    Raises:
+        StoppedError: This thread is to end.
+        TransientError, PermanentError: `object_differs`; a file changed meanwhile. `local_file`.
+    """
+    hashes: list[str] = []
+    stamps: list[Stamp] = []
+    for file in files:
+        stamp = _stamp(file.path)
+        hashes.append(_sha256(file.path))
+        if stamp[0] != file.size or _stamp(file.path) != stamp:
+            raise _changed(files)
+        stamps.append(stamp)
+    content = [[file.name, file.column, sha256] for file, sha256 in zip(files, hashes, strict=True)]
+    key = sha256_hex(canonical_json({"format": _FORMAT, "source": files[0].source, "files": content}))
+    return Unit(files[0].source, files, tuple(hashes), key, tuple(stamps))
+
+
+def take_census(unit: Unit, folder: Path) -> None:
+    """Read a unit once and write down what documents it has, unless that was done before.
+
+    Raises:
+        TransientError, PermanentError: As in `read_texts`.
+    """
+    path = _census_file(unit, folder)
+    if path.exists():
+        return
+    rows = [(held_out_key(name), order_key(unit.source, name), len(text)) for name, text in unit.texts()]
+    with replacing(path, durable=True) as file:
+        np.save(file, np.array(rows, dtype="<u8").reshape(-1, 3).T)
+
+
+def read_census(unit: Unit, folder: Path) -> Census:
+    """What `take_census` wrote down."""
+    path = _census_file(unit, folder)
+    with local_file(path):
+        held_out_keys, order_keys, num_chars = load_array(path)
+    return Census(held_out_keys, order_keys, num_chars.astype(np.int64))
+
+
+def load_array(path: Path, mmap_mode: Literal["r"] | None = None) -> NDArray[Any]:
+    """What `np.save` wrote, for one thread at a time.
+
+    A header is Python source, and CPython 3.11 may fail with `SystemError` when two threads parse at once.
+
+    Raises:
+        OSError, EOFError, ValueError: There is no such file, or it is no array.
+    """
+    with _parsing:
+        array: NDArray[Any] = np.load(path, mmap_mode=mmap_mode)
+    return array
+
+
+def checked_texts(unit: Unit, census: Census) -> Iterator[str]:
+    """The texts of a unit, as long as they are what the census says.
+
+    Raises:
+        PermanentError: `object_differs`; a file has changed since. Otherwise as in `read_texts`.
+    """
+    number = 0
+    for _, text in unit.texts():
+        if number >= len(census.num_chars) or len(text) != census.num_chars[number]:
+            raise _changed(unit.files)
+        yield text
+        number += 1
+    if number < len(census.num_chars):
+        raise _changed(unit.files)
+
+
+def check_ended() -> None:
+    """Raise StoppedError in a thread of `in_threads` that is to end; work of more than a moment calls it often."""
+    check_stop()
+    ended = _ended.get()
+    if ended is not None and ended.is_set():
+        raise StoppedError(Reason.STOPPED, "another thread of the build has failed, or it was interrupted")
+
+
+T = TypeVar("T")
+
+
+R = TypeVar("R")
+
+
+def in_threads(
+    work: Callable[[T], R], things: Iterable[T], workers: int | None, on_done: Callable[[T], None] = lambda _: None
+) -> list[R]:
+    """Work on things in parallel; the results in their order.
+
+    After an error, an interrupt or a stop, no further thing begins, and what runs ends where it calls `check_ended`.
+
+    Threads suffice: tokenising, hashing and Parquet do their work without Python's lock.
+
+    Args:
+        work: What to do with each.
+        things: The things.
+        workers: Threads; None: one per processor that this process may use, `MOST_WORKERS` at most.
+        on_done: Called with each thing that is done, from this thread.
+
+    Raises:
+        StoppedError: The host asked the process to stop.
+    """
+    number = workers or min(MOST_WORKERS, len(os.sched_getaffinity(0)))
+    results: dict[int, R] = {}
+    waiting = list(enumerate(things))[::-1]
+    items = dict(waiting)
+    ended = Event()
+    with ThreadPoolExecutor(number, "build", initializer=_ended.set, initargs=(ended,)) as pool:
+        running: dict[Future[R], int] = {}
+        try:
+            while waiting or running:
+                check_stop()
+                while waiting and len(running) < number:
+                    index, thing = waiting.pop()
+                    running[pool.submit(work, thing)] = index
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    index = running.pop(future)
+                    results[index] = future.result()
+                    on_done(items[index])
+        except BaseException:
+            ended.set()
+            raise
+    return [results[index] for index in range(len(results))]
+
+
+def _census_file(unit: Unit, folder: Path) -> Path:
+    return folder / "census" / f"{unit.key}.npy"
+
+
+def _stamp(path: Path) -> Stamp:
+    with local_file(path):
+        stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns, stat.st_ino
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with local_file(path), path.open("rb") as file:
+        while data := file.read(_HASHED_BYTES):
+            check_ended()
+            digest.update(data)
+    return digest.hexdigest()
+
+
+def _changed(files: Sequence[InputFile]) -> PermanentError:
+    names = f"{files[0].path}" + (f" or one of {len(files) - 1} files after it" if files[1:] else "")
+    return PermanentError(Reason.OBJECT_DIFFERS, f"{names} changed while the dataset was built; build it again")

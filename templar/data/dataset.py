@@ -1,0 +1,269 @@
+"""Opening a network's dataset, whichever layout it has.
+
+A dataset as a network trains on it: numbered pages, and the sequences of an assignment of them.
+
+Two layouts: pages of rows in Parquet files, tokenised on the fly, and pages of samples in pretokenised shards.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from templar.data.assignment import Assignment
+from templar.data.loader import sample_order
+from templar.data.pages.metadata import HELD_OUT_SPLIT
+from templar.data.pages.page_dataset import PageDataset
+from templar.data.permutation import Permutation
+from templar.data.replicas import EndpointReport
+from templar.data.sampling import HELD_OUT_DOMAIN, held_out_sequences, page_sequences, too_few_held_out
+from templar.data.shards.block_file import Transfer
+from templar.data.shards.shard_dataset import ShardedDataset
+from templar.data.tokenizer import Tokenizer
+from templar.errors import PermanentError, Reason
+from templar.hparams import Data, Storage
+from templar.store.base import ObjectStore
+
+
+@dataclass(frozen=True)
+class PageOrigin:
+    """Where a page's text is from.
+
+    Attributes:
+        index: The page's number in the training split, or in its shard.
+        source: Its config or its shard's file.
+        first_row: Its first row or sample there.
+        num_rows: Its rows or samples.
+        num_characters: Their length as text; None where they are tokens already.
+    """
+
+    index: int
+    source: str
+    first_row: int
+    num_rows: int
+    num_characters: int | None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The pages of an assignment, and the sequences that they make.
+
+    Attributes:
+        pages: The pages, in the order of the assignment.
+        sequences: int32 of shape (n, L), in training order.
+    """
+
+    pages: tuple[PageOrigin, ...]
+    sequences: NDArray[np.int32]
+
+
+class TrainingData(Protocol):
+    """What a workload is cut from. Positions count shards since genesis; pages know only position 0.
+
+    Raises:
+        TransientError: No store could be read, or none has the blocks that a shard's manifest names.
+        PermanentError: `dataset_missing`, `dataset_malformed`.
+    """
+
+    @property
+    def digest(self) -> str:
+        """What pins every page."""
+        ...
+
+    @property
+    def endpoints(self) -> tuple[EndpointReport, ...]:
+        """What each store has done since the dataset was opened."""
+        ...
+
+    def tokenizer_json(self) -> bytes | None:
+        """The `tokenizer.json` beside the dataset, if there is one."""
+        ...
+
+    def check(self, tokenizer: Tokenizer) -> None:
+        """Refuse a tokenizer that did not make the dataset's tokens."""
+        ...
+
+    def num_pages(self, position: int) -> int:
+        """Pages at a position: the units of assignment."""
+        ...
+
+    def read(self, position: int, assignment: Assignment, tokenizer: Tokenizer) -> Reading:
+        """Fetch the pages of an assignment."""
+        ...
+
+
+class PagedTraining:
+    """Pages of a `PageDataset`.
+
+    Args:
+        pages: The training split.
+        sequence_length: Tokens per sequence.
+    """
+
+    def __init__(self, pages: PageDataset, sequence_length: int) -> None:
+        self.pages = pages
+        self._sequence_length = sequence_length
+        self.digest = pages.digest
+
+    @property
+    def endpoints(self) -> tuple[EndpointReport, ...]:
+        """What each store has done since the dataset was opened."""
+        return self.pages.endpoints
+
+    def tokenizer_json(self) -> bytes | None:
+        """The `tokenizer.json` beside the dataset, if there is one."""
+        return self.pages.tokenizer_json()
+
+    def check(self, tokenizer: Tokenizer) -> None:
+        """Text goes with any tokenizer."""
+
+    def num_pages(self, position: int) -> int:
+        """Pages of the split."""
+        return self.pages.num_pages
+
+    def read(self, position: int, assignment: Assignment, tokenizer: Tokenizer) -> Reading:
+        """The pages of an assignment, tokenised and packed (see `templar.data.samples`)."""
+        pages = self.pages.read_pages(assignment.units)
+        origins = tuple(
+            PageOrigin(page.index, page.config, page.first_row, len(page.texts), sum(map(len, page.texts)))
+            for page in pages
+        )
+        return Reading(origins, page_sequences(pages, tokenizer, assignment, self._sequence_length))
+
+
+class ShardedTraining:
+    """Pages of consecutive samples of the shards of a `ShardedDataset`.
+
+    Samples at the end of a shard that fill no page belong to none.
+
+    Args:
+        shards: The training split.
+        sequence_length: Tokens per sequence.
+        samples_per_page: Samples in a page.
+        pages_per_window: Pages that one miner takes in a window.
+
+    Raises:
+        PermanentError: `bad_hparams`, if the samples have another length; `dataset_too_small`, if a shard is not enough
+            for one miner and one window.
+    """
+
+    def __init__(
+        self, shards: ShardedDataset, sequence_length: int, samples_per_page: int, pages_per_window: int
+    ) -> None:
+        if shards.index.sequence_length != sequence_length:
+            raise PermanentError(
+                Reason.BAD_HPARAMS,
+                f"data.sequence_length is {sequence_length}, but the dataset's samples have "
+                f"{shards.index.sequence_length} tokens: choose the network's preset, or build another dataset",
+            )
+        smallest = min(map(shards.num_samples, range(shards.num_shards)))
+        if smallest < samples_per_page * pages_per_window:
+            raise PermanentError(
+                Reason.DATASET_TOO_SMALL,
+                f"the smallest shard has {smallest} samples, a miner's window takes {pages_per_window} pages of "
+                f"{samples_per_page}; lower data.pages_per_window or data.samples_per_page, or build larger shards",
+            )
+        self.shards = shards
+        self._samples_per_page = samples_per_page
+        self.digest = shards.digest
+
+    @property
+    def endpoints(self) -> tuple[EndpointReport, ...]:
+        """What each store has done since the dataset was opened."""
+        return self.shards.endpoints
+
+    def tokenizer_json(self) -> bytes | None:
+        """The `tokenizer.json` beside the dataset, if there is one."""
+        return self.shards.tokenizer_json()
+
+    def check(self, tokenizer: Tokenizer) -> None:
+        """Refuse a tokenizer that did not make the shards.
+
+        Raises:
+            PermanentError: `tokenizer_missing`.
+        """
+        if tokenizer.digest != self.shards.index.tokenizer:
+            raise PermanentError(
+                Reason.TOKENIZER_MISSING,
+                f"tokenizer: digest {tokenizer.digest[:12]} is not {self.shards.index.tokenizer[:12]}, which made the "
+                "dataset's tokens; correct data.tokenizer_name",
+            )
+
+    def num_pages(self, position: int) -> int:
+        """Pages of the shard at a position."""
+        return self.shards.num_samples(self._number(position)) // self._samples_per_page
+
+    def read(self, position: int, assignment: Assignment, tokenizer: Tokenizer) -> Reading:
+        """The samples of an assignment, in training order (see `templar.data.loader`)."""
+        shard, size = self.shards.shard(self._number(position)), self._samples_per_page
+        name = shard.manifest.tokens.name
+        origins = tuple(PageOrigin(unit, name, unit * size, size, None) for unit in assignment.units)
+        return Reading(origins, shard.read(sample_order(assignment, size)).astype(np.int32))
+
+    def _number(self, position: int) -> int:
+        return position % self.shards.num_shards
+
+
+HELD_OUT_ROWS_PER_PAGE = 4
+"""Few rows per page, so that few sequences already speak for many documents."""
+
+
+def transfer_of(storage: Storage) -> Transfer:
+    """How this node downloads shards."""
+    part = storage.download_part_mib
+    return Transfer(None if part is None else part << 20, storage.download_workers, storage.loader_mib << 20)
+
+
+def open_training(
+    stores: Sequence[ObjectStore], prefix: str, data: Data, folder: Path, transfer: Transfer
+) -> TrainingData:
+    """Open the training split.
+
+    Args:
+        stores: Stores that hold the same dataset.
+        prefix: Its folder in them.
+        data: Its layout, and how a window is cut from it.
+        folder: Where shards lie on this machine.
+        transfer: How shards are fetched.
+
+    Raises:
+        TransientError: No store could be read.
+        PermanentError: `dataset_missing`, `dataset_malformed`, `dataset_too_small`, `bad_hparams`.
+    """
+    if data.layout == "pages":
+        return PagedTraining(PageDataset(stores, prefix, rows_per_page=data.rows_per_page), data.sequence_length)
+    shards = ShardedDataset(stores, prefix, folder=folder, transfer=transfer)
+    return ShardedTraining(shards, data.sequence_length, data.samples_per_page, data.pages_per_window)
+
+
+def read_held_out(
+    stores: Sequence[ObjectStore], prefix: str, data: Data, folder: Path, *, tokenizer: Tokenizer, num_sequences: int
+) -> NDArray[np.int32]:
+    """The first sequences of the held-out split, in an order that is the same for everybody.
+
+    Args:
+        stores: As in `open_training`.
+        prefix: As in `open_training`.
+        data: As in `open_training`.
+        folder: As in `open_training`.
+        tokenizer: The network's tokenizer.
+        num_sequences: How many sequences.
+
+    Returns:
+        int32 of shape (num_sequences, L).
+
+    Raises:
+        TransientError: No store could be read.
+        PermanentError: As in `open_training`; `dataset_too_small`, if the split has fewer sequences.
+    """
+    if data.layout == "pages":
+        pages = PageDataset(stores, prefix, rows_per_page=HELD_OUT_ROWS_PER_PAGE, split=HELD_OUT_SPLIT)
+        return held_out_sequences(pages, tokenizer, data.sequence_length, num_sequences)
+    shards = ShardedDataset(stores, prefix, folder=folder, split=HELD_OUT_SPLIT)
+    if (available := shards.num_samples(0)) < num_sequences:
+        raise too_few_held_out(HELD_OUT_SPLIT, available, data.sequence_length, num_sequences)
+    order = Permutation(available, HELD_OUT_DOMAIN)
+    return shards.shard(0).read(np.array([order.at(place) for place in range(num_sequences)])).astype(np.int32)

@@ -1,0 +1,1 @@
+"""The page dataset: text in Parquet files, cut into pages of consecutive rows."""

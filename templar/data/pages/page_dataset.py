@@ -1,0 +1,195 @@
+"""The page dataset: text in Parquet files, cut into pages of consecutive rows.
+
+Page i of a config holds the rows from i * rows_per_page on. Pages never cross a config, and rows at the end of a
+config that fill no page belong to none. Pages are numbered through the configs in the order of their names, so a
+page's number means the same text to everybody who sees the same `_metadata.yaml` and `_shard_sizes.json`.
+"""
+
+import itertools
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from templar.canonical import canonical_json, sha256_hex
+from templar.data.pages.metadata import (
+    MAX_METADATA_BYTES,
+    MAX_SHARD_SIZES_BYTES,
+    METADATA_FILE,
+    SHARD_SIZES_FILE,
+    TRAIN_SPLIT,
+    SplitSizes,
+    folder_prefix,
+    parse_metadata,
+    parse_shard_sizes,
+)
+from templar.data.pages.parquet import ParquetShards
+from templar.data.replicas import EndpointReport, Replicas
+from templar.data.tokenizer import MAX_TOKENIZER_BYTES, TOKENIZER_FILE
+from templar.errors import PermanentError, Reason
+from templar.interrupt import check_stop
+from templar.store.base import ObjectStore
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Page:
+    """Consecutive rows of one config.
+
+    Attributes:
+        index: The page's number in its split.
+        config: The config.
+        first_row: The first row, counted within the config.
+        texts: The rows.
+    """
+
+    index: int
+    config: str
+    first_row: int
+    texts: tuple[str, ...]
+
+
+class PageDataset:
+    """One split of a page dataset; safe to use from several threads.
+
+    Args:
+        stores: Stores that hold the same dataset; read in turn, with fail-over.
+        prefix: Folder of the dataset in the stores; empty if it lies at their root.
+        rows_per_page: Rows in a page.
+        split: The split.
+
+    Raises:
+        TransientError: No store could be read.
+        PermanentError: `dataset_missing` if there is no such dataset or split, `dataset_malformed` if its metadata
+            are not valid, `dataset_too_small` if it has no page.
+    """
+
+    def __init__(
+        self, stores: Sequence[ObjectStore], prefix: str, *, rows_per_page: int, split: str = TRAIN_SPLIT
+    ) -> None:
+        if rows_per_page < 1:
+            raise ValueError(f"rows_per_page must be at least 1, not {rows_per_page}")
+        self.rows_per_page = rows_per_page
+        self.split = split
+        self._prefix = folder_prefix(prefix)
+        self._replicas = Replicas(stores)
+        self._shards = ParquetShards(self._replicas, self._prefix)
+        self._sizes = self._load_sizes()
+        self._configs = tuple(self._sizes)
+        pages = (sizes.total_rows // rows_per_page for sizes in self._sizes.values())
+        # Element i: the first page of config i; the last element: the number of pages.
+        self._page_starts = tuple(itertools.accumulate(pages, initial=0))
+        self._row_starts = {
+            config: tuple(itertools.accumulate((shard.num_rows for shard in sizes.shards), initial=0))
+            for config, sizes in self._sizes.items()
+        }
+        if self.num_pages == 0:
+            raise PermanentError(
+                Reason.DATASET_TOO_SMALL,
+                f"{self._prefix}{SHARD_SIZES_FILE}: no config has {rows_per_page} rows in split {split!r}; "
+                "lower data.rows_per_page or build a larger dataset",
+            )
+
+    @property
+    def num_pages(self) -> int:
+        """Pages in the split."""
+        return self._page_starts[-1]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON of all that gives a page's number its meaning: files, rows and hashes."""
+        sizes = {config: sizes.model_dump(mode="json") for config, sizes in self._sizes.items()}
+        return sha256_hex(canonical_json({"configs": sizes, "rows_per_page": self.rows_per_page, "split": self.split}))
+
+    @property
+    def endpoints(self) -> tuple[EndpointReport, ...]:
+        """What each store has done since the dataset was opened."""
+        return self._replicas.report()
+
+    def tokenizer_json(self) -> bytes | None:
+        """The `tokenizer.json` beside the dataset, if there is one (`load_tokenizer(..., embedded=...)`)."""
+        key = self._prefix + TOKENIZER_FILE
+        if self._replicas.head(key) is None:
+            return None
+        return self._replicas.get(key, max_bytes=MAX_TOKENIZER_BYTES)
+
+    def read_page(self, index: int) -> Page:
+        """Fetch one page.
+
+        Raises:
+            ValueError: There is no such page.
+            TransientError: No store could be read.
+            PermanentError: `dataset_missing` or `dataset_malformed`, naming the file.
+        """
+        if not 0 <= index < self.num_pages:
+            raise ValueError(f"page {index} is not in 0..{self.num_pages - 1}")
+        number = bisect_right(self._page_starts, index) - 1
+        config = self._configs[number]
+        first = (index - self._page_starts[number]) * self.rows_per_page
+        return Page(index, config, first, tuple(self._read_rows(config, first, self.rows_per_page)))
+
+    def read_pages(self, indices: Sequence[int], *, concurrency: int = 8) -> list[Page]:
+        """Fetch several pages at once; the result has the order of `indices`.
+
+        The first error ends the read: pages that have not begun are not fetched.
+
+        Args:
+            indices: Numbers of pages.
+            concurrency: Most pages that are fetched at the same time.
+
+        Raises:
+            StoppedError: The host asked the process to stop.
+            TemplarError: As in `read_page`.
+        """
+
+        def read(index: int) -> Page:
+            check_stop()
+            return self.read_page(index)
+
+        pool = ThreadPoolExecutor(concurrency, thread_name_prefix="pages")
+        try:
+            return list(pool.map(read, indices))
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _read_rows(self, config: str, first: int, count: int) -> list[str]:
+        starts = self._row_starts[config]
+        texts: list[str] = []
+        number = bisect_right(starts, first) - 1
+        while len(texts) < count:
+            shard = self._sizes[config].shards[number]
+            offset = first + len(texts) - starts[number]
+            texts += self._shards.read_rows(shard, offset, min(count - len(texts), shard.num_rows - offset))
+            number += 1
+        return texts
+
+    def _load_sizes(self) -> dict[str, SplitSizes]:
+        metadata_key, sizes_key = self._prefix + METADATA_FILE, self._prefix + SHARD_SIZES_FILE
+        metadata = self._get(metadata_key, MAX_METADATA_BYTES, lambda data: parse_metadata(data, metadata_key))
+        configs = metadata.configs_with(self.split)
+        if not configs:
+            raise PermanentError(
+                Reason.DATASET_MISSING,
+                f"{metadata_key}: no config has a split {self.split!r}; build the dataset with one",
+            )
+        return self._get(
+            sizes_key, MAX_SHARD_SIZES_BYTES, lambda data: parse_shard_sizes(data, sizes_key, configs, self.split)
+        )
+
+    def _get(self, key: str, max_bytes: int, parse: Callable[[bytes], T]) -> T:
+        """What a file says, from a store whose copy of it can be parsed."""
+        try:
+            return self._replicas.read(key, lambda store: parse(store.get(key, max_bytes=max_bytes)), lambda _: 0)
+        except PermanentError as error:
+            if error.reason is Reason.OBJECT_MISSING:
+                raise PermanentError(
+                    Reason.DATASET_MISSING,
+                    f"{key} is not in {self._replicas.names}; upload the dataset, or correct the bucket or prefix",
+                ) from error
+            if error.reason is Reason.OBJECT_TOO_LARGE:
+                raise PermanentError(
+                    Reason.DATASET_MALFORMED, f"{key} is longer than {max_bytes} bytes; upload the dataset again"
+                ) from error
+            raise

@@ -1,0 +1,473 @@
+"""A file of a dataset on the local disk, of which every block is verified before it is read.
+
+A block counts only when this process has seen that its bytes have the SHA-256 that the manifest gives: what was there
+before - from a download that was killed, from another process, from a failing disk - is hashed on its first use and
+fetched again if it is wrong. So there is no record of progress that could be false, and reading a few samples of a
+shard and downloading all of it are nearly the same operation. The difference: a download writes past the kernel's page
+cache, so such a block is hashed once more, as a reader sees it, before it is read.
+
+A file has its final name from the moment when every block was right until somebody finds one that is not.
+
+Names of a dataset's files on the local disk: a final one means that every byte is right.
+
+Names change under a lock on the folder, so that processes that open, complete and delete one file at the same time
+never put a new, empty one in the place of a complete one.
+
+A file of a dataset on the local disk: of its final length from the start, with holes where nothing is yet.
+
+It lies under a partial name until somebody calls it whole, and goes back to that name when it is found wrong.
+"""
+
+import errno
+import hashlib
+import mmap
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from templar.data.shards.manifest import BlockedFile
+from templar.errors import Reason, TransientError
+from templar.interrupt import check_stop
+from templar.store.files import local_file, locked, sync
+
+PARTIAL_SUFFIX = ".partial"
+
+
+NAMES_LOCK = ".names.lock"
+
+
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+def partial_of(path: Path) -> Path:
+    """The name that a file has until it is known to be whole."""
+    return path.with_name(path.name + PARTIAL_SUFFIX)
+
+
+@contextmanager
+def disk_file(path: Path) -> Iterator[None]:
+    """As `local_file`, but a disk without room has a reason of its own.
+
+    Raises:
+        TemplarError: `local_file`, `disk_full`.
+    """
+    with local_file(path):
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in _NO_SPACE:
+                raise
+            raise TransientError(
+                Reason.DISK_FULL,
+                f"{path}: no space is left for the dataset's shards; free some, or give the neuron's home a larger "
+                "disk",
+            ) from error
+
+
+@contextmanager
+def names_of(folder: Path) -> Iterator[None]:
+    """Nobody else changes names in the folder meanwhile, no thread and no process."""
+    with locked(folder / NAMES_LOCK, wait=True):  # a folder itself cannot be locked on every disk
+        yield
+
+
+def keep_manifest(path: Path, data: bytes, described: Iterable[str]) -> None:
+    """Put a manifest on the disk where there was another one, or none.
+
+    Files are whole by the manifest beside them: those that this one describes lose their final names.
+
+    Args:
+        path: The manifest.
+        data: What it says.
+        described: Names of the shard's files.
+
+    Raises:
+        TemplarError: As in `disk_file`.
+    """
+    with disk_file(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with names_of(path.parent):
+            for file in map(path.with_name, described):
+                with suppress(FileNotFoundError):
+                    file.replace(partial_of(file))
+            partial_of(path).write_bytes(data)
+            partial_of(path).replace(path)
+
+
+PAGE = mmap.PAGESIZE
+
+
+class SparseFile:
+    """An open file; safe under threads, and beside other processes with the same file.
+
+    Args:
+        path: Its final name; the folder is made if it is not there.
+        size: Its length in bytes.
+
+    Raises:
+        TemplarError: `local_file`, `disk_full`.
+    """
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.path = path
+        self.size = size
+        self.partial = partial_of(path)
+        with disk_file(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._open()
+            self._close = weakref.finalize(self, os.close, self._file)
+        self._direct = _open_direct(self._file)
+        self._close_direct = weakref.finalize(self, os.close, self._direct) if self._direct is not None else None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it was closed, or the file has no name any more: what it holds is lost when it is closed."""
+        with local_file(self.path):
+            return not self._close.alive or os.fstat(self._file).st_nlink == 0
+
+    def has_data(self, start: int, end: int) -> bool:
+        """Whether anything of a range is on the disk, and not a hole."""
+        try:
+            return os.lseek(self._file, start, os.SEEK_DATA) < end
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nothing but a hole is left
+                return False
+            with local_file(self.path):
+                raise
+
+    def read_into(self, buffer: memoryview, start: int) -> bool:
+        """Fill a buffer from an offset on; False if the disk has lost what was there."""
+        with local_file(self.path):
+            try:
+                return os.preadv(self._file, [buffer], start) == len(buffer)
+            except OSError as error:
+                if error.errno == errno.EIO:
+                    return False
+                raise
+
+    def write(self, data: memoryview, start: int, *, past_cache: bool) -> bool:
+        """Write at an offset.
+
+        Args:
+            data: What; in memory that begins with a page, if it is to go past the cache.
+            start: Where.
+            past_cache: Let it go to the disk without a copy in the kernel's memory, if the disk can do that: a
+                download that is larger than the memory would push out what is in use.
+
+        Returns:
+            Whether some of it went past the cache.
+        """
+        whole = len(data) // PAGE * PAGE if past_cache and start % PAGE == 0 else 0
+        with disk_file(self.path):
+            if whole and self._direct is not None:
+                try:
+                    _write_all(self._direct, data[:whole], start)
+                except OSError as error:
+                    if error.errno != errno.EINVAL:  # it wants another alignment than pages
+                        raise
+                    whole = 0
+            else:
+                whole = 0
+            _write_all(self._file, data[whole:], start + whole)
+        return whole > 0
+
+    def finish(self) -> None:
+        """Make all that was written durable and give the file its final name; again, nothing changes.
+
+        Raises:
+            TransientError: `local_file`; the file was deleted meanwhile.
+        """
+        with disk_file(self.path):
+            if self._is_at(self.path):
+                return
+            os.fsync(self._file)
+            with names_of(self.path.parent):
+                if self._is_at(self.partial):
+                    self.partial.replace(self.path)
+                elif not self._is_at(self.path):  # another process may have been faster
+                    raise TransientError(
+                        Reason.LOCAL_FILE, f"local file {self.path} was deleted while it was fetched; try again"
+                    )
+            sync(self.path.parent)
+
+    def take_final_name(self) -> None:
+        """Go back to the partial name: something in the file is known to be wrong or missing."""
+        with local_file(self.path):
+            if not self._is_at(self.path):
+                return
+            with names_of(self.path.parent):
+                if self._is_at(self.path):
+                    self.path.replace(self.partial)
+
+    def map(self) -> mmap.mmap:
+        """The file as memory; it outlives `close`, the final name and deletion."""
+        with local_file(self.path):
+            return mmap.mmap(self._file, self.size, access=mmap.ACCESS_READ)
+
+    def close(self) -> None:
+        """Close the file; otherwise it is closed when nobody uses this object any more."""
+        self._close()
+        if self._close_direct is not None:
+            self._close_direct()
+        self._file, self._direct = -1, None  # its number will be that of another file
+
+    def _open(self) -> int:
+        with names_of(self.path.parent):
+            try:
+                file = os.open(self.path, os.O_RDWR)
+            except FileNotFoundError:
+                file = os.open(self.partial, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                if os.fstat(file).st_size != self.size:
+                    if self.path.exists():  # it is not what its name says
+                        self.path.replace(self.partial)
+                    os.ftruncate(file, self.size)
+            except OSError:
+                os.close(file)
+                raise
+        return file
+
+    def _is_at(self, path: Path) -> bool:
+        try:
+            return os.path.samestat(path.stat(), os.fstat(self._file))
+        except FileNotFoundError:
+            return False
+
+
+def _open_direct(file: int) -> int | None:
+    """Another descriptor of an open file, for writing past the cache; None where that is not possible."""
+    try:
+        return os.open(f"/proc/self/fd/{file}", os.O_WRONLY | os.O_DIRECT)
+    except OSError:
+        return None
+
+
+def _write_all(file: int, data: memoryview, start: int) -> None:
+    while data:
+        written = os.pwrite(file, data, start)
+        data, start = data[written:], start + written
+
+
+class Fetch(Protocol):
+    """Reads a range of an object from wherever it lies."""
+
+    def __call__(self, name: str, start: int, buffer: memoryview, *, check: Callable[[], str | None]) -> None:
+        """Fill a buffer from offset `start` on, until `check` finds nothing to complain about in it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """How files are fetched and read.
+
+    Attributes:
+        part_bytes: Most bytes of one request; None chooses. A block is never split, so a part is one block at least.
+        workers: Requests at the same time; None chooses. Memory holds `workers` parts at most.
+        mapped_bytes: Bytes of a shard that stay mapped after they were read, about.
+    """
+
+    part_bytes: int | None = None
+    workers: int | None = None
+    mapped_bytes: int = 4 << 30
+
+    def __post_init__(self) -> None:
+        if any(value is not None and value < 1 for value in vars(self).values()):
+            raise ValueError(f"part_bytes, workers and mapped_bytes must be at least 1: {self}")
+
+    @property
+    def part(self) -> int:
+        """Most bytes of one request."""
+        return self.part_bytes or 8 << 20
+
+    @property
+    def threads(self) -> int:
+        """Requests at the same time."""
+        return self.workers or min(16, 4 * (os.cpu_count() or 1))
+
+
+class BlockFile:
+    """One file, partly or wholly on the disk. Safe under threads, and beside other processes with the same file.
+
+    Args:
+        described: What its blocks must be.
+        folder: Where it lies; it is made if it is not there.
+        fetch: Gives what is missing.
+        transfer: How that is fetched.
+
+    Raises:
+        TemplarError: `local_file`, `disk_full`.
+    """
+
+    def __init__(self, described: BlockedFile, folder: Path, fetch: Fetch, transfer: Transfer) -> None:
+        self.described = described
+        self.path = folder / described.name
+        self._file = SparseFile(self.path, described.size)
+        self._fetch = fetch
+        self._transfer = transfer
+        self._changed = threading.Condition()
+        self._busy: set[int] = set()
+        self._stored: NDArray[np.bool_] = np.zeros(len(described.blocks), dtype=np.bool_)
+        self._readable = self._stored.copy()
+
+    @property
+    def num_stored(self) -> int:
+        """Bytes of the blocks that are known to be right on the disk."""
+        described = self.described
+        missing = len(described.blocks) * described.block_bytes - described.size  # what the last block lacks
+        return int(self._stored.sum()) * described.block_bytes - missing * int(self._stored[-1])
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it was closed, or the file has no name any more: what it holds is lost when it is closed."""
+        return self._file.is_gone
+
+    def require(self, blocks: NDArray[np.integer]) -> None:
+        """See that some blocks are here and right, for whoever reads the file's memory (`map`).
+
+        On failure the blocks that are right stay; a later call goes on with the others.
+
+        Args:
+            blocks: Their numbers, rising, each once.
+
+        Raises:
+            StoppedError: The host asked the process to stop.
+            TransientError: `disk_full`; no store could be read; or `dataset_malformed`, all have other bytes there.
+            PermanentError: `object_missing`, `access_denied`, ....
+        """
+        self._see_to(blocks, self._readable, lambda num_bytes: None)
+
+    def store(self, on_progress: Callable[[int], None] = lambda num_bytes: None) -> None:
+        """See that every block is on the disk and right.
+
+        Args:
+            on_progress: Called with the bytes of each part when it is right; by several threads.
+
+        Raises:
+            TemplarError: As in `require`; a later call goes on.
+        """
+        self._see_to(np.arange(len(self.described.blocks)), self._stored, on_progress)
+
+    def finish(self) -> None:
+        """Give the file its final name once every block is right; again, nothing changes.
+
+        Raises:
+            TransientError: `local_file`; the file was deleted meanwhile.
+        """
+        if not self._stored.all():
+            raise ValueError(f"{self.path.name}: it is not complete")
+        self._file.finish()
+
+    def map(self) -> mmap.mmap:
+        """The file as memory, for reading what was required; it outlives `close`, the final name and deletion."""
+        return self._file.map()
+
+    def close(self) -> None:
+        """Close the file; otherwise it is closed when nobody uses this object any more."""
+        self._file.close()
+
+    def _see_to(
+        self, blocks: NDArray[np.integer], known: NDArray[np.bool_], on_progress: Callable[[int], None]
+    ) -> None:
+        """Bring those of some blocks that are not known to be right; no two threads bring the same one."""
+        while (wanted := blocks[~known[blocks]]).size:
+            with self._changed:
+                mine = [int(block) for block in wanted if not known[block] and int(block) not in self._busy]
+                self._busy.update(mine)
+                if not mine:  # others are at it; if they fail, these are taken up here
+                    self._changed.wait_for(lambda: not self._busy.intersection(wanted.tolist()))
+                    continue
+            try:
+                self._bring(mine, on_progress, past_cache=known is self._stored)
+            finally:
+                with self._changed:
+                    self._busy.difference_update(mine)
+                    self._changed.notify_all()
+
+    def _bring(self, blocks: list[int], on_progress: Callable[[int], None], *, past_cache: bool) -> None:
+        parts = list(self._parts(blocks))
+        rooms, longest = threading.local(), max(map(len, parts)) * self.described.block_bytes
+
+        def bring(part: range) -> None:
+            check_stop()
+            if not hasattr(rooms, "buffer"):
+                rooms.buffer = memoryview(mmap.mmap(-1, longest))  # it begins with a page
+            self._bring_part(part, rooms.buffer, past_cache=past_cache)
+            on_progress(self._length(part))
+
+        if len(parts) == 1:
+            bring(parts[0])
+            return
+        pool = ThreadPoolExecutor(min(self._transfer.threads, len(parts)), thread_name_prefix="blocks")
+        try:
+            for _ in pool.map(bring, parts):
+                pass
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _parts(self, blocks: list[int]) -> Iterator[range]:
+        """Runs of neighbouring blocks, none longer than a request may be; what may be on the disk apart."""
+        longest = max(1, self._transfer.part // self.described.block_bytes)
+        start = previous = blocks[0]
+        written = self._has_data(range(start, start + 1))
+        for block in blocks[1:]:
+            found = self._has_data(range(block, block + 1))
+            if block != previous + 1 or block - start >= longest or found != written:
+                yield range(start, previous + 1)
+                start, written = block, found
+            previous = block
+        yield range(start, previous + 1)
+
+    def _bring_part(self, part: range, room: memoryview, *, past_cache: bool) -> None:
+        start, buffer = part.start * self.described.block_bytes, room[: self._length(part)]
+        unseen = False
+        if not self._is_right(part, buffer):
+            self._fetch(self.described.name, start, buffer, check=lambda: self._problem(part, buffer))
+            unseen = self._file.write(buffer, start, past_cache=past_cache)
+        self._stored[part.start : part.stop] = True
+        self._readable[part.start : part.stop] = not unseen
+
+    def _is_right(self, part: range, buffer: memoryview) -> bool:
+        """Whether some neighbouring blocks are on the disk and right; since when, and from whom, does not matter."""
+        start = part.start * self.described.block_bytes
+        if self._has_data(part) and self._file.read_into(buffer, start) and not self._problem(part, buffer):
+            return True
+        self._file.take_final_name()
+        return False
+
+    def _has_data(self, part: range) -> bool:
+        start = part.start * self.described.block_bytes
+        return self._file.has_data(start, start + self._length(part))
+
+    def _length(self, part: range) -> int:
+        step = self.described.block_bytes
+        return min(part.stop * step, self.described.size) - part.start * step
+
+    def _problem(self, part: range, buffer: memoryview) -> str | None:
+        """What is wrong with the bytes of some neighbouring blocks; None if nothing is."""
+        step = self.described.block_bytes
+        for number, block in enumerate(part):
+            if hashlib.sha256(buffer[number * step : (number + 1) * step]).hexdigest() != self.described.blocks[block]:
+                return f"block {block} of {self.described.name} has other bytes than the manifest says"
+        return None
+
+
+def wrong_block(path: Path, described: BlockedFile) -> int | None:
+    """The first block of a whole file that is not what it must be; None if all are.
+
+    Raises:
+        TemplarError: `local_file`.
+    """
+    with local_file(path), path.open("rb") as file:
+        for number, wanted in enumerate(described.blocks):
+            if hashlib.sha256(file.read(described.block_bytes)).hexdigest() != wanted:
+                return number
+    return None

@@ -1,0 +1,262 @@
+"""The files that describe a sharded dataset: `_shards.json` and one manifest per shard.
+
+    _shards.json               the dataset: what a token is, and every shard with the SHA-256 of its manifest
+    {split}_{i:06d}.json       a shard's manifest: lengths and the SHA-256 of every block of its files
+    {split}_{i:06d}.npy        its tokens: a flat NumPy array of uint16 or uint32, samples one after the other
+    sample_ids_{i:06d}.bin     of split `train`: one id per sample, uint64, little-endian (see `sample_ids`)
+
+The digest of `_shards.json` is part of the genesis hash. It pins the manifests, and they pin every byte: whatever a
+store answers, a reader knows whether it is the dataset.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from templar.canonical import canonical_json, sha256_hex
+from templar.data.pages.metadata import TRAIN_SPLIT
+from templar.errors import PermanentError, Reason
+
+INDEX_FILE = "_shards.json"
+
+
+MAX_INDEX_BYTES = 2**24
+
+
+MAX_MANIFEST_BYTES = 2**25
+
+
+SMALLEST_BLOCK_BYTES = 2**16
+
+
+MOST_BLOCKS = 2**16
+"""Blocks of a file, unless they are chosen otherwise: a manifest of 4 MiB whatever the shard's size."""
+
+
+_Hex64 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+_Split = Annotated[str, Field(pattern=r"^[a-z][a-z_]{0,31}$")]
+
+
+class _Described(BaseModel):
+    """Closed, frozen, and with one canonical form."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    def canonical(self) -> bytes:
+        """The bytes that are stored and hashed."""
+        return canonical_json(self.model_dump(mode="json"))
+
+
+class BlockedFile(_Described):
+    """One file, and what each of its blocks must be.
+
+    Attributes:
+        name: Its name in the dataset's folder.
+        size: Its length in bytes.
+        block_bytes: Length of a block; the last one may be shorter.
+        blocks: SHA-256 of every block, in order.
+    """
+
+    name: str = Field(pattern=r"^[a-z][a-z_]{0,31}_[0-9]{6}\.(npy|bin)$")
+    size: int = Field(ge=1, le=2**50)
+    block_bytes: int = Field(ge=512, le=2**30)
+    blocks: tuple[_Hex64, ...]
+
+    @model_validator(mode="after")
+    def _every_byte_is_in_a_block(self) -> Self:
+        if len(self.blocks) != -(-self.size // self.block_bytes):
+            raise ValueError(
+                f"{self.name}: {len(self.blocks)} blocks of {self.block_bytes} bytes do not make {self.size} bytes"
+            )
+        return self
+
+
+class ShardManifest(_Described):
+    """One shard.
+
+    Attributes:
+        version: Version of this format.
+        split: Its split.
+        index: Its number in the split.
+        dtype: Type of a token in the file.
+        sequence_length: Tokens per sample.
+        num_samples: Samples.
+        data_offset: Where the first token stands in the file of tokens, after NumPy's header.
+        tokens: The file of tokens.
+        sample_ids: The file of sample ids; only shards of the split `train` have one.
+    """
+
+    version: Literal[1]
+    split: _Split
+    index: int = Field(ge=0, lt=10**6)
+    dtype: Literal["uint16", "uint32"]
+    sequence_length: int = Field(ge=1, le=2**24)
+    num_samples: int = Field(ge=1, le=2**40)
+    data_offset: int = Field(ge=10, le=2**16)
+    tokens: BlockedFile
+    sample_ids: BlockedFile | None
+
+    @property
+    def sample_bytes(self) -> int:
+        """Length of a sample in the file."""
+        return self.sequence_length * np.dtype(self.dtype).itemsize
+
+    @property
+    def files(self) -> tuple[BlockedFile, ...]:
+        """The shard's files."""
+        return (self.tokens,) if self.sample_ids is None else (self.tokens, self.sample_ids)
+
+    @property
+    def num_bytes(self) -> int:
+        """Length of the shard's files."""
+        return sum(file.size for file in self.files)
+
+    @model_validator(mode="after")
+    def _files_fit(self) -> Self:
+        size = self.data_offset + self.num_samples * self.sample_bytes
+        if self.tokens.size != size:
+            raise ValueError(f"tokens.size is {self.tokens.size}, but {self.num_samples} samples make {size} bytes")
+        if self.tokens.name != tokens_file(self.split, self.index):
+            raise ValueError(f"tokens.name is {self.tokens.name!r}, must be {tokens_file(self.split, self.index)!r}")
+        if (self.sample_ids is None) != (self.split != TRAIN_SPLIT):
+            raise ValueError(f"sample_ids belong to the split {TRAIN_SPLIT!r}, and to no other")
+        if self.sample_ids is not None and (
+            self.sample_ids.size != 8 * self.num_samples or self.sample_ids.name != sample_ids_file(self.index)
+        ):
+            raise ValueError(f"sample_ids must be {sample_ids_file(self.index)} with 8 bytes per sample")
+        return self
+
+
+class ShardEntry(_Described):
+    """What the index says of a shard: its samples, the bytes of its files, and its manifest's SHA-256."""
+
+    num_samples: int = Field(ge=1)
+    num_bytes: int = Field(ge=1)
+    manifest_sha256: _Hex64
+
+
+class ShardIndex(_Described):
+    """`_shards.json`.
+
+    Attributes:
+        version: Version of this format.
+        dtype: Type of a token.
+        sequence_length: Tokens per sample.
+        tokenizer: Digest of the tokenizer that made the tokens.
+        splits: The shards of each split, in order.
+    """
+
+    version: Literal[1]
+    dtype: Literal["uint16", "uint32"]
+    sequence_length: int = Field(ge=1)
+    tokenizer: _Hex64
+    splits: dict[_Split, tuple[ShardEntry, ...]]
+
+    @model_validator(mode="after")
+    def _splits_have_shards(self) -> Self:
+        empty = [split for split, shards in self.splits.items() if not shards]
+        if not self.splits or empty:
+            raise ValueError(f"splits: {', '.join(empty) or 'none'} without a shard")
+        return self
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the canonical form: it pins every byte of the dataset."""
+        return sha256_hex(self.canonical())
+
+
+def tokens_file(split: str, index: int) -> str:
+    """Name of a shard's tokens."""
+    return f"{split}_{index:06d}.npy"
+
+
+def sample_ids_file(index: int) -> str:
+    """Name of the sample ids of a shard of the split `train`."""
+    return f"sample_ids_{index:06d}.bin"
+
+
+def manifest_file(split: str, index: int) -> str:
+    """Name of a shard's manifest."""
+    return f"{split}_{index:06d}.json"
+
+
+def block_bytes_for(size: int) -> int:
+    """Length of the blocks of a file, where nobody chooses another: a power of two, at most `MOST_BLOCKS` of them."""
+    block_bytes = SMALLEST_BLOCK_BYTES
+    while block_bytes * MOST_BLOCKS < size:
+        block_bytes *= 2
+    return block_bytes
+
+
+def sample_ids(samples: NDArray[np.integer]) -> NDArray[np.uint64]:
+    """The id of every sample: 8 bytes of BLAKE2b over its tokens as uint32, little-endian, read as one number.
+
+    The id does not depend on the type in which a shard stores its tokens.
+
+    Args:
+        samples: Tokens of shape (n, L).
+    """
+    rows = np.ascontiguousarray(samples, dtype="<u4")
+    digests = b"".join(hashlib.blake2b(row.data, digest_size=8).digest() for row in rows)
+    return np.frombuffer(digests, dtype="<u8")
+
+
+_D = TypeVar("_D", bound=_Described)
+
+
+def parse_index(data: bytes, origin: str) -> ShardIndex:
+    """Parse and validate `_shards.json`.
+
+    Raises:
+        PermanentError: `dataset_malformed`, naming file and field.
+    """
+    return _parse(ShardIndex, data, origin)
+
+
+def parse_manifest(data: bytes, origin: str, index: ShardIndex, split: str, number: int) -> ShardManifest:
+    """Parse a shard's manifest and hold it against the index.
+
+    Args:
+        data: Its bytes.
+        origin: Where they come from, for messages.
+        index: The dataset's index.
+        split: The split that the shard must belong to.
+        number: Its number there.
+
+    Raises:
+        PermanentError: `dataset_malformed`, naming file and field.
+    """
+    manifest = _parse(ShardManifest, data, origin)
+    entry = index.splits[split][number]
+    wanted: Mapping[str, object] = {
+        "split": split,
+        "index": number,
+        "dtype": index.dtype,
+        "sequence_length": index.sequence_length,
+        "num_samples": entry.num_samples,
+        "num_bytes": entry.num_bytes,
+    }
+    for field, value in wanted.items():
+        if getattr(manifest, field) != value:
+            raise malformed(origin, f"{field} is {getattr(manifest, field)!r}, {INDEX_FILE} says {value!r}")
+    return manifest
+
+
+def malformed(origin: str, problem: str) -> PermanentError:
+    """The error of a dataset that is not what it should be."""
+    return PermanentError(Reason.DATASET_MALFORMED, f"{origin}: {problem}; build the dataset and upload it again")
+
+
+def _parse(kind: type[_D], data: bytes, origin: str) -> _D:
+    try:
+        return kind.model_validate_json(data)
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_input=False)[:5]
+        fields = (f"{'.'.join(map(str, item['loc'])) or 'content'}: {item['msg']}" for item in problems)
+        raise malformed(origin, "; ".join(fields)) from None

@@ -1,0 +1,322 @@
+"""The sharded dataset as a reader finds it: its index, and its shards, opened when they are asked for.
+
+One shard as a reader sees it: samples by number, wherever their bytes are.
+
+A shard is read at once, whatever its size: the blocks that hold the wanted samples are fetched first.
+"""
+
+import mmap
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from templar.canonical import sha256_hex
+from templar.data.pages.metadata import TRAIN_SPLIT, folder_prefix
+from templar.data.replicas import EndpointReport, Replicas
+from templar.data.shards.block_file import BlockFile, Transfer, keep_manifest
+from templar.data.shards.manifest import (
+    INDEX_FILE,
+    MAX_INDEX_BYTES,
+    MAX_MANIFEST_BYTES,
+    BlockedFile,
+    ShardIndex,
+    ShardManifest,
+    malformed,
+    manifest_file,
+    parse_index,
+    parse_manifest,
+)
+from templar.data.tokenizer import MAX_TOKENIZER_BYTES, TOKENIZER_FILE
+from templar.errors import PermanentError, Reason, TransientError
+from templar.store.base import ObjectStore
+from templar.store.files import local_file
+
+FAULT_AROUND_BYTES = 1 << 16
+"""What the kernel maps around a page that is touched."""
+
+
+class Shard:
+    """One shard; safe to use from several threads.
+
+    Args:
+        manifest: What it consists of.
+        folder: Where its files lie, or come to lie.
+        replicas: Where they are fetched from.
+        prefix: The dataset's folder there.
+        transfer: How they are fetched.
+    """
+
+    def __init__(
+        self, manifest: ShardManifest, folder: Path, replicas: Replicas, prefix: str, transfer: Transfer
+    ) -> None:
+        self.manifest = manifest
+        self._folder = folder
+        self._replicas = replicas
+        self._prefix = prefix
+        self._transfer = transfer
+        self._tokens = self._file(manifest.tokens)
+        self._memory = self._tokens.map()
+        self._mapped = 0
+        tokens: NDArray[Any] = np.frombuffer(
+            self._memory, dtype=np.dtype(manifest.dtype).newbyteorder("<"), offset=manifest.data_offset
+        )
+        self._samples = tokens.reshape(manifest.num_samples, manifest.sequence_length)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in the shard."""
+        return self.manifest.num_samples
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens per sample."""
+        return self.manifest.sequence_length
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of a token."""
+        return self._samples.dtype
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it was closed, or its tokens were deleted: they can be read then, but what is fetched is not kept."""
+        return self._tokens.is_gone
+
+    def read(self, indices: NDArray[np.integer], out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Some samples, fetched if they are not here, and verified.
+
+        Args:
+            indices: Their numbers, shape (n,), in any order.
+            out: Where they go, of shape (n, L) and the shard's dtype; made if it is None.
+
+        Returns:
+            The samples, shape (n, L), in the order of `indices`.
+
+        Raises:
+            ValueError: There is no such sample.
+            TemplarError: As in `BlockFile.require`.
+        """
+        if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < self.num_samples:
+            raise ValueError(f"samples must lie in 0..{self.num_samples - 1}")
+        blocks = self._blocks_of(indices)
+        self._tokens.require(blocks)
+        # With the mode "raise" NumPy would go through a buffer.
+        samples = np.take(self._samples, indices, axis=0, out=out, mode="clip")
+        self._mapped += min(
+            len(blocks) * self.manifest.tokens.block_bytes,
+            len(indices) * (self.manifest.sample_bytes + FAULT_AROUND_BYTES),
+        )
+        if self._mapped > self._transfer.mapped_bytes:
+            self._memory.madvise(mmap.MADV_DONTNEED)  # of this process alone; the kernel may keep them
+            self._mapped = 0
+        return samples
+
+    def download(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> int:
+        """Bring the whole shard to the disk, every block verified, and give its files their final names.
+
+        What is there is used. On failure, or after a kill, a later call goes on.
+
+        Args:
+            on_progress: Called with the bytes that are there and right, and with those of the shard.
+
+        Returns:
+            Bytes that the shard has.
+
+        Raises:
+            TemplarError: As in `BlockFile.store`.
+        """
+        total, lock, done = self.manifest.num_bytes, threading.Lock(), 0
+
+        def advance(num_bytes: int) -> None:
+            nonlocal done
+            with lock:
+                done += num_bytes
+                on_progress(done, total)
+
+        for described in self.manifest.files:
+            file = self._tokens if described == self.manifest.tokens else self._file(described)
+            try:
+                advance(file.num_stored)
+                file.store(advance)
+                file.finish()
+            finally:
+                if file is not self._tokens:
+                    file.close()
+        on_progress(total, total)  # readers may have brought some blocks themselves
+        return total
+
+    def close(self) -> None:
+        """Close the files; what was read stays. The room of deleted ones comes back when nobody uses the shard."""
+        self._tokens.close()
+
+    def _blocks_of(self, indices: NDArray[np.integer]) -> NDArray[np.int64]:
+        """Numbers of the blocks that hold some samples, rising."""
+        manifest, size = self.manifest, self.manifest.tokens.block_bytes
+        starts = manifest.data_offset + indices.astype(np.int64) * manifest.sample_bytes
+        first, last = starts // size, (starts + manifest.sample_bytes - 1) // size
+        needed = np.zeros(len(manifest.tokens.blocks), dtype=np.bool_)
+        for step in range(int((last - first).max(initial=0)) + 1):
+            needed[np.minimum(first + step, last)] = True
+        return np.flatnonzero(needed)
+
+    def _file(self, described: BlockedFile) -> BlockFile:
+        replicas, prefix = self._replicas, self._prefix  # not the shard, which must go when nobody uses it
+
+        def fetch(name: str, start: int, buffer: memoryview, *, check: Callable[[], str | None]) -> None:
+            replicas.read_into(prefix + name, start, buffer, check=check)
+
+        return BlockFile(described, self._folder, fetch, self._transfer)
+
+
+OPEN_SHARDS = 2
+"""Shards of one dataset that are open at a time: that of the window that is trained, and that of the next."""
+
+
+class ShardedDataset:
+    """One split of a sharded dataset; safe to use from several threads.
+
+    Args:
+        stores: Stores that hold the same dataset; read in turn, with fail-over.
+        prefix: Folder of the dataset in the stores; empty if it lies at their root.
+        folder: Where shards lie on this machine.
+        split: The split.
+        transfer: How shards are fetched.
+
+    Raises:
+        TransientError: No store could be read.
+        PermanentError: `dataset_missing` if there is no such dataset or split, `dataset_malformed`.
+    """
+
+    def __init__(
+        self,
+        stores: Sequence[ObjectStore],
+        prefix: str,
+        *,
+        folder: Path,
+        split: str = TRAIN_SPLIT,
+        transfer: Transfer = Transfer(),  # noqa: B008 - frozen
+    ) -> None:
+        self.split = split
+        self.folder = folder
+        self._prefix = folder_prefix(prefix)
+        self._replicas = Replicas(stores)
+        self._transfer = transfer
+        self._lock = threading.Lock()
+        self._open: OrderedDict[int, Shard] = OrderedDict()
+        self.index: ShardIndex = self._load_index()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the index, which pins every byte of the dataset."""
+        return self.index.digest
+
+    @property
+    def num_shards(self) -> int:
+        """Shards of the split; a last one with less than half the samples of the first is left out of everything."""
+        shards = self.index.splits[self.split]
+        return len(shards) - (2 * shards[-1].num_samples < shards[0].num_samples)
+
+    @property
+    def endpoints(self) -> tuple[EndpointReport, ...]:
+        """What each store has done since the dataset was opened."""
+        return self._replicas.report()
+
+    def num_samples(self, number: int) -> int:
+        """Samples of a shard."""
+        return self.index.splits[self.split][number].num_samples
+
+    def shard(self, number: int) -> Shard:
+        """A shard, opened; the one that was not used for longest is closed if there are too many.
+
+        One whose file was deleted is opened anew: what is fetched is kept, and deleted files give back their room.
+
+        Raises:
+            ValueError: There is no such shard.
+            TemplarError: The manifest cannot be read, or the file not opened.
+        """
+        if not 0 <= number < self.num_shards:
+            raise ValueError(f"shard {number} is not in 0..{self.num_shards - 1}")
+        with self._lock:
+            for gone in [each for each, shard in self._open.items() if shard.is_gone]:
+                del self._open[gone]
+            if number not in self._open:
+                manifest = self.manifest(number)
+                self._open[number] = Shard(manifest, self.folder, self._replicas, self._prefix, self._transfer)
+            self._open.move_to_end(number)
+            while len(self._open) > OPEN_SHARDS:
+                self._open.popitem(last=False)  # whoever still reads it holds it; then it is closed
+            return self._open[number]
+
+    def manifest(self, number: int) -> ShardManifest:
+        """The manifest of a shard, from the disk if it is there and right.
+
+        Where there was another one, or none, the shard's files lose their final names: see `keep_manifest`.
+
+        Raises:
+            TransientError: No store could be read, or all of them have another file.
+            PermanentError: `dataset_missing`, `dataset_malformed`, `local_file`.
+        """
+        name = manifest_file(self.split, number)
+        wanted = self.index.splits[self.split][number].manifest_sha256
+        path, data = self.folder / name, b""
+        with local_file(path), suppress(FileNotFoundError):
+            data = path.read_bytes()
+
+        def differs(answer: bytes) -> str | None:
+            return None if sha256_hex(answer) == wanted else "its SHA-256 is not that of the index"
+
+        if is_new := differs(data) is not None:
+            data = self._get(name, MAX_MANIFEST_BYTES, differs)
+        manifest = parse_manifest(data, self._prefix + name, self.index, self.split, number)
+        if is_new:
+            keep_manifest(path, data, [file.name for file in manifest.files])
+        return manifest
+
+    def tokenizer_json(self) -> bytes | None:
+        """The `tokenizer.json` beside the dataset, if there is one (`load_tokenizer(..., embedded=...)`)."""
+        key = self._prefix + TOKENIZER_FILE
+        if self._replicas.head(key) is None:
+            return None
+        return self._replicas.get(key, max_bytes=MAX_TOKENIZER_BYTES)
+
+    def _load_index(self) -> ShardIndex:
+        origin = self._prefix + INDEX_FILE
+
+        def unreadable(data: bytes) -> str | None:
+            try:
+                parse_index(data, origin)
+            except PermanentError as error:
+                return error.message
+            return None
+
+        try:
+            data = self._get(INDEX_FILE, MAX_INDEX_BYTES, unreadable)
+        except TransientError as error:
+            if error.reason is not Reason.DATASET_MALFORMED:
+                raise
+            raise PermanentError(error.reason, error.message) from error  # it was so at every try
+        index = parse_index(data, origin)
+        if self.split not in index.splits:
+            raise PermanentError(
+                Reason.DATASET_MISSING, f"{origin}: there is no split {self.split!r}; build the dataset with one"
+            )
+        return index
+
+    def _get(self, name: str, max_bytes: int, check: Callable[[bytes], str | None]) -> bytes:
+        try:
+            return self._replicas.get(self._prefix + name, max_bytes=max_bytes, check=check)
+        except PermanentError as error:
+            if error.reason is Reason.OBJECT_TOO_LARGE:
+                raise malformed(self._prefix + name, f"it is longer than {max_bytes} bytes") from error
+            if error.reason is not Reason.OBJECT_MISSING:
+                raise
+            where = f"{self._prefix}{name} is not in {self._replicas.names}"
+            raise PermanentError(
+                Reason.DATASET_MISSING, f"{where}; upload the dataset, or correct the bucket or prefix"
+            ) from error

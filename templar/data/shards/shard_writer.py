@@ -1,0 +1,458 @@
+"""Documents into a sharded dataset: tokens packed into samples, samples into files, every block hashed on the way.
+
+A file stands under its name when it is whole, a shard's manifest after its files, `_shards.json` after everything.
+Memory does not grow with the size of a shard.
+
+The files of a shard as they are written: their layout, NumPy's header, and the hash of every block.
+"""
+
+import hashlib
+import itertools
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from templar.canonical import sha256_hex
+from templar.data.corpus import SPLITS, Document, split_documents
+from templar.data.pages.metadata import TRAIN_SPLIT
+from templar.data.shards.manifest import (
+    INDEX_FILE,
+    MAX_INDEX_BYTES,
+    MAX_MANIFEST_BYTES,
+    BlockedFile,
+    ShardEntry,
+    ShardIndex,
+    ShardManifest,
+    block_bytes_for,
+    manifest_file,
+    sample_ids,
+    sample_ids_file,
+    tokens_file,
+)
+from templar.data.tokenizer import (
+    Tokenizer,
+    TokenType,
+    encode_all,
+    order_key,
+    packed,
+    save_tokenizer,
+    token_type,
+    train_embedded_tokenizer,
+)
+from templar.errors import PermanentError, Reason
+from templar.store.files import local_file, replacing
+
+HEADER_BYTES = 128
+"""Length of the header of a file of tokens, whatever it says: it is written again when the shard is complete."""
+
+
+_SHA256_JSON_BYTES = 67
+
+
+@dataclass(frozen=True)
+class ShardLayout:
+    """How the samples of a dataset lie in its shards.
+
+    Attributes:
+        dtype: Type of a token.
+        sequence_length: Tokens per sample.
+        samples_per_shard: Samples of a shard; the last one of a split may have fewer.
+        block_bytes: Length of the blocks that are hashed, 512 to 2**30; None: `block_bytes_for` a full shard's file.
+
+    Raises:
+        ValueError: A number is out of range, or the blocks are so small that no reader would take the manifest.
+    """
+
+    dtype: TokenType
+    sequence_length: int
+    samples_per_shard: int
+    block_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.sequence_length < 1 or self.samples_per_shard < 1:
+            raise ValueError("sequence_length and samples_per_shard must be at least 1")
+        if self.block_bytes is None:
+            return
+        if not 512 <= self.block_bytes <= 2**30:
+            raise ValueError(f"block_bytes must lie in 512..{2**30}, not {self.block_bytes}")
+        size = self.full_tokens_bytes + 8 * self.samples_per_shard
+        if size // self.block_bytes * _SHA256_JSON_BYTES > MAX_MANIFEST_BYTES // 2:
+            raise ValueError(f"block_bytes {self.block_bytes} are too few for shards of {size} bytes: choose more")
+
+    @property
+    def full_tokens_bytes(self) -> int:
+        """Length of the file of tokens of a full shard."""
+        return HEADER_BYTES + self.samples_per_shard * self.sequence_length * np.dtype(self.dtype).itemsize
+
+    @property
+    def tokens_block_bytes(self) -> int:
+        """Length of the blocks of a file of tokens."""
+        return self.block_bytes or block_bytes_for(self.full_tokens_bytes)
+
+    @property
+    def ids_block_bytes(self) -> int:
+        """Length of the blocks of a file of sample ids."""
+        return self.block_bytes or block_bytes_for(8 * self.samples_per_shard)
+
+
+def require_index_fits(num_shards: int, layout: ShardLayout) -> None:
+    """Refuse so many shards that no reader would take their index, before the first one is written.
+
+    Args:
+        num_shards: Shards of all splits.
+        layout: Their layout.
+
+    Raises:
+        PermanentError: `object_too_large`, with the remedy.
+    """
+    samples = layout.samples_per_shard
+    entry = ShardEntry(num_samples=samples, num_bytes=layout.full_tokens_bytes + 8 * samples, manifest_sha256="0" * 64)
+    # The last shards have shorter numbers and the rest of the index is left out: a few bytes to either side.
+    require_readable(num_shards * (len(entry.canonical()) + 1), num_shards)
+
+
+def require_readable(num_bytes: int, num_shards: int) -> None:
+    """Refuse an index of this length; errors as in `require_index_fits`."""
+    if num_bytes > MAX_INDEX_BYTES:
+        raise PermanentError(
+            Reason.OBJECT_TOO_LARGE,
+            f"{INDEX_FILE} of {num_shards} shards has {num_bytes} bytes, readers take {MAX_INDEX_BYTES} at most: raise "
+            "samples_per_shard",
+        )
+
+
+def npy_header(dtype: TokenType, num_tokens: int) -> bytes:
+    """The header of a flat NumPy array, format 1.0, always `HEADER_BYTES` long."""
+    described = f"{{'descr': '{stored_type(dtype).str}', 'fortran_order': False, 'shape': ({num_tokens},), }}"
+    length = HEADER_BYTES - 10
+    return b"\x93NUMPY\x01\x00" + length.to_bytes(2, "little") + described.ljust(length - 1).encode() + b"\n"
+
+
+def stored_type(dtype: TokenType) -> np.dtype[Any]:
+    """The type as it stands in files: little-endian."""
+    return np.dtype(dtype).newbyteorder("<")
+
+
+class BlockedWriter:
+    """Writes a file under a temporary name and hashes its blocks on the way.
+
+    Args:
+        path: The file.
+        block_bytes: Length of a block.
+
+    Raises:
+        TransientError, PermanentError: `local_file`, here and in every method.
+    """
+
+    def __init__(self, path: Path, block_bytes: int) -> None:
+        self._path = path
+        self._temporary = path.with_name(f".{path.name}.partial")
+        self._block_bytes = block_bytes
+        self._size = 0
+        self._blocks: list[str] = []
+        self._block = hashlib.sha256()
+        with local_file(path):
+            self._file = self._temporary.open("w+b")
+
+    def write(self, data: bytes) -> None:
+        """Append."""
+        rest = memoryview(data)
+        while rest:
+            piece = rest[: self._block_bytes - self._size % self._block_bytes]
+            self._block.update(piece)
+            with local_file(self._path):
+                self._file.write(piece)
+            self._size += len(piece)
+            if self._size % self._block_bytes == 0:
+                self._end_block()
+            rest = rest[len(piece) :]
+
+    def finish(self, head: bytes = b"") -> BlockedFile:
+        """Write another beginning, of the same length as the first one, and put the file under its name."""
+        if self._size % self._block_bytes:
+            self._end_block()
+        with local_file(self._path):
+            if head:
+                self._file.seek(0)
+                self._file.write(head)
+                self._file.seek(0)
+                self._blocks[0] = self._hash(min(self._block_bytes, self._size))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._temporary.replace(self._path)
+        return BlockedFile(
+            name=self._path.name, size=self._size, block_bytes=self._block_bytes, blocks=tuple(self._blocks)
+        )
+
+    def abandon(self) -> None:
+        """Leave nothing behind; without effect after `finish`."""
+        self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+    def _end_block(self) -> None:
+        self._blocks.append(self._block.hexdigest())
+        self._block = hashlib.sha256()
+
+    def _hash(self, length: int) -> str:
+        digest = hashlib.sha256()
+        while length:
+            piece = self._file.read(min(length, 2**20))
+            digest.update(piece)
+            length -= len(piece)
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class ShardsSummary:
+    """What was built.
+
+    Attributes:
+        index: `_shards.json`.
+        num_documents: Documents by split.
+        num_tokens: Tokens in the samples, by split.
+        vocab_size: Ids of the tokenizer.
+        num_bytes: Length of all files.
+    """
+
+    index: ShardIndex
+    num_documents: dict[str, int]
+    num_tokens: dict[str, int]
+    vocab_size: int
+    num_bytes: int
+
+
+class ShardWriter:
+    """Writes one shard, from its first sample to its last; a context manager, so that nothing half-written stays.
+
+    Args:
+        root: The dataset's folder.
+        split: The shard's split.
+        index: Its number there.
+        layout: How samples lie.
+    """
+
+    def __init__(self, root: Path, split: str, index: int, layout: ShardLayout) -> None:
+        self.num_samples = 0
+        self._root, self._split, self._index, self._layout = root, split, index, layout
+        self._tokens = BlockedWriter(root / tokens_file(split, index), layout.tokens_block_bytes)
+        self._tokens.write(npy_header(layout.dtype, 0))
+        self._ids = (
+            BlockedWriter(root / sample_ids_file(index), layout.ids_block_bytes) if split == TRAIN_SPLIT else None
+        )
+
+    def write(self, samples: NDArray[np.integer]) -> None:
+        """Append samples of shape (n, sequence_length).
+
+        Raises:
+            ValueError: They have another shape, do not fit the type of a token, or are more than a shard takes.
+            TransientError, PermanentError: `local_file`.
+        """
+        layout = self._layout
+        if samples.ndim != 2 or samples.shape[1] != layout.sequence_length:
+            raise ValueError(f"samples have shape {samples.shape}, must be (n, {layout.sequence_length})")
+        if self.num_samples + len(samples) > layout.samples_per_shard:
+            raise ValueError(f"a shard takes {layout.samples_per_shard} samples, not {self.num_samples + len(samples)}")
+        if len(samples) and not 0 <= samples.min() <= samples.max() <= np.iinfo(layout.dtype).max:
+            raise ValueError(f"a token is {samples.min()} or {samples.max()}, which {layout.dtype} does not hold")
+        self._tokens.write(np.ascontiguousarray(samples, stored_type(layout.dtype)).tobytes())
+        if self._ids is not None:
+            self._ids.write(sample_ids(samples).tobytes())
+        self.num_samples += len(samples)
+
+    def finish(self) -> ShardEntry:
+        """Put the files under their names and the manifest last; what the index says of the shard.
+
+        Raises:
+            ValueError: The shard has no sample.
+            TransientError, PermanentError: `local_file`.
+        """
+        layout = self._layout
+        if not self.num_samples:
+            raise ValueError("a shard needs one sample at least")
+        header = npy_header(layout.dtype, self.num_samples * layout.sequence_length)
+        manifest = ShardManifest(
+            version=1,
+            split=self._split,
+            index=self._index,
+            dtype=layout.dtype,
+            sequence_length=layout.sequence_length,
+            num_samples=self.num_samples,
+            data_offset=HEADER_BYTES,
+            tokens=self._tokens.finish(header),
+            sample_ids=None if self._ids is None else self._ids.finish(),
+        )
+        data = manifest.canonical()
+        with replacing(self._root / manifest_file(self._split, self._index), durable=True) as file:
+            file.write(data)
+        return ShardEntry(num_samples=self.num_samples, num_bytes=manifest.num_bytes, manifest_sha256=sha256_hex(data))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._tokens.abandon()
+        if self._ids is not None:
+            self._ids.abandon()
+
+
+def write_split(
+    root: Path,
+    split: str,
+    samples: Iterable[NDArray[np.integer]],
+    *,
+    dtype: TokenType,
+    sequence_length: int,
+    samples_per_shard: int,
+    block_bytes: int | None = None,
+) -> tuple[ShardEntry, ...]:
+    """Write the shards of a split.
+
+    Args:
+        root: The dataset's folder; it is there.
+        split: The split.
+        samples: Tokens, in pieces of shape (n, sequence_length) with any n.
+        dtype: Type of a token.
+        sequence_length: Tokens per sample.
+        samples_per_shard: Samples of a shard; the last one may have fewer.
+        block_bytes: Length of the blocks that are hashed; None: `block_bytes_for` a full shard's files.
+
+    Returns:
+        What the index says of the shards; nothing if there are no samples.
+
+    Raises:
+        ValueError: As in `ShardLayout` and `ShardWriter.write`.
+        TransientError, PermanentError: `local_file`.
+    """
+    layout = ShardLayout(dtype, sequence_length, samples_per_shard, block_bytes)
+    entries: list[ShardEntry] = []
+    pieces = _cut(samples, samples_per_shard)
+    for index, members in itertools.groupby(pieces, key=lambda piece: piece[0]):
+        with ShardWriter(root, split, index, layout) as writer:
+            for _, piece in members:
+                writer.write(piece)
+            entries.append(writer.finish())
+    return tuple(entries)
+
+
+def build_shards(
+    documents: Iterable[Document],
+    root: Path,
+    *,
+    vocab_size: int,
+    sequence_length: int,
+    samples_per_shard: int,
+    held_out_fraction: float = 0.05,
+    block_bytes: int | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> ShardsSummary:
+    """Write a sharded dataset of documents that fit into memory; the same documents give the same bytes.
+
+    Documents are held out as `build_dataset` holds them out. Those of a split follow each other in the order of
+    `order_key`, whatever their sources, so that shards are alike.
+
+    Args:
+        documents: The texts; each source needs two at least.
+        root: The folder to make. It is built under another name and renamed at the end.
+        vocab_size: Most ids of the embedded tokenizer, which is trained on the training text.
+        sequence_length: Tokens per sample.
+        samples_per_shard: Samples of a shard; the last one of a split may have fewer.
+        held_out_fraction: Part of each source's characters to hold out, in (0, 1).
+        block_bytes: Length of the blocks that are hashed; None: chosen by the size of a shard.
+        tokenizer: The tokenizer to use instead of an embedded one; `vocab_size` does not matter then.
+
+    Raises:
+        ValueError: A parameter is out of range.
+        PermanentError: `object_exists` if `root` is there, `dataset_too_small` if a split would be empty.
+    """
+    if not 0 < held_out_fraction < 1:
+        raise ValueError("held_out_fraction must be in (0, 1)")
+    require_absent(root)
+    splits = split_documents(documents, held_out_fraction)
+    if tokenizer is None:
+        texts = (each.text for (_, split), members in splits.items() if split == TRAIN_SPLIT for each in members)
+        tokenizer = train_embedded_tokenizer(texts, vocab_size)
+    layout = ShardLayout(token_type(tokenizer), sequence_length, samples_per_shard, block_bytes)
+    partial = root.with_name(f"{root.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    entries: dict[str, tuple[ShardEntry, ...]] = {}
+    for split in SPLITS:
+        members = [each for (_, name), chosen in splits.items() if name == split for each in chosen]
+        members.sort(key=lambda document: order_key(document.source, document.name))
+        samples = packed(encode_all((document.text for document in members), tokenizer), sequence_length)
+        entries[split] = write_split(partial, split, samples, **asdict(layout))
+    num_documents = Counter(split for (_, split), members in splits.items() for _ in members)
+    summary = describe_shards(partial, entries=entries, layout=layout, tokenizer=tokenizer, num_documents=num_documents)
+    partial.rename(root)
+    return summary
+
+
+def describe_shards(
+    root: Path,
+    *,
+    entries: Mapping[str, tuple[ShardEntry, ...]],
+    layout: ShardLayout,
+    tokenizer: Tokenizer,
+    num_documents: Mapping[str, int],
+) -> ShardsSummary:
+    """Write the tokenizer and then `_shards.json` beside the shards in `root`.
+
+    Raises:
+        PermanentError: `dataset_too_small`, if a split has no shard; `object_too_large`, if there are so many shards
+            that no reader would take the index; `local_file`.
+    """
+    empty = [split for split in SPLITS if not entries[split]]
+    if empty:
+        raise PermanentError(
+            Reason.DATASET_TOO_SMALL,
+            f"the documents of split {empty[0]!r} do not make one sample of {layout.sequence_length} tokens: collect "
+            "more, hold out another part, or choose shorter samples",
+        )
+    index = ShardIndex(
+        version=1,
+        dtype=layout.dtype,
+        sequence_length=layout.sequence_length,
+        tokenizer=tokenizer.digest,
+        splits=dict(entries),
+    )
+    data = index.canonical()
+    require_readable(len(data), sum(map(len, entries.values())))
+    with local_file(root):
+        save_tokenizer(tokenizer, root)
+        with replacing(root / INDEX_FILE, durable=True) as file:
+            file.write(data)
+        num_bytes = sum(file.stat().st_size for file in root.iterdir())
+    num_tokens = {
+        split: sum(each.num_samples for each in shards) * layout.sequence_length for split, shards in entries.items()
+    }
+    return ShardsSummary(index, dict(num_documents), num_tokens, tokenizer.vocab_size, num_bytes)
+
+
+def require_absent(root: Path) -> None:
+    """Refuse to build over a folder.
+
+    Raises:
+        PermanentError: `object_exists`.
+    """
+    if root.exists():
+        raise PermanentError(Reason.OBJECT_EXISTS, f"{root} is there already: use it, remove it or name another folder")
+
+
+def _cut(samples: Iterable[NDArray[np.integer]], samples_per_shard: int) -> Iterator[tuple[int, NDArray[np.integer]]]:
+    """Pieces that lie in one shard each, with its number."""
+    start = 0
+    for piece in samples:
+        rest = piece
+        while len(rest):
+            fitting = rest[: samples_per_shard - start % samples_per_shard]
+            yield start // samples_per_shard, fitting
+            start += len(fitting)
+            rest = rest[len(fitting) :]

@@ -1,0 +1,302 @@
+"""The tokenizer of a network: text to ids, one end-of-sequence id, and a digest that two nodes can compare.
+
+A `Tokenizer` turns a text into the same ids on every node: nothing is added, truncated or padded, and the name of a
+special token inside a text is ordinary text, so that no document can forge a document border. The end of a document
+is marked by the packing (`templar.data.packing`), never here.
+
+Texts into tokens, and tokens into samples, for datasets of shards.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from templar.canonical import canonical_json, keyed_seed, sha256_hex
+from templar.errors import PermanentError, Reason
+from templar.store.files import local_file, sync
+
+EMBEDDED = "embedded"
+
+
+EOS_TOKEN = "<eos>"  # noqa: S105 - a token of text
+
+
+TOKENIZER_FILE = "tokenizer.json"
+
+
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+
+
+MAX_TOKENIZER_BYTES = 2**26
+
+
+# Bytes that no UTF-8 text contains. The alphabet is lossless without them, and a small vocabulary has room for pairs.
+_NEVER_IN_UTF8 = {chr(byte) for byte in (0xC0, 0xC1, *range(0xF5, 0x100))}
+
+
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+class Tokenizer:
+    """Encodes batches of texts; made by `load_tokenizer` or `train_embedded_tokenizer`.
+
+    Args:
+        backend: A fast tokenizer. It is copied, so that its own truncation and padding change nothing here.
+        eos_token: Its end-of-sequence token.
+
+    Raises:
+        PermanentError: `tokenizer_missing`, if the backend has no such token.
+    """
+
+    def __init__(self, backend: Backend, eos_token: str = EOS_TOKEN) -> None:
+        self._backend = Backend.from_str(backend.to_str())
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._backend.encode_special_tokens = True
+        self.eos_token = eos_token
+        eos_id = self._backend.token_to_id(eos_token)
+        if eos_id is None:
+            raise PermanentError(
+                Reason.TOKENIZER_MISSING,
+                f"tokenizer: it has no token {eos_token!r} to end a document with; "
+                f"name its end token as eos_token in {TOKENIZER_CONFIG_FILE}, or choose another tokenizer",
+            )
+        self.eos_id: int = eos_id
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """The largest id plus one: what an embedding needs at least."""
+        return max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON of the end token and of everything in `tokenizer.json`."""
+        content = {"eos_token": self.eos_token, "tokenizer": json.loads(self._backend.to_str())}
+        return sha256_hex(canonical_json(content))
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        """The ids of each text, in order, without any special token."""
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of some ids; special tokens are left out."""
+        return self._backend.decode([int(token) for token in ids], skip_special_tokens=True)
+
+    def save(self, folder: Path) -> None:
+        """Write the files that `load_tokenizer` and transformers read back."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / TOKENIZER_FILE).write_bytes(self.to_bytes())
+        config = {"eos_token": self.eos_token, "tokenizer_class": "PreTrainedTokenizerFast"}
+        (folder / TOKENIZER_CONFIG_FILE).write_text(
+            json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+        )
+
+    def to_bytes(self) -> bytes:
+        """The content of `tokenizer.json`."""
+        return self._backend.to_str(pretty=True).encode()
+
+
+def load_tokenizer(name_or_path: str, *, embedded: bytes | None = None) -> Tokenizer:
+    """Load the tokenizer that `data.tokenizer_name` names.
+
+    Args:
+        name_or_path: `embedded`, or a local folder or `tokenizer.json`, or a Hugging Face id, which is taken from the
+            local cache or downloaded.
+        embedded: The `tokenizer.json` that lies beside the dataset; its end token is `<eos>`.
+
+    Raises:
+        PermanentError: `tokenizer_missing`, with the remedy.
+    """
+    if name_or_path == EMBEDDED:
+        if embedded is None:
+            raise _missing(
+                name_or_path, f"the dataset has no {TOKENIZER_FILE}", "build the dataset again or name another"
+            )
+        return Tokenizer(_parse(embedded, name_or_path))
+    path = Path(name_or_path)
+    if path.exists():
+        return _load_local(path)
+    if not _HUB_ID.fullmatch(name_or_path):
+        raise _missing(name_or_path, "no such file or folder", "correct data.tokenizer_name")
+    return _load_from_hub(name_or_path)
+
+
+def train_embedded_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Train a byte-level BPE whose only special token is `<eos>`, id 0; the same texts give the same bytes.
+
+    Args:
+        texts: The training texts.
+        vocab_size: Most ids it may have; fewer if the texts hold too few pairs.
+
+    Raises:
+        ValueError: `vocab_size` has no room for the bytes of UTF-8 and the end token (244 ids).
+    """
+    alphabet = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - _NEVER_IN_UTF8)
+    if vocab_size < len(alphabet) + 1:
+        raise ValueError(f"vocab_size {vocab_size} is too small: bytes and {EOS_TOKEN} need {len(alphabet) + 1} ids")
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=[EOS_TOKEN], initial_alphabet=alphabet, show_progress=False
+    )
+    backend.train_from_iterator(texts, trainer)
+    return Tokenizer(backend)
+
+
+def check_fits(tokenizer: Tokenizer, model_vocab_size: int) -> None:
+    """Refuse a tokenizer with ids beyond the model's embedding.
+
+    Raises:
+        PermanentError: `bad_hparams`, if it has more ids than `model.vocab_size`.
+    """
+    if tokenizer.vocab_size > model_vocab_size:
+        raise PermanentError(
+            Reason.BAD_HPARAMS,
+            f"data.tokenizer_name: the tokenizer has {tokenizer.vocab_size} ids but model.vocab_size is "
+            f"{model_vocab_size}; raise model.vocab_size or choose a smaller tokenizer",
+        )
+
+
+def _load_local(path: Path) -> Tokenizer:
+    file = path / TOKENIZER_FILE if path.is_dir() else path
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise _missing(
+            str(path), f"{file.name} cannot be read: {error}", f"point to a folder with {TOKENIZER_FILE}"
+        ) from None
+    return Tokenizer(_parse(data, str(file)), _local_eos_token(file.with_name(TOKENIZER_CONFIG_FILE)))
+
+
+def _local_eos_token(config_file: Path) -> str:
+    if not config_file.exists():
+        return EOS_TOKEN
+    try:
+        config = json.loads(config_file.read_text(encoding="utf-8"))
+        token = config["eos_token"]
+        # transformers writes either the token or a description of it.
+        text = token["content"] if isinstance(token, dict) else token
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _missing(str(config_file), f"no eos_token in it: {error!r}", "name the end token as eos_token") from None
+    if not isinstance(text, str):
+        raise _missing(str(config_file), f"eos_token is {text!r}, not a string", "name the end token as eos_token")
+    return text
+
+
+def _parse(data: bytes, origin: str) -> Backend:
+    try:
+        return Backend.from_str(data.decode())
+    except UnicodeDecodeError as error:
+        raise _missing(origin, f"{TOKENIZER_FILE} is not UTF-8: {error}", "restore the file") from None
+    except Exception as error:  # noqa: BLE001 - the Rust library raises bare Exception
+        raise _missing(origin, f"{TOKENIZER_FILE} is not a tokenizer: {error}", "restore the file") from None
+
+
+def _load_from_hub(name: str) -> Tokenizer:
+    """The repository's own `tokenizer.json`, as it is: transformers' classes rebuild it, differently by version."""
+    from huggingface_hub import hf_hub_download  # noqa: PLC0415 - local tokenizers do without
+
+    try:
+        hf_hub_download(name, TOKENIZER_CONFIG_FILE)
+        file = hf_hub_download(name, TOKENIZER_FILE)
+    except Exception as error:  # hub, HTTP client and file system have no common base
+        raise _missing(
+            name,
+            f"not in the local cache and not to be had from Hugging Face: {error}",
+            f"check the id and the network (and HF_TOKEN if it is gated), or name a folder with {TOKENIZER_FILE} and "
+            f"{TOKENIZER_CONFIG_FILE}",
+        ) from error
+    return _load_local(Path(file))
+
+
+def _missing(name: str, problem: str, remedy: str) -> PermanentError:
+    return PermanentError(Reason.TOKENIZER_MISSING, f"tokenizer {name!r}: {problem}; {remedy}")
+
+
+TokenType = Literal["uint16", "uint32"]
+
+
+BATCH_TOKENS = 2**20
+"""Tokens that are packed and written at a time, about."""
+
+
+BATCH_CHARS = 2**22
+"""Characters that are tokenised at a time, about."""
+
+
+def order_key(source: str, name: str) -> int:
+    """The number, 64 bits, by which the documents of a split are ordered."""
+    return keyed_seed("templar.shards.order", source, name) >> 64
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write the files of a tokenizer, on the disk before this returns; errors as in `local_file`."""
+    with local_file(folder):
+        tokenizer.save(folder)
+        for name in (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE):
+            sync(folder / name)
+
+
+def token_type(tokenizer: Tokenizer) -> TokenType:
+    """The smaller type that holds every id."""
+    return "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
+
+
+def encode(texts: Sequence[str], tokenizer: Tokenizer) -> list[NDArray[np.integer]]:
+    """The tokens of each text with exactly one end token behind them; none if it has no other token."""
+    return [_ended(tokens, tokenizer.eos_id) for tokens in tokenizer.encode_batch(texts)]
+
+
+def _ended(tokens: NDArray[np.integer], eos_id: int) -> NDArray[np.integer]:
+    length = len(tokens)
+    while length and tokens[length - 1] == eos_id:
+        length -= 1
+    return np.append(tokens[:length], np.array([eos_id], tokens.dtype)) if length else tokens[:0]
+
+
+def encode_all(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[NDArray[np.integer]]:
+    """`encode` for any number of texts, about `BATCH_CHARS` characters at a time; yields the tokens of each text."""
+    batch: list[str] = []
+    length = 0
+    for text in texts:
+        batch.append(text)
+        length += len(text)
+        if length >= BATCH_CHARS:
+            yield from encode(batch, tokenizer)
+            batch, length = [], 0
+    yield from encode(batch, tokenizer)
+
+
+def packed(token_lists: Iterable[NDArray[np.integer]], sequence_length: int) -> Iterator[NDArray[np.integer]]:
+    """Cut a stream of tokens into samples; what fills no sample at its end is dropped.
+
+    Args:
+        token_lists: Pieces of the stream, of any length.
+        sequence_length: Tokens per sample.
+
+    Yields:
+        Samples of shape (n, sequence_length), about `BATCH_TOKENS` at a time.
+    """
+    waiting: list[NDArray[np.integer]] = []
+    length = 0
+    for tokens in token_lists:
+        waiting.append(tokens)
+        length += len(tokens)
+        if length >= max(BATCH_TOKENS, sequence_length):
+            stream = np.concatenate(waiting)
+            whole = len(stream) // sequence_length * sequence_length
+            yield stream[:whole].reshape(-1, sequence_length)
+            waiting, length = [stream[whole:]], len(stream) - whole
+    if length >= sequence_length:
+        stream = np.concatenate(waiting)
+        yield stream[: length // sequence_length * sequence_length].reshape(-1, sequence_length)

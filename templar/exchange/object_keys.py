@@ -1,0 +1,167 @@
+"""One grammar for object keys, written and parsed in one place.
+
+The documented stems are kept (`gradient-{window}-{uid}-v{version}`, ...); ours follow the same grammar. `version` is
+the protocol version. Publishing and clean-up both go through `ObjectKey`, so a clean-up can never meet a key that it
+understands differently from the publisher.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from templar import PROTOCOL_VERSION
+
+
+class Kind(StrEnum):
+    """What an object is; the value is the first word of its key."""
+
+    COMMIT = "commit"
+    MANIFEST = "manifest"
+    GRADIENT = "gradient"
+    AGGREGATE = "aggregator"
+    ROSTER = "roster"
+    DECISION = "decision"
+    PROOF = "proof"
+    REPORT = "report"
+    EVIDENCE = "evidence"
+    DEBUG = "debug"
+    CHECKPOINT = "checkpoint"
+    PEERS = "peers"
+    START_WINDOW = "start_window"
+    LEASE = "lease"
+    HEARTBEAT = "lease_heartbeat"
+
+
+_SUFFIX = {Kind.GRADIENT: ".bin", Kind.AGGREGATE: ".bin", Kind.CHECKPOINT: ""}
+
+
+_LEASES = (Kind.LEASE, Kind.HEARTBEAT)
+
+
+_SPECIAL = (Kind.AGGREGATE, Kind.CHECKPOINT, Kind.PEERS, Kind.START_WINDOW, *_LEASES)
+
+
+_PER_WINDOW = "|".join(kind for kind in Kind if kind not in _SPECIAL)
+
+
+_NUMBER = r"(?:0|[1-9][0-9]{0,11})"
+
+
+_VERSION = r"v(?P<version>[0-9A-Za-z.+]{1,32}?)"
+
+
+_FILE = r"(?P<file>[0-9A-Za-z][0-9A-Za-z._-]{0,127})"
+
+
+_PATTERNS = (
+    re.compile(rf"(?P<kind>{_PER_WINDOW})-(?P<window>{_NUMBER})-(?P<uid>{_NUMBER})-{_VERSION}(?:\.json|\.bin)"),
+    re.compile(rf"(?P<kind>checkpoint)-(?P<window>{_NUMBER})-(?P<uid>{_NUMBER})-{_VERSION}/{_FILE}"),
+    re.compile(rf"(?P<kind>aggregator)-(?P<window>{_NUMBER})-{_VERSION}\.bin"),
+    re.compile(rf"(?P<kind>peers)_(?P<window>{_NUMBER})_{_VERSION}\.json"),
+    re.compile(rf"(?P<kind>start_window)_{_VERSION}\.json"),
+    re.compile(rf"(?P<kind>{'|'.join(_LEASES)})-(?P<role>[a-z]{{1,16}})-(?P<holder>[0-9a-f]{{32}})-{_VERSION}\.json"),
+)
+
+
+@dataclass(frozen=True)
+class ObjectKey:
+    """The meaning of a key.
+
+    Attributes:
+        kind: What the object is.
+        window: Its window; None for the start window and leases.
+        uid: Its publisher; None where the bucket says it (aggregate, peer list, start window, leases).
+        version: Protocol version.
+        file: Name inside a checkpoint's folder.
+        role: Role of a leased neuron.
+        holder: Who holds, or wants, its lease.
+    """
+
+    kind: Kind
+    window: int | None = None
+    uid: int | None = None
+    version: str = PROTOCOL_VERSION
+    file: str | None = None
+    role: str | None = None
+    holder: str | None = None
+
+    def __str__(self) -> str:
+        suffix = _SUFFIX.get(self.kind, ".json")
+        if self.kind is Kind.START_WINDOW:
+            return f"start_window_v{self.version}{suffix}"
+        if self.kind is Kind.PEERS:
+            return f"peers_{self.window}_v{self.version}{suffix}"
+        if self.kind is Kind.AGGREGATE:
+            return f"aggregator-{self.window}-v{self.version}{suffix}"
+        if self.kind in _LEASES:
+            return f"{self.kind}-{self.role}-{self.holder}-v{self.version}{suffix}"
+        file = "" if self.file is None else f"/{self.file}"
+        return f"{self.kind}-{self.window}-{self.uid}-v{self.version}{suffix}{file}"
+
+
+def parse_key(text: str) -> ObjectKey | None:
+    """Read a key back; None if it is not one of ours. `str(parse_key(text)) == text` for every other answer."""
+    for pattern in _PATTERNS:
+        if match := pattern.fullmatch(text):
+            parts = match.groupdict()
+            key = ObjectKey(
+                kind=Kind(parts["kind"]),
+                window=None if parts.get("window") is None else int(parts["window"]),
+                uid=None if parts.get("uid") is None else int(parts["uid"]),
+                version=parts["version"],
+                file=parts.get("file"),
+                role=parts.get("role"),
+                holder=parts.get("holder"),
+            )
+            return key if str(key) == text else None
+    return None
+
+
+def parse_current_key(text: str) -> ObjectKey | None:
+    """As `parse_key`, and None for an object of another protocol version: this node neither reads nor deletes it."""
+    key = parse_key(text)
+    return key if key is not None and key.version == PROTOCOL_VERSION else None
+
+
+_LEGACY_PATTERNS = (
+    re.compile(rf"(?P<kind>gradient|debug|checkpoint)-{_NUMBER}-{_NUMBER}-{_VERSION}\.pt"),
+    re.compile(rf"(?P<kind>aggregator)-{_NUMBER}-{_VERSION}\.pt"),
+    re.compile(r"(?P<kind>gathers|checkpoints)/(?P<version>[0-9A-Za-z.+]{1,32})/.+", re.DOTALL),
+)
+
+
+def parse_legacy_key(text: str) -> tuple[str, str] | None:
+    """Kind and version of an object that the reference system left behind; None if it is none. Only clean-up asks."""
+    for pattern in _LEGACY_PATTERNS:
+        if match := pattern.fullmatch(text):
+            return match["kind"], match["version"]
+    return None
+
+
+def window_key(kind: Kind, window: int, uid: int) -> str:
+    """The key of a per-window object of one neuron."""
+    return str(ObjectKey(kind, window, uid))
+
+
+def aggregate_key(window: int) -> str:
+    """The key of a window's aggregate in its publisher's bucket."""
+    return str(ObjectKey(Kind.AGGREGATE, window))
+
+
+def peers_key(first_effective_window: int) -> str:
+    """The key of the peer list that takes effect in a window."""
+    return str(ObjectKey(Kind.PEERS, first_effective_window))
+
+
+def checkpoint_key(window: int, uid: int, file: str) -> str:
+    """The key of one file of a checkpoint."""
+    return str(ObjectKey(Kind.CHECKPOINT, window, uid, file=file))
+
+
+def lease_key(kind: Kind, role: str, holder: str) -> str:
+    """The key of a holder's lease of a role, or of its heartbeat."""
+    return str(ObjectKey(kind, role=role, holder=holder))
+
+
+START_WINDOW_KEY = str(ObjectKey(Kind.START_WINDOW))
+"""The key of the start window object."""

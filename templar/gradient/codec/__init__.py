@@ -1,0 +1,1 @@
+"""Coefficients as bytes: values, index code, sections and the payload's wire format."""

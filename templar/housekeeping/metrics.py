@@ -1,0 +1,302 @@
+"""What a node says of a window in numbers, for whoever watches many of them.
+
+The names are those that the reference system documents, where the number exists here as well (`templar.neuron.figures`
+collects them). The same numbers have two forms: one line of JSON for whoever collects logs, and a file in Prometheus'
+text format for the textfile collector of its node exporter.
+
+What came of a window at one node, as numbers: from its gather, its training, its evidence.
+
+Nothing is reported as 0 because it is not known: what there is no number of is left out.
+"""
+
+import json
+import logging
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from templar.agreement.slots import Settlement
+from templar.errors import TemplarError
+from templar.exchange.gather import GatherReport, Tier
+from templar.neuron.miner import Miner, TrainReport
+from templar.neuron.node import Node
+from templar.neuron.validator import Validator
+from templar.scoring.evidence import Evidence, MinerRecord
+from templar.scoring.score import relative_gain
+from templar.scoring.standing import Event
+from templar.store.files import replacing
+
+LOGGER = "templar.metrics"
+"""Where the lines of JSON are logged."""
+
+
+log = logging.getLogger(LOGGER)
+
+
+FILE_NAME = "metrics.prom"
+"""The file in the neuron's folder; it is replaced as a whole in every window."""
+
+
+HELP = {
+    "network/window": "The window.",
+    "network/step": "Outer steps of the state after it.",
+    "network/applied_uids": "Payloads that were applied; 0 in a null window.",
+    "network/findings": "What did not fit together in the audit of the roster.",
+    "gather/success_rate": "Share of the gather tier that revealed something that counts.",
+    "gather/successful_uids": "Miners whose payload counts.",
+    "gather/failed_uids": "Miners that were asked and whose payload does not count.",
+    "timing/gather": "Seconds that the gather took, the wait for the reveals included.",
+    "timing/window_total": "Seconds since the flow run of the window began.",
+    "loss": "Mean loss: a validator's of the evaluation batch before the step, a miner's of its last inner step.",
+    "window_entry_loss": "Mean loss of the first inner step.",
+    "inner_steps": "Inner steps taken.",
+    "batch_tokens": "Tokens trained on in the window.",
+    "applied": "1 if the own payload was applied, else 0.",
+    "loss/own/before": "Mean loss on the miners' own segments.",
+    "loss/own/after": "The same less what the linear score takes off.",
+    "loss/own/improvement": "Mean relative fall of it.",
+    "loss/random/before": "Mean loss on the rest of the evaluation batch.",
+    "loss/random/after": "The same less what the linear score takes off.",
+    "loss/random/improvement": "Mean relative fall of it.",
+    "network/block": "The block that settled the window.",
+    "network/evaluated_uids": "Miners that were measured.",
+    "network/active_miners": "Miners of the evidence whose payload counts.",
+    "gather/intended_mean_final": "Mean final score of the gather tier.",
+    "gather/actual_mean_final": "Mean final score of those whose payload was applied.",
+    "gather/reserve_used": "Miners of the reserve that were applied.",
+    "overlap/max": "Largest share of common coefficients of two payloads of the window.",
+    "gradient_scores": "Score of the window.",
+    "binary_indicators": "1 if the loss fell more on the own data than on others', else -1.",
+    "binary_moving_averages": "Moving average of the indicator.",
+    "advantages": "Moving average of by how much the scores were above the baseline's.",
+    "advantage/typical": "Median of those above 0, which final scores count in.",
+    "final_scores": "Final score after the window.",
+    "sync_score": "Sync score.",
+    "sync/avg_steps_behind": "Windows that its state was behind.",
+    "openskill/mu": "Mean of the rating.",
+    "openskill/sigma": "Uncertainty of the rating.",
+    "openskill/ordinal": "Rating less three uncertainties.",
+    "openskill/baseline": "The same of the baseline, which final scores count from.",
+    "weights": "Weight that the scores amount to.",
+    "slash": "A penalty of the window, by event and reason.",
+    "slash/score_before": "Final score before a window with penalties.",
+    "slash/score_after": "Final score after it.",
+    "inactivity/score_before": "Final score before a window in which inactivity cost something.",
+    "inactivity/score_after": "Final score after it.",
+}
+"""Every name, without the role that stands before it, and what it means."""
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """The numbers of one window of one node.
+
+    Attributes:
+        neuron: The neuron's name on this host.
+        role: Its role.
+        window: The window.
+        values: Name -> number.
+        of_uids: Name -> uid -> number, of whom there is one; no name without a uid.
+        slashes: Uid, event and reason of each penalty.
+    """
+
+    neuron: str
+    role: str
+    window: int
+    values: Mapping[str, float]
+    of_uids: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    slashes: tuple[tuple[int, str, str], ...] = ()
+
+    def to_json(self) -> str:
+        """One line of JSON: the documented names, for each uid in an object, six digits of each number."""
+        record: dict[str, object] = {"record": "metrics", "neuron": self.neuron, "window": self.window}
+        record |= {f"{self.role}/{name}": _short(value) for name, value in self.values.items()}
+        for name, numbers in self.of_uids.items():
+            record[f"{self.role}/{name}"] = {uid: _short(value) for uid, value in numbers.items()}
+        reasons: dict[int, str] = {}
+        for uid, event, reason in self.slashes:
+            reasons[uid] = ", ".join(filter(None, (reasons.get(uid), f"{event} ({reason})")))
+        if reasons:
+            record[f"{self.role}/slash/reason"] = reasons
+        return json.dumps(record, separators=(",", ":"), allow_nan=False)
+
+    def to_prometheus(self) -> str:
+        """Prometheus' text format: all are gauges; a slash in a name is an underscore, a uid is a label."""
+        lines = []
+        for name, value in self.values.items():
+            lines += [*self._head(name), self._sample(name, value)]
+        for name, numbers in self.of_uids.items():
+            lines += self._head(name)
+            lines += [self._sample(name, value, uid=uid) for uid, value in numbers.items()]
+        lines += self._head("slash") if self.slashes else []
+        for uid, event, reason in dict.fromkeys(self.slashes):  # a sample that is there twice spoils the whole file
+            lines.append(self._sample("slash", 1, uid=uid, event=event, reason=reason))
+        return "\n".join([*lines, ""])
+
+    def _metric(self, name: str) -> str:
+        return f"templar_{self.role}_{name.replace('/', '_')}"
+
+    def _head(self, name: str) -> list[str]:
+        return [f"# HELP {self._metric(name)} {HELP[name]}", f"# TYPE {self._metric(name)} gauge"]
+
+    def _sample(self, name: str, value: float, **labels: object) -> str:
+        pairs = ",".join(
+            f'{label}="{_escaped(str(text))}"' for label, text in {"neuron": self.neuron, **labels}.items()
+        )
+        return f"{self._metric(name)}{{{pairs}}} {value!r}"
+
+
+def publish_metrics(metrics: Metrics, home: Path) -> None:
+    """Log the numbers, and replace the file in the neuron's folder; one that cannot be written costs no window."""
+    log.info("%s", metrics.to_json())
+    try:
+        with replacing(home / FILE_NAME) as file:
+            file.write(metrics.to_prometheus().encode())
+    except TemplarError as error:
+        log.warning("window %d: the metrics are not on the disk: %s", metrics.window, error)
+
+
+def _short(value: float) -> float:
+    return value if isinstance(value, int) else float(f"{value:.6g}")
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+_INACTIVITY = (Event.INACTIVITY, Event.INACTIVITY_RESET)
+
+
+def metrics_of(
+    node: Node, report: GatherReport, settlement: Settlement, *, findings: int, seconds: float | None
+) -> Metrics:
+    """The numbers of a window that a node has applied.
+
+    Args:
+        node: The node.
+        report: Its gather.
+        settlement: What was decided.
+        findings: How many findings its audit has.
+        seconds: How long the window took so far; None if that is not known.
+    """
+    window, role = settlement.window, node.role or "observer"
+    values = {
+        "network/window": window,
+        "network/step": node.state.outer_steps,
+        "network/applied_uids": len(settlement.uids),
+        "network/findings": findings,
+        **gather_values(report),
+        **({} if seconds is None else {"timing/window_total": seconds}),
+    }
+    if isinstance(node, Miner):
+        known = node.journal.result(window, "train")
+        trained = TrainReport(window, None) if known is None else _TRAIN_REPORT.validate_json(known)
+        values |= training_values(trained, node.hparams.data.sequence_length)
+        hotkeys = {entry.hotkey for entry in settlement.roster.entries} if settlement.roster is not None else set()
+        values["applied"] = int(node.exchange.own_signer.address in hotkeys)
+    evidence = node.book.evidence(window) if isinstance(node, Validator) else None
+    if evidence is None:
+        return Metrics(node.settings.name, role, window, values)
+    slashes = tuple(
+        (record.uid, str(slash.event), str(slash.reason)) for record in evidence.miners for slash in record.slashes
+    )
+    values |= evidence_values(evidence)
+    return Metrics(node.settings.name, role, window, values, miner_values(evidence), slashes)
+
+
+def gather_values(report: GatherReport) -> dict[str, float]:
+    """What every role can say of its gather."""
+    tier = [outcome.contribution is not None for outcome in report.outcomes if outcome.tier == Tier.GATHER]
+    counted = len(report.contributions)
+    return {
+        **({"gather/success_rate": sum(tier) / len(tier)} if tier else {}),
+        "gather/successful_uids": counted,
+        "gather/failed_uids": len(report.outcomes) - counted,
+        "timing/gather": report.seconds,
+    }
+
+
+def training_values(report: TrainReport, sequence_length: int) -> dict[str, float]:
+    """What a miner can say of its training; only the tokens, 0, if it did not train."""
+    values: dict[str, float] = {"batch_tokens": report.num_sequences * sequence_length, "inner_steps": report.num_steps}
+    losses = {"loss": report.last_loss, "window_entry_loss": report.first_loss}
+    return values | {name: loss for name, loss in losses.items() if loss is not None and math.isfinite(loss)}
+
+
+def evidence_values(evidence: Evidence) -> dict[str, float]:
+    """What a validator can say of all miners together; of losses that are finite."""
+    records = evidence.miners
+    applied = [record for record in records if record.facts.applied]
+    means = {
+        **_loss_values(records),
+        "loss": [] if evidence.loss is None else [evidence.loss],
+        "gather/intended_mean_final": [record.final for record in records if record.facts.tier == Tier.GATHER],
+        "gather/actual_mean_final": [record.final for record in applied],
+    }
+    overlaps = [record.facts.overlap.share for record in records if record.facts.overlap is not None]
+    return {
+        **{name: _mean(numbers) for name, numbers in means.items() if numbers},
+        "network/block": evidence.seed_block,
+        "network/evaluated_uids": sum(record.facts.estimate is not None for record in records),
+        "network/active_miners": sum(record.facts.payload_sha256 is not None for record in records),
+        "gather/success_rate": evidence.facts.success_rate,
+        "openskill/baseline": evidence.baseline.ordinal,
+        "advantage/typical": evidence.typical_advantage,
+        "gather/reserve_used": sum(record.facts.tier == Tier.RESERVE for record in applied),
+        **({"overlap/max": max(overlaps)} if overlaps else {}),
+    }
+
+
+def miner_values(evidence: Evidence) -> dict[str, dict[int, float]]:
+    """What a validator can say of each miner: name -> uid -> number; without those of whom there is none."""
+    records, weights = evidence.miners, {record.uid: record.weight for record in evidence.weights}
+    values: dict[str, dict[int, float | None]] = {
+        "gradient_scores": {record.uid: record.gradient_score for record in records},
+        "binary_indicators": {record.uid: record.indicator for record in records},
+        "binary_moving_averages": {record.uid: record.after.binary_average for record in records},
+        "advantages": {record.uid: record.after.advantage for record in records},
+        "final_scores": {record.uid: record.final for record in records},
+        "sync_score": {record.uid: record.after.sync for record in records},
+        "sync/avg_steps_behind": {record.uid: record.facts.windows_behind for record in records},
+        "openskill/mu": {record.uid: record.after.mu for record in records},
+        "openskill/sigma": {record.uid: record.after.sigma for record in records},
+        "openskill/ordinal": {record.uid: record.after.rating.ordinal for record in records},
+        "weights": {record.uid: weights.get(record.uid, 0.0) for record in records},
+    }
+    punished = [record for record in records if record.slashes]
+    inactive = [record for record in punished if any(slash.event in _INACTIVITY for slash in record.slashes)]
+    for name, some in (("slash", punished), ("inactivity", inactive)):
+        values[f"{name}/score_before"] = {record.uid: record.before.final for record in some}
+        values[f"{name}/score_after"] = {record.uid: record.final for record in some}
+    known = {
+        name: {uid: number for uid, number in numbers.items() if number is not None} for name, numbers in values.items()
+    }
+    return {name: numbers for name, numbers in known.items() if numbers}
+
+
+def _mean(numbers: list[float]) -> float:
+    """The mean of finite numbers; no sum on the way to it can overflow."""
+    return math.fsum(number / len(numbers) for number in numbers)
+
+
+def _loss_values(records: Iterable[MinerRecord]) -> dict[str, list[float]]:
+    values: dict[str, list[float]] = {}
+    for record in records:
+        estimate = record.facts.estimate
+        for where in ("own", "random") if estimate is not None else ():
+            before, gain = getattr(estimate, f"{where}_before"), getattr(estimate, f"{where}_gain")
+            if before is None or gain is None or not math.isfinite(before - gain):
+                continue
+            for name, number in (
+                ("before", before),
+                ("after", before - gain),
+                ("improvement", relative_gain(before, gain)),
+            ):
+                values.setdefault(f"loss/{where}/{name}", []).append(number)
+    return values
+
+
+_TRAIN_REPORT = TypeAdapter(TrainReport)

@@ -1,0 +1,183 @@
+"""Reading what a validator published of many windows, as anybody can: only chain and buckets are asked.
+
+A window of which nothing was published, or whose evidence has expired, is a gap. What is there and is no evidence of
+that validator for that window is left out, with the reason.
+"""
+
+import logging
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from templar import interrupt
+from templar.chain.base import NeuronInfo
+from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError
+from templar.exchange.context import Exchange
+from templar.exchange.object_keys import Kind, window_key
+from templar.exchange.signed import read_signed
+from templar.housekeeping.maintenance import Premises
+from templar.interrupt import StoppedError
+from templar.scoring.evidence import Evidence
+from templar.store.base import ObjectStore
+from templar.timeline import window_of
+
+log = logging.getLogger(__name__)
+
+
+CONCURRENCY = 8
+"""Windows that are read at once."""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """An object that is no evidence.
+
+    Attributes:
+        window: The window whose evidence it should be.
+        reason: Why it is none.
+        detail: The same for people.
+    """
+
+    window: int
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a validator has published of a range of windows.
+
+    Attributes:
+        validator: The validator.
+        windows: The windows that were asked for.
+        evidences: Its evidence, by rising window.
+        left_out: What lay there instead.
+    """
+
+    validator: NeuronInfo
+    windows: range
+    evidences: tuple[Evidence, ...]
+    left_out: tuple[LeftOut, ...] = ()
+
+    @property
+    def gaps(self) -> tuple[int, ...]:
+        """The windows without anything up to the newest that has evidence; later ones may still come."""
+        newest = self.evidences[-1].window if self.evidences else self.windows.start - 1
+        known = {evidence.window for evidence in self.evidences} | {each.window for each in self.left_out}
+        return tuple(window for window in self.windows if window <= newest and window not in known)
+
+    @property
+    def summary(self) -> str:
+        """Which windows were read, in a line."""
+        found = f"{len(self.evidences)} of {len(self.windows)} windows, {_spans(self.windows)}"
+        text = f"evidence of uid {self.validator.uid}: {found}"
+        if self.gaps:
+            text += f"; nothing of {_spans(self.gaps)}"
+        for each in self.left_out:
+            text += f"; window {each.window} is left out [{each.reason}]"
+        return text
+
+
+def read_recent(premises: Premises, num_windows: int, *, uid: int | None = None) -> Published:
+    """Read a validator's evidence of the windows that closed last.
+
+    Args:
+        premises: Where chain and buckets are; nothing is written.
+        num_windows: How many windows; those before the network's first are none.
+        uid: The validator. By default this neuron's own hotkey if it is one; if it published nothing, the validator
+            with the most stake that did.
+
+    Raises:
+        PermanentError: `evidence_missing`: nobody that was asked published evidence of these windows;
+            `not_registered`: there is no such validator; or its bucket cannot be read.
+        TransientError: `genesis_missing`, or chain or store failed; a later call goes on.
+    """
+    birth = premises.birth()
+    exchange = Exchange(premises.chain, premises.buckets, birth.network, premises.hparams)
+    end = window_of(premises.chain.block(), premises.hparams.windows)
+    windows = range(max(birth.start.start_window, end - num_windows), end)
+    if uid is None:
+        found = _first_published(exchange, windows, own=premises.signer.address)
+    else:
+        found = read_published(exchange, _validator(exchange, uid), windows)
+    if found is None or not (found.evidences or found.left_out):
+        who = "no validator" if uid is None else f"uid {uid}"
+        asked = f"windows {_spans(windows)}" if windows else f"any window, for the first, {windows.start}, is open"
+        raise PermanentError(
+            Reason.EVIDENCE_MISSING, f"{who} shows evidence of {asked}: wait until a window was measured"
+        )
+    return found
+
+
+def read_published(exchange: Exchange, validator: NeuronInfo, windows: range) -> Published:
+    """Read a validator's evidence of a range of windows; each object is checked, and nothing is believed unsigned.
+
+    Raises:
+        RejectedError: `commitment_missing`, `commitment_malformed`: the chain names no bucket of its.
+        TransientError: Chain or store failed; a later call starts over.
+        PermanentError: `access_denied`, `bucket_missing`.
+    """
+    store = exchange.buckets.reader(validator)
+    with ThreadPoolExecutor(CONCURRENCY, thread_name_prefix="leaderboard") as pool:
+        found = list(pool.map(lambda window: _read(exchange, store, validator, window), windows))
+    evidences = tuple(each for each in found if isinstance(each, Evidence))
+    left_out = tuple(each for each in found if isinstance(each, LeftOut))
+    for each in left_out:
+        log.warning("window %d: evidence of uid %d is left out: %s", each.window, validator.uid, each.detail)
+    return Published(validator, windows, evidences, left_out)
+
+
+def _read(exchange: Exchange, store: ObjectStore, validator: NeuronInfo, window: int) -> Evidence | LeftOut | None:
+    interrupt.check_stop()
+    key = window_key(Kind.EVIDENCE, window, validator.uid)
+    try:
+        found = read_signed(store, key, Evidence, network=exchange.network, author=validator, window=window)
+    except RejectedError as error:
+        return LeftOut(window, error.reason, str(error))
+    return None if found is None else found.body
+
+
+def _first_published(exchange: Exchange, windows: range, *, own: str) -> Published | None:
+    """The own evidence, or else that of the validator with the most stake that has any; None if nobody has.
+
+    Raises:
+        TransientError: Nobody has any that can be read, and somebody's cannot be read now.
+    """
+    failed: TransientError | None = None
+    for validator in sorted(exchange.chain.metagraph().validators(), key=lambda neuron: neuron.hotkey != own):
+        try:
+            found = read_published(exchange, validator, windows)
+        except StoppedError:
+            raise
+        except TemplarError as error:
+            log.warning("uid %d is passed over: %s", validator.uid, error)
+            failed = error if isinstance(error, TransientError) else failed
+            continue
+        if found.evidences:
+            return found
+    if failed is not None:
+        raise failed
+    return None
+
+
+def _validator(exchange: Exchange, uid: int) -> NeuronInfo:
+    validators = exchange.chain.metagraph().validators()
+    found = next((neuron for neuron in validators if neuron.uid == uid), None)
+    if found is None:
+        uids = ", ".join(str(neuron.uid) for neuron in sorted(validators, key=lambda neuron: neuron.uid))
+        raise PermanentError(
+            Reason.NOT_REGISTERED,
+            f"validator: uid {uid} has no validator permit on subnet {exchange.chain.netuid}; uids that do: {uids}",
+        )
+    return found
+
+
+def _spans(windows: Iterable[int]) -> str:
+    """For example `3 to 7, 9`."""
+    spans: list[list[int]] = []
+    for window in windows:
+        if spans and spans[-1][1] == window - 1:
+            spans[-1][1] = window
+        else:
+            spans.append([window, window])
+    return ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in spans)

@@ -1,0 +1,391 @@
+"""Who is gathered, how they are scored and paid, and how long things are kept.
+
+What every group of settings is: frozen, typed, and closed to unknown keys.
+
+The window clock, the model, and the data that a window is cut from.
+
+Training, compression and the two steps of the recipes.
+"""
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    """A frozen group of settings that refuses unknown keys, and numbers that are not finite."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, strict=True, allow_inf_nan=False
+    )
+
+
+class Windows(Section):
+    """The window clock and the times that PROTOCOL 2-7 are made of."""
+
+    blocks_per_window: int = Field(ge=2)
+    """Chain blocks in a window."""
+    block_seconds: float = Field(gt=0)
+    """Seconds between two blocks when the chain is healthy; used to estimate, never to decide."""
+    commit_guard_seconds: int = Field(ge=1)
+    """A commitment must be stored at least this long before the close of its window."""
+    time_window_delta_seconds: int = Field(ge=1)
+    """Grace after the close in which manifest and payload must be stored."""
+    read_margin_seconds: int = Field(ge=0)
+    """Wait after the grace before anybody relies on what is stored."""
+    roster_slot_seconds: int = Field(ge=1)
+    """Length of one roster slot."""
+    roster_ranks: int = Field(ge=1)
+    """How many validators, by stake, may publish a roster, each in its own slot."""
+    train_margin_seconds: float = Field(ge=0)
+    """Training stops this long before the last moment for the commitment, for compression and the upload of it."""
+    inclusive_close: bool
+    """Compatibility: accept objects stored in the very second of the close, as the reference does."""
+
+    @property
+    def seconds(self) -> float:
+        """Expected length of a window in seconds."""
+        return self.blocks_per_window * self.block_seconds
+
+    @property
+    def settle_delay_seconds(self) -> int:
+        """S(w) - C(w): grace, one second of resolution, and the read margin."""
+        return self.time_window_delta_seconds + 1 + self.read_margin_seconds
+
+    @property
+    def reserved_seconds(self) -> int:
+        """Seconds of a window that agreement may take at the worst."""
+        return self.commit_guard_seconds + self.settle_delay_seconds + self.roster_ranks * self.roster_slot_seconds
+
+    @model_validator(mode="after")
+    def _half_is_left_for_training(self) -> Self:
+        if self.reserved_seconds * 2 > self.seconds:
+            raise ValueError(
+                f"guard, delta, margins and roster slots take {self.reserved_seconds} s of a window of "
+                f"{self.seconds:g} s; they must leave at least half of it for training: "
+                "raise blocks_per_window or lower roster_slot_seconds, roster_ranks or time_window_delta_seconds"
+            )
+        return self
+
+
+class Model(Section):
+    """The Llama architecture, in transformers' terms."""
+
+    vocab_size: int = Field(ge=2)
+    """Size of the vocabulary; the tokenizer may use fewer ids, never more."""
+    hidden_size: int = Field(ge=1)
+    """Width of the residual stream."""
+    intermediate_size: int = Field(ge=1)
+    """Width of the feed-forward layers."""
+    num_hidden_layers: int = Field(ge=1)
+    """Number of transformer blocks."""
+    num_attention_heads: int = Field(ge=1)
+    """Query heads per layer."""
+    num_key_value_heads: int = Field(ge=1)
+    """Key and value heads per layer."""
+    max_position_embeddings: int = Field(ge=2)
+    """Longest sequence that the rotary embedding is made for."""
+    tie_word_embeddings: bool
+    """Whether the output projection is the embedding."""
+    initializer_seed: int = Field(ge=0)
+    """Seed of the genesis weights; only the publisher of the genesis checkpoint ever uses it."""
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"
+            )
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
+                f"num_key_value_heads {self.num_key_value_heads}"
+            )
+        return self
+
+
+class Data(Section):
+    """What a window's training data is cut from."""
+
+    layout: Literal["pages", "shards"]
+    """`pages`: text in Parquet files, tokenised by the miner. `shards`: pretokenised samples, one shard at a time."""
+
+    tokenizer_name: str = Field(min_length=1)
+    """A Hugging Face id, a local folder, or `embedded`: the tokenizer that lies beside the dataset."""
+    sequence_length: int = Field(ge=2)
+    """Tokens per training sequence."""
+    rows_per_page: int = Field(ge=1)
+    """Layout `pages`: consecutive Parquet rows in a page."""
+    samples_per_page: int = Field(ge=1)
+    """Layout `shards`: consecutive samples in a page; more of them make fewer, longer reads."""
+    outer_steps_per_shard: int = Field(ge=1)
+    """Layout `shards`: outer steps between two shards."""
+    pages_per_window: int = Field(ge=1)
+    """Pages assigned to one miner in one window."""
+    spare_slots: int = Field(ge=1)
+    """Slots of a window beyond those of the miners that were there at the epoch's start: for newcomers."""
+
+    @property
+    def shard_steps(self) -> int | None:
+        """Outer steps between two shards; None if the dataset has none."""
+        return self.outer_steps_per_shard if self.layout == "shards" else None
+
+
+class AdamW(Section):
+    """The inner optimizer of `sparseloco`."""
+
+    learning_rate: float = Field(gt=0)
+    """Peak inner learning rate."""
+    beta1: float = Field(ge=0, lt=1)
+    """Decay of the first moment."""
+    beta2: float = Field(ge=0, lt=1)
+    """Decay of the second moment."""
+    epsilon: float = Field(gt=0)
+    """Term that keeps the division finite."""
+    weight_decay: float = Field(ge=0)
+    """Decoupled weight decay."""
+
+
+class Schedule(Section):
+    """Learning rate over steps: a linear warm-up, then a cosine."""
+
+    warmup_steps: int = Field(ge=0)
+    """Steps of the linear warm-up."""
+    warmup_start_factor: float = Field(gt=0, le=1)
+    """Factor at step 0."""
+    t_max: int = Field(ge=1)
+    """Half period of the cosine, in steps after the warm-up."""
+    eta_min_factor: float = Field(ge=0, le=1)
+    """Factor at the foot of the cosine."""
+    restarts: bool
+    """Warm restarts, each period twice as long as the last (demo), or one cosine (sparseloco)."""
+
+
+class Training(Section):
+    """One window of training at one miner."""
+
+    recipe: Literal["sparseloco", "demo"]
+    """`sparseloco`: inner AdamW steps and a pseudo-gradient. `demo`: one averaged gradient and a sign step."""
+    batch_size: int = Field(ge=1)
+    """Sequences per inner step (sparseloco) or per backward pass (demo)."""
+    micro_batch_size: int = Field(ge=1)
+    """Sequences per forward pass; divides batch_size."""
+    inner_steps: int = Field(ge=1)
+    """Inner steps per window (sparseloco) or most batches averaged (demo)."""
+    max_grad_norm: float = Field(gt=0)
+    """Clip of the inner gradient's norm (sparseloco)."""
+    adamw: AdamW
+    """Inner optimizer of sparseloco."""
+    schedule: Schedule
+    """Schedule of the inner learning rate (sparseloco, in inner steps) or of the outer one (demo, in outer steps)."""
+    outer_learning_rate: float = Field(gt=0)
+    """Step size of the outer SGD: its constant value (sparseloco) or its peak (demo)."""
+    weight_decay: float = Field(ge=0)
+    """Decoupled decay of the parameters in demo's outer step."""
+
+    @model_validator(mode="after")
+    def _micro_batches_fill_a_batch(self) -> Self:
+        if self.batch_size % self.micro_batch_size:
+            raise ValueError(
+                f"batch_size {self.batch_size} is not a multiple of micro_batch_size {self.micro_batch_size}"
+            )
+        return self
+
+
+class Gradient(Section):
+    """Compression of what a miner learnt."""
+
+    momentum_decay: float = Field(ge=0, lt=1)
+    """Decay of the error-feedback buffer."""
+    topk_compression: int = Field(ge=1)
+    """Coefficients kept per chunk."""
+    target_chunk: int = Field(ge=1, le=64)
+    """Largest chunk edge; 64 keeps a two-dimensional chunk within 4096 coefficients."""
+    magnitude_bits: int = Field(ge=0, le=1)
+    """Bits of magnitude of each coefficient beside its sign: 0, one scale per chunk; 1, two."""
+    use_dct: bool
+    """Transform each chunk with an orthonormal DCT-II before the selection."""
+
+
+MAX_PEERS = 256
+"""Payloads of one window, at most: the aggregation's integers hold the sum of so many."""
+
+
+class Peers(Section):
+    """Who is gathered."""
+
+    gather_peer_count: int = Field(ge=1, le=MAX_PEERS)
+    """Miners in the gather tier."""
+    reserve_peer_count: int = Field(ge=0)
+    """Miners that fill the places of failed ones, in order."""
+    minimum_peers: int = Field(ge=1)
+    """A peer list with fewer is not published."""
+    peer_replacement_frequency: int = Field(ge=1)
+    """Windows between two peer lists."""
+    peer_list_window_margin: int = Field(ge=1)
+    """A list takes effect this many windows after the window in which it is published."""
+    recent_windows: int = Field(ge=1)
+    """A miner is active if it revealed in one of this many past windows."""
+
+
+class Penalty(Section):
+    """What an event does to a score card. A score that is not positive is left alone: no penalty improves it."""
+
+    final: float = Field(ge=0, le=1)
+    """What is left of a positive final score: 1 keeps it, 0 clears it."""
+    average: float = Field(ge=0, le=1)
+    """What is left of a positive moving average of the binary indicator."""
+    reset: bool = False
+    """Whether the miner starts afresh: with a fresh rating, or the old one where that is worse."""
+    ban_windows: int = Field(default=0, ge=0)
+    """For how many more windows hotkey and bucket are banned: not measured, and on no later peer list."""
+
+
+class Slashing(Section):
+    """The events that cost a miner something, and what each costs."""
+
+    missing: Penalty
+    """No payload that counts: nothing was revealed, or too late."""
+    missing_low_success: Penalty
+    """The same in a window in which most of the gather tier failed (see `Scoring.low_success_rate`)."""
+    invalid: Penalty
+    """A payload that was revealed and is not valid, or losses that are not finite once it is applied."""
+    desync: Penalty
+    """State behind the network by more than `Scoring.sync_max_steps_behind` windows."""
+    oversized: Penalty
+    """A norm of more than `Scoring.oversized_ratio` times the median."""
+    unassigned_data: Penalty
+    """Its own data shows nothing of its work: the average of its binary indicator stays below
+    `Scoring.own_data_floor`. Its score is also held at 0 or less for the rating."""
+    overlap_high: Penalty
+    """Much of the payload is also in another miner's of the same window, or in one of the window before."""
+    overlap_max: Penalty
+    """Half of it is."""
+    overlap_mega: Penalty
+    """Most of it is."""
+    inactivity: Penalty
+    """Each window without a reveal, once a miner was active and more than `Peers.recent_windows` have passed."""
+    inactivity_reset: Penalty
+    """The same after more than `Scoring.reset_inactivity_windows`."""
+    banned: Penalty
+    """Each window of a ban, whoever the hotkey is and whichever bucket it has now."""
+    registered_again: Penalty
+    """A hotkey that returns under another uid."""
+
+
+class Scoring(Section):
+    """How a validator turns payloads into scores."""
+
+    validator_offset: int = Field(ge=0)
+    """Blocks after the settling block at which a validator starts to evaluate."""
+    eval_sequences: int = Field(ge=1)
+    """Sequences of its own data that each miner is measured on; those of all miners are the evaluation batch."""
+    eval_micro_batch_size: int = Field(ge=1)
+    """Sequences per forward pass of a measurement; part of what two validators must share to get the same bits."""
+    eval_lr_factor: float = Field(gt=0, le=1)
+    """Fraction of the outer step at which one payload is measured alone."""
+    exact_miners: int = Field(ge=0)
+    """Miners per window that are measured exactly, drawn by how long ago they were last."""
+    exact_segments: int = Field(ge=1)
+    """Own segments of other miners that an exact measurement uses, besides the miner's own."""
+    curvature_ma_alpha: float = Field(gt=0, le=1)
+    """Weight of the newest exact measurement in the moving averages of the linear score and of what that leaves out."""
+    large_promise_ratio: float = Field(gt=1)
+    """A linear score is large above so many times the median; a measured one tells of up to as many times itself."""
+    binary_score_ma_alpha: float = Field(gt=0, le=1)
+    """Weight of the newest window in the moving averages of the binary indicator and of the advantage."""
+    openskill_beta: float = Field(gt=0)
+    """Plackett-Luce: variance of a performance."""
+    openskill_tau: float = Field(ge=0)
+    """Plackett-Luce: drift of the uncertainty."""
+    baseline_share: float = Field(ge=0, lt=1)
+    """Work of the imaginary miner that final scores count from, as a share of the median miner's."""
+    rating_fade: float = Field(ge=0, lt=1)
+    """Share of its distance from the baseline that a rating loses in each window in which its miner is scored."""
+    typical_skill: float = Field(gt=0)
+    """Skill of a miner with the median advantage, where its rating vouches for as much."""
+    advantage_cap: float = Field(gt=1)
+    """In the advantage, a score counts for at most so many times the median of those above 0."""
+    sync_max_steps_behind: int = Field(ge=0)
+    """A miner that is more windows behind counts as out of sync."""
+    reset_inactivity_windows: int = Field(ge=1)
+    """Windows without a reveal after which every score of a miner is reset."""
+    low_success_rate: float = Field(ge=0, le=1)
+    """Share of the gather tier that must succeed, or whoever is missing is penalised as `missing_low_success`."""
+    oversized_ratio: float = Field(gt=1)
+    """Norm of a payload over the median norm from which it is oversized. What is applied is clipped all the same."""
+    own_data_floor: float = Field(ge=-1, le=1)
+    """Average of the binary indicator below which a miner is held to train on other than its own data."""
+    own_data_windows: int = Field(ge=1)
+    """Windows in which a miner is measured before that is asked."""
+    overlap_levels: tuple[float, float, float] = Field(strict=False)
+    """Share of common coefficients, beyond chance, from which an overlap is `high`, `max`, `mega`."""
+    overlap_grace_steps: int = Field(ge=0)
+    """Outer steps before overlaps count: the first updates of honest miners are much alike."""
+    slashing: Slashing
+    """Effect of each event on the scores."""
+
+    @model_validator(mode="after")
+    def _levels_rise(self) -> Self:
+        high, most, mega = self.overlap_levels
+        if not 0 < high < most < mega <= 1:
+            raise ValueError(f"overlap_levels {self.overlap_levels}: they must rise, above 0 and up to 1")
+        return self
+
+
+class Weights(Section):
+    """How scores become weights on chain."""
+
+    rule: Literal["ramp", "power"]
+    """`ramp`: gather tier and reserve tier with a burn (sparseloco). `power`: power normalisation (demo)."""
+    windows_per_weights: int = Field(ge=1)
+    """Weights are set in windows that are a multiple of this."""
+    power_normalisation: float = Field(gt=0)
+    """Exponent of the power rule."""
+    gather_share: float = Field(ge=0, le=1)
+    """Share of the gather tier in what is not burnt."""
+    gather_top_ratio: float = Field(ge=1)
+    """Weight of the first of the gather tier over that of the last."""
+    reserve_decay_ratio: float = Field(gt=0, le=1)
+    """Weight of each reserve miner over that of the one before."""
+    burn_rate: float = Field(ge=0, le=1)
+    """Share of the emission that goes to the burn uid."""
+    burn_uid: int | None = Field(ge=0)
+    """The uid that burns; null when burn_rate is 0. It is never a miner."""
+
+    @model_validator(mode="after")
+    def _burn_has_a_uid(self) -> Self:
+        if self.burn_rate > 0 and self.burn_uid is None:
+            raise ValueError(
+                f"burn_rate is {self.burn_rate:g} but burn_uid is null: name the uid or set burn_rate to 0"
+            )
+        return self
+
+
+class Storage(Section):
+    """What is kept, and for how long."""
+
+    snapshot_frequency: int = Field(ge=1)
+    """Windows between two local snapshots of a neuron's state."""
+    snapshots_kept: int = Field(ge=2)
+    """Local snapshots kept; two at least, so that a node can leave a minority."""
+    checkpoint_frequency: int = Field(ge=1)
+    """Windows between two published checkpoints."""
+    checkpoints_kept: int = Field(ge=1)
+    """Published checkpoints kept, besides genesis, which is never deleted."""
+    retention_windows: int = Field(ge=2)
+    """Objects of a window are deleted when they are this many windows old. All nodes must agree on it: what may have
+    expired in a bucket proves nothing by its absence."""
+    keep_shards: int = Field(ge=0)
+    """Shards that stay on the disk after they were trained on, the newest ones; the current and the next one come on
+    top."""
+    shard_budget_gib: float | None = Field(gt=0)
+    """Most GiB of shards on the disk; null takes what the disk has. Without room for the next shard, only the current
+    one is kept; without room for that, its samples are still read one by one."""
+    loader_mib: int = Field(ge=1)
+    """MiB of memory that reading training data may keep: sequences between two steps (those of the newest assignment
+    always stay), and as much again of mapped pages of shards."""
+    download_part_mib: int | None = Field(ge=1)
+    """MiB of one request of a shard's download; null chooses."""
+    download_workers: int | None = Field(ge=1)
+    """Requests of a shard's download at the same time; null chooses."""

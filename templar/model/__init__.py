@@ -1,1 +1,0 @@
-"""The language model, its tokenizer and the two training recipes."""

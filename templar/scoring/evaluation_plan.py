@@ -1,0 +1,120 @@
+"""What is measured in a window, and on which sequences: a pure function of the block that settled the window.
+
+That block did not exist when the miners committed, so nobody can train for the measurement; and everybody can redo it.
+"""
+
+import heapq
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from templar.canonical import keyed_seed
+
+_OWN_DOMAIN = "templar.scoring.own"
+
+
+_ORDER_DOMAIN = "templar.scoring.order"
+
+
+_EXACT_DOMAIN = "templar.scoring.exact"
+
+
+_SAMPLE_DOMAIN = "templar.scoring.sample"
+
+
+SPARE = -1
+"""Stands for the uid of sequences that no miner was assigned."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A miner whose payload counts.
+
+    Attributes:
+        hotkey: Its address; whatever is drawn is keyed with it, so that uids do not matter.
+        num_sequences: Sequences that it was assigned.
+        unmeasured: Windows since it was measured exactly, at least 1.
+    """
+
+    hotkey: str
+    num_sequences: int
+    unmeasured: int
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """The measurement of a window.
+
+    Attributes:
+        segments: Uid -> indices of the sequences of its own segment, in the order of evaluation. All segments together
+            are the evaluation batch; to each miner the segments of the others are random data.
+        exact: Uid of who is measured exactly -> uids whose segments it is measured on besides its own.
+    """
+
+    segments: Mapping[int, tuple[int, ...]]
+    exact: Mapping[int, tuple[int, ...]]
+
+
+def draw_plan(
+    candidates: Mapping[int, Candidate],
+    *,
+    num_spare: int,
+    num_sequences: int,
+    trained_first: int,
+    exact_miners: int,
+    exact_segments: int,
+    block_hash: str,
+) -> EvaluationPlan:
+    """Draw the evaluation plan of a window.
+
+    Own sequences come from those that a miner was told to train on first, for a miner may run out of time. With less
+    than two segments there is no random data for somebody: then data that nobody was assigned makes one more.
+
+    Args:
+        candidates: By uid.
+        num_spare: Sequences at hand that nobody was assigned.
+        num_sequences: Own sequences per miner.
+        trained_first: Sequences that a miner trains on in a full window.
+        exact_miners: How many are measured exactly; who was not for long is likelier to be drawn.
+        exact_segments: On how many segments of others.
+        block_hash: Hash of the block that settled the window.
+    """
+    segments = {}
+    for uid in sorted(candidates, key=lambda uid: keyed_seed(_ORDER_DOMAIN, block_hash, candidates[uid].hotkey)):
+        own, hotkey = range(min(candidates[uid].num_sequences, trained_first)), candidates[uid].hotkey
+        if own:
+            segments[uid] = tuple(draw(own, num_sequences, _OWN_DOMAIN, block_hash, hotkey))
+    if candidates and len(segments) < 2 and num_spare:
+        segments[SPARE] = tuple(draw(range(num_spare), num_sequences, _OWN_DOMAIN, block_hash, SPARE))
+    exact = {}
+    for uid in _drawn_by_age(candidates, exact_miners, block_hash):
+        others = {_name(other, candidates): other for other in segments if other != uid}
+        drawn = heapq.nsmallest(
+            exact_segments,
+            others,
+            key=lambda name: keyed_seed(_SAMPLE_DOMAIN, block_hash, candidates[uid].hotkey, name),
+        )
+        exact[uid] = tuple(others[name] for name in drawn)
+    return EvaluationPlan(segments, exact)
+
+
+def draw(population: Sequence[int], count: int, domain: str, *key: str | int) -> list[int]:
+    """Up to `count` members of a population, in rising order: those with the smallest keyed hashes."""
+    return sorted(heapq.nsmallest(count, population, key=lambda member: keyed_seed(domain, *key, member)))
+
+
+def _drawn_by_age(candidates: Mapping[int, Candidate], count: int, block_hash: str) -> list[int]:
+    """Weighted sampling without replacement: the smallest exponential variates whose rates are the weights.
+
+    Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006.
+    """
+
+    def variate(uid: int) -> tuple[float, str]:
+        bits = keyed_seed(_EXACT_DOMAIN, block_hash, candidates[uid].hotkey) % 2**53
+        return -math.log((bits + 0.5) / 2**53) / candidates[uid].unmeasured, candidates[uid].hotkey
+
+    return heapq.nsmallest(count, candidates, key=variate)
+
+
+def _name(uid: int, candidates: Mapping[int, Candidate]) -> str:
+    return "spare" if uid == SPARE else candidates[uid].hotkey

@@ -1,0 +1,273 @@
+"""A validator's published evidence: each names the one that it follows, and what follows from it ends on chain.
+
+A validator's memory of scores: the evidence of each window, in SQLite, one transaction per window.
+
+What is remembered of the miners stands in the newest evidence, so a window is in the book with all that it changed or
+not at all: a crash in mid-window scores nobody twice.
+"""
+
+import json
+import sqlite3
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from templar.agreement.decisions import may_have_expired
+from templar.chain.base import NeuronInfo
+from templar.chain.extrinsics import differing_uids
+from templar.errors import PermanentError, Reason, RejectedError, TemplarError
+from templar.exchange.context import Exchange
+from templar.exchange.object_keys import Kind, ObjectKey, parse_current_key, window_key
+from templar.exchange.signed import read_signed
+from templar.interrupt import StoppedError
+from templar.scoring.differences import Difference, shown
+from templar.scoring.evidence import Evidence
+from templar.scoring.standing import ScoreCard, Standing
+from templar.statefile import StateFile
+from templar.store.base import ObjectStore
+from templar.timeline import window_of
+
+SCHEMA_VERSION = 2
+
+
+_SCHEMA = """
+CREATE TABLE windows (window INTEGER PRIMARY KEY, evidence BLOB NOT NULL) STRICT;
+CREATE TABLE beginning (hotkey TEXT PRIMARY KEY, card TEXT NOT NULL) STRICT;
+"""
+
+
+class ScoreBook:
+    """The evidence of a validator's windows, and what is remembered after the newest.
+
+    Args:
+        path: The database file; made when needed, and brought up to date if an earlier release made it.
+        durable: Wait for the disk at every window; a simulation does without.
+
+    Raises:
+        PermanentError: `bad_state_file`; the file is not a score book, or of a newer release.
+    """
+
+    def __init__(self, path: Path, *, durable: bool = True) -> None:
+        self._file = StateFile(
+            path,
+            schema=_SCHEMA,
+            version=SCHEMA_VERSION,
+            remedy="move the file away to start with fresh scores",
+            migrations={1: _keep_cards},
+            durable=durable,
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is remembered at all."""
+        return self.standing == Standing()
+
+    @property
+    def standing(self) -> Standing:
+        """What is remembered after the newest window; before the first one, what an earlier release left."""
+        newest = self._file.execute("SELECT evidence FROM windows ORDER BY window DESC LIMIT 1")
+        if newest:
+            return Evidence.model_validate_json(newest[0][0]).standing
+        rows = self._file.execute("SELECT hotkey, card FROM beginning")
+        return Standing(departed={hotkey: _CARD.validate_json(card) for hotkey, card in rows})
+
+    def record(self, evidence: Evidence, *, first: bool = False) -> None:
+        """Enter a window.
+
+        Args:
+            evidence: What it came to.
+            first: Whether it is where an empty book begins, whatever it follows.
+
+        Raises:
+            ValueError: The window is in the book already, or an earlier one is missing in between: the evidence does
+                not follow the newest of the book. Nothing changed.
+        """
+        window, standing = evidence.window, self.standing
+        with self._file.transaction() as transaction:
+            if transaction.execute("SELECT 1 FROM windows WHERE window = ?", (window,)).fetchone():
+                raise ValueError(f"window {window} is in the score book already")
+            follows = evidence.previous == standing.evidence and (standing.window is None or window > standing.window)
+            if not follows and not (first and standing.evidence is None):
+                raise ValueError(f"window {window} does not follow window {standing.window}, the newest in the book")
+            transaction.execute("INSERT INTO windows VALUES (?, ?)", (window, evidence.canonical()))
+
+    def evidence(self, window: int) -> Evidence | None:
+        """The evidence of a window that is in the book; None if it is not."""
+        rows = self._file.execute("SELECT evidence FROM windows WHERE window = ?", (window,))
+        return Evidence.model_validate_json(rows[0][0]) if rows else None
+
+    def forget(self, before_window: int) -> None:
+        """Drop the evidence of windows before this one, but for the newest."""
+        self._file.execute(
+            "DELETE FROM windows WHERE window < ? AND window < (SELECT MAX(window) FROM windows)", (before_window,)
+        )
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _keep_cards(transaction: sqlite3.Connection) -> None:
+    """From the first schema, which had cards beside evidence of another form: the cards are where this one begins."""
+    names = ("mu", "sigma", "binary_average", "sync", "final", "last_reveal")
+    rows = transaction.execute(f"SELECT hotkey, {', '.join(names)} FROM cards").fetchall()  # noqa: S608 - own names
+    transaction.execute("CREATE TABLE beginning (hotkey TEXT PRIMARY KEY, card TEXT NOT NULL) STRICT")
+    transaction.executemany(
+        "INSERT INTO beginning VALUES (?, ?)",
+        [(hotkey, json.dumps(dict(zip(names, values, strict=True)))) for hotkey, *values in rows],
+    )
+    transaction.execute("DELETE FROM windows")
+    transaction.execute("DROP TABLE cards")
+
+
+_CARD = TypeAdapter(ScoreCard)
+
+
+RECENT_WINDOWS = 3
+"""For how long after a window the chain's weights say something of it."""
+
+
+DUE_WINDOWS = 3
+"""In how many windows in which weights are due they are looked for, before they count as made up."""
+
+
+def read_evidence(exchange: Exchange, validator: NeuronInfo, window: int) -> Evidence | None:
+    """A validator's evidence of a window; None if there is none.
+
+    Raises:
+        RejectedError: What lies there is not legal.
+        TransientError: Chain or store failed.
+        PermanentError: The bucket refuses to be read.
+    """
+    store = exchange.buckets.reader(validator)
+    key = window_key(Kind.EVIDENCE, window, validator.uid)
+    found = read_signed(store, key, Evidence, network=exchange.network, author=validator, window=window)
+    return None if found is None else found.body
+
+
+def evidence_windows(exchange: Exchange, validator: NeuronInfo) -> tuple[int, ...]:
+    """The windows that a validator shows evidence of, in order; whether it is legal is not looked at.
+
+    Raises:
+        TransientError: Chain or store failed.
+        PermanentError: The bucket refuses to be listed.
+    """
+    keys = evidence_keys(exchange.buckets.reader(validator))
+    return tuple(dict.fromkeys(key.window for key in keys if key.window is not None))
+
+
+def evidence_keys(store: ObjectStore) -> list[ObjectKey]:
+    """The keys of all evidence in a bucket, by rising window.
+
+    Raises:
+        TransientError: The store failed.
+        PermanentError: The store refuses.
+    """
+    keys = (parse_current_key(info.key) for info in store.list(f"{Kind.EVIDENCE}-"))
+    found = (key for key in keys if key is not None and key.kind is Kind.EVIDENCE)
+    return sorted(found, key=lambda key: (key.window or 0, str(key)))
+
+
+def find_standing(exchange: Exchange, evidence: Evidence) -> tuple[Standing | None, tuple[Difference, ...]]:
+    """What a validator remembered before a window, from the evidence that this one names.
+
+    A validator has one past: the newest evidence before this one. To name another, or none, washes away what it
+    remembered.
+
+    Args:
+        exchange: The network.
+        evidence: The evidence.
+
+    Returns:
+        The standing, or None if it cannot be known; and what is wrong.
+
+    Raises:
+        TransientError: Chain or store failed.
+        PermanentError: `evidence_missing`: the earlier evidence has expired.
+    """
+    window, earlier = evidence.window, evidence.previous_window
+    validator = exchange.metagraph(window).by_hotkey(evidence.hotkey)
+    assert validator is not None  # noqa: S101 - it was found there
+    newest = max((each for each in evidence_windows(exchange, validator) if each < window), default=None)
+    problems = []
+    if earlier != newest and (newest is not None or evidence.previous is None):
+        problems.append(Difference("previous_window", shown(earlier), shown(newest)))
+    if evidence.previous is None or earlier is None or earlier >= window:
+        if evidence.previous is not None:
+            problems.append(Difference("previous", shown(evidence.previous), "nothing"))
+        return Standing(), tuple(problems)
+    author = exchange.metagraph(earlier).by_hotkey(evidence.hotkey)
+    if author is None:
+        return None, (*problems, Difference("previous", shown(evidence.previous), "nothing: it was not registered"))
+    try:
+        found = read_evidence(exchange, author, earlier)
+    except RejectedError as error:
+        return None, (*problems, Difference("previous", shown(evidence.previous), str(error)))
+    if found is not None:
+        return found.standing, tuple(problems)
+    if may_have_expired(exchange, author, earlier):
+        raise PermanentError(
+            Reason.EVIDENCE_MISSING,
+            f"window {window} follows the evidence of window {earlier}, which has expired: audit a later window",
+        )
+    return None, (*problems, Difference("previous", shown(evidence.previous), f"no evidence of window {earlier}"))
+
+
+def compare_weights(exchange: Exchange, evidence: Evidence) -> tuple[tuple[Difference, ...], tuple[str, ...]]:
+    """Hold the weights on chain against a validator's evidence, if it is recent; the chain shows no older weights.
+
+    What the chain refused is sent again later, so weights of the last few windows may stand there, never other ones.
+
+    Args:
+        exchange: The network.
+        evidence: The evidence.
+
+    Returns:
+        What is wrong, and what cannot be told.
+
+    Raises:
+        TransientError: Chain or store failed.
+    """
+    chain, every = exchange.chain, exchange.hparams.weights.windows_per_weights
+    validator, current = (
+        chain.metagraph().by_hotkey(evidence.hotkey),
+        window_of(chain.block(), exchange.hparams.windows),
+    )
+    if validator is None or evidence.window < current - RECENT_WINDOWS:
+        return (), ()
+    if chain.hides_weights():
+        return (), ("the chain hides weights",)
+    shows = chain.weights().get(validator.uid, {})
+    last_due = evidence.window - evidence.window % every
+    windows = [
+        each for each in evidence_windows(exchange, validator) if last_due - every * DUE_WINDOWS < each <= current
+    ]
+    known = [found for window in reversed(windows) if (found := _legal(exchange, window, evidence)) is not None]
+    for found in known:
+        if _are_shown(found, shows):
+            return (), () if found.window >= last_due else (f"the weights on chain are those of window {found.window}",)
+    was_due = any(each.window % every == 0 and each.window < known[0].window for each in known)
+    if not shows or not was_due:
+        return (), ("the chain shows no weights of these windows",)
+    wanted = {record.uid: record.weight for record in evidence.weights}
+    return (Difference("weights on chain", shown(wanted), shown({uid: round(shows[uid], 6) for uid in shows})),), ()
+
+
+def _legal(exchange: Exchange, window: int, evidence: Evidence) -> Evidence | None:
+    if window == evidence.window:
+        return evidence
+    author = exchange.metagraph(window).by_hotkey(evidence.hotkey)
+    try:
+        return None if author is None else read_evidence(exchange, author, window)
+    except RejectedError:
+        return None
+
+
+def _are_shown(evidence: Evidence, shows: dict[int, float]) -> bool:
+    wanted = {record.uid: record.weight for record in evidence.weights}
+    try:
+        return bool(wanted) and not differing_uids(wanted, shows)
+    except StoppedError:
+        raise
+    except TemplarError:
+        return False  # weights that no chain takes

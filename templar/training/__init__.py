@@ -1,0 +1,1 @@
+"""The language model, its loss and schedule, and the two training recipes."""

@@ -1,0 +1,101 @@
+"""The loss that everything is trained on and measured by: next-token cross-entropy in nats.
+
+Computations that do not depend on how many threads the machine offers.
+
+Matrix products of a CPU library split their work by the number of threads, and the split changes the order of additions
+and so the last bits; measured on the tests' model, gradients with one and with two threads differ. One thread is the
+only setting that every machine has.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from templar.interrupt import check_stop
+
+_lock = threading.Lock()
+
+
+_outside = {"users": 0, "threads": 0}
+
+
+@contextmanager
+def single_threaded() -> Iterator[None]:
+    """Run torch's operations on a CPU in the calling thread alone, and restore the setting at the end.
+
+    The setting is the process's own: while several threads are in here, it is restored when the last one leaves.
+    On a GPU this changes nothing.
+    """
+    with _lock:
+        if _outside["users"] == 0:
+            _outside["threads"] = torch.get_num_threads()
+        _outside["users"] += 1
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        with _lock:
+            _outside["users"] -= 1
+            if _outside["users"] == 0:
+                torch.set_num_threads(_outside["threads"])
+
+
+def token_losses(net: nn.Module, tokens: Tensor) -> Tensor:
+    """Cross-entropy of every token but the first, given those before it.
+
+    Args:
+        net: A causal language model that returns `logits`.
+        tokens: Shape (n, L), integer; L at least 2. Every token counts: sequences are packed, without padding.
+
+    Returns:
+        Shape (n, L - 1), float32, on the model's device.
+    """
+    tokens = tokens.to(device=next(net.parameters()).device, dtype=torch.int64)
+    logits = net(input_ids=tokens[:, :-1]).logits.float()  # (n, L - 1, vocab)
+    return functional.cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none")
+
+
+@torch.no_grad()
+def sequence_losses(net: nn.Module, tokens: Tensor, *, micro_batch_size: int) -> Tensor:
+    """The mean loss of each sequence, bit for bit repeatable on like hardware.
+
+    The kernels of a matrix product treat a row by its place in the matrix and by the matrix's size: another
+    `micro_batch_size` changes last bits, so it is part of what two parties must agree on to compare losses exactly.
+    With it given, every forward pass has the same shape (the last one repeats a sequence to fill it), and a loss
+    depends on the parameters, the sequence and its place alone: not on threads, not on other sequences, not on
+    how many there are.
+
+    Args:
+        net: A causal language model.
+        tokens: Shape (n, L), integer; L at least 2.
+        micro_batch_size: Sequences per forward pass.
+
+    Returns:
+        Shape (n,), float64, on the CPU. A loss that is not finite is returned as it is.
+
+    Raises:
+        StoppedError: A stop was asked for.
+    """
+    with single_threaded():
+        losses = [batch.cpu() for batch in micro_batch_losses(net, tokens, micro_batch_size=micro_batch_size)]
+    return torch.cat(losses) if losses else torch.empty(0, dtype=torch.float64)
+
+
+def micro_batch_losses(net: nn.Module, tokens: Tensor, *, micro_batch_size: int) -> Iterator[Tensor]:
+    """As `sequence_losses`, a forward pass at a time, on the model's device and within autograd if that is on.
+
+    Yields:
+        Shape (m,), float64; the losses of the next m sequences, without those that only fill the pass up.
+
+    Raises:
+        StoppedError: A stop was asked for.
+    """
+    num_sequences = len(tokens)
+    for start in range(0, num_sequences, micro_batch_size):
+        check_stop()
+        places = torch.arange(start, start + micro_batch_size).clamp(max=num_sequences - 1)
+        yield token_losses(net, tokens[places]).double().mean(dim=1)[: num_sequences - start]

@@ -1,0 +1,262 @@
+"""One window of training: what a miner learns from its sequences, as an update that has not been applied yet.
+
+Both recipes leave the model as they found it, bit for bit, whatever happens: the update and the new optimizer state
+stand beside the old ones until the window is decided (PROTOCOL 18). On a CPU the result does not depend on the number
+of threads.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from templar.errors import PermanentError, Reason
+from templar.hparams import AdamW, Training
+from templar.interrupt import check_stop
+from templar.training.loss import single_threaded, token_losses
+from templar.training.model import load_parameters, parameters_of
+from templar.training.schedule import inner_learning_rate
+
+LARGEST_UPDATE = 2.0**64
+"""No element of an update may be larger: the error feedback sums up what is not published, and must stay finite."""
+
+
+@dataclass(frozen=True)
+class OptimizerState:
+    """The state of the inner AdamW, by parameter name.
+
+    Attributes:
+        num_steps: Inner steps that went into it.
+        exp_avg: First moments, float32.
+        exp_avg_sq: Second moments, float32.
+    """
+
+    num_steps: int
+    exp_avg: Mapping[str, Tensor]
+    exp_avg_sq: Mapping[str, Tensor]
+
+    @classmethod
+    def zeros(cls, params: Mapping[str, Tensor]) -> Self:
+        """The state of a miner that never trained, in the shapes and on the devices of the parameters."""
+        first, second = ({name: torch.zeros_like(param) for name, param in params.items()} for _ in range(2))
+        return cls(0, first, second)
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What one window of training gave.
+
+    Attributes:
+        update: By parameter name, float32: parameters before minus after (sparseloco), or the mean gradient (demo).
+        optimizer: The new state of the inner optimizer; None for demo, which has none.
+        first_loss: Mean loss of the first step, in nats per token.
+        mean_loss: Mean loss of all steps.
+        last_loss: Mean loss of the last step.
+        num_steps: Inner steps (sparseloco) or batches (demo) that went into the update.
+        num_sequences: Sequences that went into it; a sequence used twice counts twice.
+        stopped_early: Whether `keep_going` ended it before all steps were done.
+    """
+
+    update: dict[str, Tensor]
+    optimizer: OptimizerState | None
+    first_loss: float
+    mean_loss: float
+    last_loss: float
+    num_steps: int
+    num_sequences: int
+    stopped_early: bool
+
+
+def train_sparseloco(
+    net: nn.Module,
+    sequences: Tensor,
+    *,
+    training: Training,
+    outer_steps: int,
+    optimizer: OptimizerState,
+    keep_going: Callable[[], bool],
+) -> TrainResult:
+    """Take up to `inner_steps` AdamW steps from the agreed parameters (DiLoCo, arXiv 2311.08105).
+
+    Each step averages the gradient over `batch_size` sequences and clips its norm. A step that `keep_going` cuts short
+    is not taken.
+
+    Args:
+        net: The model at the agreed parameters.
+        sequences: Shape (n, L), integer tokens; used in order, from the start again when they run out.
+        training: Recipe settings.
+        outer_steps: Outer steps since genesis; places the window in the learning-rate schedule.
+        optimizer: State before; not changed.
+        keep_going: Asked before every micro-batch; False ends the training.
+
+    Raises:
+        ValueError: There are no sequences.
+        PermanentError: `non_finite_loss`, `non_finite_update`; `no_time_left`, not one step was finished.
+        StoppedError: A stop was asked for.
+    """
+    before = {name: param.clone() for name, param in parameters_of(net).items()}
+    losses: list[float] = []
+    with _left_as_found(net, before), single_threaded():
+        adamw = _adamw(net, training.adamw, optimizer)
+        for inner_step in range(training.inner_steps):
+            loss = _accumulate_batch(net, sequences, inner_step, training, keep_going)
+            if loss is None:
+                break
+            norm = nn.utils.clip_grad_norm_(net.parameters(), training.max_grad_norm)
+            _check_finite(float(norm), f"gradient norm of inner step {inner_step}")
+            adamw.param_groups[0]["lr"] = inner_learning_rate(training, outer_steps, inner_step)
+            adamw.step()
+            adamw.zero_grad(set_to_none=True)
+            losses.append(loss)
+        update = {name: before[name] - param for name, param in parameters_of(net).items()}
+    state = _optimizer_state(net, adamw, optimizer.num_steps + len(losses))
+    return _result(update, state, losses, training, num_wanted=training.inner_steps)
+
+
+def train_demo(net: nn.Module, sequences: Tensor, *, training: Training, keep_going: Callable[[], bool]) -> TrainResult:
+    """Average the gradient at the agreed parameters over up to `inner_steps` batches.
+
+    The parameters stand still, so a sequence seen twice would teach nothing: the pass ends with the sequences, and only
+    its last batch is filled up from the start. A batch that `keep_going` cuts short does not count.
+
+    Args:
+        net: The model at the agreed parameters.
+        sequences: Shape (n, L), integer tokens; used in order.
+        training: Recipe settings.
+        keep_going: Asked before every micro-batch; False ends the training.
+
+    Raises:
+        ValueError: There are no sequences.
+        PermanentError: `non_finite_loss`, `non_finite_update`; `no_time_left`, not one batch was finished.
+        StoppedError: A stop was asked for.
+    """
+    total = {name: torch.zeros_like(param) for name, param in parameters_of(net).items()}
+    losses: list[float] = []
+    num_batches = min(training.inner_steps, -(-len(sequences) // training.batch_size))
+    with _left_as_found(net), single_threaded():
+        for batch in range(max(num_batches, 1)):
+            loss = _accumulate_batch(net, sequences, batch, training, keep_going)
+            if loss is None:
+                break
+            for name, param in net.named_parameters():
+                if param.grad is not None:
+                    total[name] += param.grad
+            net.zero_grad(set_to_none=True)
+            losses.append(loss)
+        update = {name: gradient / max(len(losses), 1) for name, gradient in total.items()}
+    return _result(update, None, losses, training, num_wanted=num_batches)
+
+
+def _accumulate_batch(
+    net: nn.Module, sequences: Tensor, batch: int, training: Training, keep_going: Callable[[], bool]
+) -> float | None:
+    """Add the mean gradient of the window's `batch`-th batch to the model's gradients.
+
+    Returns:
+        The batch's mean loss; None when `keep_going` ended it: then the gradients are of no use.
+    """
+    if len(sequences) == 0:
+        raise ValueError("there are no sequences to train on")
+    num_micro_batches = training.batch_size // training.micro_batch_size
+    total = 0.0
+    for index in range(num_micro_batches):
+        check_stop()
+        if not keep_going():
+            return None
+        start = batch * training.batch_size + index * training.micro_batch_size
+        places = torch.arange(start, start + training.micro_batch_size) % len(sequences)
+        loss = token_losses(net, sequences[places]).mean()
+        total += _check_finite(float(loss.detach()), f"loss of batch {batch}, micro-batch {index}")
+        torch.autograd.backward(loss / num_micro_batches)
+    return total / num_micro_batches
+
+
+def _check_finite(number: float, what: str) -> float:
+    if not math.isfinite(number):
+        raise PermanentError(
+            Reason.NON_FINITE_LOSS,
+            f"{what} is {number}: nothing is published in this window; lower the learning rate, check the data, "
+            "or return to the last snapshot",
+        )
+    return number
+
+
+@contextmanager
+def _left_as_found(net: nn.Module, before: Mapping[str, Tensor] | None = None) -> Iterator[None]:
+    """Clear the gradients now and at the end, and at the end put the parameters back if they were kept."""
+    net.zero_grad(set_to_none=True)
+    try:
+        yield
+    finally:
+        net.zero_grad(set_to_none=True)
+        if before is not None:
+            load_parameters(net, before)
+
+
+def _adamw(net: nn.Module, settings: AdamW, state: OptimizerState) -> torch.optim.AdamW:
+    """The AdamW of torch, continued from copies of a state."""
+    params = dict(net.named_parameters())
+    if set(params) != set(state.exp_avg) or set(params) != set(state.exp_avg_sq):
+        raise ValueError("the optimizer state does not have exactly the model's parameters")
+    adamw = torch.optim.AdamW(
+        params.values(),
+        lr=settings.learning_rate,
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.epsilon,
+        weight_decay=settings.weight_decay,
+    )
+    for name, param in params.items():
+        adamw.state[param] = {
+            "step": torch.tensor(float(state.num_steps)),
+            "exp_avg": state.exp_avg[name].to(param.device, copy=True),
+            "exp_avg_sq": state.exp_avg_sq[name].to(param.device, copy=True),
+        }
+    return adamw
+
+
+def _optimizer_state(net: nn.Module, adamw: torch.optim.AdamW, num_steps: int) -> OptimizerState:
+    states = {name: adamw.state[param] for name, param in sorted(net.named_parameters())}
+    exp_avg = {name: state["exp_avg"] for name, state in states.items()}
+    return OptimizerState(num_steps, exp_avg, {name: state["exp_avg_sq"] for name, state in states.items()})
+
+
+def _result(
+    update: dict[str, Tensor],
+    optimizer: OptimizerState | None,
+    losses: list[float],
+    training: Training,
+    *,
+    num_wanted: int,
+) -> TrainResult:
+    if not losses:
+        raise PermanentError(
+            Reason.NO_TIME_LEFT,
+            f"not one batch of {training.batch_size} sequences was finished in time: nothing is published in this "
+            "window; lower training.batch_size or lengthen the window",
+        )
+    _check_update(update)
+    return TrainResult(
+        update=update,
+        optimizer=optimizer,
+        first_loss=losses[0],
+        mean_loss=math.fsum(losses) / len(losses),
+        last_loss=losses[-1],
+        num_steps=len(losses),
+        num_sequences=len(losses) * training.batch_size,
+        stopped_early=len(losses) < num_wanted,
+    )
+
+
+def _check_update(update: Mapping[str, Tensor]) -> None:
+    for name, tensor in update.items():
+        largest = float(tensor.abs().max())
+        if not largest <= LARGEST_UPDATE:  # NaN is not less than anything
+            raise PermanentError(
+                Reason.NON_FINITE_UPDATE,
+                f"the update of parameter {name!r} is as large as {largest}: nothing is published in this window; "
+                "lower the learning rate, check the data, or return to the last snapshot",
+            )
