@@ -23,10 +23,10 @@ from deployments.register import read_environment
 from deployments.resumable import status_of
 from tasks.build_dataset import upload_target
 from templar.arguments import account_id, folder_path, whole_number
+from templar.data.build.build_dataset import BuiltDataset, build, upload_built
 from templar.data.build.card import CARD_FILE
-from templar.data.build.copying import Outcome
-from templar.data.build.plan import BuildRequest, BuildSettings, Layout
-from templar.data.build.run import BuiltDataset, build, upload_built
+from templar.data.build.copying import CopyOutcome
+from templar.data.build.plan import BuildRequest, BuildSettings, DatasetLayout
 from templar.data.build.sources import TEXT_SUFFIXES, source_from_text
 
 NUMBERS = {
@@ -74,7 +74,7 @@ def run(request: BuildRequest, arguments: argparse.Namespace, console: Console) 
             )
         where = f"{store.name}/{prefix}".rstrip("/")
         size = decimal(sum(each.num_bytes for each in report.objects))
-        there = len(report.having(Outcome.ALREADY_THERE))
+        there = len(report.having(CopyOutcome.ALREADY_THERE))
         text = f"uploaded to {where}: {len(report.objects)} objects, {size}; {there} were there already"
         console.print(Text(text), soft_wrap=True)
 
@@ -106,7 +106,7 @@ def _arguments() -> tuple[BuildRequest, argparse.Namespace]:
     defaults = {each.name: each.default for each in fields(BuildSettings)}
     parser.add_argument("--source", action="append", required=True, metavar="PATH", help="file or folder; or NAME=PATH")
     parser.add_argument(
-        "--layout", type=Layout, choices=[*Layout], required=True, help="shards (tokens) or pages (text)"
+        "--layout", type=DatasetLayout, choices=[*DatasetLayout], required=True, help="shards (tokens) or pages (text)"
     )
     parser.add_argument("--out", type=folder_path, required=True, metavar="FOLDER", help="the folder to make")
     parser.add_argument("--column", default="text", help="column, or key of a line, that holds the text (text)")

@@ -27,7 +27,7 @@ from blocks.storage import StorageEndpoint
 from deployments.register import read_environment
 from deployments.resumable import status_of
 from templar.arguments import account_id, folder_path, whole_number
-from templar.data.build.copying import Check, CopiedObject, CopyReport, Outcome, copy_dataset
+from templar.data.build.copying import Check, CopiedObject, CopyOutcome, CopyReport, copy_dataset
 from templar.store.base import ObjectStore
 from templar.store.directory import INCOMING, DirectoryStore
 from templar.store.files import local_file
@@ -71,15 +71,15 @@ def show(report: CopyReport, where: str, console: Console) -> None:
         folders[each.path.rpartition("/")[0] or "."].append(each)
     table = Table()
     table.add_column("folder", overflow="fold", min_width=20)
-    for column in ("files", *Outcome, "hash checked", "bytes"):
+    for column in ("files", *CopyOutcome, "hash checked", "bytes"):
         table.add_column(column, justify="right")
     for folder, objects in sorted(folders.items()):
         part = CopyReport(tuple(objects))
-        counts = (len(objects), *(len(part.having(outcome)) for outcome in Outcome), _num_hashed(part))
+        counts = (len(objects), *(len(part.having(outcome)) for outcome in CopyOutcome), _num_hashed(part))
         table.add_row(Text(folder), *map(str, counts), decimal(_num_bytes(objects)))
     console.print(table)
-    there = report.having(Outcome.ALREADY_THERE)
-    written = report.having(Outcome.COPIED)
+    there = report.having(CopyOutcome.ALREADY_THERE)
+    written = report.having(CopyOutcome.COPIED)
     hashed, sized = _num_hashed(report), len(report.having(Check.SIZE))
     checks = f"{hashed} checked by hash" + (f", {sized} by size alone (--verify compares hashes)" if sized else "")
     console.print(

@@ -11,7 +11,7 @@ from prefect.utilities.annotations import quote
 from pydantic import AfterValidator, Field
 
 from tasks.build_dataset import assemble_dataset, find_dataset, make_parts, read_sources, upload_dataset, upload_target
-from templar.data.build.plan import BuildRequest, BuildSettings, Layout
+from templar.data.build.plan import BuildRequest, BuildSettings, DatasetLayout
 from templar.data.build.sources import TEXT_SUFFIXES, source_from_text
 from templar.store.address import is_account_id
 
@@ -27,7 +27,7 @@ async def build_dataset(
     sources: list[str],
     out: str,
     *,
-    settings: BuildSettings = BuildSettings(Layout.SHARDS),  # noqa: B008 - frozen
+    settings: BuildSettings = BuildSettings(DatasetLayout.SHARDS),  # noqa: B008 - frozen
     column: str = "text",
     suffixes: tuple[str, ...] = TEXT_SUFFIXES,
     workers: Annotated[int, Field(ge=1)] | None = None,
@@ -40,7 +40,7 @@ async def build_dataset(
     Args:
         sources: Files and folders to read, as PATH or NAME=PATH.
         out: The folder to make. If this very dataset is there, it is taken as it is.
-        settings: Layout, tokenizer and sizes.
+        settings: DatasetLayout, tokenizer and sizes.
         column: The column, or the key of a line, that holds the text.
         suffixes: Ends of the names of text files.
         workers: Threads; one per processor by default.

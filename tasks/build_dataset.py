@@ -12,10 +12,10 @@ from prefect.cache_policies import NO_CACHE
 from blocks.hosting import hosting_from_environment
 from tasks.artifacts import progress, table
 from tasks.policy import HOUSEKEEPING, STORE
-from templar.data.build import run as building
-from templar.data.build.copying import Outcome
+from templar.data.build import build_dataset as building
+from templar.data.build.build_dataset import BuiltDataset, upload_built
+from templar.data.build.copying import CopyOutcome
 from templar.data.build.plan import BuildRequest, Plan
-from templar.data.build.run import BuiltDataset, upload_built
 from templar.store.base import ObjectStore
 
 
@@ -30,25 +30,25 @@ class Uploaded:
 
 @task(task_run_name="find dataset", **HOUSEKEEPING)
 def find_dataset(request: BuildRequest, workers: int | None) -> BuiltDataset | None:
-    """See `templar.data.building.run.find_built`: a run that was cut off after the dataset was complete goes on."""
+    """See `templar.data.build.build_dataset.find_built`: a run that was cut off after the dataset was complete goes on."""
     return building.find_built(request, workers=workers)
 
 
 @task(task_run_name="read sources", cache_policy=NO_CACHE, **HOUSEKEEPING)
 def read_sources(request: BuildRequest, workers: int | None) -> Plan:
-    """See `templar.data.building.run.prepare`. What has been read shows as a progress artifact."""
+    """See `templar.data.build.build_dataset.prepare`. What has been read shows as a progress artifact."""
     return building.prepare(request, workers=workers, on_progress=_bar(request, "read", "Input that has been read."))
 
 
 @task(task_run_name="make parts", cache_policy=NO_CACHE, **HOUSEKEEPING)
 def make_parts(plan: Plan, workers: int | None) -> None:
-    """See `templar.data.building.run.make_parts`. Input that is done shows as a progress artifact."""
+    """See `templar.data.build.build_dataset.make_parts`. Input that is done shows as a progress artifact."""
     building.make_parts(plan, workers=workers, on_progress=_bar(plan.request, "parts", "Input that is done."))
 
 
 @task(task_run_name="assemble dataset", cache_policy=NO_CACHE, **HOUSEKEEPING)
 def assemble_dataset(plan: Plan, workers: int | None) -> BuiltDataset:
-    """See `templar.data.building.run.assemble`. The dataset's card is a table artifact."""
+    """See `templar.data.build.build_dataset.assemble`. The dataset's card is a table artifact."""
     bar = _bar(plan.request, "assemble", "Files of the dataset that are written.")
     built = building.assemble(plan, workers=workers, on_progress=bar)
     description = f"Dataset {built.card.digest}, {built.num_bytes} bytes in {built.root}."
@@ -62,7 +62,7 @@ def upload_dataset(root: Path, account: str, bucket: str | None, prefix: str | N
     store, folder = upload_target(os.environ, account, bucket, prefix)
     report = upload_built(root, store, folder)
     num_bytes = sum(each.num_bytes for each in report.objects)
-    return Uploaded(len(report.objects), len(report.having(Outcome.ALREADY_THERE)), num_bytes)
+    return Uploaded(len(report.objects), len(report.having(CopyOutcome.ALREADY_THERE)), num_bytes)
 
 
 def upload_target(

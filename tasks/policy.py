@@ -3,14 +3,16 @@
 from typing import Any
 
 from templar.errors import PermanentError
+from templar.interrupt import StoppedError
 
 
 def is_transient(task: Any, task_run: Any, state: Any) -> bool:
     """Whether a failed task is worth another try.
 
-    A refused key or a missing object will not pass by itself; whatever else it was, a retry costs little.
+    A refused key or a missing object will not pass by itself, and a request to stop is no failure; a retry after
+    anything else costs little.
     """
-    return not isinstance(state.data, PermanentError)
+    return not isinstance(state.data, PermanentError | StoppedError)
 
 
 CHAIN: dict[str, Any] = {

@@ -4,6 +4,8 @@ The reason code ends up in flow state messages, artifacts and evidence; the mess
 field, the object and the remedy.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 
 
@@ -158,3 +160,18 @@ class PermanentError(TemplarError):
 
 class RejectedError(PermanentError):
     """What a peer published was not accepted. It never leaves that peer's boundary."""
+
+
+@contextmanager
+def as_own_failure() -> Iterator[None]:
+    """Make what this node's own chain or data refuse transient: a local failure is never a verdict on a peer.
+
+    Raises:
+        TransientError: For every permanent error but a rejection.
+    """
+    try:
+        yield
+    except RejectedError:
+        raise
+    except PermanentError as error:
+        raise TransientError(error.reason, error.message) from error

@@ -6,13 +6,19 @@ every wait of the domain and every batch of training looks here.
 
 import threading
 
-from templar.errors import PermanentError, Reason
+from templar.errors import Reason
 
 _stop = threading.Event()
 
 
-class StoppedError(PermanentError):
-    """The host asked the running window to stop."""
+class StoppedError(BaseException):
+    """The host asked the running window to stop.
+
+    It belongs to neither family of errors and passes every `except Exception`, as `KeyboardInterrupt` does: nobody has
+    to catch it in order to raise it again.
+    """
+
+    reason = Reason.STOPPED
 
 
 def request_stop() -> None:
@@ -28,7 +34,7 @@ def clear_stop() -> None:
 def check_stop() -> None:
     """Raise StoppedError if a stop was asked for."""
     if _stop.is_set():
-        raise StoppedError(Reason.STOPPED, "stopped on request, between two steps")
+        raise StoppedError("stopped on request, between two steps")
 
 
 def wait(seconds: float) -> None:

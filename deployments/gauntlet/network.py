@@ -22,7 +22,6 @@ from templar.errors import Reason, TransientError
 from templar.exchange.gather import Gatherer, GatherReport
 from templar.exchange.reveal import RevealRules
 from templar.hparams import load_hparams
-from templar.interrupt import StoppedError
 from templar.neuron.catchup import catch_up
 from templar.neuron.node import Node
 from templar.simulate.world import START_WINDOW, Member, World, hotkey_seed
@@ -117,8 +116,6 @@ class LiveNetwork:
                 self._tell(node, window, hostile=hostile)
             if node.state.window < self.last and not hostile:
                 catch_up(node, self.last, deadline=self.casting.opens(self.last + 3))
-        except StoppedError:
-            raise
         except Exception as error:
             if isinstance(error, TransientError) and error.reason is Reason.PROCESS_NOT_READY:
                 raise

@@ -26,7 +26,6 @@ from templar.exchange.objects import Roster
 from templar.gradient.codec.wire import Payload, decode
 from templar.housekeeping.maintenance import clean_bucket
 from templar.housekeeping.metrics import LOGGER
-from templar.interrupt import StoppedError
 from templar.neuron.node import Node
 from templar.simulate.world import START_WINDOW, Member, World
 from templar.timeline import window_of
@@ -172,8 +171,6 @@ def read_accusations(stranger: Node, windows: Sequence[int], names: Mapping[str,
 def _report(exchange: Exchange, neuron: NeuronInfo, window: int) -> Report | None:
     try:
         return read_report(exchange, neuron, window)
-    except StoppedError:
-        raise
     except (PermanentError, TransientError) as error:
         log.info("window %d: the report of uid %d: %s", window, neuron.uid, error)
         return None

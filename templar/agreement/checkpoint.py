@@ -17,7 +17,6 @@ from templar.exchange.objects import CheckpointManifest
 from templar.exchange.publish import publish_body, publish_file
 from templar.exchange.signed import Network, read_signed
 from templar.hparams import Model
-from templar.interrupt import StoppedError
 from templar.store.base import ObjectStore
 from templar.store.files import local_file
 from templar.training.model import parameter_shapes
@@ -129,8 +128,6 @@ def _fetch_file(store: ObjectStore, key: str, path: Path, size: int, digest: str
         return
     try:
         store.get_file(key, path, max_bytes=size, resume=True)
-    except StoppedError:
-        raise
     except PermanentError as error:
         if error.reason is Reason.LOCAL_FILE:  # this machine's fault, not the publisher's
             raise

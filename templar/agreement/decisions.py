@@ -26,7 +26,6 @@ from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Decision, Roster
 from templar.exchange.publish import PublishReceipt, publish_body
 from templar.exchange.signed import read_signed
-from templar.interrupt import StoppedError
 from templar.timeline import closing_block, window_of
 
 
@@ -121,8 +120,6 @@ def majority(exchange: Exchange, window: int) -> Majority:
     for validator in exchange.metagraph(window).validators():
         try:
             decision = read_decision(exchange, validator, window)
-        except StoppedError:
-            raise
         except TransientError as error:
             log.warning("window %d: decision of uid %d cannot be read now: %s", window, validator.uid, error)
             unheard.append(validator)
@@ -148,8 +145,6 @@ def majority(exchange: Exchange, window: int) -> Majority:
 def _may_have_expired(exchange: Exchange, validator: NeuronInfo, window: int) -> bool:
     try:
         return may_have_expired(exchange, validator, window)
-    except StoppedError:
-        raise
     except TemplarError as error:
         log.warning("window %d: the bucket of uid %d cannot be listed now: %s", window, validator.uid, error)
         return True
@@ -174,8 +169,6 @@ def decided_roster(exchange: Exchange, window: int) -> tuple[Roster, NeuronInfo]
     for publisher, keeper in wheres:
         try:
             found = fetch_roster(exchange, publisher, window, keeper=keeper)
-        except StoppedError:
-            raise
         except (PermanentError, TransientError) as error:
             log.warning(
                 "window %d: roster of uid %d with uid %d is left out: %s", window, publisher.uid, keeper.uid, error
@@ -215,8 +208,6 @@ def nobody_decided(exchange: Exchange, window: int) -> bool:
         try:
             if read_decision(exchange, validator, window) is not None or may_have_expired(exchange, validator, window):
                 return False
-        except StoppedError:
-            raise
         except TransientError as error:
             log.warning("window %d: decision of uid %d cannot be read now: %s", window, validator.uid, error)
             return False

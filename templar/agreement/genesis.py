@@ -24,7 +24,6 @@ from templar.exchange.objects import StartWindow
 from templar.exchange.publish import publish_body
 from templar.exchange.signed import Network, read_signed
 from templar.hparams import HParams, Model
-from templar.interrupt import StoppedError
 from templar.training.model import WEIGHTS_FILE, read_parameters, write_model
 
 log = logging.getLogger(__name__)
@@ -121,8 +120,6 @@ def find_birth(chain: Chain, buckets: Buckets, hparams: HParams, *, pinned: str 
     for validator in chain.metagraph().validators():
         try:
             start = _read_start(chain, buckets, validator)
-        except StoppedError:
-            raise
         except (PermanentError, TransientError) as error:
             if pinned is None and isinstance(error, TransientError):
                 raise TransientError(

@@ -21,16 +21,14 @@ from pydantic import ValidationError
 
 from templar.canonical import file_sha256
 from templar.chain.base import NeuronInfo
-from templar.errors import PermanentError, Reason, RejectedError, TransientError
+from templar.errors import PermanentError, Reason, RejectedError, TransientError, as_own_failure
 from templar.exchange.context import Exchange
-from templar.exchange.local_failure import as_own_failure
 from templar.exchange.object_keys import Kind, aggregate_key, window_key
 from templar.exchange.objects import Commit, Manifest, Roster, RosterEntry
 from templar.exchange.payload_cache import PayloadCache
 from templar.exchange.publish import PublishReceipt, publish_body, publish_bytes, publish_file
 from templar.exchange.reveal import Contribution, RevealRules
 from templar.exchange.signed import Found, Sealed, check_signature, read_signed
-from templar.interrupt import StoppedError
 from templar.store.base import ObjectInfo, ObjectStore
 from templar.store.files import local_file, replacing, sync
 from templar.timeline import Interval, Timing
@@ -303,16 +301,12 @@ def _from_its_miner(exchange: Exchange, window: int, entry: RosterEntry, error: 
     store, key = exchange.buckets.reader(author), window_key(Kind.GRADIENT, window, entry.uid)
     try:
         return store.get(key, max_bytes=entry.payload_bytes)
-    except StoppedError:
-        raise
     except PermanentError:
         raise error from None
 
 
 def _raise_own(error: PermanentError) -> None:
-    """A stop, and what this machine cannot keep, say nothing about a roster."""
-    if isinstance(error, StoppedError):
-        raise error
+    """What this machine cannot keep says nothing about a roster."""
     if error.reason is Reason.LOCAL_FILE:
         raise TransientError(error.reason, error.message) from error
 

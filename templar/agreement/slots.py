@@ -22,7 +22,6 @@ from templar.exchange.object_keys import aggregate_key
 from templar.exchange.objects import Roster
 from templar.exchange.payload_cache import PayloadCache
 from templar.exchange.signed import Sealed
-from templar.interrupt import StoppedError
 from templar.store.base import ObjectInfo
 from templar.timeline import Interval, Timing, WindowTimes
 
@@ -124,8 +123,6 @@ def await_roster(
 def _publish_own(publish_own: Callable[[int], None], rank: int, window: int) -> None:
     try:
         publish_own(rank)
-    except StoppedError:
-        raise
     except PermanentError as error:
         log.warning("window %d: the own roster was not published: %s", window, error)
 
@@ -187,8 +184,6 @@ def _judged_roster(
         shown = Sealed(found.body, found.signature)
         check(shown.body)
         _bring_payloads(exchange, shown.body, publisher, slot, cache)
-    except StoppedError:
-        raise
     except PermanentError as error:
         if (
             error.reason is Reason.ACCESS_DENIED

@@ -17,7 +17,6 @@ from templar.audit.roster_audit import audit_roster
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, RejectedError, TemplarError
 from templar.exchange.peers import PeerBook
-from templar.interrupt import StoppedError
 from templar.neuron.catchup import catch_up
 from templar.neuron.node import Node
 from templar.scoring.differences import Difference
@@ -234,8 +233,6 @@ class Auditor:
         else:
             try:
                 check_evidence(self._node, self._model, seen, evidence, findings, tolerance=self._tolerance)
-            except StoppedError:
-                raise
             except TemplarError as error:
                 problem = error
         differences = tuple(

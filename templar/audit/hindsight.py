@@ -11,7 +11,6 @@ from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Manifest, Roster, RosterEntry
 from templar.exchange.reveal import Contribution, RevealRules
 from templar.exchange.signed import read_signed
-from templar.interrupt import StoppedError
 from templar.neuron.catchup import decided_settlement
 from templar.neuron.node import Node
 
@@ -107,8 +106,6 @@ def _shows(node: Node, roster: Roster, entry: RosterEntry) -> bool:
             return False
         data = store.get(window_key(Kind.GRADIENT, window, entry.uid), max_bytes=entry.payload_bytes)
         node.cache.admit(data, entry.payload_sha256, window=window, uid=entry.uid, hotkey=entry.hotkey)
-    except StoppedError:
-        raise
     except PermanentError:
         return False
     return True
@@ -148,8 +145,6 @@ def bring_earlier(node: Node, window: int, payloads: Mapping[int, str]) -> froze
                 key, most = window_key(Kind.GRADIENT, window, uid), node.layout.max_payload_bytes
                 data = node.buckets.reader(author).get(key, max_bytes=most)
                 node.cache.admit(data, digest, window=window, uid=uid, hotkey=author.hotkey)
-        except StoppedError:
-            raise
         except PermanentError:
             missing.add(uid)
     return frozenset(missing)

@@ -23,7 +23,6 @@ from templar.exchange.context import Exchange
 from templar.exchange.gather import CONCLUSIVE, GatherReport, PeerOutcome, Tier
 from templar.exchange.objects import Manifest, Roster, RosterEntry
 from templar.exchange.signed import Sealed
-from templar.interrupt import StoppedError
 from templar.neuron.node import Node
 from templar.scoring.differences import Difference
 from templar.timeline import Timing
@@ -130,8 +129,6 @@ def _shown_now(exchange: Exchange, window: int, publisher: Suspect) -> Sealed[Ro
         return None
     try:
         found = fetch_roster(exchange, neuron, window)
-    except StoppedError:
-        raise
     except (PermanentError, TransientError) as error:
         log.info("window %d: the roster of uid %d cannot be read now: %s", window, publisher.uid, error)
         return None
@@ -300,8 +297,6 @@ def _why_passed_over(node: Node, seen: Hindsight, publisher: NeuronInfo, rank: i
     passed = partial(PassedOver, publisher.uid, publisher.hotkey)
     try:
         found = fetch_roster(node.exchange, publisher, seen.window)
-    except StoppedError:
-        raise
     except PermanentError as error:
         return passed(error.reason, error.message)
     if found is None:

@@ -14,7 +14,7 @@ from templar.chain.clock import SystemClock
 from templar.chain.extrinsics import check_commitment, quantise_weights
 from templar.chain.hotkey import Signer
 from templar.chain.ledger_log import LedgerLog, create_log
-from templar.chain.ledger_state import Kind, LedgerParameters, State
+from templar.chain.ledger_state import ChangeKind, LedgerParameters, State
 from templar.errors import PermanentError, Reason, TransientError
 
 STATES_KEPT = 64
@@ -168,7 +168,7 @@ class Ledger:
         """
         check_commitment(data)
         address = self._own_address()
-        self._write(Kind.COMMIT, address, lambda state, _: state.accept_commitment(address, data))
+        self._write(ChangeKind.COMMIT, address, lambda state, _: state.accept_commitment(address, data))
 
     def hides_weights(self) -> bool:
         """Never: the ledger shows weights at once."""
@@ -185,7 +185,9 @@ class Ledger:
         values = quantise_weights(weights)
         address = self._own_address()
         limit = self._parameters.weights_rate_limit_blocks
-        self._write(Kind.WEIGHTS, address, lambda state, block: state.accept_weights(address, values, block, limit))
+        self._write(
+            ChangeKind.WEIGHTS, address, lambda state, block: state.accept_weights(address, values, block, limit)
+        )
 
     def register(self, hotkey_address: str, *, stake: float = 0.0, validator_permit: bool = False) -> int:
         """Give a hotkey the smallest free uid, and wait for the block that includes it.
@@ -197,7 +199,7 @@ class Ledger:
             PermanentError: `chain_refused`; it is registered already, or the stake is out of range.
         """
         value = self._write(
-            Kind.REGISTER,
+            ChangeKind.REGISTER,
             hotkey_address,
             lambda state, _: state.accept_registration(hotkey_address, stake, validator_permit),
         )
@@ -205,13 +207,15 @@ class Ledger:
 
     def deregister(self, hotkey_address: str) -> None:
         """Take a hotkey's uid and weights away; its commitment stays, as on the real chain."""
-        self._write(Kind.DEREGISTER, hotkey_address, lambda state, _: state.accept_deregistration(hotkey_address))
+        self._write(ChangeKind.DEREGISTER, hotkey_address, lambda state, _: state.accept_deregistration(hotkey_address))
 
     def set_stake(self, hotkey_address: str, stake: float) -> None:
         """Set a registered hotkey's stake."""
-        self._write(Kind.STAKE, hotkey_address, lambda state, _: state.accept_stake(hotkey_address, stake))
+        self._write(ChangeKind.STAKE, hotkey_address, lambda state, _: state.accept_stake(hotkey_address, stake))
 
-    def _write(self, kind: Kind, hotkey: str, decide: Callable[[State, int], Mapping[str, Any]]) -> Mapping[str, Any]:
+    def _write(
+        self, kind: ChangeKind, hotkey: str, decide: Callable[[State, int], Mapping[str, Any]]
+    ) -> Mapping[str, Any]:
         """Append what `decide` makes of the newest state, in the next block that nobody has read yet."""
         with self._log.transaction() as transaction:
             newest = self._see_newest()

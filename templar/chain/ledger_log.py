@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from templar.chain.ledger_state import Change, Kind, LedgerParameters
+from templar.chain.ledger_state import Change, ChangeKind, LedgerParameters
 from templar.errors import PermanentError, Reason, TransientError
 
 APPLICATION_ID = 0x74706C72
@@ -73,7 +73,7 @@ class Transaction:
             "SELECT coalesce(max(id), 0), coalesce(max(block), -1) FROM changes"
         ).fetchone()
 
-    def append(self, block: int, kind: Kind, hotkey: str, value: Mapping[str, Any]) -> None:
+    def append(self, block: int, kind: ChangeKind, hotkey: str, value: Mapping[str, Any]) -> None:
         """Add a change to the list."""
         self._connection.execute(
             "INSERT INTO changes VALUES (?, ?, ?, ?, ?)",
@@ -126,7 +126,9 @@ class LedgerLog:
             rows = connection.execute(
                 "SELECT id, block, kind, hotkey, value FROM changes WHERE id > ? AND id <= ? ORDER BY id", (after, last)
             ).fetchall()
-        return [Change(id_, block, Kind(kind), hotkey, json.loads(value)) for id_, block, kind, hotkey, value in rows]
+        return [
+            Change(id_, block, ChangeKind(kind), hotkey, json.loads(value)) for id_, block, kind, hotkey, value in rows
+        ]
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:

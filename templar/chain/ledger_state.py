@@ -83,7 +83,7 @@ class LedgerParameters:
             )
 
 
-class Kind(StrEnum):
+class ChangeKind(StrEnum):
     """What a change does, and in brackets what its value holds."""
 
     REGISTER = "register"
@@ -112,7 +112,7 @@ class Change:
 
     id: int
     block: int
-    kind: Kind
+    kind: ChangeKind
     hotkey: str
     value: Mapping[str, Any]
 
@@ -160,21 +160,21 @@ class State:
         for change in changes:
             last, hotkey, value = change.id, change.hotkey, change.value
             match change.kind:
-                case Kind.REGISTER:
+                case ChangeKind.REGISTER:
                     registered[hotkey] = Registration(
                         value["uid"], hotkey, value["stake"], value["validator_permit"], since=change.id
                     )
-                case Kind.DEREGISTER:
+                case ChangeKind.DEREGISTER:
                     del registered[hotkey]
                     weights.pop(hotkey, None)
-                case Kind.STAKE:
+                case ChangeKind.STAKE:
                     old = registered[hotkey]
                     registered[hotkey] = Registration(
                         old.uid, hotkey, value["stake"], old.validator_permit, since=old.since
                     )
-                case Kind.COMMIT:
+                case ChangeKind.COMMIT:
                     commitments[hotkey] = value["data"]
-                case Kind.WEIGHTS:
+                case ChangeKind.WEIGHTS:
                     values = {int(uid): weight for uid, weight in value["weights"].items()}
                     weights[hotkey] = WeightVector(values, change.block, change.id)
         return State(last, registered, commitments, weights)

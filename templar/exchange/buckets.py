@@ -15,8 +15,7 @@ from typing import TypeVar
 
 from templar.canonical import sha256_hex
 from templar.chain.base import Chain, NeuronInfo
-from templar.errors import PermanentError, Reason, RejectedError, TransientError
-from templar.exchange.local_failure import as_own_failure
+from templar.errors import PermanentError, Reason, RejectedError, TransientError, as_own_failure
 from templar.store.address import BucketAddress, decode_address, encode_address
 from templar.store.base import DeleteReport, ObjectInfo, ObjectStore
 

@@ -5,9 +5,8 @@ from typing import Any
 
 from templar.chain.base import Chain, Metagraph, NeuronInfo
 from templar.chain.hotkey import Signer
-from templar.errors import PermanentError, Reason
+from templar.errors import PermanentError, Reason, as_own_failure
 from templar.exchange.buckets import Buckets
-from templar.exchange.local_failure import as_own_failure
 from templar.exchange.signed import Network
 from templar.hparams import HParams
 from templar.timeline import WindowTimes, closing_block, estimate_time, first_block

@@ -31,7 +31,6 @@ from templar.errors import Reason, RejectedError, TemplarError, TransientError
 from templar.exchange.buckets import Buckets
 from templar.exchange.payload_cache import PayloadCache
 from templar.exchange.reveal import Contribution, Progress, RevealRules, keep_reveal, read_reveal
-from templar.interrupt import StoppedError
 from templar.store.base import ObjectInfo, ObjectStore
 from templar.store.deadline import Deadline, jittered
 
@@ -455,8 +454,6 @@ class Gathering:
             store = _Metered(self._buckets.reader(peer.neuron), peer)
             reveal = read_reveal(peer.neuron, store, self._rules, self._cache, peer.progress)
             found = keep_reveal(reveal, self._cache)
-        except StoppedError:
-            raise
         except TemplarError as error:
             if error.reason is Reason.LOCAL_FILE:  # this machine's fault, not the peer's
                 raise

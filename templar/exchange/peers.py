@@ -20,7 +20,6 @@ from templar.exchange.objects import PeerList
 from templar.exchange.publish import PublishReceipt, publish_body
 from templar.exchange.signed import read_signed
 from templar.hparams import Peers
-from templar.interrupt import StoppedError
 from templar.store.base import ObjectInfo, ObjectStore
 from templar.timeline import first_block
 
@@ -110,8 +109,6 @@ class PeerBook:
         oldest = window - STALE_AFTER_UPDATES * self.exchange.hparams.peers.peer_replacement_frequency
         try:
             self._refresh(publisher, oldest, window)
-        except StoppedError:
-            raise
         except (PermanentError, TransientError) as error:
             log.warning("peer lists of uid %d are left out for window %d: %s", publisher.uid, window, error)
         known = self._lists.get(publisher.hotkey, {})

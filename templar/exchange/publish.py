@@ -23,7 +23,7 @@ COMPARE_BYTES = 1 << 20
 """Objects up to this size are read back and compared byte by byte; of larger ones the length is compared."""
 
 
-class Outcome(Enum):
+class PublishOutcome(Enum):
     """What a publication did."""
 
     STORED = "stored"
@@ -44,7 +44,7 @@ class PublishReceipt:
     key: str
     size: int
     last_modified: int
-    outcome: Outcome
+    outcome: PublishOutcome
 
 
 @dataclass(frozen=True)
@@ -160,11 +160,11 @@ def _publish(
     deadline: float | None,
 ) -> PublishReceipt:
     """Look, write if nothing is there, and look again: what is there in the end must be ours, whoever wrote it."""
-    outcome, info = Outcome.ALREADY_THERE, store.head(key)
+    outcome, info = PublishOutcome.ALREADY_THERE, store.head(key)
     if info is None:
         _check_deadline(key, clock, deadline)
         if put():
-            outcome = Outcome.STORED
+            outcome = PublishOutcome.STORED
         info = store.head(key)
     if info is None:
         raise TransientError(Reason.OBJECT_MISSING, f"{store.name}/{key}: not there after it was written; retry")

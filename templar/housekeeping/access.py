@@ -12,7 +12,6 @@ from enum import StrEnum
 
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.housekeeping.bucket_cleanup import PROBE_PREFIX
-from templar.interrupt import StoppedError
 from templar.store.base import ObjectStore, Uploads
 
 PROBE = b"This object was written to see whether it can be. It may be deleted.\n"
@@ -265,8 +264,6 @@ def _outcome(attempt: Callable[[], str], *, wanted: bool) -> tuple[bool | None, 
     """
     try:
         untold = attempt()
-    except StoppedError:
-        raise
     except PermanentError as error:
         if wanted or error.reason is Reason.ACCESS_DENIED:
             return False, str(error.reason)

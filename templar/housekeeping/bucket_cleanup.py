@@ -135,7 +135,7 @@ class Guard:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class CleanupCandidate:
     """An object that a criterion means.
 
     Attributes:
@@ -198,12 +198,12 @@ def kind_and_version(text: str) -> tuple[str, str | None]:
     return parse_legacy_key(text) or (OTHER, None)
 
 
-def plan(objects: Iterable[ObjectInfo], criterion: Criterion, guard: Guard) -> Iterator[Candidate]:
+def plan(objects: Iterable[ObjectInfo], criterion: Criterion, guard: Guard) -> Iterator[CleanupCandidate]:
     """The objects of a listing that a criterion means, in the listing's order; pure."""
     for info in objects:
         kind, version = kind_and_version(info.key)
         if _is_meant(info, kind, version, criterion, guard):
-            yield Candidate(info, kind, kept=_stays(info, criterion, guard))
+            yield CleanupCandidate(info, kind, kept=_stays(info, criterion, guard))
 
 
 def _stays(info: ObjectInfo, criterion: Criterion, guard: Guard) -> bool:
@@ -253,7 +253,7 @@ class _Tally:
         return CleanupReport(window, rows, tuple(self.failures))
 
 
-def execute(store: ObjectStore, candidates: Iterable[Candidate], *, window: int, dry_run: bool) -> CleanupReport:
+def execute(store: ObjectStore, candidates: Iterable[CleanupCandidate], *, window: int, dry_run: bool) -> CleanupReport:
     """Delete what a plan found and does not keep; with `dry_run` only count it.
 
     Batch by batch, while the listing is still being read. A clean-up that was cut off is simply begun again.
@@ -275,7 +275,7 @@ def execute(store: ObjectStore, candidates: Iterable[Candidate], *, window: int,
     return tally.report(window)
 
 
-def _counted(candidates: Iterable[Candidate], tally: _Tally) -> Iterator[Candidate]:
+def _counted(candidates: Iterable[CleanupCandidate], tally: _Tally) -> Iterator[CleanupCandidate]:
     """Enter candidates in a report; those that go are handed on."""
     for candidate in candidates:
         tally.found[candidate.kind] += 1
@@ -286,7 +286,7 @@ def _counted(candidates: Iterable[Candidate], tally: _Tally) -> Iterator[Candida
             yield candidate
 
 
-def _batches(candidates: Iterator[Candidate]) -> Iterator[list[Candidate]]:
+def _batches(candidates: Iterator[CleanupCandidate]) -> Iterator[list[CleanupCandidate]]:
     while batch := list(islice(candidates, BATCH)):
         yield batch
 
@@ -303,7 +303,7 @@ UPLOAD = "unfinished upload"
 
 def plan_temporary(
     objects: Iterable[ObjectInfo], guard: Guard, *, complete: frozenset[int], hours: float
-) -> Iterator[Candidate]:
+) -> Iterator[CleanupCandidate]:
     """The abandoned objects of a listing; pure.
 
     Args:
@@ -316,9 +316,9 @@ def plan_temporary(
         if not guard.is_older(info, hours) or info.key.startswith(guard.kept_prefixes):
             continue
         if _PROBE.fullmatch(info.key):
-            yield Candidate(info, "probe")
+            yield CleanupCandidate(info, "probe")
         elif _is_unfinished(info, guard, complete):
-            yield Candidate(info, "unfinished checkpoint")
+            yield CleanupCandidate(info, "unfinished checkpoint")
 
 
 def _is_unfinished(info: ObjectInfo, guard: Guard, complete: frozenset[int]) -> bool:

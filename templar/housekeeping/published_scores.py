@@ -16,7 +16,6 @@ from templar.exchange.context import Exchange
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.signed import read_signed
 from templar.housekeeping.maintenance import Premises
-from templar.interrupt import StoppedError
 from templar.scoring.evidence import Evidence
 from templar.store.base import ObjectStore
 from templar.timeline import window_of
@@ -147,8 +146,6 @@ def _first_published(exchange: Exchange, windows: range, *, own: str) -> Publish
     for validator in sorted(exchange.chain.metagraph().validators(), key=lambda neuron: neuron.hotkey != own):
         try:
             found = read_published(exchange, validator, windows)
-        except StoppedError:
-            raise
         except TemplarError as error:
             log.warning("uid %d is passed over: %s", validator.uid, error)
             failed = error if isinstance(error, TransientError) else failed

@@ -12,7 +12,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
-class Section(BaseModel):
+class SettingsGroup(BaseModel):
     """A frozen group of settings that refuses unknown keys, and numbers that are not finite."""
 
     model_config = ConfigDict(
@@ -20,7 +20,7 @@ class Section(BaseModel):
     )
 
 
-class Windows(Section):
+class Windows(SettingsGroup):
     """The window clock and the times that PROTOCOL 2-7 are made of."""
 
     blocks_per_window: int = Field(ge=2)
@@ -68,7 +68,7 @@ class Windows(Section):
         return self
 
 
-class Model(Section):
+class Model(SettingsGroup):
     """The Llama architecture, in transformers' terms."""
 
     vocab_size: int = Field(ge=2)
@@ -104,7 +104,7 @@ class Model(Section):
         return self
 
 
-class Data(Section):
+class Data(SettingsGroup):
     """What a window's training data is cut from."""
 
     layout: Literal["pages", "shards"]
@@ -131,7 +131,7 @@ class Data(Section):
         return self.outer_steps_per_shard if self.layout == "shards" else None
 
 
-class AdamW(Section):
+class AdamW(SettingsGroup):
     """The inner optimizer of `sparseloco`."""
 
     learning_rate: float = Field(gt=0)
@@ -146,7 +146,7 @@ class AdamW(Section):
     """Decoupled weight decay."""
 
 
-class Schedule(Section):
+class Schedule(SettingsGroup):
     """Learning rate over steps: a linear warm-up, then a cosine."""
 
     warmup_steps: int = Field(ge=0)
@@ -161,7 +161,7 @@ class Schedule(Section):
     """Warm restarts, each period twice as long as the last (demo), or one cosine (sparseloco)."""
 
 
-class Training(Section):
+class Training(SettingsGroup):
     """One window of training at one miner."""
 
     recipe: Literal["sparseloco", "demo"]
@@ -192,7 +192,7 @@ class Training(Section):
         return self
 
 
-class Gradient(Section):
+class Gradient(SettingsGroup):
     """Compression of what a miner learnt."""
 
     momentum_decay: float = Field(ge=0, lt=1)
@@ -211,7 +211,7 @@ MAX_PEERS = 256
 """Payloads of one window, at most: the aggregation's integers hold the sum of so many."""
 
 
-class Peers(Section):
+class Peers(SettingsGroup):
     """Who is gathered."""
 
     gather_peer_count: int = Field(ge=1, le=MAX_PEERS)
@@ -228,7 +228,7 @@ class Peers(Section):
     """A miner is active if it revealed in one of this many past windows."""
 
 
-class Penalty(Section):
+class Penalty(SettingsGroup):
     """What an event does to a score card. A score that is not positive is left alone: no penalty improves it."""
 
     final: float = Field(ge=0, le=1)
@@ -241,7 +241,7 @@ class Penalty(Section):
     """For how many more windows hotkey and bucket are banned: not measured, and on no later peer list."""
 
 
-class Slashing(Section):
+class Slashing(SettingsGroup):
     """The events that cost a miner something, and what each costs."""
 
     missing: Penalty
@@ -273,7 +273,7 @@ class Slashing(Section):
     """A hotkey that returns under another uid."""
 
 
-class Scoring(Section):
+class Scoring(SettingsGroup):
     """How a validator turns payloads into scores."""
 
     validator_offset: int = Field(ge=0)
@@ -333,7 +333,7 @@ class Scoring(Section):
         return self
 
 
-class Weights(Section):
+class Weights(SettingsGroup):
     """How scores become weights on chain."""
 
     rule: Literal["ramp", "power"]
@@ -362,7 +362,7 @@ class Weights(Section):
         return self
 
 
-class Storage(Section):
+class Storage(SettingsGroup):
     """What is kept, and for how long."""
 
     snapshot_frequency: int = Field(ge=1)

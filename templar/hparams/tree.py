@@ -8,7 +8,18 @@ from pydantic import ValidationError, model_validator
 
 from templar.canonical import canonical_json, sha256_hex
 from templar.errors import PermanentError, Reason
-from templar.hparams.groups import Data, Gradient, Model, Peers, Scoring, Section, Storage, Training, Weights, Windows
+from templar.hparams.groups import (
+    Data,
+    Gradient,
+    Model,
+    Peers,
+    Scoring,
+    SettingsGroup,
+    Storage,
+    Training,
+    Weights,
+    Windows,
+)
 
 HPARAMS_FILE = Path("hparams.json")
 
@@ -16,7 +27,7 @@ HPARAMS_FILE = Path("hparams.json")
 DEFAULT_PRESET = "local"
 
 
-class HParams(Section):
+class HParams(SettingsGroup):
     """The whole tree. Two nodes with different `digest` are on different networks."""
 
     windows: Windows

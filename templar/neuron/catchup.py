@@ -23,7 +23,6 @@ from templar.agreement.sync_proof import read_proof
 from templar.chain.base import NeuronInfo
 from templar.data.assignment import ShardEpoch
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
-from templar.interrupt import StoppedError
 from templar.neuron.journal import Applied
 from templar.neuron.node import Node
 from templar.training.model import WEIGHTS_FILE, read_parameters
@@ -118,8 +117,6 @@ def leave_minority(node: Node) -> bool:
         window = applied.window
         try:
             found = decided_roster(node.exchange, window)
-        except StoppedError:
-            raise
         except TemplarError as error:
             log.info("window %d: the majority is not known now: %s", window, error)
             if error.reason is Reason.DECISION_MISSING and is_undecided_for_good(node.exchange, window):
@@ -149,8 +146,6 @@ def take_checkpoint(node: Node, target: int) -> StateMark | None:
                     break
                 if (mark := _take(node, validator, window)) is not None:
                     return mark
-        except StoppedError:
-            raise
         except TemplarError as error:
             log.warning("checkpoints of uid %d are left out: %s", validator.uid, error)
     return None
@@ -197,8 +192,6 @@ def _vouched_state(node: Node, window: int) -> tuple[str, int] | None:
             proof = read_proof(node.exchange, validator, window)
             if proof is None and may_have_expired(node.exchange, validator, window):
                 stakes[None] += validator.stake
-        except StoppedError:
-            raise
         except TransientError as error:
             log.warning("proof of uid %d cannot be read now: %s", validator.uid, error)
             stakes[None] += validator.stake

@@ -26,7 +26,6 @@ from templar.exchange.gather import GatherReport, Tier
 from templar.exchange.objects import Proof
 from templar.gradient.aggregate import median_norms
 from templar.gradient.codec.wire import Payload
-from templar.interrupt import StoppedError
 from templar.neuron.node import Node
 from templar.scoring.evaluation_plan import SPARE, Candidate, EvaluationPlan, draw_plan
 from templar.scoring.evidence import Estimate, Likeness, Measurement, MinerFacts, WindowFacts
@@ -63,8 +62,6 @@ def find_behind(node: Node, neuron: NeuronInfo, report: GatherReport, window: in
         return windows_behind(claimed, {start.window: start.root}, start.window)
     try:
         proof = _read_proof(node, neuron, window - 1)
-    except StoppedError:
-        raise
     except TransientError as error:
         log.warning("window %d: proof of uid %d cannot be read now: %s", window - 1, neuron.uid, error)
         return None

@@ -24,12 +24,11 @@ from templar.chain.base import Chain, NeuronInfo
 from templar.chain.hotkey import Signer
 from templar.data.dataset import TrainingData
 from templar.data.tokenizer import EMBEDDED, check_fits, load_tokenizer
-from templar.errors import PermanentError, Reason, TemplarError
+from templar.errors import PermanentError, Reason, TemplarError, as_own_failure
 from templar.exchange.buckets import Buckets
 from templar.exchange.context import Exchange
 from templar.exchange.gather import Gatherer, GatherReport
 from templar.exchange.lease import Claimant, NeuronLease, Terms
-from templar.exchange.local_failure import as_own_failure
 from templar.exchange.objects import Roster
 from templar.exchange.payload_cache import PayloadCache
 from templar.exchange.peers import PeerBook, Selection
@@ -38,7 +37,6 @@ from templar.exchange.reveal import RevealRules
 from templar.gradient.layout import Layout
 from templar.gradient.precompile import prepare
 from templar.hparams import HParams
-from templar.interrupt import StoppedError
 from templar.neuron.journal import Applied, Journal, Status, check_history
 from templar.neuron.lock import NeuronLock, holder_of, prune_spool, this_machine, write_file
 from templar.neuron.snapshot import PrivateState, Snapshots
@@ -242,8 +240,6 @@ class Node:
         """See that the chain still names the own bucket; if it takes no commitment now, the next window tries again."""
         try:
             self.buckets.keep_announced()
-        except StoppedError:
-            raise
         except TemplarError as error:
             log.warning("%s: the own bucket's commitment was not looked after: %s", self.settings.name, error)
 

@@ -24,7 +24,6 @@ from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.peers import publish_peers, select_peers
 from templar.exchange.publish import PublishReceipt, publish_body
 from templar.exchange.signed import unseal
-from templar.interrupt import StoppedError
 from templar.neuron.aggregator import RosterNode
 from templar.neuron.evaluate import bucket_of, evaluate
 from templar.neuron.journal import Journal
@@ -180,8 +179,6 @@ class _Tries:
         while True:
             try:
                 return WeightsReport(self._window, self._set(), None, tries=self._sent)
-            except StoppedError:
-                raise
             except TemplarError as error:
                 if not self._wait(error, next(pauses, None)):
                     return self._refused(error)

@@ -19,7 +19,6 @@ from templar.errors import PermanentError, Reason, RejectedError, TemplarError
 from templar.exchange.context import Exchange
 from templar.exchange.object_keys import Kind, ObjectKey, parse_current_key, window_key
 from templar.exchange.signed import read_signed
-from templar.interrupt import StoppedError
 from templar.scoring.differences import Difference, shown
 from templar.scoring.evidence import Evidence
 from templar.scoring.standing import ScoreCard, Standing
@@ -267,7 +266,5 @@ def _are_shown(evidence: Evidence, shows: dict[int, float]) -> bool:
     wanted = {record.uid: record.weight for record in evidence.weights}
     try:
         return bool(wanted) and not differing_uids(wanted, shows)
-    except StoppedError:
-        raise
     except TemplarError:
         return False  # weights that no chain takes

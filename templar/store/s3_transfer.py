@@ -32,7 +32,6 @@ from urllib3.exceptions import HTTPError
 
 from templar.canonical import sha256_hex
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
-from templar.interrupt import StoppedError
 from templar.store.deadline import check_deadline
 from templar.store.files import local_file, locked
 from templar.store.s3_protocol import S3Settings
@@ -156,7 +155,7 @@ def download(
 
 def _is_useless(error: BaseException) -> bool:
     """Whether no later download can go on where this one stopped."""
-    if not isinstance(error, TemplarError) or isinstance(error, StoppedError) or error.reason is Reason.LOCAL_FILE:
+    if not isinstance(error, TemplarError) or error.reason is Reason.LOCAL_FILE:
         return False
     return isinstance(error, PermanentError) or error.reason is Reason.OBJECT_DIFFERS
 

@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from templar.canonical import file_sha256
-from templar.data.build.copying import Outcome
+from templar.data.build.build_dataset import upload_built
+from templar.data.build.copying import CopyOutcome
 from templar.data.build.page_writer import build_dataset, upload_dataset
-from templar.data.build.run import upload_built
 from templar.data.corpus import Document, collect_documents, split_rows
 from templar.data.tokenizer import load_tokenizer
 from templar.errors import PermanentError, Reason
@@ -196,8 +196,8 @@ def test_upload_again_writes_nothing(tmp_path: Path) -> None:
     store = MemoryStore()
     root = small_dataset(tmp_path / "dataset", store)
     first = upload_built(root, store, "elsewhere")
-    assert not first.having(Outcome.ALREADY_THERE)
-    assert len(upload_built(root, store, "elsewhere").having(Outcome.ALREADY_THERE)) == len(first.objects)
+    assert not first.having(CopyOutcome.ALREADY_THERE)
+    assert len(upload_built(root, store, "elsewhere").having(CopyOutcome.ALREADY_THERE)) == len(first.objects)
     assert upload_dataset(root, store, "elsewhere").num_objects == len(first.objects) == len(contents(root))
 
 

@@ -16,10 +16,10 @@ import pytest
 from templar import interrupt
 from templar.canonical import canonical_json, file_sha256, sha256_hex
 from templar.data.build import units
+from templar.data.build.build_dataset import LOCK_FILE, assemble, build, make_parts, prepare
 from templar.data.build.card import read_card
 from templar.data.build.page_writer import upload_dataset
-from templar.data.build.plan import BuildRequest, BuildSettings, Layout
-from templar.data.build.run import LOCK_FILE, assemble, build, make_parts, prepare
+from templar.data.build.plan import BuildRequest, BuildSettings, DatasetLayout
 from templar.data.build.sources import TextSource
 from templar.data.build.units import find_groups, in_threads
 from templar.data.corpus import Document
@@ -32,7 +32,7 @@ from tests.support.datasets import numbered_documents
 from tests.support.memory_store import MemoryStore
 
 ROOT = Path(__file__).parents[2]
-LAYOUTS = [Layout.SHARDS, Layout.PAGES]
+LAYOUTS = [DatasetLayout.SHARDS, DatasetLayout.PAGES]
 SMALL: dict[str, Any] = {
     "held_out_fraction": 0.2,
     "vocab_size": 300,
@@ -77,7 +77,7 @@ def source_folder(tmp_path: Path) -> Path:
     return folder
 
 
-def request(folder: Path, root: Path, layout: Layout, **changes: Any) -> BuildRequest:
+def request(folder: Path, root: Path, layout: DatasetLayout, **changes: Any) -> BuildRequest:
     sources = tuple(TextSource(name, folder / name) for name in ("texts", "rows"))
     return BuildRequest(sources, root, BuildSettings(layout, **SMALL | changes))
 
@@ -89,7 +89,7 @@ def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class TestTheSameBytes:
     @pytest.mark.parametrize("layout", LAYOUTS)
-    def test_for_any_number_of_threads(self, source_folder: Path, tmp_path: Path, layout: Layout) -> None:
+    def test_for_any_number_of_threads(self, source_folder: Path, tmp_path: Path, layout: DatasetLayout) -> None:
         built = [
             build(request(source_folder, tmp_path / f"with-{workers}", layout), workers=workers)
             for workers in (1, 2, None)
@@ -112,7 +112,7 @@ class TestTheSameBytes:
             block_bytes=512,
             tokenizer=load_tokenizer(str(tmp_path / "tokenizer")),
         )
-        wanted = request(source_folder, tmp_path / "built", Layout.SHARDS, tokenizer=str(tmp_path / "tokenizer"))
+        wanted = request(source_folder, tmp_path / "built", DatasetLayout.SHARDS, tokenizer=str(tmp_path / "tokenizer"))
         built = build(wanted)
         assert len(find_groups(wanted.sources)) == 5
         found = contents(built.root)
@@ -124,8 +124,8 @@ class TestTheSameBytes:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from templar.data.build.run import build
-from tests.data.test_data_building import Layout, request
+from templar.data.build.build_dataset import build
+from tests.data.test_data_building import DatasetLayout, request
 
 left = int(sys.argv[4])
 
@@ -136,7 +136,7 @@ def hook(event, args):
             os.kill(os.getpid(), signal.SIGKILL)
         left -= 1
 
-wanted = request(Path(sys.argv[1]), Path(sys.argv[2]), Layout(sys.argv[3]))
+wanted = request(Path(sys.argv[1]), Path(sys.argv[2]), DatasetLayout(sys.argv[3]))
 sys.addaudithook(hook)
 build(wanted, workers=2)
 """
@@ -144,7 +144,7 @@ build(wanted, workers=2)
 
 class TestKilled:
     @pytest.mark.parametrize("layout", LAYOUTS)
-    def test_it_goes_on_with_the_same_bytes(self, source_folder: Path, tmp_path: Path, layout: Layout) -> None:
+    def test_it_goes_on_with_the_same_bytes(self, source_folder: Path, tmp_path: Path, layout: DatasetLayout) -> None:
         """Dies later and later in one folder, until it is done."""
         whole = build(request(source_folder, tmp_path / "whole", layout))
         root, deaths, step = tmp_path / "killed", 0, 3
@@ -161,7 +161,7 @@ class TestKilled:
         assert not (tmp_path / "killed.work").exists()
 
     def test_parts_are_made_once(self, source_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        plan = prepare(request(source_folder, tmp_path / "built", Layout.SHARDS))
+        plan = prepare(request(source_folder, tmp_path / "built", DatasetLayout.SHARDS))
         make_parts(plan)
         parts = contents(plan.request.work)
         stamps = {path: path.stat().st_mtime_ns for path in (plan.request.work / "parts").iterdir()}
@@ -173,15 +173,15 @@ class TestKilled:
         assert assemble(again).root.exists()
 
     def test_a_changed_file_is_done_again(self, source_folder: Path, tmp_path: Path) -> None:
-        plan = prepare(request(source_folder, tmp_path / "built", Layout.SHARDS))
+        plan = prepare(request(source_folder, tmp_path / "built", DatasetLayout.SHARDS))
         make_parts(plan)
         (source_folder / "texts" / "003.txt").write_text("something else\n" * 50)
         built = build(plan.request)
-        fresh = build(request(source_folder, tmp_path / "fresh", Layout.SHARDS))
+        fresh = build(request(source_folder, tmp_path / "fresh", DatasetLayout.SHARDS))
         assert contents(built.root) == contents(fresh.root)
 
     @pytest.mark.parametrize("layout", LAYOUTS)
-    def test_a_file_that_changes_meanwhile(self, source_folder: Path, tmp_path: Path, layout: Layout) -> None:
+    def test_a_file_that_changes_meanwhile(self, source_folder: Path, tmp_path: Path, layout: DatasetLayout) -> None:
         plan = prepare(request(source_folder, tmp_path / "built", layout))
         (source_folder / "texts" / "003.txt").write_text("something else\n" * 50)
         with pytest.raises(PermanentError, match="build it again") as caught:
@@ -189,7 +189,9 @@ class TestKilled:
         assert caught.value.reason is Reason.OBJECT_DIFFERS
 
     @pytest.mark.parametrize("layout", LAYOUTS)
-    def test_a_file_that_changes_its_bytes_alone(self, source_folder: Path, tmp_path: Path, layout: Layout) -> None:
+    def test_a_file_that_changes_its_bytes_alone(
+        self, source_folder: Path, tmp_path: Path, layout: DatasetLayout
+    ) -> None:
         plan = prepare(request(source_folder, tmp_path / "built", layout))
         path = source_folder / "texts" / "003.txt"
         path.write_bytes(path.read_bytes().swapcase())
@@ -209,11 +211,11 @@ class TestKilled:
 
         monkeypatch.setattr(units, "_sha256", touched)
         with pytest.raises(PermanentError) as caught:
-            prepare(request(source_folder, tmp_path / "built", Layout.SHARDS))
+            prepare(request(source_folder, tmp_path / "built", DatasetLayout.SHARDS))
         assert caught.value.reason is Reason.OBJECT_DIFFERS
 
     def test_killed_after_the_last_step(self, source_folder: Path, tmp_path: Path) -> None:
-        wanted = request(source_folder, tmp_path / "built", Layout.SHARDS)
+        wanted = request(source_folder, tmp_path / "built", DatasetLayout.SHARDS)
         built = build(wanted)
         (wanted.work / "parts").mkdir(parents=True)
         assert build(wanted) == built
@@ -221,7 +223,7 @@ class TestKilled:
 
     @pytest.mark.parametrize("layout", LAYOUTS)
     def test_a_part_that_cannot_be_read_is_made_again(
-        self, source_folder: Path, tmp_path: Path, layout: Layout
+        self, source_folder: Path, tmp_path: Path, layout: DatasetLayout
     ) -> None:
         plan = prepare(request(source_folder, tmp_path / "built", layout))
         make_parts(plan)
@@ -232,14 +234,14 @@ class TestKilled:
         make_parts(plan)
         assert manifests
         assert contents(plan.request.work) == parts
-        if layout is Layout.SHARDS:
+        if layout is DatasetLayout.SHARDS:
             (plan.request.work / f"dataset-{plan.digest[:16]}").mkdir()
             (plan.request.work / f"dataset-{plan.digest[:16]}" / "train_000000.json").write_bytes(b"{")
         whole = build(request(source_folder, tmp_path / "whole", layout))
         assert contents(assemble(plan).root) == contents(whole.root)
 
     @pytest.mark.parametrize("layout", LAYOUTS)
-    def test_a_complete_one_is_left_alone(self, source_folder: Path, tmp_path: Path, layout: Layout) -> None:
+    def test_a_complete_one_is_left_alone(self, source_folder: Path, tmp_path: Path, layout: DatasetLayout) -> None:
         wanted = request(source_folder, tmp_path / "built", layout)
         built = build(wanted)
         before = {path: path.stat().st_mtime_ns for path in built.root.rglob("*")}
@@ -247,13 +249,13 @@ class TestKilled:
         assert {path: path.stat().st_mtime_ns for path in built.root.rglob("*")} == before
 
     def test_another_one_is_in_the_way(self, source_folder: Path, tmp_path: Path) -> None:
-        wanted = request(source_folder, tmp_path / "built", Layout.SHARDS)
+        wanted = request(source_folder, tmp_path / "built", DatasetLayout.SHARDS)
         before = contents(build(wanted).root)
         wanted.work.mkdir()
         (wanted.work / "unfinished").write_text("of somebody")
         others = [
-            request(source_folder, wanted.root, Layout.SHARDS, sequence_length=17),
-            request(source_folder, wanted.root, Layout.PAGES),
+            request(source_folder, wanted.root, DatasetLayout.SHARDS, sequence_length=17),
+            request(source_folder, wanted.root, DatasetLayout.PAGES),
             replace(wanted, sources=wanted.sources[:1]),
             replace(wanted, sources=(replace(wanted.sources[0], name="other"), *wanted.sources[1:])),
         ]
@@ -271,7 +273,7 @@ class TestKilled:
         (tmp_path / "built").mkdir()
         (tmp_path / "built" / "card.json").write_text("{}")
         with pytest.raises(PermanentError, match="not the card") as caught:
-            build(request(source_folder, tmp_path / "built", Layout.SHARDS))
+            build(request(source_folder, tmp_path / "built", DatasetLayout.SHARDS))
         assert caught.value.reason is Reason.DATASET_MALFORMED
 
 
@@ -279,7 +281,7 @@ class TestRefused:
     def test_two_at_a_time(self, source_folder: Path, tmp_path: Path) -> None:
         import fcntl
 
-        wanted = request(source_folder, tmp_path / "built", Layout.SHARDS)
+        wanted = request(source_folder, tmp_path / "built", DatasetLayout.SHARDS)
         wanted.work.mkdir()
         with (wanted.work / LOCK_FILE).open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -293,7 +295,7 @@ class TestRefused:
         """As when the process before this one finishes between the open and the lock."""
         import fcntl
 
-        wanted = request(source_folder, tmp_path / "built", Layout.SHARDS)
+        wanted = request(source_folder, tmp_path / "built", DatasetLayout.SHARDS)
         lock, taken = fcntl.flock, []
 
         def late(file: Any, how: int) -> None:
@@ -309,7 +311,9 @@ class TestRefused:
     def test_a_source_that_is_too_small(self, tmp_path: Path) -> None:
         (tmp_path / "one").mkdir()
         (tmp_path / "one" / "a.txt").write_text("alone")
-        wanted = BuildRequest((TextSource("one", tmp_path / "one"),), tmp_path / "built", BuildSettings(Layout.SHARDS))
+        wanted = BuildRequest(
+            (TextSource("one", tmp_path / "one"),), tmp_path / "built", BuildSettings(DatasetLayout.SHARDS)
+        )
         with pytest.raises(PermanentError) as caught:
             build(wanted)
         assert caught.value.reason is Reason.DATASET_TOO_SMALL
@@ -317,22 +321,24 @@ class TestRefused:
     def test_two_sources_of_one_name(self, source_folder: Path) -> None:
         sources = TextSource("x", source_folder / "texts"), TextSource("x", source_folder / "rows")
         with pytest.raises(ValueError, match="NAME=PATH"):
-            BuildRequest(sources, Path("/none"), BuildSettings(Layout.SHARDS))
+            BuildRequest(sources, Path("/none"), BuildSettings(DatasetLayout.SHARDS))
 
     @pytest.mark.parametrize("name", ["rows/built", "rows", "rows/deep/built", "link/built"])
     def test_a_folder_in_a_source(self, source_folder: Path, name: str) -> None:
         (source_folder / "link").symlink_to(source_folder / "rows")
         with pytest.raises(ValueError, match="name a folder outside of the source"):
-            request(source_folder, source_folder / name, Layout.SHARDS)
+            request(source_folder, source_folder / name, DatasetLayout.SHARDS)
 
     def test_unfinished_work_in_a_source_or_around_it(self, tmp_path: Path) -> None:
         for source in ("built.work", "built.work/deep", "built/deep"):
             with pytest.raises(ValueError, match="name a"):
-                BuildRequest((TextSource("x", tmp_path / source),), tmp_path / "built", BuildSettings(Layout.SHARDS))
+                BuildRequest(
+                    (TextSource("x", tmp_path / source),), tmp_path / "built", BuildSettings(DatasetLayout.SHARDS)
+                )
 
     @pytest.mark.parametrize("layout", LAYOUTS)
     def test_more_than_readers_take(
-        self, source_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: Layout
+        self, source_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: DatasetLayout
     ) -> None:
         monkeypatch.setattr(shard_writer, "MAX_INDEX_BYTES", 300)
         monkeypatch.setattr("templar.data.build.page_writer.MAX_SHARD_SIZES_BYTES", 500)
@@ -355,17 +361,17 @@ class TestRefused:
     )
     def test_settings(self, wrong: dict[str, Any]) -> None:
         with pytest.raises(ValueError, match=next(iter(wrong))):
-            BuildSettings(Layout.SHARDS, **wrong)
+            BuildSettings(DatasetLayout.SHARDS, **wrong)
 
     def test_no_tokenizer(self, source_folder: Path, tmp_path: Path) -> None:
         with pytest.raises(PermanentError) as caught:
-            build(request(source_folder, tmp_path / "built", Layout.SHARDS, tokenizer="/none"))
+            build(request(source_folder, tmp_path / "built", DatasetLayout.SHARDS, tokenizer="/none"))
         assert caught.value.reason is Reason.TOKENIZER_MISSING
 
 
 class TestTheResult:
     def test_shards(self, source_folder: Path, tmp_path: Path) -> None:
-        built = build(request(source_folder, tmp_path / "built", Layout.SHARDS))
+        built = build(request(source_folder, tmp_path / "built", DatasetLayout.SHARDS))
         names = set(contents(built.root))
         assert {"_shards.json", "card.json", "README.md", "tokenizer.json", "train_000000.npy"} <= names
         assert not [name for name in names if name.endswith(".partial")]
@@ -381,7 +387,7 @@ class TestTheResult:
             assert (label in read["train"]) != (label in read["held_out"])
 
     def test_pages(self, source_folder: Path, tmp_path: Path) -> None:
-        built = build(request(source_folder, tmp_path / "built", Layout.PAGES))
+        built = build(request(source_folder, tmp_path / "built", DatasetLayout.PAGES))
         store = MemoryStore()
         upload_dataset(built.root, store, "here")
         for split in ("train", "held_out"):
@@ -394,7 +400,7 @@ class TestTheResult:
         assert load_tokenizer(str(built.root)).digest == built.card.tokenizer["digest"]
 
     def test_the_card(self, source_folder: Path, tmp_path: Path) -> None:
-        built = build(request(source_folder, tmp_path / "built", Layout.SHARDS))
+        built = build(request(source_folder, tmp_path / "built", DatasetLayout.SHARDS))
         data = (built.root / "card.json").read_bytes()
         card = json.loads(data)
         assert canonical_json(card) == data
@@ -427,14 +433,14 @@ class TestTheResult:
         assert read_card(built.root) == built.card
 
     def test_the_tokenizer_sees_a_bounded_part_of_the_training_text(self, source_folder: Path, tmp_path: Path) -> None:
-        few = request(source_folder, tmp_path / "few", Layout.SHARDS, tokenizer_chars=1)
+        few = request(source_folder, tmp_path / "few", DatasetLayout.SHARDS, tokenizer_chars=1)
         tokenizer = load_tokenizer(str(build(few).root))
-        all_of_it = build(request(source_folder, tmp_path / "all", Layout.SHARDS))
+        all_of_it = build(request(source_folder, tmp_path / "all", DatasetLayout.SHARDS))
         assert tokenizer.digest != all_of_it.card.tokenizer["digest"]
 
     def test_progress_reaches_the_end(self, source_folder: Path, tmp_path: Path) -> None:
         seen: dict[str, float] = {}
-        build(request(source_folder, tmp_path / "built", Layout.SHARDS), on_progress=seen.__setitem__)
+        build(request(source_folder, tmp_path / "built", DatasetLayout.SHARDS), on_progress=seen.__setitem__)
         assert seen == {"read": 100.0, "parts": 100.0, "assemble": 100.0}
 
 

@@ -11,7 +11,7 @@ import pytest
 from deployments.s3_endpoint import create_bucket_with_keys
 from templar.data.build import copying, originals
 from templar.data.build.card import CARD_FILE, README_FILE
-from templar.data.build.copying import Check, CopyReport, Outcome, copy_dataset
+from templar.data.build.copying import Check, CopyOutcome, CopyReport, copy_dataset
 from templar.data.build.originals import Originals
 from templar.data.pages.metadata import METADATA_FILE, SHARD_SIZES_FILE
 from templar.data.pages.page_dataset import PageDataset
@@ -113,7 +113,7 @@ class TestCopy:
         assert content(target) == files
         assert target.writes[-2:] == [SHARD_SIZES_FILE, METADATA_FILE]
         assert [each.path for each in report.objects] == sorted(files)
-        assert {each.outcome for each in report.objects} == {Outcome.COPIED}
+        assert {each.outcome for each in report.objects} == {CopyOutcome.COPIED}
         assert {each.path: each.check for each in report.objects} == {
             path: Check.READ_BACK if path in DESCRIBED else Check.SOURCE_HASH for path in files
         }
@@ -160,7 +160,7 @@ class TestCopy:
         source, target = store_of(files), Target()
         (listed,) = [file for file in Originals([source], PREFIX).inventory(1).files if file.path == name]
         assert (listed.size, listed.data) == (longest + 1, None)
-        for outcome in (Outcome.COPIED, Outcome.ALREADY_THERE):
+        for outcome in (CopyOutcome.COPIED, CopyOutcome.ALREADY_THERE):
             (seen,) = [each for each in copy(source, target).objects if each.path == name]
             assert (seen.outcome, seen.check) == (outcome, Check.READ_BACK)
         assert content(target) == files
@@ -229,7 +229,7 @@ class TestAgain:
         report = copy(source, target)
         assert target.writes == []
         assert not any(read.key.endswith(".parquet") for read in source.reads)
-        assert {each.outcome for each in report.objects} == {Outcome.ALREADY_THERE}
+        assert {each.outcome for each in report.objects} == {CopyOutcome.ALREADY_THERE}
         assert len(report.having(Check.SIZE)) == len(shards_of(files))
 
     @pytest.mark.parametrize("fields", [(), ("sha256", "size_bytes")])
@@ -237,7 +237,7 @@ class TestAgain:
         source, target = store_of(without(files, *fields)), Target()
         copy(source, target)
         report = copy(source, target, verify=True)
-        assert {(each.outcome, each.check) for each in report.objects} == {(Outcome.ALREADY_THERE, Check.READ_BACK)}
+        assert {(each.outcome, each.check) for each in report.objects} == {(CopyOutcome.ALREADY_THERE, Check.READ_BACK)}
         path = shards_of(files)[1]
         target.put(f"{TO}/{path}", bytes(len(files[path])))
         assert len(copy(source, target).objects) == len(files)  # sizes alone cannot tell
@@ -256,7 +256,7 @@ class TestAgain:
         report = copy(source, target)
         assert content(target) == files
         assert is_visible(target)
-        there = report.having(Outcome.ALREADY_THERE)
+        there = report.having(CopyOutcome.ALREADY_THERE)
         assert len(there) == position
         assert {each.check for each in there} <= {Check.READ_BACK}
         assert len(set(target.writes)) == len(target.writes)
@@ -288,13 +288,13 @@ class TestAgain:
         refused(lambda: copy(source, target), Reason.STORE_BUSY, METADATA_FILE)
         assert not is_visible(target)
         target.refuse = lambda key: None
-        assert [each.path for each in copy(source, target).having(Outcome.COPIED)] == [METADATA_FILE]
+        assert [each.path for each in copy(source, target).having(CopyOutcome.COPIED)] == [METADATA_FILE]
 
     def test_a_file_that_was_lost_is_copied_again(self, files: dict[str, bytes]) -> None:
         source, target, path = store_of(files), Target(), shards_of(files)[0]
         copy(source, target)
         target.delete([f"{TO}/{path}"])
-        assert [each.path for each in copy(source, target).having(Outcome.COPIED)] == [path]
+        assert [each.path for each in copy(source, target).having(CopyOutcome.COPIED)] == [path]
 
     def test_a_stop_is_heard(self, files: dict[str, bytes]) -> None:
         target = Target()
@@ -436,11 +436,11 @@ def test_between_buckets_of_a_real_endpoint(moto: MotoEndpoint, files: dict[str,
         origin.put(f"{PREFIX}/{path}", data)
     refused(lambda: copy(source, store(ours.bucket, ours.read)), Reason.ACCESS_DENIED, ours.bucket)
     report = copy(source, target, verify=True)
-    assert {(each.outcome, each.check) for each in report.objects} == {(Outcome.COPIED, Check.READ_BACK)}
+    assert {(each.outcome, each.check) for each in report.objects} == {(CopyOutcome.COPIED, Check.READ_BACK)}
     reader = store(ours.bucket, ours.read)
     assert content(reader) == files
     assert is_visible(reader)
-    assert {each.outcome for each in copy(source, target).objects} == {Outcome.ALREADY_THERE}
+    assert {each.outcome for each in copy(source, target).objects} == {CopyOutcome.ALREADY_THERE}
     path = shards_of(files)[0]
     target.put(f"{TO}/{path}", b"something else")
     refused(lambda: copy(source, target), Reason.OBJECT_DIFFERS, path)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from templar.data.build.copying import Check, CopyReport, Outcome, copy_dataset
+from templar.data.build.copying import Check, CopyOutcome, CopyReport, copy_dataset
 from templar.data.build.originals import Originals
 from templar.data.build.page_writer import upload_dataset
 from templar.data.shards.manifest import INDEX_FILE, ShardManifest
@@ -53,7 +53,7 @@ def test_everything_arrives_and_is_the_same_dataset(source: MemoryStore, tmp_pat
     target = MemoryStore("target")
     report = copy(source, target=target)
     assert content(target, TO) == content(source, PREFIX)
-    assert {each.outcome for each in report.objects} == {Outcome.COPIED}
+    assert {each.outcome for each in report.objects} == {CopyOutcome.COPIED}
     checks = {each.path: each.check for each in report.objects}
     assert checks[TOKENS] is Check.READ_BACK
     assert checks["train_000001.json"] is Check.SOURCE_HASH
@@ -69,7 +69,7 @@ def test_again_nothing_is_written(source: MemoryStore) -> None:
     copy(source, target=target)
     for verify, check in ((False, Check.SIZE), (True, Check.READ_BACK)):
         again = copy(source, target=target, verify=verify)
-        assert {each.outcome for each in again.objects} == {Outcome.ALREADY_THERE}
+        assert {each.outcome for each in again.objects} == {CopyOutcome.ALREADY_THERE}
         assert {each.check for each in again.objects if each.path == TOKENS} == {check}
 
 

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from templar.data.pages.metadata import Shard, parse_metadata, parse_shard_sizes, sizes_key
+from templar.data.pages.metadata import PageShard, parse_metadata, parse_shard_sizes, sizes_key
 from templar.errors import PermanentError, Reason
 
 METADATA = b"""
@@ -82,8 +82,8 @@ def test_the_references_form_and_our_additions() -> None:
     found = parse(content)
     assert list(found) == ["alpha"]
     assert found["alpha"].shards == [
-        Shard(path="alpha/train/0.parquet", num_rows=3),
-        Shard(path="alpha/train/1.parquet", num_rows=2, size_bytes=99, sha256="0" * 64),
+        PageShard(path="alpha/train/0.parquet", num_rows=3),
+        PageShard(path="alpha/train/1.parquet", num_rows=2, size_bytes=99, sha256="0" * 64),
     ]
 
 

@@ -20,7 +20,7 @@ from benchmarks.reference.data_rules import (
     select_pages,
     window_seed,
 )
-from templar.data.pages.metadata import Shard
+from templar.data.pages.metadata import PageShard
 from templar.data.pages.parquet import ParquetShards
 from templar.data.replicas import Replicas
 from templar.data.sampling import pack
@@ -160,7 +160,7 @@ def exact_rows(offset: int, group_sizes: list[int]) -> range:
             writer.write_table(pa.table({"text": [texts.pop(0) for _ in range(size)]}))
     store = MemoryStore()
     store.put("000_00000.parquet", buffer.getvalue())
-    shard = Shard(path="000_00000.parquet", num_rows=sum(group_sizes))
+    shard = PageShard(path="000_00000.parquet", num_rows=sum(group_sizes))
     read = [int(text) for text in ParquetShards(Replicas([store]), "").read_rows(shard, offset, 100)]
     assert read == list(range(read[0], read[-1] + 1))
     return range(read[0], read[-1] + 1)

@@ -9,7 +9,7 @@ import pytest
 
 from deployments import build_dataset as command
 from deployments.resumable import GO_ON
-from templar.data.build.plan import Layout
+from templar.data.build.plan import DatasetLayout
 from templar.errors import Reason, TransientError
 from tests.support.datasets import numbered_documents
 
@@ -50,8 +50,8 @@ def contents(root: Path) -> dict[str, bytes]:
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("layout", list(Layout))
-def test_a_dataset_is_built(call: Call, books: Path, tmp_path: Path, layout: Layout) -> None:
+@pytest.mark.parametrize("layout", list(DatasetLayout))
+def test_a_dataset_is_built(call: Call, books: Path, tmp_path: Path, layout: DatasetLayout) -> None:
     out = tmp_path / "out"
     status, printed, _ = call("--source", books, "--layout", layout, "--out", out, "--workers", 2, *SMALL)
     assert status == 0

@@ -201,7 +201,7 @@ def test_a_stop_is_no_verdict(policies: Policies, monkeypatch: pytest.MonkeyPatc
     read = credential("read key", url, policies.bucket, policies.key(*READ), writes=False)
 
     def stopped(key: str, data: bytes) -> None:
-        raise StoppedError(Reason.STOPPED, "stopped")
+        raise StoppedError("stopped")
 
     monkeypatch.setattr(read.store, "put", stopped)
     with pytest.raises(StoppedError):

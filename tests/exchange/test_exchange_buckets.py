@@ -233,7 +233,7 @@ def test_nothing_is_known_before_the_chain_was_reached(buckets: Buckets, chain: 
 
 
 def test_a_stop_request_ends_the_waiting(buckets: Buckets, chain: CommitmentChain) -> None:
-    chain.fail = StoppedError(Reason.STOPPED, "for a test")
+    chain.fail = StoppedError("for a test")
     with pytest.raises(StoppedError):
         buckets.reader(BOB.neuron)
 

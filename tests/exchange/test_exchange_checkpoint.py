@@ -249,7 +249,7 @@ def test_a_full_disk_is_not_the_publishers_fault(bucket: Bucket, folder: Path, t
         with pytest.raises(family) as caught:
             fetch(bucket, tmp_path / "fetched")
         assert caught.value.reason is Reason.LOCAL_FILE
-    bucket.store.before = failing(StoppedError(Reason.STOPPED, "for a test"), "get_file")
+    bucket.store.before = failing(StoppedError("for a test"), "get_file")
     with pytest.raises(StoppedError):
         fetch(bucket, tmp_path / "fetched")
 

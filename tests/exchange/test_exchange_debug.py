@@ -16,7 +16,7 @@ from templar.agreement.sync_proof import MINER_START, START, debug_values, publi
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.object_keys import Kind, parse_current_key, window_key
 from templar.exchange.objects import MAX_DEBUG_PARAMETERS, MAX_FLOAT32, Debug, Proof
-from templar.exchange.publish import Outcome
+from templar.exchange.publish import PublishOutcome
 from templar.exchange.signed import Sealed, seal, unseal
 from templar.hparams import load_hparams
 from templar.neuron.aggregator import Aggregator
@@ -179,7 +179,9 @@ def subnet(tmp_path: Path) -> Subnet:
     return Subnet(tmp_path, num_miners=2)
 
 
-def publish(subnet: Subnet, params: Mapping[str, Tensor] | None = None, *, role: str = "miner") -> Outcome | None:
+def publish(
+    subnet: Subnet, params: Mapping[str, Tensor] | None = None, *, role: str = "miner"
+) -> PublishOutcome | None:
     params = parameters() if params is None else params
     receipt = publish_debug(subnet.exchange(subnet.miners[0]), params, window=WINDOW, role=role)
     return None if receipt is None else receipt.outcome
@@ -190,10 +192,10 @@ def test_it_is_published_once_with_one_put(subnet: Subnet) -> None:
     assert read_debug(subnet.exchange(), author.neuron, WINDOW) is None
     calls = subnet.store(author).calls
     calls.clear()
-    assert publish(subnet) is Outcome.STORED
+    assert publish(subnet) is PublishOutcome.STORED
     assert calls == [(each, key) for each in ("head", "put_if_absent", "head", "get")]
     calls.clear()
-    assert publish(subnet) is Outcome.ALREADY_THERE
+    assert publish(subnet) is PublishOutcome.ALREADY_THERE
     assert calls == [("head", key), ("get", key)]
     found = read_debug(subnet.exchange(), author.neuron, WINDOW)
     assert found is not None
@@ -230,7 +232,7 @@ def test_what_is_no_object_stays_too(subnet: Subnet) -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_parameters_that_are_not_finite_are_no_failure(subnet: Subnet, bad: float) -> None:
     params = {name: torch.full_like(tensor, bad) for name, tensor in parameters().items()}
-    assert publish(subnet, params) is Outcome.STORED
+    assert publish(subnet, params) is PublishOutcome.STORED
     found = read_debug(subnet.exchange(), subnet.miners[0].neuron, WINDOW)
     assert found is not None
     assert found.values == {}
@@ -252,7 +254,7 @@ def test_a_failing_store_is_a_failure_to_try_again(
         publish(subnet)
     assert caught.value is error
     store.before = lambda operation, key: None
-    assert publish(subnet) is Outcome.STORED
+    assert publish(subnet) is PublishOutcome.STORED
 
 
 def test_an_answer_that_was_lost_is_no_second_object(subnet: Subnet) -> None:
@@ -265,7 +267,7 @@ def test_an_answer_that_was_lost_is_no_second_object(subnet: Subnet) -> None:
     store.after = lost
     with pytest.raises(TransientError):
         publish(subnet)
-    assert publish(subnet) is Outcome.ALREADY_THERE
+    assert publish(subnet) is PublishOutcome.ALREADY_THERE
 
 
 def put(subnet: Subnet, data: bytes) -> None:

@@ -10,7 +10,7 @@ from templar.agreement.decisions import Majority, decided_roster, majority, publ
 from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError
 from templar.exchange.object_keys import Kind, aggregate_key, window_key
 from templar.exchange.objects import Decision, Roster
-from templar.exchange.publish import Outcome
+from templar.exchange.publish import PublishOutcome
 from templar.exchange.signed import seal
 from templar.interrupt import StoppedError
 from tests.support.scripted_store import ScriptedStore, failing
@@ -62,7 +62,7 @@ class Scene:
 def test_a_decision_is_published_once(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 100.0)
     exchange = scene.subnet.exchange(scene.subnet.validators[0])
-    for expected in (Outcome.STORED, Outcome.ALREADY_THERE):
+    for expected in (PublishOutcome.STORED, PublishOutcome.ALREADY_THERE):
         assert publish_decision(exchange, WINDOW, A, deadline=float("inf")).outcome is expected
     decision = read_decision(scene.reader, scene.subnet.validators[0].neuron, WINDOW)
     assert decision is not None
@@ -254,7 +254,7 @@ def test_a_majority_that_nobody_can_turn_is_clear_at_once(tmp_path: Path) -> Non
 def test_a_stop_request_leaves_nobody_out(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 100.0, 10.0)
     scene.decide(1, B)
-    scene.store(0).before = failing(StoppedError(Reason.STOPPED, "for a test"))
+    scene.store(0).before = failing(StoppedError("for a test"))
     for call in (scene.majority, lambda: decided_roster(scene.reader, WINDOW)):
         with pytest.raises(StoppedError):
             call()

@@ -359,7 +359,7 @@ def test_a_long_message_of_a_store_is_cut(scene: Scene) -> None:
 
 @pytest.mark.parametrize("concurrency", [1, 8])
 def test_a_stop_request_is_no_outcome(scene: Scene, concurrency: int) -> None:
-    scene.fail(3, StoppedError(Reason.STOPPED, "for a test"))
+    scene.fail(3, StoppedError("for a test"))
     with pytest.raises(StoppedError):
         scene.gather([2, 3, 4], concurrency=concurrency)
 

@@ -243,7 +243,7 @@ def test_a_lower_rank_that_fails_does_not_matter(scene: Scene) -> None:
 
 def test_a_stop_request_is_no_missing_start_window(scene: Scene) -> None:
     scene.publish(1)
-    scene.store(0).before = failing(StoppedError(Reason.STOPPED, "for a test"))
+    scene.store(0).before = failing(StoppedError("for a test"))
     with pytest.raises(StoppedError):
         scene.find()
 

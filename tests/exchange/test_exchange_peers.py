@@ -12,7 +12,7 @@ from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.object_keys import Kind, ObjectKey, peers_key
 from templar.exchange.objects import PeerList
 from templar.exchange.peers import STALE_AFTER_UPDATES, PeerBook, Selection, publish_peers, select_peers
-from templar.exchange.publish import Outcome
+from templar.exchange.publish import PublishOutcome
 from templar.exchange.signed import seal
 from templar.hparams import Peers
 from templar.interrupt import StoppedError
@@ -163,7 +163,7 @@ def test_the_selection_names_the_list(subnet: Subnet) -> None:
 def test_a_list_is_published_once(subnet: Subnet) -> None:
     publish(subnet, 2, [9, 4])
     exchange = subnet.exchange(subnet.validators[0])
-    assert publish_peers(exchange, 2, (9, 4), ()).outcome is Outcome.ALREADY_THERE
+    assert publish_peers(exchange, 2, (9, 4), ()).outcome is PublishOutcome.ALREADY_THERE
     with pytest.raises(PermanentError) as caught:
         publish_peers(exchange, 2, (4, 9), ())
     assert caught.value.reason is Reason.OBJECT_DIFFERS
@@ -324,6 +324,6 @@ def test_what_was_read_holds_while_the_bucket_fails(subnet: Subnet) -> None:
 
 def test_a_stop_request_is_no_failing_bucket(subnet: Subnet) -> None:
     publish(subnet, 2, [9])
-    subnet.store(subnet.validators[0]).before = failing(StoppedError(Reason.STOPPED, "for a test"))
+    subnet.store(subnet.validators[0]).before = failing(StoppedError("for a test"))
     with pytest.raises(StoppedError):
         select_at(subnet, 3)

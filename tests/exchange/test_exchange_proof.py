@@ -9,7 +9,7 @@ from torch import Tensor
 from templar.agreement.sync_proof import NUM_SLICES, SLICE_ELEMENTS, publish_proof, read_proof, state_proof
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.object_keys import Kind, window_key
-from templar.exchange.publish import Outcome
+from templar.exchange.publish import PublishOutcome
 from tests.support.scripted_store import failing
 from tests.support.subnet import ROOT, Subnet
 
@@ -108,7 +108,7 @@ def test_a_proof_is_published_once_and_can_be_recomputed(subnet: Subnet) -> None
     author, params = subnet.miners[0], parameters()
     exchange = subnet.exchange(author)
     assert read_proof(subnet.exchange(), author.neuron, WINDOW) is None
-    for expected in (Outcome.STORED, Outcome.ALREADY_THERE):
+    for expected in (PublishOutcome.STORED, PublishOutcome.ALREADY_THERE):
         receipt = publish_proof(exchange, params, window=WINDOW, block_hash=HASH, root=ROOT, outer_steps=2)
         assert receipt.outcome is expected
     found = read_proof(subnet.exchange(), author.neuron, WINDOW)

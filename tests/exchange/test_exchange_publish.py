@@ -9,7 +9,7 @@ from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Decision
 from templar.exchange.publish import (
     COMPARE_BYTES,
-    Outcome,
+    PublishOutcome,
     PublishReceipt,
     TimedReport,
     publish_body,
@@ -77,11 +77,11 @@ def differs(call: Callable[[], object]) -> None:
 
 def test_it_is_stored_once(publish: Publish, store: ScriptedStore, clock: SimulatedClock) -> None:
     first = publish()
-    assert first == PublishReceipt(KEY, len(stored(store)), 1000, Outcome.STORED)
+    assert first == PublishReceipt(KEY, len(stored(store)), 1000, PublishOutcome.STORED)
     data = stored(store)
     clock.sleep_until(2000)
     again = publish()
-    assert again == PublishReceipt(KEY, len(data), 1000, Outcome.ALREADY_THERE)
+    assert again == PublishReceipt(KEY, len(data), 1000, PublishOutcome.ALREADY_THERE)
     assert stored(store) == data
     assert writes(store) == 1
 
@@ -111,7 +111,7 @@ def test_a_store_that_failed_before_it_wrote_is_written_to_again(
         publish()
     assert caught.value is BUSY
     assert store.inner.head(KEY) is None
-    assert publish().outcome is Outcome.STORED
+    assert publish().outcome is PublishOutcome.STORED
 
 
 def test_a_lost_answer_does_no_harm(publish: Publish, store: ScriptedStore, clock: SimulatedClock) -> None:
@@ -120,7 +120,7 @@ def test_a_lost_answer_does_no_harm(publish: Publish, store: ScriptedStore, cloc
         publish()
     data = stored(store)
     clock.sleep_until(1010)
-    assert publish() == PublishReceipt(KEY, len(data), 1000, Outcome.ALREADY_THERE)
+    assert publish() == PublishReceipt(KEY, len(data), 1000, PublishOutcome.ALREADY_THERE)
     assert stored(store) == data
     assert writes(store) == 1
 
@@ -129,7 +129,7 @@ def test_after_a_lost_answer_the_deadline_is_not_asked_about(publish: Publish, s
     store.after = failing(BUSY, "put_if_absent", "put_file", times=1)
     with pytest.raises(TransientError):
         publish(deadline=1001)
-    assert publish(deadline=999).outcome is Outcome.ALREADY_THERE
+    assert publish(deadline=999).outcome is PublishOutcome.ALREADY_THERE
 
 
 def test_nothing_is_written_from_the_deadline_on(publish: Publish, store: ScriptedStore, clock: SimulatedClock) -> None:
@@ -162,7 +162,7 @@ def test_somebody_who_is_faster_with_the_same_is_welcome(clock: SimulatedClock, 
     signed_by_another_process = seal(BODY, ALICE.hotkey).encode()
     store.before = once("put_if_absent", KEY, lambda: store.inner.put(KEY, signed_by_another_process))
     receipt = publish_body(store, KEY, BODY, ALICE.hotkey, clock=clock)
-    assert receipt.outcome is Outcome.ALREADY_THERE
+    assert receipt.outcome is PublishOutcome.ALREADY_THERE
     assert stored(store) == signed_by_another_process
 
 
@@ -175,10 +175,10 @@ def test_somebody_who_is_faster_with_something_else_is_found_out(clock: Simulate
 
 def test_a_store_that_ignores_conditions_is_read_back(publish: Publish, store: ScriptedStore) -> None:
     store.ignores_conditions = True
-    assert publish().outcome is Outcome.STORED
+    assert publish().outcome is PublishOutcome.STORED
     data = stored(store)
     differs(lambda: publish(other=True))
-    assert publish().outcome is Outcome.ALREADY_THERE
+    assert publish().outcome is PublishOutcome.ALREADY_THERE
     assert stored(store) == data
     assert writes(store) == 1
 
@@ -219,7 +219,7 @@ def test_small_files_are_compared_byte_by_byte_and_large_ones_by_length(tmp_path
     path.write_bytes(b"a" * (COMPARE_BYTES + 1))
     publish_file(store, KEY, path)
     path.write_bytes(b"b" * (COMPARE_BYTES + 1))
-    assert publish_file(store, KEY, path).outcome is Outcome.ALREADY_THERE
+    assert publish_file(store, KEY, path).outcome is PublishOutcome.ALREADY_THERE
     assert store.count("get", KEY) == 2
     path.write_bytes(b"a" * (COMPARE_BYTES + 2))
     differs(lambda: publish_file(store, KEY, path))
@@ -229,7 +229,7 @@ def test_it_works_on_a_real_bucket(tmp_path: Path, clock: SimulatedClock) -> Non
     (tmp_path / "bucket").mkdir()
     store = DirectoryStore(tmp_path / "bucket", clock=clock.now)
     (tmp_path / "large").write_bytes(LARGE)
-    for expected in (Outcome.STORED, Outcome.ALREADY_THERE):
+    for expected in (PublishOutcome.STORED, PublishOutcome.ALREADY_THERE):
         assert publish_body(store, KEY, BODY, ALICE.hotkey, clock=clock).outcome is expected
         assert publish_file(store, "large", tmp_path / "large", clock=clock).outcome is expected
         clock.sleep_until(clock.now() + 10)

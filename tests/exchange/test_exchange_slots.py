@@ -398,7 +398,7 @@ def test_polling_is_bounded(scene: Scene) -> None:
 def test_a_stop_request_is_no_verdict(scene: Scene) -> None:
     scene.publish(0)
     view = ScriptedStore(scene.store(0).inner)
-    view.before = failing(StoppedError(Reason.STOPPED, "for a test"), "get")
+    view.before = failing(StoppedError("for a test"), "get")
     with pytest.raises(StoppedError):
         scene.wait(views={scene.publisher(0).account: view})
 
@@ -452,7 +452,7 @@ def test_a_publisher_that_cannot_publish_leaves_it_to_the_next_rank(scene: Scene
     assert body_of(found)[0] == 1
 
 
-@pytest.mark.parametrize("error", [BUSY, StoppedError(Reason.STOPPED, "for a test")])
+@pytest.mark.parametrize("error", [BUSY, StoppedError("for a test")])
 def test_a_publication_that_may_be_repeated_is_left_to_the_caller(scene: Scene, error: Exception) -> None:
     def publish(rank: int) -> None:
         raise error

@@ -10,8 +10,8 @@ from prefect.exceptions import ParameterTypeError
 
 from flows.build_dataset import build_dataset
 from tasks.build_dataset import artifact_key
-from templar.data.build.plan import BuildRequest, BuildSettings, Layout
-from templar.data.build.run import find_built
+from templar.data.build.build_dataset import find_built
+from templar.data.build.plan import BuildRequest, BuildSettings, DatasetLayout
 from templar.data.build.sources import TextSource
 from templar.data.shards.manifest import parse_index
 from tests.support.datasets import numbered_documents
@@ -40,7 +40,7 @@ def books(tmp_path: Path) -> Path:
 
 
 def run(sources: list[Path], out: Path, **parameters: Any) -> State[Any]:
-    parameters.setdefault("settings", BuildSettings(Layout.SHARDS, **SETTINGS))
+    parameters.setdefault("settings", BuildSettings(DatasetLayout.SHARDS, **SETTINGS))
     return asyncio.run(build_dataset([str(path) for path in sources], str(out), return_state=True, **parameters))
 
 
@@ -53,7 +53,7 @@ def test_from_files_to_a_folder(books: Path, tmp_path: Path, prefect_server: Run
     out = tmp_path / "My dataset_1"
     state = run([books], out)
     assert state.is_completed()
-    settings = BuildSettings(Layout.SHARDS, **SETTINGS)
+    settings = BuildSettings(DatasetLayout.SHARDS, **SETTINGS)
     built = find_built(BuildRequest((TextSource("books", books),), out, settings))
     assert built is not None
     assert built.card.digest == parse_index((out / "_shards.json").read_bytes(), "test").digest
@@ -79,8 +79,8 @@ def test_a_second_run_takes_what_is_there(books: Path, tmp_path: Path, prefect_s
     assert names_of(prefect_server, second, 1) == ["find dataset"]
 
 
-@pytest.mark.parametrize("layout", list(Layout))
-def test_into_a_bucket(books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: Layout) -> None:
+@pytest.mark.parametrize("layout", list(DatasetLayout))
+def test_into_a_bucket(books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: DatasetLayout) -> None:
     (tmp_path / "buckets" / "mine").mkdir(parents=True)
     monkeypatch.setenv("TEMPLAR_STORAGE", (tmp_path / "buckets").as_uri())
     monkeypatch.setenv(WRITE[0], "key")
@@ -126,5 +126,5 @@ def test_settings_come_as_plain_values() -> None:
     given = build_dataset.validate_parameters(
         {"sources": ["a"], "out": "b", "settings": {"layout": "pages", "row_chars": 7}}
     )
-    assert given["settings"] == BuildSettings(Layout.PAGES, row_chars=7)
+    assert given["settings"] == BuildSettings(DatasetLayout.PAGES, row_chars=7)
     assert build_dataset.parameters.required == ["sources", "out"]

@@ -116,7 +116,7 @@ class TestParts:
             (TransientError(Reason.OBJECT_DIFFERS, "for a test"), False),
             (PermanentError(Reason.OBJECT_MISSING, "for a test"), False),
             (PermanentError(Reason.LOCAL_FILE, "for a test"), True),
-            (StoppedError(Reason.STOPPED, "for a test"), True),
+            (StoppedError("for a test"), True),
             (KeyboardInterrupt(), True),
         ],
     )

@@ -106,7 +106,7 @@ def test_a_task_says_what_it_does_in_few_lines(name: str) -> None:
         (TransientError(Reason.CHAIN_UNREACHABLE, "away"), True),
         (PermanentError(Reason.ACCESS_DENIED, "denied"), False),
         (RejectedError(Reason.BAD_SIGNATURE, "forged"), False),
-        (StoppedError(Reason.STOPPED, "stopped"), False),
+        (StoppedError("stopped"), False),
         (OSError("disk"), True),
         (ValueError("a bug"), True),
     ],

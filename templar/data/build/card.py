@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from templar.canonical import canonical_json
-from templar.data.build.plan import Layout, Plan
+from templar.data.build.plan import DatasetLayout, Plan
 from templar.data.build.units import Unit
 from templar.data.corpus import SPLITS
 from templar.data.tokenizer import EMBEDDED, Tokenizer
@@ -78,7 +78,7 @@ class Card:
         sample_tokens: Tokens in the samples by split; None for pages.
     """
 
-    layout: Layout
+    layout: DatasetLayout
     digest: str
     tokenizer: Mapping[str, Any]
     settings: Mapping[str, Any]
@@ -187,7 +187,7 @@ def read_card(root: Path) -> Card:
             for each in content["sources"]
         )
         return Card(
-            Layout(content["layout"]),
+            DatasetLayout(content["layout"]),
             content["digest"],
             content["tokenizer"],
             content["settings"],
@@ -202,7 +202,7 @@ def read_card(root: Path) -> Card:
 
 def readable(card: Card) -> str:
     """The card as Markdown."""
-    kind = "pretokenised shards" if card.layout is Layout.SHARDS else "pages of text"
+    kind = "pretokenised shards" if card.layout is DatasetLayout.SHARDS else "pages of text"
     lines = [
         "# Training dataset",
         "",

@@ -21,7 +21,7 @@ from templar.store.base import ObjectStore
 from templar.store.files import local_file
 
 
-class Outcome(StrEnum):
+class CopyOutcome(StrEnum):
     """What became of an object at the target."""
 
     COPIED = "copied"
@@ -45,7 +45,7 @@ class CopiedObject:
 
     path: str
     num_bytes: int
-    outcome: Outcome
+    outcome: CopyOutcome
     check: Check
 
 
@@ -55,7 +55,7 @@ class CopyReport:
 
     objects: tuple[CopiedObject, ...]
 
-    def having(self, what: Outcome | Check) -> tuple[CopiedObject, ...]:
+    def having(self, what: CopyOutcome | Check) -> tuple[CopiedObject, ...]:
         """The objects with this outcome, or that were checked like this."""
         return tuple(each for each in self.objects if what in {each.outcome, each.check})
 
@@ -194,7 +194,7 @@ class _Copier:
             if finding.there is None:
                 missing.append(finding)
             else:
-                yield CopiedObject(finding.path, finding.file.size, Outcome.ALREADY_THERE, finding.there)
+                yield CopiedObject(finding.path, finding.file.size, CopyOutcome.ALREADY_THERE, finding.there)
         self._require_space([finding.file for finding in missing])
         yield from for_each(self._transfer, missing, self.concurrency)
 
@@ -221,7 +221,7 @@ class _Copier:
             with self._spooled() as path:
                 sha256 = self.originals.fetch(file, path)
                 self.target.put_file(key, path)
-        return CopiedObject(file.path, file.size, Outcome.COPIED, self._confirm(file, sha256))
+        return CopiedObject(file.path, file.size, CopyOutcome.COPIED, self._confirm(file, sha256))
 
     def _confirm(self, file: DatasetFile, sha256: str) -> Check:
         """Look at what was written: its length always, its bytes where the metadata do not vouch for them."""

@@ -16,7 +16,7 @@ from templar.data.pages.metadata import (
     MAX_SHARD_SIZES_BYTES,
     METADATA_FILE,
     SHARD_SIZES_FILE,
-    Shard,
+    PageShard,
     folder_prefix,
     parse_metadata,
     parse_shard_sizes,
@@ -208,10 +208,10 @@ class Originals:
                 files += [file, *(DatasetFile(each.name, each.size, None, manifest=manifest) for each in described)]
         return files, [_described(INDEX_FILE, data)]
 
-    def _listed(self, metadata: bytes, sizes: bytes) -> list[Shard]:
+    def _listed(self, metadata: bytes, sizes: bytes) -> list[PageShard]:
         """The data files of every split, each once."""
         described = parse_metadata(metadata, self._prefix + METADATA_FILE)
-        shards: dict[str, Shard] = {}
+        shards: dict[str, PageShard] = {}
         for split in sorted({files.split for entry in described.configs for files in entry.data_files}):
             configs = described.configs_with(split)
             for found in parse_shard_sizes(sizes, self._prefix + SHARD_SIZES_FILE, configs, split).values():
@@ -222,7 +222,7 @@ class Originals:
             raise self._unsound(METADATA_FILE, "lists no config besides `default`")
         return list(shards.values())
 
-    def _sized(self, shard: Shard) -> DatasetFile:
+    def _sized(self, shard: PageShard) -> DatasetFile:
         if shard.size_bytes is not None:
             return DatasetFile(shard.path, shard.size_bytes, shard.sha256)
         info = self._replicas.head(self._prefix + shard.path)

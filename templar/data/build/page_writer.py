@@ -36,7 +36,7 @@ from templar.data.pages.metadata import (
     METADATA_FILE,
     SHARD_SIZES_FILE,
     TRAIN_SPLIT,
-    Shard,
+    PageShard,
     SplitSizes,
     folder_prefix,
     sizes_key,
@@ -203,16 +203,18 @@ def require_free(root: Path, store: ObjectStore, prefix: str) -> list[str]:
     return described
 
 
-def _write_shards(root: Path, folder: str, rows: Sequence[str], rows_per_group: int, shard_rows: int) -> list[Shard]:
+def _write_shards(
+    root: Path, folder: str, rows: Sequence[str], rows_per_group: int, shard_rows: int
+) -> list[PageShard]:
     (root / folder).mkdir(parents=True)
-    shards: list[Shard] = []
+    shards: list[PageShard] = []
     for number, start in enumerate(range(0, len(rows), shard_rows)):
         part = rows[start : start + shard_rows]
         path = f"{folder}/000_{number:05d}.parquet"
         file = root / path
         write_rows(file, part, rows_per_group)
         size = file.stat().st_size
-        shards.append(Shard(path=path, num_rows=len(part), size_bytes=size, sha256=file_sha256(file)))
+        shards.append(PageShard(path=path, num_rows=len(part), size_bytes=size, sha256=file_sha256(file)))
     return shards
 
 
@@ -311,7 +313,7 @@ def assemble_pages(plan: Plan, partial: Path, workers: int | None, on_progress: 
     with local_file(partial):
         shutil.rmtree(partial)
         partial.mkdir()
-    files: dict[tuple[str, str], list[Shard]] = {}
+    files: dict[tuple[str, str], list[PageShard]] = {}
     counts: dict[tuple[str, str], Counts] = {}
     for number, (unit, held_out) in enumerate(zip(plan.units, plan.held_out(), strict=True), start=1):
         part = _part_folder(plan, unit, held_out)
@@ -373,13 +375,13 @@ def _batches(rows: Iterator[str], size: int) -> Iterator[list[str]]:
         yield batch
 
 
-def _link(part: Path, files: list[dict[str, Any]], root: Path, folder: str, first: int) -> Iterator[Shard]:
+def _link(part: Path, files: list[dict[str, Any]], root: Path, folder: str, first: int) -> Iterator[PageShard]:
     """Give the files of a part their names in the dataset."""
     (root / folder).mkdir(parents=True, exist_ok=True)
     for number, described in enumerate(files, start=first):
         path = f"{folder}/000_{number:05d}.parquet"
         os.link(part / described["path"], root / path)
-        yield Shard.model_validate(described | {"path": path})
+        yield PageShard.model_validate(described | {"path": path})
 
 
 def _part_folder(plan: Plan, unit: Unit, held_out: NDArray[np.bool_]) -> Path:

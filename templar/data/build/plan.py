@@ -41,14 +41,14 @@ FORMAT_VERSION = 1
 """Version of what a build makes of its input; parts of another version are made again."""
 
 
-class Layout(StrEnum):
+class DatasetLayout(StrEnum):
     """How a dataset lies in its folder."""
 
     PAGES = "pages"
     SHARDS = "shards"
 
 
-def _only(layout: Layout, default: Any) -> Any:
+def _only(layout: DatasetLayout, default: Any) -> Any:
     return field(default=default, metadata={"layout": layout})
 
 
@@ -74,17 +74,17 @@ class BuildSettings:
         ValueError: A number is out of range.
     """
 
-    layout: Layout
+    layout: DatasetLayout
     held_out_fraction: float = 0.05
     tokenizer: str = EMBEDDED
     vocab_size: int = 32000
     tokenizer_chars: int = 2**26
-    sequence_length: int = _only(Layout.SHARDS, 2048)
-    samples_per_shard: int = _only(Layout.SHARDS, 2**16)
-    block_bytes: int | None = _only(Layout.SHARDS, None)
-    row_chars: int = _only(Layout.PAGES, 800)
-    rows_per_group: int = _only(Layout.PAGES, 64)
-    shard_rows: int = _only(Layout.PAGES, 2**14)
+    sequence_length: int = _only(DatasetLayout.SHARDS, 2048)
+    samples_per_shard: int = _only(DatasetLayout.SHARDS, 2**16)
+    block_bytes: int | None = _only(DatasetLayout.SHARDS, None)
+    row_chars: int = _only(DatasetLayout.PAGES, 800)
+    rows_per_group: int = _only(DatasetLayout.PAGES, 64)
+    shard_rows: int = _only(DatasetLayout.PAGES, 2**14)
 
     def __post_init__(self) -> None:
         if not 0 < self.held_out_fraction < 1:

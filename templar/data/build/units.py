@@ -205,7 +205,7 @@ def check_ended() -> None:
     check_stop()
     ended = _ended.get()
     if ended is not None and ended.is_set():
-        raise StoppedError(Reason.STOPPED, "another thread of the build has failed, or it was interrupted")
+        raise StoppedError("another thread of the build has failed, or it was interrupted")
 
 
 T = TypeVar("T")

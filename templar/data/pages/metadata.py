@@ -93,7 +93,7 @@ class Metadata(BaseModel):
         )
 
 
-class Shard(BaseModel):
+class PageShard(BaseModel):
     """One Parquet file. The reference knows only its path and rows; size and hash pin its bytes where they stand."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
@@ -117,7 +117,7 @@ class SplitSizes(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     split: _Name
-    shards: Annotated[list[Shard], Field(min_length=1, max_length=MAX_SHARDS)]
+    shards: Annotated[list[PageShard], Field(min_length=1, max_length=MAX_SHARDS)]
     total_rows: int = Field(ge=1)
 
     @model_validator(mode="after")

@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from templar.data.pages.metadata import Shard
+from templar.data.pages.metadata import PageShard
 from templar.data.replicas import Replicas
 from templar.errors import PermanentError, Reason
 from templar.store.base import ObjectStore
@@ -181,7 +181,7 @@ class ParquetShards:
         )
         self._groups: BoundedCache[tuple[str, int], Any] = BoundedCache(MAX_CACHED_BYTES, lambda column: column.nbytes)
 
-    def read_rows(self, shard: Shard, first: int, count: int) -> list[str]:
+    def read_rows(self, shard: PageShard, first: int, count: int) -> list[str]:
         """The texts of `count` rows of one file.
 
         Args:
@@ -203,13 +203,13 @@ class ParquetShards:
             group += 1
         return texts
 
-    def _footer(self, shard: Shard) -> _Footer:
+    def _footer(self, shard: PageShard) -> _Footer:
         return self._footers.get(shard.path, lambda: self._load_footer(shard))
 
-    def _group(self, shard: Shard, group: int) -> Any:
+    def _group(self, shard: PageShard, group: int) -> Any:
         return self._groups.get((shard.path, group), lambda: self._load_group(shard, group))
 
-    def _load_footer(self, shard: Shard) -> _Footer:
+    def _load_footer(self, shard: PageShard) -> _Footer:
         """The footer of a file, checked against the dataset's metadata; a store with another file is passed over."""
         key = self._prefix + shard.path
         try:
@@ -221,13 +221,13 @@ class ParquetShards:
                 Reason.DATASET_MISSING, f"{key} is not in {self._replicas.names}; upload the dataset again"
             ) from error
 
-    def _load_group(self, shard: Shard, group: int) -> Any:
+    def _load_group(self, shard: PageShard, group: int) -> Any:
         """The text column of one row group, without nulls; a store with other bytes is passed over."""
         key, footer = self._prefix + shard.path, self._footer(shard)
         return self._replicas.read(key, lambda store: _read_group(store, key, footer, group), lambda found: found[1])[0]
 
 
-def _read_footer(store: ObjectStore, key: str, shard: Shard) -> tuple[_Footer, int] | None:
+def _read_footer(store: ObjectStore, key: str, shard: PageShard) -> tuple[_Footer, int] | None:
     """The footer in one store, and the bytes that were read for it; None if the file is not there."""
     info = store.head(key)
     if info is None:

@@ -23,7 +23,7 @@ from typing import TextIO
 from templar.data.build.card import CARD_FILE, Card, files_of, read_card, write_card
 from templar.data.build.copying import CopyReport, copy_dataset
 from templar.data.build.page_writer import assemble_pages, make_page_part, require_free
-from templar.data.build.plan import BuildRequest, Layout, Plan, plan_build
+from templar.data.build.plan import BuildRequest, DatasetLayout, Plan, plan_build
 from templar.data.build.shard_parts import assemble_shards, make_token_part
 from templar.data.build.units import Unit, find_groups, identify, in_threads
 from templar.data.shards.shard_writer import require_absent
@@ -130,7 +130,7 @@ def make_parts(plan: Plan, *, workers: int | None = None, on_progress: Progress 
     tokenizer = plan.tokenizer()
 
     def work(unit: Unit) -> None:
-        if plan.request.settings.layout is Layout.SHARDS:
+        if plan.request.settings.layout is DatasetLayout.SHARDS:
             make_token_part(plan, unit, tokenizer)
         else:
             make_page_part(plan, unit, masks[unit])
@@ -151,7 +151,7 @@ def assemble(plan: Plan, *, workers: int | None = None, on_progress: Progress = 
         require_absent(root)
         partial = work / f"dataset-{plan.digest[:16]}"
         partial.mkdir(exist_ok=True)
-        assembled = assemble_shards if plan.request.settings.layout is Layout.SHARDS else assemble_pages
+        assembled = assemble_shards if plan.request.settings.layout is DatasetLayout.SHARDS else assemble_pages
         card = assembled(plan, partial, workers, on_progress)
         write_card(card, partial)
         num_bytes = _num_bytes(partial)
