@@ -247,6 +247,15 @@ class Node:
         """Whom to gather for a window."""
         return self.peers.selection(window)
 
+    def update_peers(self, window: int) -> Selection:
+        """The peers to gather for a window, once the chain names the own bucket.
+
+        Raises:
+            TransientError: Chain or store failed; a later call goes on.
+        """
+        self.stay_announced()
+        return self.selection(window)
+
     def reveal_rules(self, times: WindowTimes) -> RevealRules:
         """What the reveals of a closed window are held against."""
         return RevealRules(self.exchange.network, times, partial(self.workload.digest, times.window))

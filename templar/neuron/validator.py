@@ -11,17 +11,19 @@ what is left is a report, and the next window sets what it knows by then. All th
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pydantic import TypeAdapter
 from torch import nn
 
 from templar.agreement.slots import Settlement
+from templar.chain.base import NeuronInfo
 from templar.chain.extrinsics import ExtrinsicLimitedError, ExtrinsicRefusedError, differing_uids
 from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError
 from templar.exchange.gather import GatherReport
 from templar.exchange.object_keys import Kind, window_key
-from templar.exchange.peers import publish_peers, select_peers
+from templar.exchange.peers import Selection, publish_peers, select_peers
 from templar.exchange.publish import PublishReceipt, publish_body
 from templar.exchange.signed import unseal
 from templar.neuron.aggregator import RosterNode
@@ -315,9 +317,19 @@ class Validator(RosterNode):
         seed = self.chain.block_hash(first_block(window, self.hparams.windows))
         return select_peers(active, weights, settings, seed=seed)
 
+    def update_peers(self, window: int) -> Selection:
+        """As every node; also publish a new peer list if one is due."""
+        self.stay_announced()
+        self.publish_peers(window)
+        return self.selection(window)
+
+    def gather(self, window: int, *, others: Sequence[NeuronInfo] = ()) -> GatherReport:
+        """Gather the peers as every node does, and all other miners besides: each of them is scored."""
+        return super().gather(window, others=others or self.exchange.miners(window))
+
     def gather_everybody(self, window: int) -> GatherReport:
-        """Gather the peer list as everybody does, and all other miners besides: each of them is scored."""
-        return self.gather(window, others=self.exchange.miners(window))
+        """As `gather`."""
+        return self.gather(window)
 
     def evaluate(self, report: GatherReport, settlement: Settlement) -> WindowFacts | None:
         """Measure the window's payloads; None if the window is in the score book already.
