@@ -1,10 +1,9 @@
-"""The state that everybody agrees on: parameters, outer steps, and the chain of state roots.
+"""The agreed state: parameters, the count of outer steps and the chain of state roots (docs/protocol.md 10).
 
-It changes in one way only: a window is applied, in order, with the payloads of its decided roster or with none.
+The state changes in one way only: windows are applied in order, each with the payloads of its decided roster or with
+none. Two nodes share a state root if and only if their parameters and their histories are the same.
 
-State roots: one hash that two nodes share if and only if their models and their histories are the same.
-
-To recompute one with nothing but SHA-256 and JSON (`json` below is canonical JSON: keys sorted, no spaces, ASCII):
+A root can be recomputed with nothing but SHA-256 and JSON (`json` is canonical JSON: keys sorted, no spaces, ASCII):
 
     leaf(tensor)  = SHA-256( json {"domain": "templar/tensor/1", "dtype": "float32", "name": ..., "shape": [...]}
                              + newline + the elements in row-major order, little-endian )
@@ -15,9 +14,9 @@ To recompute one with nothing but SHA-256 and JSON (`json` below is canonical JS
     null root     = SHA-256( json {"domain": "templar/root/null/1", "parameters": hex,
                                    "previous": hex root before, "window": w} )
 
-`outer_steps` counts the steps with that of `w`; a null window has none. Hashes are 64 lower-case hex digits. In a
-network that trains on shards, next and null roots have one more field, "epochs": the list of [first window, position]
-of `templar.data.epochs` after `w`.
+`outer_steps` includes the step of `w`; a null window has no step. Hashes are 64 lower-case hex digits. In a network
+that trains on shards, next and null roots have one more field, "epochs": the list of [first window, position] of
+`templar.data.assignment.Epochs` after `w`.
 """
 
 import hashlib
@@ -39,98 +38,19 @@ from templar.hparams import Training
 from templar.training.schedule import outer_learning_rate, outer_weight_decay
 
 
-def parameters_digest(params: Mapping[str, Tensor]) -> str:
-    """The hash of all parameters.
-
-    Tensors that are not on the CPU are copied to it one at a time.
-
-    Args:
-        params: By name, in any order, of any type and device.
-    """
-    leaves = [_leaf(name, params[name]) for name in sorted(params)]
-    return _hash("templar/parameters/1", leaves=leaves)
-
-
-def genesis_root(netuid: int, digest: str) -> str:
-    """The root before the first window, of the parameters with this digest."""
-    return _hash("templar/root/genesis/1", netuid=netuid, parameters=digest)
-
-
-def next_root(previous: str, window: int, outer_steps: int, digest: str, epochs: Sequence[tuple[int, int]] = ()) -> str:
-    """The root after the outer step of a window.
-
-    Args:
-        previous: The root before.
-        window: The window whose update was applied.
-        outer_steps: Outer steps since genesis, this one included.
-        digest: `parameters_digest` after the step.
-        epochs: First window and position of the epochs after the window; none in a network that trains on pages.
-    """
-    return _hash(
-        "templar/root/next/1",
-        outer_steps=outer_steps,
-        parameters=digest,
-        previous=previous,
-        window=window,
-        **_listed(epochs),
-    )
-
-
-def null_root(previous: str, window: int, digest: str, epochs: Sequence[tuple[int, int]] = ()) -> str:
-    """The root after a null window: the parameters did not change, the history did (PROTOCOL 19).
-
-    Args:
-        previous: The root before.
-        window: The null window.
-        digest: `parameters_digest`, unchanged; so that every root is bound to parameters.
-        epochs: As in `next_root`.
-    """
-    return _hash("templar/root/null/1", parameters=digest, previous=previous, window=window, **_listed(epochs))
-
-
-def _listed(epochs: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    return {"epochs": [list(epoch) for epoch in epochs]} if epochs else {}
-
-
-def _leaf(name: str, tensor: Tensor) -> str:
-    header = {
-        "domain": "templar/tensor/1",
-        "dtype": str(tensor.dtype).removeprefix("torch."),
-        "name": name,
-        "shape": list(tensor.shape),
-    }
-    digest = hashlib.sha256(canonical_json(header) + b"\n")
-    elements = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)  # little-endian, as all our machines
-    digest.update(elements.numpy().data)
-    return digest.hexdigest()
-
-
-def _hash(domain: str, **fields: Any) -> str:
-    return sha256_hex(canonical_json({"domain": domain, **fields}))
-
-
 @dataclass(frozen=True)
 class StateMark:
-    """Which state a checkpoint or snapshot holds.
+    """Which state a checkpoint or snapshot holds."""
 
-    Attributes:
-        window: The last window that was applied or found null.
-        outer_steps: Outer steps so far.
-        root: State root after `window`.
-        previous_root: State root before `window`; with the parameters it proves the root.
-        null: Whether `window` was null.
-        epochs: Which shard its own window and the two after it train on; none in a network that trains on pages.
-    """
-
-    window: int
-    outer_steps: int
-    root: str
-    previous_root: str
-    null: bool
-    epochs: Epochs = ()
+    window: int  # the last one that was applied or found null
+    outer_steps: int  # since genesis
+    root: str  # after `window`
+    previous_root: str  # before `window`; with the parameters it proves `root`
+    null: bool  # whether `window` was null
+    epochs: Epochs = ()  # the shards of its window and the two after it; none in a network that trains on pages
 
 
-# Parameters are hashed beside whatever comes next: nobody waits for a root until it is published or compared.
+# A root is needed only when it is published or compared, so parameters are hashed in the background.
 _hasher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="state-root")
 
 
@@ -138,8 +58,8 @@ class AgreedState:
     """Parameters and the window that they belong to.
 
     Args:
-        params: Float32 parameters by name; owned by this object from now on.
-        mark: Which state they are; not checked here, see `check_mark`.
+        params: Float32 parameters by name; this object owns and changes them.
+        mark: Which state they are; `check_mark` checks it.
         layout: Tensors and chunks.
         training: Recipe and step sizes.
         outer_steps_per_shard: Outer steps between two shards; None in a network that trains on pages.
@@ -181,7 +101,7 @@ class AgreedState:
         return self._mark
 
     def apply(self, window: int, payloads: Sequence[Payload]) -> None:
-        """Apply the next window; without payloads it is a null window, which changes no parameter (PROTOCOL 19).
+        """Apply the next window; without payloads it is a null window, which changes no parameter (docs/protocol.md 9).
 
         Raises:
             ValueError: `window` is not the next one: a window is never skipped and never applied twice.
@@ -204,7 +124,7 @@ class AgreedState:
 
 
 def check_mark(params: Mapping[str, Tensor], mark: StateMark, what: str) -> None:
-    """Check that parameters are the ones that a mark speaks of.
+    """Check that parameters have the root of a mark.
 
     Raises:
         PermanentError: `root_differs`.
@@ -217,9 +137,79 @@ def check_mark(params: Mapping[str, Tensor], mark: StateMark, what: str) -> None
         )
 
 
+def parameters_digest(params: Mapping[str, Tensor]) -> str:
+    """The hash of all parameters.
+
+    Tensors that are not on the CPU are copied to it one at a time.
+
+    Args:
+        params: By name, in any order, of any type and device.
+    """
+    leaves = [_leaf(name, params[name]) for name in sorted(params)]
+    return _hash("templar/parameters/1", leaves=leaves)
+
+
+def genesis_root(netuid: int, digest: str) -> str:
+    """The root before the first window, of the parameters with this digest."""
+    return _hash("templar/root/genesis/1", netuid=netuid, parameters=digest)
+
+
+def next_root(previous: str, window: int, outer_steps: int, digest: str, epochs: Sequence[tuple[int, int]] = ()) -> str:
+    """The root after the outer step of a window.
+
+    Args:
+        previous: The root before.
+        window: The window whose update was applied.
+        outer_steps: Outer steps since genesis, this one included.
+        digest: `parameters_digest` after the step.
+        epochs: First window and position of the epochs after the window; none in a network that trains on pages.
+    """
+    return _hash(
+        "templar/root/next/1",
+        outer_steps=outer_steps,
+        parameters=digest,
+        previous=previous,
+        window=window,
+        **_listed(epochs),
+    )
+
+
+def null_root(previous: str, window: int, digest: str, epochs: Sequence[tuple[int, int]] = ()) -> str:
+    """The root after a null window: only the history changed (docs/protocol.md 10).
+
+    Args:
+        previous: The root before.
+        window: The null window.
+        digest: `parameters_digest`, unchanged; so that every root is bound to parameters.
+        epochs: As in `next_root`.
+    """
+    return _hash("templar/root/null/1", parameters=digest, previous=previous, window=window, **_listed(epochs))
+
+
 def _root_of(mark: StateMark, digest: str) -> str:
-    """The root of a state with these parameters, whatever root its mark has."""
+    """The root of a state whose parameters have this digest; `mark.root` is not read."""
     epochs = [(epoch.first_window, epoch.position) for epoch in mark.epochs]
     if mark.null:
         return null_root(mark.previous_root, mark.window, digest, epochs)
     return next_root(mark.previous_root, mark.window, mark.outer_steps, digest, epochs)
+
+
+def _listed(epochs: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    return {"epochs": [list(epoch) for epoch in epochs]} if epochs else {}
+
+
+def _leaf(name: str, tensor: Tensor) -> str:
+    header = {
+        "domain": "templar/tensor/1",
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "name": name,
+        "shape": list(tensor.shape),
+    }
+    digest = hashlib.sha256(canonical_json(header) + b"\n")
+    elements = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)  # little-endian, as all our machines
+    digest.update(elements.numpy().data)
+    return digest.hexdigest()
+
+
+def _hash(domain: str, **fields: Any) -> str:
+    return sha256_hex(canonical_json({"domain": domain, **fields}))

@@ -1,12 +1,14 @@
-"""Payloads on the local disk, by window and hash: fetched once, verified on the way in, read many times.
+"""Payloads on the local disk, by window and hash: each is fetched once, verified once and read many times.
 
-Only what decodes as a legal payload of its author and window gets in, so whatever is here can be applied.
+Only bytes that decode as a legal payload of their author and window are kept, so every cached payload can be applied.
 """
 
 import shutil
 import threading
-from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
+
+from cachetools import LRUCache, cached
 
 from templar.canonical import sha256_hex
 from templar.errors import PermanentError, Reason, RejectedError
@@ -15,11 +17,11 @@ from templar.gradient.layout import Layout
 from templar.store.files import local_file
 
 MEMORY_BYTES = 64 << 20
-"""Decoded payloads that a process keeps at hand; larger ones are decoded each time."""
+"""Decoded payloads that one process keeps in memory; a larger payload is decoded at each use."""
 
 
 class PayloadCache:
-    """Content-addressed files `{window}/{sha256}` below a folder. Safe under threads and after a crash.
+    """Files `{window}/{sha256}` below a folder. Safe under threads and after a crash.
 
     Args:
         root: The folder; made when needed.
@@ -31,7 +33,7 @@ class PayloadCache:
         self._layout = layout
 
     def check_size(self, num_bytes: int, *, uid: int) -> None:
-        """Refuse a length that no payload of this model has, before anything of it is read.
+        """Refuse a length that no payload of this model has, before any byte is read.
 
         Raises:
             RejectedError: `wrong_size`.
@@ -40,11 +42,11 @@ class PayloadCache:
             raise RejectedError(Reason.WRONG_SIZE, f"uid {uid}: no payload of this model has {num_bytes} bytes")
 
     def admit(self, data: bytes, digest: str, *, window: int, uid: int, hotkey: str) -> None:
-        """Take in what somebody published.
+        """Keep bytes that a peer published.
 
         Raises:
-            RejectedError: The bytes are not those of `digest`, no legal payload, or somebody else's; they are not
-                kept.
+            RejectedError: The bytes do not have this hash, are no legal payload, or are another author's or window's;
+                they are not kept.
             TemplarError: `local_file`; this machine cannot keep them.
         """
         check_hash(data, digest, uid=uid)
@@ -52,7 +54,7 @@ class PayloadCache:
 
     def keep(self, data: bytes, digest: str, *, window: int, uid: int, hotkey: str) -> None:
         """As `admit`, for bytes whose hash is known to be `digest`."""
-        _check_author(_decoded(data, digest, self._layout), window=window, uid=uid, hotkey=hotkey)
+        _check_author(_decoded(self._layout, digest, lambda: data), window=window, uid=uid, hotkey=hotkey)
         path = self._path(window, digest)
         with local_file(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,10 +63,10 @@ class PayloadCache:
             part.replace(path)
 
     def has(self, digest: str, *, window: int, uid: int, hotkey: str) -> bool:
-        """Whether the payload is here, whole.
+        """Whether the whole payload is in the cache.
 
         Raises:
-            RejectedError: It is, and it is somebody else's.
+            RejectedError: It is, and its author is another one.
         """
         if not self._path(window, digest).exists():
             return False
@@ -93,11 +95,10 @@ class PayloadCache:
 
     def payload(self, window: int, digest: str) -> Payload:
         """The decoded payload; errors as in `read`."""
-        known = _memory.get((self._layout.digest, digest))
-        return known if known is not None else _decoded(self.read(window, digest), digest, self._layout)
+        return _decoded(self._layout, digest, lambda: self.read(window, digest))
 
     def prune(self, before_window: int) -> int:
-        """Drop every payload of windows before this one; the number of windows dropped."""
+        """Delete every payload of windows before this one; the number of windows deleted."""
         old = [folder for folder in self._root.glob("[0-9]*") if int(folder.name) < before_window]
         for folder in old:
             shutil.rmtree(folder, ignore_errors=True)
@@ -108,54 +109,28 @@ class PayloadCache:
 
 
 def check_hash(data: bytes, digest: str, *, uid: int) -> None:
-    """Refuse other bytes than those that were promised.
+    """Check that bytes have the hash that their author committed to.
 
     Raises:
         RejectedError: `wrong_hash`.
     """
     if sha256_hex(data) != digest:
-        raise RejectedError(Reason.WRONG_HASH, f"uid {uid}: the payload is not the one that was promised")
+        raise RejectedError(Reason.WRONG_HASH, f"uid {uid}: the payload does not have the committed hash")
 
 
-class _Memory:
-    """Decoded payloads by layout and hash, the least recently used ones dropped; shared by the whole process."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._num_bytes = 0
-        self._items: OrderedDict[tuple[str, str], tuple[Payload, int]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: tuple[str, str]) -> Payload | None:
-        with self._lock:
-            item = self._items.get(key)
-            if item is None:
-                return None
-            self._items.move_to_end(key)
-            return item[0]
-
-    def add(self, key: tuple[str, str], payload: Payload, num_bytes: int) -> None:
-        with self._lock:
-            if key in self._items or num_bytes > self._max_bytes:
-                return
-            self._items[key] = (payload, num_bytes)
-            self._num_bytes += num_bytes
-            while self._num_bytes > self._max_bytes:
-                self._num_bytes -= self._items.popitem(last=False)[1][1]
+def _decoded(layout: Layout, digest: str, read: Callable[[], bytes]) -> Payload:
+    """Decode the bytes that `read` returns; their hash is `digest`, or `read` raises."""
+    return _decoded_and_size(layout, digest, read)[0]
 
 
-_memory = _Memory(MEMORY_BYTES)
-
-
-def _decoded(data: bytes, digest: str, layout: Layout) -> Payload:
-    """Decode bytes whose hash is known to be `digest`."""
-    key = (layout.digest, digest)
-    known = _memory.get(key)
-    if known is not None:
-        return known
-    payload = decode(data, layout)
-    _memory.add(key, payload, len(data))  # its sections are views of these bytes
-    return payload
+@cached(
+    LRUCache(MEMORY_BYTES, getsizeof=lambda item: item[1]),
+    key=lambda layout, digest, read: (layout.digest, digest),
+    lock=threading.Lock(),
+)
+def _decoded_and_size(layout: Layout, digest: str, read: Callable[[], bytes]) -> tuple[Payload, int]:
+    data = read()
+    return decode(data, layout), len(data)  # the payload's sections are views of these bytes
 
 
 def _check_author(payload: Payload, *, window: int, uid: int, hotkey: str) -> None:

@@ -1,13 +1,8 @@
-"""Reading the small signed objects that neurons publish for each other.
+"""Signed objects: strict schemas, one canonical form, one author each (docs/protocol.md 5).
 
-Whatever lies in another's bucket is that neuron's to replace at any moment, so what is read is looked at twice: the
-time and size that were judged before the body was read must still be the object's afterwards.
-
-Signed objects: strict schemas, one canonical form, one author each.
-
-An object is `{"body": {...}, "signature": "..."}` in canonical JSON. The hash of an object is the SHA-256 of the
-canonical JSON of its body, because sr25519 signatures differ from one signing to the next. The signature covers the
-kind of the object as well, so that a body can never be passed off as another kind.
+An object is `{"body": {...}, "signature": "..."}` in canonical JSON. Its digest is the SHA-256 of the canonical JSON of
+its body alone, because sr25519 signatures differ from one signing to the next. The signature also covers the object's
+kind, so a body of one kind cannot be presented as another kind.
 """
 
 from collections.abc import Callable
@@ -25,55 +20,39 @@ from templar.exchange.object_keys import Kind
 from templar.store.base import ObjectInfo
 
 Signature = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
-
-
 Hex64 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-
-
 Hotkey = Annotated[str, Field(pattern=r"^[1-9A-HJ-NP-Za-km-z]{46,50}$")]
-
-
 Count = Annotated[int, Field(ge=0, le=2**53)]
-
-
 Uid = Annotated[int, Field(ge=0, lt=2**16)]
-
-
 Version = Annotated[str, Field(pattern=r"^[0-9A-Za-z.+]{1,32}$")]
 
-
 ENVELOPE_BYTES = 512
-"""Room for the envelope, the signature and the network fields around what an object itself may hold."""
+"""Upper bound of the envelope, the signature and the fields of `Body`; a kind's `max_bytes` adds its own fields."""
+
+_GONE = frozenset({Reason.OBJECT_MISSING, Reason.OBJECT_TOO_LARGE})
+"""Why a GET fails when the object was deleted or replaced after its HEAD."""
 
 
 @dataclass(frozen=True)
 class Network:
-    """What two nodes must have in common to be on one network."""
+    """The subnet and the genesis hash: two nodes are on one network if both are equal."""
 
     netuid: int
     genesis: str
 
 
 class Body(BaseModel):
-    """The signed part of an object.
-
-    Attributes:
-        protocol: Protocol version.
-        netuid: Subnet.
-        genesis: Digest of the start window's body; all zeros in the start window itself.
-        uid: Author's uid when it was signed.
-        hotkey: Author's ss58 address.
-    """
+    """The signed part of an object."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     kind: ClassVar[Kind]
-    max_bytes: ClassVar[int]
+    max_bytes: ClassVar[int]  # of the encoded object
 
     protocol: Version = PROTOCOL_VERSION
     netuid: Count
-    genesis: Hex64
-    uid: Uid
+    genesis: Hex64  # digest of the start window; all zeros in the start window itself and in leases
+    uid: Uid  # the author's, when it was signed
     hotkey: Hotkey
 
     def canonical(self) -> bytes:
@@ -82,7 +61,7 @@ class Body(BaseModel):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the canonical body: the name by which others refer to the object."""
+        """SHA-256 of the canonical body; other objects refer to this one by it."""
         return sha256_hex(self.canonical())
 
 
@@ -97,7 +76,7 @@ T = TypeVar("T", bound=Body)
 
 @dataclass(frozen=True)
 class Sealed(Generic[T]):
-    """A body together with its author's signature."""
+    """A body and its author's signature, in hex."""
 
     body: T
     signature: str
@@ -105,6 +84,27 @@ class Sealed(Generic[T]):
     def encode(self) -> bytes:
         """The object's bytes."""
         return canonical_json({"body": self.body.model_dump(mode="json"), "signature": self.signature})
+
+
+@dataclass(frozen=True)
+class Found(Generic[T]):
+    """A legal object as it was read from its author's bucket."""
+
+    body: T
+    last_modified: int  # the server's time of it, in whole seconds
+    signature: str  # the author's, in hex
+
+
+class Reader(Protocol):
+    """The two calls of `templar.store.base.ObjectStore` that reading needs."""
+
+    def get(self, key: str, *, max_bytes: int) -> bytes:
+        """The whole object."""
+        ...
+
+    def head(self, key: str) -> ObjectInfo | None:
+        """Size and time of the object; None if there is none."""
+        ...
 
 
 def seal(body: T, signer: Signer) -> Sealed[T]:
@@ -118,12 +118,62 @@ def seal(body: T, signer: Signer) -> Sealed[T]:
     return Sealed(body, signer.sign(_message(body)).hex())
 
 
-def unseal(data: bytes, body_type: type[T]) -> Sealed[T]:
-    """Read an object that somebody published.
+def read_signed(
+    store: Reader,
+    key: str,
+    body_type: type[T],
+    *,
+    network: Network,
+    author: NeuronInfo,
+    window: int | None = None,
+    check: Callable[[ObjectInfo], None] | None = None,
+) -> Found[T] | None:
+    """Read and check the object that a neuron published under a key; None if there is none (a definite 404).
+
+    Args:
+        store: The neuron's bucket.
+        key: The object's key.
+        body_type: The kind that must be there.
+        network: The network that it must be made for.
+        author: The neuron that must have signed it.
+        window: The window that it must be about, for kinds that are about one.
+        check: Judges time and size before the body is read; raises RejectedError.
 
     Raises:
-        RejectedError: `malformed` (not the schema, too long), `not_canonical`, `bad_signature`. Nothing else, whatever
-            the bytes are.
+        RejectedError: It is not legal: `wrong_size`, a reason of `check`, `unseal`, `check_author` or `check_window`,
+            or `object_differs` if it was replaced while it was read.
+        TransientError: The store failed; a later call may succeed.
+        PermanentError: The store refuses (key, bucket).
+    """
+    # 1. HEAD: time and size are judged before a byte of the body is read.
+    info = store.head(key)
+    if info is None:
+        return None
+    if check is not None:
+        check(info)
+    kind = body_type.kind
+    if info.size > body_type.max_bytes:
+        raise RejectedError(
+            Reason.WRONG_SIZE, f"{kind} of uid {author.uid}: {info.size} bytes, at most {body_type.max_bytes} are legal"
+        )
+    # 2. GET: schema, signature, author, window.
+    sealed = unseal(_get(store, info), body_type)
+    body = sealed.body
+    check_author(body, network=network, uid=author.uid, hotkey=author.hotkey)
+    if window is not None and isinstance(body, WindowBody):
+        check_window(body, window)
+    # 3. HEAD again: the owner may replace an object at any moment, so the judged time must still be this body's.
+    if store.head(key) != info:
+        raise _replaced(info)
+    return Found(body, info.last_modified, sealed.signature)
+
+
+def unseal(data: bytes, body_type: type[T]) -> Sealed[T]:
+    """Parse an object's bytes and verify its signature.
+
+    Raises:
+        RejectedError: `malformed` (not the schema, too long), `not_canonical`, `bad_signature`. No bytes raise any
+            other error.
     """
     kind = body_type.kind
     if len(data) > body_type.max_bytes:
@@ -147,7 +197,7 @@ def check_signature(sealed: Sealed[T]) -> None:
 
 
 def check_author(body: Body, *, network: Network, uid: int, hotkey: str) -> None:
-    """Check that an object belongs to this network and to the neuron in whose bucket it lies.
+    """Check that an object belongs to this network and to the neuron whose bucket it was read from.
 
     Raises:
         RejectedError: `wrong_network`, `wrong_identity`.
@@ -165,7 +215,7 @@ def check_author(body: Body, *, network: Network, uid: int, hotkey: str) -> None
 
 
 def check_window(body: WindowBody, window: int) -> None:
-    """Check that an object is about the window that its key says.
+    """Check that an object is about the window that its key names.
 
     Raises:
         RejectedError: `wrong_window`.
@@ -194,97 +244,20 @@ def _parse(data: bytes, body_type: type[T]) -> Sealed[T]:
 
 
 def _malformed(body_type: type[Body], problem: str) -> RejectedError:
-    # The names of unknown fields are the author's: nothing of theirs that is not plain text gets into a log.
+    # The author chose the names of unknown fields: only their plain text may reach a log.
     return RejectedError(Reason.MALFORMED, f"{body_type.kind}: {ascii(problem[:200])[1:-1]}")
 
 
 def _message(body: Body) -> bytes:
+    """The bytes that are signed."""
     return f"templar:{PROTOCOL_VERSION}:{body.kind}:".encode() + body.canonical()
 
 
-_CHANGED = frozenset({Reason.OBJECT_MISSING, Reason.OBJECT_TOO_LARGE})
-"""What a store says of an object that is no longer what its HEAD showed."""
-
-
-class Reader(Protocol):
-    """The part of a store that reading takes; see `templar.store.base.ObjectStore`."""
-
-    def get(self, key: str, *, max_bytes: int) -> bytes:
-        """The whole object."""
-        ...
-
-    def head(self, key: str) -> ObjectInfo | None:
-        """What the server says of the object."""
-        ...
-
-
-@dataclass(frozen=True)
-class Found(Generic[T]):
-    """A legal object of its author's.
-
-    Attributes:
-        body: What it says.
-        last_modified: When the server stored it, in whole seconds.
-        signature: The author's signature, in hex: with the body it is the object as it was published.
-    """
-
-    body: T
-    last_modified: int
-    signature: str
-
-
-def read_signed(
-    store: Reader,
-    key: str,
-    body_type: type[T],
-    *,
-    network: Network,
-    author: NeuronInfo,
-    window: int | None = None,
-    check: Callable[[ObjectInfo], None] | None = None,
-) -> Found[T] | None:
-    """Read and check what a neuron published under a key; None if there is nothing (a definite 404).
-
-    Args:
-        store: The neuron's bucket.
-        key: Where.
-        body_type: What must be there.
-        network: The network that it must be made for.
-        author: Who must have signed it.
-        window: The window that it must be about, where it is about one.
-        check: Judges time and size before the body is read; raises RejectedError.
-
-    Raises:
-        RejectedError: It is not legal: `wrong_size`, a reason of `check`, `unseal`, `check_author` or `check_window`,
-            or `object_differs` if it was replaced while it was read.
-        TransientError: The store failed; ask again.
-        PermanentError: The store refuses (key, bucket).
-    """
-    info = store.head(key)
-    if info is None:
-        return None
-    if check is not None:
-        check(info)
-    kind = body_type.kind
-    if info.size > body_type.max_bytes:
-        raise RejectedError(
-            Reason.WRONG_SIZE, f"{kind} of uid {author.uid}: {info.size} bytes, at most {body_type.max_bytes} are legal"
-        )
-    sealed = unseal(_read(store, info), body_type)
-    body = sealed.body
-    check_author(body, network=network, uid=author.uid, hotkey=author.hotkey)
-    if window is not None and isinstance(body, WindowBody):
-        check_window(body, window)
-    if store.head(key) != info:
-        raise _replaced(info)
-    return Found(body, info.last_modified, sealed.signature)
-
-
-def _read(store: Reader, info: ObjectInfo) -> bytes:
+def _get(store: Reader, info: ObjectInfo) -> bytes:
     try:
         return store.get(info.key, max_bytes=info.size)
     except PermanentError as error:
-        if error.reason in _CHANGED:
+        if error.reason in _GONE:
             raise _replaced(info) from None
         raise
 

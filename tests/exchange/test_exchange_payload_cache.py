@@ -6,8 +6,7 @@ import pytest
 
 from templar.canonical import sha256_hex
 from templar.errors import PermanentError, Reason, RejectedError
-from templar.exchange import payload_cache as cache_module
-from templar.exchange.payload_cache import PayloadCache, _Memory
+from templar.exchange.payload_cache import PayloadCache, _decoded_and_size
 from templar.gradient.codec.wire import decode
 from tests.support.subnet import LAYOUT, member, payload_bytes
 
@@ -18,9 +17,9 @@ DIGEST = sha256_hex(BYTES)
 
 
 @pytest.fixture(autouse=True)
-def _fresh_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What other tests decoded is forgotten."""
-    monkeypatch.setattr(cache_module, "_memory", _Memory(1 << 20))
+def _empty_memory() -> None:
+    """Forget the payloads that other tests decoded."""
+    _decoded_and_size.cache_clear()
 
 
 @pytest.fixture
@@ -37,23 +36,20 @@ def has(cache: PayloadCache, digest: str = DIGEST) -> bool:
     return cache.has(digest, window=WINDOW, uid=5, hotkey=ALICE.hotkey.address)
 
 
-def forget_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_module, "_memory", _Memory(1 << 20))
-
-
 def reason_of(call: Callable[[], object]) -> Reason:
     with pytest.raises(PermanentError) as caught:
         call()
     return caught.value.reason
 
 
-def test_what_was_admitted_can_be_read_and_applied(cache: PayloadCache, tmp_path: Path) -> None:
+def test_an_admitted_payload_can_be_read_and_applied(cache: PayloadCache, tmp_path: Path) -> None:
     assert not has(cache)
     admit(cache)
     admit(cache)
     assert has(cache)
     assert cache.read(WINDOW, DIGEST) == BYTES
     assert cache.payload(WINDOW, DIGEST) == decode(BYTES, LAYOUT)
+    assert cache.payload(WINDOW, DIGEST) is cache.payload(WINDOW, DIGEST)
     assert PayloadCache(tmp_path / "payloads", LAYOUT).read(WINDOW, DIGEST) == BYTES
     assert [path.name for path in (tmp_path / "payloads").rglob("*") if path.is_file()] == [DIGEST]
 
@@ -70,7 +66,7 @@ def test_what_was_admitted_can_be_read_and_applied(cache: PayloadCache, tmp_path
         (payload_bytes(ALICE, WINDOW + 1), None, Reason.WRONG_WINDOW),
     ],
 )
-def test_nothing_else_gets_in(
+def test_illegal_bytes_are_rejected_and_not_kept(
     cache: PayloadCache, tmp_path: Path, data: bytes, digest: str | None, reason: Reason
 ) -> None:
     for _ in range(2):
@@ -79,7 +75,7 @@ def test_nothing_else_gets_in(
     assert list((tmp_path / "payloads").rglob("*")) == []
 
 
-def test_somebody_elses_payload_is_not_ones_own(cache: PayloadCache) -> None:
+def test_a_cached_payload_of_another_author_is_rejected(cache: PayloadCache) -> None:
     admit(cache)
     for uid, hotkey in ((6, BOB.hotkey.address), (5, BOB.hotkey.address), (6, ALICE.hotkey.address)):
         with pytest.raises(RejectedError) as caught:
@@ -87,19 +83,19 @@ def test_somebody_elses_payload_is_not_ones_own(cache: PayloadCache) -> None:
         assert caught.value.reason is Reason.WRONG_IDENTITY
 
 
-def test_a_payload_of_another_window_is_not_here(cache: PayloadCache) -> None:
+def test_a_payload_is_found_under_its_own_window_only(cache: PayloadCache) -> None:
     admit(cache)
     assert not cache.has(DIGEST, window=WINDOW + 1, uid=5, hotkey=ALICE.hotkey.address)
     assert reason_of(lambda: cache.read(WINDOW + 1, DIGEST)) is Reason.OBJECT_MISSING
 
 
 @pytest.mark.parametrize("left", [b"", BYTES[:50], bytes(len(BYTES)), payload_bytes(BOB, WINDOW)])
-def test_what_a_crash_damaged_is_not_here_and_can_be_fetched_again(
-    cache: PayloadCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: bytes
+def test_a_damaged_file_counts_as_absent_and_can_be_fetched_again(
+    cache: PayloadCache, tmp_path: Path, left: bytes
 ) -> None:
     admit(cache)
     (tmp_path / "payloads" / str(WINDOW) / DIGEST).write_bytes(left)
-    forget_decoded(monkeypatch)
+    _decoded_and_size.cache_clear()
     assert not has(cache)
     assert reason_of(lambda: cache.payload(WINDOW, DIGEST)) is Reason.OBJECT_MISSING
     assert reason_of(lambda: cache.read(WINDOW, DIGEST)) is Reason.OBJECT_MISSING
@@ -109,7 +105,7 @@ def test_what_a_crash_damaged_is_not_here_and_can_be_fetched_again(
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, LAYOUT.min_payload_bytes - 1, LAYOUT.max_payload_bytes + 1, 2**40])
-def test_a_length_that_no_payload_has_is_refused(cache: PayloadCache, num_bytes: int) -> None:
+def test_an_impossible_length_is_refused(cache: PayloadCache, num_bytes: int) -> None:
     assert reason_of(lambda: cache.check_size(num_bytes, uid=5)) is Reason.WRONG_SIZE
     for legal in (LAYOUT.min_payload_bytes, len(BYTES), LAYOUT.max_payload_bytes):
         cache.check_size(legal, uid=5)
@@ -130,19 +126,3 @@ def test_many_threads_may_admit_the_same(cache: PayloadCache, tmp_path: Path) ->
         list(pool.map(lambda _: admit(cache), range(64)))
     assert [path.name for path in (tmp_path / "payloads" / str(WINDOW)).iterdir()] == [DIGEST]
     assert cache.read(WINDOW, DIGEST) == BYTES
-
-
-def test_decoded_payloads_are_kept_within_limits() -> None:
-    payloads = {number: decode(payload_bytes(ALICE, number), LAYOUT) for number in range(4)}
-    memory = _Memory(250)
-    for number in (0, 1):
-        memory.add(("layout", str(number)), payloads[number], 100)
-    assert memory.get(("layout", "0")) is payloads[0]
-    memory.add(("layout", "2"), payloads[2], 100)  # the least recently used one has to go
-    assert memory.get(("layout", "1")) is None
-    assert memory.get(("layout", "0")) is payloads[0]
-    memory.add(("layout", "3"), payloads[3], 251)  # too large to be kept at all
-    assert memory.get(("layout", "3")) is None
-    assert memory.get(("other layout", "0")) is None
-    memory.add(("layout", "0"), payloads[1], 100)
-    assert memory.get(("layout", "0")) is payloads[0]
