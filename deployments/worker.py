@@ -3,8 +3,8 @@
     prefect work-pool create miner-1 --type resident
     prefect worker start --pool miner-1
 
-One process, one pool, one run at a time. Whatever happens to a run, it ends in a final state and the worker takes the
-next one; whatever happens to the worker, its next start closes what it left open. Everything is in the class, so the
+One process, one pool, one run at a time. A run always ends in a final state, and the worker then takes the
+next one; after a kill, the worker's next start closes the runs that were left open. Everything is in the class, so the
 stock command is all that is needed. It handles signals itself: the stock handler turns SIGTERM into SIGINT, which a
 process that a shell started in its background ignores.
 """
@@ -43,14 +43,11 @@ from templar.errors import PermanentError
 from templar.interrupt import clear_stop, request_stop
 
 CANCELLATION_POLL_SECONDS = 2.0
-"""How often a worker looks whether somebody asked to cancel its run."""
-
+"""How often a worker checks whether its run was cancelled."""
 BUSY_POLL_SECONDS = 15.0
 """How often a worker with a run looks for others: often enough for the server to show its queues as ready."""
-
 STOPPING = "Stopping"
 """Name of the state of a run that its worker interrupts; it keeps the engine from reporting a failure."""
-
 _IDLE_POLL_SECONDS = 0.1
 _CUT_SHORT = {StateType.PENDING, StateType.RUNNING, StateType.FAILED, StateType.CRASHED}
 
@@ -73,9 +70,9 @@ class ResidentResult(BaseWorkerResult):
 class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, ResidentResult]):
     """Runs the flow runs of one pool in its own process, one at a time.
 
-    The limit is 1 and nothing is fetched before it is due, whatever the command line says: a run fetched early would
-    hold the only place. Cancellation is found by asking for the run's state, because the base class watches a run only
-    until it has started, and gives its stream of events up for good after an outage.
+    The limit is 1 and nothing is fetched before it is due, even if the command line asks for it: a run fetched early
+    would hold the only place. Cancellation is found by asking for the run's state, because the base class watches a run
+    only until it has started, and gives its stream of events up for good after an outage.
     """
 
     type = "resident"
@@ -204,7 +201,7 @@ class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, ResidentRe
         return ResidentResult(status_code=0, identifier=str(os.getpid()))
 
     async def _watch_for_cancellation(self, flow_run: FlowRun) -> None:
-        """Ask the run to stop as soon as somebody cancelled it, closed it or deleted it."""
+        """Ask the run to stop as soon as it was cancelled, closed or deleted on the server."""
         while True:
             await anyio.sleep(CANCELLATION_POLL_SECONDS)
             async with failures_logged(self._logger):

@@ -143,7 +143,7 @@ def _one_is_late_and_one_repeats() -> tuple[MinerFacts, ...]:
 
 
 def _two_are_alike_and_one_breaks_the_loss() -> tuple[MinerFacts, ...]:
-    """Of the two, one has a bucket that somebody who waits for a slot names as well."""
+    """Of the two, one has a bucket that another miner, which waits for a slot, names as well."""
     exact = Measurement(own_before=4.0, own_after=3.75, random_before=4.0, random_after=3.875, random_gain=0.1875)
     broken = Measurement(own_before=4.0, own_after=3.75, random_before=4.0, random_after=None, random_gain=None)
     return (

@@ -47,7 +47,7 @@ def known_signatures() -> frozenset[str]:
 
 
 def render(value: Any, indent: int = 0) -> str:
-    """JSON for people: whatever fits a line stands on one."""
+    """Format JSON for people: a value that fits a line stands on one line."""
     line = json.dumps(value, ensure_ascii=True)
     if len(line) + indent <= LINE_CHARACTERS or not isinstance(value, dict | list):
         return line
