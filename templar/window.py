@@ -1,24 +1,160 @@
-"""A window of each role as plain calls: what the flows tell with tasks, for drivers without Prefect.
+"""A window of each role as ordered steps: the one place where their order stands.
 
-The waits are inside the steps, so the same lines run in real and in simulated time.
-
-Which window a node works on next, and whether it can (DESIGN D3, PROTOCOL 24).
+`mine`, `aggregate` and `validate` tell the window. They take the steps as calls, so the same lines run under Prefect,
+where each step is a retrying task (`tasks/window.py`), and without it, in real and in simulated time (`drive_window`).
+The waits are inside the steps. `open_window` decides which window a node works on and whether it can.
 """
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
+from functools import partial
+from typing import Any, Self
 
-from templar.audit.roster_audit import audit_window
+from templar.agreement.slots import Settlement
+from templar.agreement.state import StateMark
+from templar.audit.roster_audit import AuditReport, audit_window
 from templar.errors import PermanentError, Reason, TransientError
-from templar.neuron.aggregator import Aggregator
+from templar.exchange.gather import GatherReport
+from templar.exchange.publish import TimedReport
 from templar.neuron.catchup import catch_up
 from templar.neuron.journal import Status
-from templar.neuron.miner import Miner
+from templar.neuron.miner import PageReport, PayloadReport, TrainReport
 from templar.neuron.node import Node
-from templar.neuron.validator import Validator
+from templar.neuron.validator import WeightsReport
+from templar.scoring.evidence import Evidence, WindowFacts
 from templar.timeline import first_block, window_of
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps that every role takes, bound to one node; each is safe to call again (docs/architecture.md D9)."""
+
+    update_peers: Callable[[int], object]
+    gather: Callable[[int], GatherReport]
+    apply: Callable[[Settlement], StateMark]
+    publish_sync_proof: Callable[[int], object]
+    close_window: Callable[[GatherReport, Settlement], AuditReport]
+
+    @classmethod
+    def bind(cls, step: Callable[[str], Callable[..., Any]]) -> Self:
+        """The steps of a role, from a function that gives each of them by its name."""
+        return cls(**{each.name: step(each.name) for each in fields(cls)})
+
+
+@dataclass(frozen=True)
+class MinerSteps(Steps):
+    """A miner's steps."""
+
+    fetch_pages: Callable[[int], PageReport]
+    train: Callable[[int], TrainReport]
+    compress: Callable[[int], PayloadReport]
+    commit: Callable[[int], TimedReport]
+    upload: Callable[[int], TimedReport]
+    settle: Callable[[int], Settlement]
+
+
+@dataclass(frozen=True)
+class AggregatorSteps(Steps):
+    """The steps of a node that publishes rosters and signs decisions."""
+
+    settle_and_publish: Callable[[int, GatherReport], Settlement]
+    decide: Callable[[Settlement], TimedReport]
+
+
+@dataclass(frozen=True)
+class ValidatorSteps(AggregatorSteps):
+    """A validator's steps: those of an aggregator, and the measuring."""
+
+    evaluate: Callable[[GatherReport, Settlement], WindowFacts | None]
+    rate: Callable[[int, WindowFacts | None], Evidence | None]
+    publish_evidence: Callable[[Evidence | None], object]
+    set_weights: Callable[[Evidence | None], WeightsReport | None]
+
+
+def mine(steps: MinerSteps, window: int) -> str:
+    """One window of a miner; the message of its final state."""
+    # 1. Find the peers, then train until shortly before the close. Training says why if nothing came of it.
+    steps.update_peers(window)
+    steps.fetch_pages(window)
+    trained = steps.train(window)
+
+    # 2. Commit to the payload before the close and reveal it after; without a commitment in time nobody would count it.
+    published = "nothing to publish" if trained.reason else "too late to publish"
+    if trained.reason is None:
+        payload = steps.compress(window)
+        if steps.commit(window).in_time and steps.upload(window).in_time:
+            published = f"published {payload.num_bytes} bytes"
+
+    # 3. Gather what the peers revealed, and wait for the roster that decides the window.
+    report = steps.gather(window)
+    settlement = steps.settle(window)
+
+    # 4. Apply the decided payloads, prove the new state, and compare the roster with what was gathered.
+    state = steps.apply(settlement)
+    steps.publish_sync_proof(window)
+    audit = steps.close_window(report, settlement)
+
+    reason = f" [{trained.reason}]" if trained.reason else ""
+    applied = f"applied {settlement.uids}, root {state.root[:12]}"
+    return f"window {window}: {published}{reason}, {applied}{audit.summary}"
+
+
+def aggregate(steps: AggregatorSteps, window: int) -> str:
+    """One window of an aggregator; the message of its final state."""
+    # 1. Gather what the peers revealed.
+    steps.update_peers(window)
+    report = steps.gather(window)
+
+    # 2. Publish aggregate and roster in the own slot unless a lower rank's roster counts; sign what was decided.
+    settlement = steps.settle_and_publish(window, report)
+    steps.decide(settlement)
+
+    # 3. Apply the decided payloads, prove the new state, and compare the roster with what was gathered.
+    state = steps.apply(settlement)
+    steps.publish_sync_proof(window)
+    audit = steps.close_window(report, settlement)
+
+    return f"window {window}: roster {settlement.uids}, root {state.root[:12]}{audit.summary}"
+
+
+def validate(steps: ValidatorSteps, window: int) -> str:
+    """One window of a validator; the message of its final state."""
+    # 1. Gather what every miner revealed, not only the peers: each miner is scored.
+    steps.update_peers(window)
+    report = steps.gather(window)
+
+    # 2. Settle on a roster, the own one if no lower rank's counts, and sign it before the next window closes.
+    settlement = steps.settle_and_publish(window, report)
+    steps.decide(settlement)
+
+    # 3. Measure every payload on the state before the window, then rate and slash the miners.
+    facts = steps.evaluate(report, settlement)
+    evidence = steps.rate(window, facts)
+
+    # 4. Apply the decided payloads, publish the evidence, and set weights if they are due.
+    state = steps.apply(settlement)
+    steps.publish_evidence(evidence)
+    weights = steps.set_weights(evidence)
+
+    # 5. Prove the new state and compare the roster with what was gathered.
+    steps.publish_sync_proof(window)
+    audit = steps.close_window(report, settlement)
+
+    loss = "not measured" if evidence is None or evidence.loss is None else f"loss {evidence.loss:.4f}"
+    weighed = f", {weights.summary}" if weights else ""
+    applied = f"applied {settlement.uids}{weighed}, root {state.root[:12]}"
+    return f"window {window}: {loss}, {applied}{audit.summary}"
+
+
+def close_window(node: Node, report: GatherReport, settlement: Settlement) -> AuditReport:
+    """Compare the decided roster with what this node gathered, then close the window in its journal."""
+    audit = audit_window(node, report, settlement)
+    node.finish(settlement.window)
+    return audit
 
 
 class Action(StrEnum):
@@ -31,14 +167,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True)
 class Opening:
-    """The answer of `open_window`.
-
-    Attributes:
-        window: The window.
-        action: What to do with it.
-        reason: Why it is not run; None if it is.
-        detail: The same for people.
-    """
+    """What `open_window` decided; reason and detail say why a window is not run."""
 
     window: int
     action: Action
@@ -46,27 +175,60 @@ class Opening:
     detail: str = ""
 
 
+def drive_window(node: Node, window: int) -> Opening:
+    """One window of a node's role by direct calls, for drivers without Prefect.
+
+    A transient error in a step leaves the window claimed: the next opening takes it up or catches up with it.
+    """
+    opening = open_window(node, window)
+    if opening.action is not Action.RUN:
+        return opening
+    step = partial(_step_of, node)
+    try:
+        match node.role:
+            case "miner":
+                mine(MinerSteps.bind(step), window)
+            case "aggregator":
+                aggregate(AggregatorSteps.bind(step), window)
+            case "validator":
+                validate(ValidatorSteps.bind(step), window)
+    except TransientError as error:
+        log.warning("%s: window %d is left to catch-up: %s", node.name, window, error)
+        return Opening(window, Action.CATCHING_UP, error.reason, str(error))
+    return opening
+
+
+def _step_of(node: Node, name: str) -> Callable[..., Any]:
+    """A node's step by its name: its method, but for the close, which also reads what an audit finds."""
+    return partial(close_window, node) if name == "close_window" else getattr(node, name)
+
+
 def open_window(node: Node, requested: int | None = None) -> Opening:
     """Claim a window and bring the state to the one before it.
 
-    Without a request the node takes up what it claimed and did not finish, or else the current window, or, if that one
-    is finished, the next. A window that is finished or has passed unclaimed is skipped; if the state cannot be brought
-    up in time the node is catching up. A claimed window whose state is there already is run once more: only what was
-    cut off remains to be done.
+    Without a request the node takes up the window that it claimed and did not finish, or else the current one, or, if
+    that is finished, the next. A finished window and one that passed unclaimed are skipped. A node whose state cannot
+    be brought up in time is catching up. A claimed window whose state is there already runs again: its steps do only
+    what was cut off.
 
     Raises:
         TransientError: The chain could not be reached.
         PermanentError: `not_registered`; the hotkey is not on the subnet any more.
     """
+    # 1. Choose the window, and refuse one that cannot run.
     current = window_of(node.chain.head(), node.hparams.windows)
     window = _next_window(node, current) if requested is None else requested
     refusal = _refusal(node, window, current)
     if refusal is not None:
         return refusal
+
+    # 2. Claim it, so that a restart takes it up, and wait until it opens.
     node.journal.claim(window)
     node.chain.wait_for_block(first_block(window, node.hparams.windows))
     if not node.takes_part(window):
-        return _newcomer(node, window)
+        return _skip_first_window(node, window)
+
+    # 3. Catch up with the window before it while a roster of this one can still be published.
     deadline = node.exchange.expected_times(window).null_after + node.hparams.windows.settle_delay_seconds
     before = node.state.window
     try:
@@ -79,22 +241,9 @@ def open_window(node: Node, requested: int | None = None) -> Opening:
         node.finish(window)
         return Opening(window, Action.SKIP, Reason.WINDOW_FINISHED, f"the state is already that of window {reached}")
     if before < reached == window - 1:
-        node.publish_sync_proof(reached)  # otherwise a node that comes back counts as out of sync for one window more
+        # Without this proof a node that returns would count as out of sync for one window more.
+        node.publish_sync_proof(reached)
     return Opening(window, Action.RUN)
-
-
-def _newcomer(node: Node, window: int) -> Opening:
-    """A node that registered in the middle of a window takes part from the next one on."""
-    following = window_of(node.chain.block(), node.hparams.windows) + 1
-    address = node.exchange.own_signer.address
-    if node.chain.metagraph().by_hotkey(address) is None:
-        raise PermanentError(
-            Reason.NOT_REGISTERED,
-            f"hotkey {address} is not registered on subnet {node.chain.netuid} any more: register it, then start again",
-        )
-    node.finish(window, Reason.NOT_REGISTERED)
-    detail = f"registered after window {window} had opened: takes part from window {following} on"
-    return Opening(window, Action.SKIP, Reason.NOT_REGISTERED, detail)
 
 
 def _next_window(node: Node, current: int) -> int:
@@ -106,79 +255,30 @@ def _next_window(node: Node, current: int) -> int:
 
 
 def _refusal(node: Node, window: int, current: int) -> Opening | None:
+    """Why a window cannot run; None if it can."""
+    skip = partial(Opening, window, Action.SKIP)
     status, start = node.journal.status(window), node.birth.start.start_window
     if status in (Status.FINISHED, Status.ABANDONED):
-        return Opening(window, Action.SKIP, Reason.WINDOW_FINISHED, f"window {window} is {status}")
+        return skip(Reason.WINDOW_FINISHED, f"window {window} is {status}")
     if window < start:
-        return Opening(window, Action.SKIP, Reason.WINDOW_PASSED, f"the network starts at window {start}")
-    if window > max(current + 1, start):  # a network's first window may be waited for, while neurons come up
+        return skip(Reason.WINDOW_PASSED, f"the network starts at window {start}")
+    if window > max(current + 1, start):  # neurons may wait for the network's first window while they come up
         away = first_block(window, node.hparams.windows) - node.chain.head()
-        return Opening(window, Action.SKIP, Reason.WINDOW_NOT_OPEN, f"window {window} opens in {away} blocks")
+        return skip(Reason.WINDOW_NOT_OPEN, f"window {window} opens in {away} blocks")
     if status is None and window < current - node.windows_late:
-        return Opening(window, Action.SKIP, Reason.WINDOW_PASSED, f"the chain is in window {current}")
+        return skip(Reason.WINDOW_PASSED, f"the chain is in window {current}")
     return None
 
 
-log = logging.getLogger(__name__)
-
-
-def mine(miner: Miner, window: int) -> Opening:
-    """One window of a miner."""
-
-    def run() -> None:
-        if miner.fetch_pages(window).units and miner.train(window).reason is None:
-            miner.compress(window)
-            if miner.commit(window).in_time:
-                miner.upload(window)
-        report = miner.gather(window)
-        settlement = miner.settle(window)
-        miner.apply(settlement)
-        miner.publish_sync_proof(window)
-        audit_window(miner, report, settlement)
-
-    return _drive(miner, window, run)
-
-
-def aggregate(aggregator: Aggregator, window: int) -> Opening:
-    """One window of an aggregator."""
-
-    def run() -> None:
-        report = aggregator.gather(window)
-        settlement = aggregator.settle_and_publish(window, report)
-        aggregator.decide(settlement)
-        aggregator.apply(settlement)
-        aggregator.publish_sync_proof(window)
-        audit_window(aggregator, report, settlement)
-
-    return _drive(aggregator, window, run)
-
-
-def validate(validator: Validator, window: int) -> Opening:
-    """One window of a validator."""
-
-    def run() -> None:
-        validator.publish_peers(window)
-        report = validator.gather_everybody(window)
-        settlement = validator.settle_and_publish(window, report)
-        validator.decide(settlement)
-        evidence = validator.rate(window, validator.evaluate(report, settlement))
-        validator.apply(settlement)
-        validator.publish_evidence(evidence)
-        validator.set_weights(evidence)
-        validator.publish_sync_proof(window)
-        audit_window(validator, report, settlement)
-
-    return _drive(validator, window, run)
-
-
-def _drive(node: Node, window: int, run: Callable[[], None]) -> Opening:
-    opening = open_window(node, window)
-    if opening.action is not Action.RUN:
-        return opening
-    try:
-        run()
-    except TransientError as error:
-        log.warning("%s: window %d is left to catch-up: %s", node.settings.name, window, error)
-        return Opening(window, Action.CATCHING_UP, error.reason, str(error))
-    node.finish(window)
-    return opening
+def _skip_first_window(node: Node, window: int) -> Opening:
+    """Skip the window in the middle of which this node registered; it takes part from the next one on."""
+    following = window_of(node.chain.block(), node.hparams.windows) + 1
+    address = node.exchange.own_signer.address
+    if node.chain.metagraph().by_hotkey(address) is None:
+        raise PermanentError(
+            Reason.NOT_REGISTERED,
+            f"hotkey {address} is not registered on subnet {node.chain.netuid} any more: register it, then start again",
+        )
+    node.finish(window, Reason.NOT_REGISTERED)
+    detail = f"registered after window {window} had opened: takes part from window {following} on"
+    return Opening(window, Action.SKIP, Reason.NOT_REGISTERED, detail)

@@ -5,21 +5,19 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from templar.adversary.actors import ACTORS
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.signed import unseal
 from templar.hparams import HParams
-from templar.neuron.aggregator import Aggregator
 from templar.neuron.evaluate import measure_held_out
-from templar.neuron.miner import Miner
 from templar.neuron.node import Node
-from templar.neuron.validator import Validator
 from templar.scoring.evidence import Evidence
 from templar.simulate.world import START_WINDOW, Member, World
 from templar.timeline import first_block
-from templar.window import aggregate, mine, validate
+from templar.window import drive_window
 
 HELD_OUT_SEQUENCES = 128
 
@@ -99,9 +97,8 @@ def simulate(
             threads=threads,
             training=training,
         )
-        nodes = {member: world.node(member) for member in world.members if member.role != "burn"}
         started = time.perf_counter()
-        run_nodes(world, list(nodes.values()), windows, on_window)
+        nodes = run_nodes(world, windows, lambda validator, window: on_window(window, _loss(validator, window)))
         seconds = time.perf_counter() - started
         report = _report(world, nodes, windows, seconds)
         for node in nodes.values():
@@ -111,26 +108,35 @@ def simulate(
 
 def run_nodes(
     world: World,
-    nodes: Sequence[Node],
     windows: int,
-    on_window: Callable[[int, float | None], None] = lambda window, loss: None,
-) -> None:
-    """Start the nodes and drive each through the windows, on simulated time; `on_window` as in `simulate`."""
-    speaker = next((node for node in nodes if isinstance(node, Validator)), None)
+    on_window: Callable[[Node, int], None] = lambda validator, window: None,
+) -> dict[Member, Node]:
+    """Start every member's node and drive it through the windows, on simulated time; the nodes, which still run.
 
-    def participant(node: Node) -> Callable[[], None]:
-        def live() -> None:
-            node.start()
-            for window in range(START_WINDOW, START_WINDOW + windows):
-                node.chain.wait_for_block(first_block(window, world.hparams.windows))
-                drive_window(node, window)
-                if node is speaker:
-                    evidence = own_evidence(node, window)
-                    on_window(window, None if evidence is None else evidence.loss)
+    Args:
+        world: The network.
+        windows: How many windows.
+        on_window: Called with the first validator after each of its windows.
+    """
+    members = [member for member in world.members if member.role != "burn"]
+    observed = next((member for member in members if member.role == "validator"), None)
+    nodes: dict[Member, Node] = {}
 
-        return live
+    def live(member: Member) -> None:
+        node = nodes[member] = world.node(member)
+        for window in range(START_WINDOW, START_WINDOW + windows):
+            node.chain.wait_for_block(first_block(window, world.hparams.windows))
+            drive_window(node, window)
+            if member is observed:
+                on_window(node, window)
 
-    world.stage.run([participant(node) for node in nodes])
+    world.stage.run([partial(live, member) for member in members])
+    return {member: nodes[member] for member in members}
+
+
+def _loss(validator: Node, window: int) -> float | None:
+    evidence = own_evidence(validator, window)
+    return None if evidence is None else evidence.loss
 
 
 def _check(actors: Sequence[str], **numbers: int) -> None:
@@ -145,16 +151,6 @@ def _check(actors: Sequence[str], **numbers: int) -> None:
 def memory_folder() -> Path | None:
     """A folder in memory, since nothing of a simulation has to survive it; None where there is none."""
     return MEMORY_FOLDER if MEMORY_FOLDER.is_dir() and os.access(MEMORY_FOLDER, os.W_OK) else None
-
-
-def drive_window(node: Node, window: int) -> None:
-    """One window of whatever role the node has."""
-    if isinstance(node, Miner):
-        mine(node, window)
-    elif isinstance(node, Validator):
-        validate(node, window)
-    elif isinstance(node, Aggregator):
-        aggregate(node, window)
 
 
 def _report(world: World, nodes: dict[Member, Node], windows: int, seconds: float) -> SimulationReport:

@@ -94,8 +94,8 @@ def test_they_are_actors_with_and_without_training() -> None:
 def test_every_payload_counts_and_all_nodes_hold_one_state(network: Network) -> None:
     for window in range(1, WINDOWS + 1):
         assert len(network.roots(window)) == 1
-        report = network.validator.gather_everybody(window)
-        assert {each.uid for each in report.contributions} == {uid_of(node) for node in network.miners}
+        report = network.validator.gather(window)
+        assert {each.uid for each in report.submissions} == {uid_of(node) for node in network.miners}
 
 
 def test_a_network_without_training_runs_with_them(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -105,8 +105,8 @@ def test_a_network_without_training_runs_with_them(tmp_path_factory: pytest.Temp
     network = Network(tmp_path_factory.mktemp("idle"), hparams, actors=actors, kinds=kinds)
     try:
         network.run((1, 2))
-        report = network.validator.gather_everybody(2)
-        assert len(report.contributions) == len(actors)
+        report = network.validator.gather(2)
+        assert len(report.submissions) == len(actors)
         assert len(network.roots(2)) == 1
     finally:
         network.stop()

@@ -28,7 +28,7 @@ from templar.chain.ledger import Ledger
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.buckets import Buckets
 from templar.neuron.miner import Miner
-from templar.window import mine
+from templar.window import drive_window
 from tests.support.operator import wait_until
 from tests.support.prepared import PreparedNetwork, write_hparams
 from tests.support.servers import REPOSITORY
@@ -130,7 +130,7 @@ def view(network: PreparedNetwork) -> NetworkView:
     miner = network.at("default", network.first_window).build("default")
     assert isinstance(miner, Miner)
     miner.start()
-    mine(miner, network.first_window)
+    drive_window(miner, network.first_window)
     miner.stop()
     block = network.at("default", network.first_window + 3)
     chain = block.subnet.open(None)

@@ -18,7 +18,7 @@ from templar.exchange.peers import publish_peers
 from templar.neuron.aggregator import RosterNode
 from templar.neuron.journal import Status
 from templar.neuron.node import Node
-from templar.window import Action, aggregate, mine, open_window
+from templar.window import Action, drive_window, open_window
 from tests.support.network import Network, tiny
 
 
@@ -148,7 +148,7 @@ def test_a_roster_that_is_out_stands_even_if_less_can_be_gathered_later(network:
     assert isinstance(again, RosterNode)
     assert open_window(again).window == 1
     report = again.gather(1)
-    assert len(report.contributions) == 1
+    assert len(report.submissions) == 1
     assert again.settle_and_publish(1, report) == first
     assert network.objects(name) == before
 
@@ -179,7 +179,7 @@ def test_a_roster_node_that_comes_back_after_its_slot_follows_the_others(network
     network.world.chain.wait_for_block(3 * network.hparams.windows.blocks_per_window)
     again = network.restart(name)
     assert isinstance(again, RosterNode)
-    assert aggregate(again, 1).action is Action.RUN
+    assert drive_window(again, 1).action is Action.RUN
     assert again.journal.status(1) is Status.FINISHED
     assert roster_of(again, 1) is None
     assert network.roots(1) == {network.validator.state.root}
@@ -213,7 +213,7 @@ def test_only_as_many_ranks_as_there_are_slots_publish(folder: Path, ranks: int)
     network.run([1], but=[silent])
     assert network.validator.state.mark.null == (ranks == 1)
     assert len({node.state.root for name, node in network.nodes.items() if name != silent}) == 1
-    mine(network.miners[0], 2)
+    drive_window(network.miners[0], 2)
     network.stop()
 
 
@@ -226,7 +226,7 @@ def test_who_could_read_nobody_leaves_the_slot_to_the_next_rank(
 
     def gather(window: int) -> GatherReport:
         report = real(window)
-        unread = (replace(each, contribution=None, reason=reason) for each in report.outcomes)
+        unread = (replace(each, submission=None, reason=reason) for each in report.outcomes)
         return replace(report, outcomes=tuple(unread))
 
     monkeypatch.setattr(aggregator, "gather", gather)

@@ -24,7 +24,7 @@ from templar.neuron.journal import Applied
 from templar.neuron.miner import Miner
 from templar.neuron.node import Node
 from templar.training.model import write_model
-from templar.window import Action, mine, open_window, validate
+from templar.window import Action, drive_window, open_window
 from tests.support.network import Network, tiny
 
 
@@ -228,7 +228,7 @@ def test_what_has_expired_is_not_taken_for_what_never_was(folder: Path) -> None:
     name = network.name(miner)
     network.run([1, 2, 3, 4], but=[name])
     for node in network.all(RosterNode):
-        assert clean_bucket(network.premises(network.name(node)), dry_run=False).failed == ()
+        assert clean_bucket(network.context(network.name(node)), dry_run=False).failed == ()
         assert not network.objects(network.name(node), "decision-1-")
     to_window(network, 5)
     with pytest.raises(TransientError) as caught:
@@ -247,7 +247,7 @@ def test_nothing_expires_while_a_network_stands_still(folder: Path) -> None:
     network.run([1, 2], but=[network.name(miner)])
     to_window(network, 9)
     for node in network.all(RosterNode):
-        report = clean_bucket(network.premises(network.name(node)), dry_run=False)
+        report = clean_bucket(network.context(network.name(node)), dry_run=False)
         assert (report.window, sum(row.deleted for row in report.rows)) == (9, 0)
     assert catch_up(miner, 7, deadline=now(miner)) == 7
     assert miner.state.outer_steps == 2
@@ -269,7 +269,7 @@ def test_an_unreachable_validator_may_have_decided(network: Network) -> None:
 
 
 def publish(network: Network, node: Node) -> StateMark:
-    return publish_newest_checkpoint(network.premises(network.name(node)))
+    return publish_newest_checkpoint(network.context(network.name(node)))
 
 
 def test_a_node_that_is_far_behind_takes_the_newest_checkpoint_and_replays_the_rest(network: Network) -> None:
@@ -540,7 +540,7 @@ def test_a_validator_of_the_minority_comes_back_although_its_word_stands(network
     open_window(validator, 1)
     applies_null(validator, 1)
     assert validator.decide(Settlement(1, None)).in_time
-    assert validate(validator, 2).action is Action.RUN
+    assert drive_window(validator, 2).action is Action.RUN
     assert validator.journal.roots(1, 1) == network.aggregator.journal.roots(1, 1)
     found = fetch_roster(validator.exchange, network.aggregator.exchange.identity(1), 1)
     assert found is not None
@@ -569,7 +569,7 @@ def test_a_roster_of_another_history_is_not_applied(network: Network) -> None:
     assert [error.reason for error in outcomes] == [Reason.MINORITY]
     assert miner.journal.result(2, "settle") is None
     assert miner.state.window == 1
-    assert mine(miner, 3).action is Action.RUN
+    assert drive_window(miner, 3).action is Action.RUN
     assert miner.journal.roots(1, 2) == network.validator.journal.roots(1, 2)
 
 
@@ -613,7 +613,7 @@ def test_what_may_have_expired_does_not_leave_the_rest_a_majority(folder: Path) 
     network.run([1, 2, 3, 4, 5])
     exchange = network.miners[0].exchange
     assert majority(exchange, 1).is_clear
-    clean_bucket(network.premises(network.name(network.aggregator)), dry_run=False)
+    clean_bucket(network.context(network.name(network.aggregator)), dry_run=False)
     with pytest.raises(TransientError) as caught:
         majority(exchange, 1)
     assert caught.value.reason is Reason.DECISION_MISSING
@@ -630,7 +630,7 @@ def test_what_failed_after_the_step_is_made_up_for(network: Network, monkeypatch
         miner.chain.wait_for_block(2 * network.hparams.windows.blocks_per_window)
         with monkeypatch.context() as patch:
             patch.setattr(miner.journal, "enter_applied", raises(TransientError(Reason.LOCAL_FILE, "full")))
-            outcomes.extend(reason for reason in [mine(miner, 2).reason] if reason is not None)
+            outcomes.extend(reason for reason in [drive_window(miner, 2).reason] if reason is not None)
         miner.apply(miner.settle(2))
 
     network.run([2], but=[name], beside=[stumbles])

@@ -13,8 +13,9 @@ from templar.audit.evidence_check import MOMENTARY
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange import payload_cache
-from templar.exchange.gather import INVALID, GatherReport
+from templar.exchange.gather import GatherReport
 from templar.exchange.object_keys import Kind, window_key
+from templar.exchange.reveal import INVALID
 from templar.exchange.signed import seal, unseal
 from templar.neuron.aggregator import Aggregator
 from templar.neuron.node import Node
@@ -269,17 +270,17 @@ def test_a_claim_of_absence_that_the_objects_contradict_is_one_difference(
 ) -> None:
     """The liar even measures as if it were so."""
     network.run(range(1, LAST))
-    real = Validator.gather_everybody
+    real = Validator.gather
 
     def lying(self: Validator, window: int) -> GatherReport:
         report = real(self, window)
         outcomes = tuple(
-            replace(each, contribution=None, reason=reason) if each.uid == UNLISTED else each
+            replace(each, submission=None, reason=reason) if each.uid == UNLISTED else each
             for each in report.outcomes
         )
         return replace(report, outcomes=outcomes)
 
-    monkeypatch.setattr(Validator, "gather_everybody", lying)
+    monkeypatch.setattr(Validator, "gather", lying)
     network.run([LAST])
     _, evidence = parts(auditing(network))
     (found,) = evidence.differences

@@ -14,7 +14,7 @@ from templar.exchange.objects import Manifest
 from templar.exchange.signed import unseal
 from templar.neuron.journal import Status
 from templar.neuron.miner import Miner
-from templar.window import Action, mine, open_window
+from templar.window import Action, drive_window, open_window
 from tests.support.marks import some_quick
 from tests.support.network import Network, tiny
 
@@ -153,7 +153,7 @@ def test_a_restart_after_any_step_changes_nothing_at_all(undisturbed: Network, f
         before = published(network, miner, 2)
         again = network.restart(name)
         assert isinstance(again, Miner)
-        assert mine(again, 2).action is Action.RUN
+        assert drive_window(again, 2).action is Action.RUN
         after = published(network, again, 2)
         assert {key: after[key] for key in before} == before
 
@@ -227,7 +227,7 @@ def test_a_miner_that_is_late_for_the_close_publishes_nothing_and_applies(networ
     def late() -> None:
         open_window(miner, 1)
         miner.chain.clock.sleep_until(miner.exchange.expected_times(1).commit_interval.last + 0.5)
-        assert mine(miner, 1).action is Action.RUN
+        assert drive_window(miner, 1).action is Action.RUN
 
     network.run([1], but=[network.name(miner)], beside=[late])
     applies_all_the_same(network, miner)
@@ -274,7 +274,7 @@ def test_a_loss_that_is_not_finite_publishes_nothing_and_says_why(folder: Path, 
     def diverged() -> None:
         open_window(miner, 1)
         reports.append(miner.train(1))
-        assert mine(miner, 1).action is Action.RUN
+        assert drive_window(miner, 1).action is Action.RUN
 
     network.run([1], but=[network.name(miner)], beside=[diverged])
     assert [(report.reason, report.num_steps) for report in reports] == [(Reason.NON_FINITE_LOSS, 0)]

@@ -19,7 +19,7 @@ from templar.neuron.snapshot import PRIVATE_FILE
 from templar.simulate.world import DATASET_BUCKET, DATASET_PREFIX
 from templar.store.directory import DirectoryStore
 from templar.training.model import WEIGHTS_FILE
-from templar.window import Action, mine, open_window, validate
+from templar.window import Action, drive_window, open_window
 from tests.support.network import Network, tiny
 
 
@@ -103,7 +103,7 @@ def test_a_damaged_journal_keeps_the_neuron_from_starting(network: Network) -> N
     name = network.name(network.miners[0])
     node = network.nodes.pop(name)
     node.stop()
-    (node.settings.home / "journal.sqlite").write_bytes(b"nonsense " * 1000)
+    (node.home / "journal.sqlite").write_bytes(b"nonsense " * 1000)
     error = refused(network.world.node(network.member(name)))
     assert error.reason is Reason.BAD_STATE_FILE
 
@@ -157,7 +157,7 @@ def test_a_node_that_lost_its_folder_starts_from_genesis_and_follows(network: Ne
     name = network.name(network.miners[0])
     node = network.nodes.pop(name)
     node.stop()
-    node.settings.home.rename(node.settings.home.with_name("lost"))
+    node.home.rename(node.home.with_name("lost"))
     network.restart(name)
     network.run([3])
     assert len(network.roots(3)) == 1
@@ -182,7 +182,7 @@ def test_a_store_that_fails_leaves_the_window_to_catch_up(network: Network, kind
         network.run([1])
     assert (node.state.window, node.journal.status(1)) == (0, Status.CLAIMED)
     with network.outage(network.name(network.aggregator)):
-        opening = mine(node, 2) if isinstance(node, Miner) else validate(network.validator, 2)
+        opening = drive_window(node, 2) if isinstance(node, Miner) else drive_window(network.validator, 2)
     assert (opening.action, opening.reason) == (Action.CATCHING_UP, Reason.DECISION_MISSING)
     assert opening.detail.startswith("at window 0, wanted 1")
 
@@ -200,7 +200,7 @@ def test_what_no_later_window_needs_is_dropped(folder: Path) -> None:
     network.run(range(1, 9))
     for node in network.nodes.values():
         assert sorted(node.journal.roots(0, 99)) == [4, 5, 6, 7, 8]
-        assert {int(folder.name) for folder in (node.settings.home / "payloads").iterdir()} == {6, 7, 8}
+        assert {int(folder.name) for folder in (node.home / "payloads").iterdir()} == {6, 7, 8}
         kept = {int(path.stem.rsplit("-", 1)[-1]) for path in node.spool.glob("*-*.*")}
         assert kept <= {5, 6, 7, 8}
     network.stop()

@@ -7,7 +7,7 @@ from templar.exchange.object_keys import aggregate_key
 from templar.neuron.journal import Status
 from templar.neuron.node import Node
 from templar.simulate.world import START_WINDOW
-from templar.window import Action, Opening, mine, open_window
+from templar.window import Action, Opening, drive_window, open_window
 from tests.support.network import Network
 
 
@@ -115,7 +115,7 @@ def test_a_claimed_window_that_was_applied_is_resumed_until_it_is_finished(netwo
     assert again.state.window == 1
     assert open_window(again) == Opening(1, Action.RUN)
     assert isinstance(again, type(miner))
-    assert mine(again, 1).action is Action.RUN
+    assert drive_window(again, 1).action is Action.RUN
     assert again.journal.status(1) is Status.FINISHED
     assert open_window(again).window == 2
 

@@ -19,7 +19,7 @@ from templar.neuron.validator import Validator
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Evidence, MinerRecord
 from templar.scoring.standing import Event, ScoreCard, Standing
-from templar.window import Action, open_window, validate
+from templar.window import Action, drive_window, open_window
 from tests.support.marks import some_quick
 from tests.support.network import Network, tiny
 
@@ -76,7 +76,7 @@ class Window:
         self.validator.publish_peers(self.window)
 
     def gather(self) -> None:
-        self.report = self.validator.gather_everybody(self.window)
+        self.report = self.validator.gather(self.window)
 
     def settle(self) -> None:
         self.settlement = self.validator.settle_and_publish(self.window, self.report)
@@ -124,7 +124,7 @@ def test_a_restart_after_any_step_scores_the_window_once(undisturbed: Network, f
                 break
         again = network.restart(name)
         assert isinstance(again, Validator)
-        assert validate(again, 2).action is Action.RUN
+        assert drive_window(again, 2).action is Action.RUN
 
     network.run([2], but=[name], beside=[dies_and_comes_back])
     network.run([3])
@@ -157,7 +157,7 @@ def test_a_window_in_the_book_is_not_measured_again(network: Network) -> None:
     network.run([1])
     validator = network.validator
     settlement = validator.settle(1)
-    assert validator.evaluate(validator.gather_everybody(1), settlement) is None
+    assert validator.evaluate(validator.gather(1), settlement) is None
     known = validator.rate(1, None)
     assert known == evidence_of(network, 1)
 
@@ -167,7 +167,7 @@ def test_a_window_that_was_only_replayed_is_never_measured(network: Network) -> 
     network.run([1, 2], but=[network.name(validator)])
     network.world.chain.wait_for_block(3 * network.hparams.windows.blocks_per_window)
     open_window(validator, 3)
-    report, settlement = validator.gather_everybody(2), validator.settle(2)
+    report, settlement = validator.gather(2), validator.settle(2)
     assert validator.evaluate(report, settlement) is None
     assert validator.rate(2, None) is None
     assert validator.set_weights(None) is None

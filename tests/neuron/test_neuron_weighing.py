@@ -35,7 +35,7 @@ from templar.interrupt import StoppedError
 from templar.neuron.journal import Journal, Status
 from templar.neuron.validator import BEGUN, PAUSES, STEP, Validator, WeightsReport, are_due, weigh
 from templar.scoring.evidence import Evidence
-from templar.window import Action, validate
+from templar.window import Action, drive_window
 from tests.support.network import Network, tiny
 from tests.support.substrate import MemorySubstrate
 
@@ -703,9 +703,9 @@ def test_a_refusal_blocks_neither_proof_nor_close_and_is_made_up_for(network: Ne
         again = network.restart(name)
         assert isinstance(again, Validator)
         again.chain.wait_for_block(4 * network.hparams.windows.blocks_per_window)
-        assert validate(again, 4).action is Action.RUN
+        assert drive_window(again, 4).action is Action.RUN
         again.chain.wait_for_block(5 * network.hparams.windows.blocks_per_window)
-        assert validate(again, 5).action is Action.RUN
+        assert drive_window(again, 5).action is Action.RUN
 
     network.run([4, 5], but=[name], beside=[restarted])
     uid = network.validator.exchange.identity(4).uid

@@ -5,7 +5,7 @@ from templar.exchange.signed import seal, unseal
 from templar.neuron.validator import Validator
 from templar.scoring.evidence import Evidence
 from templar.store.directory import DirectoryStore
-from templar.window import Action, validate
+from templar.window import Action, drive_window
 from tests.support.prepared import PreparedNetwork
 
 VALIDATOR = 2
@@ -19,7 +19,7 @@ def run_alone(network: PreparedNetwork, num_windows: int) -> None:
     assert isinstance(node, Validator)
     node.start()
     for window in range(first, first + num_windows):
-        assert validate(node, window).action is Action.RUN
+        assert drive_window(node, window).action is Action.RUN
     node.stop()
 
 

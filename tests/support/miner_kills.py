@@ -31,7 +31,7 @@ from templar.store.address import BucketAddress
 from templar.store.base import ObjectInfo
 from templar.store.s3 import S3Store
 from templar.store.s3_protocol import S3Settings
-from templar.window import Action, aggregate, open_window
+from templar.window import Action, drive_window, open_window
 from tests.support.killing import fork, kill_after
 from tests.support.network import tiny
 
@@ -218,7 +218,7 @@ class Kills:
 
     def _aggregate(self, window: int) -> dict[str, Any]:
         aggregator = self._started(Aggregator)
-        assert aggregate(aggregator, window).action is Action.RUN
+        assert drive_window(aggregator, window).action is Action.RUN
         return {"applied": aggregator.settle(window).uids, "root": aggregator.state.root}
 
     def _end(self, window: int) -> dict[str, Any]:
