@@ -40,7 +40,7 @@ from templar.gradient.compress import FeedbackRule, FeedbackState, compress
 from templar.gradient.layout import Layout
 from templar.scoring.evaluation_plan import Candidate, draw_plan
 from templar.scoring.measure import Evaluator, find_likenesses, norm_ratios
-from templar.scoring.score import Assumptions, score_payload
+from templar.scoring.score import CurvaturePrior, score_payload
 from templar.scoring.standing import FRESH
 from templar.training.loss import sequence_losses, single_threaded
 from templar.training.model import build_model, load_parameters, parameters_of
@@ -173,9 +173,9 @@ def ours(scene: Scene) -> dict[int, float]:
     measurements = {uid: evaluator.measure(uid, others) for uid, others in plan.exact.items()}
     find_likenesses(scene.payloads, scene.payloads, frozenset(), scene.layout, threshold=0.4)
     norm_ratios(scene.payloads, scene.layout)
-    assumed = Assumptions.of(estimates.values(), measurements.values(), scene.large_promise_ratio)
+    prior = CurvaturePrior.of(estimates.values(), measurements.values(), scene.large_promise_ratio)
     return {
-        uid: score_payload(estimate, measurements.get(uid), FRESH, assumed).gradient_score
+        uid: score_payload(estimate, measurements.get(uid), FRESH, prior).gradient_score
         for uid, estimate in estimates.items()
     }
 

@@ -19,7 +19,7 @@ from templar.scoring.conclude import compute_weights
 from templar.scoring.evaluation_plan import Candidate, draw_plan
 from templar.scoring.evidence import Estimate, Measurement
 from templar.scoring.measure import find_likenesses, norm_ratios
-from templar.scoring.score import Assumptions, score_payload
+from templar.scoring.score import CurvaturePrior, WindowScore, score_payload
 from templar.scoring.standing import ScoreCard
 
 # Uid -> sequences that it was assigned, windows since it was measured exactly.
@@ -106,8 +106,7 @@ def _encoded(found: Mapping[int, Payload]) -> dict[str, str]:
 
 Losses = Sequence[float | None]
 
-# Random loss and gain of the estimates; of the measurements the random losses before and after, and the gain that was
-# promised.
+# Random loss and gain of the estimates; of the measurements the random losses before and after, and the predicted gain.
 _WINDOWS: tuple[tuple[Sequence[Losses], Sequence[Losses]], ...] = (
     ((), ()),
     ((), ((4.0, 3.75, 0.5),)),
@@ -134,20 +133,24 @@ def _assumptions(estimates: Sequence[Losses], measurements: Sequence[Losses]) ->
     return {
         "estimates": [each.model_dump() for each in linear],
         "measurements": [each.model_dump() for each in exact],
-        "assumed": vars(Assumptions.of(linear, exact, SCORING.large_promise_ratio)),
+        "assumed": _prior(CurvaturePrior.of(linear, exact, SCORING.large_promise_ratio)),
     }
+
+
+def _prior(prior: CurvaturePrior) -> dict[str, Any]:
+    return {"typical": prior.typical, "large": prior.large, "broken": prior.shortfalls, "ratio": prior.ratio}
 
 
 Known = tuple[float | None, float]
 _UNKNOWN: Known = (None, 0.0)
-_NOTHING, _TYPICAL = Assumptions(), Assumptions(typical=-0.125)
-_LARGE = Assumptions(typical=-0.0625, large=0.25, broken=((0.3125, -0.75), (0.375, -0.5)), ratio=2.0)
-_UNPROVEN = replace(_LARGE, broken=())
+_NOTHING, _TYPICAL = CurvaturePrior(), CurvaturePrior(typical=-0.125)
+_LARGE = CurvaturePrior(typical=-0.0625, large=0.25, shortfalls=((0.3125, -0.75), (0.375, -0.5)), ratio=2.0)
+_UNPROVEN = replace(_LARGE, shortfalls=())
 
 # The estimate: own loss and gain, random loss and gain, and what others gain more on the own data. The measurement, if
-# any: own losses before and after, random ones, and the random gain that was promised. The card's curvature, and the
-# promise that it is of. What is assumed in the window.
-_SCORES: tuple[tuple[Losses, Losses | None, Known, Assumptions], ...] = (
+# any: own losses before and after, random ones, and the predicted random gain. The card's curvature, and the predicted
+# gain that it is of. The window's prior.
+_SCORES: tuple[tuple[Losses, Losses | None, Known, CurvaturePrior], ...] = (
     ((4.0, 0.5, 4.0, 0.25, 0.0), None, _UNKNOWN, _NOTHING),
     ((4.0, 0.5, 4.0, 0.25, 0.0625), None, _UNKNOWN, _NOTHING),
     ((4.0, 0.5, 4.0, 0.25, 0.0), None, _UNKNOWN, _TYPICAL),
@@ -181,7 +184,7 @@ _SCORES: tuple[tuple[Losses, Losses | None, Known, Assumptions], ...] = (
 )
 
 
-def _score(linear: Losses, exact: Losses | None, known: Known, assumed: Assumptions) -> dict[str, Any]:
+def _score(linear: Losses, exact: Losses | None, known: Known, prior: CurvaturePrior) -> dict[str, Any]:
     estimate = Estimate.model_validate(dict(zip(Estimate.model_fields, linear, strict=True)))
     measurement = None
     if exact is not None:
@@ -191,8 +194,17 @@ def _score(linear: Losses, exact: Losses | None, known: Known, assumed: Assumpti
         "estimate": estimate.model_dump(),
         "measurement": None if measurement is None else measurement.model_dump(),
         "card": card.model_dump(),
-        "assumed": vars(assumed),
-        **vars(score_payload(estimate, measurement, card, assumed)),
+        "assumed": _prior(prior),
+        **_window_score(score_payload(estimate, measurement, card, prior)),
+    }
+
+
+def _window_score(score: WindowScore) -> dict[str, Any]:
+    return {
+        "gradient_score": score.gradient_score,
+        "indicator": score.indicator,
+        "curvature": score.curvature,
+        "promise": score.predicted,
     }
 
 

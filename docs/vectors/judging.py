@@ -105,7 +105,7 @@ def _windows(roster: str) -> tuple[WindowFacts, ...]:
         _window(WINDOW + 2, _two_are_alike_and_one_breaks_the_loss(), roster=sha256_hex(b"roster 3"), steps=2),
         _window(WINDOW + 3, _the_store_fails_and_two_are_banned(), roster=None, steps=3),
         _window(WINDOW + 5, _most_fail_and_one_is_back(), roster=sha256_hex(b"roster 6"), steps=4),
-        _window(WINDOW + 6, _some_promise_much(), roster=sha256_hex(b"roster 7"), steps=5),
+        _window(WINDOW + 6, _some_predict_large_gains(), roster=sha256_hex(b"roster 7"), steps=5),
     )
 
 
@@ -177,8 +177,8 @@ def _most_fail_and_one_is_back() -> tuple[MinerFacts, ...]:
     )
 
 
-def _some_promise_much() -> tuple[MinerFacts, ...]:
-    """Uid 7 keeps half of it; 2 is known for keeping more of about as much, 6 promises more than was ever measured.
+def _some_predict_large_gains() -> tuple[MinerFacts, ...]:
+    """Uid 7 reaches half of it; 2 has reached more of about as much before, 6 predicts more than was ever measured.
 
     Uid 4 does little, so that it is worth less than what its rating vouches for. Uid 3 still shows nothing, for all its
     penalties.

@@ -1,7 +1,6 @@
-"""Two accounts of one window, field by field: where they part, by name.
+"""Compare two accounts of one window field by field, and name the fields that differ.
 
-What was measured with floating point may be compared within a tolerance, for other hardware; everything else is
-compared exactly.
+Measured numbers may be compared within a tolerance, for other hardware; everything else is compared exactly.
 """
 
 import re
@@ -17,25 +16,21 @@ from pydantic import BaseModel
 from templar.scoring.evidence import Evidence, Likeness, SlashRecord, WindowFacts
 
 KEYS = ("uid", "hotkey", "subject")
-"""What the parts of an evidence are known by, where they are lists."""
-
-
-MOST_CHARACTERS = 80
-"""Of a value that is shown."""
-
-
+"""Fields that identify the items of an evidence's lists."""
+MAX_CHARACTERS = 80
+"""Length of a value that is shown."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that was published and is not so.
+    """A published value that the public objects contradict.
 
     Attributes:
         where: The field, such as `miners[uid 7].after.mu`.
-        published: What was published, for people.
-        recomputed: What follows from the public objects, for people; empty if `published` says what is wrong.
-        suspects: Uids of whom one at least is at fault; a single one is.
+        published: The published value, for people.
+        recomputed: The value by the public objects, for people; empty if `published` says what is wrong.
+        suspects: Uids, at least one of which is at fault.
     """
 
     where: str
@@ -51,25 +46,21 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Closeness:
-    """When two measured numbers are the same.
+class Tolerance:
+    """When two measured numbers are equal.
 
     Attributes:
-        relative: How far apart they may be, relative to the larger one of what was recomputed and what is usual.
-        usual: Field -> the median size of its numbers in the window: a gain may be next to nothing.
+        relative: Allowed distance, relative to the larger of the recomputed number and the typical size of its field.
+        typical: Field -> median size of its recomputed numbers in the window, for a gain may be almost zero. Published
+            numbers have no part in it: they must not widen the tolerance.
     """
 
     relative: float = 0.0
-    usual: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    typical: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
     @classmethod
-    def of(cls, relative: float, recomputed: WindowFacts) -> "Closeness":
-        """For the facts of one window.
-
-        Args:
-            relative: 0 for exactly.
-            recomputed: The own account; that of others must not widen what is close.
-        """
+    def of(cls, relative: float, recomputed: WindowFacts) -> "Tolerance":
+        """Return the tolerance for the facts of one window."""
         sizes: dict[str, list[float]] = {}
         for miner in recomputed.miners:
             for part in (miner.estimate, miner.measurement, miner.overlap, miner.repeat):
@@ -78,47 +69,47 @@ class Closeness:
                         sizes.setdefault(name, []).append(abs(value))
         return cls(relative, {name: median(values) for name, values in sizes.items()})
 
-    def holds(self, name: str, published: float, recomputed: float) -> bool:
-        """Whether the two numbers of a field are the same."""
-        size = max(abs(recomputed), self.usual.get(name, 0.0))
+    def allows(self, name: str, published: float, recomputed: float) -> bool:
+        """Return whether the two numbers of a field are equal."""
+        size = max(abs(recomputed), self.typical.get(name, 0.0))
         return published == recomputed or abs(published - recomputed) <= self.relative * size
 
 
-EXACTLY = Closeness()
+EXACT = Tolerance()
 
 
 def compare_facts(
     published: WindowFacts, recomputed: WindowFacts, *, tolerance: float = 0.0, measured: bool = True
 ) -> tuple[Difference, ...]:
-    """Where the facts of a window part, as the evidence names its fields.
+    """Return where the facts of a window differ, by the evidence's names of the fields.
 
     Args:
         published: The facts of an evidence.
         recomputed: The same window, seen and measured again.
-        tolerance: How far apart measured numbers may be, relatively; 0 for exactly.
-        measured: Whether the measured numbers are compared at all; without them, only what was seen.
+        tolerance: Allowed relative distance of measured numbers; 0 for equality.
+        measured: Compare the measured numbers too; otherwise only observations.
     """
-    closeness = Closeness.of(tolerance, recomputed)
+    allowed = Tolerance.of(tolerance, recomputed)
     if not measured:
         published, recomputed = _unmeasured(published), _unmeasured(recomputed)
     mine, theirs = ({miner.uid: miner for miner in facts.miners} for facts in (recomputed, published))
     found = [
         *_compare_keys("miners", "uid", published.miners, recomputed.miners),
-        *_compare_parts("", published, recomputed, closeness, but="miners"),
+        *_compare_parts("", published, recomputed, allowed, but="miners"),
     ]
     for uid, miner in theirs.items():
         if uid in mine:
-            found.extend(_compare(f"miners[uid {uid}].facts", miner, mine[uid], closeness))
+            found.extend(_compare(f"miners[uid {uid}].facts", miner, mine[uid], allowed))
     return tuple(found)
 
 
 def compare_evidence(published: Evidence, recomputed: Evidence) -> tuple[Difference, ...]:
-    """Where an evidence parts from what follows from its own facts, exactly."""
-    return tuple(_compare_parts("", published, recomputed, EXACTLY))
+    """Return where an evidence differs from the conclusion from its own facts, exactly."""
+    return tuple(_compare_parts("", published, recomputed, EXACT))
 
 
 def _unmeasured(facts: WindowFacts) -> WindowFacts:
-    """The same without numbers."""
+    """Return the facts without measured numbers."""
     nothing = dict.fromkeys(("estimate", "measurement", "norm_ratio", "overlap", "repeat"))
     miners = tuple(miner.model_copy(update=nothing) for miner in facts.miners)
     return WindowFacts(
@@ -126,39 +117,39 @@ def _unmeasured(facts: WindowFacts) -> WindowFacts:
     )
 
 
-def _compare(where: str, published: Any, recomputed: Any, closeness: Closeness) -> Iterator[Difference]:
+def _compare(where: str, published: Any, recomputed: Any, tolerance: Tolerance) -> Iterator[Difference]:
     name = where.rpartition(".")[2]
     if isinstance(published, float) and isinstance(recomputed, float):
-        if not closeness.holds(name, published, recomputed):
+        if not tolerance.allows(name, published, recomputed):
             yield _difference(where, published, recomputed)
     elif isinstance(published, BaseModel) and type(published) is type(recomputed):
-        yield from _compare_parts(where, published, recomputed, closeness)
+        yield from _compare_parts(where, published, recomputed, tolerance)
     elif _key(published, recomputed) is not None:
-        yield from _compare_lists(where, published, recomputed, closeness)
+        yield from _compare_lists(where, published, recomputed, tolerance)
     elif published != recomputed:
         yield _difference(where, published, recomputed)
 
 
 def _compare_parts(
-    where: str, published: Any, recomputed: Any, closeness: Closeness, *, but: str | None = None
+    where: str, published: Any, recomputed: Any, tolerance: Tolerance, *, but: str | None = None
 ) -> Iterator[Difference]:
     theirs = dict(_parts(recomputed))
     for name, value in _parts(published):
         if name != but:
-            yield from _compare(f"{where}.{name}" if where else name, value, theirs[name], closeness)
+            yield from _compare(f"{where}.{name}" if where else name, value, theirs[name], tolerance)
 
 
 def _compare_lists(
-    where: str, published: Sequence[Any], recomputed: Sequence[Any], closeness: Closeness
+    where: str, published: Sequence[Any], recomputed: Sequence[Any], tolerance: Tolerance
 ) -> Iterator[Difference]:
-    """Lists whose parts have names: a part that is missing is one difference, and moves no other."""
+    """Compare lists by their items' keys: a missing item is one difference, and shifts no other."""
     key = _key(published, recomputed) or ""
     yield from _compare_keys(where, key, published, recomputed)
     mine = {getattr(each, key): each for each in recomputed}
     for each in published:
         name = getattr(each, key)
         if name in mine:
-            yield from _compare(f"{where}[{key} {name}]", each, mine[name], closeness)
+            yield from _compare(f"{where}[{key} {name}]", each, mine[name], tolerance)
 
 
 def _compare_keys(where: str, key: str, published: Sequence[Any], recomputed: Sequence[Any]) -> Iterator[Difference]:
@@ -174,7 +165,7 @@ def _compare_keys(where: str, key: str, published: Sequence[Any], recomputed: Se
 
 
 def _key(published: Any, recomputed: Any) -> str | None:
-    """What the parts of two lists are known by; None if they are no such lists."""
+    """Return the field that identifies the items of two lists; None for anything else."""
     if not isinstance(published, tuple) or not isinstance(recomputed, tuple) or not (published or recomputed):
         return None
     first = (published or recomputed)[0]
@@ -195,13 +186,13 @@ def _difference(where: str, published: Any, recomputed: Any) -> Difference:
 
 
 def shown(value: Any) -> str:
-    """A value for people, in one short line."""
+    """Return a value as one short line for people."""
     if value is None or value == ():
         return "nothing"
     if isinstance(value, Enum):
         return str(value.value)
     if isinstance(value, str):
-        return value[:12] if _DIGEST.fullmatch(value) else value[:MOST_CHARACTERS]
+        return value[:12] if _DIGEST.fullmatch(value) else value[:MAX_CHARACTERS]
     if isinstance(value, tuple | list):
         text = ", ".join(map(shown, value))
     elif isinstance(value, SlashRecord):
@@ -212,4 +203,4 @@ def shown(value: Any) -> str:
         text = value.model_dump_json(exclude_none=True)
     else:
         text = repr(value)
-    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}..."
+    return text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}..."

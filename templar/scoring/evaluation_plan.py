@@ -1,6 +1,7 @@
-"""What is measured in a window, and on which sequences: a pure function of the block that settled the window.
+"""Draw the evaluation plan of a window: who is measured, and on which sequences.
 
-That block did not exist when the miners committed, so nobody can train for the measurement; and everybody can redo it.
+The plan is a pure function of the block that settled the window. That block did not exist when the miners committed, so
+nobody can train for the measurement, and everybody can redo it.
 """
 
 import heapq
@@ -10,20 +11,12 @@ from dataclasses import dataclass
 
 from templar.canonical import keyed_seed
 
-_OWN_DOMAIN = "templar.scoring.own"
-
-
-_ORDER_DOMAIN = "templar.scoring.order"
-
-
-_EXACT_DOMAIN = "templar.scoring.exact"
-
-
-_SAMPLE_DOMAIN = "templar.scoring.sample"
-
-
 SPARE = -1
-"""Stands for the uid of sequences that no miner was assigned."""
+"""The key of sequences that no miner was assigned, among uids."""
+_OWN_DOMAIN = "templar.scoring.own"
+_ORDER_DOMAIN = "templar.scoring.order"
+_EXACT_DOMAIN = "templar.scoring.exact"
+_SAMPLE_DOMAIN = "templar.scoring.sample"
 
 
 @dataclass(frozen=True)
@@ -31,7 +24,7 @@ class Candidate:
     """A miner whose payload counts.
 
     Attributes:
-        hotkey: Its address; whatever is drawn is keyed with it, so that uids do not matter.
+        hotkey: Its address; every draw is keyed with it, so that uids do not matter.
         num_sequences: Sequences that it was assigned.
         unmeasured: Windows since it was measured exactly, at least 1.
     """
@@ -43,12 +36,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """The measurement of a window.
+    """The sequences that a window is measured on.
 
     Attributes:
         segments: Uid -> indices of the sequences of its own segment, in the order of evaluation. All segments together
             are the evaluation batch; to each miner the segments of the others are random data.
-        exact: Uid of who is measured exactly -> uids whose segments it is measured on besides its own.
+        exact: Uid that is measured exactly -> uids whose segments it is measured on besides its own.
     """
 
     segments: Mapping[int, tuple[int, ...]]
@@ -67,25 +60,25 @@ def draw_plan(
 ) -> EvaluationPlan:
     """Draw the evaluation plan of a window.
 
-    Own sequences come from those that a miner was told to train on first, for a miner may run out of time. With less
-    than two segments there is no random data for somebody: then data that nobody was assigned makes one more.
-
     Args:
         candidates: By uid.
         num_spare: Sequences at hand that nobody was assigned.
         num_sequences: Own sequences per miner.
         trained_first: Sequences that a miner trains on in a full window.
-        exact_miners: How many are measured exactly; who was not for long is likelier to be drawn.
-        exact_segments: On how many segments of others.
+        exact_miners: Number of miners that are measured exactly; the longer one was not, the likelier it is drawn.
+        exact_segments: Number of others' segments that each of them is measured on.
         block_hash: Hash of the block that settled the window.
     """
+    # 1. Own segments, from the sequences that a miner trains on first, for it may run out of time.
     segments = {}
     for uid in sorted(candidates, key=lambda uid: keyed_seed(_ORDER_DOMAIN, block_hash, candidates[uid].hotkey)):
         own, hotkey = range(min(candidates[uid].num_sequences, trained_first)), candidates[uid].hotkey
         if own:
             segments[uid] = tuple(draw(own, num_sequences, _OWN_DOMAIN, block_hash, hotkey))
+    # 2. A single segment leaves somebody without random data: unassigned data makes one more.
     if candidates and len(segments) < 2 and num_spare:
         segments[SPARE] = tuple(draw(range(num_spare), num_sequences, _OWN_DOMAIN, block_hash, SPARE))
+    # 3. The miners of the exact measurement, and the segments of others for each.
     exact = {}
     for uid in _drawn_by_age(candidates, exact_miners, block_hash):
         others = {_name(other, candidates): other for other in segments if other != uid}
@@ -99,12 +92,12 @@ def draw_plan(
 
 
 def draw(population: Sequence[int], count: int, domain: str, *key: str | int) -> list[int]:
-    """Up to `count` members of a population, in rising order: those with the smallest keyed hashes."""
+    """Return up to `count` members of a population with the smallest keyed hashes, in rising order."""
     return sorted(heapq.nsmallest(count, population, key=lambda member: keyed_seed(domain, *key, member)))
 
 
 def _drawn_by_age(candidates: Mapping[int, Candidate], count: int, block_hash: str) -> list[int]:
-    """Weighted sampling without replacement: the smallest exponential variates whose rates are the weights.
+    """Sample by weight without replacement: take the smallest exponential variates whose rates are the weights.
 
     Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006.
     """

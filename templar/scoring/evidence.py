@@ -1,7 +1,7 @@
-"""What a validator measured and concluded in one window, signed and public, so that anybody can check it.
+"""The evidence that a validator signs and publishes for one window, so that anybody can check its scores.
 
-The facts are what was seen and measured; everything else follows from them and from the evidence of the window before,
-by `conclude`. An audit holds the facts against the public objects and the rest against the facts.
+Its facts are observations and measurements. Everything else follows from them and from the evidence of the window
+before, by `conclude`. An audit holds the facts against the public objects, and the rest against the facts.
 """
 
 from dataclasses import dataclass
@@ -11,37 +11,32 @@ from typing import Annotated
 from pydantic import Field
 
 from templar.errors import Reason
-from templar.exchange.gather import CONCLUSIVE
 from templar.exchange.object_keys import Kind
+from templar.exchange.reveal import CONCLUSIVE
 from templar.exchange.signed import ENVELOPE_BYTES, Count, Hex64, Hotkey, Uid, WindowBody
 from templar.scoring.standing import Event, Finite, Rating, Record, ScoreCard, Standing
 
 Tier = Annotated[str, Field(pattern="^(gather|reserve|other)$")]
-
-
-Subject = Annotated[str, Field(pattern=r"^([0-9a-f]{64}|[1-9A-HJ-NP-Za-km-z]{46,50})$")]
-
+BanSubject = Annotated[str, Field(pattern=r"^([0-9a-f]{64}|[1-9A-HJ-NP-Za-km-z]{46,50})$")]
 
 MAX_BANS = 4096
 """Bans at a time; those that end first are forgotten first."""
-
-
 MAX_DEPARTED = 512
-"""Cards of hotkeys that are not registered any more; those who were paid least recently are forgotten first."""
+"""Cards of hotkeys that are not registered any more; those that revealed least recently are forgotten first."""
 
 
 class Estimate(Record):
-    """The linear score of a payload: mean losses in nats per token, and how far its update lowers them to first order.
+    """The first-order measurement of a payload: mean losses and gains in nats per token.
 
     A number that is not finite is recorded as None: it is a verdict, not an error.
 
     Attributes:
         own_before: Loss on the miner's own segment.
-        own_gain: What the update takes off that loss.
+        own_gain: First-order fall of that loss under the update.
         random_before: Loss on the rest of the evaluation batch.
-        random_gain: What the update takes off that loss.
-        expected: By how much the segment is easier than the rest for others: the median, over the miners that were
-            drawn, of their relative gain on it less that on the rest. 0 if nobody else was drawn.
+        random_gain: First-order fall of that loss under the update.
+        expected: How much easier the segment is than the rest for others: over the miners that were drawn for an exact
+            measurement, the median of their relative gain on it less that on the rest. 0 if nobody else was drawn.
     """
 
     own_before: Finite | None
@@ -52,16 +47,10 @@ class Estimate(Record):
 
 
 class Measurement(Record):
-    """Mean losses in nats per token before and after one payload is applied alone.
+    """The exact measurement of a payload: mean losses in nats per token before and after it is applied alone.
 
-    A loss that is not finite is recorded as None: it is a verdict, not an error.
-
-    Attributes:
-        own_before: On the miner's own segment.
-        own_after: The same afterwards.
-        random_before: On the sampled segments of others.
-        random_after: The same afterwards.
-        random_gain: The linear score's forecast of their difference.
+    `own_*` is on the miner's own segment, `random_*` on the sampled segments of others, and `random_gain` the
+    first-order fall there. A number that is not finite is recorded as None: it is a verdict, not an error.
     """
 
     own_before: Finite | None
@@ -72,10 +61,10 @@ class Measurement(Record):
 
 
 class Likeness(Record):
-    """The payload that most of a payload is also in.
+    """The most similar payload of another miner, or of the window before.
 
     Attributes:
-        uid: Whose.
+        uid: Its author.
         share: Share of common coefficients beyond chance, 0..1.
     """
 
@@ -84,23 +73,20 @@ class Likeness(Record):
 
 
 class MinerFacts(Record):
-    """What was seen of one miner in a window.
+    """The observations and measurements of one miner in a window.
 
     Attributes:
-        uid: The miner.
-        hotkey: Its address.
         bucket: Digest of its bucket's address; None if the chain named none.
         tier: Why its payload was fetched.
         assigned: Whether it had data to train on; one that waits for a slot has nothing to publish.
         payload_sha256: The payload that counts; None if none does.
         applied: Whether the decided roster has it.
-        reason: Why none counts.
-        windows_behind: Windows that its state was behind; None if that cannot be told now.
-        estimate: The linear score; None if nothing was measured.
-        measurement: The exact one; None if it was not drawn for it.
-        norm_ratio: Norm of the payload over the median norm; None if nothing was measured.
-        overlap: The most alike payload of the same window; None if nothing was measured, or there is no other.
-        repeat: The most alike payload of the window before, of any miner (but of its own only if that was applied).
+        reason: Why no payload counts.
+        windows_behind: Windows that its state was behind; None if that is unknown because its store failed.
+        measurement: None if it was not drawn for an exact measurement.
+        norm_ratio: Norm of the payload over the median norm.
+        overlap: The most similar payload of the same window; None if there is no other.
+        repeat: The most similar payload of the window before, of any miner (its own only if that was applied).
     """
 
     uid: Uid
@@ -121,10 +107,9 @@ class MinerFacts(Record):
 
 @dataclass(frozen=True)
 class WindowFacts:
-    """What was seen and measured in a window; all that a conclusion needs besides the standing before it.
+    """The observations and measurements of a window: the input of `conclude`, besides the standing before.
 
     Attributes:
-        window: The window.
         roster: Digest of the decided roster; None for a null window.
         root_before: State root that everything was measured on.
         outer_steps: Outer steps of that state.
@@ -143,10 +128,7 @@ class WindowFacts:
 
     @cached_property
     def success_rate(self) -> float:
-        """Share of the gather tier that revealed something that counts; 1 if there is no tier.
-
-        Whoever could not be read says nothing about the others.
-        """
+        """Share of the gather tier with a payload that counts; unreadable miners are left out, and 1 without a tier."""
         tier = [
             miner.payload_sha256 is not None
             for miner in self.miners
@@ -156,33 +138,26 @@ class WindowFacts:
 
     @cached_property
     def is_well_read(self) -> bool:
-        """Whether payloads of more than half of the miners that had data count: then reading them works."""
+        """Whether payloads of more than half of the assigned miners count, so that reading works here."""
         revealed = [miner.payload_sha256 is not None for miner in self.miners if miner.assigned]
         return 2 * sum(revealed) > len(revealed)
 
 
 class SlashRecord(Record):
-    """A penalty.
-
-    Attributes:
-        event: Which entry of the table.
-        reason: Why, for machines.
-    """
+    """A penalty: the entry of the table, and the reason code."""
 
     event: Annotated[Event, Field(strict=False)]
     reason: Annotated[Reason, Field(strict=False)]
 
 
 class MinerRecord(Record):
-    """All that a window meant for one miner.
+    """A miner's facts and their consequences.
 
     Attributes:
-        facts: What was seen and measured.
         before: Its card before the window.
         gradient_score: Relative fall of the loss on others' data; None if it was not scored.
         indicator: +1 if the loss fell more on the own data, else -1; None if it was not scored.
-        copied: Whether much of its payload is also in another one, whether that costs anything yet or not.
-        slashes: Penalties of the window.
+        copied: Whether a payload is alike beyond the first overlap level, even while that is not penalised yet.
         after: Its card after the window.
     """
 
@@ -215,35 +190,30 @@ class Departed(Record):
 class Ban(Record):
     """A ban of a hotkey, or of a bucket by the digest of its address, up to and including a window."""
 
-    subject: Subject
+    subject: BanSubject
     last_window: Count
 
 
 class WeightRecord(Record):
-    """One weight that the validator would set now."""
+    """A weight that follows from the final scores."""
 
     uid: Uid
     weight: Finite
 
 
 class Evidence(WindowBody):
-    """The evidence of one validator for one window.
+    """The evidence of one validator for one window; its fields `roster` to `loss` are as in `WindowFacts`.
 
     Attributes:
         previous: Digest of the evidence that this one follows, whose cards are the ones before; None for the first.
         previous_window: The window of that evidence.
-        roster: As in `WindowFacts`, and so are the next four.
-        root_before: See there.
-        outer_steps: See there.
-        seed_block: See there.
-        loss: See there.
         miners: One record per registered miner, in uid order.
         baseline_sigma: Uncertainty of the rating of the baseline, which final scores count from.
-        typical_advantage: Median advantage of the scored miners that have any, before the window's penalties; final
-            scores count in it.
+        typical_advantage: Median positive advantage of the scored miners, before the window's penalties; skill is
+            measured in it.
         departed: Cards of hotkeys that are not registered any more, by hotkey.
         bans: Bans that hold in later windows, by subject.
-        weights: What the scores amount to, in uid order.
+        weights: The weights that follow from the final scores, in uid order.
     """
 
     kind = Kind.EVIDENCE
@@ -265,7 +235,7 @@ class Evidence(WindowBody):
 
     @property
     def facts(self) -> WindowFacts:
-        """What was seen and measured."""
+        """The observations and measurements."""
         return WindowFacts(
             window=self.window,
             roster=self.roster,
@@ -278,7 +248,7 @@ class Evidence(WindowBody):
 
     @property
     def standing(self) -> Standing:
-        """What is remembered after the window."""
+        """The validator's memory after the window."""
         facts = [record.facts for record in self.miners]
         return Standing(
             window=self.window,

@@ -1,9 +1,7 @@
-"""A validator's published evidence: each names the one that it follows, and what follows from it ends on chain.
+"""The chain of a validator's evidence: kept in its score book, read from its bucket, held against weights on chain.
 
-A validator's memory of scores: the evidence of each window, in SQLite, one transaction per window.
-
-What is remembered of the miners stands in the newest evidence, so a window is in the book with all that it changed or
-not at all: a crash in mid-window scores nobody twice.
+Each evidence names the one before. A validator's memory stands in the newest, so a window is in the book with all that
+it changed or not at all: a crash in mid-window scores nobody twice.
 """
 
 import json
@@ -27,16 +25,19 @@ from templar.store.base import ObjectStore
 from templar.timeline import window_of
 
 SCHEMA_VERSION = 2
-
-
+RECENT_WINDOWS = 3
+"""Evidence older than this many windows is not held against the weights on chain, which change."""
+DUE_WINDOWS = 3
+"""Number of windows with due weights in which the weights on chain may have been set."""
 _SCHEMA = """
 CREATE TABLE windows (window INTEGER PRIMARY KEY, evidence BLOB NOT NULL) STRICT;
 CREATE TABLE beginning (hotkey TEXT PRIMARY KEY, card TEXT NOT NULL) STRICT;
 """
+_CARD = TypeAdapter(ScoreCard)
 
 
 class ScoreBook:
-    """The evidence of a validator's windows, and what is remembered after the newest.
+    """The evidence of a validator's windows in SQLite, one transaction per window.
 
     Args:
         path: The database file; made when needed, and brought up to date if an earlier release made it.
@@ -63,7 +64,7 @@ class ScoreBook:
 
     @property
     def standing(self) -> Standing:
-        """What is remembered after the newest window; before the first one, what an earlier release left."""
+        """The memory after the newest window; before the first one, the cards that an earlier release left."""
         newest = self._file.execute("SELECT evidence FROM windows ORDER BY window DESC LIMIT 1")
         if newest:
             return Evidence.model_validate_json(newest[0][0]).standing
@@ -74,12 +75,12 @@ class ScoreBook:
         """Enter a window.
 
         Args:
-            evidence: What it came to.
-            first: Whether it is where an empty book begins, whatever it follows.
+            evidence: The window's evidence.
+            first: Accept it as the beginning of an empty book, without the evidence that it follows.
 
         Raises:
-            ValueError: The window is in the book already, or an earlier one is missing in between: the evidence does
-                not follow the newest of the book. Nothing changed.
+            ValueError: The window is in the book already, or its evidence does not follow the newest of the book.
+                Nothing changed.
         """
         window, standing = evidence.window, self.standing
         with self._file.transaction() as transaction:
@@ -91,7 +92,7 @@ class ScoreBook:
             transaction.execute("INSERT INTO windows VALUES (?, ?)", (window, evidence.canonical()))
 
     def evidence(self, window: int) -> Evidence | None:
-        """The evidence of a window that is in the book; None if it is not."""
+        """Return the evidence of a window; None if it is not in the book."""
         rows = self._file.execute("SELECT evidence FROM windows WHERE window = ?", (window,))
         return Evidence.model_validate_json(rows[0][0]) if rows else None
 
@@ -107,7 +108,7 @@ class ScoreBook:
 
 
 def _keep_cards(transaction: sqlite3.Connection) -> None:
-    """From the first schema, which had cards beside evidence of another form: the cards are where this one begins."""
+    """Migrate from the first schema, whose evidence had another form: its cards become the beginning of the book."""
     names = ("mu", "sigma", "binary_average", "sync", "final", "last_reveal")
     rows = transaction.execute(f"SELECT hotkey, {', '.join(names)} FROM cards").fetchall()  # noqa: S608 - own names
     transaction.execute("CREATE TABLE beginning (hotkey TEXT PRIMARY KEY, card TEXT NOT NULL) STRICT")
@@ -119,22 +120,11 @@ def _keep_cards(transaction: sqlite3.Connection) -> None:
     transaction.execute("DROP TABLE cards")
 
 
-_CARD = TypeAdapter(ScoreCard)
-
-
-RECENT_WINDOWS = 3
-"""For how long after a window the chain's weights say something of it."""
-
-
-DUE_WINDOWS = 3
-"""In how many windows in which weights are due they are looked for, before they count as made up."""
-
-
 def read_evidence(exchange: Exchange, validator: NeuronInfo, window: int) -> Evidence | None:
-    """A validator's evidence of a window; None if there is none.
+    """Return a validator's published evidence of a window; None if there is none.
 
     Raises:
-        RejectedError: What lies there is not legal.
+        RejectedError: The object is not legal.
         TransientError: Chain or store failed.
         PermanentError: The bucket refuses to be read.
     """
@@ -144,19 +134,14 @@ def read_evidence(exchange: Exchange, validator: NeuronInfo, window: int) -> Evi
     return None if found is None else found.body
 
 
-def evidence_windows(exchange: Exchange, validator: NeuronInfo) -> tuple[int, ...]:
-    """The windows that a validator shows evidence of, in order; whether it is legal is not looked at.
-
-    Raises:
-        TransientError: Chain or store failed.
-        PermanentError: The bucket refuses to be listed.
-    """
+def _evidence_windows(exchange: Exchange, validator: NeuronInfo) -> tuple[int, ...]:
+    """Return the windows that a validator shows evidence of, legal or not, in rising order."""
     keys = evidence_keys(exchange.buckets.reader(validator))
     return tuple(dict.fromkeys(key.window for key in keys if key.window is not None))
 
 
 def evidence_keys(store: ObjectStore) -> list[ObjectKey]:
-    """The keys of all evidence in a bucket, by rising window.
+    """Return the keys of all evidence in a bucket, by rising window.
 
     Raises:
         TransientError: The store failed.
@@ -168,17 +153,10 @@ def evidence_keys(store: ObjectStore) -> list[ObjectKey]:
 
 
 def find_standing(exchange: Exchange, evidence: Evidence) -> tuple[Standing | None, tuple[Difference, ...]]:
-    """What a validator remembered before a window, from the evidence that this one names.
+    """Return a validator's memory before a window, from the evidence that this one names, and the differences.
 
-    A validator has one past: the newest evidence before this one. To name another, or none, washes away what it
-    remembered.
-
-    Args:
-        exchange: The network.
-        evidence: The evidence.
-
-    Returns:
-        The standing, or None if it cannot be known; and what is wrong.
+    The standing is None if it cannot be known. A validator has one past: the newest evidence before this one. To name
+    another, or none, would wash away what it remembered.
 
     Raises:
         TransientError: Chain or store failed.
@@ -187,7 +165,8 @@ def find_standing(exchange: Exchange, evidence: Evidence) -> tuple[Standing | No
     window, earlier = evidence.window, evidence.previous_window
     validator = exchange.metagraph(window).by_hotkey(evidence.hotkey)
     assert validator is not None  # noqa: S101 - it was found there
-    newest = max((each for each in evidence_windows(exchange, validator) if each < window), default=None)
+    # 1. The evidence that is named must be the newest before this one.
+    newest = max((each for each in _evidence_windows(exchange, validator) if each < window), default=None)
     problems = []
     if earlier != newest and (newest is not None or evidence.previous is None):
         problems.append(Difference("previous_window", shown(earlier), shown(newest)))
@@ -195,6 +174,7 @@ def find_standing(exchange: Exchange, evidence: Evidence) -> tuple[Standing | No
         if evidence.previous is not None:
             problems.append(Difference("previous", shown(evidence.previous), "nothing"))
         return Standing(), tuple(problems)
+    # 2. Read it.
     author = exchange.metagraph(earlier).by_hotkey(evidence.hotkey)
     if author is None:
         return None, (*problems, Difference("previous", shown(evidence.previous), "nothing: it was not registered"))
@@ -213,43 +193,37 @@ def find_standing(exchange: Exchange, evidence: Evidence) -> tuple[Standing | No
 
 
 def compare_weights(exchange: Exchange, evidence: Evidence) -> tuple[tuple[Difference, ...], tuple[str, ...]]:
-    """Hold the weights on chain against a validator's evidence, if it is recent; the chain shows no older weights.
+    """Compare the weights on chain with a validator's evidence; return the differences, and notes on gaps.
 
-    What the chain refused is sent again later, so weights of the last few windows may stand there, never other ones.
-
-    Args:
-        exchange: The network.
-        evidence: The evidence.
-
-    Returns:
-        What is wrong, and what cannot be told.
+    Evidence older than `RECENT_WINDOWS` is not compared: the chain shows no older weights.
 
     Raises:
         TransientError: Chain or store failed.
     """
     chain, every = exchange.chain, exchange.hparams.weights.windows_per_weights
-    validator, current = (
-        chain.metagraph().by_hotkey(evidence.hotkey),
-        window_of(chain.block(), exchange.hparams.windows),
-    )
+    validator = chain.metagraph().by_hotkey(evidence.hotkey)
+    current = window_of(chain.block(), exchange.hparams.windows)
     if validator is None or evidence.window < current - RECENT_WINDOWS:
         return (), ()
     if chain.hides_weights():
         return (), ("the chain hides weights",)
-    shows = chain.weights().get(validator.uid, {})
+    # The validator sends again what the chain refused, so weights of the last few windows may stand there, and no
+    # other ones.
+    on_chain = chain.weights().get(validator.uid, {})
     last_due = evidence.window - evidence.window % every
     windows = [
-        each for each in evidence_windows(exchange, validator) if last_due - every * DUE_WINDOWS < each <= current
+        each for each in _evidence_windows(exchange, validator) if last_due - every * DUE_WINDOWS < each <= current
     ]
     known = [found for window in reversed(windows) if (found := _legal(exchange, window, evidence)) is not None]
     for found in known:
-        if _are_shown(found, shows):
+        if _matches(found, on_chain):
             return (), () if found.window >= last_due else (f"the weights on chain are those of window {found.window}",)
     was_due = any(each.window % every == 0 and each.window < known[0].window for each in known)
-    if not shows or not was_due:
+    if not on_chain or not was_due:
         return (), ("the chain shows no weights of these windows",)
     wanted = {record.uid: record.weight for record in evidence.weights}
-    return (Difference("weights on chain", shown(wanted), shown({uid: round(shows[uid], 6) for uid in shows})),), ()
+    rounded = {uid: round(on_chain[uid], 6) for uid in on_chain}
+    return (Difference("weights on chain", shown(wanted), shown(rounded)),), ()
 
 
 def _legal(exchange: Exchange, window: int, evidence: Evidence) -> Evidence | None:
@@ -262,9 +236,9 @@ def _legal(exchange: Exchange, window: int, evidence: Evidence) -> Evidence | No
         return None
 
 
-def _are_shown(evidence: Evidence, shows: dict[int, float]) -> bool:
+def _matches(evidence: Evidence, on_chain: dict[int, float]) -> bool:
     wanted = {record.uid: record.weight for record in evidence.weights}
     try:
-        return bool(wanted) and not differing_uids(wanted, shows)
+        return bool(wanted) and not differing_uids(wanted, on_chain)
     except TemplarError:
         return False  # weights that no chain takes

@@ -1,9 +1,7 @@
-"""The leaderboard: what a validator's evidence of some windows says of the miners, as pandas tables.
+"""The leaderboard: a validator's evidence of some windows as pandas tables, as text and as a drawing.
 
-Everything stands in the evidence already; here it is only put side by side. A window without evidence is a gap: nothing
-is filled in, and means are over the windows that are there. Hotkeys are followed, whatever uid they had.
-
-The leaderboard as a picture: the loss, the final scores with their penalties, and the weights, by window.
+A window without evidence is a gap: nothing is filled in, and means are over the windows that are there. Miners are
+followed by hotkey, under any uid.
 """
 
 import io
@@ -23,21 +21,46 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BARS = "▁▂▃▄▅▆▇█"
-
-
-COURSE_WIDTH = 12
-"""Characters of a miner's course at most; of more windows each character is the mean of several."""
+SPARKLINE_WIDTH = 12
+"""Most characters of a sparkline; of more windows each character is the mean of several."""
+LINES = 10
+"""The best miners have lines and names, as many as the palette has colours; all others are within a grey band."""
+Form = Literal["svg", "png"]
+FORMS: dict[str, Form] = {".svg": "svg", ".png": "png"}
+"""Ending of a file's name -> form."""
+_DTYPES = {
+    "window": "int64",
+    "uid": "int64",
+    "hotkey": "object",
+    **dict.fromkeys(("final", "mu", "sigma", "ordinal", "average", "advantage", "sync"), "float64"),
+    **dict.fromkeys(("curvature", "promise", "score"), "float64"),
+    "indicator": "Int64",
+    "exact": "bool",
+    "applied": "bool",
+    **dict.fromkeys(("own_loss", "random_loss"), "float64"),
+    "reason": "object",
+    "slashes": "object",
+    "weight": "float64",
+}
+_STYLE: dict[Any, Any] = {
+    "svg.hashsalt": "templar",
+    "svg.fonttype": "none",
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 2.5,
+}
 
 
 @dataclass(frozen=True, eq=False)
 class Leaderboard:
-    """What some windows of one validator came to.
-
-    Attributes:
-        evidences: Its evidence, at least one, by rising window.
-    """
+    """Tables of some windows of one validator."""
 
     evidences: tuple[Evidence, ...]
+    """At least one, by rising window."""
 
     def __post_init__(self) -> None:
         windows = [evidence.window for evidence in self.evidences]
@@ -53,7 +76,7 @@ class Leaderboard:
 
     @property
     def burned(self) -> float:
-        """The weight that goes to no miner now."""
+        """The weight that goes to no miner in the newest window."""
         miners = {record.uid for record in self.newest.miners}
         return sum(record.weight for record in self.newest.weights if record.uid not in miners)
 
@@ -65,10 +88,11 @@ class Leaderboard:
 
     @cached_property
     def history(self) -> pd.DataFrame:
-        """One row per window and miner, by window and uid: everything that follows, and what a CSV file is made of.
+        """One row per window and miner, by window and uid; CSV files are made of it.
 
         Columns: `window`, `uid`, `hotkey`, `final`, `mu`, `sigma`, `ordinal`, `average` (of the indicator),
-        `advantage`, `sync`, `curvature` (NaN if it was never measured exactly), `promise` (each after the window),
+        `advantage`, `sync`, `curvature` (NaN if it was never measured exactly), `promise` (the predicted gain that the
+        curvature was left out of; each after the window),
         `score` (NaN if it was not scored), `indicator`, `exact` (measured exactly), `applied`, `own_loss`,
         `random_loss` (before; NaN if not measured or not finite), `reason` (why no payload counted), `slashes` (text),
         `weight`.
@@ -92,7 +116,7 @@ class Leaderboard:
 
     @cached_property
     def standings(self) -> pd.DataFrame:
-        """The miners that are registered now, the best final score first; the index is the rank.
+        """The miners of the newest window, the best final score first; the index is the rank.
 
         Columns: `uid`, `hotkey`, `final`, `mu`, `sigma`, `ordinal`, `average`, `advantage`, `sync`, `weight` (all as
         of the newest window), `score` (mean), `mean_weight`, `windows` (in which it was registered), `measured`,
@@ -125,11 +149,11 @@ class Leaderboard:
 
     @cached_property
     def weights(self) -> pd.DataFrame:
-        """The same for weights."""
+        """Weight by window and hotkey, like `finals`."""
         return self._wide("weight")
 
     def cells(self) -> list[dict[str, Any]]:
-        """The standings as people read them, one row per miner."""
+        """Return the standings as texts for people, one row per miner."""
         highest = float(np.nanmax(self.finals.to_numpy(), initial=0.0))
         return [
             {
@@ -152,7 +176,7 @@ class Leaderboard:
 
     @property
     def summary(self) -> str:
-        """Who leads and who earns, in a line."""
+        """One line: the loss, the leader, and how many miners earn."""
         losses = [f"{loss:.4f}" for loss in self.losses.dropna()]
         parts = [f"loss {' → '.join(dict.fromkeys((losses[0], losses[-1])))}"] if losses else []
         for _, first in self.standings.head(1).iterrows():
@@ -192,7 +216,7 @@ class Leaderboard:
 
 
 def leaderboard(evidences: Sequence[Evidence]) -> Leaderboard:
-    """The leaderboard of these windows, in any order.
+    """Return the leaderboard of these windows, given in any order.
 
     Raises:
         ValueError: There is no evidence, or two of one window.
@@ -200,13 +224,10 @@ def leaderboard(evidences: Sequence[Evidence]) -> Leaderboard:
     return Leaderboard(tuple(sorted(evidences, key=lambda evidence: evidence.window)))
 
 
-def sparkline(values: "pd.Series[float]", highest: float, width: int = COURSE_WIDTH) -> str:
-    """Numbers as a line of bars from 0 to `highest`; what is below 0 is the lowest bar, a gap is a space.
+def sparkline(values: "pd.Series[float]", highest: float, width: int = SPARKLINE_WIDTH) -> str:
+    """Return numbers as a line of bars from 0 to `highest`: negative ones are the lowest bar, NaN is a space.
 
-    Args:
-        values: The numbers; NaN where there is none.
-        highest: What the highest bar stands for.
-        width: Characters at most; each is the mean of as many numbers as it must stand for.
+    It has at most `width` characters; of more numbers each character is the mean of several.
     """
     bars = []
     for part in np.array_split(values.to_numpy(dtype=float), min(width, len(values))):
@@ -217,22 +238,6 @@ def sparkline(values: "pd.Series[float]", highest: float, width: int = COURSE_WI
         share = 0.0 if highest <= 0 else min(1.0, max(0.0, float(known.mean()) / highest))
         bars.append(BARS[round(share * (len(BARS) - 1))])
     return "".join(bars)
-
-
-_DTYPES = {
-    "window": "int64",
-    "uid": "int64",
-    "hotkey": "object",
-    **dict.fromkeys(("final", "mu", "sigma", "ordinal", "average", "advantage", "sync"), "float64"),
-    **dict.fromkeys(("curvature", "promise", "score"), "float64"),
-    "indicator": "Int64",
-    "exact": "bool",
-    "applied": "bool",
-    **dict.fromkeys(("own_loss", "random_loss"), "float64"),
-    "reason": "object",
-    "slashes": "object",
-    "weight": "float64",
-}
 
 
 def _row(window: int, record: MinerRecord, weight: float) -> tuple[Any, ...]:
@@ -277,36 +282,10 @@ def _with_ban(slashes: str, banned_until: Any) -> str:
     return "; ".join(text for text in (ban, slashes) if text)
 
 
-Form = Literal["svg", "png"]
-
-
-FORMS: dict[str, Form] = {".svg": "svg", ".png": "png"}
-"""Ending of a file's name -> form."""
-
-
-NAMED = 10
-"""The best miners have lines and names, as many as the palette has colours; all others are within a grey band."""
-
-
-_STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "templar",
-    "svg.fonttype": "none",
-    "font.size": 9,
-    "axes.titlesize": 9,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "lines.linewidth": 1.4,
-    "lines.markersize": 2.5,
-}
-
-
 def draw(board: Leaderboard, *, form: Form = "svg") -> bytes:
-    """Draw a leaderboard; the same one gives the same bytes. Gaps are gaps in the lines.
+    """Draw the loss, the final scores with their penalties, and the weights by window; return the file's bytes.
 
-    Args:
-        board: The leaderboard.
-        form: SVG, or PNG.
+    The same leaderboard gives the same bytes. Gaps are gaps in the lines.
 
     Raises:
         PermanentError: `bad_environment`; matplotlib is not installed.
@@ -339,24 +318,24 @@ def draw(board: Leaderboard, *, form: Form = "svg") -> bytes:
 
 
 def _draw_miners(axes: "Axes", board: Leaderboard, table: pd.DataFrame) -> None:
-    """One line for each of the best, the very best uppermost, over the band of all others."""
-    others = table.iloc[:, NAMED:]
+    """Draw a line for each of the best miners, the first uppermost, over the band of all others."""
+    others = table.iloc[:, LINES:]
     if others.shape[1]:
         axes.fill_between(table.index, others.min(axis=1), others.max(axis=1), color="0.88", linewidth=0)
-    for place, (uid, hotkey) in enumerate(zip(board.standings["uid"], table.columns[:NAMED], strict=False)):
-        _line(axes, table[hotkey], color=f"C{place}", label=f"uid {uid}", zorder=3 - place / NAMED)
+    for place, (uid, hotkey) in enumerate(zip(board.standings["uid"], table.columns[:LINES], strict=False)):
+        _line(axes, table[hotkey], color=f"C{place}", label=f"uid {uid}", zorder=3 - place / LINES)
 
 
 def _line(axes: "Axes", values: "pd.Series[float]", **style: Any) -> None:
-    """A line with gaps; a window between two gaps, of which no line could be seen, is a point."""
+    """Draw a line with gaps; a window between two gaps, where no line would be visible, is a point."""
     known = values.notna()
     alone = known & ~known.shift(1, fill_value=False) & ~known.shift(-1, fill_value=False)
     axes.plot(values.index, values, marker="o", markevery=alone.to_numpy(), **style)
 
 
 def _mark_slashes(axes: "Axes", board: Leaderboard) -> None:
-    """A cross on the line of each of the best, in every window in which it was punished."""
-    history, named = board.history, board.finals.columns[:NAMED]
+    """Draw a cross on the line of each of the best miners in every window in which it was penalised."""
+    history, named = board.history, board.finals.columns[:LINES]
     marked = history[history["hotkey"].isin(named) & (history["slashes"] != "")]
     crosses: dict[str, Any] = {"color": "black", "linestyle": "none", "marker": "x", "markersize": 4, "zorder": 4}
     axes.plot(marked["window"], marked["final"], **crosses)

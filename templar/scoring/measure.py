@@ -1,14 +1,14 @@
-"""What payloads do to the loss, on the segments of the evaluation plan: to first order for all, exactly for some.
+"""Measure payloads on the segments of the evaluation plan: to first order for all, exactly for those that were drawn.
 
-To first order: one backward pass over the whole evaluation batch, segment by segment, gives the inner products of every
-update with the gradient of the miner's own segment and with that of the rest. Three passes in all (a forward one and a
-backward one of twice its cost), however many miners there are.
+First order: one backward pass over the whole evaluation batch, segment by segment, gives the inner products of every
+update with the gradient of the miner's own segment and with that of the rest. That costs three passes in all (a forward
+one, and a backward one of twice its cost), for any number of miners.
 
-Exactly: the model computes with `theta - factor * update` and then with `theta` again, by exchanging the tensors that
-it points at. The agreed parameters are never written, so nothing needs to be undone, and there is no second model: the
-gradients' memory holds the moved parameters.
+Exact: the model computes with `theta - factor * update` and then with `theta` again, by exchanging the tensors that it
+points at. The agreed parameters are never written, and there is no second model: the gradients' memory holds the moved
+parameters.
 
-Payloads that are too much like others, or too large: what losses alone do not show.
+Losses alone do not show copies and inflated payloads; `find_likenesses` and `norm_ratios` do.
 """
 
 import math
@@ -27,8 +27,8 @@ from templar.gradient.layout import Layout
 from templar.gradient.product import UpdateProducts
 from templar.gradient.similarity import similarity
 from templar.scoring.evidence import Estimate, Likeness, Measurement
-from templar.scoring.score import forecast, relative_gain
-from templar.scoring.standing import settled
+from templar.scoring.score import first_order_score, relative_gain
+from templar.scoring.standing import round_score
 from templar.training.loss import micro_batch_losses, sequence_losses, single_threaded
 from templar.training.model import bind_parameters
 
@@ -74,47 +74,53 @@ class Evaluator:
 
     @property
     def loss(self) -> float | None:
-        """Mean loss of the evaluation batch under the agreed parameters, once it is estimated; None without one."""
+        """Mean loss of the evaluation batch under the agreed parameters; None before `estimate`, and if not finite."""
         return _mean(loss for losses in self._before.values() for loss in losses)
 
-    def estimate(self, witnesses: Sequence[int]) -> dict[int, Estimate]:
-        """The linear score of every payload.
+    def estimate(self, exact_uids: Sequence[int]) -> dict[int, Estimate]:
+        """Return the first-order measurement of every payload.
 
         Args:
-            witnesses: Uids whose gain is found on every segment: what theirs is on another's segment is what anybody
-                may expect there.
+            exact_uids: Uids that are measured exactly. Their gain is found on every segment: it says what to expect
+                there of others.
         """
         uids = list(self._payloads)
         products = UpdateProducts([self._payloads[uid] for uid in uids], self._layout, self._medians)
         index = {uid: number for number, uid in enumerate(uids)}
         gains: dict[int, dict[int, float]] = {uid: {} for uid in uids}  # sums over the sequences of a segment
         with single_threaded(), self._gradients() as gradients:
-            reached = dict.fromkeys(witnesses, 0.0)
+            # The gradient accumulates over segments, so a segment's gain is the product after it less that before it.
+            reached = dict.fromkeys(exact_uids, 0.0)
             for owner, tokens in self._segments.items():
-                asked = [*witnesses, *([owner] if owner in index and owner not in reached else [])]
-                if asked[len(witnesses) :]:
+                asked = [*exact_uids, *([owner] if owner in index and owner not in reached else [])]
+                if asked[len(exact_uids) :]:
                     reached[owner] = products.with_gradients(gradients, [index[owner]])[0]
                 self._before[owner] = self._backward(tokens)
                 now = dict(zip(asked, products.with_gradients(gradients, [index[uid] for uid in asked]), strict=True))
                 for uid in asked:
                     gains[uid][owner] = now[uid] - reached[uid]
-                reached = {uid: now[uid] for uid in witnesses}
+                reached = {uid: now[uid] for uid in exact_uids}
             totals = dict(zip(uids, products.with_gradients(gradients, range(len(uids))), strict=True))
-        self._gains = {uid: gains[uid] for uid in witnesses}
+        self._gains = {uid: gains[uid] for uid in exact_uids}
         estimates = {uid: self._estimate(uid, gains[uid].get(uid, 0.0), totals[uid]) for uid in uids}
-        return {uid: self._with_expectation(uid, estimate, estimates) for uid, estimate in estimates.items()}
+        return {
+            uid: estimate.model_copy(update={"expected": self._expected(uid, estimate, estimates)})
+            for uid, estimate in estimates.items()
+        }
 
     def measure(self, uid: int, others: Sequence[int]) -> Measurement:
-        """Losses before and after one payload is applied alone; `estimate` must have been called.
+        """Return the losses before and after one payload is applied alone; `estimate` must have been called.
 
         Args:
-            uid: One of the witnesses.
+            uid: One of its `exact_uids`.
             others: Uids whose segments it is measured on, besides its own.
         """
+        # 1. Move: theta - factor * update, in the gradients' memory.
         moved = single_update(self._payloads[uid], self._layout, self._medians, out=self._buffer or None)
         self._buffer = moved
         for name, update in moved.items():
             update.mul_(-self._factor).add_(self._params[name])
+        # 2. Compute with the moved parameters, then point the model at the agreed ones again.
         bind_parameters(self._model, moved)
         try:
             after = {owner: self._losses(owner) for owner in (uid, *others)}
@@ -132,7 +138,7 @@ class Evaluator:
 
     @contextmanager
     def _gradients(self) -> Iterator[dict[str, Tensor]]:
-        """Zeros that backward passes add to; afterwards the model has let them go, and they are the buffer."""
+        """Yield zeros that backward passes add to; afterwards the model drops them, and they become the buffer."""
         gradients = {}
         try:
             for name, param in self._model.named_parameters():
@@ -144,7 +150,7 @@ class Evaluator:
             self._model.zero_grad(set_to_none=True)
 
     def _backward(self, tokens: Tensor) -> list[float]:
-        """Add a segment's gradient, of the sum of its sequences' losses; these losses."""
+        """Add the gradient of a segment's summed losses, and return the losses of its sequences."""
         losses: list[float] = []
         with torch.enable_grad():
             for batch in micro_batch_losses(self._model, tokens, micro_batch_size=self._micro_batch_size):
@@ -171,18 +177,18 @@ class Evaluator:
             expected=0.0,
         )
 
-    def _with_expectation(self, uid: int, estimate: Estimate, estimates: Mapping[int, Estimate]) -> Estimate:
-        """Say how much easier a miner's segment is for the witnesses than the rest is."""
-        count, advantages = len(self._before.get(uid, [])), []
-        for witness, gains in self._gains.items():
-            if witness != uid and uid in gains:
+    def _expected(self, uid: int, estimate: Estimate, estimates: Mapping[int, Estimate]) -> float:
+        """Return how much easier a miner's segment is than the rest for the other `exact_uids`; their median."""
+        count, differences = len(self._before.get(uid, [])), []
+        for other, gains in self._gains.items():
+            if other != uid and uid in gains:
                 there = relative_gain(estimate.own_before, gains[uid] * self._factor / count)
-                advantages.append(there - forecast(estimates[witness]))
-        return estimate.model_copy(update={"expected": median(advantages) if advantages else 0.0})
+                differences.append(there - first_order_score(estimates[other]))
+        return median(differences) if differences else 0.0
 
 
 def _mean(losses: Iterable[float]) -> float | None:
-    """The exactly rounded mean; None if there is nothing, or something is not finite."""
+    """Return the exactly rounded mean; None without losses, or if one is not finite."""
     known = list(losses)
     if not known or not all(math.isfinite(loss) for loss in known):
         return None
@@ -201,11 +207,9 @@ def find_likenesses(
     *,
     threshold: float,
 ) -> tuple[dict[int, Likeness], dict[int, Likeness]]:
-    """The most alike payload of each, among those of its window and among those of the window before.
+    """Return the most similar payload of each: uid -> in its window, and uid -> in the window before.
 
-    A miner's own earlier payload counts only if it was applied: what was not stays in the error feedback, and an honest
-    miner sends much of it again. For the same reason another's payload says nothing against a miner if it is like that
-    miner's earlier one: it can be a copy of what was public by then.
+    Payloads without a partner to compare are left out.
 
     Args:
         payloads: Uid -> payload of the window.
@@ -213,22 +217,21 @@ def find_likenesses(
         applied: Uids whose earlier payload was applied.
         layout: Tensors and chunks.
         threshold: The share from which two payloads are alike.
-
-    Returns:
-        Uid -> likeness in the window, and uid -> likeness to the window before; without those that have nothing to be
-        compared with.
     """
     mine, theirs = list(payloads), list(earlier)
     taken = similarity([*payloads.values(), *earlier.values()], layout).taken
     overlaps: dict[int, Likeness] = {}
     repeats: dict[int, Likeness] = {}
     for row, uid in enumerate(mine):
+        # A payload like this miner's own earlier one is no evidence against it: it can be a copy of what was public.
         old = len(mine) + theirs.index(uid) if uid in earlier else None
         present = [
             (taken[row, column], other)
             for column, other in enumerate(mine)
             if other != uid and (old is None or taken[column, old] < threshold)
         ]
+        # A miner's own earlier payload counts only if it was applied: what was not applied stays in the error feedback,
+        # and an honest miner sends much of it again.
         past = [
             (taken[row, len(mine) + column], other)
             for column, other in enumerate(theirs)
@@ -237,12 +240,12 @@ def find_likenesses(
         for found, likenesses in ((present, overlaps), (past, repeats)):
             if found:
                 share, other = max(found, key=lambda pair: (pair[0], -pair[1]))
-                likenesses[uid] = Likeness(uid=other, share=settled(float(share)))
+                likenesses[uid] = Likeness(uid=other, share=round_score(float(share)))
     return overlaps, repeats
 
 
 def norm_ratios(payloads: Mapping[int, Payload], layout: Layout, applied: Collection[int] = ()) -> dict[int, float]:
-    """Uid -> norm of its payload over the lower median of those that are applied, or of all if none is.
+    """Return uid -> norm of its payload over the lower median of the applied ones, or of all if none is.
 
     Payloads that are zero are not part of the median; their ratio is 0.
     """
@@ -252,5 +255,5 @@ def norm_ratios(payloads: Mapping[int, Payload], layout: Layout, applied: Collec
     }
     known = [squares[uid] for uid in applied if squares.get(uid, 0) > 0] or list(squares.values())
     positive = sorted(square for square in known if square > 0)
-    median = positive[(len(positive) - 1) // 2] if positive else 1
-    return {uid: settled(math.sqrt(square / median)) for uid, square in squares.items()}
+    lower_median = positive[(len(positive) - 1) // 2] if positive else 1
+    return {uid: round_score(math.sqrt(square / lower_median)) for uid, square in squares.items()}

@@ -1,43 +1,15 @@
-"""The baseline: an imaginary miner of every window that does next to nothing, and what all others are rated against.
+"""The score of one miner in one window, and the rating, advantage, skill and final score that follow from it.
 
-Ratings only say who is better, and their zero is wherever a stranger begins: among equals half of the miners would stay
-below it for hundreds of windows, and earn nothing. So the baseline is rated like everybody else, and final scores count
-from it: who is above it does some good, whatever the company. It does a small share of what the median miner does, for
-noise does exactly nothing on average, and is above nothing every other time.
+Pure functions from measurements to scores and cards (docs/protocol.md 14):
 
-Plackett-Luce knows differences only. After each window all ratings are moved by as much as puts the baseline back to
-where strangers begin, so that whoever was not rated has lost and won nothing against it. And they fade: without that,
-who has worked for long would be so far above the baseline that it could do harm for long, and be paid, and no newcomer
-would reach it.
-
-What a payload promises to first order, what it does, and what lies between the two: the curvature.
-
-It is measured exactly for some miners per window; here is what is assumed of the others. A miner's own past tells what
-its work leaves out, as long as it promises about what it did then. But a step that goes too far promises the more, the
-further it goes. So of who promises several times as much as others do, more is asked: such promises must have been kept
-where they were measured, of the same miner or in the same window.
-
-The arithmetic of one miner's scores: pure functions from measurements to a score and to the next card.
-
-Every miner is measured to first order: its update's inner product with the gradients of the evaluation batch says how
-far the loss falls along it. What that leaves out, the curvature, is measured exactly for some miners per window, on the
-same sequences on which their linear score is known, so that the noise of the data drops out of the difference. A
-miner's score is the linear one on all data plus that difference, or, between two exact measurements of it, plus the
-moving average of its own past ones. So a miner that pleases the gradient and not the loss keeps what that once cost it.
-Large linear scores are held to more: see `Assumptions`.
-
-What a miner's work is worth: as much as it does beside the others, as far as its rating vouches for it.
-
-A rating says how sure it is that a miner does some good; of how much it says little. One window's ranks of equals are
-luck, and a rating adds them up: after sixty windows it sets equals further apart than half of the work does. The
-advantage is an average of what was measured, so it tells half of the work from all of it much earlier. But it knows no
-doubt. So the advantage says how much a miner's work is worth, and the rating bounds it.
-
-The average is of falls of the loss, not of shares of what others did: a window in which the loss falls far counts for
-more than one in which it hardly moves and ranks are noise. What was done in such a window is paid for as long as the
-average remembers it. A wonder counts for a few times what is usual, for it may be none.
-
-How far behind the network a miner's state is, and what that leaves of its score.
+1. Every update has a first-order score: how far its inner product with the gradient says the loss falls.
+2. The curvature is what the first order leaves out. It is measured exactly for some miners per window, on the same
+   sequences, so that the noise of the data drops out; for all others it is assumed (`CurvaturePrior`).
+3. The score enters a Plackett-Luce rating together with the baseline, an imaginary miner that does a small share of the
+   median work. Final scores count from the baseline: a zero at a newcomer's rating would leave half of equal miners
+   unpaid for hundreds of windows.
+4. The final score is skill x average indicator x sync. The advantage says how much a miner's work is worth, and the
+   rating bounds that by how sure it is.
 """
 
 import math
@@ -48,16 +20,68 @@ from typing import Self
 
 from templar.hparams import Scoring
 from templar.scoring.evidence import Estimate, Measurement
-from templar.scoring.standing import MU, Rating, ScoreCard, rate, settled
+from templar.scoring.standing import MU, Rating, ScoreCard, rate, round_score
 
 WORST_SCORE = -1.0
+MIN_SKILL = 1.0
+"""Least skill of a miner with a positive advantage, however uncertain its rating is."""
+MAX_BEHIND = 5
+"""Sync is zero for a miner this many windows behind, and for one without a proof."""
+SYNC_EXPONENT = 2.5
+_BASELINE = -1
+"""The baseline's key among uids."""
+
+
+@dataclass(frozen=True)
+class WindowScore:
+    """The score of one payload.
+
+    Attributes:
+        gradient_score: Relative fall of the loss on others' data, at least -1; higher is better.
+        indicator: +1 if the loss fell more, relatively, on the miner's own data than on others', beyond the same
+            difference of others' updates; else -1.
+        curvature: What the first-order score left out, relative to the loss; None if it was not measured.
+        predicted: The first-order score that it was left out of; 0 if it was not measured.
+    """
+
+    gradient_score: float
+    indicator: int
+    curvature: float | None = None
+    predicted: float = 0.0
+
+
+def score_payload(
+    estimate: Estimate, measurement: Measurement | None, card: ScoreCard, prior: "CurvaturePrior"
+) -> WindowScore:
+    """Return the score of a payload from its measurements.
+
+    Args:
+        estimate: The first-order measurement.
+        measurement: The exact one, if the miner was drawn for it.
+        card: The miner's card.
+        prior: The window's assumption about curvatures that were not measured.
+    """
+    # 1. First-order score plus curvature, measured or assumed.
+    own = relative_gain(estimate.own_before, estimate.own_gain)
+    random = first_order_score(estimate)
+    measured = curvature_of(measurement)
+    curvature = prior.curvature(random, card.curvature, card.promise) if measured is None else measured
+    score = max(WORST_SCORE, random + curvature)
+    # 2. An exact measurement replaces the first order in the indicator, and a loss that broke is the worst score.
+    if measurement is not None:
+        own = improvement(measurement.own_before, measurement.own_after)
+        random = score
+        if measurement.random_before is not None and measurement.random_after is None:
+            score = WORST_SCORE
+    # 3. The indicator: own data must gain, and gain more than it does for others.
+    learnt = own > 0 and own - random > estimate.expected and score > WORST_SCORE
+    return WindowScore(round_score(score), 1 if learnt else -1, measured, predicted_gain(measurement) or 0.0)
 
 
 def improvement(before: float | None, after: float | None) -> float:
-    """The relative fall of a loss.
+    """Return the relative fall of a loss, at least -1; 0 if the loss before is missing or not positive.
 
-    The worst score there is, -1, is that of a loss that at least doubled or is not finite afterwards: otherwise an
-    infinite loss would score higher than one that tripled. A baseline of 0 or less cannot be improved.
+    A loss that is not finite afterwards scores -1 like one that doubled, so it never beats one that tripled.
     """
     if before is None or before <= 0:
         return 0.0
@@ -67,19 +91,19 @@ def improvement(before: float | None, after: float | None) -> float:
 
 
 def relative_gain(before: float | None, gain: float | None) -> float:
-    """A gain to first order over the loss that it comes off, with the same limits as `improvement`."""
+    """Return a first-order gain relative to its loss, with the same limits as `improvement`."""
     if gain is None or not math.isfinite(gain):
         return 0.0 if before is None or before <= 0 else WORST_SCORE
     return improvement(before, None if before is None else before - gain)
 
 
-def forecast(estimate: Estimate) -> float:
-    """The linear score: the relative fall of the loss on others' data to first order."""
+def first_order_score(estimate: Estimate) -> float:
+    """Return the relative fall of the loss on others' data to first order."""
     return relative_gain(estimate.random_before, estimate.random_gain)
 
 
-def promise_of(measurement: Measurement | None) -> float | None:
-    """The linear score on the sequences of an exact measurement; None if that says nothing."""
+def predicted_gain(measurement: Measurement | None) -> float | None:
+    """Return the first-order score on the sequences of an exact measurement; None without one."""
     if measurement is None or measurement.random_gain is None:
         return None
     if measurement.random_before is None or measurement.random_before <= 0:
@@ -88,300 +112,119 @@ def promise_of(measurement: Measurement | None) -> float | None:
 
 
 def curvature_of(measurement: Measurement | None) -> float | None:
-    """What the linear score left out on the same sequences; None if there is none."""
-    promise = promise_of(measurement)
-    if measurement is None or promise is None:
+    """Return the exact gain less the predicted one, on the same sequences; None without a prediction."""
+    predicted = predicted_gain(measurement)
+    if measurement is None or predicted is None:
         return None
-    return improvement(measurement.random_before, measurement.random_after) - promise
+    return improvement(measurement.random_before, measurement.random_after) - predicted
 
 
 @dataclass(frozen=True)
-class Assumptions:
-    """What is assumed of the curvature of whoever is not measured exactly in a window.
+class CurvaturePrior:
+    """What a window assumes about the curvature of miners that were not measured exactly in it.
+
+    A miner's own past tells its curvature, as long as its predicted gain is about as large as it was then. A step that
+    goes too far predicts the more, the further it goes: so large predicted gains are discounted by the shortfall of
+    measured ones of that size, of the same miner or in the same window.
 
     Attributes:
-        typical: The median curvature of the measured ones whose linear score is not large, but never a bonus.
-        large: The linear score above which one is large: `ratio` times the median one of all miners, or times 0 if that
-            is negative. None if nobody was measured, for then there is nothing to hold a large one against.
-        broken: Of the measured ones that are large, the linear score and the share of it that was left out, in -1..0.
+        typical: Median curvature of the measured miners whose predicted gain is not large, at most 0.
+        large: Predicted gains above this are large: `ratio` times the median one of all miners, at least 0. None if
+            nobody was measured.
+        shortfalls: Predicted gain of each measured miner with a large one, and its curvature as a share of it, -1..0.
         ratio: `Scoring.large_promise_ratio`.
     """
 
     typical: float = 0.0
     large: float | None = None
-    broken: tuple[tuple[float, float], ...] = ()
+    shortfalls: tuple[tuple[float, float], ...] = ()
     ratio: float = 1.0
 
     @classmethod
     def of(cls, estimates: Collection[Estimate], measurements: Collection[Measurement], ratio: float) -> Self:
-        """Of a window.
-
-        Args:
-            estimates: The linear scores of all.
-            measurements: The exact ones.
-            ratio: `Scoring.large_promise_ratio`.
-        """
-        promises = ((promise_of(each), curvature_of(each)) for each in measurements)
-        found = [(promise, curve) for promise, curve in promises if promise is not None and curve is not None]
+        """Return the prior of a window from all its estimates and exact measurements."""
+        pairs = ((predicted_gain(each), curvature_of(each)) for each in measurements)
+        found = [(predicted, curve) for predicted, curve in pairs if predicted is not None and curve is not None]
         if not found or not estimates:
             return cls(ratio=ratio)
-        large = ratio * max(0.0, median(map(forecast, estimates)))
-        broken = [(promise, min(0.0, max(-1.0, curve / promise))) for promise, curve in found if promise > large]
-        others = [curve for promise, curve in found if promise <= large]
+        large = ratio * max(0.0, median(map(first_order_score, estimates)))
+        shortfalls = [(gain, min(0.0, max(-1.0, curve / gain))) for gain, curve in found if gain > large]
+        others = [curve for gain, curve in found if gain <= large]
         return cls(
             typical=min(0.0, median(others)) if others else 0.0,
             large=large,
-            broken=tuple(sorted(broken)),
+            shortfalls=tuple(sorted(shortfalls)),
             ratio=ratio,
         )
 
-    def curvature(self, linear: float, known: float | None, promise: float) -> float:
-        """The curvature to assume of a miner.
-
-        That of its past, or the typical one. But of a large linear score no less of a share is left out than of its own
-        measured ones, and than the median of this window's; either tells something of scores up to `ratio` times as
-        large. If neither does, it counts for no more than one that is not quite large.
+    def curvature(self, linear: float, known: float | None, predicted: float) -> float:
+        """Return the curvature to assume of a miner.
 
         Args:
-            linear: Its linear score.
+            linear: Its first-order score.
             known: The card's moving average of the curvature; None if it was never measured.
-            promise: The card's moving average of the linear scores that it is of.
+            predicted: The card's moving average of the predicted gains that `known` was left out of.
         """
         past = self.typical if known is None else known
         if self.large is None or linear <= self.large:
             return past
-        proven = known is not None and linear <= self.ratio * promise
-        left_out = [0.0, past * (linear / promise) if proven else past]
-        alike = [share for size, share in self.broken if linear <= self.ratio * size]
-        if alike:
-            left_out.append(median(alike) * linear)
+        # A large prediction. Its own past counts in proportion, if it was measured at a comparable size...
+        proven = known is not None and linear <= self.ratio * predicted
+        candidates = [0.0, past * (linear / predicted) if proven else past]
+        # ...and so does the median shortfall of this window's comparable predictions.
+        comparable = [share for gain, share in self.shortfalls if linear <= self.ratio * gain]
+        if comparable:
+            candidates.append(median(comparable) * linear)
         elif not proven:
-            left_out.append(self.large + self.typical - linear)
-        return min(left_out)
+            # Neither exists: the miner scores like one whose prediction is just not large.
+            candidates.append(self.large + self.typical - linear)
+        return min(candidates)
 
 
-@dataclass(frozen=True)
-class WindowScore:
-    """What one payload showed.
+def rated_score(score: WindowScore, card: ScoreCard, scoring: Scoring) -> WindowScore:
+    """Return the score as it enters the rating: at most 0 for a miner presumed to train on unassigned data.
 
-    Attributes:
-        gradient_score: Relative fall of the loss on others' data, at least -1; higher is better.
-        indicator: +1 if the loss fell more, relatively, on the miner's own data than on others', beyond what others'
-            updates do on the same data; else -1.
-        curvature: What the linear score left out, relative to the loss; None if it was not measured.
-        promise: The linear score that it was left out of; 0 if it was not measured.
+    Such work improves the model like everybody else's, so the gain alone would rank it among honest miners.
     """
-
-    gradient_score: float
-    indicator: int
-    curvature: float | None = None
-    promise: float = 0.0
+    return (
+        replace(score, gradient_score=min(score.gradient_score, 0.0)) if presumed_unassigned(card, scoring) else score
+    )
 
 
-def score_payload(
-    estimate: Estimate, measurement: Measurement | None, card: ScoreCard, assumed: Assumptions
-) -> WindowScore:
-    """Turn what was measured of a payload into its score.
-
-    Args:
-        estimate: The linear score.
-        measurement: The exact one, if it was drawn.
-        card: What is remembered of the miner.
-        assumed: What the window says of who is not measured.
-    """
-    own = relative_gain(estimate.own_before, estimate.own_gain)
-    random = forecast(estimate)
-    measured = curvature_of(measurement)
-    left_out = assumed.curvature(random, card.curvature, card.promise) if measured is None else measured
-    score = max(WORST_SCORE, random + left_out)
-    if measurement is not None:
-        own = improvement(measurement.own_before, measurement.own_after)
-        random = score
-        if measurement.random_before is not None and measurement.random_after is None:
-            score = WORST_SCORE
-    shows = own > 0 and own - random > estimate.expected and score > WORST_SCORE
-    return WindowScore(settled(score), 1 if shows else -1, measured, promise_of(measurement) or 0.0)
-
-
-def held_back(score: WindowScore, card: ScoreCard, scoring: Scoring) -> WindowScore:
-    """The score as it is rated: of a miner whose own data has long shown nothing of its work, at most 0.
-
-    Whoever trains on other data than its own, because that is easier to get or is another's work, improves the model
-    like everybody else, so the gain alone would rank it among honest miners.
-    """
-    return replace(score, gradient_score=min(score.gradient_score, 0.0)) if shows_nothing(card, scoring) else score
-
-
-def shows_nothing(card: ScoreCard, scoring: Scoring) -> bool:
-    """Whether a miner was measured often, and its own data gained no more than others' in most of these windows."""
+def presumed_unassigned(card: ScoreCard, scoring: Scoring) -> bool:
+    """Return whether a miner, measured often, rarely gained on its own data, as one that trains on unassigned data."""
     return card.measured >= scoring.own_data_windows and card.binary_average < scoring.own_data_floor
-
-
-def score_measurement(measurement: Measurement) -> WindowScore:
-    """The documented score of an exact measurement alone, for comparison."""
-    random = improvement(measurement.random_before, measurement.random_after)
-    own = improvement(measurement.own_before, measurement.own_after)
-    return WindowScore(random, 1 if own > random else -1, curvature_of(measurement), promise_of(measurement) or 0.0)
-
-
-def next_card(
-    card: ScoreCard, score: WindowScore, rating: Rating, *, gained: float, sync: float, window: int, scoring: Scoring
-) -> ScoreCard:
-    """The card of a miner that was scored, before its final score and the window's penalties.
-
-    Args:
-        card: The card before.
-        score: What the payload showed.
-        rating: The rating after the window.
-        gained: By how much its score counts as above that of the baseline.
-        sync: Its sync score.
-        window: The window.
-        scoring: The numbers.
-    """
-    alpha = scoring.binary_score_ma_alpha
-    changes = {
-        "mu": settled(rating.mu),
-        "sigma": settled(rating.sigma),
-        "binary_average": _moved(card.binary_average, score.indicator, alpha),
-        "advantage": _moved(card.advantage, gained, alpha),
-        "sync": settled(sync),
-        "last_reveal": window,
-        "measured": card.measured + 1,
-    }
-    if score.curvature is not None:
-        weight = 1.0 if card.curvature is None else scoring.curvature_ma_alpha
-        curvature = _moved(card.curvature or 0.0, score.curvature, weight)
-        changes |= {
-            "last_exact": window,
-            "curvature": curvature,
-            "promise": _moved(card.promise, score.promise, weight),
-        }
-    return card.model_copy(update=changes)
-
-
-def _moved(average: float, newest: float, weight: float) -> float:
-    """A moving average after one more number."""
-    return settled((1 - weight) * average + weight * newest)
-
-
-LEAST_VOUCHED = 1.0
-"""What the rating of a miner vouches for at least that is better than the baseline on average."""
-
-
-def typical(values: Collection[float]) -> float:
-    """The median of those that are positive, as it is kept; 0 if none is."""
-    return settled(median([each for each in values if each > 0] or [0.0]))
-
-
-def advantages(scores: Mapping[int, float], least: float, scoring: Scoring) -> dict[int, float]:
-    """Uid -> by how much the score of a window counts as above that of the baseline.
-
-    Args:
-        scores: Uid -> score.
-        least: Score of the baseline.
-        scoring: The numbers.
-    """
-    most = scoring.advantage_cap * typical(scores.values())
-    return {uid: min(score, most) - least for uid, score in scores.items()}
-
-
-def skill(card: ScoreCard, baseline: Rating, usual: float, scoring: Scoring) -> float:
-    """What the work of a scored miner is worth; positive for whoever is better than the baseline on average.
-
-    Of twenty equals, one is rated below the baseline now and then though most of its windows were good, and one who
-    does nothing above it: the sign is that of the advantage.
-
-    Args:
-        card: Its card after the window.
-        baseline: Rating of the baseline after it.
-        usual: The typical advantage of the scored miners, after it; above 0 if that of the card is.
-        scoring: The numbers.
-    """
-    above = card.rating.ordinal - baseline.ordinal
-    if card.advantage <= 0:
-        return min(above, 0.0)
-    return min(max(above, LEAST_VOUCHED), scoring.typical_skill * card.advantage / usual)
-
-
-def final_score(card: ScoreCard, baseline: Rating, usual: float, scoring: Scoring) -> float:
-    """Skill x average of the indicator x sync; arguments as of `skill`."""
-    return settled(skill(card, baseline, usual, scoring) * max(0.0, card.binary_average) * card.sync)
-
-
-MAX_BEHIND = 5
-"""At this many windows behind, or without any proof, nothing is left."""
-
-
-EXPONENT = 2.5
-
-
-def sync_score(windows_behind: float) -> float:
-    """The documented curve: 1 in sync, 0 from `MAX_BEHIND` windows on, (1 - x/5)^2.5 between."""
-    return (1 - min(max(windows_behind, 0.0), MAX_BEHIND) / MAX_BEHIND) ** EXPONENT
-
-
-def windows_behind(root: str, roots: Mapping[int, str], window: int) -> int:
-    """How many windows ago the network's root was this one.
-
-    Args:
-        root: The root that a miner names.
-        roots: Window -> the network's root after it, for the recent past.
-        window: The window whose root would be in sync.
-
-    Returns:
-        0 in sync; `MAX_BEHIND` for a root that the network never had lately.
-    """
-    for behind in range(MAX_BEHIND):
-        if roots.get(window - behind) == root:
-            return behind
-    return MAX_BEHIND
-
-
-_BASELINE = -1
-"""Stands for the baseline among uids."""
-
-
-def baseline_score(scores: Collection[float], share: float) -> float:
-    """The score of the baseline: a share of the median score, and never below what doing nothing is worth.
-
-    Args:
-        scores: Of the scored miners, at least one.
-        share: `Scoring.baseline_share`.
-    """
-    return settled(share * max(0.0, median(scores)))
 
 
 @dataclass(frozen=True)
 class Rated:
-    """What a window was for the ratings.
+    """The ratings after one window.
 
     Attributes:
         ratings: Uid -> new rating, of the scored miners.
-        baseline: That of the baseline.
-        least: Score of the baseline; 0 if nobody was scored.
+        baseline: Rating of the baseline.
+        baseline_score: Score of the baseline; 0 if nobody was scored.
     """
 
     ratings: dict[int, Rating]
     baseline: Rating
-    least: float
+    baseline_score: float
 
 
 def rate_against(
     baseline: Rating, ratings: Mapping[int, Rating], scores: Mapping[int, float], scoring: Scoring
 ) -> Rated:
-    """New ratings after one window.
-
-    The baseline is by a hair above any score that is as large as its own: who does no more than it is below it, and in
-    Plackett-Luce a tie would cost both.
+    """Return the new ratings after one window in which these miners were scored.
 
     Args:
-        baseline: That of the baseline before; its mean is that of a stranger.
+        baseline: The baseline's rating before; its mean is that of a fresh rating.
         ratings: Uid -> rating before.
         scores: Uid -> score of the window.
-        scoring: The numbers.
+        scoring: The settings.
     """
     if not scores:
         return Rated({}, baseline, 0.0)
+    # 1. Rate the miners and the baseline. Its score is raised by one ulp to break ties: a tie would cost both players.
     least = baseline_score(scores.values(), scoring.baseline_share)
     rated = rate(
         {**ratings, _BASELINE: baseline},
@@ -389,6 +232,107 @@ def rate_against(
         beta=scoring.openskill_beta,
         tau=scoring.openskill_tau,
     )
+    # 2. Plackett-Luce knows differences only: shift all means so that the baseline is back at MU. Then whoever was not
+    #    rated has neither lost nor won against it.
+    # 3. Fade the distances. Otherwise a veteran's lead would outlast long harm, and no newcomer would reach it.
     after, kept = rated.pop(_BASELINE), 1 - scoring.rating_fade
     moved = {uid: Rating(MU + kept * (rating.mu - after.mu), rating.sigma) for uid, rating in rated.items()}
-    return Rated(moved, Rating(MU, settled(after.sigma)), least)
+    return Rated(moved, Rating(MU, round_score(after.sigma)), least)
+
+
+def baseline_score(scores: Collection[float], share: float) -> float:
+    """Return the baseline's score: this share of the median score, and at least 0. Noise averages 0, so it is below."""
+    return round_score(share * max(0.0, median(scores)))
+
+
+def advantages(scores: Mapping[int, float], baseline: float, scoring: Scoring) -> dict[int, float]:
+    """Return uid -> how far its score is above the baseline's.
+
+    Scores are capped at `advantage_cap` times the median positive one: an outlier may be noise.
+    """
+    most = scoring.advantage_cap * positive_median(scores.values())
+    return {uid: min(score, most) - baseline for uid, score in scores.items()}
+
+
+def positive_median(values: Collection[float]) -> float:
+    """Return the rounded median of the positive values; 0 if there are none."""
+    return round_score(median([each for each in values if each > 0] or [0.0]))
+
+
+def next_card(
+    card: ScoreCard, score: WindowScore, rating: Rating, *, gained: float, sync: float, window: int, scoring: Scoring
+) -> ScoreCard:
+    """Return the card of a scored miner, before its final score and the window's penalties.
+
+    Args:
+        card: The card before.
+        score: The payload's score.
+        rating: The rating after the window.
+        gained: The window's advantage over the baseline.
+        sync: The sync score.
+        window: The window.
+        scoring: The settings.
+    """
+    alpha = scoring.binary_score_ma_alpha
+    changes = {
+        "mu": round_score(rating.mu),
+        "sigma": round_score(rating.sigma),
+        "binary_average": _averaged(card.binary_average, score.indicator, alpha),
+        "advantage": _averaged(card.advantage, gained, alpha),
+        "sync": round_score(sync),
+        "last_reveal": window,
+        "measured": card.measured + 1,
+    }
+    if score.curvature is not None:
+        weight = 1.0 if card.curvature is None else scoring.curvature_ma_alpha
+        changes |= {
+            "last_exact": window,
+            "curvature": _averaged(card.curvature or 0.0, score.curvature, weight),
+            "promise": _averaged(card.promise, score.predicted, weight),
+        }
+    return card.model_copy(update=changes)
+
+
+def _averaged(average: float, newest: float, weight: float) -> float:
+    """Return the moving average after one more number."""
+    return round_score((1 - weight) * average + weight * newest)
+
+
+def final_score(card: ScoreCard, baseline: Rating, typical_advantage: float, scoring: Scoring) -> float:
+    """Return skill x average of the indicator x sync; arguments as of `skill`."""
+    return round_score(skill(card, baseline, typical_advantage, scoring) * max(0.0, card.binary_average) * card.sync)
+
+
+def skill(card: ScoreCard, baseline: Rating, typical_advantage: float, scoring: Scoring) -> float:
+    """Return what a scored miner's work is worth; positive if its advantage is.
+
+    The advantage averages measured gains, so it tells half of the work from all of it long before ratings do. It is
+    blind to chance, so the ordinal above the baseline bounds it. The sign is the advantage's: of twenty equals, one is
+    at times rated below the baseline by luck.
+
+    Args:
+        card: The card after the window.
+        baseline: Rating of the baseline after it.
+        typical_advantage: Median positive advantage of the scored miners; above 0 if the card's is.
+        scoring: The settings.
+    """
+    above = card.rating.ordinal - baseline.ordinal
+    if card.advantage <= 0:
+        return min(above, 0.0)
+    return min(max(above, MIN_SKILL), scoring.typical_skill * card.advantage / typical_advantage)
+
+
+def sync_score(windows_behind: float) -> float:
+    """Return the documented curve: 1 in sync, 0 from `MAX_BEHIND` windows on, (1 - x/5)^2.5 between."""
+    return (1 - min(max(windows_behind, 0.0), MAX_BEHIND) / MAX_BEHIND) ** SYNC_EXPONENT
+
+
+def windows_behind(root: str, roots: Mapping[int, str], window: int) -> int:
+    """Return how many windows ago the network had this root; `MAX_BEHIND` if it had not lately.
+
+    Args:
+        root: The root that a miner's proof names.
+        roots: Window -> the network's root after it, for the recent past.
+        window: The window whose root is in sync.
+    """
+    return next((behind for behind in range(MAX_BEHIND) if roots.get(window - behind) == root), MAX_BEHIND)

@@ -1,12 +1,10 @@
-"""What an event costs, as data: the table stands in `hparams.json`, and `verdicts` says when which entry applies.
+"""Penalties: which events a window was for a miner, and what each costs by the table in `hparams.json`.
 
 A penalty never improves a score that is not positive, and never touches a miner that the event does not name.
 
-Which events a window was for a miner.
-
 Overlaps cost both miners of a pair. The reference blames the later upload, for there a payload can be copied as soon as
-it is uploaded; here it is secret until everybody has committed, so two payloads of one window that are alike were made
-together, and who uploaded first says nothing. A payload that is like one of the window before is a copy of it.
+it is uploaded. Here it is secret until everybody has committed: two payloads of one window that are alike were made
+together, and the order of uploads says nothing. A payload that is like one of the window before is a copy of it.
 """
 
 from collections.abc import Iterator
@@ -14,79 +12,57 @@ from dataclasses import dataclass
 from typing import Any
 
 from templar.errors import Reason
-from templar.exchange.gather import CONCLUSIVE, INVALID
+from templar.exchange.reveal import CONCLUSIVE, INVALID
 from templar.hparams import HParams, Penalty, Scoring
 from templar.scoring.evidence import Measurement, MinerFacts, WindowFacts
-from templar.scoring.score import shows_nothing
-from templar.scoring.standing import MU, SIGMA, Event, ScoreCard, settled
+from templar.scoring.score import presumed_unassigned
+from templar.scoring.standing import MU, SIGMA, Event, ScoreCard, round_score
 
-LEAST_FINAL = 1e-4
-"""What a penalty leaves of a final score below this is nothing."""
-
-
+MIN_FINAL = 1e-4
+"""Positive final scores below this become zero in a penalty."""
 OVERLAPS = (Event.OVERLAP_HIGH, Event.OVERLAP_MAX, Event.OVERLAP_MEGA)
-
-
-@dataclass(frozen=True)
-class Slash:
-    """One penalty of one miner.
-
-    Attributes:
-        event: What happened.
-        reason: Why, for machines.
-        penalty: What it costs.
-    """
-
-    event: Event
-    reason: Reason
-    penalty: Penalty
-
-    def apply(self, card: ScoreCard) -> ScoreCard:
-        """The card after the penalty."""
-        final = _left(card.final, self.penalty.final)
-        changes: dict[str, Any] = {
-            "final": 0.0 if 0 < final < LEAST_FINAL else final,
-            "binary_average": _left(card.binary_average, self.penalty.average),
-        }
-        if self.penalty.average == 0:
-            changes |= {"measured": 0}  # an average that was cleared says nothing for a while
-        if self.penalty.reset:
-            worse = card.rating.ordinal < 0
-            changes |= {} if worse else {"mu": MU, "sigma": SIGMA}
-            changes |= {"last_reveal": None, "idle": 0, "measured": 0, "advantage": min(0.0, card.advantage)}
-        return card.model_copy(update=changes)
-
-
-def overlap_event(share: float, scoring: Scoring) -> Event | None:
-    """Which overlap a share of common coefficients is; None if it is none.
-
-    Raises:
-        ValueError: It is no share.
-    """
-    if not 0 <= share <= 1:
-        raise ValueError(f"an overlap is a share from 0 to 1, not {share}")
-    reached = [event for event, level in zip(OVERLAPS, scoring.overlap_levels, strict=True) if share >= level]
-    return reached[-1] if reached else None
-
-
-def _left(score: float, factor: float) -> float:
-    return settled(score * factor) if score > 0 else score
-
-
-_ABSENT = CONCLUSIVE | {
+_BLAMED = CONCLUSIVE | {
     Reason.ACCESS_DENIED,
     Reason.BUCKET_MISSING,
     Reason.BUCKET_UNREADABLE,
     Reason.COMMITMENT_MISSING,
     Reason.COMMITMENT_MALFORMED,
 }
-"""What a miner answers for, whoever looks."""
+"""Reasons that are the miner's own fault."""
+
+
+@dataclass(frozen=True)
+class Slash:
+    """One penalty of one miner."""
+
+    event: Event
+    reason: Reason
+    penalty: Penalty
+
+    def apply(self, card: ScoreCard) -> ScoreCard:
+        """Return the card after the penalty."""
+        final = _reduced(card.final, self.penalty.final)
+        changes: dict[str, Any] = {
+            "final": 0.0 if 0 < final < MIN_FINAL else final,
+            "binary_average": _reduced(card.binary_average, self.penalty.average),
+        }
+        if self.penalty.average == 0:
+            changes |= {"measured": 0}  # a cleared average says nothing for some windows
+        if self.penalty.reset:
+            if card.rating.ordinal >= 0:  # a reset must not improve a rating
+                changes |= {"mu": MU, "sigma": SIGMA}
+            changes |= {"last_reveal": None, "idle": 0, "measured": 0, "advantage": min(0.0, card.advantage)}
+        return card.model_copy(update=changes)
+
+
+def _reduced(score: float, factor: float) -> float:
+    return round_score(score * factor) if score > 0 else score
 
 
 def early_slashes(
     card: ScoreCard, facts: MinerFacts, window: WindowFacts, *, banned: bool, hparams: HParams
 ) -> list[Slash]:
-    """Penalties that follow from the past, and come before the window is scored."""
+    """Return the penalties that follow from the past; they apply before the window is scored."""
     scoring, found = hparams.scoring, []
     if card.uid not in (None, facts.uid):
         found.append((Event.REGISTERED_AGAIN, Reason.REGISTERED_AGAIN))
@@ -103,14 +79,14 @@ def early_slashes(
 def late_slashes(
     card: ScoreCard, facts: MinerFacts, window: WindowFacts, scoring: Scoring, *, inactive: bool = False
 ) -> list[Slash]:
-    """Penalties for what a miner did in the window.
+    """Return the penalties for a miner's acts in the window.
 
     Args:
         card: Its card before the window was scored.
         facts: What was seen of it.
         window: What was seen of all.
-        scoring: The numbers.
-        inactive: Whether it has paid for its absence already.
+        scoring: The settings.
+        inactive: Whether it has been penalised for its absence already.
     """
     found: list[tuple[Event, Reason]] = []
     if facts.reason is not None and is_absent(facts, window):
@@ -118,7 +94,7 @@ def late_slashes(
         missing = Event.MISSING_LOW_SUCCESS if low else Event.MISSING
         if invalid or not inactive:
             found.append((Event.INVALID if invalid else missing, facts.reason))
-    if facts.estimate is not None and shows_nothing(card, scoring):
+    if facts.estimate is not None and presumed_unassigned(card, scoring):
         found.append((Event.UNASSIGNED_DATA, Reason.OWN_DATA_UNLEARNT))
     if facts.measurement is not None and _became_infinite(facts.measurement):
         found.append((Event.INVALID, Reason.NON_FINITE_LOSS))
@@ -132,36 +108,44 @@ def late_slashes(
 
 
 def is_absent(facts: MinerFacts, window: WindowFacts) -> bool:
-    """Whether a miner is to blame that no payload of it counts.
-
-    One that waits for a slot has nothing to publish, and a miner of the reserve was asked in another's place: it owes
-    only that what it reveals is valid. A failure that may be the validator's own is held against nobody, unless the
-    decided roster lacks the payload as well or most other miners could be read.
-    """
+    """Return whether no payload of a miner counts and the miner is to blame."""
     reason = facts.reason
+    # A miner that waits for a slot has nothing to publish.
     if facts.payload_sha256 is not None or not facts.assigned or reason is None or reason is Reason.BANNED:
         return False
     if reason in INVALID:
         return True
-    if reason not in _ABSENT and not window.is_well_read:
+    # A failure that may be the validator's own is held against nobody, unless the decided roster lacks the payload as
+    # well or most other miners could be read.
+    if reason not in _BLAMED and not window.is_well_read:
         return facts.tier == "gather" and window.roster is not None
+    # A miner of the reserve was asked in another's place: it owes only that its reveal is valid.
     return facts.tier != "reserve"
 
 
 def _became_infinite(measured: Measurement) -> bool:
-    """Whether a loss was finite before the payload was applied, and is not afterwards."""
+    """Return whether a loss was finite before the payload was applied, and is not afterwards."""
     pairs = (measured.own_before, measured.own_after), (measured.random_before, measured.random_after)
     return any(before is not None and after is None for before, after in pairs)
 
 
 def _overlaps(facts: MinerFacts, scoring: Scoring) -> Iterator[tuple[Event, Reason]]:
-    for likeness, reason in (
-        (facts.overlap, Reason.INDEX_OVERLAP),
-        (facts.repeat, Reason.REPEATED_PAYLOAD),
-    ):
+    for likeness, reason in ((facts.overlap, Reason.INDEX_OVERLAP), (facts.repeat, Reason.REPEATED_PAYLOAD)):
         event = None if likeness is None else overlap_event(likeness.share, scoring)
         if event is not None:
             yield event, reason
+
+
+def overlap_event(share: float, scoring: Scoring) -> Event | None:
+    """Return the overlap event of a share of common coefficients; None below the first level.
+
+    Raises:
+        ValueError: The share is not within 0..1.
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"an overlap is a share from 0 to 1, not {share}")
+    reached = [event for event, level in zip(OVERLAPS, scoring.overlap_levels, strict=True) if share >= level]
+    return reached[-1] if reached else None
 
 
 def _slash(event: Event, reason: Reason, scoring: Scoring) -> Slash:

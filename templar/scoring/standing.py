@@ -1,11 +1,8 @@
-"""What a validator remembers of the miners: score cards and bans.
+"""A validator's memory of the miners after a window: their cards with Plackett-Luce ratings, and the bans.
 
-All of it stands in the evidence of the newest window, so whoever reads that knows as much as the validator did.
-
-Plackett-Luce ratings of miners, by `openskill`.
-
-The library is pinned: 6.1.3 ranks a score of exactly 0.0 below negative ones, and 6.1.0a0 breaks ties by position.
-A test holds the pinned version to the reference's published numbers.
+All of it stands in the evidence of the newest window, so everybody who reads that knows as much as the validator did.
+The rating library `openskill` is pinned: 6.1.3 ranks a score of exactly 0.0 below negative ones, and 6.1.0a0 breaks
+ties by position. A test holds the pinned version to the reference's published numbers.
 """
 
 from collections.abc import Mapping
@@ -21,20 +18,22 @@ from templar.exchange.signed import Count, Uid
 
 MU = 25.0
 """Mean of a fresh rating."""
-
-
 SIGMA = MU / 3
 """Uncertainty of a fresh rating."""
+DIGITS = 10
+"""Decimal digits that scores are kept with: the last bits of a library's logarithm differ between machines."""
+
+Finite = Annotated[float, Field(allow_inf_nan=False, strict=False)]
+
+
+def round_score(value: float) -> float:
+    """Return a score as it is kept; never -0.0."""
+    return round(value, DIGITS) + 0.0
 
 
 @dataclass(frozen=True)
 class Rating:
-    """What is believed of a miner's skill.
-
-    Attributes:
-        mu: Mean.
-        sigma: Standard deviation.
-    """
+    """A Plackett-Luce rating: mean and standard deviation of a miner's skill."""
 
     mu: float = MU
     sigma: float = SIGMA
@@ -46,7 +45,7 @@ class Rating:
 
 
 def rate(ratings: Mapping[int, Rating], scores: Mapping[int, float], *, beta: float, tau: float) -> dict[int, Rating]:
-    """New ratings after one window in which several miners were scored.
+    """Return the new ratings of the miners that were scored in a window; unchanged if there are fewer than two.
 
     The result depends on neither the order of the mappings nor the uids: players enter by score and rating. Equal ones
     with equal scores get ratings that are equal up to the last bits.
@@ -56,9 +55,6 @@ def rate(ratings: Mapping[int, Rating], scores: Mapping[int, float], *, beta: fl
         scores: Uid -> score of the window, higher is better, ties allowed.
         beta: Spread of a single performance.
         tau: Growth of the uncertainty per window.
-
-    Returns:
-        Uid -> rating, for the scored miners; unchanged if fewer than two were scored.
     """
     before = {uid: ratings.get(uid, Rating()) for uid in scores}
     uids = sorted(scores, key=lambda uid: (scores[uid], before[uid].mu, before[uid].sigma))
@@ -70,11 +66,22 @@ def rate(ratings: Mapping[int, Rating], scores: Mapping[int, float], *, beta: fl
     return {uid: Rating(team[0].mu, team[0].sigma) for uid, team in zip(uids, rated, strict=True)}
 
 
-Finite = Annotated[float, Field(allow_inf_nan=False, strict=False)]
+class Event(StrEnum):
+    """The reasons for a penalty; each is an entry of the table `scoring.slashing`."""
 
-
-DIGITS = 10
-"""Decimal digits that scores are kept with: the last bits of a library's logarithm differ between machines."""
+    MISSING = "missing"
+    MISSING_LOW_SUCCESS = "missing_low_success"
+    INVALID = "invalid"
+    DESYNC = "desync"
+    OVERSIZED = "oversized"
+    UNASSIGNED_DATA = "unassigned_data"
+    OVERLAP_HIGH = "overlap_high"
+    OVERLAP_MAX = "overlap_max"
+    OVERLAP_MEGA = "overlap_mega"
+    INACTIVITY = "inactivity"
+    INACTIVITY_RESET = "inactivity_reset"
+    BANNED = "banned"
+    REGISTERED_AGAIN = "registered_again"
 
 
 class Record(BaseModel):
@@ -84,23 +91,21 @@ class Record(BaseModel):
 
 
 class ScoreCard(Record):
-    """What is remembered of one miner.
+    """A validator's memory of one hotkey.
 
     Attributes:
-        uid: The uid under which its hotkey was registered; None before its first window.
-        mu: Mean of its Plackett-Luce rating.
-        sigma: Uncertainty of the rating.
-        binary_average: Moving average of the binary indicator, in -1..1.
-        advantage: Moving average of by how much its scores were above that of the baseline, as far as they count.
+        uid: The uid under which the hotkey was registered; None before its first window.
+        binary_average: Moving average of the indicator, -1..1.
+        advantage: Moving average of the capped scores' distance to the baseline's score.
         sync: Sync score of the last window in which the miner was measured.
         final: Final score; only a positive one earns a weight.
         last_reveal: The last window in which a payload counted; None if none ever did.
-        idle: Windows in a row in which it was seen to reveal nothing that counts.
-        measured: Windows in which it was measured.
+        idle: Windows in a row in which the miner revealed nothing that counts, and is to blame for it.
+        measured: Windows in which it was measured since its average was last cleared.
         last_exact: The last window in which it was measured exactly; None if it never was.
-        curvature: Moving average of what the linear score leaves out, relative to the loss; None if it was never
+        curvature: Moving average of what the first-order score leaves out, relative to the loss; None if it was never
             measured exactly.
-        promise: Moving average of the linear scores that `curvature` was left out of; 0 without one.
+        promise: Moving average of the predicted gains that `curvature` was left out of; 0 without one.
     """
 
     uid: Uid | None = None
@@ -124,21 +129,21 @@ class ScoreCard(Record):
 
 
 FRESH = ScoreCard()
-"""The card of somebody unknown."""
+"""The card of an unknown hotkey."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """What is remembered after a window, or before the first one.
+    """A validator's memory after a window, or before the first one.
 
     Attributes:
         window: The window; None before the first.
         evidence: Digest of its evidence; None before the first.
-        cards: Card by hotkey, of everybody who was registered in that window.
-        departed: Card by hotkey, of those who were registered before.
+        cards: Card by hotkey, of all that were registered in that window.
+        departed: Card by hotkey, of those that were registered before.
         bans: Hotkey, or digest of a bucket's address, -> the last window of its ban.
-        payloads: Uid -> hash of the payload of that window that was measured, but for those that were copies: who sends
-            again what was once copied from it must not look like the copier.
+        payloads: Uid -> hash of its payload of that window that was measured. Copies are left out: a miner that sends
+            again what was copied from it must not look like the copier.
         applied: Uids whose payload was applied in that window.
         baseline: Rating of the imaginary miner that final scores count from.
     """
@@ -153,32 +158,9 @@ class Standing:
     baseline: Rating = field(default_factory=Rating)
 
     def card(self, hotkey: str) -> ScoreCard:
-        """The card of a hotkey, wherever it has been; a fresh one for a stranger."""
+        """Return the card of a hotkey, registered or departed; a fresh one if it is unknown."""
         return self.cards.get(hotkey) or self.departed.get(hotkey) or FRESH
 
     def is_banned(self, window: int, hotkey: str, bucket: str | None) -> bool:
-        """Whether a hotkey or the bucket that it uses is banned in a window."""
+        """Return whether a hotkey or the bucket that it uses is banned in a window."""
         return any(self.bans.get(subject, -1) >= window for subject in (hotkey, bucket) if subject is not None)
-
-
-def settled(value: float) -> float:
-    """A score as it is kept; never -0.0."""
-    return round(value, DIGITS) + 0.0
-
-
-class Event(StrEnum):
-    """What can cost a miner something; each is the name of an entry of the table."""
-
-    MISSING = "missing"
-    MISSING_LOW_SUCCESS = "missing_low_success"
-    INVALID = "invalid"
-    DESYNC = "desync"
-    OVERSIZED = "oversized"
-    UNASSIGNED_DATA = "unassigned_data"
-    OVERLAP_HIGH = "overlap_high"
-    OVERLAP_MAX = "overlap_max"
-    OVERLAP_MEGA = "overlap_mega"
-    INACTIVITY = "inactivity"
-    INACTIVITY_RESET = "inactivity_reset"
-    BANNED = "banned"
-    REGISTERED_AGAIN = "registered_again"

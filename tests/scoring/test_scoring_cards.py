@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from templar.scoring.standing import DIGITS, FRESH, MU, SIGMA, Rating, ScoreCard, Standing, settled
+from templar.scoring.standing import DIGITS, FRESH, MU, SIGMA, Rating, ScoreCard, Standing, round_score
 from tests.support.facts import bucket, hotkey, veteran
 
 
@@ -61,11 +61,11 @@ def test_what_no_card_says_is_refused(change: dict[str, int]) -> None:
 
 @given(st.floats(-1e3, 1e3), st.integers(-5, 5))
 def test_a_settled_score_forgets_last_bits(value: float, bits: int) -> None:
-    score = settled(value)
+    score = round_score(value)
     assert abs(score - value) <= 10.0**-DIGITS
-    assert settled(score) == score
+    assert round_score(score) == score
     assert math.copysign(1, score) == 1 or score < 0, "no zero is negative"
     nudged = score
     for _ in range(abs(bits)):
         nudged = math.nextafter(nudged, math.copysign(math.inf, bits))
-    assert settled(nudged) == score
+    assert round_score(nudged) == score

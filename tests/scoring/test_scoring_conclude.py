@@ -14,8 +14,8 @@ from templar.errors import Reason
 from templar.hparams import HParams, load_hparams
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import MAX_DEPARTED, Evidence, Likeness, MinerFacts, WindowFacts
-from templar.scoring.score import WORST_SCORE, shows_nothing, sync_score
-from templar.scoring.standing import FRESH, MU, SIGMA, Rating, ScoreCard, Standing, settled
+from templar.scoring.score import WORST_SCORE, presumed_unassigned, sync_score
+from templar.scoring.standing import FRESH, MU, SIGMA, Rating, ScoreCard, Standing, round_score
 from tests.support.facts import (
     AUTHOR,
     WINDOW,
@@ -255,7 +255,7 @@ def test_no_penalty_frees_who_is_held_back(facts: MinerFacts, uid: int) -> None:
     card = record_of(found, 2).after
     assert {event for event, _ in events_of(found, 2)} & {"registered_again", "overlap_max", "missing"}
     assert card.measured >= long
-    assert shows_nothing(card, LOCAL.scoring)
+    assert presumed_unassigned(card, LOCAL.scoring)
     again = concluded(revealed(2, 0.5), revealed(3, 0.1), after=found.standing, hparams=LOCAL)
     assert record_of(again, 2).gradient_score == 0.0
 
@@ -608,7 +608,7 @@ def test_whatever_was_seen_the_evidence_holds(network: tuple[WindowFacts, Standi
     assert [record.uid for record in found.miners] == sorted(miner.uid for miner in facts.miners)
     for record in found.miners:
         card, slashes = record.after, record.slashes
-        assert card.final == settled(card.final)
+        assert card.final == round_score(card.final)
         assert -1 <= card.binary_average <= 1
         if record.gradient_score is None:
             assert card.final <= max(record.before.final, 0.0)

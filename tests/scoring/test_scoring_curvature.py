@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from templar.scoring.evidence import Estimate, Measurement
 from templar.scoring.score import (
     WORST_SCORE,
-    Assumptions,
+    CurvaturePrior,
     curvature_of,
-    forecast,
+    first_order_score,
     improvement,
     relative_gain,
     score_payload,
@@ -32,7 +32,7 @@ measurements = st.builds(
 
 def typical_of(*measured: Measurement) -> float:
     """Where no promise is large."""
-    return Assumptions.of([estimate(1e6)], measured, RATIO).typical
+    return CurvaturePrior.of([estimate(1e6)], measured, RATIO).typical
 
 
 # One loss.
@@ -77,7 +77,7 @@ def test_curvature_is_what_the_forecast_had_too_much() -> None:
 
 def test_the_typical_curvature_is_the_median_of_the_measured() -> None:
     assert typical_of() == 0.0
-    assert Assumptions.of([estimate(0.1)], [measurement(0.1, 0.9)], RATIO).typical == 0.0, "that one is large"
+    assert CurvaturePrior.of([estimate(0.1)], [measurement(0.1, 0.9)], RATIO).typical == 0.0, "that one is large"
     low, high, middle = (measurement(0.1, promised) for promised in (0.1, 0.9, 0.2))
     assert typical_of(low, high, middle) == pytest.approx(-0.1)
     assert typical_of(low, middle) == pytest.approx(-0.05)
@@ -103,11 +103,11 @@ LARGE = 0.9
 BROKEN = measurement(-0.2, LARGE)
 
 
-def assumed(*measured: Measurement, estimates: list[Estimate] | None = None) -> Assumptions:
-    return Assumptions.of([*HONEST, estimate(LARGE)] if estimates is None else estimates, measured, RATIO)
+def assumed(*measured: Measurement, estimates: list[Estimate] | None = None) -> CurvaturePrior:
+    return CurvaturePrior.of([*HONEST, estimate(LARGE)] if estimates is None else estimates, measured, RATIO)
 
 
-def score(linear: float, found: Assumptions, known: float | None = None, promise: float = 0.0) -> float:
+def score(linear: float, found: CurvaturePrior, known: float | None = None, promise: float = 0.0) -> float:
     return score_payload(estimate(linear), None, ScoreCard(curvature=known, promise=promise), found).gradient_score
 
 
@@ -115,9 +115,9 @@ def test_a_promise_is_large_beyond_a_multiple_of_the_median_one() -> None:
     found = assumed(*ORDINARY, BROKEN)
     assert found.large == pytest.approx(RATIO * USUAL)
     assert found.typical == pytest.approx(CURVE)
-    ((promise, share),) = found.broken
+    ((promise, share),) = found.shortfalls
     assert (promise, share) == (pytest.approx(LARGE), -1.0), "more than all of it; of others that is not assumed"
-    assert assumed(*ORDINARY, measurement(0.3, 0.5)).broken == (pytest.approx((0.5, -0.4)),)
+    assert assumed(*ORDINARY, measurement(0.3, 0.5)).shortfalls == (pytest.approx((0.5, -0.4)),)
     assert found.curvature(0.149, None, 0.0) == found.typical
     assert found.curvature(0.149, 0.01, USUAL) == 0.01
     assert found.curvature(0.151, 0.01, USUAL) == -0.151
@@ -198,12 +198,12 @@ def test_among_many_that_do_nothing_who_works_is_usual_until_it_is_measured() ->
 def test_an_exact_measurement_decides_whatever_is_assumed() -> None:
     found = score_payload(estimate(LARGE), measurement(0.8, LARGE), ScoreCard(curvature=-1.0), assumed(BROKEN))
     assert found.gradient_score == pytest.approx(0.8)
-    assert found.promise == pytest.approx(LARGE)
+    assert found.predicted == pytest.approx(LARGE)
 
 
 def test_without_estimates_or_measurements_there_is_nothing_to_go_by() -> None:
-    nothing = Assumptions(ratio=RATIO)
-    assert nothing == Assumptions(0.0, None, (), RATIO)
+    nothing = CurvaturePrior(ratio=RATIO)
+    assert nothing == CurvaturePrior(0.0, None, (), RATIO)
     for measured in ([], [measurement(None, None)]):
         assert assumed(*measured) == assumed(*measured, estimates=[]) == nothing
     assert assumed(*ORDINARY, estimates=[]) == nothing
@@ -222,17 +222,17 @@ def test_without_estimates_or_measurements_there_is_nothing_to_go_by() -> None:
 def test_what_is_assumed_is_a_number_and_no_order_changes_it(
     estimates: list[Estimate], measured: list[Measurement], linear: float, known: float | None, promise: float
 ) -> None:
-    found = Assumptions.of(estimates, measured, RATIO)
+    found = CurvaturePrior.of(estimates, measured, RATIO)
     curvature = found.curvature(linear, known, promise)
     assert math.isfinite(curvature)
     if found.large is not None and linear > found.large:
         assert curvature <= 0
     shuffled = random.Random(1)
     estimates, measured = (shuffled.sample(each, len(each)) for each in (estimates, measured))
-    assert Assumptions.of(estimates, measured, RATIO) == found
+    assert CurvaturePrior.of(estimates, measured, RATIO) == found
 
 
 @given(before=losses, gain=gains)
 def test_a_forecast_is_the_gain_on_others_data(before: float | None, gain: float | None) -> None:
     seen = Estimate(own_before=1.0, own_gain=9.0, random_before=before, random_gain=gain, expected=0.0)
-    assert forecast(seen) == relative_gain(before, gain)
+    assert first_order_score(seen) == relative_gain(before, gain)

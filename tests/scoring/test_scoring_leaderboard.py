@@ -17,7 +17,7 @@ from templar.errors import PermanentError, Reason
 from templar.hparams import load_hparams
 from templar.scoring import leaderboard as leaderboard_module
 from templar.scoring.evidence import Evidence, MinerFacts
-from templar.scoring.leaderboard import BARS, NAMED, draw, leaderboard, sparkline
+from templar.scoring.leaderboard import BARS, LINES, draw, leaderboard, sparkline
 from tests.support.facts import LOSS, absent, bucket, hotkey, measurement, revealed
 from tests.support.published import evidences as evidences_of
 
@@ -243,7 +243,7 @@ def test_a_full_subnet_is_ten_lines_and_a_band() -> None:
     svg = draw(crowd)
     texts = ["".join(each.itertext()).strip() for each in elements(svg, "text")]
     named = [text for text in texts if text.startswith("uid ")]
-    assert named == [f"uid {uid}" for uid in crowd.standings["uid"][:NAMED]]
+    assert named == [f"uid {uid}" for uid in crowd.standings["uid"][:LINES]]
     few = leaderboard(evidences({window: [good(uid, window) for uid in range(3, 13)] for window in (10, 11)}))
     assert len(svg) < 1.5 * len(draw(few))  # whoever has no name costs nothing
 

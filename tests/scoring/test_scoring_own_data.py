@@ -7,7 +7,7 @@ import pytest
 from templar.hparams import Scoring, load_hparams, preset_names
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Estimate, Evidence, MinerFacts
-from templar.scoring.score import Assumptions, WindowScore, next_card, score_payload, shows_nothing
+from templar.scoring.score import CurvaturePrior, WindowScore, next_card, presumed_unassigned, score_payload
 from templar.scoring.standing import FRESH, ScoreCard, Standing
 from tests.support.facts import AUTHOR, cards_of, estimate, events_of, measurement, record_of, revealed, window_of
 from tests.support.published import evidences
@@ -37,7 +37,7 @@ def share_under_the_floor(
         for _ in range(windows):
             indicator = 1 if coin.random() < chance_of_plus else -1
             average += scoring.binary_score_ma_alpha * (indicator - average)
-        held += shows_nothing(ScoreCard(binary_average=average, measured=windows), scoring)
+        held += presumed_unassigned(ScoreCard(binary_average=average, measured=windows), scoring)
     return held / miners
 
 
@@ -65,7 +65,7 @@ def test_the_coin_is_the_average_that_cards_keep() -> None:
     good = 1 - (1 - alpha) ** LONG
     assert card.binary_average == pytest.approx(good * (1 - alpha) ** LONG - good)
     assert card.measured == 2 * LONG
-    assert shows_nothing(card, SCORING)
+    assert presumed_unassigned(card, SCORING)
 
 
 @pytest.mark.parametrize("preset", preset_names())
@@ -78,7 +78,7 @@ def test_who_learns_its_own_data_is_above_the_floor_when_it_is_asked(preset: str
             found = WindowScore(0.1, -1 if window % 10 == bad else 1)
             card = counted(card, found, scoring)
         assert card.measured == scoring.own_data_windows
-        assert not shows_nothing(card, scoring)
+        assert not presumed_unassigned(card, scoring)
 
 
 def trained(count: int, *, honest_from: int = 10**6) -> list[Evidence]:
@@ -122,11 +122,11 @@ def test_who_trains_on_its_own_data_again_comes_back() -> None:
 def test_the_worst_score_there_is_never_has_an_indicator_that_pays(own: float) -> None:
     """A payload that breaks the model on others' data learnt nothing, however its own data fared."""
     worst = estimate(-9.0, own=own)
-    found = score_payload(worst, None, FRESH, Assumptions())
+    found = score_payload(worst, None, FRESH, CurvaturePrior())
     assert (found.gradient_score, found.indicator) == (-1.0, -1)
-    broken = score_payload(estimate(0.5), measurement(None, 0.5, own=own), FRESH, Assumptions())
+    broken = score_payload(estimate(0.5), measurement(None, 0.5, own=own), FRESH, CurvaturePrior())
     assert (broken.gradient_score, broken.indicator) == (-1.0, -1)
-    barely = score_payload(estimate(-0.99, own=own), None, FRESH, Assumptions())
+    barely = score_payload(estimate(-0.99, own=own), None, FRESH, CurvaturePrior())
     assert (barely.gradient_score, barely.indicator) == (-0.99, 1 if own > 0 else -1)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from templar.scoring.standing import MU, SIGMA, Rating, rate, settled
+from templar.scoring.standing import MU, SIGMA, Rating, rate, round_score
 
 TAU = 0.1
 MISRANKS_ZERO = "6.1.3"
@@ -125,7 +125,7 @@ ratings = st.builds(Rating, mu=st.floats(0, 50), sigma=st.floats(0.5, SIGMA))
 
 def kept(rated: Mapping[int, Rating]) -> dict[int, tuple[float, float]]:
     """Ratings as cards keep them."""
-    return {uid: (settled(rating.mu), settled(rating.sigma)) for uid, rating in rated.items()}
+    return {uid: (round_score(rating.mu), round_score(rating.sigma)) for uid, rating in rated.items()}
 
 
 @settings(max_examples=60)
@@ -167,8 +167,8 @@ def test_equal_players_with_equal_scores_get_equal_ratings_as_they_are_kept() ->
     """The library adds up the second one's odds in another order, which shows in the last bit."""
     known = dict.fromkeys(range(3), Rating(21.9408523323, 3.8289589029))
     rated = rate(known, {0: 0.2, 1: 0.1, 2: 0.1}, beta=7.0, tau=TAU)
-    assert settled(rated[1].mu) == settled(rated[2].mu)
-    assert settled(rated[1].sigma) == settled(rated[2].sigma)
+    assert round_score(rated[1].mu) == round_score(rated[2].mu)
+    assert round_score(rated[1].sigma) == round_score(rated[2].sigma)
 
 
 @settings(max_examples=100)

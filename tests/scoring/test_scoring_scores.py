@@ -11,14 +11,13 @@ from templar.hparams import Scoring, load_hparams
 from templar.scoring.evidence import Estimate, Measurement
 from templar.scoring.score import (
     WORST_SCORE,
-    Assumptions,
+    CurvaturePrior,
     WindowScore,
     curvature_of,
-    held_back,
     next_card,
-    score_measurement,
+    presumed_unassigned,
+    rated_score,
     score_payload,
-    shows_nothing,
 )
 from templar.scoring.standing import FRESH, Rating, ScoreCard
 from tests.support.facts import LOSS, estimate, measurement, veteran
@@ -40,42 +39,7 @@ curves = st.floats(-2, 2)
 def score(
     linear: Estimate, exact: Measurement | None = None, *, known: float | None = None, typical: float = 0.0
 ) -> WindowScore:
-    return score_payload(linear, exact, ScoreCard(curvature=known), Assumptions(typical))
-
-
-def exactly(own: tuple[float | None, float | None], random: tuple[float | None, float | None]) -> WindowScore:
-    return score_measurement(
-        Measurement(
-            own_before=own[0], own_after=own[1], random_before=random[0], random_after=random[1], random_gain=0.0
-        )
-    )
-
-
-# The documented score of an exact measurement.
-
-
-def test_the_score_is_the_relative_fall_on_others_data() -> None:
-    found = exactly((5.0, 4.0), (4.0, 3.6))
-    assert found.gradient_score == pytest.approx(0.1)
-    assert found.indicator == 1
-
-
-@pytest.mark.parametrize(("own_after", "indicator"), [(6.0, 1), (6.999, 1), (7.0, -1), (7.001, -1), (9.0, -1)])
-def test_the_indicator_asks_whether_the_own_data_gained_more(own_after: float, indicator: int) -> None:
-    """The random data gained an eighth; as much is not more."""
-    assert exactly((8.0, own_after), (4.0, 3.5)).indicator == indicator
-
-
-def test_a_loss_that_is_not_finite_afterwards_is_the_worst_there_is() -> None:
-    assert exactly((5.0, 4.0), (4.0, None)).gradient_score == WORST_SCORE
-    assert exactly((5.0, None), (4.0, 3.9)).indicator == -1
-    assert exactly((5.0, 4.0), (4.0, 1e9)).gradient_score == WORST_SCORE
-
-
-@pytest.mark.parametrize("before", [None, 0.0, -1.0])
-def test_a_baseline_that_cannot_be_improved_scores_zero(before: float | None) -> None:
-    found = exactly((before, 1.0), (before, 1.0))
-    assert (found.gradient_score, found.indicator) == (0.0, -1)
+    return score_payload(linear, exact, ScoreCard(curvature=known), CurvaturePrior(typical))
 
 
 # The score of a payload.
@@ -89,7 +53,7 @@ def test_without_an_exact_measurement_the_linear_score_stands_with_what_it_is_kn
 
 
 def test_an_exact_measurement_corrects_the_linear_score_by_what_it_left_out_on_the_same_data() -> None:
-    """The score on all data is 0.25; on the sampled data 0.5 were forecast and 0.4375 came."""
+    """The score on all data is 0.25; on the sampled data 0.5 were predicted and 0.4375 came."""
     found = score(estimate(0.25), measurement(0.4375, 0.5, own=0.9), known=-1.0, typical=1.0)
     assert found == WindowScore(0.1875, 1, -0.0625, 0.5)
 
@@ -127,7 +91,7 @@ def test_whoever_has_the_worst_score_has_shown_nothing(exact: Measurement | None
 def test_what_is_not_finite_is_the_worst_there_is() -> None:
     assert score(estimate(None, own=0.5)).gradient_score == WORST_SCORE
     worst = score(estimate(0.5), measurement(None, -5.0))
-    assert worst.gradient_score == WORST_SCORE, "whatever was forecast"
+    assert worst.gradient_score == WORST_SCORE, "whatever was predicted"
     assert score(estimate(0.5), measurement(None, None)).gradient_score == WORST_SCORE
 
 
@@ -192,8 +156,8 @@ def test_a_miner_whose_own_data_shows_nothing_is_not_rated_above_one_that_does_n
     measured: int, average: float, gain: float, rated: float
 ) -> None:
     card, found = veteran(2, measured=measured, binary_average=average), WindowScore(gain, 1, -0.25)
-    assert held_back(found, card, SCORING) == WindowScore(rated, 1, -0.25)
-    assert shows_nothing(card, SCORING) is (measured >= LONG and average < FLOOR)
+    assert rated_score(found, card, SCORING) == WindowScore(rated, 1, -0.25)
+    assert presumed_unassigned(card, SCORING) is (measured >= LONG and average < FLOOR)
 
 
 # The next card.

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from templar.hparams import HParams, Scoring, load_hparams
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Evidence, MinerFacts
-from templar.scoring.score import advantages, final_score, skill, typical
+from templar.scoring.score import advantages, final_score, positive_median, skill
 from templar.scoring.standing import Rating, ScoreCard
 from tests.support.facts import AUTHOR, cards_of, revealed, standing_of, veteran, window_of
 from tests.support.published import evidences
@@ -38,7 +38,7 @@ def skill_of(rating: Rating, advantage: float, *, usual: float = 0.01, baseline:
     [([0.1], 0.1), ([0.1, 0.3, 0.2], 0.2), ([0.1, 0.2, -5.0, 0.0], 0.15), ([-0.1, 0.0], 0.0), ([], 0.0)],
 )
 def test_what_is_typical_is_the_median_of_those_who_have_any(values: Sequence[float], expected: float) -> None:
-    assert typical(values) == pytest.approx(expected)
+    assert positive_median(values) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

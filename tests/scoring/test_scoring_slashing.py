@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from templar.errors import Reason
 from templar.hparams import Penalty, Scoring, Slashing, load_hparams, preset_names
-from templar.scoring.slashing import LEAST_FINAL, Slash, overlap_event
+from templar.scoring.slashing import MIN_FINAL, Slash, overlap_event
 from templar.scoring.standing import MU, SIGMA, Event, Rating, ScoreCard
 from tests.support.facts import veteran
 
@@ -161,7 +161,7 @@ def test_penalties_multiply() -> None:
 
 @pytest.mark.parametrize(("final", "left"), [(2e-4, 1.5e-4), (1.34e-4, 1.005e-4), (1.33e-4, 0.0), (1e-12, 0.0)])
 def test_a_rest_too_small_to_matter_is_nothing(final: float, left: float) -> None:
-    assert LEAST_FINAL == 1e-4
+    assert MIN_FINAL == 1e-4
     assert slashed(veteran(7, final=final), V2.slashing.missing).final == pytest.approx(left, abs=1e-15)
 
 

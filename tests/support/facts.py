@@ -40,14 +40,14 @@ def estimate(random: float | None, own: float | None = None, *, expected: float 
     )
 
 
-def measurement(random: float | None, forecast: float | None, own: float | None = 0.5) -> Measurement:
-    """An exact measurement from relative gains; None is a loss, or a forecast, that is not finite."""
+def measurement(random: float | None, predicted: float | None, own: float | None = 0.5) -> Measurement:
+    """An exact measurement from relative gains; None is a loss, or a predicted, that is not finite."""
     return Measurement(
         own_before=LOSS,
         own_after=None if own is None else LOSS - own * LOSS,
         random_before=LOSS,
         random_after=None if random is None else LOSS - random * LOSS,
-        random_gain=None if forecast is None else forecast * LOSS,
+        random_gain=None if predicted is None else predicted * LOSS,
     )
 
 
