@@ -1,55 +1,39 @@
-"""What every chain promises: time, identity, public commitments and weights.
+"""The contract of every chain: time, identity, public commitments and weights.
 
-Consensus reads come from finalized blocks (PROTOCOL 1); `head` is only for deciding when to act.
-
-A bounded memory of what never changes, such as the metagraph of a past block.
+Consensus reads come from finalized blocks (docs/protocol.md 1); `head` is only for deciding when to act.
 """
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-T = TypeVar("T")
-
+from cachetools import LRUCache
 
 COMMITMENT_CHARACTERS = 128
 """Length of the string that a hotkey commits on chain (it holds the read access to its bucket)."""
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Block:
-    """A block header.
-
-    Attributes:
-        number: Height.
-        time: The chain's timestamp in seconds since the epoch.
-        hash: `0x` and 64 lower-case hex digits.
-    """
+    """A block header."""
 
     number: int
-    time: float
-    hash: str
+    time: float  # the chain's timestamp, in seconds since the epoch
+    hash: str  # `0x` and 64 lower-case hex digits
 
 
 @dataclass(frozen=True)
 class NeuronInfo:
-    """One registered neuron as the chain sees it.
+    """One registered neuron as the chain sees it."""
 
-    Attributes:
-        uid: Index in the subnet.
-        hotkey: ss58 address.
-        stake: Total stake, in the chain's unit.
-        validator_permit: Whether it may set weights and publish rosters.
-        incentive: Share of the miners' emission, in 0..1.
-    """
-
-    uid: int
-    hotkey: str
-    stake: float
-    validator_permit: bool
-    incentive: float
+    uid: int  # index in the subnet
+    hotkey: str  # ss58 address
+    stake: float  # total stake, in the chain's unit
+    validator_permit: bool  # whether it may set weights and publish rosters
+    incentive: float  # share of the miners' emission, in 0..1
 
 
 @dataclass(frozen=True)
@@ -68,7 +52,7 @@ class Metagraph:
         return next((neuron for neuron in self.neurons if neuron.hotkey == hotkey), None)
 
     def validators(self) -> tuple[NeuronInfo, ...]:
-        """Neurons with a validator permit, by falling stake, ties by uid (PROTOCOL 12)."""
+        """Neurons with a validator permit, by falling stake, ties by uid (docs/protocol.md 8)."""
         permitted = (neuron for neuron in self.neurons if neuron.validator_permit)
         return tuple(sorted(permitted, key=lambda neuron: (-neuron.stake, neuron.uid)))
 
@@ -78,10 +62,10 @@ class Metagraph:
 
 
 class Clock(Protocol):
-    """Local time in seconds since the epoch: it says when to act and decides nothing."""
+    """Local time in seconds since the epoch: used to decide when to act, never for an agreed decision."""
 
     def now(self) -> float:
-        """The time."""
+        """The current time."""
         ...
 
     def sleep_until(self, timestamp: float) -> None:
@@ -89,7 +73,7 @@ class Clock(Protocol):
         ...
 
     def compute(self, work: Callable[[], T]) -> T:
-        """Run a heavy, pure computation and return its result; simulated time lets others go on meanwhile."""
+        """Run a heavy, pure computation and return its result; in simulated time other participants run meanwhile."""
         ...
 
 
@@ -98,8 +82,8 @@ class Chain(Protocol):
 
     Raises:
         TransientError: `chain_unreachable`, `chain_rate_limited`, `chain_fate_unknown`.
-        PermanentError: `chain_refused` (the extrinsic failed and will fail again; the message carries the chain's
-            words), `block_unknown` (a block in the future, or pruned).
+        PermanentError: `chain_refused` (the extrinsic failed and will fail again; the message quotes the chain),
+            `block_unknown` (a block in the future, or pruned).
     """
 
     @property
@@ -109,7 +93,7 @@ class Chain(Protocol):
 
     @property
     def clock(self) -> Clock:
-        """The clock that this chain's participants act by."""
+        """The clock of this chain's participants."""
         ...
 
     @property
@@ -138,7 +122,7 @@ class Chain(Protocol):
         ...
 
     def follow(self) -> Iterator[Block]:
-        """Every finalized block from now on, in order, without gaps or repeats; ends never."""
+        """Every finalized block from the current one on, in order, without gaps or repeats; never ends."""
         ...
 
     def metagraph(self, block: int | None = None) -> Metagraph:
@@ -150,10 +134,7 @@ class Chain(Protocol):
         ...
 
     def set_commitment(self, data: str) -> None:
-        """Commit `COMMITMENT_CHARACTERS` ASCII characters under the own hotkey.
-
-        Returns once the block that includes it is final, so `commitments` shows it at once.
-        """
+        """Commit `COMMITMENT_CHARACTERS` ASCII characters under the own hotkey; returns once that is final."""
         ...
 
     def weights(self) -> dict[int, dict[int, float]]:
@@ -161,47 +142,40 @@ class Chain(Protocol):
         ...
 
     def hides_weights(self) -> bool:
-        """Whether weights that are set now show up only later: a subnet with commit-reveal keeps them encrypted."""
+        """Whether weights become visible only later, because the subnet encrypts them (commit-reveal)."""
         ...
 
     def set_weights(self, weights: Mapping[int, float]) -> None:
-        """Set the own weights, normalised to a sum of 1; returns once the block that includes them is final.
+        """Set the own weights, normalised to a sum of 1; returns once that is final.
 
         Zero weights may be left out. Chains store them in 16 bits, so what is read back is rounded.
         """
         ...
 
 
-class Recent(Generic[T]):
-    """The values that were used last, by number. Safe under threads.
+class NumberCache(Generic[T]):
+    """A cache of immutable values by block or change number, of at most `size` entries. Safe under threads.
 
-    Args:
-        most: How many are kept.
+    `cachetools.LRUCache` has no lock and no look-up of the nearest key, which the ledger folds its states from.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._values: OrderedDict[int, T] = OrderedDict()
+    def __init__(self, size: int) -> None:
+        self._values: LRUCache[int, T] = LRUCache(size)
         self._lock = threading.Lock()
 
     def get(self, number: int) -> T | None:
-        """The value of this number, if it is remembered."""
+        """The cached value of this number, if there is one."""
         with self._lock:
-            if number in self._values:
-                self._values.move_to_end(number)
             return self._values.get(number)
 
     def nearest(self, number: int) -> tuple[int, T] | None:
-        """The largest remembered number that is not above this one, and its value."""
+        """The largest cached number that is at most this one, and its value."""
         with self._lock:
             known = max((candidate for candidate in self._values if candidate <= number), default=None)
             return None if known is None else (known, self._values[known])
 
     def put(self, number: int, value: T) -> T:
-        """Remember a value, and return it."""
+        """Cache a value, and return it."""
         with self._lock:
             self._values[number] = value
-            self._values.move_to_end(number)
-            while len(self._values) > self._most:
-                self._values.popitem(last=False)
         return value

@@ -1,13 +1,10 @@
 """The real chain: a Bittensor subnet through SDK 11.
 
-Everything is read from finalized blocks, and what is written is waited for until it is final, so a value that was
-written can be read back. Nothing of the SDK, its exceptions included, crosses this module's border.
+Everything is read from finalized blocks, and a write returns once it is final, so that it can be read back. No type or
+exception of the SDK leaves this module.
 
-A chain seen through its finalized blocks: what is the same for every chain that is somewhere else.
-
-The newest finalized block never falls, whichever endpoint answers; what a finalized block says never changes and is
-asked for once; blocks are awaited by asking for the newest, because a subscription that died is silent and an
-unanswered question is not.
+`FinalizedChain` is the reading half: the number of the newest finalized block never falls, whatever endpoint answers;
+finalized blocks are cached; new blocks are polled for, because a dead subscription is silent and a failed poll is not.
 """
 
 import functools
@@ -23,7 +20,7 @@ from typing import TypeVar
 import bittensor as bt
 from bittensor import settings as bt_settings
 
-from templar.chain.base import Block, Clock, Metagraph, NeuronInfo, Recent
+from templar.chain.base import Block, Clock, Metagraph, NeuronInfo, NumberCache
 from templar.chain.clock import SystemClock
 from templar.chain.extrinsics import (
     ExtrinsicLimitedError,
@@ -37,27 +34,28 @@ from templar.chain.hotkey import load_hotkey
 from templar.chain.remote import CallLimits, Connection, ConnectionLostError, public_address
 from templar.errors import PermanentError, Reason, TransientError
 
-T = TypeVar("T")
-
-
-logger = logging.getLogger(__name__)
-
+log = logging.getLogger(__name__)
 
 LONGEST_POLL_SECONDS = 1.0
-
-
 HEADERS_KEPT = 4096
-
-
 METAGRAPHS_KEPT = 16
+# Storage items, as (pallet, name).
+_NOW = ("Timestamp", "Now")
+_COMMITMENT_OF = ("Commitments", "CommitmentOf")
+_UIDS = ("SubtensorModule", "Uids")
+_LAST_UPDATE = ("SubtensorModule", "LastUpdate")
+_RATE_LIMIT = ("SubtensorModule", "WeightsSetRateLimit")
+_COMMIT_REVEAL = ("SubtensorModule", "CommitRevealWeightsEnabled")
+
+T = TypeVar("T")
 
 
 class FinalizedChain(ABC):
     """The reading half of `templar.chain.base.Chain` for a chain across a network. Safe under threads.
 
     Args:
-        clock: What waits go by.
-        outage_pause_seconds: Pause of `follow` after a call has failed for good.
+        clock: Clock of all waits.
+        outage_pause_seconds: Pause of `follow` after a call has failed all its attempts.
     """
 
     def __init__(self, *, clock: Clock, outage_pause_seconds: float) -> None:
@@ -65,8 +63,8 @@ class FinalizedChain(ABC):
         self._outage_pause_seconds = outage_pause_seconds
         self._finalized = -1
         self._rising = threading.Lock()
-        self._headers: Recent[Block] = Recent(HEADERS_KEPT)
-        self._metagraphs: Recent[Metagraph] = Recent(METAGRAPHS_KEPT)
+        self._headers: NumberCache[Block] = NumberCache(HEADERS_KEPT)
+        self._metagraphs: NumberCache[Metagraph] = NumberCache(METAGRAPHS_KEPT)
 
     @property
     @abstractmethod
@@ -91,7 +89,7 @@ class FinalizedChain(ABC):
 
     @property
     def clock(self) -> Clock:
-        """The clock that this chain's participants act by."""
+        """The clock of this chain's participants."""
         return self._clock
 
     def block(self) -> int:
@@ -122,7 +120,7 @@ class FinalizedChain(ABC):
     def follow(self) -> Iterator[Block]:
         """Every finalized block from the current one on, in order, without gaps or repeats.
 
-        It ends never: an outage is waited out, however long, and the blocks of that time come after it.
+        It never ends: it waits through an outage of any length and then yields the blocks of that time.
         """
         number = self._ride_out(self.block)
         while True:
@@ -151,32 +149,13 @@ class FinalizedChain(ABC):
             try:
                 return step()
             except TransientError as error:
-                logger.warning("%s; still trying", error)
+                log.warning("%s; still trying", error)
                 self._clock.sleep_until(self._clock.now() + self._outage_pause_seconds)
-
-
-# Storage items, as (pallet, name).
-_NOW = ("Timestamp", "Now")
-
-
-_COMMITMENT_OF = ("Commitments", "CommitmentOf")
-
-
-_UIDS = ("SubtensorModule", "Uids")
-
-
-_LAST_UPDATE = ("SubtensorModule", "LastUpdate")
-
-
-_RATE_LIMIT = ("SubtensorModule", "WeightsSetRateLimit")
-
-
-_COMMIT_REVEAL = ("SubtensorModule", "CommitRevealWeightsEnabled")
 
 
 @dataclass(frozen=True)
 class _Link:
-    """One connection: the SDK's client and the chain access below it, which alone tells block hashes."""
+    """One connection: the SDK's client and the chain access below it, which alone returns block hashes."""
 
     client: bt.Client
     substrate: bt.Substrate
@@ -188,10 +167,10 @@ class BittensorChain(FinalizedChain):
     Args:
         network: A network's name (`finney`, `test`, `local`) or a `ws://` or `wss://` endpoint.
         netuid: The subnet.
-        wallet: Whose hotkey commits and sets weights; None for a reader. See `open_wallet`.
+        wallet: Its hotkey commits and sets weights; None for a reader. See `open_wallet`.
         substrate: Chain access to use in place of a websocket to the network.
-        clock: What waits and pauses go by; the machine's clock by default.
-        limits: How long and how often a call is tried.
+        clock: Clock of waits and pauses; the machine's clock by default.
+        limits: Time limits and number of attempts of a call.
 
     Raises:
         PermanentError: `bad_environment`; there is no such network.
@@ -232,7 +211,7 @@ class BittensorChain(FinalizedChain):
 
     @property
     def block_seconds(self) -> float:
-        """Seconds between two blocks, as the chain's runtime says; asked for once."""
+        """Seconds between two blocks, by the chain's runtime; read once."""
         if self._block_seconds is None:
             self._block_seconds = self._read("the block time", lambda link: link.client.block_time())
         return self._block_seconds
@@ -269,7 +248,7 @@ class BittensorChain(FinalizedChain):
         return Metagraph(number, neurons)
 
     def commitments(self) -> dict[str, str]:
-        """Each hotkey's newest commitment; those of another form than ours are ignored."""
+        """Each hotkey's newest commitment; commitments of another form are ignored."""
         number = self.block()
         rows = self._read(
             "the commitments",
@@ -312,7 +291,7 @@ class BittensorChain(FinalizedChain):
     def set_weights(self, weights: Mapping[int, float]) -> None:
         """Set the own weights; returns once that is final.
 
-        On a subnet with commit-reveal they are encrypted, and `weights` shows them after the chain has revealed them.
+        A subnet with commit-reveal encrypts them, and `weights` shows them after the chain has revealed them.
 
         Raises:
             TransientError: `chain_unreachable`, `chain_fate_unknown`, `chain_rate_limited` (`ExtrinsicLimitedError`).
@@ -320,20 +299,20 @@ class BittensorChain(FinalizedChain):
         """
         values = quantise_weights(weights)
         wallet = self._own_wallet()
-        begun: list[int] = []
+        started_at: list[int] = []  # head block at each attempt
 
         async def submit(link: _Link) -> bt.ExtrinsicResult | None:
-            # A connection that was lost may have carried the extrinsic: sending it again would be rate limited.
-            if begun and await self._last_update(link, wallet) > begun[0]:
+            # A lost connection may have delivered the extrinsic: sending it again would be rate limited.
+            if started_at and await self._last_update(link, wallet) > started_at[0]:
                 return None
-            begun.append(await link.client.block())
+            started_at.append(await link.client.block())
             intent = bt.SetWeights(netuid=self._netuid, weights={uid: float(value) for uid, value in values.items()})
             return await link.client.execute(intent, wallet)
 
         try:
             self._submit("setting weights", submit)
         except ExtrinsicLimitedError as error:
-            with suppress(TransientError):  # without these it is tried again blindly
+            with suppress(TransientError):  # without the two blocks the next attempt comes at the usual pause
                 limit = self._read("the limit on weights", lambda link: self._limit(link, wallet))
                 error.last_block, error.next_block = limit
             raise
@@ -347,37 +326,37 @@ class BittensorChain(FinalizedChain):
                 archive_endpoints=bt_settings.default_archive_endpoints(self._label),
             )
         try:
-            with _understood("connecting", _unreadable):
+            with _translated("connecting", _read_error):
                 return _Link(await bt.Subtensor(self._endpoint, substrate=substrate), substrate)
         except BaseException:
-            with suppress(Exception):  # half open: closing it is a courtesy
+            with suppress(Exception):  # it is half open: a failure to close it does not matter
                 await substrate.close()
             raise
 
     def _read(self, what: str, work: Callable[[_Link], Awaitable[T]]) -> T:
         async def read(link: _Link) -> T:
-            with _understood(what, _unreadable):
+            with _translated(what, _read_error):
                 return await work(link)
 
         return self._connection.call(f"reading {what}", read, seconds=self._limits.read_seconds)
 
     def _submit(self, what: str, work: Callable[[_Link], Awaitable[bt.ExtrinsicResult | None]]) -> None:
         async def submit(link: _Link) -> None:
-            with _understood(what, _refusal):
+            with _translated(what, _write_error):
                 result = await work(link)
                 if result is not None:
                     result.raise_for_failure()
 
-        with self._submitting:  # two extrinsics of one hotkey at a time would fight for one nonce
+        with self._submitting:  # two concurrent extrinsics of one hotkey would use the same nonce
             self._connection.call(what, submit, seconds=self._limits.submit_seconds)
 
     async def _limit(self, link: _Link, wallet: bt.KeyedWallet) -> tuple[int, int]:
-        """The block in which the chain took the own weights last, and the one from which on it takes others."""
+        """The block of the own last weights, and the first block in which the chain accepts others."""
         last = await self._last_update(link, wallet)
         return last, last + int(await link.client.query(_RATE_LIMIT, [self._netuid]) or 0)
 
     async def _last_update(self, link: _Link, wallet: bt.KeyedWallet) -> int:
-        """The block in which the chain took the own weights last; -1 for never."""
+        """The block of the own last weights; -1 for never."""
         uid = await link.client.query(_UIDS, [self._netuid, wallet.hotkey.ss58_address])
         updates = await link.client.query(_LAST_UPDATE, [self._netuid])
         return -1 if uid is None or int(uid) >= len(updates) else int(updates[int(uid)])
@@ -403,11 +382,11 @@ async def _disconnect(link: _Link) -> None:
 
 
 @contextmanager
-def _understood(what: str, refused: Callable[[str, bt.ChainError], Exception]) -> Iterator[None]:
-    """Say what the SDK's exceptions mean; what the chain itself refused means different things to reader and writer."""
+def _translated(what: str, chain_error: Callable[[str, bt.ChainError], Exception]) -> Iterator[None]:
+    """Translate the SDK's exceptions; `chain_error` translates the chain's own, which differ by read and write."""
     try:
         yield
-    except bt.RpcPolicyError as error:  # the endpoint complains about traffic: trying again at once is more of it
+    except bt.RpcPolicyError as error:  # the endpoint limits traffic: an immediate retry would add to it
         pause = f" (retry after {error.retry_after})" if error.retry_after else ""
         raise TransientError(
             Reason.CHAIN_RATE_LIMITED, f"{what}: the endpoint refuses traffic: {error}{pause}"
@@ -415,7 +394,7 @@ def _understood(what: str, refused: Callable[[str, bt.ChainError], Exception]) -
     except (bt.RpcConnectionError, bt.ConnectionNotReady) as error:
         raise ConnectionLostError(str(error)) from error
     except bt.ChainError as error:
-        raise refused(what, error) from error
+        raise chain_error(what, error) from error
     except (bt.BittensorError, ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
         raise PermanentError(
             Reason.CHAIN_REFUSED,
@@ -423,8 +402,8 @@ def _understood(what: str, refused: Callable[[str, bt.ChainError], Exception]) -
         ) from error
 
 
-def _unreadable(what: str, error: bt.ChainError) -> Exception:
-    """What it means that the chain did not answer a read: gone for good, or a node that is ill."""
+def _read_error(what: str, error: bt.ChainError) -> Exception:
+    """The error for a failed read: a pruned block, or an endpoint in trouble."""
     if "State discarded" in error.message:
         return PermanentError(
             Reason.BLOCK_UNKNOWN, f"{what}: this endpoint has pruned the block; use an archive endpoint: {error}"
@@ -432,6 +411,6 @@ def _unreadable(what: str, error: bt.ChainError) -> Exception:
     return ConnectionLostError(str(error))
 
 
-def _refusal(what: str, error: bt.ChainError) -> Exception:
-    """What a refused extrinsic means, by the chain's name for it and the SDK's own classification."""
+def _write_error(what: str, error: bt.ChainError) -> Exception:
+    """The error for a refused extrinsic, by the chain's name for it and the SDK's own classification."""
     return refusal(what, name=error.name, code=error.code.value, message=error.message, remedy=error.remediation)

@@ -1,8 +1,7 @@
-"""Clocks to act by: the machine's own, and simulated time for a whole network in one process.
+"""Clocks of a chain's participants: the machine's own, and simulated time for a whole network in one process.
 
-Simulated time is cooperative. Participants are threads that hand one baton around, so exactly one of them runs at any
-moment and the same participants do the same things in the same order every time; computations that overlap cannot
-change that order.
+Simulated time is cooperative. Participants are threads that pass one baton, so exactly one of them runs at any moment
+and every run has the same order of events; overlapping computations cannot change that order.
 """
 
 import heapq
@@ -16,14 +15,11 @@ from typing import Any, TypeVar
 
 from templar import interrupt
 
-T = TypeVar("T")
-
-
 LONGEST_NAP_SECONDS = 60.0
-"""The machine's clock may be set, or the machine suspended, while somebody sleeps: look again after this long."""
-
-
+"""A sleeper checks the time this often: the machine's clock may be set, or the machine suspended, meanwhile."""
 SIGNAL_CHECK_SECONDS = 0.5
+
+T = TypeVar("T")
 
 
 class SystemClock:
@@ -37,7 +33,7 @@ class SystemClock:
         """Sleep until the clock shows `timestamp`.
 
         Raises:
-            StoppedError: A stop was asked for.
+            StoppedError: A stop was requested.
         """
         interrupt.check_stop()
         while (left := timestamp - time.time()) > 0:
@@ -49,15 +45,15 @@ class SystemClock:
 
 
 class _Unwind(BaseException):
-    """Ends a participant because another one failed. Not an Exception, so that no handler takes it for an error."""
+    """Ends a participant because another one failed. Not an Exception, so that no handler catches it."""
 
 
 class SimulatedClock:
     """Simulated time for one process.
 
-    Outside of `run`, the calling thread moves the time by itself: `sleep_until` jumps. Inside, time stands still while
-    anybody can run and jumps to the next wake-up when all wait. A participant may wait for another one only through
-    this clock: waiting for it on a lock or a queue would wait for ever.
+    Outside of `run`, `sleep_until` advances the time at once. Inside, time stands still while any participant can run
+    and jumps to the next wake-up when all wait. Participants may wait for each other only through this clock: a wait
+    on a lock or a queue would never end.
 
     Args:
         start: The first instant, in seconds since the epoch.
@@ -77,16 +73,16 @@ class SimulatedClock:
         return self._now
 
     def sleep_until(self, timestamp: float) -> None:
-        """Hand the baton on and return when it is `timestamp`; at once if it is that already.
+        """Pass the baton on and return when it is `timestamp`; at once if it is that already.
 
         Raises:
-            StoppedError: A stop was asked for.
+            StoppedError: A stop was requested.
             ValueError: The time is not finite.
-            RuntimeError: The caller is no participant of the run.
+            RuntimeError: The caller is not a participant of the run.
         """
         interrupt.check_stop()
         if not math.isfinite(timestamp):
-            raise ValueError(f"cannot sleep until {timestamp}: everybody would sleep for ever")
+            raise ValueError(f"cannot sleep until {timestamp}: the sleep would never end")
         session = self._session
         if session is not None:
             session.sleep_until(timestamp)
@@ -97,16 +93,16 @@ class SimulatedClock:
     def compute(self, work: Callable[[], T]) -> T:
         """Run a heavy computation that may overlap those of other participants.
 
-        The baton is handed on meanwhile. Whoever else is due at this instant goes on; when nobody is, all running
+        The baton is passed on meanwhile. Participants that are due at this instant run first; then all running
         computations are awaited and their participants resume in index order.
 
         Args:
-            work: A pure computation. It runs in another thread, so modes that a thread has for itself (such as
-                `torch.no_grad`) must be entered inside of it, and it must not touch the clock or what others share.
+            work: A pure computation. It runs in another thread, so per-thread modes such as `torch.no_grad` must be
+                entered inside of it, and it must not use the clock or shared state.
 
         Raises:
-            Exception: Whatever `work` raises.
-            RuntimeError: The caller is no participant of the run.
+            Exception: Any exception of `work`.
+            RuntimeError: The caller is not a participant of the run.
         """
         session = self._session
         return work() if session is None else session.compute(work)
@@ -114,15 +110,12 @@ class SimulatedClock:
     def run(self, participants: Sequence[Callable[[], None]]) -> None:
         """Run participants, each in a thread, until all have returned.
 
-        All start now, in index order; so do those that are due at the same later instant.
-
-        Args:
-            participants: The participants; their index is their rank among those who are due together.
+        Participants that are due at the same instant, such as the start, run in index order.
 
         Raises:
-            BaseException: The first exception that a participant raised. The others were unwound before: each saw
-                its wait end with an exception that only `finally` and `except BaseException` notice.
-            RuntimeError: A run is under way already.
+            BaseException: The first exception of a participant. The others are unwound before: their waits end with
+                an exception that only `finally` and `except BaseException` see.
+            RuntimeError: A run is in progress already.
         """
         if self._session is not None:
             raise RuntimeError("this clock runs participants already")
@@ -134,7 +127,7 @@ class SimulatedClock:
 
 
 class _Participant:
-    """One thread and the lock that it waits on for the baton."""
+    """One thread, and the lock on which it waits for the baton."""
 
     __slots__ = ("baton", "index", "thread")
 
@@ -146,7 +139,7 @@ class _Participant:
 
 
 class _Session:
-    """One call of `SimulatedClock.run`. Only the holder of the baton touches its state, so it needs no lock."""
+    """One call of `SimulatedClock.run`. Only the holder of the baton uses its state, so it needs no lock."""
 
     def __init__(self, clock: SimulatedClock, bodies: Sequence[Callable[[], None]], threads: int) -> None:
         self._clock = clock
@@ -164,7 +157,7 @@ class _Session:
             )
 
     def run(self) -> None:
-        """Start everybody, wait for the end, raise the first failure."""
+        """Start all threads, wait for the end, raise the first failure."""
         threads = [participant.thread for participant in self._alive.values()]
         self._finished.acquire()
         started, handed_on = 0, False
@@ -174,7 +167,7 @@ class _Session:
                 started += 1
             handed_on = True
             self._hand_on(None)
-            # A signal that comes just before a thread blocks is handled when it wakes, so it has to wake.
+            # A signal that arrives just before a thread blocks is handled when the thread wakes, so wake regularly.
             while not self._finished.acquire(timeout=SIGNAL_CHECK_SECONDS):
                 pass
         except BaseException as error:  # noqa: BLE001 - an interrupt, or no more threads: unwind those that run
@@ -189,7 +182,7 @@ class _Session:
             raise self._failure
 
     def sleep_until(self, timestamp: float) -> None:
-        """Wait in the heap of sleepers, unless the time has come."""
+        """Wait in the heap of sleepers, unless it is that time already."""
         me = self._caller()
         if timestamp > self._clock.now():
             heapq.heappush(self._sleeping, (timestamp, me.index))
@@ -218,7 +211,7 @@ class _Session:
                 body()
         except _Unwind:
             pass
-        except BaseException as error:  # noqa: BLE001 - however a participant dies, the baton has to go on
+        except BaseException as error:  # noqa: BLE001 - the baton must be passed on however a participant ends
             self._failure = self._failure or error
         finally:
             del self._alive[me.index]
@@ -230,7 +223,7 @@ class _Session:
             raise _Unwind
 
     def _hand_on(self, me: _Participant | None) -> None:
-        """Give the baton to whoever is next; with `me`, return when it has come back."""
+        """Pass the baton to the next participant; with `me`, return when it has come back."""
         successor = self._running = self._choose()
         if successor is None:
             self._finished.release()
@@ -247,7 +240,7 @@ class _Session:
         return self._alive[self._due.popleft()] if self._due else None
 
     def _make_due(self) -> None:
-        """Nobody can run at this instant: let the computations end, or else let the time jump."""
+        """No participant can run at this instant: wait for the computations, or else advance the time."""
         if self._computing:
             wait([future for _, future in self._computing])
             self._due.extend(sorted(index for index, _ in self._computing))

@@ -1,14 +1,7 @@
-"""Weights as the chain keeps them: 16 bits each, and only their proportions count.
+"""Extrinsics of every chain: the form of commitments and weights, and the errors for refused ones.
 
-They are checked here before anything is sent, so that a mistake costs no extrinsic and reads the same on every chain;
-and compared here with what a chain shows afterwards.
-
-What it means that a chain refused an extrinsic: when to try again, or why that is no use.
-
-Every chain names its refusals in its own words. Here they become the project's errors and reason codes, so that a node
-acts alike on all of them.
-
-The commitment of a hotkey: 128 ASCII characters in one raw field of the chain's commitments pallet.
+Weights have 16 bits each, and only their proportions count. They are checked here before anything is sent, so a mistake
+costs no extrinsic and has the same message on every chain, and compared here with what a chain shows afterwards.
 """
 
 import math
@@ -18,17 +11,17 @@ from typing import Any
 from templar.chain.base import COMMITMENT_CHARACTERS
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 
+LARGEST_U16 = 65535
+ROUNDING = 1
+"""Two 16-bit weights that differ by at most this are the same weight, rounded by different chains."""
+_FIELD = f"Raw{COMMITMENT_CHARACTERS}"
 _RETRY_LATER = {"SpaceLimitExceeded", "TooManyUnrevealedCommits", "CommitQueueFull"}
-"""Chain errors that pass with the next epoch, though the SDK files them under hard limits."""
-
-
+"""Chain errors that end with the epoch, though the SDK classifies them as hard limits."""
 _FATE_UNKNOWN = {
     "AlreadyImported", "AncientBirthBlock", "Dropped", "ExhaustsResources", "FinalityTimeout", "Future", "Invalid",
     "Retracted", "Stale", "Usurped",
 }  # fmt: skip
-"""Fates of an extrinsic in the pool; another one with a fresh nonce may fare better."""
-
-
+"""Errors of the transaction pool; another extrinsic with a fresh nonce may succeed."""
 _CAUSES = {
     "NeuronNoValidatorPermit": Reason.NO_VALIDATOR_PERMIT,
     "NotEnoughStakeToSetWeights": Reason.NOT_ENOUGH_STAKE,
@@ -44,11 +37,9 @@ _CAUSES = {
     "WeightVecLengthIsLow": Reason.WEIGHTS_MALFORMED,
     "WeightVecNotEqualSize": Reason.WEIGHTS_MALFORMED,
 }
-"""What is wrong, by the name of the chain's error."""
-
-
+"""Cause of a refusal, by the name of the chain's error."""
 _CAUSES_BY_CODE = {"not_registered": Reason.NOT_REGISTERED}
-"""The same by the SDK's class of errors: the chain has several names for it, the SDK's own checks none."""
+"""The same by the SDK's error code: the chain has several names for it, the SDK's own checks have none."""
 
 
 class ExtrinsicLimitedError(TransientError):
@@ -57,8 +48,8 @@ class ExtrinsicLimitedError(TransientError):
     Args:
         reason: `chain_rate_limited`.
         message: As for every error.
-        last_block: The block in which the chain took it last; None if that is not known.
-        next_block: The block from which on the chain takes it again; None if that is not known.
+        last_block: The block of the last accepted extrinsic; None if unknown.
+        next_block: The first block in which the chain accepts another; None if unknown.
     """
 
     def __init__(
@@ -75,7 +66,7 @@ class ExtrinsicRefusedError(PermanentError):
     Args:
         reason: `chain_refused`.
         message: As for every error.
-        cause: What is wrong, as closely as it is known.
+        cause: The most specific reason that is known.
     """
 
     def __init__(self, reason: Reason, message: str, *, cause: Reason = Reason.CHAIN_REFUSED) -> None:
@@ -87,29 +78,26 @@ def refusal(what: str, *, name: str | None, code: str, message: str, remedy: str
     """The error for an extrinsic that a Bittensor chain, or the SDK before it, refused.
 
     Args:
-        what: What was tried, for messages.
-        name: The chain's name of the error; None if it gave none.
-        code: The SDK's class of errors, such as `rate_limited`.
-        message: The chain's words.
-        remedy: What the SDK advises.
+        what: The attempted action, for messages.
+        name: The chain's name of the error, if it has one.
+        code: The SDK's error code, such as `rate_limited`.
+        message: The chain's message.
+        remedy: The SDK's advice.
 
     Returns:
-        `chain_rate_limited` or `chain_fate_unknown` if it may pass, else `chain_refused` with its cause.
+        `chain_rate_limited` or `chain_fate_unknown` if a retry may help, else `chain_refused` with its cause.
     """
-    said = f"{what}: the chain says: {message}"
+    text = f"{what}: the chain says: {message}"
     if code == "rate_limited" or name in _RETRY_LATER:
-        return ExtrinsicLimitedError(Reason.CHAIN_RATE_LIMITED, said)
+        return ExtrinsicLimitedError(Reason.CHAIN_RATE_LIMITED, text)
     if name in _FATE_UNKNOWN or (name is None and code == "unknown"):
-        return TransientError(Reason.CHAIN_FATE_UNKNOWN, f"{said} (its fate is unknown)")
+        return TransientError(Reason.CHAIN_FATE_UNKNOWN, f"{text} (its fate is unknown)")
     cause = _CAUSES.get(name or "") or _CAUSES_BY_CODE.get(code, Reason.CHAIN_REFUSED)
-    return ExtrinsicRefusedError(Reason.CHAIN_REFUSED, f"{said}; {remedy}", cause=cause)
-
-
-_FIELD = f"Raw{COMMITMENT_CHARACTERS}"
+    return ExtrinsicRefusedError(Reason.CHAIN_REFUSED, f"{text}; {remedy}", cause=cause)
 
 
 def check_commitment(data: str) -> None:
-    """Refuse what does not fit the commitment field of a hotkey.
+    """Refuse data that does not fit the commitment field of a hotkey.
 
     Raises:
         PermanentError: `chain_refused`; the data is not exactly `COMMITMENT_CHARACTERS` ASCII characters.
@@ -118,7 +106,7 @@ def check_commitment(data: str) -> None:
         raise PermanentError(
             Reason.CHAIN_REFUSED,
             f"a commitment must be {COMMITMENT_CHARACTERS} ASCII characters, "
-            f"not {len(data)}{'' if data.isascii() else ' with others among them'}: pad or shorten what is committed",
+            f"not {len(data)}{'' if data.isascii() else ' with others among them'}: pad or shorten it",
         )
 
 
@@ -140,13 +128,6 @@ def commitment_text(record: Any) -> str | None:
         return bytes.fromhex(value.removeprefix("0x")).decode("ascii")
     except ValueError:
         return None
-
-
-LARGEST_U16 = 65535
-
-
-ROUNDING = 1
-"""Two 16-bit weights that are no further apart are the same weight, rounded by different chains."""
 
 
 def quantise_weights(weights: Mapping[int, float]) -> dict[int, int]:
@@ -181,14 +162,14 @@ def normalise_weights(values: Mapping[int, int]) -> dict[int, float]:
 
 
 def differing_uids(wanted: Mapping[int, float], shown: Mapping[int, float]) -> list[int]:
-    """The uids whose weights are not the same at the chain's precision, in order.
+    """The uids whose weights differ at the chain's precision, in order.
 
     Args:
-        wanted: What was set; only proportions count.
-        shown: What the chain shows; empty if it shows nothing.
+        wanted: The weights to set; only proportions count.
+        shown: The weights on chain; empty if there are none.
 
     Raises:
-        PermanentError: `chain_refused`; what was wanted could never be set.
+        PermanentError: `chain_refused`; the wanted weights can never be set.
     """
     ours, theirs = quantise_weights(wanted), quantise_weights(shown) if any(shown.values()) else {}
     return [uid for uid in sorted({*ours, *theirs}) if abs(ours.get(uid, 0) - theirs.get(uid, 0)) > ROUNDING]

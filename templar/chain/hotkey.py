@@ -1,10 +1,9 @@
-"""Hotkeys: who a neuron is, how it signs, and the wallet folder that holds its key.
+"""Hotkeys: a neuron's identity, its signatures, and the wallet folder that holds its key.
 
 Signatures are sr25519 over exactly the bytes given, as on chain, and addresses are ss58 in the chain's own format.
-A secret never leaves `Hotkey`: not through `repr`, not through a message. As everywhere on this chain, whoever holds
-the key may also sign the bytes wrapped in `<Bytes>...</Bytes>`; nobody else can make either.
-
-Wallets have the standard layout, `{path}/{name}/coldkey`, `coldkeypub.txt` and `hotkeys/{hotkey}`.
+A signature over the bytes wrapped in `<Bytes>...</Bytes>` verifies too, as everywhere on this chain. The secret appears
+in no `repr` and in no message. Wallets have the standard layout: `{path}/{name}/coldkey`, `coldkeypub.txt` and
+`hotkeys/{hotkey}`.
 """
 
 import errno
@@ -19,13 +18,11 @@ import bittensor_core
 from templar.errors import PermanentError, Reason
 
 SEED_BYTES = 32
-
-
 SIGNATURE_BYTES = 64
 
 
 class Signer(Protocol):
-    """Somebody who signs with a hotkey."""
+    """A holder of a hotkey, who signs with it."""
 
     @property
     def address(self) -> str:
@@ -33,7 +30,7 @@ class Signer(Protocol):
         ...
 
     def sign(self, message: bytes) -> bytes:
-        """The hotkey's signature of `message`, 64 bytes; two calls give two different valid signatures."""
+        """The hotkey's signature of `message`, 64 bytes; every call returns another valid signature."""
         ...
 
 
@@ -63,10 +60,10 @@ class Hotkey:
 
 
 def verify(address: str, message: bytes, signature: bytes) -> bool:
-    """Whether `signature` is that of the hotkey with this address over `message`.
+    """Whether the hotkey with this address signed `message`.
 
-    False, never an exception, for an address or a signature that is none, and for another spelling of an address
-    than the chain's own.
+    A malformed address or signature, or an address in another spelling than the chain's own, gives False and raises
+    nothing.
     """
     try:
         keypair = bittensor_core.Keypair(ss58_address=address)
@@ -85,22 +82,17 @@ def hotkey_from_seed(seed: bytes) -> Hotkey:
 
 
 def load_hotkey(wallet_path: Path, wallet_name: str, hotkey_name: str) -> Hotkey:
-    """Read an unencrypted hotkey from a wallet folder.
-
-    Args:
-        wallet_path: Folder of all wallets, such as `~/.bittensor/wallets`.
-        wallet_name: Name of the wallet.
-        hotkey_name: Name of the hotkey in it.
+    """Read an unencrypted hotkey from the folder of all wallets, such as `~/.bittensor/wallets`.
 
     Raises:
-        PermanentError: `bad_wallet`; the message names the path, what is wrong with it and the remedy.
+        PermanentError: `bad_wallet`; the message names the path, the problem and the remedy.
     """
     wallet = _wallet_folder(wallet_path, wallet_name, hotkey_name)
     file = wallet / "hotkeys" / hotkey_name
     try:
         data = file.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
-        raise PermanentError(Reason.BAD_WALLET, _what_is_missing(wallet, hotkey_name)) from None
+        raise PermanentError(Reason.BAD_WALLET, _missing_message(wallet, hotkey_name)) from None
     except OSError as error:
         raise PermanentError(
             Reason.BAD_WALLET, f"{file}: cannot be read: {error.strerror}; check its owner and its mode"
@@ -115,7 +107,7 @@ def load_hotkey(wallet_path: Path, wallet_name: str, hotkey_name: str) -> Hotkey
 
 
 def create_wallet(path: Path, name: str, hotkey: str, *, seed: bytes | None = None) -> Hotkey:
-    """Create an unencrypted wallet for a local network; a wallet that is there gets one hotkey more.
+    """Create an unencrypted wallet for a local network; an existing wallet gets another hotkey.
 
     The files are complete and durable before they get their names, and only their owner can read the keys.
 
@@ -123,7 +115,7 @@ def create_wallet(path: Path, name: str, hotkey: str, *, seed: bytes | None = No
         path: Folder of all wallets.
         name: Name of the wallet.
         hotkey: Name of the hotkey.
-        seed: 32 bytes that the hotkey, and a new coldkey, are made from; fresh random ones by default.
+        seed: 32 bytes from which the hotkey and a new coldkey are made; random by default.
 
     Raises:
         PermanentError: `bad_wallet`: the hotkey exists already (nothing is ever overwritten), or the folder cannot
@@ -169,7 +161,7 @@ def _wallet_folder(path: Path, name: str, hotkey: str) -> Path:
     return path.expanduser() / name
 
 
-def _what_is_missing(wallet: Path, hotkey_name: str) -> str:
+def _missing_message(wallet: Path, hotkey_name: str) -> str:
     if not wallet.is_dir():
         return f"{wallet}: no such wallet; create it, or correct the wallet's path or name"
     folder = wallet / "hotkeys"

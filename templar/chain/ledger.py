@@ -1,15 +1,15 @@
-"""A chain on one machine: blocks made by the time, everything else in one SQLite file that all processes share.
+"""A chain on one machine: the time makes the blocks, and all processes share one SQLite file with everything else.
 
-It keeps the real chain's rules where the domain can feel them: a change belongs to the block after the one in which it
-was made, commitments are of one length, weights have 16 bits and need a permit, and the metagraph of a block never
-changes once somebody has read it.
+It keeps the real chain's rules that the domain depends on: a change belongs to the block after the one in which it was
+made, commitments have one length, weights have 16 bits and need a permit, and a block's metagraph never changes after
+it was read.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from templar.chain.base import Block, Clock, Metagraph, Recent
+from templar.chain.base import Block, Clock, Metagraph, NumberCache
 from templar.chain.clock import SystemClock
 from templar.chain.extrinsics import check_commitment, quantise_weights
 from templar.chain.hotkey import Signer
@@ -18,8 +18,6 @@ from templar.chain.ledger_state import ChangeKind, LedgerParameters, State
 from templar.errors import PermanentError, Reason, TransientError
 
 STATES_KEPT = 64
-
-
 METAGRAPHS_KEPT = 256
 
 
@@ -34,8 +32,7 @@ def create_ledger(
 ) -> None:
     """Create the ledger of a new local chain.
 
-    What is registered, committed or set until block 1 comes is part of the genesis block, unless somebody has read
-    the genesis block's metagraph before.
+    Changes before block 1 are part of the genesis block, unless its metagraph was read before them.
 
     Args:
         path: The file; it must not be there.
@@ -60,12 +57,12 @@ class Ledger:
 
     Args:
         path: The file, made by `create_ledger`.
-        hotkey: Who commits and sets weights; None for a reader. Operators register and stake without one.
-        clock: What the participants of this chain act by; the machine's clock by default.
-        durable: Whether changes survive a crash of the machine; without it they survive that of a process only.
+        hotkey: It commits and sets weights; None for a reader. Operators register and stake without one.
+        clock: Clock of this chain's participants; the machine's clock by default.
+        durable: Whether changes survive a crash of the machine; otherwise they survive a crash of the process only.
 
     Raises:
-        PermanentError: `chain_unreachable` without the file, `bad_state_file` if it is no ledger of this version.
+        PermanentError: `chain_unreachable` without the file, `bad_state_file` if it is not a ledger of this version.
     """
 
     def __init__(
@@ -76,8 +73,8 @@ class Ledger:
         self._hotkey = hotkey
         self._clock: Clock = SystemClock() if clock is None else clock
         self._newest = -1
-        self._states: Recent[State] = Recent(STATES_KEPT)
-        self._metagraphs: Recent[Metagraph] = Recent(METAGRAPHS_KEPT)
+        self._states: NumberCache[State] = NumberCache(STATES_KEPT)
+        self._metagraphs: NumberCache[Metagraph] = NumberCache(METAGRAPHS_KEPT)
 
     @property
     def netuid(self) -> int:
@@ -86,7 +83,7 @@ class Ledger:
 
     @property
     def clock(self) -> Clock:
-        """The clock that this chain's participants act by."""
+        """The clock of this chain's participants."""
         return self._clock
 
     @property
@@ -95,16 +92,16 @@ class Ledger:
         return self._parameters.block_seconds
 
     def close(self) -> None:
-        """Give the file back. The ledger can be used again afterwards."""
+        """Close the file. The ledger can be used again afterwards."""
         self._log.close()
 
     def block(self) -> int:
         """Number of the newest block; each is final at once.
 
         Raises:
-            TransientError: `block_unknown`; genesis is still to come.
+            TransientError: `block_unknown`; the genesis time lies in the future.
         """
-        newest = self._see_newest()
+        newest = self._update_newest()
         if newest < 0:
             start = self._parameters.time(0)
             raise TransientError(
@@ -118,21 +115,21 @@ class Ledger:
 
     def block_time(self, number: int) -> float:
         """Chain time of a block, in seconds."""
-        self._parameters.check_exists(number, self._see_newest())
+        self._parameters.check_exists(number, self._update_newest())
         return self._parameters.time(number)
 
     def block_hash(self, number: int) -> str:
         """Hash of a block: `0x` and 64 hex digits."""
-        self._parameters.check_exists(number, self._see_newest())
+        self._parameters.check_exists(number, self._update_newest())
         return self._parameters.hash(number)
 
     def wait_for_block(self, number: int, *, finalized: bool = True) -> None:
-        """Sleep by the clock until the block is there; final or not is the same here."""
+        """Sleep by the clock until the block is there; every block is final at once."""
         del finalized
         self._clock.sleep_until(self._parameters.time(number))
 
     def follow(self) -> Iterator[Block]:
-        """Every block from the current one on, in order, without gaps or repeats; ends never."""
+        """Every block from the current one on, in order, without gaps or repeats; never ends."""
         self.wait_for_block(0)
         number = self.block()
         while True:
@@ -141,7 +138,7 @@ class Ledger:
             self.wait_for_block(number)
 
     def metagraph(self, block: int | None = None) -> Metagraph:
-        """The subnet's neurons at a block, the newest by default; the same for every reader at every time."""
+        """The subnet's neurons at a block, the newest by default; the same for every reader at any time."""
         newest = self.block()
         number = newest if block is None else block
         self._parameters.check_exists(number, newest)
@@ -179,8 +176,8 @@ class Ledger:
 
         Raises:
             TransientError: `chain_rate_limited`.
-            PermanentError: `chain_refused`: not registered, no permit, a uid that is not there, or no positive
-                weight; `bad_wallet` without a hotkey.
+            PermanentError: `chain_refused`: not registered, no permit, an unknown uid, or no positive weight;
+                `bad_wallet` without a hotkey.
         """
         values = quantise_weights(weights)
         address = self._own_address()
@@ -190,10 +187,7 @@ class Ledger:
         )
 
     def register(self, hotkey_address: str, *, stake: float = 0.0, validator_permit: bool = False) -> int:
-        """Give a hotkey the smallest free uid, and wait for the block that includes it.
-
-        Returns:
-            The uid; it may have belonged to somebody else before.
+        """Give a hotkey the smallest free uid, and return the uid after the block that includes it.
 
         Raises:
             PermanentError: `chain_refused`; it is registered already, or the stake is out of range.
@@ -206,7 +200,7 @@ class Ledger:
         return int(value["uid"])
 
     def deregister(self, hotkey_address: str) -> None:
-        """Take a hotkey's uid and weights away; its commitment stays, as on the real chain."""
+        """Remove a hotkey's uid and weights; its commitment stays, as on the real chain."""
         self._write(ChangeKind.DEREGISTER, hotkey_address, lambda state, _: state.accept_deregistration(hotkey_address))
 
     def set_stake(self, hotkey_address: str, stake: float) -> None:
@@ -216,9 +210,9 @@ class Ledger:
     def _write(
         self, kind: ChangeKind, hotkey: str, decide: Callable[[State, int], Mapping[str, Any]]
     ) -> Mapping[str, Any]:
-        """Append what `decide` makes of the newest state, in the next block that nobody has read yet."""
+        """Append the change whose value `decide` makes from the newest state, in the next block that was not read."""
         with self._log.transaction() as transaction:
-            newest = self._see_newest()
+            newest = self._update_newest()
             next_block = newest + 1 if newest > 0 else 0
             block = max(next_block, transaction.sealed + 1, transaction.last_block)
             value = decide(self._state(transaction.last_id), block)
@@ -232,8 +226,8 @@ class Ledger:
             raise PermanentError(Reason.BAD_WALLET, "this ledger was opened to read: give it a hotkey to write")
         return self._hotkey.address
 
-    def _see_newest(self) -> int:
-        # A machine's clock can be set back; the chain of a process never goes back.
+    def _update_newest(self) -> int:
+        # A machine's clock can be set back; the chain that a process sees never goes back.
         self._newest = max(self._newest, self._parameters.newest(self._clock.now()))
         return self._newest
 
@@ -241,7 +235,7 @@ class Ledger:
         return self._state(self._log.position(self.block()))
 
     def _state(self, position: int) -> State:
-        """The fold of the first `position` changes, from the nearest fold that is at hand."""
+        """The fold of the first `position` changes, from the nearest cached fold."""
         nearest, state = self._states.nearest(position) or (0, State())
         if nearest != position:
             state = state.fold(self._log.read(nearest, position))

@@ -1,7 +1,7 @@
 """The ledger's file: an append-only list of changes in SQLite, shared by every process of one machine.
 
-A change is either whole in the file or not there, whenever a writer dies. A block whose state somebody has read is
-sealed: later changes belong to later blocks, so nobody ever reads another state of that block.
+A change is in the file whole or not at all, whenever a writer dies. A block whose state was read is sealed: later
+changes belong to later blocks, so every reader sees the same state of a block.
 """
 
 import json
@@ -20,15 +20,9 @@ from templar.chain.ledger_state import Change, ChangeKind, LedgerParameters
 from templar.errors import PermanentError, Reason, TransientError
 
 APPLICATION_ID = 0x74706C72
-
-
 SCHEMA_VERSION = 1
-
-
 BUSY_TIMEOUT_SECONDS = 30.0
-"""How long one process waits while others write."""
-
-
+"""Longest wait of a process while others write."""
 _SCHEMA = """
 PRAGMA journal_mode = WAL;
 BEGIN;
@@ -61,7 +55,7 @@ class Transaction:
     """The only writer, until it ends.
 
     Attributes:
-        sealed: The newest block whose state somebody has read; -1 for none.
+        sealed: The newest block whose state was read; -1 for none.
         last_id: Id of the newest change; 0 for none.
         last_block: Block of the newest change; -1 for none.
     """
@@ -86,11 +80,11 @@ class LedgerLog:
 
     Args:
         path: The file.
-        durable: Whether a change survives a crash of the machine, not of the process alone, once it is returned.
+        durable: Whether an acknowledged change survives a crash of the machine, not of the process alone.
 
     Raises:
-        PermanentError: `chain_unreachable` if there is no such file, `bad_state_file` if it is no ledger or one of
-            another version.
+        PermanentError: `chain_unreachable` if there is no such file, `bad_state_file` if it is not a ledger of this
+            version.
     """
 
     def __init__(self, path: Path, *, durable: bool) -> None:
@@ -113,7 +107,7 @@ class LedgerLog:
             return self._position(connection, block)
 
     def seal(self, block: int) -> int:
-        """Let nothing more into the blocks up to this one; their `position`, for ever."""
+        """Close the blocks up to this one to further changes; return their `position`, which is final."""
         with self._guarded() as connection:
             (sealed,) = connection.execute("SELECT block FROM seal").fetchone()
             if sealed < block:
@@ -132,7 +126,7 @@ class LedgerLog:
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """Be the only writer; what was appended is there when the context ends, and not if it raises."""
+        """Be the only writer; appended changes are stored when the block ends, and dropped if it raises."""
         with self._guarded() as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -174,7 +168,7 @@ class LedgerLog:
         """This thread's connection, with SQLite's errors told apart."""
         try:
             yield self._connection()
-        except (sqlite3.OperationalError, sqlite3.ProgrammingError) as error:  # the latter: somebody has closed it
+        except (sqlite3.OperationalError, sqlite3.ProgrammingError) as error:  # the latter: it was closed
             raise TransientError(
                 Reason.CHAIN_UNREACHABLE, f"{self.path}: the ledger cannot be used now: {error}"
             ) from error

@@ -1,12 +1,8 @@
-"""What the ledger's changes add up to: who is registered, what they committed, which weights they set.
-
-A state is the fold of the first changes of an append-only list and never altered, so the metagraph of a past block
-stays what it was.
-
-The ledger's blocks: nothing but the time makes them.
+"""The ledger's blocks, and the state that its changes add up to: registrations, commitments and weights.
 
 Block `n` exists from `genesis + n * block` on, its chain time is exactly that instant in whole milliseconds, and it is
-final at once. Number, time and hash are pure functions, so every process on the machine sees the same chain.
+final at once. Number, time and hash are pure functions, so every process on the machine sees the same chain. A state is
+the fold of the first changes of an append-only list and is never altered, so the metagraph of a past block stays fixed.
 """
 
 import hashlib
@@ -24,21 +20,13 @@ from templar.errors import PermanentError, Reason
 
 @dataclass(frozen=True)
 class LedgerParameters:
-    """What is fixed when a ledger is created.
-
-    Attributes:
-        netuid: The subnet that the ledger plays.
-        block_milliseconds: Time from one block to the next.
-        genesis_milliseconds: Time of block 0, since the epoch.
-        seed: What makes the hashes of two ledgers differ; no secret.
-        weights_rate_limit_blocks: A validator sets weights at most once in this many blocks; 0 for no limit.
-    """
+    """The parameters that are fixed when a ledger is created."""
 
     netuid: int
-    block_milliseconds: int
-    genesis_milliseconds: int
-    seed: int
-    weights_rate_limit_blocks: int
+    block_milliseconds: int  # time from one block to the next
+    genesis_milliseconds: int  # time of block 0, since the epoch
+    seed: int  # makes the block hashes of two ledgers differ; not a secret
+    weights_rate_limit_blocks: int  # a validator sets weights at most once in this many blocks; 0 for no limit
 
     def __post_init__(self) -> None:
         for name in ("netuid", "weights_rate_limit_blocks"):
@@ -59,7 +47,7 @@ class LedgerParameters:
     def newest(self, now: float) -> int:
         """Number of the newest block at this time, in seconds since the epoch; negative before genesis."""
         number = math.floor((now * 1000 - self.genesis_milliseconds) / self.block_milliseconds)
-        # Floats round: whoever slept until `time(n)` must find block n, and nobody may find it earlier.
+        # Floats round: a sleeper until `time(n)` must find block n, and no reader may find it earlier.
         while self.time(number + 1) <= now:
             number += 1
         while self.time(number) > now:
@@ -72,7 +60,7 @@ class LedgerParameters:
         return "0x" + hashlib.sha256(text.encode()).hexdigest()
 
     def check_exists(self, number: int, newest: int) -> None:
-        """Refuse a block that is not there.
+        """Refuse a block that does not exist.
 
         Raises:
             PermanentError: `block_unknown`.
@@ -84,7 +72,7 @@ class LedgerParameters:
 
 
 class ChangeKind(StrEnum):
-    """What a change does, and in brackets what its value holds."""
+    """The kinds of changes; in brackets the fields of the value."""
 
     REGISTER = "register"
     """A hotkey gets a uid (`uid`, `stake`, `validator_permit`)."""
@@ -100,18 +88,10 @@ class ChangeKind(StrEnum):
 
 @dataclass(frozen=True)
 class Change:
-    """One line of the ledger.
+    """One change of the ledger."""
 
-    Attributes:
-        id: Its place in the list; 1 is the first.
-        block: The block that includes it; never falls from one change to the next.
-        kind: What it does.
-        hotkey: Whose it is.
-        value: Its arguments.
-    """
-
-    id: int
-    block: int
+    id: int  # position in the list, from 1
+    block: int  # the block that includes it; never falls from one change to the next
     kind: ChangeKind
     hotkey: str
     value: Mapping[str, Any]
@@ -139,18 +119,11 @@ class WeightVector:
 
 @dataclass(frozen=True)
 class State:
-    """The sum of the first `change` changes.
+    """The fold of the first `change` changes; every mapping is by hotkey."""
 
-    Attributes:
-        change: Id of the last change in it; 0 for none.
-        registered: Hotkey -> its place.
-        commitments: Hotkey -> its newest commitment; it outlives the registration, as on the real chain.
-        weights: Hotkey -> its newest weights.
-    """
-
-    change: int = 0
+    change: int = 0  # id of the last change in it; 0 for none
     registered: Mapping[str, Registration] = field(default_factory=dict)
-    commitments: Mapping[str, str] = field(default_factory=dict)
+    commitments: Mapping[str, str] = field(default_factory=dict)  # they outlive the registration, as on the real chain
     weights: Mapping[str, WeightVector] = field(default_factory=dict)
 
     def fold(self, changes: Iterable[Change]) -> "State":
@@ -215,7 +188,7 @@ class State:
 
         Raises:
             TransientError: `chain_rate_limited`.
-            PermanentError: `chain_refused`; not registered, no permit, or a uid that nobody has.
+            PermanentError: `chain_refused`; not registered, no permit, or an unknown uid.
         """
         if not self.place_of(hotkey).validator_permit:
             raise ExtrinsicRefusedError(
@@ -223,11 +196,11 @@ class State:
                 f"hotkey {hotkey} has no validator permit: it cannot set weights",
                 cause=Reason.NO_VALIDATOR_PERMIT,
             )
-        strangers = sorted(values.keys() - {place.uid for place in self.registered.values()})
-        if strangers:
+        unknown = sorted(values.keys() - {place.uid for place in self.registered.values()})
+        if unknown:
             raise ExtrinsicRefusedError(
                 Reason.CHAIN_REFUSED,
-                f"weights: nobody is registered with uids {strangers}",
+                f"weights: nobody is registered with uids {unknown}",
                 cause=Reason.WEIGHTS_MALFORMED,
             )
         last = self.weights.get(hotkey)
@@ -242,7 +215,7 @@ class State:
         return {"weights": dict(values)}
 
     def place_of(self, hotkey: str) -> Registration:
-        """Where a hotkey is registered; `chain_refused` if it is not."""
+        """The registration of a hotkey; `chain_refused` if there is none."""
         place = self.registered.get(hotkey)
         if place is None:
             raise ExtrinsicRefusedError(
@@ -259,7 +232,7 @@ class State:
 
     @cached_property
     def neurons(self) -> tuple[NeuronInfo, ...]:
-        """Everybody who is registered, in uid order, with the incentive that the weights give them."""
+        """All registered neurons in uid order, with their incentive by the weights."""
         places = sorted(self.registered.values(), key=lambda place: place.uid)
         incentive = self._incentive(places)
         return tuple(
@@ -270,7 +243,7 @@ class State:
     def _incentive(self, places: list[Registration]) -> dict[int, float]:
         """Stake-weighted mean of the validators' weights, normalised to a sum of 1, by uid.
 
-        A weight counts for the miner that it was set for, not for a later one with the same uid.
+        A weight counts for the miner for which it was set, not for a later one with the same uid.
         """
         since = {place.uid: place.since for place in places}
         total: dict[int, float] = {}

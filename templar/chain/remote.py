@@ -1,7 +1,7 @@
-"""Calls across a network: each is bounded in time and attempts, and a connection that was lost is made anew.
+"""Calls to a remote service: each is bounded in time and attempts, and a lost connection is renewed.
 
-The client on the other side is asynchronous and lives on a private event loop in a thread of its own, so a caller can
-stop waiting whenever its time is up or the host wants to stop.
+The client is asynchronous and lives on a private event loop in a thread of its own, so a caller can stop waiting when
+its time is up or a stop is requested.
 """
 
 import asyncio
@@ -21,57 +21,40 @@ from templar import interrupt
 from templar.chain.base import Clock
 from templar.errors import Reason, TransientError
 
+log = logging.getLogger(__name__)
+
+CLOSE_SECONDS = 5.0
+STOP_CHECK_SECONDS = 0.25
+OVERTIME_SECONDS = 10.0
+"""Time beyond its limits after which a call's event loop counts as stuck and is replaced."""
+
 C = TypeVar("C")
-
-
 T = TypeVar("T")
 
 
-logger = logging.getLogger(__name__)
-
-
-CLOSE_SECONDS = 5.0
-
-
-STOP_CHECK_SECONDS = 0.25
-
-
-OVERTIME_SECONDS = 10.0
-"""What a call may take beyond its limits before its event loop is given up for stuck."""
-
-
 def public_address(network: str) -> str:
-    """A network's name, or of an endpoint's address scheme and host alone: the rest may hold a key."""
+    """A network's name; of an endpoint's address only scheme and host, because the rest may hold a key."""
     parts = urlsplit(network)
     return f"{parts.scheme}://{parts.hostname}" if parts.hostname else network
 
 
 class ConnectionLostError(Exception):
-    """The connection failed under a call; another one may do."""
+    """The connection failed during a call; a new one may work."""
 
 
 class StuckLoopError(TimeoutError):
-    """Something blocks the event loop; another one may do."""
+    """The event loop is blocked; a new one may work."""
 
 
 @dataclass(frozen=True)
 class CallLimits:
-    """How long and how often something is tried.
+    """Time limits and number of attempts of a call."""
 
-    Attributes:
-        attempts: Attempts of one call, each on a new connection after the first.
-        connect_seconds: Longest time to connect.
-        read_seconds: Longest time of a read.
-        submit_seconds: Longest time from a submission to its finality.
-        backoff_seconds: Pause after the first failure; it doubles with each further one.
-        longest_backoff_seconds: The pause grows no further than this.
-    """
-
-    attempts: int = 5
+    attempts: int = 5  # each on a new connection after the first
     connect_seconds: float = 60.0
     read_seconds: float = 30.0
-    submit_seconds: float = 180.0
-    backoff_seconds: float = 1.0
+    submit_seconds: float = 180.0  # from a submission to its finality
+    backoff_seconds: float = 1.0  # pause after the first failure; it doubles with each further one
     longest_backoff_seconds: float = 30.0
 
     def backoff(self, failures: int) -> float:
@@ -84,11 +67,11 @@ class Connection(Generic[C]):
     """A client of a remote service that outlives its connections. Safe under threads.
 
     Args:
-        name: What is called, for messages.
+        name: Name of the service, for messages.
         connect: Opens a client.
         disconnect: Closes one.
-        clock: What the pauses between attempts go by.
-        limits: How long and how often something is tried.
+        clock: Clock of the pauses between attempts.
+        limits: Time limits and number of attempts.
     """
 
     def __init__(
@@ -107,22 +90,22 @@ class Connection(Generic[C]):
         self._limits = limits
         self._start = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        # The two below are touched on the event loop only.
+        # The two below are used on the event loop only.
         self._client: C | None = None
         self._connecting: asyncio.Lock | None = None
 
     def call(self, what: str, work: Callable[[C], Awaitable[T]], *, seconds: float) -> T:
-        """Run `work` with a connected client; again, with a new one, if the connection fails under it.
+        """Run `work` with a connected client; repeat it with a new client if the connection fails.
 
         Args:
-            what: What is called for, for messages.
-            work: May run several times, so it has to be safe to repeat.
+            what: Name of the call, for messages.
+            work: May run several times, so it must be safe to repeat.
             seconds: Longest time of one attempt.
 
         Raises:
             TransientError: `chain_unreachable`, after the last attempt.
-            StoppedError: A stop was asked for meanwhile.
-            Exception: Whatever `work` raises besides a lost connection or a timeout.
+            StoppedError: A stop was requested.
+            Exception: Any exception of `work` but a lost connection or a timeout.
         """
         failures = 0
         while True:
@@ -137,7 +120,7 @@ class Connection(Generic[C]):
                         f"{self._name}: {what} failed {failures} times, at last with: {reason}; check the endpoint",
                     ) from error
             pause = self._limits.backoff(failures)
-            logger.warning("%s: %s failed (%s); trying again in %.1f s", self._name, what, reason, pause)
+            log.warning("%s: %s failed (%s); trying again in %.1f s", self._name, what, reason, pause)
             self._clock.sleep_until(self._clock.now() + pause)
 
     def close(self) -> None:
@@ -167,11 +150,11 @@ class Connection(Generic[C]):
             return self._client
 
     async def _drop(self, client: C | None) -> None:
-        """Forget a client, unless another caller has replaced it already."""
+        """Close a client and forget it, unless another caller has replaced it already."""
         if client is None or client is not self._client:
             return
         self._client = None
-        with contextlib.suppress(Exception):  # it is broken: closing it is a courtesy
+        with contextlib.suppress(Exception):  # it is broken: a failure to close it does not matter
             await asyncio.wait_for(self._disconnect(client), CLOSE_SECONDS)
 
     def _run(self, attempt: Coroutine[Any, Any, T], seconds: float) -> T:
@@ -201,7 +184,7 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _result(future: "Future[T]", seconds: float) -> T:
-    """Wait for a future of the event loop, but not longer than this, nor after a stop request."""
+    """The result of a future of the event loop, within `seconds` and before a stop request."""
     deadline = time.monotonic() + seconds
     try:
         while not wait_for_futures([future], timeout=STOP_CHECK_SECONDS).done:
@@ -209,5 +192,5 @@ def _result(future: "Future[T]", seconds: float) -> T:
             if time.monotonic() > deadline:
                 raise StuckLoopError(f"the event loop did not answer within {seconds:g} s")
     finally:
-        future.cancel()  # nothing, if it is done
+        future.cancel()  # no effect if it is done
     return future.result()

@@ -13,25 +13,13 @@ from dataclasses import dataclass, field
 from templar.errors import PermanentError, Reason
 
 ACCOUNT_CHARACTERS = 32
-
-
 KEY_ID_CHARACTERS = 32
-
-
 SECRET_CHARACTERS = 64
-
-
 ADDRESS_CHARACTERS = ACCOUNT_CHARACTERS + KEY_ID_CHARACTERS + SECRET_CHARACTERS
-
-
 PAD = "~"
 """Outside the alphabets of account ids, of bucket names and of keys (base64 in both its forms)."""
-
-
-# A bucket's name and, in production, a label of a host name: nothing that could bend a URL gets through.
+# A bucket's name and, in production, a label of a host name: no character with a meaning in a URL is allowed.
 _ACCOUNT = re.compile(r"[a-z0-9][a-z0-9-]{1,30}[a-z0-9]")
-
-
 _PRINTABLE = re.compile(r"[!-}]+")
 
 
@@ -44,19 +32,13 @@ def is_account_id(text: str) -> bool:
 class BucketAddress:
     """Read access to one bucket.
 
-    Attributes:
-        account_id: Account of the store's provider, and name of the bucket.
-        access_key_id: Id of a key that may only read.
-        secret_access_key: The key's secret, public by its purpose and still kept out of logs.
-
     Raises:
-        PermanentError: `commitment_malformed`; a value is empty, too long for its field or has a character that does
-            not belong there.
+        PermanentError: `commitment_malformed`; a value is empty, too long or has an illegal character.
     """
 
-    account_id: str
-    access_key_id: str
-    secret_access_key: str = field(repr=False)
+    account_id: str  # of the store's provider, and name of the bucket
+    access_key_id: str  # of a key that may only read
+    secret_access_key: str = field(repr=False)  # public by its purpose, and still kept out of logs
 
     def __post_init__(self) -> None:
         if not is_account_id(self.account_id):

@@ -1,12 +1,11 @@
-"""One deadline for everything that a thread asks of a store, and an end of what is under way when it comes.
+"""Deadlines and retries of a store's requests.
 
-A limit on each wait for a socket bounds nothing: a server that sends a byte now and then never meets it. A store that
-talks to a server looks here before each request and while it waits, and `expire` closes the connection that it waits
-on, from any thread: whoever does not wait any longer leaves no thread, connection or buffer behind.
+A timeout per socket read does not bound a request: a server that sends one byte now and then never exceeds it. A store
+therefore checks the thread's deadline before each request and while it waits. `Deadline.expire` closes the connection
+being waited on, from any thread, so an abandoned request leaves no thread, connection or buffer behind.
 
-Under a deadline a store does not repeat a request by itself: whoever set it decides what the time is spent on.
-
-Repeating a request that failed in passing: a few times, after pauses that grow and carry jitter.
+Without a deadline a request that failed transiently is repeated a few times, after growing pauses with jitter. Under a
+deadline the store sends it once: the caller decides how to spend the remaining time.
 """
 
 import itertools
@@ -23,14 +22,20 @@ from templar.canonical import keyed_seed
 from templar.errors import Reason, TransientError
 
 LEAST_SECONDS = 0.001
-"""A socket's limit must be positive, or it would not wait at all."""
+"""Smallest socket timeout: 0 would mean non-blocking."""
+FIRST_PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 20.0
+_RETRIED = frozenset({Reason.STORE_BUSY, Reason.STORE_UNREACHABLE})
+_counter = itertools.count()
+
+T = TypeVar("T")
 
 
 class Deadline:
-    """An instant of the machine's own time, for one thread and those who may end its work. Safe under threads.
+    """A moment on the monotonic clock after which a thread's requests fail. Safe under threads.
 
     Args:
-        seconds: From now.
+        seconds: Time left from the call on.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -40,12 +45,12 @@ class Deadline:
 
     @property
     def seconds_left(self) -> float:
-        """Time until then; 0 if it has come."""
+        """Time left; 0 once the deadline has passed."""
         return max(0.0, self._at - time.monotonic())
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Everything that this thread asks of a store within has this deadline."""
+        """Apply this deadline to every store request of this thread within the block."""
         token = _current.set(self)
         try:
             yield
@@ -53,7 +58,7 @@ class Deadline:
             _current.reset(token)
 
     def expire(self) -> None:
-        """Let it be now: what waits for a server fails at once, and nothing more is asked."""
+        """End the time left: pending waits for a server fail at once, and no further request is sent."""
         with self._lock:
             self._at = time.monotonic()
             for close in self._closers:
@@ -77,7 +82,7 @@ _current: ContextVar[Deadline | None] = ContextVar("templar.store.deadline", def
 
 
 def current() -> Deadline | None:
-    """The deadline of what this thread asks."""
+    """The deadline of this thread's requests."""
     return _current.get()
 
 
@@ -88,63 +93,33 @@ def interruptible(close: Callable[[], object]) -> AbstractContextManager[None]:
 
 
 def check_deadline(what: str) -> None:
-    """Ask for nothing more after the deadline.
-
-    Args:
-        what: Bucket and key, for the message.
+    """Refuse to continue after the deadline; `what` names bucket and key for the message.
 
     Raises:
         TransientError: `too_slow`.
     """
     deadline = current()
     if deadline is not None and not deadline.seconds_left:
-        raise too_slow(what)
-
-
-def too_slow(what: str) -> TransientError:
-    """The error for what did not come in time."""
-    return TransientError(Reason.TOO_SLOW, f"{what}: not there when the time for it was over")
-
-
-def _call(close: Callable[[], object]) -> None:
-    with suppress(OSError, ValueError, RuntimeError):  # it is closed, or given back, already
-        close()
-
-
-FIRST_PAUSE_SECONDS = 0.5
-
-
-LONGEST_PAUSE_SECONDS = 20.0
-
-
-T = TypeVar("T")
-
-
-_REPEATED = frozenset({Reason.STORE_BUSY, Reason.STORE_UNREACHABLE})
-
-
-_counter = itertools.count()
+        raise _too_slow(what)
 
 
 def jittered(seconds: float, seed: int) -> float:
-    """Between a half and one and a half of a pause, as the seed says: those who failed together do not return so."""
+    """A pause scaled by a factor in [0.5, 1.5) that the seed determines, so that clients do not return together."""
     return seconds * (0.5 + seed % (1 << 32) / (1 << 32))
 
 
 def retrying(attempt: Callable[[], T], *, what: str, max_attempts: int) -> T:
-    """Call something until it succeeds, fails for good, or was tried often enough.
-
-    Under a deadline it is called once: whoever set it repeats what is worth the time.
+    """Call `attempt` until it succeeds, fails permanently, or has failed `max_attempts` times.
 
     Args:
         attempt: Makes the request.
-        what: Bucket and key.
-        max_attempts: Tries, the first included.
+        what: Bucket and key, for the message.
+        max_attempts: Attempts without a deadline, the first included.
 
     Raises:
-        TransientError: It failed in passing each time; `too_slow` once the deadline has come.
-        StoppedError: A stop was asked for during a pause.
-        Exception: Whatever else `attempt` raises.
+        TransientError: Every attempt failed transiently; `too_slow` once the deadline has passed.
+        StoppedError: A stop was requested during a pause.
+        Exception: Any other exception of `attempt`.
     """
     deadline, number = current(), 1
     while True:
@@ -153,9 +128,18 @@ def retrying(attempt: Callable[[], T], *, what: str, max_attempts: int) -> T:
             return attempt()
         except TransientError as error:
             if deadline is not None and not deadline.seconds_left:
-                raise too_slow(what) from error
-            if deadline is not None or number >= max_attempts or error.reason not in _REPEATED:
+                raise _too_slow(what) from error
+            if deadline is not None or number >= max_attempts or error.reason not in _RETRIED:
                 raise
         pause = min(FIRST_PAUSE_SECONDS * 2 ** (number - 1), LONGEST_PAUSE_SECONDS)
         interrupt.wait(jittered(pause, keyed_seed("templar.store.retry", os.getpid(), next(_counter), what)))
         number += 1
+
+
+def _too_slow(what: str) -> TransientError:
+    return TransientError(Reason.TOO_SLOW, f"{what}: did not arrive before the deadline")
+
+
+def _call(close: Callable[[], object]) -> None:
+    with suppress(OSError, ValueError, RuntimeError):  # it is closed, or returned to its pool, already
+        close()

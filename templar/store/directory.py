@@ -1,14 +1,10 @@
-"""A bucket that is a directory: the semantics of S3 on files, for simulation, tests and single machines.
+"""A bucket in a directory: the semantics of S3 on files, for simulation, tests and single machines.
 
 An object is written under a temporary name in a reserved folder of the bucket and then renamed or linked to its place,
-so a reader sees it whole or not at all, from any process. Its modification time is the store's stamp.
+so a reader in any process sees it whole or not at all. Its modification time is the store's stamp. A writer that dies
+leaves a temporary file behind, which `DirectoryUploads` lists.
 
 One limit that S3 does not have: a key cannot be both an object and the folder of other objects (`a` and `a/b`).
-
-Uploads that were begun and not completed: no listing shows them, and they cost room until somebody ends them.
-
-A writer that dies leaves one behind. Ages are measured by the clock of whoever keeps the bytes, against the last sign
-of life of the upload, so no other clock can make a running upload look abandoned.
 """
 
 # Paths are strings, system calls direct: the simulator makes hundreds per window, and a `Path` costs as much as a call.
@@ -29,26 +25,17 @@ from pathlib import Path
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.store import files
 from templar.store.base import DeleteReport, ObjectInfo, Upload, check_key, is_key
-from templar.store.files import local_file
 
 INCOMING = ".incoming"
 """Folder of objects that are being written; no key may lie in it."""
-
-
 STALE_SECONDS = 86_400
-"""What lies in `INCOMING` for longer belongs to a process that died."""
-
-
-_NANOSECONDS, _PLACE_ATTEMPTS = 10**9, 64
-
-
+"""A file that is in `INCOMING` for longer belongs to a process that died."""
+_NANOSECONDS = 10**9
+_PLACE_ATTEMPTS = 64
 _BAD_PLACE = frozenset({errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG})
-
-
 _DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
-
-
-_process_token, _counter = secrets.token_hex(4), itertools.count()
+_process_token = secrets.token_hex(4)
+_counter = itertools.count()
 
 
 class DirectoryStore:
@@ -56,9 +43,9 @@ class DirectoryStore:
 
     Args:
         root: The bucket's directory; its name is the bucket's name.
-        clock: Time in seconds for the stamps of new objects; the machine's clock if not given.
+        clock: Time in seconds for the stamps of new objects; the machine's clock by default.
         writable: False for a handle that may only read.
-        durable: Whether an object must be on the disk, not only in its cache, before a call returns.
+        durable: Flush each object to the disk before a call returns.
     """
 
     def __init__(
@@ -119,7 +106,7 @@ class DirectoryStore:
             os.close(file)
 
     def read_into(self, key: str, start: int, buffer: memoryview) -> None:
-        """As `get_range`, into memory that is there."""
+        """Fill `buffer` from offset `start`."""
         buffer[:] = self.get_range(key, start, len(buffer))
 
     def get_file(self, key: str, path: Path, *, max_bytes: int, resume: bool = False) -> None:
@@ -162,7 +149,7 @@ class DirectoryStore:
         return DeleteReport(tuple(deleted), tuple(failed))
 
     def close(self) -> None:
-        """Nothing stays open between calls."""
+        """Do nothing: no file stays open between calls."""
 
     def _path(self, key: str) -> str:
         check_key(key)
@@ -200,20 +187,23 @@ class DirectoryStore:
         )
 
     def _store(self, key: str, fill: Callable[[int], None], place: Callable[[str, str], None]) -> bool:
-        """Write an object beside the listing, stamp it and put it in its place; False if the place was taken."""
+        """Write an object to a temporary file, stamp it and move it to its key; False if the key was taken."""
         self._check_writable()
         path = self._path(key)
         temporary = f"{self._incoming}/{_process_token}-{os.getpid()}-{next(_counter)}"
         try:
+            # 1. Write the bytes where no listing shows them.
             file = self._create(temporary)
             try:
                 fill(file)
+                # 2. Stamp the object in whole seconds, when all of it is written.
                 seconds = math.floor(self._clock())
                 os.utime(file, (seconds, seconds))
                 if self._durable:
                     os.fsync(file)
             finally:
                 os.close(file)
+            # 3. Rename or link it to its key: it appears whole.
             stored = self._place(temporary, path, place)
         except BaseException as error:
             with suppress(OSError):
@@ -294,7 +284,7 @@ class DirectoryStore:
         return PermanentError(Reason.OBJECT_MISSING, f"bucket {self._name}: there is no object {key}")
 
     def _failure(self, error: OSError, key: str) -> TemplarError:
-        """What an error of the operating system means for the caller."""
+        """The project's error for an error of the operating system."""
         where = f"bucket {self._name}: {key}"
         if error.errno == errno.ENOENT:
             self._check_bucket()
@@ -315,7 +305,7 @@ def _info(key: str, status: os.stat_result) -> ObjectInfo:
 
 
 class DirectoryUploads:
-    """What writers of a directory store have not put in its place yet; it has no uploads in parts.
+    """The temporary files of a directory store's writers; it has no uploads in parts.
 
     Args:
         root: The bucket's directory.
@@ -343,12 +333,12 @@ class DirectoryUploads:
     def abort(self, upload: Upload) -> None:
         """Delete the file."""
         path = self._root / INCOMING / upload.upload_id
-        with local_file(path):
+        with files.local_file(path):
             path.unlink(missing_ok=True)
 
     def store_in_parts(self, key: str, data: bytes) -> None:
-        """Store an object; a directory knows no parts."""
+        """Store an object; a directory has no parts."""
         DirectoryStore(self._root).put(key, data)
 
     def close(self) -> None:
-        """Nothing stays open between calls."""
+        """Do nothing: no file stays open between calls."""

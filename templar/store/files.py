@@ -1,4 +1,4 @@
-"""Local files that a store reads from or writes to: whole or not at all, and with our kind of errors."""
+"""Local files: written whole or not at all, locked, and with the project's errors."""
 
 import errno
 import fcntl
@@ -12,19 +12,17 @@ from typing import BinaryIO
 
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 
-PASSING = frozenset(
+TRANSIENT_ERRNOS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ESTALE, errno.EINTR}
 )
-"""Failures of the operating system that may pass by themselves: a full disk, too many open files."""
-
-
+"""Failures of the operating system that a retry may survive: a full disk, too many open files."""
 COPY_BYTES = 1 << 20
 """Memory that copying a file takes."""
 
 
 @contextmanager
 def local_file(path: Path) -> Iterator[None]:
-    """Turn what the operating system says of a local file into our errors.
+    """Translate the operating system's errors about a local file into the project's.
 
     Raises:
         TransientError: `local_file`; the disk is full, or too many files are open.
@@ -33,17 +31,17 @@ def local_file(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        family: type[TemplarError] = TransientError if error.errno in PASSING else PermanentError
+        family: type[TemplarError] = TransientError if error.errno in TRANSIENT_ERRNOS else PermanentError
         raise family(Reason.LOCAL_FILE, f"local file {path}: {error.strerror or error}") from error
 
 
 @contextmanager
 def replacing(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
-    """A temporary file beside `path` that takes its place when the block ends well and is removed when it does not.
+    """A temporary file beside `path` that replaces it when the block succeeds and is removed when it raises.
 
     Args:
-        path: The file; its folder is there, or is made if `durable`.
-        durable: The content is on the disk before the file has its name.
+        path: The file; its folder must exist, or is made if `durable`.
+        durable: Flush the content to the disk before the rename.
 
     Raises:
         TemplarError: As in `local_file`.
@@ -65,14 +63,14 @@ def replacing(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
 
 @contextmanager
 def locked(path: Path, *, wait: bool) -> Iterator[bool]:
-    """Hold a lock on a file, against every other thread and process; the kernel drops it when the process ends.
+    """Hold an exclusive lock on a file, which is made if needed; the kernel drops it when the process ends.
 
     Args:
-        path: The file; it is made if it is not there.
-        wait: Wait for whoever holds it.
+        path: The file.
+        wait: Wait for another holder.
 
     Yields:
-        Whether the lock is held: False if somebody else has it and `wait` is false.
+        Whether the lock is held: False if another thread or process has it and `wait` is false.
     """
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -124,7 +122,7 @@ def copy_blocks(source: BinaryIO, path: Path, file: int) -> None:
 
 
 def sync(path: Path | str) -> None:
-    """Bring a file, or what was renamed or linked into a folder, to the disk."""
+    """Flush a file to the disk; of a folder, flush its entries."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
@@ -133,7 +131,7 @@ def sync(path: Path | str) -> None:
 
 
 def sweep(folder: str, max_age_seconds: float) -> None:
-    """Remove the files that nobody has touched for longer. Ages are change times: a stamp cannot fake them."""
+    """Remove the files that have not changed for `max_age_seconds`, by their change time, which no stamp can fake."""
     oldest = time.time() - max_age_seconds
     with os.scandir(folder) as entries:
         for entry in entries:

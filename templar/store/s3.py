@@ -1,11 +1,8 @@
-"""A bucket behind the S3 interface: Cloudflare R2 in production, any other S3 on request.
+"""A bucket behind the S3 interface, and its unfinished multipart uploads: Cloudflare R2 in production, or any other S3.
 
-Only this module and `s3_client` know boto3.
-
-A server that cannot tell a forbidden write from a fault of its own (`rclone serve s3 --read-only` answers 500) shows up
-as `store_busy`: a real store answers 500 when it is in trouble, and then a retry is right.
-
-Multipart uploads of an S3 bucket that were never completed: listed, ended; and one made to see whether it may be.
+Only this module and `s3_client` import boto3. A server that answers 500 to a forbidden write
+(`rclone serve s3 --read-only`) shows up as `store_busy`: a real store answers 500 when it is in trouble, and then a
+retry is right.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,24 +18,23 @@ from urllib.parse import urlsplit
 from botocore.exceptions import ClientError
 
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
-from templar.store import s3_protocol as answers
-from templar.store import s3_transfer
+from templar.store import s3_protocol, s3_transfer
 from templar.store.base import DeleteReport, ObjectInfo, Upload, check_key, is_key
 from templar.store.deadline import interruptible, retrying
 from templar.store.files import local_file, replacing
 from templar.store.s3_client import Renewable, hang_up, make_client, our_errors
 from templar.store.s3_protocol import S3Settings
-from templar.store.s3_transfer import copy_into, download, joined, read_body
+
+DELETE_BATCH = 1000
+"""Most keys that S3 takes in one DeleteObjects request."""
+EARLIEST_BEGIN = datetime(2011, 1, 1, tzinfo=UTC)
+"""An upload that claims to have begun before has no true begin: moto gives every upload the same one, of 2010."""
 
 T = TypeVar("T")
 
 
-DELETE_BATCH = 1000
-"""Most keys that S3 takes in one DeleteObjects request."""
-
-
-class S3Store:
-    """One bucket seen with one key. Safe under threads; the first call makes the client.
+class _S3Bucket:
+    """One bucket and one key to it. Safe under threads; the first call makes the client.
 
     Args:
         bucket: Its name.
@@ -70,9 +66,23 @@ class S3Store:
             endpoint_url=endpoint_url,
             access_key_id=access_key_id,
             secret_access_key=secret_access_key,
-            settings=replace(settings, max_attempts=1),  # they are repeated here, where deadlines are known
+            settings=self._client_settings(),
         )
         self._client: Renewable[Any] = Renewable(make)
+
+    def close(self) -> None:
+        """Close connections. The bucket can be used again afterwards."""
+        self._client.renew()
+
+    def _client_settings(self) -> S3Settings:
+        return self._settings
+
+    def _where(self, what: str) -> str:
+        return f"bucket {self._bucket}: {what}"
+
+
+class S3Store(_S3Bucket):
+    """One bucket seen with one key; implements `templar.store.base.ObjectStore`. Arguments as for `_S3Bucket`."""
 
     def __repr__(self) -> str:
         return f"S3Store({self._bucket!r}, endpoint_url={self._endpoint_url!r})"
@@ -90,8 +100,8 @@ class S3Store:
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """Store an object unless the key is taken.
 
-        Two answers may mislead: True from a server that ignores the condition, and False where the answer to a
-        successful request was lost and its repetition met the own object. Read back and compare.
+        Two answers may mislead: True from a server that ignores the condition, and False if the answer to a successful
+        request was lost and its repetition found the own object. Read the object back and compare.
         """
         check_key(key)
         conditions = {"IfNoneMatch": "*"}
@@ -100,10 +110,10 @@ class S3Store:
             try:
                 s3_transfer.put_object(client, self._bucket, key, data, **conditions)
             except s3_transfer.DamagedUploadError:
-                conditions.clear()  # what is there now is the own object, and damaged
+                conditions.clear()  # the object there now is the own one, and damaged: overwrite it
                 raise
             except ClientError as error:
-                if answers.http_status(error.response) != 412:
+                if s3_protocol.http_status(error.response) != 412:
                     raise
                 return False
             return True
@@ -125,7 +135,9 @@ class S3Store:
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """The whole object; `object_too_large` by the length header, before the body is read."""
-        return self._get(key, lambda answer: answers.allowed_size(answer, self._where(key), max_bytes), joined)
+        return self._get(
+            key, lambda answer: s3_protocol.allowed_size(answer, self._where(key), max_bytes), s3_transfer.joined
+        )
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """`length` bytes from offset `start`; `object_truncated` if the object ends before."""
@@ -135,12 +147,12 @@ class S3Store:
             data = bytearray(length)
             self._get_part(key, start, memoryview(data))
             return bytes(data)
-        if answers.object_size(self._existing(key), self._where(key)) < start:  # an empty range cannot be asked for
+        if s3_protocol.object_size(self._existing(key), self._where(key)) < start:  # an empty range cannot be asked for
             raise PermanentError(Reason.OBJECT_TRUNCATED, f"{self._where(key)}: the object ends before {start}")
         return b""
 
     def read_into(self, key: str, start: int, buffer: memoryview) -> None:
-        """As `get_range`, into memory that is there; on failure it holds anything."""
+        """Fill `buffer` from offset `start`; after a failure its content is undefined."""
         if not buffer:
             self.get_range(key, start, 0)
             return
@@ -155,7 +167,7 @@ class S3Store:
             TransientError: `object_differs`; the object was replaced during the download.
         """
         answer = self._existing(key)
-        size, etag = answers.allowed_size(answer, self._where(key), max_bytes), answer.get("ETag")
+        size, etag = s3_protocol.allowed_size(answer, self._where(key), max_bytes), answer.get("ETag")
 
         def read(start: int, buffer: memoryview) -> None:
             if buffer:
@@ -163,7 +175,7 @@ class S3Store:
 
         if size >= self._settings.multipart_threshold_bytes:
             version = f"{self._endpoint_url}/{self._bucket}/{key} {etag} {answer.get('LastModified')}"
-            download(path, size, version=version if resume else None, settings=self._settings, read=read)
+            s3_transfer.download(path, size, version=version if resume else None, settings=self._settings, read=read)
             return
         data = bytearray(size)
         read(0, memoryview(data))
@@ -171,19 +183,19 @@ class S3Store:
             file.write(data)
 
     def head(self, key: str) -> ObjectInfo | None:
-        """What the server says of the object; None only if the bucket answers and the key is not in it."""
+        """Size and stamp of the object; None only if the bucket answers and the key is not in it."""
         answer = self._head(key)
-        size = answers.object_size(answer, self._where(key)) if answer else 0
-        return answers.object_info(key, size, answer) if answer else None
+        size = s3_protocol.object_size(answer, self._where(key)) if answer else 0
+        return s3_protocol.object_info(key, size, answer) if answer else None
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Every object whose key starts with `prefix`, in key order, across pages."""
-        where, position = self._where(f"{prefix}*"), answers.FIRST_PAGE
+        where, position = self._where(f"{prefix}*"), s3_protocol.FIRST_PAGE
         while position is not None:
             request = {"Bucket": self._bucket, "Prefix": prefix, **position}
 
-            def page(client: Any, request: dict[str, str] = request) -> answers.Page:
-                return answers.page(client.list_objects_v2(**request), where, request)
+            def page(client: Any, request: dict[str, str] = request) -> s3_protocol.Page:
+                return s3_protocol.page(client.list_objects_v2(**request), where, request)
 
             found, position = self._call(f"{prefix}*", page)
             yield from found
@@ -201,15 +213,11 @@ class S3Store:
             failed |= self._delete_batch(legal[start : start + DELETE_BATCH])
         return DeleteReport(tuple(key for key in wanted if key not in failed), tuple(failed.items()))
 
-    def close(self) -> None:
-        """Give connections back. The store can be used again afterwards."""
-        self._client.renew()
-
-    def _where(self, what: str) -> str:
-        return f"bucket {self._bucket}: {what}"
+    def _client_settings(self) -> S3Settings:
+        return replace(self._settings, max_attempts=1)  # `_call` repeats requests, because it knows the deadline
 
     def _call(self, what: str, work: Callable[[Any], T]) -> T:
-        """Do something with the client, again if it fails in passing and there is time."""
+        """Run `work` with the client; repeat it after transient failures (see `retrying`)."""
 
         def attempt() -> T:
             with self._calling(what) as client:
@@ -219,7 +227,7 @@ class S3Store:
 
     @contextmanager
     def _calling(self, what: str) -> Iterator[Any]:
-        """Lend the client; what it raises becomes one of our errors, and a lost connection renews it."""
+        """The client, with its errors translated; a lost connection renews it."""
         client = None
         try:
             with our_errors(self._where(what), access_key_id=self._access_key_id):
@@ -238,7 +246,7 @@ class S3Store:
         try:
             return client.head_object(Bucket=self._bucket, Key=key)
         except ClientError as error:
-            if answers.http_status(error.response) != 404:
+            if s3_protocol.http_status(error.response) != 404:
                 raise
         # The 404 of a HEAD does not say what is missing, that of a GET does. HeadBucket would say it, too, but R2
         # does not allow it to keys that may only read objects.
@@ -248,7 +256,7 @@ class S3Store:
             return None
         if last_try:
             raise TransientError(Reason.STORE_BUSY, f"{self._where(key)}: GET finds what HEAD does not")
-        return self._head_or_none(key, client, last_try=True)  # it has appeared since
+        return self._head_or_none(key, client, last_try=True)  # it has appeared between the two requests
 
     def _existing(self, key: str) -> Any:
         answer = self._head(key)
@@ -259,14 +267,15 @@ class S3Store:
     def _get(
         self, key: str, check: Callable[[Any], int], take: Callable[[int, Iterable[bytes]], T], **request: str
     ) -> T:
-        """One GET: `check` sees the headers and gives the length, `take` the body, anew if one breaks off."""
+        """One GET: `check` returns the length from the headers, `take` consumes the body; retried if it breaks off."""
         check_key(key)
 
         def get(client: Any) -> T:
             answer = client.get_object(Bucket=self._bucket, Key=key, **request)
             with closing(answer["Body"]) as body, interruptible(partial(hang_up, body._raw_stream)):
                 length = check(answer)
-                return take(length, read_body(body._raw_stream, length, what=self._where(key), settings=self._settings))
+                blocks = s3_transfer.read_body(body._raw_stream, length, what=self._where(key), settings=self._settings)
+                return take(length, blocks)
 
         return self._call(key, get)
 
@@ -275,88 +284,55 @@ class S3Store:
         length = len(buffer)
 
         def check(answer: Any) -> int:
-            answers.check_part(answer, self._where(key), start=start, length=length, etag=etag)
+            s3_protocol.check_part(answer, self._where(key), start=start, length=length, etag=etag)
             return length
 
         condition = {} if etag is None else {"IfMatch": etag}
         self._get(
             key,
             check,
-            lambda _, blocks: copy_into(buffer, blocks),
+            lambda _, blocks: s3_transfer.copy_into(buffer, blocks),
             Range=f"bytes={start}-{start + length - 1}",
             **condition,
         )
 
     def _delete_batch(self, keys: Sequence[str]) -> dict[str, str]:
-        """Delete up to `DELETE_BATCH` keys; those that are still there, with the server's reason."""
+        """Delete up to `DELETE_BATCH` keys; the keys that are still there, with the server's reason."""
         what = f"{len(keys)} keys from {keys[0]}"
         objects = [{"Key": key} for key in keys]
 
         def delete(client: Any) -> dict[str, str]:
             answer = client.delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True})
-            return answers.undeleted(answer, keys, where=self._where(what), access_key_id=self._access_key_id)
+            return s3_protocol.undeleted(answer, keys, where=self._where(what), access_key_id=self._access_key_id)
 
         return self._call(what, delete)
 
 
-NO_BEGIN = datetime(2011, 1, 1, tzinfo=UTC)
-"""An upload that began before has no true begin: moto gives all of them the same one, of 2010."""
-
-
-class S3Uploads:
-    """The unfinished uploads of one bucket, seen with one key. Safe under threads; the first call makes the client.
-
-    Args:
-        bucket: Its name.
-        endpoint_url: `http(s)://host[:port]`.
-        access_key_id: Id of the key.
-        secret_access_key: Its secret.
-        settings: Timeouts and retries.
-    """
-
-    def __init__(
-        self,
-        bucket: str,
-        *,
-        endpoint_url: str,
-        access_key_id: str,
-        secret_access_key: str,
-        settings: S3Settings = S3Settings(),  # noqa: B008 - frozen
-    ) -> None:
-        self._bucket = bucket
-        self._access_key_id = access_key_id
-        make = partial(
-            make_client,
-            "s3",
-            endpoint_url=endpoint_url,
-            access_key_id=access_key_id,
-            secret_access_key=secret_access_key,
-            settings=settings,
-        )
-        self._client: Renewable[Any] = Renewable(make)
+class S3Uploads(_S3Bucket):
+    """The unfinished uploads of one bucket; implements `templar.store.base.Uploads`. Arguments as for `_S3Bucket`."""
 
     def list(self) -> Iterator[Upload]:
         """Every upload that is not completed, across pages."""
-        with our_errors(f"bucket {self._bucket}: uploads", access_key_id=self._access_key_id):
+        with our_errors(self._where("uploads"), access_key_id=self._access_key_id):
             client = self._client.get()
             with suppress(client.exceptions.NoSuchUpload):  # what rclone says if there are none
                 for page in client.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket):
                     now = _server_time(page)
                     for entry in page.get("Uploads", ()):
-                        upload = self._look_at(client, entry, now)
+                        upload = self._read_upload(client, entry, now)
                         if upload is not None:
                             yield upload
 
     def abort(self, upload: Upload) -> None:
         """End an upload; nothing happens if it is not there any more."""
-        with our_errors(f"bucket {self._bucket}: {upload.key}", access_key_id=self._access_key_id):
+        with our_errors(self._where(upload.key), access_key_id=self._access_key_id):
             client = self._client.get()
             with suppress(client.exceptions.NoSuchUpload):
                 client.abort_multipart_upload(Bucket=self._bucket, Key=upload.key, UploadId=upload.upload_id)
 
     def store_in_parts(self, key: str, data: bytes) -> None:
         """Store an object as a multipart upload of one part; on failure the upload is ended."""
-        with our_errors(f"bucket {self._bucket}: {key}", access_key_id=self._access_key_id):
+        with our_errors(self._where(key), access_key_id=self._access_key_id):
             client = self._client.get()
             where = {"Bucket": self._bucket, "Key": key}
             upload_id: str = client.create_multipart_upload(**where)["UploadId"]
@@ -365,16 +341,12 @@ class S3Uploads:
                 parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
                 client.complete_multipart_upload(**where, UploadId=upload_id, MultipartUpload=parts)
             except BaseException:
-                with suppress(TemplarError):  # the first failure is the one to tell of
+                with suppress(TemplarError):  # report the first failure, not this one
                     self.abort(Upload(key, upload_id, 0.0, 0))
                 raise
 
-    def close(self) -> None:
-        """Give connections back. It can be used again afterwards."""
-        self._client.renew()
-
-    def _look_at(self, client: Any, entry: Mapping[str, Any], now: datetime) -> Upload | None:
-        """An upload with its parts; None if it was completed or ended meanwhile."""
+    def _read_upload(self, client: Any, entry: Mapping[str, Any], now: datetime) -> Upload | None:
+        """An upload with the time and the bytes of its parts; None if it was completed or ended meanwhile."""
         key, upload_id, latest, num_bytes = entry["Key"], entry["UploadId"], entry["Initiated"], 0
         pages = client.get_paginator("list_parts").paginate(Bucket=self._bucket, Key=key, UploadId=upload_id)
         try:
@@ -384,7 +356,7 @@ class S3Uploads:
                     num_bytes += int(part["Size"])
         except client.exceptions.NoSuchUpload:
             return None
-        idle = 0.0 if latest < NO_BEGIN else max(0.0, (now - latest).total_seconds())
+        idle = 0.0 if latest < EARLIEST_BEGIN else max(0.0, (now - latest).total_seconds())
         return Upload(key, upload_id, idle, num_bytes)
 
 

@@ -1,8 +1,6 @@
-"""boto3 clients with the house's settings, and what their errors mean.
+"""boto3 clients with the project's timeouts, shared by all threads, and the translation of their errors.
 
-Every error leaves as one of ours, with a reason; a secret never leaves.
-
-One connection object for all threads: made at the first use, replaced by the first thread that finds it broken.
+Every error becomes one of the project's, with a reason code and without a secret.
 """
 
 import socket
@@ -20,16 +18,15 @@ from botocore.exceptions import ConnectionError as NoConnectionError
 from botocore.parsers import ResponseParserError
 
 from templar.errors import PermanentError, Reason, TransientError
-from templar.store import s3_protocol as answers
 from templar.store.deadline import LEAST_SECONDS, current
-from templar.store.s3_protocol import S3Settings
+from templar.store.s3_protocol import S3Settings, http_status, refusal
 
 
 class Closable(Protocol):
-    """What can give its connections back."""
+    """A client with connections that can be closed."""
 
     def close(self) -> None:
-        """Close idle connections; calls under way still come to their end."""
+        """Close idle connections; calls in progress complete."""
         ...
 
 
@@ -37,11 +34,7 @@ T = TypeVar("T", bound=Closable)
 
 
 class Renewable(Generic[T]):
-    """A client that can be renewed under the hands of many threads.
-
-    Args:
-        make: Makes a client.
-    """
+    """One client for all threads: `make` makes it at the first use, and the thread that finds it broken renews it."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
@@ -49,14 +42,14 @@ class Renewable(Generic[T]):
         self._current: T | None = None
 
     def get(self) -> T:
-        """The client in use; a new one if there is none."""
+        """The current client; a new one if there is none."""
         with self._lock:
             if self._current is None:
                 self._current = self._make()
             return self._current
 
     def renew(self, broken: T | None = None) -> None:
-        """Close the client in use, but only if it is `broken`, or whichever it is if that is not said."""
+        """Close the current client; with `broken`, only if that is still the current one."""
         with self._lock:
             current = self._current
             if current is None or (broken is not None and broken is not current):
@@ -65,14 +58,8 @@ class Renewable(Generic[T]):
         current.close()
 
 
-_session_lock = threading.Lock()
-
-
-_session: Any = None
-
-
 class _UnderDeadline:
-    """A connection that waits for the head of an answer until the deadline of the thread at most."""
+    """A connection that waits for the headers of a response no longer than the thread's deadline."""
 
     timeout: Any
     sock: Any
@@ -103,13 +90,17 @@ class _SecurePool(AWSHTTPSConnectionPool):
     ConnectionCls = _SecureConnection
 
 
+_session_lock = threading.Lock()
+_session: Any = None
+
+
 def make_client(
     service: str, *, endpoint_url: str, access_key_id: str, secret_access_key: str, settings: S3Settings
 ) -> Any:
-    """A boto3 client with the house's timeouts and retries. It opens no connection; it is safe under threads.
+    """A boto3 client with the given timeouts and retries. It opens no connection; it is safe under threads.
 
     Raises:
-        PermanentError: `store_refused`; boto3 does not take the endpoint's address.
+        PermanentError: `store_refused`; boto3 rejects the endpoint's address.
     """
     global _session  # noqa: PLW0603 - one session keeps the parsed service models for every client of the process
     config = Config(
@@ -136,33 +127,32 @@ def make_client(
             )
         except ValueError as error:
             raise PermanentError(Reason.STORE_REFUSED, f"{error}; correct the endpoint's address") from error
-    # botocore has no way to say it; a test notices if these two names change.
+    # botocore has no public option for this; a test fails if these two names change.
     client._endpoint.http_session._manager.pool_classes_by_scheme = {"http": _Pool, "https": _SecurePool}
     return client
 
 
 def hang_up(raw: Any) -> None:
-    """End a read of a response's body that waits in another thread, and tell the server.
+    """End a read of a response's body that waits in another thread, and close the server's side too.
 
-    urllib3's own `shutdown` ends this side alone. The reader then takes it for the end of the body and puts the
-    connection back, and the server holds its end until the pool is gone, and that is as long as somebody keeps the
-    error that came of it.
+    urllib3's own `shutdown` closes the reading side alone. The reader then mistakes it for the end of the body and
+    returns the connection to the pool, and the server keeps its side open as long as the pool lives.
     """
-    end, lent = raw._sock_shutdown, raw.connection is not None
-    if end is not None and lent:  # a connection that was given back may serve another request by now
-        end(socket.SHUT_RDWR)
+    shutdown, in_use = raw._sock_shutdown, raw.connection is not None
+    if shutdown is not None and in_use:  # a returned connection may serve another request already
+        shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
 def our_errors(where: str, *, access_key_id: str) -> Iterator[None]:
-    """Turn boto3's errors into ours; `where` and four characters of the key's id are for the message."""
+    """Translate boto3's errors; `where` and four characters of the key's id are for the message."""
     try:
         yield
     except ClientError as error:
-        status, code = answers.http_status(error.response), error.response.get("Error", {}).get("Code", "")
+        status, code = http_status(error.response), error.response.get("Error", {}).get("Code", "")
         operation = error.operation_name
         # Without its cause: the server's text may quote the request.
-        raise answers.refusal(status, code, operation=operation, where=where, access_key_id=access_key_id) from None
+        raise refusal(status, code, operation=operation, where=where, access_key_id=access_key_id) from None
     except (NoConnectionError, HTTPClientError, ResponseParserError) as error:
         raise TransientError(Reason.STORE_UNREACHABLE, f"{where}: {error}") from error
     except BotoCoreError as error:

@@ -1,17 +1,12 @@
-"""Uploads to S3 that are checked from end to end: what the server says it stored must be what was sent.
+"""Transfers to and from S3: bodies of bounded time, resumable downloads, and uploads that are verified.
 
-A digest goes with every request, for servers that check it (R2, AWS and rclone do, moto does not), and the ETag of the
-answer must be that digest: every server here gives the MD5 of a body that came in one request or as one part. An ETag
-of another form, as of encrypted objects, says nothing and is passed.
+Downloads: the parts of a large object lie in a partial file beside the final name, `.{name}.{version}.partial`, and
+one byte per part follows them, which is written after its part. A kill can therefore lose parts but never invent them;
+a power cut can, so a caller that knows the file's hash checks it at the end. Parts of other versions are dropped.
 
-Reading a response body of known length: exactly that many bytes, and never slower than agreed.
-
-Downloads that go on where they stopped, after a lost connection as after a kill.
-
-The parts lie in a partial file beside the final name, `.{name}.{version}.partial`, and behind them one byte for each
-says whether it is there: it is written after its part. A kill can therefore lose parts, never invent them; a power cut
-can, so whoever knows the hash of the file checks it at the end. The name says of which version of the object the parts
-are: those of another one are dropped.
+Uploads: a digest goes with every request, for servers that check it (R2, AWS and rclone do, moto does not), and the
+ETag of the answer must equal it: all these servers return the MD5 of a body that came in one request or as one part.
+An ETag of another form, such as that of an encrypted object, proves nothing and is accepted.
 """
 
 import base64
@@ -37,15 +32,23 @@ from templar.store.files import local_file, locked
 from templar.store.s3_protocol import S3Settings
 
 BLOCK_BYTES = 1 << 18
-"""Most bytes taken from the connection at once; between two blocks the speed is checked."""
+"""Most bytes read from the connection at once; the speed is checked between two blocks."""
+READY = b"\1"
+Call = Callable[[Callable[[Any], Any]], Any]
+"""Makes a request with the client, and repeats it after transient failures."""
+_MD5 = re.compile(r"[0-9a-f]{32}")
 
 
 class BrokenBodyError(TransientError):
     """The body of a response broke off, stalled or came too slowly: another request can help."""
 
 
+class DamagedUploadError(TransientError):
+    """The server stored other bytes than were sent: sending them again can help."""
+
+
 class RawBody(Protocol):
-    """The part of urllib3's response that is needed here; botocore's wrapper of it waits for whole blocks."""
+    """The method of urllib3's response that is needed here; botocore's wrapper waits for whole blocks."""
 
     def read1(self, amt: int, decode_content: bool) -> bytes:
         """At most `amt` bytes, from at most one read of the socket; empty at the end."""
@@ -55,25 +58,19 @@ class RawBody(Protocol):
 def read_body(raw: RawBody, length: int, *, what: str, settings: S3Settings) -> Iterator[bytes]:
     """Read a body of known length, block by block.
 
-    A socket timeout alone does not bound the time: a server that sends a byte now and then never meets it. So the
-    whole body has a deadline, too, and ends at that of the thread if it has one (see `templar.store.deadline`).
-
-    Args:
-        raw: The response, positioned at the start of its body.
-        length: What the header says.
-        what: Bucket and key, for the message.
-        settings: The deadline is `read_timeout_seconds + length / slowest_bytes_per_second` after the start.
+    The whole body must arrive within `read_timeout_seconds + length / slowest_bytes_per_second`, and before the
+    thread's deadline if it has one (see `templar.store.deadline`).
 
     Raises:
         BrokenBodyError: `store_unreachable`; fewer bytes came, or they came too slowly.
-        TransientError: `too_slow`; the thread's deadline has come.
+        TransientError: `too_slow`; the thread's deadline has passed.
     """
     done = 0
     deadline = time.monotonic() + settings.read_timeout_seconds + length / settings.slowest_bytes_per_second
     while done < length:
         check_deadline(what)
         try:
-            # Not decoded: what is stored as gzip must not unfold into more than its length.
+            # Not decoded: an object stored as gzip must not expand to more than its length.
             block = raw.read1(min(BLOCK_BYTES, length - done), decode_content=False)
         except (HTTPError, OSError) as error:
             raise BrokenBodyError(
@@ -91,31 +88,28 @@ def read_body(raw: RawBody, length: int, *, what: str, settings: S3Settings) -> 
 
 
 def joined(length: int, blocks: Iterable[bytes]) -> bytes:
-    """Blocks of so many bytes in all as one string, which is in memory once and not twice.
+    """`length` bytes of blocks as one string, held in memory once and not twice.
 
-    There is room for all of it once a good deal has come: whoever sends next to nothing takes next to no memory.
+    Memory for the whole is reserved once `BLOCK_BYTES` have arrived: a peer that sends little takes little memory.
     """
-    file, is_all_there = io.BytesIO(), False
+    file, is_reserved = io.BytesIO(), False
     for block in blocks:
         position = file.tell() + len(block)
         file.write(block)
-        if not is_all_there and BLOCK_BYTES <= position < length:
+        if not is_reserved and BLOCK_BYTES <= position < length:
             file.seek(length - 1)
             file.write(b"\0")
             file.seek(position)
-            is_all_there = True
+            is_reserved = True
     return file.getvalue()
 
 
 def copy_into(buffer: memoryview, blocks: Iterable[bytes]) -> None:
-    """Put blocks that are as long as a buffer in all into that buffer."""
+    """Copy blocks, which are together as long as the buffer, into it."""
     done = 0
     for block in blocks:
         buffer[done : done + len(block)] = block
         done += len(block)
-
-
-READY = b"\1"
 
 
 def download(
@@ -123,25 +117,25 @@ def download(
 ) -> None:
     """Download a file in parallel parts.
 
-    Memory holds `concurrency * part_bytes` at most. The first failure cancels the parts that have not begun.
+    Memory holds at most `concurrency * part_bytes`. The first failure cancels the parts that have not begun.
 
     Args:
         path: The file; it appears whole, at the end.
         size: Its length, positive.
-        version: Names the object and its version: on failure the parts that have come stay for the next call with the
-            same one. None to keep nothing.
-        settings: Length of a part, and how many are fetched at the same time; another length begins afresh.
-        read: Reads the object from an offset on into memory.
+        version: Names the object and its version: after a failure the arrived parts stay for the next call with the
+            same version. None keeps nothing.
+        settings: Length and number of concurrent parts; a changed length starts over.
+        read: Reads the object from an offset into memory.
 
     Raises:
-        TransientError: `local_file` if somebody else is downloading it to this place; whatever `read` raises.
-        PermanentError: Likewise, or `local_file`. Nothing stays of an object that is not there any more, or refused.
+        TransientError: `local_file` if another process is downloading to this path; errors of `read`.
+        PermanentError: `local_file`; errors of `read`, which remove the parts: the object is gone or refused.
     """
     name, token = path.name[:100], f"{version or secrets.token_hex(16)} {size} {settings.part_bytes}"
     partial = path.with_name(f".{name}.{sha256_hex(token.encode())[:16]}.partial")
     with local_file(path), locked(partial, wait=False) as ours:
-        if not ours or not partial.exists():  # it may have got its final name in this moment
-            raise TransientError(Reason.LOCAL_FILE, f"local file {path}: somebody else is downloading it; try again")
+        if not ours or not partial.exists():  # another download may have just renamed it
+            raise TransientError(Reason.LOCAL_FILE, f"local file {path}: another download of it is running; try again")
         _drop_others(partial, f".{escape(name)}.*.partial")
         try:
             _fill(partial, size, settings=settings, read=read)
@@ -154,14 +148,14 @@ def download(
 
 
 def _is_useless(error: BaseException) -> bool:
-    """Whether no later download can go on where this one stopped."""
+    """Whether the parts are of no use to a later download."""
     if not isinstance(error, TemplarError) or error.reason is Reason.LOCAL_FILE:
         return False
     return isinstance(error, PermanentError) or error.reason is Reason.OBJECT_DIFFERS
 
 
 def _drop_others(partial: Path, pattern: str) -> None:
-    """Remove what is left of other versions, unless somebody is downloading them."""
+    """Remove partial files of other versions, unless they are being downloaded."""
     for other in partial.parent.glob(pattern):
         if other != partial:
             with locked(other, wait=False) as free:
@@ -170,11 +164,11 @@ def _drop_others(partial: Path, pattern: str) -> None:
 
 
 def _fill(partial: Path, size: int, *, settings: S3Settings, read: Callable[[int, memoryview], None]) -> None:
-    """Bring every part that is missing into the partial file."""
+    """Fetch every missing part into the partial file."""
     part_bytes = settings.part_bytes
     num_parts = -(-size // part_bytes)
     with partial.open("r+b") as file:
-        os.truncate(file.fileno(), size + num_parts)  # zeros where nothing was written yet
+        os.truncate(file.fileno(), size + num_parts)  # zeros: no part is ready yet
         ready = os.pread(file.fileno(), num_parts, size)
 
         def fetch(part: int) -> None:
@@ -197,17 +191,6 @@ def _write(file: int, data: memoryview, start: int) -> None:
         data, start = data[written:], start + written
 
 
-Call = Callable[[Callable[[Any], Any]], Any]
-"""Makes a request with the client, again if it fails in passing."""
-
-
-_MD5 = re.compile(r"[0-9a-f]{32}")
-
-
-class DamagedUploadError(TransientError):
-    """The server stored something else than what was sent: sending it again can help."""
-
-
 def put_object(client: Any, bucket: str, key: str, data: bytes, **conditions: str) -> None:
     """Store an object with one request.
 
@@ -218,19 +201,12 @@ def put_object(client: Any, bucket: str, key: str, data: bytes, **conditions: st
 
 
 def put_parts(call: Call, bucket: str, key: str, path: Path, settings: S3Settings) -> None:
-    """Store a file in parts, several at a time; the object appears when all of them are there.
+    """Store a file in parts, several at a time; the object appears when all parts have arrived.
 
-    Memory holds `concurrency * part_bytes` at most. On failure the parts are given up.
-
-    Args:
-        call: Makes a request.
-        bucket: Where.
-        key: Under which key.
-        path: The file.
-        settings: Sizes.
+    Memory holds at most `concurrency * part_bytes`. A failure aborts the upload.
 
     Raises:
-        TemplarError: A request failed for good; `local_file` if the file cannot be read, or shrinks meanwhile.
+        TemplarError: A request failed permanently; `local_file` if the file cannot be read, or shrinks meanwhile.
     """
     target = {"Bucket": bucket, "Key": key}
     with local_file(path), path.open("rb") as file:
@@ -253,13 +229,13 @@ def put_parts(call: Call, bucket: str, key: str, path: Path, settings: S3Setting
                 parts = list(pool.map(send, range(0, size, step)))
             call(lambda client: client.complete_multipart_upload(**target, MultipartUpload={"Parts": parts}))
         except BaseException:
-            with suppress(TemplarError):  # the first failure is the one to tell of
+            with suppress(TemplarError):  # report the first failure, not this one
                 call(lambda client: client.abort_multipart_upload(**target))
             raise
 
 
 def _send(request: Callable[..., Mapping[str, Any]], data: bytes, where: str, **arguments: Any) -> str:
-    """Send bytes with their digest; the ETag of what was stored, which must be it."""
+    """Send bytes with their digest; return the stored object's ETag, which must equal it."""
     digest = hashlib.md5(data, usedforsecurity=False)
     answer = request(Body=data, ContentMD5=base64.b64encode(digest.digest()).decode("ascii"), **arguments)
     etag = str(answer["ETag"])

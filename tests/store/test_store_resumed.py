@@ -134,7 +134,7 @@ class TestParts:
             Source(fails=failing_from(8)).download(tmp_path / "copy")
         before = partials(tmp_path)
         with locked(before[0], wait=False):
-            with pytest.raises(TransientError, match="somebody else") as caught:
+            with pytest.raises(TransientError, match="another download") as caught:
                 Source().download(tmp_path / "copy")
             assert caught.value.reason is Reason.LOCAL_FILE
             Source().download(tmp_path / "copy", version="two")
