@@ -8,12 +8,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 from templar.hparams import HParams, load_hparams
 from templar.neuron.evaluate import held_out_loss
-from templar.neuron.validator import Validator
+from templar.neuron.node import Node
 from templar.scoring.evidence import Evidence
 from templar.simulate.run import HELD_OUT_SEQUENCES, memory_folder, own_evidence, run_nodes
 from templar.simulate.world import World
@@ -196,24 +196,23 @@ def run_population(
     """
     with tempfile.TemporaryDirectory(prefix="templar-", dir=memory_folder()) as folder:
         world = World(Path(folder), hparams, seed=seed, actors=population.actors, threads=threads)
-        nodes = [world.node(member) for member in world.members if member.role != "burn"]
-        validator = next(node for node in nodes if isinstance(node, Validator))
         seen: list[Evidence] = []
         losses: list[float] = []
-        held_out = cache(partial(world.held_out, validator, HELD_OUT_SEQUENCES))
+        held_out = cache(world.held_out)
 
-        def keep(window: int, loss: float | None) -> None:
+        def keep(validator: Node, window: int) -> None:
             if (evidence := own_evidence(validator, window)) is not None:
                 seen.append(evidence)
             if 3 * window > 2 * windows:
-                losses.append(held_out_loss(validator, held_out()))
-            on_window(window, loss)
+                losses.append(held_out_loss(validator, held_out(validator, HELD_OUT_SEQUENCES)))
+            on_window(window, None if evidence is None else evidence.loss)
 
         started = time.perf_counter()
-        run_nodes(world, nodes, windows, keep)
+        nodes = run_nodes(world, windows, keep)
         seconds = time.perf_counter() - started
-        roots = {node.state.root for node in nodes}
-        for node in nodes:
+        roots = {node.state.root for node in nodes.values()}
+        root = next(node.state.root for member, node in nodes.items() if member.role == "validator")
+        for node in nodes.values():
             node.stop()
         return IncentiveReport(
             windows=windows,
@@ -222,7 +221,7 @@ def run_population(
             weights={evidence.window: {each.uid: each.weight for each in evidence.weights} for evidence in seen},
             penalties=tuple(_penalties(seen)),
             loss=sum(losses) / len(losses),
-            root=validator.state.root,
+            root=root,
             roots_agree=len(roots) == 1,
             seconds=round(seconds, 3),
         )

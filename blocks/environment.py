@@ -10,7 +10,7 @@ from pydantic import BaseModel, SecretStr, TypeAdapter, ValidationError
 
 from blocks.chain import Subnet, Wallet
 from blocks.dataset import Dataset
-from blocks.neuron import HONEST, Neuron
+from blocks.neuron import HONEST, Neuron, actors
 from blocks.reading import EnvironmentReader, refusals
 from blocks.storage import R2, BucketCredentials, DatasetBucket, NeuronBucket, StorageEndpoint
 from templar.errors import PermanentError
@@ -65,10 +65,9 @@ def bucket_variables(role: str) -> str:
 def _actor(reader: EnvironmentReader) -> str:
     actor = reader.text("TEMPLAR_ACTOR", HONEST)
     if actor != HONEST:
-        from templar.adversary.actors import ACTORS
-
-        if actor not in ACTORS:
-            reader.problem("TEMPLAR_ACTOR", f"is {actor!r}; there are {', '.join(ACTORS)}")
+        known = actors()
+        if actor not in known:
+            reader.problem("TEMPLAR_ACTOR", f"is {actor!r}; there are {', '.join(known)}")
     return actor
 
 

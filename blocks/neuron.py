@@ -2,6 +2,7 @@
 
 import re
 from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -17,12 +18,15 @@ from templar.exchange.buckets import Buckets
 from templar.hparams import HParams, load_hparams
 
 if TYPE_CHECKING:
-    from templar.housekeeping.maintenance import Premises
+    from templar.neuron.join import Context
+    from templar.neuron.miner import Miner
     from templar.neuron.node import Node
 
 Role = Literal["miner", "validator", "aggregator"]
 HONEST = "honest"
 """The actor that every miner of a real network is."""
+ACTOR_GROUP = "templar.actors"
+"""The entry points that offer other actors."""
 
 
 class Neuron(Block):
@@ -79,21 +83,8 @@ class Neuron(Block):
         """
         return load_hparams(self.preset, path=Path(self.hparams_path))
 
-    def premises(self) -> "Premises":
-        """What scheduled work needs of this neuron, without the live state.
-
-        Raises:
-            PermanentError: As `build`.
-            TransientError: As `build`.
-        """
-        from templar.housekeeping.maintenance import Premises
-
-        hotkey, chain = self.wallet.open(), self.subnet.open(self.wallet)
-        buckets = Buckets(chain, self.bucket.endpoint.open_reader, own=self.bucket.open(), hotkey=hotkey.address)
-        return Premises(Path(self.home), self.hparams(), chain, buckets, hotkey, self.genesis or None)
-
-    def build(self, name: str) -> "Node":
-        """The node, not started.
+    def context(self, name: str) -> "Context":
+        """What the node and the housekeeping of this neuron work with; nothing is changed.
 
         Args:
             name: Name of the neuron on this host.
@@ -102,30 +93,61 @@ class Neuron(Block):
             PermanentError: `bad_hparams`, `bad_wallet`, `bad_environment`, ...
             TransientError: The chain cannot be reached.
         """
-        from templar.neuron.node import NodeSettings, Surroundings
+        from templar.neuron.join import Context
 
         hparams, hotkey, own = self.hparams(), self.wallet.open(), self.bucket.open()
-        chain = self.subnet.open(self.wallet)
+        chain, home = self.subnet.open(self.wallet), Path(self.home)
+        buckets = Buckets(chain, self.bucket.endpoint.open_reader, own=own, hotkey=hotkey.address)
+        open_dataset = partial(self.dataset.open, hparams, home)
+        return Context(name, home, hparams, chain, buckets, hotkey, open_dataset, self.genesis or None)
+
+    def build(self, name: str) -> "Node":
+        """The node, started.
+
+        Args:
+            name: Name of the neuron on this host.
+
+        Raises:
+            PermanentError: As `context`, or what keeps a node from starting, such as `already_running`.
+            TransientError: As `context`, or stores could not be reached, or the network has not started.
+        """
+        kind, context = self.node_class(), self.context(name)
+        chain, hparams = context.chain, context.hparams
         if abs(chain.block_seconds - hparams.windows.block_seconds) > 1e-6:
             raise PermanentError(
                 Reason.BAD_HPARAMS,
                 f"windows.block_seconds is {hparams.windows.block_seconds:g} in preset {self.preset!r}, but a block of "
                 f"{public_address(self.subnet.network)} takes {chain.block_seconds:g} s: choose the network's preset",
             )
-        buckets = Buckets(chain, self.bucket.endpoint.open_reader, own=own, hotkey=hotkey.address)
-        open_dataset = partial(self.dataset.open, hparams, Path(self.home))
-        settings = NodeSettings(name, Path(self.home), pinned_genesis=self.genesis or None)
-        return self._kind()(settings, hparams, Surroundings(chain, buckets, hotkey, open_dataset))
+        return kind(context)
 
-    def _kind(self) -> "type[Node]":
-        from templar.adversary.actors import ACTORS
+    def node_class(self) -> "type[Node]":
+        """The class of this neuron's node.
+
+        Raises:
+            PermanentError: `bad_environment`; there is no such actor.
+        """
         from templar.neuron.aggregator import Aggregator
         from templar.neuron.validator import Validator
 
-        kinds: dict[str, type[Node]] = {"validator": Validator, "aggregator": Aggregator}
-        kind = kinds.get(self.role) or ACTORS.get(self.actor)
-        if kind is None:
+        if self.role != "miner":
+            return Validator if self.role == "validator" else Aggregator
+        known = actors()
+        if self.actor not in known:
             raise PermanentError(
-                Reason.BAD_ENVIRONMENT, f"TEMPLAR_ACTOR is {self.actor!r}; there are {', '.join(ACTORS)}"
+                Reason.BAD_ENVIRONMENT, f"TEMPLAR_ACTOR is {self.actor!r}; there are {', '.join(known)}"
             )
-        return kind
+        return known[self.actor]
+
+
+def actors() -> "dict[str, type[Miner]]":
+    """Every kind of miner by name: the honest one, and those that installed packages offer for test networks.
+
+    A package offers them through entry points of the group `templar.actors`, each a mapping from names to classes.
+    """
+    from templar.neuron.miner import Miner
+
+    found: dict[str, type[Miner]] = {HONEST: Miner}
+    for entry_point in entry_points(group=ACTOR_GROUP):
+        found |= entry_point.load()
+    return found

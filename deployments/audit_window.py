@@ -15,25 +15,25 @@ from pathlib import Path
 
 from deployments.register import read_environment, require_server
 from tasks.host import load_block
-from tasks.observing import Viewpoint, auditing
+from tasks.observing import auditing, context_from_environment, context_of
 from templar.arguments import whole_number
 from templar.audit.evidence_audit import Auditor
 from templar.errors import Reason, TemplarError
-from templar.neuron.node import Node
+from templar.neuron.join import Context
 
 VERIFIED, DIFFERS, NOT_AUDITED = 0, 1, 2
 
 
-def observer(arguments: argparse.Namespace) -> Node:
-    """A node that reads, not started.
+def observer(arguments: argparse.Namespace) -> Context:
+    """What a node that only reads works with.
 
     Raises:
         TemplarError: What is missing, malformed, or cannot be reached.
     """
     if arguments.env_file is not None:
-        return Viewpoint.from_environment(read_environment(arguments.env_file)).node()
+        return context_from_environment(read_environment(arguments.env_file))
     require_server()
-    return Viewpoint.of(load_block(arguments.neuron)).node()
+    return context_of(load_block(arguments.neuron))
 
 
 def audit(auditor: Auditor, window: int, validator: int | None) -> int:

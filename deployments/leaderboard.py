@@ -75,11 +75,11 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         TemplarError: What could not be reached or is not there.
     """
     require_server()
-    premises = load_block(arguments.neuron).premises()
+    context = load_block(arguments.neuron).context(arguments.neuron)
     try:
-        published = read_recent(premises, arguments.windows, uid=arguments.validator)
+        published = read_recent(context, arguments.windows, uid=arguments.validator)
     finally:
-        premises.buckets.close()
+        context.buckets.close()
     if not published.evidences:
         raise PermanentError(published.left_out[-1].reason, published.summary)
     board = leaderboard(published.evidences)

@@ -26,16 +26,18 @@ from templar.errors import PermanentError, Reason, TemplarError
 from templar.exchange.buckets import Buckets
 from templar.housekeeping.maintenance import known_epochs
 from templar.hparams import HParams
-from templar.neuron.node import Membership, NodeSettings, Surroundings, join
+from templar.neuron.join import Context, open_workload
 from templar.neuron.workload import Preview, preview
 from templar.timeline import window_of
 
 
-def membership_of(block: Neuron, chain: Chain, hparams: HParams, home: Path) -> Membership:
-    """Join the network of a neuron as somebody who only looks."""
-    buckets = Buckets(chain, block.bucket.endpoint.open_reader)
-    settings = NodeSettings("preview", home, pinned_genesis=block.genesis or None)
-    return join(settings, hparams, Surroundings(chain, buckets, None, partial(block.dataset.open, hparams, home)))
+def reading_context(block: Neuron, chain: Chain, hparams: HParams, home: Path) -> Context:
+    """What reading the network of a neuron takes: no hotkey, and a folder of its own."""
+    buckets, open_dataset = (
+        Buckets(chain, block.bucket.endpoint.open_reader),
+        partial(block.dataset.open, hparams, home),
+    )
+    return Context("preview", home, hparams, chain, buckets, None, open_dataset, block.genesis or None)
 
 
 def show(found: Preview, console: Console) -> None:
@@ -75,10 +77,11 @@ def run(name: str, window: int | None, uid: int | None, sequences: int, console:
             raise PermanentError(Reason.NOT_REGISTERED, f"neuron {name!r} has no uid on its subnet: name one, --uid")
         uid = own.uid
     with tempfile.TemporaryDirectory(prefix="templar-preview-") as home:
-        membership = membership_of(block, chain, hparams, Path(home))
-        workload = membership.workload
+        context = reading_context(block, chain, hparams, Path(home))
+        birth = context.birth()
+        workload = open_workload(context, birth)
         if hparams.data.layout == "shards":
-            workload.follow(*known_epochs(block.premises(), membership.birth))
+            workload.follow(*known_epochs(block.context(name), birth))
         number = window_of(chain.block(), hparams.windows) if window is None else window
         show(preview(workload, number, uid, num_texts=sequences), console)
 

@@ -1,7 +1,7 @@
 """The neurons that live in this process, by name.
 
 A neuron is built from its block once per process and stays: model, optimizer and error feedback survive from window to
-window. A process that dies loses nothing, since the next one restores the neuron from its snapshot and journal.
+window. A new process restores the neuron from its snapshot and journal.
 """
 
 import atexit
@@ -30,15 +30,13 @@ def hosted(name: str, kind: type[N]) -> N:
         kind: What it must be.
 
     Raises:
-        PermanentError: `bad_environment` (no such block, or a neuron of another role), and whatever keeps a neuron from
-            starting, such as `already_running` or `not_registered`.
+        PermanentError: `bad_environment` (no such block, or a neuron of another role), `already_running`,
+            `not_registered`, ...: the neuron cannot start.
         TransientError: Chain or stores could not be reached, or the network has not started.
     """
     with _lock:
         if name not in _neurons:
-            node = load_block(name).build(name)
-            node.start()
-            _neurons[name] = node
+            _neurons[name] = load_block(name).build(name)
         node = _neurons[name]
     if not isinstance(node, kind):
         raise PermanentError(
@@ -49,16 +47,16 @@ def hosted(name: str, kind: type[N]) -> N:
 
 
 def load_block(name: str) -> Neuron:
-    """The block of a neuron.
+    """The saved settings of a neuron.
 
     Raises:
-        PermanentError: `bad_environment`; there is none, or it was saved by another release.
+        PermanentError: `bad_environment`; there is no such block, or another release saved it.
     """
     try:
         block = Neuron.load(name)
     except ValueError:
         raise _unusable(name, "there is none: fill in .env") from None
-    except RuntimeError as error:  # also what the client makes of a server that does not answer
+    except RuntimeError as error:  # the client also raises it for a server that does not answer
         if isinstance(error.__cause__, ValidationError):
             raise _unusable(name, "it is not of this release: check .env") from None
         raise
@@ -75,8 +73,8 @@ def release(name: str) -> None:
 
 
 @contextmanager
-def letting_go(name: str) -> Iterator[None]:
-    """Let a neuron go that another process took over; the next window starts it anew, and waits for the other's end."""
+def release_on_lost_lease(name: str) -> Iterator[None]:
+    """Stop a neuron whose lease another process took; the next window starts it again, once that lease has ended."""
     try:
         yield
     except PermanentError as error:
@@ -87,14 +85,14 @@ def letting_go(name: str) -> Iterator[None]:
 
 @atexit.register
 def release_leases() -> None:
-    """Let other machines run the neurons of a process that ends in good order; those of a killed one expire."""
+    """Give the leases back when the process ends, so that other machines can start; a killed process's leases expire."""
     for node in tuple(_neurons.values()):
         node.release_lease()
 
 
 @contextmanager
 def hosting(name: str, node: Node) -> Iterator[None]:
-    """Host a node that was started elsewhere, as long as the context lasts; for simulations and tests."""
+    """Host a node that the caller started, as long as the context lasts."""
     with _lock:
         _neurons[name] = node
     try:

@@ -1,7 +1,7 @@
 """Who has which part in a network on an endpoint, and what that does to buckets."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from deployments.gauntlet.gate import Ask, Treatment
@@ -10,7 +10,6 @@ from deployments.gauntlet.subset import BUCKET_RULES, ONE_HOTKEY
 from tasks.gauntlet_order import Order
 from templar.adversary.judge import Cast, Scenario
 from templar.errors import PermanentError, Reason
-from templar.neuron.node import Node
 from templar.simulate.world import START_WINDOW, Member, Weather, World
 from templar.store.base import ObjectStore
 from templar.timeline import first_block
@@ -132,15 +131,6 @@ class Casting:
             return scenario.bucket(own_way, stage.clock, observer)
 
         return Weather(reader=reader)
-
-    def nodes(self, world: World) -> dict[str, Node]:
-        """The node of each member, by a name that artifacts may have; not started."""
-        nodes = {}
-        for member in self.members.values():
-            node = world.node(member)
-            node.settings = replace(node.settings, name=shown(member))
-            nodes[node.settings.name] = node
-        return nodes
 
     @property
     def first_honest(self) -> Member:

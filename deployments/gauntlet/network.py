@@ -88,25 +88,23 @@ class LiveNetwork:
             TransientError: `process_not_ready`; the machine is too slow for these windows.
             StoppedError: A stop was asked for.
         """
-        nodes = self.casting.nodes(self.world)
-        members = {shown(member): member for member in self.casting.members.values()}
+        members = tuple(self.casting.members.values())
+        nodes: dict[str, Node] = {}
         with ExitStack() as stack, self.watch.logs():
-            for name, node in nodes.items():
-                stack.enter_context(hosting(name, node))
-            lives: list[Callable[[], None]] = []
-            lives += [partial(self._live, members[name], node, stack) for name, node in nodes.items()]
+            lives: list[Callable[[], None]] = [partial(self._live, member, nodes, stack) for member in members]
             if any(scenario.name == ONE_HOTKEY for scenario in self.casting.parts.scenarios):
                 lives.append(self._run_second)
             self.stage.run(lives)
             judging = Judging(self.casting, self.world, self.watch, self.log, self.second, self.last)
-            return judging.judgements(nodes)
+            return judging.judgements({shown(each): nodes[shown(each)] for each in members if shown(each) in nodes})
 
-    def _live(self, member: Member, node: Node, stack: ExitStack) -> None:
+    def _live(self, member: Member, nodes: dict[str, Node], stack: ExitStack) -> None:
         """One node from its start to the last window; however it ends, the others go on."""
-        name, hostile = node.settings.name, self.casting.is_hostile(member)
+        name, hostile = shown(member), self.casting.is_hostile(member)
         try:
-            node.start()
+            node = nodes[name] = self.world.node(member, name=name)
             stack.callback(node.stop)
+            stack.enter_context(hosting(name, node))
             if member.account_id in self.casting.by_account:
                 node.gatherer = Blind(node.gatherer.buckets, node.gatherer.cache, node.gatherer.clock)
             self.watch.follow(node)
@@ -124,7 +122,7 @@ class LiveNetwork:
                 self.watch.crashes[name] = f"{type(error).__name__}: {error}"
 
     def _tell(self, node: Node, window: int, *, hostile: bool) -> None:
-        name, state = node.settings.name, tell(node, window)
+        name, state = node.name, tell(node, window)
         self._told += 1
         self.say(f"{name}: {state.message or state.name}", self._share)
         if not state.is_completed() and not hostile:

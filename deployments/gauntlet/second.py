@@ -17,8 +17,8 @@ from templar.chain.ledger import Ledger
 from templar.errors import PermanentError, Reason, TemplarError
 from templar.exchange.buckets import Buckets, OwnBucket
 from templar.hparams import HParams
+from templar.neuron.join import Context
 from templar.neuron.miner import Miner
-from templar.neuron.node import NodeSettings, Surroundings
 from templar.store.address import BucketAddress
 from templar.store.s3 import S3Store
 
@@ -86,10 +86,9 @@ def _start(second: SecondProcess) -> Start:
         own=OwnBucket(address, store),
         hotkey=hotkey.address,
     )
-    surroundings = Surroundings(chain, buckets, hotkey, _no_dataset)
-    node = Miner(NodeSettings("second", Path(second.home)), HParams.model_validate_json(second.hparams), surroundings)
+    hparams = HParams.model_validate_json(second.hparams)
     try:
-        node.start()
+        node = Miner(Context("second", Path(second.home), hparams, chain, buckets, hotkey, _no_dataset))
     except TemplarError as error:
         return Start(error.reason.value, error.message)
     node.stop()

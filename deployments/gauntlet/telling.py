@@ -66,7 +66,7 @@ def tell(node: Node, window: int) -> State[Any]:
 
     async def run() -> State[Any]:
         async with AsyncClientContext(httpx_settings={"transport": PromptAsyncTransport()}):
-            told: Any = flow(window=window, neuron=node.settings.name, return_state=True)
+            told: Any = flow(window=window, neuron=node.name, return_state=True)
             state: State[Any] = await told
             return state
 

@@ -11,7 +11,7 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
 from blocks.environment import neuron_from_environment
-from blocks.neuron import Neuron
+from blocks.neuron import Neuron, actors
 from deployments.local.plan import DEFAULT_NEURON, HOUSEKEEPING_POOL, LocalNeuron, LocalPlan
 from deployments.local.prepare import (
     prepare_buckets,
@@ -23,19 +23,15 @@ from deployments.local.prepare import (
     write_environments,
 )
 from deployments.prefect_server import PROJECT_ROOT, SERVER_NAME
-from deployments.process_record import ProcessRecord
-from deployments.processes import Child, require_free_port, start_child, stop_process, wait_until_ready
+from deployments.processes import Child, ProcessRecord, require_free_port, start_child, stop_process, wait_until_ready
 from deployments.register import ensure_pool, register
 from deployments.s3_endpoint import LISTENING
-from templar.adversary.actors import ACTORS
 from templar.agreement.genesis import Birth
 from templar.errors import PermanentError, Reason
 from templar.hparams import HParams, load_hparams
 
 log = logging.getLogger(__name__)
-
 Say = Callable[[str], None]
-
 WORKER_GRACE_SECONDS = 1.0
 """A window of a local network that is taken down is of no use to anybody: its worker does not wait for it."""
 STOP_SECONDS = 15.0
@@ -100,9 +96,10 @@ class LocalNetwork:
                 f"{plan.folder}: a network runs here already ({len(running)} processes): `make down` stops it",
             )
         hparams = load_hparams(plan.preset, path=plan.hparams_path)
-        if unknown := [actor for actor in plan.bad_actors if actor not in ACTORS]:
+        known = actors()
+        if unknown := [actor for actor in plan.bad_actors if actor not in known]:
             raise PermanentError(
-                Reason.BAD_ENVIRONMENT, f"--actor {unknown[0]}: there is no such actor; there are {', '.join(ACTORS)}"
+                Reason.BAD_ENVIRONMENT, f"--actor {unknown[0]}: there is no such actor; there are {', '.join(known)}"
             )
         remedy = "stop what listens there, or set {} ({} of make)"
         require_free_port("127.0.0.1", plan.prefect_port, remedy=remedy.format("--prefect-port", "PREFECT_PORT"))

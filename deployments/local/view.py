@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from rich.table import Table
 
@@ -20,7 +21,8 @@ from templar.exchange.objects import RosterEntry
 from templar.exchange.signed import unseal
 from templar.neuron.catchup import catch_up
 from templar.neuron.evaluate import HeldOutReport, measure_held_out
-from templar.neuron.node import Node, NodeSettings, Surroundings
+from templar.neuron.join import Context
+from templar.neuron.node import Node
 from templar.scoring.evidence import Evidence
 from templar.timeline import WindowTimes
 from templar.training.model import parameter_shapes
@@ -133,14 +135,8 @@ class NetworkView:
             TransientError: Something could not be read before the deadline.
         """
         home = self.plan.folder / "observer"
-        surroundings = Surroundings(
-            self.chain,
-            self.exchange.buckets,
-            None,
-            lambda: self._block.dataset.open(self.hparams, home),
-        )
-        node = Node(NodeSettings("observer", home), self.hparams, surroundings)
-        node.start()
+        open_dataset = partial(self._block.dataset.open, self.hparams, home)
+        node = Node(Context("observer", home, self.hparams, self.chain, self.exchange.buckets, None, open_dataset))
         try:
             catch_up(node, last_window, deadline=deadline)
         except BaseException:
@@ -150,7 +146,7 @@ class NetworkView:
 
     def held_out(self, node: Node) -> HeldOutReport:
         """Held-out losses of genesis and of a node's state."""
-        dataset, home = self._block.dataset, node.settings.home
+        dataset, home = self._block.dataset, node.home
         return measure_held_out(node, dataset.held_out(self.hparams, home, node.workload.tokenizer, HELD_OUT_SEQUENCES))
 
     def times(self, window: int) -> WindowTimes:

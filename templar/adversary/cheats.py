@@ -1,9 +1,7 @@
-"""Miners that keep every rule of the exchange and do not earn their pay: they cheat in how, or on what, they train.
+"""Miners that keep every rule of the exchange and cheat in how, or on what, they train.
 
-What they publish is a legal payload, committed to and revealed in time. Only what it does to the loss can tell them
-from honest miners.
-
-Miners that learn nothing, or too much: they differ from honest ones in what they make of their data.
+They publish legal payloads, committed to and revealed in time. Only the effect on the loss tells them from honest
+miners.
 """
 
 from collections.abc import Callable
@@ -19,6 +17,7 @@ from templar.exchange.gather import GatherReport
 from templar.gradient.codec.wire import Payload
 from templar.hparams import Training
 from templar.neuron.evaluate import evaluate
+from templar.neuron.join import Context
 from templar.neuron.miner import Miner, PageReport
 from templar.neuron.validator import Validator
 from templar.scoring.evidence import WindowFacts
@@ -129,8 +128,8 @@ KeepGoing = Callable[[], bool]
 class OwnRulesMiner(Miner):
     """Joins with the network's numbers, and trains with its own."""
 
-    def _join(self) -> None:
-        super()._join()
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
         self.hparams = self.hparams.model_copy(update={"training": self.bend(self.hparams.training)})
 
     def bend(self, training: Training) -> Training:
@@ -147,7 +146,7 @@ class HalfMiner(OwnRulesMiner):
 
 
 def training_steps(steps: int) -> type[OwnRulesMiner]:
-    """The miner that trains a given number of inner steps, whatever the network says.
+    """A miner that trains a given number of inner steps instead of the network's.
 
     Raises:
         ValueError: `steps` is less than 1.
@@ -214,8 +213,8 @@ class ShuffledMiner(Miner):
 class StaleMiner(Miner):
     """Trains from the parameters of some windows ago: it saves itself the download, or cannot keep up."""
 
-    def _join(self) -> None:
-        super()._join()
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
         self._past: dict[int, dict[str, Tensor]] = {}
 
     def learn(self, window: int, sequences: Tensor, keep_going: KeepGoing) -> TrainResult:

@@ -1,11 +1,9 @@
-"""Miners that publish what is public already, or what one of them has trained for all: legal objects, old content.
+"""Miners that want to be paid for another miner's work, or for their own work twice.
 
-A copy within the window cannot match a commitment that was made in time. These commit in time: to payloads of the
-window before, which everybody has who applied it, or to what they share in private.
-
-Miners that want to be paid for another's work, or for their own twice.
-
-Each has what anybody has: every bucket to read, the chain, and the clock.
+The first kind publishes legal objects with old content: a copy within the window cannot match a commitment that was
+made in time, so they commit in time to payloads of the window before, or to what several of them share in private. The
+second kind, the impostors, copies commitments, buckets, names and old objects. Each has what everybody has: every
+bucket to read, the chain, and the clock.
 """
 
 from abc import ABC, abstractmethod
@@ -25,9 +23,11 @@ from templar.exchange.objects import Commit, Manifest
 from templar.exchange.publish import TimedReport
 from templar.exchange.signed import Sealed, seal, unseal
 from templar.gradient.aggregate import aggregate
-from templar.gradient.codec.sections import Section, pack, unpack
+from templar.gradient.codec.planes import Section
+from templar.gradient.codec.sections import pack, unpack
 from templar.gradient.codec.values import MAX_STEP, Coefficients
 from templar.gradient.codec.wire import Payload, decode
+from templar.neuron.join import Context
 from templar.neuron.miner import Miner, TrainReport
 from templar.training.train import OptimizerState, TrainResult
 
@@ -87,7 +87,7 @@ class PlagiarisingMiner(SecondHandMiner):
     """Publishes what another miner published in the window before, each time another one that is paid."""
 
     def find(self, window: int) -> Sections | None:
-        """A payload that was applied in the window before, of somebody who earns if there is one."""
+        """A payload that was applied in the window before, by a miner that earns if there is one."""
         payloads = others_payloads(self, window - 1)
         earning = {neuron.uid for neuron in self.exchange.miners(window) if neuron.incentive > 0}
         uids = sorted(payloads.keys() & earning or payloads.keys())
@@ -150,8 +150,8 @@ class SybilMiner(Miner):
 
     families: ClassVar[dict[str, Family]] = {}
 
-    def _join(self) -> None:
-        super()._join()
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
         family, address = self._family, self.exchange.own_signer.address
         if address in family.members:  # a node that was killed, or another run of the same network
             family.trained.clear()
@@ -271,12 +271,12 @@ class Impostor(Miner):
         return TimedReport(())
 
     def put(self, kind: Kind, window: int, data: bytes) -> None:
-        """Publish bytes under an own key, over whatever is there."""
+        """Write bytes under an own key and overwrite what is there."""
         uid = self.exchange.identity(window).uid
         self.buckets.own.put(window_key(kind, window, uid), data)
 
     def put_sealed(self, body: Commit | Manifest) -> None:
-        """Sign and publish an object, over whatever is there."""
+        """Sign an object and publish it, overwriting what is there."""
         self.put(body.kind, body.window, seal(body, self.exchange.own_signer).encode())
 
 
@@ -419,5 +419,5 @@ class RepeatingMiner(ReplayingMiner):
 
 
 def nothing_to_steal(window: int) -> TimedReport:
-    """Whoever lives by stealing publishes nothing where there is nothing to steal."""
+    """Report that an impostor publishes nothing because there is nothing to copy."""
     return TimedReport((), Reason.NO_TIME_LEFT, f"window {window}: there is nothing to steal")

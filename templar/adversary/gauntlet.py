@@ -1,6 +1,6 @@
 """Run networks with attackers in them on simulated time, and judge what came of it.
 
-On failure of a node the others go on: its end is part of the verdict. The same seed gives the same verdicts.
+If a node fails, the others go on, and the verdict records the failure. The same seed gives the same verdicts.
 """
 
 import tempfile
@@ -17,11 +17,12 @@ from templar.errors import TransientError
 from templar.hparams import HParams
 from templar.neuron.catchup import catch_up
 from templar.neuron.node import Node
-from templar.simulate.run import drive_window, memory_folder
+from templar.simulate.run import memory_folder
 from templar.simulate.world import START_WINDOW, Member, SimulatedStage, Stage, Weather, World
 from templar.store.base import ObjectStore
 from templar.timeline import first_block
 from templar.training.model import genesis_parameters
+from templar.window import drive_window
 
 Overrides = Mapping[str, Mapping[str, object]]
 """Changes to the hyper-parameters, by section."""
@@ -163,9 +164,9 @@ def run_lineup(
             if member.role == "aggregator" and (each.publisher_chain or each.publisher)
         }
         last = START_WINDOW + max(lineup.windows, windows or 0) - 1
-        watch, nodes = Watch(), _nodes(world)
+        watch = Watch()
         with watch.logs():
-            _run(world, nodes, parts, watch, last)
+            nodes = _run(world, parts, watch, last)
         verdicts = _judge(world, nodes, parts, watch, _windows(world, last))
         for node in nodes.values():
             node.stop()
@@ -218,16 +219,15 @@ def run_gauntlet(
     return sorted(verdicts, key=lambda verdict: list(SCENARIOS).index(verdict.scenario))
 
 
-def _nodes(world: World) -> dict[str, Node]:
-    return {member.name: world.node(member) for member in world.members if member.role != "burn"}
+def _run(world: World, parts: _Parts, watch: Watch, last: int) -> dict[str, Node]:
+    """Start every node and drive it through the windows; one that fell behind catches up at the end."""
+    members = [member for member in world.members if member.role != "burn"]
+    nodes: dict[str, Node] = {}
 
-
-def _run(world: World, nodes: Mapping[str, Node], parts: _Parts, watch: Watch, last: int) -> None:
-    """Drive every node through the windows; whoever fell behind catches up at the end."""
-
-    def live(name: str, node: Node) -> None:
+    def live(member: Member) -> None:
+        name = member.name
         try:
-            node.start()
+            node = nodes[name] = world.node(member)
             watch.follow(node)
             for window in range(START_WINDOW, last + 1):
                 node.chain.clock.sleep_until(_opens(world, window))
@@ -238,10 +238,11 @@ def _run(world: World, nodes: Mapping[str, Node], parts: _Parts, watch: Watch, l
             if not _is_hostile(parts, name):
                 watch.crashes[name] = f"{type(error).__name__}: {error}"
 
-    participants = [partial(live, name, node) for name, node in nodes.items()]
+    participants = [partial(live, member) for member in members]
     if any(scenario.cleans for scenario in parts.by_name.values()):
         participants.append(partial(sweep, world, watch, last))
     world.stage.run(participants)
+    return {member.name: nodes[member.name] for member in members if member.name in nodes}
 
 
 def _drive(node: Node, window: int, *, is_hostile: bool) -> None:

@@ -1,10 +1,8 @@
-"""Miners whose objects are hostile: payloads, manifests and keys that no reader may trip over.
+"""Miners that publish hostile objects, or publish at the wrong time.
 
-Bytes that would do harm in a reader that unpickles or unpacks: nothing here does either.
-
-Each leaves a visible trace where it succeeds: a file or folder called `TRAP`.
-
-Miners that publish at the wrong time, act by a wrong clock, or change what they have published.
+The objects are payloads, manifests and keys that no reader may fail on. Some bytes would run code in a reader that
+unpickles or unpacks them; each of those leaves a file or folder called `TRAP` where it succeeds. The miners with wrong
+times act by a wrong clock, miss deadlines, or change what they have published.
 """
 
 import io
@@ -27,9 +25,8 @@ from templar.exchange.reveal import publish_commit
 from templar.exchange.signed import seal
 from templar.gradient.codec.wire import Payload
 from templar.gradient.layout import HEADER_BYTES, TOP_BYTES
-from templar.hparams import HParams
+from templar.neuron.join import Context
 from templar.neuron.miner import Miner
-from templar.neuron.node import NodeSettings, Surroundings
 
 TRAP = "somebody-ran-what-a-peer-published"
 """The name of the trace."""
@@ -89,7 +86,7 @@ class PickleMiner(Miner):
     def payload_bytes(self, window: int, payload: Payload) -> bytes:
         """A pickle of legal length that leaves a trace where it is loaded."""
         data = super().payload_bytes(window, payload)
-        return padded(pickle_bytes(self.settings.home), max(len(data), self.layout.min_payload_bytes))
+        return padded(pickle_bytes(self.home), max(len(data), self.layout.min_payload_bytes))
 
 
 class SmuggledPickleMiner(Miner):
@@ -99,7 +96,7 @@ class SmuggledPickleMiner(Miner):
         """A payload with a pickle inside."""
         data = super().payload_bytes(window, payload)
         sections = cut(data, self.layout)
-        return rebuilt(data, [padded(pickle_bytes(self.settings.home), len(sections[0])), *sections[1:]])
+        return rebuilt(data, [padded(pickle_bytes(self.home), len(sections[0])), *sections[1:]])
 
 
 class ZipBombMiner(Miner):
@@ -112,7 +109,7 @@ class ZipBombMiner(Miner):
 
 
 class JunkKeysMiner(Miner):
-    """Honest, and fills its bucket with keys that are nobody's, nearly somebody's, or of windows to come."""
+    """An honest miner that also fills its bucket with keys that are malformed, nearly valid, or of future windows."""
 
     def upload(self, window: int) -> TimedReport:
         """Junk first, then what an honest miner publishes."""
@@ -181,11 +178,11 @@ class OtherDataMiner(ForgingMiner):
 
     def forge(self, manifest: Manifest) -> Manifest:
         """Another assignment."""
-        return manifest.model_copy(update={"assignment": sha256_hex(b"whatever is easiest")})
+        return manifest.model_copy(update={"assignment": sha256_hex(b"other data")})
 
 
 class RawManifestMiner(Miner):
-    """Commits to an honest manifest, and publishes whatever `spoil` makes of its bytes in its place."""
+    """Commits to an honest manifest, and publishes what `spoil` makes of its bytes instead."""
 
     spoil: ClassVar[Callable[[bytes], bytes]]
 
@@ -315,9 +312,8 @@ class SkewedMiner(Miner):
 
     skew_seconds: ClassVar[float]
 
-    def __init__(self, settings: NodeSettings, hparams: HParams, surroundings: Surroundings) -> None:
-        chain = SkewedChain(surroundings.chain, self.skew_seconds)
-        super().__init__(settings, hparams, replace(surroundings, chain=chain))
+    def __init__(self, context: Context) -> None:
+        super().__init__(replace(context, chain=SkewedChain(context.chain, self.skew_seconds)))
 
 
 class FastClockMiner(SkewedMiner):

@@ -1,6 +1,6 @@
-"""What is known of a network while and after it runs: gather reports, logs, public objects and journals.
+"""Observe a network while and after it runs: gather reports, logs, public objects and journals.
 
-Cleaning every bucket of a network while it runs, by clocks that are wrong: the race with slow readers.
+`sweep` cleans every bucket while the network runs, by clocks that are wrong, to race with slow readers.
 """
 
 import logging
@@ -64,7 +64,7 @@ class Watch:
 
         def watched(window: int, *, others: Sequence[NeuronInfo] = ()) -> GatherReport:
             report = gather(window, others=others)
-            name = node.settings.name
+            name = node.name
             self.sightings += [Sighting(window, name, each.uid, each.reason, each.detail) for each in report.outcomes]
             return report
 
@@ -151,11 +151,10 @@ def read_accusations(stranger: Node, windows: Sequence[int], names: Mapping[str,
     """The findings of all public reports. A report that is not legal, or cannot be read, accuses nobody.
 
     Args:
-        stranger: A node without a hotkey, not started, which took no part.
+        stranger: A node without a hotkey, which took no part; it is stopped.
         windows: The windows whose reports are read.
         names: Hotkey -> name of the node.
     """
-    stranger.start()
     try:
         return [
             Accusation(names[neuron.hotkey], finding, is_proven(finding, report, stranger.exchange.network))
@@ -190,7 +189,7 @@ def _payloads(witness: Node, roster: Roster, publisher: NeuronInfo) -> dict[int,
 def sweep(world: World, watch: Watch, last: int) -> None:
     """Clean every bucket twice in every window, each by a clock half a minute ahead, right, or behind.
 
-    Whatever goes before its time is written down: an object of one of the last `retention_windows` windows, or one
+    It records each object that is deleted too early: one of the last `retention_windows` windows, or one
     that has no window.
     """
     rules = world.hparams.windows
@@ -207,7 +206,7 @@ def _clean(world: World, watch: Watch, member: Member, skew_seconds: float) -> N
     before = {info.key for info in store.list()}
     oldest = window_of(world.chain.block(), world.hparams.windows) - world.hparams.storage.retention_windows
     try:
-        clean_bucket(world.premises(member, SkewedClock(world.clock, skew_seconds)), dry_run=False)
+        clean_bucket(world.context(member, SkewedClock(world.clock, skew_seconds)), dry_run=False)
     except TransientError:
         return  # by this clock the chain has not begun yet
     except Exception as error:  # noqa: BLE001 - however a clean-up ends, it is the verdict's to say so

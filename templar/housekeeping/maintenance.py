@@ -12,19 +12,16 @@ import logging
 import shutil
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from templar.agreement.checkpoint import publish_checkpoint
-from templar.agreement.genesis import Birth, find_birth, require_digest
+from templar.agreement.genesis import Birth, require_digest
 from templar.agreement.retention import Retention, Survey, survey
 from templar.agreement.state import StateMark
 from templar.chain.base import Chain
-from templar.chain.hotkey import Signer
 from templar.data.assignment import Epochs, first_epochs
-from templar.data.shards.rotation import RotationReport, rotate, wanted_shards
+from templar.data.shards.rotation import RotationReport, rotate, plan_shards
 from templar.data.shards.shard_dataset import ShardedDataset
 from templar.errors import PermanentError, Reason, TransientError
-from templar.exchange.buckets import Buckets
 from templar.exchange.object_keys import START_WINDOW_KEY
 from templar.exchange.objects import StartWindow
 from templar.exchange.signed import unseal
@@ -39,6 +36,7 @@ from templar.housekeeping.bucket_cleanup import (
     plan_temporary,
 )
 from templar.hparams import HParams
+from templar.neuron.join import Context
 from templar.neuron.snapshot import Snapshots
 from templar.store.base import ObjectStore, Uploads
 from templar.timeline import window_of
@@ -46,8 +44,6 @@ from templar.training.model import write_model
 
 FAR_OFF_WINDOWS = 5
 """This much further ahead than a peer list is published, nothing of a live network can be."""
-
-
 log = logging.getLogger(__name__)
 
 
@@ -217,36 +213,7 @@ def _own_genesis(store: ObjectStore) -> frozenset[int] | None:
     return frozenset({sealed.body.start_window - 1})
 
 
-@dataclass(frozen=True)
-class Premises:
-    """What housekeeping works with.
-
-    Attributes:
-        home: The neuron's folder.
-        hparams: The network's numbers.
-        chain: The subnet, seen by the neuron's hotkey.
-        buckets: Everybody's buckets, with the own one to write.
-        signer: The hotkey.
-        pinned_genesis: Genesis hash to insist on; None takes the network's.
-    """
-
-    home: Path
-    hparams: HParams
-    chain: Chain
-    buckets: Buckets
-    signer: Signer
-    pinned_genesis: str | None = None
-
-    def birth(self) -> Birth:
-        """Where the network started.
-
-        Raises:
-            TransientError: `genesis_missing`, or a store failed.
-        """
-        return find_birth(self.chain, self.buckets, self.hparams, pinned=self.pinned_genesis)
-
-
-def publish_newest_checkpoint(premises: Premises) -> StateMark:
+def publish_newest_checkpoint(context: Context) -> StateMark:
     """Publish the newest snapshot in the Hugging Face layout, once; the state that it holds.
 
     On failure a later call goes on; a checkpoint without its manifest does not exist for readers.
@@ -255,50 +222,50 @@ def publish_newest_checkpoint(premises: Premises) -> StateMark:
         TransientError: `genesis_missing`, or a store failed.
         PermanentError: `object_missing`; there is no snapshot yet.
     """
-    birth = premises.birth()
-    snapshots = Snapshots(premises.home / "snapshots", birth.network, kept=premises.hparams.storage.snapshots_kept)
+    birth = context.birth()
+    snapshots = Snapshots(context.home / "snapshots", birth.network, kept=context.hparams.storage.snapshots_kept)
     mark = next(iter(snapshots.marks()), None)
     if mark is None:
-        raise PermanentError(Reason.OBJECT_MISSING, f"{premises.home}: no snapshot yet; the first window makes one")
-    neuron = premises.chain.metagraph().by_hotkey(premises.signer.address)
+        raise PermanentError(Reason.OBJECT_MISSING, f"{context.home}: no snapshot yet; the first window makes one")
+    neuron = context.chain.metagraph().by_hotkey(context.own_signer.address)
     if neuron is None:
-        raise PermanentError(Reason.NOT_REGISTERED, f"hotkey {premises.signer.address} is not registered")
-    params, _ = snapshots.load(mark, premises.hparams.model)
-    folder = premises.home / "publishing" / str(mark.window)
-    write_model(folder, params, premises.hparams.model, (premises.home / "tokenizer.json").read_bytes())
+        raise PermanentError(Reason.NOT_REGISTERED, f"hotkey {context.own_signer.address} is not registered")
+    params, _ = snapshots.load(mark, context.hparams.model)
+    folder = context.home / "publishing" / str(mark.window)
+    write_model(folder, params, context.hparams.model, (context.home / "tokenizer.json").read_bytes())
     publish_checkpoint(
-        premises.buckets.own,
+        context.buckets.own,
         folder,
         mark,
         network=birth.network,
         uid=neuron.uid,
-        signer=premises.signer,
-        clock=premises.chain.clock,
+        signer=context.own_signer,
+        clock=context.chain.clock,
     )
     shutil.rmtree(folder.parent, ignore_errors=True)
     return mark
 
 
-def clean_bucket(premises: Premises, *, dry_run: bool) -> CleanupReport:
+def clean_bucket(context: Context, *, dry_run: bool) -> CleanupReport:
     """Delete from the own bucket what has expired; with `dry_run` only count it. See `clean_expired`.
 
     Raises:
         TransientError: `genesis_missing`, or a store failed; a later call goes on.
     """
-    birth = premises.birth()
+    birth = context.birth()
     return clean_expired(
-        premises.buckets.own, premises.chain, premises.hparams, genesis_windows={birth.mark.window}, dry_run=dry_run
+        context.buckets.own, context.chain, context.hparams, genesis_windows={birth.mark.window}, dry_run=dry_run
     )
 
 
-def known_epochs(premises: Premises, birth: Birth) -> tuple[Epochs, int]:
+def known_epochs(context: Context, birth: Birth) -> tuple[Epochs, int]:
     """Which shards the newest snapshot knows of, and its window; the first shard before there is one."""
-    snapshots = Snapshots(premises.home / "snapshots", birth.network, kept=premises.hparams.storage.snapshots_kept)
+    snapshots = Snapshots(context.home / "snapshots", birth.network, kept=context.hparams.storage.snapshots_kept)
     mark = next(iter(snapshots.marks()), birth.mark)
     return mark.epochs or first_epochs(birth.start.start_window), mark.window
 
 
-def rotate_shards(premises: Premises, dataset: ShardedDataset, on_progress: Callable[[float], None]) -> RotationReport:
+def rotate_shards(context: Context, dataset: ShardedDataset, on_progress: Callable[[float], None]) -> RotationReport:
     """Bring the shards that the network's state asks for to this machine; see `templar.data.rotation`.
 
     Before genesis that is the first shard.
@@ -309,14 +276,14 @@ def rotate_shards(premises: Premises, dataset: ShardedDataset, on_progress: Call
     """
     epochs, window = first_epochs(0), -1
     try:
-        birth = premises.birth()
+        birth = context.birth()
     except TransientError as error:
         if error.reason is not Reason.GENESIS_MISSING:
             raise
     else:
         require_digest(dataset.digest, birth.start)
-        epochs, window = known_epochs(premises, birth)
-    storage = premises.hparams.storage
+        epochs, window = known_epochs(context, birth)
+    storage = context.hparams.storage
     budget = None if storage.shard_budget_gib is None else int(storage.shard_budget_gib * 2**30)
-    wanted = wanted_shards(epochs, window, dataset.num_shards, storage.keep_shards)
+    wanted = plan_shards(epochs, window, dataset.num_shards, storage.keep_shards)
     return rotate(dataset, wanted, budget_bytes=budget, on_progress=on_progress)

@@ -1,12 +1,8 @@
-"""What a node says of a window in numbers, for whoever watches many of them.
+"""The figures of a window at one node, from its gather, its training and its evidence, for monitoring.
 
-The names are those that the reference system documents, where the number exists here as well (`templar.neuron.figures`
-collects them). The same numbers have two forms: one line of JSON for whoever collects logs, and a file in Prometheus'
-text format for the textfile collector of its node exporter.
-
-What came of a window at one node, as numbers: from its gather, its training, its evidence.
-
-Nothing is reported as 0 because it is not known: what there is no number of is left out.
+The names are those that the reference system documents, where it has the figure. They are published in two forms: one
+line of JSON for log collectors, and a file in Prometheus' text format for the textfile collector of its node exporter.
+A figure that is not known is left out, never reported as 0.
 """
 
 import json
@@ -16,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from pydantic import TypeAdapter
 
 from templar.agreement.slots import Settlement
@@ -29,17 +26,10 @@ from templar.scoring.score import relative_gain
 from templar.scoring.standing import Event
 from templar.store.files import replacing
 
-LOGGER = "templar.metrics"
-"""Where the lines of JSON are logged."""
-
-
-log = logging.getLogger(LOGGER)
-
+log = logging.getLogger("templar.metrics")
 
 FILE_NAME = "metrics.prom"
 """The file in the neuron's folder; it is replaced as a whole in every window."""
-
-
 HELP = {
     "network/window": "The window.",
     "network/step": "Outer steps of the state after it.",
@@ -87,31 +77,24 @@ HELP = {
     "inactivity/score_before": "Final score before a window in which inactivity cost something.",
     "inactivity/score_after": "Final score after it.",
 }
-"""Every name, without the role that stands before it, and what it means."""
+"""Name, without the prefix of the role, and meaning of every figure."""
+_INACTIVITY = (Event.INACTIVITY, Event.INACTIVITY_RESET)
+_TRAIN_REPORT = TypeAdapter(TrainReport)
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """The numbers of one window of one node.
+    """The figures of one window of one node."""
 
-    Attributes:
-        neuron: The neuron's name on this host.
-        role: Its role.
-        window: The window.
-        values: Name -> number.
-        of_uids: Name -> uid -> number, of whom there is one; no name without a uid.
-        slashes: Uid, event and reason of each penalty.
-    """
-
-    neuron: str
+    neuron: str  # the neuron's name on this host
     role: str
     window: int
-    values: Mapping[str, float]
-    of_uids: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
-    slashes: tuple[tuple[int, str, str], ...] = ()
+    values: Mapping[str, float]  # name -> figure
+    of_uids: Mapping[str, Mapping[int, float]] = field(default_factory=dict)  # name -> uid -> figure, where known
+    slashes: tuple[tuple[int, str, str], ...] = ()  # uid, event and reason of each penalty
 
     def to_json(self) -> str:
-        """One line of JSON: the documented names, for each uid in an object, six digits of each number."""
+        """One line of JSON: a key per documented name, an object for figures by uid, six digits per figure."""
         record: dict[str, object] = {"record": "metrics", "neuron": self.neuron, "window": self.window}
         record |= {f"{self.role}/{name}": _short(value) for name, value in self.values.items()}
         for name, numbers in self.of_uids.items():
@@ -124,33 +107,27 @@ class Metrics:
         return json.dumps(record, separators=(",", ":"), allow_nan=False)
 
     def to_prometheus(self) -> str:
-        """Prometheus' text format: all are gauges; a slash in a name is an underscore, a uid is a label."""
-        lines = []
+        """Prometheus' text format: every figure is a gauge; a slash in a name becomes an underscore, a uid a label."""
+        registry = CollectorRegistry()
         for name, value in self.values.items():
-            lines += [*self._head(name), self._sample(name, value)]
-        for name, numbers in self.of_uids.items():
-            lines += self._head(name)
-            lines += [self._sample(name, value, uid=uid) for uid, value in numbers.items()]
-        lines += self._head("slash") if self.slashes else []
-        for uid, event, reason in dict.fromkeys(self.slashes):  # a sample that is there twice spoils the whole file
-            lines.append(self._sample("slash", 1, uid=uid, event=event, reason=reason))
-        return "\n".join([*lines, ""])
+            self._gauge(registry, name).labels(self.neuron).set(value)
+        for name, figures in self.of_uids.items():
+            gauge = self._gauge(registry, name, "uid")
+            for uid, value in figures.items():
+                gauge.labels(self.neuron, uid).set(value)
+        if self.slashes:
+            gauge = self._gauge(registry, "slash", "uid", "event", "reason")
+            for slash in self.slashes:
+                gauge.labels(self.neuron, *slash).set(1)
+        return generate_latest(registry).decode()
 
-    def _metric(self, name: str) -> str:
-        return f"templar_{self.role}_{name.replace('/', '_')}"
-
-    def _head(self, name: str) -> list[str]:
-        return [f"# HELP {self._metric(name)} {HELP[name]}", f"# TYPE {self._metric(name)} gauge"]
-
-    def _sample(self, name: str, value: float, **labels: object) -> str:
-        pairs = ",".join(
-            f'{label}="{_escaped(str(text))}"' for label, text in {"neuron": self.neuron, **labels}.items()
-        )
-        return f"{self._metric(name)}{{{pairs}}} {value!r}"
+    def _gauge(self, registry: CollectorRegistry, name: str, *labels: str) -> Gauge:
+        metric = f"templar_{self.role}_{name.replace('/', '_')}"
+        return Gauge(metric, HELP[name], ("neuron", *labels), registry=registry)
 
 
 def publish_metrics(metrics: Metrics, home: Path) -> None:
-    """Log the numbers, and replace the file in the neuron's folder; one that cannot be written costs no window."""
+    """Log the figures and replace the file in the neuron's folder; a failed write is logged and costs no window."""
     log.info("%s", metrics.to_json())
     try:
         with replacing(home / FILE_NAME) as file:
@@ -163,24 +140,17 @@ def _short(value: float) -> float:
     return value if isinstance(value, int) else float(f"{value:.6g}")
 
 
-def _escaped(label: str) -> str:
-    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-
-
-_INACTIVITY = (Event.INACTIVITY, Event.INACTIVITY_RESET)
-
-
 def metrics_of(
     node: Node, report: GatherReport, settlement: Settlement, *, findings: int, seconds: float | None
 ) -> Metrics:
-    """The numbers of a window that a node has applied.
+    """The figures of a window that a node has applied.
 
     Args:
         node: The node.
         report: Its gather.
-        settlement: What was decided.
-        findings: How many findings its audit has.
-        seconds: How long the window took so far; None if that is not known.
+        settlement: The window's decision.
+        findings: Number of findings of its audit.
+        seconds: Duration of the window so far, if known.
     """
     window, role = settlement.window, node.role or "observer"
     values = {
@@ -199,18 +169,18 @@ def metrics_of(
         values["applied"] = int(node.exchange.own_signer.address in hotkeys)
     evidence = node.book.evidence(window) if isinstance(node, Validator) else None
     if evidence is None:
-        return Metrics(node.settings.name, role, window, values)
+        return Metrics(node.name, role, window, values)
     slashes = tuple(
         (record.uid, str(slash.event), str(slash.reason)) for record in evidence.miners for slash in record.slashes
     )
     values |= evidence_values(evidence)
-    return Metrics(node.settings.name, role, window, values, miner_values(evidence), slashes)
+    return Metrics(node.name, role, window, values, miner_values(evidence), slashes)
 
 
 def gather_values(report: GatherReport) -> dict[str, float]:
-    """What every role can say of its gather."""
-    tier = [outcome.contribution is not None for outcome in report.outcomes if outcome.tier == Tier.GATHER]
-    counted = len(report.contributions)
+    """Figures of a gather."""
+    tier = [outcome.submission is not None for outcome in report.outcomes if outcome.tier == Tier.GATHER]
+    counted = len(report.submissions)
     return {
         **({"gather/success_rate": sum(tier) / len(tier)} if tier else {}),
         "gather/successful_uids": counted,
@@ -220,14 +190,14 @@ def gather_values(report: GatherReport) -> dict[str, float]:
 
 
 def training_values(report: TrainReport, sequence_length: int) -> dict[str, float]:
-    """What a miner can say of its training; only the tokens, 0, if it did not train."""
+    """Figures of a miner's training; without losses if it did not train."""
     values: dict[str, float] = {"batch_tokens": report.num_sequences * sequence_length, "inner_steps": report.num_steps}
     losses = {"loss": report.last_loss, "window_entry_loss": report.first_loss}
     return values | {name: loss for name, loss in losses.items() if loss is not None and math.isfinite(loss)}
 
 
 def evidence_values(evidence: Evidence) -> dict[str, float]:
-    """What a validator can say of all miners together; of losses that are finite."""
+    """A validator's figures of all miners together; losses that are not finite are left out."""
     records = evidence.miners
     applied = [record for record in records if record.facts.applied]
     means = {
@@ -251,7 +221,7 @@ def evidence_values(evidence: Evidence) -> dict[str, float]:
 
 
 def miner_values(evidence: Evidence) -> dict[str, dict[int, float]]:
-    """What a validator can say of each miner: name -> uid -> number; without those of whom there is none."""
+    """A validator's figures of each miner: name -> uid -> figure; unknown figures and empty names are left out."""
     records, weights = evidence.miners, {record.uid: record.weight for record in evidence.weights}
     values: dict[str, dict[int, float | None]] = {
         "gradient_scores": {record.uid: record.gradient_score for record in records},
@@ -268,9 +238,9 @@ def miner_values(evidence: Evidence) -> dict[str, dict[int, float]]:
     }
     punished = [record for record in records if record.slashes]
     inactive = [record for record in punished if any(slash.event in _INACTIVITY for slash in record.slashes)]
-    for name, some in (("slash", punished), ("inactivity", inactive)):
-        values[f"{name}/score_before"] = {record.uid: record.before.final for record in some}
-        values[f"{name}/score_after"] = {record.uid: record.final for record in some}
+    for name, affected in (("slash", punished), ("inactivity", inactive)):
+        values[f"{name}/score_before"] = {record.uid: record.before.final for record in affected}
+        values[f"{name}/score_after"] = {record.uid: record.final for record in affected}
     known = {
         name: {uid: number for uid, number in numbers.items() if number is not None} for name, numbers in values.items()
     }
@@ -278,7 +248,7 @@ def miner_values(evidence: Evidence) -> dict[str, dict[int, float]]:
 
 
 def _mean(numbers: list[float]) -> float:
-    """The mean of finite numbers; no sum on the way to it can overflow."""
+    """The mean of finite numbers; divided first, so that no sum can overflow."""
     return math.fsum(number / len(numbers) for number in numbers)
 
 
@@ -297,6 +267,3 @@ def _loss_values(records: Iterable[MinerRecord]) -> dict[str, list[float]]:
             ):
                 values.setdefault(f"loss/{where}/{name}", []).append(number)
     return values
-
-
-_TRAIN_REPORT = TypeAdapter(TrainReport)

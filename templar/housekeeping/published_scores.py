@@ -15,14 +15,12 @@ from templar.errors import PermanentError, Reason, RejectedError, TemplarError, 
 from templar.exchange.context import Exchange
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.signed import read_signed
-from templar.housekeeping.maintenance import Premises
+from templar.neuron.join import Context
 from templar.scoring.evidence import Evidence
 from templar.store.base import ObjectStore
 from templar.timeline import window_of
 
 log = logging.getLogger(__name__)
-
-
 CONCURRENCY = 8
 """Windows that are read at once."""
 
@@ -77,11 +75,11 @@ class Published:
         return text
 
 
-def read_recent(premises: Premises, num_windows: int, *, uid: int | None = None) -> Published:
+def read_recent(context: Context, num_windows: int, *, uid: int | None = None) -> Published:
     """Read a validator's evidence of the windows that closed last.
 
     Args:
-        premises: Where chain and buckets are; nothing is written.
+        context: Where chain and buckets are; nothing is written.
         num_windows: How many windows; those before the network's first are none.
         uid: The validator. By default this neuron's own hotkey if it is one; if it published nothing, the validator
             with the most stake that did.
@@ -91,12 +89,12 @@ def read_recent(premises: Premises, num_windows: int, *, uid: int | None = None)
             `not_registered`: there is no such validator; or its bucket cannot be read.
         TransientError: `genesis_missing`, or chain or store failed; a later call goes on.
     """
-    birth = premises.birth()
-    exchange = Exchange(premises.chain, premises.buckets, birth.network, premises.hparams)
-    end = window_of(premises.chain.block(), premises.hparams.windows)
+    birth = context.birth()
+    exchange = Exchange(context.chain, context.buckets, birth.network, context.hparams)
+    end = window_of(context.chain.block(), context.hparams.windows)
     windows = range(max(birth.start.start_window, end - num_windows), end)
     if uid is None:
-        found = _first_published(exchange, windows, own=premises.signer.address)
+        found = _first_published(exchange, windows, own=context.own_signer.address)
     else:
         found = read_published(exchange, _validator(exchange, uid), windows)
     if found is None or not (found.evidences or found.left_out):

@@ -7,9 +7,9 @@ from templar.agreement.decisions import may_be_decided, nobody_decided, publish_
 from templar.agreement.roster import RosterDraft, draft_roster, publish_copy, publish_roster
 from templar.agreement.slots import Settlement
 from templar.errors import PermanentError, Reason
-from templar.exchange.gather import CONCLUSIVE, GatherReport, Tier
+from templar.exchange.gather import GatherReport, Tier
 from templar.exchange.publish import PublishReceipt, TimedReport, publish_in_time
-from templar.exchange.reveal import Contribution
+from templar.exchange.reveal import CONCLUSIVE, Submission
 from templar.neuron.node import Node
 
 log = logging.getLogger(__name__)
@@ -66,10 +66,10 @@ class RosterNode(Node):
             log.warning("window %d: this node decided otherwise before, and that stands: %s", window, error)
             return TimedReport((), error.reason, str(error))
 
-    def chosen(self, report: GatherReport) -> list[Contribution]:
+    def chosen(self, report: GatherReport) -> list[Submission]:
         """The payloads of the own roster, in uid order: what the peers revealed, and the reserve in empty places."""
         return [
-            outcome.contribution for outcome in report.outcomes if outcome.contribution and outcome.tier != Tier.OTHER
+            outcome.submission for outcome in report.outcomes if outcome.submission and outcome.tier != Tier.OTHER
         ]
 
     def draft(self, window: int, report: GatherReport) -> RosterDraft:
@@ -83,7 +83,7 @@ class RosterNode(Node):
             peer_list=report.peer_list,
             cache=self.cache,
             spool=self.spool,
-            durable=self.settings.durable,
+            durable=self.context.durable,
         )
 
     def publish(self, window: int, report: GatherReport, rank: int) -> None:

@@ -75,7 +75,7 @@ def replay(node: Node, window: int) -> Settlement:
     node.apply(settlement)
     if has_decisions or not may_be_decided(node.exchange, window):
         node.journal.confirm(window)  # decisions that come now come too late (PROTOCOL 15)
-    log.info("%s: replayed window %d with uids %s", node.settings.name, window, list(settlement.uids))
+    log.info("%s: replayed window %d with uids %s", node.name, window, list(settlement.uids))
     return settlement
 
 
@@ -125,7 +125,7 @@ def leave_minority(node: Node) -> bool:
         if (None if found is None else found[0].digest) == applied.roster:
             node.journal.confirm(window)
             continue
-        log.warning("%s: the majority decided otherwise on window %d; returning", node.settings.name, window)
+        log.warning("%s: the majority decided otherwise on window %d; returning", node.name, window)
         node.snapshots.drop_from(window)
         node.journal.forget_settlement(window)
         node.restore(before=window)
@@ -156,7 +156,7 @@ def _take(node: Node, validator: NeuronInfo, window: int) -> StateMark | None:
     vouched = _vouched_state(node, window)
     if vouched is None:
         return None
-    folder, store = node.settings.home / "checkpoint", node.buckets.reader(validator)
+    folder, store = node.home / "checkpoint", node.buckets.reader(validator)
     network, model = node.exchange.network, node.hparams.model
     manifest = fetch_checkpoint(store, validator, window, folder, network=network, model=model)
     if (manifest.root, manifest.outer_steps) != vouched:

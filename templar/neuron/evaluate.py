@@ -58,7 +58,7 @@ def find_behind(node: Node, neuron: NeuronInfo, report: GatherReport, window: in
     start = node.birth.mark
     if window - 1 == start.window:
         outcome = report.outcome(neuron.uid)
-        claimed = outcome.contribution.manifest.root_before if outcome and outcome.contribution else start.root
+        claimed = outcome.submission.manifest.root_before if outcome and outcome.submission else start.root
         return windows_behind(claimed, {start.window: start.root}, start.window)
     try:
         proof = _read_proof(node, neuron, window - 1)
@@ -130,7 +130,7 @@ def evaluate(
     miners = {neuron.uid: neuron for neuron in node.exchange.miners(window)}
     buckets = {uid: bucket_of(node, neuron) for uid, neuron in miners.items()}
     banned = {uid for uid, neuron in miners.items() if standing.is_banned(window, neuron.hotkey, buckets[uid])}
-    digests = {each.uid: each.manifest.payload_sha256 for each in report.contributions}
+    digests = {each.uid: each.manifest.payload_sha256 for each in report.submissions}
     if settlement.roster is not None:
         digests |= {entry.uid: entry.payload_sha256 for entry in settlement.roster.entries}
     digests = {uid: digests[uid] for uid in sorted(digests) if uid in miners and uid not in banned}
@@ -312,7 +312,7 @@ def measure_held_out(node: Node, tokens: NDArray[np.int32]) -> HeldOutReport:
         tokens: The sequences, shape (n, L) (`templar.data.opening.read_held_out`).
     """
     hparams = node.hparams
-    genesis = load_genesis(node.birth, node.buckets, hparams.model, node.settings.home / "genesis")
+    genesis = load_genesis(node.birth, node.buckets, hparams.model, node.home / "genesis")
     return HeldOutReport(
         loss_genesis=_mean_loss(node, genesis, tokens),
         loss_last=held_out_loss(node, tokens),

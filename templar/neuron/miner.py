@@ -23,6 +23,7 @@ from templar.exchange.publish import TimedReport, publish_in_time
 from templar.exchange.reveal import publish_commit, publish_reveal
 from templar.gradient.codec.wire import Header, Payload, encode
 from templar.gradient.compress import FeedbackRule, FeedbackState, compress
+from templar.neuron.join import Context
 from templar.neuron.lock import write_file
 from templar.neuron.node import Node
 from templar.neuron.snapshot import PrivateState
@@ -107,9 +108,10 @@ class Miner(Node):
     role = "miner"
     keeps_private_state = True
 
-    def _join(self) -> None:
-        super()._join()
-        self.model: nn.Module = build_model(self.hparams.model)
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        with self._released_on_failure():
+            self.model: nn.Module = build_model(self.hparams.model)
         self._trained: dict[int, TrainResult] = {}
         self._staged: dict[int, PrivateState] = {}
         self._spare: FeedbackState | None = None
@@ -191,8 +193,8 @@ class Miner(Node):
         data = self.payload_bytes(window, Payload.of(self._header(window), compressed.tensors, self.layout))
         staged = PrivateState(compressed.state, result.optimizer or self._private.optimizer)
         self._staged = {window: staged}
-        write_file(self._staged_path(window), staged.save, durable=self.settings.durable)
-        write_file(self._payload_path(window), lambda path: path.write_bytes(data), durable=self.settings.durable)
+        write_file(self._staged_path(window), staged.save, durable=self.context.durable)
+        write_file(self._payload_path(window), lambda path: path.write_bytes(data), durable=self.context.durable)
         report = PayloadReport(
             window,
             sha256_hex(data),

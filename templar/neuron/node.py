@@ -2,178 +2,56 @@
 
 A node is the only mutable training state in its process. Every step is keyed by its window and idempotent: run twice,
 the second time finds what the first one left and changes nothing. Roles add theirs.
-
-Joining a network: find its birth, check that this node has the same numbers, text and tokenizer.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from torch import Tensor
 
 from templar.agreement.decisions import is_undecided_for_good
-from templar.agreement.genesis import Birth, find_birth, load_genesis, require_digest
+from templar.agreement.genesis import load_genesis
 from templar.agreement.roster import check_entries
 from templar.agreement.slots import PassedOver, Settlement, await_roster
 from templar.agreement.state import AgreedState, StateMark, check_mark
 from templar.agreement.sync_proof import publish_debug, publish_proof
-from templar.chain.base import Chain, NeuronInfo
-from templar.chain.hotkey import Signer
-from templar.data.dataset import TrainingData
-from templar.data.tokenizer import EMBEDDED, check_fits, load_tokenizer
+from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, TemplarError, as_own_failure
-from templar.exchange.buckets import Buckets
-from templar.exchange.context import Exchange
 from templar.exchange.gather import Gatherer, GatherReport
-from templar.exchange.lease import Claimant, NeuronLease, Terms
+from templar.exchange.lease import NeuronLease
 from templar.exchange.objects import Roster
 from templar.exchange.payload_cache import PayloadCache
 from templar.exchange.peers import PeerBook, Selection
 from templar.exchange.publish import PublishReceipt
 from templar.exchange.reveal import RevealRules
+from templar.gradient.aggregate import compile_kernels
 from templar.gradient.layout import Layout
-from templar.gradient.precompile import prepare
-from templar.hparams import HParams
+from templar.neuron.join import Context, open_workload, take_lease
 from templar.neuron.journal import Applied, Journal, Status, check_history
-from templar.neuron.lock import NeuronLock, holder_of, prune_spool, this_machine, write_file
+from templar.neuron.lock import NeuronLock, prune_spool, write_file
 from templar.neuron.snapshot import PrivateState, Snapshots
-from templar.neuron.workload import Workload
 from templar.timeline import WindowTimes
 from templar.training.model import parameter_shapes
-
-
-@dataclass(frozen=True)
-class NodeSettings:
-    """What is particular to one node and nobody else's business.
-
-    Attributes:
-        name: The neuron's name on this host.
-        home: Its folder: journal, snapshots, spool, payloads.
-        pinned_genesis: Genesis hash that the operator insists on; None takes the network's.
-        gather_concurrency: Peers fetched at once.
-        durable: Wait for the disk before anything is published; only a simulation does without.
-    """
-
-    name: str
-    home: Path
-    pinned_genesis: str | None = None
-    gather_concurrency: int = 8
-    durable: bool = True
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What a node is connected to.
-
-    Attributes:
-        chain: The subnet, seen by the node's hotkey.
-        buckets: Everybody's buckets.
-        signer: The hotkey; None for an observer.
-        open_dataset: Opens the training split; called when the network is reachable.
-    """
-
-    chain: Chain
-    buckets: Buckets
-    signer: Signer | None
-    open_dataset: Callable[[], TrainingData]
-
-
-@dataclass(frozen=True)
-class Membership:
-    """A network that was joined.
-
-    Attributes:
-        birth: Where it started.
-        exchange: This node's view of it.
-        workload: Its data.
-    """
-
-    birth: Birth
-    exchange: Exchange
-    workload: Workload
-
-
-def take_lease(
-    settings: NodeSettings, hparams: HParams, surroundings: Surroundings, role: str | None
-) -> NeuronLease | None:
-    """Take the neuron's lease; from then on its own bucket is only written to while it holds.
-
-    Args:
-        settings: The node; its folder's lock is held.
-        hparams: The network's numbers.
-        surroundings: What it is connected to.
-        role: The node's role.
-
-    Returns:
-        None for a node that runs for no hotkey, or in no role.
-
-    Raises:
-        PermanentError: `not_registered`, `already_running`; nothing was changed.
-        TransientError: Chain or store could not be reached.
-    """
-    chain, buckets, signer = surroundings.chain, surroundings.buckets, surroundings.signer
-    if signer is None:
-        return None
-    neuron = chain.metagraph().by_hotkey(signer.address)
-    if neuron is None:
-        raise PermanentError(
-            Reason.NOT_REGISTERED,
-            f"hotkey {signer.address} is not registered on subnet {chain.netuid}: register it first",
-        )
-    if role is None:
-        return None
-    buckets.write_while(None)  # the lease of an earlier start says nothing of this one
-    holder = holder_of(settings.home, durable=settings.durable)
-    claimant = Claimant(chain.netuid, neuron.uid, signer.address, role, holder, this_machine())
-    lease = NeuronLease(buckets.own, chain.clock, signer, claimant, Terms.of(hparams.windows))
-    lease.enter()
-    buckets.write_while(lease.hold)
-    return lease
-
-
-def join(settings: NodeSettings, hparams: HParams, surroundings: Surroundings) -> Membership:
-    """Announce the own bucket, find the network's birth and open its dataset.
-
-    Raises:
-        PermanentError: `bad_hparams`, `dataset_malformed`, `tokenizer_missing`, ...
-        TransientError: Chain or stores could not be reached, or the network has not started.
-    """
-    chain, buckets, signer = surroundings.chain, surroundings.buckets, surroundings.signer
-    buckets.announce()
-    birth = find_birth(chain, buckets, hparams, pinned=settings.pinned_genesis)
-    exchange = Exchange(chain, buckets, birth.network, hparams, signer)
-    return Membership(birth, exchange, _open_workload(exchange, birth, surroundings.open_dataset()))
-
-
-def _open_workload(exchange: Exchange, birth: Birth, dataset: TrainingData) -> Workload:
-    start, data = birth.start, exchange.hparams.data
-    require_digest(dataset.digest, start)
-    beside = dataset.tokenizer_json() if data.tokenizer_name == EMBEDDED else None
-    tokenizer = load_tokenizer(data.tokenizer_name, embedded=beside)
-    check_fits(tokenizer, exchange.hparams.model.vocab_size)
-    if tokenizer.digest != start.tokenizer:
-        raise PermanentError(
-            Reason.TOKENIZER_MISSING,
-            f"tokenizer {data.tokenizer_name!r}: digest {tokenizer.digest[:12]} is not the network's "
-            f"{start.tokenizer[:12]}; another version of it was loaded",
-        )
-    dataset.check(tokenizer)
-    return Workload(exchange, dataset, tokenizer, start.start_window)
-
 
 log = logging.getLogger(__name__)
 
 
 class Node:
-    """A node before and after `start`; see the module.
+    """A node that has joined its network and is ready for its next window.
+
+    Constructing one takes the neuron's lock and lease, joins the network and restores the newest state on this disk; if
+    any of this fails, everything is released again.
 
     Args:
-        settings: What is particular to this node.
-        hparams: The network's numbers.
-        surroundings: What it is connected to.
+        context: What it works with.
+
+    Raises:
+        PermanentError: `already_running`, `not_registered`, `bad_hparams`, `dataset_malformed`, ...; nothing was
+            changed.
+        TransientError: Chain or stores could not be reached, or the network has not started.
     """
 
     role: str | None = None
@@ -183,42 +61,63 @@ class Node:
     windows_late = 0
     """How many windows after its close an unclaimed window may still be opened: a miner has nothing left to do then."""
 
-    _lease: NeuronLease | None = None
-    _unentered: int | None = None
+    _pending_journal_window: int | None = None
     """The window that went into the state and is not entered in the journal yet."""
 
-    def __init__(self, settings: NodeSettings, hparams: HParams, surroundings: Surroundings) -> None:
-        self.settings = settings
-        self.hparams = hparams
-        self.chain = surroundings.chain
-        self.buckets = surroundings.buckets
-        self._surroundings = surroundings
-        self.layout = Layout.of(parameter_shapes(hparams.model), hparams.gradient, hparams.training.recipe)
-        self.cache = PayloadCache(settings.home / "payloads", self.layout)
-        self.spool = settings.home / "spool"
+    def __init__(self, context: Context) -> None:
+        self.context, self.name, self.home = context, context.name, context.home
+        self.hparams, self.chain, self.buckets = context.hparams, context.chain, context.buckets
+        self.layout = Layout.of(
+            parameter_shapes(self.hparams.model), self.hparams.gradient, self.hparams.training.recipe
+        )
+        self.cache = PayloadCache(self.home / "payloads", self.layout)
+        self.spool = self.home / "spool"
+        self._lease: NeuronLease | None = None
+        self._resources = ExitStack()
+        self._resources.callback(self.buckets.close)
+        with self._released_on_failure():
+            # 1. One process per folder; then compile what a window needs, for a lease must not wait for it.
+            self._lock = NeuronLock(self.home)
+            self._resources.callback(self._lock.release)
+            compile_kernels(self.layout)
 
-    def start(self) -> None:
-        """Take the neuron's lock and lease, join the network and restore the newest state on this disk.
+            # 2. One machine per neuron.
+            self._lease = take_lease(context, self.role)
+            self._resources.callback(self.release_lease)
 
-        Raises:
-            PermanentError: `already_running`, `not_registered`, `bad_hparams`, `dataset_malformed`, ...; nothing was
-                changed.
-            TransientError: Chain or stores could not be reached, or the network has not started.
-        """
-        self._lock = NeuronLock(self.settings.home)
+            # 3. Join the network, unless its numbers, text or tokenizer are not this node's.
+            self.buckets.announce()
+            self.birth = context.birth()
+            self.workload = open_workload(context, self.birth)
+            self.exchange = self.workload.exchange
+            self.peers = PeerBook(self.exchange)
+            self.gatherer = Gatherer(self.buckets, self.cache, self.chain.clock, context.gather_concurrency)
+
+            # 4. Open what is on this disk, and restore the newest state.
+            self.journal = Journal(self.home / "journal.sqlite", durable=context.durable)
+            self._resources.callback(self.journal.close)
+            self.snapshots = Snapshots(
+                self.home / "snapshots",
+                self.birth.network,
+                kept=self.hparams.storage.snapshots_kept,
+                durable=context.durable,
+            )
+            self.snapshots.sweep()
+            tokenizer = self.workload.tokenizer.to_bytes()
+            write_file(self.home / "tokenizer.json", lambda path: path.write_bytes(tokenizer), durable=context.durable)
+            self.restore()
+
+    @contextmanager
+    def _released_on_failure(self) -> Iterator[None]:
         try:
-            prepare(self.layout)
-            self._lease = take_lease(self.settings, self.hparams, self._surroundings, self.role)
-            self._join()
+            yield
         except BaseException:
-            self._release()
+            self.stop()
             raise
 
     def stop(self) -> None:
-        """Give lease, lock, files and connections back. Nothing needs saving: every step was durable when it ended."""
-        self.journal.close()
-        self._release()
-        self.buckets.close()
+        """Give files, lease, lock and connections back. Nothing needs saving: every step was durable when it ended."""
+        self._resources.close()
 
     def release_lease(self) -> None:
         """Let another machine run this neuron; from here on this one publishes nothing."""
@@ -241,7 +140,7 @@ class Node:
         try:
             self.buckets.keep_announced()
         except TemplarError as error:
-            log.warning("%s: the own bucket's commitment was not looked after: %s", self.settings.name, error)
+            log.warning("%s: the own bucket's commitment was not looked after: %s", self.name, error)
 
     def selection(self, window: int) -> Selection:
         """Whom to gather for a window."""
@@ -328,13 +227,13 @@ class Node:
             payloads = [self.cache.payload(window, entry.payload_sha256) for entry in entries]
             self.state.apply(window, payloads)
             self.workload.follow(self.state.epochs, window)
-            self._unentered = window
-        if self._unentered == window:  # also if a call before failed from here on
+            self._pending_journal_window = window
+        if self._pending_journal_window == window:  # also if a call before failed from here on
             self.private_state_decided(settlement)
             self.journal.enter_applied(Applied(window, settlement.digest, self.state.root))
             if window % self.hparams.storage.snapshot_frequency == 0:
                 self.snapshots.save(self.state.params, self.state.mark, self.private)
-            self._unentered = None
+            self._pending_journal_window = None
         return self.state.mark
 
     def private_state_decided(self, settlement: Settlement) -> None:
@@ -364,7 +263,7 @@ class Node:
         except PermanentError as error:
             if error.reason is not Reason.OBJECT_DIFFERS:
                 raise
-            log.warning("%s: the proof of a state that was left stands: %s", self.settings.name, error)
+            log.warning("%s: the proof of a state that was left stands: %s", self.name, error)
             return None
         publish_debug(self.exchange, self.state.params, window=window, role=self.role)
         return receipt
@@ -394,7 +293,7 @@ class Node:
                 continue
             self.adopt(params, mark, private)
             return
-        params = load_genesis(self.birth, self.buckets, self.hparams.model, self.settings.home / "genesis")
+        params = load_genesis(self.birth, self.buckets, self.hparams.model, self.home / "genesis")
         self.adopt(params, self.birth.mark, None)
 
     def adopt(self, params: Mapping[str, Tensor], mark: StateMark, private: PrivateState | None) -> None:
@@ -404,24 +303,5 @@ class Node:
         if self.keeps_private_state and private is None:
             private = PrivateState.fresh(self.layout, params)
         self.private = private if self.keeps_private_state else None
-        self._unentered = None
-        log.info("%s: state of window %d, root %s", self.settings.name, mark.window, mark.root[:12])
-
-    def _release(self) -> None:
-        self.release_lease()
-        self._lock.release()
-
-    def _join(self) -> None:
-        membership = join(self.settings, self.hparams, self._surroundings)
-        self.birth, self.exchange, self.workload = membership.birth, membership.exchange, membership.workload
-        self.peers = PeerBook(self.exchange)
-        self.gatherer = Gatherer(self.buckets, self.cache, self.chain.clock, self.settings.gather_concurrency)
-        home, durable = self.settings.home, self.settings.durable
-        self.journal = Journal(home / "journal.sqlite", durable=durable)
-        kept = self.hparams.storage.snapshots_kept
-        self.snapshots = Snapshots(home / "snapshots", self.birth.network, kept=kept, durable=durable)
-        self.snapshots.sweep()
-        write_file(
-            home / "tokenizer.json", lambda path: path.write_bytes(self.workload.tokenizer.to_bytes()), durable=durable
-        )
-        self.restore()
+        self._pending_journal_window = None
+        log.info("%s: state of window %d, root %s", self.name, mark.window, mark.root[:12])

@@ -28,6 +28,7 @@ from templar.exchange.publish import PublishReceipt, publish_body
 from templar.exchange.signed import unseal
 from templar.neuron.aggregator import RosterNode
 from templar.neuron.evaluate import bucket_of, evaluate
+from templar.neuron.join import Context
 from templar.neuron.journal import Journal
 from templar.neuron.node import Node
 from templar.scoring.conclude import conclude
@@ -257,7 +258,7 @@ class _Tries:
         reason = error.cause if isinstance(error, ExtrinsicRefusedError) else error.reason
         log.error(
             "%s: window %d: the weights are NOT set [%s], the next window tries again: %s",
-            self._node.settings.name,
+            self._node.name,
             self._window,
             reason,
             error.message,
@@ -273,18 +274,15 @@ class Validator(RosterNode):
 
     role = "validator"
 
-    def _join(self) -> None:
-        super()._join()
-        self.book = ScoreBook(self.settings.home / "scores.sqlite", durable=self.settings.durable)
-        if self.book.is_empty and (evidence := published_evidence(self)) is not None:
-            log.warning("%s: no scores on this disk: they go on from window %d", self.settings.name, evidence.window)
-            self.book.record(evidence, first=True)
-        self.model: nn.Module = build_model(self.hparams.model)
-
-    def stop(self) -> None:
-        """As every node; then close the score book."""
-        super().stop()
-        self.book.close()
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        with self._released_on_failure():
+            self.book = ScoreBook(self.home / "scores.sqlite", durable=context.durable)
+            self._resources.callback(self.book.close)
+            if self.book.is_empty and (evidence := published_evidence(self)) is not None:
+                log.warning("%s: no scores on this disk: they go on from window %d", self.name, evidence.window)
+                self.book.record(evidence, first=True)
+            self.model: nn.Module = build_model(self.hparams.model)
 
     def publish_peers(self, window: int) -> PublishReceipt | None:
         """Publish a new peer list if one is due; None if not, or if too few miners are active.

@@ -8,7 +8,7 @@ lets simulated time pass; a stage on a real endpoint and in real time fulfils th
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,10 +30,10 @@ from templar.data.dataset import TrainingData, open_training, read_held_out, tra
 from templar.data.shards.shard_writer import build_shards
 from templar.data.tokenizer import load_tokenizer
 from templar.exchange.buckets import Buckets, OwnBucket
-from templar.housekeeping.maintenance import Premises
 from templar.hparams import Data, HParams
 from templar.neuron.aggregator import Aggregator
-from templar.neuron.node import Node, NodeSettings, Surroundings
+from templar.neuron.join import Context
+from templar.neuron.node import Node
 from templar.neuron.validator import Validator
 from templar.store.address import BucketAddress
 from templar.store.base import ObjectStore
@@ -255,29 +255,35 @@ class World:
         self._build_dataset()
         self.birth = self._publish_genesis()
 
-    def node(self, member: Member) -> Node:
-        """The node of a member, not started; the burn uid has none."""
-        kind = self._kinds[member.role]
-        home, concurrency = self.root / "nodes" / member.name, self.stage.gather_concurrency
-        settings = NodeSettings(member.name, home, gather_concurrency=concurrency, durable=False)
-        ledger = Ledger(self._ledger, hotkey=member.hotkey, clock=self.clock, durable=False)
-        chain = self._weather.chain(member, ledger)
-        opening = partial(self.open_dataset, settings.home)
-        surroundings = Surroundings(chain, self._buckets(member, chain), member.hotkey, opening)
-        return kind(settings, self.hparams, surroundings)
+    def node(self, member: Member, *, name: str | None = None) -> Node:
+        """The node of a member, started, under another name if one is given; the burn uid has none."""
+        context = self.context(member)
+        return self._kinds[member.role](context if name is None else replace(context, name=name))
 
     def observer(self) -> Node:
-        """A node without a hotkey, not started: it replays what the others agreed on."""
-        settings = NodeSettings("observer", self.root / "nodes" / "observer", durable=False)
+        """A node without a hotkey, started: it replays what the others agreed on."""
+        home = self.root / "nodes" / "observer"
         buckets = Buckets(self.chain, partial(self._open_reader, None))
-        opening = partial(self.open_dataset, settings.home)
-        return Node(settings, self.hparams, Surroundings(self.chain, buckets, None, opening))
+        opening = partial(self.open_dataset, home)
+        return Node(Context("observer", home, self.hparams, self.chain, buckets, None, opening, durable=False))
 
-    def premises(self, member: Member, clock: Clock | None = None) -> Premises:
-        """What the housekeeping of a member works with, by another clock if one is given."""
-        chain = Ledger(self._ledger, hotkey=member.hotkey, clock=clock or self.clock, durable=False)
-        home, buckets = self.root / "nodes" / member.name, self._buckets(member, chain)
-        return Premises(home, self.hparams, chain, buckets, member.hotkey)
+    def context(self, member: Member, clock: Clock | None = None) -> Context:
+        """What a member's node and housekeeping work with, the latter by another clock if one is given."""
+        home = self.root / "nodes" / member.name
+        chain: Chain = Ledger(self._ledger, hotkey=member.hotkey, clock=clock or self.clock, durable=False)
+        if clock is None:
+            chain = self._weather.chain(member, chain)
+        return Context(
+            member.name,
+            home,
+            self.hparams,
+            chain,
+            self._buckets(member, chain),
+            member.hotkey,
+            partial(self.open_dataset, home),
+            gather_concurrency=self.stage.gather_concurrency,
+            durable=False,
+        )
 
     def open_dataset(self, home: Path) -> TrainingData:
         """The training split, for a node with this folder."""
@@ -288,7 +294,7 @@ class World:
 
     def held_out(self, node: Node, num_sequences: int) -> NDArray[np.int32]:
         """Held-out sequences, shape (num_sequences, L)."""
-        stores, folder = [self.stage.open_store(DATASET_BUCKET)], node.settings.home / "shards"
+        stores, folder = [self.stage.open_store(DATASET_BUCKET)], node.home / "shards"
         tokenizer, data = node.workload.tokenizer, self.hparams.data
         return read_held_out(stores, DATASET_PREFIX, data, folder, tokenizer=tokenizer, num_sequences=num_sequences)
 

@@ -253,7 +253,7 @@ def test_sybils_share_one_training_and_hardly_differ(network: Network) -> None:
         assert similarity(payloads, one.layout).overlap[0, 1] > 0.9
     honest = miner(network, "honest")
     assert (
-        similarity([published(network, one, WINDOWS), published(network, honest, WINDOWS)], one.layout).copied[0, 1]
+        similarity([published(network, one, WINDOWS), published(network, honest, WINDOWS)], one.layout).taken[0, 1]
         < 0.6
     )
 

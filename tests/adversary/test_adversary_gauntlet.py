@@ -20,7 +20,7 @@ from templar.exchange import payload_cache, signed
 from templar.exchange.object_keys import Kind, parse_current_key
 from templar.gradient import aggregate
 from templar.housekeeping.bucket_cleanup import CleanupReport
-from templar.housekeeping.maintenance import Premises
+from templar.neuron.join import Context
 from templar.neuron.miner import Miner
 from tests.support.network import tiny
 
@@ -145,7 +145,7 @@ def test_without_the_clip_a_huge_update_is_found_out(monkeypatch: pytest.MonkeyP
 
 
 def test_zeros_that_dilute_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every payload counts in the mean, whatever it says."""
+    """Every payload counts in the mean, even one without coefficients."""
     real = aggregate._combine
 
     def diluting(sections: list[Any], *rest: Any) -> Any:
@@ -169,10 +169,10 @@ def test_a_reader_that_unpickles_is_found_out(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_clean_up_of_what_is_needed_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def greedy(premises: Premises, *, dry_run: bool) -> CleanupReport:
-        keys = [info.key for info in premises.buckets.own.list("proof-")]
+    def greedy(context: Context, *, dry_run: bool) -> CleanupReport:
+        keys = [info.key for info in context.buckets.own.list("proof-")]
         assert all((key := parse_current_key(each)) and key.kind is Kind.PROOF for each in keys)
-        premises.buckets.own.delete(keys)
+        context.buckets.own.delete(keys)
         return CleanupReport(0, (), ())
 
     monkeypatch.setattr(observe, "clean_bucket", greedy)
@@ -301,7 +301,7 @@ def test_the_threat_model_names_every_scenario_in_its_rows() -> None:
         assert named == {name for name, scenario in SCENARIOS.items() if number in scenario.rows}
 
 
-def test_who_has_an_honest_miners_code_is_sound_whatever_happens_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_miner_with_honest_code_is_sound_under_any_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     casts: dict[str, Cast] = {}
 
     def seen(scenario: Scenario, cast: Cast, *others: Any) -> Verdict:

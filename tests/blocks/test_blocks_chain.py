@@ -163,23 +163,19 @@ class TestNeuron:
             *(("miner", name, kind) for name, kind in ACTORS.items()),
         ],
     )
-    def test_it_builds_the_node_of_its_role(self, neuron: Neuron, role: str, actor: str, kind: type[Node]) -> None:
-        node = neuron.model_copy(update={"role": role, "actor": actor}).build("one")
-        assert type(node) is kind
-        assert node.settings.name == "one"
-        assert node.settings.home == Path(neuron.home)
-        assert node.hparams == neuron.hparams()
-        assert not hasattr(node, "journal")  # it is not started
+    def test_its_role_and_actor_name_the_class_of_its_node(self, neuron: Neuron, role: str, actor: str, kind: type[Node]) -> None:
+        assert neuron.model_copy(update={"role": role, "actor": actor}).node_class() is kind
 
     def test_a_genesis_can_be_insisted_on(self, neuron: Neuron) -> None:
-        assert neuron.build("one").settings.pinned_genesis is None
-        assert neuron.model_copy(update={"genesis": "ab"}).build("one").settings.pinned_genesis == "ab"
+        assert neuron.context("one").pinned_genesis is None
+        assert neuron.model_copy(update={"genesis": "ab"}).context("one").pinned_genesis == "ab"
 
-    def test_its_premises_are_its_own(self, neuron: Neuron, hotkey: Hotkey, tmp_path: Path) -> None:
+    def test_its_context_is_its_own(self, neuron: Neuron, hotkey: Hotkey, tmp_path: Path) -> None:
         (tmp_path / "own-account").mkdir()
-        premises = neuron.premises()
-        assert premises.signer.address == hotkey.address
-        premises.buckets.own.put("key", b"1")
+        context = neuron.context("default")
+        assert (context.name, context.home, context.hparams) == ("default", Path(neuron.home), neuron.hparams())
+        assert context.signer.address == hotkey.address
+        context.buckets.own.put("key", b"1")
         assert (tmp_path / "own-account" / "key").exists()
 
     @pytest.mark.parametrize(

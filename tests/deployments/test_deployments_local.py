@@ -20,8 +20,7 @@ from deployments.local.plan import DEFAULT_NEURON, LocalPlan
 from deployments.local.prepare import prepare_folder, require_own_folder, write_environments
 from deployments.local.summary import summarise
 from deployments.local.view import NetworkView, WindowRow, as_table
-from deployments.process_record import ProcessRecord
-from deployments.processes import Child, ProcessIdentity, free_port, require_free_port, start_child
+from deployments.processes import Child, ProcessIdentity, ProcessRecord, free_port, require_free_port, start_child
 from templar.agreement.genesis import find_birth
 from templar.chain.base import Metagraph
 from templar.chain.ledger import Ledger
@@ -129,7 +128,6 @@ def view(network: PreparedNetwork) -> NetworkView:
     """The view, some windows later, of one window in which nobody but a miner did anything."""
     miner = network.at("default", network.first_window).build("default")
     assert isinstance(miner, Miner)
-    miner.start()
     drive_window(miner, network.first_window)
     miner.stop()
     block = network.at("default", network.first_window + 3)

@@ -36,7 +36,7 @@ def test_numbers_of_every_role(
         assert (line["record"], line["window"]) == ("metrics", 1)
         assert line[f"{node.role}/network/applied_uids"] == 1
         assert line[f"{node.role}/timing/window_total"] > 0
-        text = (node.settings.home / FILE_NAME).read_text()
+        text = (node.home / FILE_NAME).read_text()
         names = {family.name for family in text_string_to_metric_families(text)}
         assert names == {f"templar_{key.replace('/', '_')}" for key in line if "/" in key}
     evidence = network.validator.book.evidence(1)

@@ -196,7 +196,7 @@ class TestAlone:
         return network.miners[0]
 
     def published(self, network: Network, miner: Node) -> list[str]:
-        return [key.partition("-")[0] for key in network.objects(miner.settings.name)]
+        return [key.partition("-")[0] for key in network.objects(miner.name)]
 
     def test_without_a_window_it_takes_the_next_one(self, miner: Node) -> None:
         messages = [str(run_window(miner, None).message) for _ in range(3)]
@@ -210,7 +210,7 @@ class TestAlone:
         assert self.published(network, miner) == []
 
     def test_a_window_that_cannot_be_reached_is_caught_up_with_later(self, network: Network, miner: Node) -> None:
-        network.run(range(1, 3), but=[miner.settings.name])
+        network.run(range(1, 3), but=[miner.name])
         decided = {
             network.name(node): network.objects(network.name(node), "roster-1") for node in network.all(RosterNode)
         }
@@ -262,11 +262,11 @@ class TestAlone:
             last = task_runs(client, failed, at_least=place)[-1]
         assert (last.state_name, last.run_count) == ("Failed", 1)
 
-        before = network.objects(miner.settings.name)
+        before = network.objects(miner.name)
         resumed = run_window(miner, None)  # it takes up what it claimed
         assert resumed.is_completed()
         assert str(resumed.message).startswith("window 1: ")
-        after = network.objects(miner.settings.name)
+        after = network.objects(miner.name)
         assert before.items() <= after.items()
         assert any(key.startswith("proof-1") for key in after)
         assert miner.journal.open_claims() == ()

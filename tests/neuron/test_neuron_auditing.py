@@ -57,7 +57,6 @@ def honest(network: Network, *bad: Node) -> list[Node]:
 def reports(network: Network, window: int) -> list[Report]:
     """What the nodes reported on a window, as a stranger reads it."""
     stranger = network.world.observer()
-    stranger.start()
     neurons = stranger.exchange.metagraph(window).neurons
     found = [read_report(stranger.exchange, neuron, window) for neuron in neurons if neuron.uid != 0]
     stranger.stop()
@@ -117,7 +116,7 @@ def test_a_bad_publisher_is_named_and_the_honest_nodes_agree(
         decided = decided_roster(others[0].exchange, window)
         assert decided is not None
         listed = {entry.uid for entry in decided[0].entries}
-        assert listed == {uid(miner) for miner in network.miners}, "no honest contribution is lost"
+        assert listed == {uid(miner) for miner in network.miners}, "no honest submission is lost"
 
 
 def test_a_publisher_that_leaves_miners_out_is_named(publishing: Publishing) -> None:
@@ -181,11 +180,11 @@ def test_a_miner_that_signs_two_manifests_is_convicted(network: Network) -> None
     gathered = reader.gather(2)
     outcome = gathered.outcome(uid(miner))
     assert outcome is not None
-    assert outcome.contribution is not None
-    other = outcome.contribution.manifest.model_copy(update={"root_before": "00" * 32})
+    assert outcome.submission is not None
+    other = outcome.submission.manifest.model_copy(update={"root_before": "00" * 32})
     signature = seal(other, network.member(network.name(miner)).hotkey).signature
-    shown = replace(outcome.contribution, manifest=other, manifest_signature=signature)
-    outcomes = tuple(replace(each, contribution=shown) if each is outcome else each for each in gathered.outcomes)
+    shown = replace(outcome.submission, manifest=other, manifest_signature=signature)
+    outcomes = tuple(replace(each, submission=shown) if each is outcome else each for each in gathered.outcomes)
     audit = audit_window(reader, GatherReport(2, outcomes), Settlement(2, found[0], "00" * 64))
     assert [finding.reason for finding in audit.findings] == [Reason.MANIFEST_EQUIVOCATION]
     report = next(report for report in reports(network, 2) if report.uid == uid(reader))
@@ -200,8 +199,8 @@ def test_what_did_not_count_here_and_is_in_the_roster_has_two_suspects(network: 
     reader = network.miners[1]
     gathered = reader.gather(2)
     late, busy, *others = gathered.outcomes
-    late = replace(late, contribution=None, reason=Reason.REVEAL_LATE, detail="too late\n\x1b[31m")
-    busy = replace(busy, contribution=None, reason=Reason.STORE_BUSY)
+    late = replace(late, submission=None, reason=Reason.REVEAL_LATE, detail="too late\n\x1b[31m")
+    busy = replace(busy, submission=None, reason=Reason.STORE_BUSY)
     audit = audit_window(reader, GatherReport(2, (late, busy, *others)), Settlement(2, found[0], "00" * 64))
     assert [finding.reason for finding in audit.findings] == [Reason.ROSTER_INCLUDES], "a busy store says nothing"
     assert [suspect.uid for suspect in audit.findings[0].suspects] == [found[1].uid, late.uid]
@@ -249,7 +248,7 @@ def test_a_window_that_is_closed_long_after_it_was_over_is_not_audited(network: 
     network.run([*WINDOWS, 3, 4])
     reader = network.miners[1]
     gathered = reader.gather(1)
-    gone = tuple(replace(each, contribution=None, reason=Reason.COMMIT_MISSING) for each in gathered.outcomes)
+    gone = tuple(replace(each, submission=None, reason=Reason.COMMIT_MISSING) for each in gathered.outcomes)
     found = decided_roster(reader.exchange, 1)
     assert found is not None
     audit = audit_window(reader, GatherReport(1, gone), Settlement(1, found[0], "00" * 64))

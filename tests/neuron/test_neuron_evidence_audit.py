@@ -68,7 +68,6 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 def auditor(network: Network) -> Iterator[Auditor]:
     """A stranger's."""
     node = network.world.observer()
-    node.start()
     yield Auditor(node)
     node.stop()
 
@@ -111,7 +110,6 @@ def test_a_hundred_windows_have_no_differences(folder: Path) -> None:
     network = Network(folder, hparams, actors=actors)
     network.run(range(1, 101))
     node = network.world.observer()
-    node.start()
     auditor, events = Auditor(node), set[str]()
     for window in range(1, 101):
         audit = auditor.audit(window)

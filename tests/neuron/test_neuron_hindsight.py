@@ -77,7 +77,6 @@ def auditing() -> Iterator[Callable[[Network], Auditor]]:
 
     def start(network: Network, tolerance: float = 0.0) -> Auditor:
         node = network.world.observer()
-        node.start()
         nodes.append(node)
         return Auditor(node, tolerance=tolerance)
 
@@ -179,7 +178,8 @@ def test_an_earlier_payload_that_nobody_shows_any_more_is_a_note(
     assert compared
     for uid in unlisted:
         take_away(network, uid, Kind.GRADIENT, LAST - 1)
-    monkeypatch.setattr(payload_cache, "_memory", payload_cache._Memory(0))  # a stranger's process has never seen them
+    uncached = payload_cache._decoded_and_size.__wrapped__  # a stranger's process has never seen them
+    monkeypatch.setattr(payload_cache, "_decoded_and_size", uncached)
     _, evidence = parts(auditing(network))
     assert evidence.verified
     assert {note.partition(": ")[2] for note in evidence.notes} == {
@@ -275,8 +275,7 @@ def test_a_claim_of_absence_that_the_objects_contradict_is_one_difference(
     def lying(self: Validator, window: int) -> GatherReport:
         report = real(self, window)
         outcomes = tuple(
-            replace(each, submission=None, reason=reason) if each.uid == UNLISTED else each
-            for each in report.outcomes
+            replace(each, submission=None, reason=reason) if each.uid == UNLISTED else each for each in report.outcomes
         )
         return replace(report, outcomes=outcomes)
 
@@ -485,7 +484,6 @@ def test_an_audit_goes_on_where_the_last_one_ended(network: Network) -> None:
     network.run(range(1, 9))
     for windows in ((8,), (4, 5), (7,), (1,)):
         node = network.world.observer()
-        node.start()
         try:
             auditor = Auditor(node)
             assert all(auditor.audit(window).verified for window in windows)

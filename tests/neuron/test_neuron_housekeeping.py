@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from templar.neuron.join import Context
 from templar.agreement.checkpoint import fetch_checkpoint, list_checkpoints
 from templar.agreement.state import check_mark
 from templar.canonical import file_sha256
 from templar.data.assignment import first_epochs
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.object_keys import parse_key
-from templar.housekeeping.maintenance import Premises, clean_bucket, known_epochs, publish_newest_checkpoint
+from templar.housekeeping.maintenance import clean_bucket, known_epochs, publish_newest_checkpoint
 from templar.training.model import WEIGHTS_FILE, read_parameters
 from tests.support.network import Network, tiny
 
@@ -27,7 +28,7 @@ def windows_in(network: Network, name: str) -> set[int]:
 def test_the_newest_snapshot_is_published_and_read_back(network: Network, tmp_path: Path) -> None:
     network.run([1, 2])
     aggregator, reader = network.aggregator, network.miners[0]
-    mark = publish_newest_checkpoint(network.premises(AGGREGATOR))
+    mark = publish_newest_checkpoint(network.context(AGGREGATOR))
     assert mark == aggregator.state.mark
     publisher = reader.exchange.metagraph(2).by_uid(network.member(AGGREGATOR).uid)
     assert publisher is not None
@@ -42,18 +43,18 @@ def test_the_newest_snapshot_is_published_and_read_back(network: Network, tmp_pa
 
 def test_publishing_again_changes_nothing_and_leaves_no_copy_behind(network: Network) -> None:
     network.run([1])
-    premises = network.premises(AGGREGATOR)
-    first = publish_newest_checkpoint(premises)
+    context = network.context(AGGREGATOR)
+    first = publish_newest_checkpoint(context)
     before = network.objects(AGGREGATOR)
-    assert publish_newest_checkpoint(premises) == first
+    assert publish_newest_checkpoint(context) == first
     assert network.objects(AGGREGATOR) == before
-    assert not (premises.home / "publishing").exists()
+    assert not (context.home / "publishing").exists()
 
 
 def test_a_publication_that_failed_goes_on(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     network.run([1])
-    premises = network.premises(AGGREGATOR)
-    store, real = premises.buckets.own, premises.buckets.own.put_if_absent
+    context = network.context(AGGREGATOR)
+    store, real = context.buckets.own, context.buckets.own.put_if_absent
 
     def put(key: str, data: bytes) -> bool:
         if key.endswith("manifest.json"):
@@ -63,10 +64,10 @@ def test_a_publication_that_failed_goes_on(network: Network, monkeypatch: pytest
     with monkeypatch.context() as patch:
         patch.setattr(store, "put_if_absent", put)
         with pytest.raises(TransientError):
-            publish_newest_checkpoint(premises)
+            publish_newest_checkpoint(context)
     uid = network.member(AGGREGATOR).uid
     assert list_checkpoints(store, uid) == [0], "without its manifest it does not exist"
-    publish_newest_checkpoint(premises)
+    publish_newest_checkpoint(context)
     assert list_checkpoints(store, uid) == [1, 0]
 
 
@@ -75,23 +76,23 @@ def test_a_running_neuron_is_not_disturbed(network: Network) -> None:
     network.run([1])
     half = network.aggregator.snapshots.folder(2).with_name(".writing-2-99")
     half.mkdir()
-    publish_newest_checkpoint(network.premises(AGGREGATOR))
-    premises = network.premises(AGGREGATOR)
-    assert known_epochs(premises, premises.birth())[1] == 1
+    publish_newest_checkpoint(network.context(AGGREGATOR))
+    context = network.context(AGGREGATOR)
+    assert known_epochs(context, context.birth())[1] == 1
     assert half.exists()
 
 
 def test_before_the_first_snapshot_there_is_nothing_to_publish(network: Network) -> None:
     with pytest.raises(PermanentError) as caught:
-        publish_newest_checkpoint(network.premises(AGGREGATOR))
+        publish_newest_checkpoint(network.context(AGGREGATOR))
     assert caught.value.reason is Reason.OBJECT_MISSING
     assert "no snapshot yet; the first window makes one" in str(caught.value)
 
 
 def test_a_hotkey_that_is_not_registered_publishes_nothing(network: Network) -> None:
     network.run([1])
-    premises = network.premises(AGGREGATOR)
-    stranger = replace(premises, signer=network.world.members[0].hotkey)
+    context = network.context(AGGREGATOR)
+    stranger = replace(context, signer=network.world.members[0].hotkey)
     network.world.chain.deregister(stranger.signer.address)
     with pytest.raises(PermanentError) as caught:
         publish_newest_checkpoint(stranger)
@@ -105,13 +106,13 @@ def old(folder: Path) -> Network:
     network = Network(folder, tiny(storage=storage))
     for window in (2, 4, 6):
         network.run([window - 1, window])
-        publish_newest_checkpoint(network.premises(AGGREGATOR))
+        publish_newest_checkpoint(network.context(AGGREGATOR))
     return network
 
 
 def test_a_dry_run_counts_and_deletes_nothing(old: Network) -> None:
     before = old.objects(AGGREGATOR)
-    report = clean_bucket(old.premises(AGGREGATOR), dry_run=True)
+    report = clean_bucket(old.context(AGGREGATOR), dry_run=True)
     assert old.objects(AGGREGATOR) == before
     rows = {row.kind: row for row in report.rows}
     assert {kind: row.found for kind, row in rows.items()} == {
@@ -127,13 +128,13 @@ def test_a_dry_run_counts_and_deletes_nothing(old: Network) -> None:
 
 
 def test_what_has_expired_is_deleted_and_nothing_else(old: Network) -> None:
-    dry = clean_bucket(old.premises(AGGREGATOR), dry_run=True)
-    report = clean_bucket(old.premises(AGGREGATOR), dry_run=False)
+    dry = clean_bucket(old.context(AGGREGATOR), dry_run=True)
+    report = clean_bucket(old.context(AGGREGATOR), dry_run=False)
     assert [(row.kind, row.deleted) for row in report.rows] == [(row.kind, row.found) for row in dry.rows]
     assert windows_in(old, AGGREGATOR) == {3, 4, 5, 6}
     assert list_checkpoints(old.aggregator.buckets.own, old.member(AGGREGATOR).uid) == [6, 0], "genesis stays for ever"
     assert [key for key in old.objects(AGGREGATOR) if key.startswith("start_window")]
-    assert clean_bucket(old.premises(AGGREGATOR), dry_run=False).rows == ()
+    assert clean_bucket(old.context(AGGREGATOR), dry_run=False).rows == ()
     old.run([7])
     assert len(old.roots(7)) == 1
 
@@ -142,37 +143,37 @@ def test_what_is_not_ours_is_never_deleted(old: Network) -> None:
     foreign = ["gradient-1-3-v999.bin", "gradient-x-1-v1.bin", "notes/decision-1-1-v1.json", "readme.txt"]
     for key in foreign:
         old.bucket(AGGREGATOR).put(key, b"mine")
-    clean_bucket(old.premises(AGGREGATOR), dry_run=False)
+    clean_bucket(old.context(AGGREGATOR), dry_run=False)
     assert set(foreign) <= set(old.objects(AGGREGATOR))
 
 
 def test_every_role_can_clean_its_bucket(old: Network) -> None:
     for name in old.nodes:
-        clean_bucket(old.premises(name), dry_run=False)
+        clean_bucket(old.context(name), dry_run=False)
         assert min(windows_in(old, name)) == 3
 
 
 def test_the_shards_are_those_of_the_newest_snapshot(network: Network) -> None:
-    premises = network.premises(AGGREGATOR)
-    birth = premises.birth()
-    assert known_epochs(premises, birth) == (first_epochs(1), 0)
+    context = network.context(AGGREGATOR)
+    birth = context.birth()
+    assert known_epochs(context, birth) == (first_epochs(1), 0)
     network.run([1, 2])
-    assert known_epochs(premises, birth) == (first_epochs(1), 2)
+    assert known_epochs(context, birth) == (first_epochs(1), 2)
 
 
 def test_before_genesis_nothing_is_cleaned(network: Network) -> None:
-    premises = network.premises(AGGREGATOR)
+    context = network.context(AGGREGATOR)
     network.bucket(AGGREGATOR).delete(network.objects(AGGREGATOR, "start_window"))
     with pytest.raises(TransientError) as caught:
-        clean_bucket(premises, dry_run=False)
+        clean_bucket(context, dry_run=False)
     assert caught.value.reason is Reason.GENESIS_MISSING
 
 
 def test_an_unreachable_store_is_not_taken_for_no_genesis(network: Network) -> None:
-    premises = network.premises("validator-2")
+    context = network.context("validator-2")
     for work in (publish_newest_checkpoint, lambda each: clean_bucket(each, dry_run=True)):
         with network.outage(AGGREGATOR), pytest.raises(TransientError) as caught:
-            work(premises)
+            work(context)
         assert caught.value.reason is Reason.STORE_UNREACHABLE
 
 
@@ -200,19 +201,19 @@ def test_the_genesis_of_the_own_start_window_stays_whatever_network_is_found(
 ) -> None:
     network.run([1, 2, 3])
     for _ in range(2):
-        publish_newest_checkpoint(network.premises(AGGREGATOR))
-    premises = network.premises(AGGREGATOR)
-    birth = premises.birth()
+        publish_newest_checkpoint(network.context(AGGREGATOR))
+    context = network.context(AGGREGATOR)
+    birth = context.birth()
     elsewhere = replace(birth, start=birth.start.model_copy(update={"start_window": 63}))
-    monkeypatch.setattr(Premises, "birth", lambda self: elsewhere)
+    monkeypatch.setattr(Context, "birth", lambda self: elsewhere)
     before = network.objects(AGGREGATOR, "checkpoint-0-")
-    clean_bucket(premises, dry_run=False)
+    clean_bucket(context, dry_run=False)
     assert before
     assert network.objects(AGGREGATOR, "checkpoint-0-") == before
 
 
 def test_housekeeping_insists_on_the_pinned_genesis(network: Network) -> None:
-    premises = replace(network.premises(AGGREGATOR), pinned_genesis="ab" * 32)
+    context = replace(network.context(AGGREGATOR), pinned_genesis="ab" * 32)
     with pytest.raises(TransientError) as caught:
-        clean_bucket(premises, dry_run=False)
+        clean_bucket(context, dry_run=False)
     assert caught.value.reason is Reason.GENESIS_MISSING

@@ -56,13 +56,13 @@ def key_of(network: Network, window: int) -> str:
 def test_everybody_reads_what_the_validator_has_in_its_book(network: Network) -> None:
     own = tuple(network.validator.book.evidence(window) for window in WINDOWS)
     for name in names(network):
-        found = read_recent(network.premises(name), 100)
+        found = read_recent(network.context(name), 100)
         assert found.evidences == own
         assert (found.validator.uid, found.windows, found.left_out, found.gaps) == (
             *(uid_of(network), range(1, 4), (), ()),
         )
     assert found.summary == f"evidence of uid {uid_of(network)}: 3 of 3 windows, 1 to 3"
-    assert read_recent(network.premises(name), 2).evidences == own[1:]
+    assert read_recent(network.context(name), 2).evidences == own[1:]
     assert leaderboard(found.evidences).standings["uid"].tolist() == [
         record.uid for record in sorted(found.evidences[-1].miners, key=lambda each: (-each.final, each.uid))
     ]
@@ -71,12 +71,12 @@ def test_everybody_reads_what_the_validator_has_in_its_book(network: Network) ->
 def test_a_window_that_is_not_there_is_a_gap(shown: Network) -> None:
     _, validator, miner = names(shown)
     shown.bucket(validator).delete([key_of(shown, 2)])
-    found = read_recent(shown.premises(miner), 100)
+    found = read_recent(shown.context(miner), 100)
     assert [evidence.window for evidence in found.evidences] == [1, 3]
     assert (found.gaps, found.left_out) == ((2,), ())
     assert found.summary == f"evidence of uid {uid_of(shown)}: 2 of 3 windows, 1 to 3; nothing of 2"
     shown.bucket(validator).delete([key_of(shown, 3)])
-    assert read_recent(shown.premises(miner), 100).gaps == ()  # it may still come
+    assert read_recent(shown.context(miner), 100).gaps == ()  # it may still come
 
 
 Forgery = Callable[[Sealed[Evidence], Sealed[Evidence], Signer], bytes]
@@ -105,7 +105,7 @@ def test_what_is_forged_is_left_out_with_its_reason(shown: Network, forgery: str
     forge, reason = FORGERIES[forgery]
     sealed = [seal(evidence_in(shown, window), shown.member(validator).hotkey) for window in (2, 1)]
     shown.bucket(validator).put(key_of(shown, 2), forge(*sealed, shown.member(miner).hotkey))
-    found = read_recent(shown.premises(miner), 100)
+    found = read_recent(shown.context(miner), 100)
     assert [evidence.window for evidence in found.evidences] == [1, 3]
     assert [(each.window, each.reason) for each in found.left_out] == [(2, reason)]
     assert found.gaps == ()
@@ -122,7 +122,7 @@ def test_the_own_evidence_of_another_network_is_left_out(shown: Network) -> None
     _, validator, miner = names(shown)
     signer = shown.member(validator).hotkey
     shown.bucket(validator).put(key_of(shown, 1), changed(evidence_in(shown, 1), signer, genesis="0" * 64))
-    (left_out,) = read_recent(shown.premises(miner), 100).left_out
+    (left_out,) = read_recent(shown.context(miner), 100).left_out
     assert left_out.reason is Reason.WRONG_NETWORK
     assert "genesis 000000000000" in left_out.detail
 
@@ -131,43 +131,43 @@ def test_only_forgeries_are_evidence_of_nothing(shown: Network) -> None:
     _, validator, miner = names(shown)
     for window in WINDOWS:
         shown.bucket(validator).put(key_of(shown, window), b"{}")
-    asked = read_recent(shown.premises(miner), 100, uid=uid_of(shown))
+    asked = read_recent(shown.context(miner), 100, uid=uid_of(shown))
     assert (asked.evidences, [each.reason for each in asked.left_out]) == ((), [Reason.MALFORMED] * 3)
     with pytest.raises(PermanentError, match="no validator shows evidence of windows 1 to 3"):
-        read_recent(shown.premises(miner), 100)
+        read_recent(shown.context(miner), 100)
 
 
 class TestWhose:
     def test_a_validator_is_asked_for_by_uid(self, network: Network) -> None:
         aggregator, _, miner = names(network)
-        premises = network.premises(miner)
-        assert read_recent(premises, 100, uid=uid_of(network)).validator.uid == uid_of(network)
+        context = network.context(miner)
+        assert read_recent(context, 100, uid=uid_of(network)).validator.uid == uid_of(network)
         with pytest.raises(PermanentError, match="shows evidence of windows 1 to 3") as caught:
-            read_recent(premises, 100, uid=network.member(aggregator).uid)
+            read_recent(context, 100, uid=network.member(aggregator).uid)
         assert caught.value.reason is Reason.EVIDENCE_MISSING
         with pytest.raises(PermanentError, match=r"no validator permit on subnet \d+; uids that do: 1, 2") as caught:
-            read_recent(premises, 100, uid=network.member(miner).uid)
+            read_recent(context, 100, uid=network.member(miner).uid)
         assert caught.value.reason is Reason.NOT_REGISTERED
 
     def test_a_bucket_that_nobody_named_is_said(self, network: Network) -> None:
         uid = network.world.chain.register(hotkey(7), stake=50.0, validator_permit=True)
         with pytest.raises(RejectedError, match="committed no bucket") as caught:
-            read_recent(network.premises(names(network)[2]), 100, uid=uid)
+            read_recent(network.context(names(network)[2]), 100, uid=uid)
         assert caught.value.reason is Reason.COMMITMENT_MISSING
-        assert read_recent(network.premises(names(network)[2]), 100).validator.uid == uid_of(network)
+        assert read_recent(network.context(names(network)[2]), 100).validator.uid == uid_of(network)
 
     def test_a_store_that_fails_is_not_nothing(self, network: Network) -> None:
         _, validator, miner = names(network)
         with network.outage(validator), pytest.raises(TransientError, match="no route"):
             read_published(network.validator.exchange, network.validator.exchange.identity(1), range(1, 4))
         with network.outage(validator), pytest.raises(TransientError, match="no route"):
-            read_recent(network.premises(miner), 100)
+            read_recent(network.context(miner), 100)
 
 
 def test_a_stop_is_heeded(network: Network) -> None:
     interrupt.request_stop()
     try:
         with pytest.raises(StoppedError):
-            read_recent(network.premises(names(network)[2]), 100)
+            read_recent(network.context(names(network)[2]), 100)
     finally:
         interrupt.clear_stop()

@@ -29,7 +29,7 @@ def home(network: Network) -> Path:
     network.run(range(1, 7))
     node = network.miners[0]
     network.kill(network.name(node))
-    return node.settings.home
+    return node.home
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_a_restart_misses_nothing(network: Network, home: Path) -> None:
 def test_a_running_neuron_is_not_disturbed(network: Network) -> None:
     network.run(range(1, 5))
     for name, node in list(network.nodes.items()):
-        clean(network, node.settings.home, later=365 * DAY)
+        clean(network, node.home, later=365 * DAY)
         assert name in network.nodes
     network.run([5, 6])
     assert len(network.roots(6)) == 1

@@ -13,6 +13,7 @@ from tasks.open_window import open_window as open_window_task
 from templar.errors import PermanentError, Reason
 from templar.exchange.lease import Terms
 from templar.neuron.lock import HOLDER_FILE, NeuronLock, holder_of
+from templar.neuron.miner import Miner
 from templar.neuron.node import Node
 from templar.window import open_window
 from tests.support import lock_holder
@@ -120,20 +121,20 @@ def test_a_damaged_secret_is_named(tmp_path: Path, content: bytes) -> None:
 # The same hotkey on two machines.
 
 
-def elsewhere(network: Network, name: str) -> Node:
-    """The node of a member over an empty folder of another machine, not started."""
-    node = network.world.node(network.member(name))
-    settings = replace(node.settings, name=f"{name}-2", home=node.settings.home.with_name(f"{name}-2"))
-    return type(node)(settings, network.hparams, node._surroundings)
+def elsewhere(network: Network, name: str, kind: type[Node] = Miner) -> Node:
+    """The node of a member over an empty folder of another machine."""
+    context = network.world.context(network.member(name))
+    return kind(replace(context, name=f"{name}-2", home=context.home.with_name(f"{name}-2")))
 
 
 @pytest.mark.parametrize("index", [0, 1, 2], ids=["aggregator", "validator", "miner"])
 def test_a_second_machine_is_refused_and_the_first_goes_on(network: Network, index: int) -> None:
-    name = [network.name(node) for node in (network.aggregator, network.validator, network.miners[0])][index]
+    node = (network.aggregator, network.validator, network.miners[0])[index]
+    name = node.name
     network.run(range(1, 2))
     before, commitments = network.objects(name), network.world.chain.commitments()
     with pytest.raises(PermanentError) as caught:
-        elsewhere(network, name).start()
+        elsewhere(network, name, type(node))
     assert caught.value.reason is Reason.ALREADY_RUNNING
     assert "Stop the neuron there" in str(caught.value)
     assert (network.objects(name), network.world.chain.commitments()) == (before, commitments)
@@ -147,7 +148,6 @@ def test_a_neuron_that_was_stopped_can_start_elsewhere_at_once(network: Network)
     del network.nodes[name]
     node.stop()
     second = elsewhere(network, name)
-    second.start()
     network.nodes[name] = second
     network.run(range(2, 4))
     assert len(network.roots(3)) == 1
@@ -159,12 +159,10 @@ def test_a_killed_one_restarts_at_once_in_its_folder_and_later_elsewhere(network
     network.restart(name)
     network.run(range(2, 3))
     network.kill(name)
-    second = elsewhere(network, name)
     with pytest.raises(PermanentError):
-        second.start()
+        elsewhere(network, name)
     network.clock.sleep_until(network.clock.now() + Terms.of(network.hparams.windows).expires_after + 1)
-    second.start()
-    second.stop()
+    elsewhere(network, name).stop()
 
 
 def test_a_sleeper_that_was_replaced_publishes_nothing_more_and_says_why(network: Network) -> None:
@@ -173,7 +171,6 @@ def test_a_sleeper_that_was_replaced_publishes_nothing_more_and_says_why(network
     sleeper = network.nodes.pop(name)
     network.clock.sleep_until(network.clock.now() + Terms.of(network.hparams.windows).expires_after + 1)
     second = elsewhere(network, name)
-    second.start()
     before = network.objects(name)
     with pytest.raises(PermanentError) as caught:
         open_window(sleeper)
@@ -191,23 +188,20 @@ def test_a_flow_lets_a_neuron_go_that_was_taken_over(network: Network) -> None:
     sleeper = network.nodes.pop(name)
     network.clock.sleep_until(network.clock.now() + Terms.of(network.hparams.windows).expires_after + 1)
     second = elsewhere(network, name)
-    second.start()
     with hosting(name, sleeper):
         assert hosted(name, Node) is sleeper
         with pytest.raises(PermanentError) as caught:
             open_window_task.fn(name, None)
         assert caught.value.reason is Reason.LEASE_LOST
-        NeuronLock(sleeper.settings.home).release()  # it was stopped, and the next window's start is what is refused
+        NeuronLock(sleeper.home).release()  # it was stopped, and the next window's start is what is refused
     with pytest.raises(PermanentError) as caught:
-        sleeper.start()
+        network.started(network.member(name))
     assert caught.value.reason is Reason.ALREADY_RUNNING
     second.stop()
-    sleeper.start()
-    sleeper.stop()
+    network.restart(name)
 
 
 def test_an_observer_has_no_lease(network: Network) -> None:
     observer = network.world.observer()
-    observer.start()
     assert observer._lease is None
     observer.stop()

@@ -245,7 +245,7 @@ def test_every_role_says_what_it_knows(ran: Network) -> None:
     assert (first.values["applied"], second.values["applied"]) == (1, 0)
     assert first.values["batch_tokens"] > 0
     assert 0 < first.values["loss"] < 10
-    assert ran.validator.settings.name == validator.neuron
+    assert ran.validator.name == validator.neuron
 
 
 def test_a_window_that_was_never_measured_has_no_scores(ran: Network, monkeypatch: pytest.MonkeyPatch) -> None:

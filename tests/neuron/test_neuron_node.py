@@ -12,6 +12,7 @@ from templar.data.corpus import Document
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.neuron.catchup import catch_up
 from templar.neuron.evaluate import measure_held_out
+from templar.neuron.join import Context
 from templar.neuron.journal import Status
 from templar.neuron.miner import Miner
 from templar.neuron.node import Node
@@ -23,13 +24,12 @@ from templar.window import Action, drive_window, open_window
 from tests.support.network import Network, tiny
 
 
-def refused(node: Node) -> TemplarError:
+def refused(context: Context, kind: type[Node] = Miner) -> TemplarError:
     """The error with which a start fails; it must leave the lock free."""
     with pytest.raises(TemplarError) as caught:
-        node.start()
-    other = Node(node.settings, node.hparams, node._surroundings)
+        kind(context)
     with pytest.raises(TemplarError) as again:
-        other.start()
+        Node(context)
     assert again.value.reason is caught.value.reason, "and not already_running"
     return caught.value
 
@@ -40,8 +40,7 @@ def refused(node: Node) -> TemplarError:
 def test_other_numbers_are_refused(network: Network) -> None:
     name = network.name(network.miners[0])
     node = network.kill(name)
-    other = Node(node.settings, tiny(training={"inner_steps": 3}), node._surroundings)
-    error = refused(other)
+    error = refused(replace(node.context, hparams=tiny(training={"inner_steps": 3})))
     assert isinstance(error, PermanentError)
     assert error.reason is Reason.BAD_HPARAMS
     assert "use the preset that the network was started with" in str(error)
@@ -51,9 +50,7 @@ def test_other_numbers_are_refused(network: Network) -> None:
 def test_numbers_that_are_nobody_elses_business_may_differ(network: Network) -> None:
     name = network.name(network.miners[0])
     node = network.kill(name)
-    own = Miner(node.settings, tiny(storage={"snapshots_kept": 7}), node._surroundings)
-    own.start()
-    own.stop()
+    Miner(replace(node.context, hparams=tiny(storage={"snapshots_kept": 7}))).stop()
 
 
 def test_another_dataset_is_refused(network: Network) -> None:
@@ -64,22 +61,18 @@ def test_another_dataset_is_refused(network: Network) -> None:
     dataset = DirectoryStore(network.world.root / "buckets" / DATASET_BUCKET)
     dataset.delete([info.key for info in dataset.list()])
     upload_dataset(folder, dataset, DATASET_PREFIX)
-    error = refused(node)
+    error = refused(node.context)
     assert error.reason is Reason.DATASET_MALFORMED
     assert "point the dataset bucket and prefix at the network's dataset" in str(error)
 
 
 def test_a_pinned_genesis_is_insisted_on(network: Network) -> None:
     node = network.kill(network.name(network.miners[0]))
-    settings = replace(node.settings, pinned_genesis="f" * 64)
-    error = refused(Miner(settings, node.hparams, node._surroundings))
+    error = refused(replace(node.context, pinned_genesis="f" * 64))
     assert isinstance(error, TransientError)
     assert error.reason is Reason.GENESIS_MISSING
     assert "f" * 64 in str(error)
-    right = replace(node.settings, pinned_genesis=node.birth.network.genesis)
-    pinned = Miner(right, node.hparams, node._surroundings)
-    pinned.start()
-    pinned.stop()
+    Miner(replace(node.context, pinned_genesis=node.birth.network.genesis)).stop()
 
 
 def test_a_second_node_over_the_same_folder_is_refused(network: Network) -> None:
@@ -104,7 +97,7 @@ def test_a_damaged_journal_keeps_the_neuron_from_starting(network: Network) -> N
     node = network.nodes.pop(name)
     node.stop()
     (node.home / "journal.sqlite").write_bytes(b"nonsense " * 1000)
-    error = refused(network.world.node(network.member(name)))
+    error = refused(node.context)
     assert error.reason is Reason.BAD_STATE_FILE
 
 
@@ -212,7 +205,6 @@ def test_what_no_later_window_needs_is_dropped(folder: Path) -> None:
 def test_an_observer_replays_what_was_agreed_and_measures_it(network: Network) -> None:
     network.run([1, 2, 3])
     observer = network.world.observer()
-    observer.start()
     network.world.chain.wait_for_block(5 * network.hparams.windows.blocks_per_window)
     assert catch_up(observer, 3, deadline=observer.chain.clock.now()) == 3
     assert observer.state.mark == network.validator.state.mark

@@ -15,7 +15,6 @@ def test_it_is_what_the_miner_trains_on(network: Network) -> None:
     report = miner.fetch_pages(1)
     own = miner.exchange.identity(1).uid
     observer = network.world.observer()
-    observer.start()
     try:
         found = preview(observer.workload, 1, own, num_texts=3)
     finally:

@@ -38,7 +38,7 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Network:
     network = Network(tmp_path_factory.mktemp("old"), tiny(storage=storage))
     for window in (2, 4, 6):
         network.run([window - 1, window])
-        publish_newest_checkpoint(network.premises(AGGREGATOR))
+        publish_newest_checkpoint(network.context(AGGREGATOR))
     return network
 
 
@@ -55,10 +55,10 @@ def purge(
     dry_run: bool = False,
     confirm: str | None = None,
 ) -> CleanupReport:
-    premises, at = network.premises(AGGREGATOR), at or target(network)
+    context, at = network.context(AGGREGATOR), at or target(network)
     return purge_bucket(
         at,
-        premises.chain,
+        context.chain,
         network.hparams,
         criterion,
         dry_run=dry_run,
@@ -100,7 +100,7 @@ def test_a_network_goes_on_whatever_is_purged(folder: Path, criterion: Criterion
     storage = {"checkpoint_frequency": 2, "checkpoints_kept": 1, "retention_windows": 3}
     network = Network(folder, tiny(storage=storage))
     network.run([1, 2, 3, 4, 5])
-    publish_newest_checkpoint(network.premises(AGGREGATOR))
+    publish_newest_checkpoint(network.context(AGGREGATOR))
     alive = {key for key in network.objects(AGGREGATOR) if key.split("-")[1:2] in (["2"], ["3"], ["4"], ["5"])}
     purge(network, criterion)
     left = network.objects(AGGREGATOR)
@@ -140,7 +140,7 @@ def test_an_unreadable_start_window_keeps_every_checkpoint(folder: Path) -> None
     network = Network(folder, tiny(storage={"checkpoint_frequency": 2, "checkpoints_kept": 1, "retention_windows": 3}))
     for window in (2, 4):
         network.run([window - 1, window])
-        publish_newest_checkpoint(network.premises(AGGREGATOR))
+        publish_newest_checkpoint(network.context(AGGREGATOR))
     network.bucket(AGGREGATOR).put(START_WINDOW_KEY, b"damaged")
     before = network.objects(AGGREGATOR, "checkpoint-")
     purge(network, Criterion(Mode.PREFIX, prefix="checkpoint-"))
@@ -150,14 +150,14 @@ def test_an_unreadable_start_window_keeps_every_checkpoint(folder: Path) -> None
 def test_what_another_chain_left_of_later_windows_deletes_nothing_and_goes_by_its_prefix(folder: Path) -> None:
     network = Network(folder, tiny(storage={"checkpoint_frequency": 2, "checkpoints_kept": 1, "retention_windows": 3}))
     network.run([1, 2, 3, 4])
-    publish_newest_checkpoint(network.premises(AGGREGATOR))
+    publish_newest_checkpoint(network.context(AGGREGATOR))
     store, uid = network.bucket(AGGREGATOR), network.member(AGGREGATOR).uid
     under_way = checkpoint_key(5, uid, "config.json")
     planted = [checkpoint_key(50_000, uid, "manifest.json"), window_key(Kind.PROOF, 50_000, uid)]
     for key in (under_way, *planted):
         store.put(key, b"{}")
     before = set(network.objects(AGGREGATOR, "checkpoint-"))
-    clean_bucket(network.premises(AGGREGATOR), dry_run=False)
+    clean_bucket(network.context(AGGREGATOR), dry_run=False)
     assert set(network.objects(AGGREGATOR, "checkpoint-")) == before
     purge(network, Criterion(Mode.PREFIX, prefix="checkpoint-"))
     assert before - set(network.objects(AGGREGATOR, "checkpoint-")) == {planted[0]}
@@ -198,7 +198,7 @@ def test_what_was_left_behind_goes_and_what_is_being_written_stays(old: Network)
     for key in ("access-check-0123456789abcdef", half):
         store.put(key, b"12345")
     (root / INCOMING / "dead").write_bytes(b"x" * 100)
-    chain, hparams = old.premises(AGGREGATOR).chain, old.hparams
+    chain, hparams = old.context(AGGREGATOR).chain, old.hparams
     before = set(old.objects(AGGREGATOR))
     fresh = clean_temporary(at, chain, hparams, hours=0, dry_run=False)
     assert fresh.report.rows == ()
@@ -220,7 +220,7 @@ def test_what_was_left_behind_goes_and_what_is_being_written_stays(old: Network)
 
 @pytest.mark.parametrize("confirm", ["", "other"])
 def test_another_bucket_is_cleaned_of_nothing_without_its_name(old: Network, confirm: str) -> None:
-    at, chain = replace(target(old), is_own=False), old.premises(AGGREGATOR).chain
+    at, chain = replace(target(old), is_own=False), old.context(AGGREGATOR).chain
     half = Path(old.bucket(AGGREGATOR)._root) / INCOMING / "dead"
     half.write_bytes(b"1")
     later = replace(at, uploads=DirectoryUploads(half.parent.parent, clock=lambda: time.time() + 10_000))
@@ -237,7 +237,7 @@ def test_another_bucket_is_cleaned_of_nothing_without_its_name(old: Network, con
 @pytest.mark.parametrize("hours", [-1.0, float("nan"), float("inf")])
 def test_hours_must_be_hours(old: Network, hours: float) -> None:
     with pytest.raises(PermanentError) as caught:
-        clean_temporary(target(old), old.premises(AGGREGATOR).chain, old.hparams, hours=hours, dry_run=False)
+        clean_temporary(target(old), old.context(AGGREGATOR).chain, old.hparams, hours=hours, dry_run=False)
     assert caught.value.reason is Reason.BAD_PARAMETERS
 
 
@@ -318,6 +318,6 @@ def test_a_write_key_that_may_not_list_uploads_is_no_failure(old: Network, moto:
     write = {"access_key_id": keys.write.access_key_id, "secret_access_key": keys.write.secret_access_key}
     read = {"access_key_id": keys.read.access_key_id, "secret_access_key": keys.read.secret_access_key}
     at = Target(S3Store(keys.bucket, endpoint_url=url, **write), S3Uploads(keys.bucket, endpoint_url=url, **read))
-    chain = old.premises(AGGREGATOR).chain
+    chain = old.context(AGGREGATOR).chain
     found = clean_temporary(at, chain, old.hparams, hours=1, dry_run=False, confirm_bucket=keys.bucket)
     assert (found.unseen, found.report.rows) == (Reason.ACCESS_DENIED, ())

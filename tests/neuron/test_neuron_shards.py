@@ -104,7 +104,7 @@ def test_a_late_node_takes_the_shards_from_a_checkpoint(sharded: Network) -> Non
     away.stop()
     for window in range(2, 7):
         sharded.run([window])
-        publish_newest_checkpoint(sharded.premises(sharded.name(sharded.aggregator)))
+        publish_newest_checkpoint(sharded.context(sharded.name(sharded.aggregator)))
     miner = sharded.restart(name)
     mark = take_checkpoint(miner, 6)
     assert mark == sharded.aggregator.state.mark
@@ -142,14 +142,13 @@ def test_windows_beyond_what_the_state_knows_are_refused(sharded: Network) -> No
     with pytest.raises(TransientError, match="catch up first") as caught:
         sharded.validator.workload.assignment(5, 3)
     assert caught.value.reason is Reason.WINDOW_NOT_OPEN
-    found = known_epochs(sharded.premises(sharded.name(sharded.validator)), sharded.validator.birth)
+    found = known_epochs(sharded.context(sharded.name(sharded.validator)), sharded.validator.birth)
     assert found == (sharded.validator.state.epochs, 2)
 
 
 def test_an_observer_replays_a_network_of_shards(sharded: Network) -> None:
     sharded.run(range(1, 6))
     observer = sharded.world.observer()
-    observer.start()
     sharded.world.chain.wait_for_block(7 * sharded.hparams.windows.blocks_per_window)
     assert catch_up(observer, 5, deadline=observer.chain.clock.now()) == 5
     assert observer.state.mark == sharded.validator.state.mark
@@ -159,7 +158,7 @@ def test_an_observer_replays_a_network_of_shards(sharded: Network) -> None:
 def test_rotation_before_genesis_brings_the_first_shard_and_afterwards_refuses_another_dataset(
     sharded: Network, tmp_path: Path
 ) -> None:
-    premises = sharded.premises(sharded.name(sharded.aggregator))
+    context = sharded.context(sharded.name(sharded.aggregator))
     store = DirectoryStore(sharded.world.root / "buckets" / DATASET_BUCKET)
     other = DirectoryStore(tmp_path)
     documents = numbered_documents("alpha", num_documents=8, num_lines=30)
@@ -167,12 +166,12 @@ def test_rotation_before_genesis_brings_the_first_shard_and_afterwards_refuses_a
     upload_dataset(tmp_path / "built", other, "other")
     dataset = ShardedDataset([other], "other", folder=tmp_path / "shards")
     with pytest.raises(PermanentError) as caught:
-        rotate_shards(premises, dataset, lambda percentage: None)
+        rotate_shards(context, dataset, lambda percentage: None)
     assert caught.value.reason is Reason.DATASET_MALFORMED
     assert not [*(tmp_path / "shards").glob("train_*")]
     sharded.bucket(sharded.name(sharded.aggregator)).delete([START_WINDOW_KEY])
     dataset = ShardedDataset([store], DATASET_PREFIX, folder=tmp_path / "first")
-    assert rotate_shards(premises, dataset, lambda percentage: None).current == (0,)
+    assert rotate_shards(context, dataset, lambda percentage: None).current == (0,)
 
 
 def test_many_registrations_do_not_stop_a_network(folder: Path) -> None:

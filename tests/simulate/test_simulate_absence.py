@@ -29,7 +29,7 @@ def test_a_node_that_was_away_for_long_jumps_to_a_checkpoint(folder: Path) -> No
     network.run([1])
     network.nodes.pop("honest-3").stop()
     network.run([2, 3, 4, 5])
-    publish_newest_checkpoint(network.premises("aggregator-1"))
+    publish_newest_checkpoint(network.context("aggregator-1"))
     network.run([6, 7])
     again = network.restart("honest-3")
     network.run([8, 9])

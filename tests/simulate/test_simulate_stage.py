@@ -48,8 +48,7 @@ class MemoryStage:
 
 
 def roots(world: World, windows: int = 2) -> set[str]:
-    nodes = [world.node(member) for member in world.members if member.role != "burn"]
-    run_nodes(world, nodes, windows)
+    nodes = run_nodes(world, windows).values()
     found = {node.state.root for node in nodes}
     for node in nodes:
         node.stop()
@@ -102,7 +101,6 @@ def test_the_weather_is_asked_for_every_reader_bucket_and_chain(folder: Path) ->
     names = {member.name for member in world.members if member.role != "burn"}
     assert len(roots(world)) == 1
     observer = world.observer()
-    observer.start()
     observer.stop()
     assert own == chains == names
     miners = {name for name in names if name.startswith("honest")}
@@ -110,13 +108,13 @@ def test_the_weather_is_asked_for_every_reader_bucket_and_chain(folder: Path) ->
     assert any(name is None for name, _ in seen)
 
 
-def test_premises_are_those_of_the_member(folder: Path) -> None:
+def test_a_context_is_that_of_the_member(folder: Path) -> None:
     world = World(folder, tiny(), seed=1, actors=ACTORS)
     member = world.members[-1]
-    premises = world.premises(member)
-    assert premises.signer == member.hotkey
-    assert premises.home == folder / "nodes" / member.name
-    assert premises.buckets.own.name == member.account_id
+    context = world.context(member)
+    assert context.signer == member.hotkey
+    assert context.home == folder / "nodes" / member.name
+    assert context.buckets.own.name == member.account_id
 
 
 def test_a_role_can_be_taken_by_another_kind_of_node(folder: Path) -> None:
@@ -125,8 +123,7 @@ def test_a_role_can_be_taken_by_another_kind_of_node(folder: Path) -> None:
             return self.settle(window)
 
     world = World(folder, tiny(), seed=1, actors=ACTORS, kinds={"aggregator": Mute})
-    nodes = [world.node(member) for member in world.members if member.role != "burn"]
-    run_nodes(world, nodes, 2)
+    nodes = list(run_nodes(world, 2).values())
     assert [type(node) for node in nodes].count(Mute) == 1
     decided = decided_roster(nodes[0].exchange, 2)
     assert decided is not None

@@ -17,7 +17,6 @@ def run_alone(network: PreparedNetwork, num_windows: int) -> None:
     first = network.first_window
     node = network.at("validator", first).build("validator")
     assert isinstance(node, Validator)
-    node.start()
     for window in range(first, first + num_windows):
         assert drive_window(node, window).action is Action.RUN
     node.stop()

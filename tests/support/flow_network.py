@@ -40,7 +40,7 @@ def flow_of(node: Node) -> Flow[..., Any]:
 
 def run_window(node: Node, window: int | None) -> State[Any]:
     """One window of a node as a flow run; its final state."""
-    name = node.settings.name
+    name = node.name
     with hosting(name, node), SyncClientContext.get_or_create():
         return asyncio.run(flow_of(node)(window=window, neuron=name, return_state=True))
 
@@ -53,7 +53,7 @@ def run_windows(network: Network, windows: Iterable[int]) -> dict[str, list[Stat
     def live(node: Node) -> None:
         for window in windows:
             node.chain.wait_for_block(window * network.hparams.windows.blocks_per_window)
-            states[node.settings.name].append(run_window(node, window))
+            states[node.name].append(run_window(node, window))
 
     with ExitStack() as stack:
         for name, node in network.nodes.items():

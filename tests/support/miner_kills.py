@@ -238,7 +238,6 @@ class Kills:
     def _started(self, kind: type[Any]) -> Any:
         role = "honest" if kind is Miner else "aggregator"
         node = self._world.node(next(member for member in self._world.members if member.role == role))
-        node.start()
         return node
 
     def _must(self, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -13,16 +13,16 @@ from typing import Any, TypeVar
 from templar.chain.hotkey import hotkey_from_seed
 from templar.errors import Reason, TransientError
 from templar.exchange.object_keys import Kind
-from templar.housekeeping.maintenance import Premises
 from templar.hparams import HParams, load_hparams
 from templar.neuron.aggregator import Aggregator
+from templar.neuron.join import Context
 from templar.neuron.miner import Miner
 from templar.neuron.node import Node
 from templar.neuron.validator import Validator
-from templar.simulate.run import drive_window
 from templar.simulate.world import Member, World
 from templar.store.base import ObjectInfo
 from templar.store.directory import DirectoryStore
+from templar.window import drive_window
 
 N = TypeVar("N", bound=Node)
 
@@ -81,9 +81,7 @@ class Network:
 
     def started(self, member: Member) -> Node:
         """A new node of a member over its folder, started: what a new process would hold."""
-        node = self.world.node(member)
-        node.start()
-        return node
+        return self.world.node(member)
 
     def restart(self, name: str) -> Node:
         """Stop a node, unless it was killed, and put a new one over its folder."""
@@ -133,7 +131,7 @@ class Network:
         return [node for node in self.nodes.values() if isinstance(node, kind)]
 
     def name(self, node: Node) -> str:
-        return node.settings.name
+        return node.name
 
     def run(
         self, windows: Iterable[int], *, but: Iterable[str] = (), beside: Sequence[Callable[[], None]] = ()
@@ -170,10 +168,9 @@ class Network:
         listed = [info for info in store.list(prefix) if prefix or not info.key.startswith(Kind.LEASE)]
         return {info.key: (info.last_modified, store.get(info.key, max_bytes=1 << 30)) for info in listed}
 
-    def premises(self, name: str) -> Premises:
+    def context(self, name: str) -> Context:
         """What a member's housekeeping works with."""
-        node, member = self.nodes[name], self.member(name)
-        return Premises(node.settings.home, self.hparams, node.chain, node.buckets, member.hotkey)
+        return self.nodes[name].context
 
     @contextmanager
     def outage(self, name: str) -> Iterator[None]:

@@ -33,19 +33,19 @@ def evidences(
 
 def announce(network: PreparedNetwork) -> None:
     """Let the chain name the validator's bucket, before anybody looks at a later window."""
-    network.at("validator", network.first_window).premises().buckets.announce()
+    network.at("validator", network.first_window).context("validator").buckets.announce()
 
 
 def publish_evidence(network: PreparedNetwork, windows: Iterable[int]) -> tuple[int, list[Evidence]]:
     """Publish evidence of these windows; the validator's uid, and the evidence."""
-    premises = network.at("validator", network.first_window).premises()
-    validator = premises.chain.metagraph().by_hotkey(premises.signer.address)
+    context = network.at("validator", network.first_window).context("validator")
+    validator = context.chain.metagraph().by_hotkey(context.signer.address)
     assert validator is not None
     author = {"uid": validator.uid, "hotkey": validator.hotkey}
-    author |= {"netuid": premises.chain.netuid, "genesis": premises.birth().network.genesis}
+    author |= {"netuid": context.chain.netuid, "genesis": context.birth().network.genesis}
     miners = (revealed(3, 0.2), revealed(4, 0.1), absent(5))
     found = evidences(dict.fromkeys(windows, miners), network.hparams, author)
     for evidence in found:
         key = window_key(Kind.EVIDENCE, evidence.window, validator.uid)
-        premises.buckets.own.put(key, seal(evidence, premises.signer).encode())
+        context.buckets.own.put(key, seal(evidence, context.signer).encode())
     return validator.uid, found

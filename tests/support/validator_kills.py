@@ -25,14 +25,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from templar import window as window_module
 from templar.canonical import canonical_json, sha256_hex
 from templar.exchange.object_keys import Kind, window_key
+from templar.neuron.node import Node
 from templar.neuron.validator import Validator
-from templar.simulate.run import drive_window
 from templar.simulate.world import START_WINDOW, Member, World
 from templar.timeline import first_block
-from templar.window import Action
+from templar.window import Action, drive_window
 from tests.support.killing import Forked, die, fork
 from tests.support.network import tiny
 
@@ -229,12 +228,11 @@ class ValidatorKills:
     def _live(self, line: Connection) -> dict[str, list[str]]:
         """Live through all windows; the root after each of them, by name."""
         self._others.close()
-        nodes = {member.name: self._world.node(member) for member in self._members if member != self._validator}
+        nodes: dict[str, Node] = {}
 
         def participant(member: Member) -> Callable[[], None]:
             def live() -> None:
-                node = nodes[member.name]
-                node.start()
+                node = nodes[member.name] = self._world.node(member)
                 for window in range(START_WINDOW, START_WINDOW + NUM_WINDOWS):
                     node.chain.wait_for_block(first_block(window, HPARAMS.windows))
                     if (member.uid, window) != (AWAY_UID, AWAY_WINDOW):
@@ -311,11 +309,10 @@ class ValidatorKills:
         self._world.clock = self._world.stage._clock = AskingClock(line)  # type: ignore[attr-defined]
         validator = self._world.node(self._validator)
         assert isinstance(validator, Validator)
-        validator.start()
         found = {"rated": _is_rated(validator, window), "applied": validator.state.window >= window}
         (self._folder / "found.json").write_text(json.dumps(found))
         watch = Watch(point, self._folder / "died.json")
-        opening = watch.call(lambda: window.validate(validator, window))
+        opening = watch.call(lambda: drive_window(validator, window))
         assert opening.action is not Action.CATCHING_UP, opening
         return {"calls": watch.calls, **self._outcome(validator, window)}
 
@@ -325,7 +322,7 @@ class ValidatorKills:
         objects = self._objects()
         return {
             "evidence": json.loads(objects[window_key(Kind.EVIDENCE, window, self._validator.uid)])["body"],
-            "book": _rows(validator.settings.home / "scores.sqlite"),
+            "book": _rows(validator.home / "scores.sqlite"),
             "weights": validator.chain.weights()[self._validator.uid],
             "root": validator.state.root,
             "published": {key: _unsigned(data) for key, data in objects.items()},

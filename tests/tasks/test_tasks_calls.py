@@ -44,7 +44,7 @@ from templar.exchange.buckets import Buckets
 from templar.exchange.gather import GatherReport, PeerOutcome, Tier
 from templar.exchange.objects import Manifest
 from templar.exchange.peers import Selection
-from templar.exchange.reveal import Contribution
+from templar.exchange.reveal import Submission
 from templar.housekeeping.bucket_cleanup import CleanupReport, CleanupRow
 from templar.hparams import load_hparams
 from templar.neuron.aggregator import Aggregator
@@ -64,7 +64,7 @@ ANSWER = object()
 HOTKEY = "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY"
 
 
-def contribution(uid: int) -> Contribution:
+def submission(uid: int) -> Submission:
     manifest = Manifest(
         netuid=1,
         genesis="ab" * 32,
@@ -76,13 +76,13 @@ def contribution(uid: int) -> Contribution:
         assignment="ef" * 32,
         root_before="01" * 32,
     )
-    return Contribution(uid, HOTKEY, manifest, 1, 2, "0a" * 64, "0b" * 64)
+    return Submission(manifest, 1, 2, "0a" * 64, "0b" * 64)
 
 
 REPORT = GatherReport(
     WINDOW,
     (
-        PeerOutcome(3, Tier.GATHER, contribution(3), None, "", 0.12345, num_bytes=2345),
+        PeerOutcome(3, Tier.GATHER, submission(3), None, "", 0.12345, num_bytes=2345),
         PeerOutcome(4, Tier.RESERVE, None, Reason.PAYLOAD_MISSING, "no payload", 1.0, num_bytes=655),
     ),
     seconds=1.5,
@@ -265,13 +265,13 @@ class TestArtifacts:
         )
         calls = with_block(monkeypatch, clean_module)
 
-        def clean(premises: object, *, dry_run: bool) -> CleanupReport:
-            calls.append((premises, dry_run))
+        def clean(context: object, *, dry_run: bool) -> CleanupReport:
+            calls.append((context, dry_run))
             return report
 
         monkeypatch.setattr(clean_module.housekeeping, "clean_bucket", clean)
         assert clean_bucket.fn(NAME, dry_run) is report
-        assert calls == [NAME, (PREMISES, dry_run)]
+        assert calls == [NAME, (CONTEXT, dry_run)]
         rows, description = rows_of(prefect_api, f"cleanup-{NAME}")
         counts = {"kind": "gradient", "found": 3, "kept": 0, "num_bytes": 900, "deleted": 2, "failed": 1}
         assert rows == [
@@ -295,14 +295,14 @@ class TestArtifacts:
         report = RotationReport((1,), 2, on_disk=(1, 2), fetched=(2,), num_bytes=10)
         calls = with_block(monkeypatch, rotate_module, home=str(tmp_path))
 
-        def rotate(premises: object, dataset: object, on_progress: Callable[[float], None]) -> RotationReport:
-            calls.append((premises, dataset))
+        def rotate(context: object, dataset: object, on_progress: Callable[[float], None]) -> RotationReport:
+            calls.append((context, dataset))
             on_progress(62.5)
             return report
 
         monkeypatch.setattr(rotate_module.housekeeping, "rotate_shards", rotate)
         assert rotate_shards.fn(NAME) is report
-        assert calls == [NAME, (PREMISES, ("shards", PREMISES.hparams, tmp_path))]
+        assert calls == [NAME, (CONTEXT, ("shards", CONTEXT.hparams, tmp_path))]
         with prefect_api.client() as client:
             artifact = client.request("GET", f"/artifacts/shards-{NAME}/latest").json()
         assert (artifact["type"], artifact["data"]) == ("progress", 62.5)
@@ -310,19 +310,19 @@ class TestArtifacts:
 
 def test_pages_are_not_rotated(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = with_block(monkeypatch, rotate_module)
-    monkeypatch.setattr(PREMISES.hparams.data, "layout", "pages")
+    monkeypatch.setattr(CONTEXT.hparams.data, "layout", "pages")
     assert rotate_shards.fn(NAME) == RotationReport(skipped=Reason.NO_SHARDS)
     assert calls == [NAME]
 
 
-PREMISES = SimpleNamespace(hparams=SimpleNamespace(data=SimpleNamespace(layout="shards")))
+CONTEXT = SimpleNamespace(hparams=SimpleNamespace(data=SimpleNamespace(layout="shards")))
 
 
 def with_block(monkeypatch: pytest.MonkeyPatch, module: Any, **fields: Any) -> list[Any]:
     """Let a task module find a block; the list that it returns has the name that was asked for."""
     calls: list[Any] = []
     dataset = SimpleNamespace(shards=lambda hparams, home: ("shards", hparams, home))
-    block = SimpleNamespace(premises=lambda: PREMISES, dataset=dataset, **fields)
+    block = SimpleNamespace(context=lambda name: CONTEXT, dataset=dataset, **fields)
 
     def load(name: str) -> Any:
         calls.append(name)
@@ -334,8 +334,8 @@ def with_block(monkeypatch: pytest.MonkeyPatch, module: Any, **fields: Any) -> l
 
 def test_publishing_a_checkpoint_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = with_block(monkeypatch, checkpoint_module)
-    monkeypatch.setattr(checkpoint_module, "publish_newest_checkpoint", lambda premises: (premises, "published"))
-    assert publish_checkpoint.fn(NAME) == (PREMISES, "published")
+    monkeypatch.setattr(checkpoint_module, "publish_newest_checkpoint", lambda context: (context, "published"))
+    assert publish_checkpoint.fn(NAME) == (CONTEXT, "published")
     assert calls == [NAME]
 
 

@@ -53,7 +53,7 @@ def refused(name: str, kind: type[Node] = Node) -> PermanentError:
 def test_a_neuron_is_built_from_its_block_and_started(home: Path) -> None:
     node = hosted(NAME, Miner)
     assert type(node) is LazyMiner
-    assert (node.settings.name, node.settings.home) == (NAME, home)
+    assert (node.name, node.home) == (NAME, home)
     assert node.state.window == node.birth.start.start_window - 1
 
 
@@ -107,7 +107,7 @@ def test_a_failed_start_is_tried_again(home: Path) -> None:
     assert refused(NAME).reason is Reason.ALREADY_RUNNING
     assert refused(NAME).reason is Reason.ALREADY_RUNNING
     lock.release()
-    assert hosted(NAME, Miner).settings.name == NAME
+    assert hosted(NAME, Miner).name == NAME
 
 
 def test_a_failed_build_is_tried_again(tmp_path: Path) -> None:

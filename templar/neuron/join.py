@@ -1,0 +1,124 @@
+"""Joining a network: what a node is given, its lease, the network's birth, and the data that belongs to it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from templar.agreement.genesis import Birth, find_birth, require_digest
+from templar.chain.base import Chain
+from templar.chain.hotkey import Signer
+from templar.data.dataset import TrainingData
+from templar.data.tokenizer import EMBEDDED, check_fits, load_tokenizer
+from templar.errors import PermanentError, Reason
+from templar.exchange.buckets import Buckets
+from templar.exchange.context import Exchange
+from templar.exchange.lease import Claimant, NeuronLease, Terms
+from templar.hparams import HParams
+from templar.neuron.lock import holder_of, this_machine
+from templar.neuron.workload import Workload
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a neuron's node and its housekeeping work with.
+
+    Attributes:
+        name: The neuron's name on this host.
+        home: Its folder: journal, snapshots, spool, payloads.
+        chain: The subnet, seen by the neuron's hotkey.
+        buckets: Everybody's buckets; the own one can be written.
+        signer: The hotkey; None for an observer.
+        open_dataset: Opens the training split; called when the network is reachable.
+        pinned_genesis: Genesis hash that the operator insists on; None takes the network's.
+        gather_concurrency: Peers fetched at once.
+        durable: Wait for the disk before anything is published; only a simulation does without.
+    """
+
+    name: str
+    home: Path
+    hparams: HParams
+    chain: Chain
+    buckets: Buckets
+    signer: Signer | None
+    open_dataset: Callable[[], TrainingData]
+    pinned_genesis: str | None = None
+    gather_concurrency: int = 8
+    durable: bool = True
+
+    @property
+    def own_signer(self) -> Signer:
+        """The own hotkey.
+
+        Raises:
+            PermanentError: `not_registered`; an observer has none.
+        """
+        if self.signer is None:
+            raise PermanentError(Reason.NOT_REGISTERED, "this node has no hotkey: it can only read")
+        return self.signer
+
+    def birth(self) -> Birth:
+        """Where the network started.
+
+        Raises:
+            TransientError: `genesis_missing`, or a store failed.
+            PermanentError: `bad_hparams`, ...; this node has other numbers than the network.
+        """
+        return find_birth(self.chain, self.buckets, self.hparams, pinned=self.pinned_genesis)
+
+
+def take_lease(context: Context, role: str | None) -> NeuronLease | None:
+    """Take the neuron's lease; from then on its own bucket is only written to while it holds.
+
+    Args:
+        context: The neuron; its folder's lock is held.
+        role: The node's role.
+
+    Returns:
+        None for a node that runs for no hotkey, or in no role.
+
+    Raises:
+        PermanentError: `not_registered`, `already_running`; nothing was changed.
+        TransientError: Chain or store could not be reached.
+    """
+    chain, buckets, signer = context.chain, context.buckets, context.signer
+    if signer is None:
+        return None
+    neuron = chain.metagraph().by_hotkey(signer.address)
+    if neuron is None:
+        raise PermanentError(
+            Reason.NOT_REGISTERED,
+            f"hotkey {signer.address} is not registered on subnet {chain.netuid}: register it first",
+        )
+    if role is None:
+        return None
+    buckets.write_while(None)  # the lease of an earlier start says nothing of this one
+    holder = holder_of(context.home, durable=context.durable)
+    claimant = Claimant(chain.netuid, neuron.uid, signer.address, role, holder, this_machine())
+    lease = NeuronLease(buckets.own, chain.clock, signer, claimant, Terms.of(context.hparams.windows))
+    lease.enter()
+    buckets.write_while(lease.hold)
+    return lease
+
+
+def open_workload(context: Context, birth: Birth) -> Workload:
+    """The data of a network, once dataset and tokenizer are known to be the network's.
+
+    Raises:
+        PermanentError: `dataset_malformed`, `tokenizer_missing`, ...
+        TransientError: The dataset could not be reached.
+    """
+    start, data = birth.start, context.hparams.data
+    dataset = context.open_dataset()
+    require_digest(dataset.digest, start)
+    embedded = dataset.tokenizer_json() if data.tokenizer_name == EMBEDDED else None
+    tokenizer = load_tokenizer(data.tokenizer_name, embedded=embedded)
+    check_fits(tokenizer, context.hparams.model.vocab_size)
+    if tokenizer.digest != start.tokenizer:
+        raise PermanentError(
+            Reason.TOKENIZER_MISSING,
+            f"tokenizer {data.tokenizer_name!r}: digest {tokenizer.digest[:12]} is not the network's "
+            f"{start.tokenizer[:12]}; another version of it was loaded",
+        )
+    dataset.check(tokenizer)
+    exchange = Exchange(context.chain, context.buckets, birth.network, context.hparams, context.signer)
+    return Workload(exchange, dataset, tokenizer, start.start_window)
