@@ -203,7 +203,7 @@ def whole_gather(scene: Scene, endpoint: Endpoint) -> Callable[[], None]:
 
     def run() -> None:
         report = gatherer.gather(scene.peers, rules, retry_until=time.time() + PATIENCE_SECONDS)
-        if len(report.contributions) != len(scene.peers):
+        if len(report.submissions) != len(scene.peers):
             raise RuntimeError(report.summary)
 
     return run

@@ -18,7 +18,7 @@ def gather(neuron: str, window: int) -> GatherReport:
         {
             "uid": outcome.uid,
             "tier": outcome.tier.value,
-            "accepted": outcome.contribution is not None,
+            "accepted": outcome.submission is not None,
             "reason": outcome.reason.value if outcome.reason else "",
             "bytes": outcome.num_bytes,
             "seconds": round(outcome.seconds, 3),

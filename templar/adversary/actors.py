@@ -60,7 +60,7 @@ from templar.exchange.gather import GatherReport
 from templar.exchange.object_keys import Kind, aggregate_key, window_key
 from templar.exchange.objects import Roster
 from templar.exchange.publish import TimedReport
-from templar.exchange.reveal import Contribution
+from templar.exchange.reveal import Submission
 from templar.exchange.signed import seal
 from templar.gradient.codec.wire import Payload, encode
 from templar.neuron.aggregator import Aggregator
@@ -93,7 +93,7 @@ class LatePublisher(Aggregator):
 class OmittingPublisher(Aggregator):
     """Leaves the payloads of the two lowest uids out."""
 
-    def chosen(self, report: GatherReport) -> list[Contribution]:
+    def chosen(self, report: GatherReport) -> list[Submission]:
         """All but two."""
         return super().chosen(report)[2:]
 
@@ -101,7 +101,7 @@ class OmittingPublisher(Aggregator):
 class ForgingPublisher(Aggregator):
     """Puts a payload of its own making under the first miner's name: what the last one learnt."""
 
-    def chosen(self, report: GatherReport) -> list[Contribution]:
+    def chosen(self, report: GatherReport) -> list[Submission]:
         """The first payload is exchanged; its manifest's signature stays what it was."""
         honest = super().chosen(report)
         if len(honest) < 2:

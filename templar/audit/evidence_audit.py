@@ -139,7 +139,7 @@ class Auditor:
         self._node = node
         self._tolerance = tolerance
         self._model: nn.Module = build_model(node.hparams.model)
-        node.gatherer = replace(node.gatherer, patience=GATHER_SECONDS)
+        node.gatherer = replace(node.gatherer, min_retry_seconds=GATHER_SECONDS)
 
     def newest_window(self) -> int:
         """The newest window of which everything is final: on the one after it nobody can decide any more."""

@@ -162,7 +162,7 @@ class _Case:
         truth, banned = self._truth(neuron, now)
         if claim is None:  # the comparison says that it was skipped; the others are measured as they were, without it
             self.found.measurable &= not self._is_listed(uid)
-            return None if now is None else replace(now, contribution=None)
+            return None if now is None else replace(now, submission=None)
         bucket = bucket_of(self.node, neuron)
         if claim.bucket != bucket:
             self._other_bucket(neuron, claim, bucket)
@@ -184,7 +184,7 @@ class _Case:
         for entry in () if roster is None else roster.entries:
             if entry.uid == neuron.uid:
                 return entry.payload_sha256, False
-        counted = None if now is None else now.contribution
+        counted = None if now is None else now.submission
         return (None if counted is None else counted.manifest.payload_sha256), False
 
     def _as_claimed(self, claim: MinerFacts, now: PeerOutcome | None, truth: str | None) -> PeerOutcome | None:
@@ -199,8 +199,8 @@ class _Case:
                 self.found.notes.append(f"uid {uid}: asked in another's place, which nobody has to be now")
         if now is None or (_is_unasked(claim) and uid in self.seen.reserve and not was_needless):
             return None
-        counted = now.contribution if claimed is not None and claimed == truth else None
-        return replace(now, tier=tier, contribution=counted, reason=claim.reason)
+        counted = now.submission if claimed is not None and claimed == truth else None
+        return replace(now, tier=tier, submission=counted, reason=claim.reason)
 
     def _other_bucket(self, neuron: NeuronInfo, claim: MinerFacts, bucket: str | None) -> None:
         """The chain names another bucket now: that decides something only where one of them is banned."""
@@ -282,7 +282,7 @@ class _Case:
     def _is_disturbed(self) -> bool:
         """Whether a peer that counted then fails now, so that more of the reserve are asked than were."""
         return any(
-            each.contribution is None and (each.reason in MOMENTARY or self._has_claim(each.uid))
+            each.submission is None and (each.reason in MOMENTARY or self._has_claim(each.uid))
             for each in self.seen.report.outcomes
             if each.tier is Tier.GATHER
         )

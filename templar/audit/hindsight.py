@@ -3,13 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from templar.agreement.roster import manifest_in
 from templar.agreement.slots import Settlement
 from templar.errors import PermanentError, Reason
 from templar.exchange.gather import GatherReport, PeerOutcome
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Manifest, Roster, RosterEntry
-from templar.exchange.reveal import Contribution, RevealRules
+from templar.exchange.reveal import RevealRules, Submission
 from templar.exchange.signed import read_signed
 from templar.neuron.catchup import decided_settlement
 from templar.neuron.node import Node
@@ -88,7 +87,7 @@ def _with_roster_times(
     for place, outcome in enumerate(outcomes):
         entry = entries.get(outcome.uid)
         if roster is not None and entry is not None and outcome.reason in _TIMES and _shows(node, roster, entry):
-            outcomes[place] = replace(outcome, contribution=_as_listed(roster, entry), reason=None, detail="")
+            outcomes[place] = replace(outcome, submission=Submission.listed(roster, entry), reason=None, detail="")
             notes.append(f"uid {entry.uid}: stored again since: its time is not the roster's [{outcome.reason}]")
     return replace(report, outcomes=tuple(outcomes)), tuple(notes)
 
@@ -102,26 +101,13 @@ def _shows(node: Node, roster: Roster, entry: RosterEntry) -> bool:
         store = node.buckets.reader(author)
         key = window_key(Kind.MANIFEST, window, entry.uid)
         found = read_signed(store, key, Manifest, network=node.exchange.network, author=author, window=window)
-        if found is None or found.body != manifest_in(roster, entry).body:
+        if found is None or found.body != Submission.listed(roster, entry).manifest:
             return False
         data = store.get(window_key(Kind.GRADIENT, window, entry.uid), max_bytes=entry.payload_bytes)
         node.cache.admit(data, entry.payload_sha256, window=window, uid=entry.uid, hotkey=entry.hotkey)
     except PermanentError:
         return False
     return True
-
-
-def _as_listed(roster: Roster, entry: RosterEntry) -> Contribution:
-    """A contribution as the roster has it."""
-    return Contribution(
-        entry.uid,
-        entry.hotkey,
-        manifest_in(roster, entry).body,
-        entry.committed_at,
-        entry.revealed_at,
-        entry.commit_signature,
-        entry.manifest_signature,
-    )
 
 
 def bring_earlier(node: Node, window: int, payloads: Mapping[int, str]) -> frozenset[int]:

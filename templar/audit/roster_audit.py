@@ -13,15 +13,16 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from templar.agreement.decisions import may_be_decided
-from templar.agreement.roster import check_entries, fetch_roster, manifest_in
+from templar.agreement.roster import check_entries, fetch_roster
 from templar.agreement.slots import PassedOver, Settlement
 from templar.audit.findings import EXHIBIT_BYTES, MAX_FINDINGS, Exhibit, Finding, Suspect, publish_report
 from templar.audit.hindsight import Hindsight
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.context import Exchange
-from templar.exchange.gather import CONCLUSIVE, GatherReport, PeerOutcome, Tier
+from templar.exchange.gather import GatherReport, PeerOutcome, Tier
 from templar.exchange.objects import Manifest, Roster, RosterEntry
+from templar.exchange.reveal import CONCLUSIVE, Submission
 from templar.exchange.signed import Sealed
 from templar.neuron.node import Node
 from templar.scoring.differences import Difference
@@ -140,17 +141,16 @@ def _compare(sealed: Sealed[Roster], gathered: GatherReport, case: _Case) -> Non
     publisher = Suspect(uid=roster.uid, hotkey=roster.hotkey)
     entries = {entry.uid: entry for entry in roster.entries}
     outcomes = [outcome for outcome in gathered.outcomes if outcome.tier is not Tier.OTHER]
-    is_short = len(entries) < sum(outcome.contribution is not None for outcome in outcomes)
+    is_short = len(entries) < sum(outcome.submission is not None for outcome in outcomes)
     for outcome in outcomes:
-        entry, counted = entries.get(outcome.uid), outcome.contribution
+        entry, counted = entries.get(outcome.uid), outcome.submission
         was_due = roster.peer_list == gathered.peer_list and (outcome.tier is Tier.GATHER or is_short)
         if entry is not None:
             _compare_entry(sealed, entry, outcome, publisher, case)
         elif counted is not None and was_due:
             miner = Suspect(uid=outcome.uid, hotkey=counted.hotkey)
-            manifest = Sealed(counted.manifest, counted.manifest_signature)
             detail = f"the payload of uid {outcome.uid} counted here and is not in the roster of uid {roster.uid}"
-            case.add(Reason.ROSTER_OMITS, [publisher, miner], detail, sealed, manifest)
+            case.add(Reason.ROSTER_OMITS, [publisher, miner], detail, sealed, counted.sealed_manifest)
 
 
 def _compare_entry(
@@ -161,11 +161,10 @@ def _compare_entry(
     A payload that counted for the publisher and not here was changed since, or the publisher is wrong.
     """
     miner = Suspect(uid=entry.uid, hotkey=entry.hotkey)
-    seen = outcome.contribution
-    if seen is not None and seen.manifest.digest != manifest_in(sealed.body, entry).body.digest:
-        own = Sealed(seen.manifest, seen.manifest_signature)
+    seen, listed = outcome.submission, Submission.listed(sealed.body, entry)
+    if seen is not None and seen.manifest.digest != listed.manifest.digest:
         detail = f"uid {entry.uid} showed one manifest here and another to uid {publisher.uid}"
-        case.add(Reason.MANIFEST_EQUIVOCATION, [miner], detail, own, manifest_in(sealed.body, entry))
+        case.add(Reason.MANIFEST_EQUIVOCATION, [miner], detail, seen.sealed_manifest, listed.sealed_manifest)
     elif seen is None and outcome.reason in CONCLUSIVE:
         detail = f"the payload of uid {entry.uid} is in the roster and did not count here: {outcome.detail}"
         case.add(Reason.ROSTER_INCLUDES, [publisher, miner], detail, sealed)

@@ -1,39 +1,72 @@
-"""Commit and reveal: what a miner publishes, and the one function that decides whether it counts (PROTOCOL 3-11).
+"""Commit and reveal: what a miner publishes, and the one function that decides whether it counts (docs/protocol.md 7).
 
-Before the close only the digest of the manifest is public; manifest and payload follow after it. A copy of somebody
-else's payload can therefore never match a commitment that was made in time.
+Before the close only the digest of the manifest is public; manifest and payload follow after it. Nobody can commit in
+time to a copy of another miner's payload, because nobody else has read it by then.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from templar.chain.base import Clock, NeuronInfo
 from templar.chain.hotkey import Signer
 from templar.errors import PermanentError, Reason, RejectedError
 from templar.exchange.object_keys import Kind, window_key
-from templar.exchange.objects import Commit, Manifest
-from templar.exchange.payload_cache import PayloadCache, check_hash
+from templar.exchange.objects import Commit, Manifest, Roster, RosterEntry
+from templar.exchange.payload_cache import PayloadCache
 from templar.exchange.publish import PublishReceipt, publish_body, publish_file
-from templar.exchange.signed import Found, Network, Reader, WindowBody, read_signed
+from templar.exchange.signed import Found, Network, Reader, Sealed, WindowBody, read_signed
 from templar.store.base import ObjectInfo, ObjectStore
 from templar.timeline import Interval, Timing, WindowTimes
+
+INVALID = frozenset(
+    {
+        Reason.COMMIT_MISMATCH,
+        Reason.MALFORMED,
+        Reason.NOT_CANONICAL,
+        Reason.BAD_SIGNATURE,
+        Reason.WRONG_IDENTITY,
+        Reason.WRONG_NETWORK,
+        Reason.WRONG_WINDOW,
+        Reason.WRONG_ASSIGNMENT,
+        Reason.WRONG_SIZE,
+        Reason.WRONG_HASH,
+        Reason.WRONG_SHAPES,
+        Reason.BAD_PAYLOAD,
+    }
+)
+"""Reasons for which a revealed object is illegal: its author signed or stored something that no honest miner does."""
+
+CONCLUSIVE = INVALID | {
+    Reason.COMMIT_MISSING,
+    Reason.COMMIT_EARLY,
+    Reason.COMMIT_LATE,
+    Reason.MANIFEST_MISSING,
+    Reason.PAYLOAD_MISSING,
+    Reason.REVEAL_EARLY,
+    Reason.REVEAL_LATE,
+    Reason.WRONG_VERSION,
+    Reason.OBJECT_DIFFERS,
+}
+"""Reasons that every reader of the same bucket finds. A failing store is not among them: another node may have read."""
+
+COMMIT_TIMING = {Timing.EARLY: Reason.COMMIT_EARLY, Timing.LATE: Reason.COMMIT_LATE}
+REVEAL_TIMING = {Timing.EARLY: Reason.REVEAL_EARLY, Timing.LATE: Reason.REVEAL_LATE}
+
+_MISSING = {Kind.COMMIT: Reason.COMMIT_MISSING, Kind.MANIFEST: Reason.MANIFEST_MISSING}
+_REPLACED = {Reason.OBJECT_MISSING: Reason.PAYLOAD_MISSING, Reason.OBJECT_TOO_LARGE: Reason.WRONG_SIZE}
+
+T = TypeVar("T", bound=WindowBody)
 
 
 @dataclass(frozen=True)
 class RevealRules:
-    """What a window's reveals are held against.
-
-    Attributes:
-        network: The network that they must be made for.
-        times: The window's times, from finalized blocks.
-        assignment: Digest of the data assignment of a uid; None for a uid that was assigned nothing.
-    """
+    """The rules that a window's reveals must meet."""
 
     network: Network
-    times: WindowTimes
-    assignment: Callable[[int], str | None]
+    times: WindowTimes  # from finalized blocks
+    assignment: Callable[[int], str | None]  # uid -> digest of its data assignment; None if it has none
 
     @property
     def window(self) -> int:
@@ -42,32 +75,81 @@ class RevealRules:
 
 
 @dataclass(frozen=True)
-class Contribution:
-    """A payload that counts. Its bytes lie in the cache under `manifest.payload_sha256`.
+class Submission:
+    """A payload that counts, and what its author signed for it; the bytes are cached by `manifest.payload_sha256`."""
 
-    Attributes:
-        uid: Its author.
-        hotkey: The author's address.
-        manifest: What it is.
-        committed_at: LastModified of the commitment.
-        revealed_at: The later LastModified of manifest and payload.
-        commit_signature: The author's signature of the commitment, in hex.
-        manifest_signature: The author's signature of the manifest, in hex.
-    """
-
-    uid: int
-    hotkey: str
     manifest: Manifest
-    committed_at: int
-    revealed_at: int
-    commit_signature: str
+    committed_at: int  # LastModified of the commitment
+    revealed_at: int  # the later LastModified of manifest and payload
+    commit_signature: str  # the author's, in hex
     manifest_signature: str
+
+    @classmethod
+    def listed(cls, roster: Roster, entry: RosterEntry) -> Self:
+        """The submission that an entry of a roster describes, as its author signed it if the entry is true."""
+        manifest = Manifest(
+            protocol=roster.protocol,
+            netuid=roster.netuid,
+            genesis=roster.genesis,
+            window=roster.window,
+            uid=entry.uid,
+            hotkey=entry.hotkey,
+            payload_sha256=entry.payload_sha256,
+            payload_bytes=entry.payload_bytes,
+            assignment=entry.assignment,
+            root_before=entry.root_before,
+        )
+        return cls(manifest, entry.committed_at, entry.revealed_at, entry.commit_signature, entry.manifest_signature)
+
+    @property
+    def entry(self) -> RosterEntry:
+        """Its entry in a roster; the inverse of `listed`."""
+        return RosterEntry(
+            uid=self.uid,
+            hotkey=self.hotkey,
+            payload_sha256=self.manifest.payload_sha256,
+            payload_bytes=self.manifest.payload_bytes,
+            assignment=self.manifest.assignment,
+            root_before=self.manifest.root_before,
+            committed_at=self.committed_at,
+            revealed_at=self.revealed_at,
+            commit_signature=self.commit_signature,
+            manifest_signature=self.manifest_signature,
+        )
+
+    @property
+    def uid(self) -> int:
+        """Its author."""
+        return self.manifest.uid
+
+    @property
+    def hotkey(self) -> str:
+        """Its author's address."""
+        return self.manifest.hotkey
+
+    @property
+    def sealed_commit(self) -> Sealed[Commit]:
+        """The commitment as its author signed it."""
+        return Sealed(self.manifest.commit, self.commit_signature)
+
+    @property
+    def sealed_manifest(self) -> Sealed[Manifest]:
+        """The manifest as its author signed it."""
+        return Sealed(self.manifest, self.manifest_signature)
+
+
+@dataclass
+class Progress:
+    """The signed objects of a reveal that were read and accepted; a retry does not ask for them again."""
+
+    commit: Found[Commit] | None = None
+    manifest: Found[Manifest] | None = None
 
 
 def publish_commit(
     store: ObjectStore, manifest: Manifest, signer: Signer, *, clock: Clock, deadline: float
 ) -> PublishReceipt:
-    """Publish the commitment to a manifest before the close. On failure a later call goes on."""
+    """Publish the commitment to a manifest before the close. On failure a later call continues."""
     key = window_key(Kind.COMMIT, manifest.window, manifest.uid)
     return publish_body(store, key, manifest.commit, signer, clock=clock, deadline=deadline)
 
@@ -75,7 +157,7 @@ def publish_commit(
 def publish_reveal(
     store: ObjectStore, manifest: Manifest, signer: Signer, payload: Path, *, clock: Clock, deadline: float
 ) -> tuple[PublishReceipt, PublishReceipt]:
-    """Publish manifest and payload after the close. On failure a later call goes on."""
+    """Publish manifest and payload after the close. On failure a later call continues."""
     manifest_key = window_key(Kind.MANIFEST, manifest.window, manifest.uid)
     payload_key = window_key(Kind.GRADIENT, manifest.window, manifest.uid)
     return (
@@ -84,62 +166,28 @@ def publish_reveal(
     )
 
 
-@dataclass
-class Progress:
-    """What is known of a reveal so far: after a failure of its store nothing of that is asked for again.
+def fetch_reveal(
+    neuron: NeuronInfo, store: Reader, rules: RevealRules, cache: PayloadCache, progress: Progress | None = None
+) -> Submission:
+    """Fetch what a miner revealed for a window and decide whether it counts; its payload is in the cache then.
 
-    Attributes:
-        commit: The commitment, which counts.
-        manifest: The manifest, which is the one committed to.
-    """
-
-    commit: Found[Commit] | None = None
-    manifest: Found[Manifest] | None = None
-
-
-@dataclass(frozen=True)
-class Reveal:
-    """A reveal that is what its author promised, in time. Whether its payload is a legal one shows when it is decoded.
-
-    Attributes:
-        contribution: What counts then.
-        payload: The payload's bytes; None if the cache has them, decoded before.
-    """
-
-    contribution: Contribution
-    payload: bytes | None
-
-
-def fetch_reveal(neuron: NeuronInfo, store: Reader, rules: RevealRules, cache: PayloadCache) -> Contribution:
-    """Fetch what a miner revealed for a window and decide whether it counts.
-
-    Every check that needs no body comes before the body is read: time and legal size from HEAD, identity from the
-    signed manifest. The payload is decoded once, so what is accepted can be applied.
+    Args:
+        neuron: The miner.
+        store: The miner's bucket.
+        rules: The window's rules.
+        cache: Knows the legal lengths and the payloads that are already here; keeps the payload.
+        progress: What earlier calls accepted; grows, also if this one fails.
 
     Raises:
         RejectedError: It does not count; the reason says why.
-        TransientError: The store failed; ask again.
+        TransientError: The store failed; a later call may succeed.
         PermanentError: The store refuses (key, bucket).
+        TemplarError: `local_file`; this machine cannot keep the payload.
     """
-    return keep_reveal(read_reveal(neuron, store, rules, cache, Progress()), cache)
-
-
-def read_reveal(
-    neuron: NeuronInfo, store: Reader, rules: RevealRules, cache: PayloadCache, progress: Progress
-) -> Reveal:
-    """The first step of `fetch_reveal`: everything but decoding, hash of the payload included.
-
-    Args:
-        neuron: Who revealed.
-        store: The neuron's bucket.
-        rules: What the reveal is held against.
-        cache: Says which lengths are legal and which payloads are here already.
-        progress: What is known so far; grows, also if this fails.
-
-    Raises:
-        TemplarError: As in `fetch_reveal`.
-    """
+    progress = Progress() if progress is None else progress
+    # 1. The commitment, stored before the close.
     commit = progress.commit = progress.commit or _fetch_signed(neuron, store, rules, Commit)
+    # 2. The manifest, stored after the close: it must be the one committed to, made on the assigned data.
     found = progress.manifest or _fetch_signed(neuron, store, rules, Manifest)
     manifest = found.body
     if manifest.digest != commit.body.commitment:
@@ -147,51 +195,36 @@ def read_reveal(
     if manifest.assignment != rules.assignment(neuron.uid):
         raise RejectedError(Reason.WRONG_ASSIGNMENT, f"uid {neuron.uid}: trained on data that it was not assigned")
     progress.manifest = found
-    payload, stored_at = _fetch_payload(neuron, store, rules, manifest, cache)
-    contribution = Contribution(
-        neuron.uid,
-        neuron.hotkey,
-        manifest,
-        commit.last_modified,
-        max(found.last_modified, stored_at),
-        commit.signature,
-        found.signature,
-    )
-    return Reveal(contribution, payload)
+    # 3. The payload: time and length are judged before a byte of it is read. It is decoded here, once, so whatever
+    #    counts can be applied.
+    stored_at = _fetch_payload(neuron, store, rules, manifest, cache)
+    revealed_at = max(found.last_modified, stored_at)
+    return Submission(manifest, commit.last_modified, revealed_at, commit.signature, found.signature)
 
 
-def keep_reveal(reveal: Reveal, cache: PayloadCache) -> Contribution:
-    """The second step of `fetch_reveal`: decode the payload, and keep it if it is legal.
+def check_stored_at(seconds: int, interval: Interval, reasons: Mapping[Timing, Reason], what: str) -> None:
+    """Check that an object's LastModified lies in an interval.
+
+    Args:
+        seconds: The LastModified.
+        interval: When it counts.
+        reasons: The reason for a time before, and for one after the interval.
+        what: Begins the message.
 
     Raises:
-        RejectedError: The payload is no legal one of its author's.
-        TemplarError: `local_file`; this machine cannot keep it.
+        RejectedError: One of `reasons`.
     """
-    found = reveal.contribution
-    if reveal.payload is not None:
-        digest, window = found.manifest.payload_sha256, found.manifest.window
-        cache.keep(reveal.payload, digest, window=window, uid=found.uid, hotkey=found.hotkey)
-    return found
-
-
-T = TypeVar("T", bound=WindowBody)
-
-
-_MISSING = {Kind.COMMIT: Reason.COMMIT_MISSING, Kind.MANIFEST: Reason.MANIFEST_MISSING}
-
-
-_CHANGED = {Reason.OBJECT_MISSING: Reason.PAYLOAD_MISSING, Reason.OBJECT_TOO_LARGE: Reason.WRONG_SIZE}
-
-
-_TIMING = {
-    (Kind.COMMIT, Timing.EARLY): Reason.COMMIT_EARLY,
-    (Kind.COMMIT, Timing.LATE): Reason.COMMIT_LATE,
-}
+    timing = interval.timing(seconds)
+    if timing is not Timing.IN_TIME:
+        off = interval.first - seconds if timing is Timing.EARLY else seconds - interval.last
+        raise RejectedError(reasons[timing], f"{what} {off} s too {timing.value}")
 
 
 def _fetch_signed(neuron: NeuronInfo, store: Reader, rules: RevealRules, body_type: type[T]) -> Found[T]:
-    kind = body_type.kind
-    interval = rules.times.commit_interval if kind is Kind.COMMIT else rules.times.reveal_interval
+    kind, what = body_type.kind, f"uid {neuron.uid}: {body_type.kind} stored"
+    interval, reasons = rules.times.reveal_interval, REVEAL_TIMING
+    if kind is Kind.COMMIT:
+        interval, reasons = rules.times.commit_interval, COMMIT_TIMING
     found = read_signed(
         store,
         window_key(kind, rules.window, neuron.uid),
@@ -199,7 +232,7 @@ def _fetch_signed(neuron: NeuronInfo, store: Reader, rules: RevealRules, body_ty
         network=rules.network,
         author=neuron,
         window=rules.window,
-        check=lambda info: _check_time(neuron, kind, info, interval),
+        check=lambda info: check_stored_at(info.last_modified, interval, reasons, what),
     )
     if found is None:
         raise RejectedError(_MISSING[kind], f"uid {neuron.uid}: no {kind} for window {rules.window}")
@@ -208,39 +241,28 @@ def _fetch_signed(neuron: NeuronInfo, store: Reader, rules: RevealRules, body_ty
 
 def _fetch_payload(
     neuron: NeuronInfo, store: Reader, rules: RevealRules, manifest: Manifest, cache: PayloadCache
-) -> tuple[bytes | None, int]:
-    size = manifest.payload_bytes
-    cache.check_size(size, uid=neuron.uid)
-    info = store.head(window_key(Kind.GRADIENT, rules.window, neuron.uid))
+) -> int:
+    """Bring the payload to the cache; its LastModified."""
+    uid, size = neuron.uid, manifest.payload_bytes
+    cache.check_size(size, uid=uid)
+    info = store.head(window_key(Kind.GRADIENT, rules.window, uid))
     if info is None:
-        raise RejectedError(Reason.PAYLOAD_MISSING, f"uid {neuron.uid}: no payload for window {rules.window}")
-    _check_time(neuron, Kind.GRADIENT, info, rules.times.reveal_interval)
+        raise RejectedError(Reason.PAYLOAD_MISSING, f"uid {uid}: no payload for window {rules.window}")
+    interval, what = rules.times.reveal_interval, f"uid {uid}: {Kind.GRADIENT} stored"
+    check_stored_at(info.last_modified, interval, REVEAL_TIMING, what)
     if info.size != size:
-        raise RejectedError(Reason.WRONG_SIZE, f"uid {neuron.uid}: {info.size} bytes are stored, {size} were promised")
+        raise RejectedError(Reason.WRONG_SIZE, f"uid {uid}: {info.size} bytes are stored, the manifest says {size}")
     digest, window, hotkey = manifest.payload_sha256, rules.window, neuron.hotkey
-    if cache.has(digest, window=window, uid=neuron.uid, hotkey=hotkey):
-        return None, info.last_modified
-    payload = _read_payload(neuron, store, info)
-    check_hash(payload, digest, uid=neuron.uid)
-    return payload, info.last_modified
+    if not cache.has(digest, window=window, uid=uid, hotkey=hotkey):
+        cache.admit(_read_payload(uid, store, info), digest, window=window, uid=uid, hotkey=hotkey)
+    return info.last_modified
 
 
-def _read_payload(neuron: NeuronInfo, store: Reader, info: ObjectInfo) -> bytes:
+def _read_payload(uid: int, store: Reader, info: ObjectInfo) -> bytes:
     try:
         return store.get(info.key, max_bytes=info.size)
     except PermanentError as error:
-        reason = _CHANGED.get(error.reason)
+        reason = _REPLACED.get(error.reason)
         if reason is None:
             raise
-        raise RejectedError(reason, f"uid {neuron.uid}: the payload was replaced while it was read") from None
-
-
-def _check_time(neuron: NeuronInfo, kind: Kind, info: ObjectInfo, interval: Interval) -> None:
-    timing = interval.timing(info.last_modified)
-    if timing is Timing.IN_TIME:
-        return
-    fallback = Reason.REVEAL_EARLY if timing is Timing.EARLY else Reason.REVEAL_LATE
-    off = interval.first - info.last_modified if timing is Timing.EARLY else info.last_modified - interval.last
-    raise RejectedError(
-        _TIMING.get((kind, timing), fallback), f"uid {neuron.uid}: {kind} stored {off} s too {timing.value}"
-    )
+        raise RejectedError(reason, f"uid {uid}: the payload was replaced while it was read") from None

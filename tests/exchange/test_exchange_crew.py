@@ -6,7 +6,7 @@ import pytest
 from templar import interrupt
 from templar.errors import Reason
 from templar.exchange import gather as crew_module
-from templar.exchange.gather import MOST, Crew
+from templar.exchange.gather import THREADS_PER_PLACE, Workers
 from templar.interrupt import StoppedError
 from templar.store.deadline import check_deadline, current
 
@@ -41,77 +41,77 @@ class Work:
 def test_results_come_as_they_are_ready() -> None:
     work = Work()
     work.hold(1)
-    crew = Crew(work, 2)
-    crew.start(1, LONG)
-    crew.start(2, LONG)
-    assert not crew.has_room()
-    assert crew.finished(LONG) == [(2, "result 2")]
-    assert crew.has_room()
-    assert crew.is_running(1)
+    workers = Workers(work, 2)
+    workers.start(1, LONG)
+    workers.start(2, LONG)
+    assert not workers.has_room()
+    assert workers.results(LONG) == [(2, "result 2")]
+    assert workers.has_room()
+    assert workers.is_running(1)
     work.going_on[1].set()
-    assert crew.finished(LONG) == [(1, "result 1")]
-    assert not crew.is_busy
-    assert crew.finished(LONG) == []
-    crew.close()
+    assert workers.results(LONG) == [(1, "result 1")]
+    assert not workers.is_busy
+    assert workers.results(LONG) == []
+    workers.close()
 
 
 def test_with_one_at_a_time_everything_is_done_in_the_callers_thread() -> None:
     threads: list[threading.Thread] = []
-    crew = Crew(lambda uid: threads.append(threading.current_thread()), 1)
-    crew.start(1, LONG)
-    assert not crew.has_room()  # until its result was taken
-    assert crew.finished(0.0) == [(1, None)]
+    workers = Workers(lambda uid: threads.append(threading.current_thread()), 1)
+    workers.start(1, LONG)
+    assert not workers.has_room()  # until its result was taken
+    assert workers.results(0.0) == [(1, None)]
     assert threads == [threading.current_thread()]
-    crew.close()
+    workers.close()
 
 
 def test_who_takes_long_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew_module, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(crew_module, "SLOW_SECONDS", 0.0)
     work = Work()
     work.hold(*range(100))
-    crew = Crew(work, 2)
-    for uid in range(2 * MOST):
-        assert crew.has_room()
-        crew.start(uid, LONG)
-    assert not crew.has_room()  # there is a limit
-    crew.close()
+    workers = Workers(work, 2)
+    for uid in range(2 * THREADS_PER_PLACE):
+        assert workers.has_room()
+        workers.start(uid, LONG)
+    assert not workers.has_room()  # there is a limit
+    workers.close()
 
 
 def test_calls_that_leave_room_do_not_take_the_last_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew_module, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(crew_module, "SLOW_SECONDS", 0.0)
     work = Work()
     work.hold(*range(100))
-    crew = Crew(work, 2)
-    for uid in range(2 * (MOST - 1)):
-        assert crew.has_room(spare=True)
-        crew.start(uid, LONG)
-    assert not crew.has_room(spare=True)
-    assert crew.has_room()
-    crew.close()
+    workers = Workers(work, 2)
+    for uid in range(2 * (THREADS_PER_PLACE - 1)):
+        assert workers.has_room(spare=True)
+        workers.start(uid, LONG)
+    assert not workers.has_room(spare=True)
+    assert workers.has_room()
+    workers.close()
 
 
 def test_who_takes_short_keeps_the_others_waiting() -> None:
     work = Work()
     work.hold(1, 2)
-    crew = Crew(work, 2)
-    crew.start(1, LONG)
-    crew.start(2, LONG)
-    assert not crew.has_room()
-    crew.close()
+    workers = Workers(work, 2)
+    workers.start(1, LONG)
+    workers.start(2, LONG)
+    assert not workers.has_room()
+    workers.close()
 
 
 def test_who_is_given_up_ends_and_its_error_is_not_missed() -> None:
     work = Work()
     work.hold(1, 2)
-    crew = Crew(work, 2)
-    crew.start(1, LONG)
-    crew.start(2, LONG)
+    workers = Workers(work, 2)
+    workers.start(1, LONG)
+    workers.start(2, LONG)
     with pytest.raises(Exception, match="uid 1") as caught:
-        crew.give_up([1], LONG)
+        workers.cancel([1], LONG)
     assert getattr(caught.value, "reason", None) is Reason.TOO_SLOW
-    assert not crew.is_running(1)
-    assert crew.is_running(2)
-    crew.close()
+    assert not workers.is_running(1)
+    assert workers.is_running(2)
+    workers.close()
 
 
 def test_what_is_given_up_and_does_not_end_is_dropped() -> None:
@@ -123,53 +123,53 @@ def test_what_is_given_up_and_does_not_end_is_dropped() -> None:
             ended.set()
         return uid
 
-    crew = Crew(work, 2)
-    crew.start(1, LONG)
+    workers = Workers(work, 2)
+    workers.start(1, LONG)
     started = time.monotonic()
-    assert crew.give_up([1], 0.05) == []
+    assert workers.cancel([1], 0.05) == []
     assert time.monotonic() - started >= 0.05
-    assert not crew.is_busy
+    assert not workers.is_busy
     release.set()
     ended.wait()
-    crew.start(2, LONG)
-    assert crew.finished(LONG) == [(2, 2)]  # and not what uid 1 brought
-    crew.close()
+    workers.start(2, LONG)
+    assert workers.results(LONG) == [(2, 2)]  # and not what uid 1 brought
+    workers.close()
 
 
 def test_an_error_is_raised_where_results_are_taken() -> None:
     def work(uid: int) -> int:
         raise RuntimeError("for a test")
 
-    crew = Crew(work, 2)
-    crew.start(1, LONG)
+    workers = Workers(work, 2)
+    workers.start(1, LONG)
     with pytest.raises(RuntimeError, match="for a test"):
-        crew.finished(LONG)
-    crew.close()
+        workers.results(LONG)
+    workers.close()
 
 
 def test_a_stop_request_ends_the_waiting() -> None:
     work = Work()
     work.hold(1)
-    crew = Crew(work, 2)
-    crew.start(1, LONG)
+    workers = Workers(work, 2)
+    workers.start(1, LONG)
     interrupt.request_stop()
     try:
         with pytest.raises(StoppedError):
-            crew.finished(LONG)
+            workers.results(LONG)
     finally:
         interrupt.clear_stop()
-        crew.close()
+        workers.close()
 
 
 def test_threads_end_after_closing() -> None:
     work = Work()
     work.hold(1, 2, 3)
     before = threading.active_count()
-    crew = Crew(work, 3)
+    workers = Workers(work, 3)
     for uid in (1, 2, 3):
-        crew.start(uid, LONG)
+        workers.start(uid, LONG)
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("gather")]
-    crew.close()
+    workers.close()
     for thread in threads:
         thread.join()
     assert threading.active_count() <= before

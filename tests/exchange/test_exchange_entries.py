@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from templar.agreement.roster import check_entries, commit_in, entry_of, manifest_in
+from templar.agreement.roster import check_entries
 from templar.errors import Reason, RejectedError
 from templar.exchange.objects import Roster, RosterEntry
-from templar.exchange.reveal import RevealRules
+from templar.exchange.reveal import RevealRules, Submission
 from templar.exchange.signed import check_signature, seal
 from templar.timeline import WindowTimes
 from tests.support.subnet import (
@@ -17,9 +17,9 @@ from tests.support.subnet import (
     NETWORK,
     Member,
     Subnet,
-    contribution_of,
     manifest_of,
     payload_bytes,
+    submission_of,
 )
 
 WINDOW = 3
@@ -36,7 +36,7 @@ class Scene:
     def entry(self, author: Member, **manifest: Any) -> RosterEntry:
         signed = manifest_of(author, WINDOW, payload_bytes(author, WINDOW), **manifest)
         at = self.times.commit_interval.last, self.times.reveal_interval.first
-        return entry_of(contribution_of(author, signed, *at))
+        return submission_of(author, signed, *at).entry
 
     def roster(self, *entries: RosterEntry) -> Roster:
         publisher = self.subnet.validators[0]
@@ -83,10 +83,10 @@ def test_an_entry_gives_back_what_its_author_signed(scene: Scene) -> None:
     roster = scene.roster()
     for author, entry in zip(scene.miners, roster.entries, strict=True):
         manifest = manifest_of(author, WINDOW, payload_bytes(author, WINDOW))
-        assert manifest_in(roster, entry).body == manifest
-        assert commit_in(roster, entry).body == manifest.commit
-        check_signature(manifest_in(roster, entry))
-        check_signature(commit_in(roster, entry))
+        listed = Submission.listed(roster, entry)
+        assert (listed.manifest, listed.entry) == (manifest, entry)
+        check_signature(listed.sealed_commit)
+        check_signature(listed.sealed_manifest)
 
 
 def test_what_a_publisher_makes_up_has_no_signature(scene: Scene) -> None:

@@ -110,14 +110,14 @@ def summary(report: GatherReport) -> list[tuple[int, Tier, Reason | None]]:
 
 
 def accepted(report: GatherReport) -> list[int]:
-    return [contribution.uid for contribution in report.contributions]
+    return [submission.uid for submission in report.submissions]
 
 
 def unsigned(outcome: PeerOutcome) -> PeerOutcome:
     """Without what is another one each time."""
-    found = outcome.contribution
+    found = outcome.submission
     plain = None if found is None else replace(found, commit_signature="", manifest_signature="")
-    return replace(outcome, contribution=plain, seconds=0.0)
+    return replace(outcome, submission=plain, seconds=0.0)
 
 
 GATHER, RESERVE, OTHER = Tier.GATHER, Tier.RESERVE, Tier.OTHER
@@ -130,7 +130,7 @@ def test_the_report_is_in_uid_order_whatever_the_order_of_the_list(scene: Scene)
     report = scene.gather([5, 2, 9, 3])
     assert summary(report) == [(uid, GATHER, None) for uid in (2, 3, 5, 9)]
     assert report.window == WINDOW
-    assert [each.manifest.payload_sha256 for each in report.contributions] == [
+    assert [each.manifest.payload_sha256 for each in report.submissions] == [
         sha256_hex(scene.payloads[uid]) for uid in (2, 3, 5, 9)
     ]
 
@@ -139,7 +139,7 @@ def test_an_outcome_can_be_asked_for(scene: Scene) -> None:
     report = scene.gather([2, 3])
     outcome = report.outcome(3)
     assert outcome is not None
-    assert outcome.contribution is report.contributions[1]
+    assert outcome.submission is report.submissions[1]
     assert report.outcome(4) is None
 
 
@@ -164,7 +164,7 @@ def test_a_rejection_names_its_reason_and_says_why(scene: Scene) -> None:
     scene.reveal(3, committed=scene.times.commit_interval.last + 1)
     outcome = scene.gather([2, 3]).outcome(3)
     assert outcome is not None
-    assert (outcome.contribution, outcome.reason) == (None, Reason.COMMIT_LATE)
+    assert (outcome.submission, outcome.reason) == (None, Reason.COMMIT_LATE)
     assert "uid 3" in outcome.detail
     assert outcome.seconds >= 0
 
@@ -402,4 +402,4 @@ def test_the_report_does_not_depend_on_how_many_are_fetched_at_once(tmp_path: Pa
         report = scene.gather([9, 3, 5, 6], reserve=[7, 2], others=[4, 8], concurrency=concurrency, retry_seconds=24.0)
         reports.append([unsigned(outcome) for outcome in report.outcomes])
     assert reports[0] == reports[1]
-    assert [outcome.uid for outcome in reports[0] if outcome.contribution] == [2, 4, 7, 8, 9]
+    assert [outcome.uid for outcome in reports[0] if outcome.submission] == [2, 4, 7, 8, 9]

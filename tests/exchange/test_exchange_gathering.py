@@ -21,7 +21,7 @@ from templar.errors import Reason, TransientError
 from templar.exchange import gather as crew_module
 from templar.exchange import gather as gather_module
 from templar.exchange import payload_cache as cache_module
-from templar.exchange.gather import REQUESTS, Gatherer, GatherReport, Tier
+from templar.exchange.gather import HEALTHY_REQUESTS, Gatherer, GatherReport, Tier
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.payload_cache import PayloadCache
 from templar.exchange.reveal import RevealRules
@@ -109,7 +109,7 @@ def summary(report: GatherReport) -> list[tuple[int, Tier, Reason | None]]:
 
 
 def accepted(report: GatherReport) -> list[int]:
-    return [contribution.uid for contribution in report.contributions]
+    return [submission.uid for submission in report.submissions]
 
 
 GATHER, RESERVE, OTHER = Tier.GATHER, Tier.RESERVE, Tier.OTHER
@@ -120,7 +120,7 @@ class TestSlowPeers:
 
     @pytest.fixture(autouse=True)
     def _short(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(gather_module, "LATE_SECONDS", 3.0)  # the window's own deadline has long passed
+        monkeypatch.setattr(gather_module, "MIN_SECONDS", 3.0)  # the window's own deadline has long passed
 
     @contextmanager
     def slow(self, scene: Scene, *uids: int) -> Iterator[None]:
@@ -178,7 +178,7 @@ class TestSlowPeers:
     def test_more_slow_ones_than_places_hold_nobody_up(
         self, slow_scene: Scene, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(crew_module, "PATIENCE_SECONDS", 0.1)
+        monkeypatch.setattr(crew_module, "SLOW_SECONDS", 0.1)
         with self.slow(slow_scene, 2, 3, 4, 5):
             report = slow_scene.gather([2, 3, 4, 5, 6, 7], others=[8, 9], clock=SystemClock(), concurrency=2)
         assert accepted(report) == [6, 7, 8, 9]
@@ -200,7 +200,7 @@ class TestSlowPeers:
     def test_whoever_never_had_a_turn_is_no_silent_gap(
         self, slow_scene: Scene, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(crew_module, "MOST", 1)
+        monkeypatch.setattr(crew_module, "THREADS_PER_PLACE", 1)
         with self.slow(slow_scene, 2, 3):
             report = slow_scene.gather([2, 3], others=[4], clock=SystemClock(), concurrency=2)
         outcome = report.outcome(4)
@@ -221,9 +221,9 @@ class TestRequests:
 
     def test_what_a_healthy_peer_costs(self, scene: Scene) -> None:
         scene.gather([2], concurrency=1)
-        assert len(scene.buckets[2].store.calls) == REQUESTS
+        assert len(scene.buckets[2].store.calls) == HEALTHY_REQUESTS
 
-    @pytest.mark.parametrize("broken", range(REQUESTS))
+    @pytest.mark.parametrize("broken", range(HEALTHY_REQUESTS))
     @pytest.mark.parametrize("late", [False, True])
     @pytest.mark.parametrize("concurrency", [1, 4])
     def test_a_store_that_fails_from_some_request_on(
@@ -241,8 +241,8 @@ class TestRequests:
         store.before = hook
         report = scene.gather([2, 3, 4], concurrency=concurrency)
         assert summary(report) == [(2, GATHER, None), (3, GATHER, Reason.STORE_BUSY), (4, GATHER, None)]
-        assert REQUESTS <= len(store.calls) <= 2 * REQUESTS
-        assert all(len(scene.buckets[uid].store.calls) == REQUESTS for uid in (2, 4))
+        assert HEALTHY_REQUESTS <= len(store.calls) <= 2 * HEALTHY_REQUESTS
+        assert all(len(scene.buckets[uid].store.calls) == HEALTHY_REQUESTS for uid in (2, 4))
 
     def test_what_is_known_is_not_asked_for_again(self, scene: Scene) -> None:
         store, failures = scene.buckets[3].store, [3]
@@ -367,7 +367,7 @@ class TestMemory:
             data = seal(manifest, author.hotkey).encode() if signed is None else signed
             store.put(window_key(Kind.MANIFEST, WINDOW, author.uid), data)
             store.put(window_key(Kind.GRADIENT, WINDOW, author.uid), stored)
-        monkeypatch.setattr(cache_module, "_memory", cache_module._Memory(cache_module.MEMORY_BYTES))
+        cache_module._decoded_and_size.cache_clear()
         gatherer = Gatherer(subnet.buckets(views=views), PayloadCache(folder / "cache", BIG), subnet.clock, 4)
         neurons = [author.neuron for author in subnet.miners]
         rules = RevealRules(NETWORK, times, lambda uid: ASSIGNMENT)
@@ -382,9 +382,9 @@ class TestMemory:
         self, tmp_path: Path, template: Callable[[Member], bytes], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         honest, report = self.peak(tmp_path / "honest", template, monkeypatch, hostile=False)
-        assert len(report.contributions) == NUM_PEERS
+        assert len(report.submissions) == NUM_PEERS
         worst, report = self.peak(tmp_path / "hostile", template, monkeypatch, hostile=True)
-        assert report.contributions == ()
+        assert report.submissions == ()
         assert worst <= 2 * honest, (worst, honest)
         assert report.rejected == {
             Reason.WRONG_SIZE: 10,

@@ -15,7 +15,7 @@ from templar.errors import PermanentError, Reason, RejectedError
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Commit, Manifest
 from templar.exchange.payload_cache import PayloadCache
-from templar.exchange.reveal import Contribution, RevealRules, fetch_reveal, publish_commit, publish_reveal
+from templar.exchange.reveal import RevealRules, Submission, fetch_reveal, publish_commit, publish_reveal
 from templar.exchange.signed import seal
 from templar.gradient.codec.wire import decode, encode
 from templar.neuron.miner import Miner
@@ -86,7 +86,7 @@ class Place:
         self.sign(manifest, at)
         self.put(Kind.GRADIENT, BYTES, at)
 
-    def fetch(self, owner: Member = ALICE) -> Contribution:
+    def fetch(self, owner: Member = ALICE) -> Submission:
         return fetch_reveal(owner.neuron, self.stores[owner.uid], self.rules, self.cache)
 
     def reason(self, owner: Member = ALICE) -> Reason | None:

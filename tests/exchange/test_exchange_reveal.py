@@ -10,7 +10,7 @@ from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Commit, Manifest
 from templar.exchange.payload_cache import PayloadCache
-from templar.exchange.reveal import Contribution, RevealRules, fetch_reveal, publish_commit, publish_reveal
+from templar.exchange.reveal import RevealRules, Submission, fetch_reveal, publish_commit, publish_reveal
 from templar.exchange.signed import Sealed, seal
 from templar.gradient.layout import Layout
 from templar.hparams import Gradient
@@ -59,15 +59,15 @@ def assigned(uid: int) -> str | None:
     return ASSIGNMENT if uid in (5, 6) else None
 
 
-def fetch(bucket: Bucket, cache: PayloadCache, assignment: Callable[[int], str | None] = assigned) -> Contribution:
+def fetch(bucket: Bucket, cache: PayloadCache, assignment: Callable[[int], str | None] = assigned) -> Submission:
     rules = RevealRules(NETWORK, TIMES, assignment)
     return fetch_reveal(bucket.owner.neuron, bucket.store, rules, cache)
 
 
-def contribution(found: Contribution, manifest: Manifest, committed_at: int) -> Contribution:
+def submission(found: Submission, manifest: Manifest, committed_at: int) -> Submission:
     """What must have been found; a signature is another one each time."""
     signatures = (found.commit_signature, found.manifest_signature)
-    return Contribution(5, ALICE.hotkey.address, manifest, committed_at, REVEAL_FIRST, *signatures)
+    return Submission(manifest, committed_at, REVEAL_FIRST, *signatures)
 
 
 def rejection(bucket: Bucket, cache: PayloadCache, **changes: Any) -> Reason:
@@ -86,7 +86,7 @@ def commits(bucket: Bucket, manifest: Manifest, at: float = COMMIT_LAST, **chang
 def test_a_reveal_that_counts(bucket: Bucket, cache: PayloadCache) -> None:
     found = fetch(bucket, cache)
     manifest = manifest_of(ALICE, WINDOW, BYTES)
-    assert found == contribution(found, manifest, COMMIT_LAST)
+    assert found == submission(found, manifest, COMMIT_LAST)
     commit = Sealed(commit_to(manifest), found.commit_signature)
     assert commit.encode() == bucket.memory.get(COMMIT, max_bytes=1000)
     assert Sealed(manifest, found.manifest_signature).encode() == bucket.memory.get(MANIFEST, max_bytes=1000)
@@ -471,7 +471,7 @@ def test_what_a_miner_publishes_counts(cache: PayloadCache, tmp_path: Path) -> N
         receipts = publish_reveal(bucket.store, manifest, ALICE.hotkey, payload, clock=clock, deadline=REVEAL_LAST + 1)
     assert [receipt.last_modified for receipt in receipts] == [REVEAL_FIRST, REVEAL_FIRST]
     found = fetch(bucket, cache)
-    assert found == contribution(found, manifest, COMMIT_FIRST)
+    assert found == submission(found, manifest, COMMIT_FIRST)
 
 
 def test_nothing_is_revealed_after_the_deadline(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from templar.exchange.context import Exchange
 from templar.exchange.object_keys import Kind, aggregate_key, window_key
 from templar.exchange.objects import Roster
 from templar.exchange.payload_cache import PayloadCache
-from templar.exchange.reveal import Contribution
+from templar.exchange.reveal import Submission
 from templar.exchange.signed import seal, unseal
 from templar.timeline import WindowTimes
 from tests.support.scripted_store import ScriptedStore, failing
-from tests.support.subnet import LAYOUT, Member, Subnet, contribution_of, fields_of, manifest_of, payload_bytes
+from tests.support.subnet import LAYOUT, Member, Subnet, fields_of, manifest_of, payload_bytes, submission_of
 
 WINDOW = 3
 BUSY = TransientError(Reason.STORE_BUSY, "for a test")
@@ -40,23 +40,21 @@ class Scene:
     def fetch(self, roster: Roster, store: ScriptedStore, cache: PayloadCache) -> None:
         fetch_payloads(self.subnet.exchange(), roster, store, cache)
 
-    def gathered(self, authors: Sequence[Member] | None = None, seed: int = 0) -> list[Contribution]:
-        contributions = []
+    def gathered(self, authors: Sequence[Member] | None = None, seed: int = 0) -> list[Submission]:
+        submissions = []
         for author in self.subnet.miners[:3] if authors is None else authors:
             data = payload_bytes(author, WINDOW, seed=seed)
             hotkey = author.hotkey.address
             self.cache.admit(data, sha256_hex(data), window=WINDOW, uid=author.uid, hotkey=hotkey)
             manifest = manifest_of(author, WINDOW, data)
-            contributions.append(contribution_of(author, manifest, 1000 + author.uid, 2000 + author.uid))
-        return contributions
+            submissions.append(submission_of(author, manifest, 1000 + author.uid, 2000 + author.uid))
+        return submissions
 
-    def publish(
-        self, contributions: Sequence[Contribution], *, rank: int = 0, previous: str | None = PREVIOUS
-    ) -> Roster:
+    def publish(self, submissions: Sequence[Submission], *, rank: int = 0, previous: str | None = PREVIOUS) -> Roster:
         draft = draft_roster(
             self.exchange,
             WINDOW,
-            contributions,
+            submissions,
             previous=previous,
             peer_list=PEER_LIST,
             cache=self.cache,
@@ -85,10 +83,10 @@ def reason_of(call: Callable[[], object], family: type[PermanentError] = Permane
 
 
 def test_a_roster_says_what_was_gathered(scene: Scene) -> None:
-    contributions = scene.gathered()
-    roster = scene.publish(contributions)
+    submissions = scene.gathered()
+    roster = scene.publish(submissions)
     assert [(entry.uid, entry.committed_at, entry.revealed_at) for entry in roster.entries] == [
-        (each.uid, 1000 + each.uid, 2000 + each.uid) for each in contributions
+        (each.uid, 1000 + each.uid, 2000 + each.uid) for each in submissions
     ]
     assert (roster.previous, roster.peer_list, roster.window) == (PREVIOUS, PEER_LIST, WINDOW)
     data = b"".join(payload_bytes(author, WINDOW) for author in scene.subnet.miners[:3])
@@ -222,8 +220,8 @@ def test_a_roster_is_fetched_whenever_it_was_written(scene: Scene) -> None:
 
 
 def test_missing_payloads_come_from_the_aggregate_by_range(scene: Scene) -> None:
-    contributions = scene.gathered()
-    roster = scene.publish(contributions)
+    submissions = scene.gathered()
+    roster = scene.publish(submissions)
     cache, (first, second, third) = scene.empty_cache(), scene.subnet.miners[:3]
     data = payload_bytes(second, WINDOW)
     cache.admit(data, sha256_hex(data), window=WINDOW, uid=second.uid, hotkey=second.hotkey.address)

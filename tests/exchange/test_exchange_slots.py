@@ -22,11 +22,11 @@ from tests.support.subnet import (
     RULES,
     Member,
     Subnet,
-    contribution_of,
     fields_of,
     manifest_of,
     payload_bytes,
     signed_anyhow,
+    submission_of,
 )
 
 WINDOW = 3
@@ -65,18 +65,18 @@ class Scene:
     def publish(self, rank: int, authors: Sequence[Member] | None = None, *, slot: int | None = None) -> Roster:
         """Publish with all that belongs to it, in the slot of the rank unless another one is given."""
         cache = self.cache()
-        contributions = []
+        submissions = []
         for author in self.subnet.miners if authors is None else authors:
             data = payload_bytes(author, WINDOW)
             hotkey = author.hotkey.address
             cache.admit(data, sha256_hex(data), window=WINDOW, uid=author.uid, hotkey=hotkey)
             manifest = manifest_of(author, WINDOW, data)
-            contributions.append(contribution_of(author, manifest, 1, 2))
+            submissions.append(submission_of(author, manifest, 1, 2))
         exchange = self.subnet.exchange(self.publisher(rank))
         draft = draft_roster(
             exchange,
             WINDOW,
-            contributions,
+            submissions,
             previous=None,
             peer_list=None,
             cache=cache,

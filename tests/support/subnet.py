@@ -17,7 +17,7 @@ from templar.exchange.buckets import Buckets, OwnBucket
 from templar.exchange.context import Exchange
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Commit, Manifest
-from templar.exchange.reveal import Contribution
+from templar.exchange.reveal import Submission
 from templar.exchange.signed import Body, Network, seal
 from templar.gradient.codec.wire import Header, Payload, encode
 from templar.gradient.compress import FeedbackRule, FeedbackState, compress
@@ -127,10 +127,10 @@ def commit_to(manifest: Manifest, **changes: Any) -> Commit:
     return Commit(**values | {"commitment": manifest.digest} | changes)
 
 
-def contribution_of(author: Member, manifest: Manifest, committed_at: int, revealed_at: int) -> Contribution:
+def submission_of(author: Member, manifest: Manifest, committed_at: int, revealed_at: int) -> Submission:
     """What a gather makes of an honest reveal; its signatures are the author's."""
     signatures = [seal(body, author.hotkey).signature for body in (manifest.commit, manifest)]
-    return Contribution(author.uid, author.hotkey.address, manifest, committed_at, revealed_at, *signatures)
+    return Submission(manifest, committed_at, revealed_at, *signatures)
 
 
 class Hand:
