@@ -45,12 +45,12 @@ test-slow: $(VENV)/.dev ## Run the tests that take minutes.
 	$(BIN)/python -m pytest -m "slow and prefect" --ignore tests/network --numprocesses 3 --dist loadfile
 	$(BIN)/python -m pytest tests/network
 
-lint: $(VENV)/.dev ## Format check, lint, types, import contracts, sizes.
+lint: $(VENV)/.dev ## Format check, lint, types, import contracts, rules of the house.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports
-	$(BIN)/python -m tests.sizes
+	$(BIN)/python -m tests.house
 
 format: $(VENV)/.dev ## Format the code.
 	$(BIN)/ruff check --fix --exit-zero --quiet .
