@@ -47,7 +47,7 @@ def documents(num_tokens: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
 def pack_naively(
     tokens: NDArray[np.int32], offsets: NDArray[np.int64], sequence_length: int, eos_id: int
 ) -> NDArray[np.int32]:
-    """What `templar.data.packing` describes, with lists."""
+    """What `templar.data.sampling` describes, with lists."""
     stream: list[int] = []
     for start, stop in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
         document = tokens[start:stop].tolist()

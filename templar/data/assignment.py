@@ -1,17 +1,16 @@
-"""Which miner trains on which units in which window, as a pure function of the chain.
+"""The units that a miner trains on in a window, as a pure function of the chain, and the shard that a window trains on.
 
-A unit is whatever the dataset is divided into: a page, a sample. An epoch permutes its units; window j of the epoch
-owns the j-th slice of that permutation, a slice is cut into slots, and the slots go to the uids that are registered
-at the window's opening, by a permutation keyed with the hash of the window's opening block. So nobody knows their
-units before that block exists, two uids never share a unit within a window, and no unit comes twice until every
+A unit is a piece of the dataset: a page of rows, or a page of samples of a shard. An epoch permutes its units; window j
+of the epoch owns the j-th slice of that permutation, a slice is cut into slots, and the slots go to the uids that are
+registered at the window's opening, by a permutation keyed with the hash of the window's opening block. Nobody knows
+their units before that block exists, two uids never share a unit within a window, and no unit comes twice until every
 window of the round has passed. A round ends when no whole slice is left (its last, incomplete slice is not used);
 the next round permutes all units anew, so a small dataset can train for ever.
 
-Assignment epochs of a sharded dataset: which windows train on which shard (PROTOCOL 20).
-
-The shard of window w follows the outer-step count after w-2, so everybody who has applied w-2 knows it, two windows
-ahead. A swap starts a new epoch. Where an epoch began cannot be computed from a later state, so the state carries the
-epochs of its own window and of the two that follow, and the state root of such a network covers them.
+Each shard of a sharded dataset is an epoch (docs/protocol.md 13). The shard of window w follows from the outer-step
+count after w-2, so a node that has applied w-2 knows it two windows ahead. The first window of an epoch cannot be
+computed from a later state, so the state carries the epochs of its own window and of the two after it, and the state
+root covers them.
 """
 
 import itertools
@@ -24,44 +23,30 @@ from templar.data.permutation import Permutation
 from templar.errors import PermanentError, Reason, TransientError
 
 _UNITS_DOMAIN = "templar.assignment.units"
-
-
 _SLOTS_DOMAIN = "templar.assignment.slots"
+
+LEAD = 2
+"""Windows between the state that decides a window's shard and that window."""
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """A stretch of windows over one set of units.
+    """Consecutive windows over one set of units."""
 
-    Attributes:
-        key: What makes this epoch's order different from that of every other: network, dataset, number of the epoch.
-        total_units: Units of the dataset.
-        first_window: The window that owns the first slice.
-    """
-
-    key: str
+    key: str  # names the network, the dataset and the number of the epoch, so that every epoch has its own order
     total_units: int
-    first_window: int = 0
+    first_window: int = 0  # owns the first slice
 
     def unit_at(self, position: int, *, round_index: int = 0) -> int:
         """The unit at a position of a round's permutation."""
         return _units(self.key, self.total_units, round_index).at(position)
 
-    def position_of(self, unit: int, *, round_index: int = 0) -> int:
-        """The position of a unit in a round's permutation."""
-        return _units(self.key, self.total_units, round_index).index(unit)
-
 
 @dataclass(frozen=True)
 class SlotPlan:
-    """How a window's slice is cut; it does not change within an epoch.
+    """How a window's slice is cut; it does not change within an epoch."""
 
-    Attributes:
-        num_slots: Miners that can be served in one window.
-        units_per_slot: Units that each of them gets.
-    """
-
-    num_slots: int
+    num_slots: int  # miners that one window serves
     units_per_slot: int
 
     def __post_init__(self) -> None:
@@ -76,11 +61,9 @@ class SlotPlan:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What one miner trains on in one window.
+    """The units that one miner trains on in one window.
 
     Attributes:
-        window: The window.
-        uid: The miner.
         units: Its units in training order; empty if it was not registered at the opening, or waits because there
             are more miners than slots.
         digest: SHA-256 of the canonical JSON of the units and of everything that they follow from.
@@ -96,22 +79,20 @@ class Assignment:
 def assign(
     window: int, uid: int, *, epoch: Epoch, plan: SlotPlan, uids: tuple[int, ...], block_hash: str
 ) -> Assignment:
-    """The units of one miner in one window.
+    """The units of one miner in a window of the epoch.
 
-    Args:
-        window: A window of the epoch.
-        uid: The miner.
-        epoch: The epoch that the window belongs to.
-        plan: How its slices are cut.
-        uids: The miners registered at the window's opening, in rising order.
-        block_hash: Hash of the window's opening block.
+    `uids` are the miners registered at the window's opening, in rising order, and `block_hash` is the hash of the
+    window's opening block.
 
     Raises:
         ValueError: The window lies before the epoch, or `uids` are not in rising order.
         PermanentError: `dataset_too_small`, if the epoch has fewer units than one window takes.
     """
+    # 1. The window's slice of the round's permutation.
     round_index, start = _slice(window, epoch, plan)
+    # 2. The miner's slot in it; none if the miner is not registered or has to wait.
     slot = _slot_of(uid, _places(window, epoch, plan, uids, block_hash), plan, uids)
+    # 3. The units of that slot.
     units: tuple[int, ...] = ()
     if slot is not None:
         first = start + slot * plan.units_per_slot
@@ -122,34 +103,8 @@ def assign(
     )
 
 
-def owner_of(
-    unit: int, window: int, *, epoch: Epoch, plan: SlotPlan, uids: Sequence[int], block_hash: str
-) -> int | None:
-    """The miner that a unit is assigned to in a window; None if it is nobody's.
-
-    Args:
-        unit: A unit of the epoch.
-        window: A window of the epoch.
-        epoch: As in `assign`.
-        plan: As in `assign`.
-        uids: As in `assign`.
-        block_hash: As in `assign`.
-
-    Raises:
-        ValueError: As in `assign`, or the epoch has no such unit.
-        PermanentError: As in `assign`.
-    """
-    round_index, start = _slice(window, epoch, plan)
-    places = _places(window, epoch, plan, uids, block_hash)
-    offset = epoch.position_of(unit, round_index=round_index) - start
-    if not 0 <= offset < plan.units_per_window:
-        return None
-    rank = places.index(offset // plan.units_per_slot)
-    return uids[rank] if rank < len(uids) else None
-
-
 def spare_units(window: int, *, epoch: Epoch, plan: SlotPlan, uids: Sequence[int], block_hash: str) -> tuple[int, ...]:
-    """The units of a window's slice that nobody was assigned, in the order of the slice.
+    """The units of a window's slice that no miner was assigned, in the order of the slice.
 
     Args and errors as in `assign`.
     """
@@ -194,14 +149,7 @@ def _slot_of(uid: int, places: Permutation, plan: SlotPlan, uids: Sequence[int])
 
 
 def _digest(
-    window: int,
-    uid: int,
-    units: tuple[int, ...],
-    *,
-    epoch: Epoch,
-    plan: SlotPlan,
-    uids: Sequence[int],
-    block_hash: str,
+    window: int, uid: int, units: tuple[int, ...], *, epoch: Epoch, plan: SlotPlan, uids: Sequence[int], block_hash: str
 ) -> str:
     content = {
         "block_hash": block_hash,
@@ -220,16 +168,11 @@ def _units(key: str, total_units: int, round_index: int) -> Permutation:
     return Permutation(total_units, _UNITS_DOMAIN, key, round_index)
 
 
-LEAD = 2
-"""Windows between the state that decides on a window's shard and that window."""
-
-
 @dataclass(frozen=True)
 class ShardEpoch:
-    """Windows that train on one shard.
+    """The consecutive windows that train on one shard, from `first_window` on.
 
     Attributes:
-        first_window: The first of them.
         position: Shards since genesis; the shard's number is this modulo the number of shards.
     """
 
@@ -238,7 +181,7 @@ class ShardEpoch:
 
 
 Epochs = tuple[ShardEpoch, ...]
-"""Epochs of a state's own window and of the two after it, in order, each once; none for a dataset of pages."""
+"""The epochs of a state's own window and of the two after it, in order, each once; empty for a dataset of pages."""
 
 
 def first_epochs(start_window: int) -> Epochs:
@@ -247,14 +190,7 @@ def first_epochs(start_window: int) -> Epochs:
 
 
 def advanced(epochs: Epochs, window: int, outer_steps: int, outer_steps_per_shard: int) -> Epochs:
-    """The epochs of the state after a window.
-
-    Args:
-        epochs: Those of the state before it.
-        window: The window.
-        outer_steps: Outer steps since genesis, that of the window included.
-        outer_steps_per_shard: Outer steps between two shards.
-    """
+    """The epochs of the state after a window; `outer_steps` since genesis include that of the window."""
     position = outer_steps // outer_steps_per_shard
     if position != epochs[-1].position:
         epochs = (*epochs, ShardEpoch(window + LEAD, position))
@@ -262,7 +198,7 @@ def advanced(epochs: Epochs, window: int, outer_steps: int, outer_steps_per_shar
 
 
 def lasting(epochs: Epochs, window: int) -> Epochs:
-    """Those that a window, or one after it, belongs to."""
+    """The epochs of a window and of those after it."""
     return tuple(
         epoch
         for epoch, following in zip(epochs, (*epochs[1:], None), strict=True)
@@ -271,16 +207,11 @@ def lasting(epochs: Epochs, window: int) -> Epochs:
 
 
 def epoch_of(epochs: Epochs, state_window: int, window: int) -> ShardEpoch:
-    """The epoch of a window.
-
-    Args:
-        epochs: Those of a state.
-        state_window: The window of that state.
-        window: A window up to the second one after it.
+    """The epoch of a window, from the epochs of the state of `state_window`.
 
     Raises:
-        TransientError: `window_not_open`; the state does not say it yet.
-        PermanentError: `window_passed`; the state does not say it any more.
+        TransientError: `window_not_open`; the state does not know the epoch yet.
+        PermanentError: `window_passed`; the state does not know the epoch any more.
     """
     if window > state_window + LEAD:
         raise TransientError(

@@ -1,16 +1,12 @@
-"""Real text that lies on the machine, for networks without a network.
+"""Real text that lies on the machine, and the choice of the documents that are held out of training.
 
-The sources of the running interpreter's standard library, their docstrings, and the Python documentation that Debian
-packages (`python3.11-doc`; absent elsewhere, and then left out): all under the PSF licence. No text stands in two
-sources: the library's code is taken without its docstrings.
+The text is the sources of the running interpreter's standard library, their docstrings, and the Python documentation
+that Debian packages (`python3.11-doc`; left out where it is absent): all under the PSF licence. No text stands in two
+sources: the library's code is taken without its docstrings. The same machine gives the same documents in the same
+order. If not all fit, a hash of their names decides which are taken, so a small corpus is as varied as a large one.
 
-The same machine gives the same documents in the same order. Which documents are taken, if not all fit, is decided by
-a hash of their names, so a small corpus is as varied as a large one.
-
-Which documents are held out of training: chosen by a hash of their names, whole, and in every source at once.
-
-The choice is made source by source in the order of their names. It depends on names and lengths alone, so it can be
-made before any text is read into memory.
+Held-out documents are chosen whole, by a hash of their names, and in every source at once: source by source, in the
+order of their names. The choice depends on names and lengths alone, so it needs no text in memory.
 """
 
 import ast
@@ -31,22 +27,20 @@ from templar.canonical import keyed_seed
 from templar.data.pages.metadata import HELD_OUT_SPLIT, TRAIN_SPLIT
 from templar.errors import PermanentError, Reason
 
+SPLITS = (TRAIN_SPLIT, HELD_OUT_SPLIT)
+
 # Tests, other people's packages, tables of numbers, and copies of the documentation as Python strings.
 SKIPPED_FOLDERS = frozenset(
     {"__pycache__", "dist-packages", "encodings", "idle_test", "pydoc_data", "site-packages", "test", "tests"}
 )
 
-
 SKIPPED_FILES = ("_sysconfigdata",)
-
 
 MIN_DOCUMENT_CHARS = 200
 """Shorter documents are left out: a row of one line would make a page short."""
 
-
 MAX_DOCUMENT_FRACTION = 1 / 8
 """A document that takes a larger part of its source's share is left out, so that no single file stands out."""
-
 
 _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -55,33 +49,22 @@ _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 class Document:
     """One text.
 
-    Attributes:
-        source: The source it comes from; a dataset has one config per source.
-        name: Its path within the source. Documents of one name, in different sources, are on one subject: they are
-            held out together.
-        text: The text.
+    Documents of one name, in different sources, are on one subject: they are held out together.
     """
 
-    source: str
-    name: str
+    source: str  # a dataset of pages has one config per source
+    name: str  # its path within the source
     text: str
 
 
 @dataclass(frozen=True)
 class Source:
-    """A folder of files and what to take from each.
-
-    Attributes:
-        name: The source's name, also that of a dataset's config.
-        root: The folder.
-        suffix: End of the names of the files that count.
-        extract: From a file's text to the document's.
-    """
+    """A folder of files, and the text to take from each."""
 
     name: str
     root: Path
     suffix: str
-    extract: Callable[[str], str]
+    extract: Callable[[str], str]  # from a file's text to the document's
 
 
 def default_sources() -> tuple[Source, ...]:
@@ -98,14 +81,9 @@ def default_sources() -> tuple[Source, ...]:
 
 
 def collect_documents(*, max_bytes: int, sources: Sequence[Source] | None = None) -> list[Document]:
-    """Take documents from every source, in equal parts.
+    """Documents of every source in equal parts, source by source, by name within each.
 
-    Args:
-        max_bytes: Most UTF-8 bytes of text in all; what one source cannot fill goes to those after it.
-        sources: Where from; `default_sources()` by default.
-
-    Returns:
-        The documents, source by source, by name within each.
+    They have `max_bytes` of UTF-8 text in all at most; a part that one source cannot fill goes to those after it.
     """
     sources = default_sources() if sources is None else sources
     documents: list[Document] = []
@@ -115,55 +93,6 @@ def collect_documents(*, max_bytes: int, sources: Sequence[Source] | None = None
         left -= sum(len(document.text.encode()) for document in taken)
         documents += taken
     return documents
-
-
-def split_rows(document: Document, max_chars: int) -> list[str]:
-    """Cut a document into passages at line borders.
-
-    The rows put together are the document. They are about equally long; a line longer than `max_chars` is cut.
-
-    Args:
-        document: The document.
-        max_chars: Most characters in a row.
-
-    Raises:
-        ValueError: `max_chars` is less than 1.
-    """
-    if max_chars < 1:
-        raise ValueError(f"max_chars must be at least 1, not {max_chars}")
-    rows: list[str] = []
-    row: list[str] = []
-    length, left = 0, len(document.text)
-    for piece in _pieces(document.text, max_chars):
-        target = left / -(-left // max_chars)
-        # Close the row where that comes nearer to the target than one more piece would.
-        if row and (length + len(piece) > max_chars or target - length <= length + len(piece) - target):
-            rows.append("".join(row))
-            left -= length
-            row, length = [], 0
-        row.append(piece)
-        length += len(piece)
-    return [*rows, "".join(row)] if row else rows
-
-
-def docstrings(code: str) -> str:
-    """The docstrings of a module in the order of the code, separated by blank lines; empty if it does not parse."""
-    texts = [ast.get_docstring(node) for node in _documented_nodes(code)]
-    return "".join(f"{text.strip()}\n\n" for text in texts if text and text.strip())
-
-
-def without_docstrings(code: str) -> str:
-    """The code of a module without the lines of its docstrings; empty if it does not parse."""
-    nodes = list(_documented_nodes(code))
-    dropped: set[int] = set()
-    for node in nodes:
-        if ast.get_docstring(node, clean=False) is not None:
-            statement = node.body[0]
-            dropped.update(range(statement.lineno - 1, statement.end_lineno or statement.lineno))
-    if not nodes:
-        return ""
-    # The parser counts lines by newlines alone, as StringIO does; str.splitlines would count form feeds too.
-    return "".join(line for number, line in enumerate(io.StringIO(code)) if number not in dropped)
 
 
 def _collect(source: Source, max_bytes: int) -> list[Document]:
@@ -205,6 +134,26 @@ def _documentation_root() -> Path | None:
     return next((root for root in (own, *others) if root.is_dir()), None)
 
 
+def docstrings(code: str) -> str:
+    """The docstrings of a module in the order of the code, separated by blank lines; empty if it does not parse."""
+    texts = [ast.get_docstring(node) for node in _documented_nodes(code)]
+    return "".join(f"{text.strip()}\n\n" for text in texts if text and text.strip())
+
+
+def without_docstrings(code: str) -> str:
+    """The code of a module without the lines of its docstrings; empty if it does not parse."""
+    nodes = list(_documented_nodes(code))
+    dropped: set[int] = set()
+    for node in nodes:
+        if ast.get_docstring(node, clean=False) is not None:
+            statement = node.body[0]
+            dropped.update(range(statement.lineno - 1, statement.end_lineno or statement.lineno))
+    if not nodes:
+        return ""
+    # The parser counts lines by newlines alone, as StringIO does; str.splitlines would count form feeds too.
+    return "".join(line for number, line in enumerate(io.StringIO(code)) if number not in dropped)
+
+
 def _documented_nodes(code: str) -> Iterator[_Documented]:
     try:
         with warnings.catch_warnings():
@@ -217,57 +166,88 @@ def _documented_nodes(code: str) -> Iterator[_Documented]:
     yield from sorted(nodes, key=lambda node: getattr(node, "lineno", 0))
 
 
+def split_rows(document: Document, max_chars: int) -> list[str]:
+    """Cut a document at line borders into rows of at most `max_chars` characters, all about equally long.
+
+    The rows put together are the document; a line longer than `max_chars` is cut.
+
+    Raises:
+        ValueError: `max_chars` is less than 1.
+    """
+    if max_chars < 1:
+        raise ValueError(f"max_chars must be at least 1, not {max_chars}")
+    rows: list[str] = []
+    row: list[str] = []
+    length, left = 0, len(document.text)
+    for piece in _pieces(document.text, max_chars):
+        target = left / -(-left // max_chars)
+        # Close the row where that comes nearer to the target than one more piece would.
+        if row and (length + len(piece) > max_chars or target - length <= length + len(piece) - target):
+            rows.append("".join(row))
+            left -= length
+            row, length = [], 0
+        row.append(piece)
+        length += len(piece)
+    return [*rows, "".join(row)] if row else rows
+
+
 def _pieces(text: str, max_chars: int) -> Iterator[str]:
     for line in text.splitlines(keepends=True):
         for start in range(0, len(line), max_chars):
             yield line[start : start + max_chars]
 
 
-SPLITS = (TRAIN_SPLIT, HELD_OUT_SPLIT)
-
-
 @dataclass(frozen=True)
-class Measured:
-    """The documents of one source, by name: all that the choice needs of them.
-
-    Attributes:
-        source: The source.
-        keys: `held_out_key` of every name; uint64 of shape (n,).
-        num_chars: Lengths in characters; int64 of shape (n,).
-    """
+class DocumentLengths:
+    """Name hashes and lengths of one source's documents: the input of the choice."""
 
     source: str
-    keys: NDArray[np.uint64]
-    num_chars: NDArray[np.int64]
+    keys: NDArray[np.uint64]  # `held_out_key` of every name, shape (n,)
+    num_chars: NDArray[np.int64]  # shape (n,)
+
+
+def split_documents(documents: Iterable[Document], fraction: float) -> dict[tuple[str, str], list[Document]]:
+    """Documents by source and split, in the order of sources, splits and names; errors as in `held_out_masks`."""
+    by_source: dict[str, list[Document]] = defaultdict(list)
+    for document in sorted(documents, key=lambda document: (document.source, document.name)):
+        by_source[document.source].append(document)
+    masks = held_out_masks([lengths_of(source, members) for source, members in by_source.items()], fraction)
+    splits: dict[tuple[str, str], list[Document]] = {}
+    for (source, members), mask in zip(by_source.items(), masks, strict=True):
+        for split, held_out in zip(SPLITS, (False, True), strict=True):
+            splits[source, split] = [each for each, out in zip(members, mask, strict=True) if out == held_out]
+    return splits
+
+
+def lengths_of(source: str, documents: Sequence[Document]) -> DocumentLengths:
+    """Name hashes and lengths of documents, in their order."""
+    return DocumentLengths(
+        source,
+        np.array([held_out_key(document.name) for document in documents], dtype=np.uint64),
+        np.array([len(document.text) for document in documents], dtype=np.int64),
+    )
 
 
 def held_out_key(name: str) -> int:
-    """The number, 64 bits, that decides when a document of this name is considered."""
+    """The 64-bit number by which documents are ordered for the choice."""
     return keyed_seed("templar.held_out", name) >> 64
 
 
-def held_out_masks(sources: Sequence[Measured], fraction: float) -> list[NDArray[np.bool_]]:
-    """Which documents of each source are held out.
+def held_out_masks(sources: Sequence[DocumentLengths], fraction: float) -> list[NDArray[np.bool_]]:
+    """For each source, booleans of shape (n,): which of its documents are held out.
 
-    Of each source, documents are taken in the order of their keys as long as they fit into `fraction` of its
-    characters, and at least the shortest one. A name that is held out in one source is held out in all.
-
-    Args:
-        sources: The documents, in the order of the sources.
-        fraction: Part of each source's characters, in (0, 1).
-
-    Returns:
-        For each source, booleans of shape (n,).
+    Of each source, documents are taken in the order of their keys as long as they fit into `fraction`, in (0, 1), of
+    its characters, and at least the shortest one. A name that is held out in one source is held out in all.
 
     Raises:
-        PermanentError: `dataset_too_small`; there are no documents, or a source would have none on one side.
+        PermanentError: `dataset_too_small`; there are no documents, or one split of a source would have none.
     """
     if not sources:
         raise PermanentError(Reason.DATASET_TOO_SMALL, "there are no documents to build a dataset of")
     chosen: set[int] = set()
     for source in sources:
-        chosen |= _choose(source, chosen, fraction)
-    masks = [_among(source.keys, chosen) for source in sources]
+        chosen |= _keys_to_hold_out(source, chosen, fraction)
+    masks = [_is_among(source.keys, chosen) for source in sources]
     for source, mask in zip(sources, masks, strict=True):
         if mask.all() or not mask.any():
             raise PermanentError(
@@ -278,32 +258,12 @@ def held_out_masks(sources: Sequence[Measured], fraction: float) -> list[NDArray
     return masks
 
 
-def split_documents(documents: Iterable[Document], fraction: float) -> dict[tuple[str, str], list[Document]]:
-    """Documents by source and split, in the order of sources, splits and names; errors as in `held_out_masks`."""
-    by_source: dict[str, list[Document]] = defaultdict(list)
-    for document in sorted(documents, key=lambda document: (document.source, document.name)):
-        by_source[document.source].append(document)
-    masks = held_out_masks([measure(source, members) for source, members in by_source.items()], fraction)
-    splits: dict[tuple[str, str], list[Document]] = {}
-    for (source, members), mask in zip(by_source.items(), masks, strict=True):
-        for split, held_out in zip(SPLITS, (False, True), strict=True):
-            splits[source, split] = [each for each, out in zip(members, mask, strict=True) if out == held_out]
-    return splits
-
-
-def measure(source: str, documents: Sequence[Document]) -> Measured:
-    """What the choice needs of some documents, in their order."""
-    return Measured(
-        source,
-        np.array([held_out_key(document.name) for document in documents], dtype=np.uint64),
-        np.array([len(document.text) for document in documents], dtype=np.int64),
-    )
-
-
-def _choose(source: Measured, chosen: set[int], fraction: float) -> set[int]:
+def _keys_to_hold_out(source: DocumentLengths, chosen: set[int], fraction: float) -> set[int]:
     """Keys of one source to hold out beside those that are chosen already."""
-    known = _among(source.keys, chosen)
+    # 1. Characters that are still to be held out, after the documents that other sources hold out.
+    known = _is_among(source.keys, chosen)
     left = fraction * int(source.num_chars.sum()) - int(source.num_chars[known].sum())
+    # 2. Documents in the order of their keys, as long as they fit.
     more: set[int] = set()
     rest = np.flatnonzero(~known)
     rest = rest[np.argsort(source.keys[rest], kind="stable")]
@@ -315,10 +275,11 @@ def _choose(source: Measured, chosen: set[int], fraction: float) -> set[int]:
         if length <= left and key not in more:
             more.add(key)
             left -= length
+    # 3. At least one document: the shortest.
     if not more and not known.any():
         more.add(int(source.keys[np.argmin(source.num_chars)]))
     return more
 
 
-def _among(keys: NDArray[np.uint64], chosen: set[int]) -> NDArray[np.bool_]:
+def _is_among(keys: NDArray[np.uint64], chosen: set[int]) -> NDArray[np.bool_]:
     return np.isin(keys, np.fromiter(chosen, dtype=np.uint64, count=len(chosen)))

@@ -1,8 +1,7 @@
-"""Opening a network's dataset, whichever layout it has.
+"""A dataset as a network trains on it: numbered pages, and the sequences of an assignment of them.
 
-A dataset as a network trains on it: numbered pages, and the sequences of an assignment of them.
-
-Two layouts: pages of rows in Parquet files, tokenised on the fly, and pages of samples in pretokenised shards.
+It has one of two layouts: pages of rows in Parquet files, tokenised when they are read, or pages of samples in
+pretokenised shards.
 """
 
 from collections.abc import Sequence
@@ -27,41 +26,31 @@ from templar.errors import PermanentError, Reason
 from templar.hparams import Data, Storage
 from templar.store.base import ObjectStore
 
+HELD_OUT_ROWS_PER_PAGE = 4
+"""Few rows per page, so that few sequences already represent many documents."""
+
 
 @dataclass(frozen=True)
 class PageOrigin:
-    """Where a page's text is from.
+    """Where a page's rows or samples are from."""
 
-    Attributes:
-        index: The page's number in the training split, or in its shard.
-        source: Its config or its shard's file.
-        first_row: Its first row or sample there.
-        num_rows: Its rows or samples.
-        num_characters: Their length as text; None where they are tokens already.
-    """
-
-    index: int
-    source: str
+    index: int  # in the training split, or in its shard
+    source: str  # its config, or its shard's file
     first_row: int
     num_rows: int
-    num_characters: int | None
+    num_characters: int | None  # None where they are tokens already
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The pages of an assignment, and the sequences that they make.
+    """The pages of an assignment, and the sequences that they make."""
 
-    Attributes:
-        pages: The pages, in the order of the assignment.
-        sequences: int32 of shape (n, L), in training order.
-    """
-
-    pages: tuple[PageOrigin, ...]
-    sequences: NDArray[np.int32]
+    pages: tuple[PageOrigin, ...]  # in the order of the assignment
+    sequences: NDArray[np.int32]  # shape (n, L), in training order
 
 
 class TrainingData(Protocol):
-    """What a workload is cut from. Positions count shards since genesis; pages know only position 0.
+    """The training split of a dataset. Positions count shards since genesis; pages know only position 0.
 
     Raises:
         TransientError: No store could be read, or none has the blocks that a shard's manifest names.
@@ -70,12 +59,12 @@ class TrainingData(Protocol):
 
     @property
     def digest(self) -> str:
-        """What pins every page."""
+        """The hash that pins every page."""
         ...
 
     @property
     def endpoints(self) -> tuple[EndpointReport, ...]:
-        """What each store has done since the dataset was opened."""
+        """Counters of each store since the dataset was opened."""
         ...
 
     def tokenizer_json(self) -> bytes | None:
@@ -95,13 +84,52 @@ class TrainingData(Protocol):
         ...
 
 
-class PagedTraining:
-    """Pages of a `PageDataset`.
+def open_training(
+    stores: Sequence[ObjectStore], prefix: str, data: Data, folder: Path, transfer: Transfer
+) -> TrainingData:
+    """Open the training split in stores that hold the same dataset, in the folder `prefix`.
 
-    Args:
-        pages: The training split.
-        sequence_length: Tokens per sequence.
+    `folder` is where shards lie on this machine.
+
+    Raises:
+        TransientError: No store could be read.
+        PermanentError: `dataset_missing`, `dataset_malformed`, `dataset_too_small`, `bad_hparams`.
     """
+    if data.layout == "pages":
+        return PagedTraining(PageDataset(stores, prefix, rows_per_page=data.rows_per_page), data.sequence_length)
+    shards = ShardedDataset(stores, prefix, folder=folder, transfer=transfer)
+    return ShardedTraining(shards, data.sequence_length, data.samples_per_page, data.pages_per_window)
+
+
+def read_held_out(
+    stores: Sequence[ObjectStore], prefix: str, data: Data, folder: Path, *, tokenizer: Tokenizer, num_sequences: int
+) -> NDArray[np.int32]:
+    """The first sequences of the held-out split, in an order that is the same on every node.
+
+    The dataset is given as in `open_training`. The result has shape (num_sequences, L).
+
+    Raises:
+        TransientError: No store could be read.
+        PermanentError: As in `open_training`; `dataset_too_small`, if the split has fewer sequences.
+    """
+    if data.layout == "pages":
+        pages = PageDataset(stores, prefix, rows_per_page=HELD_OUT_ROWS_PER_PAGE, split=HELD_OUT_SPLIT)
+        return held_out_sequences(pages, tokenizer, data.sequence_length, num_sequences)
+    shards = ShardedDataset(stores, prefix, folder=folder, split=HELD_OUT_SPLIT)
+    if (available := shards.num_samples(0)) < num_sequences:
+        raise too_few_held_out(HELD_OUT_SPLIT, available, data.sequence_length, num_sequences)
+    order = Permutation(available, HELD_OUT_DOMAIN)
+    return shards.shard(0).read(np.array([order.at(place) for place in range(num_sequences)])).astype(np.int32)
+
+
+def transfer_of(storage: Storage) -> Transfer:
+    """How this node downloads shards."""
+    part = storage.download_part_mib
+    return Transfer(None if part is None else part << 20, storage.download_workers, storage.loader_mib << 20)
+
+
+class PagedTraining:
+    """Pages of a `PageDataset`, read as sequences of `sequence_length` tokens."""
 
     def __init__(self, pages: PageDataset, sequence_length: int) -> None:
         self.pages = pages
@@ -110,7 +138,7 @@ class PagedTraining:
 
     @property
     def endpoints(self) -> tuple[EndpointReport, ...]:
-        """What each store has done since the dataset was opened."""
+        """Counters of each store since the dataset was opened."""
         return self.pages.endpoints
 
     def tokenizer_json(self) -> bytes | None:
@@ -125,7 +153,7 @@ class PagedTraining:
         return self.pages.num_pages
 
     def read(self, position: int, assignment: Assignment, tokenizer: Tokenizer) -> Reading:
-        """The pages of an assignment, tokenised and packed (see `templar.data.samples`)."""
+        """The pages of an assignment, tokenised and packed (see `templar.data.sampling`)."""
         pages = self.pages.read_pages(assignment.units)
         origins = tuple(
             PageOrigin(page.index, page.config, page.first_row, len(page.texts), sum(map(len, page.texts)))
@@ -135,15 +163,9 @@ class PagedTraining:
 
 
 class ShardedTraining:
-    """Pages of consecutive samples of the shards of a `ShardedDataset`.
+    """Pages of `samples_per_page` consecutive samples of the shards of a `ShardedDataset`.
 
-    Samples at the end of a shard that fill no page belong to none.
-
-    Args:
-        shards: The training split.
-        sequence_length: Tokens per sequence.
-        samples_per_page: Samples in a page.
-        pages_per_window: Pages that one miner takes in a window.
+    Samples at the end of a shard that fill no page belong to none. One miner takes `pages_per_window` in a window.
 
     Raises:
         PermanentError: `bad_hparams`, if the samples have another length; `dataset_too_small`, if a shard is not enough
@@ -172,7 +194,7 @@ class ShardedTraining:
 
     @property
     def endpoints(self) -> tuple[EndpointReport, ...]:
-        """What each store has done since the dataset was opened."""
+        """Counters of each store since the dataset was opened."""
         return self.shards.endpoints
 
     def tokenizer_json(self) -> bytes | None:
@@ -205,65 +227,3 @@ class ShardedTraining:
 
     def _number(self, position: int) -> int:
         return position % self.shards.num_shards
-
-
-HELD_OUT_ROWS_PER_PAGE = 4
-"""Few rows per page, so that few sequences already speak for many documents."""
-
-
-def transfer_of(storage: Storage) -> Transfer:
-    """How this node downloads shards."""
-    part = storage.download_part_mib
-    return Transfer(None if part is None else part << 20, storage.download_workers, storage.loader_mib << 20)
-
-
-def open_training(
-    stores: Sequence[ObjectStore], prefix: str, data: Data, folder: Path, transfer: Transfer
-) -> TrainingData:
-    """Open the training split.
-
-    Args:
-        stores: Stores that hold the same dataset.
-        prefix: Its folder in them.
-        data: Its layout, and how a window is cut from it.
-        folder: Where shards lie on this machine.
-        transfer: How shards are fetched.
-
-    Raises:
-        TransientError: No store could be read.
-        PermanentError: `dataset_missing`, `dataset_malformed`, `dataset_too_small`, `bad_hparams`.
-    """
-    if data.layout == "pages":
-        return PagedTraining(PageDataset(stores, prefix, rows_per_page=data.rows_per_page), data.sequence_length)
-    shards = ShardedDataset(stores, prefix, folder=folder, transfer=transfer)
-    return ShardedTraining(shards, data.sequence_length, data.samples_per_page, data.pages_per_window)
-
-
-def read_held_out(
-    stores: Sequence[ObjectStore], prefix: str, data: Data, folder: Path, *, tokenizer: Tokenizer, num_sequences: int
-) -> NDArray[np.int32]:
-    """The first sequences of the held-out split, in an order that is the same for everybody.
-
-    Args:
-        stores: As in `open_training`.
-        prefix: As in `open_training`.
-        data: As in `open_training`.
-        folder: As in `open_training`.
-        tokenizer: The network's tokenizer.
-        num_sequences: How many sequences.
-
-    Returns:
-        int32 of shape (num_sequences, L).
-
-    Raises:
-        TransientError: No store could be read.
-        PermanentError: As in `open_training`; `dataset_too_small`, if the split has fewer sequences.
-    """
-    if data.layout == "pages":
-        pages = PageDataset(stores, prefix, rows_per_page=HELD_OUT_ROWS_PER_PAGE, split=HELD_OUT_SPLIT)
-        return held_out_sequences(pages, tokenizer, data.sequence_length, num_sequences)
-    shards = ShardedDataset(stores, prefix, folder=folder, split=HELD_OUT_SPLIT)
-    if (available := shards.num_samples(0)) < num_sequences:
-        raise too_few_held_out(HELD_OUT_SPLIT, available, data.sequence_length, num_sequences)
-    order = Permutation(available, HELD_OUT_DOMAIN)
-    return shards.shard(0).read(np.array([order.at(place) for place in range(num_sequences)])).astype(np.int32)

@@ -1,6 +1,6 @@
-"""The training sequences of one window, as a stream of batches that can be cut, shared and taken up again.
+"""The training sequences of one window, as a stream of batches that ranks share and that can be resumed.
 
-What is trained on, and in which order, follows from the assignment alone (`sample_order`). The stream counts in global
+The sequences and their order follow from the assignment alone (`sample_order`). The stream counts in global
 batches: batch p holds the samples `order[p * batch_size : (p + 1) * batch_size]`, the last one what is left. Of every
 global batch, rank r of w takes the sequences at the places r, r + w, r + 2w, ...; so the sequence at place i is with
 rank i % w, as its sequence i // w. If w does not divide a batch, the first ranks have one sequence more, and a rank for
@@ -28,7 +28,7 @@ from templar.data.sampling import ORDER_DOMAIN
 
 
 class Samples(Protocol):
-    """What the stream needs of a shard (`templar.data.sharded.dataset.Shard`)."""
+    """The part of a shard (`templar.data.shards.shard_dataset.Shard`) that the stream uses."""
 
     @property
     def num_samples(self) -> int:
@@ -53,13 +53,7 @@ class Samples(Protocol):
 def sample_order(assignment: Assignment, samples_per_page: int) -> NDArray[np.int64]:
     """The samples of one miner's window, in the order in which it trains on them.
 
-    The assigned pages follow each other in the order of the assignment, and page p is the samples
-    `p * samples_per_page` up to `(p + 1) * samples_per_page`. They are then put into an order that the assignment's
-    digest chooses, as in `templar.data.samples`.
-
-    Args:
-        assignment: What the miner was assigned; its units are pages of one shard.
-        samples_per_page: Samples of a page.
+    The units of the assignment are pages of one shard.
 
     Returns:
         Numbers of samples, shape (n,); n is 0 if nothing was assigned.
@@ -69,10 +63,12 @@ def sample_order(assignment: Assignment, samples_per_page: int) -> NDArray[np.in
     """
     if samples_per_page < 1:
         raise ValueError(f"samples_per_page must be at least 1, not {samples_per_page}")
+    # 1. Page p is the samples p * samples_per_page up to (p + 1) * samples_per_page; pages in the assignment's order.
     pages = np.array(assignment.units, dtype=np.int64)
     samples = (pages[:, None] * samples_per_page + np.arange(samples_per_page)).ravel()
     if not len(samples):
         return samples
+    # 2. Shuffle them by the assignment's digest, as `page_sequences` does.
     return samples[Permutation(len(samples), ORDER_DOMAIN, assignment.digest).elements()]
 
 
@@ -85,13 +81,12 @@ class WindowStream(Iterator[NDArray[Any]]):
     Args:
         shard: Where the samples are read from.
         order: Their numbers in training order, shape (m,).
-        batch_size: Sequences of a global batch.
-        rank: Which part of every global batch to give; see the module.
-        world_size: Into how many parts they are divided.
-        start: Global batches that were consumed before: what `state` gave. Going on costs nothing.
+        rank: The part of every global batch to give; see the module.
+        world_size: The number of parts.
+        start: Global batches that were consumed before, as `state` returned them. Skipping them reads nothing.
         step: Give every `step`-th global batch only.
-        prefetch_bytes: Read so much ahead in a background thread, in whole batches of this rank: worth it if the shard
-            is not on this machine yet. The batch in hand is not counted. Less than one batch: read when asked.
+        prefetch_bytes: Bytes to read ahead in a background thread, in whole batches of this rank, beside the current
+            batch; useful if the shard is not on this machine yet. Less than one batch: no background thread.
 
     Raises:
         ValueError: A number is out of range.
@@ -110,13 +105,7 @@ class WindowStream(Iterator[NDArray[Any]]):
         prefetch_bytes: int = 0,
     ) -> None:
         _check(
-            order,
-            batch_size=batch_size,
-            rank=rank,
-            world_size=world_size,
-            start=start,
-            prefetch_bytes=prefetch_bytes,
-            step=step,
+            order, batch_size=batch_size, rank=rank, world_size=world_size, start=start, ahead=prefetch_bytes, step=step
         )
         self.num_batches = _num_batches(order, batch_size)
         self._shard, self._order, self._batch_size = shard, order, batch_size
@@ -129,7 +118,7 @@ class WindowStream(Iterator[NDArray[Any]]):
         self._reader: ThreadPoolExecutor | None = None
 
     def state(self) -> int:
-        """Global batches that were consumed: the `start` of a stream that goes on here, with any rank or world size."""
+        """Global batches that were consumed: the `start` of a stream that resumes here, with any rank or world size."""
         return self._position
 
     def close(self) -> None:
@@ -189,13 +178,8 @@ class WindowBatches(IterableDataset[Tensor]):
 
     Args:
         open_shard: Opens the shard; called once in every process that reads, so it must survive pickling.
-        order: As in `WindowStream`.
-        batch_size: As in `WindowStream`.
-        rank: As in `WindowStream`.
-        world_size: As in `WindowStream`.
-        start: As in `WindowStream`.
         prefetch_bytes: As in `WindowStream`, for all workers together. The loader holds `prefetch_factor` batches per
-            worker besides.
+            worker besides. The other arguments are those of `WindowStream`.
 
     Raises:
         ValueError: A number is out of range.
@@ -212,14 +196,7 @@ class WindowBatches(IterableDataset[Tensor]):
         start: int = 0,
         prefetch_bytes: int = 0,
     ) -> None:
-        _check(
-            order,
-            batch_size=batch_size,
-            rank=rank,
-            world_size=world_size,
-            start=start,
-            prefetch_bytes=prefetch_bytes,
-        )
+        _check(order, batch_size=batch_size, rank=rank, world_size=world_size, start=start, ahead=prefetch_bytes)
         self._open_shard, self._order, self._batch_size = open_shard, order, batch_size
         self._rank, self._world_size = rank, world_size
         self._start, self._prefetch_bytes = start, prefetch_bytes
@@ -246,26 +223,15 @@ def _num_batches(order: NDArray[np.int64], batch_size: int) -> int:
 
 
 def _check(
-    order: NDArray[np.int64],
-    *,
-    batch_size: int,
-    rank: int,
-    world_size: int,
-    start: int,
-    prefetch_bytes: int,
-    step: int = 1,
+    order: NDArray[np.int64], *, batch_size: int, rank: int, world_size: int, start: int, ahead: int, step: int = 1
 ) -> None:
-    """Refuse numbers that describe no stream, before anything is computed from them.
-
-    Raises:
-        ValueError: A number is out of range; names it and its range.
-    """
+    """Raise ValueError, naming the number and its range, if a number is out of range."""
     numbers = (("batch_size", batch_size, 1), ("world_size", world_size, 1), ("step", step, 1))
-    for name, value, least in (*numbers, ("prefetch_bytes", prefetch_bytes, 0)):
+    for name, value, least in (*numbers, ("prefetch_bytes", ahead, 0)):
         if value < least:
             raise ValueError(f"{name} must be at least {least}, not {value}")
     if not 0 <= rank < world_size:
         raise ValueError(f"rank must be in 0..{world_size - 1} for world_size {world_size}, not {rank}")
     num_batches = _num_batches(order, batch_size)
     if not 0 <= start <= num_batches:
-        raise ValueError(f"start {start} is not in 0..{num_batches}: it is no position of this window")
+        raise ValueError(f"start {start} is not in 0..{num_batches}, the positions of this window")

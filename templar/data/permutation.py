@@ -1,4 +1,4 @@
-"""A keyed permutation of 0..n-1 that is computed one element at a time, in both directions.
+"""A keyed permutation of 0..n-1, computed one element at a time.
 
 Nothing of size n is stored unless all elements are asked for, so it serves a dozen slots and a hundred million samples
 alike, and it is the same on every machine and for every version of every library.
@@ -6,7 +6,7 @@ alike, and it is the same on every machine and for every version of every librar
 The construction is the alternating Feistel network of format-preserving encryption (Bellare, Ristenpart, Rogaway,
 Stegers, "Format-Preserving Encryption", SAC 2009): numbers are pairs (left, right) in a x b with a * b >= n, even
 rounds add a keyed hash of `right` to `left` modulo a, odd rounds one of `left` to `right` modulo b. Values that fall
-beyond n are walked on until they fall within (cycle walking); since a * b - n < a, that is rare.
+beyond n are encrypted again until they fall within (cycle walking); since a * b - n < a, that is rare.
 
 Exactly: a is the least integer with a * a >= n, b the least with a * b >= n; a value is left * b + right. The hash of
 round i is the first 16 bytes, little-endian, of SHA-256 over the round key and the half as 8 bytes, little-endian; the
@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 from templar.canonical import keyed_seed
 
 NUM_ROUNDS = 8
-
-
 _DOMAIN = "templar.permutation"
 
 
@@ -32,7 +30,7 @@ class Permutation:
 
     Args:
         size: Number of elements.
-        key: What makes this permutation different from all others of its size; parts as in `keyed_seed`.
+        key: Distinguishes this permutation from all others of its size; parts as in `keyed_seed`.
 
     Raises:
         ValueError: `size` is less than 1.
@@ -57,34 +55,21 @@ class Permutation:
         Raises:
             ValueError: The position is not in 0..size-1.
         """
-        self._check(position, "position")
+        if not 0 <= position < self._size:
+            raise ValueError(f"position {position} is not in 0..{self._size - 1}")
         element = self._encrypt(position)
         while element >= self._size:
             element = self._encrypt(element)
         return element
 
     def elements(self) -> NDArray[np.int64]:
-        """The elements at all positions, shape (size,): `at(0)`, `at(1)` and so on.
-
-        Half values are few, about the root of the size, so every hash is computed once instead of once per element.
-        """
+        """The elements at all positions, shape (size,): `at(0)`, `at(1)` and so on."""
+        # There are about sqrt(size) values of each half, so every hash is computed once, not once per element.
         hashes = [self._hashes(number) for number in range(NUM_ROUNDS)]
         elements = self._encrypt_all(np.arange(self._size, dtype=np.int64), hashes)
         while (beyond := np.flatnonzero(elements >= self._size)).size:
             elements[beyond] = self._encrypt_all(elements[beyond], hashes)
         return elements
-
-    def index(self, element: int) -> int:
-        """The position of an element: the inverse of `at`.
-
-        Raises:
-            ValueError: The element is not in 0..size-1.
-        """
-        self._check(element, "element")
-        position = self._decrypt(element)
-        while position >= self._size:
-            position = self._decrypt(position)
-        return position
 
     def _encrypt(self, value: int) -> int:
         left, right = divmod(value, self._right_size)
@@ -105,25 +90,12 @@ class Permutation:
         return left * self._right_size + right
 
     def _hashes(self, number: int) -> NDArray[np.int64]:
-        """What a round adds for every value of the half that it hashes, modulo the size of the other half."""
+        """The number that a round adds for every value of the half that it hashes, modulo the other half's size."""
         halves, modulus = self._right_size, self._left_size
         if number % 2 == 1:
             halves, modulus = modulus, halves
         return np.fromiter((self._hash(number, half) % modulus for half in range(halves)), np.int64, halves)
 
-    def _decrypt(self, value: int) -> int:
-        left, right = divmod(value, self._right_size)
-        for number in reversed(range(NUM_ROUNDS)):
-            if number % 2 == 0:
-                left = (left - self._hash(number, right)) % self._left_size
-            else:
-                right = (right - self._hash(number, left)) % self._right_size
-        return left * self._right_size + right
-
     def _hash(self, number: int, half: int) -> int:
         digest = hashlib.sha256(self._round_keys[number] + half.to_bytes(8, "little")).digest()
         return int.from_bytes(digest[:16], "little")
-
-    def _check(self, value: int, name: str) -> None:
-        if not 0 <= value < self._size:
-            raise ValueError(f"{name} {value} is not in 0..{self._size - 1}")

@@ -1,17 +1,14 @@
 """Several stores with the same dataset, read as one.
 
-Reads go round the stores in turn, healthy ones first (`templar.data.health`). Whatever one endpoint fails with - no
-answer, a revoked key, a deleted bucket, a missing object - the next one is asked; what comes back is checked by the
-reader against the dataset's metadata, wherever it came from. Only when all of them failed does the read fail:
+Reads take the stores in turn, healthy ones first. Whatever one endpoint fails with (no answer, a revoked key, a deleted
+bucket, a missing object), the next one is asked; the reader checks the answer against the dataset's metadata. Only when
+all endpoints failed does the read fail:
 
-- for the moment, if any of them did: it may have the object. Those are asked again in a few rounds before.
-- for good, if all of them did. It is `object_missing` only if every endpoint says so: an error is never absence.
+- with a TransientError, after a few rounds, if one of them failed with one: it may have the object.
+- with a PermanentError otherwise. It is `object_missing` only if every endpoint says so: an error is never absence.
 
-How each endpoint of a dataset is doing, and which one is asked next.
-
-An endpoint that fails is rested for a while that doubles with each failure in a row; then one read tries it, and a
-success makes it healthy again. Resting endpoints come last, never not at all: if all rest, the one whose rest ends
-first is asked.
+An endpoint that fails rests for a time that doubles with each failure in a row; then one read tries it, and a success
+makes it healthy again. Resting endpoints are asked last, in the order in which their rests end.
 """
 
 import logging
@@ -26,226 +23,64 @@ from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.interrupt import check_stop, wait
 from templar.store.base import ObjectInfo, ObjectStore
 
-REST_SECONDS = 5.0
-"""First rest: longer than all the pauses within one read, and a blip still costs an endpoint no more than a part of a
-window."""
+logger = logging.getLogger(__name__)
 
+REST_SECONDS = 5.0
+"""First rest: longer than all the pauses within one read, and short beside a window."""
 
 LONGEST_REST_SECONDS = 300.0
 """A bucket that is gone for good costs one failed read in minutes, and one that came back is used again within them."""
 
-
 _MOST_DOUBLINGS = 10
-"""Beyond the longest rest already; keeps the power of two small."""
-
-
-def jittered(seconds: float, chance: Callable[[], float]) -> float:
-    """Between half of a time and all of it: many nodes that failed together do not come back together."""
-    return seconds * (0.5 + 0.5 * chance())
-
-
-@dataclass(frozen=True)
-class EndpointReport:
-    """What one endpoint has done since this process opened the dataset. Names no key and no address.
-
-    Attributes:
-        name: Name of the bucket.
-        reads: Requests that it was sent, failed ones included.
-        num_bytes: Bytes that it answered with.
-        seconds: Time that the requests took, added up over threads.
-        failures: Requests that ended in an error.
-        last_failure: Reason of the last of them.
-        resting: Whether other endpoints are preferred to it for the time being.
-    """
-
-    name: str
-    reads: int
-    num_bytes: int
-    seconds: float
-    failures: int
-    last_failure: Reason | None
-    resting: bool
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One read that an endpoint was chosen for.
-
-    Attributes:
-        number: Number of the endpoint.
-        store: Its store.
-        began: When.
-        streak: The endpoint's failures in a row at that time.
-        probing: Whether this is the one read that tries an endpoint whose rest is over.
-    """
-
-    number: int
-    store: ObjectStore
-    began: float
-    streak: int
-    probing: bool
-
-
-@dataclass
-class _Endpoint:
-    """An endpoint's counters; `streak` counts the failures in a row, 0 is healthy."""
-
-    store: ObjectStore
-    reads: int = 0
-    num_bytes: int = 0
-    seconds: float = 0.0
-    failures: int = 0
-    last_failure: Reason | None = None
-    streak: int = 0
-    rests_until: float = 0.0
-    probing: bool = False
-
-    def rests(self, now: float) -> bool:
-        """Whether it rests, or another read is trying it just now."""
-        return self.streak > 0 and (self.probing or now < self.rests_until)
-
-
-class Endpoints:
-    """Takes turns between endpoints and remembers how they did; safe to use from several threads.
-
-    Args:
-        stores: One at least.
-        clock: Seconds that never go back.
-        chance: A number from 0 to 1, for jitter.
-    """
-
-    def __init__(
-        self,
-        stores: Sequence[ObjectStore],
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        chance: Callable[[], float] = random.random,
-    ) -> None:
-        self._endpoints = tuple(_Endpoint(store) for store in stores)
-        self._clock = clock
-        self._chance = chance
-        self._next = 0
-        self._lock = threading.Lock()
-
-    def turn(self, done: Collection[int]) -> Turn | None:
-        """Choose an endpoint, and say so with `ended` when its read is over; None if all are in `done`.
-
-        Args:
-            done: Numbers of those that this read has asked already.
-        """
-        with self._lock:
-            now, count = self._clock(), len(self._endpoints)
-            in_turn = [number for step in range(count) if (number := (self._next + step) % count) not in done]
-            if not in_turn:
-                return None
-            number = min(in_turn, key=lambda number: self._preference(number, now))  # in turn among equals
-            if not done:
-                self._next = (number + 1) % count
-            endpoint = self._endpoints[number]
-            probing = endpoint.streak > 0 and not endpoint.rests(now)
-            endpoint.probing |= probing
-            return Turn(number, endpoint.store, now, endpoint.streak, probing)
-
-    def answered(self, turn: Turn, num_bytes: int) -> None:
-        """The endpoint answered, so it is healthy."""
-        with self._lock:
-            endpoint = self._count(turn)
-            endpoint.num_bytes += num_bytes
-            endpoint.streak = 0
-
-    def failed(self, turn: Turn, reason: Reason, *, rest: bool) -> float | None:
-        """The read failed.
-
-        Args:
-            turn: The read.
-            reason: Why.
-            rest: Whether the endpoint is at fault, and not only the one object in it.
-
-        Returns:
-            Seconds of the rest that begins now. None if none begins, as for the other reads that were under way when an
-            endpoint failed: threads that meet one outage together are one failure in a row.
-        """
-        with self._lock:
-            endpoint = self._count(turn)
-            endpoint.failures += 1
-            endpoint.last_failure = reason
-            if not rest:
-                endpoint.streak = 0
-            if not rest or endpoint.streak != turn.streak:
-                return None
-            seconds = min(LONGEST_REST_SECONDS, REST_SECONDS * 2.0 ** min(endpoint.streak, _MOST_DOUBLINGS))
-            seconds = jittered(seconds, self._chance)
-            endpoint.streak += 1
-            endpoint.rests_until = self._clock() + seconds
-            return seconds
-
-    def ended(self, turn: Turn) -> None:
-        """The read is over, however it went."""
-        if turn.probing:
-            with self._lock:
-                self._endpoints[turn.number].probing = False
-
-    def report(self) -> tuple[EndpointReport, ...]:
-        """What each has done so far, in the order of the stores."""
-        with self._lock:
-            now = self._clock()
-            return tuple(
-                EndpointReport(
-                    name=endpoint.store.name,
-                    reads=endpoint.reads,
-                    num_bytes=endpoint.num_bytes,
-                    seconds=endpoint.seconds,
-                    failures=endpoint.failures,
-                    last_failure=endpoint.last_failure,
-                    resting=endpoint.rests(now),
-                )
-                for endpoint in self._endpoints
-            )
-
-    def _preference(self, number: int, now: float) -> tuple[bool, float]:
-        endpoint = self._endpoints[number]
-        resting = endpoint.rests(now)
-        return resting, endpoint.rests_until if resting else 0.0
-
-    def _count(self, turn: Turn) -> _Endpoint:
-        endpoint = self._endpoints[turn.number]
-        endpoint.reads += 1
-        endpoint.seconds += self._clock() - turn.began
-        return endpoint
-
+"""2**10 first rests are longer than the longest one; a limit keeps the power small."""
 
 ROUNDS = 3
-"""Most rounds of one read. S3 stores ask `S3Settings.max_attempts` times in each, and tasks repeat the read as a whole:
-these rounds are for what is shorter than a repeated task."""
-
+"""Most rounds of one read. S3 stores ask `S3Settings.max_attempts` times in each, and tasks repeat the read: these
+rounds bridge outages that are shorter than the pause before a repeated task."""
 
 PAUSE_SECONDS = 0.5
 """Before the second round, with jitter; it doubles for each further one."""
-
 
 RETRY_SECONDS = 20.0
 """No round begins later than this after the read did. Refusals come fast and are worth another round; endpoints that
 hang have used up their stores' own time-outs and attempts by then, and the read takes no longer than those."""
 
-
 _AT_FAULT = frozenset({Reason.ACCESS_DENIED, Reason.BUCKET_MISSING, Reason.STORE_REFUSED})
-"""Permanent errors that say that an endpoint is of no use."""
-
+"""Permanent errors that concern an endpoint as a whole."""
 
 _COPY_DIFFERS = frozenset(
     {Reason.OBJECT_MISSING, Reason.OBJECT_TOO_LARGE, Reason.OBJECT_TRUNCATED, Reason.DATASET_MALFORMED}
 )
-"""Errors that say that one object is not what it should be there; others may be, so the endpoint does not rest."""
-
+"""Errors that concern one object there; others may be right, so the endpoint does not rest."""
 
 T = TypeVar("T")
 
-
 Check = Callable[[bytes], str | None]
-"""Says what is wrong with some bytes; None if nothing is."""
+"""Returns what is wrong with some bytes; None if they are right."""
 
 
-logger = logging.getLogger(__name__)
+@dataclass(frozen=True)
+class EndpointReport:
+    """Counters of one endpoint since this process opened the dataset; names no key and no address."""
+
+    name: str  # of the bucket
+    reads: int  # requests, failed ones included
+    num_bytes: int  # of its answers
+    seconds: float  # that the requests took, added up over threads
+    failures: int
+    last_failure: Reason | None
+    resting: bool  # other endpoints are preferred to it for the time being
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One request of a read to the endpoint that was chosen for it."""
+
+    number: int  # of the endpoint
+    store: ObjectStore
+    began: float
+    streak: int  # the endpoint's failures in a row at that time
+    probing: bool  # the one request that tries an endpoint whose rest is over
 
 
 class Replicas:
@@ -283,7 +118,7 @@ class Replicas:
         return ", ".join(self._names)
 
     def report(self) -> tuple[EndpointReport, ...]:
-        """What each endpoint has done so far, in the order of the stores."""
+        """The counters of each endpoint, in the order of the stores."""
         return self._endpoints.report()
 
     def head(self, key: str) -> ObjectInfo | None:
@@ -296,17 +131,11 @@ class Replicas:
             return None
 
     def get(self, key: str, *, max_bytes: int, check: Check | None = None) -> bytes:
-        """As `ObjectStore.get`.
-
-        Args:
-            key: The object.
-            max_bytes: Its greatest length.
-            check: Says what is wrong with the bytes, or None; whoever has other bytes is passed over.
-        """
+        """As `ObjectStore.get`; a store whose bytes `check` complains about is passed over."""
         return self.read(key, lambda store: _checked(key, store, store.get(key, max_bytes=max_bytes), check), len)
 
     def read_into(self, key: str, start: int, buffer: memoryview, *, check: Callable[[], str | None]) -> None:
-        """As `ObjectStore.read_into`; `check` says what is wrong with what the buffer holds."""
+        """As `ObjectStore.read_into`; `check` returns what is wrong with the buffer's bytes."""
 
         def fill(store: ObjectStore) -> int:
             store.read_into(key, start, buffer)
@@ -322,24 +151,25 @@ class Replicas:
         Args:
             key: The object.
             operation: Its answer; None is absence. It raises `dataset_malformed` if what it found is not the dataset.
-            weigh: Bytes that an answer took.
+            weigh: Bytes that an answer counts for in the report.
 
         Raises:
-            TransientError: As for the module.
-            PermanentError: As for the module.
+            TransientError, PermanentError: See the module.
         """
+        # Rounds over all endpoints, with pauses, until one answers or no transient error is left.
         began = self._clock()
         errors: dict[int, TemplarError] = {}
         for number in range(ROUNDS):
-            # What failed for good is not asked again.
+            # 1. Ask each endpoint once, except those that failed permanently.
             done = {endpoint for endpoint, error in errors.items() if isinstance(error, PermanentError)}
-            while (turn := self._endpoints.turn(done)) is not None:
-                answer = self._ask(turn, key, operation, weigh)
+            while (attempt := self._endpoints.next_attempt(done)) is not None:
+                answer = self._ask(attempt, key, operation, weigh)
                 if not isinstance(answer, TemplarError):
                     return answer
-                errors[turn.number] = answer
-                done.add(turn.number)
+                errors[attempt.number] = answer
+                done.add(attempt.number)
                 check_stop()
+            # 2. Pause, unless another round cannot help or would begin too late.
             pause = jittered(PAUSE_SECONDS * 2.0**number, self._chance)
             hopeless = not any(isinstance(error, TransientError) for error in errors.values())
             if hopeless or number + 1 == ROUNDS or self._clock() - began + pause > RETRY_SECONDS:
@@ -349,25 +179,25 @@ class Replicas:
         raise self._verdict([errors[number] for number in sorted(errors)])
 
     def _ask(
-        self, turn: Turn, key: str, operation: Callable[[ObjectStore], T | None], weigh: Callable[[T], int]
+        self, attempt: Attempt, key: str, operation: Callable[[ObjectStore], T | None], weigh: Callable[[T], int]
     ) -> T | TemplarError:
         """One endpoint's answer, or its error if another endpoint may do better."""
         try:
-            answer = operation(turn.store)
-            self._endpoints.answered(turn, 0 if answer is None else weigh(answer))
+            answer = operation(attempt.store)
+            self._endpoints.answered(attempt, 0 if answer is None else weigh(answer))
         except TemplarError as error:
             differs = error.reason in _COPY_DIFFERS
             at_fault = not differs and (isinstance(error, TransientError) or error.reason in _AT_FAULT)
             if not at_fault and not differs:
                 raise
-            rest = self._endpoints.failed(turn, error.reason, rest=at_fault)
+            rest = self._endpoints.failed(attempt, error.reason, rest=at_fault)
             if rest is not None:
-                logger.warning("dataset endpoint %s rests for %.1f s: %s", turn.store.name, rest, error)
+                logger.warning("dataset endpoint %s rests for %.1f s: %s", attempt.store.name, rest, error)
             return error
         finally:
-            self._endpoints.ended(turn)
+            self._endpoints.ended(attempt)
         if answer is None:
-            return PermanentError(Reason.OBJECT_MISSING, f"bucket {turn.store.name}: there is no object {key}")
+            return PermanentError(Reason.OBJECT_MISSING, f"bucket {attempt.store.name}: there is no object {key}")
         return answer
 
     def _verdict(self, errors: Sequence[TemplarError]) -> TemplarError:
@@ -392,10 +222,128 @@ def _checked(key: str, store: ObjectStore, data: bytes, check: Check | None) -> 
 
 
 def _damaged(key: str, store: ObjectStore, problem: str) -> TransientError:
-    """The error of a copy with other bytes.
-
-    It is worth another try: what was damaged on its way is right the next time, and a damaged copy can be replaced.
-    """
+    """The error of a copy with other bytes; transient, for they may have been damaged on their way."""
     return TransientError(
         Reason.DATASET_MALFORMED, f"bucket {store.name}: {key}: {problem}; upload the dataset there again"
     )
+
+
+@dataclass
+class _Endpoint:
+    """An endpoint's counters and state."""
+
+    store: ObjectStore
+    reads: int = 0
+    num_bytes: int = 0
+    seconds: float = 0.0
+    failures: int = 0
+    last_failure: Reason | None = None
+    streak: int = 0  # failures in a row; 0 is healthy
+    rests_until: float = 0.0
+    probing: bool = False
+
+    def rests(self, now: float) -> bool:
+        """Whether it rests, or another request is trying it."""
+        return self.streak > 0 and (self.probing or now < self.rests_until)
+
+
+class Endpoints:
+    """Chooses endpoints in turn and counts their answers and failures; safe to use from several threads."""
+
+    def __init__(
+        self,
+        stores: Sequence[ObjectStore],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._endpoints = tuple(_Endpoint(store) for store in stores)
+        self._clock = clock
+        self._chance = chance
+        self._next = 0
+        self._lock = threading.Lock()
+
+    def next_attempt(self, done: Collection[int]) -> Attempt | None:
+        """Choose an endpoint that is not in `done`, the endpoints that this read has asked; None if all are.
+
+        The caller calls `ended` when the attempt is over.
+        """
+        with self._lock:
+            now, count = self._clock(), len(self._endpoints)
+            in_turn = [number for step in range(count) if (number := (self._next + step) % count) not in done]
+            if not in_turn:
+                return None
+            number = min(in_turn, key=lambda number: self._preference(number, now))  # in turn among equals
+            if not done:
+                self._next = (number + 1) % count
+            endpoint = self._endpoints[number]
+            probing = endpoint.streak > 0 and not endpoint.rests(now)
+            endpoint.probing |= probing
+            return Attempt(number, endpoint.store, now, endpoint.streak, probing)
+
+    def answered(self, attempt: Attempt, num_bytes: int) -> None:
+        """Count an answer; the endpoint is healthy."""
+        with self._lock:
+            endpoint = self._count(attempt)
+            endpoint.num_bytes += num_bytes
+            endpoint.streak = 0
+
+    def failed(self, attempt: Attempt, reason: Reason, *, rest: bool) -> float | None:
+        """Count a failure; `rest` says whether the endpoint is at fault, and not only the one object in it.
+
+        Returns:
+            Seconds of the rest that begins now; None if none begins. When the requests of several threads fail in one
+            outage, only the first begins a rest.
+        """
+        with self._lock:
+            endpoint = self._count(attempt)
+            endpoint.failures += 1
+            endpoint.last_failure = reason
+            if not rest:
+                endpoint.streak = 0
+            if not rest or endpoint.streak != attempt.streak:
+                return None
+            seconds = min(LONGEST_REST_SECONDS, REST_SECONDS * 2.0 ** min(endpoint.streak, _MOST_DOUBLINGS))
+            seconds = jittered(seconds, self._chance)
+            endpoint.streak += 1
+            endpoint.rests_until = self._clock() + seconds
+            return seconds
+
+    def ended(self, attempt: Attempt) -> None:
+        """End an attempt, answered or failed."""
+        if attempt.probing:
+            with self._lock:
+                self._endpoints[attempt.number].probing = False
+
+    def report(self) -> tuple[EndpointReport, ...]:
+        """The counters of each, in the order of the stores."""
+        with self._lock:
+            now = self._clock()
+            return tuple(
+                EndpointReport(
+                    name=endpoint.store.name,
+                    reads=endpoint.reads,
+                    num_bytes=endpoint.num_bytes,
+                    seconds=endpoint.seconds,
+                    failures=endpoint.failures,
+                    last_failure=endpoint.last_failure,
+                    resting=endpoint.rests(now),
+                )
+                for endpoint in self._endpoints
+            )
+
+    def _preference(self, number: int, now: float) -> tuple[bool, float]:
+        endpoint = self._endpoints[number]
+        resting = endpoint.rests(now)
+        return resting, endpoint.rests_until if resting else 0.0
+
+    def _count(self, attempt: Attempt) -> _Endpoint:
+        endpoint = self._endpoints[attempt.number]
+        endpoint.reads += 1
+        endpoint.seconds += self._clock() - attempt.began
+        return endpoint
+
+
+def jittered(seconds: float, chance: Callable[[], float]) -> float:
+    """A time between half of `seconds` and all of it, so that nodes that failed together do not retry together."""
+    return seconds * (0.5 + 0.5 * chance())

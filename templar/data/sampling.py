@@ -1,21 +1,16 @@
-"""The training sequences of a miner's window, and the held-out sequences that everybody is measured on.
+"""The training sequences of a miner's window, and the held-out sequences that every node measures on.
 
 Miner and validator call the same functions on the same public objects and get the same bytes.
 
-Documents of any length into sequences of one length.
-
-Documents follow each other in order, each ends with exactly one end-of-sequence token, and the stream is cut without
-regard to their borders; the remainder that fills no sequence is dropped. The reference drops an incomplete batch as
-well: here the caller decides about batches.
-
-`pack_flat` does it, on tokens that lie one document after the other; `pack` and `pack_arrow` take them in other shapes.
+Packing turns documents of any length into sequences of one length: documents follow each other in order, each ends
+with exactly one end-of-sequence token, and the stream is cut without regard to their borders; the remainder that fills
+no sequence is dropped.
 """
 
 from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from templar.data.assignment import Assignment
@@ -24,105 +19,9 @@ from templar.data.permutation import Permutation
 from templar.data.tokenizer import Tokenizer
 from templar.errors import PermanentError, Reason
 
-_Token = TypeVar("_Token", bound=np.integer)
-
-
-def pack(token_lists: Sequence[NDArray[np.int32]], sequence_length: int, eos_id: int) -> NDArray[np.int32]:
-    """Concatenate documents and cut them into sequences.
-
-    Args:
-        token_lists: The ids of each document, with or without end tokens at its end. A document without any other
-            token is left out.
-        sequence_length: Tokens per sequence.
-        eos_id: The end-of-sequence token.
-
-    Returns:
-        int32 of shape (n, sequence_length), contiguous; n is 0 if the documents fill no sequence.
-
-    Raises:
-        ValueError: `sequence_length` is less than 1.
-    """
-    offsets = np.zeros(len(token_lists) + 1, dtype=np.int64)
-    np.cumsum([len(tokens) for tokens in token_lists], out=offsets[1:])
-    tokens = np.concatenate(token_lists, dtype=np.int32) if token_lists else np.empty(0, dtype=np.int32)
-    return pack_flat(tokens, offsets, sequence_length, eos_id)
-
-
-def pack_arrow(documents: pa.ListArray | pa.LargeListArray, sequence_length: int, eos_id: int) -> NDArray[np.integer]:
-    """`pack_flat` of an Arrow array with a list of ids per document; the ids are not copied before they are packed.
-
-    Raises:
-        ValueError: A document or an id is null, or as in `pack_flat`.
-    """
-    if documents.null_count or documents.values.null_count:
-        raise ValueError("documents and their ids must not be null")
-    tokens = documents.values.to_numpy(zero_copy_only=True)
-    offsets = documents.offsets.to_numpy(zero_copy_only=True)
-    return pack_flat(tokens, offsets.astype(np.int64, copy=False), sequence_length, eos_id)
-
-
-def pack_flat(
-    tokens: NDArray[_Token], offsets: NDArray[np.int64], sequence_length: int, eos_id: int
-) -> NDArray[_Token]:
-    """Cut documents that lie one after the other into sequences.
-
-    Args:
-        tokens: The ids of all documents.
-        offsets: Document i is `tokens[offsets[i]:offsets[i + 1]]`, with or without end tokens at its end; one number
-            more than there are documents. A document without any other token is left out.
-        sequence_length: Tokens per sequence.
-        eos_id: The end-of-sequence token.
-
-    Returns:
-        Shape (n, sequence_length), contiguous, of the tokens' type; n is 0 if the documents fill no sequence. It may
-        be a view of `tokens`, if every document ended with one end token already.
-
-    Raises:
-        ValueError: `sequence_length` is less than 1, the offsets do not rise within the tokens, or the tokens' type has
-            no room for `eos_id`.
-    """
-    if sequence_length < 1:
-        raise ValueError(f"sequence_length must be at least 1, not {sequence_length}")
-    _check_offsets(offsets, len(tokens))
-    if not np.iinfo(tokens.dtype).min <= eos_id <= np.iinfo(tokens.dtype).max:
-        raise ValueError(f"eos_id {eos_id} is not of the tokens' type {tokens.dtype}")
-    stream = _stream(tokens[offsets[0] : offsets[-1]], offsets[1:] - offsets[0], eos_id)
-    num_sequences = len(stream) // sequence_length
-    return stream[: num_sequences * sequence_length].reshape(num_sequences, sequence_length)
-
-
-def _stream(tokens: NDArray[_Token], stops: NDArray[np.int64], eos_id: int) -> NDArray[_Token]:
-    """The documents that end at the stops, each with exactly one end token.
-
-    The end token that a document has is left where it is. So there is little to remove, the further ones, and little
-    to insert, the missing ones; all other tokens move in long runs.
-    """
-    lengths = np.diff(stops, prepend=0)
-    ended = lengths > 0
-    ended[ended] = tokens[stops[ended] - 1] == eos_id
-    document = np.flatnonzero(ended)
-    unusual = document[(lengths[document] == 1) | (tokens[stops[document] - 2] == eos_id)]
-    if len(unusual):  # several end tokens, or nothing else
-        kept = np.ones(len(tokens), dtype=np.bool_)
-        for number in unusual:
-            start, stop = stops[number] - lengths[number], stops[number]
-            others = np.flatnonzero(tokens[start:stop] != eos_id)
-            lengths[number] = others[-1] + 2 if len(others) else 0
-            kept[start + lengths[number] : stop] = False
-        tokens = tokens[kept]
-    missing = lengths.cumsum()[(lengths > 0) & ~ended]
-    return np.insert(tokens, missing, eos_id) if len(missing) else tokens
-
-
-def _check_offsets(offsets: NDArray[np.int64], num_tokens: int) -> None:
-    if not len(offsets) or offsets[0] < 0 or offsets[-1] > num_tokens or np.any(offsets[1:] < offsets[:-1]):
-        raise ValueError(f"offsets must rise within 0..{num_tokens}")
-
-
 ORDER_DOMAIN = "templar.samples.order"
-
-
 HELD_OUT_DOMAIN = "templar.samples.held_out"
+_Token = TypeVar("_Token", bound=np.integer)
 
 
 def page_sequences(
@@ -130,23 +29,17 @@ def page_sequences(
 ) -> NDArray[np.int32]:
     """The sequences of one miner's window, in the order in which it trains on them.
 
-    The assigned pages are packed in the order of the assignment, every row as one document. The sequences are then
-    put into an order that the assignment's digest chooses, because neighbours come from one document and would
-    otherwise fill whole batches.
-
-    Args:
-        pages: The pages that the assignment names, in its order.
-        tokenizer: The network's tokenizer.
-        assignment: What the miner was assigned.
-        sequence_length: Tokens per sequence.
+    `pages` are those that the assignment names, in its order.
 
     Returns:
         int32 of shape (n, sequence_length); n is 0 if nothing was assigned.
     """
+    # 1. Pack the pages in the order of the assignment, every row as one document.
     texts = [text for page in pages for text in page.texts]
     sequences = pack(tokenizer.encode_batch(texts), sequence_length, tokenizer.eos_id)
     if not len(sequences):
         return sequences
+    # 2. Shuffle: neighbours come from one document and would otherwise fill whole batches.
     order = Permutation(len(sequences), ORDER_DOMAIN, assignment.digest)
     return sequences[order.elements()]
 
@@ -156,14 +49,8 @@ def held_out_sequences(
 ) -> NDArray[np.int32]:
     """The first sequences of the held-out split, in an order of pages that is the same for everybody.
 
-    The order mixes the configs, so that a few pages already speak for all of them; more sequences begin with the
-    fewer ones.
-
-    Args:
-        dataset: The held-out split (`split=HELD_OUT_SPLIT`); the fewer rows per page, the better the mixture.
-        tokenizer: The network's tokenizer.
-        sequence_length: Tokens per sequence.
-        num_sequences: How many sequences.
+    The order mixes the configs, so that a few pages already represent all of them: the fewer rows per page, the better
+    the mixture. The first n sequences are the same for every larger number.
 
     Returns:
         int32 of shape (num_sequences, sequence_length).
@@ -195,20 +82,92 @@ def too_few_held_out(split: str, available: int, sequence_length: int, wanted: i
 
 
 def unigram_entropy(tokens: NDArray[np.integer], vocab_size: int) -> float:
-    """Entropy of the tokens' own unigram distribution, in nats per token.
+    """Entropy of the tokens' own unigram distribution, in nats per token; `tokens` have any shape.
 
-    It is the least loss of a model that knows how frequent tokens are and nothing of their context: whoever is below
-    it on the same tokens has learnt from context.
-
-    Args:
-        tokens: Ids of any shape, at least one.
-        vocab_size: Ids lie in 0..vocab_size-1.
+    It is the least loss of a model that knows only the frequencies of tokens: a model with a lower loss on the same
+    tokens has learnt from context.
 
     Raises:
         ValueError: There are no tokens, or an id is out of range.
     """
     if not tokens.size or tokens.min() < 0 or tokens.max() >= vocab_size:
-        raise ValueError(f"tokens must be some ids in 0..{vocab_size - 1}")
+        raise ValueError(f"tokens must be one id or more, all in 0..{vocab_size - 1}")
     counts = np.bincount(tokens.ravel(), minlength=vocab_size)
     frequencies = counts[counts > 0] / tokens.size
     return float(-(frequencies * np.log(frequencies)).sum())
+
+
+def pack(token_lists: Sequence[NDArray[np.int32]], sequence_length: int, eos_id: int) -> NDArray[np.int32]:
+    """Concatenate documents and cut them into sequences; documents are as in `pack_flat`.
+
+    Returns:
+        int32 of shape (n, sequence_length), contiguous; n is 0 if the documents fill no sequence.
+
+    Raises:
+        ValueError: `sequence_length` is less than 1.
+    """
+    offsets = np.zeros(len(token_lists) + 1, dtype=np.int64)
+    np.cumsum([len(tokens) for tokens in token_lists], out=offsets[1:])
+    tokens = np.concatenate(token_lists, dtype=np.int32) if token_lists else np.empty(0, dtype=np.int32)
+    return pack_flat(tokens, offsets, sequence_length, eos_id)
+
+
+def pack_flat(
+    tokens: NDArray[_Token], offsets: NDArray[np.int64], sequence_length: int, eos_id: int
+) -> NDArray[_Token]:
+    """Cut documents that lie one after the other in one array into sequences.
+
+    Args:
+        tokens: The ids of all documents, shape (t,).
+        offsets: Document i is `tokens[offsets[i]:offsets[i + 1]]`, with or without end tokens at its end; one number
+            more than there are documents. A document without any other token is left out.
+        sequence_length: Tokens per sequence.
+        eos_id: The end-of-sequence token.
+
+    Returns:
+        Shape (n, sequence_length), contiguous, of the tokens' type; n is 0 if the documents fill no sequence. It may
+        be a view of `tokens`, if every document ended with one end token already.
+
+    Raises:
+        ValueError: `sequence_length` is less than 1, the offsets do not rise within the tokens, or the tokens' type has
+            no room for `eos_id`.
+    """
+    if sequence_length < 1:
+        raise ValueError(f"sequence_length must be at least 1, not {sequence_length}")
+    _check_offsets(offsets, len(tokens))
+    if not np.iinfo(tokens.dtype).min <= eos_id <= np.iinfo(tokens.dtype).max:
+        raise ValueError(f"eos_id {eos_id} is not of the tokens' type {tokens.dtype}")
+    stream = _stream(tokens[offsets[0] : offsets[-1]], offsets[1:] - offsets[0], eos_id)
+    num_sequences = len(stream) // sequence_length
+    return stream[: num_sequences * sequence_length].reshape(num_sequences, sequence_length)
+
+
+def _stream(tokens: NDArray[_Token], stops: NDArray[np.int64], eos_id: int) -> NDArray[_Token]:
+    """The documents that end at the stops, each with exactly one end token.
+
+    An end token that is there stays in its place, so that few tokens are removed or inserted and the others move in
+    long runs.
+    """
+    # 1. Find the documents that end with an end token.
+    lengths = np.diff(stops, prepend=0)
+    ended = lengths > 0
+    ended[ended] = tokens[stops[ended] - 1] == eos_id
+    document = np.flatnonzero(ended)
+    # 2. Remove end tokens beyond the first, and documents of nothing else.
+    unusual = document[(lengths[document] == 1) | (tokens[stops[document] - 2] == eos_id)]
+    if len(unusual):
+        kept = np.ones(len(tokens), dtype=np.bool_)
+        for number in unusual:
+            start, stop = stops[number] - lengths[number], stops[number]
+            others = np.flatnonzero(tokens[start:stop] != eos_id)
+            lengths[number] = others[-1] + 2 if len(others) else 0
+            kept[start + lengths[number] : stop] = False
+        tokens = tokens[kept]
+    # 3. Insert the end tokens that are missing.
+    missing = lengths.cumsum()[(lengths > 0) & ~ended]
+    return np.insert(tokens, missing, eos_id) if len(missing) else tokens
+
+
+def _check_offsets(offsets: NDArray[np.int64], num_tokens: int) -> None:
+    if not len(offsets) or offsets[0] < 0 or offsets[-1] > num_tokens or np.any(offsets[1:] < offsets[:-1]):
+        raise ValueError(f"offsets must rise within 0..{num_tokens}")

@@ -1,10 +1,9 @@
 """The tokenizer of a network: text to ids, one end-of-sequence id, and a digest that two nodes can compare.
 
 A `Tokenizer` turns a text into the same ids on every node: nothing is added, truncated or padded, and the name of a
-special token inside a text is ordinary text, so that no document can forge a document border. The end of a document
-is marked by the packing (`templar.data.packing`), never here.
-
-Texts into tokens, and tokens into samples, for datasets of shards.
+special token inside a text is ordinary text, so that no document can forge a document border. Packing
+(`templar.data.sampling`) marks the end of a document, or `encode_all` where tokens are packed into the samples of a
+shard (`packed`).
 """
 
 import json
@@ -24,23 +23,21 @@ from templar.errors import PermanentError, Reason
 from templar.store.files import local_file, sync
 
 EMBEDDED = "embedded"
-
-
 EOS_TOKEN = "<eos>"  # noqa: S105 - a token of text
-
-
 TOKENIZER_FILE = "tokenizer.json"
-
-
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
-
-
 MAX_TOKENIZER_BYTES = 2**26
 
+BATCH_TOKENS = 2**20
+"""Approximate number of tokens that are packed and written at a time."""
+
+BATCH_CHARS = 2**22
+"""Approximate number of characters that are tokenised at a time."""
+
+TokenType = Literal["uint16", "uint32"]
 
 # Bytes that no UTF-8 text contains. The alphabet is lossless without them, and a small vocabulary has room for pairs.
 _NEVER_IN_UTF8 = {chr(byte) for byte in (0xC0, 0xC1, *range(0xF5, 0x100))}
-
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -50,7 +47,6 @@ class Tokenizer:
 
     Args:
         backend: A fast tokenizer. It is copied, so that its own truncation and padding change nothing here.
-        eos_token: Its end-of-sequence token.
 
     Raises:
         PermanentError: `tokenizer_missing`, if the backend has no such token.
@@ -73,7 +69,7 @@ class Tokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """The largest id plus one: what an embedding needs at least."""
+        """The largest id plus one: the smallest embedding that fits."""
         return max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
 
     @cached_property
@@ -130,43 +126,6 @@ def load_tokenizer(name_or_path: str, *, embedded: bytes | None = None) -> Token
     return _load_from_hub(name_or_path)
 
 
-def train_embedded_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Train a byte-level BPE whose only special token is `<eos>`, id 0; the same texts give the same bytes.
-
-    Args:
-        texts: The training texts.
-        vocab_size: Most ids it may have; fewer if the texts hold too few pairs.
-
-    Raises:
-        ValueError: `vocab_size` has no room for the bytes of UTF-8 and the end token (244 ids).
-    """
-    alphabet = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - _NEVER_IN_UTF8)
-    if vocab_size < len(alphabet) + 1:
-        raise ValueError(f"vocab_size {vocab_size} is too small: bytes and {EOS_TOKEN} need {len(alphabet) + 1} ids")
-    backend = Backend(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=[EOS_TOKEN], initial_alphabet=alphabet, show_progress=False
-    )
-    backend.train_from_iterator(texts, trainer)
-    return Tokenizer(backend)
-
-
-def check_fits(tokenizer: Tokenizer, model_vocab_size: int) -> None:
-    """Refuse a tokenizer with ids beyond the model's embedding.
-
-    Raises:
-        PermanentError: `bad_hparams`, if it has more ids than `model.vocab_size`.
-    """
-    if tokenizer.vocab_size > model_vocab_size:
-        raise PermanentError(
-            Reason.BAD_HPARAMS,
-            f"data.tokenizer_name: the tokenizer has {tokenizer.vocab_size} ids but model.vocab_size is "
-            f"{model_vocab_size}; raise model.vocab_size or choose a smaller tokenizer",
-        )
-
-
 def _load_local(path: Path) -> Tokenizer:
     file = path / TOKENIZER_FILE if path.is_dir() else path
     try:
@@ -212,7 +171,7 @@ def _load_from_hub(name: str) -> Tokenizer:
     except Exception as error:  # hub, HTTP client and file system have no common base
         raise _missing(
             name,
-            f"not in the local cache and not to be had from Hugging Face: {error}",
+            f"neither in the local cache nor available from Hugging Face: {error}",
             f"check the id and the network (and HF_TOKEN if it is gated), or name a folder with {TOKENIZER_FILE} and "
             f"{TOKENIZER_CONFIG_FILE}",
         ) from error
@@ -223,20 +182,39 @@ def _missing(name: str, problem: str, remedy: str) -> PermanentError:
     return PermanentError(Reason.TOKENIZER_MISSING, f"tokenizer {name!r}: {problem}; {remedy}")
 
 
-TokenType = Literal["uint16", "uint32"]
+def train_embedded_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Train a byte-level BPE whose only special token is `<eos>`, id 0; the same texts give the same bytes.
+
+    It has `vocab_size` ids at most, and fewer if the texts hold too few pairs.
+
+    Raises:
+        ValueError: `vocab_size` has no room for the bytes of UTF-8 and the end token (244 ids).
+    """
+    alphabet = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - _NEVER_IN_UTF8)
+    if vocab_size < len(alphabet) + 1:
+        raise ValueError(f"vocab_size {vocab_size} is too small: bytes and {EOS_TOKEN} need {len(alphabet) + 1} ids")
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=[EOS_TOKEN], initial_alphabet=alphabet, show_progress=False
+    )
+    backend.train_from_iterator(texts, trainer)
+    return Tokenizer(backend)
 
 
-BATCH_TOKENS = 2**20
-"""Tokens that are packed and written at a time, about."""
+def check_fits(tokenizer: Tokenizer, model_vocab_size: int) -> None:
+    """Refuse a tokenizer with ids beyond the model's embedding.
 
-
-BATCH_CHARS = 2**22
-"""Characters that are tokenised at a time, about."""
-
-
-def order_key(source: str, name: str) -> int:
-    """The number, 64 bits, by which the documents of a split are ordered."""
-    return keyed_seed("templar.shards.order", source, name) >> 64
+    Raises:
+        PermanentError: `bad_hparams`, if it has more ids than `model.vocab_size`.
+    """
+    if tokenizer.vocab_size > model_vocab_size:
+        raise PermanentError(
+            Reason.BAD_HPARAMS,
+            f"data.tokenizer_name: the tokenizer has {tokenizer.vocab_size} ids but model.vocab_size is "
+            f"{model_vocab_size}; raise model.vocab_size or choose a smaller tokenizer",
+        )
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
@@ -252,16 +230,9 @@ def token_type(tokenizer: Tokenizer) -> TokenType:
     return "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
 
 
-def encode(texts: Sequence[str], tokenizer: Tokenizer) -> list[NDArray[np.integer]]:
-    """The tokens of each text with exactly one end token behind them; none if it has no other token."""
-    return [_ended(tokens, tokenizer.eos_id) for tokens in tokenizer.encode_batch(texts)]
-
-
-def _ended(tokens: NDArray[np.integer], eos_id: int) -> NDArray[np.integer]:
-    length = len(tokens)
-    while length and tokens[length - 1] == eos_id:
-        length -= 1
-    return np.append(tokens[:length], np.array([eos_id], tokens.dtype)) if length else tokens[:0]
+def order_key(source: str, name: str) -> int:
+    """The 64-bit number by which the documents of a split are ordered."""
+    return keyed_seed("templar.shards.order", source, name) >> 64
 
 
 def encode_all(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[NDArray[np.integer]]:
@@ -277,15 +248,23 @@ def encode_all(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[NDArray[n
     yield from encode(batch, tokenizer)
 
 
-def packed(token_lists: Iterable[NDArray[np.integer]], sequence_length: int) -> Iterator[NDArray[np.integer]]:
-    """Cut a stream of tokens into samples; what fills no sample at its end is dropped.
+def encode(texts: Sequence[str], tokenizer: Tokenizer) -> list[NDArray[np.integer]]:
+    """The tokens of each text and exactly one end token; an empty array if it has no other token."""
+    return [_with_one_end(tokens, tokenizer.eos_id) for tokens in tokenizer.encode_batch(texts)]
 
-    Args:
-        token_lists: Pieces of the stream, of any length.
-        sequence_length: Tokens per sample.
+
+def _with_one_end(tokens: NDArray[np.integer], eos_id: int) -> NDArray[np.integer]:
+    length = len(tokens)
+    while length and tokens[length - 1] == eos_id:
+        length -= 1
+    return np.append(tokens[:length], np.array([eos_id], tokens.dtype)) if length else tokens[:0]
+
+
+def packed(token_lists: Iterable[NDArray[np.integer]], sequence_length: int) -> Iterator[NDArray[np.integer]]:
+    """Cut a stream of tokens, given in pieces, into samples; a rest that fills no sample is dropped.
 
     Yields:
-        Samples of shape (n, sequence_length), about `BATCH_TOKENS` at a time.
+        Samples of shape (n, sequence_length), about `BATCH_TOKENS` tokens at a time.
     """
     waiting: list[NDArray[np.integer]] = []
     length = 0

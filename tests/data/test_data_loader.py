@@ -292,7 +292,7 @@ import numpy as np
 import torch
 from templar.data.assignment import Assignment
 from templar.data.loader import WindowStream, sample_order
-from templar.data.sharded.dataset import ShardedDataset
+from templar.data.shards.shard_dataset import ShardedDataset
 from templar.store.directory import DirectoryStore
 
 bucket, folder, state, kill_at = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])

@@ -1,11 +1,10 @@
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from templar.data.sampling import pack, pack_arrow, pack_flat
+from templar.data.sampling import pack, pack_flat
 
 EOS = 2
 DOCUMENTS = st.lists(st.lists(st.integers(0, 4) | st.just(EOS), max_size=12), max_size=12)
@@ -101,21 +100,6 @@ def test_offsets_may_choose_some_of_the_tokens(
     chosen = slice(first, max(first, last))
     packed = pack_flat(tokens, offsets[chosen.start : chosen.stop + 1], sequence_length, EOS)
     assert packed.tolist() == definition(documents[chosen], sequence_length)
-
-
-@pytest.mark.parametrize("kind", [pa.list_, pa.large_list])
-@settings(max_examples=60)
-@given(documents=DOCUMENTS, first=st.integers(0, 12))
-def test_arrow_lists(kind: type, documents: list[list[int]], first: int) -> None:
-    column = pa.array(documents, type=kind(pa.int32()))
-    assert pack_arrow(column, 3, EOS).tolist() == definition(documents, 3)
-    assert pack_arrow(column.slice(first), 3, EOS).tolist() == definition(documents[first:], 3)
-
-
-@pytest.mark.parametrize("documents", [[[1], None], [[1, None]]])
-def test_arrow_lists_without_nulls(documents: list[list[int | None] | None]) -> None:
-    with pytest.raises(ValueError, match="null"):
-        pack_arrow(pa.array(documents, type=pa.list_(pa.int32())), 3, EOS)
 
 
 def test_mixed_lengths_at_size() -> None:

@@ -12,17 +12,7 @@ def test_every_element_has_one_position(size: int, key: str) -> None:
     permutation = Permutation(size, key)
     elements = [permutation.at(position) for position in range(size)]
     assert sorted(elements) == list(range(size))
-    assert [permutation.index(element) for element in elements] == list(range(size))
     assert permutation.elements().tolist() == elements
-
-
-@settings(max_examples=80)
-@given(size=st.integers(1, 2**40), position=st.integers(0))
-def test_it_is_inverted_at_any_size(size: int, position: int) -> None:
-    permutation = Permutation(size, "large")
-    element = permutation.at(position % size)
-    assert 0 <= element < size
-    assert permutation.index(element) == position % size
 
 
 def test_known_answers() -> None:
@@ -62,7 +52,5 @@ def test_out_of_range(value: int) -> None:
     permutation = Permutation(5, "key")
     with pytest.raises(ValueError, match=r"position .* 0\.\.4"):
         permutation.at(value)
-    with pytest.raises(ValueError, match=r"element .* 0\.\.4"):
-        permutation.index(value)
     with pytest.raises(ValueError, match="at least one"):
         Permutation(0, "key")

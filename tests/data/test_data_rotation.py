@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from templar.data import replicas
 from templar.data.assignment import ShardEpoch, advanced, epoch_of, first_epochs
 from templar.data.shards.block_file import Transfer
-from templar.data.shards.rotation import LOCK_FILE, RotationReport, Wanted, is_whole, rotate, wanted_shards
+from templar.data.shards.rotation import LOCK_FILE, RotationReport, ShardPlan, is_whole, rotate, plan_shards
 from templar.data.shards.shard_dataset import ShardedDataset
 from templar.errors import PermanentError, Reason, TransientError
 from tests.support.memory_store import MemoryStore, Read
 from tests.support.shards import PREFIX, Shards, flipped, on_disk, write_shards
 
-FIRST = Wanted((0,), 1, ())
-SECOND = Wanted((1,), 2, ())
+FIRST = ShardPlan((0,), 1, ())
+SECOND = ShardPlan((1,), 2, ())
 
 
 @pytest.fixture(scope="module")
@@ -57,22 +57,22 @@ class TestWanted:
     @pytest.mark.parametrize(
         ("pairs", "state_window", "num_shards", "keep", "expected"),
         [
-            (((100, 0),), 99, 5, 0, Wanted((0,), 1, ())),
-            (((100, 0),), 99, 5, 2, Wanted((0,), 1, ())),  # nothing was trained on before
-            (((100, 4),), 150, 5, 0, Wanted((4,), 0, ())),
-            (((100, 5),), 150, 5, 0, Wanted((0,), 1, ())),
-            (((100, 12),), 150, 5, 1, Wanted((2,), 3, (1,))),
-            (((100, 5),), 150, 5, 2, Wanted((0,), 1, (4, 3))),
-            (((100, 5),), 150, 5, 9, Wanted((0,), 1, (4, 3, 2))),
-            (((100, 1), (121, 2)), 118, 5, 0, Wanted((1, 2), 3, ())),
-            (((100, 1), (121, 2)), 119, 5, 0, Wanted((1, 2), 3, ())),  # window 120 still trains on shard 1
-            (((100, 1), (121, 2)), 120, 5, 0, Wanted((2,), 3, ())),
-            (((100, 1), (121, 2)), 120, 5, 1, Wanted((2,), 3, (1,))),
-            (((121, 4), (122, 5)), 119, 5, 1, Wanted((4, 0), 1, (3,))),
-            (((120, 2), (121, 3), (122, 4)), 120, 5, 0, Wanted((3, 4), 0, ())),
-            (((100, 7),), 150, 1, 3, Wanted((0,), None, ())),
-            (((100, 7),), 150, 2, 3, Wanted((1,), 0, ())),
-            (((100, 7), (152, 8)), 150, 2, 3, Wanted((1, 0), None, ())),
+            (((100, 0),), 99, 5, 0, ShardPlan((0,), 1, ())),
+            (((100, 0),), 99, 5, 2, ShardPlan((0,), 1, ())),  # nothing was trained on before
+            (((100, 4),), 150, 5, 0, ShardPlan((4,), 0, ())),
+            (((100, 5),), 150, 5, 0, ShardPlan((0,), 1, ())),
+            (((100, 12),), 150, 5, 1, ShardPlan((2,), 3, (1,))),
+            (((100, 5),), 150, 5, 2, ShardPlan((0,), 1, (4, 3))),
+            (((100, 5),), 150, 5, 9, ShardPlan((0,), 1, (4, 3, 2))),
+            (((100, 1), (121, 2)), 118, 5, 0, ShardPlan((1, 2), 3, ())),
+            (((100, 1), (121, 2)), 119, 5, 0, ShardPlan((1, 2), 3, ())),  # window 120 still trains on shard 1
+            (((100, 1), (121, 2)), 120, 5, 0, ShardPlan((2,), 3, ())),
+            (((100, 1), (121, 2)), 120, 5, 1, ShardPlan((2,), 3, (1,))),
+            (((121, 4), (122, 5)), 119, 5, 1, ShardPlan((4, 0), 1, (3,))),
+            (((120, 2), (121, 3), (122, 4)), 120, 5, 0, ShardPlan((3, 4), 0, ())),
+            (((100, 7),), 150, 1, 3, ShardPlan((0,), None, ())),
+            (((100, 7),), 150, 2, 3, ShardPlan((1,), 0, ())),
+            (((100, 7), (152, 8)), 150, 2, 3, ShardPlan((1, 0), None, ())),
         ],
     )
     def test_by_positions(
@@ -81,10 +81,10 @@ class TestWanted:
         state_window: int,
         num_shards: int,
         keep: int,
-        expected: Wanted,
+        expected: ShardPlan,
     ) -> None:
         epochs = tuple(ShardEpoch(*pair) for pair in pairs)
-        assert wanted_shards(epochs, state_window, num_shards, keep) == expected
+        assert plan_shards(epochs, state_window, num_shards, keep) == expected
 
     @given(
         applied=st.lists(st.booleans(), max_size=40),
@@ -100,7 +100,7 @@ class TestWanted:
             steps += is_step
             epochs = advanced(epochs, window, steps, steps_per_shard)
         window = len(applied) - 1
-        wanted = wanted_shards(epochs, window, num_shards, keep)
+        wanted = plan_shards(epochs, window, num_shards, keep)
         needed = {epoch_of(epochs, window, window + ahead).position % num_shards for ahead in (1, 2)}
         assert set(wanted.current) == needed
         following = () if wanted.upcoming is None else (wanted.upcoming,)
@@ -128,7 +128,7 @@ class TestRotating:
         assert not [read for read in store.reads if "000002" not in read.key]
 
     def test_around_a_swap_both_are_here_and_the_next(self, shards: Shards, dataset: ShardedDataset) -> None:
-        assert rotate(dataset, Wanted((1, 2), 3, ())).on_disk == (1, 2, 3)
+        assert rotate(dataset, ShardPlan((1, 2), 3, ())).on_disk == (1, 2, 3)
         assert on_disk(dataset.folder) == shards.names(1, 2, 3)
 
     @pytest.mark.parametrize("fresh", [False, True], ids=["same process", "new process"])
@@ -153,7 +153,7 @@ class TestRotating:
 
     def test_kept_shards_stay_but_are_not_fetched(self, shards: Shards, dataset: ShardedDataset) -> None:
         rotate(dataset, FIRST)
-        report = rotate(dataset, Wanted((1,), 2, (0, 4)))
+        report = rotate(dataset, ShardPlan((1,), 2, (0, 4)))
         assert (report.on_disk, report.deleted) == ((0, 1, 2), ())
         assert on_disk(dataset.folder) == shards.names(0, 1, 2)
 
@@ -260,9 +260,9 @@ class TestRoom:
     def test_kept_shards_go_first_the_oldest_before_the_others(
         self, shards: Shards, store: MemoryStore, dataset: ShardedDataset
     ) -> None:
-        rotate(dataset, Wanted((0, 1), 2, ()))
-        rotate(dataset, Wanted((2,), 3, (1, 0)))
-        report = rotate(dataset, Wanted((2,), 3, (1, 0)), budget_bytes=shards.size(1, 2, 3))
+        rotate(dataset, ShardPlan((0, 1), 2, ()))
+        rotate(dataset, ShardPlan((2,), 3, (1, 0)))
+        report = rotate(dataset, ShardPlan((2,), 3, (1, 0)), budget_bytes=shards.size(1, 2, 3))
         assert (report.on_disk, report.deleted) == ((1, 2, 3), tuple(shards.names(0)))
 
     def test_the_room_of_what_goes_counts(
@@ -339,7 +339,7 @@ class TestProgress:
         if state == "last block":
             dataset.shard(0).read(np.array([39]))
         elif state != "nothing":
-            rotate(dataset, FIRST if state == "all" else Wanted((0,), None, ()))
+            rotate(dataset, FIRST if state == "all" else ShardPlan((0,), None, ()))
         seen: list[float] = []
         rotate(dataset, FIRST, on_progress=seen.append)
         assert seen == sorted(seen)

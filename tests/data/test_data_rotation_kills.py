@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from deployments.s3_endpoint import AccessKey
-from templar.data.shards.rotation import Wanted, is_whole, rotate
+from templar.data.shards.rotation import ShardPlan, is_whole, rotate
 from templar.data.shards.shard_dataset import ShardedDataset
 from templar.store.directory import DirectoryStore
 from tests.support.rotating import BUCKET, READ, start
@@ -92,7 +92,7 @@ def kill_many(scene: Scene, kills: int) -> list[str]:
 
 def finish(scene: Scene) -> None:
     """Rotate to the second shard; what is there then is right and all."""
-    report = rotate(scene.opened(), Wanted((1,), 2, ()))
+    report = rotate(scene.opened(), ShardPlan((1,), 2, ()))
     assert report.on_disk == (1, 2)
     assert on_disk(scene.folder) == scene.shards.names(1, 2)
     assert scene.shards.wrong_files(scene.folder) == []

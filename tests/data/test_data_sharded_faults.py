@@ -16,7 +16,7 @@ from deployments.s3_endpoint import AccessKey
 from templar.data import replicas
 from templar.data.shards.block_file import Transfer
 from templar.data.shards.manifest import INDEX_FILE
-from templar.data.shards.rotation import Wanted, rotate
+from templar.data.shards.rotation import ShardPlan, rotate
 from templar.data.shards.shard_dataset import ShardedDataset
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.store.s3 import S3Store
@@ -26,7 +26,7 @@ from tests.support.servers import Server, random_key, start_rclone
 from tests.support.shards import PREFIX, Shards, on_disk, write_shards
 
 BUCKET = "dataset"
-WANTED = Wanted((0,), 1, ())
+WANTED = ShardPlan((0,), 1, ())
 INDEX, MANIFEST, TOKENS, IDS = INDEX_FILE, "train_000000.json", "train_000000.npy", "sample_ids_000000.bin"
 IMPATIENT = S3Settings(
     connect_timeout_seconds=2.0, read_timeout_seconds=0.3, max_attempts=1, slowest_bytes_per_second=1e6

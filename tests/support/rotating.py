@@ -13,7 +13,7 @@ import numpy as np
 
 from deployments.s3_endpoint import AccessKey
 from templar.data.shards.block_file import Transfer
-from templar.data.shards.rotation import Wanted, rotate
+from templar.data.shards.rotation import ShardPlan, rotate
 from templar.data.shards.shard_dataset import ShardedDataset
 from templar.errors import TemplarError
 from templar.store.s3 import S3Store
@@ -63,7 +63,7 @@ def main() -> None:
     try:
         report = rotate(
             dataset,
-            Wanted((current,), current + 1, ()),
+            ShardPlan((current,), current + 1, ()),
             on_progress=lambda percentage: say(f"{percentage:.3f}"),
         )
     except TemplarError as error:

@@ -1,14 +1,12 @@
-"""A dataset of either layout from files on the disk: in parallel, with bounded memory, and resumable.
+"""Build a dataset of either layout from files on the disk, in parallel and with bounded memory, and upload it.
 
     plan = prepare(request)     # hash and read every input file once, hold documents out, train the tokenizer
     make_parts(plan)            # every input file by itself: tokens, or Parquet files
     built = assemble(plan)      # the dataset's folder
 
-What is done lies in `{root}.work` until the dataset is complete. A build that was killed goes on where it was, and the
-bytes depend on the input and the settings alone: not on the number of threads, and not on how often it was killed. An
-input file that changes in between is done again.
-
-A built dataset into a store: compared first, in parallel, checked, and never over another one.
+Finished work lies in `{root}.work` until the dataset is complete, so a build that was killed resumes. The bytes depend
+on the input and the settings alone, not on the number of threads or of kills. An input file that changes in between is
+read again.
 """
 
 import fcntl
@@ -35,28 +33,17 @@ from templar.store.files import local_file, sync
 
 LOCK_FILE = ".lock"
 
-
 Progress = Callable[[float], None]
 """Called with the part that is done, 0 to 100."""
 
 
 @dataclass(frozen=True)
 class BuiltDataset:
-    """A complete dataset.
-
-    Attributes:
-        root: Its folder.
-        card: What it is.
-        num_bytes: Length of all its files.
-    """
+    """A complete dataset."""
 
     root: Path
     card: Card
     num_bytes: int
-
-
-def _silent(percentage: float) -> None:
-    del percentage
 
 
 def build(
@@ -65,10 +52,10 @@ def build(
     workers: int | None = None,
     on_progress: Callable[[str, float], None] = lambda step, percentage: None,
 ) -> BuiltDataset:
-    """Build a dataset, or go on with it; if it is complete already, nothing is done.
+    """Build a dataset, or resume its build; if it is complete already, nothing is done.
 
     Args:
-        request: What to build, and where.
+        request: The sources, the folder and the settings.
         workers: Threads; None: one per processor.
         on_progress: Called with the name of a step and the part of it that is done, 0 to 100.
 
@@ -88,10 +75,12 @@ def build(
     return assemble(plan, workers=workers, on_progress=lambda done: on_progress("assemble", done))
 
 
+def _silent(percentage: float) -> None:
+    del percentage
+
+
 def find_built(request: BuildRequest, *, workers: int | None = None) -> BuiltDataset | None:
     """The dataset that an earlier call with the same settings, input and tokenizer completed; None if there is none.
-
-    Work that an earlier call left behind when it was killed after its last step is removed.
 
     Raises:
         TransientError, PermanentError: As in `build`.
@@ -110,6 +99,7 @@ def find_built(request: BuildRequest, *, workers: int | None = None) -> BuiltDat
     )
     if not same:
         return None
+    # An earlier call may have been killed after its last step.
     if request.work.exists():
         with _alone(request.work):
             _remove(request.work)
@@ -117,7 +107,7 @@ def find_built(request: BuildRequest, *, workers: int | None = None) -> BuiltDat
 
 
 def prepare(request: BuildRequest, *, workers: int | None = None, on_progress: Progress = _silent) -> Plan:
-    """Find out what there is to do; errors as in `build`."""
+    """Read the input and plan the build; errors as in `build`."""
     require_absent(request.root)
     with _alone(request.work):
         return plan_build(request, workers, on_progress)
@@ -145,7 +135,7 @@ def make_parts(plan: Plan, *, workers: int | None = None, on_progress: Progress 
 
 
 def assemble(plan: Plan, *, workers: int | None = None, on_progress: Progress = _silent) -> BuiltDataset:
-    """Put the parts together and the folder under its name; errors as in `build`."""
+    """Put the parts together and give the folder its name; errors as in `build`."""
     root, work = plan.request.root, plan.request.work
     with _alone(work), local_file(root):
         require_absent(root)
@@ -161,18 +151,27 @@ def assemble(plan: Plan, *, workers: int | None = None, on_progress: Progress = 
     return BuiltDataset(root, card, num_bytes)
 
 
+def upload_built(
+    root: Path,
+    store: ObjectStore,
+    prefix: str,
+    *,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> CopyReport:
+    """Upload a dataset's folder to the folder `prefix` of a store, the files that describe it last.
+
+    After a failure, call it again. `on_progress` is called with the bytes that are done and those of all files.
+
+    Raises:
+        TransientError, PermanentError: As in `require_free` and `copy_dataset`: `object_differs`, before anything is
+            written, if something else is there.
+    """
+    require_free(root, store, prefix)
+    return copy_dataset([DirectoryStore(root, writable=False)], store, "", prefix, on_progress=on_progress)
+
+
 def _num_bytes(root: Path) -> int:
     return sum(file.stat().st_size for file in root.rglob("*") if file.is_file())
-
-
-def _remove(work: Path) -> None:
-    """Remove unfinished work, the lock last; who holds it calls this when nothing else is left to do."""
-    for path in work.iterdir():
-        if path.name != LOCK_FILE:
-            shutil.rmtree(path, ignore_errors=True)
-    with suppress(OSError):  # the next one may have begun
-        (work / LOCK_FILE).unlink()
-        work.rmdir()
 
 
 @contextmanager
@@ -190,7 +189,7 @@ def _alone(work: Path) -> Iterator[None]:
                 raise PermanentError(
                     Reason.ALREADY_RUNNING, f"{work}: another process builds this dataset; wait for it, or end it"
                 ) from None
-            if _is_at(file, path):  # and not a lock that was removed before it was ours
+            if _is_at(file, path):  # otherwise the file was removed before it was locked
                 yield
                 return
 
@@ -201,24 +200,11 @@ def _is_at(file: TextIO, path: Path) -> bool:
     return False
 
 
-def upload_built(
-    root: Path,
-    store: ObjectStore,
-    prefix: str,
-    *,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> CopyReport:
-    """Put a dataset's folder into a store, the files that describe it last; after a failure, call it again.
-
-    Args:
-        root: The folder.
-        store: Where to.
-        prefix: Folder of the dataset in the store; empty for its root.
-        on_progress: Called with the bytes that are done and those of all files, after each file.
-
-    Raises:
-        TransientError, PermanentError: As in `require_free` and `copy_dataset`: `object_differs`, before anything is
-            written, if something else is there.
-    """
-    require_free(root, store, prefix)
-    return copy_dataset([DirectoryStore(root, writable=False)], store, "", prefix, on_progress=on_progress)
+def _remove(work: Path) -> None:
+    """Remove the folder of unfinished work, the lock last; only the holder of the lock may call this."""
+    for path in work.iterdir():
+        if path.name != LOCK_FILE:
+            shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):  # the next build may have begun
+        (work / LOCK_FILE).unlink()
+        work.rmdir()

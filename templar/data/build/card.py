@@ -1,6 +1,6 @@
-"""The card of a dataset: what it was made of and how, for machines as `card.json`, for people as `README.md`.
+"""The card of a dataset: its input and its settings, for machines as `card.json`, for people as `README.md`.
 
-The same input and settings give the same card: it knows no clock, no machine and no path outside of its sources.
+The same input and settings give the same card: it contains no time, no machine and no path outside of its sources.
 """
 
 import json
@@ -18,30 +18,18 @@ from templar.errors import PermanentError, Reason
 from templar.store.files import local_file, replacing
 
 CARD_FILE = "card.json"
-
-
 README_FILE = "README.md"
-
-
 CARD_VERSION = 1
-
-
 _LISTED_FILES = 100
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What a split of a source has.
-
-    Attributes:
-        documents: Documents.
-        characters: Characters of text.
-        tokens: Tokens, with one end token per document; None where the dataset is not tokenised.
-    """
+    """The size of a split of a source."""
 
     documents: int
     characters: int
-    tokens: int | None = None
+    tokens: int | None = None  # with one end token per document; None where the dataset is not tokenised
 
     def __add__(self, other: "Counts") -> "Counts":
         tokens = None if self.tokens is None or other.tokens is None else self.tokens + other.tokens
@@ -50,43 +38,27 @@ class Counts:
 
 @dataclass(frozen=True)
 class SourceCard:
-    """One source.
-
-    Attributes:
-        name: Its name.
-        column: The column that held the text; None for files that are one text each.
-        files: Name, length and SHA-256 of each file that was read.
-        splits: What each split has of it.
-    """
+    """One source."""
 
     name: str
-    column: str | None
-    files: tuple[tuple[str, int, str], ...]
+    column: str | None  # that held the text; None for files that are one text each
+    files: tuple[tuple[str, int, str], ...]  # name, length and SHA-256 of each file that was read
     splits: Mapping[str, Counts]
 
 
 @dataclass(frozen=True)
 class Card:
-    """What a dataset is.
-
-    Attributes:
-        layout: How it lies in its folder.
-        digest: The dataset's hash: of `_shards.json`, or of the files, rows and hashes of `_shard_sizes.json`.
-        tokenizer: `digest`, `embedded`, `eos_id`, `eos_token`, `vocab_size`.
-        settings: The settings that its bytes follow from.
-        sources: What it was made of.
-        sample_tokens: Tokens in the samples by split; None for pages.
-    """
+    """The description of a dataset."""
 
     layout: DatasetLayout
-    digest: str
-    tokenizer: Mapping[str, Any]
-    settings: Mapping[str, Any]
+    digest: str  # of `_shards.json`, or of the files, rows and hashes of `_shard_sizes.json`
+    tokenizer: Mapping[str, Any]  # `digest`, `embedded`, `eos_id`, `eos_token`, `vocab_size`
+    settings: Mapping[str, Any]  # those that its bytes follow from
     sources: tuple[SourceCard, ...]
-    sample_tokens: Mapping[str, int] | None
+    sample_tokens: Mapping[str, int] | None  # by split; None for pages
 
     def total(self, split: str) -> Counts:
-        """What a split has of all sources."""
+        """The size of a split over all sources."""
         first, *rest = (source.splits[split] for source in self.sources)
         return sum(rest, start=first)
 
@@ -126,15 +98,7 @@ def make_card(
     digest: str,
     sample_tokens: Mapping[str, int] | None,
 ) -> Card:
-    """The card of what a plan led to.
-
-    Args:
-        plan: The plan.
-        tokenizer: Its tokenizer.
-        counts: By source and split.
-        digest: The dataset's hash.
-        sample_tokens: Tokens in the samples by split; None for pages.
-    """
+    """The card of a plan's dataset; `counts` are by source and split, `sample_tokens` by split."""
     settings = plan.request.settings
     described = {
         "digest": tokenizer.digest,
@@ -170,7 +134,7 @@ def read_card(root: Path) -> Card:
     """The card of a dataset in a folder.
 
     Raises:
-        PermanentError: `dataset_malformed`, if `card.json` is none; `local_file`.
+        PermanentError: `dataset_malformed`, if `card.json` is not a card; `local_file`.
     """
     path = root / CARD_FILE
     with local_file(path):

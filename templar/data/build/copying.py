@@ -1,7 +1,7 @@
-"""Copy a dataset into another store, checked, so that anybody can host it.
+"""Copy a dataset into another store and check it, so that other operators can host it.
 
-A dataset without `_metadata.yaml` or `_shards.json` does not exist, so that file goes last: whatever fails before, no
-reader ever sees half a dataset, and a later call goes on where this one was. Nothing is ever overwritten or deleted.
+A dataset without `_metadata.yaml` or `_shards.json` does not exist, so that file goes last: if an earlier step fails,
+no reader ever sees half a dataset, and a later call resumes. Nothing is ever overwritten or deleted.
 """
 
 import secrets
@@ -22,7 +22,7 @@ from templar.store.files import local_file
 
 
 class CopyOutcome(StrEnum):
-    """What became of an object at the target."""
+    """Whether an object was copied to the target."""
 
     COPIED = "copied"
     ALREADY_THERE = "already there"
@@ -34,9 +34,9 @@ class Check(StrEnum):
     SIZE = "size"
     """It has the right length."""
     SOURCE_HASH = "source hash"
-    """What was written had the metadata's SHA-256, and what is there has its length."""
+    """The bytes that were written had the metadata's SHA-256, and the object has their length."""
     READ_BACK = "read back"
-    """What is there has the SHA-256 of the metadata or, where they give none, of the source's file."""
+    """The object was read and has the SHA-256 of the metadata or, where they give none, of the source's file."""
 
 
 @dataclass(frozen=True)
@@ -62,17 +62,11 @@ class CopyReport:
 
 @dataclass(frozen=True)
 class _Finding:
-    """What is in a file's place at the target.
-
-    Attributes:
-        file: The file.
-        there: It is there already, checked like this.
-        difference: What differs, if something else is there.
-    """
+    """The comparison of a file with the object at its place in the target."""
 
     file: DatasetFile
-    there: Check | None = None
-    difference: str = ""
+    there: Check | None = None  # the object is the file, checked like this
+    difference: str = ""  # how another object differs
 
     @property
     def path(self) -> str:
@@ -90,38 +84,38 @@ def copy_dataset(
     spool: Path | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> CopyReport:
-    """Copy every file of every split, what lies beside them, and the files that describe them.
+    """Copy every file of every split, the optional files beside them, and the files that describe them.
 
-    Beside them may lie `tokenizer.json` and `OPTIONAL`: the tokenizer's config, the data card and its README. What
-    describes a dataset of pages is `_shard_sizes.json` and `_metadata.yaml`; for one of shards it is `_shards.json`
-    alone, and the manifests are copied with the shards.
+    Optional files are `tokenizer.json` and `OPTIONAL`. The files that describe a dataset of pages are
+    `_shard_sizes.json` and `_metadata.yaml`; for one of shards it is `_shards.json` alone, and the manifests are copied
+    with the shards.
 
-    The target is looked at first: if something else is there, nothing is written. A call that fails or is killed leaves
+    The target is compared first: if it has other objects, nothing is written. A call that fails or is killed leaves
     whole files without the last one; the next one compares their hashes, for they may be of another dataset, and
-    goes on.
+    resumes.
 
     Args:
         sources: Stores that hold the same dataset; read in turn, with fail-over.
-        target: Where to; it is listed, read and written.
+        target: The store to copy to; it is listed, read and written.
         prefix_from: Folder of the dataset in the sources; empty for their root.
         prefix_to: Folder of the dataset in the target; empty for its root.
         concurrency: Most files that are moved at the same time. As many lie on the disk at once. Memory holds
             `_metadata.yaml` and `_shard_sizes.json`, or `_shards.json`; `tokenizer.json`; name, length and outcome of
-            every file; a shard's manifest for each file of a shard that is moved; and what the stores' own transfers
-            take.
-        verify: Read back all that is at the target, also what was there already, and compare hashes.
+            every file; a shard's manifest for each file of a shard that is moved; and the buffers of the stores' own
+            transfers.
+        verify: Read back all objects at the target, also those that were there already, and compare hashes.
         spool: Folder for the files that are being moved; the system's by default.
         on_progress: Called with the bytes that are done and those of all files, after each file.
 
     Returns:
-        What was copied and how it was checked. Data files that have no hash in the metadata are read back when they are
+        Every object and how it was checked. Data files that have no hash in the metadata are read back when they are
         copied. So are the other files, and they are compared by their bytes also if they were there already; of data
         files that were there, the length is compared unless `verify` is set or the target has no dataset yet.
 
     Raises:
         TransientError: A store failed; a later call goes on.
         PermanentError: `dataset_missing` or `dataset_malformed` if the source lacks a file or it has other bytes than
-            the metadata say, `object_differs` if something else is at the target, `disk_full`, `access_denied`, ....
+            the metadata say, `object_differs` if the target has other objects, `disk_full`, `access_denied`, ....
             All name the file.
     """
     if concurrency < 1:
@@ -136,10 +130,12 @@ def copy_dataset(
 
 def _copy(copier: "_Copier", inventory: Inventory, on_progress: Callable[[int, int], None]) -> CopyReport:
     total, finished, done = sum(file.size for file in inventory.files), list[CopiedObject](), 0
+    # 1. Compare the target with the source.
     findings = copier.examine(inventory)
     differing = [finding for finding in findings if finding.difference]
     if differing:
         raise copier.conflict(differing)
+    # 2. Copy the data files, then the files that describe them, one after the other.
     data, description = findings[: len(inventory.data)], findings[len(inventory.data) :]
     for batch in (data, *([finding] for finding in description)):
         for copied in copier.complete(batch):
@@ -171,7 +167,7 @@ class _Copier:
 
         self._require_space([file for file in files if self.prefix + file.path in there and is_read(file)])
 
-        def look(file: DatasetFile) -> _Finding:
+        def compare(file: DatasetFile) -> _Finding:
             size = there.get(self.prefix + file.path)
             if size is None:
                 return _Finding(file)
@@ -184,11 +180,11 @@ class _Copier:
                 return _Finding(file, difference=f"has SHA-256 {found}, the source's has {wanted}")
             return _Finding(file, there=Check.READ_BACK)
 
-        findings = {finding.path: finding for finding in for_each(look, files, self.concurrency)}
+        findings = {finding.path: finding for finding in for_each(compare, files, self.concurrency)}
         return [findings[file.path] for file in files]
 
     def complete(self, findings: Sequence[_Finding]) -> Iterator[CopiedObject]:
-        """Copy and check what is not there; yields every object when it is done."""
+        """Copy and check the missing files; yields every object when it is done."""
         missing: list[_Finding] = []
         for finding in findings:
             if finding.there is None:
@@ -224,7 +220,7 @@ class _Copier:
         return CopiedObject(file.path, file.size, CopyOutcome.COPIED, self._confirm(file, sha256))
 
     def _confirm(self, file: DatasetFile, sha256: str) -> Check:
-        """Look at what was written: its length always, its bytes where the metadata do not vouch for them."""
+        """Check an object that was written: its length always, its bytes if the metadata have no hash of them."""
         where = f"{self.target.name}/{self.prefix}{file.path}"
         info = self.target.head(self.prefix + file.path)
         if info is None:

@@ -1,4 +1,4 @@
-"""The files of a dataset in the stores that hold it: which there are, and their bytes, checked by its description."""
+"""The files of a dataset in the stores that hold it: their names, and their bytes, checked by its description."""
 
 import itertools
 import logging
@@ -41,28 +41,19 @@ from templar.store.files import local_file
 
 log = logging.getLogger(__name__)
 
-
 OPTIONAL = (TOKENIZER_CONFIG_FILE, CARD_FILE, README_FILE)
-"""Files that may lie beside a dataset, and that nobody needs in order to train on it."""
+"""Files that may lie beside a dataset; training does not need them."""
 
 
 @dataclass(frozen=True)
 class DatasetFile:
-    """One file of a dataset.
+    """One file of a dataset."""
 
-    Attributes:
-        path: Relative to the dataset's folder.
-        size: Its length in bytes.
-        sha256: Its hash, if it is known before the file is read.
-        data: Content of a file that was read to know the others, and of the tokenizer.
-        manifest: Where the hashes of its blocks are, if it is one of a shard: memory does not hold them.
-    """
-
-    path: str
+    path: str  # relative to the dataset's folder
     size: int
-    sha256: str | None
-    data: bytes | None = None
-    manifest: "ManifestFile | None" = None
+    sha256: str | None  # if it is known before the file is read
+    data: bytes | None = None  # content of the tokenizer, and of a file that was read to know the others
+    manifest: "ManifestFile | None" = None  # of a shard's file: where the hashes of its blocks are
 
 
 @dataclass(frozen=True)
@@ -77,15 +68,10 @@ class ManifestFile:
 
 @dataclass(frozen=True)
 class Inventory:
-    """The files of a dataset.
+    """The files of a dataset."""
 
-    Attributes:
-        data: Those that hold it, by path.
-        description: Those that describe it, in the order in which they are written: without the last one there is no
-            dataset.
-    """
-
-    data: tuple[DatasetFile, ...]
+    data: tuple[DatasetFile, ...]  # by path
+    # In the order in which they are written: without the last one there is no dataset.
     description: tuple[DatasetFile, ...]
 
     @property
@@ -95,12 +81,7 @@ class Inventory:
 
 
 class Originals:
-    """A dataset in the stores that it is copied from.
-
-    Args:
-        stores: Stores that hold the same dataset; read in turn, with fail-over.
-        prefix: Folder of the dataset in the stores; empty if it lies at their root.
-    """
+    """A dataset in the stores that it is copied from, read in turn, with fail-over."""
 
     def __init__(self, stores: Sequence[ObjectStore], prefix: str) -> None:
         self._replicas = Replicas(stores)
@@ -109,7 +90,7 @@ class Originals:
         self._prefix = folder_prefix(prefix)
 
     def inventory(self, concurrency: int) -> Inventory:
-        """Every file that the description lists, and what may lie beside them: tokenizer, its config, and data card.
+        """Every file that the description lists, and the optional ones: tokenizer, its config, and data card.
 
         Raises:
             PermanentError: `dataset_missing` or `dataset_malformed`, naming the file.
@@ -123,10 +104,10 @@ class Originals:
         return Inventory(tuple(sorted(data, key=lambda file: file.path)), tuple(description))
 
     def fetch(self, file: DatasetFile, path: Path) -> str:
-        """Download a file, whole from one store; its SHA-256. A store that fails or has other bytes is passed over.
+        """Download a file from one store and return its SHA-256; a store that fails or has other bytes is passed over.
 
         Raises:
-            PermanentError: `dataset_missing`; `dataset_malformed` if it is not what the metadata say.
+            PermanentError: `dataset_missing`; `dataset_malformed` if it does not match the metadata.
             TransientError: A store failed, and no other has the file or the manifest that it is checked against.
         """
         first = next(self._turns) % len(self._stores)
@@ -150,7 +131,7 @@ class Originals:
         raise type(leading)(leading.reason, "; ".join(error.message for error in errors)) from leading
 
     def _blocks(self, stores: Sequence[ObjectStore], shard: ManifestFile, name: str, path: Path) -> BlockedFile:
-        """What the blocks of a shard's file must be; the manifest lies at `path` until the file takes its place."""
+        """The description of a shard's file; its manifest lies at `path` until the file takes its place."""
         self._in_turn(stores, shard.file, None, path)
         with local_file(path):
             content = path.read_bytes()
@@ -174,7 +155,7 @@ class Originals:
         return self._replicas.head(self._prefix + name) is not None
 
     def _beside(self, name: str) -> DatasetFile | None:
-        """A file that may be missed, of any length; None if no store shows it. A store that fails does not count."""
+        """An optional file, of any length; None if no store lists it. A store that fails does not count."""
         try:
             info = self._replicas.head(self._prefix + name)
         except TransientError as error:
@@ -232,7 +213,7 @@ class Originals:
 
     @contextmanager
     def _reading(self, name: str, where: str) -> Iterator[None]:
-        """Say what it means that a file is not there, or is longer than it may be."""
+        """Give the errors of a missing file and of one that is too long the dataset's reason codes."""
         try:
             yield
         except PermanentError as error:
@@ -250,7 +231,7 @@ class Originals:
 
     def _unsound(self, name: str, problem: str, where: str = "") -> PermanentError:
         place = f"{self._prefix}{name} in {where or self._replicas.names}"
-        remedy = "name a source that is sound, or have this one mended"
+        remedy = "name a sound source, or have this one repaired"
         return PermanentError(Reason.DATASET_MALFORMED, f"{place} {problem}: {remedy}")
 
 
@@ -263,13 +244,11 @@ class HasPath(Protocol):
 
 
 P = TypeVar("P", bound=HasPath)
-
-
 R = TypeVar("R")
 
 
 def for_each(work: Callable[[P], R], things: Sequence[P], concurrency: int) -> Iterator[R]:
-    """Work on files in threads; results as they come. After an error none begins; it names its file.
+    """Work on files in threads and yield results as they come. After an error, which names its file, none begins.
 
     Raises:
         StoppedError: The host asked the process to stop.
@@ -287,13 +266,13 @@ def for_each(work: Callable[[P], R], things: Sequence[P], concurrency: int) -> I
 
     pool = ThreadPoolExecutor(concurrency, thread_name_prefix="copy")
     try:
-        waiting = iter(things)
-        running = {pool.submit(named, thing) for thing in itertools.islice(waiting, concurrency)}
+        remaining = iter(things)
+        running = {pool.submit(named, thing) for thing in itertools.islice(remaining, concurrency)}
         while running:
             done, running = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
                 yield future.result()
-            running |= {pool.submit(named, thing) for thing in itertools.islice(waiting, len(done))}
+            running |= {pool.submit(named, thing) for thing in itertools.islice(remaining, len(done))}
     finally:
         pool.shutdown()
 

@@ -1,12 +1,11 @@
-"""The layout of pages at scale: every unit's rows in Parquet files of its own, which the dataset's folder links to.
-
-A source is a config. Its documents stand in the order of its files, so the rows of one follow each other.
-
-Documents into a dataset folder, and the folder into a store.
+"""Documents into a dataset of pages: from memory in one call, or at scale from the parts of a plan; and its upload.
 
 The folder is `_metadata.yaml`, `_shard_sizes.json`, `tokenizer.json` and, per config, `{config}/train/*.parquet` and
-`{config}/held_out/*.parquet` with a column `text`. The same documents give the same bytes. A folder that is there is
-complete: it is built under another name and renamed at the end.
+`{config}/held_out/*.parquet` with a column `text`. A source is a config. The same documents give the same bytes. A
+folder that is there is complete: it is built under another name and renamed at the end.
+
+At scale, every unit's rows lie in Parquet files of its own, which the dataset's folder links to. Documents stand in the
+order of their files, so the rows of one follow each other.
 """
 
 import json
@@ -51,8 +50,8 @@ from templar.store.files import local_file, replacing, sync
 DESCRIPTIONS = ((SHARD_SIZES_FILE, METADATA_FILE), (INDEX_FILE,))
 """The files that describe a dataset of pages, and of shards; a reader that finds the last one finds everything."""
 
-
 _SCHEMA = pa.schema([pa.field(TEXT_COLUMN, pa.string(), nullable=False)])
+_CONTENTS = "contents.json"
 
 
 @dataclass(frozen=True)
@@ -68,14 +67,7 @@ class SplitSummary:
 
 @dataclass(frozen=True)
 class DatasetSummary:
-    """What was built.
-
-    Attributes:
-        splits: Every split of every config.
-        vocab_size: Ids of the embedded tokenizer.
-        tokenizer_digest: Its digest.
-        num_bytes: Length of all files.
-    """
+    """Figures of a dataset of pages that was built."""
 
     splits: tuple[SplitSummary, ...]
     vocab_size: int
@@ -85,7 +77,7 @@ class DatasetSummary:
 
 @dataclass(frozen=True)
 class UploadReceipt:
-    """What was uploaded."""
+    """Figures of an upload."""
 
     num_objects: int
     num_bytes: int
@@ -103,8 +95,8 @@ def build_dataset(
 ) -> DatasetSummary:
     """Write a dataset folder with one config per source of the documents.
 
-    Whole documents are held out, chosen by a hash of their names, and always in every source that has the name: no
-    training text tells of a held-out one. Rows of one document follow each other.
+    Whole documents are held out, chosen by a hash of their names, and always in every source that has the name, so that
+    no training text contains a held-out one. Rows of one document follow each other.
 
     Args:
         documents: The texts; each source needs two at least.
@@ -123,7 +115,9 @@ def build_dataset(
         raise ValueError("rows_per_group and shard_rows must be at least 1, held_out_fraction in (0, 1)")
     if root.exists():
         raise PermanentError(Reason.OBJECT_EXISTS, f"{root} is there already: use it, remove it or name another folder")
+    # 1. Hold documents out.
     splits = split_documents(documents, held_out_fraction)
+    # 2. Write the rows of every split under another name.
     partial = root.with_name(f"{root.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -136,71 +130,13 @@ def build_dataset(
         sizes[sizes_key(config, split)] = SplitSizes(split=split, shards=shards, total_rows=len(rows))
         summaries.append(SplitSummary(config, split, len(members), len(rows), sum(map(len, rows))))
         training_texts += rows if split == TRAIN_SPLIT else []
+    # 3. Train the tokenizer, describe the files, and give the folder its name.
     tokenizer = train_embedded_tokenizer(training_texts, vocab_size)
     (partial / TOKENIZER_FILE).write_bytes(tokenizer.to_bytes())
     write_metadata(partial, sizes, sorted({config for config, _ in splits}))
     num_bytes = sum(file.stat().st_size for file in _files(partial))
     partial.rename(root)
     return DatasetSummary(tuple(summaries), tokenizer.vocab_size, tokenizer.digest, num_bytes)
-
-
-def upload_dataset(root: Path, store: ObjectStore, prefix: str) -> UploadReceipt:
-    """Put a dataset folder of either layout into a store, the files that describe it last.
-
-    A reader that finds them finds everything. After a failure, run it again. For datasets of any size, and files that
-    are there already, see `templar.data.building.upload.upload_built`.
-
-    Args:
-        root: The folder.
-        store: Where to.
-        prefix: Folder of the dataset in the store; empty for its root.
-
-    Raises:
-        TransientError: The store cannot be reached.
-        PermanentError: The store refuses; `dataset_missing` if the folder has the description of no layout;
-            `object_differs`, before anything is written, if another dataset is there.
-    """
-    described = require_free(root, store, prefix)
-    files = [file for file in _files(root) if file.name not in described] + [root / name for name in described]
-    for file in files:
-        store.put_file(folder_prefix(prefix) + file.relative_to(root).as_posix(), file)
-    return UploadReceipt(len(files), sum(file.stat().st_size for file in files))
-
-
-def require_free(root: Path, store: ObjectStore, prefix: str) -> list[str]:
-    """Refuse to upload a dataset over another one, whatever its layout.
-
-    Args:
-        root: The dataset's folder.
-        store: Where to.
-        prefix: Folder of the dataset in the store; empty for its root.
-
-    Returns:
-        The names of the files that describe the dataset, in the order in which they are uploaded.
-
-    Raises:
-        TransientError: The store cannot be reached.
-        PermanentError: The store refuses; `dataset_missing` if the folder has the description of no layout;
-            `object_differs` if the store has a description that is not that of this dataset.
-    """
-    found = [names for names in DESCRIPTIONS if all((root / name).is_file() for name in names)]
-    if not found:
-        wanted = " or ".join(" with ".join(names) for names in DESCRIPTIONS)
-        raise PermanentError(Reason.DATASET_MISSING, f"{root} has no {wanted}: build the dataset first")
-    described = [name for names in found for name in names]
-    for name in (name for names in DESCRIPTIONS for name in names):
-        key = folder_prefix(prefix) + name
-        info = store.head(key)
-        if info is None:
-            continue
-        own = (root / name).read_bytes() if name in described else b""
-        if info.size != len(own) or store.get(key, max_bytes=info.size) != own:
-            raise PermanentError(
-                Reason.OBJECT_DIFFERS,
-                f"{store.name}/{key}: describes another dataset than {root}; nothing was written: name another folder "
-                "of the bucket, or delete that dataset first",
-            )
-    return described
 
 
 def _write_shards(
@@ -232,15 +168,10 @@ def write_rows(file: Path, rows: Sequence[str], rows_per_group: int) -> None:
 
 
 def write_metadata(root: Path, sizes: Mapping[str, SplitSizes], configs: Sequence[str]) -> None:
-    """Write the two files that describe a dataset of pages.
-
-    Args:
-        root: The dataset's folder.
-        sizes: The files of every split of every config, by `sizes_key`.
-        configs: The configs, sorted.
+    """Write the two files that describe a dataset of pages; `sizes` are by `sizes_key`, `configs` sorted.
 
     Raises:
-        TransientError, PermanentError: `object_too_large` if no reader would take one of them, before any is written;
+        TransientError, PermanentError: `object_too_large` if no reader would accept one of them, before any is written;
             `local_file`.
     """
     tree = {key: sizes[key].model_dump(mode="json") for key in sorted(sizes)}
@@ -265,27 +196,70 @@ def write_metadata(root: Path, sizes: Mapping[str, SplitSizes], configs: Sequenc
     )
     for name, text, most, remedy in contents:
         if len(text.encode()) > most:
-            problem = f"{name} has {len(text.encode())} bytes, readers take {most} at most: {remedy}"
+            problem = f"{name} has {len(text.encode())} bytes, readers accept {most} at most: {remedy}"
             raise PermanentError(Reason.OBJECT_TOO_LARGE, f"{root}/{problem}")
     for name, text, _, _ in contents:
         with replacing(root / name, durable=True) as file:
             file.write(text.encode())
 
 
+def upload_dataset(root: Path, store: ObjectStore, prefix: str) -> UploadReceipt:
+    """Upload a dataset folder of either layout to the folder `prefix` of a store, the files that describe it last.
+
+    A reader that finds them finds everything. After a failure, run it again. For datasets of any size, and files that
+    are there already, see `templar.data.build.build_dataset.upload_built`.
+
+    Raises:
+        TransientError: The store cannot be reached.
+        PermanentError: The store refuses; `dataset_missing` if the folder has the description of no layout;
+            `object_differs`, before anything is written, if another dataset is there.
+    """
+    described = require_free(root, store, prefix)
+    files = [file for file in _files(root) if file.name not in described] + [root / name for name in described]
+    for file in files:
+        store.put_file(folder_prefix(prefix) + file.relative_to(root).as_posix(), file)
+    return UploadReceipt(len(files), sum(file.stat().st_size for file in files))
+
+
+def require_free(root: Path, store: ObjectStore, prefix: str) -> list[str]:
+    """Refuse to upload the dataset in `root` over another one of any layout in the folder `prefix` of the store.
+
+    Returns:
+        The names of the files that describe the dataset, in the order in which they are uploaded.
+
+    Raises:
+        TransientError: The store cannot be reached.
+        PermanentError: The store refuses; `dataset_missing` if the folder has the description of no layout;
+            `object_differs` if the store has a description that is not that of this dataset.
+    """
+    found = [names for names in DESCRIPTIONS if all((root / name).is_file() for name in names)]
+    if not found:
+        wanted = " or ".join(" with ".join(names) for names in DESCRIPTIONS)
+        raise PermanentError(Reason.DATASET_MISSING, f"{root} has no {wanted}: build the dataset first")
+    described = [name for names in found for name in names]
+    for name in (name for names in DESCRIPTIONS for name in names):
+        key = folder_prefix(prefix) + name
+        info = store.head(key)
+        if info is None:
+            continue
+        own = (root / name).read_bytes() if name in described else b""
+        if info.size != len(own) or store.get(key, max_bytes=info.size) != own:
+            raise PermanentError(
+                Reason.OBJECT_DIFFERS,
+                f"{store.name}/{key}: describes another dataset than {root}; nothing was written: name another folder "
+                "of the bucket, or delete that dataset first",
+            )
+    return described
+
+
 def _files(root: Path) -> list[Path]:
     return sorted(file for file in root.rglob("*") if file.is_file())
-
-
-_CONTENTS = "contents.json"
 
 
 def make_page_part(plan: Plan, unit: Unit, held_out: NDArray[np.bool_]) -> None:
     """Write the rows of a unit, unless that was done before: `parts/{key}/{split}/*.parquet`, and then their list.
 
-    Args:
-        plan: The plan.
-        unit: The unit.
-        held_out: Which of its documents are held out, shape (n,).
+    `held_out` has shape (n,) and says which of its n documents are held out.
 
     Raises:
         TransientError, PermanentError: As in `checked_texts`; `local_file`.
@@ -315,6 +289,7 @@ def assemble_pages(plan: Plan, partial: Path, workers: int | None, on_progress: 
         partial.mkdir()
     files: dict[tuple[str, str], list[PageShard]] = {}
     counts: dict[tuple[str, str], Counts] = {}
+    # 1. Link the files of every unit.
     for number, (unit, held_out) in enumerate(zip(plan.units, plan.held_out(), strict=True), start=1):
         part = _part_folder(plan, unit, held_out)
         contents = _contents(part)
@@ -328,6 +303,7 @@ def assemble_pages(plan: Plan, partial: Path, workers: int | None, on_progress: 
             shards += _link(part / split, contents[split]["files"], partial, f"{unit.source}/{split}", len(shards))
             counts[key] = counts.get(key, Counts(0, 0)) + Counts(*contents[split]["counts"])
         on_progress(100 * number / len(plan.units))
+    # 2. Write the tokenizer and the files that describe the dataset.
     sizes = {
         sizes_key(*key): SplitSizes(split=key[1], shards=shards, total_rows=sum(shard.num_rows for shard in shards))
         for key, shards in files.items()
@@ -340,7 +316,7 @@ def assemble_pages(plan: Plan, partial: Path, workers: int | None, on_progress: 
 
 
 def _contents(folder: Path) -> dict[str, Any] | None:
-    """What a part has; None if it is not finished, or what says so cannot be read."""
+    """The list of a part's files; None if it is not written or cannot be read, so that the part is not finished."""
     try:
         content = json.loads((folder / _CONTENTS).read_bytes())
     except (FileNotFoundError, ValueError):
@@ -349,7 +325,7 @@ def _contents(folder: Path) -> dict[str, Any] | None:
 
 
 def _write_split(plan: Plan, unit: Unit, folder: Path, chosen: NDArray[np.bool_]) -> dict[str, Any]:
-    """The files of one split, and what the list says of them."""
+    """Write the files of one split; their entry in the list."""
     settings = plan.request.settings
     folder.mkdir(parents=True)
     texts = (text for text, take in zip(checked_texts(unit, plan.census(unit)), chosen, strict=True) if take)

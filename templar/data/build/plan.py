@@ -1,4 +1,4 @@
-"""What a dataset is built of and how: the request, its settings, and the plan that follows from the input files."""
+"""The request to build a dataset, its settings, and the plan that follows from the input files."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -21,7 +21,7 @@ from templar.data.build.units import (
     read_census,
     take_census,
 )
-from templar.data.corpus import Measured, held_out_masks
+from templar.data.corpus import DocumentLengths, held_out_masks
 from templar.data.shards.shard_writer import ShardLayout
 from templar.data.tokenizer import (
     EMBEDDED,
@@ -36,9 +36,10 @@ from templar.store.files import local_file
 LEAST_VOCAB_SIZE = 244
 """The bytes of UTF-8 and the end token."""
 
-
 FORMAT_VERSION = 1
-"""Version of what a build makes of its input; parts of another version are made again."""
+"""Version of the results of a build; those of another version are made again."""
+
+_EMBEDDED_ONLY = ("vocab_size", "tokenizer_chars")
 
 
 class DatasetLayout(StrEnum):
@@ -54,34 +55,23 @@ def _only(layout: DatasetLayout, default: Any) -> Any:
 
 @dataclass(frozen=True)
 class BuildSettings:
-    """How to build.
-
-    Attributes:
-        layout: What to build.
-        held_out_fraction: Part of each source's characters to hold out, in (0, 1).
-        tokenizer: `embedded`, which is trained on the training text, or what `load_tokenizer` takes.
-        vocab_size: Most ids of an embedded tokenizer.
-        tokenizer_chars: Characters of training text that an embedded tokenizer is trained on, about; whole documents,
-            chosen by a hash of their names.
-        sequence_length: Shards: tokens per sample.
-        samples_per_shard: Shards: samples of a shard.
-        block_bytes: Shards: length of the blocks that are hashed; None: chosen by the size of a shard.
-        row_chars: Pages: most characters in a row.
-        rows_per_group: Pages: rows in a Parquet row group.
-        shard_rows: Pages: most rows in a file.
+    """How to build a dataset.
 
     Raises:
         ValueError: A number is out of range.
     """
 
     layout: DatasetLayout
-    held_out_fraction: float = 0.05
-    tokenizer: str = EMBEDDED
-    vocab_size: int = 32000
+    held_out_fraction: float = 0.05  # part of each source's characters, in (0, 1)
+    tokenizer: str = EMBEDDED  # trained on the training text; or a name that `load_tokenizer` accepts
+    vocab_size: int = 32000  # most ids of an embedded tokenizer
+    # Approximate characters to train an embedded tokenizer on: whole documents, chosen by a hash of their names.
     tokenizer_chars: int = 2**26
+    # Shards. Blocks are hashed; None chooses their length by the size of a shard.
     sequence_length: int = _only(DatasetLayout.SHARDS, 2048)
     samples_per_shard: int = _only(DatasetLayout.SHARDS, 2**16)
     block_bytes: int | None = _only(DatasetLayout.SHARDS, None)
+    # Pages. Most characters in a row, rows in a Parquet row group, most rows in a file.
     row_chars: int = _only(DatasetLayout.PAGES, 800)
     rows_per_group: int = _only(DatasetLayout.PAGES, 64)
     shard_rows: int = _only(DatasetLayout.PAGES, 2**14)
@@ -105,20 +95,12 @@ class BuildSettings:
         return values if name == EMBEDDED else {k: v for k, v in values.items() if k not in _EMBEDDED_ONLY}
 
 
-_EMBEDDED_ONLY = ("vocab_size", "tokenizer_chars")
-
-
 @dataclass(frozen=True)
 class BuildRequest:
-    """What to build.
-
-    Attributes:
-        sources: Where the texts are; every source needs two documents at least.
-        root: The folder to make.
-        settings: How.
+    """A dataset to build; every source needs two documents at least.
 
     Raises:
-        ValueError: There is no source, two have one name, or one holds what is built, or is held by it.
+        ValueError: There is no source, two have one name, or one contains the folder to build or lies in it.
     """
 
     sources: tuple[TextSource, ...]
@@ -153,19 +135,12 @@ class BuildRequest:
 
 @dataclass(frozen=True)
 class Plan:
-    """A request whose input is known.
-
-    Attributes:
-        request: The request.
-        units: The pieces of work, in the order of sources and files.
-        tokenizer_digest: Digest of the tokenizer, which lies in the folder of unfinished work.
-        digest: A hash of all that the bytes of the dataset follow from.
-    """
+    """A request whose input is known."""
 
     request: BuildRequest
-    units: tuple[Unit, ...]
-    tokenizer_digest: str
-    digest: str
+    units: tuple[Unit, ...]  # in the order of sources and files
+    tokenizer_digest: str  # the tokenizer lies in the folder of unfinished work
+    digest: str  # a hash of all that the bytes of the dataset follow from
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer."""
@@ -180,17 +155,12 @@ class Plan:
         return _held_out(self.units, self.request)
 
 
-def part_key(*parts: Any) -> str:
-    """The name of what is made of `parts`, which are JSON values."""
-    return sha256_hex(canonical_json([FORMAT_VERSION, *parts]))
-
-
 def plan_build(request: BuildRequest, workers: int | None, on_progress: Callable[[float], None]) -> Plan:
     """Hash and read the input once, hold documents out, and choose the tokenizer; errors as in `build`."""
     groups = find_groups(request.sources)
     total, done = sum(file.size for files in groups for file in files), 0
 
-    def look(files: Any) -> Unit:
+    def read(files: Any) -> Unit:
         unit = identify(files)
         take_census(unit, request.work)
         return unit
@@ -200,7 +170,7 @@ def plan_build(request: BuildRequest, workers: int | None, on_progress: Callable
         done += sum(file.size for file in files)
         on_progress(100 * done / max(1, total))
 
-    units = tuple(in_threads(look, groups, workers, show))
+    units = tuple(in_threads(read, groups, workers, show))
     tokenizer = _choose_tokenizer(units, request, workers)
     digest = part_key(request.settings.described(), tokenizer.digest, [unit.key for unit in units])
     return Plan(request, units, tokenizer.digest, digest)
@@ -211,7 +181,7 @@ def _held_out(units: tuple[Unit, ...], request: BuildRequest) -> list[NDArray[np
     names = sorted({unit.source for unit in units})
     censuses = {name: [read_census(unit, request.work) for unit in units if unit.source == name] for name in names}
     measured = [
-        Measured(
+        DocumentLengths(
             name,
             np.concatenate([census.held_out_keys for census in members]),
             np.concatenate([census.num_chars for census in members]),
@@ -242,6 +212,7 @@ def _choose_tokenizer(units: tuple[Unit, ...], request: BuildRequest, workers: i
 
 def _sample(units: tuple[Unit, ...], request: BuildRequest, workers: int | None) -> list[str]:
     """Training texts of about `tokenizer_chars` characters in all, at least one, in the order of the units."""
+    # 1. The largest key of the sample: documents are taken in the order of their keys.
     censuses = [read_census(unit, request.work) for unit in units]
     training = [~mask for mask in _held_out(units, request)]
     keys = np.concatenate([census.order_keys[mask] for census, mask in zip(censuses, training, strict=True)])
@@ -250,25 +221,30 @@ def _sample(units: tuple[Unit, ...], request: BuildRequest, workers: int | None)
     number = int(np.searchsorted(np.cumsum(chars[order]), request.settings.tokenizer_chars)) + 1
     largest = keys[order[min(number, len(order)) - 1]]
 
-    def wanted(index: int) -> list[str]:
+    def chosen_texts(index: int) -> list[str]:
         chosen = training[index] & (censuses[index].order_keys <= largest)
         if not chosen.any():
             return []
         texts = checked_texts(units[index], censuses[index])
         return [text for text, take in zip(texts, chosen, strict=True) if take]
 
-    return [text for texts in in_threads(wanted, range(len(units)), workers) for text in texts]
-
-
-def _tokenizer_folder(work: Path, digest: str) -> Path:
-    return work / "tokenizers" / digest
+    return [text for texts in in_threads(chosen_texts, range(len(units)), workers) for text in texts]
 
 
 def _save(tokenizer: Tokenizer, folder: Path) -> None:
-    """Save under another name and rename, so that what is there is whole."""
+    """Save under another name and rename, so that a folder that is there is whole."""
     if (folder / TOKENIZER_FILE).exists():
         return
     partial = folder.with_name(f"{folder.name}.partial")
     with local_file(folder):
         save_tokenizer(tokenizer, partial)
         partial.rename(folder)
+
+
+def _tokenizer_folder(work: Path, digest: str) -> Path:
+    return work / "tokenizers" / digest
+
+
+def part_key(*parts: Any) -> str:
+    """The file name of a result that follows from `parts`, which are JSON values."""
+    return sha256_hex(canonical_json([FORMAT_VERSION, *parts]))

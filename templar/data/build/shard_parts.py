@@ -1,7 +1,7 @@
-"""The sharded layout at scale: every unit's tokens in a file of its own, and any shard from all of them.
+"""The sharded layout at scale: every unit's tokens in a file of its own, and each shard from all of them.
 
-The documents of a split stand in one order, by a hash of their names, so each shard is a known range of one stream of
-tokens and is written by itself.
+The documents of a split are ordered by a hash of their names, so each shard is a known range of one stream of tokens
+and is written by itself.
 """
 
 import resource
@@ -49,17 +49,18 @@ def make_token_part(plan: Plan, unit: Unit, tokenizer: Tokenizer) -> None:
 
 
 def assemble_shards(plan: Plan, partial: Path, workers: int | None, on_progress: Callable[[float], None]) -> Card:
-    """Write every shard that is not in `partial` yet, then what describes them.
+    """Write every shard that is not in `partial` yet, then the tokenizer and the index.
 
     Raises:
-        ValueError: The layout is none, see `ShardLayout`.
+        ValueError: As in `ShardLayout`.
         TransientError, PermanentError: `dataset_too_small`; `object_too_large`, before a shard is written, if no reader
-            would take the index; `local_file`.
+            would accept the index; `local_file`.
     """
     settings, tokenizer = plan.request.settings, plan.tokenizer()
     layout = ShardLayout(
         token_type(tokenizer), settings.sequence_length, settings.samples_per_shard, settings.block_bytes
     )
+    # 1. Order the documents of each split, and know its shards.
     parts = _Parts(plan, layout.dtype)
     streams = {split: parts.stream(split) for split in SPLITS}
     shards = [(split, index) for split in SPLITS for index in range(streams[split].num_shards(layout))]
@@ -75,12 +76,14 @@ def assemble_shards(plan: Plan, partial: Path, workers: int | None, on_progress:
         done += 1
         on_progress(100 * done / len(shards))
 
+    # 2. Write the missing shards.
     found = in_threads(work, shards, workers, show)
     entries = {
         split: tuple(entry for (name, _), entry in zip(shards, found, strict=True) if name == split) for split in SPLITS
     }
     for leftover in partial.glob(".*.partial"):
         leftover.unlink()
+    # 3. Describe them.
     counts = parts.counts()
     num_documents = {
         split: sum(each.documents for (_, name), each in counts.items() if name == split) for split in SPLITS
@@ -170,7 +173,7 @@ def _write(partial: Path, split: str, index: int, stream: _Stream, layout: Shard
 
 
 def _finished(partial: Path, split: str, index: int) -> ShardEntry | None:
-    """What the index says of a shard that an earlier try has written, if it has."""
+    """The index entry of a shard that an earlier call has written; None if it has not."""
     try:
         data = (partial / manifest_file(split, index)).read_bytes()
         manifest = ShardManifest.model_validate_json(data)

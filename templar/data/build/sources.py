@@ -1,4 +1,4 @@
-"""Where the texts of a dataset come from: files of text, Parquet, Arrow and JSON lines, one document after the other.
+"""The documents of a source: files of text, Parquet, Arrow and JSON lines, one document after the other.
 
 A source is a file or a folder:
 
@@ -6,14 +6,10 @@ A source is a file or a folder:
     *.parquet, *.jsonl        one document per row, of one column
     *.arrow                   the same, as `datasets.save_to_disk` writes it beside state.json
 
-A folder with files of rows is read as such, and its texts (a README) are left alone. Hidden files and folders are
-passed over; a link to a file is followed, one to a folder is refused. The order of files and of documents depends on
-names alone. A text is taken as it is, and one of no characters is left out.
-
-One column of texts from a file of rows: Parquet, Arrow (stream or file format), JSON lines.
-
-Files are read piece by piece. A row without a text is an error that names file and row: what was meant by it, only
-the owner of the file knows.
+In a folder with files of rows, text files (a README) are left alone. Hidden files and folders are passed over; a link
+to a file is followed, one to a folder is refused. The order of files and of documents depends on names alone. A text is
+not changed, and an empty one is left out. Files are read piece by piece. A row without a text is an error that names
+file and row: only the owner of the file knows the intention.
 """
 
 import json
@@ -33,18 +29,177 @@ from templar.errors import PermanentError, Reason
 from templar.store.files import local_file
 
 ROW_SUFFIXES = (".parquet", ".arrow", ".jsonl")
-
+TEXT_SUFFIXES = (".txt", ".md", ".rst")
 
 BATCH_ROWS = 256
-"""Rows of a Parquet or Arrow file that are texts in memory at a time."""
+"""Rows of a Parquet or Arrow file that are in memory as texts at a time."""
+
+_STATE_FILE = "state.json"
+_SPLITS_FILE = "dataset_dict.json"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,255}")
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """A file or a folder to read."""
+
+    name: str
+    root: Path
+    column: str = "text"
+    suffixes: tuple[str, ...] = TEXT_SUFFIXES
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name) or self.name == DEFAULT_CONFIG:
+            raise ValueError(
+                f"source name {self.name!r} must be letters, digits, dots, dashes and underscores, and not "
+                f"{DEFAULT_CONFIG!r}; write NAME=PATH"
+            )
+        if not self.suffixes or not all(self.suffixes):
+            raise ValueError("suffixes must not be empty")
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """One file of a source."""
+
+    source: str
+    name: str
+    path: Path
+    size: int
+    column: str | None
+
+
+def source_from_text(text: str, *, column: str = "text", suffixes: Sequence[str] = TEXT_SUFFIXES) -> TextSource:
+    """A source from `PATH` or `NAME=PATH`; without a name it has that of the folder, or of the file without its end.
+
+    What exists is a path, even if there is an equals sign in it.
+
+    Raises:
+        ValueError: The name is none for a source.
+    """
+    name, equals, path = ("", "", "") if Path(text).expanduser().exists() else text.partition("=")
+    root = Path(path if equals else text).expanduser()
+    own = root.resolve().name if root.is_dir() else root.stem
+    return TextSource(name if equals else own, root, column, tuple(suffixes))
+
+
+def find_inputs(source: TextSource) -> list[InputFile]:
+    """The files of a source, by name.
+
+    Raises:
+        PermanentError: `dataset_missing` if there is no such file or folder, or nothing in it to read;
+            `dataset_malformed` if it is a saved dataset of several splits, or one with an index of rows, has a link to
+            a folder, or a name that is not UTF-8; `local_file`.
+    """
+    root = source.root
+    if not root.exists():
+        raise PermanentError(Reason.DATASET_MISSING, f"{root}: no such file or folder; correct the source's path")
+    if root.is_file():
+        return [_input(source, root.name, root)]
+    with local_file(root):
+        names = _saved(root) or sorted(_walk(root, ROW_SUFFIXES)) or sorted(_walk(root, source.suffixes))
+    if not names:
+        ends = ", ".join(f"*{suffix}" for suffix in (*ROW_SUFFIXES, *source.suffixes))
+        raise PermanentError(Reason.DATASET_MISSING, f"{root} has no file {ends}; name another folder or other ends")
+    return [_input(source, name, root / name) for name in names]
+
+
+def _input(source: TextSource, name: str, path: Path) -> InputFile:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise PermanentError(
+            Reason.DATASET_MALFORMED, f"{str(path)!r}: the file's name is not UTF-8; rename it"
+        ) from None
+    with local_file(path):
+        size = path.stat().st_size
+    return InputFile(source.name, name, path, size, source.column if path.suffix in ROW_SUFFIXES else None)
+
+
+def _walk(root: Path, suffixes: Sequence[str]) -> Iterator[str]:
+    """Files by the ends of their names; nothing hidden, nothing in hidden folders."""
+    for folder, folders, files in os.walk(root, onerror=_unreadable):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        links = sorted(str(path) for name in folders if (path := Path(folder) / name).is_symlink())
+        if links:
+            raise PermanentError(
+                Reason.DATASET_MALFORMED,
+                f"{links[0]!r}: links to folders are not followed; name that folder as a source, or take the link out",
+            )
+        for file in files:
+            if file.endswith(tuple(suffixes)) and not file.startswith("."):
+                yield (Path(folder) / file).relative_to(root).as_posix()
+
+
+def _unreadable(error: OSError) -> None:
+    with local_file(Path(error.filename)):
+        raise error
+
+
+def _saved(root: Path) -> list[str]:
+    """The files of a dataset that `datasets.save_to_disk` wrote, in their order; none if it did not."""
+    if (root / _SPLITS_FILE).is_file():
+        splits = ", ".join(str(root / name) for name in _json(root / _SPLITS_FILE).get("splits", []))
+        raise PermanentError(
+            Reason.DATASET_MALFORMED, f"{root} holds several splits; name the one to build a dataset of: {splits}"
+        )
+    if not (root / _STATE_FILE).is_file():
+        return []
+    state = _json(root / _STATE_FILE)
+    if state.get("_indices_files") or state.get("_indices_data_files"):
+        raise PermanentError(
+            Reason.DATASET_MALFORMED,
+            f"{root / _STATE_FILE}: the dataset was saved with an index of its rows; call flatten_indices() before "
+            "save_to_disk",
+        )
+    try:
+        return [str(entry["filename"]) for entry in state["_data_files"]]
+    except (KeyError, TypeError):
+        raise PermanentError(
+            Reason.DATASET_MALFORMED, f"{root / _STATE_FILE}: lists no _data_files; save the dataset again"
+        ) from None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        content = error
+    if not isinstance(content, dict):
+        raise PermanentError(Reason.DATASET_MALFORMED, f"{path}: not a JSON object: {content}; save the dataset again")
+    return content
+
+
+def read_texts(file: InputFile) -> Iterator[tuple[str, str]]:
+    """The documents of a file in order, as name and text; rows are named `{file}#{row}`.
+
+    Yields:
+        Name and text, a few hundred in memory at a time.
+
+    Raises:
+        PermanentError: `dataset_malformed`, naming the file and what to do about it; `local_file`.
+    """
+    if file.column is not None:
+        for row, text in enumerate(read_rows(file.path, file.column)):
+            if text:
+                yield f"{file.name}#{row}", text
+        return
+    with local_file(file.path):
+        data = file.path.read_bytes()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise PermanentError(
+            Reason.DATASET_MALFORMED, f"{file.path}: not UTF-8 ({error}); convert the file or take it out"
+        ) from None
+    if text:
+        yield file.name, text
 
 
 def read_rows(path: Path, column: str) -> Iterator[str]:
-    """The texts of a file, in the order of its rows.
+    """The texts of a file that ends in one of `ROW_SUFFIXES`, in the order of its rows.
 
-    Args:
-        path: A file that ends in one of `ROW_SUFFIXES`.
-        column: The column, or the key in every line.
+    `column` is the column, or the key in every line.
 
     Raises:
         PermanentError: `dataset_malformed`; the file cannot be decoded, has no such column of strings, or a row has no
@@ -121,7 +276,7 @@ def _has_surrogates(text: str) -> bool:
 
 @contextmanager
 def _decoding(path: Path) -> Iterator[None]:
-    """Turn what Arrow says of a file into our errors; its own errors are partly those of the operating system."""
+    """Turn Arrow's errors into ours; some of them are errors of the operating system."""
     with local_file(path):
         path.open("rb").close()
     try:
@@ -132,187 +287,3 @@ def _decoding(path: Path) -> Iterator[None]:
 
 def _malformed(path: Path, problem: str) -> PermanentError:
     return PermanentError(Reason.DATASET_MALFORMED, f"{path}: {problem}")
-
-
-TEXT_SUFFIXES = (".txt", ".md", ".rst")
-
-
-_STATE_FILE = "state.json"
-
-
-_SPLITS_FILE = "dataset_dict.json"
-
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,255}")
-
-
-@dataclass(frozen=True)
-class TextSource:
-    """A file or a folder to read.
-
-    Attributes:
-        name: The source's name; the documents' source, and a config of a dataset of pages.
-        root: The file or folder.
-        column: The column, or the key of a line, that holds the text.
-        suffixes: Ends of the names of text files.
-    """
-
-    name: str
-    root: Path
-    column: str = "text"
-    suffixes: tuple[str, ...] = TEXT_SUFFIXES
-
-    def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name) or self.name == DEFAULT_CONFIG:
-            raise ValueError(
-                f"source name {self.name!r} must be letters, digits, dots, dashes and underscores, and not "
-                f"{DEFAULT_CONFIG!r}; write NAME=PATH"
-            )
-        if not self.suffixes or not all(self.suffixes):
-            raise ValueError("suffixes must not be empty")
-
-
-@dataclass(frozen=True)
-class InputFile:
-    """One file of a source.
-
-    Attributes:
-        source: The source's name.
-        name: Its path within the source, with slashes; the document's name, or the beginning of those of its rows.
-        path: Where it is.
-        size: Its length in bytes.
-        column: The column that holds the text; None for a file that is one text.
-    """
-
-    source: str
-    name: str
-    path: Path
-    size: int
-    column: str | None
-
-
-def source_from_text(text: str, *, column: str = "text", suffixes: Sequence[str] = TEXT_SUFFIXES) -> TextSource:
-    """A source from `PATH` or `NAME=PATH`; without a name it has that of the folder, or of the file without its end.
-
-    What exists is a path, even if there is an equals sign in it.
-
-    Raises:
-        ValueError: The name is none for a source.
-    """
-    name, equals, path = ("", "", "") if Path(text).expanduser().exists() else text.partition("=")
-    root = Path(path if equals else text).expanduser()
-    own = root.resolve().name if root.is_dir() else root.stem
-    return TextSource(name if equals else own, root, column, tuple(suffixes))
-
-
-def find_inputs(source: TextSource) -> list[InputFile]:
-    """The files of a source, by name.
-
-    Raises:
-        PermanentError: `dataset_missing` if there is no such file or folder, or nothing in it to read;
-            `dataset_malformed` if it is a saved dataset of several splits, or one with an index of rows, has a link to
-            a folder, or a name that is not UTF-8; `local_file`.
-    """
-    root = source.root
-    if not root.exists():
-        raise PermanentError(Reason.DATASET_MISSING, f"{root}: no such file or folder; correct the source's path")
-    if root.is_file():
-        return [_input(source, root.name, root)]
-    with local_file(root):
-        names = _saved(root) or sorted(_walk(root, ROW_SUFFIXES)) or sorted(_walk(root, source.suffixes))
-    if not names:
-        ends = ", ".join(f"*{suffix}" for suffix in (*ROW_SUFFIXES, *source.suffixes))
-        raise PermanentError(Reason.DATASET_MISSING, f"{root} has no file {ends}; name another folder or other ends")
-    return [_input(source, name, root / name) for name in names]
-
-
-def read_texts(file: InputFile) -> Iterator[tuple[str, str]]:
-    """The documents of a file in order, as name and text; rows are named `{file}#{row}`.
-
-    Yields:
-        Name and text, a few hundred in memory at a time.
-
-    Raises:
-        PermanentError: `dataset_malformed`, naming the file and what to do about it; `local_file`.
-    """
-    if file.column is not None:
-        for row, text in enumerate(read_rows(file.path, file.column)):
-            if text:
-                yield f"{file.name}#{row}", text
-        return
-    with local_file(file.path):
-        data = file.path.read_bytes()
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise PermanentError(
-            Reason.DATASET_MALFORMED, f"{file.path}: not UTF-8 ({error}); convert the file or take it out"
-        ) from None
-    if text:
-        yield file.name, text
-
-
-def _input(source: TextSource, name: str, path: Path) -> InputFile:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise PermanentError(
-            Reason.DATASET_MALFORMED, f"{str(path)!r}: the file's name is not UTF-8; rename it"
-        ) from None
-    with local_file(path):
-        size = path.stat().st_size
-    return InputFile(source.name, name, path, size, source.column if path.suffix in ROW_SUFFIXES else None)
-
-
-def _walk(root: Path, suffixes: Sequence[str]) -> Iterator[str]:
-    """Files by the ends of their names; nothing hidden, nothing in hidden folders."""
-    for folder, folders, files in os.walk(root, onerror=_unreadable):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        links = sorted(str(path) for name in folders if (path := Path(folder) / name).is_symlink())
-        if links:
-            raise PermanentError(
-                Reason.DATASET_MALFORMED,
-                f"{links[0]!r}: links to folders are not followed; name that folder as a source, or take the link out",
-            )
-        for file in files:
-            if file.endswith(tuple(suffixes)) and not file.startswith("."):
-                yield (Path(folder) / file).relative_to(root).as_posix()
-
-
-def _unreadable(error: OSError) -> None:
-    with local_file(Path(error.filename)):
-        raise error
-
-
-def _saved(root: Path) -> list[str]:
-    """The files of a dataset that `datasets.save_to_disk` wrote, in their order; none if it did not."""
-    if (root / _SPLITS_FILE).is_file():
-        splits = ", ".join(str(root / name) for name in _json(root / _SPLITS_FILE).get("splits", []))
-        raise PermanentError(
-            Reason.DATASET_MALFORMED, f"{root} holds several splits; name the one to build a dataset of: {splits}"
-        )
-    if not (root / _STATE_FILE).is_file():
-        return []
-    state = _json(root / _STATE_FILE)
-    if state.get("_indices_files") or state.get("_indices_data_files"):
-        raise PermanentError(
-            Reason.DATASET_MALFORMED,
-            f"{root / _STATE_FILE}: the dataset was saved with an index of its rows; call flatten_indices() before "
-            "save_to_disk",
-        )
-    try:
-        return [str(entry["filename"]) for entry in state["_data_files"]]
-    except (KeyError, TypeError):
-        raise PermanentError(
-            Reason.DATASET_MALFORMED, f"{root / _STATE_FILE}: lists no _data_files; save the dataset again"
-        ) from None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except ValueError as error:
-        content = error
-    if not isinstance(content, dict):
-        raise PermanentError(Reason.DATASET_MALFORMED, f"{path}: not a JSON object: {content}; save the dataset again")
-    return content

@@ -1,7 +1,7 @@
-"""The input of a dataset in pieces of work: one file of rows, or a run of text files, with the SHA-256 of each.
+"""The input of a dataset in units of work: one file of rows, or several text files, with the SHA-256 of each.
 
-What is found out about a piece is kept in the build's folder under its key, a hash of names and contents: a build that
-was killed goes on, and no name or time decides whether a result may be used again.
+Results of a unit are kept in the build's folder under its key, a hash of names and contents: a build that was killed
+resumes, and no name or time decides whether a result may be used again.
 """
 
 import hashlib
@@ -27,54 +27,38 @@ from templar.store.files import local_file, replacing
 
 MOST_TEXT_BYTES = 2**25
 
-
 MOST_TEXT_FILES = 4096
 """Text files are put together up to these limits: a part for each of them would be mostly overhead."""
 
-
 MOST_WORKERS = 16
-
-
 _FORMAT = 1
-
-
 _HASHED_BYTES = 2**22
-
-
 _parsing = Lock()
-
-
 _ended: ContextVar[Event | None] = ContextVar("ended", default=None)
-
 
 Stamp = tuple[int, int, int]
 """Length, time of the last change in ns, and inode of a file."""
 
+T = TypeVar("T")
+R = TypeVar("R")
+
 
 @dataclass(frozen=True)
 class Unit:
-    """One piece of work.
-
-    Attributes:
-        source: The source that its files belong to.
-        files: The files, in order.
-        sha256: The hash of each.
-        key: A hash of all that its documents follow from.
-        stamps: What the file system said of each before it was hashed; not kept, and no part of the key.
-    """
+    """Files of one source that are worked on as one."""
 
     source: str
     files: tuple[InputFile, ...]
-    sha256: tuple[str, ...]
-    key: str
-    stamps: tuple[Stamp, ...]
+    sha256: tuple[str, ...]  # of each file
+    key: str  # a hash of all that its documents follow from
+    stamps: tuple[Stamp, ...]  # of each file before it was hashed; not kept, and no part of the key
 
     def texts(self) -> Iterator[tuple[str, str]]:
-        """Its documents in order, as name and text. Who takes the last one knows that they are those of the hashes.
+        """Its documents in order, as name and text. After the last one, they are known to be those of the hashes.
 
         Raises:
-            StoppedError: This thread is to end.
-            TransientError, PermanentError: `object_differs`; a file has changed since it was hashed. Otherwise as in
+            StoppedError: This thread has to end.
+            TransientError, PermanentError: `object_differs`, if a file has changed since it was hashed; otherwise as in
                 `read_texts`.
         """
         for file, stamp in zip(self.files, self.stamps, strict=True):
@@ -92,16 +76,10 @@ class Unit:
 
 @dataclass(frozen=True)
 class Census:
-    """The documents of a unit, in order: all that is known of them before they are tokenised.
+    """The figures of a unit's n documents, in order, before they are tokenised; each has shape (n,)."""
 
-    Attributes:
-        held_out_keys: uint64 of shape (n,), see `held_out_key`.
-        order_keys: uint64 of shape (n,), see `order_key`.
-        num_chars: int64 of shape (n,).
-    """
-
-    held_out_keys: NDArray[np.uint64]
-    order_keys: NDArray[np.uint64]
+    held_out_keys: NDArray[np.uint64]  # see `held_out_key`
+    order_keys: NDArray[np.uint64]  # see `order_key`
     num_chars: NDArray[np.int64]
 
 
@@ -113,19 +91,19 @@ def find_groups(sources: Sequence[TextSource]) -> list[tuple[InputFile, ...]]:
     """
     groups: list[tuple[InputFile, ...]] = []
     for source in sorted(sources, key=lambda source: source.name):
-        waiting: list[InputFile] = []
+        texts: list[InputFile] = []
         for file in find_inputs(source):
             alone = file.column is not None
-            full = sum(each.size for each in waiting) + file.size > MOST_TEXT_BYTES or len(waiting) >= MOST_TEXT_FILES
-            if waiting and (alone or full):
-                groups.append(tuple(waiting))
-                waiting = []
+            full = sum(each.size for each in texts) + file.size > MOST_TEXT_BYTES or len(texts) >= MOST_TEXT_FILES
+            if texts and (alone or full):
+                groups.append(tuple(texts))
+                texts = []
             if alone:
                 groups.append((file,))
             else:
-                waiting.append(file)
-        if waiting:
-            groups.append(tuple(waiting))
+                texts.append(file)
+        if texts:
+            groups.append(tuple(texts))
     return groups
 
 
@@ -149,8 +127,23 @@ def identify(files: tuple[InputFile, ...]) -> Unit:
     return Unit(files[0].source, files, tuple(hashes), key, tuple(stamps))
 
 
+def _stamp(path: Path) -> Stamp:
+    with local_file(path):
+        stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns, stat.st_ino
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with local_file(path), path.open("rb") as file:
+        while data := file.read(_HASHED_BYTES):
+            check_ended()
+            digest.update(data)
+    return digest.hexdigest()
+
+
 def take_census(unit: Unit, folder: Path) -> None:
-    """Read a unit once and write down what documents it has, unless that was done before.
+    """Read a unit once and store its census, unless that was done before.
 
     Raises:
         TransientError, PermanentError: As in `read_texts`.
@@ -164,20 +157,24 @@ def take_census(unit: Unit, folder: Path) -> None:
 
 
 def read_census(unit: Unit, folder: Path) -> Census:
-    """What `take_census` wrote down."""
+    """The census that `take_census` stored."""
     path = _census_file(unit, folder)
     with local_file(path):
         held_out_keys, order_keys, num_chars = load_array(path)
     return Census(held_out_keys, order_keys, num_chars.astype(np.int64))
 
 
+def _census_file(unit: Unit, folder: Path) -> Path:
+    return folder / "census" / f"{unit.key}.npy"
+
+
 def load_array(path: Path, mmap_mode: Literal["r"] | None = None) -> NDArray[Any]:
-    """What `np.save` wrote, for one thread at a time.
+    """Load an array that `np.save` wrote, in one thread at a time.
 
     A header is Python source, and CPython 3.11 may fail with `SystemError` when two threads parse at once.
 
     Raises:
-        OSError, EOFError, ValueError: There is no such file, or it is no array.
+        OSError, EOFError, ValueError: There is no such file, or it is not an array.
     """
     with _parsing:
         array: NDArray[Any] = np.load(path, mmap_mode=mmap_mode)
@@ -185,7 +182,7 @@ def load_array(path: Path, mmap_mode: Literal["r"] | None = None) -> NDArray[Any
 
 
 def checked_texts(unit: Unit, census: Census) -> Iterator[str]:
-    """The texts of a unit, as long as they are what the census says.
+    """The texts of a unit, compared with the census.
 
     Raises:
         PermanentError: `object_differs`; a file has changed since. Otherwise as in `read_texts`.
@@ -200,32 +197,23 @@ def checked_texts(unit: Unit, census: Census) -> Iterator[str]:
         raise _changed(unit.files)
 
 
-def check_ended() -> None:
-    """Raise StoppedError in a thread of `in_threads` that is to end; work of more than a moment calls it often."""
-    check_stop()
-    ended = _ended.get()
-    if ended is not None and ended.is_set():
-        raise StoppedError("another thread of the build has failed, or it was interrupted")
-
-
-T = TypeVar("T")
-
-
-R = TypeVar("R")
+def _changed(files: Sequence[InputFile]) -> PermanentError:
+    names = f"{files[0].path}" + (f" or one of {len(files) - 1} files after it" if files[1:] else "")
+    return PermanentError(Reason.OBJECT_DIFFERS, f"{names} changed while the dataset was built; build it again")
 
 
 def in_threads(
     work: Callable[[T], R], things: Iterable[T], workers: int | None, on_done: Callable[[T], None] = lambda _: None
 ) -> list[R]:
-    """Work on things in parallel; the results in their order.
+    """Call `work` on each of some things in parallel; the results in their order.
 
-    After an error, an interrupt or a stop, no further thing begins, and what runs ends where it calls `check_ended`.
+    After an error, an interrupt or a stop, no further call begins, and running ones end where they call `check_ended`.
 
     Threads suffice: tokenising, hashing and Parquet do their work without Python's lock.
 
     Args:
-        work: What to do with each.
-        things: The things.
+        work: The function.
+        things: Its arguments.
         workers: Threads; None: one per processor that this process may use, `MOST_WORKERS` at most.
         on_done: Called with each thing that is done, from this thread.
 
@@ -256,25 +244,9 @@ def in_threads(
     return [results[index] for index in range(len(results))]
 
 
-def _census_file(unit: Unit, folder: Path) -> Path:
-    return folder / "census" / f"{unit.key}.npy"
-
-
-def _stamp(path: Path) -> Stamp:
-    with local_file(path):
-        stat = path.stat()
-    return stat.st_size, stat.st_mtime_ns, stat.st_ino
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with local_file(path), path.open("rb") as file:
-        while data := file.read(_HASHED_BYTES):
-            check_ended()
-            digest.update(data)
-    return digest.hexdigest()
-
-
-def _changed(files: Sequence[InputFile]) -> PermanentError:
-    names = f"{files[0].path}" + (f" or one of {len(files) - 1} files after it" if files[1:] else "")
-    return PermanentError(Reason.OBJECT_DIFFERS, f"{names} changed while the dataset was built; build it again")
+def check_ended() -> None:
+    """Raise StoppedError in a thread of `in_threads` that has to end; long work calls it often."""
+    check_stop()
+    ended = _ended.get()
+    if ended is not None and ended.is_set():
+        raise StoppedError("another thread of the build has failed, or it was interrupted")

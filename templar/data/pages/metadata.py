@@ -3,7 +3,7 @@
 `_metadata.yaml` lists the configs and where the files of each split lie, in Hugging Face's form; an entry `default`
 stands first, means all of them, and is no config of its own. `_shard_sizes.json` lists the files with their rows:
 under the config's name for the split `train`, under `{config}/{split}` for every other split. Paths are relative to
-the dataset's folder. Both come from a store and are believed only after they have been parsed here.
+the dataset's folder. Both come from a store and are trusted only after they have been parsed here.
 """
 
 from collections.abc import Iterator
@@ -16,35 +16,15 @@ from templar.errors import PermanentError, Reason
 from templar.store.base import is_key
 
 METADATA_FILE = "_metadata.yaml"
-
-
 SHARD_SIZES_FILE = "_shard_sizes.json"
-
-
 DEFAULT_CONFIG = "default"
-
-
 TRAIN_SPLIT = "train"
-
-
 HELD_OUT_SPLIT = "held_out"
-
-
 MAX_METADATA_BYTES = 2**20
-
-
 MAX_SHARD_SIZES_BYTES = 2**25
-
-
 MAX_CONFIGS = 10_000
-
-
 MAX_SHARDS = 1_000_000
-
-
 _Name = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-
-
 _Path = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
@@ -58,7 +38,7 @@ class DataFiles(BaseModel):
 
 
 class ConfigEntry(BaseModel):
-    """One config of the dataset; Hugging Face's own keys beside these are left alone."""
+    """One config of the dataset; Hugging Face's further keys are ignored."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
@@ -67,7 +47,7 @@ class ConfigEntry(BaseModel):
 
 
 class Metadata(BaseModel):
-    """`_metadata.yaml`; a dataset card has more keys, which mean nothing here."""
+    """`_metadata.yaml`; further keys, as in a dataset card, are ignored."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
@@ -137,7 +117,7 @@ class ShardSizes(RootModel[dict[str, SplitSizes]]):
 
 
 def folder_prefix(prefix: str) -> str:
-    """What the keys of a dataset's objects start with: its folder and one slash, or nothing at a bucket's root."""
+    """The common start of the keys of a dataset's objects: its folder and one slash, or empty for a bucket's root."""
     folder = prefix.strip("/")
     return f"{folder}/" if folder else ""
 
@@ -148,11 +128,7 @@ def sizes_key(config: str, split: str) -> str:
 
 
 def parse_metadata(data: bytes, origin: str) -> Metadata:
-    """Parse and validate `_metadata.yaml`.
-
-    Args:
-        data: Its bytes.
-        origin: Where they come from, for messages.
+    """Parse and validate `_metadata.yaml`; messages name its `origin`.
 
     Raises:
         PermanentError: `dataset_malformed`, naming file and field.
@@ -163,21 +139,12 @@ def parse_metadata(data: bytes, origin: str) -> Metadata:
     except ValidationError as error:
         raise _malformed(origin, "; ".join(_problems(error))) from None
     except (yaml.YAMLError, ValueError, RecursionError, LookupError, AttributeError, TypeError) as error:
-        # An explicit tag on the wrong value leaves the loader as whatever its constructor happened to raise.
+        # An explicit tag on the wrong value makes the loader's constructors raise one of these.
         raise _malformed(origin, f"not plain YAML: {error}") from None
 
 
 def parse_shard_sizes(data: bytes, origin: str, configs: tuple[str, ...], split: str) -> dict[str, SplitSizes]:
-    """Parse `_shard_sizes.json` and pick one split of every config.
-
-    Args:
-        data: Its bytes.
-        origin: Where they come from, for messages.
-        configs: The configs that must have the split.
-        split: The split.
-
-    Returns:
-        The split's files by config, in the order of `configs`.
+    """Parse `_shard_sizes.json`; the files of one split by config, in the order of `configs`.
 
     Raises:
         PermanentError: `dataset_malformed`, naming file and field.

@@ -2,7 +2,7 @@
 
 Page i of a config holds the rows from i * rows_per_page on. Pages never cross a config, and rows at the end of a
 config that fill no page belong to none. Pages are numbered through the configs in the order of their names, so a
-page's number means the same text to everybody who sees the same `_metadata.yaml` and `_shard_sizes.json`.
+page's number means the same text to every node that reads the same `_metadata.yaml` and `_shard_sizes.json`.
 """
 
 import itertools
@@ -36,18 +36,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Page:
-    """Consecutive rows of one config.
+    """Consecutive rows of one config."""
 
-    Attributes:
-        index: The page's number in its split.
-        config: The config.
-        first_row: The first row, counted within the config.
-        texts: The rows.
-    """
-
-    index: int
+    index: int  # in the split
     config: str
-    first_row: int
+    first_row: int  # counted within the config
     texts: tuple[str, ...]
 
 
@@ -57,8 +50,6 @@ class PageDataset:
     Args:
         stores: Stores that hold the same dataset; read in turn, with fail-over.
         prefix: Folder of the dataset in the stores; empty if it lies at their root.
-        rows_per_page: Rows in a page.
-        split: The split.
 
     Raises:
         TransientError: No store could be read.
@@ -99,13 +90,13 @@ class PageDataset:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the canonical JSON of all that gives a page's number its meaning: files, rows and hashes."""
+        """SHA-256 of the canonical JSON of the files, their rows and hashes, which determine the text of every page."""
         sizes = {config: sizes.model_dump(mode="json") for config, sizes in self._sizes.items()}
         return sha256_hex(canonical_json({"configs": sizes, "rows_per_page": self.rows_per_page, "split": self.split}))
 
     @property
     def endpoints(self) -> tuple[EndpointReport, ...]:
-        """What each store has done since the dataset was opened."""
+        """Counters of each store since the dataset was opened."""
         return self._replicas.report()
 
     def tokenizer_json(self) -> bytes | None:
@@ -131,13 +122,9 @@ class PageDataset:
         return Page(index, config, first, tuple(self._read_rows(config, first, self.rows_per_page)))
 
     def read_pages(self, indices: Sequence[int], *, concurrency: int = 8) -> list[Page]:
-        """Fetch several pages at once; the result has the order of `indices`.
+        """Fetch several pages, `concurrency` at a time; the result has the order of `indices`.
 
         The first error ends the read: pages that have not begun are not fetched.
-
-        Args:
-            indices: Numbers of pages.
-            concurrency: Most pages that are fetched at the same time.
 
         Raises:
             StoppedError: The host asked the process to stop.
@@ -179,7 +166,7 @@ class PageDataset:
         )
 
     def _get(self, key: str, max_bytes: int, parse: Callable[[bytes], T]) -> T:
-        """What a file says, from a store whose copy of it can be parsed."""
+        """A parsed file, from a store whose copy of it can be parsed."""
         try:
             return self._replicas.read(key, lambda store: parse(store.get(key, max_bytes=max_bytes)), lambda _: 0)
         except PermanentError as error:

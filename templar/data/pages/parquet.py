@@ -1,162 +1,43 @@
 """Rows of a Parquet object, fetched by ranged reads.
 
-Only the footer and the column chunks of the row groups that hold the asked rows are fetched. Row numbers are exact:
+Only the footer and the column chunks of the row groups that hold the requested rows are fetched. Row numbers are exact:
 they follow the footer's row counts of every group, whatever their sizes.
-
-A bounded cache that several threads may fill at once.
-
-Whatever is asked for by several threads at the same time is loaded once, and they all get that result or that error.
-What was used last stays longest; the total weight never exceeds the bound. The lock is never held while loading.
 """
 
 import io
 import itertools
 import threading
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from cachetools import LRUCache
 
 from templar.data.pages.metadata import PageShard
 from templar.data.replicas import Replicas
 from templar.errors import PermanentError, Reason
 from templar.store.base import ObjectStore
 
-K = TypeVar("K", bound=Hashable)
-
-
-V = TypeVar("V")
-
-
-class BoundedCache(Generic[K, V]):
-    """Least recently used out first, by weight.
-
-    Args:
-        max_weight: Most weight kept. A value that weighs more is handed out and not kept.
-        weigh: Weight of a value; 1 each by default.
-    """
-
-    def __init__(self, max_weight: int, weigh: Callable[[V], int] = lambda value: 1) -> None:
-        self._max_weight = max_weight
-        self._weigh = weigh
-        self._weight = 0
-        self._values: OrderedDict[K, V] = OrderedDict()
-        self._loading: dict[K, Future[V]] = {}
-        self._lock = threading.Lock()
-
-    @property
-    def weight(self) -> int:
-        """Weight of what is kept."""
-        with self._lock:
-            return self._weight
-
-    def get(self, key: K, load: Callable[[], V]) -> V:
-        """The value of a key, loaded if it is not there.
-
-        Raises:
-            Exception: Whatever `load` raises; nothing is kept then, and the next call tries again.
-        """
-        with self._lock:
-            if key in self._values:
-                self._values.move_to_end(key)
-                return self._values[key]
-            future = self._loading.get(key)
-            mine = future is None
-            if future is None:
-                future = self._loading[key] = Future()
-        if mine:
-            self._load(key, load, future)
-        return future.result()
-
-    def _load(self, key: K, load: Callable[[], V], future: Future[V]) -> None:
-        try:
-            value = load()
-        except BaseException as error:  # noqa: BLE001 - whoever waits must hear of it
-            with self._lock:
-                del self._loading[key]
-            future.set_exception(error)
-            return
-        with self._lock:
-            del self._loading[key]
-            self._keep(key, value)
-        future.set_result(value)
-
-    def _keep(self, key: K, value: V) -> None:
-        weight = self._weigh(value)
-        if weight > self._max_weight:
-            return
-        self._values[key] = value
-        self._weight += weight
-        while self._weight > self._max_weight:
-            _, oldest = self._values.popitem(last=False)
-            self._weight -= self._weigh(oldest)
-
-
 TEXT_COLUMN = "text"
 
-
 MAX_FOOTER_BYTES = 2**26
-"""Footers that are kept, by their length in the files."""
-
+"""Most bytes of footers that are cached, by their length in the files."""
 
 MAX_CACHED_BYTES = 2**26
-"""Decoded row groups that are kept."""
+"""Most bytes of decoded row groups that are cached."""
 
-
-class RangeFile(io.RawIOBase):
-    """An object of a store as a seekable, read-only file; every read is one ranged read.
-
-    Args:
-        store: Where the object lies.
-        key: Its key.
-        size: Its length in bytes.
-    """
-
-    def __init__(self, store: ObjectStore, key: str, size: int) -> None:
-        super().__init__()
-        self._store = store
-        self._key = key
-        self._size = size
-        self._position = 0
-        self.num_bytes = 0
-        """Bytes that were read so far."""
-
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-    def seekable(self) -> bool:
-        """It is."""
-        return True
-
-    def tell(self) -> int:
-        """Offset of the next byte."""
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to an offset from the start, the current position or the end."""
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = max(0, base + offset)
-        return self._position
-
-    def read(self, size: int | None = -1) -> bytes:
-        """At most `size` bytes, all that are left if it is negative."""
-        left = max(0, self._size - self._position)
-        length = left if size is None or size < 0 else min(size, left)
-        data = self._store.get_range(self._key, self._position, length) if length else b""
-        self._position += len(data)
-        self.num_bytes += len(data)
-        return data
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 
 
 @dataclass(frozen=True)
 class _Footer:
-    """What a file's end says of it: its length, Parquet's own metadata, and the first row of every row group."""
+    """The footer of a file: the file's length, Parquet's own metadata, and the first row of every row group."""
 
     size_bytes: int
     metadata: Any
@@ -166,11 +47,8 @@ class _Footer:
 class ParquetShards:
     """Reads rows of the text column of a dataset's Parquet files; safe to use from several threads.
 
-    Footers and decoded row groups are cached within bounds, and each is fetched once however many threads ask for it.
-
-    Args:
-        replicas: Where the files lie.
-        prefix: The dataset's folder, with its final slash.
+    Footers and decoded row groups are cached within bounds; threads that ask for the same one fetch it once.
+    `prefix` is the dataset's folder, with its final slash.
     """
 
     def __init__(self, replicas: Replicas, prefix: str) -> None:
@@ -182,12 +60,7 @@ class ParquetShards:
         self._groups: BoundedCache[tuple[str, int], Any] = BoundedCache(MAX_CACHED_BYTES, lambda column: column.nbytes)
 
     def read_rows(self, shard: PageShard, first: int, count: int) -> list[str]:
-        """The texts of `count` rows of one file.
-
-        Args:
-            shard: The file.
-            first: The first row, from 0 in the file.
-            count: Rows; the file has them all.
+        """The texts of `count` rows of one file, which has them all; rows count from 0 in the file.
 
         Raises:
             TransientError: No store could be read.
@@ -265,3 +138,89 @@ def _read_group(store: ObjectStore, key: str, footer: _Footer, group: int) -> tu
 
 def _malformed(key: str, problem: str) -> PermanentError:
     return PermanentError(Reason.DATASET_MALFORMED, f"{key}: {problem}; upload the dataset again")
+
+
+class RangeFile(io.RawIOBase):
+    """An object of a store as a seekable, read-only file; every read is one ranged read."""
+
+    def __init__(self, store: ObjectStore, key: str, size: int) -> None:
+        super().__init__()
+        self._store = store
+        self._key = key
+        self._size = size
+        self._position = 0
+        self.num_bytes = 0
+        """Bytes that were read so far."""
+
+    def readable(self) -> bool:
+        """Always true."""
+        return True
+
+    def seekable(self) -> bool:
+        """Always true."""
+        return True
+
+    def tell(self) -> int:
+        """Offset of the next byte."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to an offset from the start, the current position or the end."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = max(0, base + offset)
+        return self._position
+
+    def read(self, size: int | None = -1) -> bytes:
+        """At most `size` bytes, all that are left if it is negative."""
+        left = max(0, self._size - self._position)
+        length = left if size is None or size < 0 else min(size, left)
+        data = self._store.get_range(self._key, self._position, length) if length else b""
+        self._position += len(data)
+        self.num_bytes += len(data)
+        return data
+
+
+class BoundedCache(Generic[K, V]):
+    """Values by key, the least recently used out first, of at most `max_weight` together; for several threads.
+
+    Threads that ask for one key at the same time load it once, and all of them get that value or that error.
+    `cachetools.cached` with a condition would let each of them repeat a load that failed, one after the other. A value
+    that weighs more than `max_weight` is returned and not kept. The lock is not held while a value is loaded.
+    """
+
+    def __init__(self, max_weight: int, weigh: Callable[[V], int] = lambda value: 1) -> None:
+        self._values: LRUCache[K, V] = LRUCache(max_weight, getsizeof=weigh)
+        self._loading: dict[K, Future[V]] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def weight(self) -> int:
+        """Weight of the values that are kept."""
+        return int(self._values.currsize)
+
+    def get(self, key: K, load: Callable[[], V]) -> V:
+        """The value of a key, loaded if it is not there. If `load` raises, nothing is kept, and the next call loads."""
+        with self._lock:
+            if key in self._values:
+                return self._values[key]
+            future = self._loading.get(key)
+            is_first = future is None
+            if future is None:
+                future = self._loading[key] = Future()
+        if is_first:
+            self._load(key, load, future)
+        return future.result()
+
+    def _load(self, key: K, load: Callable[[], V], future: Future[V]) -> None:
+        try:
+            value = load()
+        except BaseException as error:  # noqa: BLE001 - the threads that wait must get it
+            with self._lock:
+                del self._loading[key]
+            future.set_exception(error)
+            return
+        with self._lock:
+            del self._loading[key]
+            with suppress(ValueError):  # it weighs more than the cache
+                self._values[key] = value
+        future.set_result(value)

@@ -1,21 +1,15 @@
 """A file of a dataset on the local disk, of which every block is verified before it is read.
 
-A block counts only when this process has seen that its bytes have the SHA-256 that the manifest gives: what was there
-before - from a download that was killed, from another process, from a failing disk - is hashed on its first use and
-fetched again if it is wrong. So there is no record of progress that could be false, and reading a few samples of a
-shard and downloading all of it are nearly the same operation. The difference: a download writes past the kernel's page
-cache, so such a block is hashed once more, as a reader sees it, before it is read.
+A block counts only when this process has seen that its bytes have the SHA-256 that the manifest gives: bytes that were
+there before (from a download that was killed, from another process, from a failing disk) are hashed on their first use
+and fetched again if they are wrong. So no record of progress can be false, and reading a few samples of a shard and
+downloading all of it are nearly the same operation. The difference: a download writes past the kernel's page cache, so
+such a block is hashed once more, as a reader sees it, before it is read.
 
-A file has its final name from the moment when every block was right until somebody finds one that is not.
-
-Names of a dataset's files on the local disk: a final one means that every byte is right.
-
-Names change under a lock on the folder, so that processes that open, complete and delete one file at the same time
-never put a new, empty one in the place of a complete one.
-
-A file of a dataset on the local disk: of its final length from the start, with holes where nothing is yet.
-
-It lies under a partial name until somebody calls it whole, and goes back to that name when it is found wrong.
+A file has its final length from the start, with holes where nothing is yet. It lies under a partial name until every
+block was right, and goes back to that name when a block is found wrong. Names change under a lock on the folder, so
+that processes that open, complete and delete one file at the same time never put a new, empty one in the place of a
+complete one.
 """
 
 import errno
@@ -40,78 +34,219 @@ from templar.interrupt import check_stop
 from templar.store.files import local_file, locked, sync
 
 PARTIAL_SUFFIX = ".partial"
-
-
 NAMES_LOCK = ".names.lock"
-
-
+PAGE = mmap.PAGESIZE
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
-def partial_of(path: Path) -> Path:
-    """The name that a file has until it is known to be whole."""
-    return path.with_name(path.name + PARTIAL_SUFFIX)
+class Fetch(Protocol):
+    """Reads a range of an object."""
+
+    def __call__(self, name: str, start: int, buffer: memoryview, *, check: Callable[[], str | None]) -> None:
+        """Fill a buffer from offset `start` on with bytes in which `check` finds no problem."""
+        ...
 
 
-@contextmanager
-def disk_file(path: Path) -> Iterator[None]:
-    """As `local_file`, but a disk without room has a reason of its own.
+@dataclass(frozen=True)
+class Transfer:
+    """How files are fetched and read."""
+
+    part_bytes: int | None = None  # most bytes of one request; None: 8 MiB. Blocks are not split: at least one block
+    workers: int | None = None  # requests at the same time, one part of memory each; None: by the processors
+    mapped_bytes: int = 4 << 30  # approximate bytes of a shard that stay mapped after they were read
+
+    def __post_init__(self) -> None:
+        if any(value is not None and value < 1 for value in vars(self).values()):
+            raise ValueError(f"part_bytes, workers and mapped_bytes must be at least 1: {self}")
+
+    @property
+    def part(self) -> int:
+        """Most bytes of one request."""
+        return self.part_bytes or 8 << 20
+
+    @property
+    def threads(self) -> int:
+        """Requests at the same time."""
+        return self.workers or min(16, 4 * (os.cpu_count() or 1))
+
+
+class BlockFile:
+    """One file, partly or wholly on the disk. Safe under threads, and beside other processes with the same file.
+
+    `fetch` gives the blocks that are missing. The folder is made if it is not there.
 
     Raises:
         TemplarError: `local_file`, `disk_full`.
     """
-    with local_file(path):
+
+    def __init__(self, described: BlockedFile, folder: Path, fetch: Fetch, transfer: Transfer) -> None:
+        self.described = described
+        self.path = folder / described.name
+        self._file = SparseFile(self.path, described.size)
+        self._fetch = fetch
+        self._transfer = transfer
+        self._changed = threading.Condition()
+        self._busy: set[int] = set()
+        self._stored: NDArray[np.bool_] = np.zeros(len(described.blocks), dtype=np.bool_)
+        self._readable = self._stored.copy()
+
+    @property
+    def num_stored(self) -> int:
+        """Bytes of the blocks on the disk that are known to be right."""
+        described = self.described
+        missing = len(described.blocks) * described.block_bytes - described.size  # the last block may be shorter
+        return int(self._stored.sum()) * described.block_bytes - missing * int(self._stored[-1])
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it was closed, or the file has no name any more: what it holds is lost when it is closed."""
+        return self._file.is_gone
+
+    def require(self, blocks: NDArray[np.integer]) -> None:
+        """Fetch those of some blocks that are missing or wrong, so that the file's memory (`map`) can be read.
+
+        `blocks` are rising numbers, each once. On failure the blocks that are right stay; a later call goes on.
+
+        Raises:
+            StoppedError: The host asked the process to stop.
+            TransientError: `disk_full`; no store could be read; or `dataset_malformed`, all have other bytes there.
+            PermanentError: `object_missing`, `access_denied`, ....
+        """
+        self._ensure(blocks, self._readable, lambda num_bytes: None)
+
+    def store(self, on_progress: Callable[[int], None] = lambda num_bytes: None) -> None:
+        """Fetch every block that is missing or wrong.
+
+        Several threads call `on_progress`, with the bytes of each part when it is right.
+
+        Raises:
+            TemplarError: As in `require`; a later call goes on.
+        """
+        self._ensure(np.arange(len(self.described.blocks)), self._stored, on_progress)
+
+    def finish(self) -> None:
+        """Give the file its final name once every block is right; a second call changes nothing.
+
+        Raises:
+            TransientError: `local_file`; the file was deleted meanwhile.
+        """
+        if not self._stored.all():
+            raise ValueError(f"{self.path.name}: it is not complete")
+        self._file.finish()
+
+    def map(self) -> mmap.mmap:
+        """The file as memory, for reading what was required; it outlives `close`, the final name and deletion."""
+        return self._file.map()
+
+    def close(self) -> None:
+        """Close the file; otherwise it is closed when nobody uses this object any more."""
+        self._file.close()
+
+    def _ensure(
+        self, blocks: NDArray[np.integer], known: NDArray[np.bool_], on_progress: Callable[[int], None]
+    ) -> None:
+        """Fetch those of some blocks that are not known to be right; no two threads fetch the same one."""
+        while (wanted := blocks[~known[blocks]]).size:
+            with self._changed:
+                mine = [int(block) for block in wanted if not known[block] and int(block) not in self._busy]
+                self._busy.update(mine)
+                if not mine:  # other threads fetch them; if they fail, this one does
+                    self._changed.wait_for(lambda: not self._busy.intersection(wanted.tolist()))
+                    continue
+            try:
+                self._fetch_blocks(mine, on_progress, past_cache=known is self._stored)
+            finally:
+                with self._changed:
+                    self._busy.difference_update(mine)
+                    self._changed.notify_all()
+
+    def _fetch_blocks(self, blocks: list[int], on_progress: Callable[[int], None], *, past_cache: bool) -> None:
+        parts = list(self._parts(blocks))
+        buffers, longest = threading.local(), max(map(len, parts)) * self.described.block_bytes
+
+        def fetch(part: range) -> None:
+            check_stop()
+            if not hasattr(buffers, "buffer"):
+                buffers.buffer = memoryview(mmap.mmap(-1, longest))  # it begins with a page
+            self._fetch_part(part, buffers.buffer, past_cache=past_cache)
+            on_progress(self._length(part))
+
+        if len(parts) == 1:
+            fetch(parts[0])
+            return
+        pool = ThreadPoolExecutor(min(self._transfer.threads, len(parts)), thread_name_prefix="blocks")
         try:
-            yield
-        except OSError as error:
-            if error.errno not in _NO_SPACE:
-                raise
-            raise TransientError(
-                Reason.DISK_FULL,
-                f"{path}: no space is left for the dataset's shards; free some, or give the neuron's home a larger "
-                "disk",
-            ) from error
+            for _ in pool.map(fetch, parts):
+                pass
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _parts(self, blocks: list[int]) -> Iterator[range]:
+        """Runs of neighbouring blocks, none longer than a request; each is either all on the disk or all holes."""
+        longest = max(1, self._transfer.part // self.described.block_bytes)
+        start = previous = blocks[0]
+        written = self._has_data(range(start, start + 1))
+        for block in blocks[1:]:
+            found = self._has_data(range(block, block + 1))
+            if block != previous + 1 or block - start >= longest or found != written:
+                yield range(start, previous + 1)
+                start, written = block, found
+            previous = block
+        yield range(start, previous + 1)
+
+    def _fetch_part(self, part: range, memory: memoryview, *, past_cache: bool) -> None:
+        start, buffer = part.start * self.described.block_bytes, memory[: self._length(part)]
+        past_cache_used = False
+        # 1. Use bytes that are on the disk already; otherwise fetch them, checked, and write them.
+        if not self._is_right(part, buffer):
+            self._fetch(self.described.name, start, buffer, check=lambda: self._problem(part, buffer))
+            past_cache_used = self._file.write(buffer, start, past_cache=past_cache)
+        # 2. Bytes that went past the page cache are hashed once more before they are read.
+        self._stored[part.start : part.stop] = True
+        self._readable[part.start : part.stop] = not past_cache_used
+
+    def _is_right(self, part: range, buffer: memoryview) -> bool:
+        """Whether neighbouring blocks are on the disk and right; otherwise the file gets its partial name."""
+        start = part.start * self.described.block_bytes
+        if self._has_data(part) and self._file.read_into(buffer, start) and not self._problem(part, buffer):
+            return True
+        self._file.revert_to_partial()
+        return False
+
+    def _has_data(self, part: range) -> bool:
+        start = part.start * self.described.block_bytes
+        return self._file.has_data(start, start + self._length(part))
+
+    def _length(self, part: range) -> int:
+        step = self.described.block_bytes
+        return min(part.stop * step, self.described.size) - part.start * step
+
+    def _problem(self, part: range, buffer: memoryview) -> str | None:
+        """The first of some neighbouring blocks whose bytes are wrong, as a message; None if all are right."""
+        step = self.described.block_bytes
+        for number, block in enumerate(part):
+            if hashlib.sha256(buffer[number * step : (number + 1) * step]).hexdigest() != self.described.blocks[block]:
+                return f"block {block} of {self.described.name} has other bytes than the manifest says"
+        return None
 
 
-@contextmanager
-def names_of(folder: Path) -> Iterator[None]:
-    """Nobody else changes names in the folder meanwhile, no thread and no process."""
-    with locked(folder / NAMES_LOCK, wait=True):  # a folder itself cannot be locked on every disk
-        yield
-
-
-def keep_manifest(path: Path, data: bytes, described: Iterable[str]) -> None:
-    """Put a manifest on the disk where there was another one, or none.
-
-    Files are whole by the manifest beside them: those that this one describes lose their final names.
-
-    Args:
-        path: The manifest.
-        data: What it says.
-        described: Names of the shard's files.
+def wrong_block(path: Path, described: BlockedFile) -> int | None:
+    """The first block of a whole file that has a wrong hash; None if none has.
 
     Raises:
-        TemplarError: As in `disk_file`.
+        TemplarError: `local_file`.
     """
-    with disk_file(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with names_of(path.parent):
-            for file in map(path.with_name, described):
-                with suppress(FileNotFoundError):
-                    file.replace(partial_of(file))
-            partial_of(path).write_bytes(data)
-            partial_of(path).replace(path)
-
-
-PAGE = mmap.PAGESIZE
+    with local_file(path), path.open("rb") as file:
+        for number, wanted in enumerate(described.blocks):
+            if hashlib.sha256(file.read(described.block_bytes)).hexdigest() != wanted:
+                return number
+    return None
 
 
 class SparseFile:
-    """An open file; safe under threads, and beside other processes with the same file.
+    """An open file of a fixed length; safe under threads, and beside other processes with the same file.
 
-    Args:
-        path: Its final name; the folder is made if it is not there.
-        size: Its length in bytes.
+    `path` is its final name; the folder is made if it is not there.
 
     Raises:
         TemplarError: `local_file`, `disk_full`.
@@ -135,7 +270,7 @@ class SparseFile:
             return not self._close.alive or os.fstat(self._file).st_nlink == 0
 
     def has_data(self, start: int, end: int) -> bool:
-        """Whether anything of a range is on the disk, and not a hole."""
+        """Whether a range holds data on the disk, and is not all hole."""
         try:
             return os.lseek(self._file, start, os.SEEK_DATA) < end
         except OSError as error:
@@ -145,7 +280,7 @@ class SparseFile:
                 raise
 
     def read_into(self, buffer: memoryview, start: int) -> bool:
-        """Fill a buffer from an offset on; False if the disk has lost what was there."""
+        """Fill a buffer from an offset on; False if the disk has lost the bytes."""
         with local_file(self.path):
             try:
                 return os.preadv(self._file, [buffer], start) == len(buffer)
@@ -155,16 +290,10 @@ class SparseFile:
                 raise
 
     def write(self, data: memoryview, start: int, *, past_cache: bool) -> bool:
-        """Write at an offset.
+        """Write at an offset, past the page cache if asked and the disk can; returns whether some bytes went past it.
 
-        Args:
-            data: What; in memory that begins with a page, if it is to go past the cache.
-            start: Where.
-            past_cache: Let it go to the disk without a copy in the kernel's memory, if the disk can do that: a
-                download that is larger than the memory would push out what is in use.
-
-        Returns:
-            Whether some of it went past the cache.
+        A download that is larger than the memory would push out of the cache what is in use. Bytes that are to go past
+        it must lie in memory that begins with a page.
         """
         whole = len(data) // PAGE * PAGE if past_cache and start % PAGE == 0 else 0
         with disk_file(self.path):
@@ -172,7 +301,7 @@ class SparseFile:
                 try:
                     _write_all(self._direct, data[:whole], start)
                 except OSError as error:
-                    if error.errno != errno.EINVAL:  # it wants another alignment than pages
+                    if error.errno != errno.EINVAL:  # the disk needs another alignment than pages
                         raise
                     whole = 0
             else:
@@ -181,7 +310,7 @@ class SparseFile:
         return whole > 0
 
     def finish(self) -> None:
-        """Make all that was written durable and give the file its final name; again, nothing changes.
+        """Make the file durable and give it its final name; a second call changes nothing.
 
         Raises:
             TransientError: `local_file`; the file was deleted meanwhile.
@@ -199,8 +328,8 @@ class SparseFile:
                     )
             sync(self.path.parent)
 
-    def take_final_name(self) -> None:
-        """Go back to the partial name: something in the file is known to be wrong or missing."""
+    def revert_to_partial(self) -> None:
+        """Give the file its partial name again: a block is known to be wrong or missing."""
         with local_file(self.path):
             if not self._is_at(self.path):
                 return
@@ -257,217 +386,51 @@ def _write_all(file: int, data: memoryview, start: int) -> None:
         data, start = data[written:], start + written
 
 
-class Fetch(Protocol):
-    """Reads a range of an object from wherever it lies."""
-
-    def __call__(self, name: str, start: int, buffer: memoryview, *, check: Callable[[], str | None]) -> None:
-        """Fill a buffer from offset `start` on, until `check` finds nothing to complain about in it."""
-        ...
+def partial_of(path: Path) -> Path:
+    """The name that a file has until it is known to be whole."""
+    return path.with_name(path.name + PARTIAL_SUFFIX)
 
 
-@dataclass(frozen=True)
-class Transfer:
-    """How files are fetched and read.
-
-    Attributes:
-        part_bytes: Most bytes of one request; None chooses. A block is never split, so a part is one block at least.
-        workers: Requests at the same time; None chooses. Memory holds `workers` parts at most.
-        mapped_bytes: Bytes of a shard that stay mapped after they were read, about.
-    """
-
-    part_bytes: int | None = None
-    workers: int | None = None
-    mapped_bytes: int = 4 << 30
-
-    def __post_init__(self) -> None:
-        if any(value is not None and value < 1 for value in vars(self).values()):
-            raise ValueError(f"part_bytes, workers and mapped_bytes must be at least 1: {self}")
-
-    @property
-    def part(self) -> int:
-        """Most bytes of one request."""
-        return self.part_bytes or 8 << 20
-
-    @property
-    def threads(self) -> int:
-        """Requests at the same time."""
-        return self.workers or min(16, 4 * (os.cpu_count() or 1))
-
-
-class BlockFile:
-    """One file, partly or wholly on the disk. Safe under threads, and beside other processes with the same file.
-
-    Args:
-        described: What its blocks must be.
-        folder: Where it lies; it is made if it is not there.
-        fetch: Gives what is missing.
-        transfer: How that is fetched.
+@contextmanager
+def disk_file(path: Path) -> Iterator[None]:
+    """As `local_file`, but a full disk has a reason code of its own.
 
     Raises:
         TemplarError: `local_file`, `disk_full`.
     """
-
-    def __init__(self, described: BlockedFile, folder: Path, fetch: Fetch, transfer: Transfer) -> None:
-        self.described = described
-        self.path = folder / described.name
-        self._file = SparseFile(self.path, described.size)
-        self._fetch = fetch
-        self._transfer = transfer
-        self._changed = threading.Condition()
-        self._busy: set[int] = set()
-        self._stored: NDArray[np.bool_] = np.zeros(len(described.blocks), dtype=np.bool_)
-        self._readable = self._stored.copy()
-
-    @property
-    def num_stored(self) -> int:
-        """Bytes of the blocks that are known to be right on the disk."""
-        described = self.described
-        missing = len(described.blocks) * described.block_bytes - described.size  # what the last block lacks
-        return int(self._stored.sum()) * described.block_bytes - missing * int(self._stored[-1])
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether it was closed, or the file has no name any more: what it holds is lost when it is closed."""
-        return self._file.is_gone
-
-    def require(self, blocks: NDArray[np.integer]) -> None:
-        """See that some blocks are here and right, for whoever reads the file's memory (`map`).
-
-        On failure the blocks that are right stay; a later call goes on with the others.
-
-        Args:
-            blocks: Their numbers, rising, each once.
-
-        Raises:
-            StoppedError: The host asked the process to stop.
-            TransientError: `disk_full`; no store could be read; or `dataset_malformed`, all have other bytes there.
-            PermanentError: `object_missing`, `access_denied`, ....
-        """
-        self._see_to(blocks, self._readable, lambda num_bytes: None)
-
-    def store(self, on_progress: Callable[[int], None] = lambda num_bytes: None) -> None:
-        """See that every block is on the disk and right.
-
-        Args:
-            on_progress: Called with the bytes of each part when it is right; by several threads.
-
-        Raises:
-            TemplarError: As in `require`; a later call goes on.
-        """
-        self._see_to(np.arange(len(self.described.blocks)), self._stored, on_progress)
-
-    def finish(self) -> None:
-        """Give the file its final name once every block is right; again, nothing changes.
-
-        Raises:
-            TransientError: `local_file`; the file was deleted meanwhile.
-        """
-        if not self._stored.all():
-            raise ValueError(f"{self.path.name}: it is not complete")
-        self._file.finish()
-
-    def map(self) -> mmap.mmap:
-        """The file as memory, for reading what was required; it outlives `close`, the final name and deletion."""
-        return self._file.map()
-
-    def close(self) -> None:
-        """Close the file; otherwise it is closed when nobody uses this object any more."""
-        self._file.close()
-
-    def _see_to(
-        self, blocks: NDArray[np.integer], known: NDArray[np.bool_], on_progress: Callable[[int], None]
-    ) -> None:
-        """Bring those of some blocks that are not known to be right; no two threads bring the same one."""
-        while (wanted := blocks[~known[blocks]]).size:
-            with self._changed:
-                mine = [int(block) for block in wanted if not known[block] and int(block) not in self._busy]
-                self._busy.update(mine)
-                if not mine:  # others are at it; if they fail, these are taken up here
-                    self._changed.wait_for(lambda: not self._busy.intersection(wanted.tolist()))
-                    continue
-            try:
-                self._bring(mine, on_progress, past_cache=known is self._stored)
-            finally:
-                with self._changed:
-                    self._busy.difference_update(mine)
-                    self._changed.notify_all()
-
-    def _bring(self, blocks: list[int], on_progress: Callable[[int], None], *, past_cache: bool) -> None:
-        parts = list(self._parts(blocks))
-        rooms, longest = threading.local(), max(map(len, parts)) * self.described.block_bytes
-
-        def bring(part: range) -> None:
-            check_stop()
-            if not hasattr(rooms, "buffer"):
-                rooms.buffer = memoryview(mmap.mmap(-1, longest))  # it begins with a page
-            self._bring_part(part, rooms.buffer, past_cache=past_cache)
-            on_progress(self._length(part))
-
-        if len(parts) == 1:
-            bring(parts[0])
-            return
-        pool = ThreadPoolExecutor(min(self._transfer.threads, len(parts)), thread_name_prefix="blocks")
+    with local_file(path):
         try:
-            for _ in pool.map(bring, parts):
-                pass
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-    def _parts(self, blocks: list[int]) -> Iterator[range]:
-        """Runs of neighbouring blocks, none longer than a request may be; what may be on the disk apart."""
-        longest = max(1, self._transfer.part // self.described.block_bytes)
-        start = previous = blocks[0]
-        written = self._has_data(range(start, start + 1))
-        for block in blocks[1:]:
-            found = self._has_data(range(block, block + 1))
-            if block != previous + 1 or block - start >= longest or found != written:
-                yield range(start, previous + 1)
-                start, written = block, found
-            previous = block
-        yield range(start, previous + 1)
-
-    def _bring_part(self, part: range, room: memoryview, *, past_cache: bool) -> None:
-        start, buffer = part.start * self.described.block_bytes, room[: self._length(part)]
-        unseen = False
-        if not self._is_right(part, buffer):
-            self._fetch(self.described.name, start, buffer, check=lambda: self._problem(part, buffer))
-            unseen = self._file.write(buffer, start, past_cache=past_cache)
-        self._stored[part.start : part.stop] = True
-        self._readable[part.start : part.stop] = not unseen
-
-    def _is_right(self, part: range, buffer: memoryview) -> bool:
-        """Whether some neighbouring blocks are on the disk and right; since when, and from whom, does not matter."""
-        start = part.start * self.described.block_bytes
-        if self._has_data(part) and self._file.read_into(buffer, start) and not self._problem(part, buffer):
-            return True
-        self._file.take_final_name()
-        return False
-
-    def _has_data(self, part: range) -> bool:
-        start = part.start * self.described.block_bytes
-        return self._file.has_data(start, start + self._length(part))
-
-    def _length(self, part: range) -> int:
-        step = self.described.block_bytes
-        return min(part.stop * step, self.described.size) - part.start * step
-
-    def _problem(self, part: range, buffer: memoryview) -> str | None:
-        """What is wrong with the bytes of some neighbouring blocks; None if nothing is."""
-        step = self.described.block_bytes
-        for number, block in enumerate(part):
-            if hashlib.sha256(buffer[number * step : (number + 1) * step]).hexdigest() != self.described.blocks[block]:
-                return f"block {block} of {self.described.name} has other bytes than the manifest says"
-        return None
+            yield
+        except OSError as error:
+            if error.errno not in _NO_SPACE:
+                raise
+            raise TransientError(
+                Reason.DISK_FULL,
+                f"{path}: no space is left for the dataset's shards; free some, or give the neuron's home a larger "
+                "disk",
+            ) from error
 
 
-def wrong_block(path: Path, described: BlockedFile) -> int | None:
-    """The first block of a whole file that is not what it must be; None if all are.
+@contextmanager
+def names_of(folder: Path) -> Iterator[None]:
+    """Hold the lock under which names in the folder change, against other threads and processes."""
+    with locked(folder / NAMES_LOCK, wait=True):  # not every disk can lock a folder itself
+        yield
+
+
+def keep_manifest(path: Path, data: bytes, described: Iterable[str]) -> None:
+    """Put a manifest on the disk where there was another one, or none.
+
+    A final name means whole by the manifest beside the file, so the files that this one describes lose theirs.
 
     Raises:
-        TemplarError: `local_file`.
+        TemplarError: As in `disk_file`.
     """
-    with local_file(path), path.open("rb") as file:
-        for number, wanted in enumerate(described.blocks):
-            if hashlib.sha256(file.read(described.block_bytes)).hexdigest() != wanted:
-                return number
-    return None
+    with disk_file(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with names_of(path.parent):
+            for file in map(path.with_name, described):
+                with suppress(FileNotFoundError):
+                    file.replace(partial_of(file))
+            partial_of(path).write_bytes(data)
+            partial_of(path).replace(path)

@@ -1,12 +1,12 @@
 """The files that describe a sharded dataset: `_shards.json` and one manifest per shard.
 
-    _shards.json               the dataset: what a token is, and every shard with the SHA-256 of its manifest
+    _shards.json               the dataset: the type of a token, and every shard with the SHA-256 of its manifest
     {split}_{i:06d}.json       a shard's manifest: lengths and the SHA-256 of every block of its files
     {split}_{i:06d}.npy        its tokens: a flat NumPy array of uint16 or uint32, samples one after the other
     sample_ids_{i:06d}.bin     of split `train`: one id per sample, uint64, little-endian (see `sample_ids`)
 
-The digest of `_shards.json` is part of the genesis hash. It pins the manifests, and they pin every byte: whatever a
-store answers, a reader knows whether it is the dataset.
+The digest of `_shards.json` is part of the genesis hash. It pins the manifests, and they pin every byte, so a reader
+can check all that a store answers.
 """
 
 import hashlib
@@ -22,24 +22,14 @@ from templar.data.pages.metadata import TRAIN_SPLIT
 from templar.errors import PermanentError, Reason
 
 INDEX_FILE = "_shards.json"
-
-
 MAX_INDEX_BYTES = 2**24
-
-
 MAX_MANIFEST_BYTES = 2**25
-
-
 SMALLEST_BLOCK_BYTES = 2**16
 
-
 MOST_BLOCKS = 2**16
-"""Blocks of a file, unless they are chosen otherwise: a manifest of 4 MiB whatever the shard's size."""
-
+"""Most blocks of a file by default: its manifest has at most about 4 MiB, whatever the shard's size."""
 
 _Hex64 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-
-
 _Split = Annotated[str, Field(pattern=r"^[a-z][a-z_]{0,31}$")]
 
 
@@ -54,19 +44,12 @@ class _Described(BaseModel):
 
 
 class BlockedFile(_Described):
-    """One file, and what each of its blocks must be.
-
-    Attributes:
-        name: Its name in the dataset's folder.
-        size: Its length in bytes.
-        block_bytes: Length of a block; the last one may be shorter.
-        blocks: SHA-256 of every block, in order.
-    """
+    """One file, and the hash of each of its blocks."""
 
     name: str = Field(pattern=r"^[a-z][a-z_]{0,31}_[0-9]{6}\.(npy|bin)$")
     size: int = Field(ge=1, le=2**50)
-    block_bytes: int = Field(ge=512, le=2**30)
-    blocks: tuple[_Hex64, ...]
+    block_bytes: int = Field(ge=512, le=2**30)  # the last block may be shorter
+    blocks: tuple[_Hex64, ...]  # SHA-256 of each, in order
 
     @model_validator(mode="after")
     def _every_byte_is_in_a_block(self) -> Self:
@@ -78,19 +61,7 @@ class BlockedFile(_Described):
 
 
 class ShardManifest(_Described):
-    """One shard.
-
-    Attributes:
-        version: Version of this format.
-        split: Its split.
-        index: Its number in the split.
-        dtype: Type of a token in the file.
-        sequence_length: Tokens per sample.
-        num_samples: Samples.
-        data_offset: Where the first token stands in the file of tokens, after NumPy's header.
-        tokens: The file of tokens.
-        sample_ids: The file of sample ids; only shards of the split `train` have one.
-    """
+    """One shard."""
 
     version: Literal[1]
     split: _Split
@@ -98,9 +69,9 @@ class ShardManifest(_Described):
     dtype: Literal["uint16", "uint32"]
     sequence_length: int = Field(ge=1, le=2**24)
     num_samples: int = Field(ge=1, le=2**40)
-    data_offset: int = Field(ge=10, le=2**16)
+    data_offset: int = Field(ge=10, le=2**16)  # of the first token in its file, after NumPy's header
     tokens: BlockedFile
-    sample_ids: BlockedFile | None
+    sample_ids: BlockedFile | None  # only shards of the split `train` have one
 
     @property
     def sample_bytes(self) -> int:
@@ -134,7 +105,7 @@ class ShardManifest(_Described):
 
 
 class ShardEntry(_Described):
-    """What the index says of a shard: its samples, the bytes of its files, and its manifest's SHA-256."""
+    """A shard's entry in the index; `num_bytes` is the length of its files together."""
 
     num_samples: int = Field(ge=1)
     num_bytes: int = Field(ge=1)
@@ -142,20 +113,12 @@ class ShardEntry(_Described):
 
 
 class ShardIndex(_Described):
-    """`_shards.json`.
-
-    Attributes:
-        version: Version of this format.
-        dtype: Type of a token.
-        sequence_length: Tokens per sample.
-        tokenizer: Digest of the tokenizer that made the tokens.
-        splits: The shards of each split, in order.
-    """
+    """`_shards.json`."""
 
     version: Literal[1]
     dtype: Literal["uint16", "uint32"]
     sequence_length: int = Field(ge=1)
-    tokenizer: _Hex64
+    tokenizer: _Hex64  # digest of the tokenizer that made the tokens
     splits: dict[_Split, tuple[ShardEntry, ...]]
 
     @model_validator(mode="after")
@@ -169,6 +132,54 @@ class ShardIndex(_Described):
     def digest(self) -> str:
         """SHA-256 of the canonical form: it pins every byte of the dataset."""
         return sha256_hex(self.canonical())
+
+
+_D = TypeVar("_D", bound=_Described)
+
+
+def parse_index(data: bytes, origin: str) -> ShardIndex:
+    """Parse and validate `_shards.json`.
+
+    Raises:
+        PermanentError: `dataset_malformed`, naming file and field.
+    """
+    return _parse(ShardIndex, data, origin)
+
+
+def parse_manifest(data: bytes, origin: str, index: ShardIndex, split: str, number: int) -> ShardManifest:
+    """Parse the manifest of shard `number` of a split and compare it with the index; messages name its `origin`.
+
+    Raises:
+        PermanentError: `dataset_malformed`, naming file and field.
+    """
+    manifest = _parse(ShardManifest, data, origin)
+    entry = index.splits[split][number]
+    expected: Mapping[str, object] = {
+        "split": split,
+        "index": number,
+        "dtype": index.dtype,
+        "sequence_length": index.sequence_length,
+        "num_samples": entry.num_samples,
+        "num_bytes": entry.num_bytes,
+    }
+    for field, value in expected.items():
+        if getattr(manifest, field) != value:
+            raise malformed(origin, f"{field} is {getattr(manifest, field)!r}, {INDEX_FILE} says {value!r}")
+    return manifest
+
+
+def malformed(origin: str, problem: str) -> PermanentError:
+    """The error of a malformed file of a dataset."""
+    return PermanentError(Reason.DATASET_MALFORMED, f"{origin}: {problem}; build the dataset and upload it again")
+
+
+def _parse(kind: type[_D], data: bytes, origin: str) -> _D:
+    try:
+        return kind.model_validate_json(data)
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_input=False)[:5]
+        fields = (f"{'.'.join(map(str, item['loc'])) or 'content'}: {item['msg']}" for item in problems)
+        raise malformed(origin, "; ".join(fields)) from None
 
 
 def tokens_file(split: str, index: int) -> str:
@@ -187,7 +198,7 @@ def manifest_file(split: str, index: int) -> str:
 
 
 def block_bytes_for(size: int) -> int:
-    """Length of the blocks of a file, where nobody chooses another: a power of two, at most `MOST_BLOCKS` of them."""
+    """Default length of the blocks of a file: a power of two that makes at most `MOST_BLOCKS` of them."""
     block_bytes = SMALLEST_BLOCK_BYTES
     while block_bytes * MOST_BLOCKS < size:
         block_bytes *= 2
@@ -197,66 +208,8 @@ def block_bytes_for(size: int) -> int:
 def sample_ids(samples: NDArray[np.integer]) -> NDArray[np.uint64]:
     """The id of every sample: 8 bytes of BLAKE2b over its tokens as uint32, little-endian, read as one number.
 
-    The id does not depend on the type in which a shard stores its tokens.
-
-    Args:
-        samples: Tokens of shape (n, L).
+    Samples have shape (n, L). The id does not depend on the type in which a shard stores its tokens.
     """
     rows = np.ascontiguousarray(samples, dtype="<u4")
     digests = b"".join(hashlib.blake2b(row.data, digest_size=8).digest() for row in rows)
     return np.frombuffer(digests, dtype="<u8")
-
-
-_D = TypeVar("_D", bound=_Described)
-
-
-def parse_index(data: bytes, origin: str) -> ShardIndex:
-    """Parse and validate `_shards.json`.
-
-    Raises:
-        PermanentError: `dataset_malformed`, naming file and field.
-    """
-    return _parse(ShardIndex, data, origin)
-
-
-def parse_manifest(data: bytes, origin: str, index: ShardIndex, split: str, number: int) -> ShardManifest:
-    """Parse a shard's manifest and hold it against the index.
-
-    Args:
-        data: Its bytes.
-        origin: Where they come from, for messages.
-        index: The dataset's index.
-        split: The split that the shard must belong to.
-        number: Its number there.
-
-    Raises:
-        PermanentError: `dataset_malformed`, naming file and field.
-    """
-    manifest = _parse(ShardManifest, data, origin)
-    entry = index.splits[split][number]
-    wanted: Mapping[str, object] = {
-        "split": split,
-        "index": number,
-        "dtype": index.dtype,
-        "sequence_length": index.sequence_length,
-        "num_samples": entry.num_samples,
-        "num_bytes": entry.num_bytes,
-    }
-    for field, value in wanted.items():
-        if getattr(manifest, field) != value:
-            raise malformed(origin, f"{field} is {getattr(manifest, field)!r}, {INDEX_FILE} says {value!r}")
-    return manifest
-
-
-def malformed(origin: str, problem: str) -> PermanentError:
-    """The error of a dataset that is not what it should be."""
-    return PermanentError(Reason.DATASET_MALFORMED, f"{origin}: {problem}; build the dataset and upload it again")
-
-
-def _parse(kind: type[_D], data: bytes, origin: str) -> _D:
-    try:
-        return kind.model_validate_json(data)
-    except ValidationError as error:
-        problems = error.errors(include_url=False, include_input=False)[:5]
-        fields = (f"{'.'.join(map(str, item['loc'])) or 'content'}: {item['msg']}" for item in problems)
-        raise malformed(origin, "; ".join(fields)) from None

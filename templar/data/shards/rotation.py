@@ -1,8 +1,8 @@
-"""Rotation of the sharded dataset: the shards that are trained on and the next one lie on the disk, within a budget.
+"""Rotation of the sharded dataset: keep the current shards and the next one on the disk, within a budget.
 
-Which shards these are follows from the network's state alone, so every node computes it alike (PROTOCOL 20). Rotating
-twice changes nothing, two rotations at a time are one, and one that is killed leaves nothing that the next cannot use.
-Miners and validators need not wait for it: what they read before it is there they fetch block by block, into the same
+The network's state alone determines which shards these are, so every node computes the same (docs/protocol.md 13). A
+second rotation changes nothing, two rotations at a time are one, and a later rotation uses all that a killed one left.
+Miners and validators need not wait for it: samples that they read earlier they fetch block by block, into the same
 files.
 """
 
@@ -21,82 +21,53 @@ from templar.errors import PermanentError, Reason
 from templar.store.files import local_file, locked
 
 LOCK_FILE = ".rotation.lock"
-
-
-_OURS = re.compile(rf"(train|sample_ids)_(\d{{6}})\.(npy|bin|json)({re.escape(PARTIAL_SUFFIX)})?")
+_SHARD_FILE = re.compile(rf"(train|sample_ids)_(\d{{6}})\.(npy|bin|json)({re.escape(PARTIAL_SUFFIX)})?")
 
 
 @dataclass(frozen=True)
 class RotationReport:
-    """What a rotation did.
+    """The result of a rotation: numbers of shards and names of files."""
 
-    Attributes:
-        current: Shards that the next windows train on.
-        upcoming: The shard after them; None if the dataset has no other one.
-        on_disk: Shards that are on the disk as a whole now.
-        fetched: Those of them that were not before.
-        deleted: Files that were deleted.
-        left_out: The next shard, if the budget has no room for it.
-        num_bytes: Bytes of shards on the disk.
-        skipped: Why nothing was done; None if something was.
-    """
-
-    current: tuple[int, ...] = ()
-    upcoming: int | None = None
-    on_disk: tuple[int, ...] = ()
-    fetched: tuple[int, ...] = ()
-    deleted: tuple[str, ...] = ()
-    left_out: int | None = None
-    num_bytes: int = 0
-    skipped: Reason | None = None
+    current: tuple[int, ...] = ()  # the next windows train on them
+    upcoming: int | None = None  # the shard after them; None if the dataset has no other one
+    on_disk: tuple[int, ...] = ()  # whole shards
+    fetched: tuple[int, ...] = ()  # those of them that this rotation completed
+    deleted: tuple[str, ...] = ()  # files
+    left_out: int | None = None  # the next shard, if the budget has no room for it
+    num_bytes: int = 0  # of shards on the disk
+    skipped: Reason | None = None  # why nothing was done
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Shards by how much they are wanted; each once.
+class ShardPlan:
+    """The shards that belong on the disk, each once."""
 
-    Attributes:
-        current: Those that the windows train on that the state knows of; two around a swap.
-        upcoming: The one after them; None if the dataset has no other one.
-        kept: Those before them that may stay, the newest first.
-    """
-
-    current: tuple[int, ...]
-    upcoming: int | None
-    kept: tuple[int, ...]
+    current: tuple[int, ...]  # of the windows that the state knows; two around a swap
+    upcoming: int | None  # the one after them; None if the dataset has no other one
+    kept: tuple[int, ...]  # earlier ones that may stay, the newest first
 
 
-def wanted_shards(epochs: Epochs, state_window: int, num_shards: int, keep: int) -> Wanted:
-    """Which shards belong on the disk.
-
-    Args:
-        epochs: What the network's state says; see `templar.data.epochs`.
-        state_window: The window of that state.
-        num_shards: Shards of the dataset; after the last one comes the first.
-        keep: Shards that stay after they were trained on.
-    """
+def plan_shards(epochs: Epochs, state_window: int, num_shards: int, keep: int) -> ShardPlan:
+    """The shards that belong on the disk by the state of `state_window`; `keep` of them stay after their windows."""
     ahead = [epoch.position for epoch in lasting(epochs, state_window + 1)]
     current = tuple(dict.fromkeys(position % num_shards for position in ahead))
     upcoming = (ahead[-1] + 1) % num_shards
     before = [position % num_shards for position in range(ahead[0] - 1, ahead[0] - 1 - keep, -1) if position >= 0]
     kept = tuple(number for number in dict.fromkeys(before) if number not in {*current, upcoming})
-    return Wanted(current, None if upcoming in current else upcoming, kept)
+    return ShardPlan(current, None if upcoming in current else upcoming, kept)
 
 
 def rotate(
     dataset: ShardedDataset,
-    wanted: Wanted,
+    plan: ShardPlan,
     *,
     budget_bytes: int | None = None,
     on_progress: Callable[[float], None] = lambda percentage: None,
 ) -> RotationReport:
-    """Delete what is not wanted, then bring the current shards and the next one to the disk.
+    """Delete other shards, then download the current ones and the next one to the folder of the training split.
 
-    Args:
-        dataset: The training split; its folder is the one that is kept.
-        wanted: What belongs there.
-        budget_bytes: Most bytes of shards on the disk; None takes what the disk has.
-        on_progress: Called with the percentage of the wanted bytes that are there and right.
+    Shards take `budget_bytes` at most; None means the free space of the disk. `on_progress` is called with the
+    percentage of the wanted bytes that are there and right.
 
     Raises:
         StoppedError: The host asked the process to stop; a later call goes on.
@@ -109,14 +80,16 @@ def rotate(
             folder.mkdir(parents=True, exist_ok=True)
             alone = held.enter_context(locked(folder / LOCK_FILE, wait=False))
         if not alone:
-            return RotationReport(wanted.current, wanted.upcoming, skipped=Reason.ALREADY_RUNNING)
-        fits, deleted = _Room(dataset, budget_bytes), list[str]()
-        for _ in range(2):  # what was deleted may still take its room, as long as a reader has it open
-            chosen, left_out, kept = fits.choose(wanted)
+            return RotationReport(plan.current, plan.upcoming, skipped=Reason.ALREADY_RUNNING)
+        budget, deleted = _DiskBudget(dataset, budget_bytes), list[str]()
+        # 1. Delete other shards. Space of a deleted file is not free while a reader has it open: choose twice.
+        for _ in range(2):
+            chosen, left_out, kept = budget.choose(plan)
             deleted += _delete_others(folder, {*chosen, *kept})
-        fits.require(chosen)
+        budget.require(chosen)
+        # 2. Download the shards that are not whole.
         before = {number for number in chosen if is_whole(dataset, number)}
-        total, done = sum(map(fits.size, chosen)), 0
+        total, done = sum(map(budget.size, chosen)), 0
         for number in chosen:
 
             def show(num_bytes: int, _: int, done: int = done) -> None:
@@ -124,12 +97,12 @@ def rotate(
 
             if number not in before:
                 dataset.shard(number).download(show)
-            done += fits.size(number)
+            done += budget.size(number)
             on_progress(100 * done / total)
         whole = tuple(sorted(number for number in (*chosen, *kept) if is_whole(dataset, number)))
         return RotationReport(
-            current=wanted.current,
-            upcoming=wanted.upcoming,
+            current=plan.current,
+            upcoming=plan.upcoming,
             on_disk=whole,
             fetched=tuple(number for number in chosen if number not in before),
             deleted=tuple(deleted),
@@ -147,15 +120,15 @@ def is_whole(dataset: ShardedDataset, number: int) -> bool:
     paths = (dataset.folder / tokens_file("train", number), dataset.folder / sample_ids_file(number))
     if not all(path.exists() for path in paths):
         return False
-    files = dataset.manifest(number).files  # files that another manifest described lose their names by that
+    files = dataset.manifest(number).files  # a new manifest takes the final names from files of another one
     try:
         return all((dataset.folder / file.name).stat().st_size == file.size for file in files)
     except FileNotFoundError:
         return False
 
 
-class _Room:
-    """What fits on the disk."""
+class _DiskBudget:
+    """The bytes that shards may take on the disk."""
 
     def __init__(self, dataset: ShardedDataset, budget_bytes: int | None) -> None:
         self._dataset = dataset
@@ -166,29 +139,25 @@ class _Room:
         """Bytes of a shard's files."""
         return self._dataset.index.splits[self._dataset.split][number].num_bytes
 
-    def choose(self, wanted: Wanted) -> tuple[tuple[int, ...], int | None, tuple[int, ...]]:
-        """The shards to have, the next one if it has no room, and the kept ones that still fit."""
-        room = self._limit() - sum(map(self.size, wanted.current))
-        chosen, left_out = wanted.current, None
-        if wanted.upcoming is not None and self.size(wanted.upcoming) <= room:
-            chosen = (*chosen, wanted.upcoming)
-            room -= self.size(wanted.upcoming)
+    def choose(self, plan: ShardPlan) -> tuple[tuple[int, ...], int | None, tuple[int, ...]]:
+        """The shards to download, the next one if it does not fit, and the kept ones that still fit."""
+        left = self._limit() - sum(map(self.size, plan.current))
+        chosen, left_out = plan.current, None
+        if plan.upcoming is not None and self.size(plan.upcoming) <= left:
+            chosen = (*chosen, plan.upcoming)
+            left -= self.size(plan.upcoming)
         else:
-            left_out = wanted.upcoming
+            left_out = plan.upcoming
         kept: list[int] = []
-        for number in wanted.kept:
-            room -= self.size(number)
-            if room < 0:
+        for number in plan.kept:
+            left -= self.size(number)
+            if left < 0:
                 break
             kept.append(number)
         return chosen, left_out, tuple(kept)
 
     def require(self, numbers: Sequence[int]) -> None:
-        """Refuse shards that have no room.
-
-        Raises:
-            PermanentError: `disk_full`.
-        """
+        """Raise PermanentError `disk_full` if these shards do not fit."""
         needed, limit = sum(map(self.size, numbers)), self._limit()
         if needed > limit:
             allowed = "storage.shard_budget_gib allows" if limit == self._budget else "there is room for"
@@ -206,7 +175,7 @@ class _Room:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if _OURS.fullmatch(path.name))
+    return sorted(path for path in folder.iterdir() if _SHARD_FILE.fullmatch(path.name))
 
 
 def _allocated(path: Path) -> int:
@@ -218,7 +187,7 @@ def _allocated(path: Path) -> int:
 
 
 def _delete_others(folder: Path, numbers: set[int]) -> tuple[str, ...]:
-    """Delete the files of every shard but these."""
+    """Delete the files of all other shards; their names."""
     prefixes = tuple(
         name.rsplit(".", 1)[0]
         for number in numbers

@@ -1,8 +1,7 @@
-"""The sharded dataset as a reader finds it: its index, and its shards, opened when they are asked for.
+"""The sharded dataset as a reader sees it: its index, and its shards, opened when they are asked for.
 
-One shard as a reader sees it: samples by number, wherever their bytes are.
-
-A shard is read at once, whatever its size: the blocks that hold the wanted samples are fetched first.
+A shard gives samples by number. It can be read at once, whatever its size: the blocks that hold the requested samples
+are fetched first.
 """
 
 import mmap
@@ -38,19 +37,14 @@ from templar.store.base import ObjectStore
 from templar.store.files import local_file
 
 FAULT_AROUND_BYTES = 1 << 16
-"""What the kernel maps around a page that is touched."""
+"""Bytes that the kernel maps around a page that is touched."""
+
+OPEN_SHARDS = 2
+"""Shards of one dataset that are open at a time: the current window's and the next one's."""
 
 
 class Shard:
-    """One shard; safe to use from several threads.
-
-    Args:
-        manifest: What it consists of.
-        folder: Where its files lie, or come to lie.
-        replicas: Where they are fetched from.
-        prefix: The dataset's folder there.
-        transfer: How they are fetched.
-    """
+    """One shard; safe to use from several threads."""
 
     def __init__(
         self, manifest: ShardManifest, folder: Path, replicas: Replicas, prefix: str, transfer: Transfer
@@ -85,15 +79,13 @@ class Shard:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it was closed, or its tokens were deleted: they can be read then, but what is fetched is not kept."""
+        """Whether it was closed, or its tokens were deleted: then they can be read, but fetched blocks are not kept."""
         return self._tokens.is_gone
 
     def read(self, indices: NDArray[np.integer], out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Some samples, fetched if they are not here, and verified.
+        """Samples by number, in any order, fetched if they are not here, and verified.
 
-        Args:
-            indices: Their numbers, shape (n,), in any order.
-            out: Where they go, of shape (n, L) and the shard's dtype; made if it is None.
+        They go into `out`, of shape (n, L) and the shard's dtype, if it is given.
 
         Returns:
             The samples, shape (n, L), in the order of `indices`.
@@ -104,10 +96,12 @@ class Shard:
         """
         if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < self.num_samples:
             raise ValueError(f"samples must lie in 0..{self.num_samples - 1}")
+        # 1. Fetch and verify the blocks that hold the samples.
         blocks = self._blocks_of(indices)
         self._tokens.require(blocks)
-        # With the mode "raise" NumPy would go through a buffer.
+        # 2. Copy the samples. With the mode "raise" NumPy would go through a buffer.
         samples = np.take(self._samples, indices, axis=0, out=out, mode="clip")
+        # 3. Unmap what was read before the limit is passed.
         self._mapped += min(
             len(blocks) * self.manifest.tokens.block_bytes,
             len(indices) * (self.manifest.sample_bytes + FAULT_AROUND_BYTES),
@@ -118,15 +112,10 @@ class Shard:
         return samples
 
     def download(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> int:
-        """Bring the whole shard to the disk, every block verified, and give its files their final names.
+        """Download the whole shard, verify every block, and give its files their final names; returns its bytes.
 
-        What is there is used. On failure, or after a kill, a later call goes on.
-
-        Args:
-            on_progress: Called with the bytes that are there and right, and with those of the shard.
-
-        Returns:
-            Bytes that the shard has.
+        Blocks that are there are used. After a failure or a kill, a later call goes on. `on_progress` is called with
+        the bytes that are there and right, and with those of the shard.
 
         Raises:
             TemplarError: As in `BlockFile.store`.
@@ -152,7 +141,7 @@ class Shard:
         return total
 
     def close(self) -> None:
-        """Close the files; what was read stays. The room of deleted ones comes back when nobody uses the shard."""
+        """Close the files; samples that were read stay. Space of deleted files is freed when the shard is released."""
         self._tokens.close()
 
     def _blocks_of(self, indices: NDArray[np.integer]) -> NDArray[np.int64]:
@@ -166,16 +155,12 @@ class Shard:
         return np.flatnonzero(needed)
 
     def _file(self, described: BlockedFile) -> BlockFile:
-        replicas, prefix = self._replicas, self._prefix  # not the shard, which must go when nobody uses it
+        replicas, prefix = self._replicas, self._prefix  # a reference to the shard itself would keep it open
 
         def fetch(name: str, start: int, buffer: memoryview, *, check: Callable[[], str | None]) -> None:
             replicas.read_into(prefix + name, start, buffer, check=check)
 
         return BlockFile(described, self._folder, fetch, self._transfer)
-
-
-OPEN_SHARDS = 2
-"""Shards of one dataset that are open at a time: that of the window that is trained, and that of the next."""
 
 
 class ShardedDataset:
@@ -185,8 +170,6 @@ class ShardedDataset:
         stores: Stores that hold the same dataset; read in turn, with fail-over.
         prefix: Folder of the dataset in the stores; empty if it lies at their root.
         folder: Where shards lie on this machine.
-        split: The split.
-        transfer: How shards are fetched.
 
     Raises:
         TransientError: No store could be read.
@@ -218,13 +201,13 @@ class ShardedDataset:
 
     @property
     def num_shards(self) -> int:
-        """Shards of the split; a last one with less than half the samples of the first is left out of everything."""
+        """Shards of the split; a last one with less than half the samples of the first does not count."""
         shards = self.index.splits[self.split]
         return len(shards) - (2 * shards[-1].num_samples < shards[0].num_samples)
 
     @property
     def endpoints(self) -> tuple[EndpointReport, ...]:
-        """What each store has done since the dataset was opened."""
+        """Counters of each store since the dataset was opened."""
         return self._replicas.report()
 
     def num_samples(self, number: int) -> int:
@@ -232,9 +215,9 @@ class ShardedDataset:
         return self.index.splits[self.split][number].num_samples
 
     def shard(self, number: int) -> Shard:
-        """A shard, opened; the one that was not used for longest is closed if there are too many.
+        """A shard, opened; of more than `OPEN_SHARDS`, the least recently used one is closed.
 
-        One whose file was deleted is opened anew: what is fetched is kept, and deleted files give back their room.
+        A shard whose file was deleted is opened anew, so that fetched blocks are kept and deleted files free space.
 
         Raises:
             ValueError: There is no such shard.
@@ -250,13 +233,13 @@ class ShardedDataset:
                 self._open[number] = Shard(manifest, self.folder, self._replicas, self._prefix, self._transfer)
             self._open.move_to_end(number)
             while len(self._open) > OPEN_SHARDS:
-                self._open.popitem(last=False)  # whoever still reads it holds it; then it is closed
+                self._open.popitem(last=False)  # closed when its last reader releases it
             return self._open[number]
 
     def manifest(self, number: int) -> ShardManifest:
         """The manifest of a shard, from the disk if it is there and right.
 
-        Where there was another one, or none, the shard's files lose their final names: see `keep_manifest`.
+        If there was another one, or none, the shard's files lose their final names: see `keep_manifest`.
 
         Raises:
             TransientError: No store could be read, or all of them have another file.
@@ -300,7 +283,7 @@ class ShardedDataset:
         except TransientError as error:
             if error.reason is not Reason.DATASET_MALFORMED:
                 raise
-            raise PermanentError(error.reason, error.message) from error  # it was so at every try
+            raise PermanentError(error.reason, error.message) from error  # the file was malformed at every attempt
         index = parse_index(data, origin)
         if self.split not in index.splits:
             raise PermanentError(

@@ -1,9 +1,7 @@
 """Documents into a sharded dataset: tokens packed into samples, samples into files, every block hashed on the way.
 
-A file stands under its name when it is whole, a shard's manifest after its files, `_shards.json` after everything.
-Memory does not grow with the size of a shard.
-
-The files of a shard as they are written: their layout, NumPy's header, and the hash of every block.
+A file gets its name when it is whole, a shard's manifest after its files, `_shards.json` after everything. Memory does
+not grow with the size of a shard.
 """
 
 import hashlib
@@ -52,28 +50,21 @@ from templar.store.files import local_file, replacing
 HEADER_BYTES = 128
 """Length of the header of a file of tokens, whatever it says: it is written again when the shard is complete."""
 
-
 _SHA256_JSON_BYTES = 67
 
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """How the samples of a dataset lie in its shards.
-
-    Attributes:
-        dtype: Type of a token.
-        sequence_length: Tokens per sample.
-        samples_per_shard: Samples of a shard; the last one of a split may have fewer.
-        block_bytes: Length of the blocks that are hashed, 512 to 2**30; None: `block_bytes_for` a full shard's file.
+    """How the samples of a dataset lie in its shards; the last shard of a split may have fewer samples.
 
     Raises:
-        ValueError: A number is out of range, or the blocks are so small that no reader would take the manifest.
+        ValueError: A number is out of range, or the blocks are so small that no reader would accept the manifest.
     """
 
     dtype: TokenType
     sequence_length: int
     samples_per_shard: int
-    block_bytes: int | None = None
+    block_bytes: int | None = None  # of the blocks that are hashed; None: `block_bytes_for` a full shard's file
 
     def __post_init__(self) -> None:
         if self.sequence_length < 1 or self.samples_per_shard < 1:
@@ -102,50 +93,19 @@ class ShardLayout:
         return self.block_bytes or block_bytes_for(8 * self.samples_per_shard)
 
 
-def require_index_fits(num_shards: int, layout: ShardLayout) -> None:
-    """Refuse so many shards that no reader would take their index, before the first one is written.
+@dataclass(frozen=True)
+class ShardsSummary:
+    """Figures of a dataset that was built."""
 
-    Args:
-        num_shards: Shards of all splits.
-        layout: Their layout.
-
-    Raises:
-        PermanentError: `object_too_large`, with the remedy.
-    """
-    samples = layout.samples_per_shard
-    entry = ShardEntry(num_samples=samples, num_bytes=layout.full_tokens_bytes + 8 * samples, manifest_sha256="0" * 64)
-    # The last shards have shorter numbers and the rest of the index is left out: a few bytes to either side.
-    require_readable(num_shards * (len(entry.canonical()) + 1), num_shards)
-
-
-def require_readable(num_bytes: int, num_shards: int) -> None:
-    """Refuse an index of this length; errors as in `require_index_fits`."""
-    if num_bytes > MAX_INDEX_BYTES:
-        raise PermanentError(
-            Reason.OBJECT_TOO_LARGE,
-            f"{INDEX_FILE} of {num_shards} shards has {num_bytes} bytes, readers take {MAX_INDEX_BYTES} at most: raise "
-            "samples_per_shard",
-        )
-
-
-def npy_header(dtype: TokenType, num_tokens: int) -> bytes:
-    """The header of a flat NumPy array, format 1.0, always `HEADER_BYTES` long."""
-    described = f"{{'descr': '{stored_type(dtype).str}', 'fortran_order': False, 'shape': ({num_tokens},), }}"
-    length = HEADER_BYTES - 10
-    return b"\x93NUMPY\x01\x00" + length.to_bytes(2, "little") + described.ljust(length - 1).encode() + b"\n"
-
-
-def stored_type(dtype: TokenType) -> np.dtype[Any]:
-    """The type as it stands in files: little-endian."""
-    return np.dtype(dtype).newbyteorder("<")
+    index: ShardIndex
+    num_documents: dict[str, int]  # by split
+    num_tokens: dict[str, int]  # in the samples, by split
+    vocab_size: int
+    num_bytes: int  # of all files
 
 
 class BlockedWriter:
     """Writes a file under a temporary name and hashes its blocks on the way.
-
-    Args:
-        path: The file.
-        block_bytes: Length of a block.
 
     Raises:
         TransientError, PermanentError: `local_file`, here and in every method.
@@ -175,7 +135,7 @@ class BlockedWriter:
             rest = rest[len(piece) :]
 
     def finish(self, head: bytes = b"") -> BlockedFile:
-        """Write another beginning, of the same length as the first one, and put the file under its name."""
+        """Overwrite the beginning with `head`, of the same length, and give the file its name."""
         if self._size % self._block_bytes:
             self._end_block()
         with local_file(self._path):
@@ -193,7 +153,7 @@ class BlockedWriter:
         )
 
     def abandon(self) -> None:
-        """Leave nothing behind; without effect after `finish`."""
+        """Remove the file; without effect after `finish`."""
         self._file.close()
         self._temporary.unlink(missing_ok=True)
 
@@ -210,34 +170,8 @@ class BlockedWriter:
         return digest.hexdigest()
 
 
-@dataclass(frozen=True)
-class ShardsSummary:
-    """What was built.
-
-    Attributes:
-        index: `_shards.json`.
-        num_documents: Documents by split.
-        num_tokens: Tokens in the samples, by split.
-        vocab_size: Ids of the tokenizer.
-        num_bytes: Length of all files.
-    """
-
-    index: ShardIndex
-    num_documents: dict[str, int]
-    num_tokens: dict[str, int]
-    vocab_size: int
-    num_bytes: int
-
-
 class ShardWriter:
-    """Writes one shard, from its first sample to its last; a context manager, so that nothing half-written stays.
-
-    Args:
-        root: The dataset's folder.
-        split: The shard's split.
-        index: Its number there.
-        layout: How samples lie.
-    """
+    """Writes one shard, from its first sample to its last; as a context manager it removes an unfinished one."""
 
     def __init__(self, root: Path, split: str, index: int, layout: ShardLayout) -> None:
         self.num_samples = 0
@@ -268,7 +202,7 @@ class ShardWriter:
         self.num_samples += len(samples)
 
     def finish(self) -> ShardEntry:
-        """Put the files under their names and the manifest last; what the index says of the shard.
+        """Give the files their names, write the manifest last, and return the shard's entry in the index.
 
         Raises:
             ValueError: The shard has no sample.
@@ -301,45 +235,6 @@ class ShardWriter:
         self._tokens.abandon()
         if self._ids is not None:
             self._ids.abandon()
-
-
-def write_split(
-    root: Path,
-    split: str,
-    samples: Iterable[NDArray[np.integer]],
-    *,
-    dtype: TokenType,
-    sequence_length: int,
-    samples_per_shard: int,
-    block_bytes: int | None = None,
-) -> tuple[ShardEntry, ...]:
-    """Write the shards of a split.
-
-    Args:
-        root: The dataset's folder; it is there.
-        split: The split.
-        samples: Tokens, in pieces of shape (n, sequence_length) with any n.
-        dtype: Type of a token.
-        sequence_length: Tokens per sample.
-        samples_per_shard: Samples of a shard; the last one may have fewer.
-        block_bytes: Length of the blocks that are hashed; None: `block_bytes_for` a full shard's files.
-
-    Returns:
-        What the index says of the shards; nothing if there are no samples.
-
-    Raises:
-        ValueError: As in `ShardLayout` and `ShardWriter.write`.
-        TransientError, PermanentError: `local_file`.
-    """
-    layout = ShardLayout(dtype, sequence_length, samples_per_shard, block_bytes)
-    entries: list[ShardEntry] = []
-    pieces = _cut(samples, samples_per_shard)
-    for index, members in itertools.groupby(pieces, key=lambda piece: piece[0]):
-        with ShardWriter(root, split, index, layout) as writer:
-            for _, piece in members:
-                writer.write(piece)
-            entries.append(writer.finish())
-    return tuple(entries)
 
 
 def build_shards(
@@ -395,6 +290,57 @@ def build_shards(
     return summary
 
 
+def write_split(
+    root: Path,
+    split: str,
+    samples: Iterable[NDArray[np.integer]],
+    *,
+    dtype: TokenType,
+    sequence_length: int,
+    samples_per_shard: int,
+    block_bytes: int | None = None,
+) -> tuple[ShardEntry, ...]:
+    """Write the shards of a split.
+
+    Args:
+        root: The dataset's folder; it is there.
+        split: The split.
+        samples: Tokens, in pieces of shape (n, sequence_length) with any n.
+        dtype: Type of a token.
+        sequence_length: Tokens per sample.
+        samples_per_shard: Samples of a shard; the last one may have fewer.
+        block_bytes: Length of the blocks that are hashed; None: `block_bytes_for` a full shard's files.
+
+    Returns:
+        The shards' entries in the index; none if there are no samples.
+
+    Raises:
+        ValueError: As in `ShardLayout` and `ShardWriter.write`.
+        TransientError, PermanentError: `local_file`.
+    """
+    layout = ShardLayout(dtype, sequence_length, samples_per_shard, block_bytes)
+    entries: list[ShardEntry] = []
+    pieces = _cut(samples, samples_per_shard)
+    for index, members in itertools.groupby(pieces, key=lambda piece: piece[0]):
+        with ShardWriter(root, split, index, layout) as writer:
+            for _, piece in members:
+                writer.write(piece)
+            entries.append(writer.finish())
+    return tuple(entries)
+
+
+def _cut(samples: Iterable[NDArray[np.integer]], samples_per_shard: int) -> Iterator[tuple[int, NDArray[np.integer]]]:
+    """Samples in pieces that lie in one shard each, with the shard's number."""
+    start = 0
+    for piece in samples:
+        rest = piece
+        while len(rest):
+            fitting = rest[: samples_per_shard - start % samples_per_shard]
+            yield start // samples_per_shard, fitting
+            start += len(fitting)
+            rest = rest[len(fitting) :]
+
+
 def describe_shards(
     root: Path,
     *,
@@ -407,7 +353,7 @@ def describe_shards(
 
     Raises:
         PermanentError: `dataset_too_small`, if a split has no shard; `object_too_large`, if there are so many shards
-            that no reader would take the index; `local_file`.
+            that no reader would accept the index; `local_file`.
     """
     empty = [split for split in SPLITS if not entries[split]]
     if empty:
@@ -436,6 +382,28 @@ def describe_shards(
     return ShardsSummary(index, dict(num_documents), num_tokens, tokenizer.vocab_size, num_bytes)
 
 
+def require_index_fits(num_shards: int, layout: ShardLayout) -> None:
+    """Refuse so many shards that no reader would accept their index, before the first one is written.
+
+    Raises:
+        PermanentError: `object_too_large`, with the remedy.
+    """
+    samples = layout.samples_per_shard
+    entry = ShardEntry(num_samples=samples, num_bytes=layout.full_tokens_bytes + 8 * samples, manifest_sha256="0" * 64)
+    # The last shards have shorter numbers and the rest of the index is left out: a few bytes to either side.
+    require_readable(num_shards * (len(entry.canonical()) + 1), num_shards)
+
+
+def require_readable(num_bytes: int, num_shards: int) -> None:
+    """Refuse an index of this length; errors as in `require_index_fits`."""
+    if num_bytes > MAX_INDEX_BYTES:
+        raise PermanentError(
+            Reason.OBJECT_TOO_LARGE,
+            f"{INDEX_FILE} of {num_shards} shards has {num_bytes} bytes, readers accept {MAX_INDEX_BYTES} at most: "
+            "raise samples_per_shard",
+        )
+
+
 def require_absent(root: Path) -> None:
     """Refuse to build over a folder.
 
@@ -446,13 +414,13 @@ def require_absent(root: Path) -> None:
         raise PermanentError(Reason.OBJECT_EXISTS, f"{root} is there already: use it, remove it or name another folder")
 
 
-def _cut(samples: Iterable[NDArray[np.integer]], samples_per_shard: int) -> Iterator[tuple[int, NDArray[np.integer]]]:
-    """Pieces that lie in one shard each, with its number."""
-    start = 0
-    for piece in samples:
-        rest = piece
-        while len(rest):
-            fitting = rest[: samples_per_shard - start % samples_per_shard]
-            yield start // samples_per_shard, fitting
-            start += len(fitting)
-            rest = rest[len(fitting) :]
+def npy_header(dtype: TokenType, num_tokens: int) -> bytes:
+    """The header of a flat NumPy array, format 1.0, always `HEADER_BYTES` long."""
+    described = f"{{'descr': '{stored_type(dtype).str}', 'fortran_order': False, 'shape': ({num_tokens},), }}"
+    length = HEADER_BYTES - 10
+    return b"\x93NUMPY\x01\x00" + length.to_bytes(2, "little") + described.ljust(length - 1).encode() + b"\n"
+
+
+def stored_type(dtype: TokenType) -> np.dtype[Any]:
+    """The type of tokens in files: little-endian."""
+    return np.dtype(dtype).newbyteorder("<")
