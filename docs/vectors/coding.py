@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from docs.vectors.scenario import LEARNING_RATES, gradient_settings, header, layout_of, tensors_hex
-from templar.gradient.codec import rice
+from templar.gradient.codec.planes import encode_indices
 from templar.gradient.codec.values import MAX_STEP, SIGNIFICANDS, STEP_QUANTA, STEP_VALUES, SignAndScale, nearest_steps
 from templar.gradient.codec.wire import Payload, encode
 from templar.gradient.compress import FeedbackRule, FeedbackState, compress
@@ -72,7 +72,7 @@ def rice_vectors() -> list[dict[str, Any]]:
     found = []
     for length, k, indices in _INDICES:
         tensor = TensorLayout("tensor", (len(indices) * length,), (length,), k)
-        remainders, quotients = rice.encode(np.array(indices, np.uint16), tensor.remainder_bits)
+        remainders, quotients = encode_indices(np.array(indices, np.uint16), tensor)
         found.append(
             {
                 "chunk_length": length,

@@ -11,7 +11,8 @@ from docs.vectors.coding import coding_vectors, compression_vectors, rice_vector
 from docs.vectors.scenario import layout_of, payload
 from templar.canonical import sha256_hex
 from templar.errors import Reason, RejectedError
-from templar.gradient.codec.sections import Section, unpack
+from templar.gradient.codec.planes import Section
+from templar.gradient.codec.sections import unpack
 from templar.gradient.codec.values import SignAndScale
 from templar.gradient.codec.wire import Payload, decode, encode
 from templar.gradient.layout import HEADER_BYTES, TOP_BYTES, Layout, TensorLayout

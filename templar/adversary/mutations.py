@@ -1,6 +1,6 @@
-"""Hostile payloads: functions from the bytes of an honest payload to bytes that must not be accepted.
+"""Turn the bytes of an honest payload into bytes that a reader must refuse.
 
-Each is deterministic. Those that go beyond the header keep the checksum right: what they probe is the check behind it.
+Each mutation is deterministic. Those beyond the header correct the checksum, so that they reach the check behind it.
 """
 
 import struct
@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from templar.errors import Reason
-from templar.gradient.codec.sections import Section
+from templar.gradient.codec.planes import Section
 from templar.gradient.codec.values import CODES, MAX_STEP
 from templar.gradient.codec.wire import decode
 from templar.gradient.layout import CHECKSUM_BYTES, HEADER_BYTES, TOP_BYTES, Layout, TensorLayout
@@ -99,7 +99,7 @@ def other_uid(data: bytes, layout: Layout) -> bytes:
 
 
 def control_characters(data: bytes, layout: Layout) -> bytes:
-    """The header's hotkey clears the screen of whoever prints it, and begins a new line."""
+    """The header's hotkey holds control characters: printed raw, it clears the terminal and begins a new line."""
     del layout
     return patched(data, HOTKEY_OFFSET, b"\x1b[2J\r\n5HoneSt")
 

@@ -1,4 +1,4 @@
-"""From a tensor to the bytes that a miner publishes, and from everybody's bytes to one outer step."""
+"""From a tensor to the bytes that a miner publishes, and from all miners' bytes to one outer step."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Many payloads to one update, the same bits on every node.
+"""Many payloads to one update and one outer step, with the same bits on every node.
 
 Magnitudes are whole numbers of a quantum, so sums are exact: the order of the payloads, the number of threads and the
 machine cannot matter. Per tensor, with `s` the magnitude of a coefficient in quanta and `n2 = sum of s^2` a peer's
@@ -10,28 +10,19 @@ squared norm, exact as well:
                 each magnitude becomes floor(s * sqrt(m2 / n2))
 
 Rounding down keeps every peer's contribution at or below the target norm. A coefficient's sum is divided by the number
-of peers that contributed to it, those whose magnitude there is not 0: zeros dilute nobody. The quotient is that of
-IEEE 754 float64; the inverse DCT, if there is one, is exact in the sense of `dct`; then `sparseloco` multiplies by the
-quantum and rounds to float32, and `demo` takes the sign, with sign(0) = 0.
+of peers that contributed to it, those whose magnitude there is not 0: zeros dilute no other peer. The quotient is that
+of IEEE 754 float64; the inverse DCT, if there is one, is exact in the sense of `dct`; then `sparseloco` multiplies by
+the quantum and rounds to float32, and `demo` takes the sign, with sign(0) = 0.
 
 No update is ever non-finite: a magnitude is below 2^54 quanta of 2^-44, so a mean is below 2^10 and no inverse DCT of
-edges up to 64 makes it larger than 2^16.
-
-The outer step: plain SGD on the agreed update, in operations that no compiler fuses.
-
-With the update u, the learning rate and the decay each rounded once to float32, and every operation rounded to float32:
-
-    theta <- theta * decay,    decay = 1 - learning_rate * weight_decay    (left out when weight_decay is 0)
-    theta <- theta - (learning_rate * u)
-
-In `sparseloco` u is the clipped mean of pseudo-gradients, the learning rate is constant and there is no decay (the
-inner AdamW decays). In `demo` u is -1, 0 or 1, so every parameter that somebody spoke of moves by exactly the learning
-rate. `aggregate` never gives a non-finite update, so finite parameters stay finite, and the agreed state is never left
-to a node's own judgement of what to skip.
+edges up to 64 makes it larger than 2^16. So finite parameters stay finite, and no node has to decide what to skip.
 """
 
+import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -39,32 +30,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from templar.gradient import Recipe, backend, dct
-from templar.gradient.codec.sections import Section, unpack
+from templar.gradient.codec.planes import Section
+from templar.gradient.codec.sections import unpack
 from templar.gradient.codec.values import CODES, QUANTUM, STEP_QUANTA
-from templar.gradient.codec.wire import Payload, check_layout
+from templar.gradient.codec.wire import Header, Payload, check_layout, decode, encode
+from templar.gradient.compress import FeedbackRule, FeedbackState, compress
 from templar.gradient.dct import from_chunks
 from templar.gradient.layout import Layout, TensorLayout
 from templar.hparams import MAX_PEERS
 
+log = logging.getLogger(__name__)
+
 UNIT_NORM = 1 << 40
-
-
-def peer_norms(payloads: Sequence[Payload], layout: Layout) -> list[dict[str, int]]:
-    """Squared norms in squared quanta, by parameter name, for each payload."""
-    return [{name: _squared_norm(payload.sections[name]) for name in layout.names} for payload in payloads]
-
-
-def median_norms(payloads: Sequence[Payload], layout: Layout) -> dict[str, int]:
-    """The lower median of the squared norms in squared quanta, by parameter name (PROTOCOL 21).
-
-    The square root of it is the lower median of the norms. Peers whose tensor is zero contribute nothing to it and do
-    not count, or free riders could pull the median to zero; if all are zero, so is the median.
-
-    Raises:
-        ValueError: There are no payloads, or more than a subnet has uids, or one was made for another layout.
-    """
-    _check_peers(payloads, layout)
-    return _medians(peer_norms(payloads, layout))
+SLOW_SECONDS = 2.0
 
 
 def aggregate(
@@ -74,15 +52,15 @@ def aggregate(
     device: torch.device | str = "cpu",
     out: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """The update that everybody applies: parameters move by `-learning_rate` times it.
+    """The update that every node applies: parameters move by `-learning_rate` times it.
 
-    It is made tensor by tensor from the payloads as they are, so the memory it takes does not grow with their number.
+    It is made tensor by tensor from the packed payloads, so the memory it takes does not grow with their number.
 
     Args:
         payloads: The payloads of a roster, decoded with `layout`, in any order; one is enough.
         layout: Tensors, chunks and recipe.
         device: Where the sums are made, and the update stays.
-        out: An earlier update of this layout that nobody needs any more; it is overwritten.
+        out: An earlier update of this layout that is no longer needed; it is overwritten.
 
     Returns:
         Float32 tensors by parameter name, finite; for demo of -1, 0 and 1.
@@ -99,12 +77,12 @@ def aggregate(
 def single_update(
     payload: Payload, layout: Layout, medians: Mapping[str, int], *, out: Mapping[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
-    """What one peer contributes, as an update of its own: for measuring what it is worth.
+    """One peer's contribution as an update of its own, to measure its value.
 
     Args:
         payload: One payload of the roster, or a payload to be measured against it.
         layout: Tensors, chunks and recipe.
-        medians: `median_norms` of the roster; its clip is this peer's clip. Demo does not use it.
+        medians: `median_norms` of the roster, for the same clip as there. Demo does not use it.
         out: As in `aggregate`.
 
     Returns:
@@ -115,6 +93,24 @@ def single_update(
     """
     _check_peers([payload], layout)
     return _updates([payload], peer_norms([payload], layout), medians, layout, out or _empty(layout, "cpu"))
+
+
+def peer_norms(payloads: Sequence[Payload], layout: Layout) -> list[dict[str, int]]:
+    """Squared norms in squared quanta, by parameter name, for each payload."""
+    return [{name: _squared_norm(payload.sections[name]) for name in layout.names} for payload in payloads]
+
+
+def median_norms(payloads: Sequence[Payload], layout: Layout) -> dict[str, int]:
+    """The lower median of the squared norms in squared quanta, by parameter name (docs/protocol.md 9).
+
+    The square root of it is the lower median of the norms. Peers whose tensor is zero contribute nothing to it and do
+    not count, or free riders could pull the median to zero; if all are zero, so is the median.
+
+    Raises:
+        ValueError: There are no payloads, or more than a subnet has uids, or one was made for another layout.
+    """
+    _check_peers(payloads, layout)
+    return _medians(peer_norms(payloads, layout))
 
 
 def magnitudes(section: Section, squared_norm: int, median: int, recipe: Recipe) -> NDArray[np.int64]:
@@ -129,24 +125,92 @@ def magnitudes(section: Section, squared_norm: int, median: int, recipe: Recipe)
     return table
 
 
-def tensor_update(
-    section: Section, table: NDArray[np.int64], tensor: TensorLayout, layout: Layout, out: Tensor
+def signed_magnitudes(section: Section, table: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Places in their chunks and signed `magnitudes` of a section's coefficients, each of shape (C, k)."""
+    coefficients, levels = unpack(section), table[section.codes]
+    sizes = np.where(coefficients.upper, levels[:, -1:], levels[:, :1])
+    return coefficients.indices.astype(np.int64), np.where(coefficients.negative, -sizes, sizes)
+
+
+def combine_sections(
+    sections: Sequence[Section],
+    tables: Sequence[NDArray[np.int64]],
+    tensor: TensorLayout,
+    layout: Layout,
+    out: Tensor,
 ) -> Tensor:
-    """One tensor of `single_update`, from its section and its `magnitudes`; `out` is overwritten with it."""
-    return _combiner(layout, out.device)([section], [table], tensor, layout, out)
-
-
-def _combiner(layout: Layout, device: torch.device) -> Callable[..., Tensor]:
-    """What adds up the sections of a tensor there."""
-    if backend.uses_kernels(layout.num_elements, device):
+    """Overwrite `out` with the update of one tensor, from each peer's section and `magnitudes`."""
+    if backend.uses_kernels(layout.num_elements, out.device):
         from templar.gradient.kernels.combine import combine  # noqa: PLC0415 - numba takes a second to import
 
-        return combine
-    return _combine
+        finish = None if layout.updates_are_sparse else lambda means: _finish(means, tensor, layout)
+        return combine(sections, tables, tensor, out, finish)
+    shape = tensor.num_chunks, tensor.chunk_length
+    total = torch.zeros(shape, dtype=torch.int64, device=out.device)
+    contributors = torch.zeros(shape, dtype=torch.int64, device=out.device)
+    for section, table in zip(sections, tables, strict=True):
+        places, signed = (torch.from_numpy(each).to(out.device) for each in signed_magnitudes(section, table))
+        total.scatter_add_(1, places, signed)  # no index twice in a chunk of one peer
+        contributors.scatter_add_(1, places, (signed != 0).to(torch.int64))
+    means = total.to(torch.float64) / contributors.clamp(min=1).to(torch.float64)
+    return out.copy_(from_chunks(_finish(means, tensor, layout), tensor))
 
 
-def _empty(layout: Layout, device: torch.device | str) -> dict[str, Tensor]:
-    return {tensor.name: torch.empty(tensor.shape, device=device) for tensor in layout.tensors}
+@torch.no_grad()
+def outer_step(
+    params: Mapping[str, Tensor], update: Mapping[str, Tensor], *, learning_rate: float, weight_decay: float
+) -> None:
+    """Apply an update u to parameters theta, in place: plain SGD, in operations that no compiler fuses.
+
+        theta <- theta * decay,    decay = 1 - learning_rate * weight_decay    (left out when weight_decay is 0)
+        theta <- theta - (learning_rate * u)
+
+    Learning rate and decay are rounded once to float32, and so is every operation. In `demo` u is -1, 0 or 1, so every
+    parameter that a peer contributed to moves by exactly the learning rate.
+
+    Args:
+        params: Float32 parameters by name, on any device.
+        update: The update by name, float32, in the same shapes.
+        learning_rate: Step size.
+        weight_decay: Decoupled weight decay; 0 in `sparseloco`, whose inner AdamW decays.
+
+    Raises:
+        ValueError: Names, shapes or types do not match; then nothing was changed.
+    """
+    if set(params) != set(update):
+        raise ValueError(f"parameters and update differ in names: {sorted(set(params) ^ set(update))[:3]}")
+    for name, param in params.items():
+        if param.shape != update[name].shape or not param.dtype == update[name].dtype == torch.float32:
+            raise ValueError(f"parameter {name!r} and its update must be float32 tensors of one shape")
+    for name, param in params.items():
+        rate = torch.tensor(learning_rate, dtype=torch.float32, device=param.device)
+        if weight_decay:
+            param.mul_(torch.tensor(1.0 - learning_rate * weight_decay, dtype=torch.float32, device=param.device))
+        param.sub_(rate * update[name].to(param.device))
+
+
+def compile_kernels(layout: Layout) -> None:
+    """Compile the kernels that a window needs, if they run for this layout, with one tiny payload.
+
+    This takes seconds, which a window does not have. Compiled code is kept on disk, so only the first call on a machine
+    is slow.
+    """
+    if not backend.uses_kernels(layout.num_elements):
+        return
+    started = time.monotonic()
+    levels = layout.tensors[0].levels
+    tiny = replace(layout, tensors=(TensorLayout("matrix", (4, 4), (2, 2), 2, levels),))
+    rule = FeedbackRule(layout.recipe, decay=0.5, learning_rate=1.0)
+    update = {"matrix": torch.arange(1.0, 17.0).reshape(4, 4)}
+    update["matrix"][:2, :2] = 1e-8  # too small beside the rest: the residual of this chunk is written again
+    with backend.forced("numba"):
+        compressed = compress(FeedbackState.zeros(tiny), update, layout=tiny, rule=rule)
+        header = Header(layout.recipe, 0, 0, "nobody", tiny.digest)
+        published = encode(Payload.of(header, compressed.tensors, tiny), tiny)
+        aggregate([decode(published, tiny)], tiny)
+    seconds = time.monotonic() - started
+    if seconds > SLOW_SECONDS:
+        log.info("the codec was compiled for this machine in %.0f s", seconds)
 
 
 def _updates(
@@ -157,7 +221,6 @@ def _updates(
     out: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
     layout.check(out, "out")
-    combine = _combiner(layout, out[layout.names[0]].device)
     updates = {}
     for tensor in layout.tensors:
         name = tensor.name
@@ -166,34 +229,11 @@ def _updates(
             magnitudes(section, peer[name], medians[name], layout.recipe)
             for section, peer in zip(sections, norms, strict=True)
         ]
-        updates[name] = combine(sections, tables, tensor, layout, out[name])
+        updates[name] = combine_sections(sections, tables, tensor, layout, out[name])
     return updates
 
 
-def _combine(
-    sections: Sequence[Section],
-    tables: Sequence[NDArray[np.int64]],
-    tensor: TensorLayout,
-    layout: Layout,
-    out: Tensor,
-) -> Tensor:
-    """The update of one tensor; `kernels.combine` gives the same bits."""
-    shape = tensor.num_chunks, tensor.chunk_length
-    total = torch.zeros(shape, dtype=torch.int64, device=out.device)
-    contributors = torch.zeros(shape, dtype=torch.int64, device=out.device)
-    for section, table in zip(sections, tables, strict=True):
-        coefficients = unpack(section)
-        levels = table[section.codes]
-        magnitudes = np.where(coefficients.upper, levels[:, -1:], levels[:, :1])
-        signed = torch.from_numpy(np.where(coefficients.negative, -magnitudes, magnitudes)).to(out.device)
-        places = torch.from_numpy(coefficients.indices.astype(np.int64)).to(out.device)
-        total.scatter_add_(1, places, signed)  # no index twice in a chunk of one peer
-        contributors.scatter_add_(1, places, (signed != 0).to(torch.int64))
-    means = total.to(torch.float64) / contributors.clamp(min=1).to(torch.float64)
-    return out.copy_(from_chunks(finish(means, tensor, layout), tensor))
-
-
-def finish(means: Tensor, tensor: TensorLayout, layout: Layout) -> Tensor:
+def _finish(means: Tensor, tensor: TensorLayout, layout: Layout) -> Tensor:
     """Float32 chunks of the update from mean coefficients in quanta, float64, of the same shape."""
     values = dct.inverse(means, tensor.edges) if layout.use_dct else means
     return (torch.sign(values) if layout.recipe == "demo" else values * QUANTUM).to(torch.float32)
@@ -212,7 +252,7 @@ def _code_quanta(top: int) -> NDArray[np.int64]:
 
 
 def _code_counts(section: Section) -> NDArray[np.int64]:
-    """How many coefficients have each scale code, shape (256,)."""
+    """Number of coefficients by scale code, shape (256,)."""
     codes, k = section.codes, section.tensor.k
     active = codes[:, -1] > 0
     upper = section.upper_counts()
@@ -225,34 +265,11 @@ def _medians(norms: Sequence[Mapping[str, int]]) -> dict[str, int]:
     return {name: squares[(len(squares) - 1) // 2] if squares else 0 for name, squares in contributing.items()}
 
 
+def _empty(layout: Layout, device: torch.device | str) -> dict[str, Tensor]:
+    return {tensor.name: torch.empty(tensor.shape, device=device) for tensor in layout.tensors}
+
+
 def _check_peers(payloads: Sequence[Payload], layout: Layout) -> None:
     if not 1 <= len(payloads) <= MAX_PEERS:
         raise ValueError(f"{len(payloads)} payloads cannot be aggregated: a roster has 1 to {MAX_PEERS}")
     check_layout(payloads, layout)
-
-
-@torch.no_grad()
-def outer_step(
-    params: Mapping[str, Tensor], update: Mapping[str, Tensor], *, learning_rate: float, weight_decay: float
-) -> None:
-    """Apply an update to parameters, in place.
-
-    Args:
-        params: Float32 parameters by name, on any device.
-        update: The update by name, float32, in the same shapes.
-        learning_rate: Step size.
-        weight_decay: Decoupled weight decay; 0 for none.
-
-    Raises:
-        ValueError: Names, shapes or types do not match; then nothing was changed.
-    """
-    if set(params) != set(update):
-        raise ValueError(f"parameters and update differ in names: {sorted(set(params) ^ set(update))[:3]}")
-    for name, param in params.items():
-        if param.shape != update[name].shape or not param.dtype == update[name].dtype == torch.float32:
-            raise ValueError(f"parameter {name!r} and its update must be float32 tensors of one shape")
-    for name, param in params.items():
-        rate = torch.tensor(learning_rate, dtype=torch.float32, device=param.device)
-        if weight_decay:
-            param.mul_(torch.tensor(1.0 - learning_rate * weight_decay, dtype=torch.float32, device=param.device))
-        param.sub_(rate * update[name].to(param.device))

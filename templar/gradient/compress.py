@@ -1,4 +1,4 @@
-"""Error feedback: what is not published in one window is kept and published in a later one.
+"""Error feedback: coefficients that are not published in one window are kept and published in a later one.
 
 Per tensor, with the buffer e, the update g, the decay and the learning rate of the outer step:
 
@@ -16,10 +16,6 @@ Nothing is changed in place: the new state stands beside the old one until the w
 
 `demo` warms up: its first call discards the old buffer, and only from its sixth call on is anything subtracted, so
 that a restarted miner does not publish a spike. The number of calls is therefore state.
-
-The five steps below are the definition; `kernels.publish` takes them in one pass over the memory, with the same bytes.
-
-The k largest magnitudes of every chunk, exactly, with one answer for every input.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,60 +31,20 @@ from templar.gradient.codec.values import Coded, Coefficients, SignAndScale, Val
 from templar.gradient.dct import from_chunks, to_chunks
 from templar.gradient.layout import MAX_CHUNK_LENGTH, Layout, TensorLayout
 
-_INDEX_BITS = 12
-
-
-def top_k(chunks: Tensor, k: int) -> Tensor:
-    """Choose the k coefficients of largest magnitude in each chunk (PROTOCOL 22).
-
-    Among equal magnitudes the lower index wins; -0.0 counts as 0.0; an all-zero chunk gives the indices 0..k-1.
-    The selection compares unique integer keys, so it does not depend on how a machine's `topk` treats ties.
-
-    Args:
-        chunks: Shape (num_chunks, chunk_length), float32, no NaN; chunk_length at most 4096.
-        k: Between 1 and chunk_length.
-
-    Returns:
-        Shape (num_chunks, k), int64, ascending in each row.
-    """
-    length = chunks.shape[1]
-    if chunks.dtype is not torch.float32 or length > MAX_CHUNK_LENGTH or not 1 <= k <= length:
-        raise ValueError(
-            f"cannot choose {k} of chunks of {length} in {chunks.dtype}: needs float32, k <= length <= 4096"
-        )
-    # Read as integers, the bits of non-negative floats are ordered as the floats; the index breaks ties from below.
-    magnitude_bits = chunks.abs().contiguous().view(torch.int32).to(torch.int64)
-    backwards = length - 1 - torch.arange(length, device=chunks.device)
-    keys = (magnitude_bits << _INDEX_BITS) | backwards
-    largest = torch.topk(keys, k, dim=1, sorted=False).values
-    indices = length - 1 - (largest & (2**_INDEX_BITS - 1))
-    return torch.sort(indices, dim=1).values
-
-
 DEMO_WARMUP_CALLS = 5
+_INDEX_BITS = 12
 
 
 @dataclass(frozen=True)
 class FeedbackRule:
-    """What the accumulation depends on.
-
-    Attributes:
-        recipe: `sparseloco` subtracts always; `demo` warms up.
-        decay: What is kept of the buffer from one window to the next.
-        learning_rate: Step size of the outer step of this window.
-        null_round: Forget buffer and update and publish zeros. For the reference's known answers only: this network
-            has no such rounds (PROTOCOL 18).
-    """
+    """Recipe and settings of the accumulation in one window."""
 
     recipe: Recipe
-    decay: float
-    learning_rate: float
-    null_round: bool = False
+    decay: float  # factor of the buffer
+    learning_rate: float  # of this window's outer step
 
     def for_call(self, number: int) -> "Call":
-        """What the rule says of the `number`-th compression, counted from 1."""
-        if self.null_round:
-            return Call(decay=None, rate=0.0, subtracts=True)
+        """Apply the rule to the `number`-th compression, counted from 1."""
         warm = self.recipe == "sparseloco" or number > DEMO_WARMUP_CALLS
         first = self.recipe == "demo" and number == 1
         return Call(decay=None if first else self.decay, rate=self.learning_rate, subtracts=warm)
@@ -96,17 +52,11 @@ class FeedbackRule:
 
 @dataclass(frozen=True)
 class Call:
-    """How one compression treats a buffer.
+    """How one compression treats a buffer."""
 
-    Attributes:
-        decay: What is kept of it; None to discard it.
-        rate: Factor of the update.
-        subtracts: Whether what is published leaves the buffer.
-    """
-
-    decay: float | None
-    rate: float
-    subtracts: bool
+    decay: float | None  # factor of the buffer; None discards it
+    rate: float  # factor of the update
+    subtracts: bool  # whether published values are subtracted from the buffer
 
 
 @dataclass(frozen=True)
@@ -128,13 +78,13 @@ class FeedbackState:
 
     @property
     def device(self) -> torch.device:
-        """Where the buffers are."""
+        """The device of the buffers."""
         return next(iter(self.buffers.values())).device
 
 
 @dataclass(frozen=True)
 class Compressed(Generic[Coded]):
-    """What one compression gives.
+    """The result of one compression.
 
     Attributes:
         tensors: The coded coefficients by parameter name.
@@ -145,8 +95,8 @@ class Compressed(Generic[Coded]):
     state: FeedbackState
 
 
-Publish = Callable[[Tensor, Tensor, TensorLayout, Call], tuple[Coded, Tensor] | None]
-"""The five steps for one tensor, from its buffer and update; None if either is not finite."""
+CompressTensor = Callable[[Tensor, Tensor, TensorLayout, Call], tuple[Coded, Tensor] | None]
+"""The five steps for one tensor: (buffer, update) to (coefficients, new buffer), or None if one is not finite."""
 
 
 def compress(
@@ -157,14 +107,14 @@ def compress(
     rule: FeedbackRule,
     spare: FeedbackState | None = None,
 ) -> Compressed[Coefficients]:
-    """Compress an update as this network does, with error feedback.
+    """Compress an update with this network's value code and error feedback.
 
     Args:
         state: Residuals and number of calls before.
         update: The averaged gradient (demo) or pseudo-gradient (sparseloco) by parameter name.
         layout: Tensors and chunks.
         rule: Recipe, decay and learning rate.
-        spare: A state that nobody needs any more; the new one may take over its memory.
+        spare: A state that is no longer needed; the new one may take over its memory.
 
     Raises:
         ValueError: State or update do not have the tensors of the layout.
@@ -178,13 +128,16 @@ def compress(
         used = {tensor.data_ptr() for tensor in (*state.buffers.values(), *update.values())}
         if any(buffer.data_ptr() in used for buffer in spare.buffers.values()):
             raise ValueError("spare error feedback is still in use: the state and the update must keep their memory")
-    from templar.gradient.kernels.error_feedback import publish  # noqa: PLC0415 - numba takes a second to import
+    from templar.gradient.kernels.error_feedback import compress_tensor  # noqa: PLC0415 - numba takes a second
 
     def by_kernel(
         buffer: Tensor, update: Tensor, tensor: TensorLayout, call: Call
     ) -> tuple[Coefficients, Tensor] | None:
         residual = torch.empty(tensor.shape) if spare is None else spare.buffers[tensor.name]
-        return publish(buffer, update, residual, tensor, call, use_dct=layout.use_dct)
+        decay, rate, subtracts, use_dct = call.decay, call.rate, call.subtracts, layout.use_dct
+        return compress_tensor(
+            buffer, update, residual, tensor, decay=decay, rate=rate, subtracts=subtracts, use_dct=use_dct
+        )
 
     return _compress(state, update, layout, rule, by_kernel)
 
@@ -197,7 +150,7 @@ def compress_with(
     layout: Layout,
     rule: FeedbackRule,
 ) -> Compressed[Coded]:
-    """The definition of `compress`, with any way to write the values: to compare this network's with others.
+    """Compress with any value code: the definition of `compress`, and a way to compare value codes.
 
     Raises:
         ValueError: As `compress`.
@@ -205,23 +158,59 @@ def compress_with(
     """
 
     def five_steps(buffer: Tensor, update: Tensor, tensor: TensorLayout, call: Call) -> tuple[Coded, Tensor] | None:
+        # 1. Transform.
         chunks = to_chunks(update.detach().to(buffer.dtype) * call.rate, tensor)
         chunks = dct.forward(chunks, tensor.edges) if layout.use_dct else chunks
+        # 2. Accumulate. Two roundings: product and sum are not fused.
         if call.decay is not None:
-            chunks = to_chunks(buffer, tensor) * call.decay + chunks  # two roundings: nothing is fused
+            chunks = to_chunks(buffer, tensor) * call.decay + chunks
         if not torch.isfinite(chunks).all():
             return None
+        # 3. Select.
         indices = top_k(chunks, tensor.k)
         values = chunks.gather(1, indices)
+        # 4. Code.
         coded = coding.encode(indices, values)
         received = coding.decode(coded).to(chunks.device) if call.subtracts else torch.zeros_like(values)
+        # 5. Subtract.
         return coded, from_chunks(chunks.scatter(1, indices, values - received), tensor)
 
     return _compress(state, update, layout, rule, five_steps)
 
 
+def top_k(chunks: Tensor, k: int) -> Tensor:
+    """Choose the k coefficients of largest magnitude in each chunk (docs/protocol.md 6).
+
+    Among equal magnitudes the lower index wins; -0.0 counts as 0.0; an all-zero chunk gives the indices 0..k-1.
+
+    Args:
+        chunks: Shape (num_chunks, chunk_length), float32, no NaN; chunk_length at most 4096.
+        k: Between 1 and chunk_length.
+
+    Returns:
+        Shape (num_chunks, k), int64, ascending in each row.
+    """
+    length = chunks.shape[1]
+    if chunks.dtype is not torch.float32 or length > MAX_CHUNK_LENGTH or not 1 <= k <= length:
+        raise ValueError(
+            f"cannot choose {k} of chunks of {length} in {chunks.dtype}: needs float32, k <= length <= 4096"
+        )
+    # Read as integers, the bits of non-negative floats are ordered as the floats; the index breaks ties from below.
+    # All keys differ, so the result does not depend on how a machine's `topk` treats ties.
+    magnitude_bits = chunks.abs().contiguous().view(torch.int32).to(torch.int64)
+    backwards = length - 1 - torch.arange(length, device=chunks.device)
+    keys = (magnitude_bits << _INDEX_BITS) | backwards
+    largest = torch.topk(keys, k, dim=1, sorted=False).values
+    indices = length - 1 - (largest & (2**_INDEX_BITS - 1))
+    return torch.sort(indices, dim=1).values
+
+
 def _compress(
-    state: FeedbackState, update: Mapping[str, Tensor], layout: Layout, rule: FeedbackRule, publish: Publish[Coded]
+    state: FeedbackState,
+    update: Mapping[str, Tensor],
+    layout: Layout,
+    rule: FeedbackRule,
+    compress_tensor: CompressTensor[Coded],
 ) -> Compressed[Coded]:
     layout.check(update, "update")
     layout.check(state.buffers, "error feedback")
@@ -230,12 +219,12 @@ def _compress(
     buffers: dict[str, Tensor] = {}
     for tensor in layout.tensors:
         name = tensor.name
-        published = publish(state.buffers[name], update[name], tensor, rule.for_call(num_calls))
-        if published is None:
+        result = compress_tensor(state.buffers[name], update[name], tensor, rule.for_call(num_calls))
+        if result is None:
             raise PermanentError(
                 Reason.NON_FINITE_UPDATE,
                 f"parameter {name!r}: update or error feedback is not finite; nothing is published in this window; "
                 "lower the learning rate, or return to the last snapshot",
             )
-        tensors[name], buffers[name] = published
+        tensors[name], buffers[name] = result
     return Compressed(tensors, FeedbackState(buffers, num_calls))

@@ -1,19 +1,18 @@
-"""The orthonormal DCT-II of chunks, and its inverse, with the same bits whatever the number of threads.
+"""Tensors as rows of chunks and back, and the orthonormal DCT-II of chunks with its inverse.
+
+No bit of a result depends on the number of threads.
 
 With `F[b, j] = s_b cos(pi (2j + 1) b / 2n)`, `s_0 = sqrt(1/n)` and else `s_b = sqrt(2/n)`, a vector chunk has the
 coefficients `F x` and a block of edges (h, w) has `F_h X F_w^T` (Ahmed, Natarajan and Rao, 1974).
 
-`forward` is the miner's own affair and has to be fast: float32, in additions and products of a stated order. Even rows
+`forward` runs at the miner alone and has to be fast: float32, in additions and products of a stated order. Even rows
 of F are symmetric and odd ones antisymmetric, so an odd frequency sees only the difference of the two halves, and the
 even ones are those of their sum, by the same rule: a third of the products of the plain matrix.
 
-`inverse` is part of what everybody must agree on, and has to be plain. A floating-point matrix product depends on the
-order in which a library adds. There both factors are whole numbers held in float64, small enough that every partial
-sum is exact, so any order, fused or not, on a CPU or a GPU, gives the same result. What is rounded is rounded element
-by element, in steps that IEEE 754 fixes: each chunk to 24 bits below the power of two above its largest magnitude, the
-basis to 2^-25.
-
-Tensors as rows of chunks and back: a permutation of the elements, without any arithmetic.
+On `inverse` all nodes must agree. A floating-point matrix product depends on the order in which a library adds. Here
+both factors are whole numbers held in float64, small enough that every partial sum is exact, so any order, fused or
+not, on a CPU or a GPU, gives the same result. Each factor is rounded element by element, in steps that IEEE 754 fixes:
+a chunk to 24 bits below the power of two above its largest magnitude, the basis to 2^-25.
 """
 
 import math
@@ -24,13 +23,14 @@ from torch import Tensor
 
 from templar.gradient.layout import MAX_CHUNK_EDGE, TensorLayout
 
+# Rows and columns of an orthonormal matrix have an L1 norm of at most sqrt(n) <= 8, so a sum of products stays below
+# 2^24 * 2^25 * 8 = 2^52, plus 64 * 2^24 / 2 for the rounding of the basis: less than 2^53, exact in float64.
+CHUNK_BITS = 24
+BASIS_BITS = 25
+
 
 def to_chunks(tensor: Tensor, layout: TensorLayout) -> Tensor:
-    """Cut a tensor into chunks, block row by block row.
-
-    Args:
-        tensor: Of shape `layout.shape`.
-        layout: Its chunks.
+    """Cut a tensor into chunks, block row by block row: a permutation of its elements.
 
     Returns:
         Shape (num_chunks, chunk_length); each row is one chunk in row-major order.
@@ -49,16 +49,6 @@ def from_chunks(chunks: Tensor, layout: TensorLayout) -> Tensor:
     (rows, columns), (height, width) = layout.folded_shape, layout.edges
     blocks = chunks.reshape(rows // height, columns // width, height, width).transpose(1, 2)  # (R/h, h, C/w, w)
     return blocks.reshape(layout.shape).contiguous()
-
-
-CHUNK_BITS = 24
-
-
-BASIS_BITS = 25
-
-
-# Rows and columns of an orthonormal matrix have an L1 norm of at most sqrt(n) <= 8, so a sum of products stays below
-# 2^24 * 2^25 * 8 = 2^52, plus 64 * 2^24 / 2 for the rounding of the basis: less than 2^53, exact in float64.
 
 
 def forward(chunks: Tensor, edges: tuple[int, ...]) -> Tensor:
@@ -94,7 +84,7 @@ def inverse(coefficients: Tensor, edges: tuple[int, ...]) -> Tensor:
     if len(edges) == 2:
         whole, step = _whole_numbers(blocks)
         blocks = _whole_basis(edges[0]).T.to(blocks.device) @ whole * (step * 2.0**-BASIS_BITS)
-    return blocks.reshape(coefficients.shape) + 0.0  # sums of nothing but zeros may have either sign
+    return blocks.reshape(coefficients.shape) + 0.0  # a sum of zeros may have either sign
 
 
 @cache
@@ -128,7 +118,7 @@ def _products(basis: Tensor, x: Tensor) -> Tensor:
 
 
 def _whole_numbers(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Each block as whole numbers of at most 2^24 times a power of two; the division by it is exact."""
+    """Each block as whole numbers of at most 2^24, and the power of two to multiply them by; the division is exact."""
     largest = blocks.abs().amax(dim=(1, 2), keepdim=True)
     exponent = torch.frexp(largest).exponent.to(torch.int64)  # largest < 2^exponent
     step = ((exponent - CHUNK_BITS + 1023) << 52).view(torch.float64)  # 2^(exponent - 24), written as its bits

@@ -1,6 +1,6 @@
 """How every tensor of the model is cut into chunks, and how many coefficients of a chunk are published.
 
-Two nodes with the same layout digest read the same payload in the same way; a payload names the digest it was made for.
+Two nodes with the same layout digest read a payload in the same way; a payload names the digest it was made for.
 """
 
 import math
@@ -17,35 +17,11 @@ from templar.gradient import Recipe
 from templar.hparams import Gradient
 
 LAYOUT_DOMAIN = "templar/layout/2"
-
-
 MAX_CHUNK_EDGE = 64
-
-
 MAX_CHUNK_LENGTH = MAX_CHUNK_EDGE**2
-
-
 HEADER_BYTES = 96
-
-
 CHECKSUM_BYTES = 4
-
-
 TOP_BYTES = 2
-
-
-def split(length: int, target: int) -> int:
-    """The chunk edge for a dimension: `target` if it divides `length`, else the largest smaller divisor.
-
-    A dimension shorter than `target` is one chunk edge; a longer prime has the edge 1.
-
-    Args:
-        length: Elements along the dimension, at least 1.
-        target: Wanted edge, at least 1.
-    """
-    if length < 1 or target < 1:
-        raise ValueError(f"a dimension of {length} cannot be cut with target_chunk {target}: both must be at least 1")
-    return next(edge for edge in range(min(length, target), 0, -1) if length % edge == 0)
 
 
 @dataclass(frozen=True)
@@ -54,20 +30,13 @@ class TensorLayout:
 
     A tensor of one dimension is cut into pieces; one of two dimensions into blocks; one of more dimensions is treated
     as the matrix whose rows are all but its last dimension, in row-major order; a scalar as a vector of one element.
-
-    Attributes:
-        name: Name of the parameter.
-        shape: Its shape.
-        edges: Chunk edges: `(w,)` for a vector, `(h, w)` for a matrix.
-        k: Coefficients published per chunk.
-        levels: Scales per chunk: 1, or 2 with a magnitude bit.
     """
 
     name: str
     shape: tuple[int, ...]
-    edges: tuple[int, ...]
-    k: int
-    levels: int = 1
+    edges: tuple[int, ...]  # of a chunk: `(w,)` for a vector, `(h, w)` for a matrix
+    k: int  # coefficients published per chunk
+    levels: int = 1  # scales per chunk; 2 with a magnitude bit
 
     @classmethod
     def of(cls, name: str, shape: tuple[int, ...], gradient: Gradient) -> Self:
@@ -77,7 +46,7 @@ class TensorLayout:
             ValueError: The tensor has no elements.
         """
         if math.prod(shape) == 0:
-            raise ValueError(f"parameter {name!r} of shape {shape} has no elements: nothing of it can be published")
+            raise ValueError(f"parameter {name!r} of shape {shape} has no elements to publish")
         edges = tuple(split(length, gradient.target_chunk) for length in _folded(shape))
         return cls(name, shape, edges, min(gradient.topk_compression, math.prod(edges)), 1 + gradient.magnitude_bits)
 
@@ -143,10 +112,9 @@ class TensorLayout:
 
 @dataclass(frozen=True)
 class Layout:
-    """The chunks of all tensors, sorted by name, and what is done with them.
+    """The chunks of all tensors, sorted by name, and the steps before and after a payload.
 
     Attributes:
-        tensors: One layout per parameter, in the order of their names.
         use_dct: Whether coefficients are those of an orthonormal DCT-II of each chunk, or its elements themselves.
         recipe: The rule of error feedback and aggregation.
     """
@@ -157,12 +125,7 @@ class Layout:
 
     @classmethod
     def of(cls, shapes: Mapping[str, tuple[int, ...]], gradient: Gradient, recipe: Recipe) -> Self:
-        """Cut all parameters of a model.
-
-        Args:
-            shapes: Shape by parameter name, in any order.
-            gradient: The hyper-parameters of the compression.
-            recipe: The recipe of the training.
+        """Cut all parameters of a model, given as shape by name, in any order.
 
         Raises:
             ValueError: There are no parameters, or one has no elements.
@@ -171,6 +134,11 @@ class Layout:
             raise ValueError("a layout needs at least one parameter")
         tensors = tuple(TensorLayout.of(name, shapes[name], gradient) for name in sorted(shapes))
         return cls(tensors, gradient.use_dct, recipe)
+
+    @property
+    def updates_are_sparse(self) -> bool:
+        """Whether an update is zero where nothing was published: no transform spreads it and no sign is taken."""
+        return self.recipe == "sparseloco" and not self.use_dct
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -199,7 +167,7 @@ class Layout:
 
     @property
     def dense_bytes(self) -> int:
-        """Bytes of the parameters in float32: what a payload stands for."""
+        """Bytes of the parameters in float32."""
         return 4 * self.num_elements
 
     @cached_property
@@ -214,7 +182,7 @@ class Layout:
 
     @cached_property
     def max_payload_bytes(self) -> int:
-        """Bytes of the longest legal payload: what a reader fetches at most (DESIGN D5)."""
+        """Bytes of the longest legal payload: a reader fetches no more (docs/architecture.md D5)."""
         return HEADER_BYTES + sum(tensor.max_section_bytes for tensor in self.tensors) + CHECKSUM_BYTES
 
     @cached_property
@@ -227,6 +195,16 @@ class Layout:
             "use_dct": self.use_dct,
         }
         return sha256_hex(canonical_json(value))
+
+
+def split(length: int, target: int) -> int:
+    """The chunk edge for a dimension: `target` if it divides `length`, else the largest smaller divisor.
+
+    A dimension shorter than `target` is one chunk edge; a longer prime has the edge 1. Both are at least 1.
+    """
+    if length < 1 or target < 1:
+        raise ValueError(f"a dimension of {length} cannot be cut with target_chunk {target}: both must be at least 1")
+    return next(edge for edge in range(min(length, target), 0, -1) if length % edge == 0)
 
 
 def whole_bytes(bits: int) -> int:

@@ -1,12 +1,9 @@
-"""How much of one payload is in another: what honest miners hardly share, and what a copy keeps.
+"""How much of one payload is in another: honest miners share few places by chance, and a copy keeps most of them.
 
-Two payloads are compared by the places of their coefficients and by the signs there. Among honest miners the share of
-common places is some hundredths; a copy that is scaled keeps all of its places, one that is mixed with noise or with
-own work keeps those that it did not give up. Scales are not looked at, so rescaling changes nothing. Tensors whose
-payload holds all of a chunk's places say nothing and are left out.
-
-Each chunk's places are a bitmap, and so are its negative coefficients; the common ones of two miners are the ones in
-the conjunction of their bitmaps. `kernels.compare` does the same a chunk at a time, in the cache.
+Two payloads are compared by the places of their coefficients. Among honest miners the share of common places is some
+hundredths; a scaled copy keeps all of its places, and one that is mixed with noise or other work keeps a large part.
+Neither scales nor signs are looked at, so changing them hides nothing. Tensors whose payload holds all of a chunk's
+places are left out.
 """
 
 from collections.abc import Sequence
@@ -16,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from templar.gradient import backend
-from templar.gradient.codec.sections import Section, unpack
+from templar.gradient.codec.planes import Section
+from templar.gradient.codec.sections import unpack
 from templar.gradient.codec.wire import Payload, check_layout
 from templar.gradient.layout import Layout, TensorLayout
 
@@ -26,17 +24,18 @@ class Similarity:
     """Counts of common coefficients among P payloads.
 
     Attributes:
-        counts: Shape (P,), int64; coefficients of each payload whose places say something.
-        shared: Shape (P, P), int64, symmetric; coefficients that two payloads have at the same place. The diagonal is
-            `counts`.
-        agreeing: Shape (P, P), int64; those of them that have the same sign.
-        chance: The share of common places to be expected of two payloads that have nothing to do with each other.
+        shared: Shape (P, P), int64, symmetric; coefficients that two payloads have at the same place. The diagonal
+            counts each payload's own, without silent chunks and tensors that are left out.
+        chance: The expected share of common places of two independent payloads.
     """
 
-    counts: NDArray[np.int64]
     shared: NDArray[np.int64]
-    agreeing: NDArray[np.int64]
     chance: float
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """Shape (P,): compared coefficients of each payload."""
+        return np.diag(self.shared)
 
     @property
     def overlap(self) -> NDArray[np.float64]:
@@ -51,31 +50,17 @@ class Similarity:
     def taken(self) -> NDArray[np.float64]:
         """Shape (P, P): the part of each row's payload that is in the column's and that chance does not explain, 0..1.
 
-        It is not symmetric: of two payloads that have one chunk in common, one of them nothing else, only that one is
-        taken from the other.
+        It is not symmetric: of two payloads that have one chunk in common, which is all of the smaller one, only the
+        smaller one is taken from the other.
         """
         if self.chance >= 1:
             return self.overlap * 0
         share = self.shared / np.maximum(self.counts[:, None], 1)
         return np.clip((share - self.chance) / (1 - self.chance), 0, 1)
 
-    @property
-    def agreement(self) -> NDArray[np.float64]:
-        """Shape (P, P): the share of common coefficients with the same sign; 0 if there are none."""
-        return self.agreeing / np.maximum(self.shared, 1)
-
-    @property
-    def copied(self) -> NDArray[np.float64]:
-        """Shape (P, P): the part of the smaller payload that chance does not explain, from 0 to 1."""
-        return np.clip((self.overlap - self.chance) / (1 - self.chance), 0, 1) if self.chance < 1 else self.overlap * 0
-
 
 def similarity(payloads: Sequence[Payload], layout: Layout) -> Similarity:
-    """Compare all pairs of payloads.
-
-    Args:
-        payloads: Payloads that were decoded with `layout`.
-        layout: Tensors and chunks.
+    """Compare all pairs of payloads that were decoded with `layout`.
 
     Raises:
         ValueError: A payload was made for another layout.
@@ -85,37 +70,23 @@ def similarity(payloads: Sequence[Payload], layout: Layout) -> Similarity:
     if backend.uses_kernels(layout.num_elements):
         from templar.gradient.kernels.combine import count_common  # noqa: PLC0415 - numba takes a second to import
     shared = np.zeros((len(payloads), len(payloads)), np.int64)
-    agreeing = np.zeros_like(shared)
     compared = [tensor for tensor in layout.tensors if payloads and tensor.has_index_planes]
     for tensor in compared:
-        common = count_common([payload.sections[tensor.name] for payload in payloads], tensor)
-        shared += common[0]
-        agreeing += common[1]
+        shared += count_common([payload.sections[tensor.name] for payload in payloads], tensor)
     coefficients = sum(tensor.num_coefficients for tensor in compared)
     by_chance = sum(tensor.num_coefficients * tensor.k / tensor.chunk_length for tensor in compared)
-    return Similarity(np.diag(shared).copy(), shared, agreeing, by_chance / max(coefficients, 1))
+    return Similarity(shared, by_chance / max(coefficients, 1))
 
 
-def _count_common(sections: Sequence[Section], tensor: TensorLayout) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Common coefficients of one tensor, and those with the same sign, each of shape (P, P)."""
-    places = [_bitmaps(section, tensor) for section in sections]
-    shared = np.zeros((len(sections), len(sections)), np.int64)
-    agreeing = np.zeros_like(shared)
-    for row, (one, one_negative) in enumerate(places):
-        for column, (other, other_negative) in enumerate(places[: row + 1]):
-            both = one & other
-            shared[row, column] = shared[column, row] = np.bitwise_count(both).sum()
-            same = both & ~(one_negative ^ other_negative)
-            agreeing[row, column] = agreeing[column, row] = np.bitwise_count(same).sum()
-    return shared, agreeing
+def _count_common(sections: Sequence[Section], tensor: TensorLayout) -> NDArray[np.int64]:
+    """Common coefficients of one tensor, shape (P, P)."""
+    bitmaps = [_bitmap(section, tensor) for section in sections]
+    return np.array([[np.bitwise_count(one & other).sum(dtype=np.int64) for other in bitmaps] for one in bitmaps])
 
 
-def _bitmaps(section: Section, tensor: TensorLayout) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Which places a payload has, and which of them are negative, one bit each, shape (C, ceil(n / 8))."""
-    coefficients = unpack(section)
+def _bitmap(section: Section, tensor: TensorLayout) -> NDArray[np.uint8]:
+    """The places of a payload's coefficients, one bit each, shape (C, ceil(n / 8))."""
     places = np.zeros((tensor.num_chunks, tensor.chunk_length), np.bool_)
-    active, indices = section.codes[:, -1:] > 0, coefficients.indices.astype(np.int64)
+    active, indices = section.codes[:, -1:] > 0, unpack(section).indices.astype(np.int64)
     np.put_along_axis(places, indices, np.broadcast_to(active, indices.shape), axis=1)
-    negative = np.zeros_like(places)
-    np.put_along_axis(negative, indices, coefficients.negative, axis=1)
-    return np.packbits(places, axis=1), np.packbits(negative, axis=1)
+    return np.packbits(places, axis=1)

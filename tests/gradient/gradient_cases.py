@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from templar.gradient import Recipe
-from templar.gradient.codec.rice import pack_bits
+from templar.gradient.codec.planes import pack_bits
 from templar.gradient.codec.sections import pack
 from templar.gradient.codec.values import CODES, MAX_STEP, Coefficients, SignAndScale
 from templar.gradient.codec.wire import Header, Payload

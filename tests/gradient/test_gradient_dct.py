@@ -1,4 +1,4 @@
-"""The transform: accurate, its inverse exact, and both with the same bits whatever the number of threads."""
+"""The transform: accurate, its inverse exact, and both with the same bits on any number of threads."""
 
 import math
 
@@ -59,7 +59,7 @@ def test_the_inverse_is_accurate(edges: tuple[int, ...]) -> None:
     assert ((elements - chunks).abs() <= chunks.abs().amax(dim=1, keepdim=True) * 2.0**-20).all()
 
 
-# The way there: float32 in a stated order.
+# Forward: float32 in a stated order.
 
 
 def analysed(x: list[np.float32]) -> list[np.float32]:
@@ -88,7 +88,7 @@ def in_order(row: np.ndarray, x: list[np.float32]) -> np.float32:
     return total
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 35, 48, 62, 64])
+@pytest.mark.parametrize("length", [1, 2, 3, 6, 8, 12, 35, 64])
 def test_forward_of_a_vector_is_its_rule_to_the_bit(length: int) -> None:
     chunks = torch.randn(4, length, generator=torch.Generator().manual_seed(length))
     expected = [analysed(list(chunk)) for chunk in chunks.numpy()]
@@ -105,7 +105,7 @@ def test_forward_of_a_block_takes_its_rows_and_then_its_columns(edges: tuple[int
 
 @pytest.mark.parametrize("edges", EDGES)
 def test_forward_of_a_chunk_does_not_depend_on_its_neighbours(edges: tuple[int, ...]) -> None:
-    chunks = torch.randn(200, math.prod(edges), generator=torch.Generator().manual_seed(3))
+    chunks = torch.randn(90, math.prod(edges), generator=torch.Generator().manual_seed(3))
     together = dct.forward(chunks, edges)
     assert torch.equal(dct.forward(chunks[77:78], edges), together[77:78])
     assert torch.equal(dct.forward(chunks[50:], edges), together[50:])
@@ -130,7 +130,7 @@ def test_selection_and_code_do_not_depend_on_threads(gradient: Gradient, seed: i
         assert torch.equal(elements, results[0][2])
 
 
-# The way back: exact products of whole numbers.
+# Inverse: exact products of whole numbers.
 
 
 def test_products_of_the_inverse_are_exact_integers() -> None:

@@ -1,6 +1,6 @@
-"""Payloads that somebody damaged on purpose, under a right checksum: refused with a reason, or read as what they say.
+"""Payloads damaged on purpose, under a right checksum: refused with a reason, or read as their only encoding.
 
-The slow tests take 300 000 of them and look at the memory that reading them takes.
+The slow tests take 300 000 of them and measure the memory that reading them takes.
 
     python -m pytest -m slow tests/gradient/test_gradient_fuzz.py
 """
@@ -34,7 +34,7 @@ REASONS = {
     Reason.BAD_PAYLOAD,
     Reason.NOT_CANONICAL,
 }
-"""All that `wire.decode` may say."""
+"""All reasons of `wire.decode`."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def some_part(parts: list[bytes], generator: random.Random) -> tuple[int, bytear
 
 
 def mutated(case: Case, generator: random.Random) -> bytes:
-    """A legal payload, damaged in a way or some, nearly always under a right checksum."""
+    """A legal payload, damaged in one way or several, nearly always under a right checksum."""
     parts = list(generator.choice(case.legal))
     for _ in range(generator.choice([1, 1, 1, 2, 4])):
         if any(parts):
@@ -202,17 +202,17 @@ def outcomes_of(case: Case, number: int, seed: int) -> Counter[Reason | None]:
 
 @each_case
 def test_mutated_payloads_are_rejected_or_canonical(case: Case) -> None:
-    outcomes = outcomes_of(case, 2000, seed=1)
+    outcomes = outcomes_of(case, 700, seed=1)
     assert set(outcomes) <= REASONS | {None}
     for tried in (None, Reason.MALFORMED, Reason.BAD_PAYLOAD, Reason.NOT_CANONICAL):
-        assert outcomes[tried] > 100  # all ways are really tried
+        assert outcomes[tried] > 35  # all ways are really tried
 
 
 @each_case
 def test_payloads_of_other_peers_sections_are_payloads(case: Case) -> None:
     """Whole sections are independent of each other, so every combination is legal."""
     generator, columns = random.Random(3), list(zip(*case.legal, strict=True))
-    for _ in range(200):
+    for _ in range(60):
         assert outcome(sealed(b"".join(generator.choice(column) for column in columns)), case) is None
 
 
@@ -220,7 +220,7 @@ def test_payloads_of_other_peers_sections_are_payloads(case: Case) -> None:
 @pytest.mark.timeout(900)
 @each_case
 def test_tens_of_thousands_of_mutated_payloads(case: Case) -> None:
-    """In batches; of each a part is read under the eyes of tracemalloc, which makes it slow."""
+    """In batches; a part of each is read under tracemalloc, which makes it slow."""
     number, outcomes = CASES.index(case), Counter[Reason | None]()
     for batch in range(50):
         outcomes += outcomes_of(case, 950, seed=1000 * number + batch)

@@ -1,7 +1,12 @@
 """The compiled kernels against the definitions: the same bytes, for every shape, in any order, on any thread count."""
 
+import os
 import random
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +16,10 @@ from gradient_cases import (
     SHAPES,
     few,
     header_of,
+    layout_of,
     layouts,
     random_update,
     same_bits,
-    sealed,
     seeds,
     settings_of,
 )
@@ -22,26 +27,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from templar.errors import PermanentError, Reason, RejectedError
-from templar.gradient import Recipe, backend, dct
-from templar.gradient.aggregate import aggregate, median_norms, outer_step, single_update
+from templar.gradient import Recipe, aggregate, backend
+from templar.gradient.aggregate import compile_kernels, median_norms, outer_step, single_update
 from templar.gradient.codec.values import Coefficients
 from templar.gradient.codec.wire import Payload, decode, encode
 from templar.gradient.compress import Compressed, FeedbackRule, FeedbackState, compress
-from templar.gradient.dct import to_chunks
 from templar.gradient.kernels import combine, error_feedback, planes
 from templar.gradient.layout import Layout
 from tests.support.threads import threads
 
 IMPLEMENTATIONS: tuple[backend.Backend, ...] = ("torch", "numba")
-LARGE = {
-    "matrix": (192, 320),
-    "rows": (128, 48),
-    "odd": (65, 39),
-    "vector": (640,),
-    "prime": (97,),
-    "stack": (2, 3, 64),
-}
+LARGE = {"matrix": (128, 192), "odd": (65, 39), "vector": (320,), "prime": (97,), "stack": (2, 3, 64)}
+RULE = FeedbackRule("sparseloco", decay=0.9, learning_rate=0.3)
 
 
 def update_of(layout: Layout, seed: int) -> dict[str, Tensor]:
@@ -65,20 +62,20 @@ def run(layout: Layout, calls: int, seed: int, *, spare: bool = False) -> list[C
 
 
 def payload(layout: Layout, seed: int) -> Payload:
-    compressed = run(layout, 1, seed)[0]
-    return Payload.of(header_of(layout, seed), compressed.tensors, layout)
+    return Payload.of(header_of(layout, seed), run(layout, 1, seed)[0].tensors, layout)
 
 
-def both_ways(layout: Layout, seed: int, calls: int = 1) -> None:
+def both_implementations(layout: Layout, seed: int, calls: int = 2) -> None:
     """Error feedback, bytes, and reading them back."""
     with backend.forced("torch"):
         expected = run(layout, calls, seed)
-        data = encode(payload(layout, seed), layout)
+        published = Payload.of(header_of(layout, seed), expected[0].tensors, layout)
+        data = encode(published, layout)
     for count in (1, 2):
         with backend.forced("numba"), threads(count):
             found = run(layout, calls, seed, spare=count == 2)
-            assert encode(payload(layout, seed), layout) == data
-            assert decode(data, layout) == payload(layout, seed)
+            assert encode(Payload.of(header_of(layout, seed), found[0].tensors, layout), layout) == data
+            assert decode(data, layout) == published
         for one, other in zip(found, expected, strict=True):
             assert one.tensors == other.tensors
             assert one.state.num_calls == other.state.num_calls
@@ -88,150 +85,94 @@ def both_ways(layout: Layout, seed: int, calls: int = 1) -> None:
 @given(layouts, seeds)
 @few
 def test_compression_of_any_shape(layout: Layout, seed: int) -> None:
-    both_ways(layout, seed)
+    both_implementations(layout, seed)
 
 
 @pytest.mark.parametrize("use_dct", [False, True])
-@pytest.mark.parametrize("levels", [1, 2])
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(("recipe", "levels"), [("sparseloco", 1), ("sparseloco", 2), ("demo", 1)])
 def test_compression_of_large_chunks(recipe: Recipe, levels: int, *, use_dct: bool) -> None:
-    for k in (1, 32, 64, 4096):
-        settings = settings_of(64, k, use_dct=use_dct, levels=levels)
-        both_ways(Layout.of(LARGE, settings, recipe), seed=k, calls=2)
+    for k in (1, 64, 4096):
+        both_implementations(Layout.of(LARGE, settings_of(64, k, use_dct=use_dct, levels=levels), recipe), seed=k)
 
 
-def test_the_warm_up_of_demo() -> None:
-    both_ways(Layout.of(SHAPES, settings_of(use_dct=True), "demo"), seed=5, calls=8)
+def test_compression_during_the_warm_up_of_demo() -> None:
+    both_implementations(Layout.of(SHAPES, settings_of(use_dct=True), "demo"), seed=5, calls=8)
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+def test_compression_of_a_few_small_values_beside_zeros(levels: int) -> None:
+    """All steps are at the foot of the range, and a lower level would be below it."""
+    layout = layout_of({"p": (64, 64)}, settings_of(16, 8, levels=levels))
+    update = {"p": torch.zeros(64, 64)}
+    update["p"][::16, ::16] = 1e-5
+    assert_same_compression(layout, update)
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
+def test_compression_of_updates_of_other_types_transposed_and_in_a_graph(kind: torch.dtype) -> None:
+    layout = layout_of({"p": (192, 128)}, settings_of(64, 64))
+    update = random_update(layout_of({"p": (128, 192)}, settings_of(64, 64)), 3)["p"].T.to(kind)
+    assert_same_compression(layout, {"p": update.clone().requires_grad_()})
+
+
+def assert_same_compression(layout: Layout, update: dict[str, Tensor]) -> None:
+    found = []
+    for name in IMPLEMENTATIONS:
+        with backend.forced(name):
+            found.append(compress(FeedbackState.zeros(layout), update, layout=layout, rule=RULE))
+            Payload.of(header_of(layout), found[-1].tensors, layout)
+    assert found[0].tensors == found[1].tensors
+    assert same_bits(dict(found[0].state.buffers), dict(found[1].state.buffers))
 
 
 @given(layouts, st.lists(seeds, min_size=1, max_size=6), st.randoms())
 @few
-def test_aggregates_in_any_order(layout: Layout, peers: list[int], shuffler: random.Random) -> None:
+def test_aggregates_of_any_shape_in_any_order(layout: Layout, peers: list[int], shuffler: random.Random) -> None:
     with backend.forced("torch"):
         payloads = [payload(layout, seed) for seed in peers]
-        expected = aggregate(payloads, layout)
+        expected = aggregate.aggregate(payloads, layout)
         medians = median_norms(payloads, layout)
         alone = single_update(payloads[0], layout, medians)
     for count in (1, 2):
         with backend.forced("numba"), threads(count):
             assert same_bits(single_update(payloads[0], layout, medians, out=random_update(layout, 1)), alone)
             shuffled = shuffler.sample(payloads, len(payloads))
-            assert same_bits(aggregate(shuffled, layout, out=random_update(layout, 2)), expected)
+            assert same_bits(aggregate.aggregate(shuffled, layout, out=random_update(layout, 2)), expected)
 
 
 @pytest.mark.parametrize("use_dct", [False, True])
-@pytest.mark.parametrize("levels", [1, 2])
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_aggregates_of_large_chunks(recipe: Recipe, levels: int, *, use_dct: bool) -> None:
+@pytest.mark.parametrize(("recipe", "levels"), [("sparseloco", 1), ("sparseloco", 2), ("demo", 1)])
+def test_aggregates_of_large_chunks_to_parameters(recipe: Recipe, levels: int, *, use_dct: bool) -> None:
     layout = Layout.of(LARGE, settings_of(64, 64, use_dct=use_dct, levels=levels), recipe)
-    payloads = [payload(layout, seed) for seed in range(5)]
-    with backend.forced("torch"):
-        expected = aggregate(payloads, layout)
-    for count in (1, 2, 3):
-        with backend.forced("numba"), threads(count):
-            assert same_bits(aggregate(payloads[::-1], layout), expected)
-
-
-@pytest.mark.parametrize("levels", [1, 2])
-def test_a_few_faint_values_beside_zeros(levels: int) -> None:
-    """All steps are at the foot of the range, and a lower level is none at all."""
-    layout = Layout.of({"p": (64, 64)}, settings_of(16, 8, levels=levels), "sparseloco")
-    rule = FeedbackRule("sparseloco", decay=0.9, learning_rate=1.0)
-    update = {"p": torch.zeros(64, 64)}
-    update["p"][::16, ::16] = 1e-5
-    found = {}
-    for name in IMPLEMENTATIONS:
-        with backend.forced(name):
-            found[name] = compress(FeedbackState.zeros(layout), update, layout=layout, rule=rule)
-            Payload.of(header_of(layout), found[name].tensors, layout)
-    assert found["torch"].tensors == found["numba"].tensors
-    assert same_bits(dict(found["torch"].state.buffers), dict(found["numba"].state.buffers))
-
-
-@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
-def test_updates_of_any_kind(kind: torch.dtype) -> None:
-    """Models give gradients that are transposed, of other types, and part of a graph."""
-    layout = Layout.of({"p": (192, 128)}, settings_of(64, 64), "sparseloco")
-    rule = FeedbackRule("sparseloco", decay=0.9, learning_rate=0.3)
-    update = {"p": random_update(Layout.of({"p": (128, 192)}, settings_of(64, 64), "sparseloco"), 3)["p"].T.to(kind)}
-    found = []
-    for name in IMPLEMENTATIONS:
-        with backend.forced(name):
-            given_update = {"p": update["p"].clone().requires_grad_()}
-            found.append(compress(FeedbackState.zeros(layout), given_update, layout=layout, rule=rule))
-    assert found[0].tensors == found[1].tensors
-    assert same_bits(dict(found[0].state.buffers), dict(found[1].state.buffers))
-
-
-def test_from_payloads_to_parameters() -> None:
-    """The outer step of a window has the same bits whoever adds and in which order."""
-    layout = Layout.of(LARGE, settings_of(64, 64), "sparseloco")
     payloads, after = [payload(layout, seed) for seed in range(4)], []
-    for name in IMPLEMENTATIONS:
-        for count in (1, 2):
-            params, order = random_update(layout, 99), payloads if count == 1 else payloads[::-1]
-            with backend.forced(name), threads(count):
-                outer_step(params, aggregate(order, layout), learning_rate=0.7, weight_decay=0.1)
-            after.append(params)
+    for name, count in (("torch", 1), ("numba", 1), ("numba", 3)):
+        params, order = random_update(layout, 99), payloads if count == 1 else payloads[::-1]
+        with backend.forced(name), threads(count):
+            outer_step(params, aggregate.aggregate(order, layout), learning_rate=0.7, weight_decay=0.1)
+        after.append(params)
     assert all(same_bits(after[0], other) for other in after[1:])
 
 
-@pytest.mark.parametrize("name", ["torch", "numba"])
-def test_tensors_of_other_shapes_are_refused(name: backend.Backend) -> None:
+def test_slabs_of_a_large_transform_make_one_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = layout_of({"p": (64, 96)}, settings_of(16, 8, use_dct=True), "demo")
+    payloads = [payload(layout, seed) for seed in range(3)]
+    with backend.forced("torch"):
+        expected = aggregate.aggregate(payloads, layout)
+    monkeypatch.setattr(combine, "_SLAB_ELEMENTS", 5 * 256)
+    with backend.forced("numba"), threads(2):
+        assert same_bits(aggregate.aggregate(payloads, layout), expected)
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_an_update_is_not_written_over_tensors_of_other_shapes(name: backend.Backend) -> None:
     """A kernel would write beyond them."""
-    layout = Layout.of({"p": (64, 64)}, settings_of(16, 8), "sparseloco")
-    rule, small = FeedbackRule("sparseloco", decay=0.9, learning_rate=1.0), {"p": torch.zeros(8, 64)}
-    zeros, update = FeedbackState.zeros(layout), random_update(layout, 1)
+    layout = layout_of({"p": (64, 64)}, settings_of(16, 8))
     published = payload(layout, 1)
-    with backend.forced(name):
-        for state, given_update in ((FeedbackState(small, 1), update), (zeros, small)):
-            with pytest.raises(ValueError, match="exactly the tensors of the layout: 'p'"):
-                compress(state, given_update, layout=layout, rule=rule)
-        with pytest.raises(ValueError, match="out must have exactly"):
-            aggregate([published], layout, out=small)
+    with backend.forced(name), pytest.raises(ValueError, match="out must have exactly the tensors"):
+        aggregate.aggregate([published], layout, out={"p": torch.zeros(8, 64)})
 
 
-def test_a_spare_that_is_in_use_is_refused() -> None:
-    layout = Layout.of({"p": (64, 64)}, settings_of(16, 8), "sparseloco")
-    rule, state = FeedbackRule("sparseloco", decay=0.9, learning_rate=1.0), FeedbackState.zeros(layout)
-    update = random_update(layout, 1)
-    for spare, message in ((state, "in use"), (FeedbackState(update, 1), "in use"), (FeedbackState({}, 1), "exactly")):
-        with backend.forced("numba"), pytest.raises(ValueError, match=message):
-            compress(state, update, layout=layout, rule=rule, spare=spare)
-
-
-@given(layouts, seeds, st.data())
-@few
-def test_damaged_payloads_have_one_reason(layout: Layout, seed: int, data: st.DataObject) -> None:
-    published = bytearray(encode(payload(layout, seed), layout))
-    body = range(96, len(published) - 4)
-    for place in data.draw(st.lists(st.sampled_from(body), min_size=1, max_size=4)):
-        published[place] ^= 1 << data.draw(st.integers(0, 7))
-    assert outcome("torch", sealed(published), layout) == outcome("numba", sealed(published), layout)
-
-
-def outcome(name: backend.Backend, data: bytes, layout: Layout) -> bytes | str:
-    """What becomes of some bytes: themselves, or the reason and the message."""
-    with backend.forced(name):
-        try:
-            return encode(decode(data, layout), layout)
-        except RejectedError as error:
-            return str(error)
-
-
-@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("use_dct", [False, True])
-def test_nothing_that_is_not_finite_is_published(poison: float, *, use_dct: bool) -> None:
-    layout = Layout.of(LARGE, settings_of(64, 64, use_dct=use_dct), "sparseloco")
-    update = random_update(layout, 1)
-    update["odd"][64, 38] = poison
-    rule = FeedbackRule("sparseloco", decay=0.9, learning_rate=1.0)
-    with backend.forced("numba"), pytest.raises(PermanentError, match="'odd'") as caught:
-        compress(FeedbackState.zeros(layout), update, layout=layout, rule=rule)
-    assert caught.value.reason is Reason.NON_FINITE_UPDATE
-
-
-def test_kernels_do_the_work_of_large_models_on_the_cpu() -> None:
+def test_kernels_run_for_large_models_on_the_cpu() -> None:
     assert not backend.uses_kernels(backend.MIN_ELEMENTS - 1)
     assert backend.uses_kernels(backend.MIN_ELEMENTS)
     assert not backend.uses_kernels(backend.MIN_ELEMENTS, "meta")
@@ -242,22 +183,17 @@ def test_kernels_do_the_work_of_large_models_on_the_cpu() -> None:
         assert not backend.uses_kernels(1, "meta")
 
 
-def test_a_large_model_is_done_by_kernels_without_being_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_model_uses_every_kernel_unforced(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[str] = []
-    for module, name in (
-        (error_feedback, "publish"),
-        (combine, "combine"),
-        (planes, "encode"),
-        (planes, "indices_fit"),
-    ):
+    names = {error_feedback: "compress_tensor", planes: "encode_indices", combine: "combine"}
+    for module, name in (*names.items(), (planes, "indices_fit")):
         monkeypatch.setattr(module, name, spy(getattr(module, name), used))
-    layout = Layout.of({"matrix": (1024, 1024)}, settings_of(64, 64), "sparseloco")
-    by_itself = payload(layout, 4)
-    update = aggregate([decode(encode(by_itself, layout), layout)], layout)
-    assert used == ["publish", "encode", "indices_fit", "combine"]
+    monkeypatch.setattr(backend, "MIN_ELEMENTS", 64 * 64)
+    layout = layout_of({"matrix": (64, 64)}, settings_of(64, 64))
+    aggregate.aggregate([decode(encode(payload(layout, 4), layout), layout)], layout)
+    assert used == ["compress_tensor", "encode_indices", "indices_fit", "combine"]
     with backend.forced("torch"):
-        assert payload(layout, 4) == by_itself
-        assert same_bits(aggregate([by_itself], layout), update)
+        aggregate.aggregate([payload(layout, 4)], layout)
     assert len(used) == 4
 
 
@@ -269,14 +205,41 @@ def spy(function: Callable[..., Any], used: list[str]) -> Callable[..., Any]:
     return called
 
 
-def test_a_residual_is_what_the_definition_of_the_transform_says() -> None:
-    """One window's coefficients are the DCT of the update, to the bit."""
-    layout = Layout.of({"p": (128, 96)}, settings_of(64, 1, use_dct=True), "sparseloco")
-    tensor, update = layout.tensors[0], torch.randn(128, 96, generator=torch.Generator().manual_seed(2))
-    rule = FeedbackRule("sparseloco", decay=0.9, learning_rate=1.0)
-    with backend.forced("numba"):
-        kept = compress(FeedbackState.zeros(layout), {"p": update}, layout=layout, rule=rule)
-    expected = dct.forward(to_chunks(update, tensor), tensor.edges)
-    found = to_chunks(kept.state.buffers["p"], tensor)
-    chosen = torch.from_numpy(kept.tensors["p"].indices.astype("int64"))
-    assert torch.equal(found.scatter(1, chosen, 0.0), expected.scatter(1, chosen, 0.0))
+def test_small_models_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aggregate, "compress", None)
+    compile_kernels(layout_of())
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_large_models_compile_the_kernels_of_a_window(
+    recipe: Recipe, levels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "MIN_ELEMENTS", 1)
+    compile_kernels(layout_of(gradient=settings_of(levels=levels, use_dct=recipe == "demo"), recipe=recipe))
+    step = combine._combine if recipe == "sparseloco" else combine._means
+    written = error_feedback._compress, error_feedback._subtract_again, planes._encode
+    assert all(kernel.signatures for kernel in (*written, planes._largest_index, step))
+
+
+FOLDER = "import numba, templar.gradient.kernels.machine; print(numba.config.CACHE_DIR)"
+
+
+@pytest.mark.slow
+def test_compiled_code_belongs_to_one_state_of_the_source(tmp_path: Path) -> None:
+    """Kernels are compiled with constants of other modules, whose changes numba does not notice."""
+    package = tmp_path / "templar"
+    shutil.copytree(Path(backend.__file__).parents[1], package)
+
+    def cache_folder() -> str:
+        environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+        return subprocess.run(
+            [sys.executable, "-c", FOLDER], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    first = cache_folder()
+    assert Path(first).is_relative_to(package / "gradient" / "kernels" / "__pycache__")
+    assert cache_folder() == first
+    values = package / "gradient" / "codec" / "values.py"
+    values.write_text(values.read_text().replace("QUANTUM = 2.0**-44", "QUANTUM = 2.0**-43"))
+    assert cache_folder() != first

@@ -13,7 +13,7 @@ from templar.gradient.backend import Backend
 from templar.gradient.codec.wire import Payload, decode, encode
 from templar.gradient.layout import HEADER_BYTES, Layout
 
-KINDS = ["honest", "any", "longest", "zeros", "ones", "mixed", "noise", "late"]
+KINDS = ["any", "longest", "zeros", "ones", "mixed", "noise", "late"]
 WORKING_SET_BYTES = 1 << 19
 
 
@@ -37,13 +37,9 @@ def _peak(data: bytes, layout: Layout) -> int:
 
 
 @pytest.mark.parametrize("implementation", ["torch", "numba"])
-@pytest.mark.parametrize("levels", [1, 2])
-@pytest.mark.parametrize("target", [16, 32])
 @pytest.mark.parametrize("kind", KINDS)
-def test_decoding_allocates_less_than_twice_the_legal_size(
-    kind: str, target: int, levels: int, implementation: Backend
-) -> None:
-    layout = layout_of({"p": (2048, 1024), "q": (1024, 2048)}, settings_of(target=target, k=64, levels=levels))
+def test_decoding_allocates_less_than_twice_the_legal_size(kind: str, implementation: Backend) -> None:
+    layout = layout_of({"p": (1536, 1024), "q": (1024, 1536)}, settings_of(target=16, k=64, levels=2))
     assert peak_of_decoding(payload(layout, kind), layout, implementation) < 2 * layout.max_payload_bytes
 
 

@@ -1,4 +1,4 @@
-"""The payload format: one encoding for every payload, an answer for every byte string."""
+"""The payload format: one encoding for every payload, a reason for every byte string that is none."""
 
 import struct
 import zlib
@@ -26,7 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from templar.errors import Reason, RejectedError
-from templar.gradient.codec.sections import pack, unpack
+from templar.gradient.codec.sections import unpack
 from templar.gradient.codec.values import Coefficients
 from templar.gradient.codec.wire import VERSION, Payload, decode, encode
 from templar.gradient.layout import HEADER_BYTES, Layout
@@ -92,7 +92,6 @@ def test_the_bytes_are_these(levels: int, recipe: str, section: str) -> None:
         (4, bytes([VERSION + 1]), Reason.WRONG_VERSION),
         (4, b"\x00", Reason.WRONG_VERSION),
         (5, b"\x01", Reason.MALFORMED),  # the other recipe
-        (5, b"\x02", Reason.MALFORMED),
         (5, b"\xff", Reason.MALFORMED),
         (16, b"\x00\x00\x00", Reason.WRONG_SHAPES),
         (48, bytes(48), Reason.MALFORMED),
@@ -111,7 +110,7 @@ def test_illegal_fields(offset: int, new: bytes, reason: Reason) -> None:
     rejected(changed(offset, new), reason)
 
 
-def test_what_follows_the_last_section_is_refused() -> None:
+def test_bytes_after_the_last_section_are_refused() -> None:
     sections = b"".join(bytes(tensor.min_section_bytes) for tensor in LAYOUT.tensors)
     silent = DATA[:HEADER_BYTES] + sections + bytes(4)
     for extra in (1, 4, LAYOUT.max_payload_bytes - LAYOUT.min_payload_bytes):
@@ -134,7 +133,7 @@ def test_damage_and_wrong_lengths() -> None:
     rejected(DATA + bytes(LAYOUT.max_payload_bytes), Reason.WRONG_SIZE)
 
 
-def test_a_damaged_bit_is_noticed_by_the_checksum() -> None:
+def test_every_damaged_bit_is_noticed_by_the_checksum() -> None:
     for place in range(8 * len(DATA)):
         with pytest.raises(RejectedError):
             decode(with_bit_flipped(DATA, place), LAYOUT)
@@ -171,7 +170,7 @@ def test_any_bytes_are_rejected(data: bytes) -> None:
             decode(candidate, LAYOUT)
 
 
-# What is not written.
+# Payloads that are not written.
 
 
 @pytest.mark.parametrize(
@@ -227,18 +226,3 @@ def test_sections_of_another_layout_are_not_written() -> None:
     swapped = PAYLOAD.sections | {"embed": PAYLOAD.sections["norm"]}
     with pytest.raises(ValueError, match="another layout"):
         encode(replace(PAYLOAD, sections=swapped), LAYOUT)
-
-
-def test_decoded_sections_cannot_be_changed() -> None:
-    section = decode(DATA, LAYOUT).sections["embed"]
-    for array in (section.data, section.codes):
-        with pytest.raises(ValueError, match="read-only"):
-            array[0] = 0
-
-
-def test_payloads_compare_by_value() -> None:
-    assert decode(DATA, LAYOUT) == PAYLOAD
-    assert random_payload(LAYOUT, 6) != PAYLOAD
-    assert replace(PAYLOAD, header=replace(PAYLOAD.header, uid=6)) != PAYLOAD
-    other = pack(replace(unpack(PAYLOAD.sections["zero"]), steps=np.array([[7]], np.uint16)), LAYOUT.tensors[-1])
-    assert replace(PAYLOAD, sections=PAYLOAD.sections | {"zero": other}) != PAYLOAD

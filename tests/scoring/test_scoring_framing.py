@@ -43,7 +43,7 @@ def sent_again(count: int) -> list[Payload]:
 
 
 def share(one: Payload, other: Payload) -> float:
-    return float(similarity([one, other], LAYOUT).copied[0, 1])
+    return float(similarity([one, other], LAYOUT).taken[0, 1])
 
 
 def judged(windows: Iterable[Mapping[int, Payload]], *, applied: frozenset[int]) -> list[Evidence]:

@@ -1,1 +1,1 @@
-"""Coefficients as bytes: values, index code, sections and the payload's wire format."""
+"""Coefficients as bytes: the value code, the planes of bits, sections, and the payload's wire format."""

@@ -1,18 +1,18 @@
 """How the values of the chosen coefficients are written: a sign each, and one scale per chunk or two.
 
 With one level a coefficient is plus or minus its chunk's scale, the mean magnitude, which for given signs has the
-least squared error. With top-k selection the magnitudes of a chunk are much alike, so this costs far less accuracy per
-bit than finer codes of a whole tensor, and what it costs stays in the error feedback (SparseLoCo, arXiv 2508.15706,
-trains as well with 2-bit values). With two levels a magnitude bit says which half a coefficient belongs to: those at
-most as large as the mean have the mean of their half as their scale, those above it the mean of theirs.
+least squared error. With top-k selection the magnitudes of a chunk are much alike, so this loses far less accuracy per
+bit than finer codes of a whole tensor, and the error stays in the error feedback (SparseLoCo, arXiv 2508.15706, trains
+as well with 2-bit values). With two levels a magnitude bit says which half a coefficient belongs to: the lower scale is
+the mean of the magnitudes up to the mean of all, the upper scale the mean of those above it.
 
 Scales are steps of a twelfth of an octave. Step t of 1..552 stands for `SIGNIFICANDS[(t - 1) % 12] << (t - 1) // 12`
 quanta of 2^-44: from 2^-36 to 966, each exact in float32 and less than 2^54 quanta, so the 256 peers of a full subnet
 add up to less than 2^62 and sums in int64 are exact. Step 0 is silence: a chunk that contributes nothing. A mean is
 written as the nearest step, the lower one if it is halfway; that is within 3.1 % and adds less than 0.1 % to the
-squared error. Within a tensor only the 255 steps below and including its largest can be written, 21 octaves: a chunk
-below them is silent, and what it holds waits in the error feedback. A lower level below them is written as the first
-of them, even for zeros.
+squared error. Within a tensor only its largest step and the 254 below it can be written, 21 octaves: a chunk below
+them is silent, and its values wait in the error feedback. A lower level below them is written as the first of them,
+even for zeros.
 """
 
 from dataclasses import dataclass
@@ -24,32 +24,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 QUANTUM = 2.0**-44
-
-
 SIGNIFICANDS = (256, 271, 287, 304, 323, 342, 362, 384, 406, 431, 456, 483)
 """`round(256 * 2^(j / 12))`."""
-
-
 MAX_STEP = 552
-
-
 CODES = 255
 """Steps that can be written in one tensor."""
-
-
 STEP_QUANTA: NDArray[np.int64] = np.array(
     [0, *(SIGNIFICANDS[step % 12] << step // 12 for step in range(MAX_STEP))], np.int64
 )
 """Quanta by step, shape (553,)."""
-
-
 STEP_VALUES: NDArray[np.float32] = (STEP_QUANTA * QUANTUM).astype(np.float32)
 """Magnitudes by step, exactly."""
-
-
 BOUNDARIES: NDArray[np.float64] = (STEP_QUANTA[:-1] + STEP_QUANTA[1:]).astype(np.float64) * (QUANTUM / 2)
 """Shape (552,): a mean above `BOUNDARIES[t]` is written as a later step than t."""
-
 
 Coded = TypeVar("Coded")
 
@@ -97,13 +84,9 @@ class ValueCoding(Protocol[Coded]):
 
 @dataclass(frozen=True)
 class SignAndScale:
-    """The value coding of this protocol.
+    """The value coding of this protocol."""
 
-    Attributes:
-        levels: Scales per chunk, 1 or 2.
-    """
-
-    levels: int
+    levels: int  # scales per chunk, 1 or 2
 
     def encode(self, indices: Tensor, values: Tensor) -> Coefficients:
         """Write signs and scales; -0.0 is positive, a silent chunk is made canonical."""
@@ -119,7 +102,7 @@ class SignAndScale:
         )
 
     def decode(self, coded: Coefficients) -> Tensor:
-        """Plus or minus the scale; 0.0 throughout a silent chunk, whatever its indices were."""
+        """Plus or minus the scale; 0.0 throughout a silent chunk."""
         scales = STEP_VALUES[coded.steps]
         magnitudes = np.where(coded.upper, scales[:, -1:], scales[:, :1])
         return torch.from_numpy(np.where(coded.negative, -magnitudes, magnitudes))
@@ -133,9 +116,11 @@ class SignAndScale:
         k = magnitudes.shape[1]
         upper = magnitudes > (_row_sums(magnitudes) / k)[:, None]
         num_upper = upper.sum(dim=1)
+        # The nearest step of each half; equal magnitudes have no upper half.
         lower_step = nearest_steps(_row_sums(torch.where(upper, 0.0, magnitudes)) / (k - num_upper))
         upper_step = nearest_steps(_row_sums(torch.where(upper, magnitudes, 0.0)) / num_upper.clamp(min=1))
-        upper_step = torch.maximum(lower_step, upper_step)  # equal magnitudes have no upper half
+        upper_step = torch.maximum(lower_step, upper_step)
+        # The range of the tensor: raise lower levels to its first step, silence chunks below it.
         floor = last_silent_step(int(upper_step.max()))
         steps = torch.stack([lower_step.clamp(min=floor + 1), upper_step], dim=1)
         steps = torch.where((upper_step > floor)[:, None], steps, 0)
@@ -153,7 +138,7 @@ def last_silent_step(top: int) -> int:
 
 
 def _row_sums(numbers: Tensor) -> Tensor:
-    """Sum each row by halving: one fixed order of additions, whatever the machine."""
+    """Sum each row by halving, in one order of additions on every machine."""
     while numbers.shape[1] > 1:
         half = numbers.shape[1] // 2
         paired = numbers[:, :half] + numbers[:, half : 2 * half]

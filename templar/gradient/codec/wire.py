@@ -1,8 +1,8 @@
-"""Payloads as bytes: one version, one encoding for every payload, and an answer for every byte string.
+"""Payloads as bytes: one version, one encoding for every payload, and a reason for every byte string that is none.
 
 All numbers are little-endian. Types and the order of all parts follow from the layout, never from the sender, and a
-payload's length has bounds that are known before a byte is read; nothing in here can run code, and what reading
-allocates is bounded by the layout: less than twice the longest legal payload, and half a megabyte.
+payload's length has bounds that are known before a byte is read. No byte can run code, and reading allocates less than
+twice the longest legal payload and half a megabyte.
 
     header, 96 bytes
         magic "TPLP" | version u8 | recipe u8 | uid u16 | window u64 | layout digest, 32 bytes
@@ -12,10 +12,8 @@ allocates is bounded by the layout: less than twice the longest legal payload, a
     checksum, 4 bytes
         CRC-32 of all that comes before
 
-The checksum finds a damaged file. It is no defence against its author, and need not be one: the signed manifest holds
-the SHA-256 of the bytes, and whatever an author writes is checked field by field.
-
-What a miner publishes, as values: header and coefficients. `sections` and `wire` turn them into bytes and back.
+The checksum finds a damaged file. It is no defence against the author, and need not be one: the signed manifest holds
+the SHA-256 of the bytes, and every field that an author writes is checked.
 """
 
 import struct
@@ -29,37 +27,36 @@ import numpy as np
 from templar import PROTOCOL_VERSION
 from templar.errors import Reason, RejectedError
 from templar.gradient import Recipe, backend
-from templar.gradient.codec.sections import Section, pack, read_section
+from templar.gradient.codec.planes import Section
+from templar.gradient.codec.sections import pack, read_section
 from templar.gradient.codec.values import Coefficients
 from templar.gradient.layout import CHECKSUM_BYTES, HEADER_BYTES, Layout
+
+MAGIC = b"TPLP"
+VERSION = int(PROTOCOL_VERSION)
+MAX_HOTKEY_BYTES = 48
+RECIPES: tuple[Recipe, ...] = get_args(Recipe)
+"""A recipe's number in a header is its index here."""
+_HEADER = struct.Struct(f"<4sBBHQ32s{MAX_HOTKEY_BYTES}s")
+_CHECKSUM = struct.Struct("<I")
 
 
 @dataclass(frozen=True)
 class Header:
-    """Who made a payload, when, and for which model.
-
-    Attributes:
-        recipe: The recipe it was made by.
-        window: The window it was made in.
-        uid: The miner's uid.
-        hotkey: The miner's hotkey, 1 to 48 printable ASCII characters.
-        layout_digest: `Layout.digest` of the tensors that follow.
-    """
+    """The miner, window and model of a payload."""
 
     recipe: Recipe
     window: int
     uid: int
-    hotkey: str
-    layout_digest: str
+    hotkey: str  # 1 to 48 printable ASCII characters
+    layout_digest: str  # of the tensors that follow
 
 
 @dataclass(frozen=True)
 class Payload:
-    """One miner's contribution to one window. In memory it takes little more than its bytes.
+    """One miner's contribution to one window, with a packed section for every tensor of the layout.
 
-    Attributes:
-        header: Who, when, for which model.
-        sections: The coefficients by parameter name, as they are published, for every tensor of the layout.
+    In memory it takes little more than its bytes.
     """
 
     header: Header
@@ -67,10 +64,10 @@ class Payload:
 
     @classmethod
     def of(cls, header: Header, coefficients: Mapping[str, Coefficients], layout: Layout) -> Self:
-        """What a compression gave, packed.
+        """Pack the coefficients of a compression.
 
         Raises:
-            ValueError: It is not legal for this layout; nobody would accept it.
+            ValueError: They are not legal for this layout; every reader would reject them.
         """
         if set(coefficients) != set(layout.names):
             raise ValueError("the payload does not have exactly the tensors of the layout")
@@ -78,41 +75,11 @@ class Payload:
         return cls(header, {each.name: pack(coefficients[each.name], each, fast=fast) for each in layout.tensors})
 
 
-def check_layout(payloads: Iterable[Payload], layout: Layout) -> None:
-    """Refuse payloads that were made for another layout.
-
-    Raises:
-        ValueError: One was.
-    """
-    for payload in payloads:
-        if payload.header.layout_digest != layout.digest:
-            raise ValueError(f"the payload of uid {payload.header.uid} was made for another layout")
-
-
-MAGIC = b"TPLP"
-
-
-VERSION = int(PROTOCOL_VERSION)
-
-
-MAX_HOTKEY_BYTES = 48
-
-
-RECIPES: tuple[Recipe, ...] = get_args(Recipe)
-"""A recipe's number in a header is its place here."""
-
-
-_HEADER = struct.Struct(f"<4sBBHQ32s{MAX_HOTKEY_BYTES}s")
-
-
-_CHECKSUM = struct.Struct("<I")
-
-
 def encode(payload: Payload, layout: Layout) -> bytes:
     """The bytes of a payload.
 
     Raises:
-        ValueError: The payload is not legal for this layout; nobody would accept its bytes.
+        ValueError: The payload is not legal for this layout; every reader would reject its bytes.
     """
     if tuple(sorted(payload.sections)) != layout.names:
         raise ValueError("the payload does not have exactly the tensors of the layout")
@@ -127,13 +94,13 @@ def decode(data: bytes, layout: Layout) -> Payload:
     """Read a payload. Its sections are read-only views of `data`.
 
     Args:
-        data: Anything that somebody published.
+        data: The bytes as their author published them, legal or not.
         layout: The tensors that it must hold.
 
     Raises:
         RejectedError: `malformed` (no payload, or damaged), `wrong_version`, `wrong_size`, `wrong_shapes` (made for
             another layout), `bad_payload` (a scale or an index out of range), `not_canonical` (not the one way to
-            write it). No other error, whatever the bytes are.
+            write it). No bytes raise any other error.
     """
     header = _decode_header(data, layout)
     rest = np.frombuffer(data, np.uint8, len(data) - HEADER_BYTES - CHECKSUM_BYTES, HEADER_BYTES)
@@ -145,6 +112,13 @@ def decode(data: bytes, layout: Layout) -> Payload:
     if len(rest):
         raise RejectedError(Reason.MALFORMED, f"payload: {len(rest)} bytes follow its last section")
     return Payload(header, sections)
+
+
+def check_layout(payloads: Iterable[Payload], layout: Layout) -> None:
+    """Raise ValueError if a payload was made for another layout."""
+    for payload in payloads:
+        if payload.header.layout_digest != layout.digest:
+            raise ValueError(f"the payload of uid {payload.header.uid} was made for another layout")
 
 
 def _encode_header(header: Header, layout: Layout) -> bytes:

@@ -1,11 +1,10 @@
-"""The aggregate of one tensor, chunk by chunk: all peers' are added while the sums are in the cache.
+"""Sections of one tensor read chunk by chunk: their aggregate, inner products with a gradient, common coefficients.
 
-The inner product of one tensor's update with a gradient, coefficient by coefficient as they are read.
-
-Common coefficients of all pairs of payloads: `similarity`, some chunks at a time, as bitmaps in the cache.
+These are the loops of `aggregate`, `product` and `similarity`, with the same bits. The sums and bitmaps of the chunks
+at hand stay in the processor's cache, so memory does not grow with the number of peers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,61 +13,54 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from templar.gradient.aggregate import finish
-from templar.gradient.codec.sections import Section
+from templar.gradient.codec.planes import Section
 from templar.gradient.codec.values import QUANTUM
 from templar.gradient.kernels.machine import count_ones, grid_of, in_ranges, inlined, kernel, origin, store
-from templar.gradient.kernels.planes import MAGNITUDES, SIGNS, Views, bits_at, code_at, read_chunk, starts, views
-from templar.gradient.layout import Layout, TensorLayout
+from templar.gradient.kernels.planes import MAGNITUDES, SIGNS, bits_at, code_at, read_chunk, starts, views
+from templar.gradient.layout import TensorLayout
 
 _SLAB_ELEMENTS = 1 << 22
 """Elements that are transformed at a time."""
+_SLAB_WORDS = 512
+"""Words of a payload's bitmap that are compared at a time: all of 30 payloads' fit a processor's second cache."""
 
 
 def combine(
     sections: Sequence[Section],
     tables: Sequence[NDArray[np.int64]],
     tensor: TensorLayout,
-    layout: Layout,
     out: Tensor,
+    finish: Callable[[Tensor], Tensor] | None,
 ) -> Tensor:
     """The update of one tensor.
 
     Args:
-        sections: Every peer's.
-        tables: Every peer's magnitudes by scale code, shape (256,).
-        tensor: Its chunks.
-        layout: Transform and recipe.
+        sections: One per peer.
+        tables: Magnitudes by scale code of each peer, shape (256,).
+        tensor: The tensor's chunks.
         out: Is overwritten with the update: float32, contiguous, in the tensor's shape.
+        finish: Makes float32 chunks of the update from mean coefficients in quanta, float64; None if it only multiplies
+            them by a quantum.
     """
     peers, magnitudes, update = views(sections), np.stack(tables), out.view(-1).numpy()
     grid = grid_of(tensor)
-    if layout.recipe == "sparseloco" and not layout.use_dct:
+    if finish is None:
         in_ranges(
             lambda first, stop: _combine(peers, magnitudes, first, stop, starts(sections, first), grid, update),
             tensor.num_chunks,
         )
         return out
+
+    def take_means(slab_first: int, means: NDArray[np.float64], first: int, stop: int) -> None:
+        begin = starts(sections, slab_first + first)
+        _means(peers, magnitudes, slab_first + first, slab_first + stop, begin, means[first:stop])
+
     slab = max(_SLAB_ELEMENTS // tensor.chunk_length, 1)
     for first in range(0, tensor.num_chunks, slab):
         means = np.empty((min(slab, tensor.num_chunks - first), tensor.chunk_length))
-        in_ranges(partial(_means_of_range, peers, magnitudes, sections, first, means), len(means))
-        _place_all(finish(torch.from_numpy(means), tensor, layout).numpy(), first, grid, update)
+        in_ranges(partial(take_means, first, means), len(means))
+        _place_all(finish(torch.from_numpy(means)).numpy(), first, grid, update)
     return out
-
-
-def _means_of_range(
-    peers: Views,
-    magnitudes: NDArray[np.int64],
-    sections: Sequence[Section],
-    origin: int,
-    means: NDArray[np.float64],
-    first: int,
-    stop: int,
-) -> None:
-    """Rows `first` to `stop` of a slab's means, whose chunks begin at `origin`."""
-    begin = starts(sections, origin + first)
-    _means(peers, magnitudes, origin + first, origin + stop, begin, means[first:stop])
 
 
 @kernel
@@ -130,7 +122,7 @@ def _take_means(total: Any, counts: Any, means: Any) -> None:
 
 @kernel
 def _place_all(rows: Any, first: int, grid: Any, update: Any) -> None:
-    """Write chunks where they belong, the first of them as number `first`."""
+    """Write chunks into their places in the tensor, from number `first` on."""
     for row in range(len(rows)):
         store(rows[row], np.float32(1), grid, first + row, update)
 
@@ -138,19 +130,18 @@ def _place_all(rows: Any, first: int, grid: Any, update: Any) -> None:
 def chunk_products(
     section: Section, table: NDArray[np.int64], tensor: TensorLayout, gradient: NDArray[np.float32]
 ) -> NDArray[np.float64]:
-    """The inner product of each chunk, in quanta, shape (C,).
+    """The inner product of each chunk of an update with a gradient, in quanta, shape (C,).
 
     Args:
-        section: The payload's.
+        section: The section of the update's payload.
         table: Its magnitudes by scale code, shape (256,).
-        tensor: Its chunks.
+        tensor: The tensor's chunks.
         gradient: Contiguous, in the tensor's shape.
     """
-    alone, products, flat = views([section]), np.zeros(tensor.num_chunks), gradient.reshape(-1)
+    one, products, flat = views([section]), np.zeros(tensor.num_chunks), gradient.reshape(-1)
+    grid = grid_of(tensor)
     in_ranges(
-        lambda first, stop: _multiply(
-            alone, table, first, stop, starts([section], first), grid_of(tensor), flat, products
-        ),
+        lambda first, stop: _multiply(one, table, first, stop, starts([section], first), grid, flat, products),
         tensor.num_chunks,
     )
     return products
@@ -160,7 +151,7 @@ def chunk_products(
 def _multiply(
     section: Any, table: Any, first: int, stop: int, begin: Any, grid: Any, gradient: Any, products: Any
 ) -> None:
-    """Chunks `first` to `stop`, which begin at `begin`; `products` is zero before."""
+    """Multiply chunks `first` to `stop`, which begin at `begin`; `products` is zero before."""
     k, last_level, indices = section.k, section.levels - 1, np.empty(section.k, np.int64)
     for chunk in range(first, stop):
         upper_code = code_at(section, 0, chunk, last_level)
@@ -181,72 +172,40 @@ def _multiply(
         products[chunk] = total
 
 
-_SLAB_WORDS = 512
-"""Words of a payload's bitmap that are compared at a time: all of 30 payloads' fit a processor's second cache."""
-
-
-def count_common(sections: Sequence[Section], tensor: TensorLayout) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Common coefficients of one tensor, and those with the same sign, each of shape (P, P).
-
-    Args:
-        sections: Every peer's, at least one.
-        tensor: Their chunks, of which they hold some places only.
-    """
+def count_common(sections: Sequence[Section], tensor: TensorLayout) -> NDArray[np.int64]:
+    """Common coefficients of one tensor, shape (P, P), of at least one section that has index planes."""
     peers, words = views(sections), -(-tensor.chunk_length // 64)
     slab = max(_SLAB_WORDS // words, 1)
 
-    def work(first: int, stop: int) -> NDArray[np.int64]:
-        found = np.zeros((2, len(sections), len(sections)), np.int64)
-        bitmaps = np.zeros((2, len(sections), slab * words), np.uint64)
+    def count(first: int, stop: int) -> NDArray[np.int64]:
+        found = np.zeros((len(sections), len(sections)), np.int64)
+        bitmaps = np.zeros((len(sections), slab * words), np.uint64)
         _compare(peers, first, stop, starts(sections, first), slab, bitmaps, found)
         return found
 
-    shared, agreeing = sum(in_ranges(work, tensor.num_chunks))
-    return shared, agreeing
+    return np.sum(in_ranges(count, tensor.num_chunks), axis=0)
 
 
 @kernel
 def _compare(peers: Any, first: int, stop: int, begin: Any, slab: int, bitmaps: Any, found: Any) -> None:
-    """Count in chunks `first` to `stop`, which begin at `begin`; `bitmaps` is room for `slab` of them."""
-    words, indices = bitmaps.shape[2] // slab, np.empty(peers.k, np.int64)
+    """Count in chunks `first` to `stop`, which begin at `begin`; `bitmaps` has room for `slab` of them."""
+    words, indices = bitmaps.shape[1] // slab, np.empty(peers.k, np.int64)
     for slab_first in range(first, stop, slab):
+        # 1. One bit for each place of each peer.
         bitmaps[:] = 0
         for peer in range(len(peers.addresses)):
             for chunk in range(slab_first, min(slab_first + slab, stop)):
                 if code_at(peers, peer, chunk, peers.levels - 1) != 0:
-                    _mark(peers, peer, begin[peer], indices, (chunk - slab_first) * words, bitmaps)
-        _count(bitmaps, found)
-
-
-@inlined
-def _mark(peers: Any, peer: int, start: Any, indices: Any, origin: int, bitmaps: Any) -> None:
-    """Set the places of a chunk, and which of them are negative, from word `origin` on."""
-    k, rank = peers.k, start[0]
-    read_chunk(peers, peer, start, indices)
-    for first in range(0, k, 32):
-        count = min(32, k - first)
-        signs = bits_at(peers, peer, SIGNS, rank * k + first, count)
-        for place in range(count):
-            index = indices[first + place]
-            word, bit = origin + (index >> 6), np.uint64(index & 63)
-            bitmaps[0, peer, word] |= np.uint64(1) << bit
-            bitmaps[1, peer, word] |= np.uint64(signs >> place & 1) << bit
-
-
-@inlined
-def _count(bitmaps: Any, found: Any) -> None:
-    """Add the common ones of all pairs."""
-    for row in range(bitmaps.shape[1]):
-        one, one_negative = bitmaps[0, row], bitmaps[1, row]
-        for column in range(row + 1):
-            other, other_negative = bitmaps[0, column], bitmaps[1, column]
-            shared = agreeing = np.int64(0)
-            for word in range(len(one)):
-                both = one[word] & other[word]
-                shared += np.int64(count_ones(both))
-                agreeing += np.int64(count_ones(both & ~(one_negative[word] ^ other_negative[word])))
-            found[0, row, column] += shared
-            found[1, row, column] += agreeing
-            if column < row:
-                found[0, column, row] += shared
-                found[1, column, row] += agreeing
+                    read_chunk(peers, peer, begin[peer], indices)
+                    corner = (chunk - slab_first) * words
+                    for index in indices:
+                        bitmaps[peer, corner + (index >> 6)] |= np.uint64(1) << np.uint64(index & 63)
+        # 2. Common bits of all pairs.
+        for row in range(len(bitmaps)):
+            for column in range(row + 1):
+                one, other, shared = bitmaps[row], bitmaps[column], np.int64(0)
+                for word in range(len(one)):
+                    shared += np.int64(count_ones(one[word] & other[word]))
+                found[row, column] += shared
+                if column < row:
+                    found[column, row] += shared

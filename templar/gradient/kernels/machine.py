@@ -1,30 +1,29 @@
-"""Machine instructions that numba has no function for, its compiler options, and the sharing of work among threads.
-
-Where the chunks of a tensor are in its memory, for kernels; `chunks` says the same of whole tensors.
-"""
+"""What all kernels share: compiler options, machine instructions that numba lacks, threads, and chunks in memory."""
 
 import hashlib
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numba
 import numpy as np
+import torch
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from templar.gradient.backend import num_threads, pool
 from templar.gradient.layout import TensorLayout
 
 
 def _cache_folder() -> Path:
     """Where compiled kernels are kept: beside the source, or in the user's cache folder if that cannot be written.
 
-    Numba looks only at the file of a kernel. Its parts and the constants it was compiled with are in other files of
-    `templar.gradient`, so the folder's name covers all of these. What is kept there is code, so a folder that others
-    could write to will not do.
+    Numba compiles again when the file of a kernel changes. Its parts and the constants that it was compiled with are in
+    other files of `templar.gradient`, so the folder's name is a hash of all of these. The folder holds code that will
+    be run: it must not be one that others can write to, such as /tmp.
     """
     source = Path(__file__).parent
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(source.parent.rglob("*.py")))).hexdigest()
@@ -36,17 +35,12 @@ def _cache_folder() -> Path:
 
 setattr(numba.config, "CACHE_DIR", str(_cache_folder()))  # noqa: B010 - the module makes its attributes at run time
 
-
 kernel = njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)
 """Compiled once per machine and version of the source."""
-
-
 inlined = njit(nogil=True, error_model="numpy", boundscheck=False, forceinline=True)
 """A part of a kernel."""
-
-
 instruction: Any = intrinsic
-"""Something that is written in the compiler's own language."""
+"""A function written in the compiler's intermediate language."""
 
 
 @instruction
@@ -103,30 +97,37 @@ def word_at(address: Any, size: int, place: int) -> Any:
 
 
 def in_ranges(work: Callable[[int, int], Any], count: int) -> list[Any]:
-    """Let threads do `work(first, stop)` for ranges that make up `range(count)`; the results in order."""
-    share = -(-count // num_threads())
+    """Call `work(first, stop)` in threads, for ranges that make up `range(count)`; the results in order.
+
+    As many threads as PyTorch takes. Their number never changes a bit of what kernels return.
+    """
+    threads = torch.get_num_threads()
+    share = -(-count // threads)
     ranges = [(first, min(first + share, count)) for first in range(0, count, share)]
     if len(ranges) == 1:
         return [work(*ranges[0])]
-    return list(pool(num_threads()).map(work, *zip(*ranges, strict=True)))
+    return list(_pool(threads).map(work, *zip(*ranges, strict=True)))
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Threads for kernels, which run outside of the interpreter's lock."""
+    return ThreadPoolExecutor(threads, thread_name_prefix="codec")
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)  # threads stay behind in the parent
 
 
 class Grid(NamedTuple):
-    """The chunks of a tensor in row-major memory.
+    """Where the chunks of a tensor are in its row-major memory."""
 
-    Attributes:
-        height: Rows of a chunk; a vector's has 1.
-        width: Columns of a chunk.
-        columns: Columns of the tensor, folded to a matrix.
-    """
-
-    height: int
-    width: int
-    columns: int
+    height: int  # rows of a chunk; 1 for a vector
+    width: int  # columns of a chunk
+    columns: int  # of the tensor, folded to a matrix
 
 
 def grid_of(tensor: TensorLayout) -> Grid:
-    """The chunks of a tensor."""
+    """The grid of a tensor's chunks."""
     return Grid(*tensor.block, tensor.folded_shape[-1])
 
 
@@ -139,7 +140,7 @@ def origin(grid: Any, chunk: int) -> Any:
 
 @inlined
 def store(values: Any, factor: Any, grid: Any, chunk: int, memory: Any) -> None:
-    """Write the values of a chunk, times a factor, where it belongs."""
+    """Write the values of a chunk, times a factor, into its place in the tensor's memory."""
     width, start = grid.width, origin(grid, chunk)
     for row in range(grid.height):
         source = values[row * width : (row + 1) * width]  # indices that start at 0 let the compiler use vectors

@@ -1,4 +1,4 @@
-"""The planes of sections, bit by bit: what `rice` and `sections` do with whole arrays."""
+"""The planes of sections, bit by bit: `codec.planes` with the same bytes, and what other kernels read of a section."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from templar.gradient.codec import rice
-from templar.gradient.codec.sections import Section
+from templar.gradient.codec.planes import Section, end_of_ones
 from templar.gradient.kernels.machine import byte_at, in_ranges, inlined, kernel, trailing_zeros, word_at
 from templar.gradient.layout import TOP_BYTES, TensorLayout, whole_bytes
 
@@ -15,29 +14,19 @@ SIGNS, MAGNITUDES, REMAINDERS, QUOTIENTS = range(4)
 
 
 class Views(NamedTuple):
-    """What kernels know of P sections of one tensor. The sections must outlive it: it holds addresses only.
+    """P sections of one tensor for kernels. The sections must outlive it: it holds their addresses only."""
 
-    Attributes:
-        addresses: Where their bytes are, shape (P,).
-        sizes: How many they are, shape (P,).
-        planes: Where their planes begin, shape (P, 4).
-        k: Coefficients per chunk.
-        bits: The Rice parameter.
-        levels: Scales per chunk.
-        coded: Whether they say which coefficients they hold.
-    """
-
-    addresses: NDArray[np.uint64]
-    sizes: NDArray[np.int64]
-    planes: NDArray[np.int64]
-    k: int
-    bits: int
-    levels: int
-    coded: bool
+    addresses: NDArray[np.uint64]  # shape (P,)
+    sizes: NDArray[np.int64]  # bytes, shape (P,)
+    planes: NDArray[np.int64]  # where their planes begin, shape (P, 4)
+    k: int  # coefficients per chunk
+    bits: int  # Rice parameter
+    levels: int  # scales per chunk
+    coded: bool  # whether they have index planes
 
 
 def views(sections: Sequence[Section]) -> Views:
-    """What kernels know of sections of one tensor, at least one."""
+    """Views of sections of one tensor, at least one."""
     tensor = sections[0].tensor
     return Views(
         np.array([section.data.ctypes.data for section in sections], np.uint64),
@@ -59,8 +48,8 @@ def starts(sections: Sequence[Section], chunk: int) -> NDArray[np.int64]:
     return np.array([_start(section, chunk) for section in sections], np.int64)
 
 
-def encode(indices: NDArray[np.uint16], tensor: TensorLayout) -> tuple[bytes, bytes]:
-    """`rice.encode` with the tensor's parameter."""
+def encode_indices(indices: NDArray[np.uint16], tensor: TensorLayout) -> tuple[bytes, bytes]:
+    """`codec.planes.encode_indices`."""
     bits, count = tensor.remainder_bits, indices.size
     remainders = np.zeros(whole_bytes(count * bits) + 8, np.uint8)
     quotients = np.zeros(whole_bytes(len(indices) * tensor.max_quotient_bits), np.uint8)
@@ -69,10 +58,10 @@ def encode(indices: NDArray[np.uint16], tensor: TensorLayout) -> tuple[bytes, by
 
 
 def indices_fit(section: Section) -> bool:
-    """Whether all indices of a section, whose planes are whole, are within their chunks."""
-    alone = views([section])
+    """`codec.planes.indices_fit`."""
+    one = views([section])
     largest = in_ranges(
-        lambda first, stop: _largest_index(alone, starts([section], first), first, stop), section.tensor.num_chunks
+        lambda first, stop: _largest_index(one, starts([section], first), first, stop), section.tensor.num_chunks
     )
     return bool(max(largest) < section.tensor.chunk_length)
 
@@ -81,7 +70,7 @@ def _start(section: Section, chunk: int) -> tuple[int, int]:
     rank = int(np.count_nonzero(section.codes[:chunk, -1]))
     if not section.tensor.has_index_planes:
         return rank, 0
-    return rank, rice.end_of_ones(section.data[section.planes.quotients :], rank * section.tensor.k) or 0
+    return rank, end_of_ones(section.data[section.planes.quotients :], rank * section.tensor.k) or 0
 
 
 @inlined
@@ -100,13 +89,9 @@ def bits_at(sections: Any, peer: int, plane: int, position: int, count: int) -> 
 
 @inlined
 def read_chunk(sections: Any, peer: int, start: Any, indices: Any) -> None:
-    """Read the indices of a chunk that is not silent.
+    """Read the indices of a chunk that is not silent into `indices`, shape (k,), int64.
 
-    Args:
-        sections: The sections.
-        peer: Whose.
-        start: Where the chunk begins, as `starts` says; is moved to the next one.
-        indices: Shape (k,), int64, is written.
+    `start` says where the chunk begins, as `starts` does; it is moved to the next one.
     """
     k, bits, rank, position = sections.k, sections.bits, start[0], start[1]
     start[0] += 1
@@ -114,6 +99,7 @@ def read_chunk(sections: Any, peer: int, start: Any, indices: Any) -> None:
         for place in range(k):
             indices[place] = place
         return
+    # The quotients' next 64 bits are in `word`; each one that is found ends a gap and is cleared.
     address, size, plane = sections.addresses[peer], sections.sizes[peer], sections.planes[peer, QUOTIENTS]
     base = position & ~63
     word = word_at(address, size, plane + (base >> 3)) & (~np.uint64(0) << np.uint64(position & 63))
@@ -124,6 +110,7 @@ def read_chunk(sections: Any, peer: int, start: Any, indices: Any) -> None:
             word = word_at(address, size, plane + (base >> 3))
         end = base + np.int64(trailing_zeros(word))
         word &= word - np.uint64(1)
+        # Zeros since the start are the sum of all quotients so far: the index needs no running sum of gaps.
         remainders += bits_at(sections, peer, REMAINDERS, at + place * bits, bits)
         indices[place] = ((end - position - place) << bits) + remainders + place
     start[1] = end + 1

@@ -1,0 +1,120 @@
+"""The index code and its planes of bits: any ascending indices come back, whatever the sizes."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from gradient_cases import more, random_indices, silence, tensor_of
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from templar.gradient.codec.planes import (
+    Section,
+    decode_indices,
+    encode_indices,
+    end_of_ones,
+    indices_fit,
+    pack_bits,
+    unpack_bits,
+)
+from templar.gradient.codec.sections import pack
+from templar.gradient.layout import TensorLayout
+
+ROWS = st.integers(1, 70) | st.sampled_from([63, 64, 65, 128, 129, 150])  # blocks have 64 rows for k = 8
+
+
+@st.composite
+def index_cases(draw: st.DrawFn) -> tuple[TensorLayout, NDArray[np.uint16]]:
+    """Some chunks of a tensor that are not published whole, and ascending indices of each."""
+    length = draw(st.integers(2, 100) | st.just(4096))
+    k = draw(st.integers(1, length - 1) | st.sampled_from([1, length - 1]))
+    rows = draw(st.integers(1, 5) if length == 4096 else ROWS)
+    indices = random_indices(rows, length, k, np.random.default_rng(draw(st.integers(0, 2**32))))
+    return tensor_of(rows, length, k), indices
+
+
+def section_of(tensor: TensorLayout, indices: NDArray[np.uint16], after: bytes = b"") -> Section:
+    """A section with these indices, followed by other bytes."""
+    steps = np.full((tensor.num_chunks, 1), 5, np.uint16)
+    section = pack(replace(silence(tensor), indices=indices, steps=steps), tensor)
+    return Section(np.frombuffer(section.data.tobytes() + after, np.uint8), tensor)
+
+
+def as_bytes(plane: str) -> bytes:
+    return bytes(int(plane[start : start + 8][::-1], 2) for start in range(0, len(plane), 8))
+
+
+@given(index_cases(), st.binary(max_size=20))
+@more
+def test_any_indices_come_back_whatever_follows_them(
+    case: tuple[TensorLayout, NDArray[np.uint16]], after: bytes
+) -> None:
+    tensor, indices = case
+    section = section_of(tensor, indices, after)
+    assert np.array_equal(decode_indices(section), indices)
+    assert indices_fit(section)
+
+
+@pytest.mark.parametrize("k", [1, 2, 64, 4095])
+def test_indices_at_either_end_come_back(k: int) -> None:
+    first, last = np.arange(k), np.arange(4096 - k, 4096)
+    for rows in ([first], [last], [first, last] * 40):
+        indices = np.array(rows, np.uint16)
+        assert np.array_equal(decode_indices(section_of(tensor_of(len(rows), 4096, k), indices)), indices)
+
+
+@given(index_cases())
+@more
+def test_planes_are_those_of_the_text_bit_by_bit(case: tuple[TensorLayout, NDArray[np.uint16]]) -> None:
+    tensor, indices = case
+    bits = tensor.remainder_bits
+    remainders, quotients = "", ""
+    for row in indices.tolist():
+        for before, index in itertools.pairwise([-1, *row]):
+            gap = index - before - 1
+            remainders += "".join(str(gap >> bit & 1) for bit in range(bits))
+            quotients += "0" * (gap >> bits) + "1"
+    assert encode_indices(indices, tensor) == (as_bytes(remainders), as_bytes(quotients))
+
+
+def test_planes_by_hand() -> None:
+    """Gaps 0, 1, 4 and 2, 0, 0 with b = 1."""
+    remainders, quotients = encode_indices(np.array([[0, 2, 7], [2, 3, 4]], np.uint16), tensor_of(2, 8, 3))
+    assert remainders == bytes([0b000010])  # 0 1 0, 0 0 0
+    assert quotients == bytes([0b11010011, 0b1])  # 1 1 001, 01 1 1
+
+
+@given(st.lists(st.booleans(), max_size=200), st.data())
+@more
+def test_bits_are_packed_and_unpacked_from_anywhere(bits: list[bool], data: st.DataObject) -> None:
+    plane = np.frombuffer(pack_bits(np.array(bits)), np.uint8)
+    assert plane.tobytes() == as_bytes("".join("01"[bit] for bit in bits))
+    first = data.draw(st.integers(0, len(bits)))
+    count = data.draw(st.integers(0, len(bits) - first))
+    assert unpack_bits(plane, first, count).tolist() == bits[first : first + count]
+
+
+@given(st.binary(max_size=40), st.integers(0, 330))
+@more
+def test_end_of_ones(data: bytes, count: int) -> None:
+    plane = np.frombuffer(data, np.uint8)
+    assert end_of_ones(plane, count) == plain_end_of_ones(plane, count)
+
+
+@pytest.mark.parametrize("length", [4095, 4096, 4097, 10_000])
+def test_end_of_ones_across_blocks(length: int) -> None:
+    generator = np.random.default_rng(length)
+    for density in (0, 1, 200):
+        plane = np.where(generator.integers(0, 256, length) < density, generator.integers(0, 256, length), 0)
+        plane = plane.astype(np.uint8)
+        plane[-1] |= 0x80
+        ones = int(np.unpackbits(plane).sum())
+        for count in {0, 1, ones // 2, ones - 1, ones, ones + 1}:
+            assert end_of_ones(plane, count) == plain_end_of_ones(plane, count)
+
+
+def plain_end_of_ones(plane: NDArray[np.uint8], count: int) -> int | None:
+    ends = np.flatnonzero(np.unpackbits(plane, bitorder="little")) + 1
+    return 0 if count == 0 else int(ends[count - 1]) if count <= len(ends) else None
