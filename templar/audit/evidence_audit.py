@@ -1,7 +1,7 @@
-"""The audit of a validator: its evidence of a window, rebuilt from public objects and compared (DESIGN D8).
+"""Audit windows: the roster and every validator's evidence, rebuilt from public objects (docs/architecture.md D8).
 
-The facts are seen and measured again on the state before the window; everything else follows from them and from the
-evidence before, exactly. Whoever audits needs no hotkey and asks nobody but chain, buckets and dataset.
+The facts are observed and measured again on the state before the window; everything else follows from them and from
+the evidence before, exactly. An auditor needs no hotkey, and reads chain, buckets and dataset only.
 """
 
 import logging
@@ -30,15 +30,13 @@ log = logging.getLogger(__name__)
 
 
 GATHER_SECONDS = 600.0
-"""How long an audit may fetch from the miners of a window; nobody waits for it."""
-
-
+"""Time limit for fetching from the miners of a window; nobody waits for an audit."""
 REPLAY_SECONDS = 60.0
-"""How long a window that is replayed is waited for, where something of it cannot be read now."""
+"""Time limit for a replayed window of which an object cannot be read at once."""
 
 
 class Subject(StrEnum):
-    """What was audited."""
+    """The object of an audit."""
 
     ROSTER = "roster"
     EVIDENCE = "evidence"
@@ -46,16 +44,14 @@ class Subject(StrEnum):
 
 @dataclass(frozen=True)
 class EvidenceAudit:
-    """What came of the audit of one participant's window.
+    """The result of the audit of one roster or one evidence.
 
     Attributes:
-        window: The window.
-        subject: What was audited.
-        uid: Who published it; None for the roster of a null window.
-        differences: What was published and is not so, the causes before what follows from them.
-        notes: What cannot be redone, and what is no lie.
-        seconds: How long it took.
-        problem: Why it could not be audited to the end; None if it was.
+        uid: Its publisher; None for the roster of a null window.
+        differences: Published values that the public objects contradict, causes before consequences.
+        notes: Claims that cannot be checked, and conflicts without a fault.
+        seconds: Duration of the audit.
+        problem: The error that stopped the audit; None if it was completed.
     """
 
     window: int
@@ -68,7 +64,7 @@ class EvidenceAudit:
 
     @property
     def verified(self) -> bool:
-        """Whether all of it was redone, and nothing differs."""
+        """Whether everything was checked, and nothing differs."""
         return not self.differences and self.problem is None
 
     @property
@@ -95,19 +91,15 @@ class EvidenceAudit:
 
 @dataclass(frozen=True)
 class WindowAudit:
-    """What came of the audit of a window.
-
-    Attributes:
-        window: The window.
-        parts: Its roster, then each validator's evidence in uid order.
-    """
+    """The result of the audit of a window."""
 
     window: int
     parts: tuple[EvidenceAudit, ...]
+    """Its roster, then each validator's evidence in uid order."""
 
     @property
     def verified(self) -> bool:
-        """Whether all of it was redone, and nothing differs."""
+        """Whether everything was checked, and nothing differs."""
         return all(part.verified for part in self.parts)
 
     @property
@@ -117,22 +109,22 @@ class WindowAudit:
 
     @property
     def problem(self) -> TemplarError | None:
-        """Why a part could not be audited to the end, if one could not."""
+        """The error of the first part whose audit was stopped."""
         return next((part.problem for part in self.parts if part.problem is not None), None)
 
     @property
     def summary(self) -> str:
-        """One line: what is wrong, or else what was verified."""
+        """One line: the parts that failed, or all parts if none did."""
         wrong = [part.summary for part in self.parts if not part.verified]
         return f"window {self.window}: {'; '.join(wrong or [part.summary for part in self.parts])}"
 
 
 class Auditor:
-    """Audits windows one after the other; each brings the node's state forward.
+    """Audits windows one after the other; each moves the node's state forward.
 
     Args:
-        node: A started node without a hotkey, in a folder of its own: its state is where the audit is.
-        tolerance: How far apart measured numbers may be, relatively; 0 for exactly, which the same hardware keeps.
+        node: A started node without a hotkey, in a folder of its own.
+        tolerance: Allowed relative distance of measured numbers; 0 for equality, which the same hardware keeps.
     """
 
     def __init__(self, node: Node, *, tolerance: float = 0.0) -> None:
@@ -142,22 +134,25 @@ class Auditor:
         node.gatherer = replace(node.gatherer, min_retry_seconds=GATHER_SECONDS)
 
     def newest_window(self) -> int:
-        """The newest window of which everything is final: on the one after it nobody can decide any more."""
+        """Return the newest final window: decisions on the window after it are closed."""
         return window_of(self._node.chain.block(), self._node.hparams.windows) - 2
 
     def audit(self, window: int, uid: int | None = None) -> WindowAudit:
-        """Audit a window: its roster, and the evidence of one validator or of all that published some.
+        """Audit a window: its roster, and the evidence of one validator, or of every one that published it.
 
         Raises:
             PermanentError: `bad_parameters` (no such window, or it is not over), `not_registered` (no such validator),
                 `evidence_missing` (nobody published any, or it has expired).
-            TransientError: Chain or stores failed, or the window cannot be rebuilt from what is shown now.
+            TransientError: Chain or stores failed, or the window cannot be rebuilt from the public objects now.
         """
         node, started = self._node, time.perf_counter()
+        # 1. Read the evidence first: without any there is nothing to replay for.
         self._require_closed(window)
         published = self._published(window, uid)
+        # 2. Replay up to the window before, and gather the window again.
         self._bring_to(window - 1)
         seen = look_back(node, window)
+        # 3. Audit the roster, then each evidence.
         found = audit_roster(node, seen)
         seconds = time.perf_counter() - started
         roster = EvidenceAudit(window, Subject.ROSTER, found.publisher, found.differences, found.notes, seconds)
@@ -182,7 +177,7 @@ class Auditor:
             )
 
     def _published(self, window: int, uid: int | None) -> list[tuple[NeuronInfo, Evidence | RejectedError]]:
-        """Each validator that published evidence, and its evidence, or why that is none."""
+        """Return the validators that published evidence, each with its evidence, or the error why that is not legal."""
         exchange = self._node.exchange
         validators = [each for each in exchange.metagraph(window).validators() if uid in (None, each.uid)]
         if not validators:
@@ -205,7 +200,7 @@ class Auditor:
         return published
 
     def _bring_to(self, window: int) -> None:
-        """Make the node's state that of a window, through the windows before it: their roots say who is behind."""
+        """Bring the node's state to that of a window, through the `MAX_BEHIND` windows before it, for their roots."""
         node = self._node
         first = max(node.birth.mark.window, window - MAX_BEHIND) + 1
         needed = range(first, min(node.state.window, window) + 1)
@@ -225,7 +220,7 @@ class Auditor:
     def _audit_evidence(
         self, seen: Hindsight, validator: NeuronInfo, evidence: Evidence | RejectedError
     ) -> EvidenceAudit:
-        """Everything about one validator's evidence; what is found before something fails stands."""
+        """Audit one validator's evidence; differences found before an error stand."""
         started, findings = time.perf_counter(), Findings()
         problem: TemplarError | None = None
         if isinstance(evidence, RejectedError):

@@ -1,12 +1,8 @@
-"""One evidence against its window: what was seen and measured is done again, what follows is computed again.
+"""Check one evidence: observe and measure its window again, and compute again what follows (docs/architecture.md D8).
 
-How far behind a validator says that miners were, held against their proofs as they lie there afterwards.
-
-What a validator says that it saw, held against what the public objects show afterwards.
-
-Some of it only the moment could show: a store that failed then, an object that came later. If the public objects agree
-with that it is a note; whatever they contradict is a difference. Both accounts are then measured on the same payloads,
-so that one lie is one difference and does not colour every other number.
+Some observations only the moment could show: a store that failed then, an object that came later. Where the public
+objects agree with such a claim it is a note; where they contradict it, it is a difference. Both accounts are then
+measured on the same payloads, so that one lie is one difference and does not change every other number.
 """
 
 from collections.abc import Mapping
@@ -16,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from templar.agreement.decisions import may_have_expired
-from templar.audit.hindsight import Hindsight, bring_earlier
+from templar.audit.hindsight import Hindsight, cache_payloads
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.gather import GatherReport, PeerOutcome, Tier
@@ -31,55 +27,6 @@ from templar.scoring.evidence_chain import compare_weights, find_standing
 from templar.scoring.slashing import is_absent
 from templar.scoring.standing import Standing
 
-
-def compare_proofs(
-    node: Node, seen: Hindsight, published: WindowFacts, recomputed: WindowFacts, validator: int
-) -> tuple[tuple[Difference, ...], dict[int, str]]:
-    """Hold how far behind miners are said to have been against their proofs as they lie there now.
-
-    A proof that came, or changed, after it was looked at tells nothing of that.
-
-    Returns:
-        What differs; and by uid, why it cannot be told of somebody.
-
-    Raises:
-        TransientError: A proof cannot be read now.
-    """
-    again = {miner.uid: miner for miner in recomputed.miners}
-    differences: list[Difference] = []
-    untold: dict[int, str] = {}
-    for miner in published.miners:
-        now = again.get(miner.uid)
-        if now is None or None in (miner.payload_sha256, now.payload_sha256):
-            continue
-        if miner.windows_behind != now.windows_behind:
-            found = _compare_proof(node, seen, miner, now, validator)
-            if isinstance(found, str):
-                untold[miner.uid] = found
-            else:
-                differences.append(found)
-    return tuple(differences), untold
-
-
-def _compare_proof(node: Node, seen: Hindsight, miner: MinerFacts, now: MinerFacts, validator: int) -> Difference | str:
-    """The difference of one miner; why it cannot be told whether there is one, if so."""
-    if miner.windows_behind is None:
-        return "it is said that its proof could not be read then"
-    if now.windows_behind is None:
-        raise TransientError(Reason.STORE_UNREACHABLE, f"the proof of uid {miner.uid} cannot be read now")
-    suspects = [validator]
-    author, window = node.exchange.metagraph(seen.window).by_uid(miner.uid), seen.window - 1
-    if author is not None and window != node.birth.mark.window:
-        info = node.buckets.reader(author).head(window_key(Kind.PROOF, window, miner.uid))
-        if info is not None and info.last_modified > seen.rules.times.settles:
-            return f"{miner.windows_behind} windows behind then; its proof was stored after that"
-        if info is None and may_have_expired(node.exchange, author, window):
-            return f"{miner.windows_behind} windows behind then; its proof may have expired"
-        suspects += [] if info is not None else [miner.uid]
-    where = f"miners[uid {miner.uid}].facts.windows_behind"
-    return Difference(where, shown(miner.windows_behind), shown(now.windows_behind), tuple(suspects))
-
-
 MOMENTARY = frozenset(
     {
         Reason.STORE_UNREACHABLE,
@@ -89,29 +36,148 @@ MOMENTARY = frozenset(
         Reason.CHAIN_RATE_LIMITED,
     }
 )
-"""Why nothing counted, for nobody to see later; the same that may be a validator's own fault."""
-
-
-_GONE = frozenset({Reason.COMMIT_MISSING, Reason.MANIFEST_MISSING, Reason.PAYLOAD_MISSING})
-
-
+"""Failures that nobody can see later, and that may be the validator's own."""
+_MISSING = frozenset({Reason.COMMIT_MISSING, Reason.MANIFEST_MISSING, Reason.PAYLOAD_MISSING})
 _CAME_LATER = {
     Reason.COMMIT_MISSING: Reason.COMMIT_LATE,
     Reason.MANIFEST_MISSING: Reason.REVEAL_LATE,
     Reason.PAYLOAD_MISSING: Reason.REVEAL_LATE,
 }
-"""What was missing when the validator looked, and how it looks once it came all the same."""
+"""Reason when the validator looked -> reason after the object came too late."""
 
 
 @dataclass
-class Reconciled:
-    """What to measure, and what is known before that.
+class Findings:
+    """The differences found so far; they stand if a later step fails.
 
     Attributes:
-        report: The gather as the validator says that it was, as far as the public objects allow.
-        differences: What they contradict.
-        notes: What only the moment could show, for people.
-        measurable: Whether the validator's own payloads are at hand, all of them and no others.
+        past: In the evidence that this one follows.
+        facts: In observations and measurements.
+        derived: In the conclusion from both.
+        chain: In the weights on chain.
+        notes: Claims that cannot be checked.
+    """
+
+    past: list[Difference] = field(default_factory=list)
+    facts: list[Difference] = field(default_factory=list)
+    derived: list[Difference] = field(default_factory=list)
+    chain: list[Difference] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """All differences, each once, causes before consequences."""
+        return tuple(dict.fromkeys((*self.past, *self.facts, *self.derived, *self.chain)))
+
+
+def check_evidence(
+    node: Node, model: nn.Module, seen: Hindsight, evidence: Evidence, findings: Findings, *, tolerance: float
+) -> None:
+    """Rebuild a validator's window, compare, and enter each difference into `findings` as it is found.
+
+    Args:
+        node: A node whose agreed state is that of the window before.
+        model: A model of the network's shape.
+        seen: The window by its public objects.
+        evidence: The validator's signed evidence.
+        findings: The differences so far.
+        tolerance: Allowed relative distance of measured numbers; 0 for equality.
+
+    Raises:
+        TransientError: Chain, dataset or stores failed; a later call starts over.
+        PermanentError: `evidence_missing`: something of it has expired.
+    """
+    # 1. The standing before, from the evidence that this one follows.
+    standing, problems = find_standing(node.exchange, evidence)
+    findings.past.extend(problems)
+    if standing is None:
+        findings.notes.append("nothing else can be recomputed without the evidence before")
+        return
+    # 2. The conclusion from the published facts, and the weights on chain.
+    findings.derived.extend(_derive(evidence, standing, node.hparams))
+    chain, notes = compare_weights(node.exchange, evidence)
+    findings.chain.extend(chain)
+    findings.notes.extend(notes)
+    # 3. The facts themselves.
+    _check_facts(node, model, seen, evidence, standing, findings=findings, tolerance=tolerance)
+
+
+def _derive(evidence: Evidence, standing: Standing, hparams: HParams) -> tuple[Difference, ...]:
+    """Return where the evidence differs from the conclusion from its own facts, exactly."""
+    author = {name: getattr(evidence, name) for name in ("netuid", "genesis", "uid", "hotkey")}
+    try:
+        again = conclude(evidence.facts, standing, hparams, author)
+    except (ValueError, ArithmeticError) as error:  # numbers that no honest validator can have measured
+        return (Difference("facts", f"what nothing can be concluded from: {str(error)[:200]}", ""),)
+    return compare_evidence(evidence, again)
+
+
+def _check_facts(
+    node: Node,
+    model: nn.Module,
+    seen: Hindsight,
+    evidence: Evidence,
+    standing: Standing,
+    *,
+    findings: Findings,
+    tolerance: float,
+) -> None:
+    """Observe and measure the window again, and enter the differences."""
+    # 1. Which payload of each miner counted: by the claims, as far as the public objects allow.
+    published = evidence.facts
+    again = _reconcile(node, seen, published, standing, evidence.uid)
+    findings.facts.extend(again.differences)
+    findings.notes.extend(again.notes)
+    # 2. Measure on these payloads.
+    earlier = standing.payloads if standing.window == seen.window - 1 else {}
+    missing = cache_payloads(node, seen.window - 1, earlier)
+    measuring = model if again.measurable else None
+    recomputed = _changed(evaluate(node, measuring, standing, again.report, seen.settlement), again.settled)
+    # 3. Proofs may change after a validator read them: they have rules of their own.
+    differences, notes = _compare_proofs(node, seen, published, recomputed, evidence.uid)
+    findings.facts.extend(differences)
+    findings.notes.extend(notes)
+    lags = {miner.uid: {"windows_behind": miner.windows_behind} for miner in published.miners if miner.payload_sha256}
+    recomputed = _changed(recomputed, lags)
+    # 4. Compare the rest.
+    if missing and again.measurable:
+        recomputed = _without_repeats(published, recomputed, missing, findings)
+    if not again.measurable:
+        findings.notes.append("nothing is measured again, for the payloads are not the same")
+    found = compare_facts(published, recomputed, tolerance=tolerance, measured=again.measurable)
+    findings.facts.extend(found)
+
+
+def _changed(facts: WindowFacts, changes: Mapping[int, Mapping[str, Any]]) -> WindowFacts:
+    miners = tuple(miner.model_copy(update=changes.get(miner.uid, {})) for miner in facts.miners)
+    return replace(facts, miners=miners)
+
+
+def _without_repeats(
+    published: WindowFacts, recomputed: WindowFacts, missing: frozenset[int], findings: Findings
+) -> WindowFacts:
+    """Take the published likeness to an earlier payload that is not shown any more."""
+    claims = {miner.uid: miner.repeat for miner in published.miners}
+
+    def known(miner: MinerFacts) -> MinerFacts:
+        claim = claims.get(miner.uid)
+        if claim is None or claim.uid not in missing or claim == miner.repeat:
+            return miner
+        findings.notes.append(f"uid {miner.uid}: the payload of uid {claim.uid} before is not shown any more")
+        return miner.model_copy(update={"repeat": claim})
+
+    return replace(recomputed, miners=tuple(known(miner) for miner in recomputed.miners))
+
+
+@dataclass
+class _Reconciled:
+    """A validator's claims about reveals, compared with the public objects.
+
+    Attributes:
+        report: The gather by the validator's claims, as far as the public objects allow.
+        differences: Claims that they contradict.
+        notes: Claims that only the moment could show, for people.
+        measurable: Whether exactly the validator's payloads are at hand.
         settled: Uid -> fields of its facts that need no further comparison.
     """
 
@@ -122,22 +188,15 @@ class Reconciled:
     settled: dict[int, dict[str, Any]] = field(default_factory=dict)
 
 
-def reconcile(node: Node, seen: Hindsight, published: WindowFacts, standing: Standing, validator: int) -> Reconciled:
-    """Hold what a validator says of each miner's payload against what the miner shows now.
-
-    Args:
-        node: A node whose agreed state is that of the window before.
-        seen: The window as it looks now.
-        published: What the validator says.
-        standing: What it remembered before.
-        validator: Its uid.
+def _reconcile(node: Node, seen: Hindsight, published: WindowFacts, standing: Standing, validator: int) -> _Reconciled:
+    """Compare a validator's claims about the reveals of a window with the public objects.
 
     Raises:
         TransientError: A miner's store fails now: nothing can be said.
-        PermanentError: `evidence_missing`; what a miner showed may have expired.
+        PermanentError: `evidence_missing`; the objects of a miner may have expired.
     """
     claims = {miner.uid: miner for miner in published.miners}
-    found = Reconciled(replace(seen.report, outcomes=()))
+    found = _Reconciled(replace(seen.report, outcomes=()))
     case = _Case(node, seen, standing, validator, published, claims, found)
     outcomes = [case.outcome(neuron, claims.get(neuron.uid)) for neuron in node.exchange.miners(seen.window)]
     found.report = replace(seen.report, outcomes=tuple(each for each in outcomes if each is not None))
@@ -146,7 +205,7 @@ def reconcile(node: Node, seen: Hindsight, published: WindowFacts, standing: Sta
 
 @dataclass
 class _Case:
-    """One validator's window."""
+    """The claims of one validator about one window."""
 
     node: Node
     seen: Hindsight
@@ -154,13 +213,13 @@ class _Case:
     validator: int
     published: WindowFacts
     claims: Mapping[int, MinerFacts]
-    found: Reconciled
+    found: _Reconciled
 
     def outcome(self, neuron: NeuronInfo, claim: MinerFacts | None) -> PeerOutcome | None:
-        """The outcome to go on with; None for somebody whom nobody asked."""
+        """Return the outcome to measure; None for a miner that was not asked."""
         uid, now = neuron.uid, self.seen.outcome(neuron.uid)
         truth, banned = self._truth(neuron, now)
-        if claim is None:  # the comparison says that it was skipped; the others are measured as they were, without it
+        if claim is None:  # `compare_facts` reports that it was skipped; the others are measured without it
             self.found.measurable &= not self._is_listed(uid)
             return None if now is None else replace(now, submission=None)
         bucket = bucket_of(self.node, neuron)
@@ -176,7 +235,7 @@ class _Case:
         return self._as_claimed(claim, now, truth)
 
     def _truth(self, neuron: NeuronInfo, now: PeerOutcome | None) -> tuple[str | None, bool]:
-        """The payload that counts by the public objects, and whether its author is banned."""
+        """Return the payload that counts by the public objects, and whether its author is banned."""
         bucket = bucket_of(self.node, neuron)
         if self.standing.is_banned(self.seen.window, neuron.hotkey, bucket):
             return None, True
@@ -188,7 +247,7 @@ class _Case:
         return (None if counted is None else counted.manifest.payload_sha256), False
 
     def _as_claimed(self, claim: MinerFacts, now: PeerOutcome | None, truth: str | None) -> PeerOutcome | None:
-        """The outcome now, with what was agreed to of the claim."""
+        """Return the outcome now, with the parts of the claim that were accepted."""
         uid, claimed = claim.uid, claim.payload_sha256
         asked = self.seen.report.outcome(uid) is not None
         tier = Tier.OTHER if now is None or not asked else now.tier
@@ -196,18 +255,18 @@ class _Case:
         if uid in self.seen.reserve and claim.tier in (Tier.RESERVE, Tier.OTHER) and not was_needless:
             tier = Tier(claim.tier)
             if tier is Tier.RESERVE and not asked:
-                self.found.notes.append(f"uid {uid}: asked in another's place, which nobody has to be now")
+                self.found.notes.append(f"uid {uid}: asked in another's place, which is not necessary now")
         if now is None or (_is_unasked(claim) and uid in self.seen.reserve and not was_needless):
             return None
         counted = now.submission if claimed is not None and claimed == truth else None
         return replace(now, tier=tier, submission=counted, reason=claim.reason)
 
     def _other_bucket(self, neuron: NeuronInfo, claim: MinerFacts, bucket: str | None) -> None:
-        """The chain names another bucket now: that decides something only where one of them is banned."""
+        """Handle a bucket that the chain names otherwise now: it matters only where one of the two is banned."""
         window = self.seen.window
         then, now = (self.standing.is_banned(window, neuron.hotkey, each) for each in (claim.bucket, bucket))
         if then == now:
-            self.found.notes.append(f"uid {neuron.uid}: the chain names another bucket now than it is said to have had")
+            self.found.notes.append(f"uid {neuron.uid}: the chain names another bucket now than the evidence")
             self._settle(claim, "bucket")
         else:
             self._differs(claim, "bucket", shown(bucket), suspects=(self.validator, neuron.uid))
@@ -215,15 +274,15 @@ class _Case:
             self.found.measurable = False
 
     def _left_out(self, neuron: NeuronInfo, claim: MinerFacts, truth: str | None) -> None:
-        """It says that nothing counted, and something does."""
+        """Handle a claim that nothing counted, where a payload counts by the public objects."""
         uid = neuron.uid
         if self._is_settled(claim, "payload_sha256"):
             return
-        if self._is_listed(uid):  # the decided roster holds, whatever a validator saw
+        if self._is_listed(uid):  # the decided roster holds against any observation
             self.found.measurable = False
         elif claim.reason in MOMENTARY:
             cost = ", and it was punished" if is_absent(claim, self.published) else ""
-            self.found.notes.append(f"uid {uid}: it is said that nothing could be read then [{claim.reason}]{cost}")
+            self.found.notes.append(f"uid {uid}: it could not be read then, says the evidence [{claim.reason}]{cost}")
         elif _is_unasked(claim) and uid in self.seen.reserve:
             pass  # its tier says whether it had to be asked
         else:
@@ -232,7 +291,7 @@ class _Case:
             self._settle(claim, "payload_sha256", "reason")
 
     def _put_in(self, neuron: NeuronInfo, claim: MinerFacts, truth: str | None, now: PeerOutcome | None) -> None:
-        """It says that something counted, and that is not shown."""
+        """Handle a claim that a payload counted, where the public objects do not show that."""
         if self._is_settled(claim, "payload_sha256"):
             return
         self.found.measurable = False
@@ -246,7 +305,7 @@ class _Case:
         self._settle(claim, "payload_sha256", "reason", "windows_behind")
 
     def _no_payload(self, neuron: NeuronInfo, claim: MinerFacts, now: PeerOutcome | None, *, banned: bool) -> None:
-        """Both say that nothing counts: the reasons have to agree."""
+        """Handle a miner without a payload in both accounts: the reasons must agree."""
         reason = Reason.BANNED if banned else None if now is None else now.reason
         if self._is_settled(claim, "reason") or claim.reason == reason:
             return
@@ -266,21 +325,22 @@ class _Case:
             self._differs(claim, "reason", shown(reason), suspects=(self.validator, neuron.uid))
 
     def _require_readable(self, neuron: NeuronInfo, now: PeerOutcome) -> None:
-        """Say that nothing can be said, where that is so.
+        """Raise if nothing can be said of a miner.
 
         Raises:
             TransientError: The miner's store fails now.
-            PermanentError: `evidence_missing`; what it showed may have expired.
+            PermanentError: `evidence_missing`; its objects may have expired.
         """
         if now.reason is not None and now.reason in MOMENTARY:
             raise TransientError(now.reason, f"uid {neuron.uid} cannot be read now: {now.detail}")
-        if now.reason in _GONE and may_have_expired(self.node.exchange, neuron, self.seen.window):
+        if now.reason in _MISSING and may_have_expired(self.node.exchange, neuron, self.seen.window):
             raise PermanentError(
-                Reason.EVIDENCE_MISSING, f"what uid {neuron.uid} showed in window {self.seen.window} may have expired"
+                Reason.EVIDENCE_MISSING,
+                f"the objects of uid {neuron.uid} in window {self.seen.window} may have expired",
             )
 
     def _is_disturbed(self) -> bool:
-        """Whether a peer that counted then fails now, so that more of the reserve are asked than were."""
+        """Whether a peer that counted then fails now, so that more of the reserve are asked than then."""
         return any(
             each.submission is None and (each.reason in MOMENTARY or self._has_claim(each.uid))
             for each in self.seen.report.outcomes
@@ -297,7 +357,7 @@ class _Case:
         return name in self.found.settled.get(claim.uid, {})
 
     def _settle(self, claim: MinerFacts, *names: str) -> None:
-        """Compare these fields no further."""
+        """Exclude these fields from further comparison."""
         known = self.found.settled.setdefault(claim.uid, {})
         known.update({name: getattr(claim, name) for name in names})
 
@@ -316,121 +376,44 @@ class _Case:
 
 
 def _is_unasked(claim: MinerFacts) -> bool:
-    """Whether a validator says nothing at all of a miner's payload."""
+    """Return whether the evidence says nothing of a miner's payload."""
     return claim.payload_sha256 is None and claim.reason is None
 
 
-@dataclass
-class Findings:
-    """What is known so far; it stands, whatever fails later.
-
-    Attributes:
-        past: About the evidence that this one follows.
-        facts: About what was seen and measured.
-        derived: About what follows from both.
-        chain: About what became of it.
-        notes: What cannot be redone.
-    """
-
-    past: list[Difference] = field(default_factory=list)
-    facts: list[Difference] = field(default_factory=list)
-    derived: list[Difference] = field(default_factory=list)
-    chain: list[Difference] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def differences(self) -> tuple[Difference, ...]:
-        """All of them, each once, the causes before what follows from them."""
-        return tuple(dict.fromkeys((*self.past, *self.facts, *self.derived, *self.chain)))
-
-
-def check_evidence(
-    node: Node, model: nn.Module, seen: Hindsight, evidence: Evidence, findings: Findings, *, tolerance: float
-) -> None:
-    """Rebuild a validator's window and compare; what is found goes into `findings` as it is found.
-
-    Args:
-        node: A node whose agreed state is that of the window before.
-        model: A model of the network's shape.
-        seen: The window as it looks now.
-        evidence: What the validator published, signed by it.
-        findings: Where it goes.
-        tolerance: How far apart measured numbers may be, relatively; 0 for exactly.
+def _compare_proofs(
+    node: Node, seen: Hindsight, published: WindowFacts, recomputed: WindowFacts, validator: int
+) -> tuple[tuple[Difference, ...], tuple[str, ...]]:
+    """Compare the published lags of miners with their proofs; return the differences, and notes on undecidable ones.
 
     Raises:
-        TransientError: Chain, dataset or stores failed; a later call starts over.
-        PermanentError: `evidence_missing`: something of it has expired.
+        TransientError: A proof cannot be read now.
     """
-    standing, problems = find_standing(node.exchange, evidence)
-    findings.past.extend(problems)
-    if standing is None:
-        findings.notes.append("nothing else can be recomputed without the evidence before")
-        return
-    findings.derived.extend(_derive(evidence, standing, node.hparams))
-    chain, notes = compare_weights(node.exchange, evidence)
-    findings.chain.extend(chain)
-    findings.notes.extend(notes)
-    _check_facts(node, model, seen, evidence, standing, findings=findings, tolerance=tolerance)
+    again = {miner.uid: miner for miner in recomputed.miners}
+    found: list[Difference | str] = []
+    for miner in published.miners:
+        now = again.get(miner.uid)
+        if now is None or None in (miner.payload_sha256, now.payload_sha256):
+            continue
+        if miner.windows_behind != now.windows_behind:
+            found.append(_compare_proof(node, seen, miner, now, validator))
+    notes = tuple(each for each in found if isinstance(each, str))
+    return tuple(each for each in found if isinstance(each, Difference)), notes
 
 
-def _derive(evidence: Evidence, standing: Standing, hparams: HParams) -> tuple[Difference, ...]:
-    """What follows from the published facts, exactly."""
-    author = {name: getattr(evidence, name) for name in ("netuid", "genesis", "uid", "hotkey")}
-    try:
-        again = conclude(evidence.facts, standing, hparams, author)
-    except (ValueError, ArithmeticError) as error:  # numbers that no honest validator can have measured
-        return (Difference("facts", f"what nothing can be concluded from: {str(error)[:200]}", ""),)
-    return compare_evidence(evidence, again)
-
-
-def _check_facts(
-    node: Node,
-    model: nn.Module,
-    seen: Hindsight,
-    evidence: Evidence,
-    standing: Standing,
-    *,
-    findings: Findings,
-    tolerance: float,
-) -> None:
-    """What was seen and measured, once more."""
-    published = evidence.facts
-    again = reconcile(node, seen, published, standing, evidence.uid)
-    findings.facts.extend(again.differences)
-    findings.notes.extend(again.notes)
-    earlier = standing.payloads if standing.window == seen.window - 1 else {}
-    missing = bring_earlier(node, seen.window - 1, earlier)
-    measuring = model if again.measurable else None
-    recomputed = _changed(evaluate(node, measuring, standing, again.report, seen.settlement), again.settled)
-    differences, untold = compare_proofs(node, seen, published, recomputed, evidence.uid)
-    findings.facts.extend(differences)
-    findings.notes.extend(f"uid {uid}: {why}" for uid, why in untold.items())
-    told = {miner.uid: {"windows_behind": miner.windows_behind} for miner in published.miners if miner.payload_sha256}
-    recomputed = _changed(recomputed, told)
-    if missing and again.measurable:
-        recomputed = _without_repeats(published, recomputed, missing, findings)
-    if not again.measurable:
-        findings.notes.append("nothing is measured again, for the payloads are not the same")
-    found = compare_facts(published, recomputed, tolerance=tolerance, measured=again.measurable)
-    findings.facts.extend(found)
-
-
-def _changed(facts: WindowFacts, changes: Mapping[int, Mapping[str, Any]]) -> WindowFacts:
-    miners = tuple(miner.model_copy(update=changes.get(miner.uid, {})) for miner in facts.miners)
-    return replace(facts, miners=miners)
-
-
-def _without_repeats(
-    published: WindowFacts, recomputed: WindowFacts, missing: frozenset[int], findings: Findings
-) -> WindowFacts:
-    """Take the likeness to an earlier payload that nobody shows any more as it is published."""
-    claims = {miner.uid: miner.repeat for miner in published.miners}
-
-    def known(miner: MinerFacts) -> MinerFacts:
-        claim = claims.get(miner.uid)
-        if claim is None or claim.uid not in missing or claim == miner.repeat:
-            return miner
-        findings.notes.append(f"uid {miner.uid}: the payload of uid {claim.uid} before is not shown any more")
-        return miner.model_copy(update={"repeat": claim})
-
-    return replace(recomputed, miners=tuple(known(miner) for miner in recomputed.miners))
+def _compare_proof(node: Node, seen: Hindsight, miner: MinerFacts, now: MinerFacts, validator: int) -> Difference | str:
+    """Return the difference of one miner, or a note on why it is undecidable."""
+    if miner.windows_behind is None:
+        return f"uid {miner.uid}: its proof could not be read then, says the evidence"
+    if now.windows_behind is None:
+        raise TransientError(Reason.STORE_UNREACHABLE, f"the proof of uid {miner.uid} cannot be read now")
+    suspects = [validator]
+    author, window = node.exchange.metagraph(seen.window).by_uid(miner.uid), seen.window - 1
+    if author is not None and window != node.birth.mark.window:
+        info = node.buckets.reader(author).head(window_key(Kind.PROOF, window, miner.uid))
+        if info is not None and info.last_modified > seen.rules.times.settles:
+            return f"uid {miner.uid}: {miner.windows_behind} windows behind then; its proof was stored after that"
+        if info is None and may_have_expired(node.exchange, author, window):
+            return f"uid {miner.uid}: {miner.windows_behind} windows behind then; its proof may have expired"
+        suspects += [] if info is not None else [miner.uid]
+    where = f"miners[uid {miner.uid}].facts.windows_behind"
+    return Difference(where, shown(miner.windows_behind), shown(now.windows_behind), tuple(suspects))

@@ -1,8 +1,7 @@
-"""Findings: what a node saw of others that does not fit together, with the signed objects that show it.
+"""Findings: conflicts that a node saw in a window, published in a report with the signed objects that show them.
 
-A report is published beside everything else of a window. Some findings are proofs: whoever has the exhibits can check
-them (`is_proven`). Others are one node's word, since nothing that lies in a bucket proves when it was put there; what
-most reports say together points to who is at fault (`named_by`).
+Some findings are proofs: anybody checks them from the exhibits (`is_proven`). Others are one node's word, since no
+object in a bucket proves when it was stored; the majority of reports points to the fault (`named_by`).
 """
 
 from collections import Counter, defaultdict
@@ -34,11 +33,8 @@ from templar.exchange.signed import (
 )
 
 EXHIBIT_BYTES = 1 << 20
-"""Most bytes of exhibits in one report; what does not fit is left out."""
-
-
+"""Most bytes of exhibits in one report; further ones are left out."""
 MAX_FINDINGS = 512
-
 
 T = TypeVar("T", bound=WindowBody)
 
@@ -53,12 +49,7 @@ class Suspect(BaseModel):
 
 
 class Exhibit(BaseModel):
-    """A signed object as it was published.
-
-    Attributes:
-        kind: What it is.
-        text: Its bytes, which are ASCII.
-    """
+    """A signed object as it was published; `text` is its bytes, which are ASCII."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -67,18 +58,18 @@ class Exhibit(BaseModel):
 
     @classmethod
     def of(cls, sealed: Sealed[Roster] | Sealed[Manifest]) -> "Exhibit":
-        """The exhibit of an object."""
+        """Return the exhibit of an object."""
         kind: Literal["roster", "manifest"] = "roster" if isinstance(sealed.body, Roster) else "manifest"
         return cls(kind=kind, text=sealed.encode().decode())
 
 
 class Finding(BaseModel):
-    """Something that does not fit together.
+    """A conflict between observations.
 
     Attributes:
-        window: The window that it is about: the report's, or the one before.
-        reason: What it is.
-        suspects: Those of whom one at least is at fault; a single one is.
+        window: The window of the conflict: the report's, or the one before.
+        reason: The kind of conflict, a reason code.
+        suspects: Neurons, at least one of which is at fault.
         detail: The same for people.
         exhibits: Places in the report's list of exhibits.
     """
@@ -99,12 +90,7 @@ class Finding(BaseModel):
 
 
 class Report(WindowBody):
-    """What one node found in a window.
-
-    Attributes:
-        findings: What does not fit together.
-        exhibits: Signed objects that show it.
-    """
+    """The findings of one node in a window, and the signed objects that show them."""
 
     kind = Kind.REPORT
     max_bytes = ENVELOPE_BYTES + 2 * EXHIBIT_BYTES + 1024 * MAX_FINDINGS
@@ -116,7 +102,7 @@ class Report(WindowBody):
 def publish_report(
     exchange: Exchange, window: int, findings: tuple[Finding, ...], exhibits: tuple[Exhibit, ...]
 ) -> PublishReceipt:
-    """Publish what was found in a window. On failure a later call with the same findings goes on.
+    """Publish the findings of a window. On failure a later call with the same findings goes on.
 
     Raises:
         PermanentError: `object_differs`; this node reported otherwise before, and that stands.
@@ -128,7 +114,7 @@ def publish_report(
 
 
 def read_report(exchange: Exchange, neuron: NeuronInfo, window: int) -> Report | None:
-    """What a node found in a window; None if it reported nothing.
+    """Return the report of a node on a window; None without one.
 
     Raises:
         RejectedError: The report is not legal.
@@ -142,10 +128,10 @@ def read_report(exchange: Exchange, neuron: NeuronInfo, window: int) -> Report |
 
 
 def is_proven(finding: Finding, report: Report, network: Network) -> bool:
-    """Whether a finding's exhibits alone convict its suspect, whoever reported it.
+    """Return whether a finding's exhibits alone convict its suspect.
 
-    So it is with two different rosters, or two different manifests, that one hotkey signed for one window, and with a
-    roster that names a payload which its author never signed.
+    Proofs are two different rosters, or two different manifests, that one hotkey signed for one window, and a roster
+    that names a payload which its author never signed.
     """
     check = _PROOFS.get(finding.reason)
     if check is None or len(finding.suspects) != 1 or max(finding.exhibits, default=0) >= len(report.exhibits):
@@ -158,13 +144,7 @@ def is_proven(finding: Finding, report: Report, network: Network) -> bool:
 
 @dataclass(frozen=True)
 class Accusation:
-    """A finding of a public report, as a stranger reads it.
-
-    Attributes:
-        reporter: Who reported it.
-        finding: The finding.
-        is_proven: Whether the report's exhibits alone convict the suspect.
-    """
+    """A finding of a public report, its reporter's hotkey, and whether its exhibits alone convict the suspect."""
 
     reporter: str
     finding: Finding
@@ -172,18 +152,14 @@ class Accusation:
 
 
 def named_by(accusations: Iterable[Accusation], num_nodes: int) -> tuple[int, ...]:
-    """Uids that the reports on a window point to.
+    """Return the uids that the reports on a window point to.
 
-    A proof names its suspect. Of other findings those count that more than half of the nodes report: a single suspect
-    of such a one is named, and of two suspects the one that more of them have in common; where they point to both
-    alike, nobody is.
-
-    This points, and is no verdict: some miners together that show one thing to a publisher and another to everybody
-    else look as a publisher does that leaves them out.
+    This points, and is no verdict: miners that together show one object to a publisher and another to everybody else
+    look like a publisher that leaves them out.
 
     Args:
         accusations: Every finding of every report.
-        num_nodes: Nodes whose reports were looked for, those that reported nothing included.
+        num_nodes: Nodes whose reports were looked for, those without a report included.
     """
     reporters: dict[tuple[str, tuple[int, ...]], set[str]] = defaultdict(set)
     named: set[int] = set()
@@ -192,8 +168,10 @@ def named_by(accusations: Iterable[Accusation], num_nodes: int) -> tuple[int, ..
         reporters[each.finding.reason, uids].add(each.reporter)
         if each.is_proven:
             named.update(uids)
+    # Proofs name their suspect. Of findings that more than half of the nodes report, those with one suspect name it...
     suspects = {uids for (_, uids), who in reporters.items() if 2 * len(who) > num_nodes}
     named.update(uids[0] for uids in suspects if len(uids) == 1)
+    # ...and of two suspects the one that more such findings have in common; nobody, where they point to both alike.
     while unexplained := [uids for uids in suspects if named.isdisjoint(uids)]:
         counts = Counter(uid for uids in unexplained for uid in uids)
         most = max(counts.values())
@@ -206,16 +184,16 @@ def named_by(accusations: Iterable[Accusation], num_nodes: int) -> tuple[int, ..
 
 @dataclass(frozen=True)
 class _Trial:
-    """What exhibits are held against."""
+    """Opens the exhibits of a finding."""
 
     finding: Finding
     network: Network
 
     def open(self, exhibit: Exhibit, body_type: type[T]) -> T:
-        """An exhibit that the suspect signed for the finding's window.
+        """Return an exhibit that the suspect signed for the finding's window.
 
         Raises:
-            RejectedError: It is nothing of the kind.
+            RejectedError: It is not such an object.
         """
         body, suspect = unseal(exhibit.text.encode(), body_type).body, self.finding.suspects[0]
         check_author(body, network=self.network, uid=suspect.uid, hotkey=suspect.hotkey)
@@ -223,16 +201,8 @@ class _Trial:
         return body
 
     def are_two(self, exhibits: list[Exhibit], body_type: type[T]) -> bool:
-        """Whether they are two different objects."""
+        """Return whether the exhibits are two different objects."""
         return len({self.open(exhibit, body_type).digest for exhibit in exhibits}) == 2
-
-
-def _two_rosters(trial: _Trial, exhibits: list[Exhibit]) -> bool:
-    return trial.are_two(exhibits, Roster)
-
-
-def _two_manifests(trial: _Trial, exhibits: list[Exhibit]) -> bool:
-    return trial.are_two(exhibits, Manifest)
 
 
 def _unsigned_entry(trial: _Trial, exhibits: list[Exhibit]) -> bool:
@@ -246,7 +216,7 @@ def _unsigned_entry(trial: _Trial, exhibits: list[Exhibit]) -> bool:
 
 
 _PROOFS: dict[str, Callable[[_Trial, list[Exhibit]], bool]] = {
-    Reason.ROSTER_EQUIVOCATION: _two_rosters,
-    Reason.MANIFEST_EQUIVOCATION: _two_manifests,
+    Reason.ROSTER_EQUIVOCATION: lambda trial, exhibits: trial.are_two(exhibits, Roster),
+    Reason.MANIFEST_EQUIVOCATION: lambda trial, exhibits: trial.are_two(exhibits, Manifest),
     Reason.BAD_SIGNATURE: _unsigned_entry,
 }

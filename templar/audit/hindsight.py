@@ -1,4 +1,4 @@
-"""A closed window as its public objects show it now: who revealed what, and which roster was decided."""
+"""Reconstruct a closed window from its public objects: the reveals, and the roster that was decided."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,20 +18,20 @@ _TIMES = frozenset({Reason.COMMIT_EARLY, Reason.COMMIT_LATE, Reason.REVEAL_EARLY
 
 @dataclass(frozen=True)
 class Hindsight:
-    """A window as it looks now.
+    """A closed window by its public objects.
 
     Attributes:
-        rules: What reveals are held against.
+        rules: The rules of its reveals.
         report: The gather of all miners, as a validator does it.
-        spared: Outcomes of those of the reserve whom nobody would have to ask now.
+        unasked: Outcomes of miners of the reserve that no gather has to ask.
         reserve: Uids that replace others.
-        settlement: What was decided; all that it applies is in the cache.
+        settlement: The decision; all payloads that it applies are in the cache.
         notes: Objects that were stored again since, for people.
     """
 
     rules: RevealRules
     report: GatherReport
-    spared: Mapping[int, PeerOutcome]
+    unasked: Mapping[int, PeerOutcome]
     reserve: frozenset[int]
     settlement: Settlement
     notes: tuple[str, ...]
@@ -42,14 +42,12 @@ class Hindsight:
         return self.rules.window
 
     def outcome(self, uid: int) -> PeerOutcome | None:
-        """What a miner shows now."""
-        return self.report.outcome(uid) or self.spared.get(uid)
+        """Return the outcome of a miner; None if it is not registered."""
+        return self.report.outcome(uid) or self.unasked.get(uid)
 
 
 def look_back(node: Node, window: int) -> Hindsight:
     """Gather a closed window once more.
-
-    What is in the decided roster counts with the times that it says (PROTOCOL 15): a bucket may have moved since.
 
     Args:
         node: A node whose agreed state is that of the window before.
@@ -60,17 +58,19 @@ def look_back(node: Node, window: int) -> Hindsight:
     """
     exchange, rules = node.exchange, node.reveal_rules(node.exchange.times(window))
     miners = exchange.miners(window)
-    report = node.gather(window, others=miners)  # first, so that what the miners show is read and not known already
+    # 1. Gather as in the window; before the decision is read, so that no payload is in the cache already.
+    report = node.gather(window, others=miners)
     asked = {outcome.uid for outcome in report.outcomes}
-    spared = node.gatherer.gather(
+    unasked = node.gatherer.gather(
         (), rules, others=[neuron for neuron in miners if neuron.uid not in asked], retry_until=0.0
     )
+    # 2. The decision. Its entries count with the roster's times: a bucket may have moved since (docs/protocol.md 15).
     settlement, _ = decided_settlement(node, window)
     report, notes = _with_roster_times(node, report, settlement)
     return Hindsight(
         rules,
         report,
-        {outcome.uid: outcome for outcome in spared.outcomes},
+        {outcome.uid: outcome for outcome in unasked.outcomes},
         frozenset(neuron.uid for neuron in node.selection(window).reserve),
         settlement,
         notes,
@@ -80,7 +80,7 @@ def look_back(node: Node, window: int) -> Hindsight:
 def _with_roster_times(
     node: Node, report: GatherReport, settlement: Settlement
 ) -> tuple[GatherReport, tuple[str, ...]]:
-    """The report in which what is in the roster counts if it is the same and only its time is another one now."""
+    """Return the report in which an entry of the roster counts if only its time differs, and notes on those entries."""
     roster = settlement.roster
     entries = {} if roster is None else {entry.uid: entry for entry in roster.entries}
     outcomes, notes = list(report.outcomes), []
@@ -93,7 +93,7 @@ def _with_roster_times(
 
 
 def _shows(node: Node, roster: Roster, entry: RosterEntry) -> bool:
-    """Whether a miner's bucket has the very manifest and the very payload of its entry, whenever they were stored."""
+    """Return whether a miner's bucket has the manifest and the payload of its entry, stored at any time."""
     window, author = roster.window, node.exchange.metagraph(roster.window).by_hotkey(entry.hotkey)
     if author is None:
         return False
@@ -110,13 +110,8 @@ def _shows(node: Node, roster: Roster, entry: RosterEntry) -> bool:
     return True
 
 
-def bring_earlier(node: Node, window: int, payloads: Mapping[int, str]) -> frozenset[int]:
-    """Bring the payloads of a window to the cache, from the miners' own buckets; uids of those that are not to be had.
-
-    Args:
-        node: The node.
-        window: The window.
-        payloads: Uid -> hash.
+def cache_payloads(node: Node, window: int, payloads: Mapping[int, str]) -> frozenset[int]:
+    """Bring payloads (uid -> hash) of a window from the miners' buckets to the cache; return the uids without one.
 
     Raises:
         TransientError: A store failed.

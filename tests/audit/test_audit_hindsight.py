@@ -1,6 +1,8 @@
-"""Windows that an audit sees otherwise than those who were there: what the moment excuses, and what it does not."""
+"""Audits of windows whose objects, stores or publishers changed: some changes excuse a validator, others do not."""
 
+import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from templar.exchange.gather import GatherReport
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.reveal import INVALID
 from templar.exchange.signed import seal, unseal
+from templar.hparams import HParams
 from templar.neuron.aggregator import Aggregator
 from templar.neuron.node import Node
 from templar.neuron.validator import Validator
@@ -39,6 +42,49 @@ LAST = 3
 PEERS = {"gather_peer_count": 2, "reserve_peer_count": 0, "peer_replacement_frequency": 50}
 
 Building = Callable[..., Network]
+
+
+@contextmanager
+def restored(network: Network) -> Iterator[Network]:
+    """Put the buckets back as they were, with their objects' times, after a test that shares the network."""
+    buckets = network.world.root / "buckets"
+    kept = buckets.with_name("kept")
+    shutil.copytree(buckets, kept)
+    yield network
+    shutil.rmtree(buckets)
+    kept.rename(buckets)
+
+
+def shared(folder: Path, hparams: HParams, windows: int, **changes: Any) -> Iterator[Network]:
+    """A network after so many windows, for a whole module."""
+    network = Network(folder, hparams, **changes)
+    network.run(range(1, windows + 1))
+    yield network
+    network.stop()
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    yield from shared(tmp_path_factory.mktemp("honest"), tiny(peers=PEERS), LAST, actors=["honest"] * 3)
+
+
+@pytest.fixture
+def closed(honest: Network) -> Iterator[Network]:
+    """Three honest miners and a validator after the last window; tests change objects only."""
+    with restored(honest) as network:
+        yield network
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    actors = ["honest"] * 3
+    yield from shared(tmp_path_factory.mktemp("pair"), tiny(peers=PEERS), LAST, actors=actors, num_validators=2)
+
+
+@pytest.fixture
+def two_validators(pair: Network) -> Iterator[Network]:
+    with restored(pair) as network:
+        yield network
 
 
 @pytest.fixture
@@ -108,8 +154,8 @@ def take_away(network: Network, uid: int, kind: Kind, window: int = LAST) -> Non
     network.bucket(name_of(network, uid)).delete([window_key(kind, window, uid)])
 
 
-def test_only_what_may_be_a_validators_own_fault_is_excused() -> None:
-    assert MOMENTARY.isdisjoint(slashing._ABSENT | INVALID)
+def test_reasons_that_blame_a_miner_are_not_momentary() -> None:
+    assert MOMENTARY.isdisjoint(slashing._BLAMED | INVALID)
 
 
 # Objects that changed since.
@@ -120,36 +166,33 @@ ALL_KINDS = (Kind.COMMIT, Kind.MANIFEST, Kind.GRADIENT)
 
 @pytest.mark.parametrize("kinds", [ALL_KINDS, pytest.param((Kind.GRADIENT,), marks=pytest.mark.slow)])
 def test_what_the_roster_has_counts_with_the_times_of_the_roster(
-    network: Network, auditing: Auditing, kinds: tuple[Kind, ...]
+    closed: Network, auditing: Auditing, kinds: tuple[Kind, ...]
 ) -> None:
     """A bucket may have moved since: its objects are the same, and all later."""
-    network.run(range(1, LAST + 1))
     for kind in kinds:
-        store_again(network, FIRST, kind)
-    roster, evidence = parts(auditing(network))
+        store_again(closed, FIRST, kind)
+    roster, evidence = parts(auditing(closed))
     assert roster.verified
     assert evidence.verified
     reason = Reason.COMMIT_LATE if Kind.COMMIT in kinds else Reason.REVEAL_LATE
     assert roster.notes == (f"uid {FIRST}: stored again since: its time is not the roster's [{reason}]",)
 
 
-def test_another_payload_in_a_miners_bucket_is_found(network: Network, auditing: Auditing) -> None:
+def test_another_payload_in_a_miners_bucket_is_found(closed: Network, auditing: Auditing) -> None:
     """The roster's payloads come from the aggregate, so the numbers are still those that were measured."""
-    network.run(range(1, LAST + 1))
-    other = network.objects(name_of(network, SECOND))[window_key(Kind.GRADIENT, LAST, SECOND)][1]
-    store_again(network, FIRST, Kind.GRADIENT, data=other)
-    roster, evidence = parts(auditing(network))
+    other = closed.objects(name_of(closed, SECOND))[window_key(Kind.GRADIENT, LAST, SECOND)][1]
+    store_again(closed, FIRST, Kind.GRADIENT, data=other)
+    roster, evidence = parts(auditing(closed))
     assert evidence.verified
     assert [each.suspects for each in roster.differences] == [(1, FIRST)]
     assert str(roster.first).startswith(f"roster of uid 1: [roster_includes] the payload of uid {FIRST} is in the ")
     assert roster.uid == 1
 
 
-def test_another_payload_of_somebody_who_was_only_scored_is_found(network: Network, auditing: Auditing) -> None:
-    network.run(range(1, LAST + 1))
-    other = network.objects(name_of(network, FIRST))[window_key(Kind.GRADIENT, LAST, FIRST)][1]
-    store_again(network, UNLISTED, Kind.GRADIENT, data=other)
-    roster, evidence = parts(auditing(network))
+def test_another_payload_of_a_miner_outside_the_roster_is_found(closed: Network, auditing: Auditing) -> None:
+    other = closed.objects(name_of(closed, FIRST))[window_key(Kind.GRADIENT, LAST, FIRST)][1]
+    store_again(closed, UNLISTED, Kind.GRADIENT, data=other)
+    roster, evidence = parts(auditing(closed))
     assert roster.verified
     (found,) = evidence.differences
     assert found.where == f"miners[uid {UNLISTED}].facts.payload_sha256"
@@ -158,15 +201,14 @@ def test_another_payload_of_somebody_who_was_only_scored_is_found(network: Netwo
     assert evidence.notes == ("nothing is measured again, for the payloads are not the same",)
 
 
-def test_a_payload_that_was_taken_away_cannot_have_been_scored(network: Network, auditing: Auditing) -> None:
-    network.run(range(1, LAST + 1))
-    take_away(network, UNLISTED, Kind.GRADIENT)
-    _, evidence = parts(auditing(network))
+def test_a_payload_that_was_taken_away_cannot_have_been_scored(closed: Network, auditing: Auditing) -> None:
+    take_away(closed, UNLISTED, Kind.GRADIENT)
+    _, evidence = parts(auditing(closed))
     (found,) = evidence.differences
     assert (found.recomputed, found.suspects) == ("nothing (payload_missing)", (2, UNLISTED))
 
 
-def test_an_earlier_payload_that_nobody_shows_any_more_is_a_note(
+def test_an_earlier_payload_that_is_not_shown_any_more_is_a_note(
     building: Building, auditing: Auditing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was compared with then: the window before says who is at fault, this one cannot be redone there."""
@@ -213,10 +255,9 @@ def test_a_proof_that_came_after_it_was_looked_for_is_a_note(network: Network, a
     assert evidence.notes == (f"uid {FIRST}: 5 windows behind then; its proof was stored after that",)
 
 
-def test_a_proof_that_was_taken_away_may_be_a_lie_of_either(network: Network, auditing: Auditing) -> None:
-    network.run(range(1, LAST + 1))
-    take_away(network, FIRST, Kind.PROOF, LAST - 1)
-    _, evidence = parts(auditing(network))
+def test_a_proof_that_was_taken_away_may_be_a_lie_of_either(closed: Network, auditing: Auditing) -> None:
+    take_away(closed, FIRST, Kind.PROOF, LAST - 1)
+    _, evidence = parts(auditing(closed))
     assert [str(each) for each in evidence.differences] == [
         f"miners[uid {FIRST}].facts.windows_behind: published 0, recomputed 5 (uid 2 or uid {FIRST})"
     ]
@@ -256,9 +297,9 @@ def test_a_store_that_failed_then_is_a_note(network: Network, auditing: Auditing
     if uid == UNLISTED:
         assert facts_of(network, uid).reason is Reason.STORE_UNREACHABLE
         cost = ", and it was punished" if punished(network, uid) else ""
-        assert evidence.notes == (f"uid {uid}: it is said that nothing could be read then [store_unreachable]{cost}",)
+        assert evidence.notes == (f"uid {uid}: it could not be read then, says the evidence [store_unreachable]{cost}",)
     else:
-        assert evidence.notes == (f"uid {uid}: it is said that its proof could not be read then",)
+        assert evidence.notes == (f"uid {uid}: its proof could not be read then, says the evidence",)
 
 
 CLAIMS = (Reason.COMMIT_MISSING, Reason.BUCKET_UNREADABLE, Reason.MALFORMED)
@@ -288,10 +329,9 @@ def test_a_claim_of_absence_that_the_objects_contradict_is_one_difference(
     assert found.suspects == (2,)
 
 
-def test_a_store_that_fails_now_is_no_verdict(network: Network, auditing: Auditing) -> None:
-    network.run(range(1, LAST + 1))
-    auditor = auditing(network)
-    refusing(network, auditor._node, UNLISTED)
+def test_a_store_that_fails_now_is_no_verdict(closed: Network, auditing: Auditing) -> None:
+    auditor = auditing(closed)
+    refusing(closed, auditor._node, UNLISTED)
     roster, evidence = parts(auditor)
     assert roster.verified
     assert not evidence.verified
@@ -301,23 +341,21 @@ def test_a_store_that_fails_now_is_no_verdict(network: Network, auditing: Auditi
     assert evidence.summary.startswith("evidence of uid 2 cannot be audited [store_unreachable] ")
 
 
-def test_what_is_known_to_differ_stands_whatever_fails_then(network: Network, auditing: Auditing) -> None:
-    network.run(range(1, LAST + 1))
-    true, member = evidence_of(network, LAST), network.member("validator-2")
+def test_known_differences_stand_if_a_store_fails_later(closed: Network, auditing: Auditing) -> None:
+    true, member = evidence_of(closed, LAST), closed.member("validator-2")
     key, false = window_key(Kind.EVIDENCE, LAST, 2), true.model_copy(update={"weights": true.weights[:-1]})
-    network.bucket(member.name).put(key, seal(false, member.hotkey).encode())
-    auditor = auditing(network)
-    refusing(network, auditor._node, UNLISTED)
+    closed.bucket(member.name).put(key, seal(false, member.hotkey).encode())
+    auditor = auditing(closed)
+    refusing(closed, auditor._node, UNLISTED)
     audit = auditor.audit(LAST)
     assert audit.differing is not None
     assert audit.problem is not None
     assert audit.summary.startswith(f"window {LAST}: evidence of uid 2 differs [evidence_differs] weights[uid ")
 
 
-def test_a_network_that_cannot_be_replayed_cannot_be_audited(network: Network, auditing: Auditing) -> None:
-    network.run(range(1, LAST + 1))
-    auditor = auditing(network)
-    with network.outage("aggregator-1"), network.outage("validator-2"), pytest.raises(TransientError):
+def test_a_network_that_cannot_be_replayed_cannot_be_audited(closed: Network, auditing: Auditing) -> None:
+    auditor = auditing(closed)
+    with closed.outage("aggregator-1"), closed.outage("validator-2"), pytest.raises(TransientError):
         auditor.audit(LAST)
     assert auditor.audit(LAST).verified
 
@@ -325,7 +363,7 @@ def test_a_network_that_cannot_be_replayed_cannot_be_audited(network: Network, a
 # The reserve: asked in the places of others only.
 
 
-def test_who_is_asked_in_anothers_place_is_told_from_who_is_not(building: Building, auditing: Auditing) -> None:
+def test_asked_miners_of_the_reserve_are_told_from_unasked_ones(building: Building, auditing: Auditing) -> None:
     network = building(reserve=1)
     network.run([1])
     withheld = Reason.COMMIT_MISSING
@@ -346,16 +384,19 @@ def test_who_is_asked_in_anothers_place_is_told_from_who_is_not(building: Buildi
 # Bans, of hotkeys and buckets.
 
 
-@pytest.fixture
-def with_bans(folder: Path) -> Iterator[Network]:
-    """Two honest miners, and two that publish the same and are banned for it from the third window on."""
-    scoring = {"overlap_grace_steps": 1}
+@pytest.fixture(scope="module")
+def banning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    hparams = tiny(scoring={"overlap_grace_steps": 1}, peers={"gather_peer_count": 4})
     actors = ["honest", "honest", "colluding", "colluding"]
-    network = Network(folder, tiny(scoring=scoring, peers={"gather_peer_count": 4}), actors=actors)
-    network.run(range(1, 5))
-    assert [facts_of(network, uid, 4).reason for uid in COLLUDING] == [Reason.BANNED] * 2
-    yield network
-    network.stop()
+    yield from shared(tmp_path_factory.mktemp("banning"), hparams, 4, actors=actors)
+
+
+@pytest.fixture
+def with_bans(banning: Network) -> Iterator[Network]:
+    """Two honest miners, and two that publish the same and are banned for it from the third window on."""
+    with restored(banning) as network:
+        assert [facts_of(network, uid, 4).reason for uid in COLLUDING] == [Reason.BANNED] * 2
+        yield network
 
 
 COLLUDING = (5, 6)
@@ -385,24 +426,14 @@ def test_bans_are_audited_like_everything_else(with_bans: Network, auditing: Aud
         assert evidence.notes == ()
 
 
-def test_who_is_banned_must_not_be_measured(with_bans: Network, auditing: Auditing) -> None:
+def test_a_banned_miner_must_not_be_measured(with_bans: Network, auditing: Auditing) -> None:
     tell(with_bans, COLLUDING[0], 4, payload_sha256="ab" * 32, reason=None, windows_behind=0)
     _, evidence = parts(auditing(with_bans), 4)
     (found,) = evidence.differences
     assert str(found) == f"miners[uid {COLLUDING[0]}].facts.payload_sha256: published abababababab, recomputed nothing"
 
 
-def test_who_moved_to_another_bucket_since_is_a_note(with_bans: Network, auditing: Auditing) -> None:
-    """The chain shows only the newest commitment."""
-    cheat = with_bans.nodes[name_of(with_bans, COLLUDING[0])]
-    cheat.chain.set_commitment(encode_address(BucketAddress("f" * 32, "local", "local")))
-    _, evidence = parts(auditing(with_bans), 4)
-    assert evidence.verified
-    moved = f"uid {COLLUDING[0]}: the chain names another bucket now than it is said to have had"
-    assert evidence.notes == (moved,)
-
-
-def test_a_bucket_that_decides_a_ban_is_told_by_two(with_bans: Network, auditing: Auditing) -> None:
+def test_a_false_bucket_that_decides_a_ban_has_two_suspects(with_bans: Network, auditing: Auditing) -> None:
     """A validator may say that somebody used a banned bucket then: it is its word against the chain's of now."""
     banned = facts_of(with_bans, COLLUDING[0], 4).bucket
     tell(with_bans, FIRST, 4, **NOT_MEASURED, bucket=banned, reason=Reason.BANNED)
@@ -410,6 +441,16 @@ def test_a_bucket_that_decides_a_ban_is_told_by_two(with_bans: Network, auditing
     assert evidence.first is not None
     assert evidence.first.where == f"miners[uid {FIRST}].facts.bucket"
     assert evidence.first.suspects == (2, FIRST)
+
+
+def test_a_miner_that_moved_to_another_bucket_since_is_a_note(with_bans: Network, auditing: Auditing) -> None:
+    """The chain shows only the newest commitment. The last test of this network, for the chain keeps the new one."""
+    cheat = with_bans.nodes[name_of(with_bans, COLLUDING[0])]
+    cheat.chain.set_commitment(encode_address(BucketAddress("f" * 32, "local", "local")))
+    _, evidence = parts(auditing(with_bans), 4)
+    assert evidence.verified
+    moved = f"uid {COLLUDING[0]}: the chain names another bucket now than the evidence"
+    assert evidence.notes == (moved,)
 
 
 # Publishers.
@@ -441,7 +482,7 @@ def test_a_lying_publisher_is_named_and_a_failing_one_noted(
         assert all(each.suspects[0] == 1 for each in roster.differences)
 
 
-def test_an_empty_roster_leaves_everybody_out(
+def test_an_empty_roster_leaves_all_miners_out(
     network: Network, auditing: Auditing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(network.aggregator, "chosen", lambda report: [])
@@ -455,10 +496,8 @@ def test_an_empty_roster_leaves_everybody_out(
 # The auditor's own state.
 
 
-def test_two_validators_are_audited_each(building: Building, auditing: Auditing) -> None:
-    network = building(num_validators=2)
-    network.run(range(1, LAST + 1))
-    audit = auditing(network).audit(LAST)
+def test_two_validators_are_audited_each(two_validators: Network, auditing: Auditing) -> None:
+    audit = auditing(two_validators).audit(LAST)
     assert [part.title for part in audit.parts] == ["roster of uid 1", "evidence of uid 2", "evidence of uid 3"]
     assert audit.verified
     assert audit.summary == (
@@ -466,14 +505,12 @@ def test_two_validators_are_audited_each(building: Building, auditing: Auditing)
     )
 
 
-def test_evidence_of_another_validator_is_no_evidence_of_ones_own(building: Building, auditing: Auditing) -> None:
+def test_evidence_of_another_validator_is_no_evidence_of_ones_own(two_validators: Network, auditing: Auditing) -> None:
     """Who copies instead of measuring has another past."""
-    network = building(num_validators=2)
-    network.run(range(1, LAST + 1))
-    thief = network.member("validator-3")
-    copied = evidence_of(network, LAST).model_copy(update={"uid": thief.uid, "hotkey": thief.hotkey.address})
-    network.bucket(thief.name).put(window_key(Kind.EVIDENCE, LAST, 3), seal(copied, thief.hotkey).encode())
-    audit = auditing(network).audit(LAST)
+    thief = two_validators.member("validator-3")
+    copied = evidence_of(two_validators, LAST).model_copy(update={"uid": thief.uid, "hotkey": thief.hotkey.address})
+    two_validators.bucket(thief.name).put(window_key(Kind.EVIDENCE, LAST, 3), seal(copied, thief.hotkey).encode())
+    audit = auditing(two_validators).audit(LAST)
     assert [part.uid for part in audit.parts if not part.verified] == [3]
     assert audit.differing is not None
     assert audit.differing.first is not None
@@ -491,15 +528,14 @@ def test_an_audit_goes_on_where_the_last_one_ended(network: Network) -> None:
             node.stop()
 
 
-def test_only_one_audit_uses_a_folder(network: Network, auditing: Auditing) -> None:
-    network.run([1])
-    auditing(network)
+def test_only_one_audit_uses_a_folder(closed: Network, auditing: Auditing) -> None:
+    auditing(closed)
     with pytest.raises(PermanentError) as caught:
-        auditing(network)
+        auditing(closed)
     assert caught.value.reason is Reason.ALREADY_RUNNING
 
 
-def test_what_has_expired_cannot_be_audited(network: Network, auditing: Auditing) -> None:
+def test_expired_evidence_cannot_be_audited(network: Network, auditing: Auditing) -> None:
     """Evidence follows an evidence; the oldest one that is kept follows one that is not."""
     network.run(range(1, LAST + 1))
     retention = network.hparams.storage.retention_windows

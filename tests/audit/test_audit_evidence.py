@@ -1,4 +1,4 @@
-"""The audit of published evidence: it agrees with an honest validator, and names what a lying one changed."""
+"""The audit of published evidence agrees with an honest validator, and names every field that a lying one changed."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -36,8 +36,10 @@ HONEST, LATE, LAZY, GARBAGE, SECOND, THIRD = range(3, 9)
 WINDOW = 4
 PEERS = {"gather_peer_count": 3, "reserve_peer_count": 0, "peer_replacement_frequency": 50}
 
+STRANGER = "5" + "F" * 47
+
 Lie = Callable[[Evidence, Evidence], Evidence]
-"""From the true evidence and the one before it to what a lying validator publishes instead."""
+"""From the true evidence and the one before it to the evidence of a lying validator."""
 
 
 def evidence_key(network: Network, window: int) -> str:
@@ -57,7 +59,7 @@ def publish(network: Network, evidence: Evidence, window: int) -> None:
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    """Some windows of honest miners and others, with penalties."""
+    """A network of honest miners and others after five windows, with penalties."""
     network = Network(tmp_path_factory.mktemp("audited"), tiny(peers=PEERS), actors=ACTORS)
     network.run(range(1, WINDOW + 2))
     yield network
@@ -66,7 +68,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 
 @pytest.fixture(scope="module")
 def auditor(network: Network) -> Iterator[Auditor]:
-    """A stranger's."""
+    """An observer's."""
     node = network.world.observer()
     yield Auditor(node)
     node.stop()
@@ -92,12 +94,8 @@ def test_an_honest_network_has_no_differences(network: Network, auditor: Auditor
         slashed |= {slash.event.value for record in evidence.miners for slash in record.slashes}
         unlisted += sum(facts.estimate is not None and not facts.applied for facts in evidence.facts.miners)
     assert slashed == {"missing", "invalid"}
-    assert unlisted >= WINDOW, "somebody is scored and not applied in every window"
-
-
-def test_an_auditor_goes_back_as_well(auditor: Auditor) -> None:
-    for window in (WINDOW, 1, 3):
-        assert auditor.audit(window).verified
+    assert unlisted >= WINDOW, "in every window a payload is scored and not applied"
+    assert auditor.audit(1).verified, "it goes back as well"
 
 
 @pytest.mark.slow
@@ -159,7 +157,7 @@ def part(name: str, **changes: float | None) -> Callable[[MinerFacts], dict[str,
     return change
 
 
-def nothing_counts(reason: Reason) -> Callable[[MinerFacts], dict[str, Any]]:
+def nothing_counts(reason: Reason | None) -> Callable[[MinerFacts], dict[str, Any]]:
     nothing = ("payload_sha256", "windows_behind", "estimate", "measurement", "norm_ratio", "overlap", "repeat")
     return lambda facts: {**dict.fromkeys(nothing), "reason": reason, "applied": False}
 
@@ -176,68 +174,50 @@ def without(uid: int) -> Lie:
 
 def with_another(true: Evidence, before: Evidence) -> Evidence:
     """A miner that is not registered, with a friend's numbers."""
-    friend = facts_of(true, HONEST).model_copy(update={"uid": 40, "hotkey": "5" + "F" * 47, "applied": False})
+    friend = facts_of(true, HONEST).model_copy(update={"uid": 40, "hotkey": STRANGER, "applied": False})
     return _concluded(replace(true.facts, miners=(*true.facts.miners, friend)), true, before.standing)
 
 
+Change = Callable[[MinerFacts], dict[str, Any]]
+
+
+def same(**changes: Any) -> Change:
+    return lambda _: changes
+
+
+MINER_FACTS: dict[str, tuple[int, Change, str]] = {
+    "a loss": (HONEST, part("estimate", random_before=0.5), "estimate.random_before"),
+    "a gain": (LAZY, part("estimate", random_gain=0.01), "estimate.random_gain"),
+    "a loss that is not finite": (SECOND, part("measurement", random_after=None), "measurement.random_after"),
+    "an expectation": (LAZY, part("estimate", expected=-0.1), "estimate.expected"),
+    "no measurement": (LAZY, same(measurement=None), "measurement"),
+    "a norm": (HONEST, same(norm_ratio=11.0), "norm_ratio"),
+    "a hidden overlap": (HONEST, same(overlap=None), "overlap"),
+    "an invented repetition": (SECOND, part("repeat", share=0.1), "repeat.share"),
+    "windows behind": (HONEST, same(windows_behind=4), "windows_behind"),
+    "a payload": (SECOND, same(payload_sha256="ab" * 32), "payload_sha256"),
+    "a payload of the roster": (HONEST, same(payload_sha256="ab" * 32), "payload_sha256"),
+    "a payload that was never revealed": (LATE, same(payload_sha256="ab" * 32, reason=None), "payload_sha256"),
+    "missing instead of valid": (SECOND, nothing_counts(Reason.COMMIT_MISSING), "payload_sha256"),
+    "banned instead of valid": (SECOND, nothing_counts(Reason.BANNED), "payload_sha256"),
+    "missing though in the roster": (HONEST, nothing_counts(Reason.COMMIT_MISSING), "payload_sha256"),
+    "not asked": (SECOND, nothing_counts(None), "payload_sha256"),
+    "a worse reason": (LATE, same(reason=Reason.MALFORMED), "reason"),
+    "a milder reason": (GARBAGE, same(reason=Reason.MANIFEST_MISSING), "reason"),
+    "a tier": (LATE, same(tier="other"), "tier"),
+    "a tier of an unasked miner": (GARBAGE, same(tier="reserve"), "tier"),
+    "no assignment": (GARBAGE, same(assigned=False), "assigned"),
+    "not applied": (HONEST, same(applied=False), "applied"),
+    "another hotkey": (LAZY, same(hotkey=STRANGER), "hotkey"),
+}
 FACTS: dict[str, tuple[Lie, str]] = {
-    "a loss": (with_miner(HONEST, part("estimate", random_before=0.5)), "miners[uid 3].facts.estimate.random_before"),
-    "a gain": (with_miner(LAZY, part("estimate", random_gain=0.01)), "miners[uid 5].facts.estimate.random_gain"),
-    "a loss that is not finite": (
-        with_miner(SECOND, part("measurement", random_after=None)),
-        "miners[uid 7].facts.measurement.random_after",
-    ),
-    "a loss after": (
-        with_miner(SECOND, part("measurement", own_after=1e-9)),
-        "miners[uid 7].facts.measurement.own_after",
-    ),
-    "what is expected": (with_miner(LAZY, part("estimate", expected=-0.1)), "miners[uid 5].facts.estimate.expected"),
+    **{
+        name: (with_miner(uid, change), f"miners[uid {uid}].facts.{field}")
+        for name, (uid, change, field) in MINER_FACTS.items()
+    },
     "the loss of the batch": (with_facts(loss=1.0), "loss"),
-    "no measurement": (with_miner(LAZY, lambda _: {"measurement": None}), "miners[uid 5].facts.measurement"),
-    "a norm": (with_miner(HONEST, lambda _: {"norm_ratio": 11.0}), "miners[uid 3].facts.norm_ratio"),
-    "a hidden overlap": (with_miner(HONEST, lambda _: {"overlap": None}), "miners[uid 3].facts.overlap"),
-    "an invented repetition": (
-        with_miner(SECOND, part("repeat", share=0.1)),
-        "miners[uid 7].facts.repeat.share",
-    ),
-    "windows behind": (with_miner(HONEST, lambda _: {"windows_behind": 4}), "miners[uid 3].facts.windows_behind"),
-    "a payload": (with_miner(SECOND, lambda _: {"payload_sha256": "ab" * 32}), "miners[uid 7].facts.payload_sha256"),
-    "a payload of the roster": (
-        with_miner(HONEST, lambda _: {"payload_sha256": "ab" * 32}),
-        "miners[uid 3].facts.payload_sha256",
-    ),
-    "a payload that nobody revealed": (
-        with_miner(LATE, lambda _: {"payload_sha256": "ab" * 32, "reason": None}),
-        "miners[uid 4].facts.payload_sha256",
-    ),
-    "missing instead of valid": (
-        with_miner(SECOND, nothing_counts(Reason.COMMIT_MISSING)),
-        "miners[uid 7].facts.payload_sha256",
-    ),
-    "banned instead of valid": (
-        with_miner(SECOND, nothing_counts(Reason.BANNED)),
-        "miners[uid 7].facts.payload_sha256",
-    ),
-    "missing though in the roster": (
-        with_miner(HONEST, nothing_counts(Reason.COMMIT_MISSING)),
-        "miners[uid 3].facts.payload_sha256",
-    ),
-    "not looked at": (
-        with_miner(SECOND, lambda facts: {**nothing_counts(Reason.BANNED)(facts), "reason": None}),
-        "miners[uid 7].facts.payload_sha256",
-    ),
-    "a worse reason": (with_miner(LATE, lambda _: {"reason": Reason.MALFORMED}), "miners[uid 4].facts.reason"),
-    "a milder reason": (
-        with_miner(GARBAGE, lambda _: {"reason": Reason.MANIFEST_MISSING}),
-        "miners[uid 6].facts.reason",
-    ),
-    "a tier": (with_miner(LATE, lambda _: {"tier": "other"}), "miners[uid 4].facts.tier"),
-    "a tier of nobody": (with_miner(GARBAGE, lambda _: {"tier": "reserve"}), "miners[uid 6].facts.tier"),
-    "no assignment": (with_miner(GARBAGE, lambda _: {"assigned": False}), "miners[uid 6].facts.assigned"),
-    "not applied": (with_miner(HONEST, lambda _: {"applied": False}), "miners[uid 3].facts.applied"),
-    "another hotkey": (with_miner(LAZY, lambda _: {"hotkey": "5" + "F" * 47}), "miners[uid 5].facts.hotkey"),
     "a skipped uid": (without(LAZY), "miners[uid 5]"),
-    "a skipped uid of nobody": (without(LATE), "miners[uid 4]"),
+    "a skipped uid without a payload": (without(LATE), "miners[uid 4]"),
     "an added uid": (with_another, "miners[uid 40]"),
     "the roster": (with_facts(roster="ab" * 32), "roster"),
     "a null window": (with_facts(roster=None), "roster"),
@@ -247,15 +227,15 @@ FACTS: dict[str, tuple[Lie, str]] = {
 }
 
 
-def test_somebody_counts_who_is_not_in_the_roster(network: Network) -> None:
-    """About whom a validator could say that nothing was there, were it not for its bucket."""
+def test_a_payload_counts_that_is_not_in_the_roster(network: Network) -> None:
+    """Only its bucket contradicts a validator that says it revealed nothing."""
     facts = facts_of(evidence_of(network, WINDOW), SECOND)
     assert facts.payload_sha256 is not None
     assert (facts.tier, facts.applied) == ("other", False)
 
 
 def audited(network: Network, auditor: Auditor, lie: Lie) -> EvidenceAudit:
-    """The audit of a lie in its place; the truth is there again afterwards."""
+    """Audit a lie in place of the true evidence, which is restored."""
     true, before = evidence_of(network, WINDOW), evidence_of(network, WINDOW - 1)
     false = lie(true, before)
     assert false != true
@@ -266,28 +246,13 @@ def audited(network: Network, auditor: Auditor, lie: Lie) -> EvidenceAudit:
         publish(network, true, WINDOW)
 
 
-QUICK_FACTS = {
-    "a loss",
-    "a gain",
-    "no measurement",
-    "a hidden overlap",
-    "windows behind",
-    "a payload",
-    "a payload that nobody revealed",
-    "missing instead of valid",
-    "missing though in the roster",
-    "a milder reason",
-    "a tier",
-    "a skipped uid",
-    "an added uid",
-    "the roster",
-    "the root",
-    "the seed block",
-}
+QUICK_FACTS = {"a gain", "no measurement", "a hidden overlap", "windows behind", "a payload", "a tier", "a skipped uid"}
+QUICK_FACTS |= {"a payload that was never revealed", "missing instead of valid", "missing though in the roster"}
+QUICK_FACTS |= {"a milder reason", "an added uid", "the roster", "the seed block"}
 
 
 @pytest.mark.parametrize("name", some_quick(FACTS, QUICK_FACTS))
-def test_a_lie_about_the_window_is_named(network: Network, auditor: Auditor, name: str) -> None:
+def test_a_false_observation_is_named(network: Network, auditor: Auditor, name: str) -> None:
     lie, where = FACTS[name]
     audit = audited(network, auditor, lie)
     assert audit.first is not None
@@ -297,7 +262,7 @@ def test_a_lie_about_the_window_is_named(network: Network, auditor: Auditor, nam
     assert not audit.verified
 
 
-def test_a_tolerance_allows_for_other_hardware_and_for_nothing_else(network: Network, auditor: Auditor) -> None:
+def test_a_tolerance_covers_last_digits_of_measurements_only(network: Network, auditor: Auditor) -> None:
     """Its last digits are others; what follows from them has to follow from them exactly."""
     digits = with_miner(SECOND, part("measurement", own_after=1e-7))
     assert not audited(network, auditor, digits).verified
@@ -345,46 +310,42 @@ def first_lighter(weights: tuple[WeightRecord, ...]) -> tuple[WeightRecord, ...]
 
 
 def from_nothing(true: Evidence, before: Evidence) -> Evidence:
-    """A past that is forgotten, with all its penalties."""
+    """Conclude from an empty past, without its penalties."""
     del before
     return _concluded(true.facts, true, Standing())
 
 
 def from_long_ago(true: Evidence, before: Evidence) -> Evidence:
-    """A past that never was: every card but one is what it was."""
+    """Conclude from a past with one false card."""
     standing = before.standing
     cards = {**standing.cards, facts_of(true, HONEST).hotkey: ScoreCard(uid=HONEST, mu=50.0, sigma=1.0)}
     return _concluded(true.facts, true, replace(standing, cards=cards))
 
 
 INVENTED = SlashRecord(event=Event.INVALID, reason=Reason.BAD_PAYLOAD)
-STRANGER = "5" + "F" * 47
-PARTS = ("uid", "share")
-
+MINER_RECORDS: dict[str, tuple[int, Callable[[MinerRecord], dict[str, Any]], str]] = {
+    "a score": (HONEST, lambda _: {"gradient_score": 0.5}, "gradient_score"),
+    "an indicator": (LAZY, lambda record: {"indicator": -record.indicator}, "indicator"),
+    "a rating before": (SECOND, card("before", mu=30.0), "before.mu"),
+    "a rating after": (SECOND, card("after", sigma=1.0), "after.sigma"),
+    "an average": (LAZY, card("after", binary_average=0.9), "after.binary_average"),
+    "a final score": (LAZY, card("after", final=99.0), "after.final"),
+    "a curvature": (SECOND, card("after", curvature=1.0), "after.curvature"),
+    "a forgiven penalty": (GARBAGE, lambda _: {"slashes": ()}, "slashes"),
+    "an invented penalty": (HONEST, lambda _: {"slashes": (INVENTED,)}, "slashes"),
+}
 DERIVED: dict[str, tuple[Lie, str]] = {  # with * for the uid of the last weight
-    "a score": (with_record(HONEST, lambda _: {"gradient_score": 0.5}), "miners[uid 3].gradient_score"),
-    "an indicator": (with_record(LAZY, lambda r: {"indicator": -r.indicator}), "miners[uid 5].indicator"),
-    "a rating before": (with_record(SECOND, card("before", mu=30.0)), "miners[uid 7].before.mu"),
-    "a rating after": (with_record(SECOND, card("after", sigma=1.0)), "miners[uid 7].after.sigma"),
-    "an average": (with_record(LAZY, card("after", binary_average=0.9)), "miners[uid 5].after.binary_average"),
-    "an advantage": (with_record(LAZY, card("after", advantage=0.9)), "miners[uid 5].after.advantage"),
-    "a sync score": (with_record(HONEST, card("after", sync=0.5)), "miners[uid 3].after.sync"),
-    "a final score": (with_record(LAZY, card("after", final=99.0)), "miners[uid 5].after.final"),
-    "a last reveal": (with_record(LATE, card("after", last_reveal=WINDOW)), "miners[uid 4].after.last_reveal"),
-    "a curvature": (with_record(SECOND, card("after", curvature=1.0)), "miners[uid 7].after.curvature"),
-    "a promise": (with_record(SECOND, card("after", promise=1.0)), "miners[uid 7].after.promise"),
+    **{
+        name: (with_record(uid, change), f"miners[uid {uid}].{field}")
+        for name, (uid, change, field) in MINER_RECORDS.items()
+    },
     "a weight": (with_field(weights=last_heavier), "weights[uid *].weight"),
     "the burn": (with_field(weights=first_lighter), "weights[uid 0].weight"),
     "a weight too few": (with_field(weights=lambda known: known[:-1]), "weights[uid *]"),
     "the baseline": (with_field(baseline_sigma=lambda known: known + 0.01), "baseline_sigma"),
     "the typical advantage": (with_field(typical_advantage=lambda known: known + 0.01), "typical_advantage"),
-    "a forgiven penalty": (with_record(GARBAGE, lambda _: {"slashes": ()}), "miners[uid 6].slashes"),
-    "an invented penalty": (with_record(HONEST, lambda _: {"slashes": (INVENTED,)}), "miners[uid 3].slashes"),
-    "an invented ban": (
-        with_field(bans=lambda _: (Ban(subject=STRANGER, last_window=99),)),
-        f"bans[subject {STRANGER}]",
-    ),
-    "somebody who departed": (
+    "a ban": (with_field(bans=lambda _: (Ban(subject=STRANGER, last_window=99),)), f"bans[subject {STRANGER}]"),
+    "a departed hotkey": (
         with_field(departed=lambda _: (Departed(hotkey=STRANGER, card=FRESH),)),
         f"departed[hotkey {STRANGER}]",
     ),
@@ -395,42 +356,23 @@ DERIVED: dict[str, tuple[Lie, str]] = {  # with * for the uid of the last weight
     "other cards before": (from_long_ago, "miners[uid 3].before.mu"),
     "the order": (with_field(miners=lambda known: known[::-1]), "miners in order"),
 }
-
-
-QUICK_DERIVED = {
-    "a score",
-    "an indicator",
-    "a rating before",
-    "a rating after",
-    "an average",
-    "a final score",
-    "a weight",
-    "the baseline",
-    "a forgiven penalty",
-    "an invented ban",
-    "the evidence before",
-    "no evidence before",
-    "other cards before",
-}
+QUICK_DERIVED = {"a score", "a rating before", "an average", "a final score", "a weight", "the baseline", "a ban"}
+QUICK_DERIVED |= {"a forgiven penalty", "the evidence before", "no evidence before", "other cards before"}
 
 
 @pytest.mark.parametrize("name", some_quick(DERIVED, QUICK_DERIVED))
-def test_a_lie_about_what_follows_is_named(network: Network, auditor: Auditor, name: str) -> None:
+def test_a_false_conclusion_is_named(network: Network, auditor: Auditor, name: str) -> None:
     lie, where = DERIVED[name]
     audit = audited(network, auditor, lie)
     assert audit.first is not None
     if "*" in where:
-        where = where.replace("*", str(true_weights(network)[-1].uid))
+        where = where.replace("*", str(evidence_of(network, WINDOW).weights[-1].uid))
     assert audit.first.where == where
     assert audit.first.suspects == (2,)
 
 
-def true_weights(network: Network) -> tuple[WeightRecord, ...]:
-    return evidence_of(network, WINDOW).weights
-
-
-def test_numbers_that_nothing_follows_from_are_a_difference(network: Network, auditor: Auditor) -> None:
-    """Evidence is a stranger's: whatever its numbers are, the audit ends with a verdict."""
+def test_facts_without_a_conclusion_are_a_difference(network: Network, auditor: Auditor) -> None:
+    """With any numbers of a stranger, the audit ends with a verdict."""
 
     def absurd(true: Evidence, before: Evidence) -> Evidence:
         del before
@@ -445,7 +387,9 @@ def test_numbers_that_nothing_follows_from_are_a_difference(network: Network, au
         audit = audited(network, auditor, absurd)
     finally:
         auditor._node.hparams = hparams
-    assert {each.where for each in audit.differences[:-1]} <= {f"miners[uid 7].facts.overlap.{name}" for name in PARTS}
+    assert {each.where for each in audit.differences[:-1]} <= {
+        f"miners[uid 7].facts.overlap.{name}" for name in ("uid", "share")
+    }
     assert audit.differences[-1].where == "facts"
     assert "an overlap is a share from 0 to 1, not 7.0" in str(audit.differences[-1])
 
@@ -462,7 +406,7 @@ def replaced(network: Network) -> Iterator[Callable[[bytes], None]]:
     bucket.put(key, true)
 
 
-def test_an_old_evidence_under_another_key_is_none(
+def test_evidence_of_another_window_is_not_accepted(
     network: Network, auditor: Auditor, replaced: Callable[[bytes], None]
 ) -> None:
     replaced(network.objects("validator-2")[evidence_key(network, WINDOW - 1)][1])
@@ -479,19 +423,12 @@ def test_an_old_evidence_signed_for_another_window_is_found(network: Network, au
     assert {"previous_window", "root_before", "seed_block", "roster"} <= {each.where for each in audit.differences}
 
 
-@pytest.mark.parametrize(
-    ("data", "reason"), [(b"", "malformed"), (b"{}", "malformed"), (b'{"body":{},"signature":1}', "malformed")]
-)
-def test_what_is_no_evidence_is_named(
-    auditor: Auditor, replaced: Callable[[bytes], None], data: bytes, reason: str
-) -> None:
-    replaced(data)
-    audit = of_evidence(auditor, WINDOW)
-    assert audit.first is not None
-    assert str(audit.first).startswith(f"evidence: [{reason}] ")
+def test_an_object_that_is_not_evidence_is_named(auditor: Auditor, replaced: Callable[[bytes], None]) -> None:
+    replaced(b'{"body":{},"signature":1}')
+    assert str(of_evidence(auditor, WINDOW).first).startswith("evidence: [malformed] ")
 
 
-def test_evidence_that_somebody_else_signed_is_none(
+def test_evidence_of_another_signer_is_not_accepted(
     network: Network, auditor: Auditor, replaced: Callable[[bytes], None]
 ) -> None:
     thief = network.member("aggregator-1")
@@ -503,7 +440,7 @@ def test_evidence_that_somebody_else_signed_is_none(
 
 
 def test_the_evidence_before_must_be_shown(network: Network, auditor: Auditor) -> None:
-    """A validator that takes it away cannot be checked, and says so by that."""
+    """A validator that deletes it cannot be checked, which is a difference."""
     key = evidence_key(network, WINDOW - 1)
     bucket, data = network.bucket("validator-2"), network.objects("validator-2")[key][1]
     bucket.delete([key])
@@ -516,7 +453,7 @@ def test_the_evidence_before_must_be_shown(network: Network, auditor: Auditor) -
     assert audit.notes == ("nothing else can be recomputed without the evidence before",)
 
 
-def test_weights_that_follow_from_no_evidence_are_found(network: Network, auditor: Auditor) -> None:
+def test_weights_on_chain_without_evidence_are_found(network: Network, auditor: Auditor) -> None:
     validator = network.validator
     true = network.world.chain.weights()[2]
     newest = WINDOW + 1
@@ -530,7 +467,7 @@ def test_weights_that_follow_from_no_evidence_are_found(network: Network, audito
     assert audit.differences[0].recomputed == "{6: 1.0}"
 
 
-def test_who_is_asked_for_must_have_published(network: Network, auditor: Auditor) -> None:
+def test_an_audit_needs_published_evidence_of_a_closed_window(network: Network, auditor: Auditor) -> None:
     for window, uid, reason in (
         (WINDOW, 1, Reason.EVIDENCE_MISSING),
         (WINDOW, HONEST, Reason.NOT_REGISTERED),
