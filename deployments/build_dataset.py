@@ -21,7 +21,7 @@ from rich.text import Text
 
 from deployments.register import read_environment
 from deployments.resumable import status_of
-from tasks.build_dataset import upload_target
+from tasks.datasets import upload_target
 from templar.arguments import account_id, folder_path, whole_number
 from templar.data.build.build_dataset import BuiltDataset, build, upload_built
 from templar.data.build.card import CARD_FILE
@@ -44,7 +44,7 @@ _STEPS = {"read": "reading the sources", "parts": "making the parts", "assemble"
 
 
 def run(request: BuildRequest, arguments: argparse.Namespace, console: Console) -> None:
-    """Build, upload, and print what came of it.
+    """Build, upload, and print the results.
 
     Raises:
         TemplarError: See `build` and `upload_built`; `bad_environment` before anything is touched.
@@ -80,7 +80,7 @@ def run(request: BuildRequest, arguments: argparse.Namespace, console: Console) 
 
 
 def show(built: BuiltDataset, console: Console) -> None:
-    """Print what a dataset has: a line per source and split, and one of all."""
+    """Print a dataset's card: a row per source and split, and a summary."""
     rows = built.card.rows()
     table = Table()
     for column in rows[0]:

@@ -2,8 +2,8 @@
 
     python -m deployments.clock
 
-A window is started twice by nobody: each run has the key `{netuid}/{genesis}/{hotkey}/{role}/{window}`, and the server
-gives the same run for the same key. A clock that is restarted resumes at the current window. It also emits
+No window is started twice: each run has the idempotency key `{netuid}/{genesis}/{hotkey}/{role}/{window}`, and the
+server returns the same run for the same key. A restarted clock resumes at the current window. It also emits
 `templar.window.opened`, `.closed` and `.settled` events, for automations.
 
 Window deployments are those of the flows `miner-window`, `validator-window` and `aggregator-window` that work on a
@@ -37,30 +37,20 @@ from templar.interrupt import request_stop
 from templar.timeline import WindowTimes, closing_block, first_block, window_of
 
 T = TypeVar("T")
-
 log = logging.getLogger(__name__)
-
 WINDOW_FLOWS = {"miner-window": "miner", "validator-window": "validator", "aggregator-window": "aggregator"}
 """Window flow -> the role that it is for."""
-
 RETRY_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class WindowDeployment:
-    """A deployment that runs one window of one neuron.
+    """A deployment that runs one window of one neuron."""
 
-    Attributes:
-        name: `{flow}/{deployment}`.
-        neuron: Name of the neuron's block.
-        role: Its role.
-        hotkey: Its address.
-    """
-
-    name: str
-    neuron: str
+    name: str  # `{flow}/{deployment}`
+    neuron: str  # name of the neuron's block
     role: str
-    hotkey: str
+    hotkey: str  # ss58 address
 
     def key(self, netuid: int, genesis: str, window: int) -> str:
         """The idempotency key of one window's run."""
@@ -122,7 +112,7 @@ class WindowClock:
         self._deployments = deployments
 
     async def run(self) -> None:
-        """Follow the chain for ever. The first window is started ahead, so that neurons are there when it opens."""
+        """Follow the chain for ever. The first window is started early, so that neurons are ready when it opens."""
         window = max(self._start_window, await self._current_window())
         while True:
             await self.start(window)
@@ -156,7 +146,7 @@ class WindowClock:
                 log.info("window %d: %s is started", window, deployment.name)
                 return
             except Exception as error:
-                if not is_outage(error):  # the deployment is gone, or was changed: that is its own affair
+                if not is_outage(error):  # the deployment was deleted or changed: the others continue
                     log.exception("window %d: %s cannot be started", window, deployment.name)
                     return
                 log.warning("window %d: %s could not be started yet: %r", window, deployment.name, error)
@@ -179,7 +169,7 @@ class WindowClock:
         emit_event(f"templar.window.{what}", resource=resource, payload={"window": window})
 
     def _wait_for(self, block: int) -> None:
-        """Wait for a block, however long the chain is out of reach."""
+        """Wait for a block, through any outage of the chain."""
         while True:
             try:
                 self._chain.wait_for_block(block, finalized=False)
@@ -217,7 +207,7 @@ async def serve() -> None:
     try:
         await asyncio.gather(*(_follow(neurons[members[0].neuron], members) for members in networks.values()))
     finally:
-        request_stop()  # a thread that waits for a block would keep the process until it comes
+        request_stop()  # a thread that waits for a block would keep the process alive
 
 
 async def _follow(block: Neuron, deployments: Sequence[WindowDeployment]) -> None:

@@ -22,7 +22,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 from rich.table import Table
 from rich.text import Text
 
-from blocks.hosting import Hosting, hosting_from_environment
+from blocks.environment import Hosting, hosting_from_environment
 from blocks.storage import StorageEndpoint
 from deployments.register import read_environment
 from deployments.resumable import status_of
@@ -34,7 +34,7 @@ from templar.store.files import local_file
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
-    """Copy, and print what came of it.
+    """Copy, and print the report.
 
     Raises:
         TemplarError: See `copy_dataset`; `bad_environment` before anything is touched.

@@ -1,7 +1,7 @@
-"""An own Prefect server on loopback: its environment, its start and its health.
+"""A private Prefect server on loopback: its environment, its start and its health.
 
-Everything the server keeps lies in one folder, and nothing in the user's own Prefect profile is read or changed:
-two servers with different folders and ports do not know of each other.
+All data of the server lies in one folder, and the user's own Prefect profile is neither read nor changed, so servers
+with different folders and ports are independent.
 """
 
 import os
@@ -14,25 +14,17 @@ from deployments.processes import Child, http_serves, require_free_port, start_c
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 """Where pyproject.toml lies: Prefect reads its `[tool.prefect]` only when started in this folder."""
-
 SERVER_NAME = "the Prefect server"
 """What the server's process is called in messages and records."""
-
 _LOOPBACK = "127.0.0.1,localhost"
 
 
 @dataclass(frozen=True)
 class PrefectServer:
-    """Where a server keeps its data and where it listens.
+    """Where a server keeps its data and where it listens."""
 
-    Attributes:
-        home: Folder of the database, the profiles and the log; created at the first start.
-        port: Port that the API and the UI are served on.
-        host: Address that it listens on.
-    """
-
-    home: Path
-    port: int
+    home: Path  # database, profiles and log; created at the first start
+    port: int  # of API and UI
     host: str = "127.0.0.1"
 
     @property
@@ -46,13 +38,10 @@ class PrefectServer:
         return f"{self.ui_url}/api"
 
     def environment(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
-        """The environment of the server itself and of every process that talks to it.
+        """The whole environment of the server itself and of its clients.
 
-        Args:
-            base: What to start from; this process's environment by default.
-
-        Returns:
-            A whole environment. Prefect's settings in `base` stay in force except for the server's address and folder.
+        It extends `base`, by default this process's environment, whose Prefect settings stay in force except for the
+        server's address and folder.
         """
         inherited = dict(os.environ if base is None else base)
         inherited.pop("PREFECT_PROFILE", None)  # it names a profile of the user's own folder
@@ -74,14 +63,11 @@ class PrefectServer:
         }
 
     def start(self, *, base: Mapping[str, str] | None = None, timeout_seconds: float = 60.0) -> Child:
-        """Start the server and wait until its API answers: 7 s with a new database, 3 s with one that is there.
+        """Start the server, wait until its API answers (7 s with a new database, else 3 s), and return its process.
 
         Args:
-            base: Environment to start from; this process's own by default.
-            timeout_seconds: How long the API may take to answer.
-
-        Returns:
-            The server's process; stop it by this handle.
+            base: As for `environment`.
+            timeout_seconds: Longest wait for the API.
 
         Raises:
             PermanentError: `port_taken`; `process_died` with the end of its log.

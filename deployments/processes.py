@@ -1,20 +1,25 @@
-"""Child processes: start one with a log, wait until it is ready, stop exactly what was started.
+"""Child processes: start one with a log, wait until it is ready, record it, stop exactly the recorded ones.
 
-A process is known by its id *and* the moment it started, so a later command that reads a record of ids never signals a
-stranger that was given an old id. Nothing here matches processes by name.
+A process is known by its id *and* its start time, so a later command that reads a record never signals another process
+that has the same id. Nothing here matches processes by name.
 """
 
 import http.client
+import json
 import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import urlsplit
+
+import psutil
+from pydantic import TypeAdapter, ValidationError
 
 from templar.errors import PermanentError, Reason, TransientError
 
@@ -24,19 +29,14 @@ _TAIL_BYTES = 2_000
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """One process and no other, also after its id was given to another one.
-
-    Attributes:
-        pid: The process id.
-        started: When it started, as the kernel tells it: comparable, otherwise meaningless.
-    """
+    """One process, told apart from a later one with the same id."""
 
     pid: int
-    started: str
+    started: str  # its start time, in seconds since the machine booted
 
     @classmethod
     def of(cls, pid: int) -> "ProcessIdentity | None":
-        """The identity of the process that has this id now; None if there is none."""
+        """The identity of the running process with this id; None if there is none."""
         started = _start_of(pid)
         return None if started is None else cls(pid, started)
 
@@ -48,18 +48,11 @@ class ProcessIdentity:
 
 @dataclass(frozen=True)
 class Child:
-    """A process that this one started, in its own session, with its output in a file.
-
-    Attributes:
-        name: What it is called in messages and records.
-        identity: Which process it is.
-        log: Where its output goes.
-        handle: The handle it was started with.
-    """
+    """A process that this one started, in its own session, with its output in a file."""
 
     name: str
     identity: ProcessIdentity
-    log: Path
+    log: Path  # file of its output
     handle: "subprocess.Popen[bytes]"
 
     @property
@@ -128,7 +121,7 @@ def wait_until_ready(child: Child, ready: Callable[[], bool], *, timeout_seconds
     deadline = time.monotonic() + timeout_seconds
     while True:
         is_ready = ready()
-        # Asked in this order, a stranger that answers in the child's place is not taken for it.
+        # In this order another process that answers on the same port is not mistaken for the child.
         if (code := child.exit_code) is not None:
             raise PermanentError(
                 Reason.PROCESS_DIED, f"{child.name} ended with exit code {code} while starting; {_tail(child.log)}"
@@ -146,13 +139,89 @@ def wait_until_ready(child: Child, ready: Callable[[], bool], *, timeout_seconds
 def stop_process(identity: ProcessIdentity, *, grace_seconds: float = 10.0) -> None:
     """End a process, its own child or not: SIGTERM, wait for the grace, SIGKILL to its group, wait.
 
-    A process that is gone already, or whose id belongs to another one by now, is left alone.
+    A process that has ended, or whose id belongs to another one, is left alone.
     """
     if not _signal(identity, signal.SIGTERM) or _ends_within(identity, grace_seconds):
         return
     _signal(identity, signal.SIGKILL)
     while identity.alive:  # a killed process ends as soon as the kernel lets it
         time.sleep(_POLL_SECONDS)
+
+
+@dataclass(frozen=True)
+class ProcessEntry:
+    """One process of the record: its name, its identity and the file of its output."""
+
+    name: str
+    pid: int
+    started: str
+    log: Path
+
+    @property
+    def identity(self) -> ProcessIdentity:
+        """The process, told apart from a later one with the same id."""
+        return ProcessIdentity(self.pid, self.started)
+
+
+_ENTRIES = TypeAdapter(tuple[ProcessEntry, ...])
+
+
+class ProcessRecord:
+    """The processes that one command started, so that a later one can show and stop exactly those.
+
+    One JSON file, replaced as a whole, oldest process first. A process that ended, or whose id belongs to another one,
+    counts as not running. Several threads may add to it, several processes may not.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+
+    def entries(self) -> tuple[ProcessEntry, ...]:
+        """All recorded processes, running or not, oldest first.
+
+        Raises:
+            PermanentError: `bad_state_file` if the file is not such a record.
+        """
+        try:
+            return _ENTRIES.validate_json(self._path.read_bytes())
+        except FileNotFoundError:
+            return ()
+        except ValidationError as error:
+            raise PermanentError(
+                Reason.BAD_STATE_FILE,
+                f"{self._path} is not a record of processes: stop what it may name by hand, then delete it",
+            ) from error
+
+    def running(self) -> tuple[ProcessEntry, ...]:
+        """The recorded processes that still run."""
+        return tuple(entry for entry in self.entries() if entry.identity.alive)
+
+    def add(self, child: Child) -> None:
+        """Record a process that was just started, and drop those that have ended."""
+        entry = ProcessEntry(child.name, child.identity.pid, child.identity.started, child.log)
+        with self._lock:
+            self._write((*self.running(), entry))
+
+    def stop_all(self, *, grace_seconds: float = 10.0) -> tuple[str, ...]:
+        """Stop the running processes, the youngest first, since it may need the older ones; return their names.
+
+        Each of them has `grace_seconds` after SIGTERM.
+        """
+        stopped = []
+        while remaining := self.running():
+            *older, youngest = remaining
+            stop_process(youngest.identity, grace_seconds=grace_seconds)
+            self._write(tuple(older))
+            stopped.append(youngest.name)
+        self._path.unlink(missing_ok=True)
+        return tuple(stopped)
+
+    def _write(self, entries: tuple[ProcessEntry, ...]) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self._path.with_suffix(".tmp")
+        temporary.write_text(json.dumps([asdict(entry) for entry in entries], default=str, indent=1))
+        temporary.replace(self._path)
 
 
 def http_serves(url: str) -> bool:
@@ -193,23 +262,15 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def _start_of(pid: int) -> str | None:
-    """When a process started, in the kernel's words; None if it does not run."""
-    if not Path("/proc/self/stat").exists():
-        return _start_by_ps(pid)
+    """When a process started, in seconds since the machine booted; None if it does not run."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
+        process = psutil.Process(pid)
+        if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+            return None
+        # Counted from the boot: the time since the epoch changes when the machine's clock is set.
+        return f"{process.create_time() - psutil.boot_time():.2f}"
+    except psutil.NoSuchProcess:
         return None
-    fields = text.rpartition(")")[2].split()  # the name before it may hold anything
-    return None if fields[0] in "ZX" else fields[19]  # state, and ticks from boot to start
-
-
-def _start_by_ps(pid: int) -> str | None:
-    """The same on systems without /proc."""
-    command = ["/bin/ps", "-o", "stat=,lstart=", "-p", str(pid)]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - fixed program
-    state, _, started = answer.stdout.strip().partition(" ")
-    return started.strip() or None if answer.returncode == 0 and not state.startswith("Z") else None
 
 
 def _signal(identity: ProcessIdentity, signum: signal.Signals) -> bool:

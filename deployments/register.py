@@ -11,7 +11,9 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,16 @@ from prefect.types.entrypoint import EntrypointType
 from prefect.workers.base import BaseWorker
 from prefect.workers.process import ProcessWorker
 
-from blocks.environment import neuron_from_environment
+from blocks.environment import bucket_variables, neuron_from_environment
+from blocks.keyring import credentials_of
 from blocks.neuron import Neuron
-from deployments.preflight import require_reachable
 from deployments.work_pool import require_server_address
 from deployments.worker import ResidentWorker
+from templar.chain.remote import public_address
 from templar.errors import PermanentError, Reason, TemplarError
+from templar.housekeeping.access import check_access
+from templar.store.base import ObjectStore
+from templar.store.files import local_file
 
 POOL_KINDS: dict[str, type[BaseWorker[Any, Any, Any]]] = {"resident": ResidentWorker, "process": ProcessWorker}
 
@@ -51,6 +57,43 @@ def read_environment(env_file: Path | None) -> dict[str, str]:
         except (OSError, UnicodeDecodeError) as error:
             raise PermanentError(Reason.BAD_ENVIRONMENT, f"{env_file}: cannot be read: {error}") from None
     return {name: value for name, value in values.items() if value is not None} | dict(os.environ)
+
+
+def require_reachable(block: Neuron) -> None:
+    """Refuse a neuron whose chain, buckets or dataset do not answer, or that is not registered on its subnet.
+
+    The neuron's folder is made, and the rights of its bucket's keys are tried with objects that are removed again,
+    because the read key is about to be published on chain. Nothing else is written.
+
+    Raises:
+        PermanentError: `bad_hparams`, `bad_wallet`, `not_registered`, `access_denied`, `bucket_missing`,
+            `read_key_writes`, `write_key_refused`, `dataset_missing`, ...; the message names the variables.
+        TransientError: `chain_unreachable`, `store_unreachable`, ...: what is named does not answer.
+    """
+    hparams = block.hparams()
+    address = block.wallet.open().address
+    with _named("NETWORK, NETUID"):
+        neuron = block.subnet.open(block.wallet).metagraph().by_hotkey(address)
+    if neuron is None:
+        subnet = f"subnet {block.subnet.netuid} of {public_address(block.subnet.network)}"
+        raise PermanentError(
+            Reason.NOT_REGISTERED, f"WALLET_HOTKEY: {address} is not registered on {subnet}: register it there first"
+        )
+    variables, own = bucket_variables(block.role), block.bucket.open()
+    with _named(f"{variables}_READ_*"):
+        _look_into(block.bucket.endpoint.open_reader(own.address))
+    with _named(f"{variables}_WRITE_*"):
+        _look_into(own.store)
+    with _named(f"{variables}_READ_*, {variables}_WRITE_*"):
+        _require_rights(block)
+    with _named("R2_DATASET_*"):
+        for store in block.dataset.stores():
+            _look_into(store)
+    with _named("DATASET_BINS_PATH"):
+        block.dataset.open(hparams, Path(block.home))
+    with _named("TEMPLAR_HOME"), local_file(Path(block.home)):
+        Path(block.home).mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=block.home).close()
 
 
 def require_server() -> None:
@@ -121,6 +164,27 @@ def register(name: str, block: Neuron, *, pool: str | None = None, grace_seconds
     with get_client(sync_client=True) as client:
         ensure_pool(client, pool, "resident", grace_seconds=grace_seconds)
     deploy_window(name, block.role, pool)
+
+
+@contextmanager
+def _named(variables: str) -> Iterator[None]:
+    """Say which variables an error is about."""
+    try:
+        yield
+    except TemplarError as error:
+        raise type(error)(error.reason, f"{variables}: {error.message}") from error
+
+
+def _require_rights(block: Neuron) -> None:
+    """Refuse keys to the own bucket that can do less than the node needs, or more than everybody may."""
+    own, *_ = credentials_of(block, {})
+    report = check_access([own])
+    if report.problems:
+        raise PermanentError(report.problems[0][0], "; ".join(text for _, text in report.problems))
+
+
+def _look_into(store: ObjectStore) -> None:
+    next(iter(store.list()), None)
 
 
 def _name(text: str) -> str:

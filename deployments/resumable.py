@@ -1,4 +1,4 @@
-"""Commands that can be run again after any failure, and go on where they were."""
+"""Exit statuses of commands that can be run again after any failure and then continue."""
 
 import sys
 from collections.abc import Callable
@@ -11,7 +11,7 @@ INTERRUPTED = 130
 
 
 def status_of(work: Callable[[], None]) -> int:
-    """Do a command's work; its exit status, after one line of why it failed."""
+    """Run a command; print one line if it fails, and return its exit status."""
     try:
         work()
     except TemplarError as error:

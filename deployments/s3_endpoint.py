@@ -32,7 +32,6 @@ HOST = "127.0.0.1"
 ADMIN_NAME = "admin"
 LISTENING = "listening on "
 """Beginning of the line that is printed once the endpoint listens; its URL follows."""
-
 _READ_ACTIONS = ("s3:GetObject", "s3:ListBucket")
 _WRITE_ACTIONS = (
     *_READ_ACTIONS,
@@ -42,10 +41,8 @@ _WRITE_ACTIONS = (
     "s3:ListMultipartUploadParts",
     "s3:ListBucketMultipartUploads",
 )
-
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 """A WSGI application."""
-
 _SIGNATURE = re.compile(
     r"AWS4-HMAC-SHA256 Credential=[^/\s]+/\d{8}/[\w-]+/(?:s3|iam)/aws4_request, ?"
     r"SignedHeaders=[\w;-]+, ?Signature=[0-9a-f]{64}"
@@ -85,17 +82,11 @@ class EndpointAdmin:
 
 @dataclass(frozen=True)
 class BucketKeys:
-    """A bucket of the endpoint and its two keys.
-
-    Attributes:
-        bucket: Its name.
-        read: May get, head and list; the one to commit on chain.
-        write: May put and delete as well; never leaves its owner.
-    """
+    """A bucket of the endpoint and its two keys."""
 
     bucket: str
-    read: AccessKey
-    write: AccessKey
+    read: AccessKey  # may get, head and list; the one to commit on chain
+    write: AccessKey  # may put and delete as well; never leaves its owner
 
 
 def create_bucket_with_keys(admin: EndpointAdmin, bucket: str) -> BucketKeys:
@@ -109,7 +100,7 @@ def create_bucket_with_keys(admin: EndpointAdmin, bucket: str) -> BucketKeys:
     if not is_account_id(bucket):
         raise ValueError(f"bucket {bucket!r} is not 3 to 32 lower-case letters, digits and inner hyphens")
     with our_errors(f"bucket {bucket} of {admin.endpoint_url}", access_key_id=admin.key.access_key_id):
-        # S3 takes an own bucket's name a second time, IAM does not take a user's: so keys are made once.
+        # S3 accepts the name of an own bucket again, IAM does not accept a user's name again: keys are made once.
         _client(admin, "s3").create_bucket(Bucket=bucket)
         read = _create_key(admin, f"{bucket}-read", bucket, _READ_ACTIONS)
         write = _create_key(admin, f"{bucket}-write", bucket, _WRITE_ACTIONS)
@@ -122,7 +113,7 @@ def serve(port: int, admin_file: Path) -> None:
     Raises:
         PermanentError: `port_taken`.
     """
-    # Imported here: who only makes buckets needs neither moto's memory nor the `local` extra.
+    # Imported here: making buckets needs neither moto's memory nor the `local` extra.
     from moto.moto_server.werkzeug_app import (  # noqa: PLC0415
         DomainDispatcherApplication,
         MotoRequestHandler,
@@ -151,7 +142,7 @@ def serve(port: int, admin_file: Path) -> None:
 
 
 def _enforce_credentials() -> AccessKey:
-    """Make the administrator and let nobody else in, before the server listens."""
+    """Create the administrator and deny all other access, before the server listens."""
     from moto import settings  # noqa: PLC0415
     from moto.core.models import DEFAULT_ACCOUNT_ID  # noqa: PLC0415
     from moto.iam.models import iam_backends  # noqa: PLC0415
@@ -165,11 +156,11 @@ def _enforce_credentials() -> AccessKey:
 
 
 def _guarded(application: Application) -> Application:
-    """The application without its control interface, and closed to whoever does not sign."""
+    """The application without its control interface, and closed to unsigned requests."""
 
     def guarded(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         is_control = environ.get("PATH_INFO", "").lstrip("/").startswith("moto-api")
-        # Whose signature it is, and whether it is right, moto finds out; it stumbles over what is no signature at all.
+        # Moto checks the signature itself, but fails on a header that is not a signature at all.
         if is_control or _SIGNATURE.fullmatch(environ.get("HTTP_AUTHORIZATION", "")) is None:
             start_response(
                 "403 Forbidden", [("Content-Type", "application/xml"), ("Content-Length", str(len(_DENIED)))]

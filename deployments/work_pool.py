@@ -1,8 +1,8 @@
-"""One work pool, one worker: how a resident worker makes sure of it, and what it may do because of it.
+"""One worker per work pool: a second one is refused, and runs without a process are closed.
 
-A worker that is alone in its pool knows that every run of the pool that is under way and is not its own has lost its
-process: nobody else could close it. That is only true while a second worker is refused, on this machine by a lock that
-the kernel drops with the process, on others by the server's list of workers.
+A second worker is refused on this machine by a lock that the kernel drops with the process, and on other machines by
+the server's list of workers. Therefore a pool's only worker knows that a running flow run that is not its own has lost
+its process, and closes it.
 """
 
 import fcntl
@@ -33,16 +33,14 @@ from prefect.states import AwaitingRetry, Cancelled, Crashed
 from templar.errors import PermanentError, Reason
 
 API_PATIENCE_SECONDS = 10.0
-"""When calls of the API are given up, to be tried afresh."""
-
+"""Time limit of a call of the API, before it is repeated."""
 MOST_ATTEMPTS = 3
-"""A run that takes its process down with it is not started for ever."""
-
+"""Most attempts of a run that crashes its process."""
 _UNDER_WAY = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
 
 
 def require_server_address() -> str:
-    """Where the Prefect server is; without an address Prefect would start one of its own, in this process.
+    """The address of the Prefect server; without one Prefect would start a server in this process.
 
     Raises:
         PermanentError: `bad_environment`.
@@ -56,7 +54,7 @@ def require_server_address() -> str:
 
 
 def is_outage(error: BaseException | None) -> bool:
-    """Whether a failed call of the Prefect API may pass by itself."""
+    """Whether a failed call of the Prefect API may succeed later."""
     if isinstance(error, RuntimeError):  # the client wraps what its first call meets
         error = error.__cause__
     if isinstance(error, httpx.HTTPStatusError):
@@ -66,9 +64,9 @@ def is_outage(error: BaseException | None) -> bool:
 
 @asynccontextmanager
 async def outages_tolerated(logger: logging.Logger | logging.LoggerAdapter[logging.Logger]) -> AsyncIterator[None]:
-    """Give calls of the Prefect API a few seconds and log, rather than raise, that it does not answer.
+    """Limit calls of the Prefect API to `API_PATIENCE_SECONDS`, and log an outage instead of raising.
 
-    The client would wait by itself, but its back-off doubles to minutes and so outlasts the outage by as much again.
+    The client would wait by itself, but its back-off grows to minutes and can double the length of an outage.
     """
     try:
         with anyio.fail_after(API_PATIENCE_SECONDS):
@@ -154,17 +152,14 @@ async def claim_pool(client: PrefectClient, pool: str, *, worker_type: str, own_
 async def close_orphans(client: PrefectClient, pool: str, own_runs: Callable[[], Collection[UUID]]) -> list[FlowRun]:
     """Close the runs of a pool whose process is gone; right only for the pool's one worker.
 
-    A run that somebody asked to cancel becomes Cancelled, any other one Crashed. A run that crashed less than
-    `MOST_ATTEMPTS` times is then scheduled again, so that a window goes on where its journal ends (PROTOCOL 24).
-    Nothing is forced: a run that has reached a final state in the meantime keeps it.
+    A run that is being cancelled becomes Cancelled, any other one Crashed. A run that crashed less than
+    `MOST_ATTEMPTS` times is then scheduled again, so that a window continues where its journal ends
+    (docs/architecture.md D9). No state is forced: a run that has reached a final state meanwhile keeps it.
 
     Args:
         client: Client of the Prefect API.
         pool: Name of the work pool.
-        own_runs: The runs that the calling worker has in hand; asked before and after the list is read.
-
-    Returns:
-        The runs that were closed.
+        own_runs: The calling worker's runs; called before and after the list is read.
     """
     own = set(own_runs())
     runs = await client.read_flow_runs(
@@ -177,9 +172,9 @@ async def close_orphans(client: PrefectClient, pool: str, own_runs: Callable[[],
         if run.state is not None and run.state.is_cancelling():
             await client.set_flow_run_state(run.id, Cancelled(message="Cancelled: the worker that ran it is gone."))
             continue
-        crashed: State[Any] = Crashed(message="The worker that ran it ended without a word.")
+        crashed: State[Any] = Crashed(message="The worker that ran it ended without a report.")
         await client.set_flow_run_state(run.id, crashed)
         if run.run_count < MOST_ATTEMPTS:
-            again: State[Any] = AwaitingRetry(message="Its worker is back and takes it up where it was cut off.")
+            again: State[Any] = AwaitingRetry(message="Its worker is back and continues it where it stopped.")
             await client.set_flow_run_state(run.id, again)
     return orphans

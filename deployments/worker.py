@@ -10,11 +10,14 @@ process that a shell started in its background ignores.
 """
 
 import asyncio
+import contextvars
+import inspect
 import logging
 import os
 import signal
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -24,13 +27,14 @@ import anyio.abc
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.responses import WorkerFlowRunResponse
+from prefect.context import SyncClientContext
 from prefect.exceptions import ObjectNotFound
+from prefect.flow_engine import run_flow
 from prefect.flows import Flow, load_flow_from_flow_run
 from prefect.states import AwaitingRetry, Cancelled, Cancelling, Crashed
 from prefect.workers.base import BaseJobConfiguration, BaseVariables, BaseWorker, BaseWorkerResult
 from pydantic import Field
 
-from deployments.run_thread import RunThread
 from deployments.work_pool import (
     claim_pool,
     close_orphans,
@@ -64,7 +68,7 @@ class ResidentConfiguration(BaseJobConfiguration):
 
 
 class ResidentResult(BaseWorkerResult):
-    """Says only that a run has ended; how is in its state."""
+    """Reports only that a run has ended; its state says how."""
 
 
 class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, ResidentResult]):
@@ -90,7 +94,7 @@ class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, ResidentRe
 
     @classmethod
     def get_default_base_job_template(cls) -> dict[str, Any]:
-        """The pool's form: what this worker heeds, and neither a command nor an environment, which it could not."""
+        """The pool's template: this worker's two settings, without command and environment, which it cannot apply."""
         schema = ResidentConfiguration.model_json_schema()["properties"]
         fields = {name: schema[name] for name in ("grace_seconds", "stop_seconds")}
         return {
@@ -124,7 +128,7 @@ class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, ResidentRe
             printer(f"Worker {self.name!r} stopped!")
 
     async def _claim_pool(self) -> None:
-        """Wait for the API, and make sure that the pool is free."""
+        """Wait for the API, and refuse a pool that is taken."""
         while True:
             async with outages_tolerated(self._logger), get_client() as client:
                 await claim_pool(client, self._work_pool_name, worker_type=self.type, own_name=self.name)
@@ -134,7 +138,7 @@ class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, ResidentRe
     # What the base class calls, made to survive an outage of the server.
 
     async def get_and_submit_flow_runs(self) -> list[FlowRun]:
-        """Look for due runs; rarely while a run has the only place, since each look is a write for the server."""
+        """Poll for due runs; rarely during a run, because each poll is a write for the server."""
         since_last = (datetime.now(UTC) - self._last_polled_time).total_seconds()
         if self._current is not None and since_last < BUSY_POLL_SECONDS:
             return []
@@ -155,7 +159,7 @@ class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, ResidentRe
         return await super()._submit_scheduled_flow_runs(flow_run_response)
 
     async def _submit_run(self, flow_run: FlowRun) -> None:
-        """As the base class, which would let an error here end the worker, or keep the only place taken for ever."""
+        """As the base class, where an error would end the worker or keep the only slot taken for ever."""
         try:
             await super()._submit_run(flow_run)
         except Exception:
@@ -166,7 +170,7 @@ class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, ResidentRe
                 self._release_limit_slot(flow_run.id)
 
     async def _give_worker_labels_to_flow_run(self, flow_run_id: UUID) -> None:
-        """Leave it: SQLite often refuses this call beside another writer, and the client then waits for 2 s."""
+        """Do nothing: SQLite often refuses this call beside another writer, and the client then waits for 2 s."""
 
     def _runs_in_hand(self) -> set[UUID]:
         return self._submitting_flow_run_ids | ({self._current.id} if self._current else set())
@@ -179,7 +183,7 @@ class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, ResidentRe
         configuration: ResidentConfiguration,
         task_status: anyio.abc.TaskStatus[int] | None = None,
     ) -> ResidentResult:
-        """Execute a flow run on the run thread, and see to it that it ends in a final state."""
+        """Execute a flow run on the run thread, and give it a final state."""
         self._current, self._configuration = flow_run, configuration
         try:
             flow = await _load(flow_run)
@@ -217,17 +221,17 @@ class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, ResidentRe
             return None
 
     async def _settle(self, flow_run_id: UUID, error: str | None) -> None:
-        """Say why a run ended where the engine could not: it cannot leave Cancelling, and may not have been heard."""
+        """Set the final state where the engine could not: it cannot leave Cancelling, and its report may be lost."""
         state = await self._state_of(flow_run_id)
         if state is None:
             return
         if self._interrupted and (state.name == STOPPING or state.type in _CUT_SHORT):
-            message = "The worker was stopped; its next start takes this run up again."
+            message = "The worker was stopped; its next start continues this run."
             await self.client.set_flow_run_state(flow_run_id, AwaitingRetry(message=message), force=True)
         elif state.is_cancelling():
             await self.client.set_flow_run_state(flow_run_id, Cancelled(message="Cancelled between two steps."))
         elif state.is_running() or state.is_pending():
-            message = f"The run ended without a report: {error or 'the server was not heard'}."
+            message = f"The run ended without a report: {error or 'the server did not answer'}."
             await self.client.set_flow_run_state(flow_run_id, Crashed(message=message))
 
     # The end of the worker.
@@ -266,7 +270,7 @@ class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, ResidentRe
         request_stop()
 
     async def _abandon(self) -> None:
-        """End the process under a run that does not heed its interruption: a thread cannot be ended otherwise."""
+        """End the process although its run ignores the interruption: a thread cannot be ended otherwise."""
         if self._current is not None:
             print(f"Flow run {self._current.name!r} did not stop: ending without it.", file=sys.stderr, flush=True)
             async with failures_logged(self._logger):
@@ -279,3 +283,36 @@ async def _load(flow_run: FlowRun) -> Flow[..., Any]:
         return await load_flow_from_flow_run(flow_run, use_placeholder_flow=False)
     except (SystemExit, KeyboardInterrupt) as error:
         raise RuntimeError(f"the flow's module raised {error!r} when it was imported") from error
+
+
+class RunThread:
+    """The one thread that a worker executes flow runs on, away from its event loop.
+
+    All runs of a process share it, so what libraries keep per thread (CUDA context and handles, OpenMP pools) stays
+    warm from one window to the next. No exception of a flow leaves the thread.
+    """
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="flow-run")
+
+    async def execute(self, flow: Flow[..., Any], flow_run: FlowRun) -> str | None:
+        """Run a flow to its end; the engine reports its states.
+
+        Returns:
+            An exception of the engine itself, as text; None after a regular end, also of a failed run.
+        """
+        context = contextvars.copy_context()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, context.run, _execute, flow, flow_run)
+
+
+def _execute(flow: Flow[..., Any], flow_run: FlowRun) -> str | None:
+    try:
+        # An async flow has no client for its sync tasks: without this one each of them builds its own, 30 ms apiece.
+        with SyncClientContext.get_or_create():
+            outcome = run_flow(flow, flow_run=flow_run, return_type="state")
+            if inspect.iscoroutine(outcome):
+                asyncio.run(outcome)
+    except BaseException as error:  # noqa: BLE001 - SystemExit of a flow must not end the worker
+        # As text: the exception's frames would keep the run's tensors alive.
+        return f"{type(error).__name__}: {error}"
+    return None

@@ -1,4 +1,4 @@
-"""What stands on command lines."""
+"""Types of command-line arguments for `argparse`."""
 
 import argparse
 from collections.abc import Callable
@@ -8,11 +8,7 @@ from templar.store.address import is_account_id
 
 
 def whole_number(least: int) -> Callable[[str], int]:
-    """What reads a whole number for `argparse`.
-
-    Args:
-        least: The smallest that is taken, at least 0.
-    """
+    """A parser of whole numbers of at least `least`, which is 0 or more."""
 
     def read(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
@@ -23,12 +19,12 @@ def whole_number(least: int) -> Callable[[str], int]:
 
 
 def folder_path(text: str) -> Path:
-    """Read a folder for `argparse`, whether it is there or not."""
+    """Parse the path of a folder, which need not exist."""
     return Path(text).expanduser().resolve()
 
 
 def account_id(text: str) -> str:
-    """Read the id of a storage account for `argparse`."""
+    """Parse the id of a storage account."""
     if not is_account_id(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not 3 to 32 lower-case letters, digits and inner hyphens")
     return text

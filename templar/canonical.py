@@ -1,6 +1,6 @@
 """One byte string per value: canonical JSON, hashes, and keyed pseudo-random bits.
 
-Everything that is hashed or signed passes through here, so that two nodes never disagree about the bytes of a value.
+Every hashed or signed value is encoded here, so that all nodes have the same bytes for it.
 """
 
 import hashlib

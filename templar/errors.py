@@ -151,20 +151,20 @@ class TemplarError(Exception):
 
 
 class TransientError(TemplarError):
-    """It may pass by itself: a retry can help."""
+    """A failure that a retry may survive."""
 
 
 class PermanentError(TemplarError):
-    """It will not pass by itself: a retry cannot help."""
+    """A failure that a retry cannot survive."""
 
 
 class RejectedError(PermanentError):
-    """What a peer published was not accepted. It never leaves that peer's boundary."""
+    """A peer's object was not accepted. It never affects the handling of other peers."""
 
 
 @contextmanager
 def as_own_failure() -> Iterator[None]:
-    """Make what this node's own chain or data refuse transient: a local failure is never a verdict on a peer.
+    """Turn permanent failures of this node's own chain or data into transient ones: they are no verdict on a peer.
 
     Raises:
         TransientError: For every permanent error but a rejection.

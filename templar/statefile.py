@@ -1,6 +1,6 @@
-"""A SQLite file that one neuron keeps for itself: opened, versioned, locked and explained in one place.
+"""A neuron's own SQLite file: opened, versioned and locked here, with the project's errors.
 
-A transaction is in the file whole or not at all, and what was acknowledged survives the death of the process.
+A transaction is in the file whole or not at all, and an acknowledged one survives the death of the process.
 """
 
 import sqlite3
@@ -14,9 +14,7 @@ from typing import Any
 from templar.errors import PermanentError, Reason, TransientError
 
 BUSY_TIMEOUT_SECONDS = 30.0
-"""How long to wait while somebody reads the file from outside, such as a backup."""
-
-
+"""Longest wait for another program that reads the file, such as a backup."""
 Migration = Callable[[sqlite3.Connection], None]
 
 
@@ -27,14 +25,13 @@ class StateFile:
         path: The file; made when needed, with its folder.
         schema: Statements that make the tables of a new file.
         version: Version of the schema; a file with a larger one is refused.
-        migrations: Version -> what makes a file of that version one of the next; it runs within a transaction.
-        remedy: What to do about a file that cannot be used, for the message.
-        durable: Wait for the disk at every change; without it changes survive a death of the process, not of the
-            machine.
+        migrations: Version -> function that turns a file of that version into the next; it runs in a transaction.
+        remedy: Advice about an unusable file, for the message.
+        durable: Wait for the disk at every change; otherwise changes survive a crash of the process only.
 
     Raises:
         TransientError: `local_file`; the file cannot be used now.
-        PermanentError: `bad_state_file`; the file is no database, or of a newer release.
+        PermanentError: `bad_state_file`; the file is not a database, or is of a newer release.
     """
 
     def __init__(

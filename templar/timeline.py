@@ -1,7 +1,7 @@
-"""The window clock: which block belongs to which window, and when what counts (PROTOCOL 1-7).
+"""The timeline of a window: its blocks, and the times at which objects count (docs/protocol.md 3).
 
-Everything here is arithmetic on chain times in seconds. `C` is the close of a window in whole seconds,
-`floor(T)`; object times are the store's LastModified, in whole seconds as well. Local clocks appear nowhere.
+Everything here is arithmetic on chain times in seconds. `C` is the close of a window in whole seconds, `floor(T)`;
+object times are the store's LastModified, in whole seconds as well. No local clock is read.
 """
 
 import math
@@ -38,18 +38,11 @@ class Interval:
 
 @dataclass(frozen=True)
 class WindowTimes:
-    """The chain times that bound one window, and what follows from them.
-
-    Attributes:
-        window: The window `w`.
-        opened: `T(w-1)`, chain time of the first block of `w`, in seconds.
-        closed: `T(w)`, chain time of the first block of `w+1`, in seconds; an estimate while that block is not there.
-        rules: The hyper-parameters of the window clock.
-    """
+    """The chain times that bound one window `w`, and the times derived from them."""
 
     window: int
-    opened: float
-    closed: float
+    opened: float  # `T(w-1)`, chain time of the first block of `w`
+    closed: float  # `T(w)`, chain time of the first block of `w+1`; an estimate until that block exists
     rules: Windows
 
     @property
@@ -59,22 +52,22 @@ class WindowTimes:
 
     @property
     def commit_interval(self) -> Interval:
-        """When a commitment must be stored to count (PROTOCOL 3)."""
+        """When a commitment must be stored to count (docs/protocol.md 3)."""
         return Interval(math.floor(self.opened) + 1, self.close - self.rules.commit_guard_seconds)
 
     @property
     def reveal_interval(self) -> Interval:
-        """When manifest and payload must be stored to count (PROTOCOL 4)."""
+        """When manifest and payload must be stored to count (docs/protocol.md 3)."""
         first = self.close if self.rules.inclusive_close else self.close + 1
         return Interval(first, self.close + self.rules.time_window_delta_seconds)
 
     @property
     def settles(self) -> int:
-        """`S(w)`: the second from which the reveals of `w` are relied upon (PROTOCOL 5)."""
+        """`S(w)`: the second from which nodes rely on the reveals of `w` (docs/protocol.md 3)."""
         return self.close + self.rules.settle_delay_seconds
 
     def roster_slot(self, rank: int) -> Interval:
-        """The slot of the roster publisher with this stake rank, `S + r*D < t <= S + (r+1)*D` (PROTOCOL 6)."""
+        """The slot of the roster publisher with this stake rank, `S + r*D < t <= S + (r+1)*D` (docs/protocol.md 3)."""
         if not 0 <= rank < self.rules.roster_ranks:
             raise ValueError(f"rank {rank} has no slot: roster_ranks is {self.rules.roster_ranks}")
         start = self.settles + rank * self.rules.roster_slot_seconds

@@ -31,7 +31,6 @@ POLL_SECONDS = 1.0
 MAX_PORT = 65535
 PATIENCE_WINDOWS = 4
 """How many windows the view waits for one that does not come."""
-
 SCHEDULED = (
     "checkpoint/every-2h",
     "bucket-cleanup/hourly",
@@ -42,7 +41,6 @@ SCHEDULED = (
     "leaderboard/hourly",
 )
 """The deployments of deployments/prefect.yaml that have a schedule."""
-
 console = Console(stderr=False)
 
 
@@ -79,7 +77,7 @@ def main() -> int:
 
 
 def run(network: LocalNetwork, num_windows: int) -> int:
-    """Bring up, watch, summarise, take down; 0 if the network did what it promises."""
+    """Bring up, watch, summarise, take down; 0 if the network passed every check of the summary."""
     started = time.monotonic()
     birth = network.up(housekeeping=False)
     try:
@@ -134,17 +132,17 @@ def watch(view: NetworkView, num_windows: int) -> int:
 
 
 def report(summary: Summary) -> int:
-    """Print the summary, then its JSON; 0 if every promise was kept."""
+    """Print the summary, then its JSON; 0 if every check passed."""
     figures = summary.figures
     if figures["compression"] is not None:
         console.print(
             f"a payload took {figures['payload_bytes'] / 1000:.1f} kB on average, "
             f"{figures['compression']} times less than {figures['dense_bytes'] / 1000:.1f} kB of float32"
         )
-    for promise, kept in summary.promises.items():
-        console.print(f"[{'green' if kept else 'red'}]{'✓' if kept else '✗'}[/] {promise}")
+    for check, passed in summary.checks.items():
+        console.print(f"[{'green' if passed else 'red'}]{'✓' if passed else '✗'}[/] {check}")
     print(json.dumps(figures))
-    return 0 if all(summary.promises.values()) else 1
+    return 0 if all(summary.checks.values()) else 1
 
 
 def _row(view: NetworkView, window: int) -> WindowRow | None:

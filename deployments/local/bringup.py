@@ -33,7 +33,7 @@ from templar.hparams import HParams, load_hparams
 log = logging.getLogger(__name__)
 Say = Callable[[str], None]
 WORKER_GRACE_SECONDS = 1.0
-"""A window of a local network that is taken down is of no use to anybody: its worker does not wait for it."""
+"""A worker of a network that is taken down does not wait for its window."""
 STOP_SECONDS = 15.0
 STORAGE = "S3 endpoint"
 SERVERS = (SERVER_NAME, STORAGE)
@@ -42,12 +42,7 @@ NEURONS_START_SECONDS = 20.0
 
 
 class LocalNetwork:
-    """A local network and the processes that make it.
-
-    Args:
-        plan: What it consists of.
-        say: Tells the user what happens.
-    """
+    """The processes of the local network `plan`; `say` prints a line of progress for the user."""
 
     def __init__(self, plan: LocalPlan, say: Say) -> None:
         self.plan = plan

@@ -1,4 +1,4 @@
-"""What a local network consists of, and where everything of it lies."""
+"""The members of a local network, and the paths of its files."""
 
 import hashlib
 from dataclasses import dataclass
@@ -16,18 +16,11 @@ AGGREGATOR_STAKE, VALIDATOR_STAKE = 1000.0, 400.0
 
 @dataclass(frozen=True)
 class LocalNeuron:
-    """One member of the local network.
+    """One member of the local network."""
 
-    Attributes:
-        name: Its name: block, pool, deployment and hotkey are called so.
-        role: `burn`, `aggregator`, `validator` or `miner`.
-        actor: For miners: `honest`, or a bad actor.
-        stake: Its stake.
-    """
-
-    name: str
-    role: str
-    actor: str = "honest"
+    name: str  # also of its block, pool, deployment and hotkey
+    role: str  # `burn`, `aggregator`, `validator` or `miner`
+    actor: str = "honest"  # of a miner: `honest`, or a bad actor
     stake: float = 0.0
 
     @property
@@ -48,31 +41,20 @@ class LocalNeuron:
 
 @dataclass(frozen=True)
 class LocalPlan:
-    """A local network.
+    """A local network."""
 
-    Attributes:
-        folder: Where everything of it lies; removed and made anew by a bring-up.
-        preset: Preset of hparams.json.
-        num_honest: Honest miners; the first of them is the neuron `default`.
-        bad_actors: One bad actor's name per further miner.
-        prefect_port: Port of Prefect's API and UI.
-        storage_port: Port of the S3 endpoint.
-        directory_store: Keep objects in a folder instead of an S3 endpoint.
-        hparams_path: File of the preset.
-    """
-
-    folder: Path
+    folder: Path  # of all its files; removed and made anew by a bring-up
     preset: str = "local"
-    num_honest: int = 2
-    bad_actors: tuple[str, ...] = ("lazy",)
+    num_honest: int = 2  # honest miners; the first of them is the neuron `default`
+    bad_actors: tuple[str, ...] = ("lazy",)  # the actor of each further miner
     prefect_port: int = 4200
     storage_port: int = 9200
-    directory_store: bool = False
+    directory_store: bool = False  # keep objects in a folder instead of an S3 endpoint
     hparams_path: Path = PROJECT_ROOT / "hparams.json"
 
     @property
     def neurons(self) -> tuple[LocalNeuron, ...]:
-        """Everybody, in the order of their uids; the burn uid is first and runs nothing."""
+        """All members, in the order of their uids; the burn uid is first and has no process."""
         honest = [
             LocalNeuron(DEFAULT_NEURON if index == 0 else f"miner-{index + 1}", "miner")
             for index in range(self.num_honest)
@@ -91,7 +73,7 @@ class LocalPlan:
 
     @property
     def running(self) -> tuple[LocalNeuron, ...]:
-        """Everybody who has a process."""
+        """The members that have a process."""
         return tuple(neuron for neuron in self.neurons if neuron.role != "burn")
 
     @property
@@ -128,7 +110,7 @@ class LocalPlan:
 
     @property
     def marker(self) -> Path:
-        """What says that the folder is a local network's, and may be removed."""
+        """Marks the folder as a local network's, which may be removed."""
         return self.folder / ".templar-local"
 
     @property

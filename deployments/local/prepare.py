@@ -1,4 +1,4 @@
-"""Everything of a local network that needs no running neuron: keys, ledger, buckets, text, environments, genesis."""
+"""Preparation of a local network: keys, ledger, buckets, text, environments, genesis."""
 
 import os
 import secrets
@@ -68,7 +68,7 @@ def prepare_folder(plan: LocalPlan) -> None:
 
 
 def prepare_chain(plan: LocalPlan, hparams: HParams) -> None:
-    """Create the ledger and a wallet with a registered hotkey for everybody."""
+    """Create the ledger, and a wallet with a registered hotkey for every member."""
     create_ledger(
         plan.ledger,
         netuid=NETUID,

@@ -1,4 +1,4 @@
-"""What came of a local network: figures and promises, read back from the chain and the buckets."""
+"""The result of a local network: figures and checks, read back from the chain and the buckets."""
 
 import time
 from dataclasses import dataclass
@@ -16,15 +16,10 @@ SETTLE_PATIENCE_SECONDS = 40.0
 
 @dataclass(frozen=True)
 class Summary:
-    """Figures of a run.
+    """Result of a run."""
 
-    Attributes:
-        figures: The last line of output.
-        promises: Promise -> whether it was kept.
-    """
-
-    figures: dict[str, Any]
-    promises: dict[str, bool]
+    figures: dict[str, Any]  # the last line of output
+    checks: dict[str, bool]  # check -> whether it passed
 
 
 def summarise(view: NetworkView, last_window: int, num_windows: int, started: float) -> Summary:
@@ -65,7 +60,7 @@ def summarise(view: NetworkView, last_window: int, num_windows: int, started: fl
     honest = [uid for uid, member in uids.items() if member.title == "miner"]
     bad = [uid for uid, member in uids.items() if member.role == "miner" and member.actor != "honest"]
     fell = f"held-out loss fell from {held_out.loss_genesis:.3f} to {held_out.loss_last:.3f} nats"
-    promises = {
+    checks = {
         f"{fell}, by at least {LOSS_FALL:.0%}": held_out.loss_last <= (1 - LOSS_FALL) * held_out.loss_genesis,
         f"it ended at least {BELOW_UNIGRAM:.0%} below the unigram entropy of {held_out.unigram:.3f}": (
             held_out.loss_last <= (1 - BELOW_UNIGRAM) * held_out.unigram
@@ -76,4 +71,4 @@ def summarise(view: NetworkView, last_window: int, num_windows: int, started: fl
         "every honest miner has a weight": all(weights.get(uid, 0) > 0 for uid in honest),
         "no bad actor has one": all(weights.get(uid, 0) == 0 for uid in bad),
     }
-    return Summary(figures, promises)
+    return Summary(figures, checks)

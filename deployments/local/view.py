@@ -1,4 +1,4 @@
-"""What a local network shows of itself, read from its chain and its buckets and from nowhere else."""
+"""A read-only view of a local network, from its chain and its buckets alone."""
 
 import math
 from collections.abc import Mapping
@@ -32,21 +32,13 @@ HELD_OUT_SEQUENCES = 256
 
 @dataclass(frozen=True)
 class WindowRow:
-    """One window as its public objects show it.
-
-    Attributes:
-        window: The window.
-        loss: Loss of the evaluation batch before its step, by the validator's evidence.
-        roster: The uids that were applied; None while that is not decided.
-        scores: Uid -> final score.
-        weights: Uid -> weight that the scores amount to.
-    """
+    """One window as its public objects show it."""
 
     window: int
-    loss: float | None
-    roster: tuple[int, ...] | None
-    scores: Mapping[int, float]
-    weights: Mapping[int, float]
+    loss: float | None  # of the evaluation batch before the window's step, by the validator's evidence
+    roster: tuple[int, ...] | None  # the applied uids; None until they are decided
+    scores: Mapping[int, float]  # uid -> final score
+    weights: Mapping[int, float]  # uid -> weight
 
 
 class NetworkView:

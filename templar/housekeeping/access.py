@@ -1,7 +1,7 @@
-"""What each key to a bucket can do, against what it should: found out by trying, with objects of its own.
+"""Checks of what each key to a bucket may do, by trying every right with probe objects.
 
-A read key is public, so it must not write, and it must be able to list: else a missing object answers 403. The probes
-have keys that no object of the protocol can have, and are removed whatever happens.
+A read key is public, so it must not write; it must be able to list, because otherwise a missing object answers 403.
+Probes have keys that no object of the protocol can have, and are always removed.
 """
 
 import secrets
@@ -14,14 +14,12 @@ from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.housekeeping.bucket_cleanup import PROBE_PREFIX
 from templar.store.base import ObjectStore, Uploads
 
-PROBE = b"This object was written to see whether it can be. It may be deleted.\n"
-
-
+PROBE = b"This object was written to check access rights. It may be deleted.\n"
 WORDS = {True: "yes", False: "no", None: "cannot be told"}
 
 
 class Right(StrEnum):
-    """Something that a key can do, in the order in which it is tried."""
+    """A right of a key, in the order in which the rights are tried."""
 
     PUT = "put"
     LIST = "list"
@@ -36,50 +34,31 @@ _READING = (Right.LIST, Right.HEAD, Right.GET)
 
 @dataclass(frozen=True)
 class Credential:
-    """One key to one bucket.
+    """One key to one bucket."""
 
-    Attributes:
-        name: What it is, such as `own read key`.
-        store: The bucket, seen with it.
-        uploads: The bucket's uploads, seen with it.
-        writes: Whether it should be able to write.
-        enforced: Whether the store looks at keys at all; a directory does not.
-        folder: Where an object to read lies if nothing can be written.
-    """
-
-    name: str
-    store: ObjectStore
-    uploads: Uploads
-    writes: bool
-    enforced: bool = True
-    folder: str = ""
+    name: str  # such as `own read key`
+    store: ObjectStore  # the bucket, seen with this key
+    uploads: Uploads  # the bucket's uploads, seen with this key
+    writes: bool  # whether the key should be able to write
+    enforced: bool = True  # whether the store checks keys at all; a directory does not
+    folder: str = ""  # prefix of an object to read if no probe can be written
 
 
 @dataclass(frozen=True)
 class AccessRow:
-    """One right of one key.
-
-    Attributes:
-        bucket: The bucket.
-        key: Name of the key.
-        writes: Whether the key is for writing.
-        right: The right.
-        wanted: Whether the key should have it.
-        has: Whether it has; None if that cannot be told.
-        detail: The store's answer, if it did not let the key.
-    """
+    """One right of one key."""
 
     bucket: str
-    key: str
-    writes: bool
+    key: str  # name of the key
+    writes: bool  # whether the key is for writing
     right: Right
-    wanted: bool
-    has: bool | None
-    detail: str = ""
+    wanted: bool  # whether the key should have the right
+    has: bool | None  # whether it has; None if that cannot be told
+    detail: str = ""  # the store's answer if it refused
 
     @property
     def problem(self) -> Reason | None:
-        """What is wrong; None if nothing is, or if it cannot be told."""
+        """The problem with this right; None if there is none, or if it cannot be told."""
         if self.has is None or self.has == self.wanted:
             return None
         if not self.wanted:
@@ -102,19 +81,14 @@ class AccessRow:
 
 @dataclass(frozen=True)
 class AccessReport:
-    """What a check found.
+    """Result of a check."""
 
-    Attributes:
-        rows: One per right of each key.
-        left: Probes that could not be removed: bucket and key.
-    """
-
-    rows: tuple[AccessRow, ...] = ()
-    left: tuple[str, ...] = ()
+    rows: tuple[AccessRow, ...] = ()  # one per right of each key
+    left: tuple[str, ...] = ()  # probes that could not be removed: bucket and key
 
     @property
     def problems(self) -> tuple[tuple[Reason, str], ...]:
-        """Reason and explanation of everything that is wrong."""
+        """Reason and explanation of every problem."""
         wrong = [
             (row.problem, f"bucket {row.bucket}, {row.key}: {row.right}: {row.detail or 'is allowed'}")
             for row in self.rows
@@ -123,26 +97,23 @@ class AccessReport:
         return (*wrong, *((Reason.OBJECTS_LEFT, f"{each}: remove it by hand") for each in self.left))
 
     @property
-    def untold(self) -> tuple[str, ...]:
-        """What cannot be told, and why."""
+    def unknown(self) -> tuple[str, ...]:
+        """The rights that cannot be told, and why."""
         return tuple(f"{row.key}: {row.right} ({row.detail})" for row in self.rows if row.has is None)
 
     @property
     def summary(self) -> str:
-        """One line: what is wrong, what cannot be told, or that all is well."""
+        """One line: the problems or that there are none, and the rights that cannot be told."""
         keys = len({(row.bucket, row.key) for row in self.rows})
-        told = "; ".join(f"[{reason}] {text}" for reason, text in self.problems) or f"{keys} keys are as they should be"
-        return told + (f"; cannot be told: {', '.join(self.untold)}" if self.untold else "")
+        text = "; ".join(f"[{reason}] {text}" for reason, text in self.problems) or f"{keys} keys are as they should be"
+        return text + (f"; cannot be told: {', '.join(self.unknown)}" if self.unknown else "")
 
 
 def check_access(buckets: Sequence[Sequence[Credential]]) -> AccessReport:
-    """Try every key of every bucket.
-
-    Args:
-        buckets: For each bucket, the keys to it.
+    """Try every key of every bucket; `buckets` holds the keys of each bucket.
 
     Raises:
-        TransientError: A store failed. What was written was removed, if that could be; else a temporary clean-up does.
+        TransientError: A store failed. Probes were removed where possible; a temporary clean-up removes the others.
     """
     rows: list[AccessRow] = []
     left: list[str] = []
@@ -157,7 +128,7 @@ def check_access(buckets: Sequence[Sequence[Credential]]) -> AccessReport:
 
 @dataclass
 class _Check:
-    """The check of one bucket: writers first and last, so that readers have something to read and to delete."""
+    """The check of one bucket: write keys first and last, so that read keys have a probe to read and to delete."""
 
     credentials: Sequence[Credential]
     key: str = field(default_factory=lambda: f"{PROBE_PREFIX}{secrets.token_hex(8)}")
@@ -174,12 +145,12 @@ class _Check:
             yield from self._try(writer, [Right.DELETE])
 
     def remove(self) -> list[str]:
-        """Delete what may have been written, with whichever key can; what is still there."""
+        """Delete every probe that may have been written, trying each key; return the probes that remain."""
         for credential in self.credentials:
             with suppress(TemplarError):
                 credential.store.delete(sorted(self.written))
         name = self.credentials[0].store.name
-        return [f"{name}/{key}" for key in sorted(self.written) if not self._is_seen_by_nobody(key)]
+        return [f"{name}/{key}" for key in sorted(self.written) if not self._is_gone(key)]
 
     def _try(self, credential: Credential, rights: Sequence[Right]) -> Iterator[AccessRow]:
         attempts: dict[Right, Callable[[Credential], str]] = {
@@ -198,7 +169,7 @@ class _Check:
                 has, detail = None, "a directory store looks at no keys"
             yield AccessRow(credential.store.name, credential.name, credential.writes, right, wanted, has, detail)
 
-    # Each attempt returns why its success says nothing; usually that is empty.
+    # Each attempt returns why its success proves nothing, or an empty string.
 
     def _put(self, credential: Credential) -> str:
         key = self.key if credential.writes else f"{self.key}-denied"
@@ -209,7 +180,7 @@ class _Check:
         return self._write(key, lambda: credential.uploads.store_in_parts(key, PROBE))
 
     def _write(self, key: str, write: Callable[[], None]) -> str:
-        self.written.add(key)  # before: an answer that is lost may be of a success
+        self.written.add(key)  # before the request: a lost answer may have been a success
         try:
             write()
         except PermanentError:
@@ -244,9 +215,9 @@ class _Check:
         if self.key not in self.written:
             return "there is no object to delete"
         # A server may say yes and do nothing.
-        return "" if self._is_seen_by_nobody(self.key) else "the object is still there"
+        return "" if self._is_gone(self.key) else "the object is still there"
 
-    def _is_seen_by_nobody(self, key: str) -> bool:
+    def _is_gone(self, key: str) -> bool:
         for credential in self.credentials:
             with suppress(TemplarError):
                 return credential.store.head(key) is None
@@ -254,16 +225,15 @@ class _Check:
 
 
 def _outcome(attempt: Callable[[], str], *, wanted: bool) -> tuple[bool | None, str]:
-    """Whether an attempt succeeded, and what the store said if it did not.
+    """Whether an attempt succeeded (None if that cannot be told), and the store's answer if it did not.
 
-    That a key lacks a right that it must not have, only a refusal proves: a missing bucket refuses every key.
+    Only a refusal proves that a key lacks a right that it must not have: a missing bucket refuses every key.
 
     Raises:
-        StoppedError: The host asked the process to stop.
-        TransientError: The store does not answer; or it is busy with what should be allowed.
+        TransientError: The store does not answer, or is busy with an attempt that should be allowed.
     """
     try:
-        untold = attempt()
+        inconclusive = attempt()
     except PermanentError as error:
         if wanted or error.reason is Reason.ACCESS_DENIED:
             return False, str(error.reason)
@@ -271,5 +241,5 @@ def _outcome(attempt: Callable[[], str], *, wanted: bool) -> tuple[bool | None, 
     except TransientError as error:
         if wanted or error.reason is not Reason.STORE_BUSY:
             raise
-        return None, f"{error.reason}, which is not a refusal"  # some servers answer a forbidden write so
-    return (None, untold) if untold else (True, "")
+        return None, f"{error.reason}, which is not a refusal"  # some servers answer a forbidden write like this
+    return (None, inconclusive) if inconclusive else (True, "")

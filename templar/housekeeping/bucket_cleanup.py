@@ -1,13 +1,11 @@
-"""What was meant to be temporary and was left behind by somebody who died: unfinished uploads, probes, checkpoints.
+"""Clean-up of a bucket: the objects that a criterion selects, those of them that stay, and their deletion.
 
-An unfinished checkpoint must be old twice, in windows and in hours, before it is taken for abandoned.
+The plan is a pure function of a listing, object by object, so a listing of any length is never held in memory.
+No criterion but `wipe` deletes an object that a live network needs: objects of this protocol version are deleted only
+after their retention, or, by a prefix, if their window lies too far in the future for any live network.
 
-Clean-up of a bucket: which objects an operator's criterion matches, which of them stay all the same, and deleting.
-
-The plan is a pure function of a listing, object by object; a listing of any length is never held in memory. Whatever is
-selected, nothing that a live network needs is deleted: objects of this protocol version go only if their retention is
-over, and by a prefix also those of windows that are far from coming, which no live network has. The one exception is
-`wipe`, which takes everything.
+Temporary objects of interrupted processes (unfinished uploads, probes, unfinished checkpoints) are planned and deleted
+by `plan_temporary` and `abort_uploads`. An unfinished checkpoint must be old both in windows and in hours.
 """
 
 import re
@@ -24,26 +22,22 @@ from templar.interrupt import check_stop
 from templar.store.base import ObjectInfo, ObjectStore, Upload, Uploads
 
 CLOCK_MARGIN_SECONDS = 900
-"""An age in hours must be exceeded by this much: no clock that is wrong by minutes makes an object old."""
-
-
+"""An age in hours must be exceeded by this much, so that a clock that is wrong by minutes makes no object old."""
 BATCH = 1000
-"""Keys deleted at a time; the most that a store deletes in one request."""
-
-
+"""Keys per deletion; the most that a store deletes in one request."""
 LISTED_FAILURES = 100
 """Failures that a report names; all are counted."""
-
-
 AGGREGATES = frozenset({Kind.AGGREGATE.value, "gathers"})
-
-
 OTHER = "other"
-"""The kind of an object whose key is nobody's."""
+"""The kind of an object with an unknown key."""
+UPLOAD = "unfinished upload"
+PROBE_PREFIX = "access-check-"
+"""Prefix of the access check's probes; no key of the protocol has it."""
+_PROBE = re.compile(rf"{PROBE_PREFIX}[0-9a-f]{{16}}(-[a-z]+)?|test_permissions_file")  # the latter is the reference's
 
 
 class Mode(StrEnum):
-    """What a criterion goes by."""
+    """The property by which a criterion selects."""
 
     RETENTION = "retention"
     VERSION = "version"
@@ -65,22 +59,15 @@ _NEEDS = {
 
 @dataclass(frozen=True)
 class Criterion:
-    """Which objects of a bucket are meant.
-
-    Attributes:
-        mode: What it goes by.
-        version: `version`, `aggregates`: exactly this version of the keys, as in `gradient-1-2-v{version}`.
-        hours: `older_than`: their age; 0 is a number.
-        prefix: `prefix`: what their keys begin with.
-        suffix: `suffix`: what their keys end with.
+    """The objects of a bucket that an operator selects.
 
     Raises:
-        PermanentError: `bad_parameters`; what the mode needs is missing or empty, or something else is given.
+        PermanentError: `bad_parameters`; the parameter of the mode is missing or empty, or another one is given.
     """
 
     mode: Mode
-    version: str | None = None
-    hours: float | None = None
+    version: str | None = None  # modes `version`, `aggregates`: exactly this version, as in `gradient-1-2-v{version}`
+    hours: float | None = None  # mode `older_than`: least age, 0 included
     prefix: str | None = None
     suffix: str | None = None
 
@@ -100,14 +87,13 @@ class Criterion:
 
 @dataclass(frozen=True)
 class Guard:
-    """What is known of a bucket when it is cleaned.
+    """The objects of a bucket that a clean-up must keep.
 
     Attributes:
-        retention: What of this protocol version has expired.
-        now: The time that ages count from, in seconds since the epoch: never later than it is.
-        latest: The latest window that an object of the network can be of; those of later ones are another chain's, or
-            made up.
-        kept_prefixes: What else lives in the bucket, such as a dataset.
+        retention: Decides which objects of this protocol version have expired.
+        now: The time from which ages count, in seconds since the epoch: never later than the true time.
+        latest: The latest window of which the network can have objects; later ones belong to another chain or are fake.
+        kept_prefixes: Other content of the bucket, such as a dataset.
     """
 
     retention: Retention
@@ -116,75 +102,53 @@ class Guard:
     kept_prefixes: tuple[str, ...] = ()
 
     def keeps(self, info: ObjectInfo) -> bool:
-        """Whether an object is, or may be, one that a live network needs."""
+        """Whether a live network may need the object."""
         if info.key.startswith(self.kept_prefixes):
             return True
         key = parse_current_key(info.key)
         return key is not None and not self.retention.is_expired(key)
 
     def is_far_off(self, info: ObjectInfo) -> bool:
-        """Whether an object is of a window that is far from coming, and of no checkpoint that always stays."""
+        """Whether the object is of a window far in the future, and of no checkpoint that is always kept."""
         key = parse_current_key(info.key)
         if key is None or key.window is None or info.key.startswith(self.kept_prefixes):
             return False
         return key.window > self.latest and not self.retention.is_kept_checkpoint(key)
 
     def is_older(self, info: ObjectInfo, hours: float) -> bool:
-        """Whether an object is older, with the margin for wrong clocks on top."""
+        """Whether the object is older than `hours` and the margin for wrong clocks."""
         return info.last_modified < self.now - 3600 * hours - CLOCK_MARGIN_SECONDS
 
 
 @dataclass(frozen=True)
 class CleanupCandidate:
-    """An object that a criterion means.
-
-    Attributes:
-        info: The object.
-        kind: The first word of its key.
-        kept: Whether it stays all the same.
-    """
+    """An object that a criterion selects."""
 
     info: ObjectInfo
-    kind: str
-    kept: bool = False
+    kind: str  # the first word of its key
+    kept: bool = False  # whether it stays, because a live network may need it
 
 
 @dataclass(frozen=True)
 class CleanupRow:
-    """What a clean-up found of one kind of object.
-
-    Attributes:
-        kind: The kind.
-        found: How many are meant.
-        kept: How many of them stay, because a live network may need them.
-        num_bytes: Bytes of the others.
-        deleted: How many were deleted.
-        failed: How many could not be.
-    """
+    """Counts of one kind of object."""
 
     kind: str
-    found: int = 0
-    kept: int = 0
-    num_bytes: int = 0
+    found: int = 0  # selected
+    kept: int = 0  # of these, kept because a live network may need them
+    num_bytes: int = 0  # bytes of the others
     deleted: int = 0
     failed: int = 0
 
 
 @dataclass(frozen=True)
 class CleanupReport:
-    """What a clean-up did.
+    """Result of a clean-up."""
 
-    Attributes:
-        window: The window of the chain at the time.
-        rows: One per kind of object.
-        failed: Key and reason of objects that could not be deleted, the first `LISTED_FAILURES` of them.
-        tries: How many times it was tried. Only the last is counted here; those before it may have deleted more.
-    """
-
-    window: int
-    rows: tuple[CleanupRow, ...] = ()
-    failed: tuple[tuple[str, str], ...] = ()
-    tries: int = 1
+    window: int  # the window of the chain at the time
+    rows: tuple[CleanupRow, ...] = ()  # one per kind of object
+    failed: tuple[tuple[str, str], ...] = ()  # key and reason of the first `LISTED_FAILURES` failures
+    tries: int = 1  # number of attempts; only the last is counted here, earlier ones may have deleted more
 
     def total(self, name: str) -> int:
         """A column's sum, such as `total("deleted")`."""
@@ -192,17 +156,17 @@ class CleanupReport:
 
 
 def kind_and_version(text: str) -> tuple[str, str | None]:
-    """What a key says of its object: kind and version, of this system's grammar or the reference's."""
+    """Kind and version of an object by its key, in this system's grammar or the reference's."""
     if key := parse_key(text):
         return key.kind.value, key.version
     return parse_legacy_key(text) or (OTHER, None)
 
 
 def plan(objects: Iterable[ObjectInfo], criterion: Criterion, guard: Guard) -> Iterator[CleanupCandidate]:
-    """The objects of a listing that a criterion means, in the listing's order; pure."""
+    """The objects of a listing that a criterion selects, in the listing's order; a pure function."""
     for info in objects:
         kind, version = kind_and_version(info.key)
-        if _is_meant(info, kind, version, criterion, guard):
+        if _is_selected(info, kind, version, criterion, guard):
             yield CleanupCandidate(info, kind, kept=_stays(info, criterion, guard))
 
 
@@ -216,7 +180,7 @@ def _stays(info: ObjectInfo, criterion: Criterion, guard: Guard) -> bool:
             return guard.keeps(info)
 
 
-def _is_meant(info: ObjectInfo, kind: str, version: str | None, criterion: Criterion, guard: Guard) -> bool:
+def _is_selected(info: ObjectInfo, kind: str, version: str | None, criterion: Criterion, guard: Guard) -> bool:
     match criterion.mode:
         case Mode.RETENTION:
             return parse_current_key(info.key) is not None and not guard.keeps(info)
@@ -234,7 +198,7 @@ def _is_meant(info: ObjectInfo, kind: str, version: str | None, criterion: Crite
 
 @dataclass
 class _Tally:
-    """A report in the making."""
+    """Counters of a running clean-up."""
 
     found: Counter[str] = field(default_factory=Counter)
     kept: Counter[str] = field(default_factory=Counter)
@@ -254,12 +218,12 @@ class _Tally:
 
 
 def execute(store: ObjectStore, candidates: Iterable[CleanupCandidate], *, window: int, dry_run: bool) -> CleanupReport:
-    """Delete what a plan found and does not keep; with `dry_run` only count it.
+    """Delete the candidates that are not kept, in batches while the listing is read; with `dry_run` only count them.
 
-    Batch by batch, while the listing is still being read. A clean-up that was cut off is simply begun again.
+    An interrupted clean-up can be run again.
 
     Raises:
-        StoppedError: The host asked the process to stop.
+        StoppedError: A stop was requested.
         TransientError: The store failed.
         PermanentError: `access_denied`; the key may not delete.
     """
@@ -276,7 +240,7 @@ def execute(store: ObjectStore, candidates: Iterable[CleanupCandidate], *, windo
 
 
 def _counted(candidates: Iterable[CleanupCandidate], tally: _Tally) -> Iterator[CleanupCandidate]:
-    """Enter candidates in a report; those that go are handed on."""
+    """Count candidates, and yield those that are to be deleted."""
     for candidate in candidates:
         tally.found[candidate.kind] += 1
         if candidate.kept:
@@ -291,26 +255,16 @@ def _batches(candidates: Iterator[CleanupCandidate]) -> Iterator[list[CleanupCan
         yield batch
 
 
-PROBE_PREFIX = "access-check-"
-"""Keys of what the access check writes begin so; no key of the protocol does."""
-
-
-_PROBE = re.compile(rf"{PROBE_PREFIX}[0-9a-f]{{16}}(-[a-z]+)?|test_permissions_file")  # the latter is the reference's
-
-
-UPLOAD = "unfinished upload"
-
-
 def plan_temporary(
     objects: Iterable[ObjectInfo], guard: Guard, *, complete: frozenset[int], hours: float
 ) -> Iterator[CleanupCandidate]:
-    """The abandoned objects of a listing; pure.
+    """The abandoned probes and checkpoints of a listing; a pure function.
 
     Args:
         objects: A listing of the bucket.
-        guard: What is known of the bucket.
-        complete: Windows of its complete checkpoints.
-        hours: How long nobody touched them.
+        guard: The objects that stay.
+        complete: Windows of the bucket's complete checkpoints.
+        hours: Least age.
     """
     for info in objects:
         if not guard.is_older(info, hours) or info.key.startswith(guard.kept_prefixes):
@@ -332,26 +286,20 @@ def _is_unfinished(info: ObjectInfo, guard: Guard, complete: frozenset[int]) -> 
 
 @dataclass(frozen=True)
 class UploadCleanup:
-    """What became of the unfinished uploads of a bucket.
-
-    Attributes:
-        row: Counts.
-        failed: Key and reason of those that could not be ended, the first `LISTED_FAILURES` of them.
-        unseen: Why they could not be looked at, if so: not every key may list them, not every server can.
-    """
+    """Result of ending the unfinished uploads of a bucket."""
 
     row: CleanupRow
-    failed: tuple[tuple[str, str], ...]
-    unseen: Reason | None
+    failed: tuple[tuple[str, str], ...]  # key and reason of the first `LISTED_FAILURES` failures
+    unseen: Reason | None  # why they could not be listed: not every key may, not every server can
 
 
 def abort_uploads(
     uploads: Uploads, *, hours: float, dry_run: bool, kept_prefixes: tuple[str, ...] = ()
 ) -> UploadCleanup:
-    """End the uploads that nobody has touched for some hours, by the store's own clock.
+    """End the uploads that have been idle for `hours`, by the store's own clock.
 
     Raises:
-        TransientError: The store failed; a later call goes on.
+        TransientError: The store failed; a later call continues.
     """
     found = num_bytes = deleted = 0
     failures: list[tuple[str, str]] = []
@@ -378,5 +326,5 @@ def abort_uploads(
 
 
 def _is_abandoned(upload: Upload, hours: float) -> bool:
-    # The margin is longer than the slowest part takes.
+    # The margin is longer than the slowest part of an upload.
     return upload.idle_seconds > 3600 * hours + CLOCK_MARGIN_SECONDS

@@ -1,12 +1,12 @@
-"""Clean-up of a neuron's folder and of what its programs left elsewhere on this machine.
+"""Clean-up of a neuron's folder and of its programs' temporary folders on this machine.
 
-A running neuron prunes its spool and its payloads itself when it finishes a window, and its snapshots when it makes
-one. What is left for here is what nobody comes back for: files of processes that died, downloads that were read,
-snapshots of networks that were left, kernels of releases that are gone.
+A running neuron prunes its spool and payloads when it finishes a window, and its snapshots when it makes one. This
+clean-up removes the rest: files of processes that died, finished downloads, snapshots of other networks, kernels of
+older releases.
 
-It is safe beside a running neuron and takes no lock: it deletes only what a restart does not need and what nobody has
-changed for hours. Change times count, by this machine's clock; nothing can set them, and reading does not move them, so
-what may be being read for long stays for a day at least.
+It is safe beside a running neuron and takes no lock: it deletes only files that a restart does not need and that have
+not changed for hours. Change times count, because no program can set them; reading does not update them, so files that
+may be read for long stay for at least a day.
 """
 
 import os
@@ -29,73 +29,41 @@ from templar.hparams import Storage
 from templar.neuron.snapshot import Snapshots
 
 FOREIGN_HOURS = 7 * 24
-"""Snapshots of another network stay this long at least: an operator may have taken the wrong one for a while."""
-
-
+"""Snapshots of another network stay at least this long: an operator may have named the wrong network for a while."""
 READ_HOURS = 24
-"""What is read for hours without a change stays this long at least: a checkpoint that is uploaded, what is copied."""
-
-
+"""Least age of files that may be read for hours without a change, such as a checkpoint during its upload."""
 GONE = ".gone-"
-"""Beginning of the name of what is being deleted."""
-
-
+"""Prefix of files and folders that are being deleted."""
 DOWNLOADS = ("genesis", "genesis.part", "checkpoint", "checkpoint.part")
-"""What is fetched again when it is needed."""
-
-
+"""Folders that are fetched again when they are needed."""
 PUBLISHING = ("publishing",)
 """A checkpoint while it is published."""
-
-
 STATE_FILES = ("journal.sqlite", "journal.sqlite-wal", "scores.sqlite", "scores.sqlite-wal", "tokenizer.json")
-"""What is never touched here; the neuron drops old windows from them itself."""
-
-
+"""Files that are only counted; the neuron drops old windows from them itself."""
 TEMPORARY = ("templar-copy-", "templar-dataset-", "templar-gauntlet-", "templar-preview-")
-"""Beginnings of the names of folders that commands make in the system's place for temporary ones."""
-
-
+"""Prefixes of the folders that commands make in the system's temporary folder."""
 _PART = re.compile(r"\..+\.(part|partial)|\.gone-.+")
-
-
 _HALF_SNAPSHOT = (".writing-", GONE)
-
-
 _SPOOLED = re.compile(r"[a-z]+-([0-9]+)\.[a-z]+")
-
-
 _KERNELS = re.compile(r"(kernels-)?[0-9a-f]{16}")
 
 
 @dataclass(frozen=True)
 class LocalRow:
-    """One room of the neuron's folder, or of this machine.
-
-    Attributes:
-        room: Its name.
-        num_bytes: Bytes that it took before.
-        removed: Files and folders that were removed, or would be.
-        freed: Their bytes.
-    """
+    """One room (a group of files) of the neuron's folder, or of this machine."""
 
     room: str
-    num_bytes: int
-    removed: int
-    freed: int
+    num_bytes: int  # before the clean-up
+    removed: int  # files and folders that were removed, or would be
+    freed: int  # their bytes
 
 
 @dataclass(frozen=True)
 class LocalReport:
-    """What a clean-up of this machine did.
+    """Result of a clean-up of this machine."""
 
-    Attributes:
-        rows: One per room.
-        failed: Path and reason of what could not be removed.
-    """
-
-    rows: tuple[LocalRow, ...]
-    failed: tuple[tuple[str, str], ...]
+    rows: tuple[LocalRow, ...]  # one per room
+    failed: tuple[tuple[str, str], ...]  # path and reason of each failure
 
     def total(self, name: str) -> int:
         """A column's sum, such as `total("freed")`."""
@@ -103,7 +71,7 @@ class LocalReport:
 
     @property
     def summary(self) -> str:
-        """One line: bytes, what was removed, and what could not be."""
+        """One line: bytes, removals, and failures."""
         text = f"{self.total('num_bytes')} bytes, {self.total('removed')} removed, {self.total('freed')} bytes of them"
         if not self.failed:
             return text
@@ -114,19 +82,12 @@ class LocalReport:
 
 @dataclass(frozen=True)
 class LocalRules:
-    """What may go.
+    """Which files may be removed."""
 
-    Attributes:
-        network: The network that the neuron is in.
-        storage: What it keeps.
-        hours: How long nobody may have changed what goes.
-        now: This machine's time, in seconds since the epoch.
-    """
-
-    network: Network
-    storage: Storage
-    hours: float
-    now: float
+    network: Network  # the neuron's network
+    storage: Storage  # the neuron's settings
+    hours: float  # least time since the last change
+    now: float  # this machine's time, in seconds since the epoch
 
     def __post_init__(self) -> None:
         if not 1 <= self.hours < float("inf"):
@@ -135,7 +96,7 @@ class LocalRules:
             )
 
     def is_idle(self, path: Path, *, hours: float | None = None) -> bool:
-        """Whether nobody has changed a file, or anything in a folder, for long enough."""
+        """Whether a file, or everything in a folder, has not changed for `hours`, the rules' by default."""
         limit = self.now - 3600 * (self.hours if hours is None else hours)
         with suppress(FileNotFoundError):  # it is being worked on
             return all(each.lstat().st_ctime < limit for each in (path, *_everything(path)))
@@ -143,17 +104,17 @@ class LocalRules:
 
 
 def kernel_folder() -> Path:
-    """Where the compiled kernels of this release are."""
+    """The folder of this release's compiled kernels."""
     return Path(getattr(numba.config, "CACHE_DIR"))  # noqa: B009 - the module makes its attributes at run time
 
 
 def clean_local(home: Path, rules: LocalRules, *, kernels: Path | None, dry_run: bool) -> LocalReport:
-    """Remove what nobody needs any more; with `dry_run` only count it.
+    """Remove the files that are no longer needed; with `dry_run` only count them.
 
     Args:
         home: The neuron's folder.
-        rules: What may go.
-        kernels: Folder of the compiled kernels that this release uses; None leaves those of other releases alone.
+        rules: Which files may be removed.
+        kernels: Folder of this release's compiled kernels; None leaves those of other releases alone.
         dry_run: Only count.
 
     Raises:
@@ -188,18 +149,18 @@ def clean_local(home: Path, rules: LocalRules, *, kernels: Path | None, dry_run:
 
 @dataclass(frozen=True)
 class _Room:
-    """Files and folders that are counted, and those that go."""
+    """Files and folders that are counted, and those that are removed."""
 
     content: list[Path]
     old: list[Path] = field(default_factory=list)
 
 
 def _of_windows(home: Path, rules: LocalRules) -> dict[str, _Room]:
-    """Spool, payloads and snapshots: a restart may go back to the oldest snapshot of its network, and no further."""
+    """Spool, payloads and snapshots: a restart goes back at most to the oldest snapshot of its network."""
     root = home / "snapshots"
     snapshots = Snapshots(root, rules.network, kept=rules.storage.snapshots_kept)
     own = [mark.window for mark in snapshots.marks()]
-    oldest = min(own, default=0) - 2  # as `Node.finish` reckons
+    oldest = min(own, default=0) - 2  # the same margin as in `Node.finish`
     half = [each for each in root.iterdir() if each.name.startswith(_HALF_SNAPSHOT)]
     others = [snapshots.folder(window) for window in snapshots.windows() if window not in own] if own else []
     spool, payloads = _existing(home, ("spool",)), _existing(home, ("payloads",))
@@ -236,7 +197,7 @@ def _inside(folders: list[Path]) -> list[Path]:
 
 
 def _temporary_folders() -> list[Path]:
-    """Folders of this user's programs in the system's place for them."""
+    """Folders of this user's commands in the system's temporary folder."""
     root = Path(tempfile.gettempdir())
     found = []
     for each in root.iterdir():
@@ -247,7 +208,7 @@ def _temporary_folders() -> list[Path]:
 
 
 def _other_kernels(current: Path) -> list[Path]:
-    """The folders beside the kernels of this release that hold those of others."""
+    """The folders of other releases' kernels."""
     if not current.parent.is_dir():
         return []
     return [
@@ -258,14 +219,14 @@ def _other_kernels(current: Path) -> list[Path]:
 
 
 def _everything(path: Path) -> Iterator[Path]:
-    """Whatever lies in a folder; what somebody deletes meanwhile is passed over, links are not followed."""
+    """All entries below a folder; entries that vanish meanwhile are skipped, links are not followed."""
     if not path.is_symlink():
         for folder, folders, files in os.walk(path):
             yield from (Path(folder, name) for name in (*folders, *files))
 
 
 def _size(path: Path) -> int:
-    """Bytes that files take; holes take none."""
+    """Bytes of a file or folder on the disk; holes take none."""
     total = 0
     for each in (path, *_everything(path)):
         with suppress(FileNotFoundError):
@@ -275,7 +236,7 @@ def _size(path: Path) -> int:
 
 
 def _remove(path: Path) -> str | None:
-    """Remove a file or a folder; why it could not be, if so. A folder is out of the way before it is emptied."""
+    """Remove a file or a folder, which is renamed before it is emptied; the problem, if it failed."""
     try:
         if not path.is_dir() or path.is_symlink():
             path.unlink(missing_ok=True)

@@ -19,7 +19,7 @@ from templar.agreement.retention import Retention, Survey, survey
 from templar.agreement.state import StateMark
 from templar.chain.base import Chain
 from templar.data.assignment import Epochs, first_epochs
-from templar.data.shards.rotation import RotationReport, rotate, plan_shards
+from templar.data.shards.rotation import RotationReport, plan_shards, rotate
 from templar.data.shards.shard_dataset import ShardedDataset
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.object_keys import START_WINDOW_KEY

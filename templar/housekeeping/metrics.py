@@ -26,7 +26,9 @@ from templar.scoring.score import relative_gain
 from templar.scoring.standing import Event
 from templar.store.files import replacing
 
-log = logging.getLogger("templar.metrics")
+LOGGER = "templar.metrics"
+"""The logger of the JSON lines."""
+log = logging.getLogger(LOGGER)
 
 FILE_NAME = "metrics.prom"
 """The file in the neuron's folder; it is replaced as a whole in every window."""

@@ -1,11 +1,4 @@
-"""Who is gathered, how they are scored and paid, and how long things are kept.
-
-What every group of settings is: frozen, typed, and closed to unknown keys.
-
-The window clock, the model, and the data that a window is cut from.
-
-Training, compression and the two steps of the recipes.
-"""
+"""The sections of `hparams.json`: windows, model, data, training, gradient, peers, scoring, weights, storage."""
 
 from typing import Literal, Self
 
@@ -21,7 +14,7 @@ class SettingsGroup(BaseModel):
 
 
 class Windows(SettingsGroup):
-    """The window clock and the times that PROTOCOL 2-7 are made of."""
+    """Length of a window, and the times within it (docs/protocol.md 3)."""
 
     blocks_per_window: int = Field(ge=2)
     """Chain blocks in a window."""
@@ -32,13 +25,13 @@ class Windows(SettingsGroup):
     time_window_delta_seconds: int = Field(ge=1)
     """Grace after the close in which manifest and payload must be stored."""
     read_margin_seconds: int = Field(ge=0)
-    """Wait after the grace before anybody relies on what is stored."""
+    """Wait after the grace before nodes rely on the stored objects."""
     roster_slot_seconds: int = Field(ge=1)
     """Length of one roster slot."""
     roster_ranks: int = Field(ge=1)
-    """How many validators, by stake, may publish a roster, each in its own slot."""
+    """Number of validators, by stake, that may publish a roster, each in its own slot."""
     train_margin_seconds: float = Field(ge=0)
-    """Training stops this long before the last moment for the commitment, for compression and the upload of it."""
+    """Training stops this long before the last moment for the commitment, to leave time to compress and commit."""
     inclusive_close: bool
     """Compatibility: accept objects stored in the very second of the close, as the reference does."""
 
@@ -54,7 +47,7 @@ class Windows(SettingsGroup):
 
     @property
     def reserved_seconds(self) -> int:
-        """Seconds of a window that agreement may take at the worst."""
+        """Most seconds of a window that agreement may take."""
         return self.commit_guard_seconds + self.settle_delay_seconds + self.roster_ranks * self.roster_slot_seconds
 
     @model_validator(mode="after")
@@ -105,7 +98,7 @@ class Model(SettingsGroup):
 
 
 class Data(SettingsGroup):
-    """What a window's training data is cut from."""
+    """The dataset, and the shares of it that a window trains on."""
 
     layout: Literal["pages", "shards"]
     """`pages`: text in Parquet files, tokenised by the miner. `shards`: pretokenised samples, one shard at a time."""
@@ -123,7 +116,7 @@ class Data(SettingsGroup):
     pages_per_window: int = Field(ge=1)
     """Pages assigned to one miner in one window."""
     spare_slots: int = Field(ge=1)
-    """Slots of a window beyond those of the miners that were there at the epoch's start: for newcomers."""
+    """Slots of a window for newcomers, beyond those of the miners registered at the epoch's start."""
 
     @property
     def shard_steps(self) -> int | None:
@@ -141,7 +134,7 @@ class AdamW(SettingsGroup):
     beta2: float = Field(ge=0, lt=1)
     """Decay of the second moment."""
     epsilon: float = Field(gt=0)
-    """Term that keeps the division finite."""
+    """Added to the denominator to keep the division finite."""
     weight_decay: float = Field(ge=0)
     """Decoupled weight decay."""
 
@@ -193,7 +186,7 @@ class Training(SettingsGroup):
 
 
 class Gradient(SettingsGroup):
-    """Compression of what a miner learnt."""
+    """Compression of a miner's pseudo-gradient."""
 
     momentum_decay: float = Field(ge=0, lt=1)
     """Decay of the error-feedback buffer."""
@@ -208,7 +201,7 @@ class Gradient(SettingsGroup):
 
 
 MAX_PEERS = 256
-"""Payloads of one window, at most: the aggregation's integers hold the sum of so many."""
+"""Most payloads of one window: the integers of the aggregation hold the sum of this many."""
 
 
 class Peers(SettingsGroup):
@@ -229,48 +222,49 @@ class Peers(SettingsGroup):
 
 
 class Penalty(SettingsGroup):
-    """What an event does to a score card. A score that is not positive is left alone: no penalty improves it."""
+    """Effect of an event on a miner's scores. Scores that are not positive stay: no penalty may raise a score."""
 
     final: float = Field(ge=0, le=1)
-    """What is left of a positive final score: 1 keeps it, 0 clears it."""
+    """Factor of a positive final score: 1 keeps it, 0 clears it."""
     average: float = Field(ge=0, le=1)
-    """What is left of a positive moving average of the binary indicator."""
+    """Factor of a positive moving average of the binary indicator."""
     reset: bool = False
-    """Whether the miner starts afresh: with a fresh rating, or the old one where that is worse."""
+    """Whether the rating is reset to a new miner's, or kept where it is worse than that."""
     ban_windows: int = Field(default=0, ge=0)
-    """For how many more windows hotkey and bucket are banned: not measured, and on no later peer list."""
+    """Number of further windows in which hotkey and bucket are banned: not measured, and on no new peer list."""
 
 
 class Slashing(SettingsGroup):
-    """The events that cost a miner something, and what each costs."""
+    """The events that are penalised, and the penalty of each."""
 
     missing: Penalty
     """No payload that counts: nothing was revealed, or too late."""
     missing_low_success: Penalty
     """The same in a window in which most of the gather tier failed (see `Scoring.low_success_rate`)."""
     invalid: Penalty
-    """A payload that was revealed and is not valid, or losses that are not finite once it is applied."""
+    """A revealed payload that is not valid, or that makes losses infinite or NaN."""
     desync: Penalty
     """State behind the network by more than `Scoring.sync_max_steps_behind` windows."""
     oversized: Penalty
     """A norm of more than `Scoring.oversized_ratio` times the median."""
     unassigned_data: Penalty
-    """Its own data shows nothing of its work: the average of its binary indicator stays below
-    `Scoring.own_data_floor`. Its score is also held at 0 or less for the rating."""
+    """The average of the binary indicator is below `Scoring.own_data_floor`: the miner is presumed to train on
+    unassigned data. Its score also counts as at most 0 in the rating."""
     overlap_high: Penalty
-    """Much of the payload is also in another miner's of the same window, or in one of the window before."""
+    """Common coefficients with another payload of this window or of the one before: the first of
+    `Scoring.overlap_levels`."""
     overlap_max: Penalty
-    """Half of it is."""
+    """The second level."""
     overlap_mega: Penalty
-    """Most of it is."""
+    """The third level."""
     inactivity: Penalty
     """Each window without a reveal, once a miner was active and more than `Peers.recent_windows` have passed."""
     inactivity_reset: Penalty
     """The same after more than `Scoring.reset_inactivity_windows`."""
     banned: Penalty
-    """Each window of a ban, whoever the hotkey is and whichever bucket it has now."""
+    """Each window of a ban, which applies to the hotkey and to the bucket."""
     registered_again: Penalty
-    """A hotkey that returns under another uid."""
+    """A hotkey that returns with another uid."""
 
 
 class Scoring(SettingsGroup):
@@ -285,13 +279,14 @@ class Scoring(SettingsGroup):
     eval_lr_factor: float = Field(gt=0, le=1)
     """Fraction of the outer step at which one payload is measured alone."""
     exact_miners: int = Field(ge=0)
-    """Miners per window that are measured exactly, drawn by how long ago they were last."""
+    """Miners per window that are measured exactly, drawn by the time since their last exact measurement."""
     exact_segments: int = Field(ge=1)
     """Own segments of other miners that an exact measurement uses, besides the miner's own."""
     curvature_ma_alpha: float = Field(gt=0, le=1)
-    """Weight of the newest exact measurement in the moving averages of the linear score and of what that leaves out."""
+    """Weight of the newest exact measurement in the moving averages of the predicted gain and of its shortfall."""
     large_promise_ratio: float = Field(gt=1)
-    """A linear score is large above so many times the median; a measured one tells of up to as many times itself."""
+    """A predicted gain is large above this many times the median; a measured shortfall is evidence for predicted gains
+    up to this many times the measured one."""
     binary_score_ma_alpha: float = Field(gt=0, le=1)
     """Weight of the newest window in the moving averages of the binary indicator and of the advantage."""
     openskill_beta: float = Field(gt=0)
@@ -299,29 +294,29 @@ class Scoring(SettingsGroup):
     openskill_tau: float = Field(ge=0)
     """Plackett-Luce: drift of the uncertainty."""
     baseline_share: float = Field(ge=0, lt=1)
-    """Work of the imaginary miner that final scores count from, as a share of the median miner's."""
+    """Work of the virtual miner whose rating is the zero of final scores, as a share of the median miner's work."""
     rating_fade: float = Field(ge=0, lt=1)
     """Share of its distance from the baseline that a rating loses in each window in which its miner is scored."""
     typical_skill: float = Field(gt=0)
-    """Skill of a miner with the median advantage, where its rating vouches for as much."""
+    """Skill of a miner with the median advantage, if its rating supports it."""
     advantage_cap: float = Field(gt=1)
-    """In the advantage, a score counts for at most so many times the median of those above 0."""
+    """Scores are capped at this many times the median of the positive ones in the advantage: outliers may be noise."""
     sync_max_steps_behind: int = Field(ge=0)
     """A miner that is more windows behind counts as out of sync."""
     reset_inactivity_windows: int = Field(ge=1)
     """Windows without a reveal after which every score of a miner is reset."""
     low_success_rate: float = Field(ge=0, le=1)
-    """Share of the gather tier that must succeed, or whoever is missing is penalised as `missing_low_success`."""
+    """Share of the gather tier that must succeed; below it, missing miners are penalised as `missing_low_success`."""
     oversized_ratio: float = Field(gt=1)
-    """Norm of a payload over the median norm from which it is oversized. What is applied is clipped all the same."""
+    """Ratio of a payload's norm to the median norm above which it is oversized. Every applied payload is clipped."""
     own_data_floor: float = Field(ge=-1, le=1)
-    """Average of the binary indicator below which a miner is held to train on other than its own data."""
+    """Average of the binary indicator below which a miner is presumed to train on unassigned data."""
     own_data_windows: int = Field(ge=1)
-    """Windows in which a miner is measured before that is asked."""
+    """Least number of measured windows before `own_data_floor` applies."""
     overlap_levels: tuple[float, float, float] = Field(strict=False)
     """Share of common coefficients, beyond chance, from which an overlap is `high`, `max`, `mega`."""
     overlap_grace_steps: int = Field(ge=0)
-    """Outer steps before overlaps count: the first updates of honest miners are much alike."""
+    """Outer steps before overlaps are penalised: the first updates of honest miners are similar."""
     slashing: Slashing
     """Effect of each event on the scores."""
 
@@ -343,7 +338,7 @@ class Weights(SettingsGroup):
     power_normalisation: float = Field(gt=0)
     """Exponent of the power rule."""
     gather_share: float = Field(ge=0, le=1)
-    """Share of the gather tier in what is not burnt."""
+    """Share of the gather tier in the weight that is not burnt."""
     gather_top_ratio: float = Field(ge=1)
     """Weight of the first of the gather tier over that of the last."""
     reserve_decay_ratio: float = Field(gt=0, le=1)
@@ -351,7 +346,7 @@ class Weights(SettingsGroup):
     burn_rate: float = Field(ge=0, le=1)
     """Share of the emission that goes to the burn uid."""
     burn_uid: int | None = Field(ge=0)
-    """The uid that burns; null when burn_rate is 0. It is never a miner."""
+    """The uid that receives the burnt share; null when burn_rate is 0. It is never a miner."""
 
     @model_validator(mode="after")
     def _burn_has_a_uid(self) -> Self:
@@ -363,7 +358,7 @@ class Weights(SettingsGroup):
 
 
 class Storage(SettingsGroup):
-    """What is kept, and for how long."""
+    """Retention of snapshots, checkpoints, objects and shards, and memory for reading them."""
 
     snapshot_frequency: int = Field(ge=1)
     """Windows between two local snapshots of a neuron's state."""
@@ -374,14 +369,13 @@ class Storage(SettingsGroup):
     checkpoints_kept: int = Field(ge=1)
     """Published checkpoints kept, besides genesis, which is never deleted."""
     retention_windows: int = Field(ge=2)
-    """Objects of a window are deleted when they are this many windows old. All nodes must agree on it: what may have
-    expired in a bucket proves nothing by its absence."""
+    """Objects of a window are deleted when they are this many windows old. All nodes must agree on it: the absence of
+    an object that may have expired proves nothing."""
     keep_shards: int = Field(ge=0)
-    """Shards that stay on the disk after they were trained on, the newest ones; the current and the next one come on
-    top."""
+    """Newest finished shards that stay on the disk, besides the current and the next one."""
     shard_budget_gib: float | None = Field(gt=0)
-    """Most GiB of shards on the disk; null takes what the disk has. Without room for the next shard, only the current
-    one is kept; without room for that, its samples are still read one by one."""
+    """Most GiB of shards on the disk; null uses the whole disk. Without room for the next shard, only the current one
+    is kept; without room for that, its samples are read one by one."""
     loader_mib: int = Field(ge=1)
     """MiB of memory that reading training data may keep: sequences between two steps (those of the newest assignment
     always stay), and as much again of mapped pages of shards."""

@@ -22,8 +22,6 @@ from templar.hparams.groups import (
 )
 
 HPARAMS_FILE = Path("hparams.json")
-
-
 DEFAULT_PRESET = "local"
 
 
@@ -63,8 +61,8 @@ class HParams(SettingsGroup):
     def digest(self) -> str:
         """SHA-256 of the canonical JSON of everything that two nodes must agree on.
 
-        That is all but the section `storage`, and of that `retention_windows`: a node must know what may have expired
-        in others' buckets.
+        These are all sections but `storage`, and of that `retention_windows`: a node must know which objects may have
+        expired in others' buckets.
         """
         agreed = self.model_dump(mode="json", exclude={"storage"})
         agreed["storage"] = {"retention_windows": self.storage.retention_windows}

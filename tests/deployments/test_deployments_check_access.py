@@ -9,7 +9,7 @@ from pydantic import SecretStr
 
 from blocks import BucketCredentials, Neuron, NeuronBucket, StorageEndpoint
 from deployments import check_access
-from deployments.preflight import require_reachable
+from deployments.register import require_reachable
 from deployments.s3_endpoint import AccessKey, BucketKeys, create_bucket_with_keys
 from templar.errors import PermanentError, Reason
 from templar.store.directory import DirectoryStore

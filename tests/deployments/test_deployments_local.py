@@ -241,12 +241,12 @@ class TestSummary:
     def broken(self, view: FakeView) -> list[int]:
         """The promises, by their place, that were not kept."""
         summary = summarise(view, 6, 3, 0.0)  # type: ignore[arg-type]
-        return [place for place, kept in enumerate(summary.promises.values()) if not kept]
+        return [place for place, kept in enumerate(summary.checks.values()) if not kept]
 
     def test_figures(self, view: FakeView) -> None:
         summary = summarise(view, 6, 3, 0.0)  # type: ignore[arg-type]
-        assert all(summary.promises.values())
-        assert len(summary.promises) == 6
+        assert all(summary.checks.values())
+        assert len(summary.checks) == 6
         figures = summary.figures
         assert (figures["windows"], figures["loss_genesis"], figures["loss_last"]) == (3, 6.0, 4.0)
         assert figures["roles"] == {"0": "burn", "1": "aggregator", "2": "validator", "3": "miner", "4": "lazy"}
@@ -289,7 +289,7 @@ class TestSummary:
         lines = capsys.readouterr().out.splitlines()
         assert json.loads(lines[-1]) == summary.figures
         assert lines[0] == "a payload took 2.0 kB on average, 25.0 times less than 50.0 kB of float32"
-        summary.promises["something else"] = False
+        summary.checks["something else"] = False
         assert command.report(summary) == 1
 
 

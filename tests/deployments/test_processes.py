@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from deployments.process_record import ProcessRecord
 from deployments.processes import (
     Child,
     ProcessIdentity,
+    ProcessRecord,
     free_port,
     http_serves,
     require_free_port,
@@ -156,7 +156,7 @@ class TestRecord:
         child = start(STUBBORN)
         record.add(child)
         code = (
-            "import sys; from pathlib import Path; from deployments.process_record import ProcessRecord;"
+            "import sys; from pathlib import Path; from deployments.processes import ProcessRecord;"
             "print(ProcessRecord(Path(sys.argv[1])).stop_all(grace_seconds=0.1))"
         )
         command = [sys.executable, "-c", code, str(tmp_path / "processes.json")]

@@ -186,7 +186,7 @@ def test_a_run_is_interrupted_after_its_grace_and_taken_up_again(operator: Opera
     assert worker.handle.wait() == 0
     state = operator.state(run)
     assert (state.is_scheduled(), state.name) == (True, "AwaitingRetry")
-    assert "takes this run up again" in str(state.message)
+    assert "continues this run" in str(state.message)
     operator.worker("interrupted")
     assert operator.end_of(run).is_completed()
     assert operator.notes == ["working", "resumed"]

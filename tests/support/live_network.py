@@ -29,8 +29,7 @@ from deployments.local.bringup import STORAGE, LocalNetwork, worker_command
 from deployments.local.plan import LocalNeuron, LocalPlan
 from deployments.local.view import NetworkView
 from deployments.prefect_server import PROJECT_ROOT
-from deployments.process_record import ProcessRecord
-from deployments.processes import ProcessIdentity, free_port, start_child
+from deployments.processes import ProcessIdentity, ProcessRecord, free_port, start_child
 from templar.agreement.genesis import find_birth
 from templar.errors import RejectedError, TransientError
 from templar.exchange.buckets import Buckets
