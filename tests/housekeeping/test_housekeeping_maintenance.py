@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from templar.neuron.join import Context
 from templar.agreement.checkpoint import fetch_checkpoint, list_checkpoints
 from templar.agreement.state import check_mark
 from templar.canonical import file_sha256
@@ -13,6 +12,7 @@ from templar.data.assignment import first_epochs
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.object_keys import parse_key
 from templar.housekeeping.maintenance import clean_bucket, known_epochs, publish_newest_checkpoint
+from templar.neuron.join import Context
 from templar.training.model import WEIGHTS_FILE, read_parameters
 from tests.support.network import Network, tiny
 

@@ -70,7 +70,7 @@ def test_the_right_keys_are_right_and_nothing_stays(policies: Policies) -> None:
     policies.store.put("gradient", b"1")
     report = policies.check(policies.key(*READ), policies.key(*WRITE))
     assert report.problems == ()
-    assert report.untold == ()
+    assert report.unknown == ()
     assert report.summary == "2 keys are as they should be"
     has = {(row.key, row.right): row.has for row in report.rows}
     assert {right: has["read key", right] for right in Right} == {
@@ -96,7 +96,7 @@ def test_the_keys_that_the_local_network_makes_are_right(moto: MotoEndpoint) -> 
             ]
         ]
     )
-    assert (report.problems, report.untold) == ((), ())
+    assert (report.problems, report.unknown) == ((), ())
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_only_a_refusal_proves_that_a_right_is_not_there(
     report = check_access([[read, write]])
     assert report.problems == ()
     name = {"store_in_parts": "multipart"}.get(right, right)
-    assert report.untold == (f"read key: {name} (store_refused, which is not a refusal)",)
+    assert report.unknown == (f"read key: {name} (store_refused, which is not a refusal)",)
 
 
 @pytest.mark.parametrize("code", ["InternalError", "NotImplemented"])
@@ -193,7 +193,7 @@ def test_a_delete_that_fails_for_another_reason_proves_nothing(
     monkeypatch.setattr(read.store, "delete", fails)
     assert [row.has for row in check_access([[read, write]]).rows if row.key == "read key"][-1] is None
     monkeypatch.setattr(read.store, "delete", lambda keys: DeleteReport(tuple(keys), ()))
-    assert check_access([[read, write]]).untold == ("read key: delete (the object is still there)",)
+    assert check_access([[read, write]]).unknown == ("read key: delete (the object is still there)",)
 
 
 def test_a_stop_is_no_verdict(policies: Policies, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +214,7 @@ def test_without_a_write_key_a_read_key_is_tried_on_what_is_there(policies: Poli
     assert [row.right for row in report.rows if row.has is None] == [Right.GET]
     policies.store.put("data", b"12")
     report = policies.check(policies.key(*READ), None)
-    assert (report.problems, report.untold) == ((), ())
+    assert (report.problems, report.unknown) == ((), ())
 
 
 def test_without_a_write_key_a_read_key_that_writes_cleans_up_after_itself(policies: Policies) -> None:
@@ -264,7 +264,7 @@ class TestRclone:
         report = check_access([keys])
         assert report.problems == ()
         assert {row.right for row in report.rows if row.has is None} <= {Right.PUT, Right.PARTS, Right.DELETE}
-        assert "read key: put (store_busy, which is not a refusal)" in report.untold
+        assert "read key: put (store_busy, which is not a refusal)" in report.unknown
         assert list(keys[1].store.list()) == []
 
     def test_a_read_key_that_writes_is_found_out(self, rclone: RcloneEndpoints) -> None:
@@ -284,7 +284,7 @@ class TestDirectory:
     def test_it_says_that_keys_mean_nothing(self, tmp_path: Path) -> None:
         report = check_access([self.keys(tmp_path)])
         assert report.problems == ()
-        assert report.untold == tuple(
+        assert report.unknown == tuple(
             f"read key: {right} (a directory store looks at no keys)"
             for right in (Right.PUT, Right.PARTS, Right.DELETE)
         )

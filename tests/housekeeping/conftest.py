@@ -1,0 +1,3 @@
+from tests.neuron.conftest import folder, network
+
+__all__ = ["folder", "network"]
