@@ -1,10 +1,8 @@
-"""The loss that everything is trained on and measured by: next-token cross-entropy in nats.
-
-Computations that do not depend on how many threads the machine offers.
+"""The loss for training and measurement: next-token cross-entropy in nats, the same on any number of threads.
 
 Matrix products of a CPU library split their work by the number of threads, and the split changes the order of additions
-and so the last bits; measured on the tests' model, gradients with one and with two threads differ. One thread is the
-only setting that every machine has.
+and so the last bits: gradients of the tests' model with one and with two threads differ. One thread is the only setting
+that every machine has.
 """
 
 import threading
@@ -18,8 +16,6 @@ from torch.nn import functional
 from templar.interrupt import check_stop
 
 _lock = threading.Lock()
-
-
 _outside = {"users": 0, "threads": 0}
 
 
@@ -61,13 +57,12 @@ def token_losses(net: nn.Module, tokens: Tensor) -> Tensor:
 
 @torch.no_grad()
 def sequence_losses(net: nn.Module, tokens: Tensor, *, micro_batch_size: int) -> Tensor:
-    """The mean loss of each sequence, bit for bit repeatable on like hardware.
+    """The mean loss of each sequence, bit for bit repeatable on the same hardware.
 
     The kernels of a matrix product treat a row by its place in the matrix and by the matrix's size: another
-    `micro_batch_size` changes last bits, so it is part of what two parties must agree on to compare losses exactly.
-    With it given, every forward pass has the same shape (the last one repeats a sequence to fill it), and a loss
-    depends on the parameters, the sequence and its place alone: not on threads, not on other sequences, not on
-    how many there are.
+    `micro_batch_size` changes last bits, so two parties must agree on it to compare losses exactly. With it given,
+    every forward pass has the same shape (the last one repeats a sequence to fill it), and a loss depends on the
+    parameters, the sequence and its place alone: not on threads, not on other sequences or their number.
 
     Args:
         net: A causal language model.
@@ -86,7 +81,7 @@ def sequence_losses(net: nn.Module, tokens: Tensor, *, micro_batch_size: int) ->
 
 
 def micro_batch_losses(net: nn.Module, tokens: Tensor, *, micro_batch_size: int) -> Iterator[Tensor]:
-    """As `sequence_losses`, a forward pass at a time, on the model's device and within autograd if that is on.
+    """As `sequence_losses`, one forward pass at a time, on the model's device and within autograd if that is on.
 
     Yields:
         Shape (m,), float64; the losses of the next m sequences, without those that only fill the pass up.

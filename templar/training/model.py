@@ -1,10 +1,6 @@
-"""A model on disk in the Hugging Face layout: safetensors weights, `config.json`, `tokenizer.json`.
+"""The language model, transformers' Llama in float32, its parameters by name, and its files in the Hugging Face layout.
 
-`transformers.AutoModelForCausalLM.from_pretrained(folder)` reads what is written here. Nothing is ever unpickled.
-
-The language model: transformers' Llama in float32, its parameters by name.
-
-Importing transformers costs seconds, so it happens when a model is first built.
+Importing transformers takes seconds, so it happens when a model is first built. Nothing is ever unpickled.
 """
 
 from collections.abc import Mapping
@@ -23,9 +19,13 @@ from templar.hparams import Model
 if TYPE_CHECKING:
     from transformers import LlamaConfig, LlamaForCausalLM
 
+WEIGHTS_FILE = "model.safetensors"
+CONFIG_FILE = "config.json"
+TOKENIZER_FILE = "tokenizer.json"
+
 
 def model_config(model: Model) -> "LlamaConfig":
-    """The architecture in transformers' terms. What is not a hyper-parameter is Llama's default."""
+    """The architecture in transformers' terms. All other settings are Llama's defaults."""
     from transformers import LlamaConfig  # noqa: PLC0415 - seconds, and not every process needs it
 
     return LlamaConfig(
@@ -48,7 +48,7 @@ def model_config(model: Model) -> "LlamaConfig":
 
 
 def build_model(model: Model) -> "LlamaForCausalLM":
-    """A model on the CPU at its genesis parameters. The global random state is left as it was."""
+    """Build a model on the CPU at its genesis parameters. The global random state is left as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(model.initializer_seed)
         return _construct(model)
@@ -85,7 +85,7 @@ def load_parameters(net: nn.Module, params: Mapping[str, Tensor]) -> None:
 
 
 def bind_parameters(net: nn.Module, params: Mapping[str, Tensor]) -> None:
-    """Let a model compute with these very tensors, without a copy; what it held before is let go.
+    """Let a model compute with these very tensors, without a copy; its own are released.
 
     Raises:
         ValueError: As in `load_parameters`.
@@ -95,42 +95,13 @@ def bind_parameters(net: nn.Module, params: Mapping[str, Tensor]) -> None:
         param.data = params[name]
 
 
-def _check_shapes(own: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> None:
-    shapes = {name: tuple(param.shape) for name, param in own.items()}
-    given = {name: tuple(param.shape) for name, param in params.items()}
-    if given != shapes:
-        wrong = sorted({name for name, _ in shapes.items() ^ given.items()})
-        raise ValueError(f"parameters do not fit the model; missing, unknown or of another shape: {wrong[:3]}")
-
-
-def _construct(model: Model) -> "LlamaForCausalLM":
-    from transformers import LlamaForCausalLM  # noqa: PLC0415 - as above
-
-    return LlamaForCausalLM(model_config(model))
-
-
-@lru_cache(maxsize=8)
-def _shapes(model: Model) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Building a model takes milliseconds even where it allocates nothing, and every checkpoint is held against it."""
-    with torch.device("meta"):
-        net = _construct(model)
-    return tuple((name, tuple(param.shape)) for name, param in parameters_of(net).items())
-
-
-WEIGHTS_FILE = "model.safetensors"
-
-
-CONFIG_FILE = "config.json"
-
-
-TOKENIZER_FILE = "tokenizer.json"
-
-
 def write_model(folder: Path, params: Mapping[str, Tensor], model: Model, tokenizer: bytes) -> None:
-    """Write weights, configuration and tokenizer into a folder.
+    """Write weights, configuration and tokenizer into a folder, which is made when needed.
+
+    `transformers.AutoModelForCausalLM.from_pretrained(folder)` reads them.
 
     Args:
-        folder: Where; made when needed.
+        folder: The folder.
         params: The agreed parameters by name, float32.
         model: The architecture.
         tokenizer: The bytes of `tokenizer.json`.
@@ -160,3 +131,25 @@ def read_parameters(path: Path, model: Model) -> dict[str, Tensor]:
             Reason.CHECKPOINT_BROKEN, f"{path}: not the tensors of this model's hparams; first differences: {wrong}"
         )
     return params
+
+
+def _check_shapes(own: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> None:
+    shapes = {name: tuple(param.shape) for name, param in own.items()}
+    given = {name: tuple(param.shape) for name, param in params.items()}
+    if given != shapes:
+        wrong = sorted({name for name, _ in shapes.items() ^ given.items()})
+        raise ValueError(f"parameters do not fit the model; missing, unknown or of another shape: {wrong[:3]}")
+
+
+def _construct(model: Model) -> "LlamaForCausalLM":
+    from transformers import LlamaForCausalLM  # noqa: PLC0415 - as above
+
+    return LlamaForCausalLM(model_config(model))
+
+
+@lru_cache(maxsize=8)
+def _shapes(model: Model) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """`parameter_shapes`, cached: building a model takes milliseconds even where it allocates nothing."""
+    with torch.device("meta"):
+        net = _construct(model)
+    return tuple((name, tuple(param.shape)) for name, param in parameters_of(net).items())

@@ -13,7 +13,7 @@ def schedule_factor(schedule: Schedule, step: int) -> float:
     (SGDR, arXiv 1608.03983, T_mult = 2). Without, it stays at its foot.
 
     Args:
-        schedule: Its hyper-parameters.
+        schedule: The hyper-parameters.
         step: Steps done before this one, from 0.
 
     Returns:
@@ -34,7 +34,7 @@ def inner_learning_rate(training: Training, outer_steps: int, inner_step: int) -
 
     Args:
         training: Peak and schedule.
-        outer_steps: Outer steps since genesis, before this window; null windows do not count (PROTOCOL 19).
+        outer_steps: Outer steps since genesis, before this window; null windows do not count (docs/protocol.md 9).
         inner_step: Inner steps done in this window.
     """
     step = outer_steps * training.inner_steps + inner_step
@@ -56,7 +56,7 @@ def outer_weight_decay(training: Training) -> float:
 def _half_cosine(fraction: float) -> float:
     """`(1 + cos(pi * fraction)) / 2` for a fraction of 0 to 1, within 1e-15.
 
-    Everybody must agree on the learning rate to the last bit, and the cosines of C libraries differ there. This is the
+    All nodes must agree on the learning rate to the last bit, and the cosines of C libraries differ there. This is the
     Taylor series in IEEE 754 additions, multiplications and divisions, on an angle of at most pi/4.
     """
     if fraction > 0.5:

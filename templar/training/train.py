@@ -1,8 +1,8 @@
-"""One window of training: what a miner learns from its sequences, as an update that has not been applied yet.
+"""One window of training: a miner's sequences become an update, which is not applied yet.
 
-Both recipes leave the model as they found it, bit for bit, whatever happens: the update and the new optimizer state
-stand beside the old ones until the window is decided (PROTOCOL 18). On a CPU the result does not depend on the number
-of threads.
+Both recipes leave the model as they found it, bit for bit, also when they fail: the update and the new optimizer state
+stand beside the old ones until the window is decided (docs/protocol.md 6). On a CPU the result does not depend on the
+number of threads.
 """
 
 import math
@@ -22,22 +22,16 @@ from templar.training.model import load_parameters, parameters_of
 from templar.training.schedule import inner_learning_rate
 
 LARGEST_UPDATE = 2.0**64
-"""No element of an update may be larger: the error feedback sums up what is not published, and must stay finite."""
+"""The largest magnitude of an update's element: the error feedback adds up unpublished ones and must stay finite."""
 
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """The state of the inner AdamW, by parameter name.
+    """The state of the inner AdamW, by parameter name."""
 
-    Attributes:
-        num_steps: Inner steps that went into it.
-        exp_avg: First moments, float32.
-        exp_avg_sq: Second moments, float32.
-    """
-
-    num_steps: int
-    exp_avg: Mapping[str, Tensor]
-    exp_avg_sq: Mapping[str, Tensor]
+    num_steps: int  # inner steps that went into it
+    exp_avg: Mapping[str, Tensor]  # first moments, float32
+    exp_avg_sq: Mapping[str, Tensor]  # second moments, float32
 
     @classmethod
     def zeros(cls, params: Mapping[str, Tensor]) -> Self:
@@ -48,12 +42,12 @@ class OptimizerState:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What one window of training gave.
+    """The result of one window of training; losses are in nats per token.
 
     Attributes:
         update: By parameter name, float32: parameters before minus after (sparseloco), or the mean gradient (demo).
         optimizer: The new state of the inner optimizer; None for demo, which has none.
-        first_loss: Mean loss of the first step, in nats per token.
+        first_loss: Mean loss of the first step.
         mean_loss: Mean loss of all steps.
         last_loss: Mean loss of the last step.
         num_steps: Inner steps (sparseloco) or batches (demo) that went into the update.
@@ -82,16 +76,13 @@ def train_sparseloco(
 ) -> TrainResult:
     """Take up to `inner_steps` AdamW steps from the agreed parameters (DiLoCo, arXiv 2311.08105).
 
-    Each step averages the gradient over `batch_size` sequences and clips its norm. A step that `keep_going` cuts short
-    is not taken.
-
     Args:
         net: The model at the agreed parameters.
         sequences: Shape (n, L), integer tokens; used in order, from the start again when they run out.
         training: Recipe settings.
         outer_steps: Outer steps since genesis; places the window in the learning-rate schedule.
         optimizer: State before; not changed.
-        keep_going: Asked before every micro-batch; False ends the training.
+        keep_going: Called before every micro-batch; False ends the training, and the step at hand is not taken.
 
     Raises:
         ValueError: There are no sequences.
@@ -100,18 +91,21 @@ def train_sparseloco(
     """
     before = {name: param.clone() for name, param in parameters_of(net).items()}
     losses: list[float] = []
-    with _left_as_found(net, before), single_threaded():
+    with _restored(net, before), single_threaded():
         adamw = _adamw(net, training.adamw, optimizer)
         for inner_step in range(training.inner_steps):
+            # 1. The mean gradient of one batch, with its norm clipped.
             loss = _accumulate_batch(net, sequences, inner_step, training, keep_going)
             if loss is None:
                 break
             norm = nn.utils.clip_grad_norm_(net.parameters(), training.max_grad_norm)
             _check_finite(float(norm), f"gradient norm of inner step {inner_step}")
+            # 2. One step of AdamW.
             adamw.param_groups[0]["lr"] = inner_learning_rate(training, outer_steps, inner_step)
             adamw.step()
             adamw.zero_grad(set_to_none=True)
             losses.append(loss)
+        # 3. The pseudo-gradient: how far the parameters moved, negated.
         update = {name: before[name] - param for name, param in parameters_of(net).items()}
     state = _optimizer_state(net, adamw, optimizer.num_steps + len(losses))
     return _result(update, state, losses, training, num_wanted=training.inner_steps)
@@ -121,13 +115,13 @@ def train_demo(net: nn.Module, sequences: Tensor, *, training: Training, keep_go
     """Average the gradient at the agreed parameters over up to `inner_steps` batches.
 
     The parameters stand still, so a sequence seen twice would teach nothing: the pass ends with the sequences, and only
-    its last batch is filled up from the start. A batch that `keep_going` cuts short does not count.
+    its last batch is filled up from the start.
 
     Args:
         net: The model at the agreed parameters.
         sequences: Shape (n, L), integer tokens; used in order.
         training: Recipe settings.
-        keep_going: Asked before every micro-batch; False ends the training.
+        keep_going: Called before every micro-batch; False ends the training, and the batch at hand does not count.
 
     Raises:
         ValueError: There are no sequences.
@@ -137,7 +131,7 @@ def train_demo(net: nn.Module, sequences: Tensor, *, training: Training, keep_go
     total = {name: torch.zeros_like(param) for name, param in parameters_of(net).items()}
     losses: list[float] = []
     num_batches = min(training.inner_steps, -(-len(sequences) // training.batch_size))
-    with _left_as_found(net), single_threaded():
+    with _restored(net), single_threaded():
         for batch in range(max(num_batches, 1)):
             loss = _accumulate_batch(net, sequences, batch, training, keep_going)
             if loss is None:
@@ -157,7 +151,7 @@ def _accumulate_batch(
     """Add the mean gradient of the window's `batch`-th batch to the model's gradients.
 
     Returns:
-        The batch's mean loss; None when `keep_going` ended it: then the gradients are of no use.
+        The batch's mean loss; None when `keep_going` ended it: then the gradients are incomplete.
     """
     if len(sequences) == 0:
         raise ValueError("there are no sequences to train on")
@@ -186,8 +180,8 @@ def _check_finite(number: float, what: str) -> float:
 
 
 @contextmanager
-def _left_as_found(net: nn.Module, before: Mapping[str, Tensor] | None = None) -> Iterator[None]:
-    """Clear the gradients now and at the end, and at the end put the parameters back if they were kept."""
+def _restored(net: nn.Module, before: Mapping[str, Tensor] | None = None) -> Iterator[None]:
+    """Clear the gradients at both ends of a block, and at its end restore the parameters, if given."""
     net.zero_grad(set_to_none=True)
     try:
         yield
@@ -238,7 +232,14 @@ def _result(
             f"not one batch of {training.batch_size} sequences was finished in time: nothing is published in this "
             "window; lower training.batch_size or lengthen the window",
         )
-    _check_update(update)
+    for name, tensor in update.items():
+        largest = float(tensor.abs().max())
+        if not largest <= LARGEST_UPDATE:  # also true for NaN
+            raise PermanentError(
+                Reason.NON_FINITE_UPDATE,
+                f"the update of parameter {name!r} is as large as {largest}: nothing is published in this window; "
+                "lower the learning rate, check the data, or return to the last snapshot",
+            )
     return TrainResult(
         update=update,
         optimizer=optimizer,
@@ -249,14 +250,3 @@ def _result(
         num_sequences=len(losses) * training.batch_size,
         stopped_early=len(losses) < num_wanted,
     )
-
-
-def _check_update(update: Mapping[str, Tensor]) -> None:
-    for name, tensor in update.items():
-        largest = float(tensor.abs().max())
-        if not largest <= LARGEST_UPDATE:  # NaN is not less than anything
-            raise PermanentError(
-                Reason.NON_FINITE_UPDATE,
-                f"the update of parameter {name!r} is as large as {largest}: nothing is published in this window; "
-                "lower the learning rate, check the data, or return to the last snapshot",
-            )

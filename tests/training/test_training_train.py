@@ -1,28 +1,20 @@
-"""The model, its loss and both ways of training: right, staged, and the same on any number of threads."""
+"""Both recipes: right, staged, and the same on any number of threads."""
 
-import math
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from templar import interrupt
 from templar.agreement.state import parameters_digest
 from templar.errors import PermanentError, Reason
 from templar.hparams import HParams, load_hparams
-from templar.training.loss import sequence_losses, single_threaded, token_losses
-from templar.training.model import (
-    build_model,
-    genesis_parameters,
-    load_parameters,
-    model_config,
-    parameter_shapes,
-    parameters_of,
-)
+from templar.training.loss import sequence_losses, token_losses
+from templar.training.model import build_model, load_parameters, parameters_of
 from templar.training.schedule import inner_learning_rate
 from templar.training.train import OptimizerState, TrainResult, train_demo, train_sparseloco
+from tests.support.threads import threads
 
 HPARAMS = load_hparams("simulation", overrides={"training": {"batch_size": 4, "micro_batch_size": 2, "inner_steps": 3}})
 TRAINING = HPARAMS.training
@@ -33,7 +25,7 @@ def forever() -> bool:
 
 
 def times(count: int) -> Callable[[], bool]:
-    """Keep going for so many micro-batches."""
+    """Keep going for `count` micro-batches."""
     left = iter(range(count))
     return lambda: next(left, None) is not None
 
@@ -59,108 +51,9 @@ def net() -> torch.nn.Module:
     return build_model(HPARAMS.model)
 
 
-def with_threads(count: int, work: Callable[[], object]) -> object:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        return work()
-    finally:
-        assert torch.get_num_threads() == count
-        torch.set_num_threads(before)
-
-
-def test_genesis_comes_from_the_seed_alone() -> None:
-    torch.manual_seed(1)
-    state = torch.random.get_rng_state()
-    first = genesis_parameters(HPARAMS.model)
-    assert torch.equal(torch.random.get_rng_state(), state)
-    torch.manual_seed(2)
-    assert parameters_digest(genesis_parameters(HPARAMS.model)) == parameters_digest(first)
-    other = HPARAMS.model.model_copy(update={"initializer_seed": 43})
-    assert parameters_digest(genesis_parameters(other)) != parameters_digest(first)
-    assert all(tensor.dtype is torch.float32 for tensor in first.values())
-
-
-def test_shapes_without_allocating() -> None:
-    state = torch.random.get_rng_state()
-    shapes = parameter_shapes(HPARAMS.model)
-    assert torch.equal(torch.random.get_rng_state(), state)
-    assert shapes == {name: tuple(param.shape) for name, param in genesis_parameters(HPARAMS.model).items()}
-    assert list(shapes) == sorted(shapes)
-    huge = load_hparams("templar-2.1.3").model
-    assert sum(math.prod(shape) for shape in parameter_shapes(huge).values()) > 70e9
-
-
-def test_tied_weights_appear_once() -> None:
-    tied = HPARAMS.model.model_copy(update={"tie_word_embeddings": True})
-    assert set(parameter_shapes(HPARAMS.model)) - set(parameter_shapes(tied)) == {"lm_head.weight"}
-    net = build_model(tied)
-    load_parameters(net, {name: torch.full_like(param, 0.5) for name, param in parameters_of(net).items()})
-    assert (net.get_output_embeddings().weight == 0.5).all()
-
-
-def test_the_configuration_says_what_hparams_say() -> None:
-    config = model_config(HPARAMS.model).to_dict()
-    named = HPARAMS.model.model_dump(exclude={"initializer_seed"})
-    assert {name: config[name] for name in named} == named
-
-
-def test_parameters_are_loaded_and_read_by_name(net: torch.nn.Module) -> None:
-    other = genesis_parameters(HPARAMS.model.model_copy(update={"initializer_seed": 7}))
-    load_parameters(net, other)
-    assert parameters_digest(parameters_of(net)) == parameters_digest(other)
-    assert all(param.requires_grad for param in net.parameters())
-
-
-@pytest.mark.parametrize("change", ["missing", "unknown", "shape"])
-def test_parameters_that_do_not_fit_change_nothing(net: torch.nn.Module, change: str) -> None:
-    before = parameters_digest(parameters_of(net))
-    params = {name: torch.zeros_like(param) for name, param in parameters_of(net).items()}
-    if change == "missing":
-        del params["model.norm.weight"]
-    else:
-        params["model.norm.weight" if change == "shape" else "extra"] = torch.zeros(3)
-    with pytest.raises(ValueError, match=r"model\.norm\.weight|extra"):
-        load_parameters(net, params)
-    assert parameters_digest(parameters_of(net)) == before
-
-
-def test_losses_are_next_token_cross_entropy(net: torch.nn.Module) -> None:
-    sequences = tokens(3)
-    logits = net(input_ids=sequences.long()).logits[:, :-1]
-    expected = functional.cross_entropy(logits.transpose(1, 2), sequences[:, 1:].long(), reduction="none")
-    torch.testing.assert_close(token_losses(net, sequences), expected)
-    losses = sequence_losses(net, sequences, micro_batch_size=2)
-    torch.testing.assert_close(losses, expected.double().mean(dim=1), rtol=1e-6, atol=1e-6)
-    assert not losses.requires_grad
-    assert abs(float(losses.mean()) - math.log(HPARAMS.model.vocab_size)) < 0.5
-
-
-@pytest.mark.parametrize("micro_batch_size", [1, 3, 4])
-def test_a_loss_depends_on_the_sequence_and_its_place_alone(net: torch.nn.Module, micro_batch_size: int) -> None:
-    sequences = tokens(8)
-    every = sequence_losses(net, sequences, micro_batch_size=micro_batch_size)
-    for count in range(9):
-        some = sequence_losses(net, sequences[:count], micro_batch_size=micro_batch_size)
-        assert some.dtype is torch.float64
-        assert torch.equal(some, every[:count])
-    strangers = torch.cat([tokens(micro_batch_size, seed=9), sequences])
-    assert torch.equal(sequence_losses(net, strangers, micro_batch_size=micro_batch_size)[micro_batch_size:], every)
-
-
-@pytest.mark.parametrize("preset", ["simulation", "local"])
-def test_losses_do_not_depend_on_threads(preset: str) -> None:
-    hparams = load_hparams(preset)
-    net, sequences = build_model(hparams.model), tokens(20, hparams=hparams)
-    losses = [with_threads(count, lambda: sequence_losses(net, sequences, micro_batch_size=16)) for count in (1, 2, 3)]
-    assert torch.equal(losses[0], losses[1])
-    assert torch.equal(losses[0], losses[2])
-
-
-@pytest.mark.parametrize("preset", ["simulation", "local"])
 @pytest.mark.parametrize("recipe", ["sparseloco", "demo"])
-def test_training_does_not_depend_on_threads(preset: str, recipe: str) -> None:
-    hparams = load_hparams(preset, overrides={"training": {"inner_steps": 2}})
+def test_training_does_not_depend_on_threads(recipe: str) -> None:
+    hparams = load_hparams("local", overrides={"training": {"inner_steps": 2}})
     net, sequences = build_model(hparams.model), tokens(2 * hparams.training.batch_size, hparams=hparams)
 
     def train() -> TrainResult:
@@ -168,23 +61,14 @@ def test_training_does_not_depend_on_threads(preset: str, recipe: str) -> None:
             return train_demo(net, sequences, training=hparams.training, keep_going=forever)
         return sparseloco(net, sequences, training=hparams.training)
 
-    one, two = with_threads(1, train), with_threads(2, train)
+    with threads(1):
+        one = train()
+    with threads(2):
+        two = train()
     assert parameters_digest(one.update) == parameters_digest(two.update)
     assert (one.first_loss, one.last_loss) == (two.first_loss, two.last_loss)
     if recipe == "sparseloco":
         assert parameters_digest(one.optimizer.exp_avg_sq) == parameters_digest(two.optimizer.exp_avg_sq)
-
-
-def test_threads_are_given_back_by_the_last_user() -> None:
-    def nested() -> None:
-        with single_threaded():
-            with single_threaded():
-                pass
-            assert torch.get_num_threads() == 1
-        with pytest.raises(RuntimeError), single_threaded():
-            raise RuntimeError
-
-    with_threads(2, nested)
 
 
 def test_inner_steps_are_those_of_adamw(net: torch.nn.Module) -> None:
@@ -212,7 +96,7 @@ def test_inner_steps_are_those_of_adamw(net: torch.nn.Module) -> None:
 
 
 def test_training_learns(net: torch.nn.Module) -> None:
-    training = TRAINING.model_copy(update={"inner_steps": 20})
+    training = TRAINING.model_copy(update={"inner_steps": 12})
     sequences = tokens(4) % 5
     result = sparseloco(net, sequences, training=training)
     assert result.last_loss < result.first_loss - 0.5
@@ -325,14 +209,3 @@ def test_an_update_that_is_out_of_all_proportion_is_not_published(net: torch.nn.
 def test_a_foreign_optimizer_state_is_an_error(net: torch.nn.Module) -> None:
     with pytest.raises(ValueError, match="exactly the model's parameters"):
         sparseloco(net, tokens(4), optimizer=OptimizerState.zeros({"p": torch.zeros(1)}))
-
-
-def test_importing_the_model_room_does_not_import_transformers() -> None:
-    import subprocess
-    import sys
-
-    code = (
-        "import sys, templar.model.training, templar.model.loss, templar.model.llama, templar.gradient.aggregate; "
-        "sys.exit('transformers' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,162 @@
+"""The model: its genesis, parameters by name, and computing with given tensors."""
+
+import math
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from templar.agreement.state import parameters_digest
+from templar.hparams import load_hparams
+from templar.training.loss import micro_batch_losses, sequence_losses
+from templar.training.model import (
+    bind_parameters,
+    build_model,
+    genesis_parameters,
+    load_parameters,
+    model_config,
+    parameter_shapes,
+    parameters_of,
+)
+
+HPARAMS = load_hparams("simulation")
+MODEL = HPARAMS.model
+OTHER = MODEL.model_copy(update={"initializer_seed": 7})
+TIED = MODEL.model_copy(update={"tie_word_embeddings": True})
+
+
+def tokens(num_sequences: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, MODEL.vocab_size, (num_sequences, 16), generator=generator, dtype=torch.int32)
+
+
+def losses(net: nn.Module) -> Tensor:
+    return sequence_losses(net, tokens(3), micro_batch_size=2)
+
+
+@pytest.fixture
+def net() -> nn.Module:
+    return build_model(MODEL)
+
+
+def test_genesis_comes_from_the_seed_alone() -> None:
+    torch.manual_seed(1)
+    state = torch.random.get_rng_state()
+    first = genesis_parameters(HPARAMS.model)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    torch.manual_seed(2)
+    assert parameters_digest(genesis_parameters(HPARAMS.model)) == parameters_digest(first)
+    other = HPARAMS.model.model_copy(update={"initializer_seed": 43})
+    assert parameters_digest(genesis_parameters(other)) != parameters_digest(first)
+    assert all(tensor.dtype is torch.float32 for tensor in first.values())
+
+
+def test_shapes_without_allocating() -> None:
+    state = torch.random.get_rng_state()
+    shapes = parameter_shapes(HPARAMS.model)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert shapes == {name: tuple(param.shape) for name, param in genesis_parameters(HPARAMS.model).items()}
+    assert list(shapes) == sorted(shapes)
+    huge = load_hparams("templar-2.1.3").model
+    assert sum(math.prod(shape) for shape in parameter_shapes(huge).values()) > 70e9
+
+
+def test_tied_weights_appear_once() -> None:
+    tied = HPARAMS.model.model_copy(update={"tie_word_embeddings": True})
+    assert set(parameter_shapes(HPARAMS.model)) - set(parameter_shapes(tied)) == {"lm_head.weight"}
+    net = build_model(tied)
+    load_parameters(net, {name: torch.full_like(param, 0.5) for name, param in parameters_of(net).items()})
+    assert (net.get_output_embeddings().weight == 0.5).all()
+
+
+def test_the_configuration_says_what_hparams_say() -> None:
+    config = model_config(HPARAMS.model).to_dict()
+    named = HPARAMS.model.model_dump(exclude={"initializer_seed"})
+    assert {name: config[name] for name in named} == named
+
+
+def test_parameters_are_loaded_and_read_by_name(net: nn.Module) -> None:
+    other = genesis_parameters(OTHER)
+    load_parameters(net, other)
+    assert parameters_digest(parameters_of(net)) == parameters_digest(other)
+    assert all(param.requires_grad for param in net.parameters())
+
+
+@pytest.mark.parametrize("put", [load_parameters, bind_parameters])
+@pytest.mark.parametrize("wrong", ["missing", "unknown", "shape"])
+def test_parameters_that_do_not_fit_change_nothing(
+    net: nn.Module, wrong: str, put: Callable[[nn.Module, dict[str, Tensor]], None]
+) -> None:
+    params = genesis_parameters(OTHER)
+    if wrong == "missing":
+        del params["lm_head.weight"]
+    else:
+        params["lm_head.weight" if wrong == "shape" else "more"] = torch.zeros(3)
+    before = parameters_digest(parameters_of(net))
+    with pytest.raises(ValueError, match="more" if wrong == "unknown" else "lm_head"):
+        put(net, params)
+    assert parameters_digest(parameters_of(net)) == before
+
+
+def test_a_model_computes_with_these_very_tensors(net: nn.Module) -> None:
+    params = genesis_parameters(OTHER)
+    loaded = build_model(MODEL)
+    load_parameters(loaded, params)
+    bind_parameters(net, params)
+    assert torch.equal(losses(net), losses(loaded))
+    assert {name: tensor.data_ptr() for name, tensor in parameters_of(net).items()} == {
+        name: tensor.data_ptr() for name, tensor in params.items()
+    }
+    params["lm_head.weight"].mul_(2)
+    assert not torch.equal(losses(net), losses(loaded)), "it holds no copy"
+
+
+def test_exchanging_tensors_and_back_writes_nothing(net: nn.Module) -> None:
+    one, other = genesis_parameters(MODEL), genesis_parameters(OTHER)
+    before = parameters_digest(one), parameters_digest(other)
+    first = losses(net)
+    bind_parameters(net, other)
+    assert not torch.equal(losses(net), first)
+    bind_parameters(net, one)
+    assert torch.equal(losses(net), first)
+    assert (parameters_digest(one), parameters_digest(other)) == before
+
+
+def test_tensors_bound_before_are_released(net: nn.Module) -> None:
+    gone = genesis_parameters(OTHER)
+    bind_parameters(net, gone)
+    watched = [weakref.ref(tensor) for tensor in gone.values()]
+    storages = [tensor.untyped_storage().data_ptr() for tensor in gone.values()]
+    bind_parameters(net, genesis_parameters(MODEL))
+    del gone
+    assert all(each() is None for each in watched)
+    assert not set(storages) & {tensor.untyped_storage().data_ptr() for tensor in parameters_of(net).values()}
+
+
+def test_tied_weights_stay_tied() -> None:
+    net = build_model(TIED)
+    params = {name: torch.full_like(tensor, 0.25) for name, tensor in parameters_of(net).items()}
+    bind_parameters(net, params)
+    assert net.get_output_embeddings().weight.data_ptr() == params["model.embed_tokens.weight"].data_ptr()
+    assert torch.isfinite(losses(net)).all()
+
+
+def test_gradients_go_to_the_model_and_not_to_the_tensors(net: nn.Module) -> None:
+    params = genesis_parameters(OTHER)
+    before = parameters_digest(params)
+    bind_parameters(net, params)
+    next(micro_batch_losses(net, tokens(2), micro_batch_size=2)).sum().backward()
+    assert all(param.grad is not None and param.grad.abs().sum() > 0 for param in net.parameters())
+    assert all(tensor.grad is None and not tensor.requires_grad for tensor in params.values())
+    assert parameters_digest(params) == before
+
+
+def test_importing_the_training_does_not_import_transformers() -> None:
+    """Importing it takes seconds."""
+    modules = "templar.training.train, templar.training.loss, templar.training.model, templar.gradient.aggregate"
+    code = f"import sys, {modules}; sys.exit('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
