@@ -4,26 +4,28 @@
         [--jobs N]
 
 `main` has ten cheats at once; each KIND is five of one kind beside twenty honest miners. Every population is run,
-its honest miners are run alone, and the first population is run twice with the same seed. Says on stderr how far it is;
-prints a table per population; the last line is JSON, `holds` whether every check does. Ends with 1 if one does not.
+its honest miners are run alone, and the first population is run twice with the same seed. Progress goes to stderr; the
+output is a table per population and a last line of JSON, whose `holds` says whether every check does. Exits with 1 if
+one does not.
 
-A quick run is too short to say who earns: it shows that all of it runs, repeats itself, and penalises nobody honest.
+A quick run is too short to judge pay: it shows that everything runs, repeats itself, and penalises no honest miner.
 """
 
 import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from multiprocessing import get_context
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.incentive_bars import Check, judge
 from benchmarks.incentive_population import (
     HONEST,
     MAIN,
@@ -39,19 +41,48 @@ from templar.hparams import HParams
 
 MINERS, WINDOWS, SEED = 20, 60, 7
 QUICK_MINERS, QUICK_WINDOWS = 4, 6
-SAY_EVERY = 10
+PROGRESS_WINDOWS = 10
 """Windows between two lines on stderr."""
+FAMILY_PAY = 1.1
+"""Limit of the joint pay of a family of uids, in mean pays of an honest miner."""
+LOSS_TOLERANCE = 0.02
+"""Limit of the relative rise of the final loss through cheats."""
+
+
+class Bar(StrEnum):
+    """The limit of a kind of cheat's pay."""
+
+    BELOW_EVERY = "less than every honest miner"
+    BELOW_MEAN = "less than the mean honest miner"
+    ONE_PAY = "together no more than one honest miner"
+
+
+BARS: Mapping[str, Bar] = {
+    "half": Bar.BELOW_MEAN,
+    "overfitting": Bar.BELOW_MEAN,
+    "sybil": Bar.ONE_PAY,
+}
+"""The bar of each kind of cheat; all others earn `BELOW_EVERY`. Miners that work, but less or worse, may earn less."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One requirement, whether it holds, and the numbers for people."""
+
+    name: str
+    holds: bool
+    detail: str
 
 
 class Bench:
-    """Runs of one experiment, each in a process; two that would be the same are one.
+    """Runs of one experiment, each in a process; equal runs are made once.
 
     Args:
-        pool: Where they run.
-        hparams: The network's numbers.
+        pool: Executes the runs.
+        hparams: The network's settings.
         windows: Windows of every run.
-        seed: Of every run.
-        pay: Whether it is judged what cheats earn and do to the model; if not, honest miners are not run alone.
+        seed: Seed of every run.
+        pay: Judge the pay of cheats and their effect on the model; otherwise honest miners are not run alone.
     """
 
     def __init__(self, pool: Executor, hparams: HParams, windows: int, seed: int, *, pay: bool) -> None:
@@ -59,7 +90,7 @@ class Bench:
         self._alone: dict[tuple[int, int], Future[IncentiveReport]] = {}
 
     def begin(self, population: Population, *, twice: bool) -> Callable[[], tuple[IncentiveReport, tuple[Check, ...]]]:
-        """Have a population run, and what it is compared with; gives what waits for them and judges."""
+        """Start the runs of a population; return a function that waits for them and judges."""
         report = self._submit(population, self._hparams)
         again = self._submit(population, self._hparams) if twice else None
         alone = self._honest_alone(population) if self._pay else None
@@ -81,11 +112,64 @@ class Bench:
         return self._pool.submit(run_one, population, hparams, self._windows, self._seed)
 
 
+def judge(
+    report: IncentiveReport,
+    *,
+    pay: bool = True,
+    alone: IncentiveReport | None = None,
+    again: IncentiveReport | None = None,
+) -> tuple[Check, ...]:
+    """Return the checks of a population.
+
+    Args:
+        report: Its run.
+        pay: Judge the pay of cheats; after few windows it says little.
+        alone: The run of its honest miners alone; None leaves out the check of the final loss.
+        again: A second run with the same seed; None leaves out the check that both are equal.
+    """
+    kinds = [kind for kind in dict.fromkeys(report.roles.values()) if kind != HONEST]
+    honest = set(report.uids(HONEST))
+    penalised = [
+        f"uid {each.uid} in window {each.window}: {each.reason}" for each in report.penalties if each.uid in honest
+    ]
+    checks = [_pay(report, kind) for kind in kinds if pay]
+    checks.append(Check("no honest miner is penalised", not penalised, "; ".join(penalised[:5]) or "none"))
+    checks.append(Check("all nodes hold one state", report.roots_agree, report.root[:12]))
+    if alone is not None:
+        worse = report.loss / alone.loss - 1
+        detail = f"{report.loss:.4f}, alone {alone.loss:.4f}: {worse:+.2%}"
+        checks.append(Check("the model is as good as without cheats", worse <= LOSS_TOLERANCE, detail))
+    if again is not None:
+        same = (report.weights, report.root) == (again.weights, again.root)
+        checks.append(Check("the same seed gives the same weights", same, report.root[:12]))
+    return tuple(checks)
+
+
+def _pay(report: IncentiveReport, kind: str) -> Check:
+    """Return the check of a kind of cheat's pay."""
+    bar = BARS.get(kind, Bar.BELOW_EVERY)
+    uids, honest = report.uids(kind), report.uids(HONEST)
+    if bar is Bar.ONE_PAY:
+        family, one = sum(map(report.pay, uids)), fmean([report.pay(uid) for uid in honest])
+        detail = f"{family:.4f} of {len(uids)} uids, {one:.4f} of an honest one"
+        return Check(f"{kind}: {bar}", family <= FAMILY_PAY * one, detail)
+    limit = min if bar is Bar.BELOW_EVERY else fmean
+    finals, weights = ([measure(uid) for uid in uids] for measure in (report.finals.__getitem__, report.weight))
+    final_limit = limit([report.finals[uid] for uid in honest])
+    weight_limit = limit([report.weight(uid) for uid in honest])
+    holds = max(finals) < final_limit and max(weights) < weight_limit
+    detail = (
+        f"final {max(finals):.3f} at most, limit {final_limit:.3f}; "
+        f"weight {max(weights):.4f} at most, limit {weight_limit:.4f}"
+    )
+    return Check(f"{kind}: {bar}", holds, detail)
+
+
 def run_one(population: Population, hparams: HParams, windows: int, seed: int) -> IncentiveReport:
-    """One run, in a process of its own; says on stderr how far it is."""
+    """Run a population, in a process of its own; print progress on stderr."""
 
     def say(window: int, loss: float | None) -> None:
-        if window % SAY_EVERY == 0 or window == windows:
+        if window % PROGRESS_WINDOWS == 0 or window == windows:
             measured = "nothing measured" if loss is None else f"loss {loss:.4f}"
             print(f"{population.name}: window {window} of {windows}: {measured}", file=sys.stderr, flush=True)
 
@@ -93,7 +177,7 @@ def run_one(population: Population, hparams: HParams, windows: int, seed: int) -
 
 
 def show(console: Console, population: Population, report: IncentiveReport, checks: Iterable[Check]) -> None:
-    """Print what every kind of miner earned, and what does not hold."""
+    """Print the pay of each kind of miner, and the checks."""
     table = Table(title=f"{population.name}: {len(report.roles)} miners, {report.windows} windows")
     for column in ("miner", "number", "final score", "last weight", "mean weight", "penalties"):
         table.add_column(column, justify="left" if column == "miner" else "right")
@@ -116,18 +200,18 @@ def show(console: Console, population: Population, report: IncentiveReport, chec
 
 
 def _span(values: list[float], digits: int) -> str:
-    """The smallest and the largest."""
+    """Return the range of some values as text."""
     low, high = (f"{value:.{digits}f}" for value in (min(values), max(values)))
     return low if low == high else f"{low} to {high}"
 
 
 def figures(report: IncentiveReport, checks: Iterable[Check]) -> dict[str, Any]:
-    """What the last line says of a population."""
+    """Return the figures of a population for the last line."""
     kinds = dict.fromkeys(report.roles.values())
     return {
-        "final": {kind: _mean([report.finals[uid] for uid in report.uids(kind)]) for kind in kinds},
-        "weight": {kind: _mean([report.weight(uid) for uid in report.uids(kind)]) for kind in kinds},
-        "pay": {kind: _mean([report.pay(uid) for uid in report.uids(kind)]) for kind in kinds},
+        "final": {kind: _mean(report.finals[uid] for uid in report.uids(kind)) for kind in kinds},
+        "weight": {kind: _mean(map(report.weight, report.uids(kind))) for kind in kinds},
+        "pay": {kind: _mean(map(report.pay, report.uids(kind))) for kind in kinds},
         "loss": round(report.loss, 4),
         "root": report.root,
         "seconds": report.seconds,
@@ -135,8 +219,8 @@ def figures(report: IncentiveReport, checks: Iterable[Check]) -> dict[str, Any]:
     }
 
 
-def _mean(values: list[float]) -> float:
-    return round(sum(values) / len(values), 6)
+def _mean(values: Iterable[float]) -> float:
+    return round(fmean(values), 6)
 
 
 def run(wanted: Iterable[Population], windows: int, seed: int, *, jobs: int, pay: bool) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Does honest work pay best? Populations of honest miners and cheats, run on real text and judged by what they earn.
+"""Populations of honest miners and cheats for the incentive experiment, run on real text on simulated time.
 
-Everybody keeps the rules of the exchange, or at least gets as far as being scored; what tells a cheat from an honest
-miner is what the validator measures. The same seed gives the same report, apart from the seconds.
+All cheats get as far as being scored: only the validator's measurements tell them from honest miners. The same seed
+gives the same report, apart from the seconds.
 """
 
 import tempfile
@@ -19,11 +19,7 @@ from templar.simulate.run import HELD_OUT_SEQUENCES, memory_folder, own_evidence
 from templar.simulate.world import World
 
 HONEST = "honest"
-
-
 MAIN = "main"
-
-
 MAIN_CHEATS = (
     "lazy",
     "lazy",
@@ -36,8 +32,6 @@ MAIN_CHEATS = (
     "sybil",
     "sybil",
 )
-
-
 KINDS = (
     "lazy",
     "sign_flip",
@@ -63,13 +57,7 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Population:
-    """Who is in a network.
-
-    Attributes:
-        name: Its name.
-        honest: Honest miners.
-        cheats: One name of `templar.adversary.actors.ACTORS` per cheat.
-    """
+    """The miners of a network: a number of honest ones, and one name of `templar.adversary.actors.ACTORS` per cheat."""
 
     name: str
     honest: int
@@ -92,14 +80,12 @@ class Penalised:
 
 @dataclass(frozen=True)
 class IncentiveReport:
-    """What a population earned, by the first validator's evidence.
+    """The result of a run, by the first validator's evidence.
 
     Attributes:
-        windows: Windows that were run.
         roles: Uid -> actor, of the miners.
         finals: Uid -> final score after the last window that was measured.
         weights: Window -> uid -> weight, of every window that was measured.
-        penalties: Every penalty.
         loss: Held-out loss in nats per token, the mean of the states after the last third of the windows: at a constant
             learning rate that of one state moves by a percent from window to window.
         root: State root after it, of the validator.
@@ -132,12 +118,11 @@ class IncentiveReport:
 
 
 def incentive_hparams() -> HParams:
-    """A network whose miners show what they trained on: twenty honest ones and ten others run in minutes.
+    """Return the settings of a network of thirty miners that runs in minutes, and whose payloads are distinguishable.
 
-    Each trains several times over a page of its own, so that its update fits that better than any other text, and
-    publishes so few of so many coefficients that two of them hardly share more than what everybody learns. A payload is
-    measured at the full outer step: hardly anybody else speaks of the same coefficients, so that is what it does to the
-    model, and one that only pleases the gradient shows it.
+    Each miner trains several times over a page of its own, so that its update fits that page better than other text,
+    and publishes few of many coefficients, so that two payloads share little. A payload is measured at the full outer
+    step, because few others change the same coefficients: one that only fits the gradient fails there.
     """
     return load_hparams(
         "simulation",

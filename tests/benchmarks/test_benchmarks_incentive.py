@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import incentive
-from benchmarks.incentive_bars import BARS, FAMILY_PAY, LOSS_TOLERANCE, Check, judge
+from benchmarks.incentive import BARS, FAMILY_PAY, LOSS_TOLERANCE, Check, judge
 from benchmarks.incentive_population import (
     KINDS,
     MAIN,
