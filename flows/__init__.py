@@ -1,1 +1,1 @@
-"""The flows that an operator sees: one per file, each reads like the description of what it does."""
+"""The flows that an operator starts and schedules, one per file."""

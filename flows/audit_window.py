@@ -1,4 +1,4 @@
-"""`audit-window`: rebuild a window from public objects, and find out whether its validators published the truth."""
+"""`audit-window`: rebuild a window from public objects and compare it with what its validators published."""
 
 from typing import Annotated
 
@@ -7,7 +7,7 @@ from prefect.client.schemas.objects import State
 from pydantic import Field
 
 from flows.naming import window_run_name
-from tasks.audit_evidence import audit_evidence, audit_state
+from tasks.evidence import audit_evidence, audit_state
 
 
 @flow(name="audit-window", flow_run_name=window_run_name)
@@ -18,12 +18,12 @@ async def audit_window(
     validator: Annotated[int, Field(ge=0)] | None = None,
     tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.0,
 ) -> State[None]:
-    """Audit a window that is over: the roster, and what validators measured and concluded.
+    """Audit a closed window: the roster, and what validators measured and concluded.
 
     Args:
-        window: The window; by default the newest on which nobody can decide any more.
+        window: The window; by default the newest whose time for decisions is over.
         neuron: Name of the neuron's block: it says where chain, buckets and dataset are.
         validator: Uid of the validator; by default all that published evidence.
-        tolerance: How far apart measured numbers may be, relatively, for other hardware than the validator's.
+        tolerance: Relative difference that measured numbers may have, for other hardware than the validator's.
     """
     return audit_state(audit_evidence(neuron, window, validator, tolerance))

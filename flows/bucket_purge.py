@@ -1,4 +1,4 @@
-"""`bucket-purge`: delete from a bucket what an operator selects, and nothing that a live network needs."""
+"""`bucket-purge`: delete from a bucket what an operator selects, but nothing that a live network needs."""
 
 from typing import Annotated, Literal
 
@@ -8,8 +8,7 @@ from prefect.states import Completed, Failed
 from pydantic import Field
 
 from blocks.buckets import BucketChoice, BucketRequest
-from tasks.cleanups import told
-from tasks.purge_bucket import purge_bucket
+from tasks.housekeeping import purge_bucket, state_message
 from templar.housekeeping.bucket_cleanup import Criterion, Mode
 
 
@@ -29,10 +28,10 @@ async def bucket_purge(
     dry_run: bool = True,
     confirm_bucket: str = "",
 ) -> State[None]:
-    """Count, or delete, the objects that are meant; all but a wipe leave what the network needs.
+    """Count or delete the selected objects; every mode but wipe leaves what the network needs.
 
     Args:
-        mode: What objects are meant by; wipe means all of them.
+        mode: How objects are selected; wipe selects all of them.
         neuron: Name of the neuron's block; its chain says what a live network needs.
         version: For version and aggregates: exactly this version, as in gradient-1-2-v0.2.8.
         hours: For older_than: their age, with 15 minutes on top for wrong clocks.
@@ -48,5 +47,5 @@ async def bucket_purge(
     criterion = Criterion(Mode(mode), version, hours, prefix, suffix)
     request = BucketRequest(bucket, account, bucket_name, credentials)
     report = purge_bucket(neuron, request, criterion, dry_run=dry_run, confirm_bucket=confirm_bucket)
-    message = told(report, f"window {report.window}", verb="meant")
+    message = state_message(report, f"window {report.window}", verb="meant")
     return Failed(message=message) if report.total("failed") else Completed(message=message)

@@ -1,4 +1,4 @@
-"""`build-dataset`: a training dataset from files on this machine, and into a bucket if one is named."""
+"""`build-dataset`: build a training dataset from files on this machine, and upload it if a bucket is named."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from prefect.states import Completed
 from prefect.utilities.annotations import quote
 from pydantic import AfterValidator, Field
 
-from tasks.build_dataset import assemble_dataset, find_dataset, make_parts, read_sources, upload_dataset, upload_target
+from tasks.datasets import assemble_dataset, find_dataset, make_parts, read_sources, upload_dataset, upload_target
 from templar.data.build.plan import BuildRequest, BuildSettings, DatasetLayout
 from templar.data.build.sources import TEXT_SUFFIXES, source_from_text
 from templar.store.address import is_account_id
@@ -39,7 +39,7 @@ async def build_dataset(
 
     Args:
         sources: Files and folders to read, as PATH or NAME=PATH.
-        out: The folder to make. If this very dataset is there, it is taken as it is.
+        out: The folder to make. If it holds this very dataset, that is used.
         settings: DatasetLayout, tokenizer and sizes.
         column: The column, or the key of a line, that holds the text.
         suffixes: Ends of the names of text files.
@@ -55,7 +55,7 @@ async def build_dataset(
     request = BuildRequest(read, Path(out).expanduser().resolve(), settings)
     built = find_dataset(request, workers)
     if built is None:
-        plan: Any = quote(read_sources(request, workers))  # Prefect would look into every file of it
+        plan: Any = quote(read_sources(request, workers))  # Prefect would walk through every file of it
         make_parts(plan, workers)
         built = assemble_dataset(plan, workers)
     message = f"{settings.layout} dataset {built.card.digest[:12]}: {built.num_bytes} bytes in {built.root}"

@@ -1,10 +1,10 @@
-"""`checkpoint`: publish the newest snapshot, so that late nodes need not replay everything."""
+"""`checkpoint`: publish the newest snapshot, from which late nodes start instead of replaying everything."""
 
 from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from tasks.publish_checkpoint import publish_checkpoint
+from tasks.housekeeping import publish_checkpoint
 
 
 @flow(name="checkpoint", flow_run_name="{neuron} checkpoint")
@@ -12,7 +12,7 @@ async def checkpoint(neuron: str = "default") -> State[None]:
     """Publish a checkpoint.
 
     Args:
-        neuron: Name of the neuron's block; it should be a validator's, for readers trust those.
+        neuron: Name of the neuron's block; it should be a validator's, because readers trust validators only.
     """
     mark = publish_checkpoint(neuron)
     return Completed(message=f"window {mark.window}, {mark.outer_steps} outer steps, root {mark.root[:12]}")

@@ -1,4 +1,4 @@
-"""`leaderboard`: who leads, who earns, who was punished and why, over the last windows of a validator."""
+"""`leaderboard`: the miners' scores, weights and penalties over the last windows of a validator."""
 
 from typing import Annotated
 
@@ -7,7 +7,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 from pydantic import Field
 
-from tasks.leaderboard import show_leaderboard
+from tasks.evidence import show_leaderboard
 
 
 @flow(name="leaderboard", flow_run_name="{neuron} leaderboard")
@@ -17,7 +17,7 @@ async def leaderboard(
     windows: Annotated[int, Field(ge=1, le=1000)] = 100,
     validator: Annotated[int, Field(ge=0)] | None = None,
 ) -> State[None]:
-    """Read a validator's published evidence, and show its standings as a table and as a plot.
+    """Read a validator's published evidence and show the standings as a table and a plot.
 
     Args:
         neuron: Name of the neuron's block: it says where chain and buckets are.

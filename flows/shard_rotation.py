@@ -1,10 +1,10 @@
-"""`shard-rotation`: keep the shards that are trained on, and the next one, on the local disk."""
+"""`shard-rotation`: keep the shards in training and the next one on the local disk."""
 
 from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from tasks.rotate_shards import rotate_shards
+from tasks.housekeeping import rotate_shards
 from templar.errors import Reason
 
 WHY = {

@@ -1,4 +1,4 @@
-"""`temporary-cleanup`: delete what was left behind in a bucket by somebody who died."""
+"""`temporary-cleanup`: delete what processes that died left in a bucket."""
 
 from typing import Annotated
 
@@ -8,8 +8,7 @@ from prefect.states import Completed, Failed
 from pydantic import Field
 
 from blocks.buckets import BucketChoice, BucketRequest
-from tasks.clean_temporary import clean_temporary
-from tasks.cleanups import told
+from tasks.housekeeping import clean_temporary, state_message
 
 
 @flow(name="temporary-cleanup", flow_run_name="{neuron} temporary clean-up")
@@ -28,7 +27,7 @@ async def temporary_cleanup(
 
     Args:
         neuron: Name of the neuron's block.
-        hours: How long nobody may have touched them, with 15 minutes on top; checkpoints must be older than the
+        hours: How long they must have been untouched, with 15 minutes on top; checkpoints must be older than the
             retention as well.
         bucket: The neuron's own, that of the worker's R2_GRADIENTS_*, R2_AGGREGATOR_* or R2_DATASET_*, or an account's.
         account: For bucket account: the account's id.
@@ -41,6 +40,6 @@ async def temporary_cleanup(
         dry_run = bucket != "neuron"
     request = BucketRequest(bucket, account, bucket_name, credentials)
     found = clean_temporary(neuron, request, hours=hours, dry_run=dry_run, confirm_bucket=confirm_bucket)
-    message = told(found.report, f"window {found.report.window}", verb="abandoned")
+    message = state_message(found.report, f"window {found.report.window}", verb="abandoned")
     message += f"; [{found.unseen}] unfinished uploads cannot be listed" if found.unseen else ""
     return Failed(message=message) if found.report.total("failed") else Completed(message=message)

@@ -1,1 +1,1 @@
-"""One step of a flow per file: retry policy, name, and one call into the domain."""
+"""Steps of flows as Prefect tasks: a name, a retry policy and one call into the domain."""

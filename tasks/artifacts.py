@@ -1,9 +1,14 @@
-"""Artifacts: tables of gather outcomes and scores, pictures, and progress bars; history is under the key in the UI."""
+"""Artifacts in the UI: tables, pictures and progress bars, and the rows of every table.
+
+An artifact is worth less than its step: a server that does not take it costs a warning in the log. The UI keeps the
+history of a key.
+"""
 
 import base64
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import httpx
@@ -15,27 +20,34 @@ from prefect.artifacts import (
 )
 from prefect.exceptions import PrefectException
 
+from templar.audit.evidence_audit import WindowAudit
+from templar.audit.roster_audit import AuditReport
+from templar.exchange.gather import GatherReport
+from templar.housekeeping.bucket_cleanup import CleanupReport
+from templar.neuron.miner import PageReport
+from templar.scoring.evidence import Estimate, Evidence, Measurement, MinerRecord
+from templar.scoring.standing import Rating
+
 log = logging.getLogger("templar.artifacts")
 
+Rows = list[dict[str, Any]]
 
-def table(key: str, rows: list[dict[str, Any]], description: str) -> None:
+
+def table(key: str, rows: Rows, description: str) -> None:
     """Show rows as a table in the UI; an empty table says so."""
     with _optional(key):
         create_table_artifact(key=key, table=rows or [{"": "nothing"}], description=description)
 
 
 def picture(key: str, svg: bytes, description: str) -> None:
-    """Show a drawing in the UI.
-
-    It is Markdown with the drawing in it: an artifact of the kind that is for images takes an address, and prints it.
-    """
+    """Show a drawing in the UI, embedded in Markdown: an image artifact takes an address only, and prints it."""
     drawing = f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
     with _optional(key):
         create_markdown_artifact(key=key, markdown=f"![{key}]({drawing})", description=description)
 
 
 def progress(key: str, description: str) -> Callable[[float], None]:
-    """A bar in the UI, and what moves it to a percentage; the server hears of whole percents only."""
+    """Show a progress bar in the UI; the function that moves it sends whole percents only."""
     artifact: Any = None
     shown = 0
     with _optional(key):
@@ -53,8 +65,185 @@ def progress(key: str, description: str) -> Callable[[float], None]:
 
 @contextmanager
 def _optional(key: str) -> Iterator[None]:
-    """A server that does not answer costs the artifact, never the step: its work is done or goes on."""
     try:
         yield
     except (httpx.HTTPError, PrefectException) as error:
         log.warning("the artifact %s is not shown: %r", key, error)
+
+
+# Rows of a window's tables.
+
+
+def gather_rows(report: GatherReport) -> Rows:
+    """One row per gathered miner."""
+    return [
+        {
+            "uid": outcome.uid,
+            "tier": outcome.tier.value,
+            "accepted": outcome.submission is not None,
+            "reason": outcome.reason.value if outcome.reason else "",
+            "bytes": outcome.num_bytes,
+            "seconds": round(outcome.seconds, 3),
+        }
+        for outcome in report.outcomes
+    ]
+
+
+def endpoint_rows(report: PageReport) -> Rows:
+    """One row per endpoint of the dataset, numbered: two accounts may each have a bucket of the same name."""
+    return [
+        {
+            "number": number,
+            "endpoint": endpoint.name,
+            "reads": endpoint.reads,
+            "bytes": endpoint.num_bytes,
+            "seconds": round(endpoint.seconds, 3),
+            "failures": endpoint.failures,
+            "last failure": endpoint.last_failure.value if endpoint.last_failure else "",
+            "resting": endpoint.resting,
+        }
+        for number, endpoint in enumerate(report.endpoints, start=1)
+    ]
+
+
+def finding_rows(audit: AuditReport) -> Rows:
+    """One row per finding of the roster audit."""
+    return [
+        {
+            "reason": finding.reason,
+            "suspects": ", ".join(f"uid {suspect.uid}" for suspect in finding.suspects),
+            "detail": finding.detail,
+        }
+        for finding in audit.findings
+    ]
+
+
+def score_summary(evidence: Evidence) -> str:
+    """The window's loss, counts and baseline in one line."""
+    records = evidence.miners
+    loss = "nothing was measured" if evidence.loss is None else f"loss {evidence.loss:.4f}"
+    measured = sum(record.facts.estimate is not None for record in records)
+    earning = sum(record.weight > 0 for record in evidence.weights if record.uid in {each.uid for each in records})
+    punished = sum(bool(record.slashes) for record in records)
+    counts = f"{measured} of {len(records)} miners measured, {earning} earn, {punished} punished"
+    measure = f"The baseline is rated {_rating(evidence.baseline)}, the typical advantage is"
+    return f"Window {evidence.window}: {loss}; {counts}. {measure} {evidence.typical_advantage:.6f}."
+
+
+def score_rows(evidence: Evidence) -> Rows:
+    """One row per miner, the best final score first: its weight, the numbers behind it, and its penalties."""
+    weights = {record.uid: record.weight for record in evidence.weights}
+    bans = {ban.subject: ban.last_window for ban in evidence.bans}
+    ranked = sorted(evidence.miners, key=lambda record: (-record.final, record.uid))
+    return [_score_row(record, weights.get(record.uid, 0.0), bans) for record in ranked]
+
+
+def _score_row(record: MinerRecord, weight: float, bans: dict[str, int]) -> dict[str, Any]:
+    facts, card = record.facts, record.after
+    return {
+        "uid": record.uid,
+        "weight": round(weight, 4),
+        "final": f"{card.final:.4f} ({card.final - record.before.final:+.4f})",
+        "rating": _rating(card.rating),
+        "advantage": f"{card.advantage:+.6f}",
+        "indicator": f"{card.binary_average:.4f}" + _sign(record.indicator),
+        "sync": _sync(record),
+        "score": "" if record.gradient_score is None else f"{record.gradient_score:+.6f}",
+        "own loss": _estimated(facts.estimate, "own"),
+        "random loss": _estimated(facts.estimate, "random"),
+        "measured exactly": _measured(facts.measurement),
+        "slashes": ", ".join(f"{slash.event.value} ({slash.reason.value})" for slash in record.slashes),
+        "no payload": _absence(record, bans),
+    }
+
+
+def _rating(rating: Rating) -> str:
+    return f"{rating.mu:.2f} ± {rating.sigma:.2f}"
+
+
+def _absence(record: MinerRecord, bans: dict[str, int]) -> str:
+    """Why the miner has no payload in this window, and how long it is banned."""
+    facts = record.facts
+    if facts.payload_sha256 is not None:
+        why = ""
+    elif facts.reason is not None:
+        why = facts.reason.value
+    else:
+        why = "not asked" if facts.assigned else "no slot"
+    last = max((bans[subject] for subject in (facts.hotkey, facts.bucket) if subject in bans), default=None)
+    ban = "" if last is None else f"banned until window {last}"
+    return ", ".join(text for text in (why, ban) if text)
+
+
+def _sign(indicator: int | None) -> str:
+    return "" if indicator is None else f" ({indicator:+d})"
+
+
+def _sync(record: MinerRecord) -> str:
+    behind = record.facts.windows_behind
+    return f"{record.after.sync:.4f}" + (f" ({behind} behind)" if behind else "")
+
+
+def _estimated(estimate: Estimate | None, which: str) -> str:
+    if estimate is None:
+        return ""
+    gain = getattr(estimate, f"{which}_gain")
+    return _change(getattr(estimate, f"{which}_before"), None if gain is None else -gain)
+
+
+def _measured(measurement: Measurement | None) -> str:
+    if measurement is None:
+        return ""
+    before, after = measurement.random_before, measurement.random_after
+    return _change(before, None if before is None or after is None else after - before)
+
+
+def _change(before: float | None, change: float | None) -> str:
+    """A loss and its change; either may be not finite."""
+    if before is None:
+        return "not finite"
+    return f"{before:.4f} {'not finite' if change is None else f'{change:+.6f}'}"
+
+
+# Rows of housekeeping's tables.
+
+
+def cleanup_rows(report: CleanupReport) -> Rows:
+    """A row per kind of object, then one per object that could not be deleted."""
+    return with_failures([asdict(row) for row in report.rows], report.failed)
+
+
+def with_failures(rows: Rows, failed: Sequence[tuple[str, str]]) -> Rows:
+    """Rows, then one per failure; the UI takes the columns from the first row, so all rows have the same."""
+    if not failed:
+        return rows
+    columns = dict.fromkeys(rows[0] if rows else ("kind",), "")
+    first, *_ = columns
+    return [
+        *({**row, "left": "", "answer": ""} for row in rows),
+        *({**columns, first: "not deleted", "left": key, "answer": answer} for key, answer in failed),
+    ]
+
+
+def audit_rows(audit: WindowAudit) -> Rows:
+    """A row per difference, then one per note; a part with neither has one row that says it is verified."""
+    rows: Rows = []
+    for part in audit.parts:
+        first = {"window": part.window, "audited": part.title}
+        rows += [
+            {
+                **first,
+                "what": "difference",
+                "field": each.where,
+                "published": each.published,
+                "recomputed": each.recomputed,
+                "at fault": " or ".join(f"uid {uid}" for uid in each.suspects),
+            }
+            for each in part.differences
+        ]
+        others = [("cannot be audited", str(part.problem))] if part.problem is not None else []
+        others += [("note", note) for note in part.notes]
+        others += [] if part.differences or others else [("verified", "")]
+        empty = dict.fromkeys(("recomputed", "at fault"), "")
+        rows += [{**first, "what": what, "field": "", "published": text, **empty} for what, text in others]
+    return rows

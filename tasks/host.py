@@ -85,7 +85,7 @@ def release_on_lost_lease(name: str) -> Iterator[None]:
 
 @atexit.register
 def release_leases() -> None:
-    """Give the leases back when the process ends, so that other machines can start; a killed process's leases expire."""
+    """Give the leases back when the process ends, so that other machines can start; after a kill they expire."""
     for node in tuple(_neurons.values()):
         node.release_lease()
 

@@ -1,4 +1,4 @@
-"""Retry policies, in one place: what may pass by itself is tried again, what will not is not."""
+"""Retry policies of all tasks: transient errors are tried again, permanent ones are not."""
 
 from typing import Any
 
@@ -7,11 +7,7 @@ from templar.interrupt import StoppedError
 
 
 def is_transient(task: Any, task_run: Any, state: Any) -> bool:
-    """Whether a failed task is worth another try.
-
-    A refused key or a missing object will not pass by itself, and a request to stop is no failure; a retry after
-    anything else costs little.
-    """
+    """Whether a failed task is tried again: after every error but a permanent one and a request to stop."""
     return not isinstance(state.data, PermanentError | StoppedError)
 
 
@@ -32,7 +28,7 @@ STORE: dict[str, Any] = {
 """Reads and writes of objects: idempotent."""
 
 LOCAL: dict[str, Any] = {"retries": 1, "retry_condition_fn": is_transient}
-"""Work on this machine alone: a disk may have been full for a moment."""
+"""Work on this machine alone: the disk may have been full for a moment."""
 
 WEIGHTS: dict[str, Any] = {
     "retries": 2,
@@ -40,7 +36,7 @@ WEIGHTS: dict[str, Any] = {
     "retry_jitter_factor": 0.5,
     "retry_condition_fn": is_transient,
 }
-"""Extrinsics: the step itself tries again what the chain refuses, by blocks; this is for whatever else fails."""
+"""Extrinsics: the step itself tries again, block by block, what the chain refuses; this covers all other errors."""
 
 HOUSEKEEPING: dict[str, Any] = {
     "retries": 3,
@@ -48,4 +44,4 @@ HOUSEKEEPING: dict[str, Any] = {
     "retry_jitter_factor": 0.5,
     "retry_condition_fn": is_transient,
 }
-"""Scheduled work: what still fails is healed by the next run."""
+"""Scheduled work: the next run repairs what still fails."""

@@ -27,12 +27,11 @@ from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 from rich.console import Console
 from rich.table import Table
 
+from deployments.gauntlet.flow import TABLE, gauntlet
+from deployments.gauntlet.order import SUBSET, EndpointName, Where
 from deployments.gauntlet.subset import AVAILABLE
 from deployments.prefect_server import PrefectServer
 from deployments.processes import free_port
-from flows.gauntlet import gauntlet
-from tasks.gauntlet import TABLE
-from tasks.gauntlet_order import SUBSET, EndpointName, Where
 from templar.adversary.catalogue import SCENARIOS
 from templar.arguments import whole_number
 from templar.errors import TemplarError

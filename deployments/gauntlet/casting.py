@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deployments.gauntlet.gate import Ask, Treatment
+from deployments.gauntlet.order import Order
 from deployments.gauntlet.stage import S3Stage
 from deployments.gauntlet.subset import BUCKET_RULES, ONE_HOTKEY
-from tasks.gauntlet_order import Order
 from templar.adversary.judge import Cast, Scenario
 from templar.errors import PermanentError, Reason
 from templar.simulate.world import START_WINDOW, Member, Weather, World

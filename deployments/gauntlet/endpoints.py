@@ -13,9 +13,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from deployments.gauntlet.order import EndpointName
 from deployments.processes import Child, ProcessIdentity, wait_until_ready
 from deployments.s3_endpoint import LISTENING, AccessKey, BucketKeys, EndpointAdmin, create_bucket_with_keys
-from tasks.gauntlet_order import EndpointName
 from templar.errors import PermanentError, Reason
 
 READY_SECONDS = 60.0

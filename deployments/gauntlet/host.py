@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from deployments.gauntlet.network import run_network
-from tasks.gauntlet_order import JUDGEMENTS, Order
+from deployments.gauntlet.order import JUDGEMENTS, Order
 from templar import interrupt
 from templar.errors import PermanentError, TemplarError
 

@@ -1,20 +1,35 @@
-"""One network on a real endpoint, from the first bucket to the last verdict."""
+"""One network on a real endpoint, from the first bucket to the last verdict.
 
-from collections.abc import Callable, Sequence
+Every node lives in a thread of this process, and each of its windows is a flow run. Many runs start in the same second,
+more than SQLite takes at once. Prefect's client would then wait for half a window; the clients here ask again at once.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import httpx
+from prefect import Flow
+from prefect.client.schemas.objects import State
+from prefect.context import AsyncClientContext, SyncClientContext
 
 from deployments.gauntlet.casting import PRESET, Casting, Parts, overrides, shown
 from deployments.gauntlet.endpoints import endpoint
 from deployments.gauntlet.gate import Gates, Log
 from deployments.gauntlet.judging import Judging
+from deployments.gauntlet.order import Judgement, Order, hparams_file
 from deployments.gauntlet.second import SecondProcess, Start, try_to_start
 from deployments.gauntlet.stage import S3Stage
 from deployments.gauntlet.subset import ONE_HOTKEY, chosen
-from deployments.gauntlet.telling import tell
-from tasks.gauntlet_order import Judgement, Order, hparams_file
+from flows.aggregator_window import aggregator_window
+from flows.miner_window import miner_window
+from flows.validator_window import validator_window
 from tasks.host import hosting
 from templar.adversary.observe import Watch
 from templar.chain.base import NeuronInfo
@@ -22,11 +37,21 @@ from templar.errors import Reason, TransientError
 from templar.exchange.gather import Gatherer, GatherReport
 from templar.exchange.reveal import RevealRules
 from templar.hparams import load_hparams
+from templar.neuron.aggregator import Aggregator
 from templar.neuron.catchup import catch_up
+from templar.neuron.miner import Miner
 from templar.neuron.node import Node
+from templar.neuron.validator import Validator
 from templar.simulate.world import START_WINDOW, Member, World, hotkey_seed
 from templar.store.s3_protocol import S3Settings
 
+FLOWS: Mapping[type[Node], Flow[..., Any]] = {
+    Miner: miner_window,
+    Validator: validator_window,
+    Aggregator: aggregator_window,
+}
+ASK_AGAIN, PAUSE_SECONDS = 50, 0.2
+"""How often a busy server is asked again, and the mean pause, before the client takes over."""
 SETTINGS = S3Settings(read_timeout_seconds=2.0, max_attempts=2)
 """On this machine a silence of two seconds is a fault; whatever fails is asked again by who gathers."""
 START_SECONDS = 45.0
@@ -188,3 +213,49 @@ def run_network(order: Order, folder: Path, say: Say) -> tuple[Judgement, ...]:
         casting.fill(world)
         last = START_WINDOW + max(order.windows or 0, *(scenario.windows for scenario in scenarios)) - 1
         return LiveNetwork(casting, world, stage, gates, log, order.seed, last, say).run()
+
+
+class PromptTransport(httpx.HTTPTransport):
+    """Asks a busy server again at once."""
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request."""
+        for _ in range(ASK_AGAIN):
+            response = super().handle_request(request)
+            if response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                return response
+            response.close()
+            time.sleep(_pause())
+        return super().handle_request(request)
+
+
+class PromptAsyncTransport(httpx.AsyncHTTPTransport):
+    """Asks a busy server again at once."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request."""
+        for _ in range(ASK_AGAIN):
+            response = await super().handle_async_request(request)
+            if response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                return response
+            await response.aclose()
+            await asyncio.sleep(_pause())
+        return await super().handle_async_request(request)
+
+
+def tell(node: Node, window: int) -> State[Any]:
+    """One window of a node that is hosted in this process, as a flow run; its final state."""
+    flow = next(flow for kind, flow in FLOWS.items() if isinstance(node, kind))
+
+    async def run() -> State[Any]:
+        async with AsyncClientContext(httpx_settings={"transport": PromptAsyncTransport()}):
+            told: Any = flow(window=window, neuron=node.name, return_state=True)
+            state: State[Any] = await told
+            return state
+
+    with SyncClientContext(httpx_settings={"transport": PromptTransport()}):  # one client for all the tasks of the run
+        return asyncio.run(run())
+
+
+def _pause() -> float:
+    return random.uniform(0, 2 * PAUSE_SECONDS)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from deployments.gauntlet.gate import Ask, Drip, Refusal, Treatment
-from tasks.gauntlet_order import SUBSET
+from deployments.gauntlet.order import SUBSET
 from templar.adversary.catalogue import SCENARIOS
 from templar.adversary.judge import Expect, Scenario
 from templar.errors import PermanentError, Reason

@@ -14,18 +14,17 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.gauntlet import telling
+from deployments.gauntlet import network as telling
 from deployments.gauntlet.casting import OVERRIDES, PRESET, Parts, overrides
 from deployments.gauntlet.endpoints import Endpoint, endpoint
 from deployments.gauntlet.gate import Ask, Drip, Gates, Log, Refusal, Treatment
-from deployments.gauntlet.judging import Judging, judge_scenario, with_silence
+from deployments.gauntlet.judging import Judging, Storm, judge_scenario, measure_storm, with_silence
+from deployments.gauntlet.network import PromptAsyncTransport, PromptTransport
+from deployments.gauntlet.order import JUDGEMENTS, SUBSET, Judgement, Order
 from deployments.gauntlet.second import Start
-from deployments.gauntlet.storm import Storm, measure_storm
 from deployments.gauntlet.subset import AVAILABLE, BUCKET_RULES, LATE_OR_ABSENT, chosen, telling_reasons
-from deployments.gauntlet.telling import PromptAsyncTransport, PromptTransport
 from deployments.processes import ProcessIdentity
 from deployments.s3_endpoint import AccessKey
-from tasks.gauntlet_order import JUDGEMENTS, SUBSET, Judgement, Order
 from templar.adversary.catalogue import SCENARIOS
 from templar.adversary.judge import Cast, Expect, History, Verdict
 from templar.errors import PermanentError, Reason, TransientError

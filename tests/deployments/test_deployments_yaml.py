@@ -41,7 +41,7 @@ CRON = {
     "local-cleanup/daily": "57 3 * * *",
     "leaderboard/hourly": "27 * * * *",
 }
-WITHOUT_NEURON = {"flows.build_dataset.build_dataset", "flows.gauntlet.gauntlet"}
+WITHOUT_NEURON = {"flows.build_dataset.build_dataset", "deployments.gauntlet.flow.gauntlet"}
 
 
 def deploy(server: RunningPrefectServer) -> None:

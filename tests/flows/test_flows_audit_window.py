@@ -8,7 +8,7 @@ import pytest
 from prefect.client.schemas.objects import State
 
 from flows.audit_window import audit_window
-from tasks.audit_evidence import audit_evidence
+from tasks.evidence import audit_evidence
 from templar.audit import evidence_audit
 from templar.audit.hindsight import Hindsight
 from templar.errors import Reason, TransientError

@@ -9,7 +9,7 @@ from prefect.client.schemas.objects import State
 from prefect.exceptions import ParameterTypeError
 
 from flows.build_dataset import build_dataset
-from tasks.build_dataset import artifact_key
+from tasks.datasets import artifact_key
 from templar.data.build.build_dataset import find_built
 from templar.data.build.plan import BuildRequest, BuildSettings, DatasetLayout
 from templar.data.build.sources import TextSource

@@ -138,7 +138,7 @@ class TestPurge:
     def test_after_a_try_that_failed_the_counts_are_said_to_be_those_of_the_last(
         self, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch, prefect_server: RunningPrefectServer
     ) -> None:
-        from tasks.purge_bucket import purge_bucket
+        from tasks.housekeeping import purge_bucket
 
         monkeypatch.setattr(purge_bucket, "retry_delay_seconds", 0)  # the policy's, tested elsewhere
         monkeypatch.setattr(bucket_cleanup, "BATCH", 1)
@@ -260,7 +260,7 @@ class TestLocal:
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        from tasks import clean_local as task_module
+        from tasks import housekeeping as task_module
 
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 

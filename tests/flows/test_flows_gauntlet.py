@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tasks.gauntlet import BAR, FIRST_MINER, PRESET, TABLE
+from deployments.gauntlet.flow import BAR, FIRST_MINER, PRESET, TABLE
 from templar.hparams import load_hparams
 from templar.simulate.world import World
 from tests.support.gauntlet_runs import artifacts, leftovers, run, verdicts

@@ -181,7 +181,7 @@ class TestCleanup:
         self, network: PreparedNetwork, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # The pauses between the tries are the policy's, tested elsewhere.
-        from tasks.clean_bucket import clean_bucket
+        from tasks.housekeeping import clean_bucket
 
         monkeypatch.setattr(clean_bucket, "retry_delay_seconds", 0)
         endpoint = network.block("lazy").bucket.endpoint.model_copy(update={"url": network.plan.folder.as_uri()})
@@ -251,7 +251,7 @@ class TestRotation:
     def test_the_reason_of_a_fault_is_in_the_state(
         self, sharded: PreparedNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault, reason: str
     ) -> None:
-        from tasks.rotate_shards import rotate_shards
+        from tasks.housekeeping import rotate_shards
 
         monkeypatch.setattr(rotate_shards, "retry_delay_seconds", 0)  # the policy's, tested elsewhere
         monkeypatch.setattr(replicas, "PAUSE_SECONDS", 0.001)

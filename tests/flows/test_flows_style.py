@@ -50,7 +50,6 @@ def test_the_flows_are_these() -> None:
         "local-cleanup",
         "shard-rotation",
         "build-dataset",
-        "gauntlet",
         "leaderboard",
         "audit-window",
     }

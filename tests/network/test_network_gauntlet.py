@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
 
-from tasks.gauntlet_order import SUBSET
+from deployments.gauntlet.order import SUBSET
 from tests.support.gauntlet_runs import leftovers, run, verdicts
 from tests.support.prefect_server import RunningPrefectServer
 

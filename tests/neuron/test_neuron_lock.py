@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tasks.host import hosted, hosting
-from tasks.open_window import open_window as open_window_task
+from tasks.window import open_window as open_window_task
 from templar.errors import PermanentError, Reason
 from templar.exchange.lease import Terms
 from templar.neuron.lock import HOLDER_FILE, NeuronLock, holder_of

@@ -8,8 +8,7 @@ from typing import Any
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 from prefect.client.schemas.objects import Artifact, State
 
-from flows.gauntlet import gauntlet
-from tasks.gauntlet import TABLE
+from deployments.gauntlet.flow import TABLE, gauntlet
 from tests.support.prefect_server import RunningPrefectServer
 
 COLUMNS = ["scenario", "rows", "uid", "what happens", "expected", "observed", "verdict"]

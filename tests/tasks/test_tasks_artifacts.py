@@ -1,14 +1,215 @@
-"""What a window shows in the UI is worth less than the window."""
+"""Artifacts: the rows of the tables, and a server that does not take them."""
 
 import base64
+import json
 import logging
 import re
+from typing import Any
 
 import pytest
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-from tasks.artifacts import picture, progress, table
+from tasks.artifacts import (
+    cleanup_rows,
+    endpoint_rows,
+    gather_rows,
+    picture,
+    progress,
+    score_rows,
+    score_summary,
+    table,
+)
+from templar.data.replicas import EndpointReport
+from templar.errors import Reason
+from templar.exchange.gather import GatherReport, PeerOutcome, Tier
+from templar.exchange.objects import Manifest
+from templar.exchange.reveal import Submission
+from templar.housekeeping.bucket_cleanup import CleanupReport, CleanupRow
+from templar.hparams import load_hparams
+from templar.neuron.miner import PageReport
+from templar.scoring.conclude import conclude
+from templar.scoring.evidence import Estimate, Evidence, MinerFacts
+from templar.scoring.standing import Standing
+from tests.support.facts import (
+    AUTHOR,
+    LOSS,
+    WINDOW,
+    absent,
+    bucket,
+    estimate,
+    hotkey,
+    measurement,
+    revealed,
+    standing_of,
+    veteran,
+    window_of,
+)
 from tests.support.prefect_server import RunningPrefectServer
+
+HPARAMS = load_hparams("local")
+COLUMNS = [
+    "uid",
+    "weight",
+    "final",
+    "rating",
+    "advantage",
+    "indicator",
+    "sync",
+    "score",
+    "own loss",
+    "random loss",
+    "measured exactly",
+    "slashes",
+    "no payload",
+]
+
+
+def concluded(*miners: MinerFacts, standing: Standing | None = None, **changes: Any) -> Evidence:
+    return conclude(window_of(*miners, **changes), standing or standing_of(), HPARAMS, AUTHOR)
+
+
+def row_of(evidence: Evidence, uid: int) -> dict[str, Any]:
+    return next(row for row in score_rows(evidence) if row["uid"] == uid)
+
+
+def test_who_has_most_comes_first_and_every_row_has_every_column() -> None:
+    evidence = concluded(
+        revealed(3, 0.1), revealed(4, 0.2), absent(5), standing=standing_of([veteran(3), veteran(4, final=30.0)])
+    )
+    rows = score_rows(evidence)
+    assert [row["uid"] for row in rows] == [4, 3, 5]
+    assert all(list(row) == COLUMNS for row in rows)
+    assert score_summary(evidence) == (
+        "Window 100: loss 4.0000; 2 of 3 miners measured, 2 earn, 1 punished. "
+        f"The baseline is rated 25.00 ± {evidence.baseline_sigma:.2f}, "
+        f"the typical advantage is {evidence.typical_advantage:.6f}."
+    )
+
+
+def test_a_miner_that_was_measured() -> None:
+    facts = revealed(3, estimate=estimate(0.1, 0.25), measurement=measurement(0.11, 0.1), windows_behind=2)
+    evidence = concluded(facts, revealed(4, 0.05), standing=standing_of([veteran(3)]))
+    (record,) = (each for each in evidence.miners if each.uid == 3)
+    card, (weight,) = record.after, (each.weight for each in evidence.weights if each.uid == 3)
+    assert row_of(evidence, 3) == {
+        "uid": 3,
+        "weight": round(weight, 4),
+        "final": f"{card.final:.4f} ({card.final - 20:+.4f})",
+        "rating": f"{card.mu:.2f} ± {card.sigma:.2f}",
+        "advantage": f"{card.advantage:+.6f}",
+        "indicator": f"{card.binary_average:.4f} (+1)",
+        "sync": f"{card.sync:.4f} (2 behind)",
+        "score": "+0.110000",
+        "own loss": "4.0000 -1.000000",
+        "random loss": "4.0000 -0.400000",
+        "measured exactly": "4.0000 -0.440000",
+        "slashes": "",
+        "no payload": "",
+    }
+
+
+def test_losses_that_are_not_finite_say_so() -> None:
+    nothing = Estimate(own_before=None, own_gain=None, random_before=LOSS, random_gain=None, expected=0.0)
+    row = row_of(concluded(revealed(3, estimate=nothing, measurement=measurement(None, None, None))), 3)
+    assert (row["own loss"], row["random loss"]) == ("not finite", "4.0000 not finite")
+    assert row["measured exactly"] == "4.0000 not finite"
+    assert (row["score"], row["slashes"]) == ("-1.000000", "invalid (non_finite_loss)")
+
+
+def test_a_loss_that_rises_has_its_sign() -> None:
+    assert row_of(concluded(revealed(3, -0.1)), 3)["random loss"] == "4.0000 +0.400000"
+
+
+def test_a_miner_without_a_payload_says_why() -> None:
+    without = (absent(3, Reason.PAYLOAD_MISSING), absent(4, Reason.MALFORMED), absent(5, None, assigned=False))
+    evidence = concluded(*without, *(revealed(uid, 0.1) for uid in range(6, 16)))
+    rows = {row["uid"]: row for row in score_rows(evidence)}
+    empty = ("score", "own loss", "random loss", "measured exactly")
+    assert all(rows[uid][column] == "" for uid in (3, 4, 5) for column in empty)
+    assert (rows[3]["slashes"], rows[3]["no payload"]) == ("missing (payload_missing)", "payload_missing")
+    assert (rows[4]["slashes"], rows[4]["no payload"]) == ("invalid (malformed)", "malformed")
+    assert (rows[5]["slashes"], rows[5]["no payload"]) == ("", "no slot")
+    assert all(rows[uid]["weight"] == 0.0 for uid in (3, 4, 5))
+    assert all("(" not in str(rows[uid]["indicator"]) + str(rows[uid]["sync"]) for uid in (3, 4, 5))
+
+
+def test_a_banned_miner_says_until_when() -> None:
+    banned = standing_of([veteran(3)], bans={hotkey(3): WINDOW + 5, bucket(4): WINDOW + 7})
+    evidence = concluded(absent(3, Reason.BANNED), absent(4, Reason.BANNED), standing=banned)
+    rows = {row["uid"]: row for row in score_rows(evidence)}
+    assert rows[3]["no payload"] == f"banned, banned until window {WINDOW + 5}"
+    assert rows[4]["no payload"] == f"banned, banned until window {WINDOW + 7}"
+    assert rows[3]["slashes"] == "banned (banned)"
+    assert rows[3]["weight"] == 0.0
+
+
+def test_several_penalties_stand_in_one_cell() -> None:
+    row = row_of(concluded(revealed(3, 0.1, windows_behind=9, norm_ratio=1e9)), 3)
+    assert row["slashes"] == "desync (desync), oversized (oversized)"
+
+
+def test_what_is_burned_earns_nobody() -> None:
+    """The uid that burns has a weight and is no miner."""
+    evidence = concluded(absent(3), loss=None)
+    assert score_summary(evidence) == (
+        "Window 100: nothing was measured; 0 of 1 miners measured, 0 earn, 1 punished. "
+        "The baseline is rated 25.00 ± 8.33, the typical advantage is 0.000000."
+    )
+    assert [(record.uid, record.weight) for record in evidence.weights] == [(0, 1.0)]
+    assert [row["uid"] for row in score_rows(evidence)] == [3]
+
+
+def test_every_gathered_peer_has_a_row() -> None:
+    manifest = Manifest(
+        netuid=1,
+        genesis="ab" * 32,
+        uid=3,
+        hotkey=hotkey(3),
+        window=WINDOW,
+        payload_sha256="cd" * 32,
+        payload_bytes=1234,
+        assignment="ef" * 32,
+        root_before="01" * 32,
+    )
+    submission = Submission(manifest, 1, 2, "0a" * 64, "0b" * 64)
+    outcomes = (
+        PeerOutcome(3, Tier.GATHER, submission, None, "", 0.12345, num_bytes=2345),
+        PeerOutcome(4, Tier.RESERVE, None, Reason.PAYLOAD_MISSING, "no payload", 1.0, num_bytes=655),
+    )
+    columns = ("uid", "tier", "accepted", "reason", "bytes", "seconds")
+    assert [tuple(row) for row in gather_rows(GatherReport(WINDOW, outcomes))] == [columns, columns]
+    assert [tuple(row.values()) for row in gather_rows(GatherReport(WINDOW, outcomes))] == [
+        (3, "gather", True, "", 2345, 0.123),
+        (4, "reserve", False, "payload_missing", 655, 1.0),
+    ]
+
+
+def test_every_endpoint_of_the_dataset_has_a_numbered_row() -> None:
+    well = EndpointReport("same", 4, 1234, 0.12345, 0, None, resting=False)
+    failed = EndpointReport("same", 5, 1234, 0.12345, 2, Reason.ACCESS_DENIED, resting=True)
+    rows = endpoint_rows(PageReport(WINDOW, (1, 2), 8, "ef" * 32, (well, failed)))
+    assert [tuple(row.values()) for row in rows] == [
+        (1, "same", 4, 1234, 0.123, 0, "", False),
+        (2, "same", 5, 1234, 0.123, 2, "access_denied", True),
+    ]
+
+
+def test_objects_that_could_not_be_deleted_follow_the_counts() -> None:
+    counts = CleanupRow("gradient", found=3, num_bytes=900, deleted=2, failed=1)
+    kind = {"kind": "gradient", "found": 3, "kept": 0, "num_bytes": 900, "deleted": 2, "failed": 1}
+    assert cleanup_rows(CleanupReport(WINDOW, (counts,), ())) == [kind]
+    assert cleanup_rows(CleanupReport(WINDOW, (counts,), (("key", "access_denied"),))) == [
+        {**kind, "left": "", "answer": ""},
+        {**dict.fromkeys(kind, ""), "kind": "not deleted", "left": "key", "answer": "access_denied"},
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:Artifact creation outside")
+def test_an_empty_table_says_so(prefect_api: RunningPrefectServer) -> None:
+    table("empty", [], "Window 7")
+    with prefect_api.client() as client:
+        artifact = client.request("GET", "/artifacts/empty/latest").json()
+    assert (json.loads(artifact["data"]), artifact["description"]) == ([{"": "nothing"}], "Window 7")
 
 
 @pytest.mark.filterwarnings("ignore:Artifact creation outside")

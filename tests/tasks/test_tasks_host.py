@@ -1,4 +1,4 @@
-"""The neurons of a process: one per name, built from its block, kept until it is released."""
+"""The neurons of a process: one per name, built from its block and kept until it is released."""
 
 import re
 from collections.abc import Iterator
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.fetch_pages import fetch_pages
 from tasks.host import hosted, hosting, load_block, release
+from tasks.window import fetch_pages
 from templar.adversary.cheats import LazyMiner
 from templar.chain.hotkey import create_wallet
 from templar.errors import PermanentError, Reason
@@ -57,7 +57,7 @@ def test_a_neuron_is_built_from_its_block_and_started(home: Path) -> None:
     assert node.state.window == node.birth.start.start_window - 1
 
 
-def test_there_is_one_neuron_per_name_whoever_asks_first(prefect_api: RunningPrefectServer) -> None:
+def test_threads_that_ask_at_once_get_one_neuron(prefect_api: RunningPrefectServer) -> None:
     def ask(_: int) -> Node:
         with prefect_api.configured():
             return hosted(NAME, Node)
@@ -67,7 +67,7 @@ def test_there_is_one_neuron_per_name_whoever_asks_first(prefect_api: RunningPre
     assert {id(node) for node in nodes} == {id(hosted(NAME, LazyMiner))}
 
 
-def test_a_hosted_miner_says_how_its_dataset_did(network: PreparedNetwork) -> None:
+def test_a_hosted_miner_reports_its_dataset_reads(network: PreparedNetwork) -> None:
     (endpoint,) = fetch_pages.fn(NAME, network.first_window).endpoints
     assert (endpoint.failures, endpoint.last_failure, endpoint.resting) == (0, None, False)
     assert endpoint.reads > 3
@@ -89,7 +89,7 @@ def test_a_block_that_is_not_there_is_named_with_the_remedy() -> None:
     assert "`python -m deployments.register --name nobody`" in str(error)
 
 
-def test_a_block_of_another_release_is_named_without_its_secrets(prefect_api: RunningPrefectServer) -> None:
+def test_a_block_of_another_release_is_refused_without_its_secrets(prefect_api: RunningPrefectServer) -> None:
     load_block(NAME).save("old")
     with prefect_api.client() as client:
         path = "/block_types/slug/neuron/block_documents/name/old"

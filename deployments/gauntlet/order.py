@@ -35,7 +35,7 @@ def hparams_file() -> Path:
 
     A worker runs flows in a folder of its own, where there are none.
     """
-    return HPARAMS_FILE if HPARAMS_FILE.exists() else Path(__file__).resolve().parent.parent / HPARAMS_FILE.name
+    return HPARAMS_FILE if HPARAMS_FILE.exists() else Path(__file__).resolve().parents[2] / HPARAMS_FILE.name
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Step: run a network with attackers in it, and judge. Not retried: it takes minutes, and says itself what went wrong.
+"""`gauntlet`: a network with attackers in it, and a verdict on each of them.
 
-On simulated time it runs in this process. On an endpoint it has a process of its own, which hosts its nodes and their
-servers: nothing of it is left when that has ended.
+On simulated time the network runs in this process. On an endpoint it runs in a process of its own
+(`deployments.gauntlet.host`) with its nodes and their servers; nothing of it is left when that process has ended.
 """
 
 import json
@@ -16,13 +16,16 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any
 
-from prefect import task
+from prefect import flow, task
+from prefect.client.schemas.objects import State
 from prefect.settings import get_current_settings
+from prefect.states import Completed, Failed
+from pydantic import Field
 
+from deployments.gauntlet.order import JUDGEMENTS, SUBSET, EndpointName, Judgement, Order, Where, hparams_file
 from tasks.artifacts import progress, table
-from tasks.gauntlet_order import JUDGEMENTS, SUBSET, Judgement, Order, Where, hparams_file
 from templar import interrupt
 from templar.adversary.catalogue import SCENARIOS
 from templar.adversary.gauntlet import check_choice, lineups, run_gauntlet
@@ -38,11 +41,46 @@ MINERS = 11
 FIRST_MINER = 3
 """The miner with the lowest uid: before it come the uid that burns, the aggregator and the validator."""
 HOST = "deployments.gauntlet.host"
-"""The module that hosts a network on an endpoint; whatever brings servers up lies above the tasks."""
+"""The module that hosts a network on an endpoint."""
 GRACE_SECONDS = 30.0
 STOP_SECONDS = 1.0
-"""How long a stop may go unnoticed."""
+"""How often a request to stop is looked for."""
 TABLE, BAR = "gauntlet-verdicts", "gauntlet-progress"
+
+
+@flow(name="gauntlet", flow_run_name="gauntlet on {where}, seed {seed}")
+async def gauntlet(
+    scenarios: list[str] | None = None,
+    *,
+    where: Where = "simulation",
+    endpoint: EndpointName = "moto",
+    miners: Annotated[int, Field(ge=1, le=64)] | None = None,
+    attackers: Annotated[int, Field(ge=1, le=16)] = 1,
+    windows: Annotated[int, Field(ge=1, le=100)] | None = None,
+    seed: Annotated[int, Field(ge=0)] = 1,
+) -> State[None]:
+    """Run attacks and faults, and hold what came of them against what must come of them.
+
+    Args:
+        scenarios: Names of the catalogue; by default the named subset, one scenario for each kind of attack.
+        where: `simulation`, on simulated time in this process; or `s3`, in real time on an S3 endpoint of its own,
+            where every window of every node is a flow run.
+        endpoint: Which S3 endpoint.
+        miners: Miners of each network, attackers included; by default 11 on simulated time, and three honest ones
+            beside the attackers on an endpoint.
+        attackers: Attackers of each scenario.
+        windows: Windows of each network at least; as many as the scenarios need by default.
+        seed: Keys, blocks and assignments follow from it; on simulated time everything does.
+    """
+    judgements = run_networks(where, Order(tuple(scenarios or ()), miners, attackers, windows, seed, endpoint))
+    failed = [judgement for judgement in judgements if not judgement.passed]
+    if failed:
+        first = failed[0]
+        return Failed(
+            message=f"[{Reason.NOT_AS_EXPECTED}] {len(failed)} of {len(judgements)} failed, the first: "
+            f"{first.scenario}: {first.problems[0]}"
+        )
+    return Completed(message=f"{len(judgements)} of {len(judgements)} as expected: nothing honest was lost, one root")
 
 
 @task(task_run_name="run networks {where}")

@@ -1,4 +1,4 @@
-"""Steps: read the sources of a dataset, tokenise or write their parts, assemble the folder, upload it."""
+"""The steps that build a dataset as Prefect tasks: read the sources, make the parts, assemble the folder, upload it."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from blocks.hosting import hosting_from_environment
+from blocks.environment import hosting_from_environment
 from tasks.artifacts import progress, table
 from tasks.policy import HOUSEKEEPING, STORE
 from templar.data.build import build_dataset as building
@@ -21,7 +21,7 @@ from templar.store.base import ObjectStore
 
 @dataclass(frozen=True)
 class Uploaded:
-    """What came of an upload: objects of the dataset, how many of them were there already, and bytes of all."""
+    """An upload in numbers; the bytes are those of all objects, also of those that were there already."""
 
     num_objects: int
     num_already_there: int
@@ -30,25 +30,25 @@ class Uploaded:
 
 @task(task_run_name="find dataset", **HOUSEKEEPING)
 def find_dataset(request: BuildRequest, workers: int | None) -> BuiltDataset | None:
-    """See `templar.data.build.build_dataset.find_built`: a run that was cut off after the dataset was complete goes on."""
+    """The dataset if an earlier run, perhaps one that was cut off later, has completed it."""
     return building.find_built(request, workers=workers)
 
 
 @task(task_run_name="read sources", cache_policy=NO_CACHE, **HOUSEKEEPING)
 def read_sources(request: BuildRequest, workers: int | None) -> Plan:
-    """See `templar.data.build.build_dataset.prepare`. What has been read shows as a progress artifact."""
+    """Read the sources and plan the dataset, with a progress artifact."""
     return building.prepare(request, workers=workers, on_progress=_bar(request, "read", "Input that has been read."))
 
 
 @task(task_run_name="make parts", cache_policy=NO_CACHE, **HOUSEKEEPING)
 def make_parts(plan: Plan, workers: int | None) -> None:
-    """See `templar.data.build.build_dataset.make_parts`. Input that is done shows as a progress artifact."""
+    """Tokenise or write every part, with a progress artifact."""
     building.make_parts(plan, workers=workers, on_progress=_bar(plan.request, "parts", "Input that is done."))
 
 
 @task(task_run_name="assemble dataset", cache_policy=NO_CACHE, **HOUSEKEEPING)
 def assemble_dataset(plan: Plan, workers: int | None) -> BuiltDataset:
-    """See `templar.data.build.build_dataset.assemble`. The dataset's card is a table artifact."""
+    """Put the parts together into the dataset's folder; its card is a table artifact."""
     bar = _bar(plan.request, "assemble", "Files of the dataset that are written.")
     built = building.assemble(plan, workers=workers, on_progress=bar)
     description = f"Dataset {built.card.digest}, {built.num_bytes} bytes in {built.root}."
@@ -58,7 +58,7 @@ def assemble_dataset(plan: Plan, workers: int | None) -> BuiltDataset:
 
 @task(task_run_name="upload dataset", **STORE)
 def upload_dataset(root: Path, account: str, bucket: str | None, prefix: str | None) -> Uploaded:
-    """See `templar.data.building.upload` and `upload_target`; the keys are those of this process."""
+    """Upload the dataset with the keys of this process; see `upload_target`."""
     store, folder = upload_target(os.environ, account, bucket, prefix)
     report = upload_built(root, store, folder)
     num_bytes = sum(each.num_bytes for each in report.objects)
@@ -68,7 +68,7 @@ def upload_dataset(root: Path, account: str, bucket: str | None, prefix: str | N
 def upload_target(
     environment: Mapping[str, str], account: str, bucket: str | None, prefix: str | None
 ) -> tuple[ObjectStore, str]:
-    """Where a dataset goes: a store that can be written, and the folder in it.
+    """The store that takes a dataset, opened for writing, and the folder in it.
 
     Args:
         environment: Name -> value; the keys are R2_DATASET_WRITE_*, the storage is TEMPLAR_STORAGE.
@@ -80,13 +80,13 @@ def upload_target(
         PermanentError: `bad_environment`; the message names every variable that is missing or malformed.
     """
     hosting = hosting_from_environment(environment, reads=False, writes=True)
-    assert hosting.write is not None  # noqa: S101 - it was asked for
+    assert hosting.write is not None  # noqa: S101 - write keys were asked for
     store = hosting.endpoint.open(bucket or account, account, hosting.write, writable=True)
     return store, hosting.prefix if prefix is None else prefix
 
 
 def artifact_key(root: Path) -> str:
-    """The key of the table about a dataset, and the beginning of those of its progress."""
+    """The key of a dataset's table; the keys of its progress bars begin with it."""
     return f"built-{re.sub('[^a-z0-9]+', '-', root.name.lower()).strip('-')}"
 
 

@@ -1,0 +1,82 @@
+"""Published evidence as Prefect tasks: audit a window, and rank the miners over many windows."""
+
+from dataclasses import dataclass
+
+from prefect import task
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
+
+from tasks.artifacts import audit_rows, picture, table
+from tasks.host import load_block
+from tasks.observing import auditing, context_of
+from tasks.policy import HOUSEKEEPING
+from templar.audit.evidence_audit import WindowAudit
+from templar.errors import PermanentError, Reason, TransientError
+from templar.housekeeping.published_scores import Published, read_recent
+from templar.scoring.leaderboard import Leaderboard, draw, leaderboard
+
+
+@task(task_run_name="audit evidence", **HOUSEKEEPING)
+def audit_evidence(neuron: str, window: int | None, validator: int | None, tolerance: float) -> WindowAudit:
+    """Rebuild a closed window from public objects and compare; the differences are a table artifact.
+
+    An object that a failing store hides is tried again, unless a difference is known already.
+    """
+    with auditing(context_of(load_block(neuron)), tolerance) as auditor:
+        audit = auditor.audit(auditor.newest_window() if window is None else window, validator)
+    if audit.differing is None and isinstance(audit.problem, TransientError):
+        raise audit.problem
+    table(f"audit-{neuron}", audit_rows(audit), audit.summary)
+    return audit
+
+
+def audit_state(audit: WindowAudit) -> State[None]:
+    """The final state of an audit, `Verified`, `Differs` or `NotAudited`, with its summary."""
+    if audit.differing is not None:
+        return Failed(name="Differs", message=audit.summary)
+    if audit.problem is not None:
+        return Failed(name="NotAudited", message=audit.summary)
+    return Completed(name="Verified", message=audit.summary)
+
+
+@dataclass(frozen=True)
+class Standings:
+    """What was shown, in one line; `skipped` says why there is no table."""
+
+    summary: str
+    skipped: Reason | None = None
+
+
+@task(task_run_name="show leaderboard", **HOUSEKEEPING)
+def show_leaderboard(neuron: str, windows: int, validator: int | None) -> Standings:
+    """Rank the miners by a validator's evidence: the standings are a table artifact, their curves a picture."""
+    published = _read(neuron, windows, validator)
+    if isinstance(published, Standings):
+        return published
+    board = leaderboard(published.evidences)
+    summary = f"{published.summary}: {board.summary}"
+    table(f"leaderboard-{neuron}", board.cells(), summary)
+    return Standings(summary + _show_plot(neuron, board, published))
+
+
+def _read(neuron: str, windows: int, validator: int | None) -> Published | Standings:
+    """The evidence, or why there is none to show: a network that has none yet is no failure."""
+    context = load_block(neuron).context(neuron)
+    try:
+        published = read_recent(context, windows, uid=validator)
+    except PermanentError as error:
+        if error.reason is not Reason.EVIDENCE_MISSING:
+            raise
+        return Standings(error.message, error.reason)
+    finally:
+        context.buckets.close()
+    return published if published.evidences else Standings(published.summary, published.left_out[-1].reason)
+
+
+def _show_plot(neuron: str, board: Leaderboard, published: Published) -> str:
+    """Show the plot; the end of the summary says why there is none."""
+    try:
+        picture(f"leaderboard-plot-{neuron}", draw(board), published.summary)
+    except PermanentError as error:
+        return f"; no plot: {error}"
+    return ""

@@ -1,0 +1,145 @@
+"""Housekeeping as Prefect tasks: clean-ups, checkpoints, shard rotation and the check of the storage keys.
+
+They work beside the live neuron, from its block and never from its memory. What still fails after the retries is
+tried again by the next scheduled run.
+"""
+
+import os
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from prefect import task
+from prefect.runtime import task_run
+
+from blocks.buckets import BucketRequest, open_target
+from blocks.keyring import credentials_of
+from tasks.artifacts import cleanup_rows, progress, table, with_failures
+from tasks.host import load_block
+from tasks.policy import HOUSEKEEPING
+from templar.agreement.state import StateMark
+from templar.data.shards.rotation import RotationReport
+from templar.errors import Reason
+from templar.housekeeping import access, disk_cleanup, maintenance
+from templar.housekeeping.access import AccessReport
+from templar.housekeeping.bucket_cleanup import CleanupReport, Criterion
+from templar.housekeeping.disk_cleanup import LocalReport, LocalRules, kernel_folder
+from templar.housekeeping.maintenance import TemporaryReport
+
+
+@task(task_run_name="publish checkpoint", **HOUSEKEEPING)
+def publish_checkpoint(neuron: str) -> StateMark:
+    """Publish the newest snapshot as a checkpoint in the Hugging Face layout."""
+    return maintenance.publish_newest_checkpoint(load_block(neuron).context(neuron))
+
+
+@task(task_run_name="clean bucket", **HOUSEKEEPING)
+def clean_bucket(neuron: str, dry_run: bool) -> CleanupReport:
+    """Delete what has expired from the neuron's bucket; the counts by kind are a table artifact."""
+    report = _count_tries(
+        maintenance.clean_bucket(load_block(neuron).context(neuron), dry_run=dry_run), dry_run=dry_run
+    )
+    table(f"cleanup-{neuron}", cleanup_rows(report), _description(f"Window {report.window}", report, dry_run=dry_run))
+    return report
+
+
+@task(task_run_name="purge bucket", **HOUSEKEEPING)
+def purge_bucket(
+    neuron: str, request: BucketRequest, criterion: Criterion, *, dry_run: bool, confirm_bucket: str
+) -> CleanupReport:
+    """Delete from a bucket what an operator selected; the counts by kind are a table artifact."""
+    block = load_block(neuron)
+    target = open_target(block, request, os.environ)
+    chain = block.subnet.open(block.wallet)
+    report = maintenance.purge_bucket(
+        target, chain, block.hparams(), criterion, dry_run=dry_run, confirm_bucket=confirm_bucket
+    )
+    report = _count_tries(report, dry_run=dry_run)
+    title = f"Bucket {target.store.name}, {criterion.mode}, window {report.window}"
+    table(f"purge-{neuron}", cleanup_rows(report), _description(title, report, dry_run=dry_run))
+    return report
+
+
+@task(task_run_name="clean temporary", **HOUSEKEEPING)
+def clean_temporary(
+    neuron: str, request: BucketRequest, *, hours: float, dry_run: bool, confirm_bucket: str
+) -> TemporaryReport:
+    """Delete what processes that died left in a bucket; the counts by kind are a table artifact."""
+    block = load_block(neuron)
+    target = open_target(block, request, os.environ)
+    chain = block.subnet.open(block.wallet)
+    found = maintenance.clean_temporary(
+        target, chain, block.hparams(), hours=hours, dry_run=dry_run, confirm_bucket=confirm_bucket
+    )
+    found = replace(found, report=_count_tries(found.report, dry_run=dry_run))
+    description = _description(f"Bucket {target.store.name}, {hours:g} hours", found.report, dry_run=dry_run)
+    table(f"temporary-{neuron}", cleanup_rows(found.report), description)
+    return found
+
+
+@task(task_run_name="clean local", **HOUSEKEEPING)
+def clean_local(neuron: str, *, hours: float, dry_run: bool) -> LocalReport:
+    """Remove from this machine what the neuron does not need any more; the counts are a table artifact."""
+    context = load_block(neuron).context(neuron)
+    rules = LocalRules(context.birth().network, context.hparams.storage, hours, time.time())
+    report = disk_cleanup.clean_local(Path(context.home), rules, kernels=kernel_folder(), dry_run=dry_run)
+    rows = with_failures([asdict(row) for row in report.rows], report.failed)
+    verb = "would be" if dry_run else "was"
+    table(f"local-{neuron}", rows, f"Folder {context.home}: what {verb} removed; {len(report.failed)} failed.")
+    return report
+
+
+@task(task_run_name="rotate shards", **HOUSEKEEPING)
+def rotate_shards(neuron: str) -> RotationReport:
+    """Bring the shards in training and the next one to the local disk, with a progress artifact."""
+    block = load_block(neuron)
+    context = block.context(neuron)
+    if context.hparams.data.layout == "pages":
+        return RotationReport(skipped=Reason.NO_SHARDS)
+    shards, bar = block.dataset.shards(context.hparams, Path(block.home)), f"shards-{neuron}"
+    return maintenance.rotate_shards(context, shards, progress(bar, "Shards on the local disk."))
+
+
+@task(task_run_name="check access", **HOUSEKEEPING)
+def check_access(neuron: str) -> AccessReport:
+    """Try what every storage key of the neuron can do; the rights of every key are a table artifact."""
+    report = access.check_access(credentials_of(load_block(neuron), os.environ))
+    rows, problems = [row.cells for row in report.rows], len(report.problems)
+    table(f"access-{neuron}", rows, f"What each key can do; {problems} problems.")
+    return report
+
+
+def state_message(report: CleanupReport, where: str, *, verb: str) -> str:
+    """The message of a clean-up's final state.
+
+    Args:
+        report: The clean-up.
+        where: What the message begins with.
+        verb: Why the objects were found, such as `expired`.
+    """
+    kept, failed = report.total("kept"), report.total("failed")
+    message = f"{where}: {report.total('found')} objects {verb}"
+    message += f", {kept} of them stay for the network" if kept else ""
+    message += f", {report.total('deleted')} deleted, {report.total('num_bytes')} bytes{_try_note(report)}"
+    if not failed:
+        return message
+    return "[{}] {}, {} failed, the first: {} ({})".format(Reason.OBJECTS_LEFT, message, failed, *report.failed[0])
+
+
+def _description(title: str, report: CleanupReport, *, dry_run: bool) -> str:
+    """The line above a clean-up's table."""
+    failed = report.total("failed")
+    first = "" if not report.failed else ", the first: {} ({})".format(*report.failed[0])
+    return f"{title}: what {'would be' if dry_run else 'was'} deleted; {failed} failed{first}{_try_note(report)}."
+
+
+def _count_tries(report: CleanupReport, *, dry_run: bool) -> CleanupReport:
+    """The report with the number of tries of the running task; a dry run deletes nothing in any of them."""
+    tries: int = task_run.run_count
+    return report if dry_run or tries <= 1 else replace(report, tries=tries)
+
+
+def _try_note(report: CleanupReport) -> str:
+    if report.tries <= 1:
+        return ""
+    return f" (try {report.tries}; what the tries before it deleted is not counted)"

@@ -1,0 +1,228 @@
+"""The steps of a window as Prefect tasks: each has a name, a retry policy and one call into the domain.
+
+Every step is idempotent by window (docs/architecture.md D9), so a retry does only what is left to do. Two steps are not
+retried: `train`, since its time is up when it fails and the miner's state is as before, and `gather`, since it asks
+every peer again by itself until the deadline. `miner_steps` and its siblings bind the tasks to a neuron's name for
+`templar.window`, where the order of the steps stands.
+"""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from prefect import task
+from prefect.client.schemas.objects import State
+from prefect.context import FlowRunContext
+from prefect.states import Completed
+
+from tasks.artifacts import endpoint_rows, finding_rows, gather_rows, score_rows, score_summary, table
+from tasks.host import hosted, release_on_lost_lease
+from tasks.policy import CHAIN, LOCAL, STORE, WEIGHTS
+from templar import window as story
+from templar.agreement.slots import Settlement
+from templar.agreement.state import StateMark
+from templar.audit.roster_audit import AuditReport
+from templar.exchange.gather import GatherReport
+from templar.exchange.publish import TimedReport
+from templar.housekeeping.metrics import metrics_of, publish_metrics
+from templar.neuron.aggregator import RosterNode
+from templar.neuron.miner import Miner, PageReport, PayloadReport, TrainReport
+from templar.neuron.node import Node
+from templar.neuron.validator import Validator, WeightsReport
+from templar.scoring.evidence import Evidence, WindowFacts
+from templar.window import Action, AggregatorSteps, MinerSteps, Opening, ValidatorSteps
+
+# Every role.
+
+
+@task(task_run_name="open window", **CHAIN)
+def open_window(neuron: str, window: int | None) -> Opening:
+    """Claim a window and catch up with the one before it. The first call in a process also starts the neuron."""
+    with release_on_lost_lease(neuron):
+        return story.open_window(hosted(neuron, Node), window)
+
+
+def not_run(opening: Opening) -> State[None]:
+    """The final state of a run whose window is not run, `Skipped` or `CatchingUp`, with the reason."""
+    name = "CatchingUp" if opening.action is Action.CATCHING_UP else "Skipped"
+    return Completed(name=name, message=f"window {opening.window} [{opening.reason}] {opening.detail}")
+
+
+@task(task_run_name="update peers {window}", **CHAIN)
+def update_peers(neuron: str, window: int) -> list[int]:
+    """The uids of the gather tier; a validator also publishes its peer list when one is due."""
+    return [peer.uid for peer in hosted(neuron, Node).update_peers(window).peers]
+
+
+@task(task_run_name="gather {window}")
+def gather(neuron: str, window: int) -> GatherReport:
+    """Fetch what the peers revealed; the outcome for each is a table artifact."""
+    report = hosted(neuron, Node).gather(window)
+    table(f"gather-{neuron}", gather_rows(report), f"Window {window}: {report.summary}.")
+    return report
+
+
+@task(task_run_name="apply {settlement.window}", **LOCAL)
+def apply(neuron: str, settlement: Settlement) -> StateMark:
+    """Apply the decided payloads. It reads and writes this disk only; what is in the journal is not applied again."""
+    return hosted(neuron, Node).apply(settlement)
+
+
+@task(task_run_name="publish sync proof {window}", **STORE)
+def publish_sync_proof(neuron: str, window: int) -> None:
+    """Publish the proof of the state after the window."""
+    hosted(neuron, Node).publish_sync_proof(window)
+
+
+@task(task_run_name="close window {settlement.window}", **STORE)
+def close_window(neuron: str, report: GatherReport, settlement: Settlement) -> AuditReport:
+    """Compare the roster with what was gathered and close the window; findings, if any, are a table artifact."""
+    node = hosted(neuron, Node)
+    audit = story.close_window(node, report, settlement)
+    if audit.findings:
+        rows = finding_rows(audit)
+        table(f"findings-{neuron}", rows, f"Window {audit.window}: roster and gathered objects disagree.")
+    run = FlowRunContext.get()
+    seconds = None if run is None else (datetime.now(UTC) - run.start_time).total_seconds()
+    metrics = metrics_of(node, report, settlement, findings=len(audit.findings), seconds=seconds)
+    publish_metrics(metrics, node.home)
+    return audit
+
+
+# A miner.
+
+
+@task(task_run_name="fetch pages {window}", **STORE)
+def fetch_pages(neuron: str, window: int) -> PageReport:
+    """Fetch and pack the assigned pages. Failures, and several endpoints, show in a table artifact."""
+    report = hosted(neuron, Miner).fetch_pages(window)
+    if len(report.endpoints) > 1 or any(endpoint.failures for endpoint in report.endpoints):
+        rows = endpoint_rows(report)
+        table(f"dataset-{neuron}", rows, f"Window {window}: reads of the dataset's endpoints since the start.")
+    return report
+
+
+@task(task_run_name="train {window}")
+def train(neuron: str, window: int) -> TrainReport:
+    """Train on the window's data until the margin before the close."""
+    return hosted(neuron, Miner).train(window)
+
+
+@task(task_run_name="compress {window}", **LOCAL)
+def compress(neuron: str, window: int) -> PayloadReport:
+    """Turn the update into the payload; its bytes and the staged error feedback are on disk afterwards."""
+    return hosted(neuron, Miner).compress(window)
+
+
+@task(task_run_name="commit {window}", **STORE)
+def commit(neuron: str, window: int) -> TimedReport:
+    """Publish the commitment to the payload before the window closes."""
+    return hosted(neuron, Miner).commit(window)
+
+
+@task(task_run_name="upload {window}", **STORE)
+def upload(neuron: str, window: int) -> TimedReport:
+    """Wait for the close, then reveal manifest and payload."""
+    return hosted(neuron, Miner).upload(window)
+
+
+@task(task_run_name="roster {window}", **STORE)
+def settle(neuron: str, window: int) -> Settlement:
+    """Wait for the roster that decides the window."""
+    return hosted(neuron, Node).settle(window)
+
+
+# An aggregator, and a validator.
+
+
+@task(task_run_name="roster {window}", **STORE)
+def settle_and_publish(neuron: str, window: int, report: GatherReport) -> Settlement:
+    """Wait for the roster that decides the window; publish the own one in the own slot if none counts by then."""
+    return hosted(neuron, RosterNode).settle_and_publish(window, report)
+
+
+@task(task_run_name="decide {settlement.window}", **STORE)
+def decide(neuron: str, settlement: Settlement) -> TimedReport:
+    """Sign what this validator applies in the window."""
+    return hosted(neuron, RosterNode).decide(settlement)
+
+
+@task(task_run_name="evaluate {settlement.window}", **STORE)
+def evaluate(neuron: str, report: GatherReport, settlement: Settlement) -> WindowFacts | None:
+    """Measure every payload on the state before the window."""
+    return hosted(neuron, Validator).evaluate(report, settlement)
+
+
+@task(task_run_name="rate {window}", **LOCAL)
+def rate(neuron: str, window: int, facts: WindowFacts | None) -> Evidence | None:
+    """Rate and slash the miners, in one transaction of the score book; each miner's card is a table artifact."""
+    evidence = hosted(neuron, Validator).rate(window, facts)
+    if evidence is not None:
+        table(f"scores-{neuron}", score_rows(evidence), score_summary(evidence))
+    return evidence
+
+
+@task(task_run_name="publish evidence", **STORE)
+def publish_evidence(neuron: str, evidence: Evidence | None) -> None:
+    """Publish what was measured and concluded, signed, for anybody to check."""
+    hosted(neuron, Validator).publish_evidence(evidence)
+
+
+@task(task_run_name="set weights", **WEIGHTS)
+def set_weights(neuron: str, evidence: Evidence | None) -> WeightsReport | None:
+    """Set the weights if they are due and read them back. Refused weights end as the state `WeightsRefused`."""
+    report = hosted(neuron, Validator).set_weights(evidence)
+    if report is None or not report.refused:
+        return report
+    tries = f"sent {report.tries} times; the next window tries again"
+    message = f"window {report.window} [{report.reason}] {report.detail} ({tries})"
+    refused: Any = Completed(name="WeightsRefused", message=message, data=report)
+    return refused  # the engine gives the task run this state
+
+
+def _set_weights(neuron: str, evidence: Evidence | None) -> WeightsReport | None:
+    """Run `set_weights`; its report, also out of the state `WeightsRefused`."""
+    outcome: Any = set_weights(neuron, evidence)
+    if not isinstance(outcome, State):
+        return outcome
+    record: Any = outcome.data
+    return record.result
+
+
+# The steps of one neuron.
+
+_STEPS: dict[str, Callable[..., Any]] = {
+    "update_peers": update_peers,
+    "gather": gather,
+    "apply": apply,
+    "publish_sync_proof": publish_sync_proof,
+    "close_window": close_window,
+    "fetch_pages": fetch_pages,
+    "train": train,
+    "compress": compress,
+    "commit": commit,
+    "upload": upload,
+    "settle": settle,
+    "settle_and_publish": settle_and_publish,
+    "decide": decide,
+    "evaluate": evaluate,
+    "rate": rate,
+    "publish_evidence": publish_evidence,
+    "set_weights": _set_weights,
+}
+
+
+def miner_steps(neuron: str) -> MinerSteps:
+    """A miner's steps as tasks."""
+    return MinerSteps.bind(lambda name: partial(_STEPS[name], neuron))
+
+
+def aggregator_steps(neuron: str) -> AggregatorSteps:
+    """An aggregator's steps as tasks."""
+    return AggregatorSteps.bind(lambda name: partial(_STEPS[name], neuron))
+
+
+def validator_steps(neuron: str) -> ValidatorSteps:
+    """A validator's steps as tasks."""
+    return ValidatorSteps.bind(lambda name: partial(_STEPS[name], neuron))

@@ -1,0 +1,73 @@
+"""Tasks of a window: neurons of other roles, and what is shown. The calls themselves are in `tests/test_window.py`."""
+
+from typing import Any
+
+import pytest
+from prefect import Task
+
+import tasks.window
+from tasks.host import hosting
+from tasks.window import decide, fetch_pages, rate, settle_and_publish, train
+from templar.agreement.slots import Settlement
+from templar.data.replicas import EndpointReport
+from templar.errors import PermanentError, Reason
+from templar.exchange.gather import GatherReport
+from templar.neuron.aggregator import Aggregator
+from templar.neuron.miner import Miner, PageReport
+from templar.neuron.node import Node
+from templar.neuron.validator import Validator
+from tests.support.recording import recording_node
+
+NAME = "recorded"
+WINDOW = 7
+
+
+@pytest.fixture(autouse=True)
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The keys of the tables that are shown."""
+    keys: list[str] = []
+    monkeypatch.setattr(tasks.window, "table", lambda key, rows, description: keys.append(key))
+    return keys
+
+
+@pytest.mark.parametrize(
+    ("task", "kind", "arguments"),
+    [
+        (train, Validator, (WINDOW,)),
+        (decide, Miner, (Settlement(WINDOW, None),)),
+        (settle_and_publish, Miner, (WINDOW, GatherReport(WINDOW, ()))),
+        (rate, Aggregator, (WINDOW, None)),
+    ],
+)
+def test_a_neuron_of_another_role_is_refused(task: Task, kind: type[Node], arguments: tuple[Any, ...]) -> None:
+    node, calls = recording_node(kind)
+    with hosting(NAME, node), pytest.raises(PermanentError, match=rf"'{NAME}' is a Recording{kind.__name__}") as caught:
+        task.fn(NAME, *arguments)
+    assert caught.value.reason is Reason.BAD_ENVIRONMENT
+    assert calls == []
+
+
+WELL = EndpointReport("one", 4, 1234, 0.12345, 0, None, resting=False)
+FAILED = EndpointReport("one", 4, 1234, 0.12345, 2, Reason.ACCESS_DENIED, resting=True)
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "keys"),
+    [((), []), ((WELL,), []), ((WELL, WELL), [f"dataset-{NAME}"]), ((FAILED,), [f"dataset-{NAME}"])],
+    ids=["unread", "one", "several", "one that failed"],
+)
+def test_one_healthy_endpoint_needs_no_table(
+    endpoints: tuple[EndpointReport, ...], keys: list[str], shown: list[str]
+) -> None:
+    report = PageReport(WINDOW, (1, 2), 8, "ef" * 32, endpoints)
+    node, _ = recording_node(Miner, fetch_pages=report)
+    with hosting(NAME, node):
+        assert fetch_pages.fn(NAME, WINDOW) is report
+    assert shown == keys
+
+
+def test_a_window_that_was_never_measured_shows_no_scores(shown: list[str]) -> None:
+    node, _ = recording_node(Validator, rate=None)
+    with hosting(NAME, node):
+        assert rate.fn(NAME, WINDOW, None) is None
+    assert shown == []

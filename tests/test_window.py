@@ -1,0 +1,199 @@
+"""A window's steps in order: each branch of each role gives the same calls, directly and as a flow run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import tasks.window
+import templar.window
+from templar.agreement.slots import Settlement
+from templar.audit.roster_audit import AuditReport
+from templar.errors import PermanentError, Reason, TransientError
+from templar.exchange.gather import GatherReport
+from templar.exchange.peers import Selection
+from templar.exchange.publish import TimedReport
+from templar.hparams import load_hparams
+from templar.neuron.aggregator import Aggregator
+from templar.neuron.miner import Miner, PageReport, PayloadReport, TrainReport
+from templar.neuron.node import Node
+from templar.neuron.validator import Validator, WeightsReport
+from templar.scoring.conclude import conclude
+from templar.window import Action, Opening, drive_window
+from tests.support.facts import AUTHOR, absent, revealed, standing_of, window_of
+from tests.support.flow_network import run_window, task_runs
+from tests.support.prefect_server import RunningPrefectServer
+from tests.support.recording import Calls, recording_node
+
+WINDOW = 7
+NAME = "recorded"
+ROOT = "0123456789ab" + 52 * "0"
+IN_TIME, LATE = TimedReport((), None), TimedReport((), Reason.COMMIT_LATE)
+EVIDENCE = conclude(window_of(revealed(3), absent(4)), standing_of(), load_hparams("local"), AUTHOR)
+REFUSED = WeightsReport(WINDOW, {}, Reason.NOT_ENOUGH_STAKE, "stake more", 3)
+ANSWERS: dict[str, Any] = {
+    "update_peers": Selection((), (), None),
+    "fetch_pages": PageReport(WINDOW, (1,), 8, "ef" * 32),
+    "train": TrainReport(WINDOW, None),
+    "compress": PayloadReport(WINDOW, "ab" * 32, 1234, 9999, "cd" * 32, "ef" * 32),
+    "commit": IN_TIME,
+    "upload": IN_TIME,
+    "gather": GatherReport(WINDOW, ()),
+    "settle": Settlement(WINDOW, None),
+    "settle_and_publish": Settlement(WINDOW, None),
+    "decide": IN_TIME,
+    "evaluate": "facts",
+    "rate": EVIDENCE,
+    "apply": SimpleNamespace(root=ROOT),
+    "publish_evidence": None,
+    "set_weights": None,
+    "publish_sync_proof": None,
+    "finish": None,
+}
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One way through a window: what the node answers, the steps that it takes, and the final message."""
+
+    kind: type[Node]
+    steps: str
+    message: str
+    answers: dict[str, Any] = field(default_factory=dict)
+
+    def node(self) -> tuple[Node, Calls]:
+        node, calls = recording_node(self.kind, **ANSWERS | self.answers)
+        node.name, node.home = NAME, Path()
+        return node, calls
+
+
+CLOSE = "apply publish_sync_proof finish"
+TRAIN, AGREE = "update_peers fetch_pages train", f"gather settle {CLOSE}"
+LEAD = "update_peers gather settle_and_publish decide"
+MEASURE = f"{LEAD} evaluate rate apply publish_evidence set_weights publish_sync_proof finish"
+END = "root 0123456789ab"
+NO_UNITS = TrainReport(WINDOW, Reason.NO_ASSIGNMENT)
+BRANCHES = {
+    "published": Branch(
+        Miner, f"{TRAIN} compress commit upload {AGREE}", f"window 7: published 1234 bytes, applied (), {END}"
+    ),
+    "nothing to train": Branch(
+        Miner,
+        f"{TRAIN} {AGREE}",
+        f"window 7: nothing to publish [no_assignment], applied (), {END}",
+        {"train": NO_UNITS},
+    ),
+    "too late to commit": Branch(
+        Miner,
+        f"{TRAIN} compress commit {AGREE}",
+        f"window 7: too late to publish, applied (), {END}",
+        {"commit": LATE},
+    ),
+    "too late to reveal": Branch(
+        Miner,
+        f"{TRAIN} compress commit upload {AGREE}",
+        f"window 7: too late to publish, applied (), {END}",
+        {"upload": LATE},
+    ),
+    "aggregated": Branch(Aggregator, f"{LEAD} {CLOSE}", f"window 7: roster (), {END}"),
+    "weights not due": Branch(Validator, MEASURE, f"window 7: loss 4.0000, applied (), {END}"),
+    "weights set": Branch(
+        Validator,
+        MEASURE,
+        f"window 7: loss 4.0000, applied (), weights set, {END}",
+        {"set_weights": WeightsReport(WINDOW, {3: 1.0}, None)},
+    ),
+    "nobody earned": Branch(
+        Validator,
+        MEASURE,
+        f"window 7: loss 4.0000, applied (), no weights [nobody_earned], {END}",
+        {"set_weights": WeightsReport(WINDOW, {}, Reason.NOBODY_EARNED)},
+    ),
+    "weights refused": Branch(
+        Validator,
+        MEASURE,
+        f"window 7: loss 4.0000, applied (), weights refused [not_enough_stake], {END}",
+        {"set_weights": REFUSED},
+    ),
+    "measured before a restart": Branch(
+        Validator, MEASURE, f"window 7: not measured, applied (), {END}", {"evaluate": None, "rate": None}
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def opening(monkeypatch: pytest.MonkeyPatch) -> Callable[[Opening], None]:
+    """Windows open at once, and audits find nothing; the function changes how they open."""
+
+    def opens(answer: Opening) -> None:
+        monkeypatch.setattr(templar.window, "open_window", lambda node, window: answer)
+
+    opens(Opening(WINDOW, Action.RUN))
+    monkeypatch.setattr(templar.window, "audit_window", lambda node, report, settlement: AuditReport(WINDOW, ()))
+    monkeypatch.setattr(tasks.window, "metrics_of", lambda *_, **__: None)
+    monkeypatch.setattr(tasks.window, "publish_metrics", lambda *_: None)
+    return opens
+
+
+@pytest.mark.parametrize("branch", BRANCHES.values(), ids=BRANCHES)
+def test_direct_calls_follow_the_branch(branch: Branch) -> None:
+    node, calls = branch.node()
+    assert drive_window(node, WINDOW) == Opening(WINDOW, Action.RUN)
+    assert [name for name, *_ in calls] == branch.steps.split()
+
+
+@pytest.mark.parametrize("branch", BRANCHES.values(), ids=BRANCHES)
+def test_a_flow_run_makes_the_same_calls(branch: Branch, prefect_api: RunningPrefectServer) -> None:
+    direct, expected = branch.node()
+    drive_window(direct, WINDOW)
+    node, calls = branch.node()
+    state = run_window(node, WINDOW)
+    assert calls == expected
+    assert (state.name, state.message) == ("Completed", branch.message)
+    if branch.answers.get("set_weights") is not REFUSED:
+        return
+    with prefect_api.client() as client:
+        runs = {run.name: run.state for run in task_runs(client, state, at_least=len(calls) + 1)}  # and the opening
+    weights = runs.pop("set weights")
+    assert weights is not None
+    assert (weights.name, weights.is_completed()) == ("WeightsRefused", True)
+    assert weights.message == "window 7 [not_enough_stake] stake more (sent 3 times; the next window tries again)"
+    assert {state.name for state in runs.values() if state} == {"Completed"}
+
+
+@pytest.mark.parametrize(("action", "name"), [(Action.SKIP, "Skipped"), (Action.CATCHING_UP, "CatchingUp")])
+def test_a_window_that_does_not_open_takes_no_step(
+    action: Action, name: str, opening: Callable[[Opening], None], prefect_api: RunningPrefectServer
+) -> None:
+    del prefect_api
+    answer = Opening(WINDOW, action, Reason.WINDOW_PASSED, "the chain is in window 9")
+    opening(answer)
+    node, calls = BRANCHES["published"].node()
+    assert drive_window(node, WINDOW) == answer
+    state = run_window(node, WINDOW)
+    assert (state.is_completed(), state.name) == (True, name)
+    assert state.message == "window 7 [window_passed] the chain is in window 9"
+    assert calls == []
+
+
+def test_a_transient_error_leaves_the_window_to_catch_up_and_fails_a_run(prefect_api: RunningPrefectServer) -> None:
+    del prefect_api
+    branch = replace(BRANCHES["published"], answers={"gather": TransientError(Reason.STORE_BUSY, "busy")})
+    node, calls = branch.node()
+    assert drive_window(node, WINDOW) == Opening(WINDOW, Action.CATCHING_UP, Reason.STORE_BUSY, "[store_busy] busy")
+    assert calls[-1][0] == "gather"
+    node, of_the_run = branch.node()
+    state = run_window(node, WINDOW)
+    assert state.is_failed()
+    assert "[store_busy] busy" in str(state.message)
+    assert of_the_run == calls
+
+
+def test_a_permanent_error_passes_the_driver() -> None:
+    error = PermanentError(Reason.ACCESS_DENIED, "refused")
+    node, _ = replace(BRANCHES["published"], answers={"commit": error}).node()
+    with pytest.raises(PermanentError, match="access_denied"):
+        drive_window(node, WINDOW)
