@@ -1,7 +1,4 @@
-"""Buckets by choice: which one a clean-up is about, and the key to it.
-
-Keys come from blocks and from the environment of the process, never from parameters.
-"""
+"""The bucket that a clean-up works on, and the key to it: from blocks and the environment, never from parameters."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,9 +6,8 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import ValidationError
 
-from blocks.environment import key_block
+from blocks.environment import EnvironmentReader, key_block
 from blocks.neuron import Neuron
-from blocks.reading import EnvironmentReader
 from blocks.storage import R2, BucketCredentials
 from templar.errors import PermanentError, Reason
 from templar.store.address import is_account_id
@@ -27,27 +23,22 @@ _PREFIXES = {"gradients": "R2_GRADIENTS", "aggregator": "R2_AGGREGATOR", "datase
 
 @dataclass(frozen=True)
 class BucketRequest:
-    """Which bucket, and which key.
-
-    Attributes:
-        choice: Whose it is.
-        account: `account`: the account that owns it.
-        bucket: `account`: its name; the account's by default.
-        credentials: Name of a `bucket-credentials` block with a key that may write; `account` needs one, for the
-            others it takes the place of their own.
-    """
+    """Which bucket, and which key."""
 
     choice: BucketChoice = "neuron"
     account: str | None = None
+    """The owner; only for the choice `account`."""
     bucket: str | None = None
+    """The name, the account's by default; only for the choice `account`."""
     credentials: str | None = None
+    """A `bucket-credentials` block whose key may write; `account` needs one, the others have their own key."""
 
 
 def open_target(neuron: Neuron, request: BucketRequest, environment: Mapping[str, str]) -> "Target":
     """The bucket of a request, with write rights.
 
-    Where it holds the neuron's dataset as well, the dataset's folder is kept, unless the dataset was chosen. A dataset
-    at the root of the bucket keeps all of it: no key tells which objects are the dataset's.
+    If the bucket holds the neuron's dataset too, the dataset's folder is kept unless the dataset was chosen. A dataset
+    at the root of the bucket keeps the whole bucket, since no key says which objects are the dataset's.
 
     Raises:
         PermanentError: `bad_parameters`, `bad_environment`; the message names every parameter and variable.

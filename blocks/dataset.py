@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from templar.data.tokenizer import Tokenizer
 
 SHARDS_FOLDER = "shards"
-"""In a neuron's folder: where the shards of its dataset lie."""
+"""The folder of the dataset's shards in a neuron's folder."""
 
 
 class Dataset(Block):
@@ -55,11 +55,7 @@ class Dataset(Block):
         ]
 
     def open(self, hparams: HParams, home: Path) -> "TrainingData":
-        """The training split.
-
-        Args:
-            hparams: The network's numbers.
-            home: The neuron's folder.
+        """The training split, for the neuron with this folder.
 
         Raises:
             TransientError: No bucket could be read.
@@ -73,13 +69,8 @@ class Dataset(Block):
     def shards(self, hparams: HParams, home: Path) -> "ShardedDataset":
         """The shards of the training split, of a dataset that has them.
 
-        Args:
-            hparams: As in `open`.
-            home: As in `open`.
-
         Raises:
-            TransientError: As in `open`.
-            PermanentError: As in `open`.
+            TemplarError: As in `open`.
         """
         from templar.data.dataset import transfer_of
         from templar.data.shards.shard_dataset import ShardedDataset
@@ -88,7 +79,7 @@ class Dataset(Block):
         return ShardedDataset(self.stores(), self.prefix, folder=home / SHARDS_FOLDER, transfer=transfer)
 
     def held_out(self, hparams: HParams, home: Path, tokenizer: "Tokenizer", num_sequences: int) -> Any:
-        """Held-out sequences, int32 of shape (num_sequences, L); see `templar.data.opening.read_held_out`."""
+        """Held-out sequences, int32 of shape (num_sequences, L); see `templar.data.dataset.read_held_out`."""
         from templar.data.dataset import read_held_out
 
         stores, folder = self.stores(), home / SHARDS_FOLDER

@@ -1,23 +1,143 @@
-"""The environment of a neuron: the documented variables, read once, checked, and saved as blocks.
+"""The documented environment variables, read once, checked, and made into blocks.
 
-Secrets and endpoints come from here and nowhere else; numbers come from `hparams.json`.
+Secrets and endpoints come from here and nowhere else; numbers come from `hparams.json`. Every problem is reported at
+once, by the variable's name, and never with its value.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
+from prefect.blocks.core import Block
 from pydantic import BaseModel, SecretStr, TypeAdapter, ValidationError
 
 from blocks.chain import Subnet, Wallet
 from blocks.dataset import Dataset
 from blocks.neuron import HONEST, Neuron, actors
-from blocks.reading import EnvironmentReader, refusals
 from blocks.storage import R2, BucketCredentials, DatasetBucket, NeuronBucket, StorageEndpoint
-from templar.errors import PermanentError
+from templar.errors import PermanentError, Reason
 from templar.hparams import DEFAULT_PRESET
 from templar.store.address import BucketAddress
 
 BUCKET_LIST = "R2_DATASET_BUCKET_LIST"
+WRITE_VARIABLES = "R2_DATASET_WRITE"
+
+B = TypeVar("B", bound=Block)
+
+
+@dataclass(frozen=True)
+class Hosting:
+    """What copying a dataset needs; dataset and key are None if they were not asked for."""
+
+    endpoint: StorageEndpoint
+    prefix: str
+    """Folder of the dataset in a bucket."""
+    dataset: Dataset | None
+    """Where the dataset is read."""
+    write: BucketCredentials | None
+    """The key that writes the copy."""
+
+
+class _Key(BaseModel):
+    access_key_id: str
+    secret_access_key: SecretStr
+
+
+class _Credentials(BaseModel):
+    read: _Key
+
+
+class _ListedBucket(BaseModel):
+    """One item of `R2_DATASET_BUCKET_LIST`, in its documented form."""
+
+    account_id: str
+    name: str
+    credentials: _Credentials
+
+    def block(self) -> DatasetBucket:
+        read = self.credentials.read
+        key = BucketCredentials(access_key_id=read.access_key_id, secret_access_key=read.secret_access_key)
+        return DatasetBucket(account_id=self.account_id, bucket=self.name, read=key)
+
+
+_BUCKETS = TypeAdapter(list[_ListedBucket])
+
+
+class EnvironmentReader:
+    """Reads variables and collects their problems."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+        self._problems: dict[str, str] = {}
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """A variable; an empty one counts as missing. A missing one without a default is a problem."""
+        value = self._environment.get(name, "").strip() or default
+        if value is None:
+            self.problem(name, "is missing")
+            return ""
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        """A variable that must be a number."""
+        try:
+            return float(self.text(name, str(default)))
+        except ValueError:
+            self.problem(name, "must be a number")
+            return default
+
+    def whole_number(self, name: str, default: int | None = None) -> int:
+        """A variable that must be a whole number."""
+        value = self.text(name, None if default is None else str(default))
+        try:
+            return int(value)
+        except ValueError:
+            self.problem(name, "must be a whole number")
+            return default or 0
+
+    def problem(self, name: str, text: str) -> None:
+        """Note a problem of a variable; the first note on it stands."""
+        self._problems.setdefault(name, text)
+
+    def all_valid(self, *names: str) -> bool:
+        """Whether none of these variables has a problem."""
+        return not self._problems.keys() & set(names)
+
+    def build(self, block_type: type[B], variables: Mapping[str, str], **fields: Any) -> B:
+        """Make a block of what was read; fields that it refuses are noted, and the block is made unchecked.
+
+        Args:
+            block_type: The block.
+            variables: Field -> the variable that it was read from; the other fields were checked before.
+            fields: Its fields.
+        """
+        try:
+            return block_type(**fields)
+        except ValidationError as error:
+            for place, text in refusals(error):
+                field = place.partition(".")[0]
+                self.problem(variables.get(field, f"{block_type.__name__}.{place}"), text)
+            return block_type.model_construct(**fields)
+
+    def raise_problems(self) -> None:
+        """Raise all problems as one error.
+
+        Raises:
+            PermanentError: `bad_environment`.
+        """
+        if self._problems:
+            listed = "; ".join(f"{name} {text}" for name, text in self._problems.items())
+            raise PermanentError(
+                Reason.BAD_ENVIRONMENT, f"{listed}: set them in the environment or in .env (see .env.example)"
+            )
+
+
+def refusals(error: ValidationError) -> Iterable[tuple[str, str]]:
+    """Place and reason of each value that pydantic refused, without the value, which may be a secret."""
+    for item in error.errors(include_url=False, include_context=False, include_input=False):
+        place = ".".join(str(part) for part in item["loc"])
+        yield place, f"is refused: {item['msg'].removeprefix('Value error, ')}"
 
 
 def neuron_from_environment(environment: Mapping[str, str]) -> Neuron:
@@ -57,8 +177,31 @@ def neuron_from_environment(environment: Mapping[str, str]) -> Neuron:
     return neuron
 
 
+def hosting_from_environment(environment: Mapping[str, str], *, reads: bool, writes: bool) -> Hosting:
+    """Read `TEMPLAR_STORAGE`, `DATASET_BINS_PATH`, and what a copy of the dataset needs besides.
+
+    Args:
+        environment: Name -> value.
+        reads: Whether the dataset is read from its buckets: `R2_DATASET_BUCKET_LIST` or `R2_DATASET_*`.
+        writes: Whether the copy is written to a bucket: `R2_DATASET_WRITE_*`.
+
+    Raises:
+        PermanentError: `bad_environment`; the message names every variable that is missing or malformed.
+    """
+    reader = EnvironmentReader(environment)
+    endpoint = endpoint_block(reader)
+    hosting = Hosting(
+        endpoint,
+        dataset_prefix(reader),
+        dataset_block(reader, endpoint) if reads else None,
+        key_block(reader, WRITE_VARIABLES) if writes else None,
+    )
+    reader.raise_problems()
+    return hosting
+
+
 def bucket_variables(role: str) -> str:
-    """What the names of the variables of a role's own bucket begin with."""
+    """The prefix of the variables of a role's own bucket."""
     return "R2_AGGREGATOR" if role == "aggregator" else "R2_GRADIENTS"
 
 
@@ -93,7 +236,7 @@ def _own_bucket(reader: EnvironmentReader, prefix: str, endpoint: StorageEndpoin
         NeuronBucket, {"account_id": account}, endpoint=endpoint, account_id=account_id, read=read, write=write
     )
     key_id, secret = f"{prefix}_READ_ACCESS_KEY_ID", f"{prefix}_READ_SECRET_ACCESS_KEY"
-    if reader.are_fine(account, key_id, secret):
+    if reader.all_valid(account, key_id, secret):
         try:
             BucketAddress(account_id, read.access_key_id, read.secret_access_key.get_secret_value())
         except PermanentError as error:
@@ -139,29 +282,6 @@ def _single_bucket(reader: EnvironmentReader) -> DatasetBucket:
     )
 
 
-class _Key(BaseModel):
-    access_key_id: str
-    secret_access_key: SecretStr
-
-
-class _Credentials(BaseModel):
-    read: _Key
-
-
-class _ListedBucket(BaseModel):
-    """One item of `R2_DATASET_BUCKET_LIST`, in its documented form."""
-
-    account_id: str
-    name: str
-    credentials: _Credentials
-
-    def block(self) -> DatasetBucket:
-        """The same as a block."""
-        read = self.credentials.read
-        key = BucketCredentials(access_key_id=read.access_key_id, secret_access_key=read.secret_access_key)
-        return DatasetBucket(account_id=self.account_id, bucket=self.name, read=key)
-
-
 def _listed_buckets(reader: EnvironmentReader, text: str) -> list[DatasetBucket]:
     try:
         return [item.block() for item in _BUCKETS.validate_json(text)]
@@ -170,6 +290,3 @@ def _listed_buckets(reader: EnvironmentReader, text: str) -> list[DatasetBucket]
         form = "[{account_id, name, credentials: {read: {access_key_id, secret_access_key}}}, ...]"
         reader.problem(BUCKET_LIST, f"is not a JSON list of the form {form}: {problems}")
         return []
-
-
-_BUCKETS = TypeAdapter(list[_ListedBucket])

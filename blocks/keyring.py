@@ -2,10 +2,8 @@
 
 from collections.abc import Mapping
 
-from blocks.environment import key_block
-from blocks.hosting import WRITE_VARIABLES
+from blocks.environment import WRITE_VARIABLES, EnvironmentReader, key_block
 from blocks.neuron import Neuron
-from blocks.reading import EnvironmentReader
 from blocks.storage import BucketCredentials, StorageEndpoint
 from templar.data.pages.metadata import folder_prefix
 from templar.housekeeping.access import Credential
@@ -16,10 +14,7 @@ _SECRET = "SECRET_ACCESS_KEY"  # noqa: S105 - the end of a variable's name
 def credentials_of(neuron: Neuron, environment: Mapping[str, str]) -> list[list[Credential]]:
     """The neuron's own two keys, those of its dataset's buckets, and `R2_DATASET_WRITE_*` if it is set; by bucket.
 
-    Args:
-        neuron: The neuron.
-        environment: Name -> value; the dataset's write key opens the bucket of `R2_DATASET_ACCOUNT_ID`, or the first
-            of the dataset's.
+    The dataset's write key opens the bucket of `R2_DATASET_ACCOUNT_ID`, or the first of the dataset's buckets.
 
     Raises:
         PermanentError: `bad_environment`; half of the dataset's write key is set.

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from blocks.chain import Subnet
 from blocks.dataset import Dataset
-from blocks.environment import dataset_block, endpoint_block
+from blocks.environment import EnvironmentReader, dataset_block, endpoint_block
 from blocks.neuron import Neuron
-from blocks.reading import EnvironmentReader
 from blocks.storage import StorageEndpoint
 from templar.audit.evidence_audit import Auditor
 from templar.exchange.buckets import Buckets

@@ -9,7 +9,7 @@ every peer again by itself until the deadline. `miner_steps` and its siblings bi
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from prefect import task
 from prefect.client.schemas.objects import State
@@ -178,16 +178,15 @@ def set_weights(neuron: str, evidence: Evidence | None) -> WeightsReport | None:
     tries = f"sent {report.tries} times; the next window tries again"
     message = f"window {report.window} [{report.reason}] {report.detail} ({tries})"
     refused: Any = Completed(name="WeightsRefused", message=message, data=report)
-    return refused  # the engine gives the task run this state
+    return cast(WeightsReport, refused)  # the engine gives the task run this state
 
 
 def _set_weights(neuron: str, evidence: Evidence | None) -> WeightsReport | None:
     """Run `set_weights`; its report, also out of the state `WeightsRefused`."""
     outcome: Any = set_weights(neuron, evidence)
-    if not isinstance(outcome, State):
-        return outcome
-    record: Any = outcome.data
-    return record.result
+    is_refused = isinstance(outcome, State)
+    report: WeightsReport | None = outcome.data.result if is_refused else outcome
+    return report
 
 
 # The steps of one neuron.

@@ -1,4 +1,4 @@
-"""An aggregator's window: gather, publish aggregate and roster, decide, apply. It runs under a validator's hotkey."""
+"""The steps of nodes that publish rosters and sign decisions: aggregators and validators."""
 
 import logging
 from functools import partial
@@ -21,14 +21,14 @@ class RosterNode(Node):
     windows_late = 1
 
     def settle_and_publish(self, window: int, report: GatherReport) -> Settlement:
-        """Settle a window; publish the own roster when the own slot comes and no lower rank has one that counts.
+        """Settle a window; publish the own roster in the own slot unless a lower rank's roster counts.
 
-        On failure to publish, the next rank takes over; a later call in the same slot goes on.
+        If publishing fails, the next rank takes over; a later call in the same slot goes on.
         """
         return self.settle(window, publish_own=partial(self.publish, window, report))
 
     def settle_undecided(self, window: int) -> Settlement | None:
-        """As every node; while a decision may still be signed, sign it, so that the others need not wait."""
+        """As every node; also sign the decision while that is possible, so that the others need not wait."""
         if not nobody_decided(self.exchange, window):
             return None
         settlement = self.settle(window)
@@ -37,10 +37,9 @@ class RosterNode(Node):
         return settlement
 
     def decide(self, settlement: Settlement) -> TimedReport:
-        """Sign what was applied, before the next window closes (PROTOCOL 15), and keep a copy of it.
+        """Publish the decision and a copy of the roster before the next window closes (docs/protocol.md 11).
 
-        A decision that this validator signed before stands, even if it came to another one since: the report's reason
-        is `object_differs` then.
+        A decision that this validator signed before stands, even if it differs: the reason is then `object_differs`.
 
         Raises:
             TransientError: The store failed; a later call goes on.
@@ -50,12 +49,9 @@ class RosterNode(Node):
 
         def publish() -> tuple[PublishReceipt, ...]:
             decision = publish_decision(self.exchange, window, digest, deadline=deadline)
-            sealed = settlement.sealed
-            copy = (
-                None
-                if sealed is None or settlement.roster is None
-                else publish_copy(self.exchange, sealed, deadline=deadline)
-            )
+            if settlement.sealed is None or settlement.roster is None:
+                return (decision,)
+            copy = publish_copy(self.exchange, settlement.sealed, deadline=deadline)
             return (decision,) if copy is None else (decision, copy)
 
         try:
@@ -63,17 +59,15 @@ class RosterNode(Node):
         except PermanentError as error:
             if error.reason is not Reason.OBJECT_DIFFERS:
                 raise
-            log.warning("window %d: this node decided otherwise before, and that stands: %s", window, error)
+            log.warning("window %d: the decision that this node signed before stands: %s", window, error)
             return TimedReport((), error.reason, str(error))
 
     def chosen(self, report: GatherReport) -> list[Submission]:
         """The payloads of the own roster, in uid order: what the peers revealed, and the reserve in empty places."""
-        return [
-            outcome.submission for outcome in report.outcomes if outcome.submission and outcome.tier != Tier.OTHER
-        ]
+        return [outcome.submission for outcome in report.outcomes if outcome.submission and outcome.tier != Tier.OTHER]
 
     def draft(self, window: int, report: GatherReport) -> RosterDraft:
-        """The own roster of a window, on this disk."""
+        """Write the own roster and aggregate of a window to this disk."""
         before = self.journal.applied(window - 1)
         return draft_roster(
             self.exchange,
@@ -90,8 +84,7 @@ class RosterNode(Node):
         """Publish the own roster in the own slot.
 
         Raises:
-            PermanentError: Nobody could be read, so the next rank has its turn: an empty roster would make the window
-                null.
+            PermanentError: No peer could be read. The next rank has its turn: an empty roster would void the window.
         """
         reasons = [outcome.reason for outcome in report.outcomes if outcome.tier != Tier.OTHER]
         if reasons and not any(reason is None or reason in CONCLUSIVE for reason in reasons):
@@ -102,6 +95,6 @@ class RosterNode(Node):
 
 
 class Aggregator(RosterNode):
-    """A node that publishes rosters, and nothing more."""
+    """A node that gathers, publishes rosters, decides and applies. It runs under a validator's hotkey."""
 
     role = "aggregator"

@@ -1,8 +1,8 @@
-"""Catch-up: bring a node's state to a window by replaying what was decided, without gaps (DESIGN D10, PROTOCOL 14-15).
+"""Catch-up: bring a node's state to a window by replaying the decided rosters without gaps (docs/protocol.md 11).
 
-A late node follows the validators' decisions, never today's object times; only of windows that nobody decided on the
-slots tell (see `templar.neuron.undecided`). A window that cannot be replayed is never skipped: the node takes the next
-published checkpoint instead, if the majority of stake vouches for its state, or waits.
+A late node follows the validators' decisions, never today's object times; the roster slots only count for windows that
+nobody decided. A window that cannot be replayed is never skipped: the node takes the next published checkpoint, if the
+majority of stake proved its state, or waits.
 """
 
 import logging
@@ -29,27 +29,24 @@ from templar.training.model import WEIGHTS_FILE, read_parameters
 
 log = logging.getLogger(__name__)
 
-
 POLL_SECONDS = 1.0
-
-
 RECHECKED_WINDOWS = 16
-"""Applied windows whose decisions are read again until the majority of them is known."""
+"""Number of recent windows whose decisions are read again until their majority is known."""
 
 
 def catch_up(node: Node, target: int, *, deadline: float) -> int:
-    """Bring the state to the window `target`, or as near as possible until the deadline.
-
-    Returns:
-        The window of the state afterwards.
+    """Bring the state to the window `target`, or as near as possible before the deadline; the state's window.
 
     Raises:
-        TransientError: Nothing more could be replayed before the deadline; the reason says what is missing. The state
-            is that of the last window that could be.
+        TransientError: The next window could not be replayed before the deadline; the reason says what is missing. The
+            state is that of the last window that could be.
     """
+    # 1. Leave a history that the majority did not decide, and skip ahead if a checkpoint saves many windows.
     leave_minority(node)
     if target - node.state.window > node.hparams.storage.checkpoint_frequency:
         take_checkpoint(node, target)
+
+    # 2. Replay window by window.
     clock = node.chain.clock
     while node.state.window < target:
         try:
@@ -59,7 +56,7 @@ def catch_up(node: Node, target: int, *, deadline: float) -> int:
                 raise
             clock.sleep_until(clock.now() + POLL_SECONDS)
         except PermanentError as error:
-            # An endpoint that has pruned old blocks cannot say who decided then; a newer checkpoint helps.
+            # A chain endpoint that pruned old blocks cannot say who decided then; a newer checkpoint helps.
             if error.reason is not Reason.BLOCK_UNKNOWN or take_checkpoint(node, target) is None:
                 raise
     return node.state.window
@@ -74,16 +71,15 @@ def replay(node: Node, window: int) -> Settlement:
     settlement, has_decisions = decided_settlement(node, window)
     node.apply(settlement)
     if has_decisions or not may_be_decided(node.exchange, window):
-        node.journal.confirm(window)  # decisions that come now come too late (PROTOCOL 15)
+        node.journal.confirm(window)  # later decisions are too late to count
     log.info("%s: replayed window %d with uids %s", node.name, window, list(settlement.uids))
     return settlement
 
 
 def decided_settlement(node: Node, window: int) -> tuple[Settlement, bool]:
-    """What a past window was decided to be, with its payloads in the cache.
+    """The settlement of a past window, with its payloads in the cache, and whether validators decided it.
 
-    Returns:
-        The settlement, and whether it is by the validators' decisions; else nobody decided, and the slots tell.
+    If nobody decided, the roster slots settle the window.
 
     Raises:
         TransientError: As in `replay`.
@@ -106,11 +102,10 @@ def decided_settlement(node: Node, window: int) -> tuple[Settlement, bool]:
 
 
 def leave_minority(node: Node) -> bool:
-    """Return to a snapshot before the first recent window on which the majority decided otherwise; whether it had to.
+    """Return to a snapshot before the first recent window that the majority decided otherwise; whether that was needed.
 
-    A window on which nobody has decided yet, or on which stake is split evenly, is no reason to leave; it is looked at
-    again later, for a split shows only there: null windows after it look alike on both sides. Nor is a decision for a
-    roster that nobody shows.
+    A window without a decision, with evenly split stake, or whose decided roster nobody shows is no reason to leave. It
+    is checked again later, for a split shows only there: the null windows after it look alike on both sides.
     """
     last = node.state.window
     for applied in node.journal.unconfirmed(last - RECHECKED_WINDOWS + 1, last):
@@ -134,9 +129,9 @@ def leave_minority(node: Node) -> bool:
 
 
 def take_checkpoint(node: Node, target: int) -> StateMark | None:
-    """Jump to the newest published checkpoint between the state and `target`; None if there is none to trust.
+    """Take the newest trustworthy checkpoint between the state and `target`; None if there is none.
 
-    A miner's private state starts afresh, since it belongs to parameters that are left.
+    A miner's private state starts afresh, since it belongs to other parameters.
     """
     for validator in node.exchange.publishers(target):
         try:
@@ -152,14 +147,17 @@ def take_checkpoint(node: Node, target: int) -> StateMark | None:
 
 
 def _take(node: Node, validator: NeuronInfo, window: int) -> StateMark | None:
-    """Take one validator's checkpoint, if the majority vouches for the state and decided on its window."""
-    vouched = _vouched_state(node, window)
-    if vouched is None:
+    """Take one validator's checkpoint if the majority proved its state and decided its window."""
+    # 1. The state that the majority proved, else nothing is fetched.
+    proven = _proven_state(node, window)
+    if proven is None:
         return None
+
+    # 2. Fetch the checkpoint; its manifest must name that state, and its weights must have that root.
     folder, store = node.home / "checkpoint", node.buckets.reader(validator)
     network, model = node.exchange.network, node.hparams.model
     manifest = fetch_checkpoint(store, validator, window, folder, network=network, model=model)
-    if (manifest.root, manifest.outer_steps) != vouched:
+    if (manifest.root, manifest.outer_steps) != proven:
         log.warning("uid %d: its checkpoint of window %d is not the majority's state", validator.uid, window)
         return None
     mark = StateMark(
@@ -173,6 +171,8 @@ def _take(node: Node, validator: NeuronInfo, window: int) -> StateMark | None:
     decided = majority(node.exchange, window)
     params = read_parameters(folder / WEIGHTS_FILE, model)
     check_mark(params, mark, f"checkpoint of window {window}")
+
+    # 3. Make it the live state, and keep it on this disk.
     node.adopt(params, mark, None)
     node.journal.enter_applied(Applied(window, decided.roster, mark.root))
     node.journal.confirm(window)
@@ -180,11 +180,11 @@ def _take(node: Node, validator: NeuronInfo, window: int) -> StateMark | None:
     return mark
 
 
-def _vouched_state(node: Node, window: int) -> tuple[str, int] | None:
+def _proven_state(node: Node, window: int) -> tuple[str, int] | None:
     """The root and the number of outer steps that more than half of the validators' stake proved for a window.
 
-    A validator that proved nothing, or nothing legal, does not count; one whose bucket fails, or whose proof may have
-    expired, counts against everybody, for an error is never absence (PROTOCOL 11).
+    A validator without a valid proof does not count. One whose bucket fails, or whose proof may have expired, counts
+    against every state, for an error does not mean absence.
     """
     stakes: dict[tuple[str, int] | None, float] = defaultdict(float)
     for validator in node.exchange.metagraph(window).validators():

@@ -1,9 +1,4 @@
-"""What a validator sees and measures in one window: the facts that everything else follows from.
-
-How far behind a miner's state is: by its proof of the window before, which nobody can copy.
-
-Looking at a network from outside: replay what was agreed on, and measure the model on held-out text.
-"""
+"""What a validator sees and measures in one window: the facts from which scores, ratings and weights follow."""
 
 import logging
 import math
@@ -38,66 +33,15 @@ from templar.training.schedule import outer_learning_rate
 
 log = logging.getLogger(__name__)
 
-
 PROOF_ATTEMPTS = 2
-
-
 PROOF_PAUSE_SECONDS = 1.0
-
-
-def find_behind(node: Node, neuron: NeuronInfo, report: GatherReport, window: int) -> int | None:
-    """Windows that a miner's state was behind, by the proof of the window before; None if its store fails twice.
-
-    Args:
-        node: Somebody whose state is that of the window before.
-        neuron: The miner.
-        report: The own gather; of the first window, whose state has no proof, the manifest says what was claimed.
-        window: The window that is scored.
-    """
-    roots = node.journal.roots(window - 1 - MAX_BEHIND, window - 1)
-    start = node.birth.mark
-    if window - 1 == start.window:
-        outcome = report.outcome(neuron.uid)
-        claimed = outcome.submission.manifest.root_before if outcome and outcome.submission else start.root
-        return windows_behind(claimed, {start.window: start.root}, start.window)
-    try:
-        proof = _read_proof(node, neuron, window - 1)
-    except TransientError as error:
-        log.warning("window %d: proof of uid %d cannot be read now: %s", window - 1, neuron.uid, error)
-        return None
-    except TemplarError as error:
-        log.warning("window %d: proof of uid %d is left out: %s", window - 1, neuron.uid, error)
-        return MAX_BEHIND
-    if proof is None:
-        return MAX_BEHIND
-    behind = windows_behind(proof.root, roots, window - 1)
-    if behind == 0 and proof.proof != _expected_proof(node, neuron, window - 1):
-        return MAX_BEHIND
-    return behind
-
-
-def _read_proof(node: Node, neuron: NeuronInfo, window: int) -> Proof | None:
-    """As `read_proof`; a store that fails is asked again."""
-    for _ in range(PROOF_ATTEMPTS - 1):
-        try:
-            return read_proof(node.exchange, neuron, window)
-        except TransientError:
-            node.chain.clock.sleep_until(node.chain.clock.now() + PROOF_PAUSE_SECONDS)
-    return read_proof(node.exchange, neuron, window)
-
-
-def _expected_proof(node: Node, neuron: NeuronInfo, window: int) -> str:
-    block = node.exchange.settling_block(node.exchange.times(window))
-    return state_proof(node.state.params, window=window, block_hash=node.chain.block_hash(block), hotkey=neuron.hotkey)
-
-
 MAX_UNMEASURED = 50
-"""Windows without an exact measurement that count: however new they are, newcomers must not take every place."""
+"""Windows without an exact measurement that count at most: newcomers must not take every place in a plan."""
 
 
 @dataclass(frozen=True)
 class _Measured:
-    """What was measured of the payloads of a window, by uid."""
+    """Measurements of a window's payloads, by uid."""
 
     loss: float | None
     estimates: Mapping[int, Estimate]
@@ -116,16 +60,16 @@ def evaluate(
     """Measure every payload of the roster, and every other one that counts, on the state before the window.
 
     Args:
-        node: A node whose agreed state is that of the window before: a validator, or whoever checks one.
-        model: A model of the network's shape; it computes with the node's own parameters, which are only read. None to
-            see and not to measure.
-        standing: What was remembered before the window: who is banned, and when each miner was measured exactly.
+        node: A node whose agreed state is that of the window before: a validator, or an auditor of one.
+        model: A working model; it is loaded with the node's parameters. None measures nothing.
+        standing: The standing before the window: bans, and when each miner was measured exactly.
         report: The own gather, of all miners.
-        settlement: What was decided; where it differs from the own gather, it holds.
+        settlement: The decided roster; where it differs from the own gather, the roster holds.
 
     Raises:
         TransientError: Chain or dataset could not be reached; a later call starts over and gives the same.
     """
+    # 1. Which payloads count: those of the roster and of the own gather, by miners that are not banned.
     window = settlement.window
     miners = {neuron.uid: neuron for neuron in node.exchange.miners(window)}
     buckets = {uid: bucket_of(node, neuron) for uid, neuron in miners.items()}
@@ -135,6 +79,8 @@ def evaluate(
         digests |= {entry.uid: entry.payload_sha256 for entry in settlement.roster.entries}
     digests = {uid: digests[uid] for uid in sorted(digests) if uid in miners and uid not in banned}
     payloads = {uid: node.cache.payload(window, digest) for uid, digest in digests.items()}
+
+    # 2. Draw which sequences each payload is measured on, and measure.
     block = node.exchange.settling_block(node.exchange.times(window))
     measured = _NOTHING
     if model is not None and payloads:
@@ -143,6 +89,8 @@ def evaluate(
         plan = _draw(node, standing, sequences, hotkeys, window=window, block_hash=node.chain.block_hash(block))
         segments = {uid: sequences[uid][list(places)] for uid, places in plan.segments.items()}
         measured = _measure(node, model, standing, plan, segments, payloads=payloads, settlement=settlement)
+
+    # 3. Find out whose state was behind: its proof of the window before says so.
     behind = {uid: find_behind(node, miners[uid], report, window) for uid in payloads}
     return WindowFacts(
         window=window,
@@ -169,13 +117,13 @@ def evaluate(
 
 
 def bucket_of(node: Node, neuron: NeuronInfo) -> str | None:
-    """What a ban knows a neuron's bucket by; None if the chain names none."""
+    """The digest of a neuron's bucket, by which a ban names it; None if the chain names no bucket."""
     account = node.buckets.account(neuron)
     return None if account is None else bucket_digest(account)
 
 
 def _read_sequences(node: Node, uids: Sequence[int], window: int) -> dict[int, NDArray[np.int32]]:
-    """Uid -> the sequences that it was assigned; with less than two miners, also those that nobody was."""
+    """Uid -> its assigned sequences; with fewer than two miners, also unassigned ones."""
     sequences = {uid: node.workload.sequences(node.workload.assignment(window, uid)) for uid in uids}
     return sequences if len(uids) > 1 else {**sequences, SPARE: node.workload.spare_sequences(window)}
 
@@ -216,7 +164,7 @@ def _measure(
     payloads: Mapping[int, Payload],
     settlement: Settlement,
 ) -> _Measured:
-    """Each payload alone, clipped to the roster's median norm; without a roster, to that of all payloads."""
+    """Measure each payload alone, clipped to the median norm of the roster, or of all payloads without a roster."""
     window, scoring = settlement.window, node.hparams.scoring
     rostered = [payloads[uid] for uid in settlement.uids if uid in payloads]
     evaluator = Evaluator(
@@ -247,13 +195,13 @@ def _measure(
 
 
 def _earlier(node: Node, standing: Standing, window: int) -> dict[int, Payload]:
-    """The payloads of the window before, as far as that was measured and they are here."""
+    """The payloads of the window before that were measured and are still on this disk."""
     found = {}
     for uid, digest in standing.payloads.items() if standing.window == window - 1 else ():
         try:
             found[uid] = node.cache.payload(window - 1, digest)
         except PermanentError as error:
-            log.warning("window %d: nothing is compared with uid %d's payload before: %s", window, uid, error)
+            log.warning("window %d: uid %d's payload of the window before is not compared: %s", window, uid, error)
     return found
 
 
@@ -289,28 +237,61 @@ def _facts(
     )
 
 
+def find_behind(node: Node, neuron: NeuronInfo, report: GatherReport, window: int) -> int | None:
+    """Windows that a miner's state was behind in a scored window; None if its store fails twice.
+
+    The proof of the window before says so, which nobody can copy; in the first window, which has none, the manifest of
+    the own gather does. The node's state is that of the window before.
+    """
+    roots = node.journal.roots(window - 1 - MAX_BEHIND, window - 1)
+    start = node.birth.mark
+    if window - 1 == start.window:
+        outcome = report.outcome(neuron.uid)
+        claimed = outcome.submission.manifest.root_before if outcome and outcome.submission else start.root
+        return windows_behind(claimed, {start.window: start.root}, start.window)
+    try:
+        proof = _read_proof(node, neuron, window - 1)
+    except TransientError as error:
+        log.warning("window %d: proof of uid %d cannot be read now: %s", window - 1, neuron.uid, error)
+        return None
+    except TemplarError as error:
+        log.warning("window %d: proof of uid %d is left out: %s", window - 1, neuron.uid, error)
+        return MAX_BEHIND
+    if proof is None:
+        return MAX_BEHIND
+    behind = windows_behind(proof.root, roots, window - 1)
+    if behind == 0 and proof.proof != _expected_proof(node, neuron, window - 1):
+        return MAX_BEHIND
+    return behind
+
+
+def _read_proof(node: Node, neuron: NeuronInfo, window: int) -> Proof | None:
+    """Read a proof; a store that fails is asked again."""
+    for _ in range(PROOF_ATTEMPTS - 1):
+        try:
+            return read_proof(node.exchange, neuron, window)
+        except TransientError:
+            node.chain.clock.sleep_until(node.chain.clock.now() + PROOF_PAUSE_SECONDS)
+    return read_proof(node.exchange, neuron, window)
+
+
+def _expected_proof(node: Node, neuron: NeuronInfo, window: int) -> str:
+    block = node.exchange.settling_block(node.exchange.times(window))
+    return state_proof(node.state.params, window=window, block_hash=node.chain.block_hash(block), hotkey=neuron.hotkey)
+
+
 @dataclass(frozen=True)
 class HeldOutReport:
-    """How the model does on text that nobody trains on; nats per token.
-
-    Attributes:
-        loss_genesis: Mean loss of the genesis parameters.
-        loss_last: Mean loss of the state that was replayed.
-        unigram: Entropy of the same tokens' own unigram distribution: what a model without context can reach.
-    """
+    """Mean losses on held-out text, in nats per token."""
 
     loss_genesis: float
     loss_last: float
     unigram: float
+    """Entropy of the tokens' unigram distribution: the loss that a model without context can reach."""
 
 
 def measure_held_out(node: Node, tokens: NDArray[np.int32]) -> HeldOutReport:
-    """Measure genesis and the node's state on the same held-out sequences.
-
-    Args:
-        node: A started node; an observer will do.
-        tokens: The sequences, shape (n, L) (`templar.data.opening.read_held_out`).
-    """
+    """Measure genesis and the node's state on the same held-out sequences of shape (n, L)."""
     hparams = node.hparams
     genesis = load_genesis(node.birth, node.buckets, hparams.model, node.home / "genesis")
     return HeldOutReport(

@@ -1,9 +1,7 @@
-"""A neuron's journal: which windows it claimed, what each step of them did, and what was decided (PROTOCOL 10, 24).
+"""A neuron's journal: which windows it claimed, what each step returned, and which rosters it applied.
 
 SQLite, one file per neuron. A step is entered after its work is durable, so a restarted process finds every finished
-step and repeats only the one that was cut off; each step is idempotent by itself.
-
-Whether a roster follows the history that this node applied; if not, one of them is of a minority (PROTOCOL 15).
+step and repeats only the one that was cut off; each step is idempotent by itself (docs/architecture.md D9).
 """
 
 from dataclasses import dataclass
@@ -17,8 +15,6 @@ from templar.exchange.objects import Roster
 from templar.statefile import StateFile
 
 SCHEMA_VERSION = 1
-
-
 _SCHEMA = """
 CREATE TABLE windows (window INTEGER PRIMARY KEY, status TEXT NOT NULL, reason TEXT) STRICT;
 CREATE TABLE steps (
@@ -31,7 +27,7 @@ CREATE TABLE applied (
 
 
 class Status(StrEnum):
-    """What became of a window that this neuron claimed."""
+    """State of a window that this neuron claimed."""
 
     CLAIMED = "claimed"
     FINISHED = "finished"
@@ -40,13 +36,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Applied:
-    """A window that went into the state.
-
-    Attributes:
-        window: The window.
-        roster: Digest of the roster that was applied; None for a null window.
-        root: State root after it.
-    """
+    """A window that was applied to the state: the roster's digest, None for a null window, and the root after it."""
 
     window: int
     roster: str | None
@@ -55,10 +45,6 @@ class Applied:
 
 class Journal:
     """The journal of one neuron. Safe under threads.
-
-    Args:
-        path: The database file; made when needed.
-        durable: Wait for the disk at every entry; a simulation does without.
 
     Raises:
         PermanentError: `bad_state_file`; the file is not a journal, or of a newer release.
@@ -74,15 +60,15 @@ class Journal:
         )
 
     def claim(self, window: int) -> None:
-        """Claim a window; nothing happens if it is claimed or finished already."""
+        """Claim a window, unless it is claimed or finished already."""
         self._file.execute("INSERT OR IGNORE INTO windows VALUES (?, ?, NULL)", (window, Status.CLAIMED))
 
     def close_window(self, window: int, status: Status, reason: Reason | None = None) -> None:
-        """Enter what became of a window."""
+        """Enter how a window ended."""
         self._file.execute("INSERT OR REPLACE INTO windows VALUES (?, ?, ?)", (window, status, reason))
 
     def status(self, window: int) -> Status | None:
-        """What became of a window; None if it was never claimed."""
+        """The status of a window; None if it was never claimed."""
         rows = self._file.execute("SELECT status FROM windows WHERE window = ?", (window,))
         return Status(rows[0][0]) if rows else None
 
@@ -101,18 +87,18 @@ class Journal:
         return rows[0][0] if rows else None
 
     def enter_applied(self, applied: Applied) -> None:
-        """Enter that a window went into the state; what a rolled-back state said of it is replaced."""
+        """Enter that a window was applied; an entry of a state that was left is replaced."""
         self._file.execute(
             "INSERT OR REPLACE INTO applied (window, roster, root) VALUES (?, ?, ?)",
             (applied.window, applied.roster, applied.root),
         )
 
     def confirm(self, window: int) -> None:
-        """Enter that the majority decided on an applied window as this node did."""
+        """Enter that the majority decided on the roster that this node applied."""
         self._file.execute("UPDATE applied SET confirmed = 1 WHERE window = ?", (window,))
 
     def unconfirmed(self, first: int, last: int) -> tuple[Applied, ...]:
-        """The applied windows from `first` to `last` of which the majority is not known, oldest first."""
+        """The applied windows from `first` to `last` whose majority decision is not known, oldest first."""
         rows = self._file.execute(
             "SELECT window, roster, root FROM applied WHERE window BETWEEN ? AND ? AND NOT confirmed ORDER BY window",
             (first, last),
@@ -120,7 +106,7 @@ class Journal:
         return tuple(Applied(*row) for row in rows)
 
     def applied(self, window: int) -> Applied | None:
-        """What went into the state in a window; None if it did not pass through this node."""
+        """The roster that was applied in a window; None if this node did not apply the window."""
         rows = self._file.execute("SELECT window, roster, root FROM applied WHERE window = ?", (window,))
         return Applied(*rows[0]) if rows else None
 
@@ -129,7 +115,7 @@ class Journal:
         return dict(self._file.execute("SELECT window, root FROM applied WHERE window BETWEEN ? AND ?", (first, last)))
 
     def forget_settlement(self, window: int) -> None:
-        """Forget what a rolled-back window and later ones were decided to be; they will be replayed."""
+        """Forget the settlements of a rolled-back window and of later ones; they will be replayed."""
         with self._file.transaction() as transaction:
             transaction.execute("DELETE FROM applied WHERE window >= ?", (window,))
             transaction.execute("DELETE FROM steps WHERE window >= ? AND step = 'settle'", (window,))
@@ -146,16 +132,19 @@ class Journal:
 
 
 def check_history(exchange: Exchange, journal: Journal, roster: Roster) -> None:
-    """Hold what a roster says of the window before against what this node applied there.
+    """Check that a roster follows the window before as this node applied it (docs/protocol.md 11).
 
     Raises:
-        RejectedError: `minority`; the roster is of a minority, for the majority decided as this node did: it does not
-            count, and the next rank has its turn.
-        TransientError: `minority`; this node is, or nobody can say yet: it catches up first.
+        RejectedError: `minority`; the majority decided as this node did, so the roster does not count and the next rank
+            has its turn.
+        TransientError: `minority`; the majority decided otherwise, or is not known yet: this node catches up first.
     """
+    # 1. Most rosters name the roster that this node applied in the window before.
     before = journal.applied(roster.window - 1)
     if before is None or before.roster == roster.previous:
         return
+
+    # 2. Otherwise one of the two is of a minority; the validators' decisions say which.
     message = f"window {roster.window}: its roster follows another decision on the window before than this node's"
     try:
         decided = majority(exchange, roster.window - 1).roster

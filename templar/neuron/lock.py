@@ -1,9 +1,7 @@
-"""One process per neuron on this machine: a lock on a file in the neuron's folder.
+"""The neuron's folder: one process per folder, the folder's identity for the lease, and files written atomically.
 
-The kernel drops the lock when the process ends, however it ends. Against other machines there is a lease in the bucket
-(`templar.exchange.lease`); the folder says who its holder is.
-
-Files that are there whole or not at all, also after a power cut.
+The kernel releases the lock when the process ends. Against other machines there is a lease in the bucket
+(`templar.exchange.lease`).
 """
 
 import fcntl
@@ -18,33 +16,6 @@ from typing import Any
 
 from templar.errors import PermanentError, Reason
 from templar.store.files import local_file, sync
-
-
-def write_file(path: Path, write: Callable[[Path], Any], *, durable: bool = True) -> None:
-    """Write a file under a temporary name, bring it to the disk, then give it its name.
-
-    Args:
-        path: The file; its folder is made when needed.
-        write: Writes the content to the path that it is given.
-        durable: Wait for the disk.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    write(part)
-    if durable:
-        sync(part)
-    part.replace(path)
-    if durable:
-        sync(path.parent)
-
-
-def prune_spool(folder: Path, before_window: int) -> None:
-    """Delete what was published, or staged, in windows before this one: files `{what}-{window}.{kind}`."""
-    for file in folder.glob("*-*.*"):
-        number = file.stem.rsplit("-", 1)[-1]
-        if number.isdigit() and int(number) < before_window:
-            file.unlink(missing_ok=True)
-
 
 HOLDER_FILE = "holder"
 
@@ -80,18 +51,14 @@ class NeuronLock:
         self._file.flush()
 
     def release(self) -> None:
-        """Let another process run the neuron."""
+        """Release the lock: another process may run the neuron."""
         self._file.close()
 
 
 def holder_of(home: Path, *, durable: bool = True) -> str:
-    """Who this folder is to the neuron's lease; 32 hex digits that stay the same from one process to the next.
+    """The folder's identity in the neuron's lease: 32 hex digits that stay the same from one process to the next.
 
-    A copy of the folder, on another machine or beside it, is somebody else: where the folder lies is part of it.
-
-    Args:
-        home: The neuron's folder, whose lock is held.
-        durable: Wait for the disk.
+    A copy of the folder has another identity, since host and path are part of it. The folder's lock must be held.
 
     Raises:
         PermanentError: `bad_state_file`; the folder's secret is not what this function wrote. `local_file`.
@@ -111,5 +78,31 @@ def holder_of(home: Path, *, durable: bool = True) -> str:
 
 
 def this_machine() -> str:
-    """A name of this machine by which people tell two apart; 8 hex digits that hide its host name."""
+    """A name of this machine for people to compare: 8 hex digits that hide its host name."""
     return hashlib.sha256(f"templar.machine:{socket.gethostname()}".encode()).hexdigest()[:8]
+
+
+def write_file(path: Path, write: Callable[[Path], Any], *, durable: bool = True) -> None:
+    """Write a file so that it exists completely or not at all, also after a power cut.
+
+    Args:
+        path: The file; its folder is made when needed.
+        write: Writes the content to the path that it is given.
+        durable: Wait for the disk.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    write(part)
+    if durable:
+        sync(part)
+    part.replace(path)
+    if durable:
+        sync(path.parent)
+
+
+def prune_spool(folder: Path, before_window: int) -> None:
+    """Delete the files `{name}-{window}.{kind}` of windows before this one."""
+    for file in folder.glob("*-*.*"):
+        number = file.stem.rsplit("-", 1)[-1]
+        if number.isdigit() and int(number) < before_window:
+            file.unlink(missing_ok=True)

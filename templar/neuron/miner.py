@@ -1,13 +1,11 @@
-"""A miner's window: train on the assigned data, compress, commit before the close, reveal after it.
-
-What the steps of a miner's window say of themselves; values that tasks hand on and journals keep.
-"""
+"""A miner's steps: train on the assigned data, compress, commit before the close, reveal after it."""
 
 import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import torch
 from pydantic import TypeAdapter
@@ -31,18 +29,17 @@ from templar.training.model import build_model, load_parameters
 from templar.training.schedule import outer_learning_rate
 from templar.training.train import TrainResult, train_demo, train_sparseloco
 
+log = logging.getLogger(__name__)
+
+NOTHING_TO_PUBLISH = frozenset(
+    {Reason.NO_TIME_LEFT, Reason.NON_FINITE_LOSS, Reason.NON_FINITE_UPDATE, Reason.NO_ASSIGNMENT}
+)
+"""Why a miner may have nothing to publish in a window; it still applies the decided roster."""
+
 
 @dataclass(frozen=True)
 class PageReport:
-    """The data of a window.
-
-    Attributes:
-        window: The window.
-        units: The pages that were assigned.
-        num_sequences: Training sequences in them.
-        assignment: Digest of the assignment.
-        endpoints: What each endpoint of the dataset has done since this process opened it.
-    """
+    """The data of a window: assigned pages, digest of the assignment, and the dataset's endpoints since the start."""
 
     window: int
     units: tuple[int, ...]
@@ -53,16 +50,7 @@ class PageReport:
 
 @dataclass(frozen=True)
 class TrainReport:
-    """What training came to.
-
-    Attributes:
-        window: The window.
-        reason: Why there is nothing to publish; None if there is something.
-        first_loss: Mean loss of the first step in nats per token.
-        last_loss: Mean loss of the last step.
-        num_steps: Steps taken.
-        num_sequences: Sequences used.
-    """
+    """Result of training; `reason` says why there is nothing to publish. Losses are means of a step, nats per token."""
 
     window: int
     reason: Reason | None
@@ -71,19 +59,15 @@ class TrainReport:
     num_steps: int = 0
     num_sequences: int = 0
 
+    @classmethod
+    def of(cls, window: int, result: TrainResult) -> Self:
+        """The report of a window that was trained."""
+        return cls(window, None, result.first_loss, result.last_loss, result.num_steps, result.num_sequences)
+
 
 @dataclass(frozen=True)
 class PayloadReport:
-    """A payload that is safely on this node's disk.
-
-    Attributes:
-        window: The window.
-        sha256: Its hash.
-        num_bytes: Its length.
-        dense_bytes: Length of the same update in float32.
-        root_before: State root that the training started from.
-        assignment: Digest of what it was told to train on.
-    """
+    """A payload on this node's disk; `dense_bytes` is the length of the same update in float32."""
 
     window: int
     sha256: str
@@ -93,13 +77,8 @@ class PayloadReport:
     assignment: str
 
 
-log = logging.getLogger(__name__)
-
-
-NOTHING_TO_PUBLISH = frozenset(
-    {Reason.NO_TIME_LEFT, Reason.NON_FINITE_LOSS, Reason.NON_FINITE_UPDATE, Reason.NO_ASSIGNMENT}
-)
-"""Why a miner may have nothing to publish in a window; it still applies what the others agreed on."""
+_TRAIN_REPORT = TypeAdapter(TrainReport)
+_PAYLOAD_REPORT = TypeAdapter(PayloadReport)
 
 
 class Miner(Node):
@@ -117,7 +96,7 @@ class Miner(Node):
         self._spare: FeedbackState | None = None
 
     def fetch_pages(self, window: int) -> PageReport:
-        """Find out which pages are assigned, and fetch and pack them, unless nobody will train on them any more.
+        """Look up the assigned pages; fetch and pack them if there is still time to train.
 
         Raises:
             TransientError: Chain or dataset could not be reached; a later call goes on.
@@ -131,9 +110,9 @@ class Miner(Node):
     def train(self, window: int) -> TrainReport:
         """Train from the agreed parameters until the steps are done or the time is up.
 
-        Nothing but the result in memory changes: a repeated call trains again from the same state, and a window whose
-        payload is on disk already is not trained twice.
+        Only the result in memory changes: a repeated call trains again from the same state.
         """
+        # 1. Nothing is left to train if the payload is on disk, the state has moved on, or the time is up.
         if (known := self.journal.result(window, "train")) is not None:
             return _TRAIN_REPORT.validate_json(known)
         if self.state.window != window - 1:
@@ -141,6 +120,8 @@ class Miner(Node):
         clock, deadline = self.chain.clock, self.exchange.expected_times(window).train_until
         if clock.now() >= deadline:
             return TrainReport(window, Reason.NO_TIME_LEFT)
+
+        # 2. Train; a result that cannot be published is a report, not a failure.
         try:
             sequences = self._training_sequences(window)
             result = clock.compute(lambda: self.learn(window, sequences, lambda: clock.now() < deadline))
@@ -150,15 +131,12 @@ class Miner(Node):
             log.warning("window %d: nothing to publish: %s", window, error)
             return TrainReport(window, error.reason)
         self._trained = {window: result}
-        return _train_report(window, result)
+        return TrainReport.of(window, result)
 
     def learn(self, window: int, sequences: Tensor, keep_going: Callable[[], bool]) -> TrainResult:
-        """Train the working model on sequences of shape (n, L); pure, apart from the working model.
+        """Train the working model on the assigned sequences of shape (n, L) while `keep_going`; no other state changes.
 
-        Args:
-            window: The window; an honest miner's learning does not depend on it.
-            sequences: The assigned sequences in training order.
-            keep_going: False when the time is up.
+        An honest miner's training does not depend on the window.
         """
         training = self.hparams.training
         load_parameters(self.model, self.state.params)
@@ -181,8 +159,11 @@ class Miner(Node):
         """
         if (known := self.journal.result(window, "compress")) is not None:
             return _PAYLOAD_REPORT.validate_json(known)
+
+        # 1. Compress with the live error feedback. The spare buffers are used once: a repeated call must not overwrite
+        #    what this one staged.
         result = self._trained[window]
-        spare, self._spare = self._spare, None  # used once: a repeated call must not overwrite what this one gives
+        spare, self._spare = self._spare, None
         compressed = compress(
             self._private.feedback,
             result.update,
@@ -191,6 +172,8 @@ class Miner(Node):
             spare=spare,
         )
         data = self.payload_bytes(window, Payload.of(self._header(window), compressed.tensors, self.layout))
+
+        # 2. Private state and payload go to the disk, then into the journal.
         staged = PrivateState(compressed.state, result.optimizer or self._private.optimizer)
         self._staged = {window: staged}
         write_file(self._staged_path(window), staged.save, durable=self.context.durable)
@@ -204,7 +187,7 @@ class Miner(Node):
             self._assignment(window).digest,
         )
         self.journal.enter(window, "compress", _PAYLOAD_REPORT.dump_json(report).decode())
-        self.journal.enter(window, "train", _TRAIN_REPORT.dump_json(_train_report(window, result)).decode())
+        self.journal.enter(window, "train", _TRAIN_REPORT.dump_json(TrainReport.of(window, result)).decode())
         return report
 
     def payload_bytes(self, window: int, payload: Payload) -> bytes:
@@ -212,7 +195,7 @@ class Miner(Node):
         return encode(payload, self.layout)
 
     def commit(self, window: int) -> TimedReport:
-        """Publish the commitment before the close. On failure a later call goes on, until the deadline.
+        """Publish the commitment before the close; if it fails, a later call goes on until the deadline.
 
         Raises:
             TransientError: The store failed.
@@ -225,25 +208,23 @@ class Miner(Node):
         )
 
     def upload(self, window: int) -> TimedReport:
-        """Wait for the close, then publish manifest and payload. On failure a later call goes on, until the deadline.
+        """Wait for the close, then publish manifest and payload; if it fails, a later call goes on until the deadline.
 
         Raises:
             TransientError: The store failed.
         """
         times, clock = self.exchange.acting_times(window), self.chain.clock
-        # The closing block is there, but its time may be this very second, and later than was expected.
+        # The closing block is there, but its time may be this very second, and later than expected.
         clock.sleep_until(max(times.reveal_interval.first, math.floor(clock.now()) + 1))
         return self._reveal(window, deadline=times.reveal_interval.last + 1)
 
     def private_state_decided(self, settlement: Settlement) -> None:
-        """Staged state goes live if the roster has the own payload (PROTOCOL 18)."""
+        """Make staged state live if the roster has the own payload, else drop it (docs/protocol.md 6)."""
         known = self.journal.result(settlement.window, "compress")
         if known is None:
             return
-        own, entries = (
-            _PAYLOAD_REPORT.validate_json(known).sha256,
-            settlement.roster.entries if settlement.roster else (),
-        )
+        own = _PAYLOAD_REPORT.validate_json(known).sha256
+        entries = settlement.roster.entries if settlement.roster else ()
         if any(entry.payload_sha256 == own for entry in entries):
             staged = self._staged_state(settlement.window)
             if staged is not None:
@@ -262,7 +243,7 @@ class Miner(Node):
         return self.workload.assignment(window, self.exchange.identity(window).uid)
 
     def _training_sequences(self, window: int) -> Tensor:
-        """The window's sequences, shape (n, L), in training order."""
+        """The window's sequences of shape (n, L), in training order."""
         assignment = self._assignment(window)
         if not assignment.units:
             raise PermanentError(Reason.NO_ASSIGNMENT, f"window {window}: all slots are taken; this miner waits")
@@ -294,7 +275,7 @@ class Miner(Node):
         return self.private
 
     def _staged_state(self, window: int) -> PrivateState | None:
-        """The state that a window staged, from the disk if another process did; None if it expired."""
+        """The state that a window staged, read from the disk if another process did; None if it was pruned."""
         path = self._staged_path(window)
         if window not in self._staged and path.exists():
             return PrivateState.load(path)
@@ -305,13 +286,3 @@ class Miner(Node):
 
     def _staged_path(self, window: int) -> Path:
         return self.spool / f"staged-{window}.safetensors"
-
-
-def _train_report(window: int, result: TrainResult) -> TrainReport:
-    return TrainReport(window, None, result.first_loss, result.last_loss, result.num_steps, result.num_sequences)
-
-
-_TRAIN_REPORT = TypeAdapter(TrainReport)
-
-
-_PAYLOAD_REPORT = TypeAdapter(PayloadReport)

@@ -55,14 +55,14 @@ class Node:
     """
 
     role: str | None = None
-    """What its lease is for; None for a node that only reads."""
+    """The role in its lease; None for a node that only reads."""
     keeps_private_state = False
-    """Whether a window also changes state that is this node's alone."""
+    """Whether a window also changes state of this node alone."""
     windows_late = 0
-    """How many windows after its close an unclaimed window may still be opened: a miner has nothing left to do then."""
+    """How many windows after its close an unclaimed window may still be opened."""
 
     _pending_journal_window: int | None = None
-    """The window that went into the state and is not entered in the journal yet."""
+    """The window that was applied to the state and is not entered in the journal yet."""
 
     def __init__(self, context: Context) -> None:
         self.context, self.name, self.home = context, context.name, context.home
@@ -120,15 +120,15 @@ class Node:
         self._resources.close()
 
     def release_lease(self) -> None:
-        """Let another machine run this neuron; from here on this one publishes nothing."""
+        """Release the lease: another machine may run this neuron, and this node publishes nothing more."""
         if self._lease is not None:
             self._lease.release()
 
     def takes_part(self, window: int) -> bool:
-        """Whether this node's hotkey was registered when a window opened; waits until it is open.
+        """Whether this node's hotkey was registered when a window opened; waits for the opening.
 
         Raises:
-            PermanentError: `lease_lost`; another process runs this neuron now.
+            PermanentError: `lease_lost`; another process runs this neuron.
         """
         if self._lease is not None:
             self._lease.check()
@@ -136,14 +136,14 @@ class Node:
         return self.exchange.metagraph(window).by_hotkey(address) is not None
 
     def stay_announced(self) -> None:
-        """See that the chain still names the own bucket; if it takes no commitment now, the next window tries again."""
+        """Commit the own bucket again if the chain names another; if that fails, the next window tries again."""
         try:
             self.buckets.keep_announced()
         except TemplarError as error:
-            log.warning("%s: the own bucket's commitment was not looked after: %s", self.name, error)
+            log.warning("%s: the own bucket's commitment could not be checked: %s", self.name, error)
 
     def selection(self, window: int) -> Selection:
-        """Whom to gather for a window."""
+        """The peers to gather for a window."""
         return self.peers.selection(window)
 
     def update_peers(self, window: int) -> Selection:
@@ -156,18 +156,21 @@ class Node:
         return self.selection(window)
 
     def reveal_rules(self, times: WindowTimes) -> RevealRules:
-        """What the reveals of a closed window are held against."""
+        """The rules that the reveals of a closed window must follow."""
         return RevealRules(self.exchange.network, times, partial(self.workload.digest, times.window))
 
     def gather(self, window: int, *, others: Sequence[NeuronInfo] = ()) -> GatherReport:
         """Fetch the peers' reveals of a window once it has closed; waits until they are final.
 
-        On failure of a peer the others are not touched; see the report.
+        A failing peer does not affect the others; the report has its reason.
         """
+        # 1. Look up every assignment first: a failure of this node's chain or dataset must not count against a peer.
         times = self.exchange.times(window)
         selection, rules = self.selection(window), self.reveal_rules(times)
         for neuron in (*selection.peers, *others):
-            rules.assignment(neuron.uid)  # what this node cannot find out fails here, and is nobody else's fault
+            rules.assignment(neuron.uid)
+
+        # 2. Fetch until the middle of the first roster slot at the latest.
         listed = {neuron.uid for neuron in selection.peers}
         report = self.gatherer.gather(
             selection.peers,
@@ -182,12 +185,15 @@ class Node:
         """Wait for the roster that decides a window, or for the end of the last slot.
 
         Raises:
-            TransientError: `roster_missing`, `minority`: nothing can be said now; catch up later.
+            TransientError: `roster_missing`, `minority`: it cannot be decided yet; catch up later.
         """
+        # 1. A settlement in the journal stands, if its payloads are still here.
         if (known := self.journal.result(window, "settle")) is not None:
             settlement = Settlement.from_json(known)
-            if settlement is not None and settlement.has_payloads(self.cache):  # else it is settled again
+            if settlement is not None and settlement.has_payloads(self.cache):
                 return settlement
+
+        # 2. Take the first valid roster in rank order, and enter it.
         passed_over: list[PassedOver] = []
         times = self.exchange.times(window)
         decided = await_roster(
@@ -204,7 +210,7 @@ class Node:
 
     def _check_roster(self, rules: RevealRules, roster: Roster) -> None:
         with as_own_failure():
-            check_history(self.exchange, self.journal, roster)  # first: another history has other assignments
+            check_history(self.exchange, self.journal, roster)  # first, for another history has other assignments
             miners, places = self.exchange.miners(rules.window), self.hparams.peers.gather_peer_count
             check_entries(roster, rules, miners, places=places)
 
@@ -217,10 +223,8 @@ class Node:
         return self.settle(window) if is_undecided_for_good(self.exchange, window) else None
 
     def apply(self, settlement: Settlement) -> StateMark:
-        """Apply a decided window to the state, once; a window that is applied already is left alone.
-
-        The parameters, the journal and, where due, a snapshot change; staged private state goes live or is dropped.
-        """
+        """Apply a settled window to the state, once; private state, journal and, where due, a snapshot follow."""
+        # 1. The parameters.
         window = settlement.window
         if self.state.window < window:
             entries = () if settlement.roster is None else settlement.roster.entries
@@ -228,7 +232,9 @@ class Node:
             self.state.apply(window, payloads)
             self.workload.follow(self.state.epochs, window)
             self._pending_journal_window = window
-        if self._pending_journal_window == window:  # also if a call before failed from here on
+
+        # 2. What follows from them; a later call goes on here if this one fails.
+        if self._pending_journal_window == window:
             self.private_state_decided(settlement)
             self.journal.enter_applied(Applied(window, settlement.digest, self.state.root))
             if window % self.hparams.storage.snapshot_frequency == 0:
@@ -237,14 +243,14 @@ class Node:
         return self.state.mark
 
     def private_state_decided(self, settlement: Settlement) -> None:
-        """Let staged private state go live, or drop it; only miners have any."""
+        """Make staged private state live, or drop it; only miners have any."""
 
     def publish_sync_proof(self, window: int) -> PublishReceipt | None:
         """Publish the proof of the state after a window, and then its debug values, which decide nothing.
 
         Returns:
-            None if the state has moved on, if this node was not on the subnet yet when the window opened, or if the
-            proof of a state that it has left since stands there already.
+            None if the state is that of a later window, if this node was not registered when the window opened, or if
+            it published the proof of another state before.
 
         Raises:
             TransientError: Chain or store failed; a later call goes on.
@@ -263,13 +269,13 @@ class Node:
         except PermanentError as error:
             if error.reason is not Reason.OBJECT_DIFFERS:
                 raise
-            log.warning("%s: the proof of a state that was left stands: %s", self.name, error)
+            log.warning("%s: the proof of an earlier state stands: %s", self.name, error)
             return None
         publish_debug(self.exchange, self.state.params, window=window, role=self.role)
         return receipt
 
     def finish(self, window: int, reason: Reason | None = None) -> None:
-        """Close a claimed window and drop what no later window needs."""
+        """Close a claimed window and delete what no later window needs."""
         self.journal.close_window(window, Status.FINISHED if reason is None else Status.ABANDONED, reason)
         self.journal.forget(window - self.hparams.storage.retention_windows)
         self.cache.prune(window - 2)
@@ -297,7 +303,7 @@ class Node:
         self.adopt(params, self.birth.mark, None)
 
     def adopt(self, params: Mapping[str, Tensor], mark: StateMark, private: PrivateState | None) -> None:
-        """Make this the live state. Without private state a miner starts with a fresh one."""
+        """Make this the live state; a miner without private state starts with a fresh one."""
         self.state = AgreedState(params, mark, self.layout, self.hparams.training, self.hparams.data.shard_steps)
         self.workload.follow(self.state.epochs, self.state.window)
         if self.keeps_private_state and private is None:

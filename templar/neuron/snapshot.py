@@ -1,12 +1,8 @@
-"""Local snapshots: the whole state of a neuron in one folder that appears at once (DESIGN D10).
+"""Local snapshots: the whole state of a neuron in one folder that appears at once (docs/architecture.md D10).
 
-`snapshots/{window}/` holds the parameters, a miner's private state and, in `mark.json`, which state it is. A process
-that is killed while it writes or deletes one leaves only a temporary folder, which the neuron's next start removes.
-
-What only a miner has: its error feedback and the state of its inner optimizer (PROTOCOL 18).
-
-A window changes it only as *staged* state beside the live one. Staged state goes live when the decided roster has the
-miner's own payload; otherwise the state before the window stands.
+`snapshots/{window}/` holds the parameters, a miner's private state (error feedback and inner optimizer) and, in
+`mark.json`, which state it is. A process that is killed while it writes or deletes a snapshot leaves only a temporary
+folder, which the neuron's next start removes.
 """
 
 import json
@@ -32,20 +28,23 @@ from templar.store.files import sync
 from templar.training.model import WEIGHTS_FILE, read_parameters
 from templar.training.train import OptimizerState
 
+PRIVATE_FILE = "private.safetensors"
+MARK_FILE = "mark.json"
+_TEMPORARY = ".writing-"
 _FEEDBACK, _EXP_AVG, _EXP_AVG_SQ = "feedback/", "exp_avg/", "exp_avg_sq/"
+_MARK = TypeAdapter(StateMark)
 
 
 @dataclass(frozen=True)
 class PrivateState:
-    """Error feedback and inner optimizer.
+    """A miner's error feedback and inner optimizer.
 
-    Attributes:
-        feedback: Residuals and the number of compressions.
-        optimizer: State of the inner optimizer; zeros in the demo recipe, which has none.
+    A window only *stages* a new state beside the live one; it goes live if the decided roster has its payload.
     """
 
     feedback: FeedbackState
     optimizer: OptimizerState
+    """Zeros in the demo recipe, which has no inner optimizer state."""
 
     @classmethod
     def fresh(cls, layout: Layout, params: Mapping[str, Tensor]) -> Self:
@@ -89,22 +88,13 @@ def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-PRIVATE_FILE = "private.safetensors"
-
-
-MARK_FILE = "mark.json"
-
-
-_TEMPORARY = ".writing-"
-
-
 class Snapshots:
     """The snapshots of one neuron.
 
     Args:
         root: Their folder; made when needed.
         network: Snapshots of another network are not restored.
-        kept: How many are kept.
+        kept: Number of snapshots that stay.
         durable: Wait for the disk.
     """
 
@@ -116,7 +106,7 @@ class Snapshots:
         root.mkdir(parents=True, exist_ok=True)
 
     def sweep(self) -> None:
-        """Remove what a process that died left half-written; only for the neuron itself, which holds its lock."""
+        """Remove half-written snapshots of a process that died; the neuron's lock must be held."""
         for leftover in self._root.glob(f"{_TEMPORARY}*"):
             shutil.rmtree(leftover, ignore_errors=True)
 
@@ -125,7 +115,7 @@ class Snapshots:
         return tuple(sorted((int(path.name) for path in self._root.iterdir() if path.name.isdigit()), reverse=True))
 
     def folder(self, window: int) -> Path:
-        """Where the snapshot of a window lies."""
+        """The folder of a window's snapshot."""
         return self._root / str(window)
 
     def save(self, params: dict[str, Tensor], mark: StateMark, private: PrivateState | None) -> Path:
@@ -134,9 +124,12 @@ class Snapshots:
         Raises:
             OSError: The disk failed or is full; older snapshots are untouched.
         """
+        # 1. A snapshot of this window with this root is there already.
         target = self.folder(mark.window)
         if any(known.window == mark.window and known.root == mark.root for known in self.marks()):
             return target
+
+        # 2. Write everything to a temporary folder, and wait for the disk.
         part = self._root / f"{_TEMPORARY}{mark.window}-{os.getpid()}"
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
@@ -148,6 +141,8 @@ class Snapshots:
         if self._durable:
             for path in (*part.iterdir(), part):
                 sync(path)
+
+        # 3. Give the folder its name, then drop the oldest snapshots of this network.
         self._discard(target)
         part.rename(target)
         if self._durable:
@@ -185,7 +180,7 @@ class Snapshots:
             self._discard(self.folder(newer))
 
     def _discard(self, folder: Path) -> None:
-        """Delete a snapshot: under a temporary name, so that a half-deleted one is never taken for a snapshot."""
+        """Delete a snapshot under a temporary name, so that a half-deleted one is never read as a snapshot."""
         if folder.exists():
             gone = self._root / f"{_TEMPORARY}{folder.name}-{os.getpid()}-gone"
             folder.rename(gone)
@@ -199,6 +194,3 @@ class Snapshots:
             return _MARK.validate_python(content["mark"])
         except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
             raise PermanentError(Reason.BAD_STATE_FILE, f"{folder}: not a snapshot: {error}") from None
-
-
-_MARK = TypeAdapter(StateMark)

@@ -1,13 +1,8 @@
-"""A validator's window: settle, decide, measure on the state before the window, rate, apply, publish, set weights.
+"""A validator's steps: measure on the state before the window, rate, publish evidence, set weights.
 
-A window enters the score book in one transaction, so a crash in mid-window scores nobody twice.
-
-A validator that lost its disk: what it remembered of the miners stands in the evidence that it published.
-
-Setting weights on chain: when they are due, what the chain may answer, and what becomes of them then.
-
-A refusal costs the weights, never the window. What may pass is tried again by its reason as long as the window lasts;
-what is left is a report, and the next window sets what it knows by then. All that a restart needs is in the journal.
+A window enters the score book in one transaction, so a crash in mid-window scores nobody twice. A refusal of the chain
+costs the weights, never the window: it is tried again while the window lasts, then reported, and the next window sets
+the weights. All that a restart needs is in the journal.
 """
 
 import logging
@@ -39,234 +34,42 @@ from templar.training.model import build_model
 
 log = logging.getLogger(__name__)
 
-
-def published_evidence(node: Node) -> Evidence | None:
-    """The newest evidence in a validator's own bucket that it signed in this network; None if there is none.
-
-    Raises:
-        TransientError: The store failed; ask again, for an error is no absence.
-        PermanentError: The store refuses.
-    """
-    store, address = node.buckets.own, node.exchange.own_signer.address
-    for key in sorted(evidence_keys(store), key=lambda each: -(each.window or 0)):
-        try:
-            evidence = unseal(store.get(str(key), max_bytes=Evidence.max_bytes), Evidence).body
-        except RejectedError as error:
-            log.warning("%s is left out: %s", key, error)
-            continue
-        if (evidence.genesis, evidence.hotkey) == (node.exchange.network.genesis, address):
-            return evidence
-    return None
-
-
 PAUSES = (1, 2, 4)
-"""Blocks from one try to the next; after the last of them the window gives up."""
-
-
+"""Blocks from one try to set weights to the next; after the last of them the window gives up."""
 ROOM = 4
-"""One part in this many of the window that runs is left to the steps that follow."""
-
-
+"""One part in this many of the running window is left to the steps that follow."""
 STEP = "weights"
-"""The journal's name for what became of them."""
-
-
+"""The journal's step for the weights' report."""
 BEGUN = "weights_begun"
-"""The same for the newest block before they were sent for the first time."""
+"""The journal's step for the newest block before the weights were sent for the first time."""
 
 
 @dataclass(frozen=True)
 class WeightsReport:
-    """What became of the weights in a window.
-
-    Attributes:
-        window: The window.
-        weights: Uid -> weight as read back from the chain, or as sent where it hides them; empty if none were set.
-        reason: Why none were set; None if they were.
-        detail: The same for people; empty if they were.
-        tries: How often they were sent.
-    """
+    """Result of setting a window's weights; reason and detail say why none were set."""
 
     window: int
     weights: dict[int, float]
+    """Uid -> weight as read back from the chain, or as sent where it hides them; empty if none were set."""
     reason: Reason | None
     detail: str = ""
     tries: int = 1
 
     @property
     def refused(self) -> bool:
-        """Whether there were weights that could not be set; the next window tries again."""
+        """Whether there were weights that could not be set: the next window tries again."""
         return self.reason not in (None, Reason.NOBODY_EARNED)
 
     @property
     def summary(self) -> str:
-        """The same in a few words, for the middle of a message."""
+        """The result in a few words, for the middle of a message."""
         if self.reason is None:
             return "weights set"
         return f"{'weights refused' if self.refused else 'no weights'} [{self.reason}]"
 
 
-def weigh(node: Node, evidence: Evidence) -> WeightsReport | None:
-    """Set the weights of a window on chain if they are due, once; wait for inclusion, read them back and compare.
-
-    Waits while the chain does not take them, up to shortly before the next window closes. A subnet with commit-reveal
-    shows them only later, so there is nothing to compare with.
-
-    Args:
-        node: The validator.
-        evidence: What it concluded from the window.
-
-    Returns:
-        What became of them, whatever the chain answered; None if they are not due.
-
-    Raises:
-        StoppedError: A stop was asked for; a later call goes on.
-    """
-    window = evidence.window
-    if (known := node.journal.result(window, STEP)) is not None:
-        return _REPORT.validate_json(known)
-    if not are_due(node.journal, window, every=node.hparams.weights.windows_per_weights):
-        return None
-    wanted = {record.uid: record.weight for record in evidence.weights}
-    if not wanted:
-        return WeightsReport(window, {}, Reason.NOBODY_EARNED, "no positive score, and no uid to burn with", 0)
-    report = _Tries(node, window, evidence.uid, wanted).run()
-    node.journal.enter(window, STEP, _REPORT.dump_json(report).decode())
-    return report
-
-
-def are_due(journal: Journal, window: int, *, every: int) -> bool:
-    """Whether weights are due: in each window divisible by `every`, and, if that one could not, until a later one can.
-
-    Args:
-        journal: What became of earlier windows.
-        window: The window.
-        every: `windows_per_weights`.
-    """
-    last_due = window - window % every
-    if window == last_due:
-        return True
-    for before in range(window - 1, last_due - 1, -1):
-        if (known := journal.result(before, STEP)) is not None:
-            return _REPORT.validate_json(known).refused
-        if journal.result(before, BEGUN) is not None:  # cut off, and the window was never taken up again
-            return True
-    return False
-
-
-class _Tries:
-    """The tries of one window.
-
-    Args:
-        node: The validator.
-        window: The window.
-        uid: Its uid.
-        wanted: Uid -> weight.
-    """
-
-    def __init__(self, node: Node, window: int, uid: int, wanted: dict[int, float]) -> None:
-        rules = node.hparams.windows
-        self._node, self._chain, self._block_seconds = node, node.chain, rules.block_seconds
-        self._window, self._uid, self._wanted = window, uid, wanted
-        self._last_block = closing_block(window + 1, rules) - rules.blocks_per_window // ROOM
-        begun = node.journal.result(window, BEGUN)
-        self._begun = None if begun is None else int(begun)
-        self._head, self._head_seen = 0, 0.0
-        self._not_before = 0
-        self._taken = False
-        self._sent = 0
-
-    def run(self) -> WeightsReport:
-        """Try until they are set, or until there is no use in it, or no time."""
-        pauses = iter(PAUSES)
-        while True:
-            try:
-                return WeightsReport(self._window, self._set(), None, tries=self._sent)
-            except TemplarError as error:
-                if not self._wait(error, next(pauses, None)):
-                    return self._refused(error)
-
-    def _set(self) -> dict[int, float]:
-        """Set them, unless an earlier try did; the weights that the chain has now."""
-        if self._not_before:
-            self._chain.wait_for_block(self._not_before, finalized=False)
-        self._head, self._head_seen = self._chain.head(), self._chain.clock.now()
-        hidden = self._chain.hides_weights()
-        if self._begun is None:
-            self._begun = self._head
-            self._node.journal.enter(self._window, BEGUN, str(self._head))
-        elif not hidden and not self._unlike(shown := self._shown()):
-            return shown  # nobody heard what became of it, or the process died before it could say so
-        refusal = self._send()
-        if hidden:
-            if refusal is None or self._was_taken(refusal):
-                log.info("window %d: the chain reveals the weights later; they are not read back", self._window)
-                return self._wanted
-            raise refusal
-        shown = self._shown()
-        if not (unlike := self._unlike(shown)):
-            return shown
-        if refusal is not None and not self._taken:
-            raise refusal
-        self._taken = True  # from here on the limit on weights is only a consequence
-        raise TransientError(
-            Reason.WEIGHTS_DIFFER, f"window {self._window}: the chain shows other weights for uids {unlike}"
-        )
-
-    def _send(self) -> TransientError | None:
-        """Send them; what may pass comes back, since they may be on chain all the same."""
-        self._sent += 1
-        try:
-            self._chain.set_weights(self._wanted)
-        except TransientError as error:
-            return error
-        return None
-
-    def _shown(self) -> dict[int, float]:
-        return self._chain.weights().get(self._uid, {})
-
-    def _unlike(self, shown: dict[int, float]) -> list[int]:
-        return differing_uids(self._wanted, shown)
-
-    def _was_taken(self, refusal: TransientError) -> bool:
-        """Whether it is an earlier try of this very window that the chain's limit counts from."""
-        last = refusal.last_block if isinstance(refusal, ExtrinsicLimitedError) else None
-        return last is not None and self._begun is not None and last > self._begun
-
-    def _wait(self, error: TemplarError, pause: int | None) -> bool:
-        """Wait for the next try as long as the error asks for; False if none can help, or none comes in time.
-
-        Args:
-            error: What became of the try before.
-            pause: Blocks to wait where the error does not say; None if there were enough tries.
-        """
-        if pause is None or isinstance(error, PermanentError):
-            return False
-        clock = self._chain.clock
-        head = self._head + int((clock.now() - self._head_seen) / self._block_seconds) if self._head else 0
-        known = error.next_block if isinstance(error, ExtrinsicLimitedError) else None
-        self._not_before = known if known is not None and known > head else 0
-        following = self._not_before or head + pause
-        if following > self._last_block:
-            return False
-        log.warning("window %d: the weights are tried again in %d blocks: %s", self._window, following - head, error)
-        if not self._not_before:
-            clock.sleep_until(clock.now() + pause * self._block_seconds)
-        return True
-
-    def _refused(self, error: TemplarError) -> WeightsReport:
-        reason = error.cause if isinstance(error, ExtrinsicRefusedError) else error.reason
-        log.error(
-            "%s: window %d: the weights are NOT set [%s], the next window tries again: %s",
-            self._node.name,
-            self._window,
-            reason,
-            error.message,
-        )
-        return WeightsReport(self._window, {}, reason, error.message, self._sent)
-
-
 _REPORT = TypeAdapter(WeightsReport)
+_TIERS = TypeAdapter(tuple[tuple[int, ...], tuple[int, ...]] | None)
 
 
 class Validator(RosterNode):
@@ -292,7 +95,7 @@ class Validator(RosterNode):
         if window % self.hparams.peers.peer_replacement_frequency:
             return None
         if (known := self.journal.result(window, "peers")) is None:
-            # The book changes within the window, what was published for it does not.
+            # The journal keeps the list: the book changes within the window, the published list does not.
             known = _TIERS.dump_json(self._select_peers(window)).decode()
             self.journal.enter(window, "peers", known)
         tiers = _TIERS.validate_json(known)
@@ -325,14 +128,11 @@ class Validator(RosterNode):
         """Gather the peers as every node does, and all other miners besides: each of them is scored."""
         return super().gather(window, others=others or self.exchange.miners(window))
 
-    def gather_everybody(self, window: int) -> GatherReport:
-        """As `gather`."""
-        return self.gather(window)
-
     def evaluate(self, report: GatherReport, settlement: Settlement) -> WindowFacts | None:
-        """Measure the window's payloads; None if the window is in the score book already.
+        """Measure the window's payloads, `validator_offset` blocks after the settling block.
 
-        Waits until `validator_offset` blocks after the settling block.
+        Returns:
+            None if the window is in the score book already.
 
         Raises:
             TransientError: Chain or dataset could not be reached; a later call starts over and gives the same.
@@ -345,7 +145,7 @@ class Validator(RosterNode):
         return evaluate(self, self.model, self.book.standing, report, settlement)
 
     def rate(self, window: int, facts: WindowFacts | None) -> Evidence | None:
-        """Enter a window into the score book, once; the evidence of it, or None if it was never measured."""
+        """Enter a window into the score book, once; its evidence, or None if it was never measured."""
         known = self.book.evidence(window)
         if known is not None or facts is None:
             return known
@@ -354,10 +154,7 @@ class Validator(RosterNode):
         return evidence
 
     def set_weights(self, evidence: Evidence | None) -> WeightsReport | None:
-        """Set the weights if they are due and the window was measured; what the chain refuses ends no window.
-
-        See `templar.neuron.weighing.weigh`.
-        """
+        """Set the weights if they are due and the window was measured; see `weigh`."""
         return None if evidence is None else weigh(self, evidence)
 
     def publish_evidence(self, evidence: Evidence | None) -> PublishReceipt | None:
@@ -378,4 +175,163 @@ class Validator(RosterNode):
         self.book.forget(window - self.hparams.storage.retention_windows)
 
 
-_TIERS = TypeAdapter(tuple[tuple[int, ...], tuple[int, ...]] | None)
+def published_evidence(node: Node) -> Evidence | None:
+    """The newest evidence of this network in a validator's own bucket: its scores if its disk is lost; None without.
+
+    Raises:
+        TransientError: The store failed, which does not mean that there is none.
+        PermanentError: The store refuses.
+    """
+    store, address = node.buckets.own, node.exchange.own_signer.address
+    for key in sorted(evidence_keys(store), key=lambda each: -(each.window or 0)):
+        try:
+            evidence = unseal(store.get(str(key), max_bytes=Evidence.max_bytes), Evidence).body
+        except RejectedError as error:
+            log.warning("%s is left out: %s", key, error)
+            continue
+        if (evidence.genesis, evidence.hotkey) == (node.exchange.network.genesis, address):
+            return evidence
+    return None
+
+
+def weigh(node: Node, evidence: Evidence) -> WeightsReport | None:
+    """Set a window's weights on chain if they are due, once; wait for inclusion, read them back and compare.
+
+    Tries again while the chain refuses, up to shortly before the next window closes. A subnet with commit-reveal hides
+    the weights, so there is nothing to compare with.
+
+    Returns:
+        The report, also if the chain refused; None if no weights are due.
+
+    Raises:
+        StoppedError: A stop was asked for; a later call goes on.
+    """
+    window = evidence.window
+    if (known := node.journal.result(window, STEP)) is not None:
+        return _REPORT.validate_json(known)
+    if not are_due(node.journal, window, every=node.hparams.weights.windows_per_weights):
+        return None
+    wanted = {record.uid: record.weight for record in evidence.weights}
+    if not wanted:
+        return WeightsReport(window, {}, Reason.NOBODY_EARNED, "no positive score, and no uid to burn with", 0)
+    report = _Tries(node, window, evidence.uid, wanted).run()
+    node.journal.enter(window, STEP, _REPORT.dump_json(report).decode())
+    return report
+
+
+def are_due(journal: Journal, window: int, *, every: int) -> bool:
+    """Whether weights are due: in windows divisible by `every`, and after a refusal until a window sets them."""
+    last_due = window - window % every
+    if window == last_due:
+        return True
+    for before in range(window - 1, last_due - 1, -1):
+        if (known := journal.result(before, STEP)) is not None:
+            return _REPORT.validate_json(known).refused
+        if journal.result(before, BEGUN) is not None:  # the process died meanwhile and never took the window up again
+            return True
+    return False
+
+
+class _Tries:
+    """The tries to set one window's weights."""
+
+    def __init__(self, node: Node, window: int, uid: int, wanted: dict[int, float]) -> None:
+        rules = node.hparams.windows
+        self._node, self._chain, self._block_seconds = node, node.chain, rules.block_seconds
+        self._window, self._uid, self._wanted = window, uid, wanted
+        self._last_block = closing_block(window + 1, rules) - rules.blocks_per_window // ROOM
+        begun = node.journal.result(window, BEGUN)
+        self._begun = None if begun is None else int(begun)
+        self._head, self._head_seen = 0, 0.0
+        self._not_before = 0
+        self._taken = False
+        self._sent = 0
+
+    def run(self) -> WeightsReport:
+        """Try until the weights are set, an error is permanent, or the time is up."""
+        pauses = iter(PAUSES)
+        while True:
+            try:
+                return WeightsReport(self._window, self._set(), None, tries=self._sent)
+            except TemplarError as error:
+                if not self._wait(error, next(pauses, None)):
+                    return self._refused(error)
+
+    def _set(self) -> dict[int, float]:
+        """Set the weights unless an earlier try did; the weights that the chain has then."""
+        # 1. Wait until the chain takes weights again, and note the block before the first try.
+        if self._not_before:
+            self._chain.wait_for_block(self._not_before, finalized=False)
+        self._head, self._head_seen = self._chain.head(), self._chain.clock.now()
+        hidden = self._chain.hides_weights()
+        if self._begun is None:
+            self._begun = self._head
+            self._node.journal.enter(self._window, BEGUN, str(self._head))
+        elif not hidden and not self._unlike(shown := self._shown()):
+            return shown  # an earlier try succeeded without an answer, or the process died before it was entered
+
+        # 2. Send them. A transient refusal is kept, since they may be on chain all the same.
+        refusal = self._send()
+        if hidden:
+            if refusal is None or self._was_taken(refusal):
+                log.info("window %d: the chain reveals the weights later; they are not read back", self._window)
+                return self._wanted
+            raise refusal
+
+        # 3. Read them back. Once the chain took a try, its limit on weights only follows from that.
+        shown = self._shown()
+        if not (unlike := self._unlike(shown)):
+            return shown
+        if refusal is not None and not self._taken:
+            raise refusal
+        self._taken = True
+        raise TransientError(
+            Reason.WEIGHTS_DIFFER, f"window {self._window}: the chain shows other weights for uids {unlike}"
+        )
+
+    def _send(self) -> TransientError | None:
+        """Send the weights; a transient error is returned, since they may be on chain all the same."""
+        self._sent += 1
+        try:
+            self._chain.set_weights(self._wanted)
+        except TransientError as error:
+            return error
+        return None
+
+    def _shown(self) -> dict[int, float]:
+        return self._chain.weights().get(self._uid, {})
+
+    def _unlike(self, shown: dict[int, float]) -> list[int]:
+        return differing_uids(self._wanted, shown)
+
+    def _was_taken(self, refusal: TransientError) -> bool:
+        """Whether the chain's limit counts from an earlier try of this window."""
+        last = refusal.last_block if isinstance(refusal, ExtrinsicLimitedError) else None
+        return last is not None and self._begun is not None and last > self._begun
+
+    def _wait(self, error: TemplarError, pause: int | None) -> bool:
+        """Wait as long as the error asks for, else `pause` blocks; False if no further try can help or is in time."""
+        if pause is None or isinstance(error, PermanentError):
+            return False
+        clock = self._chain.clock
+        head = self._head + int((clock.now() - self._head_seen) / self._block_seconds) if self._head else 0
+        known = error.next_block if isinstance(error, ExtrinsicLimitedError) else None
+        self._not_before = known if known is not None and known > head else 0
+        following = self._not_before or head + pause
+        if following > self._last_block:
+            return False
+        log.warning("window %d: the weights are tried again in %d blocks: %s", self._window, following - head, error)
+        if not self._not_before:
+            clock.sleep_until(clock.now() + pause * self._block_seconds)
+        return True
+
+    def _refused(self, error: TemplarError) -> WeightsReport:
+        reason = error.cause if isinstance(error, ExtrinsicRefusedError) else error.reason
+        log.error(
+            "%s: window %d: the weights are NOT set [%s], the next window tries again: %s",
+            self._node.name,
+            self._window,
+            reason,
+            error.message,
+        )
+        return WeightsReport(self._window, {}, reason, error.message, self._sent)

@@ -1,8 +1,6 @@
-"""Which data belongs to whom in a window, and the data itself.
+"""Which data a miner is assigned in a window, and the data itself.
 
 Everything here follows from public objects and finalized blocks, so a validator rebuilds what a miner trained on.
-
-What a miner trains on in a window, in words: for people who want to see the data before the loss.
 """
 
 from dataclasses import dataclass, field
@@ -19,22 +17,13 @@ from templar.timeline import first_block
 
 CACHED_WINDOWS = 2
 """Windows whose data is kept: the one that is trained and the one that is scored."""
-
-
 REMEMBERED_EPOCHS = 2
-"""Epochs before those of the state that a node still knows while it runs."""
+"""Epochs before those of the state that a running node still knows."""
 
 
 @dataclass
 class Workload:
-    """The data of a network, window by window.
-
-    Attributes:
-        exchange: Chain and numbers.
-        dataset: The training split.
-        tokenizer: The network's tokenizer.
-        start_window: First window of the network.
-    """
+    """The training data of a network, window by window."""
 
     exchange: Exchange
     dataset: TrainingData
@@ -47,21 +36,21 @@ class Workload:
     _openings: dict[int, tuple[tuple[int, ...], str]] = field(default_factory=dict)
 
     def follow(self, epochs: Epochs, window: int) -> None:
-        """Take notice of the node's state: the shards that it knows of, and the window that it is the state of."""
+        """Take over the shard epochs of the node's state, which is that of `window`."""
         earlier: Epochs = ()
-        if epochs and window == self._state_window + 1:  # otherwise they may be another history's
+        if epochs and window == self._state_window + 1:  # otherwise they may belong to another history
             earlier = tuple(epoch for epoch in self._epochs if epoch.first_window < epochs[0].first_window)
         self._epochs = (*earlier[-REMEMBERED_EPOCHS:], *epochs)
         self._state_window = window
 
     def assignment(self, window: int, uid: int) -> Assignment:
-        """What a miner is assigned in a window.
+        """A miner's assignment in a window.
 
         Raises:
-            TransientError: The chain could not be reached, or the shard of the window is not known yet.
-            PermanentError: `window_passed`; the shard of the window is not known any more.
+            TransientError: The chain could not be reached, or the window's shard is not known yet.
+            PermanentError: `window_passed`; the window's shard is no longer known.
         """
-        epoch, plan = self._cut(self.shard_epoch(window))
+        epoch, plan = self._permuted(self.shard_epoch(window))
         uids, block_hash = self._opening(window)
         return assign(window, uid, epoch=epoch, plan=plan, uids=uids, block_hash=block_hash)
 
@@ -75,13 +64,13 @@ class Workload:
 
         Raises:
             TransientError: The dataset could not be read.
-            PermanentError: The dataset is not what its description says.
+            PermanentError: The dataset does not match its metadata.
         """
         position = self.shard_epoch(assignment.window).position
         return self.dataset.read(position, assignment, self.tokenizer)
 
     def sequences(self, assignment: Assignment) -> NDArray[np.int32]:
-        """The sequences of an assignment, int32 of shape (n, L), in training order; kept for a while.
+        """The sequences of an assignment, int32 of shape (n, L), in training order; cached within `loader_mib`.
 
         Raises:
             TemplarError: As in `read`.
@@ -99,34 +88,32 @@ class Workload:
         return sequences
 
     def spare_sequences(self, window: int) -> NDArray[np.int32]:
-        """Sequences of units that nobody was assigned in a window."""
-        epoch, plan = self._cut(self.shard_epoch(window))
+        """Sequences of units that no miner was assigned in a window."""
+        epoch, plan = self._permuted(self.shard_epoch(window))
         uids, block_hash = self._opening(window)
         units = spare_units(window, epoch=epoch, plan=plan, uids=uids, block_hash=block_hash)
         return self.sequences(Assignment(window, -1, units[: plan.units_per_slot], f"spare-{window}"))
 
     def shard_epoch(self, window: int) -> ShardEpoch:
-        """The shard that a window trains on; of a dataset of pages, all of it.
+        """The shard epoch that a window trains on; a dataset of pages is one epoch.
 
         Raises:
-            TransientError: As in `assignment`.
-            PermanentError: As in `assignment`.
+            TemplarError: As in `assignment`.
         """
         if not self._epochs:
             return ShardEpoch(self.start_window, 0)
         return epoch_of(self._epochs, self._state_window, window)
 
-    def _cut(self, stretch: ShardEpoch) -> tuple[Epoch, SlotPlan]:
-        """How an epoch's units are permuted and cut.
-
-        The key has the hash of the epoch's first block, so nobody knows the order before. There is one slot for every
-        miner at that block, and the spare ones, but no more than the data has: then some miners wait in each window,
-        for a network must not stand still because many have registered.
-        """
+    def _permuted(self, stretch: ShardEpoch) -> tuple[Epoch, SlotPlan]:
+        """How the units of a shard epoch are permuted and cut into slots."""
         if stretch not in self._known:
+            # 1. The key has the hash of the epoch's first block, so nobody knows the order before.
             data, chain = self.exchange.hparams.data, self.exchange.chain
             block_hash = chain.block_hash(first_block(stretch.first_window, self.exchange.hparams.windows))
             key = f"{self.exchange.network.genesis}/{stretch.position}/{block_hash}"
+
+            # 2. One slot per miner at that block and the spare ones, but no more than the data has: then some miners
+            #    wait in each window, for a network must not stop because many have registered.
             pages = self.dataset.num_pages(stretch.position)
             wanted = len(self.exchange.miners(stretch.first_window)) + data.spare_slots
             slots = max(1, min(wanted, pages // data.pages_per_window))
@@ -137,7 +124,7 @@ class Workload:
         return self._known[stretch]
 
     def _opening(self, window: int) -> tuple[tuple[int, ...], str]:
-        """The miners at a window's first block, and its hash: asked of the chain once, for they never change."""
+        """The miners at a window's first block, and its hash; both are final, so the chain is asked once."""
         known = self._openings.get(window)
         if known is None:
             uids = tuple(neuron.uid for neuron in self.exchange.miners(window))
@@ -151,40 +138,27 @@ class Workload:
 
 @dataclass(frozen=True)
 class Preview:
-    """A miner's data of one window.
-
-    Attributes:
-        window: The window.
-        uid: The miner.
-        opens_at: The window's first block.
-        digest: Digest of the assignment, as the miner's manifest names it.
-        pages: The assigned pages in training order; none if the miner waits for a slot.
-        num_sequences: Training sequences in them.
-        texts: The first of these in training order, decoded.
-    """
+    """A miner's data of one window."""
 
     window: int
     uid: int
     opens_at: int
+    """The window's first block."""
     digest: str
+    """Digest of the assignment, as in the miner's manifest."""
     pages: tuple[PageOrigin, ...]
+    """In training order; none if the miner waits for a slot."""
     num_sequences: int
     texts: tuple[str, ...]
+    """The first sequences in training order, decoded."""
 
 
 def preview(workload: Workload, window: int, uid: int, *, num_texts: int) -> Preview:
-    """Fetch, pack and decode what a miner was assigned, as the miner does it.
-
-    Args:
-        workload: The network's data.
-        window: A window that has opened.
-        uid: The miner.
-        num_texts: How many sequences are decoded.
+    """Fetch and pack a miner's assignment as the miner does, and decode the first `num_texts` sequences.
 
     Raises:
         TransientError: Chain or dataset could not be reached, or the window has not opened.
-        PermanentError: `window_passed`: it lies before the network's first; or the dataset is not what its metadata
-            says.
+        PermanentError: `window_passed`: the network began later; or the dataset does not match its metadata.
     """
     if window < workload.start_window:
         raise PermanentError(
