@@ -1,6 +1,6 @@
-"""Published checkpoints: a folder of files and, written last, a signed manifest with their hashes.
+"""Published checkpoints: a folder of files and a signed manifest with their hashes (docs/protocol.md 12).
 
-A checkpoint without its manifest does not exist, so one that is being written is never read.
+The manifest is written last, and a checkpoint without it does not exist: an unfinished one is never read.
 """
 
 import math
@@ -22,10 +22,8 @@ from templar.store.files import local_file
 from templar.training.model import parameter_shapes
 
 MANIFEST_FILE = "manifest.json"
-
-
 OTHER_FILES_BYTES = 64 << 20
-"""Room for what a checkpoint holds besides its float32 parameters: headers, configuration, tokenizer."""
+"""Allowed size of a checkpoint besides its float32 parameters: headers, configuration, tokenizer."""
 
 
 def publish_checkpoint(
@@ -33,7 +31,7 @@ def publish_checkpoint(
 ) -> CheckpointManifest:
     """Upload every file of a folder, then the manifest.
 
-    On failure a later call uploads what is missing; files that are there are not sent again.
+    On failure a later call uploads the missing files only.
 
     Raises:
         PermanentError: `object_differs`; another checkpoint of this window is stored.
@@ -78,21 +76,22 @@ def fetch_checkpoint(
 ) -> CheckpointManifest:
     """Download a checkpoint and check every byte of it against its manifest.
 
-    The files appear under `folder` all at once, or not at all. What has come when a download fails or is killed stays
-    beside it, and the next call goes on with it, file by file and part by part.
+    The files appear under `folder` all at once or not at all. After a failed or killed download the next call resumes,
+    file by file and part by part.
 
     Args:
         store: The publisher's bucket.
-        publisher: Whose checkpoint.
-        window: Of which window.
-        folder: Where to; what is there is replaced.
+        publisher: The checkpoint's author.
+        window: The checkpoint's window.
+        folder: Replaced by the downloaded files.
         network: The network that it must be made for.
-        model: The architecture: a checkpoint that is larger than its parameters can account for is not fetched.
+        model: The architecture; it bounds the size of a checkpoint that is fetched.
 
     Raises:
-        RejectedError: There is no manifest, it is not legal, or a file is not what it says.
+        RejectedError: There is no manifest, it is not legal, or a file does not match it.
         TransientError: The store failed.
     """
+    # 1. The manifest, and whether the size can be right.
     key = checkpoint_key(window, publisher.uid, MANIFEST_FILE)
     found = read_signed(store, key, CheckpointManifest, network=network, author=publisher, window=window)
     if found is None:
@@ -101,17 +100,19 @@ def fetch_checkpoint(
     total, most = sum(manifest.sizes.values()), _parameter_bytes(model) + OTHER_FILES_BYTES
     if total > most:
         raise RejectedError(Reason.WRONG_SIZE, f"{key}: {total} bytes in all, {most} are legal for this model")
+    # 2. Keep the parts of this checkpoint that an earlier call left, and delete all others.
     part, partial = folder.with_name(folder.name + ".part"), tuple(f".{name[:100]}." for name in manifest.files)
     with local_file(part):
         part.mkdir(parents=True, exist_ok=True)
         for path in part.iterdir():
-            if path.name not in manifest.files and not path.name.startswith(partial):  # of another checkpoint
+            if path.name not in manifest.files and not path.name.startswith(partial):
                 path.unlink()
+    # 3. Fetch each file and compare its hash; then replace the folder.
     for name, digest in manifest.files.items():
         _fetch_file(store, checkpoint_key(window, publisher.uid, name), part / name, manifest.sizes[name], digest)
     with local_file(part):
         for path in part.iterdir():
-            if path.name not in manifest.files:  # of another checkpoint
+            if path.name not in manifest.files:
                 path.unlink()
         shutil.rmtree(folder, ignore_errors=True)
         part.rename(folder)
@@ -123,7 +124,7 @@ def _parameter_bytes(model: Model) -> int:
 
 
 def _fetch_file(store: ObjectStore, key: str, path: Path, size: int, digest: str) -> None:
-    """Download a file, unless it has come before; one that is not what the manifest says is not kept."""
+    """Download a file unless it is here; a file with another hash than the manifest's is deleted."""
     if _is_whole(path, digest):
         return
     try:

@@ -1,14 +1,10 @@
-"""Decisions: every validator's signed word on a window, and what the majority of stake says (PROTOCOL 15).
+"""Decisions: each validator's signed decision on a window, and the majority of stake (docs/protocol.md 11).
 
-Late readers, catch-up and audits follow the decisions and the times that rosters record, never today's LastModified.
-
-What the absence of an object proves: nothing, where a clean-up may have deleted it.
-
-Windows that nobody decided on, because every validator was away: the slots still say what they were (PROTOCOL 6).
-
-Without this rule a network that stood still for one window could never go on. What a late node concludes is what an
-early one would have: a roster that was stored in its slot still lies there with its time, and one that is not there was
-never published. As soon as one validator decided, decisions alone count (PROTOCOL 15).
+Late readers, catch-up and audits rely on the decisions and on the times that rosters record, never on a LastModified
+that a bucket shows later. If no validator decided on a window, its roster slots still settle it (`nobody_decided`):
+otherwise a network that stood still for one window could never continue. A late node concludes the same as an early
+one: a roster that was stored in its slot is still there with its time, and a missing one was never published. As soon
+as one validator decided, only decisions count.
 """
 
 import logging
@@ -28,53 +24,27 @@ from templar.exchange.publish import PublishReceipt, publish_body
 from templar.exchange.signed import read_signed
 from templar.timeline import closing_block, window_of
 
-
-def may_have_expired(exchange: Exchange, neuron: NeuronInfo, window: int) -> bool:
-    """Whether a clean-up, which counts from the bucket's newest window, may have deleted a neuron's old objects.
-
-    Then their absence proves nothing: what was deleted was there once.
-
-    Raises:
-        RejectedError: The neuron committed no bucket that can be read.
-        TransientError: Chain or store failed.
-    """
-    current = window_of(exchange.chain.block(), exchange.hparams.windows)
-    retention = exchange.hparams.storage.retention_windows
-    if window >= current - retention:
-        return False
-    newest = newest_window(exchange.buckets.reader(neuron).list(), current)
-    return newest is not None and window < newest - retention
-
-
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Majority:
-    """What the decisions on a window say.
+    """The decision with the most stake behind it."""
 
-    Attributes:
-        roster: Digest of the roster with the most stake behind it; None for a null window.
-        stake: The stake behind it.
-        total: The stake of all decisions that were read.
-        unheard: The stake of validators that may have decided, or may still decide, otherwise.
-        uids: Who decided so.
-    """
-
-    roster: str | None
-    stake: float
-    total: float
-    unheard: float
-    uids: tuple[int, ...]
+    roster: str | None  # digest; None for a null window
+    stake: float  # of the validators that decided so
+    total: float  # stake of all decisions that were read
+    unheard: float  # stake of validators that may have decided otherwise, or still may
+    uids: tuple[int, ...]  # of the validators that decided so
 
     @property
     def is_clear(self) -> bool:
-        """Whether more than half of the stake says the same, whatever the unheard say."""
+        """Whether it has more than half of the stake, even if all unheard validators decide otherwise."""
         return 2 * self.stake > self.total + self.unheard
 
 
 def publish_decision(exchange: Exchange, window: int, roster: str | None, *, deadline: float) -> PublishReceipt:
-    """Sign what this validator applied. On failure a later call goes on; never after the deadline.
+    """Publish the roster's digest as the own decision. On failure a later call continues; never after the deadline.
 
     Raises:
         PermanentError: `object_differs` (it decided otherwise before), `no_time_left`.
@@ -100,21 +70,22 @@ def read_decision(exchange: Exchange, validator: NeuronInfo, window: int) -> Dec
 
 
 def may_be_decided(exchange: Exchange, window: int) -> bool:
-    """Whether validators may still sign decisions on a window: until the next one closes (PROTOCOL 15)."""
+    """Whether validators may still sign decisions on a window: until the next window closes."""
     return exchange.chain.block() < closing_block(window + 1, exchange.hparams.windows)
 
 
 def majority(exchange: Exchange, window: int) -> Majority:
-    """What the majority of stake decided on a window.
+    """The decision of the majority of stake on a window.
 
     A validator does not count if it has not decided by the close of the next window, if its decision is not legal, or
-    if its bucket refuses to be read. One that may still decide, whose decision may have expired, or whose store just
-    fails, is waited for, unless its stake cannot turn the majority: an error is never absence (PROTOCOL 11).
+    if its bucket refuses to be read. One that may still decide, whose decision may have expired, or whose store fails
+    counts as unheard: an error is never absence.
 
     Raises:
-        TransientError: `decision_missing`; nobody decided yet, the stake is split evenly, or too much of it is unheard.
+        TransientError: `decision_missing`; no validator decided yet, the stake is split evenly, or too much is unheard.
     """
-    may_be_unsigned = may_be_decided(exchange, window)  # asked first: what comes later is no absence
+    # 1. Read every validator's decision. The time is read first: a decision may be signed while we read.
+    may_be_unsigned = may_be_decided(exchange, window)
     votes: dict[str | None, list[NeuronInfo]] = defaultdict(list)
     unheard: list[NeuronInfo] = []
     for validator in exchange.metagraph(window).validators():
@@ -128,8 +99,9 @@ def majority(exchange: Exchange, window: int) -> Majority:
         else:
             if decision is not None:
                 votes[decision.roster].append(validator)
-            elif may_be_unsigned or _may_have_expired(exchange, validator, window):
+            elif may_be_unsigned or _may_have_expired_or_unknown(exchange, validator, window):
                 unheard.append(validator)
+    # 2. Count the stake.
     if not votes:
         raise TransientError(Reason.DECISION_MISSING, f"window {window}: no validator has decided yet")
     found = _count(votes, unheard)
@@ -142,7 +114,7 @@ def majority(exchange: Exchange, window: int) -> Majority:
     return found
 
 
-def _may_have_expired(exchange: Exchange, validator: NeuronInfo, window: int) -> bool:
+def _may_have_expired_or_unknown(exchange: Exchange, validator: NeuronInfo, window: int) -> bool:
     try:
         return may_have_expired(exchange, validator, window)
     except TemplarError as error:
@@ -151,22 +123,22 @@ def _may_have_expired(exchange: Exchange, validator: NeuronInfo, window: int) ->
 
 
 def decided_roster(exchange: Exchange, window: int) -> tuple[Roster, NeuronInfo] | None:
-    """The roster that the majority decided on, and who published it; None for a null window.
+    """The roster that the majority decided on, and its publisher; None for a null window.
 
-    It is looked for in its publisher's bucket, and then in those of the validators that decided on it: each keeps a
-    copy, so a publisher that takes its roster away, or puts another in its place, strands nobody.
+    It is read from its publisher's bucket, or else from a validator that decided on it: each keeps a copy, so a
+    publisher that deletes or replaces its roster stops no late node.
 
     Raises:
-        TransientError: `decision_missing`, or `roster_missing` (nobody shows the decided roster now).
+        TransientError: `decision_missing`, or `roster_missing` (no bucket shows the decided roster now).
     """
     decided = majority(exchange, window)
     if decided.roster is None:
         return None
     publishers = exchange.publishers(window)
     keepers = [neuron for neuron in exchange.metagraph(window).validators() if neuron.uid in decided.uids]
-    wheres = [(publisher, publisher) for publisher in publishers]
-    wheres += [(publisher, keeper) for keeper in keepers for publisher in publishers if keeper != publisher]
-    for publisher, keeper in wheres:
+    places = [(publisher, publisher) for publisher in publishers]
+    places += [(publisher, keeper) for keeper in keepers for publisher in publishers if keeper != publisher]
+    for publisher, keeper in places:
         try:
             found = fetch_roster(exchange, publisher, window, keeper=keeper)
         except (PermanentError, TransientError) as error:
@@ -177,13 +149,13 @@ def decided_roster(exchange: Exchange, window: int) -> tuple[Roster, NeuronInfo]
         if found is not None and found.body.digest == decided.roster:
             return found.body, publisher
     raise TransientError(
-        Reason.ROSTER_MISSING, f"window {window}: nobody shows the roster {decided.roster[:12]} that was decided"
+        Reason.ROSTER_MISSING, f"window {window}: no bucket shows the decided roster {decided.roster[:12]}"
     )
 
 
 def _count(votes: Mapping[str | None, Sequence[NeuronInfo]], unheard: Iterable[NeuronInfo]) -> Majority:
     stakes = {roster: _stake(voters) for roster, voters in votes.items()}
-    # The tie-break by digest only serves the message: a tie is never clear.
+    # Ties are broken by digest for the message only: a tie is never clear.
     best = max(stakes, key=lambda roster: (stakes[roster], roster or ""))
     uids = tuple(voter.uid for voter in votes[best])
     return Majority(best, stakes[best], math.fsum(stakes.values()), _stake(unheard), uids)
@@ -194,15 +166,14 @@ def _stake(validators: Iterable[NeuronInfo]) -> float:
 
 
 def is_undecided_for_good(exchange: Exchange, window: int) -> bool:
-    """Whether nobody decided on a window, and nobody can any more."""
+    """Whether no validator decided on a window, and none can any more."""
     return not may_be_decided(exchange, window) and nobody_decided(exchange, window)
 
 
 def nobody_decided(exchange: Exchange, window: int) -> bool:
     """Whether it is certain that no validator decided on a window.
 
-    Every bucket has to answer: an error is never absence (PROTOCOL 11). And nothing of the window may have expired:
-    what was deleted was there once.
+    Every bucket must answer, because an error is never absence, and no object of the window may have expired.
     """
     for validator in exchange.metagraph(window).validators():
         try:
@@ -214,3 +185,20 @@ def nobody_decided(exchange: Exchange, window: int) -> bool:
         except PermanentError as error:
             log.warning("window %d: decision of uid %d is left out: %s", window, validator.uid, error)
     return True
+
+
+def may_have_expired(exchange: Exchange, neuron: NeuronInfo, window: int) -> bool:
+    """Whether a clean-up may have deleted a neuron's objects of a window: their absence proves nothing then.
+
+    A clean-up counts ages from the newest window in the bucket.
+
+    Raises:
+        RejectedError: The neuron committed no readable bucket.
+        TransientError: Chain or store failed.
+    """
+    current = window_of(exchange.chain.block(), exchange.hparams.windows)
+    retention = exchange.hparams.storage.retention_windows
+    if window >= current - retention:
+        return False
+    newest = newest_window(exchange.buckets.reader(neuron).list(), current)
+    return newest is not None and window < newest - retention

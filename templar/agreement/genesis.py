@@ -1,8 +1,8 @@
-"""The birth of a network: genesis checkpoint and start window, published once, verified by everybody.
+"""The start of a network: genesis checkpoint and start window, published once, verified by every node.
 
-The start window names the digest of everything that two nodes must have in common (hyper-parameters, tokenizer,
-dataset, first parameters); its own digest is the genesis hash, which is signed into every later object. Nobody trusts
-that two builds of a library initialise a model alike: the parameters come from the checkpoint.
+The start window holds the digests of all that two nodes must have in common (hyper-parameters, tokenizer, dataset,
+first parameters); its own digest is the genesis hash, which is signed into every later object (docs/protocol.md 2). The
+first parameters come from the checkpoint: two builds of a library may initialise a model differently.
 """
 
 import logging
@@ -28,26 +28,20 @@ from templar.training.model import WEIGHTS_FILE, read_parameters, write_model
 
 log = logging.getLogger(__name__)
 
-
 NO_GENESIS = "0" * 64
-"""Stands in the start window's own genesis field, which cannot hold its own digest."""
+"""The genesis field of the start window, which cannot hold its own digest."""
 
 
 @dataclass(frozen=True)
 class Birth:
-    """A start window and who signed it.
-
-    Attributes:
-        start: The start window.
-        publisher: The validator whose bucket has it, and the genesis checkpoint.
-    """
+    """A start window and the validator that signed it."""
 
     start: StartWindow
-    publisher: NeuronInfo
+    publisher: NeuronInfo  # its bucket also has the genesis checkpoint
 
     @property
     def network(self) -> Network:
-        """What is signed into every later object."""
+        """Netuid and genesis hash, which are signed into every later object."""
         return Network(self.start.netuid, self.start.digest)
 
     @property
@@ -71,7 +65,7 @@ def publish_genesis(
 ) -> Birth:
     """Publish the genesis checkpoint and then the start window.
 
-    On failure a later call with the same arguments goes on; where another network was started nothing is written.
+    On failure a later call with the same arguments continues; if another network was started, nothing is written.
 
     Raises:
         PermanentError: `not_registered`, `object_differs` (this hotkey started another network here before).
@@ -93,6 +87,7 @@ def publish_genesis(
         dataset=dataset_digest,
         root=genesis_root(chain.netuid, digest),
     )
+    # Compare with an earlier start window before anything is written; write it after the checkpoint it refers to.
     birth, store, clock = Birth(start, neuron), buckets.own, chain.clock
     if store.head(START_WINDOW_KEY) is not None:
         publish_body(store, START_WINDOW_KEY, start, signer, clock=clock)  # refuses unless it is this one
@@ -103,20 +98,20 @@ def publish_genesis(
 
 
 def find_birth(chain: Chain, buckets: Buckets, hparams: HParams, *, pinned: str | None = None) -> Birth:
-    """The birth of the network: the start window of the validator with the most stake that has one.
+    """The start window of the network: that of the validator with the most stake that has published one.
 
     Args:
-        chain: Who the validators are.
-        buckets: Their buckets.
-        hparams: This node's numbers; they must be the network's.
-        pinned: Genesis hash that the operator insists on; start windows with another one are passed over.
+        chain: Names the validators.
+        buckets: The validators' buckets.
+        hparams: This node's hyper-parameters; they must be the network's.
+        pinned: Genesis hash that the operator requires; start windows with another one are skipped.
 
     Raises:
-        TransientError: `genesis_missing`; nobody published one (yet). Or, unless a genesis is pinned, the store of a
-            validator failed before one was found: it may have the one that counts.
+        TransientError: `genesis_missing`; no validator has published one yet. Or no genesis is pinned, and the store of
+            a validator that may have the one that counts failed.
         PermanentError: `bad_hparams`.
     """
-    passed_over = []
+    left_out = []
     for validator in chain.metagraph().validators():
         try:
             start = _read_start(chain, buckets, validator)
@@ -128,7 +123,7 @@ def find_birth(chain: Chain, buckets: Buckets, hparams: HParams, *, pinned: str 
                     "try again, or pin the network's genesis hash",
                 ) from error
             log.warning("start window of uid %d is left out: %s", validator.uid, error)
-            passed_over.append(f"uid {validator.uid}: {error.reason}")
+            left_out.append(f"uid {validator.uid}: {error.reason}")
             continue
         if start is None or pinned not in (None, start.digest):
             continue
@@ -143,13 +138,13 @@ def find_birth(chain: Chain, buckets: Buckets, hparams: HParams, *, pinned: str 
         Reason.GENESIS_MISSING,
         f"no validator of subnet {chain.netuid} shows {START_WINDOW_KEY}"
         + (f" with genesis {pinned}" if pinned else "")
-        + (f" ({'; '.join(passed_over)})" if passed_over else "")
+        + (f" ({'; '.join(left_out)})" if left_out else "")
         + ": publish the genesis first, or wait for it",
     )
 
 
 def load_genesis(birth: Birth, buckets: Buckets, model: Model, folder: Path) -> dict[str, Tensor]:
-    """Download the genesis checkpoint and verify all of it; the parameters by name.
+    """Download and verify the genesis checkpoint; its parameters by name.
 
     Raises:
         TransientError: The store failed.
@@ -173,7 +168,7 @@ def _read_start(chain: Chain, buckets: Buckets, validator: NeuronInfo) -> StartW
 
 
 def require_digest(digest: str, start: StartWindow) -> None:
-    """Refuse a dataset that is not the network's.
+    """Check that a dataset is the network's.
 
     Raises:
         PermanentError: `dataset_malformed`.

@@ -1,7 +1,7 @@
-"""What may be deleted from a bucket: objects of windows that nobody needs any more, and nothing else.
+"""Retention: which objects of a bucket have expired and may be deleted (docs/protocol.md 15).
 
-A bucket is looked at as a whole once (`survey`); then each key is judged by itself, so a listing of any length is never
-held in memory.
+A first pass over the listing collects a few facts (`survey`); then each key is judged by itself, so a listing of any
+length is never held in memory.
 """
 
 from collections.abc import Collection, Iterable
@@ -16,26 +16,18 @@ from templar.store.base import ObjectInfo
 
 @dataclass(frozen=True)
 class Survey:
-    """What one pass over a bucket's listing says of the bucket as a whole.
+    """Facts about a bucket as a whole."""
 
-    Attributes:
-        newest_window: The newest window that its owner worked in; None if it has no object of any.
-        newest_stamp: The newest LastModified; None if it is empty.
-        complete: Windows of its complete checkpoints, none of them still to come; an incomplete one has no manifest.
-        peer_lists: First effective windows of its peer lists.
-    """
-
-    newest_window: int | None
-    newest_stamp: int | None
-    complete: frozenset[int]
-    peer_lists: frozenset[int]
+    newest_window: int | None  # of its per-window objects, without future ones
+    newest_stamp: int | None  # the newest LastModified; None if the bucket is empty
+    complete: frozenset[int]  # windows of checkpoints with a manifest, without future ones
+    peer_lists: frozenset[int]  # first effective windows
 
 
 def survey(objects: Iterable[ObjectInfo], current_window: int) -> Survey:
-    """Look at every object of a bucket once.
+    """Collect the facts in one pass over a bucket's listing.
 
-    Keys of windows that are still to come say nothing of the newest window or checkpoint: they are made up, or were
-    left by another chain.
+    Keys of future windows are ignored: they are invented, or were left by another chain.
     """
     newest, stamp = -1, -1
     complete, peer_lists = set[int](), set[int]()
@@ -57,33 +49,25 @@ def survey(objects: Iterable[ObjectInfo], current_window: int) -> Survey:
 
 
 def newest_window(objects: Iterable[ObjectInfo], current_window: int) -> int | None:
-    """The newest window that a bucket's owner worked in; None if it has no object of any."""
+    """The newest window of a bucket's per-window objects; None if it has none."""
     return survey(objects, current_window).newest_window
 
 
 @dataclass(frozen=True)
 class Retention:
-    """What of a bucket has expired.
+    """Which keys of a bucket have expired.
 
-    Per-window objects live for `retention_windows`. Of the checkpoints the newest `checkpoints_kept` stay, and the
-    genesis checkpoint for ever; of the peer lists the newest that is in effect stays. The start window, objects of
-    another protocol version and keys that are not ours never expire.
-
-    Attributes:
-        window: The window that ages count from.
-        oldest: The oldest window whose objects live.
-        kept: Windows of checkpoints that stay.
-        newest_checkpoint: Window of the newest complete checkpoint; a later one is still being written.
-        peers_in_effect: First effective window of the peer list that is in effect.
-        keeps_checkpoints: Whether all of them stay: which one is the genesis is not known.
+    Per-window objects are kept for `retention_windows`, the newest `checkpoints_kept` checkpoints and the genesis
+    checkpoint always, and the peer list that is in effect. The start window, objects of another protocol version and
+    foreign keys never expire.
     """
 
-    window: int
-    oldest: int
-    kept: frozenset[int]
-    newest_checkpoint: int | None
-    peers_in_effect: int | None
-    keeps_checkpoints: bool = False
+    window: int  # ages count from it
+    oldest: int  # window of the oldest objects that are kept
+    kept: frozenset[int]  # windows of checkpoints that are kept
+    newest_checkpoint: int | None  # window of the newest complete one; a later one is being written
+    peers_in_effect: int | None  # first effective window of the list that is in effect
+    keeps_checkpoints: bool = False  # keep all: it is not known which one is the genesis
 
     @classmethod
     def of(cls, found: Survey, *, window: int, genesis_windows: Collection[int] | None, storage: Storage) -> Self:
@@ -93,7 +77,7 @@ class Retention:
             found: The bucket.
             window: The window that ages count from.
             genesis_windows: Windows of genesis checkpoints; None if they are not known.
-            storage: How long things are kept.
+            storage: Numbers of windows and checkpoints that are kept.
         """
         newest = sorted(found.complete, reverse=True)[: storage.checkpoints_kept]
         return cls(
@@ -118,5 +102,5 @@ class Retention:
         return key.window < self.oldest
 
     def is_kept_checkpoint(self, key: ObjectKey) -> bool:
-        """Whether a key is of a checkpoint that stays, as the genesis does, or may be the genesis."""
+        """Whether a key belongs to a checkpoint that is kept, or that may be the genesis."""
         return key.kind is Kind.CHECKPOINT and (self.keeps_checkpoints or key.window in self.kept)

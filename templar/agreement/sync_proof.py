@@ -1,15 +1,12 @@
-"""Debug values: two elements of every parameter, published beside the sync proof for people and tools to compare.
+"""Sync proofs, and the debug values beside them (docs/protocol.md 10).
 
-They decide nothing: whether a node is in sync is said by its proof and its root. Anybody can copy another's values, or
-make some up; what they are good for is to see how far apart two states are, where roots only say that they differ.
-Miners publish other elements than everybody else, as documented: what a validator shows is not what a miner must have.
-Compared with `templar.scoring.debug_values`.
+A sync proof shows that a node holds the state after a window, and cannot be copied. The block that settles the window
+chooses slices of the parameters; the proof is their hash, keyed with that block's hash and the node's own hotkey. A
+validator, which holds the same parameters, recomputes it.
 
-Sync proofs: evidence that a node holds the state after a window, which nobody can copy (DESIGN 4).
-
-The block that settles a window chooses slices of the parameters; the proof is their hash, keyed with that block's hash
-and the node's own hotkey. A node that does not hold the parameters cannot compute it, and another node's proof is of no
-use to it. A validator, which holds the same parameters, recomputes it.
+Debug values are two elements of every parameter. They show people how far apart two states are, where roots only show
+that they differ. No decision depends on them: anybody can copy or invent values. Miners publish other elements than
+all other nodes, as documented.
 """
 
 import hashlib
@@ -29,10 +26,14 @@ from templar.exchange.objects import DEBUG_ELEMENTS, DEBUG_NAME, MAX_DEBUG_PARAM
 from templar.exchange.publish import PublishReceipt, publish_body
 from templar.exchange.signed import read_signed
 
+log = logging.getLogger(__name__)
+
 NUM_SLICES = 32
-
-
 SLICE_ELEMENTS = 64
+MINER_START = 10
+"""Index in the flattened parameter of the first debug element of miners."""
+START = 0
+"""The same of all other nodes."""
 
 
 def state_proof(params: Mapping[str, Tensor], *, window: int, block_hash: str, hotkey: str) -> str:
@@ -41,8 +42,8 @@ def state_proof(params: Mapping[str, Tensor], *, window: int, block_hash: str, h
     Args:
         params: The agreed parameters after the window, by name.
         window: The window.
-        block_hash: Hash of the block that settled it.
-        hotkey: Address of the node that proves.
+        block_hash: Hash of the block that settled the window.
+        hotkey: The node's address.
 
     Returns:
         SHA-256, in hex, over the key and `NUM_SLICES` slices of up to `SLICE_ELEMENTS` elements.
@@ -63,7 +64,7 @@ def state_proof(params: Mapping[str, Tensor], *, window: int, block_hash: str, h
 def publish_proof(
     exchange: Exchange, params: Mapping[str, Tensor], *, window: int, block_hash: str, root: str, outer_steps: int
 ) -> PublishReceipt:
-    """Publish the own proof. On failure a later call with the same state goes on."""
+    """Publish the own proof. On failure a later call with the same state continues."""
     author = exchange.author(window)
     proof = state_proof(params, window=window, block_hash=block_hash, hotkey=author["hotkey"])
     body = Proof(**author, window=window, root=root, outer_steps=outer_steps, proof=proof)
@@ -84,19 +85,8 @@ def read_proof(exchange: Exchange, neuron: NeuronInfo, window: int) -> Proof | N
     return None if found is None else found.body
 
 
-log = logging.getLogger(__name__)
-
-
-MINER_START = 10
-"""First of the elements that miners publish, counted over the flattened parameter."""
-
-
-START = 0
-"""First of the elements that everybody else publishes."""
-
-
 def debug_values(params: Mapping[str, Tensor], start: int) -> dict[str, tuple[float, float]]:
-    """The elements of each parameter that are published.
+    """The two elements of each parameter that are published.
 
     Args:
         params: Parameters by name, of any shape and float type.
@@ -104,8 +94,7 @@ def debug_values(params: Mapping[str, Tensor], start: int) -> dict[str, tuple[fl
 
     Returns:
         Name -> elements `start` and `start + 1`, exactly, in name order, of at most `MAX_DEBUG_PARAMETERS` parameters.
-        Left out are parameters that have no such elements, those with one that is not finite, and names that are no
-        legal ones.
+        Parameters without these elements, with a non-finite one or with an illegal name are left out.
     """
     found: dict[str, tuple[float, float]] = {}
     for name in sorted(params):
@@ -126,13 +115,13 @@ def publish_debug(
         exchange: The own view of the network.
         params: The agreed parameters after the window, by name.
         window: The window.
-        role: The node's role; it says which elements are published.
+        role: The node's role, which selects the elements.
 
     Returns:
-        None if other values stand there already: they stay, and nothing depends on them.
+        None if other values are stored already; they stay.
 
     Raises:
-        TransientError: Chain or store failed; a later call goes on.
+        TransientError: Chain or store failed; a later call continues.
     """
     start = MINER_START if role == "miner" else START
     body = Debug(**exchange.author(window), window=window, start=start, values=debug_values(params, start))
@@ -142,18 +131,5 @@ def publish_debug(
     except PermanentError as error:
         if error.reason is not Reason.OBJECT_DIFFERS:
             raise
-        log.warning("the debug values of a state that was left stand: %s", error)
+        log.warning("the debug values of an abandoned state stay: %s", error)
         return None
-
-
-def read_debug(exchange: Exchange, neuron: NeuronInfo, window: int) -> Debug | None:
-    """A node's debug values of the state after a window; None if there are none.
-
-    Raises:
-        RejectedError: They are not legal.
-        TransientError: The store failed.
-    """
-    store = exchange.buckets.reader(neuron)
-    key = window_key(Kind.DEBUG, window, neuron.uid)
-    found = read_signed(store, key, Debug, network=exchange.network, author=neuron, window=window)
-    return None if found is None else found.body

@@ -1,4 +1,4 @@
-"""What every step of the exchange needs to know of the node and the network it runs on."""
+"""One node's view of the network: chain, buckets, hyper-parameters and identity."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,21 +14,13 @@ from templar.timeline import WindowTimes, closing_block, estimate_time, first_bl
 
 @dataclass(frozen=True)
 class Exchange:
-    """One node's view of the network.
-
-    Attributes:
-        chain: Time, identities, weights.
-        buckets: Everybody's objects.
-        network: What is signed into every object.
-        hparams: The network's numbers.
-        signer: The own hotkey; None for a node that only reads.
-    """
+    """One node's view of the network."""
 
     chain: Chain
     buckets: Buckets
     network: Network
     hparams: HParams
-    signer: Signer | None = None
+    signer: Signer | None = None  # the own hotkey; None for a node that only reads
 
     @property
     def own_signer(self) -> Signer:
@@ -42,7 +34,7 @@ class Exchange:
         return self.signer
 
     def author(self, window: int) -> dict[str, Any]:
-        """The fields that every object of this node's begins with."""
+        """The fields that begin each object that this node signs."""
         neuron = self.identity(window)
         return {
             "netuid": self.network.netuid,
@@ -52,18 +44,18 @@ class Exchange:
         }
 
     def metagraph(self, window: int) -> Metagraph:
-        """The neurons at `open(w)`: everybody who decides about a window uses this one. Waits for its finality."""
+        """The neurons at `open(w)`, on which every decision about the window is based; waits until it is final."""
         opening = first_block(window, self.hparams.windows)
         self.chain.wait_for_block(opening)
         return self.chain.metagraph(opening)
 
     def miners(self, window: int) -> tuple[NeuronInfo, ...]:
-        """Who may train in a window, in uid order: everybody without a validator permit but the burn uid."""
+        """Neurons that may train in a window, in uid order: all without a validator permit except the burn uid."""
         burn = self.hparams.weights.burn_uid
         return tuple(neuron for neuron in self.metagraph(window).miners() if neuron.uid != burn)
 
     def publishers(self, window: int) -> tuple[NeuronInfo, ...]:
-        """Who may publish the roster of a window, by rank (PROTOCOL 12)."""
+        """Neurons that may publish the roster of a window, by rank (docs/protocol.md 8)."""
         return self.metagraph(window).validators()[: self.hparams.windows.roster_ranks]
 
     def identity(self, window: int) -> NeuronInfo:
@@ -101,16 +93,17 @@ class Exchange:
         return WindowTimes(window, opened, closed, rules)
 
     def acting_times(self, window: int) -> WindowTimes:
-        """The times of a window whose closing block is there, finalized or not: for deciding when to act.
+        """The times of a window whose closing block exists, finalized or not: for deciding when to act.
 
-        Waits for the block. What counts is decided later, by the finalized one.
+        Waits for the block. Whether an object counts is decided later, by the finalized block.
         """
         rules = self.hparams.windows
         self.chain.wait_for_block(closing_block(window, rules), finalized=False)
         return self.expected_times(window)
 
     def settling_block(self, times: WindowTimes) -> int:
-        """`settled(w)`: the first block with time >= S(w) (PROTOCOL 5); waits until it is there."""
+        """`settled(w)`: the first block with time >= S(w) (docs/protocol.md 3); waits until it exists."""
+        # Estimate the block, then search forward and back.
         block = closing_block(times.window, self.hparams.windows)
         block += max(0, int((times.settles - times.closed) / self.chain.block_seconds) - 2)
         while True:
@@ -125,10 +118,10 @@ class Exchange:
     def chain_now(self) -> float:
         """The chain's time by its newest block, finalized or not: never ahead, at most about a block behind.
 
-        What a node concludes from the time alone, such as that a slot is over, must not follow from a wrong clock.
+        Conclusions from the time alone, such as that a slot is over, use it: the machine's clock may be wrong.
 
         Raises:
-            TransientError: The chain does not say.
+            TransientError: The chain did not answer.
         """
         with as_own_failure():
             return self._expected_time(self.chain.head())

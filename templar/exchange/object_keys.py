@@ -1,19 +1,19 @@
-"""One grammar for object keys, written and parsed in one place.
+"""Object keys: one grammar, written and parsed here (docs/protocol.md 4).
 
-The documented stems are kept (`gradient-{window}-{uid}-v{version}`, ...); ours follow the same grammar. `version` is
-the protocol version. Publishing and clean-up both go through `ObjectKey`, so a clean-up can never meet a key that it
-understands differently from the publisher.
+The documented stems are kept (`gradient-{window}-{uid}-v{version}`, ...); `version` is the protocol version. Publishing
+and clean-up both use `ObjectKey`, so they cannot understand a key differently.
 """
 
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from templar import PROTOCOL_VERSION
 
 
 class Kind(StrEnum):
-    """What an object is; the value is the first word of its key."""
+    """Kind of object; the value is the first word of its key."""
 
     COMMIT = "commit"
     MANIFEST = "manifest"
@@ -33,25 +33,13 @@ class Kind(StrEnum):
 
 
 _SUFFIX = {Kind.GRADIENT: ".bin", Kind.AGGREGATE: ".bin", Kind.CHECKPOINT: ""}
-
-
 _LEASES = (Kind.LEASE, Kind.HEARTBEAT)
-
-
 _SPECIAL = (Kind.AGGREGATE, Kind.CHECKPOINT, Kind.PEERS, Kind.START_WINDOW, *_LEASES)
-
-
 _PER_WINDOW = "|".join(kind for kind in Kind if kind not in _SPECIAL)
 
-
 _NUMBER = r"(?:0|[1-9][0-9]{0,11})"
-
-
 _VERSION = r"v(?P<version>[0-9A-Za-z.+]{1,32}?)"
-
-
 _FILE = r"(?P<file>[0-9A-Za-z][0-9A-Za-z._-]{0,127})"
-
 
 _PATTERNS = (
     re.compile(rf"(?P<kind>{_PER_WINDOW})-(?P<window>{_NUMBER})-(?P<uid>{_NUMBER})-{_VERSION}(?:\.json|\.bin)"),
@@ -62,28 +50,24 @@ _PATTERNS = (
     re.compile(rf"(?P<kind>{'|'.join(_LEASES)})-(?P<role>[a-z]{{1,16}})-(?P<holder>[0-9a-f]{{32}})-{_VERSION}\.json"),
 )
 
+_LEGACY_PATTERNS = (
+    re.compile(rf"(?P<kind>gradient|debug|checkpoint)-{_NUMBER}-{_NUMBER}-{_VERSION}\.pt"),
+    re.compile(rf"(?P<kind>aggregator)-{_NUMBER}-{_VERSION}\.pt"),
+    re.compile(r"(?P<kind>gathers|checkpoints)/(?P<version>[0-9A-Za-z.+]{1,32})/.+", re.DOTALL),
+)
+
 
 @dataclass(frozen=True)
 class ObjectKey:
-    """The meaning of a key.
-
-    Attributes:
-        kind: What the object is.
-        window: Its window; None for the start window and leases.
-        uid: Its publisher; None where the bucket says it (aggregate, peer list, start window, leases).
-        version: Protocol version.
-        file: Name inside a checkpoint's folder.
-        role: Role of a leased neuron.
-        holder: Who holds, or wants, its lease.
-    """
+    """The parts of a key."""
 
     kind: Kind
-    window: int | None = None
-    uid: int | None = None
+    window: int | None = None  # None for the start window and leases
+    uid: int | None = None  # the publisher; None for aggregates, peer lists, the start window and leases
     version: str = PROTOCOL_VERSION
-    file: str | None = None
-    role: str | None = None
-    holder: str | None = None
+    file: str | None = None  # name inside a checkpoint's folder
+    role: str | None = None  # of a leased neuron
+    holder: str | None = None  # of the lease
 
     def __str__(self) -> str:
         suffix = _SUFFIX.get(self.kind, ".json")
@@ -100,38 +84,24 @@ class ObjectKey:
 
 
 def parse_key(text: str) -> ObjectKey | None:
-    """Read a key back; None if it is not one of ours. `str(parse_key(text)) == text` for every other answer."""
+    """Parse a key; None if it does not follow the grammar. `str(parse_key(text)) == text` for all others."""
     for pattern in _PATTERNS:
         if match := pattern.fullmatch(text):
-            parts = match.groupdict()
-            key = ObjectKey(
-                kind=Kind(parts["kind"]),
-                window=None if parts.get("window") is None else int(parts["window"]),
-                uid=None if parts.get("uid") is None else int(parts["uid"]),
-                version=parts["version"],
-                file=parts.get("file"),
-                role=parts.get("role"),
-                holder=parts.get("holder"),
-            )
+            parts: dict[str, Any] = match.groupdict()
+            parts |= {name: int(parts[name]) for name in ("window", "uid") if name in parts}
+            key = ObjectKey(**parts | {"kind": Kind(parts["kind"])})
             return key if str(key) == text else None
     return None
 
 
 def parse_current_key(text: str) -> ObjectKey | None:
-    """As `parse_key`, and None for an object of another protocol version: this node neither reads nor deletes it."""
+    """As `parse_key`, and None for other protocol versions, whose objects are neither read nor deleted."""
     key = parse_key(text)
     return key if key is not None and key.version == PROTOCOL_VERSION else None
 
 
-_LEGACY_PATTERNS = (
-    re.compile(rf"(?P<kind>gradient|debug|checkpoint)-{_NUMBER}-{_NUMBER}-{_VERSION}\.pt"),
-    re.compile(rf"(?P<kind>aggregator)-{_NUMBER}-{_VERSION}\.pt"),
-    re.compile(r"(?P<kind>gathers|checkpoints)/(?P<version>[0-9A-Za-z.+]{1,32})/.+", re.DOTALL),
-)
-
-
 def parse_legacy_key(text: str) -> tuple[str, str] | None:
-    """Kind and version of an object that the reference system left behind; None if it is none. Only clean-up asks."""
+    """Kind and version of an object of the reference system, for clean-up; None if the key is not of that form."""
     for pattern in _LEGACY_PATTERNS:
         if match := pattern.fullmatch(text):
             return match["kind"], match["version"]
@@ -159,7 +129,7 @@ def checkpoint_key(window: int, uid: int, file: str) -> str:
 
 
 def lease_key(kind: Kind, role: str, holder: str) -> str:
-    """The key of a holder's lease of a role, or of its heartbeat."""
+    """The key of a holder's lease of a role, or of its heartbeat (`kind`)."""
     return str(ObjectKey(kind, role=role, holder=holder))
 
 

@@ -10,34 +10,19 @@ from templar.exchange.signed import ENVELOPE_BYTES, Body, Count, Hex64, Hotkey, 
 from templar.hparams import MAX_PEERS
 
 FileName = Annotated[str, Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z._-]{0,127}$")]
-
-
 Role = Annotated[str, Field(pattern=r"^[a-z]{1,16}$")]
-
-
 Holder = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
-
 DEBUG_ELEMENTS = 2
-
-
 DEBUG_NAME = r"^[0-9A-Za-z_.-]{1,80}$"
-
-
 MAX_DEBUG_PARAMETERS = 2048
-
-
 MAX_FLOAT32 = 3.4028234663852886e38
-
-
 DebugName = Annotated[str, Field(pattern=DEBUG_NAME)]
-
-
 DebugValue = Annotated[float, Field(ge=-MAX_FLOAT32, le=MAX_FLOAT32, allow_inf_nan=False)]
 
 
 class Commit(WindowBody):
-    """A promise made before the close: the digest of a manifest that nobody has seen yet (PROTOCOL 8)."""
+    """A commitment before the close: the digest of a manifest that is still secret (docs/protocol.md 7)."""
 
     kind = Kind.COMMIT
     max_bytes = ENVELOPE_BYTES + 256
@@ -46,22 +31,15 @@ class Commit(WindowBody):
 
 
 class Manifest(WindowBody):
-    """What a miner's payload is; its digest is what was committed.
-
-    Attributes:
-        payload_sha256: SHA-256 of the payload's bytes.
-        payload_bytes: Their number.
-        assignment: Digest of the data assignment that the miner trained on.
-        root_before: State root that the training started from.
-    """
+    """Description of a miner's payload; its digest is what was committed."""
 
     kind = Kind.MANIFEST
     max_bytes = ENVELOPE_BYTES + 512
 
     payload_sha256: Hex64
     payload_bytes: Count
-    assignment: Hex64
-    root_before: Hex64
+    assignment: Hex64  # digest of the data assignment that the miner trained on
+    root_before: Hex64  # state root that the training started from
 
     @property
     def commit(self) -> Commit:
@@ -78,20 +56,7 @@ class Manifest(WindowBody):
 
 
 class RosterEntry(BaseModel):
-    """One payload of a roster: everything that its author signed, and when it was stored, as the publisher saw it.
-
-    Attributes:
-        uid: The payload's author.
-        hotkey: The author's address.
-        payload_sha256: As in the author's manifest, like the next three.
-        payload_bytes: The payload's length.
-        assignment: Digest of the data assignment.
-        root_before: State root that the training started from.
-        committed_at: LastModified of the commitment.
-        revealed_at: The later LastModified of manifest and payload.
-        commit_signature: The author's signature of the commitment.
-        manifest_signature: The author's signature of the manifest.
-    """
+    """One payload of a roster: all that its author signed, and the times that the publisher saw."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -101,36 +66,31 @@ class RosterEntry(BaseModel):
     payload_bytes: Count
     assignment: Hex64
     root_before: Hex64
-    committed_at: Count
-    revealed_at: Count
-    commit_signature: Signature
-    manifest_signature: Signature
+    committed_at: Count  # LastModified of the commitment
+    revealed_at: Count  # the later LastModified of manifest and payload
+    commit_signature: Signature  # the author's, of the commitment
+    manifest_signature: Signature  # the author's, of the manifest
 
 
 _SIGNATURES = {"commit_signature", "manifest_signature"}
 
 
 class Roster(WindowBody):
-    """The payloads of a window, in uid order, as one publisher saw them (PROTOCOL 13).
+    """The payloads of a window, in uid order, as one publisher gathered them (docs/protocol.md 8).
 
-    Its digest does not cover the authors' signatures: they differ from one signing to the next, and prove themselves.
-
-    Attributes:
-        previous: Digest of the roster decided for the window before; None for a null window.
-        peer_list: Digest of the peer list that was gathered; None before the first one.
-        entries: The payloads; none at all makes a null window.
-        aggregate_sha256: SHA-256 of the aggregate: the payloads' bytes, one after the other, in this order.
-        aggregate_bytes: Its length.
+    Its digest leaves out the authors' signatures: they differ from one signing to the next and are verified by
+    themselves.
     """
 
     kind = Kind.ROSTER
     max_bytes = ENVELOPE_BYTES + 1024 + 832 * MAX_PEERS
 
-    previous: Hex64 | None
-    peer_list: Hex64 | None
+    previous: Hex64 | None  # digest of the roster decided for the previous window; None for a null window
+    peer_list: Hex64 | None  # digest of the peer list that was gathered; None before the first one
+    # Without entries the window is null.
     entries: Annotated[tuple[RosterEntry, ...], Field(max_length=MAX_PEERS, strict=False)]
-    aggregate_sha256: Hex64
-    aggregate_bytes: Count
+    aggregate_sha256: Hex64  # of the payloads' bytes, one after the other, in this order
+    aggregate_bytes: Count  # length of the same
 
     @property
     def digest(self) -> str:
@@ -149,29 +109,23 @@ class Roster(WindowBody):
 
 
 class Decision(WindowBody):
-    """A validator's word on a window: the roster it applied, or None for a null window (PROTOCOL 15)."""
+    """A validator's signed decision on a window (docs/protocol.md 11)."""
 
     kind = Kind.DECISION
     max_bytes = ENVELOPE_BYTES + 128
 
-    roster: Hex64 | None
+    roster: Hex64 | None  # digest of the roster it applied, or None for a null window
 
 
 class PeerList(Body):
-    """Who is gathered from a window on, until the next list.
-
-    Attributes:
-        first_effective_window: The first window that it holds for.
-        peers: The gather tier, best first.
-        reserve: Miners that fill the places of failed ones, in order.
-    """
+    """The peers that are gathered from a window on, until the next list takes effect."""
 
     kind = Kind.PEERS
     max_bytes = ENVELOPE_BYTES + 16 * 1024
 
     first_effective_window: Count
-    peers: Annotated[tuple[Uid, ...], Field(max_length=MAX_PEERS, strict=False)]
-    reserve: Annotated[tuple[Uid, ...], Field(max_length=1024, strict=False)]
+    peers: Annotated[tuple[Uid, ...], Field(max_length=MAX_PEERS, strict=False)]  # the gather tier, best first
+    reserve: Annotated[tuple[Uid, ...], Field(max_length=1024, strict=False)]  # replacements for failed peers, in order
 
     @model_validator(mode="after")
     def _nobody_twice(self) -> Self:
@@ -181,89 +135,60 @@ class PeerList(Body):
 
 
 class StartWindow(Body):
-    """The birth certificate of a network; its digest is the genesis hash.
-
-    Attributes:
-        start_window: The first window that is trained.
-        hparams: Digest of the hyper-parameters that nodes must agree on.
-        tokenizer: Digest of the tokenizer.
-        dataset: Digest of the dataset's metadata.
-        root: State root of the genesis checkpoint, `checkpoint-{start_window - 1}-{uid}-v{version}`.
-    """
+    """The start of a network; its digest is the genesis hash."""
 
     kind = Kind.START_WINDOW
     max_bytes = ENVELOPE_BYTES + 1024
 
-    start_window: Annotated[int, Field(ge=1, le=2**53)]
-    hparams: Hex64
-    tokenizer: Hex64
-    dataset: Hex64
-    root: Hex64
+    start_window: Annotated[int, Field(ge=1, le=2**53)]  # the first window that is trained
+    hparams: Hex64  # digest of the hyper-parameters that nodes must agree on
+    tokenizer: Hex64  # digest
+    dataset: Hex64  # digest of the dataset's metadata
+    root: Hex64  # state root of the genesis checkpoint, `checkpoint-{start_window - 1}-{uid}-v{version}`
 
 
 class Lease(Body):
-    """Who runs, or wants to run, a neuron; written once. Its `genesis` is all zeros: a lease is of no network's.
-
-    Attributes:
-        role: The neuron's role.
-        holder: Who; it names a folder on a machine, and nothing of either can be read from it.
-        machine: The machine, for the people who look for it; the same holds.
-    """
+    """A process that runs, or wants to run, a neuron; written once. Its `genesis` is all zeros."""
 
     kind = Kind.LEASE
     max_bytes = ENVELOPE_BYTES + 256
 
     role: Role
-    holder: Holder
-    machine: Annotated[str, Field(pattern=r"^[0-9a-f]{8}$")]
+    holder: Holder  # identifies a folder on a machine without naming either
+    machine: Annotated[str, Field(pattern=r"^[0-9a-f]{8}$")]  # identifies the machine for people, without naming it
 
 
 class Heartbeat(Body):
-    """A sign of life of a lease's holder; its time is what counts. Its `genesis` is all zeros.
-
-    Attributes:
-        role: The neuron's role.
-        holder: Who.
-        confirmed: Time of the heartbeat before it, if with that one the lease was held; 0 while it was not.
-    """
+    """A sign of life of a lease's holder; its LastModified is what counts. Its `genesis` is all zeros."""
 
     kind = Kind.HEARTBEAT
     max_bytes = ENVELOPE_BYTES + 256
 
     role: Role
     holder: Holder
-    confirmed: Count
+    confirmed: Count  # time of the previous heartbeat if the lease was held with it, else 0
 
 
 class Proof(WindowBody):
-    """A node's proof that it holds the state after a window (DESIGN 4).
-
-    Attributes:
-        root: State root after the window.
-        outer_steps: Outer steps in that state.
-        proof: Keyed hash over parameter slices that the settling block chose; see `templar.exchange.proof`.
-    """
+    """A node's proof that it holds the state after a window (docs/protocol.md 10)."""
 
     kind = Kind.PROOF
     max_bytes = ENVELOPE_BYTES + 512
 
-    root: Hex64
-    outer_steps: Count
-    proof: Hex64
+    root: Hex64  # state root after the window
+    outer_steps: Count  # outer steps in that state
+    proof: Hex64  # see `templar.agreement.sync_proof.state_proof`
 
 
 class Debug(WindowBody):
-    """Two elements of every parameter after a window, for comparison; they decide nothing.
-
-    Attributes:
-        start: The first of the two, counted over the flattened parameter: 10 of miners, 0 of everybody else.
-        values: The two by name, as decimals that read back exactly; no number that float32 has not the range for.
-    """
+    """Two elements of every parameter after a window, for comparison; no decision depends on them."""
 
     kind = Kind.DEBUG
     max_bytes = ENVELOPE_BYTES + 136 * MAX_DEBUG_PARAMETERS
 
+    # Index of the first of the two in the flattened parameter: 10 of miners, 0 of all others
     start: Annotated[int, Field(ge=0, le=10, multiple_of=10)]
+    # By name, as decimals that read back exactly; within the range of float32
     values: Annotated[dict[DebugName, tuple[DebugValue, DebugValue]], Field(max_length=MAX_DEBUG_PARAMETERS)]
 
     @property
@@ -273,28 +198,18 @@ class Debug(WindowBody):
 
 
 class CheckpointManifest(WindowBody):
-    """The files of a checkpoint and the state that they hold.
-
-    Attributes:
-        root: State root after `window`.
-        previous_root: State root before it; with the parameters it proves `root`.
-        outer_steps: Outer steps in that state.
-        null: Whether `window` was null.
-        epochs: First window and position of each epoch of shards that the state knows; none with pages.
-        files: SHA-256 of each file in the checkpoint's folder, by name.
-        sizes: Length of each file in bytes, by name.
-    """
+    """The files of a checkpoint and the state that they hold."""
 
     kind = Kind.CHECKPOINT
     max_bytes = ENVELOPE_BYTES + 64 * 1024
 
-    root: Hex64
-    previous_root: Hex64
-    outer_steps: Count
-    null: bool
-    epochs: tuple[tuple[Count, Count], ...]
-    files: dict[FileName, Hex64]
-    sizes: dict[FileName, Count]
+    root: Hex64  # state root after `window`
+    previous_root: Hex64  # state root before it; with the parameters it proves `root`
+    outer_steps: Count  # outer steps in that state
+    null: bool  # whether `window` was null
+    epochs: tuple[tuple[Count, Count], ...]  # first window and position of each known epoch of shards; none with pages
+    files: dict[FileName, Hex64]  # SHA-256 by name
+    sizes: dict[FileName, Count]  # bytes by name
 
     @model_validator(mode="after")
     def _every_file_has_a_size(self) -> Self:

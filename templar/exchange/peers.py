@@ -1,10 +1,9 @@
-"""Peer lists: who is gathered, published by validators, read by everybody with the same rule (PROTOCOL 16).
+"""Peer lists: the miners that are gathered, as validators publish them and every node reads them (docs/protocol.md 8).
 
-A list counts for the windows from its first effective one on if it was stored before the second in which that window
-opened: whoever looks once the window is open sees the same. For a window
-the list of the lowest-ranked validator that has a fresh one holds; without any, the first registered miners are
-gathered. The list only says whom to fetch: what is applied is decided by the roster, so two nodes that read different
-lists for a moment still end on one state.
+A list counts from its first effective window on if it was stored before the second in which that window opened: every
+node that looks after the opening sees the same. A window uses the list of the lowest-ranked validator that has a fresh
+one; if there is none, the first registered miners are gathered. A list only says which miners to fetch; the roster
+decides what is applied, so nodes that read different lists for a moment still end on one state.
 """
 
 import logging
@@ -25,24 +24,17 @@ from templar.timeline import first_block
 
 log = logging.getLogger(__name__)
 
-
 STALE_AFTER_UPDATES = 3
-"""A validator that missed this many updates has no fresh list; the next rank's holds."""
+"""After so many missed updates a validator's list is stale, and the next rank's is used."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Whom a window gathers.
+    """The miners that a window gathers."""
 
-    Attributes:
-        peers: The gather tier.
-        reserve: Replacements, in order.
-        digest: Digest of the list; None if no list counts yet.
-    """
-
-    peers: tuple[NeuronInfo, ...]
-    reserve: tuple[NeuronInfo, ...]
-    digest: str | None
+    peers: tuple[NeuronInfo, ...]  # the gather tier
+    reserve: tuple[NeuronInfo, ...]  # replacements, in order
+    digest: str | None  # of the peer list; None if no list counts yet
 
 
 def select_peers(
@@ -50,14 +42,14 @@ def select_peers(
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Rank the active miners by weight and cut the list into gather and reserve tier.
 
-    Miners of equal weight, such as all newcomers, are ordered by a keyed hash, so nobody waits for ever behind a lower
-    uid. The rule is that of the reference's second version.
+    Miners of equal weight, such as all newcomers, are ordered by a keyed hash, so a high uid is no
+    disadvantage. The rule is that of the reference system's second version.
 
     Args:
-        active: Uids that revealed lately.
+        active: Uids that revealed in recent windows.
         weights: Uid -> weight; missing means 0.
         settings: Sizes of the tiers.
-        seed: A block hash, or anything else that nobody can choose.
+        seed: A block hash, or another string that no miner can choose.
 
     Returns:
         Gather tier and reserve tier, or None if fewer than `minimum_peers` are active.
@@ -72,7 +64,7 @@ def select_peers(
 def publish_peers(exchange: Exchange, window: int, peers: tuple[int, ...], reserve: tuple[int, ...]) -> PublishReceipt:
     """Publish a list in `window`; it takes effect `peer_list_window_margin` windows later.
 
-    On failure a later call in the same window goes on; nothing that was published changes.
+    On failure a later call in the same window continues; a published list never changes.
     """
     first = window + exchange.hparams.peers.peer_list_window_margin
     body = PeerList(**exchange.author(window), first_effective_window=first, peers=peers, reserve=reserve)
@@ -81,17 +73,17 @@ def publish_peers(exchange: Exchange, window: int, peers: tuple[int, ...], reser
 
 @dataclass
 class PeerBook:
-    """The peer lists that this node has read; it asks only for what may be new."""
+    """The peer lists that this node has read; it requests only lists that may be new."""
 
     exchange: Exchange
     _lists: dict[str, dict[int, PeerList]] = field(default_factory=dict)
     _read_until: dict[str, int] = field(default_factory=dict)
 
     def selection(self, window: int) -> Selection:
-        """Whom to gather for a window.
+        """The miners to gather for a window.
 
         Raises:
-            TransientError: The chain could not be reached. A validator's bucket that fails is left out.
+            TransientError: The chain could not be reached. A validator whose bucket fails is left out.
         """
         miners, settings = self.exchange.miners(window), self.exchange.hparams.peers
         places, spares = settings.gather_peer_count, settings.reserve_peer_count  # a list may name more
@@ -118,7 +110,7 @@ class PeerBook:
     def _refresh(self, publisher: NeuronInfo, oldest: int, window: int) -> None:
         """Read the lists that took effect since the last look; the whole bucket is listed only the first time.
 
-        Those that are stale are left alone: the chain may not tell any more when their window opened.
+        Stale lists are not read: the chain may no longer know when their window opened.
         """
         store = self.exchange.buckets.reader(publisher)
         known = self._lists.setdefault(publisher.hotkey, {})
@@ -131,7 +123,7 @@ class PeerBook:
         self._read_until[publisher.hotkey] = max(window, until or 0)
 
     def _read(self, publisher: NeuronInfo, store: ObjectStore, first: int) -> PeerList | None:
-        def came_in_time(info: ObjectInfo) -> None:
+        def check_in_time(info: ObjectInfo) -> None:
             opened = self.exchange.chain.block_time(first_block(first, self.exchange.hparams.windows))
             if info.last_modified >= int(opened):
                 raise RejectedError(Reason.PEER_LIST_LATE, "it was stored after its first window had opened")
@@ -143,7 +135,7 @@ class PeerBook:
                 PeerList,
                 network=self.exchange.network,
                 author=publisher,
-                check=came_in_time,
+                check=check_in_time,
             )
         except RejectedError as error:
             log.warning("peer list %d of uid %d does not count: %s", first, publisher.uid, error)

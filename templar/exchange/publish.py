@@ -1,7 +1,7 @@
-"""Writing objects that are never changed again (PROTOCOL 10).
+"""Publishing objects that never change again (docs/protocol.md 4).
 
-On failure nothing is half-written: the store shows an object whole or not at all, and a repeated call finds what is
-there, compares, and does nothing if it is the same.
+On failure nothing is half-written: a store shows an object whole or not at all. A repeated call compares the stored
+object with its own and does nothing if they are equal.
 """
 
 import logging
@@ -24,7 +24,7 @@ COMPARE_BYTES = 1 << 20
 
 
 class PublishOutcome(Enum):
-    """What a publication did."""
+    """Result of a publication."""
 
     STORED = "stored"
     ALREADY_THERE = "already_there"
@@ -32,46 +32,33 @@ class PublishOutcome(Enum):
 
 @dataclass(frozen=True)
 class PublishReceipt:
-    """An object that is in the store now.
-
-    Attributes:
-        key: Its key.
-        size: Its length in bytes.
-        last_modified: The server's time of it, in whole seconds.
-        outcome: Whether this call stored it.
-    """
+    """An object that is in the store now."""
 
     key: str
-    size: int
-    last_modified: int
-    outcome: PublishOutcome
+    size: int  # bytes
+    last_modified: int  # the server's time of it, in whole seconds
+    outcome: PublishOutcome  # whether this call stored it
 
 
 @dataclass(frozen=True)
 class TimedReport:
-    """What came of a publication that had a deadline.
+    """Result of a publication that had a deadline."""
 
-    Attributes:
-        receipts: What is in the store now; nothing if it was too late.
-        reason: `no_time_left`, or None if everything is there.
-        detail: The same for people.
-    """
-
-    receipts: tuple[PublishReceipt, ...]
-    reason: Reason | None = None
-    detail: str = ""
+    receipts: tuple[PublishReceipt, ...]  # empty if it was too late
+    reason: Reason | None = None  # `no_time_left`, or None if everything is stored
+    detail: str = ""  # the reason in words
 
     @property
     def in_time(self) -> bool:
-        """Whether everything is there."""
+        """Whether everything is stored."""
         return self.reason is None
 
 
 def publish_in_time(publish: Callable[[], tuple[PublishReceipt, ...]]) -> TimedReport:
-    """Turn a missed deadline into a report: being late costs a window, it is no failure.
+    """Turn a missed deadline into a report: being late costs a window and is no failure.
 
     Raises:
-        PermanentError: Anything else than `no_time_left`.
+        PermanentError: Any reason but `no_time_left`.
         TransientError: The store failed.
     """
     try:
@@ -90,15 +77,15 @@ def publish_bytes(
 
     Args:
         store: The own bucket.
-        key: Where.
-        data: What; the same call with the same bytes does nothing.
+        key: The object's key.
+        data: The object's bytes; a second call with the same bytes does nothing.
         clock: Says whether the deadline has passed.
-        deadline: From this instant on nothing is written: an object that is to be stamped second `s` at the latest has
+        deadline: From this instant on nothing is written. An object that must be stamped with second `s` or earlier has
             the deadline `s + 1`.
 
     Raises:
-        PermanentError: `object_differs` (something else is stored there: nothing is overwritten), `no_time_left`.
-        TransientError: The store could not be reached, or did not show what was just written.
+        PermanentError: `object_differs` (another object is stored there; nothing is overwritten), `no_time_left`.
+        TransientError: The store could not be reached, or did not show the object that was just written.
     """
 
     def is_ours(info: ObjectInfo) -> bool:
@@ -110,10 +97,10 @@ def publish_bytes(
 def publish_file(
     store: ObjectStore, key: str, path: Path, *, clock: Clock | None = None, deadline: float | None = None
 ) -> PublishReceipt:
-    """Store a file once; the same promises as `publish_bytes`.
+    """Store a file once; arguments and errors as in `publish_bytes`.
 
-    Large files go up in parts and appear whole at the end. The store makes sure that what arrives is what was sent; of
-    what is there already only the length is compared: its readers check the hash.
+    A large file is uploaded in parts and appears whole at the end; the store verifies what arrives. If such an object
+    is stored already, only its length is compared: its readers check the hash.
     """
     size = path.stat().st_size
     if size <= COMPARE_BYTES:
@@ -135,10 +122,9 @@ def publish_body(
     clock: Clock | None = None,
     deadline: float | None = None,
 ) -> PublishReceipt:
-    """Sign a body and store it once.
+    """Sign a body and store it once; arguments and errors as in `publish_bytes`.
 
-    Signatures differ from one signing to the next, so what is stored is compared by its body.
-    The promises are those of `publish_bytes`.
+    Signatures differ from one signing to the next, so a stored object is compared by its body.
     """
     return _publish(
         store,
@@ -159,7 +145,7 @@ def _publish(
     clock: Clock | None,
     deadline: float | None,
 ) -> PublishReceipt:
-    """Look, write if nothing is there, and look again: what is there in the end must be ours, whoever wrote it."""
+    # 1. Look; write if nothing is there, and look again.
     outcome, info = PublishOutcome.ALREADY_THERE, store.head(key)
     if info is None:
         _check_deadline(key, clock, deadline)
@@ -168,10 +154,11 @@ def _publish(
         info = store.head(key)
     if info is None:
         raise TransientError(Reason.OBJECT_MISSING, f"{store.name}/{key}: not there after it was written; retry")
+    # 2. The stored object must be ours, also if another process of this hotkey wrote it.
     if not is_ours(info):
         raise PermanentError(
             Reason.OBJECT_DIFFERS,
-            f"{store.name}/{key}: something else is stored ({info.size} bytes); nothing was overwritten: does another "
+            f"{store.name}/{key}: another object is stored ({info.size} bytes); nothing was overwritten: does another "
             "process publish under this hotkey?",
         )
     return PublishReceipt(key, info.size, info.last_modified, outcome)

@@ -195,7 +195,7 @@ def fetch_reveal(
     if manifest.assignment != rules.assignment(neuron.uid):
         raise RejectedError(Reason.WRONG_ASSIGNMENT, f"uid {neuron.uid}: trained on data that it was not assigned")
     progress.manifest = found
-    # 3. The payload: time and length are judged before a byte of it is read. It is decoded here, once, so whatever
+    # 3. The payload: time and length are judged before a byte of it is read. It is decoded here, once, so all that
     #    counts can be applied.
     stored_at = _fetch_payload(neuron, store, rules, manifest, cache)
     revealed_at = max(found.last_modified, stored_at)

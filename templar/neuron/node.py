@@ -204,7 +204,7 @@ class Node:
             publish_own=publish_own,
             on_passed_over=passed_over.append,
         )
-        settlement = Settlement.of(window, None if decided is None else decided.sealed, tuple(passed_over))
+        settlement = Settlement.of(window, decided, tuple(passed_over))
         self.journal.enter(window, "settle", settlement.to_json())
         return settlement
 

@@ -1,3 +1,6 @@
+import math
+import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -6,12 +9,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from templar.agreement.sync_proof import NUM_SLICES, SLICE_ELEMENTS, publish_proof, read_proof, state_proof
+from templar.agreement.sync_proof import (
+    MINER_START,
+    SLICE_ELEMENTS,
+    START,
+    debug_values,
+    publish_debug,
+    publish_proof,
+    read_proof,
+    state_proof,
+)
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.object_keys import Kind, window_key
+from templar.exchange.objects import MAX_DEBUG_PARAMETERS, Debug
 from templar.exchange.publish import PublishOutcome
+from templar.exchange.signed import seal, unseal
+from templar.neuron.aggregator import Aggregator
+from templar.neuron.miner import Miner
+from templar.neuron.validator import Validator
+from tests.support.memory import folder
+from tests.support.network import Network
 from tests.support.scripted_store import failing
-from tests.support.subnet import ROOT, Subnet
+from tests.support.subnet import GENESIS, NETUID, ROOT, Member, Subnet, member
+
+__all__ = ["folder"]
 
 WINDOW = 3
 HASH = "0x" + "5a" * 32
@@ -78,16 +99,16 @@ def covered(params: dict[str, Tensor], window: int) -> dict[str, set[int]]:
 
 def test_any_change_of_a_covered_slice_changes_it_and_the_block_chooses_the_slices() -> None:
     generator = torch.Generator().manual_seed(0)
-    params = {"embed": torch.randn(3000, generator=generator), "norm": torch.randn(16, generator=generator)}
+    params = {"embed": torch.randn(400, generator=generator), "norm": torch.randn(16, generator=generator)}
     first, second = covered(params, WINDOW), covered(params, WINDOW + 1)
     for found in (first, second):
         assert found["norm"] == set(range(16))
-        assert SLICE_ELEMENTS < len(found["embed"]) <= NUM_SLICES * SLICE_ELEMENTS
+        assert SLICE_ELEMENTS < len(found["embed"]) <= 400
     assert first["embed"] != second["embed"]
 
 
 @given(st.sampled_from(["embed", "norm", "scale", "head"]), st.integers(0, 2**20), st.integers(0, 31))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_one_bit_of_a_small_model_is_enough(name: str, element: int, bit: int) -> None:
     params = {key: tensor.reshape(-1)[:SLICE_ELEMENTS].clone() for key, tensor in parameters().items()}
     before = proof(params)
@@ -117,7 +138,7 @@ def test_a_proof_is_published_once_and_can_be_recomputed(subnet: Subnet) -> None
     assert found.proof == proof(params, hotkey=author.hotkey.address)
 
 
-def test_a_proof_stands(subnet: Subnet) -> None:
+def test_a_published_proof_is_never_overwritten(subnet: Subnet) -> None:
     exchange = subnet.exchange(subnet.miners[0])
     publish_proof(exchange, parameters(), window=WINDOW, block_hash=HASH, root=ROOT, outer_steps=2)
     with pytest.raises(PermanentError) as caught:
@@ -125,7 +146,7 @@ def test_a_proof_stands(subnet: Subnet) -> None:
     assert caught.value.reason is Reason.OBJECT_DIFFERS
 
 
-def test_a_copied_proof_is_somebody_elses(subnet: Subnet) -> None:
+def test_a_copied_proof_is_rejected(subnet: Subnet) -> None:
     author, copycat = subnet.miners
     publish_proof(subnet.exchange(author), parameters(), window=WINDOW, block_hash=HASH, root=ROOT, outer_steps=2)
     data = subnet.store(author).inner.get(window_key(Kind.PROOF, WINDOW, author.uid), max_bytes=10_000)
@@ -145,7 +166,100 @@ def test_a_proof_of_another_window_is_rejected(subnet: Subnet) -> None:
     assert caught.value.reason is Reason.WRONG_WINDOW
 
 
-def test_a_failing_store_is_no_missing_proof(subnet: Subnet) -> None:
+def test_a_failing_store_is_not_a_missing_proof(subnet: Subnet) -> None:
     subnet.store(subnet.miners[0]).before = failing(TransientError(Reason.STORE_BUSY, "for a test"))
     with pytest.raises(TransientError):
         read_proof(subnet.exchange(), subnet.miners[0].neuron, WINDOW)
+
+
+# Debug values.
+
+ALICE = member(5)
+
+
+def debug_of(subnet: Subnet, author: Member) -> Debug:
+    key = window_key(Kind.DEBUG, WINDOW, author.uid)
+    return unseal(subnet.store(author).inner.get(key, max_bytes=Debug.max_bytes), Debug).body
+
+
+def test_debug_values_are_two_elements_of_each_parameter_that_has_them() -> None:
+    params = {"a": torch.arange(24.0).reshape(4, 6), "b": torch.arange(12.0), "c": torch.arange(11.0)}
+    params |= {"pair": torch.tensor([[3.0], [4.0]]), "one": torch.tensor([1.0]), "none": torch.zeros(0)}
+    assert debug_values(params, MINER_START) == {"a": (10.0, 11.0), "b": (10.0, 11.0)}
+    assert debug_values(params, START) == dict.fromkeys("abc", (0.0, 1.0)) | {"pair": (3.0, 4.0)}
+
+
+def test_illegal_names_and_values_are_left_out() -> None:
+    names = ("", "x" * 81, "a b", "a\n", "\u00e9", "a/b")
+    params = {name: torch.ones(4) for name in ("norm", *names)}
+    params |= {str(bad): torch.tensor([0.0, bad]) for bad in (math.nan, math.inf, -math.inf)}
+    assert set(debug_values(params, START)) == {"norm"}
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
+def test_every_finite_float32_is_read_back_bit_for_bit(one: int, other: int) -> None:
+    packed = struct.pack("<II", one, other)
+    values = debug_values({"a": torch.frombuffer(bytearray(packed), dtype=torch.float32)}, START)
+    author = {"netuid": NETUID, "genesis": GENESIS, "uid": 5, "hotkey": ALICE.hotkey.address}
+    body = Debug(**author, window=WINDOW, start=0, values=values)
+    read = unseal(seal(body, ALICE.hotkey).encode(), Debug).body.values
+    assert [struct.pack("<ff", *pair) for pair in read.values()] == [packed] * len(values)
+    floats = struct.unpack("<ff", packed)
+    assert bool(values) == all(map(math.isfinite, floats))
+
+
+def test_of_too_many_parameters_the_first_by_name_are_published() -> None:
+    many = {f"{index:05d}": torch.ones(2) for index in reversed(range(MAX_DEBUG_PARAMETERS + 100))}
+    assert list(debug_values(many, START)) == sorted(many)[:MAX_DEBUG_PARAMETERS]
+
+
+@pytest.mark.parametrize(("role", "start"), [("miner", 10), ("validator", 0), ("aggregator", 0)])
+def test_debug_values_are_published_once_and_stay(subnet: Subnet, role: str, start: int) -> None:
+    author, exchange = subnet.miners[0], subnet.exchange(subnet.miners[0])
+    for expected in (PublishOutcome.STORED, PublishOutcome.ALREADY_THERE):
+        receipt = publish_debug(exchange, parameters(), window=WINDOW, role=role)
+        assert receipt is not None
+        assert receipt.outcome is expected
+    assert publish_debug(exchange, parameters(1), window=WINDOW, role=role) is None
+    found = debug_of(subnet, author)
+    assert (found.start, found.indices, found.values) == (start, (start, start + 2), debug_values(parameters(), start))
+
+
+@pytest.mark.parametrize("kind", [TransientError, PermanentError])
+def test_a_store_failure_is_raised(subnet: Subnet, kind: type[TransientError | PermanentError]) -> None:
+    subnet.store(subnet.miners[0]).before = failing(kind(Reason.ACCESS_DENIED, "for a test"))
+    with pytest.raises(kind):
+        publish_debug(subnet.exchange(subnet.miners[0]), parameters(), window=WINDOW, role="miner")
+
+
+# In a network.
+
+
+@pytest.fixture
+def network(folder: Path) -> Iterator[Network]:
+    network = Network(folder)
+    yield network
+    network.stop()
+
+
+def test_every_node_publishes_debug_values_beside_its_proof(network: Network) -> None:
+    # A miner of which other values are stored publishes its proof all the same.
+    blocked = network.miners[0]
+    other = Debug(**blocked.exchange.author(1), window=1, start=10, values={})
+    key = window_key(Kind.DEBUG, 1, other.uid)
+    network.bucket(network.name(blocked)).put(key, seal(other, blocked.exchange.own_signer).encode())
+    network.run([1])
+    starts = {Miner: 10, Validator: 0, Aggregator: 0}
+    for name, node in network.nodes.items():
+        ((_, data),) = network.objects(name, "debug-1-").values()
+        found = unseal(data, Debug).body
+        if node is blocked:
+            assert found == other
+        else:
+            start = starts[type(node)]
+            assert (found.start, found.values) == (start, debug_values(node.state.params, start))
+        assert len(network.objects(name, "proof-1-")) == 1
+        before = network.objects(name)
+        assert node.publish_sync_proof(1) is not None
+        assert network.objects(name) == before
+    assert network.roots(1) == {blocked.state.root}

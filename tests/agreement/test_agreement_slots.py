@@ -6,13 +6,13 @@ import pytest
 
 from templar.adversary.chains import SkewedChain
 from templar.agreement.roster import draft_roster, publish_roster
-from templar.agreement.slots import DecidedRoster, PassedOver, await_roster
+from templar.agreement.slots import PassedOver, await_roster
 from templar.canonical import sha256_hex
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.object_keys import Kind, aggregate_key, window_key
 from templar.exchange.objects import Roster
 from templar.exchange.payload_cache import PayloadCache
-from templar.exchange.signed import check_signature, seal
+from templar.exchange.signed import Sealed, check_signature, seal
 from templar.interrupt import StoppedError
 from templar.store.base import ObjectStore
 from templar.timeline import WindowTimes
@@ -97,7 +97,7 @@ class Scene:
         reader: Member | None = None,
         publish_own: Callable[[int], None] | None = None,
         views: dict[str, ObjectStore] | None = None,
-    ) -> DecidedRoster | None:
+    ) -> Sealed[Roster] | None:
         exchange = self.subnet.exchange(reader, views)
         self.reader_cache = self.cache()
         return await_roster(exchange, self.times, cache=self.reader_cache, publish_own=publish_own)
@@ -126,8 +126,9 @@ def scene(tmp_path: Path) -> Scene:
 
 
 def body_of(found: object) -> tuple[int, Roster]:
-    assert isinstance(found, DecidedRoster)
-    return found.rank, found.roster
+    """Rank and roster: the first rank has uid 1."""
+    assert isinstance(found, Sealed)
+    return found.body.uid - 1, found.body
 
 
 # Ranks and slots.
@@ -137,8 +138,6 @@ def test_the_first_rank_decides(scene: Scene) -> None:
     rosters: list[Roster] = []
     found = scene.together(lambda: rosters.append(scene.publish(0)))
     assert body_of(found) == (0, rosters[0])
-    assert isinstance(found, DecidedRoster)
-    assert found.publisher == scene.publisher(0).neuron
     first, last = scene.slot(0)
     assert first <= scene.clock.now() <= last
 
@@ -169,7 +168,7 @@ def test_a_late_reader_sees_the_same(scene: Scene) -> None:
     assert body_of(scene.wait())[0] == 0
 
 
-def test_whoever_has_no_rank_decides_nothing(scene: Scene) -> None:
+def test_a_validator_without_a_rank_decides_nothing(scene: Scene) -> None:
     scene.publish(3, slot=2)
     assert scene.wait() is None
 
@@ -179,8 +178,7 @@ def test_without_any_roster_the_window_is_null_after_the_last_slot(scene: Scene)
     assert scene.clock.now() == scene.times.null_after + 1 == scene.times.settles + 3 * RULES.roster_slot_seconds + 1
 
 
-def test_what_a_publisher_showed_is_kept_with_why_it_does_not_count(scene: Scene) -> None:
-    """It may show something else later."""
+def test_a_rejected_roster_is_kept_with_the_reason(scene: Scene) -> None:
     passed: list[PassedOver] = []
     rejected: list[Roster] = []
 
@@ -189,7 +187,7 @@ def test_what_a_publisher_showed_is_kept_with_why_it_does_not_count(scene: Scene
             rejected.append(roster)
             raise RejectedError(Reason.BAD_SIGNATURE, "for a test")
 
-    def wait() -> DecidedRoster | None:
+    def wait() -> Sealed[Roster] | None:
         return await_roster(
             scene.subnet.exchange(), scene.times, cache=scene.cache(), check=check, on_passed_over=passed.append
         )
@@ -202,13 +200,13 @@ def test_what_a_publisher_showed_is_kept_with_why_it_does_not_count(scene: Scene
     check_signature(passed[0].sealed)
 
 
-@pytest.mark.parametrize("seconds", [30.0, 3.0, -3.0, -30.0])
+@pytest.mark.parametrize("seconds", [30.0, -30.0])
 def test_a_wrong_clock_makes_no_window_null(scene: Scene, seconds: float) -> None:
     """Half a minute ahead, every slot seems to be over when the first one begins."""
     exchange = scene.subnet.exchange()
     skewed = replace(exchange, chain=SkewedChain(exchange.chain, seconds))
 
-    def wait() -> DecidedRoster | None:
+    def wait() -> Sealed[Roster] | None:
         return await_roster(skewed, scene.times, cache=scene.cache())
 
     found = scene.together(lambda: scene.publish(2), reader=wait)
@@ -228,18 +226,13 @@ def test_an_empty_roster_is_a_decision(scene: Scene) -> None:
     assert scene.clock.now() <= scene.slot(0)[1]
 
 
-def test_a_roster_of_one_is_a_decision(scene: Scene) -> None:
-    _, roster = body_of(scene.together(lambda: scene.publish(0, scene.subnet.miners[:1])))
-    assert len(roster.entries) == 1
-
-
-# To the second (PROTOCOL 6).
+# To the second (docs/protocol.md 8).
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
     ("offset", "counts"),
-    [(-1.0, False), (-0.001, False), (0.0, True), (3.999, True), (4.0, False), (5.0, False)],
+    [(-0.001, False), (0.0, True), (3.999, True), (4.0, False)],
 )
 def test_a_roster_counts_in_its_slot(scene: Scene, rank: int, offset: float, counts: bool) -> None:
     roster = scene.publish(rank)
@@ -251,14 +244,7 @@ def test_a_roster_counts_in_its_slot(scene: Scene, rank: int, offset: float, cou
     assert (late.wait() is not None) is counts
 
 
-def test_a_roster_of_the_last_second_is_not_missed(scene: Scene) -> None:
-    roster = scene.publish(0, [])
-    other = scene.again()
-    found = other.together(other.at(other.slot(0)[1] + 0.99, lambda: other.put(0, roster)))
-    assert body_of(found) == (0, roster)
-
-
-def test_an_aggregate_that_comes_after_the_slot_does_not_count(scene: Scene) -> None:
+def test_an_aggregate_stored_after_the_slot_does_not_count(scene: Scene) -> None:
     roster = scene.publish(0)
     aggregate = scene.store(0).inner.get(aggregate_key(WINDOW), max_bytes=10_000)
     scene.clock.sleep_until(scene.slot(0)[1] + 1)
@@ -289,11 +275,8 @@ def test_an_aggregate_that_is_missing_or_of_another_size_does_not_count(
     [
         {"window": WINDOW - 1},
         {"genesis": "00" * 32},
-        {"netuid": 99},
-        {"protocol": "0.2.82"},
         {"uid": 99},
         {"aggregate_bytes": 1},
-        {"extra": 1},
     ],
 )
 def test_an_illegal_roster_does_not_count(scene: Scene, changes: dict[str, object]) -> None:
@@ -302,7 +285,7 @@ def test_an_illegal_roster_does_not_count(scene: Scene, changes: dict[str, objec
     assert body_of(scene.together(lambda: scene.publish(1)))[0] == 1
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", bytes(1000), b"[" * 100_000, b"x" * (Roster.max_bytes + 1)])
+@pytest.mark.parametrize("data", [b"", b"x" * (Roster.max_bytes + 1)])
 def test_garbage_does_not_count(scene: Scene, data: bytes) -> None:
     scene.together(scene.at(scene.slot(0)[0], lambda: scene.store(0).inner.put(scene.key(0), data)))
     assert scene.clock.now() == scene.times.null_after + 1
@@ -326,14 +309,14 @@ def test_a_publisher_without_a_bucket_is_passed_over(scene: Scene) -> None:
 # A roster that is exchanged.
 
 
-def test_a_roster_that_is_exchanged_after_its_slot_does_not_count_any_more(scene: Scene) -> None:
+def test_a_roster_replaced_after_its_slot_does_not_count(scene: Scene) -> None:
     roster = scene.publish(0)
     scene.clock.sleep_until(scene.slot(0)[1] + 1)
     scene.put(0, roster)
     assert scene.wait() is None
 
 
-def test_a_roster_that_is_exchanged_while_it_is_read_voids_the_rank(scene: Scene) -> None:
+def test_a_roster_replaced_while_it_is_read_does_not_count(scene: Scene) -> None:
     other = scene.publish(0, scene.subnet.miners[:1])
     scene.store(0).inner.delete([scene.key(0)])
     for file in (scene.folder / "spool-0").iterdir():
@@ -345,11 +328,10 @@ def test_a_roster_that_is_exchanged_while_it_is_read_voids_the_rank(scene: Scene
     assert scene.wait(views={scene.publisher(0).account: view}) is None
 
 
-# Stores that fail say nothing.
+# A failing store is no verdict.
 
 
-@pytest.mark.parametrize("operation", ["head", "get", "get_range"])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("operation", "rank"), [("head", 1), ("get", 0), ("get_range", 0)])
 def test_a_store_that_recovers_is_read_even_after_the_slot(scene: Scene, operation: str, rank: int) -> None:
     scene.publish(rank)
     view = ScriptedStore(scene.store(rank).inner)
@@ -363,7 +345,7 @@ def test_a_store_that_recovers_is_read_even_after_the_slot(scene: Scene, operati
 
 
 @pytest.mark.parametrize("operation", ["head", "get", "get_range"])
-def test_a_store_that_keeps_failing_is_never_a_null_window(scene: Scene, operation: str) -> None:
+def test_a_store_that_keeps_failing_makes_no_null_window(scene: Scene, operation: str) -> None:
     scene.publish(0)
     scene.publish(1)
     view = ScriptedStore(scene.store(0).inner)
@@ -382,7 +364,7 @@ def test_a_failing_store_of_a_later_rank_does_no_harm_once_a_lower_one_counts(sc
     assert body_of(scene.wait(views={scene.publisher(1).account: view}))[0] == 0
 
 
-def test_a_bucket_that_refuses_everybody_is_passed_over(scene: Scene) -> None:
+def test_a_publisher_whose_bucket_refuses_reads_is_passed_over(scene: Scene) -> None:
     scene.publish(1)
     view = ScriptedStore(scene.store(0).inner)
     view.before = failing(PermanentError(Reason.BUCKET_MISSING, "for a test"))
@@ -395,7 +377,7 @@ def test_polling_is_bounded(scene: Scene) -> None:
         assert 8 <= scene.store(rank).count("head", scene.key(rank)) <= 10
 
 
-def test_a_stop_request_is_no_verdict(scene: Scene) -> None:
+def test_a_stop_request_is_raised(scene: Scene) -> None:
     scene.publish(0)
     view = ScriptedStore(scene.store(0).inner)
     view.before = failing(StoppedError("for a test"), "get")
@@ -436,7 +418,7 @@ def test_a_miner_publishes_no_roster(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("reason", [Reason.NO_TIME_LEFT, Reason.OBJECT_DIFFERS])
-def test_a_publisher_that_came_too_late_goes_on_as_a_reader(scene: Scene, reason: Reason) -> None:
+def test_a_late_publisher_continues_as_a_reader(scene: Scene, reason: Reason) -> None:
     def publish(rank: int) -> None:
         raise PermanentError(reason, f"for a test of rank {rank}")
 
@@ -453,7 +435,7 @@ def test_a_publisher_that_cannot_publish_leaves_it_to_the_next_rank(scene: Scene
 
 
 @pytest.mark.parametrize("error", [BUSY, StoppedError("for a test")])
-def test_a_publication_that_may_be_repeated_is_left_to_the_caller(scene: Scene, error: Exception) -> None:
+def test_a_transient_failure_to_publish_is_raised(scene: Scene, error: Exception) -> None:
     def publish(rank: int) -> None:
         raise error
 
@@ -462,11 +444,11 @@ def test_a_publication_that_may_be_repeated_is_left_to_the_caller(scene: Scene, 
     assert caught.value is error
 
 
-# Everybody together.
+# All nodes together.
 
 
 def test_all_readers_and_publishers_agree(scene: Scene) -> None:
-    found: list[DecidedRoster | None] = []
+    found: list[Sealed[Roster] | None] = []
 
     def live(each: Member, delay: float) -> Callable[[], None]:
         def act() -> None:
