@@ -11,13 +11,16 @@ process that a shell started in its background ignores.
 
 import asyncio
 import contextvars
+import copy
+import functools
 import inspect
 import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -44,7 +47,7 @@ from deployments.work_pool import (
     sole_worker_of,
 )
 from templar.errors import PermanentError
-from templar.interrupt import clear_stop, request_stop
+from templar.interrupt import StoppedError, clear_stop, request_stop
 
 CANCELLATION_POLL_SECONDS = 2.0
 """How often a worker checks whether its run was cancelled."""
@@ -309,10 +312,41 @@ def _execute(flow: Flow[..., Any], flow_run: FlowRun) -> str | None:
     try:
         # An async flow has no client for its sync tasks: without this one each of them builds its own, 30 ms apiece.
         with SyncClientContext.get_or_create():
-            outcome = run_flow(flow, flow_run=flow_run, return_type="state")
+            outcome = run_flow(_failing_when_stopped(flow), flow_run=flow_run, return_type="state")
             if inspect.iscoroutine(outcome):
                 asyncio.run(outcome)
     except BaseException as error:  # noqa: BLE001 - SystemExit of a flow must not end the worker
         # As text: the exception's frames would keep the run's tensors alive.
         return f"{type(error).__name__}: {error}"
     return None
+
+
+def _failing_when_stopped(flow: Flow[..., Any]) -> Flow[..., Any]:
+    """The flow, of which a stop is a failure that the server refuses to a run that is being cancelled.
+
+    The engine takes an error outside of `Exception` for a crash and forces that state on the server, also on a
+    cancelled run.
+    """
+    original = flow.fn
+
+    @functools.wraps(original)
+    async def run_async(*arguments: Any, **keywords: Any) -> Any:
+        with _stop_as_failure():
+            return await original(*arguments, **keywords)
+
+    @functools.wraps(original)
+    def run_sync(*arguments: Any, **keywords: Any) -> Any:
+        with _stop_as_failure():
+            return original(*arguments, **keywords)
+
+    stoppable = copy.copy(flow)
+    stoppable.fn = run_async if inspect.iscoroutinefunction(original) else run_sync
+    return stoppable
+
+
+@contextmanager
+def _stop_as_failure() -> Iterator[None]:
+    try:
+        yield
+    except StoppedError as stop:
+        raise RuntimeError(str(stop)) from stop
