@@ -66,8 +66,7 @@ def aggregate(
         Float32 tensors by parameter name, finite; for demo of -1, 0 and 1.
 
     Raises:
-        ValueError: There are no payloads (a null window applies nothing), or more than a subnet has uids, or one was
-            made for another layout.
+        ValueError: There are no payloads, or more than a subnet has uids, or one was made for another layout.
     """
     _check_peers(payloads, layout)
     norms = peer_norms(payloads, layout)
@@ -84,9 +83,6 @@ def single_update(
         layout: Tensors, chunks and recipe.
         medians: `median_norms` of the roster, for the same clip as there. Demo does not use it.
         out: As in `aggregate`.
-
-    Returns:
-        As `aggregate`.
 
     Raises:
         ValueError: The payload was made for another layout.

@@ -61,15 +61,10 @@ class Call:
 
 @dataclass(frozen=True)
 class FeedbackState:
-    """The persisted state of the compression.
+    """The persisted state of the compression."""
 
-    Attributes:
-        buffers: Residual by parameter name, float32, in the parameters' shapes; with the DCT, of coefficients.
-        num_calls: Compressions that went into it.
-    """
-
-    buffers: Mapping[str, Tensor]
-    num_calls: int
+    buffers: Mapping[str, Tensor]  # residuals, float32, in the parameters' shapes; of coefficients with the DCT
+    num_calls: int  # compressions so far
 
     @classmethod
     def zeros(cls, layout: Layout, device: torch.device | str = "cpu") -> Self:
@@ -84,15 +79,10 @@ class FeedbackState:
 
 @dataclass(frozen=True)
 class Compressed(Generic[Coded]):
-    """The result of one compression.
+    """The result of one compression; the state before it is untouched."""
 
-    Attributes:
-        tensors: The coded coefficients by parameter name.
-        state: The state that goes live when they are accepted; the state before is untouched.
-    """
-
-    tensors: dict[str, Coded]
-    state: FeedbackState
+    tensors: dict[str, Coded]  # coefficients by parameter name
+    state: FeedbackState  # goes live when the coefficients are accepted
 
 
 CompressTensor = Callable[[Tensor, Tensor, TensorLayout, Call], tuple[Coded, Tensor] | None]
@@ -150,12 +140,7 @@ def compress_with(
     layout: Layout,
     rule: FeedbackRule,
 ) -> Compressed[Coded]:
-    """Compress with any value code: the definition of `compress`, and a way to compare value codes.
-
-    Raises:
-        ValueError: As `compress`.
-        PermanentError: As `compress`.
-    """
+    """Compress with any value code: the definition of `compress`, with its errors, and a way to compare value codes."""
 
     def five_steps(buffer: Tensor, update: Tensor, tensor: TensorLayout, call: Call) -> tuple[Coded, Tensor] | None:
         # 1. Transform.
@@ -179,16 +164,16 @@ def compress_with(
 
 
 def top_k(chunks: Tensor, k: int) -> Tensor:
-    """Choose the k coefficients of largest magnitude in each chunk (docs/protocol.md 6).
+    """Indices of the k coefficients of largest magnitude in each chunk (docs/protocol.md 6).
 
     Among equal magnitudes the lower index wins; -0.0 counts as 0.0; an all-zero chunk gives the indices 0..k-1.
 
     Args:
-        chunks: Shape (num_chunks, chunk_length), float32, no NaN; chunk_length at most 4096.
-        k: Between 1 and chunk_length.
+        chunks: Shape (C, n), float32, no NaN; n at most 4096.
+        k: Between 1 and n.
 
     Returns:
-        Shape (num_chunks, k), int64, ascending in each row.
+        Shape (C, k), int64, ascending in each row.
     """
     length = chunks.shape[1]
     if chunks.dtype is not torch.float32 or length > MAX_CHUNK_LENGTH or not 1 <= k <= length:

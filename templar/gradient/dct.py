@@ -55,8 +55,8 @@ def forward(chunks: Tensor, edges: tuple[int, ...]) -> Tensor:
     """DCT-II of every chunk: along the rows of a block, then along its columns.
 
     Args:
-        chunks: Shape (num_chunks, chunk_length), float32.
-        edges: `(w,)` or `(h, w)`, with `chunk_length` as their product; each at most 64.
+        chunks: Shape (C, n), float32.
+        edges: `(w,)` or `(h, w)`, with n as their product; each at most 64.
 
     Returns:
         Float32 coefficients of the same shape, typically within 2^-19 of the largest magnitude of each chunk.
@@ -72,7 +72,7 @@ def inverse(coefficients: Tensor, edges: tuple[int, ...]) -> Tensor:
     """The transform back.
 
     Args:
-        coefficients: Shape (num_chunks, chunk_length), finite, float32 or float64.
+        coefficients: Shape (C, n), finite, float32 or float64.
         edges: As in `forward`.
 
     Returns:

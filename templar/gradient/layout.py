@@ -28,8 +28,8 @@ TOP_BYTES = 2
 class TensorLayout:
     """The chunks of one tensor, and the sizes that follow from them.
 
-    A tensor of one dimension is cut into pieces; one of two dimensions into blocks; one of more dimensions is treated
-    as the matrix whose rows are all but its last dimension, in row-major order; a scalar as a vector of one element.
+    A vector is cut into pieces and a matrix into blocks. A tensor of more dimensions is the matrix whose rows are all
+    but its last dimension, in row-major order; a scalar is a vector of one element.
     """
 
     name: str
@@ -40,11 +40,7 @@ class TensorLayout:
 
     @classmethod
     def of(cls, name: str, shape: tuple[int, ...], gradient: Gradient) -> Self:
-        """Cut one tensor as the hyper-parameters say.
-
-        Raises:
-            ValueError: The tensor has no elements.
-        """
+        """Cut one tensor; ValueError if it has no elements."""
         if math.prod(shape) == 0:
             raise ValueError(f"parameter {name!r} of shape {shape} has no elements to publish")
         edges = tuple(split(length, gradient.target_chunk) for length in _folded(shape))
@@ -125,11 +121,7 @@ class Layout:
 
     @classmethod
     def of(cls, shapes: Mapping[str, tuple[int, ...]], gradient: Gradient, recipe: Recipe) -> Self:
-        """Cut all parameters of a model, given as shape by name, in any order.
-
-        Raises:
-            ValueError: There are no parameters, or one has no elements.
-        """
+        """Cut all parameters of a model, given as shape by name; ValueError if there are none or one is empty."""
         if not shapes:
             raise ValueError("a layout needs at least one parameter")
         tensors = tuple(TensorLayout.of(name, shapes[name], gradient) for name in sorted(shapes))
@@ -145,18 +137,14 @@ class Layout:
         """Names of the parameters, in order."""
         return tuple(tensor.name for tensor in self.tensors)
 
-    def check(self, tensors: Mapping[str, Tensor], what: str) -> None:
-        """Refuse tensors that are not those of the layout.
-
-        Raises:
-            ValueError: Names or shapes differ; it says where.
-        """
+    def check(self, tensors: Mapping[str, Tensor], kind: str) -> None:
+        """Raise ValueError if names or shapes are not those of the layout, with the first difference."""
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         wanted = {tensor.name: tensor.shape for tensor in self.tensors}
         if shapes != wanted:
             name = sorted(name for name in shapes.keys() | wanted.keys() if shapes.get(name) != wanted.get(name))[0]
             raise ValueError(
-                f"{what} must have exactly the tensors of the layout: {name!r} is {shapes.get(name, 'missing')}, "
+                f"{kind} must have exactly the tensors of the layout: {name!r} is {shapes.get(name, 'missing')}, "
                 f"not {wanted.get(name, 'among them')}"
             )
 

@@ -42,27 +42,16 @@ class OptimizerState:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """The result of one window of training; losses are in nats per token.
+    """The result of one window of training; losses are means in nats per token."""
 
-    Attributes:
-        update: By parameter name, float32: parameters before minus after (sparseloco), or the mean gradient (demo).
-        optimizer: The new state of the inner optimizer; None for demo, which has none.
-        first_loss: Mean loss of the first step.
-        mean_loss: Mean loss of all steps.
-        last_loss: Mean loss of the last step.
-        num_steps: Inner steps (sparseloco) or batches (demo) that went into the update.
-        num_sequences: Sequences that went into it; a sequence used twice counts twice.
-        stopped_early: Whether `keep_going` ended it before all steps were done.
-    """
-
-    update: dict[str, Tensor]
-    optimizer: OptimizerState | None
+    update: dict[str, Tensor]  # float32: parameters before minus after (sparseloco), or the mean gradient (demo)
+    optimizer: OptimizerState | None  # the new state of the inner optimizer; None for demo, which has none
     first_loss: float
-    mean_loss: float
+    mean_loss: float  # over all steps
     last_loss: float
-    num_steps: int
-    num_sequences: int
-    stopped_early: bool
+    num_steps: int  # inner steps (sparseloco) or batches (demo) that went into the update
+    num_sequences: int  # a sequence used twice counts twice
+    stopped_early: bool  # whether `keep_going` ended the training
 
 
 def train_sparseloco(
@@ -148,10 +137,9 @@ def train_demo(net: nn.Module, sequences: Tensor, *, training: Training, keep_go
 def _accumulate_batch(
     net: nn.Module, sequences: Tensor, batch: int, training: Training, keep_going: Callable[[], bool]
 ) -> float | None:
-    """Add the mean gradient of the window's `batch`-th batch to the model's gradients.
+    """Add the mean gradient of the window's `batch`-th batch to the model's gradients, and return its mean loss.
 
-    Returns:
-        The batch's mean loss; None when `keep_going` ended it: then the gradients are incomplete.
+    None if `keep_going` ended the batch: then the gradients are incomplete.
     """
     if len(sequences) == 0:
         raise ValueError("there are no sequences to train on")
@@ -169,11 +157,11 @@ def _accumulate_batch(
     return total / num_micro_batches
 
 
-def _check_finite(number: float, what: str) -> float:
+def _check_finite(number: float, name: str) -> float:
     if not math.isfinite(number):
         raise PermanentError(
             Reason.NON_FINITE_LOSS,
-            f"{what} is {number}: nothing is published in this window; lower the learning rate, check the data, "
+            f"{name} is {number}: nothing is published in this window; lower the learning rate, check the data, "
             "or return to the last snapshot",
         )
     return number

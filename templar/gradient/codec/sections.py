@@ -1,4 +1,4 @@
-"""A tensor's section of a payload: its coefficients as bytes, and what makes such bytes legal.
+"""A tensor's section of a payload: its coefficients as bytes, and the rules for legal bytes.
 
 For C chunks of k coefficients, of which A are not silent:
 
@@ -26,12 +26,7 @@ from templar.gradient.layout import TOP_BYTES, TensorLayout, whole_bytes
 
 
 def pack(coefficients: Coefficients, tensor: TensorLayout, *, fast: bool = False) -> Section:
-    """Write coefficients.
-
-    Args:
-        coefficients: The result of a compression.
-        tensor: The chunks that they are of.
-        fast: Whether a kernel writes the planes of the index code.
+    """Write the coefficients of a tensor; with `fast` a kernel writes the planes of the index code.
 
     Raises:
         ValueError: They break a rule of `values.Coefficients`; every reader would reject the bytes.

@@ -46,18 +46,12 @@ class Coefficients:
     """The published coefficients of one tensor, C chunks of k.
 
     A silent chunk has step 0, the indices 0..k-1, and neither negative nor upper coefficients.
-
-    Attributes:
-        indices: Shape (C, k), uint16, ascending in each row.
-        negative: Shape (C, k), bool; True for a negative coefficient.
-        upper: Shape (C, k), bool; True for a coefficient of its chunk's second level; all False with one level.
-        steps: Shape (C, levels), uint16; 0 in silent chunks, else ascending: equal if no coefficient is upper.
     """
 
-    indices: NDArray[np.uint16]
-    negative: NDArray[np.bool_]
-    upper: NDArray[np.bool_]
-    steps: NDArray[np.uint16]
+    indices: NDArray[np.uint16]  # shape (C, k), ascending in each row
+    negative: NDArray[np.bool_]  # shape (C, k)
+    upper: NDArray[np.bool_]  # shape (C, k), whether of its chunk's second level; all False with one level
+    steps: NDArray[np.uint16]  # shape (C, levels); 0 in silent chunks, else ascending: equal if no coefficient is upper
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Coefficients):

@@ -32,13 +32,13 @@ def combine(
     out: Tensor,
     finish: Callable[[Tensor], Tensor] | None,
 ) -> Tensor:
-    """The update of one tensor.
+    """Overwrite `out`, which is contiguous, with the update of one tensor.
 
     Args:
         sections: One per peer.
         tables: Magnitudes by scale code of each peer, shape (256,).
         tensor: The tensor's chunks.
-        out: Is overwritten with the update: float32, contiguous, in the tensor's shape.
+        out: Float32, in the tensor's shape.
         finish: Makes float32 chunks of the update from mean coefficients in quanta, float64; None if it only multiplies
             them by a quantum.
     """
@@ -132,11 +132,7 @@ def chunk_products(
 ) -> NDArray[np.float64]:
     """The inner product of each chunk of an update with a gradient, in quanta, shape (C,).
 
-    Args:
-        section: The section of the update's payload.
-        table: Its magnitudes by scale code, shape (256,).
-        tensor: The tensor's chunks.
-        gradient: Contiguous, in the tensor's shape.
+    `table` has the section's magnitudes by scale code, shape (256,); the gradient is contiguous.
     """
     one, products, flat = views([section]), np.zeros(tensor.num_chunks), gradient.reshape(-1)
     grid = grid_of(tensor)

@@ -47,17 +47,10 @@ def compress_tensor(
     subtracts: bool,
     use_dct: bool,
 ) -> tuple[Coefficients, Tensor] | None:
-    """Take the five steps.
+    """Take the five steps, with the settings of `compress.Call`.
 
-    Args:
-        buffer: The error feedback, float32, contiguous.
-        update: The update, in the same shape.
-        residual: Is overwritten with the new error feedback; float32, contiguous, in memory of its own.
-        tensor: The tensor's chunks.
-        decay: Factor of the buffer; None to discard it.
-        rate: Factor of the update.
-        subtracts: Whether the published values are subtracted from the buffer.
-        use_dct: Whether coefficients are those of a DCT.
+    All tensors have one shape and are contiguous; `buffer` and `residual` are float32. `residual` is overwritten with
+    the new error feedback and needs memory of its own.
 
     Returns:
         The coefficients and `residual`; None if a coefficient is not finite.
@@ -277,15 +270,8 @@ def _kth_largest(keys: Any, count: int, k: int, low: Any, high: Any) -> Any:
 def _top_k(bits: Any, maxima: Any, largest: Any, keys: Any, places: Any, chosen: Any, ties: Any, indices: Any) -> None:
     """Write the indices of the k largest magnitudes, ascending, the lower index first among equals, without sorting.
 
-    Args:
-        bits: Shape (n,), int32, the chunk's float32 bits.
-        maxima: As `_block_maxima` wrote them.
-        largest: The largest of them.
-        keys: Scratch, shape (n,), int32.
-        places: Scratch, shape (n,), int32.
-        chosen: Scratch, shape (ceil(n / 64),), uint64, zero before and after.
-        ties: The same.
-        indices: Shape (k,), uint16, is written.
+    `bits` are the chunk's float32 bits, int32; `maxima` and `largest` the results of `_block_maxima`. Scratch: `keys`
+    and `places` of shape (n,), int32; `chosen` and `ties` of shape (ceil(n / 64),), uint64, zero before and after.
     """
     k, blocks = len(indices), len(maxima)
     # The k-th largest maximum is a lower bound: at least k values are as large. Keep the candidates that reach it.
@@ -327,13 +313,8 @@ def _top_k(bits: Any, maxima: Any, largest: Any, keys: Any, places: Any, chosen:
 def _transform(tile: Any, scratch: Any, height: int, width: int, columns_basis: Any, rows_basis: Any) -> None:
     """`dct.forward` of one block in place: the same products and sums in the same order.
 
-    Args:
-        tile: Shape (height * width,), float32, row-major.
-        scratch: Shape (2 * height * width,), float32.
-        height: Rows of the block; a vector has 1.
-        width: Columns of the block.
-        columns_basis: `dct.analysis_basis(height)`; not used for a vector.
-        rows_basis: `dct.analysis_basis(width)`.
+    `tile` is row-major; `scratch` is twice as long. The bases are those of the height, which a vector does not use, and
+    of the width.
     """
     length = height * width
     _transpose(tile, scratch, height, width)

@@ -1,4 +1,4 @@
-"""The planes of sections, bit by bit: `codec.planes` with the same bytes, and what other kernels read of a section."""
+"""The planes of sections, bit by bit: `codec.planes` with the same bytes, and reading chunks for other kernels."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -40,11 +40,7 @@ def views(sections: Sequence[Section]) -> Views:
 
 
 def starts(sections: Sequence[Section], chunk: int) -> NDArray[np.int64]:
-    """Where a chunk begins in each section: chunks before it that are not silent, and its first bit of quotients.
-
-    Returns:
-        Shape (P, 2).
-    """
+    """Where a chunk begins in each section, shape (P, 2): active chunks before it, and its first bit of quotients."""
     return np.array([_start(section, chunk) for section in sections], np.int64)
 
 
