@@ -1,4 +1,4 @@
-"""Does a network learn as well with our wire code as with the public reference's of more than twice the bytes?
+"""Measure whether a network learns as well with our wire code as with the reference's of more than twice the bytes.
 
     python -m benchmarks.codec_quality [--quick] [--plot PATH]
 
@@ -32,20 +32,12 @@ LARGEST_RATIO = 1.005
 
 @dataclass(frozen=True)
 class Kind:
-    """One of the compared codes.
+    """One of the compared codes."""
 
-    Attributes:
-        name: Its name in the last line.
-        label: Its name for people.
-        codec: The code.
-        magnitude_bits: Bits of magnitude beside the sign; the reference does not ask.
-        colour: Of its curve.
-    """
-
-    name: str
-    label: str
+    name: str  # in the last line
+    label: str  # in tables and pictures
     codec: Codec
-    magnitude_bits: int
+    magnitude_bits: int  # beside the sign; the reference does not use it
     colour: str
 
 
@@ -57,17 +49,11 @@ KINDS = (OURS, REFERENCE, TWO_LEVELS)
 
 @dataclass(frozen=True)
 class Curve:
-    """How one code did.
+    """The losses of one code over the windows."""
 
-    Attributes:
-        windows: Outer steps before each evaluation, the first one 0.
-        losses: Held-out losses by seed and evaluation.
-        payload_bytes: Mean length of a payload.
-    """
-
-    windows: tuple[int, ...]
-    losses: tuple[tuple[float, ...], ...]
-    payload_bytes: float
+    windows: tuple[int, ...]  # outer steps before each evaluation, the first one 0
+    losses: tuple[tuple[float, ...], ...]  # held-out, by seed and evaluation
+    payload_bytes: float  # mean of all payloads
 
     @property
     def mean(self) -> tuple[float, ...]:

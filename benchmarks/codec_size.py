@@ -1,11 +1,11 @@
-"""How large payloads are, and what the value codes cost in accuracy.
+"""Measure how large payloads are and how much accuracy the value codes lose.
 
     python -m benchmarks.codec_size [--quick]
 
 Sizes are those of whole payloads (header, scales, signs, indices, checksum) of a Llama of 100 million parameters, as
 bits per published coefficient; the least possible for the indices alone is `log2 C(4096, k) / k`. Errors are relative
-squared errors of the values that receivers read, on the coefficients that a small Llama really publishes when it is
-trained on text: all workers, tensors and last windows together.
+squared errors of the values that receivers read, on the coefficients that a small Llama publishes when it is trained on
+text: all workers, tensors and last windows together.
 
 The last line is JSON: `bits_k64`, `bits_k32`, `value_error` (one level), `value_error_two_levels`,
 `value_error_reference` (templar 2.1.3), `overlap_mean` and `overlap_max` (the share of their places that two honest
@@ -52,15 +52,10 @@ VALUE_BITS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Size:
-    """The size of a whole payload.
+    """The size of a whole payload."""
 
-    Attributes:
-        bits: Per published coefficient.
-        times: How often it goes into the parameters as float32.
-    """
-
-    bits: float
-    times: float
+    bits: float  # per published coefficient
+    times: float  # bytes of the parameters in float32 per byte of the payload
 
 
 def payload_size(k: int, magnitude_bits: int) -> Size:
@@ -71,7 +66,7 @@ def payload_size(k: int, magnitude_bits: int) -> Size:
 
 
 def recorded_size(k: int, coding: ValueCoding[Any]) -> Size:
-    """The size of what the public reference stores: a dictionary of tensors, as `torch.save` writes it."""
+    """The size of the public reference's file: a dictionary of tensors, as `torch.save` writes it."""
     chunks = layout(k)
     update = random_tensors(chunks, seed=k)
     compressed = compress_with(coding, FeedbackState.zeros(chunks), update, layout=chunks, rule=RULE)
@@ -95,7 +90,7 @@ def index_floor(k: int) -> float:
 
 
 def value_codes(one: Chosen) -> Iterator[tuple[str, Tensor]]:
-    """What receivers read of one tensor's values, by the name of the code."""
+    """The values that receivers read of one tensor, by the name of the code."""
     magnitude, sign = one.values.abs(), torch.where(one.values < 0, -1.0, 1.0)
     yield OTHERS, REFERENCE.decode(REFERENCE.encode(one.indices, one.values))
     yield "sign and one scale per tensor", sign * magnitude.mean()
@@ -106,25 +101,17 @@ def value_codes(one: Chosen) -> Iterator[tuple[str, Tensor]]:
 
 @dataclass(frozen=True)
 class Trained:
-    """What the last windows of a training network show.
+    """Measurements of the last windows of a training network."""
 
-    Attributes:
-        errors: Relative squared error by value code, over everything that was published.
-        overlap_mean: Mean share of places that two workers have in common.
-        overlap_max: The largest.
-        agreement: Mean share of these places with the same sign.
-    """
-
-    errors: dict[str, float]
-    overlap_mean: float
+    errors: dict[str, float]  # relative squared error by value code, over all published values
+    overlap_mean: float  # mean share of places that two workers have in common
     overlap_max: float
-    agreement: float
 
 
 def train_small(windows: int, last: int) -> Trained:
     """Train the small network and look at its last windows."""
     lost: dict[str, float] = dict.fromkeys(VALUE_BITS, 0.0)
-    energy, overlaps, agreements = 0.0, [], []
+    energy, overlaps = 0.0, []
     with embedded_text() as text:
         setup = Setup.of(text, seed=1, workers=4, windows=windows)
         for window in train(setup, ours):
@@ -137,9 +124,8 @@ def train_small(windows: int, last: int) -> Trained:
             found = similarity(window.exchange.payloads, window.learnt.layout)
             apart = ~np.eye(setup.num_workers, dtype=np.bool_)
             overlaps.extend(found.overlap[apart].tolist())
-            agreements.extend(found.agreement[apart].tolist())
     errors = {name: error / energy for name, error in lost.items()}
-    return Trained(errors, statistics.fmean(overlaps), max(overlaps), statistics.fmean(agreements))
+    return Trained(errors, statistics.fmean(overlaps), max(overlaps))
 
 
 def size_table(sizes: Mapping[tuple[int, int], Size], densities: Sequence[int]) -> Table:
@@ -175,10 +161,7 @@ def run(*, quick: bool) -> dict[str, Any]:
     console = Console()
     console.print(size_table(sizes, densities))
     console.print(error_table(trained.errors))
-    console.print(
-        f"honest workers share {trained.overlap_mean:.1%} of their places, at most {trained.overlap_max:.1%}; "
-        f"{trained.agreement:.0%} of the signs there agree"
-    )
+    console.print(f"honest workers share {trained.overlap_mean:.1%} of their places, at most {trained.overlap_max:.1%}")
     at_64, at_32 = sizes[64, 0].bits, sizes[32, 0].bits
     error, reference = trained.errors[ONE_LEVEL], trained.errors[OTHERS]
     return {

@@ -1,11 +1,11 @@
-"""How fast the codec is, in copies of the tensor.
+"""Measure how fast the codec is, in copies of the tensor.
 
     python -m benchmarks.codec_speed [--quick]
 
 Every row is the median of CPU seconds of one thread on a tensor of 4096 x 4096 float32, divided by the median of a
-`copy_` of the tensor into a buffer that is there already, the two in turn in one run, each after 64 MB of other memory
-have been written, so that the caches are cold. The two-thread figure is two threads' wall seconds, divided by those of
-the same copy by one thread. Buffers are used again, as a miner and a validator do. `similarity_seconds` is the CPU time
+`copy_` of the tensor into an existing buffer, the two in turn in one run, each after 64 MB of other memory have been
+written, so that the caches are cold. The two-thread figure is two threads' wall seconds, divided by those of the same
+copy by one thread. Buffers are used again, as a miner and a validator do. `similarity_seconds` is the CPU time
 of one thread for all pairs of 20 payloads of 100 million parameters, from their bytes.
 
 The last line is JSON: `encode_x`, `encode_dct_x`, `aggregate20_x`, `aggregate20_2t_x`, `similarity_seconds`, the same
@@ -45,11 +45,7 @@ BARS = {
 
 
 class Stopwatch:
-    """Times something in turn with copies of one tensor.
-
-    Args:
-        repetitions: Of each measurement; one more before them does not count.
-    """
+    """Times work in turn with copies of one tensor, each `repetitions` times after one that does not count."""
 
     def __init__(self, repetitions: int) -> None:
         self._repetitions = repetitions
@@ -57,7 +53,7 @@ class Stopwatch:
         self._other = torch.zeros(EDGE, EDGE)
 
     def copies(self, work: Callable[[], object], *, threads: int = 1) -> float:
-        """The median time of some work, in copies by one thread: CPU time, or wall time if it has several threads."""
+        """The median time of `work`, in copies by one thread: CPU time, or wall time if it has several threads."""
         clock = time.process_time if threads == 1 else time.perf_counter
         work_times: list[float] = []
         copy_times: list[float] = []
@@ -81,7 +77,7 @@ class Stopwatch:
 
 
 def encoder(layout: Layout) -> Callable[[], bytes]:
-    """Error feedback and everything up to the bytes."""
+    """All steps from an update to the bytes of a payload."""
     state, spare, update = (FeedbackState(large_model.random_tensors(layout, seed), 1) for seed in range(3))
     header = Header(layout.recipe, 0, 0, "peer", layout.digest)
 
@@ -93,7 +89,7 @@ def encoder(layout: Layout) -> Callable[[], bytes]:
 
 
 def aggregator(layout: Layout) -> Callable[[], object]:
-    """From the bytes of 20 peers to the update."""
+    """All steps from the bytes of 20 peers to the update."""
     published = [
         wire.encode(large_model.payload(layout, large_model.random_tensors(layout, uid), uid=uid), layout)
         for uid in range(PEERS)
@@ -120,7 +116,7 @@ def similarity_seconds(repetitions: int) -> float:
 
 
 def measure(watch: Stopwatch) -> dict[str, float]:
-    """The ratios."""
+    """All figures but the similarity, in copies."""
     combine = aggregator(matrix())
     return {
         "encode_x": watch.copies(encoder(matrix())),

@@ -1,7 +1,7 @@
 """A Llama of 100 million parameters for the codec's benchmarks: its chunks, and payloads without any training.
 
-The values are normal random numbers. That is the hard case for the index code, since the places of the largest of them
-are anywhere with the same chance; what training gives is at most as long.
+The values are normal random numbers. That is the hard case for the index code, since all places are equally likely; a
+payload of real training is at most as long.
 """
 
 from collections.abc import Mapping
@@ -48,6 +48,6 @@ def random_tensors(layout: Layout, seed: int) -> dict[str, Tensor]:
 
 
 def payload(layout: Layout, update: Mapping[str, Tensor], *, uid: int = 0) -> Payload:
-    """What a miner publishes of an update in its first window."""
+    """The payload that a miner makes of an update in its first window."""
     compressed = compress(FeedbackState.zeros(layout), update, layout=layout, rule=RULE)
     return Payload.of(Header(layout.recipe, 0, uid, f"peer-{uid}", layout.digest), compressed.tensors, layout)

@@ -1,9 +1,9 @@
 """Real pseudo-gradients for the other benchmarks: a small network that trains on real text, with any codec between.
 
-Nothing is measured here. `train` is the windows of SparseLoCo (arXiv 2508.15706): each of a few workers takes inner
-AdamW steps on text of its own from the common parameters, what they learnt is exchanged through a codec with error
-feedback, and everybody takes the same outer step. Training, compression, wire format, aggregate and outer step are the
-project's own; only chain and stores are missing. The public reference's code can stand in place of ours.
+Nothing is measured here. `train` runs windows of SparseLoCo (arXiv 2508.15706): each of a few workers takes inner AdamW
+steps on text of its own from the common parameters, their pseudo-gradients are exchanged through a codec with error
+feedback, and all workers take the same outer step. Training, compression, wire format, aggregate and outer step are the
+project's own; only chain and stores are missing. The public reference's code can take the place of ours.
 
 A seed decides parameters and data, and nothing else is random: runs of one seed differ by the codec alone, and a run
 gives the same bits with any number of threads.
@@ -47,7 +47,7 @@ from templar.training.train import OptimizerState, train_sparseloco
 NUM_HELD_OUT = 256
 HELD_OUT_BATCH = 64
 TEXT_BYTES = 8_000_000
-"""Enough for 60 windows of four workers before a page comes again."""
+"""Enough for 60 windows of four workers before a page is read again."""
 REFERENCE = StatisticalQuantiser(num_bins=4, sigmas=6.0)
 """The value code of templar 2.1.3, with its settings."""
 
@@ -55,7 +55,7 @@ REFERENCE = StatisticalQuantiser(num_bins=4, sigmas=6.0)
 def small_network(seed: int) -> HParams:
     """The `local` network of 148 k parameters, cut into the 64 x 64 chunks of the large ones, with short windows.
 
-    With so few of its coefficients published it learns more at half of `local`'s learning rate, whatever the code.
+    With so few of its coefficients published it learns more at half of `local`'s learning rate, with every code.
     """
     overrides: dict[str, dict[str, Any]] = {
         "model": {"initializer_seed": seed},
@@ -68,22 +68,16 @@ def small_network(seed: int) -> HParams:
 
 @dataclass(frozen=True)
 class Text:
-    """The text of this machine as a dataset.
+    """The text of this machine as a dataset."""
 
-    Attributes:
-        pages: The pages to train on.
-        held_out: Pages of other documents.
-        tokenizer: The tokenizer made of the training text.
-    """
-
-    pages: PageDataset
-    held_out: PageDataset
-    tokenizer: Tokenizer
+    pages: PageDataset  # to train on
+    held_out: PageDataset  # of other documents
+    tokenizer: Tokenizer  # trained on the text of `pages`
 
 
 @contextmanager
 def embedded_text() -> Iterator[Text]:
-    """Build the dataset; it is gone afterwards. Takes seconds."""
+    """Build the dataset, which takes seconds; it is deleted at the end of the block."""
     hparams = small_network(seed=0)
     with tempfile.TemporaryDirectory(prefix="templar-bench-") as folder:
         root = Path(folder) / "text"
@@ -96,17 +90,11 @@ def embedded_text() -> Iterator[Text]:
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything that a run depends on but the codec.
-
-    Attributes:
-        hparams: Model, training and compression.
-        sequences: What each worker trains on, by window and worker, each of shape (n, L).
-        held_out: Shape (NUM_HELD_OUT, L), of documents that nobody trains on.
-    """
+    """All inputs of a run but the codec."""
 
     hparams: HParams
-    sequences: tuple[tuple[Tensor, ...], ...]
-    held_out: Tensor
+    sequences: tuple[tuple[Tensor, ...], ...]  # training data by window and worker, each of shape (n, L)
+    held_out: Tensor  # shape (NUM_HELD_OUT, L), of documents that no worker trains on
 
     @classmethod
     def of(cls, text: Text, *, seed: int, workers: int, windows: int) -> "Setup":
@@ -144,24 +132,16 @@ class Setup:
 
 @dataclass(frozen=True)
 class Learnt:
-    """What the workers have in a window before they exchange anything.
+    """The workers' results of a window before they exchange payloads."""
 
-    Attributes:
-        window: Which one, from 0.
-        layout: The chunks of the model.
-        rule: How error feedback accumulates.
-        states: The error feedback of each worker.
-        pseudo_gradients: What each worker learnt, by parameter name.
-    """
-
-    window: int
+    window: int  # from 0
     layout: Layout
     rule: FeedbackRule
-    states: tuple[FeedbackState, ...]
-    pseudo_gradients: tuple[Mapping[str, Tensor], ...]
+    states: tuple[FeedbackState, ...]  # of each worker
+    pseudo_gradients: tuple[Mapping[str, Tensor], ...]  # of each worker, by parameter name
 
     def compress_with(self, coding: ValueCoding[Coded]) -> tuple[Compressed[Coded], ...]:
-        """Each worker's compression with any way to write the values."""
+        """Each worker's compression with any value code."""
         return tuple(
             compress_with(coding, state, update, layout=self.layout, rule=self.rule)
             for state, update in zip(self.states, self.pseudo_gradients, strict=True)
@@ -170,27 +150,20 @@ class Learnt:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What a codec made of it.
+    """The payloads and the agreed update of a window."""
 
-    Attributes:
-        compressed: What each worker published, as its code has it, and the error feedback that it keeps.
-        num_bytes: Length of each worker's payload.
-        update: What everybody read and agreed on, by parameter name.
-        payloads: What everybody read, if it is this network's code.
-    """
-
-    compressed: tuple[Compressed[Any], ...]
-    num_bytes: tuple[int, ...]
-    update: Mapping[str, Tensor]
-    payloads: tuple[Payload, ...] = ()
+    compressed: tuple[Compressed[Any], ...]  # each worker's coefficients and new error feedback
+    num_bytes: tuple[int, ...]  # length of each worker's payload
+    update: Mapping[str, Tensor]  # agreed, by parameter name
+    payloads: tuple[Payload, ...] = ()  # as read, if the code is this network's
 
 
 Codec = Callable[[Learnt], Exchange]
-"""From what each worker learnt to what all of them apply."""
+"""From each worker's pseudo-gradient to the update that all of them apply."""
 
 
 def ours(learnt: Learnt) -> Exchange:
-    """What this network publishes, through its bytes and back; the layout says whether with a magnitude bit."""
+    """Exchange this network's payloads, as bytes; the layout says whether with a magnitude bit."""
     layout, rule = learnt.layout, learnt.rule
     compressed = tuple(
         compress(state, update, layout=layout, rule=rule)
@@ -206,7 +179,7 @@ def ours(learnt: Learnt) -> Exchange:
 
 
 def reference(learnt: Learnt) -> Exchange:
-    """What templar 2.1.3 publishes: four levels per tensor, and float means of norms clipped at their median.
+    """Exchange the payloads of templar 2.1.3: four levels per tensor, and float means of norms clipped at their median.
 
     A payload is counted as its indices of 12 bits and its values of 8; its tables, names and container are not.
     """
@@ -221,15 +194,9 @@ def reference(learnt: Learnt) -> Exchange:
 
 @dataclass(frozen=True)
 class Window:
-    """One window of a run, after its outer step.
+    """One window of a run, after its outer step."""
 
-    Attributes:
-        net: The model, which the next window changes.
-        learnt: What the workers had.
-        exchange: What the codec made of it.
-    """
-
-    net: LlamaForCausalLM
+    net: LlamaForCausalLM  # the next window changes it
     learnt: Learnt
     exchange: Exchange
 
@@ -261,19 +228,14 @@ def train(setup: Setup, codec: Codec, *, magnitude_bits: int = 0) -> Iterator[Wi
 
 @dataclass(frozen=True)
 class Chosen:
-    """The coefficients of one tensor that a worker publishes, before they are coded.
+    """The coefficients of one tensor that a worker publishes, before they are coded."""
 
-    Attributes:
-        indices: Shape (C, k), int64, ascending in each row.
-        values: Shape (C, k), float32: error feedback and pseudo-gradient together.
-    """
-
-    indices: Tensor
-    values: Tensor
+    indices: Tensor  # shape (C, k), int64, ascending in each row
+    values: Tensor  # shape (C, k), float32: error feedback and pseudo-gradient together
 
 
 def chosen_coefficients(learnt: Learnt) -> Iterator[dict[str, Chosen]]:
-    """What a value code has to write: each worker's chosen coefficients by parameter name."""
+    """Each worker's chosen coefficients by parameter name: the input of a value code."""
     for raw in learnt.compress_with(RawCoding()):
         yield {name: Chosen(one.indices.to(torch.int64), one.values) for name, one in raw.tensors.items()}
 

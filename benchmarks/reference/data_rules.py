@@ -1,6 +1,6 @@
 """The data rules of the framework templar, releases 0.2.82 (pages) and 2.1.3 (samples), in readable form.
 
-They are here to compare with and to say what a miner of that network read; this network uses none of them.
+They are here to compare with and to compute the data of that network's miners; this network uses none of them.
 Each function gives exactly what the releases do, except that malformed input is a ValueError. Draws are those of
 `numpy.random.default_rng`, a stream that numpy may change between releases: the tests hold it to recorded values.
 """
@@ -15,16 +15,14 @@ from numpy.typing import NDArray
 from templar.data.shards.manifest import sample_ids
 
 ROWS_PER_PAGE = 100
-
-
 _MASK_32 = 0xFFFFFFFF
 
 
 def select_pages(rows: Mapping[str, int], *, seed: int, offset: int, count: int) -> list[tuple[str, int]]:
     """The pages that a miner draws for a window (0.2.82); a page is 100 rows of one config.
 
-    They follow from uid and window alone: anybody knows all of anybody's pages for ever, two miners may share rows,
-    every config is as likely as any other whatever its size, and a config's last rows start no page.
+    They follow from uid and window alone: all pages of all miners are known for ever, two miners may share rows,
+    every config is as likely as any other, whether large or small, and a config's last rows start no page.
 
     A page takes two 32-bit draws, which are one step of the stream, so windows that begin `count` steps apart share
     none - nearly: a draw that numpy rejects for its bias (less often than rows / 2**32) puts the rest of its window
@@ -172,7 +170,7 @@ def sample_id(tokens: NDArray[np.integer]) -> int:
 def pool_digest(ids: NDArray[np.integer]) -> str:
     """What a miner publishes of a window's samples (2.1.3): 16-byte BLAKE2b over their rising ids, in hex.
 
-    Whoever has the shard's ids can compute it without having trained on anything.
+    A miner that has the shard's ids can compute it without any training.
 
     Args:
         ids: The ids of all samples of the window, not of one process only; shape (count,), in any order.

@@ -1,7 +1,7 @@
 """The documented comparison of debug values: how far a published state is from the own one, in steps.
 
-For people and tools that put this system beside the one that it replaces. No score, penalty or state follows from it:
-steps of a learning rate say little where updates are no signs, and whoever publishes the values can choose them.
+It is for comparing this system with the one that it replaces. No score, penalty or state follows from it: steps of a
+learning rate say little where updates are not signs, and a publisher can choose the values.
 """
 
 import math
@@ -19,7 +19,7 @@ MIN_STEP = 1e-9
 class DebugComparison:
     """How far debug values are from parameters; infinite where nothing could be compared.
 
-    The means and `max_steps` are what the documented first version reports, the last two what the second one does.
+    The documented first version reports the means and `max_steps`, the second one the last two.
 
     Attributes:
         count: Elements that were compared.
@@ -60,10 +60,10 @@ def compare_debug(
     Args:
         values: Published elements by name.
         params: The own parameters by name.
-        indices: Which elements of the flattened parameters they are: the first, and the one after the last.
+        indices: The elements' range in the flattened parameters: the first, and the one after the last.
         learning_rate: The size of a step. Without a positive one, distances in its steps are infinite.
-        steps: By name, by how much each of these elements moved per window lately, where that is known: the size of its
-            own steps, at least `MIN_STEP`. Not used if they are not as many as the values.
+        steps: By name, each of these elements' recent change per window, where known: the size of its own steps, at
+            least `MIN_STEP`. Not used if they are not as many as the values.
     """
     differences: list[float] = []
     ratios: list[float] = []

@@ -6,7 +6,7 @@ them:
     gradient = torch.load(path, map_location="cpu", weights_only=True)
     tensors = import_v2(gradient, {name: tuple(p.shape) for name, p in model.named_parameters()})
 
-Whatever such a dictionary holds, the only exception is a RejectedError that names the entry; wrong arguments of the
+The content of such a dictionary raises no exception but a RejectedError that names the entry; wrong arguments of the
 caller are a ValueError. This network neither publishes nor accepts these formats.
 """
 
@@ -25,11 +25,7 @@ from templar.gradient.dct import from_chunks
 from templar.gradient.layout import MAX_CHUNK_EDGE, TensorLayout, split
 
 MAX_LEVELS = 256  # a code is one byte
-
-
 IGNORED = frozenset({"metadata", "global_step"})
-
-
 FLOAT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -147,15 +143,13 @@ class Comparison:
 def compare(first: RecordedTensor, second: RecordedTensor) -> Comparison:
     """Compare two tensors; the first is the one that the error is relative to.
 
-    One that was not recorded, such as this network's own coding of the same gradient, is made a RecordedTensor first.
-
     Raises:
         ValueError: Their shapes, chunks or transforms differ, so that their indices mean different things.
     """
     if (first.shape, first.edges, first.use_dct) != (second.shape, second.edges, second.use_dct):
         raise ValueError(
             f"shape {first.shape} in chunks {first.edges}, use_dct {first.use_dct}, cannot be compared with "
-            f"{second.shape} in {second.edges}, use_dct {second.use_dct}: compare what dense() gives"
+            f"{second.shape} in {second.edges}, use_dct {second.use_dct}: compare their dense() tensors"
         )
     places, others = _places(first), _places(second)
     shared = places[torch.isin(places, others, assume_unique=True)]
