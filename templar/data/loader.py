@@ -5,7 +5,7 @@ batches: batch p holds the samples `order[p * batch_size : (p + 1) * batch_size]
 global batch, rank r of w takes the sequences at the places r, r + w, r + 2w, ...; so the sequence at place i is with
 rank i % w, as its sequence i // w. If w does not divide a batch, the first ranks have one sequence more, and a rank for
 which nothing is left has a batch of none. Hence every rank sees the same number of batches, and all of them together
-the same stream, whatever their number.
+the same stream, for any number of ranks.
 
 `WindowStream` gives a rank's batches one after the other. `WindowBatches` gives the same to torch's `DataLoader`, with
 any number of worker processes.

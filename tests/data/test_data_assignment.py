@@ -1,3 +1,4 @@
+import itertools
 import random
 from collections import Counter
 from dataclasses import replace
@@ -7,8 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from templar.canonical import canonical_json, sha256_hex
-from templar.data.assignment import Assignment, Epoch, SlotPlan, assign, spare_units
-from templar.errors import PermanentError, Reason
+from templar.data.assignment import (
+    LEAD,
+    Assignment,
+    Epoch,
+    Epochs,
+    ShardEpoch,
+    SlotPlan,
+    advanced,
+    assign,
+    epoch_of,
+    first_epochs,
+    spare_units,
+)
+from templar.errors import PermanentError, Reason, TransientError
 
 
 def block_hash(number: int) -> str:
@@ -66,15 +79,15 @@ def test_a_full_round_uses_every_unit_once_and_the_next_one_in_another_order() -
     assert slices[0] != slices[1] != slices[2] != slices[0]
 
 
-def test_200_windows_of_64_slots_while_miners_come_and_go() -> None:
-    """A whole epoch: nothing is assigned twice, nothing of a filled slot is left out, everybody finds every owner."""
-    plan, num_windows = SlotPlan(64, 3), 200
+def test_a_whole_round_while_miners_come_and_go() -> None:
+    """No unit is assigned twice, and no unit of a filled slot is left out."""
+    plan, num_windows = SlotPlan(16, 3), 60
     epoch = Epoch("churn", num_windows * plan.units_per_window + 7, first_window=5)
     generator = random.Random(1)
-    subnet = set(range(64))
+    subnet = set(range(16))
     seen: set[int] = set()
     for window in range(5, 5 + num_windows):
-        subnet ^= set(generator.sample(range(90), generator.randrange(5)))  # some join, some leave
+        subnet ^= set(generator.sample(range(24), generator.randrange(5)))  # some join, some leave
         uids = tuple(sorted(subnet))
         context = {"epoch": epoch, "plan": plan, "uids": uids, "block_hash": block_hash(window)}
         assigned = {uid: assign(window, uid, **context).units for uid in uids}
@@ -87,17 +100,7 @@ def test_200_windows_of_64_slots_while_miners_come_and_go() -> None:
     assert len(seen) == num_windows * plan.units_per_window
 
 
-def test_the_last_units_of_a_round_come_up_in_another_one() -> None:
-    epoch, plan = Epoch("rest", 7), SlotPlan(2, 3)
-    used = [
-        {unit for assigned in assign_all(window, epoch, plan, (0, 1)).values() for unit in assigned.units}
-        for window in range(20)
-    ]
-    assert all(len(units) == 6 for units in used)
-    assert set.union(*used) == set(range(7))
-
-
-def test_the_opening_block_decides_who_gets_which_slot() -> None:
+def test_the_hash_of_the_opening_block_decides_the_slots() -> None:
     epoch, plan, uids = Epoch("unpredictable", 64), SlotPlan(8, 1), tuple(range(8))
     got = Counter(
         assign(0, 3, epoch=epoch, plan=plan, uids=uids, block_hash=block_hash(number)).units for number in range(400)
@@ -111,6 +114,7 @@ def test_the_opening_block_decides_who_gets_which_slot() -> None:
 def test_more_miners_than_slots_take_turns_in_waiting() -> None:
     epoch, plan, uids = Epoch("surplus", 100), SlotPlan(2, 1), (2, 3, 5, 7)
     served: Counter[int] = Counter()
+    assert assign(0, 9, epoch=epoch, plan=plan, uids=uids, block_hash=block_hash(0)).units == ()  # not registered
     for window in range(60):
         assignments = assign_all(window, epoch, plan, uids)
         served.update(uid for uid, assigned in assignments.items() if assigned.units)
@@ -119,14 +123,7 @@ def test_more_miners_than_slots_take_turns_in_waiting() -> None:
     assert min(served.values()) > 15
 
 
-def test_who_was_not_registered_at_the_opening_gets_nothing() -> None:
-    epoch, plan = Epoch("strangers", 10), SlotPlan(2, 2)
-    assigned = assign(0, 9, epoch=epoch, plan=plan, uids=(1, 2), block_hash=block_hash(0))
-    assert assigned.units == ()
-    assert assign(0, 9, epoch=epoch, plan=plan, uids=(), block_hash=block_hash(0)).units == ()
-
-
-def test_a_stranger_recomputes_the_digest() -> None:
+def test_the_digest_covers_the_units_and_their_inputs() -> None:
     epoch, plan, uids = Epoch("net/data/0", 40, first_window=5), SlotPlan(3, 2), (0, 4, 9)
     assigned = assign(11, 4, epoch=epoch, plan=plan, uids=uids, block_hash=block_hash(77))
     content = {
@@ -142,14 +139,14 @@ def test_a_stranger_recomputes_the_digest() -> None:
 
 
 def test_known_answer() -> None:
-    """Whoever implements the protocol anew must get this."""
+    """A fixed vector for other implementations."""
     epoch, plan = Epoch("vector", 100, first_window=10), SlotPlan(4, 3)
     assigned = assign(23, 7, epoch=epoch, plan=plan, uids=(1, 7, 8), block_hash="0x" + "ab" * 32)
     assert assigned.units == (51, 77, 71)
     assert assigned.digest == "37838f7da1c5df2e8b1c269ed0c6266c7ebd8be63a8e2f1661165cbc64220ea9"
 
 
-def test_everything_that_decides_changes_the_digest() -> None:
+def test_each_input_changes_the_digest() -> None:
     epoch, plan, uids = Epoch("digests", 40), SlotPlan(2, 2), (1, 2)
     base = {"epoch": epoch, "plan": plan, "uids": uids, "block_hash": block_hash(1)}
     variants = [
@@ -181,3 +178,104 @@ def test_wrong_arguments_are_named() -> None:
             assign(5, 1, epoch=epoch, plan=plan, uids=uids, block_hash=block_hash(0))
     with pytest.raises(ValueError, match="at least 1"):
         SlotPlan(0, 1)
+
+
+START = 100
+
+
+def epochs(*pairs: tuple[int, int]) -> Epochs:
+    return tuple(ShardEpoch(*pair) for pair in pairs)
+
+
+def states(applied: list[bool], outer_steps_per_shard: int) -> list[Epochs]:
+    """The epochs of the state before the first window, and of that after each; a window is null or an outer step."""
+    found, steps = [first_epochs(START)], 0
+    for window, is_step in enumerate(applied, START):
+        steps += is_step
+        found.append(advanced(found[-1], window, steps, outer_steps_per_shard))
+    return found
+
+
+class TestAdvancing:
+    def test_the_first_windows_train_on_the_first_shard(self) -> None:
+        assert first_epochs(START) == epochs((START, 0))
+        assert [epoch_of(first_epochs(START), START - 1, START + ahead) for ahead in range(LEAD)] == [
+            ShardEpoch(START, 0)
+        ] * LEAD
+
+    def test_a_swap_takes_two_windows(self) -> None:
+        assert states([True] * 5, 3) == [
+            epochs((100, 0)),
+            epochs((100, 0)),
+            epochs((100, 0)),
+            epochs((100, 0), (104, 1)),  # the third outer step is that of window 102
+            epochs((100, 0), (104, 1)),
+            epochs((104, 1)),
+        ]
+
+    def test_null_windows_put_off_a_swap_and_not_its_beginning(self) -> None:
+        assert states([True, False, False, True, False, False], 2)[3:] == [
+            epochs((100, 0)),
+            epochs((100, 0), (105, 1)),
+            epochs((100, 0), (105, 1)),
+            epochs((105, 1)),
+        ]
+
+    def test_every_window_may_have_a_shard_of_its_own(self) -> None:
+        assert states([True] * 4, 1)[-1] == epochs((103, 2), (104, 3), (105, 4))
+
+    def test_a_window_is_asked_for_a_second_time_and_nothing_changes(self) -> None:
+        found = states([True] * 6, 3)
+        assert advanced(found[4], 103, 4, 3) == found[4]
+
+
+class TestErrors:
+    def test_a_later_window_is_not_open_yet(self) -> None:
+        with pytest.raises(TransientError) as caught:
+            epoch_of(epochs((100, 0)), 120, 123)
+        assert caught.value.reason is Reason.WINDOW_NOT_OPEN
+        assert "window 123: its shard follows from the state of window 121, and this is that of window 120" in str(
+            caught.value
+        )
+
+    def test_an_earlier_window_is_not_known_any_more(self) -> None:
+        with pytest.raises(PermanentError) as caught:
+            epoch_of(epochs((110, 3), (121, 4)), 120, 109)
+        assert caught.value.reason is Reason.WINDOW_PASSED
+        assert "window 109: the state of window 120 knows shards from window 110 on" in str(caught.value)
+
+    @pytest.mark.parametrize(("window", "position"), [(110, 3), (120, 3), (121, 4), (122, 5)])
+    def test_what_is_known_is_answered(self, window: int, position: int) -> None:
+        assert epoch_of(epochs((110, 3), (121, 4), (122, 5)), 120, window).position == position
+
+
+@given(applied=st.lists(st.booleans(), max_size=60), outer_steps_per_shard=st.integers(1, 7))
+def test_the_shard_of_a_window_follows_the_outer_steps_two_windows_before(
+    applied: list[bool], outer_steps_per_shard: int
+) -> None:
+    steps = [0, 0, *itertools.accumulate(applied, initial=0)]  # those that count for window START + i
+    positions = [count // outer_steps_per_shard for count in steps][1:]
+    for number, found in enumerate(states(applied, outer_steps_per_shard)):
+        state_window = START + number - 1
+        assert found[0].first_window <= max(state_window, START)
+        for window in range(max(state_window, START), state_window + LEAD + 1):
+            epoch = epoch_of(found, state_window, window)
+            assert epoch.position == positions[window - START]
+            assert epoch.first_window == START + positions.index(epoch.position)
+
+
+@given(
+    before=st.lists(st.booleans(), max_size=40),
+    after=st.lists(st.booleans(), max_size=20),
+    outer_steps_per_shard=st.integers(1, 5),
+)
+def test_who_begins_at_a_later_state_agrees_with_who_began_at_genesis(
+    before: list[bool], after: list[bool], outer_steps_per_shard: int
+) -> None:
+    genesis = states(before + after, outer_steps_per_shard)
+    found, steps = genesis[len(before)], sum(before)
+    for window, is_step in enumerate(after, START + len(before)):
+        steps += is_step
+        found = advanced(found, window, steps, outer_steps_per_shard)
+        assert found == genesis[window - START + 1]
+    assert len(found) <= LEAD + 1

@@ -64,15 +64,6 @@ def test_everything_arrives_and_is_the_same_dataset(source: MemoryStore, tmp_pat
     assert np.array_equal(first.shard(1).read(indices), second.shard(1).read(indices))
 
 
-def test_again_nothing_is_written(source: MemoryStore) -> None:
-    target = MemoryStore("target")
-    copy(source, target=target)
-    for verify, check in ((False, Check.SIZE), (True, Check.READ_BACK)):
-        again = copy(source, target=target, verify=verify)
-        assert {each.outcome for each in again.objects} == {CopyOutcome.ALREADY_THERE}
-        assert {each.check for each in again.objects if each.path == TOKENS} == {check}
-
-
 @pytest.mark.parametrize("name", [TOKENS, "sample_ids_000001.bin", "train_000001.json"])
 def test_a_damaged_file_is_passed_over_and_never_copied(source: MemoryStore, name: str) -> None:
     other, target = MemoryStore("other"), MemoryStore("target")
@@ -84,15 +75,6 @@ def test_a_damaged_file_is_passed_over_and_never_copied(source: MemoryStore, nam
     assert caught.value.reason is Reason.DATASET_MALFORMED
     assert f"{TO}/{INDEX_FILE}" not in content(target, "")
     copy(other, target=target)
-    assert content(target, TO) == content(other, PREFIX)
-
-
-def test_a_second_source_helps_out(source: MemoryStore) -> None:
-    other, target = MemoryStore("other"), MemoryStore("target")
-    for path, data in content(source, PREFIX).items():
-        other.put(f"{PREFIX}/{path}", data)
-    damage(source, TOKENS)
-    copy(source, other, target=target)
     assert content(target, TO) == content(other, PREFIX)
 
 

@@ -2,9 +2,14 @@
 
 import fcntl
 import os
+import random
 import shutil
+import signal
+import subprocess
 import threading
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,13 +18,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deployments.s3_endpoint import AccessKey
 from templar.data import replicas
 from templar.data.assignment import ShardEpoch, advanced, epoch_of, first_epochs
 from templar.data.shards.block_file import Transfer
-from templar.data.shards.rotation import LOCK_FILE, RotationReport, ShardPlan, is_whole, rotate, plan_shards
+from templar.data.shards.rotation import LOCK_FILE, RotationReport, ShardPlan, is_whole, plan_shards, rotate
 from templar.data.shards.shard_dataset import ShardedDataset
 from templar.errors import PermanentError, Reason, TransientError
+from templar.store.directory import DirectoryStore
 from tests.support.memory_store import MemoryStore, Read
+from tests.support.rotating import BUCKET, READ, start
+from tests.support.servers import Server, random_key, start_rclone
 from tests.support.shards import PREFIX, Shards, flipped, on_disk, write_shards
 
 FIRST = ShardPlan((0,), 1, ())
@@ -53,25 +62,18 @@ def opened(store: MemoryStore, folder: Path) -> ShardedDataset:
     return ShardedDataset([store], PREFIX, folder=folder, transfer=Transfer(1024, 2))
 
 
-class TestWanted:
+class TestPlan:
     @pytest.mark.parametrize(
         ("pairs", "state_window", "num_shards", "keep", "expected"),
         [
-            (((100, 0),), 99, 5, 0, ShardPlan((0,), 1, ())),
             (((100, 0),), 99, 5, 2, ShardPlan((0,), 1, ())),  # nothing was trained on before
-            (((100, 4),), 150, 5, 0, ShardPlan((4,), 0, ())),
             (((100, 5),), 150, 5, 0, ShardPlan((0,), 1, ())),
             (((100, 12),), 150, 5, 1, ShardPlan((2,), 3, (1,))),
-            (((100, 5),), 150, 5, 2, ShardPlan((0,), 1, (4, 3))),
             (((100, 5),), 150, 5, 9, ShardPlan((0,), 1, (4, 3, 2))),
-            (((100, 1), (121, 2)), 118, 5, 0, ShardPlan((1, 2), 3, ())),
             (((100, 1), (121, 2)), 119, 5, 0, ShardPlan((1, 2), 3, ())),  # window 120 still trains on shard 1
-            (((100, 1), (121, 2)), 120, 5, 0, ShardPlan((2,), 3, ())),
             (((100, 1), (121, 2)), 120, 5, 1, ShardPlan((2,), 3, (1,))),
             (((121, 4), (122, 5)), 119, 5, 1, ShardPlan((4, 0), 1, (3,))),
-            (((120, 2), (121, 3), (122, 4)), 120, 5, 0, ShardPlan((3, 4), 0, ())),
             (((100, 7),), 150, 1, 3, ShardPlan((0,), None, ())),
-            (((100, 7),), 150, 2, 3, ShardPlan((1,), 0, ())),
             (((100, 7), (152, 8)), 150, 2, 3, ShardPlan((1, 0), None, ())),
         ],
     )
@@ -92,7 +94,7 @@ class TestWanted:
         num_shards=st.integers(1, 5),
         keep=st.integers(0, 6),
     )
-    def test_the_next_two_windows_find_their_shards_and_each_is_wanted_once(
+    def test_the_next_two_windows_find_their_shards_and_each_is_listed_once(
         self, applied: list[bool], steps_per_shard: int, num_shards: int, keep: int
     ) -> None:
         epochs, steps = first_epochs(0), 0
@@ -100,13 +102,13 @@ class TestWanted:
             steps += is_step
             epochs = advanced(epochs, window, steps, steps_per_shard)
         window = len(applied) - 1
-        wanted = plan_shards(epochs, window, num_shards, keep)
+        plan = plan_shards(epochs, window, num_shards, keep)
         needed = {epoch_of(epochs, window, window + ahead).position % num_shards for ahead in (1, 2)}
-        assert set(wanted.current) == needed
-        following = () if wanted.upcoming is None else (wanted.upcoming,)
-        everything = (*wanted.current, *following, *wanted.kept)
+        assert set(plan.current) == needed
+        following = () if plan.upcoming is None else (plan.upcoming,)
+        everything = (*plan.current, *following, *plan.kept)
         assert len(everything) == len(set(everything)) <= num_shards
-        assert len(wanted.kept) <= keep
+        assert len(plan.kept) <= keep
 
 
 class TestRotating:
@@ -126,10 +128,6 @@ class TestRotating:
         assert (report.on_disk, report.fetched, report.deleted) == ((1, 2), (2,), tuple(shards.names(0)))
         assert on_disk(dataset.folder) == shards.names(1, 2)
         assert not [read for read in store.reads if "000002" not in read.key]
-
-    def test_around_a_swap_both_are_here_and_the_next(self, shards: Shards, dataset: ShardedDataset) -> None:
-        assert rotate(dataset, ShardPlan((1, 2), 3, ())).on_disk == (1, 2, 3)
-        assert on_disk(dataset.folder) == shards.names(1, 2, 3)
 
     @pytest.mark.parametrize("fresh", [False, True], ids=["same process", "new process"])
     def test_a_second_time_changes_nothing(self, store: MemoryStore, dataset: ShardedDataset, *, fresh: bool) -> None:
@@ -156,13 +154,6 @@ class TestRotating:
         report = rotate(dataset, ShardPlan((1,), 2, (0, 4)))
         assert (report.on_disk, report.deleted) == ((0, 1, 2), ())
         assert on_disk(dataset.folder) == shards.names(0, 1, 2)
-
-    def test_what_readers_fetched_is_used(self, shards: Shards, store: MemoryStore, dataset: ShardedDataset) -> None:
-        opened(store, dataset.folder).shard(0).read(np.arange(32))
-        store.reads.clear()
-        rotate(dataset, FIRST)
-        assert 0 < store.bytes_read("train_000000.npy") < shards.size(0) / 2
-        assert shards.wrong_files(dataset.folder) == []
 
     def test_after_a_failure_it_goes_on(self, shards: Shards, store: MemoryStore, dataset: ShardedDataset) -> None:
         def fail(read: Read) -> TransientError | None:
@@ -226,11 +217,7 @@ class TestRotating:
         assert shards.wrong_files(dataset.folder) == []
 
 
-class TestRoom:
-    def test_what_the_disk_has(self, shards: Shards, store: MemoryStore, dataset: ShardedDataset) -> None:
-        report = rotate(dataset, FIRST, budget_bytes=None)
-        assert (report.left_out, report.on_disk) == (None, (0, 1))
-
+class TestBudget:
     def test_a_budget_without_room_for_the_next_shard_leaves_it_out(
         self, shards: Shards, store: MemoryStore, dataset: ShardedDataset
     ) -> None:
@@ -303,46 +290,131 @@ class TestAlone:
         assert store.reads == []
         assert rotate(dataset, SECOND).fetched == (2,)
 
-    def test_the_lock_is_given_back_after_a_failure(self, store: MemoryStore, dataset: ShardedDataset) -> None:
-        store.fail = lambda read: PermanentError(Reason.ACCESS_DENIED, "no")
-        for _ in range(2):
-            with pytest.raises(PermanentError):
-                rotate(dataset, FIRST)
-        store.fail = lambda read: None
-        assert rotate(dataset, FIRST).skipped is None
-
-    def test_while_one_is_at_it_another_is_skipped(
-        self, shards: Shards, store: MemoryStore, dataset: ShardedDataset
-    ) -> None:
-        begun, go_on, reports = threading.Event(), threading.Event(), list[RotationReport]()
-
-        def hold(read: Read) -> None:
-            begun.set()
-            assert go_on.wait(30)
-
-        store.fail = hold
-        thread = threading.Thread(target=lambda: reports.append(rotate(dataset, FIRST)))
-        thread.start()
-        assert begun.wait(30)
-        store.fail = lambda read: None
-        assert rotate(opened(store, dataset.folder), FIRST).skipped is Reason.ALREADY_RUNNING
-        go_on.set()
-        thread.join(30)
-        assert [report.fetched for report in reports] == [(0, 1)]
-
 
 class TestProgress:
-    @pytest.mark.parametrize("state", ["nothing", "one", "all", "last block"])
+    @pytest.mark.parametrize("state", ["nothing", "last block"])
     def test_it_ends_at_100_and_never_falls(
         self, shards: Shards, store: MemoryStore, dataset: ShardedDataset, state: str
     ) -> None:
         if state == "last block":
             dataset.shard(0).read(np.array([39]))
-        elif state != "nothing":
-            rotate(dataset, FIRST if state == "all" else ShardPlan((0,), None, ()))
         seen: list[float] = []
         rotate(dataset, FIRST, on_progress=seen.append)
         assert seen == sorted(seen)
         assert (min(seen) >= 0, seen[-1]) == (True, 100.0)
         if state == "nothing":
             assert len(seen) > 16
+
+
+KILLS = 12
+
+
+SEED = 20
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A dataset of three shards behind a real endpoint, and the folder that it is rotated in."""
+
+    shards: Shards
+    server: Server
+    key: AccessKey
+    root: Path
+    folder: Path
+
+    def start(self, what: str) -> subprocess.Popen[str]:
+        return start(self.server.endpoint_url, self.root, self.folder, self.key, what)
+
+    def opened(self) -> ShardedDataset:
+        return ShardedDataset([DirectoryStore(self.root / BUCKET)], PREFIX, folder=self.folder)
+
+    def check(self) -> None:
+        """What has a final name is right, and so is what it is called complete by."""
+        if self.folder.exists():
+            assert self.shards.wrong_files(self.folder) == []
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    root, key = tmp_path / "root", random_key()
+    shards = write_shards(root / BUCKET / PREFIX, length=2000, block_bytes=4096)
+    server = start_rclone(root, key)
+    try:
+        yield Scene(shards, server, key, root, tmp_path / "local")
+    finally:
+        server.stop()
+
+
+def killed_after(process: subprocess.Popen[str], num_lines: int) -> bool:
+    """Kill a process when it has printed so many lines; False if it ended well before."""
+    assert process.stdout is not None
+    last = ""
+    for number, line in enumerate(process.stdout):
+        last = line
+        if number + 1 == num_lines:
+            process.send_signal(signal.SIGKILL)
+    status = process.wait(60)
+    process.stdout.close()
+    if status == 0:
+        assert last == "done well\n"
+        return False
+    assert status == -signal.SIGKILL, last
+    return True
+
+
+def kill_many(scene: Scene, kills: int) -> list[str]:
+    """Kill rotations at random places; each round goes on where the last was, then starts over; what was wanted."""
+    chance, done, wanted = random.Random(SEED), 0, "0"
+    history: list[str] = []
+    while done < kills:
+        history.append(wanted)
+        # Some at the very beginning: while the manifest is fetched, or the files are made.
+        num_lines = chance.choice([1, 1, 2, 3, chance.randrange(4, 40)])
+        done += killed_after(scene.start(wanted), num_lines)
+        scene.check()
+        wanted = str(done // 3 % 2)
+    return history
+
+
+def finish(scene: Scene) -> None:
+    """Rotate to the second shard; what is there then is right and all."""
+    report = rotate(scene.opened(), ShardPlan((1,), 2, ()))
+    assert report.on_disk == (1, 2)
+    assert on_disk(scene.folder) == scene.shards.names(1, 2)
+    assert scene.shards.wrong_files(scene.folder) == []
+    again = scene.opened()
+    assert all(is_whole(again, number) for number in report.on_disk)
+    for number in report.on_disk:
+        before = again.endpoints[0].reads
+        again.shard(number).download()
+        assert again.endpoints[0].reads == before, "every block was right"
+
+
+@contextmanager
+def reading(scene: Scene) -> Iterator[list[str]]:
+    """A reader beside; the lines that it has printed. It ends by being killed, and not by a wrong sample."""
+    process, lines = scene.start(READ), list[str]()
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ok\n"
+    collector = threading.Thread(target=lines.extend, args=(process.stdout,))
+    collector.start()
+    try:
+        yield lines
+        assert process.poll() is None, "the reader has ended: a sample was wrong, or could not be read"
+    finally:
+        process.kill()
+        process.wait(60)
+        collector.join(60)
+        process.stdout.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_killed_rotations_leave_only_right_files_and_a_reader_beside_them_reads_right_samples(scene: Scene) -> None:
+    with reading(scene) as lines:
+        history = kill_many(scene, KILLS)
+        finished = len(lines)
+    assert {"0", "1"} == set(history)
+    assert finished > 0
+    assert set(lines[:finished]) == {"ok\n"}
+    finish(scene)

@@ -54,10 +54,8 @@ def build(
 ) -> BuiltDataset:
     """Build a dataset, or resume its build; if it is complete already, nothing is done.
 
-    Args:
-        request: The sources, the folder and the settings.
-        workers: Threads; None: one per processor.
-        on_progress: Called with the name of a step and the part of it that is done, 0 to 100.
+    There are `workers` threads, by default one per processor. `on_progress` is called with the name of a step and the
+    part of it that is done, 0 to 100.
 
     Raises:
         ValueError: A setting is out of range.

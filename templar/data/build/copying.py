@@ -81,7 +81,6 @@ def copy_dataset(
     *,
     concurrency: int = 4,
     verify: bool = False,
-    spool: Path | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> CopyReport:
     """Copy every file of every split, the optional files beside them, and the files that describe them.
@@ -104,7 +103,6 @@ def copy_dataset(
             every file; a shard's manifest for each file of a shard that is moved; and the buffers of the stores' own
             transfers.
         verify: Read back all objects at the target, also those that were there already, and compare hashes.
-        spool: Folder for the files that are being moved; the system's by default.
         on_progress: Called with the bytes that are done and those of all files, after each file.
 
     Returns:
@@ -121,8 +119,8 @@ def copy_dataset(
     if concurrency < 1:
         raise ValueError(f"concurrency must be at least 1, not {concurrency}")
     originals = Originals(sources, prefix_from)
-    with local_file(spool or Path(tempfile.gettempdir())):
-        folder = tempfile.TemporaryDirectory(prefix="templar-copy-", dir=spool)
+    with local_file(Path(tempfile.gettempdir())):
+        folder = tempfile.TemporaryDirectory(prefix="templar-copy-")
     with folder as name:
         copier = _Copier(originals, target, folder_prefix(prefix_to), concurrency, verify, Path(name))
         return _copy(copier, originals.inventory(concurrency), on_progress)

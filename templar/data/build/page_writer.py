@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -42,6 +41,7 @@ from templar.data.pages.metadata import (
 )
 from templar.data.pages.parquet import TEXT_COLUMN
 from templar.data.shards.manifest import INDEX_FILE
+from templar.data.shards.shard_writer import require_absent
 from templar.data.tokenizer import TOKENIZER_FILE, save_tokenizer, train_embedded_tokenizer
 from templar.errors import PermanentError, Reason
 from templar.store.base import ObjectStore
@@ -54,35 +54,6 @@ _SCHEMA = pa.schema([pa.field(TEXT_COLUMN, pa.string(), nullable=False)])
 _CONTENTS = "contents.json"
 
 
-@dataclass(frozen=True)
-class SplitSummary:
-    """One split of one config."""
-
-    config: str
-    split: str
-    num_documents: int
-    num_rows: int
-    num_chars: int
-
-
-@dataclass(frozen=True)
-class DatasetSummary:
-    """Figures of a dataset of pages that was built."""
-
-    splits: tuple[SplitSummary, ...]
-    vocab_size: int
-    tokenizer_digest: str
-    num_bytes: int
-
-
-@dataclass(frozen=True)
-class UploadReceipt:
-    """Figures of an upload."""
-
-    num_objects: int
-    num_bytes: int
-
-
 def build_dataset(
     documents: Iterable[Document],
     root: Path,
@@ -92,20 +63,13 @@ def build_dataset(
     rows_per_group: int = 64,
     shard_rows: int = 1024,
     held_out_fraction: float = 0.05,
-) -> DatasetSummary:
-    """Write a dataset folder with one config per source of the documents.
+) -> None:
+    """Write a dataset folder with one config per source of the documents; each source needs two at least.
+
+    Numbers are those of `BuildSettings`. The embedded tokenizer is trained on the training text.
 
     Whole documents are held out, chosen by a hash of their names, and always in every source that has the name, so that
     no training text contains a held-out one. Rows of one document follow each other.
-
-    Args:
-        documents: The texts; each source needs two at least.
-        root: The folder to make.
-        vocab_size: Most ids of the tokenizer, which is trained on the training text.
-        row_chars: Most characters in a row.
-        rows_per_group: Rows in a Parquet row group.
-        shard_rows: Rows in a file; the last one of a split may have fewer.
-        held_out_fraction: Part of each config's characters to hold out, in (0, 1).
 
     Raises:
         ValueError: A parameter is out of range.
@@ -113,8 +77,7 @@ def build_dataset(
     """
     if rows_per_group < 1 or shard_rows < 1 or not 0 < held_out_fraction < 1:
         raise ValueError("rows_per_group and shard_rows must be at least 1, held_out_fraction in (0, 1)")
-    if root.exists():
-        raise PermanentError(Reason.OBJECT_EXISTS, f"{root} is there already: use it, remove it or name another folder")
+    require_absent(root)
     # 1. Hold documents out.
     splits = split_documents(documents, held_out_fraction)
     # 2. Write the rows of every split under another name.
@@ -122,21 +85,17 @@ def build_dataset(
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     sizes: dict[str, SplitSizes] = {}
-    summaries: list[SplitSummary] = []
     training_texts: list[str] = []
     for (config, split), members in splits.items():
         rows = [row for document in members for row in split_rows(document, row_chars)]
         shards = _write_shards(partial, f"{config}/{split}", rows, rows_per_group, shard_rows)
         sizes[sizes_key(config, split)] = SplitSizes(split=split, shards=shards, total_rows=len(rows))
-        summaries.append(SplitSummary(config, split, len(members), len(rows), sum(map(len, rows))))
         training_texts += rows if split == TRAIN_SPLIT else []
     # 3. Train the tokenizer, describe the files, and give the folder its name.
     tokenizer = train_embedded_tokenizer(training_texts, vocab_size)
     (partial / TOKENIZER_FILE).write_bytes(tokenizer.to_bytes())
     write_metadata(partial, sizes, sorted({config for config, _ in splits}))
-    num_bytes = sum(file.stat().st_size for file in _files(partial))
     partial.rename(root)
-    return DatasetSummary(tuple(summaries), tokenizer.vocab_size, tokenizer.digest, num_bytes)
 
 
 def _write_shards(
@@ -203,7 +162,7 @@ def write_metadata(root: Path, sizes: Mapping[str, SplitSizes], configs: Sequenc
             file.write(text.encode())
 
 
-def upload_dataset(root: Path, store: ObjectStore, prefix: str) -> UploadReceipt:
+def upload_dataset(root: Path, store: ObjectStore, prefix: str) -> None:
     """Upload a dataset folder of either layout to the folder `prefix` of a store, the files that describe it last.
 
     A reader that finds them finds everything. After a failure, run it again. For datasets of any size, and files that
@@ -218,7 +177,6 @@ def upload_dataset(root: Path, store: ObjectStore, prefix: str) -> UploadReceipt
     files = [file for file in _files(root) if file.name not in described] + [root / name for name in described]
     for file in files:
         store.put_file(folder_prefix(prefix) + file.relative_to(root).as_posix(), file)
-    return UploadReceipt(len(files), sum(file.stat().st_size for file in files))
 
 
 def require_free(root: Path, store: ObjectStore, prefix: str) -> list[str]:

@@ -84,12 +84,11 @@ def assemble_shards(plan: Plan, partial: Path, workers: int | None, on_progress:
     for leftover in partial.glob(".*.partial"):
         leftover.unlink()
     # 3. Describe them.
-    counts = parts.counts()
-    num_documents = {
-        split: sum(each.documents for (_, name), each in counts.items() if name == split) for split in SPLITS
+    index = describe_shards(partial, entries=entries, layout=layout, tokenizer=tokenizer)
+    num_tokens = {
+        split: sum(each.num_samples for each in shards) * layout.sequence_length for split, shards in entries.items()
     }
-    summary = describe_shards(partial, entries=entries, layout=layout, tokenizer=tokenizer, num_documents=num_documents)
-    return make_card(plan, tokenizer, counts, summary.index.digest, summary.num_tokens)
+    return make_card(plan, tokenizer, parts.counts(), index.digest, num_tokens)
 
 
 @dataclass(frozen=True)

@@ -209,13 +209,9 @@ def in_threads(
 
     After an error, an interrupt or a stop, no further call begins, and running ones end where they call `check_ended`.
 
-    Threads suffice: tokenising, hashing and Parquet do their work without Python's lock.
-
-    Args:
-        work: The function.
-        things: Its arguments.
-        workers: Threads; None: one per processor that this process may use, `MOST_WORKERS` at most.
-        on_done: Called with each thing that is done, from this thread.
+    There are `MOST_WORKERS` threads at most, and one per processor that this process may use by default. Threads
+    suffice: tokenising, hashing and Parquet do their work without Python's lock. This thread calls `on_done` with each
+    thing that is done.
 
     Raises:
         StoppedError: The host asked the process to stop.

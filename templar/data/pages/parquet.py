@@ -1,7 +1,7 @@
 """Rows of a Parquet object, fetched by ranged reads.
 
 Only the footer and the column chunks of the row groups that hold the requested rows are fetched. Row numbers are exact:
-they follow the footer's row counts of every group, whatever their sizes.
+they follow the footer's row count of every group.
 """
 
 import io
@@ -192,11 +192,6 @@ class BoundedCache(Generic[K, V]):
         self._values: LRUCache[K, V] = LRUCache(max_weight, getsizeof=weigh)
         self._loading: dict[K, Future[V]] = {}
         self._lock = threading.Lock()
-
-    @property
-    def weight(self) -> int:
-        """Weight of the values that are kept."""
-        return int(self._values.currsize)
 
     def get(self, key: K, load: Callable[[], V]) -> V:
         """The value of a key, loaded if it is not there. If `load` raises, nothing is kept, and the next call loads."""

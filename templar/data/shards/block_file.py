@@ -139,7 +139,7 @@ class BlockFile:
         return self._file.map()
 
     def close(self) -> None:
-        """Close the file; otherwise it is closed when nobody uses this object any more."""
+        """Close the file; otherwise it is closed when the last reference to this object goes."""
         self._file.close()
 
     def _ensure(
@@ -343,7 +343,7 @@ class SparseFile:
             return mmap.mmap(self._file, self.size, access=mmap.ACCESS_READ)
 
     def close(self) -> None:
-        """Close the file; otherwise it is closed when nobody uses this object any more."""
+        """Close the file; otherwise it is closed when the last reference to this object goes."""
         self._close()
         if self._close_direct is not None:
             self._close_direct()

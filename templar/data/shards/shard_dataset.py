@@ -1,7 +1,7 @@
 """The sharded dataset as a reader sees it: its index, and its shards, opened when they are asked for.
 
-A shard gives samples by number. It can be read at once, whatever its size: the blocks that hold the requested samples
-are fetched first.
+A shard gives samples by number. A shard of any size can be read at once: the blocks that hold the requested
+samples are fetched first.
 """
 
 import mmap

@@ -8,7 +8,6 @@ import hashlib
 import itertools
 import os
 import shutil
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -48,7 +47,7 @@ from templar.errors import PermanentError, Reason
 from templar.store.files import local_file, replacing
 
 HEADER_BYTES = 128
-"""Length of the header of a file of tokens, whatever it says: it is written again when the shard is complete."""
+"""Length of every header of a file of tokens: it is written again, with the size, when the shard is complete."""
 
 _SHA256_JSON_BYTES = 67
 
@@ -91,17 +90,6 @@ class ShardLayout:
     def ids_block_bytes(self) -> int:
         """Length of the blocks of a file of sample ids."""
         return self.block_bytes or block_bytes_for(8 * self.samples_per_shard)
-
-
-@dataclass(frozen=True)
-class ShardsSummary:
-    """Figures of a dataset that was built."""
-
-    index: ShardIndex
-    num_documents: dict[str, int]  # by split
-    num_tokens: dict[str, int]  # in the samples, by split
-    vocab_size: int
-    num_bytes: int  # of all files
 
 
 class BlockedWriter:
@@ -247,21 +235,15 @@ def build_shards(
     held_out_fraction: float = 0.05,
     block_bytes: int | None = None,
     tokenizer: Tokenizer | None = None,
-) -> ShardsSummary:
+) -> ShardIndex:
     """Write a sharded dataset of documents that fit into memory; the same documents give the same bytes.
 
-    Documents are held out as `build_dataset` holds them out. Those of a split follow each other in the order of
-    `order_key`, whatever their sources, so that shards are alike.
+    Each source needs two documents at least; they are held out as `build_dataset` holds them out. Documents of a split
+    follow each other in the order of `order_key`, of all sources alike, so that shards are alike. The folder is built
+    under another name and renamed at the end.
 
-    Args:
-        documents: The texts; each source needs two at least.
-        root: The folder to make. It is built under another name and renamed at the end.
-        vocab_size: Most ids of the embedded tokenizer, which is trained on the training text.
-        sequence_length: Tokens per sample.
-        samples_per_shard: Samples of a shard; the last one of a split may have fewer.
-        held_out_fraction: Part of each source's characters to hold out, in (0, 1).
-        block_bytes: Length of the blocks that are hashed; None: chosen by the size of a shard.
-        tokenizer: The tokenizer to use instead of an embedded one; `vocab_size` does not matter then.
+    Tokens are those of `tokenizer`, or of an embedded one of at most `vocab_size` ids that is trained on the training
+    text. The layout of a shard is as in `ShardLayout`.
 
     Raises:
         ValueError: A parameter is out of range.
@@ -270,11 +252,13 @@ def build_shards(
     if not 0 < held_out_fraction < 1:
         raise ValueError("held_out_fraction must be in (0, 1)")
     require_absent(root)
+    # 1. Hold documents out, and train the tokenizer on the others.
     splits = split_documents(documents, held_out_fraction)
     if tokenizer is None:
         texts = (each.text for (_, split), members in splits.items() if split == TRAIN_SPLIT for each in members)
         tokenizer = train_embedded_tokenizer(texts, vocab_size)
     layout = ShardLayout(token_type(tokenizer), sequence_length, samples_per_shard, block_bytes)
+    # 2. Write the samples of each split under another name.
     partial = root.with_name(f"{root.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -284,10 +268,10 @@ def build_shards(
         members.sort(key=lambda document: order_key(document.source, document.name))
         samples = packed(encode_all((document.text for document in members), tokenizer), sequence_length)
         entries[split] = write_split(partial, split, samples, **asdict(layout))
-    num_documents = Counter(split for (_, split), members in splits.items() for _ in members)
-    summary = describe_shards(partial, entries=entries, layout=layout, tokenizer=tokenizer, num_documents=num_documents)
+    # 3. Describe them, and give the folder its name.
+    index = describe_shards(partial, entries=entries, layout=layout, tokenizer=tokenizer)
     partial.rename(root)
-    return summary
+    return index
 
 
 def write_split(
@@ -300,16 +284,9 @@ def write_split(
     samples_per_shard: int,
     block_bytes: int | None = None,
 ) -> tuple[ShardEntry, ...]:
-    """Write the shards of a split.
+    """Write the shards of a split into the dataset's folder, which is there; numbers are those of `ShardLayout`.
 
-    Args:
-        root: The dataset's folder; it is there.
-        split: The split.
-        samples: Tokens, in pieces of shape (n, sequence_length) with any n.
-        dtype: Type of a token.
-        sequence_length: Tokens per sample.
-        samples_per_shard: Samples of a shard; the last one may have fewer.
-        block_bytes: Length of the blocks that are hashed; None: `block_bytes_for` a full shard's files.
+    `samples` are tokens in pieces of shape (n, sequence_length) with any n.
 
     Returns:
         The shards' entries in the index; none if there are no samples.
@@ -342,13 +319,8 @@ def _cut(samples: Iterable[NDArray[np.integer]], samples_per_shard: int) -> Iter
 
 
 def describe_shards(
-    root: Path,
-    *,
-    entries: Mapping[str, tuple[ShardEntry, ...]],
-    layout: ShardLayout,
-    tokenizer: Tokenizer,
-    num_documents: Mapping[str, int],
-) -> ShardsSummary:
+    root: Path, *, entries: Mapping[str, tuple[ShardEntry, ...]], layout: ShardLayout, tokenizer: Tokenizer
+) -> ShardIndex:
     """Write the tokenizer and then `_shards.json` beside the shards in `root`.
 
     Raises:
@@ -375,11 +347,7 @@ def describe_shards(
         save_tokenizer(tokenizer, root)
         with replacing(root / INDEX_FILE, durable=True) as file:
             file.write(data)
-        num_bytes = sum(file.stat().st_size for file in root.iterdir())
-    num_tokens = {
-        split: sum(each.num_samples for each in shards) * layout.sequence_length for split, shards in entries.items()
-    }
-    return ShardsSummary(index, dict(num_documents), num_tokens, tokenizer.vocab_size, num_bytes)
+    return index
 
 
 def require_index_fits(num_shards: int, layout: ShardLayout) -> None:

@@ -2,17 +2,101 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from templar.data.assignment import Assignment, Epoch, SlotPlan, assign
 from templar.data.build.page_writer import build_dataset, upload_dataset
 from templar.data.corpus import collect_documents
 from templar.data.pages.page_dataset import PageDataset
-from templar.data.sampling import held_out_sequences, pack, page_sequences, unigram_entropy
+from templar.data.sampling import held_out_sequences, pack, pack_flat, page_sequences, unigram_entropy
 from templar.data.tokenizer import Tokenizer, load_tokenizer
 from templar.errors import PermanentError, Reason
 from tests.support.datasets import PREFIX
 from tests.support.memory_store import MemoryStore
+
+EOS = 2
+DOCUMENTS = st.lists(st.lists(st.integers(0, 4) | st.just(EOS), max_size=12), max_size=12)
+LENGTHS = st.integers(1, 9)
+
+
+def arrays(*lists: list[int]) -> list[NDArray[np.int32]]:
+    return [np.array(tokens, dtype=np.int32) for tokens in lists]
+
+
+def flat(documents: list[list[int]], dtype: type[np.integer] = np.int32) -> tuple[NDArray, NDArray[np.int64]]:
+    tokens = np.array([token for document in documents for token in document], dtype=dtype)
+    return tokens, np.cumsum([0, *map(len, documents)], dtype=np.int64)
+
+
+def definition(documents: list[list[int]], sequence_length: int) -> list[list[int]]:
+    """The module's docstring, token by token."""
+    stream: list[int] = []
+    for document in documents:
+        tokens = list(document)
+        while tokens and tokens[-1] == EOS:
+            tokens.pop()
+        stream += [*tokens, EOS] if tokens else []
+    whole = len(stream) // sequence_length
+    return [stream[i * sequence_length : (i + 1) * sequence_length] for i in range(whole)]
+
+
+def test_the_references_packing_vector() -> None:
+    documents = arrays([5, 6, 7, EOS], [8, 9, EOS], [10, 11, 12, 13, 14, EOS], [15, 16, EOS], [17])
+    expected = [[5, 6, 7, 2], [8, 9, 2, 10], [11, 12, 13, 14], [2, 15, 16, 2]]
+    packed = pack(documents, 4, EOS)
+    np.testing.assert_array_equal(packed, expected)
+    assert packed.dtype == np.int32
+    # Batches of two sequences, as in the reference: two whole ones, 17 and its end token are left over.
+    assert packed.reshape(-1, 2, 4).tolist() == [expected[:2], expected[2:]]
+
+
+@settings(max_examples=100)
+@given(documents=DOCUMENTS, sequence_length=LENGTHS)
+@example(documents=[[EOS], [1], [EOS, EOS], [EOS, 1, EOS, EOS], []], sequence_length=1)
+def test_packing_equals_the_definition(documents: list[list[int]], sequence_length: int) -> None:
+    packed = pack(arrays(*documents), sequence_length, EOS)
+    assert packed.tolist() == definition(documents, sequence_length)
+    assert packed.flags.c_contiguous
+
+
+@settings(max_examples=50)
+@given(documents=DOCUMENTS, sequence_length=LENGTHS, dtype=st.sampled_from([np.uint16, np.int32, np.int64]))
+def test_flat_tokens_keep_their_type_and_are_not_touched(
+    documents: list[list[int]], sequence_length: int, dtype: type[np.integer]
+) -> None:
+    tokens, offsets = flat(documents, dtype)
+    before = tokens.copy()
+    packed = pack_flat(tokens, offsets, sequence_length, EOS)
+    assert packed.dtype == dtype
+    assert packed.tolist() == definition(documents, sequence_length)
+    np.testing.assert_array_equal(tokens, before)
+
+
+@settings(max_examples=50)
+@given(documents=DOCUMENTS, sequence_length=LENGTHS, cut=st.tuples(st.integers(0, 5), st.integers(0, 5)))
+def test_offsets_may_choose_some_of_the_tokens(
+    documents: list[list[int]], sequence_length: int, cut: tuple[int, int]
+) -> None:
+    tokens, offsets = flat(documents)
+    first, last = (min(place, len(documents)) for place in (cut[0], len(documents) - cut[1]))
+    chosen = slice(first, max(first, last))
+    packed = pack_flat(tokens, offsets[chosen.start : chosen.stop + 1], sequence_length, EOS)
+    assert packed.tolist() == definition(documents[chosen], sequence_length)
+
+
+@pytest.mark.parametrize("offsets", [[], [0, 4], [-1, 3], [0, 2, 1, 3]])
+def test_offsets_that_are_none(offsets: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"offsets must rise within 0\.\.3"):
+        pack_flat(np.zeros(3, dtype=np.int32), np.array(offsets, dtype=np.int64), 2, EOS)
+
+
+@pytest.mark.parametrize("eos_id", [-1, 2**16])
+def test_an_end_token_of_another_type(eos_id: int) -> None:
+    with pytest.raises(ValueError, match="uint16"):
+        pack_flat(np.zeros(3, dtype=np.uint16), np.array([0, 3]), 2, eos_id)
+
 
 LENGTH = 32
 
@@ -21,7 +105,7 @@ LENGTH = 32
 def store(tmp_path_factory: pytest.TempPathFactory) -> MemoryStore:
     store = MemoryStore()
     root = tmp_path_factory.mktemp("samples") / "dataset"
-    build_dataset(collect_documents(max_bytes=500_000), root, vocab_size=400, held_out_fraction=0.1)
+    build_dataset(collect_documents(max_bytes=250_000), root, vocab_size=400, held_out_fraction=0.1)
     upload_dataset(root, store, PREFIX)
     return store
 
@@ -72,16 +156,6 @@ def test_a_window_holds_the_packed_pages_of_its_assignment(dataset: PageDataset,
     assert np.count_nonzero(packed == tokenizer.eos_id) in {len(texts), len(texts) - 1}
 
 
-def test_neighbours_are_spread_over_the_window(dataset: PageDataset, tokenizer: Tokenizer) -> None:
-    """The first sequences that are trained on come from both assigned pages."""
-    assignment = assignment_of(dataset, 3)
-    first_page = dataset.read_page(assignment.units[0])
-    packed = {bytes(row) for row in pack(tokenizer.encode_batch(first_page.texts), LENGTH, tokenizer.eos_id)}
-    sequences = {bytes(row) for row in window_sequences(dataset, tokenizer, assignment, LENGTH)[:20]}
-    assert sequences & packed
-    assert sequences - packed
-
-
 def test_miners_get_different_sequences(dataset: PageDataset, tokenizer: Tokenizer) -> None:
     sets = [
         {bytes(row) for row in window_sequences(dataset, tokenizer, assignment_of(dataset, uid), LENGTH)}
@@ -126,11 +200,6 @@ def test_entropy_known_answers() -> None:
     assert unigram_entropy(np.array([5, 5, 5]), 6) == 0.0
     expected = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
     assert unigram_entropy(np.array([1, 1, 1, 0]), 512) == pytest.approx(expected)
-
-
-def test_entropy_of_real_text_lies_below_that_of_even_tokens(held_out: PageDataset, tokenizer: Tokenizer) -> None:
-    entropy = unigram_entropy(held_out_sequences(held_out, tokenizer, LENGTH, 200), tokenizer.vocab_size)
-    assert 0.7 * math.log(400) < entropy < 0.97 * math.log(400)
 
 
 @pytest.mark.parametrize("tokens", [[], [-1, 0], [0, 4]])

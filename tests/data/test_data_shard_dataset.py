@@ -2,7 +2,6 @@
 
 import gc
 import json
-import multiprocessing
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from templar.canonical import sha256_hex
@@ -19,7 +18,6 @@ from templar.data.shards.block_file import Transfer
 from templar.data.shards.manifest import INDEX_FILE
 from templar.data.shards.shard_dataset import OPEN_SHARDS, ShardedDataset
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
-from templar.store.directory import DirectoryStore
 from tests.support.memory_store import MemoryStore, Read
 from tests.support.shards import PREFIX, Shards, flipped, on_disk, write_shards
 
@@ -78,6 +76,7 @@ class TestReading:
             np.testing.assert_array_equal(shard.read(order), truth[order])
             assert shard.read(order).dtype == np.dtype(dtype)
 
+    @settings(max_examples=40)
     @given(
         reads=st.lists(st.lists(st.integers(0, 39), max_size=12), min_size=1, max_size=5),
         state=st.sampled_from(["remote", "partial", "whole", "damaged", "truncated", "longer", "other"]),
@@ -139,24 +138,13 @@ class TestReading:
         np.testing.assert_array_equal(out, shards.samples[0][[7, 3]])
         assert shard.read(np.array([], dtype=np.int64)).shape == (0, 100)
 
-    @pytest.mark.parametrize("indices", [[40], [-1], [0, 41, 3], [-(2**62)], [2**62]])
+    @pytest.mark.parametrize("indices", [[40], [-1], [2**62]])
     def test_there_are_no_other_samples(self, store: MemoryStore, tmp_path: Path, indices: list[int]) -> None:
         shard = dataset(tmp_path, store).shard(0)
         store.reads.clear()
         with pytest.raises(ValueError, match=r"samples must lie in 0\.\.39"):
             shard.read(np.array(indices))
         assert store.reads == []
-
-    def test_a_damaged_block_is_healed_in_the_file(self, shards: Shards, store: MemoryStore, tmp_path: Path) -> None:
-        dataset(tmp_path, store).shard(0).download()
-        right = (tmp_path / TOKENS).read_bytes()
-        (tmp_path / TOKENS).write_bytes(flipped(right, 128 + 200 * 9))
-        store.reads.clear()
-        np.testing.assert_array_equal(
-            dataset(tmp_path, store).shard(0).read(np.array([9, 20])), shards.samples[0][[9, 20]]
-        )
-        assert requests(store, TOKENS) == 1
-        assert (tmp_path / PARTIAL).read_bytes() == right, "it has its final name again when all was verified"
 
     def test_what_was_read_survives_rename_deletion_and_close(
         self, shards: Shards, store: MemoryStore, tmp_path: Path
@@ -189,13 +177,6 @@ class TestDownload:
         assert seen[0] == (448, shards.size(0))
         assert seen[-1][0] == shards.size(0)
 
-    def test_it_uses_what_is_here(self, shards: Shards, store: MemoryStore, tmp_path: Path) -> None:
-        dataset(tmp_path, store).shard(0).download()
-        store.reads.clear()
-        assert dataset(tmp_path, store).shard(0).download() == shards.size(0)
-        assert [read.key for read in store.reads] == [f"{PREFIX}/{INDEX_FILE}"]
-        assert shards.wrong_files(tmp_path) == []
-
     def test_threads_that_read_and_download_fetch_each_block_once(
         self, shards: Shards, store: MemoryStore, tmp_path: Path
     ) -> None:
@@ -220,42 +201,9 @@ class TestDownload:
         assert on_disk(tmp_path) == shards.names(0)
         assert shards.wrong_files(tmp_path) == []
 
-    def test_processes_share_a_folder(self, shards: Shards, tmp_path: Path) -> None:
-        (tmp_path / "bucket").mkdir()
-        shards.put(DirectoryStore(tmp_path / "bucket"))
-        context = multiprocessing.get_context("spawn")
-        together = context.Barrier(3)
-        work = [
-            context.Process(target=share, args=(tmp_path, together, seed, shards.samples[0].tobytes()))
-            for seed in range(2)
-        ]
-        for process in work:
-            process.start()
-        together.wait(60)
-        for process in work:
-            process.join(60)
-        assert [process.exitcode for process in work] == [0, 0]
-        assert on_disk(tmp_path / "local") == shards.names(0)
-        assert shards.wrong_files(tmp_path / "local") == []
-
-
-def share(root: Path, together: Any, seed: int, truth: bytes) -> None:
-    """Read and download a shard beside another process."""
-    shard = ShardedDataset([DirectoryStore(root / "bucket")], PREFIX, folder=root / "local", transfer=PART).shard(0)
-    samples = np.frombuffer(truth, dtype=np.uint16).reshape(shard.num_samples, -1)
-    chance = np.random.default_rng(seed)
-    together.wait(60)
-    for round_number in range(20):
-        indices = chance.integers(0, 40, 3)
-        np.testing.assert_array_equal(shard.read(indices), samples[indices])
-        if round_number == 5:
-            shard.download()
-
 
 class TestShards:
-    @pytest.mark.parametrize(
-        ("num_samples", "num_shards"), [(40, 1), (59, 1), (60, 2), (80, 2), (81, 2), (100, 3), (120, 3), (7, 1)]
-    )
+    @pytest.mark.parametrize(("num_samples", "num_shards"), [(40, 1), (59, 1), (60, 2), (81, 2), (100, 3)])
     def test_a_last_one_with_less_than_half_is_left_out(
         self, tmp_path: Path, num_samples: int, num_shards: int
     ) -> None:
@@ -334,16 +282,6 @@ class TestManifests:
         assert on_disk(tmp_path / "local") == shards.names(0)
         assert shards.wrong_files(tmp_path / "local") == []
 
-    def test_a_manifest_that_was_lost_costs_hashes_only(
-        self, shards: Shards, store: MemoryStore, tmp_path: Path
-    ) -> None:
-        dataset(tmp_path, store).shard(0).download()
-        (tmp_path / MANIFEST).unlink()
-        store.reads.clear()
-        dataset(tmp_path, store).shard(0).download()
-        assert (requests(store, MANIFEST), requests(store, ".npy"), requests(store, ".bin")) == (1, 0, 0)
-        assert on_disk(tmp_path) == shards.names(0)
-
     def test_wrong_ones_everywhere_may_pass(self, shards: Shards, store: MemoryStore, tmp_path: Path) -> None:
         store.put(f"{PREFIX}/{MANIFEST}", shards.files["train_000001.json"])
         opened = dataset(tmp_path, store)
@@ -396,13 +334,6 @@ class TestIndex:
         assert f"{PREFIX}/{INDEX_FILE}: " in str(error)
         assert "sequence_length" in str(error)
 
-    def test_another_endpoint_may_have_a_right_one(self, shards: Shards, store: MemoryStore, tmp_path: Path) -> None:
-        broken = store_of(shards, "broken")
-        broken.put(f"{PREFIX}/{INDEX_FILE}", shards.files[INDEX_FILE][:-20])
-        opened = dataset(tmp_path, broken, store)
-        assert opened.digest == shards.index.digest
-        np.testing.assert_array_equal(opened.shard(1).read(np.arange(40)), shards.samples[1])
-
     def test_what_was_damaged_on_its_way_is_asked_for_again(
         self, shards: Shards, store: MemoryStore, tmp_path: Path
     ) -> None:
@@ -416,19 +347,13 @@ class TestIndex:
         store.fail = heal
         assert dataset(tmp_path, store).digest == shards.index.digest
 
-    @pytest.mark.parametrize("prefix", ["", "/", "deep/er", "deep/er/"])
+    @pytest.mark.parametrize("prefix", ["", "deep/er/"])
     def test_the_folder_may_be_written_in_any_way(self, shards: Shards, tmp_path: Path, prefix: str) -> None:
         store, folder = MemoryStore(), f"{prefix.strip('/')}/".lstrip("/")
         for name, data in shards.files.items():
             store.put(f"{folder}{name}", data)
         opened = ShardedDataset([store], prefix, folder=tmp_path)
         np.testing.assert_array_equal(opened.shard(0).read(np.array([5])), shards.samples[0][[5]])
-
-    def test_the_tokenizer_may_lie_beside_it(self, store: MemoryStore, tmp_path: Path) -> None:
-        opened = dataset(tmp_path, store)
-        assert opened.tokenizer_json() is None
-        store.put(f"{PREFIX}/tokenizer.json", b"{}")
-        assert opened.tokenizer_json() == b"{}"
 
 
 def test_what_is_not_used_any_more_is_closed_at_once(shards: Shards, tmp_path: Path) -> None:

@@ -95,20 +95,6 @@ def test_it_is_fetched_part_by_part_and_then_has_its_name(tmp_path: Path) -> Non
     assert file.path.read_bytes() == TRUTH
 
 
-def test_a_request_is_a_block_at_least(tmp_path: Path) -> None:
-    origin = Origin()
-    opened(tmp_path, origin, part_bytes=1).require(ALL)
-    assert sorted(length for _, length in origin.requests) == [100] + [BLOCK] * (NUM_BLOCKS - 1)
-
-
-def test_an_incomplete_file_gets_no_name(tmp_path: Path) -> None:
-    file = opened(tmp_path, Origin())
-    file.require(ALL[:-1])
-    with pytest.raises(ValueError, match="not complete"):
-        file.finish()
-    assert on_disk(tmp_path) == [PARTIAL]
-
-
 @given(
     before=st.lists(st.sampled_from(["hole", "right", "wrong"]), min_size=NUM_BLOCKS, max_size=NUM_BLOCKS),
     wanted=st.lists(st.sets(st.integers(0, NUM_BLOCKS - 1), min_size=1), min_size=1, max_size=4),
@@ -141,8 +127,8 @@ def test_whatever_was_there_what_is_required_is_right(
 @pytest.mark.parametrize("name", [NAME, PARTIAL])
 @pytest.mark.parametrize(
     "left",
-    [b"", TRUTH[:-1], TRUTH[: 3 * BLOCK + 7], TRUTH + b"more", bytes(SIZE), b"\1" * SIZE, TRUTH[::-1] * 2],
-    ids=["empty", "one byte short", "truncated", "longer", "zeros", "another version", "another, longer version"],
+    [b"", TRUTH[: 3 * BLOCK + 7], TRUTH + b"more", b"\1" * SIZE],
+    ids=["empty", "truncated", "longer", "another version"],
 )
 def test_what_is_not_the_file_becomes_it(tmp_path: Path, name: str, left: bytes) -> None:
     (tmp_path / name).write_bytes(left)
@@ -194,29 +180,6 @@ def test_wrong_bytes_are_never_written(tmp_path: Path) -> None:
     assert stored[4 * BLOCK : 5 * BLOCK] == bytes(BLOCK)
     with pytest.raises(ValueError, match="not complete"):
         file.finish()
-
-
-def test_what_came_before_a_failure_is_not_fetched_again(tmp_path: Path) -> None:
-    origin = Origin()
-    origin.before = lambda start: away(start) if start == 6 * BLOCK else None
-    file = opened(tmp_path, origin, part_bytes=BLOCK, workers=1)
-    with pytest.raises(TransientError):
-        file.require(ALL)
-    there = set(origin.blocks) - {6}
-    origin.before = lambda start: None
-    origin.requests.clear()
-    file.require(ALL)
-    assert set(origin.blocks) == set(ALL) - there
-    file.finish()
-    assert file.path.read_bytes() == TRUTH
-
-
-def test_a_later_process_goes_on(tmp_path: Path) -> None:
-    opened(tmp_path, Origin()).require(ALL[2:6])
-    origin = Origin()
-    file = completed(tmp_path, origin)
-    assert set(origin.blocks) == set(ALL) - {2, 3, 4, 5}
-    assert file.path.read_bytes() == TRUTH
 
 
 def test_what_another_process_fetched_meanwhile_is_not_fetched_again(tmp_path: Path) -> None:
@@ -277,23 +240,6 @@ class TestThreads:
         assert origin.blocks == [0, 0]
         holds(file, [0])
 
-    def test_other_blocks_do_not_wait(self, tmp_path: Path) -> None:
-        origin, asked, go_on = Origin(), threading.Event(), threading.Event()
-
-        def hold(start: int) -> None:
-            if start == 0:
-                asked.set()
-                assert go_on.wait(30)
-
-        origin.before = hold
-        file = opened(tmp_path, origin)
-        with ThreadPoolExecutor(1) as pool:
-            slow = pool.submit(file.require, ALL[:1])
-            assert asked.wait(30)
-            file.require(ALL[4:6])
-            go_on.set()
-            slow.result()
-
     def test_a_stop_ends_it(self, tmp_path: Path) -> None:
         origin = Origin()
         origin.before = lambda start: interrupt.request_stop()
@@ -311,23 +257,6 @@ class TestThreads:
 
 class TestNames:
     """The final name is given to the file that was verified, and to no other."""
-
-    def test_two_that_complete_one_file(self, tmp_path: Path) -> None:
-        first, second = opened(tmp_path, Origin()), opened(tmp_path, Origin())
-        for file in (first, second):
-            file.require(ALL)
-        first.finish()
-        second.finish()
-        assert (on_disk(tmp_path), first.path.read_bytes()) == ([NAME], TRUTH)
-
-    def test_an_empty_file_never_takes_the_place_of_a_complete_one(self, tmp_path: Path) -> None:
-        """As a process leaves it that was killed when it had just begun."""
-        file = completed(tmp_path, Origin())
-        (tmp_path / PARTIAL).write_bytes(b"")
-        file.finish()
-        assert (tmp_path / NAME).read_bytes() == TRUTH
-        completed(tmp_path, Origin())
-        assert (tmp_path / NAME).read_bytes() == TRUTH
 
     def test_a_file_that_was_deleted_meanwhile_is_not_called_complete(self, tmp_path: Path) -> None:
         file = opened(tmp_path, Origin())
@@ -402,15 +331,6 @@ class TestDisk:
         assert completed(tmp_path, origin, part_bytes=BLOCK).path.read_bytes() == TRUTH
         assert origin.blocks == list(range(3, NUM_BLOCKS))
 
-    def test_another_failure_keeps_its_own_reason(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def broken(file: int, data: bytes, start: int) -> int:
-            raise OSError(errno.EROFS, "read-only")
-
-        monkeypatch.setattr(os, "pwrite", broken)
-        with pytest.raises(PermanentError) as caught:
-            opened(tmp_path, Origin()).require(ALL)
-        assert caught.value.reason is Reason.LOCAL_FILE
-
     def test_what_the_disk_cannot_read_is_fetched_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / NAME).write_bytes(TRUTH)
         read = os.preadv
@@ -424,12 +344,6 @@ class TestDisk:
         origin = Origin()
         opened(tmp_path, origin, part_bytes=BLOCK).require(ALL)
         assert origin.blocks == [3]
-
-    def test_a_disk_without_holes_costs_hashes_only(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(os, "lseek", lambda file, start, how: start)
-        origin = Origin()
-        assert completed(tmp_path, origin).path.read_bytes() == TRUTH
-        assert origin.blocks == ALL.tolist()
 
     def test_a_closed_file_touches_no_other(self, tmp_path: Path) -> None:
         file = opened(tmp_path, Origin())
@@ -505,15 +419,3 @@ class TestPastTheCache:
         file.require(np.arange(5))
         assert [start for start, _ in origin.requests] == [0], "of two blocks each"
         assert file.map()[:] == self.PAGES
-
-
-class TestTransfer:
-    @pytest.mark.parametrize(("part_bytes", "workers"), [(0, 1), (1, 0), (-1, None), (None, -1)])
-    def test_numbers_are_positive(self, part_bytes: int | None, workers: int | None) -> None:
-        with pytest.raises(ValueError, match="at least 1"):
-            Transfer(part_bytes, workers)
-
-    def test_it_chooses_what_nobody_has_chosen(self) -> None:
-        assert Transfer().part == 8 << 20
-        assert 1 <= Transfer().threads <= 16
-        assert (Transfer(5, 2).part, Transfer(5, 2).threads) == (5, 2)

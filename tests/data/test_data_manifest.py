@@ -74,29 +74,15 @@ class TestIndex:
         ("change", "field"),
         [
             (put("version", value=2), "version"),
-            (put("dtype", value="int32"), "dtype"),
-            (put("sequence_length", value=0), "sequence_length"),
-            (put("sequence_length", value="100"), "sequence_length"),
             (put("sequence_length", value=True), "sequence_length"),
-            (put("tokenizer", value="0" * 63), "tokenizer"),
-            (put("tokenizer", value="A" * 64), "tokenizer"),
             (put("splits", value={}), "splits"),
             (put("splits", "train", value=[]), "train"),
             (put("splits", "../train", value=[]), "splits"),
-            (put("splits", "train", 1, "num_samples", value=0), "splits.train.1.num_samples"),
-            (put("splits", "train", 1, "num_bytes", value=-1), "splits.train.1.num_bytes"),
-            (put("splits", "train", 2, "manifest_sha256", value="x" * 64), "splits.train.2.manifest_sha256"),
-            (put("more", value=1), "more"),
-            (lambda content: content.pop("dtype"), "dtype"),
         ],
     )
     def test_what_is_wrong_is_named(self, shards: Shards, change: Callable[[Any], None], field: str) -> None:
         data = changed(shards.files[INDEX_FILE], change)
         refused(lambda: parse_index(data, "ds/_shards.json"), "ds/_shards.json: ", field)
-
-    @pytest.mark.parametrize("data", [b"", b"\xff", b"[]", b"{", b"null"])
-    def test_what_is_no_object_is_refused(self, data: bytes) -> None:
-        refused(lambda: parse_index(data, "ds/_shards.json"), "ds/_shards.json: ")
 
     @given(place=st.integers(0, 10**6), bit=st.integers(0, 7))
     def test_a_flipped_bit_is_refused_or_changes_the_digest(self, shards: Shards, place: int, bit: int) -> None:
@@ -132,23 +118,15 @@ class TestManifest:
     @pytest.mark.parametrize(
         ("change", "words"),
         [
-            (put("version", value=0), ("version",)),
-            (put("split", value="Train"), ("split",)),
-            (put("data_offset", value=9), ("data_offset",)),
             (put("data_offset", value=130), ("tokens.size", "40 samples make")),
             (put("num_samples", value=39), ("tokens.size", "39 samples make")),
             (put("tokens", "name", value="train_000002.npy"), ("tokens.name", "train_000001.npy")),
             (put("tokens", "name", value="../train_000001.npy"), ("tokens.name",)),
             (put("tokens", "name", value="/etc/train_000001.npy"), ("tokens.name",)),
-            (put("tokens", "size", value=0), ("tokens.size",)),
-            (put("tokens", "block_bytes", value=511), ("tokens.block_bytes",)),
-            (put("tokens", "block_bytes", value=2**30 + 1), ("tokens.block_bytes",)),
-            (put("tokens", "blocks", 3, value="z" * 64), ("tokens.blocks.3",)),
             (lambda content: content["tokens"]["blocks"].pop(), ("tokens", "train_000001.npy", "do not make")),
             (lambda content: content["sample_ids"]["blocks"].append("0" * 64), ("sample_ids_000001.bin", "do not")),
             (put("sample_ids", value=None), ("sample_ids",)),
             (put("sample_ids", "name", value="sample_ids_000002.bin"), ("sample_ids", "sample_ids_000001.bin")),
-            (put("extra", value=1), ("extra",)),
         ],
     )
     def test_what_is_wrong_is_named(

@@ -91,18 +91,17 @@ class TestTheSameBytes:
     @pytest.mark.parametrize("layout", LAYOUTS)
     def test_for_any_number_of_threads(self, source_folder: Path, tmp_path: Path, layout: DatasetLayout) -> None:
         built = [
-            build(request(source_folder, tmp_path / f"with-{workers}", layout), workers=workers)
-            for workers in (1, 2, None)
+            build(request(source_folder, tmp_path / f"with-{workers}", layout), workers=workers) for workers in (1, 2)
         ]
-        assert contents(built[0].root) == contents(built[1].root) == contents(built[2].root)
+        assert contents(built[0].root) == contents(built[1].root)
         assert built[0].card == built[1].card
-        assert {path.name for path in tmp_path.iterdir()} == {"input", "with-1", "with-2", "with-None"}
+        assert {path.name for path in tmp_path.iterdir()} == {"input", "with-1", "with-2"}
 
     @pytest.mark.usefixtures("small_units")
     def test_as_in_memory(self, source_folder: Path, tmp_path: Path) -> None:
         train_embedded_tokenizer(["a document of lines"], 260).save(tmp_path / "tokenizer")
         documents = [*texts(source_folder), *rows(source_folder)]
-        summary = build_shards(
+        index = build_shards(
             documents,
             tmp_path / "memory",
             vocab_size=1,
@@ -118,14 +117,14 @@ class TestTheSameBytes:
         found = contents(built.root)
         assert found.keys() - contents(tmp_path / "memory").keys() == {"card.json", "README.md"}
         assert contents(tmp_path / "memory").items() <= found.items()
-        assert built.card.digest == summary.index.digest
+        assert built.card.digest == index.digest
 
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 from templar.data.build.build_dataset import build
-from tests.data.test_data_building import DatasetLayout, request
+from tests.data.test_data_build_dataset import DatasetLayout, request
 
 left = int(sys.argv[4])
 
@@ -145,9 +144,9 @@ build(wanted, workers=2)
 class TestKilled:
     @pytest.mark.parametrize("layout", LAYOUTS)
     def test_it_goes_on_with_the_same_bytes(self, source_folder: Path, tmp_path: Path, layout: DatasetLayout) -> None:
-        """Dies later and later in one folder, until it is done."""
+        """Each process of one build is killed later than the one before it, until one completes it."""
         whole = build(request(source_folder, tmp_path / "whole", layout))
-        root, deaths, step = tmp_path / "killed", 0, 3
+        root, deaths, step = tmp_path / "killed", 0, 20
         while True:
             command = [sys.executable, "-c", KILLED, str(source_folder), str(root), str(layout), str(step)]
             status = subprocess.run(command, cwd=ROOT, check=False).returncode
@@ -155,8 +154,8 @@ class TestKilled:
                 break
             assert status == -signal.SIGKILL
             assert not root.exists() or contents(root) == contents(whole.root)
-            deaths, step = deaths + 1, step * 2
-        assert deaths >= 4
+            deaths, step = deaths + 1, step * 4
+        assert deaths >= 2
         assert contents(root) == contents(whole.root)
         assert not (tmp_path / "killed.work").exists()
 
@@ -171,22 +170,6 @@ class TestKilled:
         assert contents(plan.request.work) == parts
         assert {path: path.stat().st_mtime_ns for path in (plan.request.work / "parts").iterdir()} == stamps
         assert assemble(again).root.exists()
-
-    def test_a_changed_file_is_done_again(self, source_folder: Path, tmp_path: Path) -> None:
-        plan = prepare(request(source_folder, tmp_path / "built", DatasetLayout.SHARDS))
-        make_parts(plan)
-        (source_folder / "texts" / "003.txt").write_text("something else\n" * 50)
-        built = build(plan.request)
-        fresh = build(request(source_folder, tmp_path / "fresh", DatasetLayout.SHARDS))
-        assert contents(built.root) == contents(fresh.root)
-
-    @pytest.mark.parametrize("layout", LAYOUTS)
-    def test_a_file_that_changes_meanwhile(self, source_folder: Path, tmp_path: Path, layout: DatasetLayout) -> None:
-        plan = prepare(request(source_folder, tmp_path / "built", layout))
-        (source_folder / "texts" / "003.txt").write_text("something else\n" * 50)
-        with pytest.raises(PermanentError, match="build it again") as caught:
-            make_parts(plan)
-        assert caught.value.reason is Reason.OBJECT_DIFFERS
 
     @pytest.mark.parametrize("layout", LAYOUTS)
     def test_a_file_that_changes_its_bytes_alone(
@@ -239,14 +222,6 @@ class TestKilled:
             (plan.request.work / f"dataset-{plan.digest[:16]}" / "train_000000.json").write_bytes(b"{")
         whole = build(request(source_folder, tmp_path / "whole", layout))
         assert contents(assemble(plan).root) == contents(whole.root)
-
-    @pytest.mark.parametrize("layout", LAYOUTS)
-    def test_a_complete_one_is_left_alone(self, source_folder: Path, tmp_path: Path, layout: DatasetLayout) -> None:
-        wanted = request(source_folder, tmp_path / "built", layout)
-        built = build(wanted)
-        before = {path: path.stat().st_mtime_ns for path in built.root.rglob("*")}
-        assert build(wanted) == built
-        assert {path: path.stat().st_mtime_ns for path in built.root.rglob("*")} == before
 
     def test_another_one_is_in_the_way(self, source_folder: Path, tmp_path: Path) -> None:
         wanted = request(source_folder, tmp_path / "built", DatasetLayout.SHARDS)
@@ -308,16 +283,6 @@ class TestRefused:
         prepare(wanted)
         assert len(taken) == 2
 
-    def test_a_source_that_is_too_small(self, tmp_path: Path) -> None:
-        (tmp_path / "one").mkdir()
-        (tmp_path / "one" / "a.txt").write_text("alone")
-        wanted = BuildRequest(
-            (TextSource("one", tmp_path / "one"),), tmp_path / "built", BuildSettings(DatasetLayout.SHARDS)
-        )
-        with pytest.raises(PermanentError) as caught:
-            build(wanted)
-        assert caught.value.reason is Reason.DATASET_TOO_SMALL
-
     def test_two_sources_of_one_name(self, source_folder: Path) -> None:
         sources = TextSource("x", source_folder / "texts"), TextSource("x", source_folder / "rows")
         with pytest.raises(ValueError, match="NAME=PATH"):
@@ -348,25 +313,6 @@ class TestRefused:
         assert caught.value.reason is Reason.OBJECT_TOO_LARGE
         (partial,) = wanted.work.glob("dataset-*")
         assert not [*partial.glob("*.npy"), *partial.glob("_*")]
-
-    @pytest.mark.parametrize(
-        "wrong",
-        [
-            {"held_out_fraction": 0.0},
-            {"vocab_size": 200},
-            {"sequence_length": 0},
-            {"block_bytes": 100},
-            {"shard_rows": 0},
-        ],
-    )
-    def test_settings(self, wrong: dict[str, Any]) -> None:
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            BuildSettings(DatasetLayout.SHARDS, **wrong)
-
-    def test_no_tokenizer(self, source_folder: Path, tmp_path: Path) -> None:
-        with pytest.raises(PermanentError) as caught:
-            build(request(source_folder, tmp_path / "built", DatasetLayout.SHARDS, tokenizer="/none"))
-        assert caught.value.reason is Reason.TOKENIZER_MISSING
 
 
 class TestTheResult:
@@ -432,22 +378,8 @@ class TestTheResult:
         assert built.num_bytes == sum(map(len, contents(built.root).values()))
         assert read_card(built.root) == built.card
 
-    def test_the_tokenizer_sees_a_bounded_part_of_the_training_text(self, source_folder: Path, tmp_path: Path) -> None:
-        few = request(source_folder, tmp_path / "few", DatasetLayout.SHARDS, tokenizer_chars=1)
-        tokenizer = load_tokenizer(str(build(few).root))
-        all_of_it = build(request(source_folder, tmp_path / "all", DatasetLayout.SHARDS))
-        assert tokenizer.digest != all_of_it.card.tokenizer["digest"]
-
-    def test_progress_reaches_the_end(self, source_folder: Path, tmp_path: Path) -> None:
-        seen: dict[str, float] = {}
-        build(request(source_folder, tmp_path / "built", DatasetLayout.SHARDS), on_progress=seen.__setitem__)
-        assert seen == {"read": 100.0, "parts": 100.0, "assemble": 100.0}
-
 
 class TestThreads:
-    def test_results_keep_their_order(self) -> None:
-        assert in_threads(lambda number: number * 2, range(50), 4) == [2 * number for number in range(50)]
-
     def test_after_an_error_none_begins(self) -> None:
         begun: list[int] = []
 
@@ -475,11 +407,3 @@ class TestThreads:
         with pytest.raises(KeyError):
             in_threads(work, range(2), 2)
         assert ended
-
-    def test_a_stop(self) -> None:
-        interrupt.request_stop()
-        try:
-            with pytest.raises(interrupt.StoppedError):
-                in_threads(lambda number: number, range(3), 1)
-        finally:
-            interrupt.clear_stop()

@@ -14,10 +14,8 @@ from templar.data import replicas
 from templar.data.build.page_writer import build_dataset, upload_dataset
 from templar.data.corpus import Document
 from templar.data.pages.page_dataset import Page, PageDataset
-from templar.data.pages.parquet import RangeFile
 from templar.data.tokenizer import load_tokenizer
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
-from templar.store.directory import DirectoryStore
 from tests.support.datasets import PREFIX, small_dataset
 from tests.support.memory_store import MemoryStore, Read
 
@@ -66,7 +64,7 @@ def replace_first_shard(store: MemoryStore, table: pa.Table) -> None:
 
 
 @pytest.mark.parametrize("split", ["train", "held_out"])
-@pytest.mark.parametrize("rows_per_page", [1, 3, 4, 7, 10, 20])
+@pytest.mark.parametrize("rows_per_page", [1, 4, 10])
 def test_every_row_is_on_its_page(tmp_path: Path, store: MemoryStore, rows_per_page: int, split: str) -> None:
     """Groups of 7 rows in files of 25: pages lie across both, and nothing is shifted or out of reach."""
     dataset = open_pages(store, rows_per_page=rows_per_page, split=split)
@@ -145,19 +143,7 @@ def test_threads_that_need_one_row_group_fetch_it_once(tmp_path: Path) -> None:
     assert [read.operation for read in store.reads] == ["head", "get_range", "get_range"]
 
 
-def test_pages_from_a_directory(tmp_path: Path) -> None:
-    (tmp_path / "bucket").mkdir()
-    memory = MemoryStore()
-    root = small_dataset(tmp_path / "built", memory)
-    upload_dataset(root, DirectoryStore(tmp_path / "bucket"), PREFIX)
-    directory = PageDataset([DirectoryStore(tmp_path / "bucket", writable=False)], PREFIX, rows_per_page=4)
-    reference = open_pages(memory)
-    assert directory.digest == reference.digest
-    indices = range(reference.num_pages)
-    assert directory.read_pages(indices) == reference.read_pages(indices)
-
-
-@pytest.mark.parametrize(("uploaded", "read"), [("", ""), ("a/b/", "a/b"), ("a/b", "a/b/")])
+@pytest.mark.parametrize(("uploaded", "read"), [("", ""), ("a/b/", "a/b")])
 def test_where_a_dataset_lies(tmp_path: Path, uploaded: str, read: str) -> None:
     store = MemoryStore()
     upload_dataset(small_dataset(tmp_path / "built", MemoryStore()), store, uploaded)
@@ -199,31 +185,6 @@ def test_the_second_store_helps_out(tmp_path: Path, store: MemoryStore) -> None:
     with pytest.raises(TransientError):
         open_pages(store)
     assert open_pages(store, other).num_pages == dataset.num_pages
-
-
-def test_both_stores_are_read(tmp_path: Path, store: MemoryStore) -> None:
-    other = MemoryStore("other")
-    upload_dataset(tmp_path / "built", other, PREFIX)
-    dataset = open_pages(store, other)
-    dataset.read_pages(range(dataset.num_pages))
-    counts = [sum(read.operation == "get_range" for read in each.reads) for each in (store, other)]
-    assert min(counts) > 3
-    assert abs(counts[0] - counts[1]) <= sum(counts) / 3
-
-
-@pytest.mark.parametrize("reason", [Reason.ACCESS_DENIED, Reason.BUCKET_MISSING])
-def test_a_store_that_is_gone_for_good_stops_nobody(tmp_path: Path, store: MemoryStore, reason: Reason) -> None:
-    other = MemoryStore("other")
-    upload_dataset(tmp_path / "built", other, PREFIX)
-    expected = open_pages(other).read_pages(range(9))
-    store.fail = lambda read: PermanentError(reason, f"no {read.key} for you")
-    dataset = open_pages(store, other)
-    assert dataset.read_pages(range(9)) == expected
-    assert dataset.tokenizer_json() is not None
-    gone, well = dataset.endpoints
-    assert (gone.name, gone.num_bytes, gone.last_failure, gone.resting) == ("memory", 0, reason, True)
-    assert (well.name, well.failures, well.resting) == ("other", 0, False)
-    assert well.num_bytes > sum(len(text) for page in expected for text in page.texts) / 4
 
 
 def test_a_file_that_one_store_has_damaged_comes_from_the_other(tmp_path: Path, store: MemoryStore) -> None:
@@ -332,11 +293,6 @@ def test_there_is_no_page(store: MemoryStore) -> None:
         open_pages(store, rows_per_page=0)
 
 
-def test_a_file_is_missing(store: MemoryStore) -> None:
-    store.delete([FIRST_SHARD])
-    refused(store, Reason.DATASET_MISSING, f"{FIRST_SHARD} is not in memory", read=True)
-
-
 def test_a_file_has_another_length(store: MemoryStore) -> None:
     store.put(FIRST_SHARD, store.get(FIRST_SHARD, max_bytes=10**6)[:-1])
     refused(store, Reason.DATASET_MALFORMED, f"{FIRST_SHARD}: it has .* bytes, must have", read=True)
@@ -348,7 +304,7 @@ def test_a_file_is_no_parquet_file(store: MemoryStore) -> None:
     refused(store, Reason.DATASET_MALFORMED, f"{FIRST_SHARD}: no Parquet footer", read=True)
 
 
-@pytest.mark.parametrize("place", [0.0, 0.4, 0.8, 0.99])
+@pytest.mark.parametrize("place", [0.0, 0.99])
 def test_a_flipped_bit_is_found(store: MemoryStore, place: float) -> None:
     """Anywhere in the text of the first row group."""
     data = bytearray(store.get(FIRST_SHARD, max_bytes=10**6))
@@ -363,19 +319,6 @@ def test_a_file_has_other_rows(store: MemoryStore) -> None:
     refused(store, Reason.DATASET_MALFORMED, "its row groups have 24 rows, must have 25", read=True)
 
 
-@pytest.mark.parametrize(
-    ("table", "words"),
-    [
-        (pa.table({"other": ["a"] * 25}), "it has no column 'text'"),
-        (pa.table({"text": list(range(25))}), "must hold strings without nulls"),
-        (pa.table({"text": ["a"] * 24 + [None]}), "must hold strings without nulls"),
-    ],
-)
-def test_a_file_has_other_columns(store: MemoryStore, table: pa.Table, words: str) -> None:
-    replace_first_shard(store, table)
-    refused(store, Reason.DATASET_MALFORMED, words, read=True)
-
-
 def test_other_columns_are_not_fetched(store: MemoryStore) -> None:
     texts = [f"row {number}" for number in range(25)]
     ballast = [random.Random(number).randbytes(2000) for number in range(25)]
@@ -384,27 +327,3 @@ def test_other_columns_are_not_fetched(store: MemoryStore) -> None:
     dataset.read_page(0)
     assert dataset.read_page(1).texts == tuple(texts[4:8])
     assert store.reads[-1].length < 1000 < sum(map(len, ballast)) / 10
-
-
-# The file object
-
-
-def test_a_range_file_reads_as_a_file_does() -> None:
-    data = bytes(range(100))
-    store = MemoryStore()
-    store.put("key", data)
-    ranged, plain = RangeFile(store, "key", 100), io.BytesIO(data)
-    assert ranged.readable()
-    assert ranged.seekable()
-    for offset, whence, size in [
-        (0, 0, 10),
-        (5, 1, 3),
-        (-7, 2, 100),
-        (-3, 2, -1),
-        (20, 0, 0),
-        (90, 0, None),
-        (500, 0, 5),
-    ]:
-        assert ranged.seek(offset, whence) == plain.seek(offset, whence)
-        assert ranged.read(size) == plain.read(size)
-        assert ranged.tell() == plain.tell()

@@ -1,8 +1,6 @@
 """The reference's data rules: its recorded vectors, what holds of every input, and our rules beside them."""
 
-import hashlib
 import io
-import itertools
 
 import numpy as np
 import pyarrow as pa
@@ -97,25 +95,6 @@ def test_first_page_by_the_documented_draws(rows: dict[str, int], seed: int, off
     assert select_pages(rows, seed=seed, offset=offset, count=1) == [(config, row)]
 
 
-def test_a_page_starts_where_its_rows_are_in_the_config() -> None:
-    rows = {"large": 150, "small": 103}
-    pages = select_pages(rows, seed=3, offset=0, count=2_000)
-    assert {row for config, row in pages if config == "small"} == {0, 1}
-    assert {row for config, row in pages if config == "large"} == set(range(49))
-    # 0..50 would all be whole pages of `large`: its last two rows are in none.
-    assert 900 < sum(config == "small" for config, _ in pages) < 1_100
-
-
-def test_windows_follow_each_other_in_the_stream() -> None:
-    stream = select_pages(FOUR_CONFIGS, seed=1, offset=0, count=18)
-    windows = [select_pages(FOUR_CONFIGS, seed=1, offset=window * 6, count=6) for window in range(3)]
-    assert list(itertools.chain.from_iterable(windows)) == stream
-    assert len(set(stream)) == 18
-    assert select_pages(FOUR_CONFIGS, seed=2, offset=0, count=6) != windows[0]
-    # What an offset of one page per window did before: all pages but one come again.
-    assert select_pages(FOUR_CONFIGS, seed=1, offset=1, count=6)[:5] == windows[0][1:]
-
-
 def test_a_rejected_draw_shifts_the_rest_of_its_window() -> None:
     # numpy rejects the row draw of uid 9's third page, and takes the next half of the stream instead.
     pages = select_pages(FOUR_CONFIGS, seed=9, offset=0, count=6)
@@ -127,25 +106,6 @@ def test_a_rejected_draw_shifts_the_rest_of_its_window() -> None:
 def test_two_rejected_draws_give_a_page_twice() -> None:
     first, second = (select_pages(FOUR_CONFIGS, seed=133, offset=offset, count=6) for offset in (0, 6))
     assert first[-1] == second[0]
-
-
-@pytest.mark.parametrize(
-    ("rows", "seed", "offset", "count", "message"),
-    [
-        ({}, 0, 0, 1, "no config"),
-        ({"a": 1000, "b": 101}, 0, 0, 1, "'b' has 101 rows"),
-        ({"a": 1000}, -1, 0, 1, "negative"),
-        ({"a": 1000}, 0, -1, 1, "negative"),
-        ({"a": 1000}, 0, 0, -1, "negative"),
-    ],
-)
-def test_pages_cannot_be_drawn(rows: dict[str, int], seed: int, offset: int, count: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        select_pages(rows, seed=seed, offset=offset, count=count)
-
-
-def test_a_config_of_102_rows_has_one_page() -> None:
-    assert select_pages({"a": 102}, seed=5, offset=7, count=2) == [("a", 0), ("a", 0)]
 
 
 # -- Rows of a page ---------------------------------------------------------------------------------------------------
@@ -211,19 +171,6 @@ def test_rows_that_are_in_no_page(groups: list[int], never: range) -> None:
     assert set(range(num_rows)) - read == set(never)
 
 
-def test_a_group_of_less_than_a_page() -> None:
-    assert rows_read(30, [40, 40]) == range(40)
-    assert rows_read(79, [40, 40]) == range(40, 80)
-
-
-@pytest.mark.parametrize(
-    ("offset", "groups"), [(0, []), (0, [5, 0]), (-1, [5]), (5, [5])], ids=["none", "empty", "before", "beyond"]
-)
-def test_rows_that_are_in_no_file(offset: int, groups: list[int]) -> None:
-    with pytest.raises(ValueError, match=r"row groups of|offset"):
-        rows_read(offset, groups)
-
-
 # -- Packing ----------------------------------------------------------------------------------------------------------
 
 
@@ -232,12 +179,6 @@ def test_the_packing_vector() -> None:
     batches, rest = pack_samples(buffer, sequence_length=4, eos_id=EOS, batch_size=2)
     assert batches.tolist() == [[[5, 6, 7, 2], [8, 9, 2, 10]], [[11, 12, 13, 14], [2, 15, 16, 2]]]
     assert rest == [17]
-
-
-def test_a_batch_that_is_not_full_is_left_over() -> None:
-    batches, rest = pack_samples([1, EOS, 3, EOS, 5], sequence_length=2, eos_id=EOS, batch_size=3)
-    assert batches.shape == (0, 3, 2)
-    assert rest == [1, EOS, 3, EOS, 5]
 
 
 @settings(max_examples=100)
@@ -260,21 +201,6 @@ def test_our_packing_gives_the_same_sequences(
     # What we have beyond that is what the reference drops of a last batch.
     assert 0 <= len(packed) - len(in_batches) < batch_size
     assert packed[len(in_batches) :].ravel().tolist() == rest[: len(rest) // sequence_length * sequence_length]
-
-
-def test_packing_differs_for_documents_without_tokens() -> None:
-    batches, _ = pack_samples([7, EOS, EOS, 8], sequence_length=2, eos_id=EOS, batch_size=1)
-    assert batches.tolist() == [[[7, EOS]], [[EOS, 8]]]
-    assert pack([np.array(document, dtype=np.int32) for document in ([7], [], [8])], 2, EOS).tolist() == [
-        [7, 2],
-        [8, 2],
-    ]
-
-
-@pytest.mark.parametrize(("sequence_length", "batch_size"), [(0, 1), (1, 0)])
-def test_batches_have_sizes(sequence_length: int, batch_size: int) -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        pack_samples([1], sequence_length=sequence_length, eos_id=EOS, batch_size=batch_size)
 
 
 # -- Samples ----------------------------------------------------------------------------------------------------------
@@ -300,39 +226,6 @@ def test_recorded_samples() -> None:
     assert pool_digest(ids) == pool_digest(np.flip(ids)) == "dbdbb4e7611f1ba77e1de18729f0b8f2"
 
 
-def test_samples_of_two_miners_may_be_the_same() -> None:
-    one, other = (set(miner_samples(1_000, uid=uid, window=0, count=500).tolist()) for uid in (1, 2))
-    assert one != other
-    assert one & other
-
-
-def test_all_samples_of_a_shard() -> None:
-    assert sorted(miner_samples(7, uid=1, window=1, count=7).tolist()) == list(range(7))
-    assert miner_samples(7, uid=1, window=1, count=0).shape == (0,)
-
-
-@pytest.mark.parametrize(("count", "rank", "num_ranks"), [(8, 0, 1), (-1, 0, 1), (7, 2, 2), (7, -1, 2)])
-def test_samples_cannot_be_drawn(count: int, rank: int, num_ranks: int) -> None:
-    with pytest.raises(ValueError, match=r"cannot be drawn|rank"):
-        miner_samples(7, uid=1, window=1, count=count, rank=rank, num_ranks=num_ranks)
-
-
 @pytest.mark.parametrize("dtype", [np.uint32, np.int32, np.int64, ">u4"])
 def test_the_id_of_a_sequence(dtype: type | str) -> None:
     assert sample_id(np.arange(8, dtype=dtype)) == 1540592555457660432
-
-
-def test_ids_use_all_bits() -> None:
-    largest = hashlib.blake2b(b"\xff" * 8, digest_size=16).hexdigest()
-    assert pool_digest(np.array([2**64 - 1], dtype=np.uint64)) == largest
-    assert sample_id(np.array([2**32 - 1])) == sample_id(np.array([2**32 - 1], dtype=np.uint32))
-
-
-def test_ids_of_what_are_not_tokens() -> None:
-    for tokens in (np.array([-1]), np.array([2**32])):
-        with pytest.raises(ValueError, match=r"0\.\.4294967295"):
-            sample_id(tokens)
-    with pytest.raises(ValueError, match="float64"):
-        sample_id(np.array([1.0]))
-    with pytest.raises(ValueError, match="values must be"):
-        pool_digest(np.array([-1]))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -20,7 +20,6 @@ from templar.data.shards.shard_writer import (
     ShardLayout,
     ShardWriter,
     build_shards,
-    npy_header,
     write_split,
 )
 from templar.data.tokenizer import BATCH_TOKENS, encode, load_tokenizer, packed, token_type, train_embedded_tokenizer
@@ -73,10 +72,6 @@ class TestKnownAnswers:
         assert (entry.num_samples, entry.num_bytes) == (1, HEADER_BYTES + 16 + 8)
         assert entry.manifest_sha256 == "cfeeab542a1c9057a660feda01dcbe0a07900f7a740943accc0bd8005f522151"
 
-    @pytest.mark.parametrize("count", [0, 1, 10**18])
-    def test_a_header_has_one_length(self, count: int) -> None:
-        assert len(npy_header("uint32", count)) == HEADER_BYTES
-
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
 def test_numpy_reads_it(tmp_path: Path, dtype: Any) -> None:
@@ -91,6 +86,7 @@ def test_numpy_reads_it(tmp_path: Path, dtype: Any) -> None:
     np.testing.assert_array_equal(np.concatenate(ids), sample_ids(samples))
 
 
+@settings(max_examples=20)
 @given(
     sizes=st.lists(st.integers(0, 90), max_size=6),
     length=st.integers(1, 9),
@@ -138,12 +134,6 @@ def test_a_split_without_ids(tmp_path: Path) -> None:
     assert sorted(contents(tmp_path)) == [f"held_out_00000{n}.{end}" for n in (0, 1) for end in ("json", "npy")]
 
 
-def test_no_samples_make_no_shard(tmp_path: Path) -> None:
-    empty = numbered_samples(0, 4)
-    assert write_split(tmp_path, "train", [empty], dtype="uint16", sequence_length=4, samples_per_shard=2) == ()
-    assert contents(tmp_path) == {}
-
-
 def test_a_failed_source_leaves_no_half_shard(tmp_path: Path) -> None:
     def broken() -> Iterator[NDArray[np.int32]]:
         yield numbered_samples(3, 4)
@@ -173,22 +163,10 @@ class TestWrongInput:
             writer.write(samples)
         assert contents(tmp_path) == {}
 
-    def test_an_empty_shard(self, tmp_path: Path) -> None:
-        with (
-            pytest.raises(ValueError, match="one sample"),
-            ShardWriter(tmp_path, "train", 0, ShardLayout("uint16", 4, 3)) as writer,
-        ):
-            writer.finish()
-
     @pytest.mark.parametrize("numbers", [(0, 1, None), (1, 0, None), (1, 1, 511), (1, 1, 2**31), (2**20, 2**20, 512)])
     def test_numbers(self, numbers: Any) -> None:
         with pytest.raises(ValueError, match=r"must|at least|too few"):
             ShardLayout("uint16", *numbers)
-
-    def test_the_folder_is_not_there(self, tmp_path: Path) -> None:
-        with pytest.raises(PermanentError) as caught:
-            ShardWriter(tmp_path / "none", "train", 0, ShardLayout("uint16", 4, 3))
-        assert caught.value.reason is Reason.LOCAL_FILE
 
 
 class TestPacked:
@@ -225,9 +203,9 @@ class TestBuildShards:
 
     def test_the_index_says_what_is_there(self, tmp_path: Path) -> None:
         root = tmp_path / "dataset"
-        summary = build_shards(documents(), root, held_out_fraction=0.2, **SMALL)
+        built = build_shards(documents(), root, held_out_fraction=0.2, **SMALL)
         index = parse_index((root / "_shards.json").read_bytes(), "test")
-        assert index == summary.index
+        assert index == built
         assert index.tokenizer == load_tokenizer(str(root)).digest
         assert set(index.splits) == {"train", "held_out"}
         names = {"_shards.json", "tokenizer.json", "tokenizer_config.json"}
@@ -239,44 +217,17 @@ class TestBuildShards:
                 names |= {f"{split}_{number:06d}.json", *(file.name for file in manifest.files)}
                 for file in manifest.files:
                     check_blocks(root, file, 512)
-            num_samples = sum(entry.num_samples for entry in entries)
-            assert summary.num_tokens[split] == num_samples * 16
         assert set(contents(root)) == names
-        assert summary.num_bytes == sum(map(len, contents(root).values()))
-        assert sum(summary.num_documents.values()) == 21
 
-    def test_held_out_texts_are_never_trained_on(self, tmp_path: Path) -> None:
-        root = tmp_path / "dataset"
-        summary = build_shards(documents(), root, held_out_fraction=0.2, **SMALL)
-        build_dataset(documents(), tmp_path / "pages", vocab_size=300, held_out_fraction=0.2)
-        train, held_out = text_of(root, "train"), text_of(root, "held_out")
-        for document in documents():
-            label = f"{document.source} document {int(document.name[:3])} line"
-            assert (label in train) != (label in held_out)
-        assert summary.num_documents == {"train": 17, "held_out": 4}
-
-    def test_pages_hold_out_the_same(self, tmp_path: Path) -> None:
+    def test_held_out_texts_are_those_of_pages_and_never_trained_on(self, tmp_path: Path) -> None:
         build_shards(documents(), tmp_path / "shards", held_out_fraction=0.2, **SMALL)
         build_dataset(documents(), tmp_path / "pages", vocab_size=300, held_out_fraction=0.2)
         files = (tmp_path / "pages").glob("*/held_out/*.parquet")
         pages = "".join(text for file in files for text in pq.read_table(file)["text"].to_pylist())
-        shards = text_of(tmp_path / "shards", "held_out")
+        train, held_out = (text_of(tmp_path / "shards", split) for split in ("train", "held_out"))
         for document in documents():
             label = f"{document.source} document {int(document.name[:3])} line"
-            assert (label in pages) == (label in shards)
-
-    def test_sources_are_mixed(self, tmp_path: Path) -> None:
-        build_shards(documents(), tmp_path / "dataset", **SMALL)
-        text = text_of(tmp_path / "dataset", "train")
-        first_of_beta, last_of_alpha = text.index("beta"), text.rindex("alpha")
-        assert first_of_beta < last_of_alpha
-
-    def test_a_tokenizer_of_ones_own(self, tmp_path: Path) -> None:
-        tokenizer = train_embedded_tokenizer(["something else entirely"], 260)
-        summary = build_shards(documents(), tmp_path / "dataset", tokenizer=tokenizer, **SMALL)
-        assert summary.index.tokenizer == tokenizer.digest
-        assert summary.vocab_size == tokenizer.vocab_size
-        assert load_tokenizer(str(tmp_path / "dataset")).digest == tokenizer.digest
+            assert (label in pages) == (label in held_out) != (label in train)
 
     @pytest.mark.parametrize(("size", "expected"), [(2**16, "uint16"), (2**16 + 1, "uint32")])
     def test_the_type_of_a_token(self, size: int, expected: str) -> None:
@@ -284,11 +235,6 @@ class TestBuildShards:
             vocab_size = size
 
         assert token_type(Sized()) == expected  # type: ignore[arg-type]
-
-    def test_a_folder_that_is_there(self, tmp_path: Path) -> None:
-        with pytest.raises(PermanentError) as caught:
-            build_shards(documents(), tmp_path, **SMALL)
-        assert caught.value.reason is Reason.OBJECT_EXISTS
 
     @pytest.mark.parametrize(
         ("given", "changes"),
@@ -299,10 +245,6 @@ class TestBuildShards:
             build_shards(given, tmp_path / "dataset", **SMALL | changes)
         assert caught.value.reason is Reason.DATASET_TOO_SMALL
         assert not (tmp_path / "dataset").exists()
-
-    def test_a_fraction_out_of_range(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match="held_out_fraction"):
-            build_shards(documents(), tmp_path / "dataset", held_out_fraction=0.0, **SMALL)
 
 
 def test_upload_puts_the_index_last(tmp_path: Path) -> None:

@@ -10,10 +10,9 @@ from templar.canonical import file_sha256
 from templar.data.build.build_dataset import upload_built
 from templar.data.build.copying import CopyOutcome
 from templar.data.build.page_writer import build_dataset, upload_dataset
-from templar.data.corpus import Document, collect_documents, split_rows
+from templar.data.corpus import Document, split_rows
 from templar.data.tokenizer import load_tokenizer
 from templar.errors import PermanentError, Reason
-from templar.store.directory import DirectoryStore
 from tests.support.datasets import numbered_documents, small_dataset
 from tests.support.memory_store import MemoryStore
 
@@ -28,13 +27,10 @@ def rows_of(root: Path, folder: str) -> list[str]:
 
 
 def test_the_same_documents_give_the_same_bytes(tmp_path: Path) -> None:
-    documents = collect_documents(max_bytes=400_000)
-    summaries = [
-        build_dataset(given, tmp_path / name, vocab_size=300)
-        for name, given in (("first", documents), ("second", reversed(documents)))
-    ]
+    documents = numbered_documents("alpha", num_documents=9, num_lines=30)
+    build_dataset(documents, tmp_path / "first", vocab_size=300)
+    build_dataset(reversed(documents), tmp_path / "second", vocab_size=300)
     assert contents(tmp_path / "first") == contents(tmp_path / "second")
-    assert summaries[0] == summaries[1]
 
 
 def test_the_layout(tmp_path: Path) -> None:
@@ -64,15 +60,14 @@ def test_the_layout(tmp_path: Path) -> None:
 
 def test_every_document_is_in_one_split_whole_and_in_order(tmp_path: Path) -> None:
     documents = numbered_documents("alpha", num_documents=20, num_lines=30)
-    summary = build_dataset(documents, tmp_path / "dataset", vocab_size=300, row_chars=100, held_out_fraction=0.2)
+    build_dataset(documents, tmp_path / "dataset", vocab_size=300, row_chars=100, held_out_fraction=0.2)
     train, held_out = (rows_of(tmp_path / "dataset", f"alpha/{split}") for split in ("train", "held_out"))
     by_split = {"train": "".join(train), "held_out": "".join(held_out)}
     found = {document.name: [s for s, text in by_split.items() if document.text in text] for document in documents}
     assert all(len(splits) == 1 for splits in found.values())
-    assert [split.num_documents for split in summary.splits] == [16, 4]
+    assert [sum(splits == [split] for splits in found.values()) for split in by_split] == [16, 4]
     expected = [row for document in documents if found[document.name] == ["train"] for row in split_rows(document, 100)]
     assert train == expected
-    assert [split.num_rows for split in summary.splits] == [len(train), len(held_out)]
 
 
 def test_a_name_is_held_out_in_every_config(tmp_path: Path) -> None:
@@ -92,10 +87,10 @@ def test_a_name_is_held_out_in_every_config(tmp_path: Path) -> None:
 def test_a_document_larger_than_the_held_out_part_is_trained_on(tmp_path: Path) -> None:
     documents = numbered_documents("alpha", num_documents=10, num_lines=20)
     documents.append(Document("alpha", "large.txt", "large\n" * 5000))
-    summary = build_dataset(documents, tmp_path / "dataset", vocab_size=300, held_out_fraction=0.1)
-    held_out = summary.splits[1]
-    assert 0 < held_out.num_chars <= 0.1 * sum(len(document.text) for document in documents)
-    assert "large\n" not in "".join(rows_of(tmp_path / "dataset", "alpha/held_out"))
+    build_dataset(documents, tmp_path / "dataset", vocab_size=300, held_out_fraction=0.1)
+    held_out = "".join(rows_of(tmp_path / "dataset", "alpha/held_out"))
+    assert 0 < len(held_out) <= 0.1 * sum(len(document.text) for document in documents)
+    assert "large\n" not in held_out
 
 
 def test_the_tokenizer_has_seen_the_training_text_alone(tmp_path: Path) -> None:
@@ -125,26 +120,11 @@ def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
     assert contents(root) == before
 
 
-def test_an_interrupted_build_leaves_no_folder_and_can_be_repeated(tmp_path: Path) -> None:
-    documents = numbered_documents("alpha", num_documents=4, num_lines=10)
-    with pytest.raises(ValueError, match="vocab_size"):
-        build_dataset(documents, tmp_path / "dataset", vocab_size=3)
-    assert not (tmp_path / "dataset").exists()
-    build_dataset(documents, tmp_path / "dataset", vocab_size=300)
-    assert [path.name for path in tmp_path.iterdir()] == ["dataset"]
-
-
 @pytest.mark.parametrize("documents", [[], numbered_documents("alpha", num_documents=1, num_lines=9)])
 def test_too_few_documents(tmp_path: Path, documents: list[Document]) -> None:
     with pytest.raises(PermanentError) as caught:
         build_dataset(documents, tmp_path / "dataset", vocab_size=300)
     assert caught.value.reason is Reason.DATASET_TOO_SMALL
-
-
-@pytest.mark.parametrize("wrong", [{"rows_per_group": 0}, {"shard_rows": 0}, {"held_out_fraction": 1.0}])
-def test_parameters_out_of_range(tmp_path: Path, wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        build_dataset([], tmp_path / "dataset", vocab_size=300, **wrong)
 
 
 def test_upload_puts_the_description_last(tmp_path: Path) -> None:
@@ -157,27 +137,12 @@ def test_upload_puts_the_description_last(tmp_path: Path) -> None:
 
     store = Recording()
     root = small_dataset(tmp_path / "dataset", store)
-    receipt = upload_dataset(root, store, "elsewhere/dataset/")
+    upload_dataset(root, store, "elsewhere/dataset/")
     uploaded = puts[len(puts) // 2 :]
     assert uploaded[-2:] == ["elsewhere/dataset/_shard_sizes.json", "elsewhere/dataset/_metadata.yaml"]
     expected = {f"elsewhere/dataset/{name}": data for name, data in contents(root).items()}
     assert {info.key for info in store.list("elsewhere/")} == set(expected) == set(uploaded)
     assert all(store.get(key, max_bytes=10**7) == data for key, data in expected.items())
-    assert (receipt.num_objects, receipt.num_bytes) == (len(expected), sum(map(len, expected.values())))
-
-
-def test_upload_into_a_directory_store(tmp_path: Path) -> None:
-    (tmp_path / "bucket").mkdir()
-    root = small_dataset(tmp_path / "dataset", DirectoryStore(tmp_path / "bucket"))
-    assert contents(tmp_path / "bucket" / "dataset") == contents(root)
-
-
-def test_a_folder_that_is_no_dataset_is_not_uploaded(tmp_path: Path) -> None:
-    store = MemoryStore()
-    with pytest.raises(PermanentError, match=r"_metadata.yaml") as caught:
-        upload_dataset(tmp_path, store, "dataset")
-    assert caught.value.reason is Reason.DATASET_MISSING
-    assert list(store.list()) == []
 
 
 @pytest.mark.parametrize("name", ["_metadata.yaml", "_shard_sizes.json", "_shards.json"])
@@ -198,7 +163,8 @@ def test_upload_again_writes_nothing(tmp_path: Path) -> None:
     first = upload_built(root, store, "elsewhere")
     assert not first.having(CopyOutcome.ALREADY_THERE)
     assert len(upload_built(root, store, "elsewhere").having(CopyOutcome.ALREADY_THERE)) == len(first.objects)
-    assert upload_dataset(root, store, "elsewhere").num_objects == len(first.objects) == len(contents(root))
+    assert len(first.objects) == len(contents(root))
+    upload_dataset(root, store, "elsewhere")
 
 
 @pytest.mark.parametrize("limit", ["MAX_METADATA_BYTES", "MAX_SHARD_SIZES_BYTES"])
