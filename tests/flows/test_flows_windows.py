@@ -1,4 +1,4 @@
-"""Windows as flows: the same result as without Prefect, and an operator sees every step of it."""
+"""Windows of a real network as flow runs: the same states as without Prefect, and every step is a task run."""
 
 import json
 import re
@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, ArtifactFilterKey
 from prefect.client.schemas.objects import State
+from prometheus_client.parser import text_string_to_metric_families
 
 from templar.adversary.actors import SilentPublisher
 from templar.errors import PermanentError, Reason, TransientError
+from templar.housekeeping.metrics import FILE_NAME
 from templar.neuron.aggregator import RosterNode
 from templar.neuron.node import Node
 from tests.support.flow_network import run_id, run_window, run_windows, task_runs
@@ -66,17 +68,11 @@ def new_network(folder: Any, **kinds: type[Node]) -> Network:
 
 
 @dataclass
-class Told:
-    """A network that went through some windows by flows.
-
-    Attributes:
-        network: The network.
-        states: Name -> final state of each window's run.
-        server: The server that knows of it.
-    """
+class FlowRuns:
+    """A network whose windows were flow runs."""
 
     network: Network
-    states: dict[str, list[State[Any]]]
+    states: dict[str, list[State[Any]]]  # name of the node -> final state of each window
     server: RunningPrefectServer
 
     def name(self, role: str) -> str:
@@ -89,58 +85,66 @@ class Told:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory, prefect_server: RunningPrefectServer) -> Iterator[Told]:
-    network = new_network(tmp_path_factory.mktemp("told"))
+def runs(tmp_path_factory: pytest.TempPathFactory, prefect_server: RunningPrefectServer) -> Iterator[FlowRuns]:
+    network = new_network(tmp_path_factory.mktemp("flows"))
     with prefect_server.configured():
         states = run_windows(network, WINDOWS)
-        yield Told(network, states, prefect_server)
+        yield FlowRuns(network, states, prefect_server)
     network.stop()
 
 
 class TestThreeWindows:
-    def test_every_run_completes_and_says_what_came_of_it(self, told: Told) -> None:
-        for name, states in told.states.items():
+    def test_every_run_completes_with_its_message(self, runs: FlowRuns) -> None:
+        for name, states in runs.states.items():
             for window, state in zip(WINDOWS, states, strict=True):
                 assert (state.type.value, state.name) == ("COMPLETED", "Completed"), (name, state.message)
                 assert str(state.message).startswith(f"window {window}: ")
-                assert str(state.message).endswith(f"root {told.network.roots(window).pop()[:12]}")  # type: ignore[index]
-        miner, validator, aggregator = (told.states[told.name(role)] for role in STEPS)
+                assert str(state.message).endswith(f"root {runs.network.roots(window).pop()[:12]}")  # type: ignore[index]
+        miner, validator, aggregator = (runs.states[runs.name(role)] for role in STEPS)
         assert re.search(r": published \d+ bytes, applied \(3, 4\), ", str(miner[0].message))
         assert re.search(r": loss \d\.\d{4}, applied \(3, 4\), root", str(validator[0].message))
         assert re.search(r": loss \d\.\d{4}, applied \(3, 4\), weights set, root", str(validator[1].message))
         assert ": roster (3, 4), root" in str(aggregator[0].message)
 
     def test_the_state_is_that_of_the_same_network_without_prefect(
-        self, told: Told, tmp_path_factory: pytest.TempPathFactory
+        self, runs: FlowRuns, tmp_path_factory: pytest.TempPathFactory
     ) -> None:
         twin = new_network(tmp_path_factory.mktemp("twin"))
         twin.run(WINDOWS)
         for window in WINDOWS:
-            (root,) = told.network.roots(window)
+            (root,) = runs.network.roots(window)
             assert twin.roots(window) == {root}
-        assert len({told.network.roots(window).pop() for window in WINDOWS}) == len(WINDOWS)
-        assert told.network.world.chain.weights() == twin.world.chain.weights() != {}
+        assert len({runs.network.roots(window).pop() for window in WINDOWS}) == len(WINDOWS)
+        assert runs.network.world.chain.weights() == twin.world.chain.weights() != {}
         twin.stop()
 
     @pytest.mark.parametrize("role", STEPS)
-    def test_an_operator_sees_every_step(self, told: Told, role: str) -> None:
-        name, steps = told.name(role), STEPS[role]
-        with told.server.client() as client:
-            for window, state in zip(WINDOWS, told.states[name], strict=True):
+    def test_an_operator_sees_every_step(self, runs: FlowRuns, role: str) -> None:
+        name, steps = runs.name(role), STEPS[role]
+        with runs.server.client() as client:
+            for window, state in zip(WINDOWS, runs.states[name], strict=True):
                 run = client.read_flow_run(run_id(state))
                 assert run.name == f"{name} window {window}"
-                runs = task_runs(client, state, at_least=len(steps))
-                assert [run.name for run in runs] == [step.format(w=window) for step in steps]
-                assert {run.state_name for run in runs} == {"Completed"}
+                tasks = task_runs(client, state, at_least=len(steps))
+                assert [task.name for task in tasks] == [step.format(w=window) for step in steps]
+                assert {task.state_name for task in tasks} == {"Completed"}
+
+    @pytest.mark.parametrize("role", STEPS)
+    def test_every_role_leaves_its_figures_in_its_folder(self, runs: FlowRuns, role: str) -> None:
+        text = (runs.node(role).home / FILE_NAME).read_text()
+        values = {family.name: family.samples[0].value for family in text_string_to_metric_families(text)}
+        assert values[f"templar_{role}_network_window"] == WINDOWS[-1]
+        assert values[f"templar_{role}_network_applied_uids"] == 2
+        assert values[f"templar_{role}_timing_window_total"] > 0
 
     @pytest.mark.parametrize(
         ("role", "keys"),
         [("miner", ["gather"]), ("aggregator", ["gather"]), ("validator", ["gather", "scores"])],
     )
-    def test_a_window_has_one_table_of_each_kind(self, told: Told, role: str, keys: list[str]) -> None:
-        name = told.name(role)
-        with told.server.client() as client:
-            for window, state in zip(WINDOWS, told.states[name], strict=True):
+    def test_a_window_has_one_table_of_each_kind(self, runs: FlowRuns, role: str, keys: list[str]) -> None:
+        name = runs.name(role)
+        with runs.server.client() as client:
+            for window, state in zip(WINDOWS, runs.states[name], strict=True):
                 of_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run_id(state)]))
                 found = client.read_artifacts(artifact_filter=of_run)
                 assert sorted(str(artifact.key) for artifact in found) == [f"{key}-{name}" for key in keys]
@@ -152,32 +156,31 @@ class TestThreeWindows:
             )
             assert len(history) >= len(WINDOWS)
 
-    @pytest.mark.parametrize("role", STEPS)
-    def test_the_same_window_again_changes_nothing(self, told: Told, role: str) -> None:
+    @pytest.mark.parametrize("role", ["validator"])
+    def test_the_same_window_again_changes_nothing(self, runs: FlowRuns, role: str) -> None:
         def everything() -> Any:
-            nodes = told.network.nodes
+            nodes = runs.network.nodes
             return (
-                {name: told.network.objects(name) for name in nodes},
+                {name: runs.network.objects(name) for name in nodes},
                 {name: (node.state.mark, node.journal.open_claims()) for name, node in nodes.items()},
-                told.network.world.chain.weights(),
+                runs.network.world.chain.weights(),
             )
 
         before = everything()
-        state = run_window(told.node(role), 2)
+        state = run_window(runs.node(role), 2)
         assert (state.is_completed(), state.name) == (True, "Skipped")
         assert state.message == "window 2 [window_finished] window 2 is finished"
         assert everything() == before
-        with told.server.client() as client:
+        with runs.server.client() as client:
             assert [run.name for run in task_runs(client, state, at_least=1)] == ["open window"]
 
-    @pytest.mark.parametrize("role", STEPS)
-    def test_a_window_that_is_not_open_is_skipped(self, told: Told, role: str) -> None:
-        state = run_window(told.node(role), 9)
+    def test_a_window_that_is_not_open_is_skipped(self, runs: FlowRuns) -> None:
+        state = run_window(runs.node("aggregator"), 9)
         assert state.name == "Skipped"
         assert re.fullmatch(r"window 9 \[window_not_open\] window 9 opens in \d+ blocks", str(state.message))
 
-    def test_a_window_that_never_was_is_skipped(self, told: Told) -> None:
-        state = run_window(told.node("miner"), 0)
+    def test_a_window_before_the_first_is_skipped(self, runs: FlowRuns) -> None:
+        state = run_window(runs.node("miner"), 0)
         assert (state.name, state.message) == ("Skipped", "window 0 [window_passed] the network starts at window 1")
 
 
@@ -229,7 +232,7 @@ class TestAlone:
         assert str(state.message).startswith("window 3: ")
         assert miner.journal.roots(1, 2) == network.aggregator.journal.roots(1, 2)
 
-    def test_what_may_pass_is_tried_again(
+    def test_a_transient_error_is_retried(
         self, network: Network, miner: Node, prefect_server: RunningPrefectServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         fail(monkeypatch, miner, "commit", TransientError(Reason.STORE_BUSY, "busy for a moment"), times=2)
@@ -244,22 +247,25 @@ class TestAlone:
         assert len(waits) == 2
         assert self.published(network, miner).count("commit") == 1
 
-    @pytest.mark.parametrize("step", ["commit", "publish_sync_proof"])
-    def test_what_will_not_pass_fails_at_once_and_the_window_can_be_taken_up(
+    def test_a_permanent_error_fails_at_once_and_the_next_run_takes_the_window_up(
         self,
         network: Network,
         miner: Node,
         prefect_server: RunningPrefectServer,
         monkeypatch: pytest.MonkeyPatch,
-        step: str,
     ) -> None:
-        fail(monkeypatch, miner, step, PermanentError(Reason.ACCESS_DENIED, "the key was refused"), times=1)
+        fail(
+            monkeypatch,
+            miner,
+            "publish_sync_proof",
+            PermanentError(Reason.ACCESS_DENIED, "the key was refused"),
+            times=1,
+        )
         failed = run_window(miner, 1)
         assert failed.is_failed()
         assert "[access_denied] the key was refused" in str(failed.message)
         with prefect_server.client() as client:
-            place = {"commit": 6, "publish_sync_proof": 11}[step]
-            last = task_runs(client, failed, at_least=place)[-1]
+            last = task_runs(client, failed, at_least=11)[-1]
         assert (last.state_name, last.run_count) == ("Failed", 1)
 
         before = network.objects(miner.name)
@@ -270,15 +276,6 @@ class TestAlone:
         assert before.items() <= after.items()
         assert any(key.startswith("proof-1") for key in after)
         assert miner.journal.open_claims() == ()
-
-    def test_nothing_to_publish_is_no_failure(
-        self, network: Network, miner: Node, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        fail(monkeypatch, miner, "learn", PermanentError(Reason.NON_FINITE_LOSS, "nan"), times=1)
-        state = run_window(miner, 1)
-        assert state.is_completed()
-        assert str(state.message).startswith("window 1: nothing to publish [non_finite_loss], applied ()")
-        assert self.published(network, miner) == ["debug", "proof", "report"]
 
     def test_findings_are_in_the_runs_message_and_in_a_table(
         self, tmp_path: Any, prefect_server: RunningPrefectServer
