@@ -14,10 +14,10 @@ All figures are medians of pairs of measurements that follow each other. The dat
   of them than the raw client and the server together.
 - `first_batch_fraction`: time from opening the dataset to the first batch of a window, 16 sequences, on an empty disk,
   over that for the whole shard. Its bar is for the full size: the first batch does not get smaller with the shard.
-- `peak_mib`: what streaming a window from the endpoint adds to the resident memory, and `mapped_mib`, the pages of the
-  shard's file in it, beside `setting_mib`: so much may be read ahead, and so much of the shard may stay mapped.
+- `peak_mib`: the resident memory that streaming a window from the endpoint adds, and `mapped_mib`, the pages of the
+  shard's file in it, beside `setting_mib`, the limit of reading ahead and of the pages that stay mapped.
 
-The last line is JSON: these, what is behind them, and whether every bar holds.
+The last line is JSON: these figures, those they are computed from, and whether every bar holds.
 """
 
 import tempfile
@@ -47,21 +47,13 @@ AT_MOST = frozenset({"first_batch_fraction"})
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured.
-
-    Attributes:
-        shard_bytes: Tokens of the shard.
-        packed_tokens: Tokens that are packed.
-        repetitions: Of each pair.
-        window_bytes: Tokens of the window whose memory is measured; half of the shard at most.
-        setting: Bytes that may be read ahead.
-    """
+    """The sizes of a measurement."""
 
     shard_bytes: int = 1000 * MIB
     packed_tokens: int = 10_000_000
-    repetitions: int = 5
-    window_bytes: int = 128 * MIB
-    setting: int = 32 * MIB
+    repetitions: int = 5  # of each pair
+    window_bytes: int = 128 * MIB  # of the window whose memory is measured; half of the shard at most
+    setting: int = 32 * MIB  # bytes that may be read ahead
 
 
 FULL = Sizes()

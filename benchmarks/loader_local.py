@@ -1,4 +1,4 @@
-"""What `benchmarks.loader` measures without a network: packing, and reading a shard that is on the disk."""
+"""The measurements of `benchmarks.loader` without a network: packing, and reading a shard that is on the disk."""
 
 import gc
 import statistics
@@ -23,15 +23,10 @@ READ_SAMPLES = 16_384
 
 @dataclass(frozen=True)
 class Reading:
-    """Rates of reading random samples, over that of copying as many bytes.
+    """Rates of reading random samples, over that of copying as many bytes."""
 
-    Attributes:
-        again: Of samples whose pages of the file this process has touched before.
-        first: Of samples that this process reads for the first time.
-    """
-
-    again: float
-    first: float
+    again: float  # of samples whose pages of the file this process has touched before
+    first: float  # of samples that this process reads for the first time
 
 
 def documents(num_tokens: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
@@ -47,7 +42,7 @@ def documents(num_tokens: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
 def pack_naively(
     tokens: NDArray[np.int32], offsets: NDArray[np.int64], sequence_length: int, eos_id: int
 ) -> NDArray[np.int32]:
-    """What `templar.data.sampling` describes, with lists."""
+    """Packing as `templar.data.sampling` describes it, with lists."""
     stream: list[int] = []
     for start, stop in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
         document = tokens[start:stop].tolist()

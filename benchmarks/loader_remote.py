@@ -1,4 +1,4 @@
-"""What `benchmarks.loader` measures against an S3 endpoint: rates, the time to the first batch, memory."""
+"""The measurements of `benchmarks.loader` against an S3 endpoint: rates, the time to the first batch, memory."""
 
 import http.client
 import multiprocessing
@@ -25,40 +25,29 @@ from templar.store.s3_protocol import S3Settings
 BATCH_SIZE = 16
 """Sequences of the first batch: as in the preset `local`; micro-batches of the others have fewer."""
 PAUSE_SECONDS = 3.0
-"""How long the measured window stands still, so that everything that may be read ahead is."""
+"""Pause of the measured window, so that as much is read ahead as allowed."""
 _BUFFER_BYTES = 1 << 18
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Medians of pairs.
+    """Medians of pairs of measurements."""
 
-    Attributes:
-        raw: Bytes per second of the raw client.
-        ours: Bytes per second of the download, to the disk.
-        fraction: Of the pairs' quotients.
-    """
-
-    raw: float
-    ours: float
-    fraction: float
+    raw: float  # bytes per second of the raw client
+    ours: float  # bytes per second of the download, to the disk
+    fraction: float  # of the pairs' quotients
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What streaming a window adds to a process.
+    """The bytes that streaming a window adds to a process."""
 
-    Attributes:
-        peak: Most resident bytes, less those before the stream.
-        mapped: Those of them that are pages of the shard's file, which the kernel takes back when it needs them.
-    """
-
-    peak: int
-    mapped: int
+    peak: int  # most resident bytes, less those before the stream
+    mapped: int  # those of them that are pages of the shard's file, which the kernel takes back when it needs them
 
 
 class RawClient:
-    """Reads a shard's files by ranges and drops what comes: what the endpoint gives at best.
+    """Reads a shard's files by ranges and drops the bytes: the best rate of the endpoint.
 
     Same ranges and as many connections as `Shard.download`; signed URLs, Python's own HTTP client, no checks.
     """
@@ -115,7 +104,7 @@ def empty_folder(folder: Path) -> Iterator[Path]:
 
 
 def download_rates(endpoint: Endpoint, folder: Path, repetitions: int) -> Rates:
-    """The download of the shard and the raw client, in turn; what goes first changes."""
+    """The rates of the shard's download and of the raw client, measured in alternating order."""
     with empty_folder(folder) as path:
         manifest = endpoint.open(path).manifest
     client = RawClient(endpoint, manifest)
@@ -136,7 +125,7 @@ def download_rates(endpoint: Endpoint, folder: Path, repetitions: int) -> Rates:
 def first_batch(endpoint: Endpoint, folder: Path, num_pages: int, repetitions: int) -> tuple[float, float]:
     """Seconds from opening the dataset to a window's first batch, and for the whole shard: medians, on an empty disk.
 
-    The first of them does not count: what a process does once it does not do in every window.
+    The first measurement does not count, because it includes work that a process does only once.
     """
     first, whole = [], []
     for _ in range(repetitions + 1):
@@ -148,7 +137,7 @@ def first_batch(endpoint: Endpoint, folder: Path, num_pages: int, repetitions: i
 
 
 def memory(endpoint: Endpoint, folder: Path, *, num_pages: int, setting: int) -> Memory:
-    """What streaming a window from the endpoint adds to a fresh process, with so many bytes to read ahead."""
+    """The memory that streaming a window adds to a fresh process, with `setting` bytes to read ahead."""
     context = multiprocessing.get_context("spawn")
     with empty_folder(folder) as path, ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(_stream, endpoint, path, num_pages, setting).result()

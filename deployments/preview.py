@@ -2,7 +2,7 @@
 
     python -m deployments.preview --neuron default [--window 12] [--uid 3] [--sequences 3]
 
-The neuron's block says where chain, buckets and dataset are; nothing is written. By default it is the neuron's own data
+The neuron's block names chain, buckets and dataset; nothing is written. By default it is the neuron's own data
 of the window that is open now.
 """
 
@@ -32,7 +32,7 @@ from templar.timeline import window_of
 
 
 def reading_context(block: Neuron, chain: Chain, hparams: HParams, home: Path) -> Context:
-    """What reading the network of a neuron takes: no hotkey, and a folder of its own."""
+    """The context for reading a neuron's network, without a hotkey, in a folder of its own."""
     buckets, open_dataset = (
         Buckets(chain, block.bucket.endpoint.open_reader),
         partial(block.dataset.open, hparams, home),
@@ -41,7 +41,7 @@ def reading_context(block: Neuron, chain: Chain, hparams: HParams, home: Path) -
 
 
 def show(found: Preview, console: Console) -> None:
-    """Print a preview; what strangers wrote is printed as it is, not as markup."""
+    """Print a preview; foreign text is printed as it is, not as markup."""
     console.print(
         f"window {found.window} (from block {found.opens_at}), uid {found.uid}, assignment {found.digest[:12]}"
     )
@@ -66,7 +66,7 @@ def run(name: str, window: int | None, uid: int | None, sequences: int, console:
     """Look up, fetch and print.
 
     Raises:
-        TemplarError: What could not be reached or is not there.
+        TemplarError: The chain, a store or an object is not available.
     """
     require_server()
     block = load_block(name)

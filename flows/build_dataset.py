@@ -35,12 +35,12 @@ async def build_dataset(
     upload_bucket: str | None = None,
     upload_prefix: str | None = None,
 ) -> State[None]:
-    """Build a dataset; a run that failed or was killed goes on when it is retried.
+    """Build a dataset; a run that failed or was killed resumes when it is retried.
 
     Args:
         sources: Files and folders to read, as PATH or NAME=PATH.
-        out: The folder to make. If it holds this very dataset, that is used.
-        settings: DatasetLayout, tokenizer and sizes.
+        out: The folder to make. If it holds this dataset already, that is used.
+        settings: Layout, tokenizer and sizes.
         column: The column, or the key of a line, that holds the text.
         suffixes: Ends of the names of text files.
         workers: Threads; one per processor by default.

@@ -1,4 +1,4 @@
-"""Vectors of keyed bits, permutations, the assignment of data, packing, and who is gathered."""
+"""Vectors of keyed bits, permutations, the assignment of data, packing, and the choice of peers."""
 
 from typing import Any
 
@@ -71,7 +71,7 @@ def assignment_vectors() -> dict[str, Any]:
 
 
 def peer_vectors() -> dict[str, Any]:
-    """Who is gathered, by weight and then by a keyed hash."""
+    """The peers that are gathered, by weight and then by a keyed hash."""
     cases: tuple[tuple[list[int], dict[int, float]], ...] = (
         ([2, 3, 4, 5, 6, 7], {4: 0.5, 6: 0.25}),
         ([2, 3, 4], {}),
