@@ -5,9 +5,8 @@ import re
 import pytest
 
 from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError
-from templar.interrupt import StoppedError
 
-FAMILIES = [TransientError, PermanentError, RejectedError, StoppedError]
+FAMILIES = [TransientError, PermanentError, RejectedError]
 
 
 def test_reasons_are_words_that_can_be_searched_for() -> None:
@@ -29,9 +28,3 @@ def test_an_error_survives_a_copy_and_a_process_border(family: type[TemplarError
     for again in (copy.copy(error), pickle.loads(pickle.dumps(error))):
         assert type(again) is family
         assert (again.reason, str(again)) == (Reason.DESYNC, "[desync] at window 3")
-
-
-def test_nothing_is_both_transient_and_permanent() -> None:
-    assert issubclass(RejectedError, PermanentError)
-    assert issubclass(StoppedError, PermanentError)
-    assert not issubclass(TransientError, PermanentError)

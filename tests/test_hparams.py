@@ -207,45 +207,17 @@ def test_a_penalty_is_changed_number_by_number() -> None:
     assert changed.scoring.slashing.overlap_max == load_hparams("local").scoring.slashing.overlap_max
 
 
-def test_overrides_are_merged_over_the_preset() -> None:
-    hparams = load_hparams("local", overrides={"training": {"schedule": {"t_max": 7}}, "peers": {"minimum_peers": 2}})
-    assert (hparams.training.schedule.t_max, hparams.peers.minimum_peers) == (7, 2)
-    assert hparams.training.schedule.warmup_steps == load_hparams("local").training.schedule.warmup_steps
-
-
 @pytest.mark.parametrize(
     ("section", "change", "complaint"),
     [
         ("windows", {"blocks_per_windw": 18}, "windows.blocks_per_windw: unknown key, remove it"),
-        ("training", {"adamw": {"beta3": 0.9}}, "training.adamw.beta3: unknown key, remove it"),
-        ("quantisation", {"bins": 4}, "quantisation: unknown key, remove it"),
         ("windows", {"block_seconds": 0}, "windows.block_seconds: Input should be greater than 0"),
-        ("peers", {"gather_peer_count": 0}, "peers.gather_peer_count: Input should be greater than or equal to 1"),
         ("scoring", {"slashing": {"missing": 0.75}}, "scoring.slashing.missing: Input should be an object"),
-        ("scoring", {"slashing": {"missing": {"final": 1.5}}}, "slashing.missing.final: Input should be less than or"),
-        ("scoring", {"slashing": {"desync": {"average": -0.1}}}, "slashing.desync.average: Input should be greater"),
-        ("scoring", {"slashing": {"banned": {"ban_windows": -1}}}, "slashing.banned.ban_windows: Input should be gr"),
-        ("scoring", {"slashing": {"banned": {"reset": 1}}}, "slashing.banned.reset: Input should be a valid boolean"),
-        ("scoring", {"slashing": {"luck": {"final": 0.5}}}, "scoring.slashing.luck: unknown key, remove it"),
         ("scoring", {"overlap_levels": [0.4, 0.4, 0.6]}, "overlap_levels (0.4, 0.4, 0.6): they must rise"),
         ("scoring", {"overlap_levels": [0.0, 0.5, 0.6]}, "they must rise, above 0 and up to 1"),
         ("scoring", {"overlap_levels": [0.4, 0.5, 1.1]}, "they must rise, above 0 and up to 1"),
-        ("scoring", {"overlap_levels": [0.4, 0.5]}, "scoring.overlap_levels.2: is missing, add it"),
-        ("scoring", {"oversized_ratio": 1.0}, "scoring.oversized_ratio: Input should be greater than 1"),
-        ("scoring", {"low_success_rate": 1.1}, "scoring.low_success_rate: Input should be less than or equal to 1"),
-        ("scoring", {"own_data_floor": 1.1}, "scoring.own_data_floor: Input should be less than or equal to 1"),
-        ("scoring", {"own_data_windows": 0}, "scoring.own_data_windows: Input should be greater than or equal to 1"),
-        ("scoring", {"exact_segments": 0}, "scoring.exact_segments: Input should be greater than or equal to 1"),
-        ("scoring", {"curvature_ma_alpha": 0.0}, "scoring.curvature_ma_alpha: Input should be greater than 0"),
-        ("scoring", {"large_promise_ratio": 1.0}, "scoring.large_promise_ratio: Input should be greater than 1"),
-        ("gradient", {"momentum_decay": 1.0}, "gradient.momentum_decay: Input should be less than 1"),
         ("training", {"inner_steps": "30"}, "training.inner_steps: Input should be a valid integer"),
-        ("training", {"inner_steps": 30.5}, "training.inner_steps: Input should be a valid integer"),
-        ("gradient", {"magnitude_bits": 2}, "gradient.magnitude_bits: Input should be less than or equal to 1"),
-        ("gradient", {"use_dct": 1}, "gradient.use_dct: Input should be a valid boolean"),
-        ("training", {"recipe": "diloco"}, "training.recipe: Input should be 'sparseloco' or 'demo'"),
         ("training", {"outer_learning_rate": float("inf")}, "training.outer_learning_rate: Input should be a finite"),
-        ("windows", {"train_margin_seconds": float("nan")}, "windows.train_margin_seconds: Input should be a finite"),
         ("windows", {"roster_ranks": 4}, "raise blocks_per_window or lower roster_slot_seconds"),
         ("training", {"micro_batch_size": 5}, "batch_size 16 is not a multiple of micro_batch_size 5"),
         ("model", {"num_attention_heads": 5}, "hidden_size 64 is not a multiple of num_attention_heads 5"),
@@ -274,23 +246,15 @@ def test_a_missing_key_is_named(tmp_path: Path, section: str, key: str | None) -
     assert message == f"{tmp_path}/numbers.json, preset 'mine': {name}: is missing, add it"
 
 
-def test_every_bad_key_is_named_at_once(tmp_path: Path) -> None:
-    mine = {"extends": "local", "peers": {"minimum_peers": 0}, "data": {"sequence_length": 1, "color": "red"}}
-    message = refused(lambda: load_hparams("mine", path=file_with(tmp_path, {**TREE, "mine": mine})))
-    assert all(name in message for name in ("peers.minimum_peers", "data.sequence_length", "data.color"))
-
-
 @pytest.mark.parametrize(
     ("presets", "complaint"),
     [
         ("{", "cannot be read as JSON"),
-        ("\x00", "cannot be read as JSON"),
         ("[1, 2]", "must hold an object of presets"),
         ({"other": {}}, "no preset 'mine'; there are other"),
         ({"mine": 3}, "preset 'mine' must be an object of sections"),
         ({"mine": {"extends": "gone"}}, "no preset 'gone'; there are mine"),
         ({"mine": {"extends": ["local"]}}, "preset 'mine': extends must be the name of a preset"),
-        ({"mine": {"extends": "mine"}}, "presets extend each other in a circle: mine, mine"),
         (
             {"mine": {"extends": "b"}, "b": {"extends": "c"}, "c": {"extends": "mine"}},
             "presets extend each other in a circle: mine, b, c, mine",
@@ -312,11 +276,6 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     latin = tmp_path / "latin.json"
     latin.write_bytes('{"größe": {}}'.encode("latin-1"))
     assert refused(lambda: load_hparams("local", path=latin)).startswith(f"{latin}: cannot be read")
-
-
-def test_the_tree_is_frozen() -> None:
-    with pytest.raises(ValueError, match="frozen"):
-        load_hparams("local").windows.blocks_per_window = 3  # type: ignore[misc]
 
 
 CHANGES: dict[str, dict[str, Any]] = {

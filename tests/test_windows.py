@@ -127,11 +127,6 @@ def test_the_time_of_a_block_is_estimated_from_a_known_one(block: int, time: flo
     assert estimate_time(block, known_block=100, known_time=5000.0, rules=RULES) == time
 
 
-def test_membership_is_timing() -> None:
-    interval = Interval(5, 7)
-    assert [second in interval for second in (4, 5, 7, 8)] == [False, True, True, False]
-
-
 @settings(max_examples=100)
 @given(
     blocks=st.integers(2, 200),

@@ -131,7 +131,7 @@ def test_a_wallet_from_disk_signs(open_chain, substrate, tmp_path):
     assert [submission.signer for submission in substrate.submissions] == [ADDRESS]
 
 
-def test_what_was_written_is_final_and_can_be_read_at_once(chain):
+def test_writes_are_final_and_can_be_read_at_once(chain):
     before = chain.block()
     chain.set_commitment("a" * 128)
     assert chain.block() > before

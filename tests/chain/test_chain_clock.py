@@ -3,7 +3,6 @@ import heapq
 import random
 import signal
 import threading
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -131,21 +130,6 @@ def test_nobody_resumes_before_all_computations_have_ended():
 
     clock.run([quick, lambda: clock.compute(slow_work)])
     assert seen == [True]
-
-
-def test_only_one_participant_runs_at_a_time():
-    clock, running, most = SimulatedClock(0.0), [], []
-
-    def participant():
-        for _ in range(20):
-            running.append(1)
-            most.append(len(running))
-            time.sleep(0)  # lets any other thread that could run do so
-            running.pop()
-            clock.sleep_until(clock.now() + 1)
-
-    clock.run([participant] * 8)
-    assert most == [1] * 160
 
 
 class BrokenError(Exception):

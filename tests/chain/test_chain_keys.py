@@ -92,13 +92,6 @@ def test_keys_are_for_their_owner_alone(tmp_path):
         assert not {"secretSeed", "privateKey", "secretPhrase"} & public.keys()
 
 
-def test_wallets_without_a_seed_differ(tmp_path):
-    first, second = create_wallet(tmp_path, "a", "one"), create_wallet(tmp_path, "b", "one")
-    assert first.address != second.address
-    coldkeys = {bt.Wallet(name, "one", str(tmp_path)).coldkeypub.ss58_address for name in ("a", "b")}
-    assert len(coldkeys) == 2
-
-
 def test_nothing_is_overwritten(tmp_path):
     create_wallet(tmp_path, "miner", "one", seed=SEED)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}

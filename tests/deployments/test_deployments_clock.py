@@ -1,4 +1,4 @@
-"""The window clock on simulated time, against a real server: every window once, whatever happens in between."""
+"""The window clock on simulated time, against a real server: every window once, through outages and restarts."""
 
 import asyncio
 import logging

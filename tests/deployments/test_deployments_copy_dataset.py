@@ -1,4 +1,4 @@
-"""`python -m deployments.copy_dataset`: one command, and every way to get it wrong is said in one line."""
+"""`python -m deployments.copy_dataset`: it copies a dataset, and each mistake is one line of text."""
 
 import sys
 from collections.abc import Callable
@@ -8,11 +8,9 @@ from uuid import uuid4
 import pytest
 
 from deployments import copy_dataset as command
-from deployments.resumable import GO_ON
 from deployments.s3_endpoint import BucketKeys, create_bucket_with_keys
 from templar.data.pages.metadata import METADATA_FILE
 from templar.data.pages.page_dataset import PageDataset
-from templar.errors import Reason, TransientError
 from templar.store.s3 import S3Store
 from tests.support.datasets import PREFIX, small_dataset
 from tests.support.memory_store import MemoryStore
@@ -81,7 +79,7 @@ def test_what_differs_is_left_alone(call: Call, dataset: Path, tmp_path: Path) -
 
 
 class TestBuckets:
-    """From the network's bucket into one's own, with nothing but what a stranger has."""
+    """From the network's bucket into an operator's own, with its published read keys."""
 
     @staticmethod
     def store(moto: MotoEndpoint, keys: BucketKeys, *, writable: bool) -> S3Store:
@@ -103,16 +101,8 @@ class TestBuckets:
             values |= dict(zip(READ, (keys.bucket, keys.read.access_key_id, keys.read.secret_access_key), strict=True))
         status, _, err = call("--from", dataset, *upload)
         assert (status, "Traceback" in err) == (0, False)
-        status, out, err = call(
-            "--from-env",
-            "--env-file",
-            tmp_path / "ours",
-            "--to-account",
-            ours.bucket,
-            "--to-prefix",
-            "text",
-            "--verify",
-        )
+        target = ("--env-file", tmp_path / "ours", "--to-account", ours.bucket, "--to-prefix", "text")
+        status, out, err = call("--from-env", *target, "--verify")
         assert status == 0
         assert f"the dataset is in {ours.bucket}/text" in out
         for secret in (theirs.read.secret_access_key, ours.write.secret_access_key):
@@ -120,17 +110,6 @@ class TestBuckets:
         first = PageDataset([self.store(moto, theirs, writable=False)], PREFIX, rows_per_page=4)
         second = PageDataset([self.store(moto, ours, writable=False)], "text", rows_per_page=4)
         assert first.digest == second.digest
-
-    def test_a_key_that_may_not_write(self, call: Call, dataset: Path, moto: MotoEndpoint, tmp_path: Path) -> None:
-        ours = create_bucket_with_keys(moto.admin, uuid4().hex)
-        (tmp_path / "env").write_text(
-            f"{WRITE[0]}={ours.read.access_key_id}\n{WRITE[1]}={ours.read.secret_access_key}\n"
-        )
-        options = ("--from", dataset, "--env-file", tmp_path / "env", "--to-account", ours.bucket)
-        status, _, err = call(*options, "--to-storage", moto.admin.endpoint_url)
-        assert status == 1
-        assert "[access_denied]" in err
-        assert ours.bucket in err
 
 
 class TestMistakes:
@@ -151,22 +130,12 @@ class TestMistakes:
         assert WRITE[0] not in err
         assert list(tmp_path.iterdir()) == []
 
-    def test_the_environment_file_is_not_there(self, call: Call, tmp_path: Path) -> None:
-        status, _, err = call("--from-env", "--env-file", tmp_path / "no.env", "--to", tmp_path / "copy")
-        assert status == 1
-        assert "no.env" in err
-
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
-            ([], "--from-env"),
-            (["--from-env"], "--to-account"),
-            (["--from-env", "--from", "x", "--to", "y"], "not allowed with"),
             (["--from-env", "--to", "y", "--to-account", "mine"], "not allowed with"),
-            (["--from-env", "--to", "y", "--to-bucket", "mine"], "go with --to-account"),
             (["--from-env", "--to-account", "../x"], "lower-case letters"),
             (["--from-env", "--to-account", "mine", "--to-storage", "s3://user:hush@host"], "a storage is r2"),
-            (["--from-env", "--to", "y", "--concurrency", "0"], "--concurrency"),
         ],
     )
     def test_the_command_line(self, call: Call, arguments: list[str], words: str) -> None:
@@ -183,29 +152,3 @@ class TestMistakes:
         status, _, err = call("--from", tmp_path / "empty", "--to", tmp_path / "copy")
         assert status == 1
         assert "[dataset_missing] _metadata.yaml is not in empty" in err
-
-    def test_the_target_cannot_be_made(self, call: Call, dataset: Path, tmp_path: Path) -> None:
-        (tmp_path / "file").write_bytes(b"1")
-        status, _, err = call("--from", dataset, "--to", tmp_path / "file")
-        assert status == 1
-        assert "[local_file]" in err
-
-    def test_what_may_pass_is_worth_another_try(
-        self, call: Call, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def busy(*_: object, **__: object) -> None:
-            raise TransientError(Reason.STORE_BUSY, "alpha/train/0.parquet: later")
-
-        monkeypatch.setattr(command, "copy_dataset", busy)
-        status, _, err = call("--from", dataset, "--to", tmp_path / "copy")
-        assert status == 1
-        assert err.strip().endswith(GO_ON)
-
-    def test_interrupted(self, call: Call, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def interrupt(*_: object, **__: object) -> None:
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(command, "copy_dataset", interrupt)
-        status, _, err = call("--from", dataset, "--to", tmp_path / "copy")
-        assert status == 130
-        assert GO_ON in err

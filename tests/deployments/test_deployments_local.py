@@ -56,12 +56,6 @@ class TestPlan:
         assert plan.neurons[1].stake > plan.neurons[2].stake > 0
         assert {neuron.flow for neuron in plan.running} == {"aggregator-window", "validator-window", "miner-window"}
 
-    def test_names_and_accounts_are_unique(self, tmp_path: Path) -> None:
-        plan = LocalPlan(tmp_path, num_honest=3, bad_actors=("lazy", "lazy", "silent"))
-        names = [neuron.name for neuron in plan.neurons]
-        assert names[-3:] == ["lazy-1", "lazy-2", "silent"]
-        assert len(set(names)) == len({neuron.account_id for neuron in plan.neurons}) == len(names)
-
     def test_everything_lies_in_its_folder(self, tmp_path: Path) -> None:
         plan = LocalPlan(tmp_path / "here", directory_store=True)
         neuron = plan.running[0]
@@ -156,10 +150,6 @@ class TestView:
     def test_without_evidence_there_is_no_row(self, view: NetworkView, network: PreparedNetwork) -> None:
         with pytest.raises(Exception, match="commitment_missing"):  # the validator never announced its bucket
             view.row(network.first_window)
-
-    def test_a_window_has_times(self, view: NetworkView, network: PreparedNetwork) -> None:
-        times = view.times(network.first_window)
-        assert times.closed - times.opened == network.hparams.windows.seconds
 
     def test_a_replay_of_public_objects_ends_where_the_miner_did(
         self, view: NetworkView, network: PreparedNetwork, monkeypatch: pytest.MonkeyPatch
@@ -321,12 +311,11 @@ class TestRefusals:
     def options(self, folder: Path) -> tuple[object, ...]:
         return ("--folder", folder, "--prefect-port", free_port(), "--storage-port", free_port())
 
-    @pytest.mark.parametrize("what", ["up", "run"])
     @pytest.mark.parametrize("port", ["prefect", "storage"])
-    def test_a_taken_port(self, local: Local, folder: Path, options: Any, what: str, port: str) -> None:
+    def test_a_taken_port(self, local: Local, folder: Path, options: Any, port: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             number = taken.getsockname()[1]
-            status, err = local(what, *options, f"--{port}-port", number)
+            status, err = local("run", *options, f"--{port}-port", number)
         assert status == 1
         assert err.startswith(f"[port_taken] port {number} on 127.0.0.1 cannot be used")
         assert f"stop what listens there, or set --{port}-port ({port.upper()}_PORT of make)" in err
@@ -342,9 +331,8 @@ class TestRefusals:
         )
         assert not folder.exists()
 
-    @pytest.mark.parametrize("what", ["up", "run"])
-    def test_an_unknown_preset(self, local: Local, folder: Path, options: Any, what: str) -> None:
-        status, err = local(what, *options, "--preset", "none")
+    def test_an_unknown_preset(self, local: Local, folder: Path, options: Any) -> None:
+        status, err = local("up", *options, "--preset", "none")
         assert status == 1
         assert err.startswith("[bad_hparams] ")
         assert "hparams.json: no preset 'none'; there are 150M, 1B, local, " in err
@@ -358,22 +346,11 @@ class TestRefusals:
         assert err.count("\n") == 1
         assert not folder.exists()
 
-    @pytest.mark.parametrize(
-        ("sections", "message"),
-        [
-            ({"training": {"inner_stepz": 3}}, "preset 'test': training.inner_stepz: unknown key, remove it"),
-            ({"windows": {"blocks_per_window": 9}}, "they must leave at least half of it for training"),
-        ],
-    )
-    def test_hparams_that_do_not_fit(
-        self, local: Local, options: Any, tmp_path: Path, sections: dict[str, Any], message: str
-    ) -> None:
-        path = write_hparams(tmp_path / "hparams.json", **sections)
+    def test_hparams_that_do_not_fit(self, local: Local, options: Any, tmp_path: Path) -> None:
+        path = write_hparams(tmp_path / "hparams.json", training={"inner_stepz": 3})
         status, err = local("up", *options, "--hparams", path, "--preset", "test")
         assert status == 1
-        assert err.startswith(f"[bad_hparams] {path}")
-        assert message in err
-        assert err.count("\n") == 1
+        assert err == f"[bad_hparams] {path}, preset 'test': training.inner_stepz: unknown key, remove it\n"
         assert not (tmp_path / "network").exists()
 
     def test_a_folder_of_something_else(self, local: Local, folder: Path, options: Any) -> None:
@@ -384,9 +361,7 @@ class TestRefusals:
         assert err.startswith(f"[bad_environment] --folder {folder}: it is not a local network's")
         assert [path.name for path in folder.iterdir()] == ["thesis.tex"]
 
-    @pytest.mark.parametrize(
-        "wrong", [("--miners", "0"), ("--windows", "-1"), ("--prefect-port", "70000"), ("--storage-port", "x")]
-    )
+    @pytest.mark.parametrize("wrong", [("--miners", "0"), ("--prefect-port", "70000")])
     def test_numbers_out_of_range(self, local: Local, folder: Path, options: Any, wrong: tuple[str, str]) -> None:
         status, err = local("run", *options, *wrong)
         assert status == 2
@@ -403,12 +378,11 @@ class TestRefusals:
         yield child
         child.stop(grace_seconds=0.0)
 
-    @pytest.mark.parametrize("what", ["up", "run"])
     def test_a_second_network_in_the_same_folder(
-        self, local: Local, folder: Path, options: Any, running: Child, what: str
+        self, local: Local, folder: Path, options: Any, running: Child
     ) -> None:
         before = {path: path.read_bytes() for path in folder.iterdir()}
-        status, err = local(what, *options)
+        status, err = local("up", *options)
         assert status == 1
         assert err == f"[already_running] {folder}: a network runs here already (1 processes): `make down` stops it\n"
         assert running.exit_code is None
@@ -417,10 +391,6 @@ class TestRefusals:
     def test_down_stops_what_is_recorded(self, local: Local, options: Any, running: Child) -> None:
         assert local("down", *options) == (0, "")
         assert running.handle.wait() == -signal.SIGTERM
-
-    def test_down_without_a_network_does_nothing(self, local: Local, folder: Path, options: Any) -> None:
-        assert local("down", *options) == (0, "")
-        assert not folder.exists()
 
 
 @pytest.mark.parametrize("when", ["before it is up", pytest.param("while it comes up", marks=pytest.mark.slow)])

@@ -1,6 +1,5 @@
 """`python -m deployments.register`: a neuron becomes a block, a pool and a deployment, or nothing changes."""
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -116,36 +115,18 @@ def test_a_role_has_its_flow(call: Any, env_file: EnvFile, prefect_server: Runni
         assert client.read_deployment_by_name(f"{role}-window/a-{role}").parameters == {"neuron": f"a-{role}"}
 
 
-def test_this_process_has_the_last_word(
-    call: Any, env_file: EnvFile, monkeypatch: pytest.MonkeyPatch, prefect_server: RunningPrefectServer
-) -> None:
-    before = on_the_server(prefect_server)
-    monkeypatch.setenv("WALLET_HOTKEY", "somebody-else")
-    status, _, err = call("--name", "never", "--env-file", env_file.of("lazy"))
-    assert status == 1
-    assert "somebody-else: no such hotkey" in err
-    assert on_the_server(prefect_server) == before
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"NETUID": "", "WALLET_NAME": ""}, "[bad_environment] NETUID is missing; WALLET_NAME is missing: set them in"),
         ({"TEMPLAR_STORAGE": "ftp://host"}, "[bad_environment] TEMPLAR_STORAGE is refused: a storage's url must be"),
-        ({"TEMPLAR_ROLE": "king"}, "[bad_environment] TEMPLAR_ROLE is refused: "),
-        ({"TEMPLAR_ACTOR": "saint"}, "[bad_environment] TEMPLAR_ACTOR is 'saint'; there are honest, "),
-        ({"TEMPLAR_PRESET": "none"}, "no preset 'none'; there are "),
         (
             {"WALLET_HOTKEY": "none"},
             "hotkeys/none: no such hotkey; the wallet holds aggregator, burn, lazy, stranger, validator",
         ),
-        ({"WALLET_PATH": "/none"}, "[bad_wallet] /none/local: no such wallet; create it, or correct"),
         ({"WALLET_HOTKEY": "stranger"}, "[not_registered] WALLET_HOTKEY: "),
         ({"NETWORK": "ledger:/none.sqlite"}, "NETWORK, NETUID: /none.sqlite: "),
-        ({"NETUID": "2"}, "[bad_environment] NETWORK, NETUID: NETUID is 2, but the ledger "),
-        ({"TEMPLAR_GENESIS": "zzz"}, "[bad_environment] TEMPLAR_GENESIS is refused: a genesis hash is 64 lower-case"),
         ({"TEMPLAR_HOME": "/proc/1/none"}, "[local_file] TEMPLAR_HOME: "),
-        ({"TEMPLAR_STORAGE": "http://user:word@host"}, "[bad_environment] TEMPLAR_STORAGE is refused: a storage's url"),
         (OTHER_BUCKET, "[bucket_missing] R2_GRADIENTS_READ_*: "),
         (
             {"R2_DATASET_ACCOUNT_ID": "elsewhere", "R2_DATASET_BUCKET_NAME": "elsewhere"},
@@ -155,7 +136,7 @@ def test_this_process_has_the_last_word(
         ({"TEMPLAR_STORAGE": "http://127.0.0.1:1"}, "[store_unreachable] R2_GRADIENTS_READ_*: "),
     ],
 )
-def test_what_is_wrong_is_one_line_and_changes_nothing(
+def test_bad_environments_are_refused_with_one_line(
     call: Any,
     env_file: EnvFile,
     prefect_server: RunningPrefectServer,
@@ -194,27 +175,12 @@ def test_a_key_that_is_refused_is_named(
     assert on_the_server(prefect_server) == before
 
 
-@pytest.mark.parametrize("name", ["my_neuron", "Default", "my neuron", "a/b", "-", ""])
-def test_a_name_that_nothing_takes_is_refused(
-    call: Any, env_file: EnvFile, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+@pytest.mark.parametrize("name", ["my_neuron", "Default", "-"])
+def test_illegal_names_are_refused(call: Any, env_file: EnvFile, capsys: pytest.CaptureFixture[str], name: str) -> None:
     with pytest.raises(SystemExit) as caught:
         call(f"--name={name}", "--env-file", env_file.of("lazy"))
     assert caught.value.code == 2
     assert "lower-case letters, digits and single hyphens" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("content", [None, b"NETUID=\xff\n"])
-def test_a_file_that_cannot_be_read_is_named(call: Any, tmp_path: Path, content: bytes | None) -> None:
-    path = tmp_path / "env"
-    if content is None:
-        path.mkdir()
-    else:
-        path.write_bytes(content)
-    status, _, err = call("--env-file", path)
-    assert status == 1
-    assert err.startswith(f"[bad_environment] {path}: ")
-    assert err.count("\n") == 1
 
 
 def test_a_missing_file_is_named_with_the_remedy(
@@ -241,8 +207,3 @@ def test_without_a_server_it_says_so(call: Any, env_file: EnvFile, address: str 
     assert (status, out) == (1, "")
     assert err.startswith(f"[bad_environment] {message}")
     assert err.count("\n") == 1
-
-
-def test_without_a_file_the_environment_alone_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NETUID", "17")
-    assert register.read_environment(None) == dict(os.environ)

@@ -13,7 +13,6 @@ import pytest
 
 from deployments.s3_endpoint import AccessKey, EndpointAdmin, create_bucket_with_keys
 from templar.errors import PermanentError, Reason
-from templar.store.address import BucketAddress, decode_address, encode_address
 from templar.store.s3 import S3Store
 from templar.store.s3_protocol import S3Settings
 from tests.support.servers import REPOSITORY, MotoEndpoint, moto_endpoint
@@ -51,12 +50,6 @@ def test_a_key_opens_its_own_bucket_only(endpoint: MotoEndpoint) -> None:
     assert denied(open_store(endpoint, "first-bucket", second.write))
     assert denied(open_store(endpoint, "first-bucket", replace(first.read, secret_access_key="wrong")))
     assert denied(open_store(endpoint, "first-bucket", replace(first.read, access_key_id="AKIAWRONG")))
-
-
-def test_its_read_key_fits_a_commitment(endpoint: MotoEndpoint) -> None:
-    keys = create_bucket_with_keys(endpoint.admin, "a" * 32)
-    address = BucketAddress(keys.bucket, keys.read.access_key_id, keys.read.secret_access_key)
-    assert decode_address(encode_address(address)) == address
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ class TestRuns:
         assert operator.end_of(operator.run("visit_async", POOL, name="next")).is_completed()
         assert shared_worker.exit_code is None
 
-    def test_whatever_a_flow_raises_the_worker_goes_on(self, operator: Operator, shared_worker: Child) -> None:
+    def test_the_worker_survives_any_exception_of_a_flow(self, operator: Operator, shared_worker: Child) -> None:
         assert operator.end_of(operator.run("raise_one", POOL, kind="ValueError")).is_failed()
         assert operator.end_of(operator.run("raise_one", POOL, kind="SystemExit")).is_crashed()
         assert operator.end_of(operator.run("raise_one", POOL, kind="KeyboardInterrupt")).is_crashed()
@@ -92,7 +92,7 @@ class TestRuns:
         assert "this module cannot be imported" in str(ends.message)
         assert operator.end_of(operator.run("visit_async", POOL, name="next")).is_completed()
 
-    def test_a_heartbeat_closes_what_nobody_runs_and_spares_its_own_run(self, operator: Operator) -> None:
+    def test_a_heartbeat_closes_orphans_and_spares_its_own_run(self, operator: Operator) -> None:
         later = Scheduled(scheduled_time=datetime.now(UTC) + timedelta(hours=1))
         adrift, unwanted = (operator.run("visit_async", POOL, state=later, name="never") for _ in range(2))
         own = operator.run("work_for", POOL, seconds=4.0)

@@ -1,4 +1,4 @@
-"""The numbers of a window: what a scraper reads, what a collector of logs reads, and where they come from."""
+"""The figures of a window: their sources and their two published forms."""
 
 import json
 import logging
@@ -118,7 +118,7 @@ def test_every_name_is_in_the_guide() -> None:
 # Where the numbers come from.
 
 
-def test_what_a_validator_says_of_all() -> None:
+def test_validator_figures_of_all_miners() -> None:
     evidence = concluded(
         revealed(3, 0.1, overlap=like(4, 0.3)),
         revealed(4, 0.2, tier="reserve", overlap=like(3, 0.3)),
@@ -139,7 +139,7 @@ def test_what_a_validator_says_of_all() -> None:
     assert values["loss/random/improvement"] == pytest.approx(0.15)
 
 
-def test_nothing_measured_is_nothing_said() -> None:
+def test_unmeasured_figures_are_left_out() -> None:
     evidence = concluded(absent(3), absent(4, None, assigned=False, tier="other"), loss=None, roster=None)
     values = evidence_values(evidence)
     assert not [name for name in values if name.startswith(("loss", "overlap")) or name == "gather/actual_mean_final"]
@@ -149,7 +149,7 @@ def test_nothing_measured_is_nothing_said() -> None:
     assert of_uids["weights"] == {3: 0.0, 4: 0.0}
 
 
-def test_numbers_at_the_edge_of_floats_spoil_nothing() -> None:
+def test_huge_losses_overflow_no_figure() -> None:
     huge = Estimate(own_before=1e308, own_gain=-1e308, random_before=1e308, random_gain=0.0, expected=0.0)
     evidence = concluded(revealed(3, estimate=huge), revealed(4, estimate=huge))
     values = evidence_values(evidence)
@@ -158,7 +158,7 @@ def test_numbers_at_the_edge_of_floats_spoil_nothing() -> None:
     json.loads(Metrics("n", "validator", 1, values, miner_values(evidence)).to_json())
 
 
-def test_what_a_validator_says_of_each() -> None:
+def test_validator_figures_of_each_miner() -> None:
     standing = standing_of([veteran(3), veteran(4), veteran(5, idle=9)])
     evidence = concluded(revealed(3, 0.1, windows_behind=9), absent(4), absent(5), standing=standing)
     values = miner_values(evidence)
@@ -185,7 +185,7 @@ def test_what_a_validator_says_of_each() -> None:
     assert values["inactivity/score_after"] == {5: records[5].final}
 
 
-def test_what_a_gather_says() -> None:
+def test_gather_figures() -> None:
     outcomes = tuple(
         PeerOutcome(uid, tier, None, Reason.PAYLOAD_MISSING, "", 0.1)
         for uid, tier in ((3, Tier.GATHER), (4, Tier.OTHER))
@@ -199,7 +199,7 @@ def test_what_a_gather_says() -> None:
     assert "gather/success_rate" not in gather_values(GatherReport(7, outcomes[1:]))
 
 
-def test_what_training_says() -> None:
+def test_training_figures() -> None:
     trained = TrainReport(7, None, first_loss=5.0, last_loss=4.5, num_steps=10, num_sequences=40)
     expected = {"batch_tokens": 1280, "inner_steps": 10, "loss": 4.5, "window_entry_loss": 5.0}
     assert training_values(trained, 32) == expected
@@ -221,7 +221,7 @@ def of(node: Node) -> Metrics:
     return metrics_of(node, report, node.settle(1), findings=2, seconds=9.5)
 
 
-def test_every_role_says_what_it_knows(ran: Network) -> None:
+def test_figures_of_every_role(ran: Network) -> None:
     honest, silent = ran.miners
     evidence = ran.validator.book.evidence(1)
     assert evidence is not None

@@ -30,7 +30,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 
 @pytest.fixture
 def shown(network: Network) -> Iterator[Network]:
-    """The same; whatever a test does to the validator's evidence is undone."""
+    """The same; a test's changes of the validator's evidence are undone."""
     name = network.name(network.validator)
     before = {key: data for key, (_, data) in network.objects(name, Kind.EVIDENCE).items()}
     yield network

@@ -66,7 +66,7 @@ def purge(
     )
 
 
-@pytest.mark.parametrize("confirm", ["", "other", "BUCKET"])
+@pytest.mark.parametrize("confirm", ["", "BUCKET"])
 def test_without_the_buckets_name_nothing_is_even_read(old: Network, confirm: str) -> None:
     before = old.objects(AGGREGATOR)
     with old.outage(AGGREGATOR), pytest.raises(PermanentError) as caught:
@@ -88,15 +88,12 @@ def test_a_dry_run_needs_no_name_and_deletes_nothing(old: Network) -> None:
     "criterion",
     [
         Criterion(Mode.VERSION, version=PROTOCOL_VERSION),
-        Criterion(Mode.AGGREGATES, version=PROTOCOL_VERSION),
         Criterion(Mode.OLDER_THAN, hours=0.0),
         Criterion(Mode.PREFIX, prefix="c"),
-        Criterion(Mode.PREFIX, prefix="start"),
-        Criterion(Mode.SUFFIX, suffix=".json"),
     ],
     ids=lambda criterion: f"{criterion.mode}-{criterion.prefix or ''}",
 )
-def test_a_network_goes_on_whatever_is_purged(folder: Path, criterion: Criterion) -> None:
+def test_a_network_continues_after_any_purge(folder: Path, criterion: Criterion) -> None:
     storage = {"checkpoint_frequency": 2, "checkpoints_kept": 1, "retention_windows": 3}
     network = Network(folder, tiny(storage=storage))
     network.run([1, 2, 3, 4, 5])
@@ -147,7 +144,7 @@ def test_an_unreadable_start_window_keeps_every_checkpoint(folder: Path) -> None
     assert network.objects(AGGREGATOR, "checkpoint-") == before
 
 
-def test_what_another_chain_left_of_later_windows_deletes_nothing_and_goes_by_its_prefix(folder: Path) -> None:
+def test_objects_of_later_windows_are_deleted_by_prefix_only(folder: Path) -> None:
     network = Network(folder, tiny(storage={"checkpoint_frequency": 2, "checkpoints_kept": 1, "retention_windows": 3}))
     network.run([1, 2, 3, 4])
     publish_newest_checkpoint(network.context(AGGREGATOR))
@@ -191,7 +188,7 @@ def test_a_bucket_that_does_not_answer_is_not_an_empty_one(old: Network) -> None
 # Temporary things.
 
 
-def test_what_was_left_behind_goes_and_what_is_being_written_stays(old: Network) -> None:
+def test_abandoned_objects_go_and_running_uploads_stay(old: Network) -> None:
     at = target(old)
     store, root = old.bucket(AGGREGATOR), Path(old.bucket(AGGREGATOR)._root)
     half = checkpoint_key(1, 9, "config.json")

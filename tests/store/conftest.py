@@ -1,6 +1,5 @@
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 
 from deployments.s3_endpoint import AccessKey, create_bucket_with_keys
 from templar.errors import Reason
+from templar.store import deadline
 from templar.store.base import ObjectStore
 from templar.store.directory import DirectoryStore
 from templar.store.s3 import S3Store
@@ -38,7 +38,7 @@ class StorePair:
         missing: A handle that may write, on a bucket that is not there.
         wrong_secret: The reader's key with another secret; None where there are no keys.
         now: The clock that stamps objects, in seconds.
-        seed: Stores one byte under each of many keys, the fastest way.
+        seed: Stores one byte under each of many keys; None where that is slow.
         client: A boto3 client with the owner's key; None without S3.
         honours_conditional_put: Whether `put_if_absent` has one winner.
         denial: Reason of the error when the reader writes.
@@ -52,7 +52,7 @@ class StorePair:
     missing: ObjectStore
     wrong_secret: ObjectStore | None
     now: Callable[[], float]
-    seed: Callable[[list[str]], None]
+    seed: Callable[[list[str]], None] | None
     client: Any = None
     honours_conditional_put: bool = True
     denial: Reason = Reason.ACCESS_DENIED
@@ -90,19 +90,14 @@ def seed_files(folder: Path, keys: list[str]) -> None:
         (folder / key).write_bytes(b"1")
 
 
-def seed_objects(store: ObjectStore, keys: list[str]) -> None:
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(lambda key: store.put(key, b"1"), keys))
-
-
-def directory_pair(root: Path, clock: Callable[[], float] | None) -> StorePair:
+def directory_pair(root: Path) -> StorePair:
     root.mkdir()
     return StorePair(
-        writable=DirectoryStore(root, clock=clock),
-        reader=DirectoryStore(root, clock=clock, writable=False),
-        missing=DirectoryStore(root.with_name("missing"), clock=clock),
+        writable=DirectoryStore(root),
+        reader=DirectoryStore(root, writable=False),
+        missing=DirectoryStore(root.with_name("missing")),
         wrong_secret=None,
-        now=clock or time.time,
+        now=time.time,
         seed=lambda keys: seed_files(root, keys),
     )
 
@@ -117,7 +112,7 @@ def moto_pair(endpoint: MotoEndpoint) -> StorePair:
         missing=s3_store("missing", url, endpoint.admin.key),  # any other key is denied before the bucket is looked up
         wrong_secret=s3_store(keys.bucket, url, wrong_secret(keys.read)),
         now=time.time,
-        seed=lambda names: seed_objects(writable, names),
+        seed=None,
         client=s3_client(url, keys.write),
     )
 
@@ -145,14 +140,16 @@ def rclone_pair(endpoints: RcloneEndpoints) -> StorePair:
     )
 
 
-@pytest.fixture(params=["directory", "directory-with-clock", "moto", "rclone"])
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadline, "FIRST_PAUSE_SECONDS", 0.02)
+
+
+@pytest.fixture(params=["directory", "moto", "rclone"])
 def store_pair(request: pytest.FixtureRequest, tmp_path: Path) -> StorePair:
     match request.param:
         case "directory":
-            return directory_pair(tmp_path / "bucket", None)
-        case "directory-with-clock":
-            ticks = iter(range(1_000_000))
-            return directory_pair(tmp_path / "bucket", lambda: 1_700_000_000.75 + next(ticks) / 4)
+            return directory_pair(tmp_path / "bucket")
         case "moto":
             return moto_pair(request.getfixturevalue("moto"))
         case _:

@@ -1,4 +1,3 @@
-import secrets
 import string
 from contextlib import suppress
 
@@ -33,11 +32,6 @@ def test_a_known_address() -> None:
     assert encode_address(address) == text
     assert decode_address(text) == address
     assert address.bucket == "local-miner-1"
-
-
-def test_an_address_of_r2_has_no_padding() -> None:
-    account, key_id, secret = secrets.token_hex(16), secrets.token_hex(16), secrets.token_hex(32)
-    assert encode_address(BucketAddress(account, key_id, secret)) == account + key_id + secret
 
 
 def test_it_fits_a_commitment() -> None:

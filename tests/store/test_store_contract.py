@@ -1,4 +1,4 @@
-"""What `templar.store.base` promises, for every store alike."""
+"""The contract of `templar.store.base`, for every store."""
 
 import io
 import math
@@ -32,20 +32,16 @@ def keys_of(store: ObjectStore, prefix: str = "") -> list[str]:
 
 
 class TestRoundTrip:
-    @pytest.mark.parametrize("data", [b"", b"x", DATA], ids=["empty", "one byte", "10 KiB"])
-    def test_what_the_owner_puts_a_reader_gets(self, store_pair: StorePair, tmp_path: Path, data: bytes) -> None:
-        store_pair.writable.put("gradient-1-2-v1", data)
-        assert store_pair.reader.get("gradient-1-2-v1", max_bytes=len(data)) == data
-        info = store_pair.reader.head("gradient-1-2-v1")
-        assert info is not None
-        assert (info.key, info.size) == ("gradient-1-2-v1", len(data))
-        assert list(store_pair.reader.list()) == [info]
-        store_pair.reader.get_file("gradient-1-2-v1", tmp_path / "copy", max_bytes=len(data))
-        assert (tmp_path / "copy").read_bytes() == data
-
-    def test_both_handles_name_the_bucket(self, store_pair: StorePair) -> None:
-        assert store_pair.writable.name == store_pair.reader.name
-        assert store_pair.missing.name == "missing"
+    def test_what_the_owner_puts_a_reader_gets(self, store_pair: StorePair, tmp_path: Path) -> None:
+        for data in (b"", b"x", DATA):
+            store_pair.writable.put("gradient-1-2-v1", data)
+            assert store_pair.reader.get("gradient-1-2-v1", max_bytes=len(data)) == data
+            info = store_pair.reader.head("gradient-1-2-v1")
+            assert info is not None
+            assert (info.key, info.size) == ("gradient-1-2-v1", len(data))
+            assert list(store_pair.reader.list()) == [info]
+            store_pair.reader.get_file("gradient-1-2-v1", tmp_path / "copy", max_bytes=len(data))
+            assert (tmp_path / "copy").read_bytes() == data
 
     def test_a_file_in_parts(self, store_pair: StorePair, tmp_path: Path) -> None:
         data = DATA * (2 * PART_BYTES // len(DATA) + 1)
@@ -140,7 +136,7 @@ class TestDigests:
         with pytest.raises(store_pair.client.exceptions.ClientError, match="InvalidPart"):
             upload.complete()
 
-    def test_who_looks_at_the_digest_that_comes_with_a_body(self, store_pair: StorePair) -> None:
+    def test_which_servers_check_digests(self, store_pair: StorePair) -> None:
         """R2 and AWS document that they do; moto stores what came. Nobody here looks at the newer checksums."""
         client = store_pair.client
         if client is None:
@@ -235,7 +231,7 @@ class TestLimits:
 
 
 class TestAbsence:
-    def test_what_is_not_there(self, store_pair: StorePair, tmp_path: Path) -> None:
+    def test_a_missing_object(self, store_pair: StorePair, tmp_path: Path) -> None:
         store_pair.writable.put("folder/other", b"1")
         for key in ("key", "folder", "folder/other/below"):
             assert store_pair.reader.head(key) is None
@@ -285,15 +281,10 @@ class TestListing:
         for prefix in [*prefixes, "x", "b/x/", "c/", "/", "/a", "../", "a/../"]:
             assert keys_of(store_pair.reader, prefix) == [key for key in expected if key.startswith(prefix)], prefix
 
-    def test_a_listing_says_what_head_says(self, store_pair: StorePair) -> None:
-        store_pair.writable.put("b/key", DATA)
-        assert list(store_pair.reader.list("b/")) == [store_pair.reader.head("b/key")]
-
-    def test_an_empty_bucket(self, store_pair: StorePair) -> None:
-        assert keys_of(store_pair.reader) == []
-
     def test_more_keys_than_a_page_are_listed_and_deleted(self, store_pair: StorePair) -> None:
         keys = [f"commit-{number:04}" for number in range(1005)]
+        if store_pair.seed is None:
+            pytest.skip("moto stores a thousand objects in nine seconds; rclone has pages as well")
         store_pair.seed(keys)
         assert keys_of(store_pair.reader, "commit-") == keys
         report = store_pair.writable.delete(keys[:-2])
@@ -316,10 +307,6 @@ class TestDelete:
         store_pair.writable.delete(["a/b/c"])
         store_pair.writable.put("a", b"1")
         assert keys_of(store_pair.reader) == ["a"]
-
-    def test_nothing_to_delete(self, store_pair: StorePair) -> None:
-        report = store_pair.writable.delete([])
-        assert (report.deleted, report.failed) == ((), ())
 
     def test_an_illegal_key_is_reported(self, store_pair: StorePair) -> None:
         store_pair.writable.put("key", b"1")
@@ -445,15 +432,3 @@ class TestAtomicity:
             seen = set().union(*(reader.result() for reader in readers))
         assert seen <= set(versions)
         assert seen
-
-    def test_threads_share_a_store(self, store_pair: StorePair) -> None:
-        def work(number: int) -> bool:
-            key, data = f"key-{number}", b"%d" % number * 500
-            store_pair.writable.put(key, data)
-            info = store_pair.reader.head(key)
-            same = info is not None and info.size == len(data) and store_pair.reader.get(key, max_bytes=9999) == data
-            return same and store_pair.writable.delete([key]).deleted == (key,)
-
-        with ThreadPoolExecutor(8) as threads:
-            assert all(threads.map(work, range(16)))
-        assert keys_of(store_pair.reader) == []

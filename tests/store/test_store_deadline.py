@@ -1,9 +1,8 @@
-"""A deadline ends whatever a store waits for, from any thread, and leaves nothing behind."""
+"""A deadline ends every wait of a store, from any thread, and leaves nothing behind."""
 
 import itertools
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,12 +14,11 @@ from deployments.s3_endpoint import AccessKey
 from templar import interrupt
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.interrupt import StoppedError
-from templar.store.deadline import Deadline, check_deadline, current, jittered, retrying
-from templar.store.s3 import S3Store
+from templar.store.deadline import Deadline, check_deadline, current, retrying
 from templar.store.s3_client import make_client
 from templar.store.s3_protocol import S3Settings
 from tests.store.conftest import s3_store
-from tests.support.scripted_server import Reply, Request, s3_error, scripted_server
+from tests.support.scripted_server import Reply, s3_error, scripted_server
 
 KEY = AccessKey("ABCDEFGHIJKLMNOPQRST", "the-secret")
 HEADERS = {"Last-Modified": "Fri, 20 Nov 2026 12:00:00 GMT", "ETag": '"one"'}
@@ -134,7 +132,7 @@ def given_up(server: Peer, deadline: Deadline, begun: threading.Event) -> Templa
 
 
 @pytest.mark.parametrize("stall", [name for name in STALLS if "body" in name])
-def test_who_keeps_the_error_keeps_no_connection(stall: str) -> None:
+def test_a_kept_error_keeps_no_connection(stall: str) -> None:
     with peer(*STALLS[stall]) as server:
         deadline = WatchedDeadline(600.0)
         kept = given_up(server, deadline, deadline.waits[1])
@@ -144,7 +142,7 @@ def test_who_keeps_the_error_keeps_no_connection(stall: str) -> None:
 
 @pytest.mark.parametrize("stall", STALLS)
 class TestStalls:
-    def test_whoever_gives_up_ends_the_wait_in_another_thread(self, stall: str) -> None:
+    def test_expiry_ends_the_wait_of_another_thread(self, stall: str) -> None:
         with peer(*STALLS[stall]) as server:
             error = given_up(server, Deadline(600.0), server.asked)
             server.ended.wait()  # the connection is closed, not kept
@@ -208,7 +206,7 @@ class TestDeadline:
         assert seen == [None]
         assert current() is None
 
-    def test_what_begins_to_wait_too_late_is_ended_at_once(self) -> None:
+    def test_a_wait_after_the_deadline_ends_at_once(self) -> None:
         deadline, closed = Deadline(600.0), []
         assert 599 < deadline.seconds_left <= 600
         deadline.expire()
@@ -254,6 +252,7 @@ class TestRetries:
     def pauses(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
         waited: list[float] = []
         monkeypatch.setattr(interrupt, "wait", waited.append)
+        monkeypatch.setattr("templar.store.deadline.FIRST_PAUSE_SECONDS", 0.5)
         return waited
 
     def test_pauses_grow_with_jitter(self, pauses: list[float]) -> None:
@@ -273,7 +272,7 @@ class TestRetries:
             RuntimeError("for a test"),
         ],
     )
-    def test_what_another_request_does_not_mend_is_raised_at_once(self, pauses: list[float], error: Exception) -> None:
+    def test_permanent_failures_are_not_retried(self, pauses: list[float], error: Exception) -> None:
         attempt, calls = self.attempts(error)
         with pytest.raises(type(error)):
             retrying(attempt, what="key", max_attempts=10)
@@ -294,23 +293,3 @@ class TestRetries:
         finally:
             interrupt.clear_stop()
         assert len(calls) == 1
-
-    def test_jitter_is_what_the_seed_says(self) -> None:
-        assert jittered(8.0, 0) == 4.0
-        assert 11.9 < jittered(8.0, 2**32 - 1) < 12.0
-        assert jittered(8.0, 2**32 + 5) == jittered(8.0, 5)
-
-
-def test_a_gathers_requests_are_not_repeated_by_botocore() -> None:
-    numbers: list[str] = []
-
-    def script(request: Request) -> Reply:
-        numbers.append(request.headers.get("amz-sdk-request", ""))
-        return s3_error(500, "InternalError")
-
-    with scripted_server(script) as server:
-        store: S3Store = s3_store("bucket", server.endpoint_url, KEY, replace(PATIENT, max_attempts=2))
-        started = time.monotonic()
-        assert error_of(lambda: store.head("key")).reason is Reason.STORE_BUSY
-        assert time.monotonic() - started >= 0.25  # its own pause
-    assert len(numbers) == 2

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.errors import Reason, TemplarError, TransientError
 from templar.store import files
 from templar.store.base import MAX_KEY_BYTES, is_key
 from templar.store.directory import INCOMING, DirectoryStore
@@ -204,9 +204,6 @@ class TestProcesses:
                 assert list(threads.map(race, handles)).count(True) == 1
         assert left_behind(root) == []
 
-    def test_a_handle_says_what_it_is(self, root: Path) -> None:
-        assert repr(DirectoryStore(root, writable=False)) == f"DirectoryStore({str(root)!r}, writable=False)"
-
 
 class TestKeys:
     @given(st.text(alphabet="ab/.\0\n é\ud800", max_size=12))
@@ -222,8 +219,3 @@ class TestKeys:
     def test_length_is_counted_in_bytes(self) -> None:
         assert is_key("k" * MAX_KEY_BYTES)
         assert not is_key("é" * (MAX_KEY_BYTES // 2 + 1))
-
-    def test_a_refusal_quotes_little(self) -> None:
-        with pytest.raises(PermanentError) as caught:
-            DirectoryStore(Path("/nowhere/bucket")).put("k/" * 2000, b"")
-        assert len(str(caught.value)) < 400

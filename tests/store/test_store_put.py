@@ -1,4 +1,4 @@
-"""What is damaged on its way into a store is noticed by whoever sends it."""
+"""Uploads that are damaged in transit are detected and sent again."""
 
 import hashlib
 import threading
@@ -65,7 +65,7 @@ class TestDamage:
         assert way.proxy.num_faults == 2
         assert way.behind.get("key", max_bytes=100) == DATA
 
-    def test_what_is_always_damaged_is_no_success(self, way: Way, source: Path, put: str) -> None:
+    def test_permanent_damage_fails(self, way: Way, source: Path, put: str) -> None:
         way.proxy.always("damaged")
         with pytest.raises(TransientError) as caught:
             PUTS[put](way.store, source)

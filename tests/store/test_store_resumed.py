@@ -120,9 +120,7 @@ class TestParts:
             (KeyboardInterrupt(), True),
         ],
     )
-    def test_what_may_be_of_use_stays(
-        self, tmp_path: Path, error: BaseException, stays: bool, version: str | None
-    ) -> None:
+    def test_useful_parts_stay(self, tmp_path: Path, error: BaseException, stays: bool, version: str | None) -> None:
         (tmp_path / "copy").write_bytes(b"what was there")
         with pytest.raises(type(error)):
             Source(fails=failing_from(8, error)).download(tmp_path / "copy", version)

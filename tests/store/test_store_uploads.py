@@ -1,4 +1,4 @@
-"""Uploads that were never completed, on every kind of store."""
+"""Unfinished uploads, on every kind of store."""
 
 import os
 import time
@@ -69,12 +69,7 @@ def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> Bucket:
     return s3_bucket(name, rclone.writable.endpoint_url, rclone.write_key)
 
 
-def test_a_bucket_without_uploads_has_none(bucket: Bucket) -> None:
-    bucket.store.put("complete", b"1")
-    assert list(bucket.uploads.list()) == []
-
-
-def test_what_was_begun_is_listed_with_its_bytes(bucket: Bucket) -> None:
+def test_unfinished_uploads_are_listed_with_their_bytes(bucket: Bucket) -> None:
     for name in ("a", "b"):
         bucket.begin(name)
     found = list(bucket.uploads.list())
@@ -82,7 +77,7 @@ def test_what_was_begun_is_listed_with_its_bytes(bucket: Bucket) -> None:
     assert all(0 <= upload.idle_seconds < 600 for upload in found)
 
 
-def test_what_is_ended_is_gone_and_ending_it_again_does_nothing(bucket: Bucket) -> None:
+def test_aborting_removes_an_upload_and_can_be_repeated(bucket: Bucket) -> None:
     bucket.store.put("kept", b"1")
     for name in ("a", "b"):
         bucket.begin(name)
@@ -97,12 +92,6 @@ def test_an_object_in_parts_is_whole_and_leaves_no_upload(bucket: Bucket) -> Non
     bucket.uploads.store_in_parts("in-parts", PART)
     assert bucket.store.get("in-parts", max_bytes=1000) == PART
     assert list(bucket.uploads.list()) == []
-
-
-def test_it_can_be_used_after_it_was_closed(bucket: Bucket) -> None:
-    bucket.begin("a")
-    bucket.uploads.close()
-    assert len(list(bucket.uploads.list())) == 1
 
 
 def test_a_directory_counts_from_the_change_of_a_file_not_from_its_stamp(tmp_path: Path) -> None:
@@ -168,12 +157,12 @@ def test_a_server_whose_clock_ran_back_makes_nothing_older() -> None:
     assert upload.idle_seconds == 0
 
 
-def test_without_the_servers_time_nothing_is_said() -> None:
+def test_an_answer_without_a_date_is_refused() -> None:
     with pytest.raises(TransientError, match="has no Date"):
         listed("2026-11-20T12:00:00+00:00", None, date=None)
 
 
-def test_what_was_completed_meanwhile_is_left_out() -> None:
+def test_uploads_completed_meanwhile_are_left_out() -> None:
     assert listed("2026-11-20T12:00:00+00:00", "") == []
 
 
