@@ -23,7 +23,7 @@ from templar.scoring.leaderboard import FORMS, Leaderboard, draw, leaderboard
 from templar.store.files import replacing
 
 LEAST_WIDTH = 185
-"""Characters of a line at least, whatever the terminal's width: a table that is cut off is of no use."""
+"""Least characters of a line, also in narrower terminals: a table that is cut off is of no use."""
 HOTKEY_WIDTH = 12
 """Characters of a hotkey in the terminal; a CSV file has all of them."""
 

@@ -8,8 +8,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-DIGEST_BYTES = 32
-
 
 def canonical_json(value: Any) -> bytes:
     """Encode a JSON value in its only canonical form: sorted keys, no spaces, ASCII, finite numbers.

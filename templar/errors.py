@@ -134,12 +134,7 @@ class Reason(StrEnum):
 
 
 class TemplarError(Exception):
-    """An expected failure with a reason code.
-
-    Args:
-        reason: What went wrong, for machines.
-        message: What went wrong, for people: field, object and remedy.
-    """
+    """An expected failure: a reason code for machines, and a message that names field, object and remedy."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(reason, message)  # both, so that the error can be copied and pickled

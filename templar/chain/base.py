@@ -66,15 +66,12 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """The current time."""
-        ...
 
     def sleep_until(self, timestamp: float) -> None:
         """Return once `now()` is at least `timestamp`; at once if it is already."""
-        ...
 
     def compute(self, work: Callable[[], T]) -> T:
         """Run a heavy, pure computation and return its result; in simulated time other participants run meanwhile."""
-        ...
 
 
 class Chain(Protocol):
@@ -89,68 +86,53 @@ class Chain(Protocol):
     @property
     def netuid(self) -> int:
         """The subnet."""
-        ...
 
     @property
     def clock(self) -> Clock:
         """The clock of this chain's participants."""
-        ...
 
     @property
     def block_seconds(self) -> float:
         """Expected seconds between two blocks."""
-        ...
 
     def block(self) -> int:
         """Number of the newest finalized block."""
-        ...
 
     def head(self) -> int:
         """Number of the newest block, finalized or not."""
-        ...
 
     def block_time(self, number: int) -> float:
         """The chain's timestamp of a finalized block, in seconds."""
-        ...
 
     def block_hash(self, number: int) -> str:
         """The hash of a finalized block: `0x` and 64 hex digits."""
-        ...
 
     def wait_for_block(self, number: int, *, finalized: bool = True) -> None:
         """Return once the block is there (and finalized, unless only acting depends on it)."""
-        ...
 
     def follow(self) -> Iterator[Block]:
         """Every finalized block from the current one on, in order, without gaps or repeats; never ends."""
-        ...
 
     def metagraph(self, block: int | None = None) -> Metagraph:
         """The subnet's neurons at a finalized block, the newest by default."""
-        ...
 
     def commitments(self) -> dict[str, str]:
         """Each hotkey's newest commitment; only hotkeys that made one."""
-        ...
 
     def set_commitment(self, data: str) -> None:
         """Commit `COMMITMENT_CHARACTERS` ASCII characters under the own hotkey; returns once that is final."""
-        ...
 
     def weights(self) -> dict[int, dict[int, float]]:
         """For each validator uid that set weights: miner uid -> weight, summing to 1."""
-        ...
 
     def hides_weights(self) -> bool:
         """Whether weights become visible only later, because the subnet encrypts them (commit-reveal)."""
-        ...
 
     def set_weights(self, weights: Mapping[int, float]) -> None:
         """Set the own weights, normalised to a sum of 1; returns once that is final.
 
         Zero weights may be left out. Chains store them in 16 bits, so what is read back is rounded.
         """
-        ...
 
 
 class NumberCache(Generic[T]):

@@ -3,7 +3,7 @@
 Everything is read from finalized blocks, and a write returns once it is final, so that it can be read back. No type or
 exception of the SDK leaves this module.
 
-`FinalizedChain` is the reading half: the number of the newest finalized block never falls, whatever endpoint answers;
+`FinalizedChain` is the reading half: the number of the newest finalized block never falls when endpoints change;
 finalized blocks are cached; new blocks are polled for, because a dead subscription is silent and a failed poll is not.
 """
 
@@ -51,12 +51,7 @@ T = TypeVar("T")
 
 
 class FinalizedChain(ABC):
-    """The reading half of `templar.chain.base.Chain` for a chain across a network. Safe under threads.
-
-    Args:
-        clock: Clock of all waits.
-        outage_pause_seconds: Pause of `follow` after a call has failed all its attempts.
-    """
+    """The reading half of `templar.chain.base.Chain` for a chain across a network. Safe under threads."""
 
     def __init__(self, *, clock: Clock, outage_pause_seconds: float) -> None:
         self._clock = clock
@@ -258,12 +253,7 @@ class BittensorChain(FinalizedChain):
         return {hotkey: text for hotkey, text in found.items() if text is not None}
 
     def set_commitment(self, data: str) -> None:
-        """Commit under the own hotkey; returns once that is final.
-
-        Raises:
-            TransientError: `chain_unreachable`, `chain_fate_unknown`, `chain_rate_limited` (by a quota per epoch).
-            PermanentError: `chain_refused`; `bad_wallet` without a wallet.
-        """
+        """Commit under the own hotkey; returns once that is final."""
         check_commitment(data)
         wallet = self._own_wallet()
         call = bt.calls.Commitments.set_commitment(netuid=self._netuid, info=commitment_info(data))
@@ -292,10 +282,6 @@ class BittensorChain(FinalizedChain):
         """Set the own weights; returns once that is final.
 
         A subnet with commit-reveal encrypts them, and `weights` shows them after the chain has revealed them.
-
-        Raises:
-            TransientError: `chain_unreachable`, `chain_fate_unknown`, `chain_rate_limited` (`ExtrinsicLimitedError`).
-            PermanentError: `chain_refused` (`ExtrinsicRefusedError`); `bad_wallet` without a wallet.
         """
         values = quantise_weights(weights)
         wallet = self._own_wallet()

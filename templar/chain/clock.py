@@ -30,11 +30,7 @@ class SystemClock:
         return time.time()
 
     def sleep_until(self, timestamp: float) -> None:
-        """Sleep until the clock shows `timestamp`.
-
-        Raises:
-            StoppedError: A stop was requested.
-        """
+        """Sleep until the clock shows `timestamp`."""
         interrupt.check_stop()
         while (left := timestamp - time.time()) > 0:
             interrupt.wait(min(left, LONGEST_NAP_SECONDS))

@@ -61,13 +61,7 @@ class ExtrinsicLimitedError(TransientError):
 
 
 class ExtrinsicRefusedError(PermanentError):
-    """`chain_refused`, with its cause.
-
-    Args:
-        reason: `chain_refused`.
-        message: As for every error.
-        cause: The most specific reason that is known.
-    """
+    """`chain_refused`, with its cause: the most specific reason that is known."""
 
     def __init__(self, reason: Reason, message: str, *, cause: Reason = Reason.CHAIN_REFUSED) -> None:
         super().__init__(reason, message)
@@ -77,12 +71,7 @@ class ExtrinsicRefusedError(PermanentError):
 def refusal(what: str, *, name: str | None, code: str, message: str, remedy: str) -> TemplarError:
     """The error for an extrinsic that a Bittensor chain, or the SDK before it, refused.
 
-    Args:
-        what: The attempted action, for messages.
-        name: The chain's name of the error, if it has one.
-        code: The SDK's error code, such as `rate_limited`.
-        message: The chain's message.
-        remedy: The SDK's advice.
+    `what` is the attempted action; name and message are the chain's, code and remedy the SDK's.
 
     Returns:
         `chain_rate_limited` or `chain_fate_unknown` if a retry may help, else `chain_refused` with its cause.
@@ -133,9 +122,6 @@ def commitment_text(record: Any) -> str | None:
 def quantise_weights(weights: Mapping[int, float]) -> dict[int, int]:
     """Scale weights so that the largest becomes 65535 and round them; those that round to zero are left out.
 
-    Args:
-        weights: Miner uid -> weight; only their proportions count.
-
     Returns:
         Miner uid -> 1..65535, in uid order.
 
@@ -163,10 +149,6 @@ def normalise_weights(values: Mapping[int, int]) -> dict[int, float]:
 
 def differing_uids(wanted: Mapping[int, float], shown: Mapping[int, float]) -> list[int]:
     """The uids whose weights differ at the chain's precision, in order.
-
-    Args:
-        wanted: The weights to set; only proportions count.
-        shown: The weights on chain; empty if there are none.
 
     Raises:
         PermanentError: `chain_refused`; the wanted weights can never be set.

@@ -18,7 +18,6 @@ import bittensor_core
 from templar.errors import PermanentError, Reason
 
 SEED_BYTES = 32
-SIGNATURE_BYTES = 64
 
 
 class Signer(Protocol):
@@ -27,11 +26,9 @@ class Signer(Protocol):
     @property
     def address(self) -> str:
         """The ss58 address of the hotkey."""
-        ...
 
     def sign(self, message: bytes) -> bytes:
         """The hotkey's signature of `message`, 64 bytes; every call returns another valid signature."""
-        ...
 
 
 class Hotkey:

@@ -157,12 +157,7 @@ class Ledger:
         return self._newest_state().weights_by_uid()
 
     def set_commitment(self, data: str) -> None:
-        """Commit under the own hotkey, and wait for the block that includes it.
-
-        Raises:
-            PermanentError: `chain_refused`: not registered, or not exactly 128 ASCII characters; `bad_wallet`
-                without a hotkey.
-        """
+        """Commit under the own hotkey, and wait for the block that includes it."""
         check_commitment(data)
         address = self._own_address()
         self._write(ChangeKind.COMMIT, address, lambda state, _: state.accept_commitment(address, data))
@@ -172,13 +167,7 @@ class Ledger:
         return False
 
     def set_weights(self, weights: Mapping[int, float]) -> None:
-        """Set the own weights, in 16 bits each, and wait for the block that includes them.
-
-        Raises:
-            TransientError: `chain_rate_limited`.
-            PermanentError: `chain_refused`: not registered, no permit, an unknown uid, or no positive weight;
-                `bad_wallet` without a hotkey.
-        """
+        """Set the own weights, in 16 bits each, and wait for the block that includes them."""
         values = quantise_weights(weights)
         address = self._own_address()
         limit = self._parameters.weights_rate_limit_blocks

@@ -64,15 +64,7 @@ class CallLimits:
 
 
 class Connection(Generic[C]):
-    """A client of a remote service that outlives its connections. Safe under threads.
-
-    Args:
-        name: Name of the service, for messages.
-        connect: Opens a client.
-        disconnect: Closes one.
-        clock: Clock of the pauses between attempts.
-        limits: Time limits and number of attempts.
-    """
+    """A client of a remote service that outlives its connections. Safe under threads."""
 
     def __init__(
         self,

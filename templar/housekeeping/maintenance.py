@@ -1,11 +1,8 @@
-"""Work beside the windows: publishing checkpoints, deleting what has expired, rotating shards.
+"""Work beside the windows: publishing checkpoints, cleaning buckets, rotating shards.
 
-None of it needs the live neuron: it reads snapshots and buckets, so it can run in any process at any time.
-
-Cleaning buckets: what has expired, what an operator selects, what was left behind by somebody who died.
-
-Every clean-up looks at the whole bucket first, to know what a live network needs of it, and then goes through the
-listing a second time. It can be cut off at any moment and run again.
+It reads snapshots and buckets and needs no live neuron, so it can run in any process at any time. Every clean-up lists
+the bucket twice: first to find the objects that a live network needs, then to delete. It can be interrupted at any
+moment and run again.
 """
 
 import logging
@@ -42,29 +39,23 @@ from templar.store.base import ObjectStore, Uploads
 from templar.timeline import window_of
 from templar.training.model import write_model
 
-FAR_OFF_WINDOWS = 5
-"""This much further ahead than a peer list is published, nothing of a live network can be."""
 log = logging.getLogger(__name__)
+
+FAR_OFF_WINDOWS = 5
+"""No object of a live network is this many windows further ahead than a new peer list."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A bucket that is cleaned.
+    """A bucket to clean."""
 
-    Attributes:
-        store: The bucket with write rights.
-        uploads: Its unfinished uploads.
-        kept_prefixes: What else lives in it and is not to be touched, such as a dataset.
-        is_own: Whether it is the bucket of the neuron that cleans it.
-    """
-
-    store: ObjectStore
+    store: ObjectStore  # with write rights
     uploads: Uploads
-    kept_prefixes: tuple[str, ...] = ()
-    is_own: bool = False
+    kept_prefixes: tuple[str, ...] = ()  # other content that stays, such as a dataset
+    is_own: bool = False  # whether it is the bucket of the neuron that cleans it
 
     def require_confirmed(self, confirm_bucket: str) -> None:
-        """Refuse to delete unless somebody repeated the bucket's name.
+        """Refuse to delete unless the operator repeated the bucket's name.
 
         Raises:
             PermanentError: `not_confirmed`.
@@ -78,88 +69,48 @@ class Target:
 
 @dataclass(frozen=True)
 class TemporaryReport:
-    """What a clean-up of temporary things did.
+    """Result of a clean-up of temporary objects."""
 
-    Attributes:
-        report: Objects and uploads.
-        unseen: Why unfinished uploads could not be looked at, if so.
-    """
-
-    report: CleanupReport
-    unseen: Reason | None
+    report: CleanupReport  # objects and uploads
+    unseen: Reason | None  # why unfinished uploads could not be listed, if so
 
 
 @dataclass(frozen=True)
-class _Look:
-    """What is known of a bucket: its objects as a whole, what may go, and the window of the chain."""
+class _State:
+    """State of a bucket before a clean-up: its content, the objects that stay, and the window of the chain."""
 
     found: Survey
     guard: Guard
     window: int
 
 
-def clean_expired(
-    store: ObjectStore, chain: Chain, hparams: HParams, *, genesis_windows: Collection[int], dry_run: bool
-) -> CleanupReport:
-    """Delete what has expired; see `templar.exchange.retention`.
-
-    Age counts from the newest window that the bucket has, not from the clock: while a network stands still nothing
-    expires, so a missing object means that it never was.
-
-    Args:
-        store: The bucket.
-        chain: The chain of its network.
-        hparams: The network's numbers.
-        genesis_windows: Windows of genesis checkpoints, besides that of the bucket's own start window.
-        dry_run: Only count.
-
-    Raises:
-        TransientError: Chain or store failed; a later call goes on.
-    """
-    look = _look_at(store, chain, hparams, genesis_windows=genesis_windows)
-    candidates = plan(store.list(), Criterion(Mode.RETENTION), look.guard)
-    return execute(store, candidates, window=look.window, dry_run=dry_run)
-
-
 def purge_bucket(
     target: Target, chain: Chain, hparams: HParams, criterion: Criterion, *, dry_run: bool, confirm_bucket: str
 ) -> CleanupReport:
-    """Delete what an operator selects, but nothing that a live network needs, unless the criterion is `wipe`.
+    """Delete the objects that an operator selects, but none that a live network needs, unless the criterion is `wipe`.
 
-    Args:
-        target: The bucket.
-        chain: The chain of the neuron whose network the bucket serves.
-        hparams: That network's numbers.
-        criterion: What is meant.
-        dry_run: Only count.
-        confirm_bucket: The bucket's name once more; a dry run needs none.
+    `confirm_bucket` repeats the bucket's name; a dry run, which only counts, does not need it.
 
     Raises:
-        TransientError: Chain or store failed; a later call goes on.
+        TransientError: Chain or store failed; a later call continues.
         PermanentError: `not_confirmed`, before anything is read; `access_denied`, `bucket_missing`.
     """
     store = target.store
     if not dry_run:
         target.require_confirmed(confirm_bucket)
-    look = _look_at(store, chain, hparams, kept_prefixes=target.kept_prefixes)
-    return execute(store, plan(store.list(), criterion, look.guard), window=look.window, dry_run=dry_run)
+    state = _state_of(store, chain, hparams, kept_prefixes=target.kept_prefixes)
+    return execute(store, plan(store.list(), criterion, state.guard), window=state.window, dry_run=dry_run)
 
 
 def clean_temporary(
     target: Target, chain: Chain, hparams: HParams, *, hours: float, dry_run: bool, confirm_bucket: str = ""
 ) -> TemporaryReport:
-    """Delete what was left behind by somebody who died; see `templar.exchange.temporary`.
+    """Delete probes, checkpoints and uploads that have been abandoned for `hours`; with `dry_run` only count them.
 
-    Args:
-        target: The bucket.
-        chain: The chain of the neuron whose network the bucket serves.
-        hparams: That network's numbers.
-        hours: How long nobody may have touched it.
-        dry_run: Only count.
-        confirm_bucket: The bucket's name once more; a dry run needs none, and the neuron's own bucket neither.
+    `confirm_bucket` repeats the bucket's name; a dry run and the neuron's own bucket do not need it.
 
     Raises:
-        TransientError: Chain or store failed; a later call goes on.
+        TransientError: Chain or store failed; a later call continues.
         PermanentError: `bad_parameters`; `not_confirmed`, before anything is read; `access_denied`, `bucket_missing`.
     """
     if not (dry_run or target.is_own):
@@ -167,22 +118,22 @@ def clean_temporary(
     if not 0 <= hours < float("inf"):
         raise PermanentError(Reason.BAD_PARAMETERS, f"hours: {hours} is not a number of at least 0")
     store, prefixes = target.store, target.kept_prefixes
-    look = _look_at(store, chain, hparams, kept_prefixes=prefixes)
-    candidates = plan_temporary(store.list(), look.guard, complete=look.found.complete, hours=hours)
-    objects = execute(store, candidates, window=look.window, dry_run=dry_run)
+    state = _state_of(store, chain, hparams, kept_prefixes=prefixes)
+    candidates = plan_temporary(store.list(), state.guard, complete=state.found.complete, hours=hours)
+    objects = execute(store, candidates, window=state.window, dry_run=dry_run)
     uploads = abort_uploads(target.uploads, hours=hours, dry_run=dry_run, kept_prefixes=prefixes)
     rows = (*objects.rows, uploads.row) if uploads.row.found else objects.rows
     return TemporaryReport(replace(objects, rows=rows, failed=objects.failed + uploads.failed), uploads.unseen)
 
 
-def _look_at(
+def _state_of(
     store: ObjectStore,
     chain: Chain,
     hparams: HParams,
     *,
     genesis_windows: Collection[int] = (),
     kept_prefixes: tuple[str, ...] = (),
-) -> _Look:
+) -> _State:
     block = chain.block()
     window, time = window_of(block, hparams.windows), chain.block_time(block)
     found, own = survey(store.list(), window), _own_genesis(store)
@@ -192,16 +143,16 @@ def _look_at(
         genesis_windows=None if own is None else {*own, *genesis_windows},
         storage=hparams.storage,
     )
-    # The earlier of two clocks: the store's, by its newest object, and the chain's. The later one makes things too old.
+    # The earlier of the store's time (of its newest object) and the chain's: the later one would make objects too old.
     now = time if found.newest_stamp is None else min(time, found.newest_stamp)
     latest = window + hparams.peers.peer_list_window_margin + FAR_OFF_WINDOWS
-    return _Look(found, Guard(retention, now, latest, kept_prefixes), window)
+    return _State(found, Guard(retention, now, latest, kept_prefixes), window)
 
 
 def _own_genesis(store: ObjectStore) -> frozenset[int] | None:
-    """The checkpoint that the bucket's own start window needs, whichever network its owner is in today.
+    """The window of the checkpoint that the bucket's own start window needs, in any network.
 
-    None if there is a start window that cannot be read: then it may be any of them.
+    None if the start window cannot be read: then every checkpoint may be needed.
     """
     if store.head(START_WINDOW_KEY) is None:
         return frozenset()
@@ -214,9 +165,9 @@ def _own_genesis(store: ObjectStore) -> frozenset[int] | None:
 
 
 def publish_newest_checkpoint(context: Context) -> StateMark:
-    """Publish the newest snapshot in the Hugging Face layout, once; the state that it holds.
+    """Publish the newest snapshot in the Hugging Face layout, once; return its state.
 
-    On failure a later call goes on; a checkpoint without its manifest does not exist for readers.
+    After a failure a later call continues; readers ignore a checkpoint without its manifest.
 
     Raises:
         TransientError: `genesis_missing`, or a store failed.
@@ -247,28 +198,29 @@ def publish_newest_checkpoint(context: Context) -> StateMark:
 
 
 def clean_bucket(context: Context, *, dry_run: bool) -> CleanupReport:
-    """Delete from the own bucket what has expired; with `dry_run` only count it. See `clean_expired`.
+    """Delete expired objects from the own bucket (docs/protocol.md 15); with `dry_run` only count them.
+
+    Age counts from the newest window in the bucket, not from the clock: nothing expires while a network stands still,
+    so a missing object means that it never existed.
 
     Raises:
-        TransientError: `genesis_missing`, or a store failed; a later call goes on.
+        TransientError: `genesis_missing`, or chain or store failed; a later call continues.
     """
-    birth = context.birth()
-    return clean_expired(
-        context.buckets.own, context.chain, context.hparams, genesis_windows={birth.mark.window}, dry_run=dry_run
-    )
+    store, birth = context.buckets.own, context.birth()
+    state = _state_of(store, context.chain, context.hparams, genesis_windows={birth.mark.window})
+    candidates = plan(store.list(), Criterion(Mode.RETENTION), state.guard)
+    return execute(store, candidates, window=state.window, dry_run=dry_run)
 
 
 def known_epochs(context: Context, birth: Birth) -> tuple[Epochs, int]:
-    """Which shards the newest snapshot knows of, and its window; the first shard before there is one."""
+    """The shard epochs of the newest snapshot, and its window; without a snapshot the first shard's."""
     snapshots = Snapshots(context.home / "snapshots", birth.network, kept=context.hparams.storage.snapshots_kept)
     mark = next(iter(snapshots.marks()), birth.mark)
     return mark.epochs or first_epochs(birth.start.start_window), mark.window
 
 
 def rotate_shards(context: Context, dataset: ShardedDataset, on_progress: Callable[[float], None]) -> RotationReport:
-    """Bring the shards that the network's state asks for to this machine; see `templar.data.rotation`.
-
-    Before genesis that is the first shard.
+    """Download the shards that the network's state needs; before genesis the first shard.
 
     Raises:
         PermanentError: `dataset_malformed`; it is not the network's dataset.

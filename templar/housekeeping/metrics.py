@@ -145,15 +145,7 @@ def _short(value: float) -> float:
 def metrics_of(
     node: Node, report: GatherReport, settlement: Settlement, *, findings: int, seconds: float | None
 ) -> Metrics:
-    """The figures of a window that a node has applied.
-
-    Args:
-        node: The node.
-        report: Its gather.
-        settlement: The window's decision.
-        findings: Number of findings of its audit.
-        seconds: Duration of the window so far, if known.
-    """
+    """The figures of a window that a node has applied."""
     window, role = settlement.window, node.role or "observer"
     values = {
         "network/window": window,

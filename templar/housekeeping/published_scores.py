@@ -1,7 +1,7 @@
-"""Reading what a validator published of many windows, as anybody can: only chain and buckets are asked.
+"""Reads a validator's published evidence of many windows, from chain and buckets alone.
 
-A window of which nothing was published, or whose evidence has expired, is a gap. What is there and is no evidence of
-that validator for that window is left out, with the reason.
+A window without evidence, or whose evidence has expired, is a gap. An object that is not valid evidence of that
+validator for that window is left out, with the reason.
 """
 
 import logging
@@ -21,19 +21,14 @@ from templar.store.base import ObjectStore
 from templar.timeline import window_of
 
 log = logging.getLogger(__name__)
+
 CONCURRENCY = 8
 """Windows that are read at once."""
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """An object that is no evidence.
-
-    Attributes:
-        window: The window whose evidence it should be.
-        reason: Why it is none.
-        detail: The same for people.
-    """
+    """An object that is not valid evidence of a window, and why."""
 
     window: int
     reason: Reason
@@ -42,30 +37,23 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Published:
-    """What a validator has published of a range of windows.
-
-    Attributes:
-        validator: The validator.
-        windows: The windows that were asked for.
-        evidences: Its evidence, by rising window.
-        left_out: What lay there instead.
-    """
+    """A validator's published evidence of a range of windows."""
 
     validator: NeuronInfo
     windows: range
-    evidences: tuple[Evidence, ...]
+    evidences: tuple[Evidence, ...]  # by rising window
     left_out: tuple[LeftOut, ...] = ()
 
     @property
     def gaps(self) -> tuple[int, ...]:
-        """The windows without anything up to the newest that has evidence; later ones may still come."""
+        """The windows without any object, up to the newest with evidence; later ones may still be published."""
         newest = self.evidences[-1].window if self.evidences else self.windows.start - 1
         known = {evidence.window for evidence in self.evidences} | {each.window for each in self.left_out}
         return tuple(window for window in self.windows if window <= newest and window not in known)
 
     @property
     def summary(self) -> str:
-        """Which windows were read, in a line."""
+        """One line: the windows that were read, the gaps, and the objects that were left out."""
         found = f"{len(self.evidences)} of {len(self.windows)} windows, {_spans(self.windows)}"
         text = f"evidence of uid {self.validator.uid}: {found}"
         if self.gaps:
@@ -81,13 +69,13 @@ def read_recent(context: Context, num_windows: int, *, uid: int | None = None) -
     Args:
         context: Where chain and buckets are; nothing is written.
         num_windows: How many windows; those before the network's first are none.
-        uid: The validator. By default this neuron's own hotkey if it is one; if it published nothing, the validator
-            with the most stake that did.
+        uid: The validator. By default this neuron's own hotkey if it has evidence, else the validator with the most
+            stake that has.
 
     Raises:
-        PermanentError: `evidence_missing`: nobody that was asked published evidence of these windows;
-            `not_registered`: there is no such validator; or its bucket cannot be read.
-        TransientError: `genesis_missing`, or chain or store failed; a later call goes on.
+        PermanentError: `evidence_missing`: no evidence of these windows; `not_registered`: no such validator; or its
+            bucket cannot be read.
+        TransientError: `genesis_missing`, or chain or store failed; a later call continues.
     """
     birth = context.birth()
     exchange = Exchange(context.chain, context.buckets, birth.network, context.hparams)
@@ -107,10 +95,10 @@ def read_recent(context: Context, num_windows: int, *, uid: int | None = None) -
 
 
 def read_published(exchange: Exchange, validator: NeuronInfo, windows: range) -> Published:
-    """Read a validator's evidence of a range of windows; each object is checked, and nothing is believed unsigned.
+    """Read a validator's signed evidence of a range of windows, and check each object.
 
     Raises:
-        RejectedError: `commitment_missing`, `commitment_malformed`: the chain names no bucket of its.
+        RejectedError: `commitment_missing`, `commitment_malformed`: the chain names no bucket of the validator.
         TransientError: Chain or store failed; a later call starts over.
         PermanentError: `access_denied`, `bucket_missing`.
     """
@@ -135,10 +123,10 @@ def _read(exchange: Exchange, store: ObjectStore, validator: NeuronInfo, window:
 
 
 def _first_published(exchange: Exchange, windows: range, *, own: str) -> Published | None:
-    """The own evidence, or else that of the validator with the most stake that has any; None if nobody has.
+    """The own evidence, or else that of the validator with the most stake that has any; None if there is none.
 
     Raises:
-        TransientError: Nobody has any that can be read, and somebody's cannot be read now.
+        TransientError: No evidence was found, and at least one validator's bucket failed transiently.
     """
     failed: TransientError | None = None
     for validator in sorted(exchange.chain.metagraph().validators(), key=lambda neuron: neuron.hotkey != own):

@@ -68,22 +68,18 @@ class ObjectStore(Protocol):
     @property
     def name(self) -> str:
         """The bucket's name, for messages and artifacts."""
-        ...
 
     def put(self, key: str, data: bytes) -> None:
         """Store an object with a single request; replaces one that is there."""
-        ...
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """Store an object unless the key is taken; False if it is.
 
         A server may ignore the condition: read the object back and compare, never rely on the answer alone.
         """
-        ...
 
     def put_file(self, key: str, path: Path) -> None:
         """Store a file, in several parts if it is large; the object appears whole, at the end."""
-        ...
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """The whole object.
@@ -91,15 +87,12 @@ class ObjectStore(Protocol):
         Raises:
             PermanentError: `object_too_large` before the body is read, if it is longer than `max_bytes`.
         """
-        ...
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """`length` bytes from offset `start`; `object_truncated` if the object ends before."""
-        ...
 
     def read_into(self, key: str, start: int, buffer: memoryview) -> None:
         """Fill `buffer` from offset `start`, as `get_range`; after a failure its content is undefined."""
-        ...
 
     def get_file(self, key: str, path: Path, *, max_bytes: int, resume: bool = False) -> None:
         """Download to a temporary name beside `path`, then rename; limits as in `get`.
@@ -107,23 +100,18 @@ class ObjectStore(Protocol):
         With `resume`, the parts of a large object that have arrived survive a failure or a kill, and the next call
         for the same version continues there. Check the hash afterwards: a power cut can damage them.
         """
-        ...
 
     def head(self, key: str) -> ObjectInfo | None:
         """Size and stamp of the object; None is a definite 404, never an error (docs/protocol.md 4)."""
-        ...
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Every object whose key starts with `prefix`, in key order, across pages."""
-        ...
 
     def delete(self, keys: Iterable[str]) -> DeleteReport:
         """Delete any number of keys, in batches."""
-        ...
 
     def close(self) -> None:
         """Close connections. The store can be used again afterwards."""
-        ...
 
 
 class Uploads(Protocol):
@@ -135,19 +123,15 @@ class Uploads(Protocol):
         Raises:
             PermanentError: `access_denied`, `store_refused`; the key may not, or the server cannot, list them.
         """
-        ...
 
     def abort(self, upload: Upload) -> None:
         """End an upload and free its space; does nothing if it was completed or ended meanwhile."""
-        ...
 
     def store_in_parts(self, key: str, data: bytes) -> None:
         """Store an object as a multipart upload of one part; a failure leaves nothing behind."""
-        ...
 
     def close(self) -> None:
         """Close connections. It can be used again afterwards."""
-        ...
 
 
 def is_key(key: str) -> bool:

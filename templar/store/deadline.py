@@ -111,11 +111,6 @@ def jittered(seconds: float, seed: int) -> float:
 def retrying(attempt: Callable[[], T], *, what: str, max_attempts: int) -> T:
     """Call `attempt` until it succeeds, fails permanently, or has failed `max_attempts` times.
 
-    Args:
-        attempt: Makes the request.
-        what: Bucket and key, for the message.
-        max_attempts: Attempts without a deadline, the first included.
-
     Raises:
         TransientError: Every attempt failed transiently; `too_slow` once the deadline has passed.
         StoppedError: A stop was requested during a pause.

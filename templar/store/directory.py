@@ -59,9 +59,6 @@ class DirectoryStore:
         self._durable = durable
         self._swept = False
 
-    def __repr__(self) -> str:
-        return f"DirectoryStore({self._root!r}, writable={self._writable})"
-
     @property
     def name(self) -> str:
         """The bucket's name."""
@@ -305,12 +302,7 @@ def _info(key: str, status: os.stat_result) -> ObjectInfo:
 
 
 class DirectoryUploads:
-    """The temporary files of a directory store's writers; it has no uploads in parts.
-
-    Args:
-        root: The bucket's directory.
-        clock: The machine's clock, against which the change times of files count.
-    """
+    """The temporary files of a directory store's writers; it has no uploads in parts."""
 
     def __init__(self, root: Path, *, clock: Callable[[], float] = time.time) -> None:
         self._root = root

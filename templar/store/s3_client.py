@@ -27,7 +27,6 @@ class Closable(Protocol):
 
     def close(self) -> None:
         """Close idle connections; calls in progress complete."""
-        ...
 
 
 T = TypeVar("T", bound=Closable)

@@ -52,7 +52,6 @@ class RawBody(Protocol):
 
     def read1(self, amt: int, decode_content: bool) -> bytes:
         """At most `amt` bytes, from at most one read of the socket; empty at the end."""
-        ...
 
 
 def read_body(raw: RawBody, length: int, *, what: str, settings: S3Settings) -> Iterator[bytes]:
