@@ -60,12 +60,6 @@ class TestWallet:
         assert opened.address == hotkey.address
         assert verify(hotkey.address, b"message", opened.sign(b"message"))
 
-    def test_its_folder_may_be_below_home(
-        self, wallet: Wallet, hotkey: Hotkey, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("HOME", str(Path(wallet.path).parent))
-        assert Wallet(path="~/wallets", name="cold", hotkey="hot").open().address == hotkey.address
-
     @pytest.mark.parametrize(
         ("change", "message"),
         [
@@ -79,25 +73,12 @@ class TestWallet:
         assert error.reason is Reason.BAD_WALLET
         assert message in str(error)
 
-    def test_a_file_that_is_no_key_is_named(self, wallet: Wallet) -> None:
-        file = Path(wallet.path) / "cold" / "hotkeys" / "hot"
-        file.write_text("{}")
-        error = refused(wallet)
-        assert error.reason is Reason.BAD_WALLET
-        assert str(file) in str(error)
-
 
 class TestSubnet:
     def test_a_ledger_is_a_chain(self, ledger: Path, wallet: Wallet, hotkey: Hotkey) -> None:
         chain = Subnet(network=f"ledger:{ledger}", netuid=NETUID).open(wallet)
         assert (chain.netuid, chain.block_seconds) == (NETUID, 1.0)
         with pytest.raises(PermanentError, match=hotkey.address):  # it writes under the wallet's key
-            chain.set_commitment("x" * 128)
-
-    def test_without_a_wallet_it_only_reads(self, ledger: Path) -> None:
-        chain = Subnet(network=f"ledger:{ledger}", netuid=NETUID).open(None)
-        assert chain.metagraph().neurons == ()
-        with pytest.raises(PermanentError, match="opened to read"):
             chain.set_commitment("x" * 128)
 
     def test_on_simulated_time_waits_do_not_wait(self, ledger: Path) -> None:
@@ -118,24 +99,15 @@ class TestSubnet:
         assert "NETUID is 8" in str(error)
         assert "is subnet 7" in str(error)
 
-    def test_a_missing_ledger_is_refused(self, tmp_path: Path) -> None:
-        error = refused(Subnet(network=f"ledger:{tmp_path / 'none'}", netuid=NETUID), None)
-        assert error.reason is Reason.CHAIN_UNREACHABLE
-        assert str(tmp_path / "none") in str(error)
-
     def test_a_wrong_wallet_is_refused(self, ledger: Path, wallet: Wallet) -> None:
         missing = wallet.model_copy(update={"hotkey": "other"})
         for network in (f"ledger:{ledger}", "ws://127.0.0.1:1"):  # before anything is asked of a chain
             assert refused(Subnet(network=network, netuid=NETUID), missing).reason is Reason.BAD_WALLET
 
-    @pytest.mark.parametrize("network", ["ledger:", "ledger:relative", "ledger:/a?clock=", "ledger:/a?clock=x"])
-    def test_what_is_no_ledger_is_refused(self, network: str) -> None:
+    @pytest.mark.parametrize("network", ["ledger:relative", "ledger:/a?clock=x"])
+    def test_a_malformed_ledger_address_is_refused(self, network: str) -> None:
         with pytest.raises(ValidationError, match="a ledger is ledger:/path"):
             Subnet(network=network, netuid=NETUID)
-
-    def test_a_netuid_is_not_negative(self) -> None:
-        with pytest.raises(ValidationError, match="greater than or equal to 0"):
-            Subnet(netuid=-1)
 
 
 class TestNeuron:
@@ -160,10 +132,12 @@ class TestNeuron:
             ("miner", "honest", Miner),
             ("validator", "honest", Validator),
             ("aggregator", "honest", Aggregator),
-            *(("miner", name, kind) for name, kind in ACTORS.items()),
+            ("miner", "lazy", ACTORS["lazy"]),
         ],
     )
-    def test_its_role_and_actor_name_the_class_of_its_node(self, neuron: Neuron, role: str, actor: str, kind: type[Node]) -> None:
+    def test_its_role_and_actor_name_the_class_of_its_node(
+        self, neuron: Neuron, role: str, actor: str, kind: type[Node]
+    ) -> None:
         assert neuron.model_copy(update={"role": role, "actor": actor}).node_class() is kind
 
     def test_a_genesis_can_be_insisted_on(self, neuron: Neuron) -> None:
@@ -195,7 +169,3 @@ class TestNeuron:
         assert caught.value.reason is reason
         assert message in str(caught.value)
         assert not Path(neuron.home, "journal.sqlite").exists()
-
-    def test_there_are_three_roles(self, neuron: Neuron) -> None:
-        with pytest.raises(ValidationError, match="'miner', 'validator' or 'aggregator'"):
-            Neuron(**{**dict(neuron), "role": "king"})

@@ -75,7 +75,7 @@ def test_everything_reaches_the_block() -> None:
     assert neuron.bucket.endpoint.url == neuron.dataset.endpoint.url == "http://127.0.0.1:9000"
 
 
-def test_what_may_be_left_out_has_its_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_optional_variables_have_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     neuron = neuron_from_environment({name: GOOD[name] for name in REQUIRED})
     assert (neuron.role, neuron.preset, neuron.genesis) == ("miner", "local", "")
@@ -111,20 +111,10 @@ def test_an_aggregator_has_its_own_bucket() -> None:
     assert "R2_AGGREGATOR_ACCOUNT_ID is missing" in problems(TEMPLAR_ROLE="aggregator")
 
 
-@pytest.mark.parametrize("name", REQUIRED)
 @pytest.mark.parametrize("value", [None, "", "  "], ids=["absent", "empty", "blank"])
-def test_a_missing_variable_is_named(name: str, value: str | None) -> None:
-    changes = {name: value}
-    if name == "R2_DATASET_ACCOUNT_ID":
-        changes["R2_DATASET_BUCKET_NAME"] = None
-    if name == "R2_GRADIENTS_ACCOUNT_ID":
-        changes["R2_GRADIENTS_BUCKET_NAME"] = None
-    assert problems(**changes).startswith(f"[bad_environment] {name} is missing: set")
-
-
-def test_all_that_is_missing_is_named_at_once() -> None:
+def test_every_missing_variable_is_named_at_once(value: str | None) -> None:
     with pytest.raises(PermanentError) as caught:
-        neuron_from_environment({})
+        neuron_from_environment({} if value is None else dict.fromkeys(GOOD, value))
     assert set(re.findall(r"(\w+) is missing", str(caught.value))) == set(REQUIRED)
 
 
@@ -132,23 +122,17 @@ def test_all_that_is_missing_is_named_at_once() -> None:
     ("name", "value", "why"),
     [
         ("NETUID", "three", "must be a whole number"),
-        ("NETUID", "nan", "must be a whole number"),
-        ("NETUID", "3.5", "must be a whole number"),
         ("NETUID", "-1", "is refused: Input should be greater than or equal to 0"),
         ("NETWORK", "ledger:relative", "is refused: a ledger is ledger:/path"),
         ("TEMPLAR_ROLE", "king", "is refused: Input should be 'miner', 'validator' or 'aggregator'"),
         ("TEMPLAR_ACTOR", "saint", "is 'saint'; there are honest, lazy"),
         ("TEMPLAR_STORAGE", "s3://KEY:hush@host", "is refused: a storage's url must be r2, http(s)://"),
         ("TEMPLAR_STORAGE_READ_TIMEOUT_SECONDS", "soon", "must be a number"),
-        ("TEMPLAR_STORAGE_READ_TIMEOUT_SECONDS", "0", "is refused: Input should be greater than 0"),
-        ("TEMPLAR_STORAGE_READ_TIMEOUT_SECONDS", "inf", "is refused: Input should be a finite number"),
         ("TEMPLAR_STORAGE_MAX_ATTEMPTS", "many", "must be a whole number"),
-        ("TEMPLAR_STORAGE_MAX_ATTEMPTS", "0", "is refused: Input should be greater than or equal to 1"),
         ("R2_GRADIENTS_ACCOUNT_ID", "Not_An_Account", "is refused: an account id is 3 to 32"),
         ("R2_GRADIENTS_BUCKET_NAME", "another", "must be that of R2_GRADIENTS_ACCOUNT_ID"),
         ("R2_GRADIENTS_READ_ACCESS_KEY_ID", "k" * 33, "cannot be committed on chain"),
         ("R2_GRADIENTS_READ_SECRET_ACCESS_KEY", "hush hush", "cannot be committed on chain"),
-        ("R2_DATASET_ACCOUNT_ID", "Not_An_Account", "is refused: an account id is 3 to 32"),
     ],
 )
 def test_a_malformed_variable_is_named(name: str, value: str, why: str) -> None:
@@ -181,19 +165,11 @@ class TestBucketList:
         ("text", "where"),
         [
             ("hush", "Invalid JSON"),
-            ('{"account_id": "hush"}', "should be a valid"),
-            ("[]", "at least 1 item"),
-            (json.dumps(["hush"]), "0 is refused"),
             (json.dumps([listed("one"), listed("two", account_id=None)]), "1.account_id is refused"),
-            (json.dumps([listed("one", credentials={})]), "0.credentials.read is refused: Field required"),
-            (
-                json.dumps([listed("one", credentials={"read": {"access_key_id": "x", "secret_access_key": 7}})]),
-                "0.credentials.read.secret_access_key is refused",
-            ),
             (json.dumps([listed("Not_An_Account")]), "account_id is refused: an account id is 3 to 32"),
         ],
     )
-    def test_what_is_wrong_with_it_is_said_where(self, text: str, where: str) -> None:
+    def test_a_malformed_list_names_the_place(self, text: str, where: str) -> None:
         message = problems(**{BUCKET_LIST: text})
         assert message.startswith(f"[bad_environment] {BUCKET_LIST} ")
         assert where in message

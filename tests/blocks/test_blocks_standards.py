@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import logging
 import pkgutil
 import subprocess
 import sys
@@ -103,13 +102,6 @@ def everything(block: Neuron) -> Any:
 def test_no_secret_is_shown(show: object) -> None:
     assert callable(show)
     assert "hush" not in show(neuron())
-
-
-def test_no_secret_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="templar.test"):
-        logging.getLogger("templar.test").info("block %s, %r", neuron(), neuron().dataset)
-    assert "own-account" in caplog.text
-    assert "hush" not in caplog.text
 
 
 @pytest.mark.usefixtures("prefect_api")

@@ -48,7 +48,7 @@ class TestEndpoint:
         assert "Credential=READ/" in request.headers["Authorization"]
         assert "read-secret" not in str(request)
 
-    def test_timeouts_and_attempts_are_the_blocks(self) -> None:
+    def test_timeouts_and_attempts_come_from_the_block(self) -> None:
         settings = StorageEndpoint(read_timeout_seconds=1.5, max_attempts=7).settings
         assert (settings.read_timeout_seconds, settings.max_attempts) == (1.5, 7)
         with scripted_server(lambda _: Reply(status=503)) as server:
@@ -79,17 +79,12 @@ class TestEndpoint:
 
     @pytest.mark.parametrize(
         "url",
-        ["", "R2", "127.0.0.1:9000", "s3://KEY:hush@bucket", "http://", "file://folder", "file:folder", "ftp://x"],
+        ["127.0.0.1:9000", "s3://KEY:hush@bucket", "http://", "file://folder"],
     )
-    def test_what_is_no_endpoint_is_refused(self, url: str) -> None:
+    def test_a_malformed_endpoint_is_refused(self, url: str) -> None:
         with pytest.raises(ValidationError, match="must be r2, ") as caught:
             StorageEndpoint(url=url)
         assert "hush" not in caught.value.errors()[0]["msg"]
-
-    @pytest.mark.parametrize("field", [{"read_timeout_seconds": 0.0}, {"max_attempts": 0}])
-    def test_numbers_must_make_sense(self, field: dict[str, float]) -> None:
-        with pytest.raises(ValidationError, match="greater than"):
-            StorageEndpoint(**field)
 
 
 def test_a_key_makes_an_s3_client() -> None:
@@ -121,11 +116,6 @@ class TestNeuronBucket:
             bucket.open()
         assert caught.value.reason is Reason.COMMITMENT_MALFORMED
 
-    @pytest.mark.parametrize("account", ["", "ab", "Upper", "with.dot", "-edge", "x" * 33])
-    def test_an_account_must_be_able_to_name_a_bucket(self, account: str) -> None:
-        with pytest.raises(ValidationError, match="an account id is 3 to 32 lower-case"):
-            NeuronBucket(endpoint=StorageEndpoint(), account_id=account, read=READ, write=WRITE)
-
 
 class TestDataset:
     @pytest.fixture
@@ -144,9 +134,6 @@ class TestDataset:
         training = self.dataset(root, "data-one", "data-two").open(HPARAMS, root / "home")
         assert isinstance(training, PagedTraining)
         return training.pages
-
-    def test_its_stores_are_its_buckets(self, root: Path) -> None:
-        assert [store.name for store in self.dataset(root, "data-one", "data-two").stores()] == ["data-one", "data-two"]
 
     def test_every_bucket_is_read_from(self, root: Path) -> None:
         pages = self.pages(root)
@@ -185,10 +172,6 @@ class TestDataset:
             assert sequences.shape == (4, 16)
         assert "alpha document" in tokenizer.decode(sequences.reshape(-1))
         assert dataset.shards(hparams, root / "home").num_shards > 1
-
-    def test_no_bucket_is_no_dataset(self, root: Path) -> None:
-        with pytest.raises(ValidationError, match="at least 1 item"):
-            self.dataset(root)
 
     def test_a_folder_that_is_not_there_is_named(self, root: Path) -> None:
         buckets = [DatasetBucket(account_id="data-one", bucket="data-one", read=READ)]

@@ -1,4 +1,4 @@
-"""A whole network whose codec is compiled: the same history as with the definitions, whatever memory is used again."""
+"""A whole network whose codec is compiled: the same history as with the definitions."""
 
 from pathlib import Path
 

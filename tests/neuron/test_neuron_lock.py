@@ -49,7 +49,7 @@ def refusal(home: Path) -> PermanentError:
     return caught.value
 
 
-def test_the_second_process_is_told_which_one_runs_the_neuron(start: Start, tmp_path: Path) -> None:
+def test_a_second_process_is_refused_with_the_first_ones_pid(start: Start, tmp_path: Path) -> None:
     first = start()
     assert says(first) == "held"
     answer = says(start())
@@ -57,14 +57,14 @@ def test_the_second_process_is_told_which_one_runs_the_neuron(start: Start, tmp_
     assert f"process {first.pid} " in str(refusal(tmp_path))
 
 
-def test_the_same_process_cannot_have_it_twice(tmp_path: Path) -> None:
+def test_one_process_cannot_lock_twice(tmp_path: Path) -> None:
     lock = NeuronLock(tmp_path / "home")
     assert f"process {os.getpid()} " in str(refusal(tmp_path / "home"))
     lock.release()
     NeuronLock(tmp_path / "home").release()
 
 
-def test_a_kill_releases_it(start: Start, tmp_path: Path) -> None:
+def test_a_kill_releases_the_lock(start: Start, tmp_path: Path) -> None:
     first = start()
     assert says(first) == "held"
     first.kill()
@@ -72,19 +72,6 @@ def test_a_kill_releases_it(start: Start, tmp_path: Path) -> None:
     lock = NeuronLock(tmp_path)
     assert (tmp_path / "lock").read_text() == str(os.getpid())
     lock.release()
-
-
-def test_an_orderly_end_releases_it(start: Start, tmp_path: Path) -> None:
-    first = start()
-    assert says(first) == "held"
-    first.communicate()
-    assert says(start()) == "held"
-    refusal(tmp_path)
-
-
-def test_two_neurons_do_not_disturb_each_other(tmp_path: Path) -> None:
-    for lock in [NeuronLock(tmp_path / name) for name in ("one", "other")]:
-        lock.release()
 
 
 # Who a folder is.
@@ -98,7 +85,7 @@ def test_a_folder_is_the_same_holder_from_one_process_to_the_next(tmp_path: Path
     assert (tmp_path / HOLDER_FILE).read_text() not in known
 
 
-def test_a_copied_folder_is_somebody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copied_folder_is_another_holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home"
     known = holder_of(home)
     shutil.copytree(home, tmp_path / "copy")
@@ -153,7 +140,7 @@ def test_a_neuron_that_was_stopped_can_start_elsewhere_at_once(network: Network)
     assert len(network.roots(3)) == 1
 
 
-def test_a_killed_one_restarts_at_once_in_its_folder_and_later_elsewhere(network: Network) -> None:
+def test_a_killed_neuron_restarts_at_once_in_its_folder_and_later_elsewhere(network: Network) -> None:
     name = network.name(network.miners[0])
     network.run(range(1, 2))
     network.restart(name)
@@ -165,7 +152,7 @@ def test_a_killed_one_restarts_at_once_in_its_folder_and_later_elsewhere(network
     elsewhere(network, name).stop()
 
 
-def test_a_sleeper_that_was_replaced_publishes_nothing_more_and_says_why(network: Network) -> None:
+def test_a_replaced_neuron_publishes_nothing_more_and_says_why(network: Network) -> None:
     name = network.name(network.miners[0])
     network.run(range(1, 2))
     sleeper = network.nodes.pop(name)
@@ -183,7 +170,7 @@ def test_a_sleeper_that_was_replaced_publishes_nothing_more_and_says_why(network
     second.stop()
 
 
-def test_a_flow_lets_a_neuron_go_that_was_taken_over(network: Network) -> None:
+def test_a_flow_releases_a_neuron_that_another_process_took_over(network: Network) -> None:
     name = network.name(network.miners[0])
     sleeper = network.nodes.pop(name)
     network.clock.sleep_until(network.clock.now() + Terms.of(network.hparams.windows).expires_after + 1)

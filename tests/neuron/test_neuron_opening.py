@@ -1,4 +1,4 @@
-"""Which window a node works on (DESIGN D3, PROTOCOL 24)."""
+"""Which window a node works on, and whether it can (docs/architecture.md D9)."""
 
 import pytest
 
@@ -62,16 +62,9 @@ def test_a_finished_current_window_makes_the_next_one_due_and_waited_for(network
     assert miner.chain.head() >= 2 * blocks
 
 
-def test_an_abandoned_window_is_skipped(network: Network) -> None:
-    miner = network.miners[0]
-    to_window(network, 1)
-    miner.finish(1, Reason.WINDOW_PASSED)
-    assert_skipped(open_window(miner, 1), 1, Reason.WINDOW_FINISHED)
-
-
 @pytest.mark.parametrize(("kind", "late"), [("miners", 0), ("aggregator", 1), ("validator", 1)])
 def test_a_window_that_passed_unclaimed_is_skipped(network: Network, kind: str, late: int) -> None:
-    """A miner has nothing left to do after the close; whoever signs decisions may come one window late."""
+    """A miner has nothing left to do after the close; a node that signs decisions may come one window late."""
     found = getattr(network, kind)
     node: Node = found[0] if isinstance(found, list) else found
     network.run([1, 2, 3], but=[network.name(node)])

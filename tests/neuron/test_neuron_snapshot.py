@@ -3,16 +3,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from templar.agreement.state import check_mark
 from templar.errors import PermanentError, Reason
 from templar.exchange.signed import Network
-from templar.neuron.snapshot import MARK_FILE, PRIVATE_FILE, Snapshots
+from templar.neuron.snapshot import MARK_FILE, PRIVATE_FILE, PrivateState, Snapshots
 from templar.training.model import WEIGHTS_FILE
 from tests.support import kill_points
 from tests.support.snapshots import (
     HPARAMS,
     KEPT,
+    LAYOUT,
     NETWORK,
     mark,
     parameters,
@@ -46,12 +48,6 @@ def test_a_snapshot_is_read_back_exactly(tmp_path: Path) -> None:
     assert own.feedback.num_calls == own.optimizer.num_steps == 5
 
 
-def test_a_node_without_private_state_saves_none(tmp_path: Path) -> None:
-    store = snapshots(tmp_path)
-    store.save(parameters(3), mark(3), None)
-    assert store.load(mark(3), MODEL)[1] is None
-
-
 def test_the_newest_are_kept(tmp_path: Path) -> None:
     store = snapshots(tmp_path)
     for window in (5, 30, 7, 9):
@@ -77,7 +73,7 @@ def test_another_state_of_the_same_window_takes_its_place(tmp_path: Path) -> Non
     assert store.load(other, MODEL)[1] is None
 
 
-def test_a_broken_snapshot_in_the_way_is_replaced(tmp_path: Path) -> None:
+def test_a_broken_snapshot_of_the_same_window_is_replaced(tmp_path: Path) -> None:
     store = snapshots(tmp_path)
     save(store, 3)
     (store.folder(3) / MARK_FILE).write_text("{")
@@ -102,7 +98,7 @@ def test_snapshots_of_another_network_are_passed_over(tmp_path: Path) -> None:
     assert snapshots(tmp_path).marks() == (mark(3),)
 
 
-def test_snapshots_of_another_network_are_never_in_the_way(tmp_path: Path) -> None:
+def test_snapshots_of_another_network_do_not_displace_own_ones(tmp_path: Path) -> None:
     """A network that starts anew begins at a low window again."""
     old = Snapshots(tmp_path, Network(1, "c" * 64), kept=KEPT)
     for window in (8, 9):
@@ -115,9 +111,7 @@ def test_snapshots_of_another_network_are_never_in_the_way(tmp_path: Path) -> No
     assert old.marks() == (mark(9),)
 
 
-@pytest.mark.parametrize(
-    "content", ["", "{", "[]", "3", '{"network": {}}', json.dumps({"network": {"netuid": 1, "genesis": "a" * 64}})]
-)
+@pytest.mark.parametrize("content", ["{", "[]", json.dumps({"network": {"netuid": 1, "genesis": "a" * 64}})])
 def test_a_snapshot_without_a_legal_mark_is_passed_over(tmp_path: Path, content: str) -> None:
     store = snapshots(tmp_path)
     save(store, 2)
@@ -135,14 +129,6 @@ def test_a_damaged_file_is_refused_when_it_is_loaded(tmp_path: Path, file: str) 
         store.load(mark(3), MODEL)
     assert caught.value.reason in (Reason.CHECKPOINT_BROKEN, Reason.BAD_STATE_FILE)
     assert file in str(caught.value)
-
-
-def test_other_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "notes").mkdir()
-    store = snapshots(tmp_path)
-    save(store, 3)
-    assert store.windows() == (3,)
-    assert (tmp_path / "notes").exists()
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +158,7 @@ def test_a_kill_while_a_window_is_replaced_leaves_an_older_one_at_least(killed: 
     assert snapshots(killed["replace"][-1]).marks() == (mark(2, parameters(7)), mark(1))
 
 
-def test_only_the_neuron_itself_removes_what_was_left_half_written(tmp_path: Path) -> None:
+def test_only_a_sweep_removes_half_written_snapshots(tmp_path: Path) -> None:
     """Whoever else opens the folder, such as a checkpoint run, may meet the neuron while it writes."""
     prepare(tmp_path)
     half = tmp_path / ".writing-9-123"
@@ -182,3 +168,53 @@ def test_only_the_neuron_itself_removes_what_was_left_half_written(tmp_path: Pat
     assert (store.windows(), half.exists()) == ((2, 1), True)
     store.sweep()
     assert (store.windows(), half.exists()) == ((2, 1), False)
+
+
+# Private state.
+
+
+def test_a_private_state_is_read_back_exactly(tmp_path: Path) -> None:
+    state = private(3)
+    state.save(tmp_path / "private.safetensors")
+    again = PrivateState.load(tmp_path / "private.safetensors")
+    assert (again.feedback.num_calls, again.optimizer.num_steps) == (3, 3)
+    for left, right in (
+        (again.feedback.buffers, state.feedback.buffers),
+        (again.optimizer.exp_avg, state.optimizer.exp_avg),
+        (again.optimizer.exp_avg_sq, state.optimizer.exp_avg_sq),
+    ):
+        assert set(left) == set(right)
+        assert all(torch.equal(left[name], right[name]) for name in right)
+
+
+def test_a_fresh_state_is_zero_and_fits_the_model(tmp_path: Path) -> None:
+    fresh = PrivateState.fresh(LAYOUT, parameters(1))
+    assert (fresh.feedback.num_calls, fresh.optimizer.num_steps) == (0, 0)
+    assert set(fresh.feedback.buffers) == set(fresh.optimizer.exp_avg) == set(parameters(1))
+    tensors = [*fresh.feedback.buffers.values(), *fresh.optimizer.exp_avg.values()]
+    assert not any(bool(tensor.any()) for tensor in tensors)
+
+
+def broken(path: Path) -> None:
+    with pytest.raises(PermanentError) as caught:
+        PrivateState.load(path)
+    assert caught.value.reason is Reason.BAD_STATE_FILE
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff" * 100])
+def test_a_damaged_private_state_is_refused(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "private.safetensors"
+    path.write_bytes(data)
+    broken(path)
+
+
+@pytest.mark.parametrize("counters", [{}, {"num_calls": "3", "num_steps": "many"}])
+def test_a_file_without_its_counters_is_refused(tmp_path: Path, counters: dict[str, str]) -> None:
+    path = tmp_path / "private.safetensors"
+    save_file({"feedback/a": torch.zeros(3)}, path, metadata=counters)
+    broken(path)
+
+
+def test_a_missing_private_state_is_refused(tmp_path: Path) -> None:
+    broken(tmp_path / "gone.safetensors")

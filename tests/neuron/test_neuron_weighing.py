@@ -1,4 +1,4 @@
-"""Weights on chain: set when they are due, once, whatever the chain answers; a refusal costs no window."""
+"""Weights on chain: set once when they are due; a refusal costs no window."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -21,19 +21,16 @@ from templar.chain.clock import SimulatedClock
 from templar.chain.extrinsics import (
     ExtrinsicLimitedError,
     ExtrinsicRefusedError,
-    differing_uids,
-    normalise_weights,
-    quantise_weights,
 )
 from templar.chain.hotkey import hotkey_from_seed
 from templar.chain.ledger import Ledger, create_ledger
 from templar.chain.remote import CallLimits
-from templar.errors import PermanentError, Reason, TransientError
+from templar.errors import Reason, TransientError
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.signed import unseal
 from templar.interrupt import StoppedError
 from templar.neuron.journal import Journal, Status
-from templar.neuron.validator import BEGUN, PAUSES, STEP, Validator, WeightsReport, are_due, weigh
+from templar.neuron.validator import BEGUN, PAUSES, STEP, Validator, are_due, weigh
 from templar.scoring.evidence import Evidence
 from templar.window import Action, drive_window
 from tests.support.network import Network, tiny
@@ -82,6 +79,7 @@ class Scene:
     substrate: MemorySubstrate | None = None
     hparams: Any = field(default_factory=tiny)
     journal: Any = None
+    name: str = "validator"
 
     def __post_init__(self) -> None:
         self.operator.register(KEY.address, stake=10.0, validator_permit=True)
@@ -89,10 +87,6 @@ class Scene:
             self.operator.register(address)
         self.restart()
         self.sleep_into(WINDOW + 1)
-
-    @property
-    def settings(self) -> Any:
-        return SimpleNamespace(name="validator")
 
     def restart(self) -> None:
         """Another process over the same journal."""
@@ -104,8 +98,8 @@ class Scene:
         """Let it be some blocks after a window opened."""
         self.chain.wait_for_block(window * self.hparams.windows.blocks_per_window + blocks, finalized=False)
 
-    def weigh(self, window: int = WINDOW, wanted: Mapping[int, float] = WANTED) -> WeightsReport | None:
-        """The step, in a window whose evidence amounts to these weights."""
+    def weigh(self, window: int = WINDOW, wanted: Mapping[int, float] = WANTED) -> Any:
+        """The step, in a window whose evidence has these weights."""
         weights = [SimpleNamespace(uid=uid, weight=weight) for uid, weight in wanted.items()]
         return weigh(self, SimpleNamespace(window=window, uid=0, weights=weights))  # type: ignore[arg-type]
 
@@ -201,7 +195,7 @@ OUTCOMES = ["set", "refused", "nobody", "skipped", "cut off"]
 
 @settings(max_examples=30)
 @given(every=st.integers(1, 6), first=st.integers(1, 20), outcomes=st.lists(st.sampled_from(OUTCOMES), max_size=20))
-def test_weights_are_due_every_so_often_and_while_they_are_owed(
+def test_weights_are_due_in_every_nth_window_and_after_a_refusal(
     tmp_path_factory: pytest.TempPathFactory, every: int, first: int, outcomes: list[str]
 ) -> None:
     journal = Journal(tmp_path_factory.mktemp("due") / "journal.sqlite", durable=False)
@@ -221,11 +215,10 @@ def test_weights_are_due_every_so_often_and_while_they_are_owed(
     journal.close()
 
 
-def test_nobody_earned_is_no_refusal(local: Callable[..., Scene]) -> None:
+def test_no_positive_score_is_not_a_refusal(local: Callable[..., Scene]) -> None:
     scene = local()
     chain = scripted(scene)
     report = scene.weigh(wanted={})
-    assert report is not None
     assert (report.weights, report.reason, report.refused) == ({}, Reason.NOBODY_EARNED, False)
     assert report.summary == "no weights [nobody_earned]"
     assert chain.sent == []
@@ -241,7 +234,6 @@ def test_weights_are_set_once_and_read_back(request: pytest.FixtureRequest, kind
     scene = scene() if kind == "local" else scene
     chain = scripted(scene)
     report = scene.weigh()
-    assert report is not None
     assert (report.window, report.reason, report.tries, report.summary) == (WINDOW, None, 1, "weights set")
     assert report.weights == scene.shown() == pytest.approx(WANTED, abs=1e-4)
     assert scene.weigh(wanted=OTHER) == report, "what was set for a window stands"
@@ -254,36 +246,8 @@ def test_weights_are_set_once_and_read_back(request: pytest.FixtureRequest, kind
     assert scene.shown() == pytest.approx(OTHER, abs=1e-4)
 
 
-WEIGHTS = st.dictionaries(st.integers(0, 255), st.floats(1e-9, 1.0), min_size=1, max_size=40)
-
-
-@given(weights=WEIGHTS)
-def test_what_a_chain_makes_of_weights_is_the_same_weights(weights: dict[int, float]) -> None:
-    values = quantise_weights(weights)
-    assert differing_uids(weights, normalise_weights(values)) == []
-    assert differing_uids(weights, {uid: max(1, value - 1) for uid, value in values.items()}) == []
-
-
-@given(weights=WEIGHTS, steps=st.integers(2, 65535), data=st.data())
-def test_a_weight_that_is_off_by_two_steps_is_another_weight(
-    weights: dict[int, float], steps: int, data: st.DataObject
-) -> None:
-    values = quantise_weights(weights)
-    largest = max(values, key=lambda uid: values[uid])
-    uid = data.draw(st.sampled_from(sorted({*values, 256} - {largest})))
-    was = values.get(uid, 0)
-    now = was + steps if was + steps <= 65535 else was - steps
-    shown = {**values, uid: now} if now > 0 else {other: value for other, value in values.items() if other != uid}
-    if abs(max(now, 0) - was) >= 2:
-        assert differing_uids(weights, normalise_weights(shown)) == [uid]
-
-
-def test_a_chain_that_shows_nothing_differs() -> None:
-    assert differing_uids(WANTED, {}) == differing_uids(WANTED, {1: 0.0}) == [1, 2, 3]
-
-
 @pytest.mark.parametrize(("limit", "tries"), [(0, 3), (LIMIT, 4)], ids=["each try costs a block", "limited"])
-def test_other_weights_on_chain_are_set_again_and_at_last_a_reason(
+def test_differing_weights_on_chain_are_set_again_until_the_window_gives_up(
     local: Callable[..., Scene], limit: int, tries: int
 ) -> None:
     """Also where the second try runs into the limit: it is not the limit that is wrong."""
@@ -294,18 +258,17 @@ def test_other_weights_on_chain_are_set_again_and_at_last_a_reason(
 
     chain = scripted(scene, *[falsified] * 9)
     report = scene.weigh()
-    assert report is not None
     assert (report.refused, report.reason) == (True, Reason.WEIGHTS_DIFFER)
     assert "uids [1, 2, 3]" in report.detail
     assert report.tries == len(chain.sent) == tries, "as often as the window has time for"
 
     chain.answers.clear()
     scene.sleep_into(WINDOW + 2 + limit // scene.hparams.windows.blocks_per_window)
-    assert scene.weigh(WINDOW + 1).reason is None  # type: ignore[union-attr]
+    assert scene.weigh(WINDOW + 1).reason is None
     assert scene.shown() == pytest.approx(WANTED, abs=1e-4)
 
 
-def test_weights_that_are_shown_a_little_later_are_not_sent_twice(
+def test_weights_shown_one_read_later_are_not_sent_twice(
     local: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The endpoint that was asked is behind the one that took them."""
@@ -314,7 +277,6 @@ def test_weights_that_are_shown_a_little_later_are_not_sent_twice(
     real, stale = chain.weights, [{}]
     monkeypatch.setattr(chain, "weights", lambda: stale.pop() if stale else real())
     report = scene.weigh()
-    assert report is not None
     assert (report.reason, report.tries) == (None, 1)
 
 
@@ -325,24 +287,22 @@ def test_weights_that_are_shown_a_little_later_are_not_sent_twice(
     "reason",
     [Reason.CHAIN_UNREACHABLE, Reason.CHAIN_RATE_LIMITED, Reason.CHAIN_FATE_UNKNOWN],
 )
-def test_what_may_pass_is_tried_again_within_the_window(local: Callable[..., Scene], reason: Reason) -> None:
+def test_a_transient_refusal_is_tried_again_within_the_window(local: Callable[..., Scene], reason: Reason) -> None:
     scene = local()
     chain = scripted(scene, passing(reason), passing(reason))
     report = scene.weigh()
-    assert report is not None
     assert (report.reason, report.tries) == (None, 3)
     (_, first), (_, second), (_, third) = chain.sent
     assert (second - first, third - second) == PAUSES[:2]
     assert scene.shown() == pytest.approx(WANTED, abs=1e-4)
 
 
-def test_what_does_not_pass_is_left_to_the_next_window_in_time_for_what_follows(local: Callable[..., Scene]) -> None:
+def test_a_lasting_refusal_is_left_to_the_next_window_in_time_for_the_last_steps(local: Callable[..., Scene]) -> None:
     scene = local()
     chain = scripted(scene, *[passing(Reason.CHAIN_UNREACHABLE)] * 99)
     for window in (WINDOW, WINDOW + 1, WINDOW + 2):
         scene.sleep_into(window + 1)
         report = scene.weigh(window, OTHER)
-        assert report is not None
         assert (report.reason, report.weights) == (Reason.CHAIN_UNREACHABLE, {})
         assert scene.chain.head() < (window + 2) * scene.hparams.windows.blocks_per_window - 4
         tries = len(chain.sent)
@@ -350,18 +310,17 @@ def test_what_does_not_pass_is_left_to_the_next_window_in_time_for_what_follows(
         assert len(chain.sent) == tries
     chain.answers.clear()
     scene.sleep_into(WINDOW + 4)
-    assert scene.weigh(WINDOW + 3).reason is None  # type: ignore[union-attr]
+    assert scene.weigh(WINDOW + 3).reason is None
     assert scene.shown() == pytest.approx(WANTED, abs=1e-4), "those of the newest window"
     assert scene.weigh(WINDOW + 5) is None
 
 
-def test_a_window_that_is_over_waits_for_nothing(local: Callable[..., Scene], clock: SimulatedClock) -> None:
+def test_a_window_that_is_over_is_not_waited_for(local: Callable[..., Scene], clock: SimulatedClock) -> None:
     scene = local()
     scene.sleep_into(WINDOW + 2)
     chain = scripted(scene, passing(Reason.CHAIN_UNREACHABLE))
     before = clock.now()
     report = scene.weigh()
-    assert report is not None
     assert (report.reason, len(chain.sent), clock.now()) == (Reason.CHAIN_UNREACHABLE, 1, before)
 
 
@@ -379,14 +338,13 @@ def test_a_chain_that_answers_nothing_ends_in_a_report(
     monkeypatch.setattr(scene.chain, "before", before)
     began = clock.now()
     report = scene.weigh()
-    assert report is not None
     assert (report.reason, report.tries) == (Reason.CHAIN_UNREACHABLE, 0)
     assert clock.now() - began == sum(PAUSES)
     scene.sleep_into(WINDOW + 2)
-    assert scene.weigh(WINDOW + 1).reason is None  # type: ignore[union-attr]
+    assert scene.weigh(WINDOW + 1).reason is None
 
 
-def test_an_extrinsic_whose_fate_was_unknown_is_looked_for_before_another_is_sent(
+def test_weights_are_read_before_an_extrinsic_of_unknown_fate_is_sent_again(
     local: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was included, now or a block later: one extrinsic is enough."""
@@ -400,7 +358,6 @@ def test_an_extrinsic_whose_fate_was_unknown_is_looked_for_before_another_is_sen
     real, not_final = chain.weights, [{}]
     monkeypatch.setattr(chain, "weights", lambda: not_final.pop() if not_final else real())
     report = scene.weigh()
-    assert report is not None
     assert (report.reason, report.tries) == (None, 1)
     assert len(chain.sent) == 1
 
@@ -413,7 +370,6 @@ def test_the_chains_limit_is_waited_for_to_the_block(real: Scene) -> None:
     substrate.weights_rate_limit = 6
     chain = scripted(scene)
     report = scene.weigh()
-    assert report is not None
     assert report.reason is None
     assert [block for _, block in chain.sent][1:] == [set_in + 6]
     assert [sent.params["dests"] for sent in substrate.submissions] == [[1, 2], [1, 2, 3]]
@@ -426,35 +382,20 @@ def test_a_limit_that_outlasts_the_window_is_not_waited_for(real: Scene, clock: 
     substrate.weights_rate_limit = 20
     before, began = blocks_of(scene), clock.now()
     report = scene.weigh()
-    assert report is not None
     assert (report.reason, report.tries) == (Reason.CHAIN_RATE_LIMITED, 1)
     assert "Retry in ~" in report.detail
     assert (blocks_of(scene), clock.now()) == (before, began)
     scene.sleep_into(WINDOW + 2)
-    assert scene.weigh(WINDOW + 1).reason is None  # type: ignore[union-attr]
+    assert scene.weigh(WINDOW + 1).reason is None
     assert scene.shown() == pytest.approx(WANTED, abs=1e-4)
-
-
-def test_a_rate_limit_is_no_failure_when_the_chain_shows_the_weights(local: Callable[..., Scene]) -> None:
-    scene = local(limit=LIMIT)
-    scene.chain.set_weights(WANTED)
-    report = scene.weigh()
-    assert report is not None
-    assert report.reason is None
 
 
 # Refusals that do not.
 
 CHAIN_NAMES = [
     ("HotKeyNotRegisteredInSubNet", Reason.NOT_REGISTERED),
-    ("HotKeyNotRegisteredInNetwork", Reason.NOT_REGISTERED),
-    ("HotKeyAccountNotExists", Reason.NOT_REGISTERED),
-    ("NeuronNoValidatorPermit", Reason.NO_VALIDATOR_PERMIT),
     ("NotEnoughStakeToSetWeights", Reason.NOT_ENOUGH_STAKE),
-    ("StakeAmountTooLow", Reason.NOT_ENOUGH_STAKE),
     ("IncorrectWeightVersionKey", Reason.WEIGHTS_VERSION),
-    ("UidVecContainInvalidOne", Reason.WEIGHTS_MALFORMED),
-    ("MaxWeightExceeded", Reason.WEIGHTS_MALFORMED),
     ("Payment", Reason.CHAIN_REFUSED),
 ]
 
@@ -468,7 +409,6 @@ def test_a_refusal_ends_the_tries_of_the_window_and_names_its_reason(
     began = clock.now()
     substrate.refuse_next(bt.ChainError(f"words of {name}", name))
     report = scene.weigh()
-    assert report is not None
     assert (report.refused, report.reason, report.tries) == (True, reason, 1)
     assert f"words of {name}" in report.detail
     assert report.summary == f"weights refused [{reason}]"
@@ -479,50 +419,17 @@ def test_a_refusal_ends_the_tries_of_the_window_and_names_its_reason(
     assert scene.weigh(wanted=OTHER) == report, "running the step twice changes nothing"
     assert len(substrate.submissions) == 1
     scene.sleep_into(WINDOW + 2)
-    assert scene.weigh(WINDOW + 1, OTHER).reason is None  # type: ignore[union-attr]
+    assert scene.weigh(WINDOW + 1, OTHER).reason is None
     assert scene.shown() == pytest.approx(OTHER, abs=1e-4)
 
 
-def test_what_the_ledger_refuses_is_cured_by_the_next_window(local: Callable[..., Scene]) -> None:
-    scene = local()
-    ledger = scene.operator
-    ledger.deregister(KEY.address)
-    report = scene.weigh()
-    assert report is not None
-    assert report.refused
-    assert "is not registered" in report.detail
-    ledger.register(KEY.address)  # without a permit
-    scene.sleep_into(WINDOW + 2)
-    report = scene.weigh(WINDOW + 1)
-    assert report is not None
-    assert report.refused
-    assert "no validator permit" in report.detail
-    ledger.deregister(KEY.address)
-    ledger.register(KEY.address, validator_permit=True)
-    ledger.deregister(OTHERS[2])
-    scene.sleep_into(WINDOW + 3)
-    report = scene.weigh(WINDOW + 2)
-    assert report is not None
-    assert report.refused
-    assert "nobody is registered with uids [3]" in report.detail
-    scene.sleep_into(WINDOW + 4)
-    assert scene.weigh(WINDOW + 3, OTHER).reason is None  # type: ignore[union-attr]
-
-
-def test_weights_that_no_chain_takes_are_malformed(local: Callable[..., Scene]) -> None:
+def test_weights_without_a_positive_value_are_malformed(local: Callable[..., Scene]) -> None:
     scene = local()
     report = scene.weigh(wanted={1: 0.0})
-    assert report is not None
     assert report.reason is Reason.WEIGHTS_MALFORMED
 
 
-def test_a_chain_without_a_wallet_says_so(local: Callable[..., Scene]) -> None:
-    scene = local()
-    scripted(scene, PermanentError(Reason.BAD_WALLET, "opened to read"))
-    assert scene.weigh().reason is Reason.BAD_WALLET  # type: ignore[union-attr]
-
-
-def test_a_bug_is_no_refusal(local: Callable[..., Scene]) -> None:
+def test_an_unexpected_exception_is_raised(local: Callable[..., Scene]) -> None:
     scene = local()
     scripted(scene, ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):
@@ -530,7 +437,7 @@ def test_a_bug_is_no_refusal(local: Callable[..., Scene]) -> None:
     assert scene.journal.result(WINDOW, STEP) is None
 
 
-def test_a_stop_ends_the_waiting_and_leaves_the_rest_to_later(local: Callable[..., Scene]) -> None:
+def test_a_stop_ends_the_waiting_and_a_later_call_goes_on(local: Callable[..., Scene]) -> None:
     scene = local()
 
     def stopped(chain: object, weights: object) -> None:
@@ -544,25 +451,24 @@ def test_a_stop_ends_the_waiting_and_leaves_the_rest_to_later(local: Callable[..
     finally:
         interrupt.clear_stop()
     assert scene.journal.result(WINDOW, STEP) is None
-    assert scene.weigh().reason is None  # type: ignore[union-attr]
+    assert scene.weigh().reason is None
 
 
 # Weights that the chain hides.
 
 
-def test_weights_that_the_chain_hides_are_not_read_back(real: Scene) -> None:
+def test_hidden_weights_are_not_read_back(real: Scene) -> None:
     scene, substrate = real, real.substrate
     assert substrate is not None
     substrate.commit_reveal = True
     report = scene.weigh()
-    assert report is not None
     assert (report.reason, report.weights, report.tries) == (None, WANTED, 1)
     assert scene.shown() == {}
     assert scene.weigh() == report
     assert len(substrate.submissions) == 1
 
 
-def test_hidden_weights_whose_fate_was_unknown_are_found_by_the_chains_limit(real: Scene) -> None:
+def test_hidden_weights_of_unknown_fate_are_recognised_by_the_chains_limit(real: Scene) -> None:
     scene, substrate = real, real.substrate
     assert substrate is not None
     substrate.commit_reveal, substrate.weights_rate_limit = True, LIMIT
@@ -573,18 +479,16 @@ def test_hidden_weights_whose_fate_was_unknown_are_found_by_the_chains_limit(rea
 
     scripted(scene, lost)
     report = scene.weigh()
-    assert report is not None
     assert (report.reason, report.weights, report.tries) == (None, WANTED, 2)
     assert len(substrate.submissions) == 1
 
 
-def test_the_limit_of_hidden_weights_of_an_earlier_window_is_a_limit(real: Scene) -> None:
+def test_the_chains_limit_from_an_earlier_window_is_a_refusal(real: Scene) -> None:
     scene, substrate = real, real.substrate
     assert substrate is not None
     substrate.commit_reveal, substrate.weights_rate_limit = True, LIMIT
     scene.chain.set_weights(OTHER)
     report = scene.weigh()
-    assert report is not None
     assert (report.reason, report.weights) == (Reason.CHAIN_RATE_LIMITED, {})
 
 
@@ -595,7 +499,7 @@ DEATHS = ["before it begins", "before it sends", "while nobody hears the answer"
 
 @pytest.mark.parametrize("hidden", [False, True], ids=["shown", "hidden"])
 @pytest.mark.parametrize("death", DEATHS)
-def test_a_process_that_dies_sets_them_once(
+def test_a_process_that_dies_sets_the_weights_once(
     real: Scene, monkeypatch: pytest.MonkeyPatch, death: str, hidden: bool
 ) -> None:
     scene, substrate = real, real.substrate
@@ -622,13 +526,12 @@ def test_a_process_that_dies_sets_them_once(
             scene.weigh()
     scene.restart()
     report = scene.weigh()
-    assert report is not None
     assert (report.reason, report.weights) == (None, pytest.approx(WANTED, abs=1e-4))
     assert len(substrate.submissions) == 1
     assert scene.weigh() == report
 
 
-def test_a_window_that_was_cut_off_for_good_is_made_up_for(
+def test_the_next_window_sets_weights_that_a_dead_process_did_not(
     local: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = local()
@@ -642,7 +545,7 @@ def test_a_window_that_was_cut_off_for_good_is_made_up_for(
             scene.weigh()
     scene.restart()
     scene.sleep_into(WINDOW + 2)
-    assert scene.weigh(WINDOW + 1, OTHER).reason is None  # type: ignore[union-attr]
+    assert scene.weigh(WINDOW + 1, OTHER).reason is None
     assert scene.shown() == pytest.approx(OTHER, abs=1e-4)
 
 
@@ -667,24 +570,12 @@ def test_a_network_sets_the_weights_of_its_newest_due_window(network: Network) -
     assert sum(wanted.values()) == pytest.approx(1)
     assert network.world.chain.weights() == {validator.exchange.identity(2).uid: pytest.approx(wanted, abs=1e-4)}
     report = validator.set_weights(evidence_of(network, 2))
-    assert report is not None
     assert (report.window, report.reason, report.weights) == (2, None, pytest.approx(wanted, abs=1e-4))
     assert validator.set_weights(evidence_of(network, 3)) is None
     assert validator.set_weights(None) is None
 
 
-def test_nobody_earned_sets_nothing(folder: Path) -> None:
-    hparams = tiny("local-demo", weights={"windows_per_weights": 1})
-    network = Network(folder, hparams, actors=["silent", "late"])
-    network.run([1])
-    report = network.validator.set_weights(evidence_of(network, 1))
-    assert report is not None
-    assert (report.weights, report.reason) == ({}, Reason.NOBODY_EARNED)
-    assert network.world.chain.weights() == {}
-    network.stop()
-
-
-def test_a_refusal_blocks_neither_proof_nor_close_and_is_made_up_for(network: Network) -> None:
+def test_a_refusal_blocks_neither_proof_nor_close_and_a_later_window_sets_the_weights(network: Network) -> None:
     validator = network.validator
     name = network.name(validator)
     chain = Scripted(validator.chain, permanent(Reason.NOT_ENOUGH_STAKE), permanent(Reason.WEIGHTS_VERSION))
@@ -693,7 +584,6 @@ def test_a_refusal_blocks_neither_proof_nor_close_and_is_made_up_for(network: Ne
     assert network.world.chain.weights() == {}
     for window, reason in ((2, Reason.NOT_ENOUGH_STAKE), (3, Reason.WEIGHTS_VERSION)):
         report = validator.set_weights(evidence_of(network, window))
-        assert report is not None
         assert report.reason is reason
         assert network.objects(name, f"proof-{window}-")
         assert validator.journal.status(window) is Status.FINISHED
@@ -711,13 +601,3 @@ def test_a_refusal_blocks_neither_proof_nor_close_and_is_made_up_for(network: Ne
     uid = network.validator.exchange.identity(4).uid
     assert network.world.chain.weights() == {uid: pytest.approx(weights_of(evidence_of(network, 4)), abs=1e-4)}
     assert network.validator.set_weights(evidence_of(network, 5)) is None
-
-
-def test_weights_of_an_odd_window_are_set_if_the_even_one_could_not(network: Network) -> None:
-    validator = network.validator
-    validator.chain = Scripted(validator.chain, permanent(Reason.NO_VALIDATOR_PERMIT))
-    network.run([1, 2, 3, 4])
-    uid = validator.exchange.identity(3).uid
-    sent = validator.chain.sent
-    assert [weights for weights, _ in sent] == [weights_of(evidence_of(network, window)) for window in (2, 3, 4)]
-    assert network.world.chain.weights() == {uid: pytest.approx(weights_of(evidence_of(network, 4)), abs=1e-4)}

@@ -1,10 +1,12 @@
-"""Work in forked processes that may be killed with SIGKILL, and the networks that such work makes up."""
+"""Run work in forked processes that are killed with SIGKILL: the harness of `miner_kills` and `validator_kills`."""
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,18 +19,13 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Forked:
-    """A process that was forked from this one, which should have no other threads then.
-
-    Attributes:
-        pid: The process.
-        answer: The file of what its work came to, as JSON.
-    """
+    """A process that was forked from this one; its answer lies in a JSON file."""
 
     pid: int
     answer: Path
 
     def join(self) -> Any | None:
-        """Wait for its end: what it answers, or None if it was killed."""
+        """Wait for its end; its answer, or None if it was killed."""
         status = os.waitpid(self.pid, 0)[1]
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
             return None
@@ -37,7 +34,7 @@ class Forked:
 
 
 def fork(work: Callable[[], Any], answer: Path) -> Forked:
-    """Begin some work in a process of its own; what it returns goes to the file."""
+    """Start work in a forked process; its result goes to the file. This process should have no other threads."""
     with suppress(FileNotFoundError):
         answer.unlink()
     child = os.fork()
@@ -73,8 +70,46 @@ def kill_after(calls: int | None) -> Callable[[], int]:
     return lambda: done
 
 
+class KillRun(ABC):
+    """A network one of whose nodes dies at random points, and the objects that it published so far.
+
+    Args:
+        folder: A folder for the network and for what processes note.
+        kills: How many processes are killed.
+        seed: Which points are drawn.
+    """
+
+    def __init__(self, folder: Path, kills: int, seed: int) -> None:
+        self.folder, self.kills, self.random = folder, kills, random.Random(seed)
+        self._seen: dict[str, bytes] = {}
+
+    @abstractmethod
+    def run(self) -> None:
+        """Run all windows; print a line of JSON for each."""
+
+    def forked(self, work: Callable[[], Any]) -> Any | None:
+        """The answer of a child; None if it was killed."""
+        return fork(work, self.folder / "answer.json").join()
+
+    def check_unchanged(self, objects: Mapping[str, bytes]) -> None:
+        """Check that every object that was there before is still there, byte for byte."""
+        for key, data in self._seen.items():
+            assert objects.get(key) == data, f"{key} is gone, or was replaced"
+        self._seen |= objects
+
+
+def main(kind: type[KillRun]) -> None:
+    """Run a network in the folder, and with the kills, of the command line."""
+    import torch
+
+    torch.set_num_threads(1)  # threads do not survive a fork
+    folder, kills = Path(sys.argv[1]), int(sys.argv[2])
+    folder.mkdir(parents=True, exist_ok=True)
+    kind(folder, kills, seed=kills).run()
+
+
 def reports_of(module: str, folder: Path, kills: int, environment: Mapping[str, str] | None = None) -> list[Any]:
-    """What a module of `tests.support` prints that is given a folder and a number of kills: one JSON value per line."""
+    """The JSON lines that a module of `tests.support` prints, given a folder and a number of kills."""
     done = subprocess.run(
         [sys.executable, "-m", f"tests.support.{module}", str(folder), str(kills)],
         cwd=ROOT,

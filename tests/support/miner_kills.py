@@ -1,15 +1,13 @@
-"""Kill a miner again and again while it publishes: `python -m tests.support.miner_kills FOLDER KILLS` and a key.
+"""Kill a miner again and again while it publishes: `python -m tests.support.miner_kills FOLDER KILLS`.
 
-The network lies in the folder, its buckets behind the S3 endpoint that the environment names. Every step of the miner
-runs in a process of its own, forked from this one, over the same folder; while it compresses, commits and uploads it is
-killed with SIGKILL at a random Python call, until the window is published. Then the aggregator has its window, and the
-miner ends its own. What came of each window is printed as a line of JSON.
+The buckets lie behind the S3 endpoint that the environment names. The miner runs in forked processes over the same
+folder; while it compresses, commits and uploads it is killed at a random Python call, until the window is published.
+Then the aggregator has its window, and the miner ends its own.
 """
 
 import json
 import math
 import os
-import random
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -32,7 +30,7 @@ from templar.store.base import ObjectInfo
 from templar.store.s3 import S3Store
 from templar.store.s3_protocol import S3Settings
 from templar.window import Action, drive_window, open_window
-from tests.support.killing import fork, kill_after
+from tests.support.killing import KillRun, kill_after, main
 from tests.support.network import tiny
 
 T = TypeVar("T")
@@ -132,17 +130,7 @@ class KillStage:
 
 @dataclass(frozen=True)
 class WindowReport:
-    """What came of a window.
-
-    Attributes:
-        window: The window.
-        calls: Python calls from compression to the reveal, in the process that was not killed.
-        kills: Processes that were killed.
-        manifest: Digest of the manifest.
-        applied: Uids that the aggregator applied.
-        roots: Root of the miner and of the aggregator after it.
-        private: Digest of the tensors of the miner's private state after it.
-    """
+    """Digests and figures of a window; `calls` are the Python calls from compression to the reveal."""
 
     window: int
     calls: int
@@ -150,26 +138,19 @@ class WindowReport:
     manifest: str
     applied: tuple[int, ...]
     roots: tuple[str, str]
+    """Root of the miner and of the aggregator."""
     private: str
 
 
-class Kills:
-    """A network whose miner dies at random points.
-
-    Args:
-        folder: An empty folder.
-        kills: How many times.
-        seed: Where.
-    """
+class MinerKills(KillRun):
+    """A network whose miner dies while it publishes."""
 
     def __init__(self, folder: Path, kills: int, seed: int) -> None:
-        self._folder = folder
+        super().__init__(folder, kills, seed)
         stage = KillStage(folder, Path(os.environ["BUCKETS"]))
         self._world = World(folder, tiny(windows=SLOW), seed=1, actors=("honest",), num_validators=1, stage=stage)
-        self._left, self._kills = kills, kills
-        self._random = random.Random(seed)
+        self._left = kills
         self._calls = TYPICAL_CALLS
-        self._seen: dict[str, bytes] = {}
 
     def run(self) -> None:
         """Windows until all kills are spent, and one more."""
@@ -182,11 +163,11 @@ class Kills:
             window += 1
 
     def _window(self, window: int) -> WindowReport:
-        kills, share = 0, math.ceil(self._kills / NUM_WINDOWS)
+        kills, share = 0, math.ceil(self.kills / NUM_WINDOWS)
         while True:  # one that was killed has less to do: early points are likelier than late ones
-            point = int(self._calls * self._random.random() ** 3)
+            point = int(self._calls * self.random.random() ** 3)
             kill_at = point if self._left > 0 and kills < share else None
-            answer = self._forked(lambda kill_at=kill_at: self._publish(window, kill_at))  # type: ignore[misc]
+            answer = self.forked(lambda kill_at=kill_at: self._publish(window, kill_at))  # type: ignore[misc]
             self._look(window)
             if answer is not None:
                 break
@@ -229,7 +210,7 @@ class Kills:
         miner.publish_sync_proof(window)
         manifest = miner._manifest(window).digest
         miner.finish(window)
-        private = self._folder / "private.safetensors"
+        private = self.folder / "private.safetensors"
         miner._private.save(private)
         tensors = sorted(load_file(private).items())
         digest = sha256_hex(b"".join(name.encode() + tensor.numpy().tobytes() for name, tensor in tensors))
@@ -237,29 +218,23 @@ class Kills:
 
     def _started(self, kind: type[Any]) -> Any:
         role = "honest" if kind is Miner else "aggregator"
-        node = self._world.node(next(member for member in self._world.members if member.role == role))
-        return node
+        return self._world.node(next(member for member in self._world.members if member.role == role))
 
     def _must(self, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        answer = self._forked(work)
+        answer = self.forked(work)
         assert answer is not None, "nobody kills this one"
         return answer
 
-    def _forked(self, work: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
-        """What a child answers; None if it was killed."""
-        return fork(work, self._folder / "answer.json").join()
-
     def _look(self, window: int) -> None:
-        """What is there is whole, legal, and what was there before."""
+        """Check that the window's objects are whole, legal and unchanged."""
         miner = next(member for member in self._world.members if member.role == "honest")
         store, found = self._world.stage.open_store(miner.account_id), {}
         for kind in (Kind.COMMIT, Kind.MANIFEST, Kind.GRADIENT):
             key = window_key(kind, window, miner.uid)
             if store.head(key) is not None:
                 found[kind] = store.get(key, max_bytes=1 << 20)
-                assert self._seen.setdefault(key, found[kind]) == found[kind], f"{key} was replaced"
-            else:
-                assert key not in self._seen, f"{key} is gone"
+        earlier = {key: data for key, data in self._seen.items() if f"-{window}-" not in key}
+        self.check_unchanged({**earlier, **{window_key(kind, window, miner.uid): found[kind] for kind in found}})
         commit = unseal(found[Kind.COMMIT], Commit).body if Kind.COMMIT in found else None
         manifest = unseal(found[Kind.MANIFEST], Manifest).body if Kind.MANIFEST in found else None
         if manifest is not None:
@@ -280,14 +255,5 @@ class Kills:
         return Layout.of(parameter_shapes(hparams.model), hparams.gradient, hparams.training.recipe)
 
 
-def main() -> None:
-    import torch
-
-    torch.set_num_threads(1)  # threads do not survive a fork
-    folder, kills = Path(sys.argv[1]), int(sys.argv[2])
-    folder.mkdir(parents=True, exist_ok=True)
-    Kills(folder, kills, seed=kills).run()
-
-
 if __name__ == "__main__":
-    main()
+    main(MinerKills)

@@ -2,7 +2,7 @@
 
 The network lies in the folder. Everybody but the validator lives in one process, on simulated time. Each attempt of the
 validator at a window is a process of its own over the validator's folder, which starts it, calls
-`templar.neuron.drive.validate` and is killed with SIGKILL at a Python call of a step; the next one begins again, until
+`templar.window.drive_window` and is killed with SIGKILL at a Python call of a step; the next one begins again, until
 the window is done. Time passes only while the validator asks for it, so it is never late, however often it dies.
 
 Steps are drawn first, and then one of the calls that the step makes: points that are drawn from a window's calls would
@@ -13,7 +13,6 @@ What came of each window is printed as a line of JSON, and at the end what the o
 """
 
 import json
-import random
 import sqlite3
 import sys
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
+from templar import window as window_module
 from templar.canonical import canonical_json, sha256_hex
 from templar.exchange.object_keys import Kind, window_key
 from templar.neuron.node import Node
@@ -32,7 +32,7 @@ from templar.neuron.validator import Validator
 from templar.simulate.world import START_WINDOW, Member, World
 from templar.timeline import first_block
 from templar.window import Action, drive_window
-from tests.support.killing import Forked, die, fork
+from tests.support.killing import Forked, KillRun, die, fork, main
 from tests.support.network import tiny
 
 T = TypeVar("T")
@@ -152,14 +152,7 @@ class AskingClock:
 
 @dataclass(frozen=True)
 class Kill:
-    """A process that was killed.
-
-    Attributes:
-        step: The step that it was in.
-        calls: Calls in this step before.
-        rated: Whether the next process found the window in the score book.
-        applied: Whether it found the state after the window.
-    """
+    """A process that was killed, and whether the next one found the window rated and applied."""
 
     step: str
     calls: int
@@ -169,17 +162,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class WindowReport:
-    """What came of a window.
-
-    Attributes:
-        window: The window.
-        kills: Who died in it, in order.
-        evidence: Body of the validator's evidence.
-        book: Table of the score book -> its rows.
-        weights: Miner's uid -> weight of this validator, on chain.
-        root: Root of the validator's state.
-        published: Key -> digest of everything in the validator's bucket but leases and signatures.
-    """
+    """What a window left behind: evidence, rows of the score book by table, weights on chain, root, digests by key."""
 
     window: int
     kills: tuple[Kill, ...]
@@ -190,33 +173,25 @@ class WindowReport:
     published: dict[str, str]
 
 
-class ValidatorKills:
-    """A network whose validator dies at random points.
-
-    Args:
-        folder: An empty folder.
-        kills: How many times; as often in each window but the first.
-        seed: Where.
-    """
+class ValidatorKills(KillRun):
+    """A network whose validator dies equally often in each window but the first."""
 
     def __init__(self, folder: Path, kills: int, seed: int) -> None:
+        super().__init__(folder, kills, seed)
         assert kills % (NUM_WINDOWS - 1) == 0, f"{kills} kills in {NUM_WINDOWS - 1} windows"
-        self._folder = folder
         self._world = World(folder / "network", HPARAMS, seed=1, actors=ACTORS)
         self._world.chain.close()  # a file of SQLite must not be open when its process forks
         self._members = [member for member in self._world.members if member.role != "burn"]
         self._validator = next(member for member in self._members if member.role == "validator")
         self._kills_per_window = kills // (NUM_WINDOWS - 1)
-        self._random = random.Random(seed)
         self._deck: list[str] = []
         self._calls: dict[str, int] = {}
-        self._seen: dict[str, bytes] = {}
         self._others: Connection
 
     def run(self) -> None:
         """All windows."""
         self._others, theirs = Pipe()
-        others = fork(lambda: self._live(theirs), self._folder / "others.json")
+        others = fork(lambda: self._live(theirs), self.folder / "others.json")
         theirs.close()
         for window in range(START_WINDOW, START_WINDOW + NUM_WINDOWS):
             print(json.dumps(asdict(self._window(window))), flush=True)
@@ -279,21 +254,26 @@ class ValidatorKills:
         """Where to die in the next window."""
         if not self._calls or not self._kills_per_window:
             return []
-        order = list(self._calls)
+        order = self._steps()
         steps = [self._next_step() for _ in range(self._kills_per_window - 1)]
-        drawn = [Point(step, self._random.randrange(self._calls[step])) for step in [*steps, LAST_STEP]]
+        drawn = [Point(step, self.random.randrange(self._calls[step])) for step in [*steps, LAST_STEP]]
         return sorted(drawn, key=lambda point: (order.index(point.step), point.call))
+
+    def _steps(self) -> list[str]:
+        """The steps in their order up to the last one; what the driver reads after it cannot be hit any more."""
+        steps = list(self._calls)
+        return steps[: steps.index(LAST_STEP) + 1]
 
     def _next_step(self) -> str:
         if not self._deck:
-            self._deck = [*DECISIVE, *(step for step in self._calls if step != LAST_STEP)]
-            self._random.shuffle(self._deck)
+            self._deck = [*DECISIVE, *self._steps()[:-1]]
+            self.random.shuffle(self._deck)
         return self._deck.pop()
 
     def _attempt(self, window: int, point: Point | None) -> dict[str, Any] | None:
         """What came of the window; None if the process was killed."""
         ours, line = Pipe()
-        child = fork(lambda: self._validate(window, line, point), self._folder / "answer.json")
+        child = fork(lambda: self._validate(window, line, point), self.folder / "answer.json")
         line.close()
         return self._serve(ours, child)
 
@@ -310,8 +290,8 @@ class ValidatorKills:
         validator = self._world.node(self._validator)
         assert isinstance(validator, Validator)
         found = {"rated": _is_rated(validator, window), "applied": validator.state.window >= window}
-        (self._folder / "found.json").write_text(json.dumps(found))
-        watch = Watch(point, self._folder / "died.json")
+        (self.folder / "found.json").write_text(json.dumps(found))
+        watch = Watch(point, self.folder / "died.json")
         opening = watch.call(lambda: drive_window(validator, window))
         assert opening.action is not Action.CATCHING_UP, opening
         return {"calls": watch.calls, **self._outcome(validator, window)}
@@ -329,11 +309,8 @@ class ValidatorKills:
         }
 
     def _look(self) -> None:
-        """What was there before is there still, signatures and all."""
-        now = self._objects()
-        for key, data in self._seen.items():
-            assert now.get(key) == data, f"{key} is gone, or was replaced"
-        self._seen = now
+        """Check that no object is gone or was replaced."""
+        self.check_unchanged(self._objects())
 
     def _objects(self) -> dict[str, bytes]:
         """What the validator has in its bucket, but for leases."""
@@ -343,7 +320,7 @@ class ValidatorKills:
 
     def _read(self, name: str) -> Any:
         """What the last process noted."""
-        return json.loads((self._folder / f"{name}.json").read_text())
+        return json.loads((self.folder / f"{name}.json").read_text())
 
 
 def _is_rated(validator: Validator, window: int) -> bool:
@@ -351,7 +328,7 @@ def _is_rated(validator: Validator, window: int) -> bool:
 
 
 def _rows(path: Path) -> dict[str, list[list[Any]]]:
-    """All that a file of SQLite holds, whatever its tables are."""
+    """The rows of every table of an SQLite file."""
     with closing(sqlite3.connect(path)) as connection:
         names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name").fetchall()
         tables = {name: connection.execute(f'SELECT * FROM "{name}"').fetchall() for (name,) in names}
@@ -376,14 +353,5 @@ def _without_signatures(value: Any) -> Any:
     return value
 
 
-def main() -> None:
-    import torch
-
-    torch.set_num_threads(1)  # threads do not survive a fork
-    folder, kills = Path(sys.argv[1]), int(sys.argv[2])
-    folder.mkdir(parents=True, exist_ok=True)
-    ValidatorKills(folder, kills, seed=kills).run()
-
-
 if __name__ == "__main__":
-    main()
+    main(ValidatorKills)
