@@ -75,13 +75,8 @@ def check_evidence(
 ) -> None:
     """Rebuild a validator's window, compare, and enter each difference into `findings` as it is found.
 
-    Args:
-        node: A node whose agreed state is that of the window before.
-        model: A model of the network's shape.
-        seen: The window by its public objects.
-        evidence: The validator's signed evidence.
-        findings: The differences so far.
-        tolerance: Allowed relative distance of measured numbers; 0 for equality.
+    The node's agreed state must be that of the window before. `tolerance` is the allowed relative distance of measured
+    numbers; 0 for equality.
 
     Raises:
         TransientError: Chain, dataset or stores failed; a later call starts over.
@@ -108,7 +103,7 @@ def _derive(evidence: Evidence, standing: Standing, hparams: HParams) -> tuple[D
     try:
         again = conclude(evidence.facts, standing, hparams, author)
     except (ValueError, ArithmeticError) as error:  # numbers that no honest validator can have measured
-        return (Difference("facts", f"what nothing can be concluded from: {str(error)[:200]}", ""),)
+        return (Difference("facts", f"no conclusion follows from them: {str(error)[:200]}", ""),)
     return compare_evidence(evidence, again)
 
 
@@ -125,14 +120,15 @@ def _check_facts(
     """Observe and measure the window again, and enter the differences."""
     # 1. Which payload of each miner counted: by the claims, as far as the public objects allow.
     published = evidence.facts
-    again = _reconcile(node, seen, published, standing, evidence.uid)
+    again = _Reconciliation(node, seen, standing, evidence.uid, published)
+    report = again.run()
     findings.facts.extend(again.differences)
     findings.notes.extend(again.notes)
     # 2. Measure on these payloads.
     earlier = standing.payloads if standing.window == seen.window - 1 else {}
     missing = cache_payloads(node, seen.window - 1, earlier)
     measuring = model if again.measurable else None
-    recomputed = _changed(evaluate(node, measuring, standing, again.report, seen.settlement), again.settled)
+    recomputed = _changed(evaluate(node, measuring, standing, report, seen.settlement), again.settled)
     # 3. Proofs may change after a validator read them: they have rules of their own.
     differences, notes = _compare_proofs(node, seen, published, recomputed, evidence.uid)
     findings.facts.extend(differences)
@@ -170,57 +166,41 @@ def _without_repeats(
 
 
 @dataclass
-class _Reconciled:
-    """A validator's claims about reveals, compared with the public objects.
-
-    Attributes:
-        report: The gather by the validator's claims, as far as the public objects allow.
-        differences: Claims that they contradict.
-        notes: Claims that only the moment could show, for people.
-        measurable: Whether exactly the validator's payloads are at hand.
-        settled: Uid -> fields of its facts that need no further comparison.
-    """
-
-    report: GatherReport
-    differences: list[Difference] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    measurable: bool = True
-    settled: dict[int, dict[str, Any]] = field(default_factory=dict)
-
-
-def _reconcile(node: Node, seen: Hindsight, published: WindowFacts, standing: Standing, validator: int) -> _Reconciled:
-    """Compare a validator's claims about the reveals of a window with the public objects.
-
-    Raises:
-        TransientError: A miner's store fails now: nothing can be said.
-        PermanentError: `evidence_missing`; the objects of a miner may have expired.
-    """
-    claims = {miner.uid: miner for miner in published.miners}
-    found = _Reconciled(replace(seen.report, outcomes=()))
-    case = _Case(node, seen, standing, validator, published, claims, found)
-    outcomes = [case.outcome(neuron, claims.get(neuron.uid)) for neuron in node.exchange.miners(seen.window)]
-    found.report = replace(seen.report, outcomes=tuple(each for each in outcomes if each is not None))
-    return found
-
-
-@dataclass
-class _Case:
-    """The claims of one validator about one window."""
+class _Reconciliation:
+    """The claims of one validator about the reveals of one window, compared with the public objects."""
 
     node: Node
     seen: Hindsight
     standing: Standing
     validator: int
     published: WindowFacts
-    claims: Mapping[int, MinerFacts]
-    found: _Reconciled
+    differences: list[Difference] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    measurable: bool = True
+    """Whether exactly the validator's payloads are at hand."""
+    settled: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Uid -> fields of its facts that need no further comparison."""
+
+    def __post_init__(self) -> None:
+        self.claims = {miner.uid: miner for miner in self.published.miners}
+
+    def run(self) -> GatherReport:
+        """Return the gather by the validator's claims, as far as the public objects allow.
+
+        Raises:
+            TransientError: A miner's store fails now: nothing can be said.
+            PermanentError: `evidence_missing`; the objects of a miner may have expired.
+        """
+        miners = self.node.exchange.miners(self.seen.window)
+        outcomes = [self.outcome(neuron, self.claims.get(neuron.uid)) for neuron in miners]
+        return replace(self.seen.report, outcomes=tuple(each for each in outcomes if each is not None))
 
     def outcome(self, neuron: NeuronInfo, claim: MinerFacts | None) -> PeerOutcome | None:
         """Return the outcome to measure; None for a miner that was not asked."""
         uid, now = neuron.uid, self.seen.outcome(neuron.uid)
         truth, banned = self._truth(neuron, now)
         if claim is None:  # `compare_facts` reports that it was skipped; the others are measured without it
-            self.found.measurable &= not self._is_listed(uid)
+            self.measurable &= not self._is_listed(uid)
             return None if now is None else replace(now, submission=None)
         bucket = bucket_of(self.node, neuron)
         if claim.bucket != bucket:
@@ -255,7 +235,7 @@ class _Case:
         if uid in self.seen.reserve and claim.tier in (Tier.RESERVE, Tier.OTHER) and not was_needless:
             tier = Tier(claim.tier)
             if tier is Tier.RESERVE and not asked:
-                self.found.notes.append(f"uid {uid}: asked in another's place, which is not necessary now")
+                self.notes.append(f"uid {uid}: asked in another's place, which is not necessary now")
         if now is None or (_is_unasked(claim) and uid in self.seen.reserve and not was_needless):
             return None
         counted = now.submission if claimed is not None and claimed == truth else None
@@ -266,12 +246,12 @@ class _Case:
         window = self.seen.window
         then, now = (self.standing.is_banned(window, neuron.hotkey, each) for each in (claim.bucket, bucket))
         if then == now:
-            self.found.notes.append(f"uid {neuron.uid}: the chain names another bucket now than the evidence")
+            self.notes.append(f"uid {neuron.uid}: the chain names another bucket now than the evidence")
             self._settle(claim, "bucket")
         else:
             self._differs(claim, "bucket", shown(bucket), suspects=(self.validator, neuron.uid))
             self._settle(claim, "bucket", "payload_sha256", "reason", "windows_behind")
-            self.found.measurable = False
+            self.measurable = False
 
     def _left_out(self, neuron: NeuronInfo, claim: MinerFacts, truth: str | None) -> None:
         """Handle a claim that nothing counted, where a payload counts by the public objects."""
@@ -279,10 +259,10 @@ class _Case:
         if self._is_settled(claim, "payload_sha256"):
             return
         if self._is_listed(uid):  # the decided roster holds against any observation
-            self.found.measurable = False
+            self.measurable = False
         elif claim.reason in MOMENTARY:
             cost = ", and it was punished" if is_absent(claim, self.published) else ""
-            self.found.notes.append(f"uid {uid}: it could not be read then, says the evidence [{claim.reason}]{cost}")
+            self.notes.append(f"uid {uid}: it could not be read then, says the evidence [{claim.reason}]{cost}")
         elif _is_unasked(claim) and uid in self.seen.reserve:
             pass  # its tier says whether it had to be asked
         else:
@@ -294,7 +274,7 @@ class _Case:
         """Handle a claim that a payload counted, where the public objects do not show that."""
         if self._is_settled(claim, "payload_sha256"):
             return
-        self.found.measurable = False
+        self.measurable = False
         if self._is_listed(neuron.uid) or now is None or claim.payload_sha256 is None:
             self._differs(claim, "payload_sha256", shown(truth))
         else:
@@ -313,14 +293,14 @@ class _Case:
         if _is_unasked(claim) and neuron.uid in self.seen.reserve:
             return  # its tier says whether it had to be asked
         if claim.reason in MOMENTARY and not banned:
-            self.found.notes.append(f"uid {neuron.uid}: [{claim.reason}] then, [{reason}] now")
+            self.notes.append(f"uid {neuron.uid}: [{claim.reason}] then, [{reason}] now")
             return
         if Reason.BANNED in (claim.reason, reason) or now is None:
             self._differs(claim, "reason", shown(reason))
             return
         self._require_readable(neuron, now)
         if claim.reason is not None and _CAME_LATER.get(claim.reason) is reason:
-            self.found.notes.append(f"uid {neuron.uid}: [{claim.reason}] then, [{reason}] now: it came later")
+            self.notes.append(f"uid {neuron.uid}: [{claim.reason}] then, [{reason}] now: it came later")
         else:
             self._differs(claim, "reason", shown(reason), suspects=(self.validator, neuron.uid))
 
@@ -354,11 +334,11 @@ class _Case:
         return uid in self.seen.settlement.uids
 
     def _is_settled(self, claim: MinerFacts, name: str) -> bool:
-        return name in self.found.settled.get(claim.uid, {})
+        return name in self.settled.get(claim.uid, {})
 
     def _settle(self, claim: MinerFacts, *names: str) -> None:
         """Exclude these fields from further comparison."""
-        known = self.found.settled.setdefault(claim.uid, {})
+        known = self.settled.setdefault(claim.uid, {})
         known.update({name: getattr(claim, name) for name in names})
 
     def _differs(
@@ -372,7 +352,7 @@ class _Case:
     ) -> None:
         published = shown(getattr(claim, name)) + (f" ({because})" if because is not None else "")
         where = f"miners[uid {claim.uid}].facts.{name}"
-        self.found.differences.append(Difference(where, published, recomputed, suspects or (self.validator,)))
+        self.differences.append(Difference(where, published, recomputed, suspects or (self.validator,)))
 
 
 def _is_unasked(claim: MinerFacts) -> bool:

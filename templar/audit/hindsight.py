@@ -47,11 +47,7 @@ class Hindsight:
 
 
 def look_back(node: Node, window: int) -> Hindsight:
-    """Gather a closed window once more.
-
-    Args:
-        node: A node whose agreed state is that of the window before.
-        window: The window; validators must have decided on it.
+    """Gather a closed window once more, with a node whose agreed state is that of the window before.
 
     Raises:
         TransientError: Chain or stores failed, or the decision is not known yet: `decision_missing`.

@@ -77,25 +77,17 @@ def audit_window(node: Node, gathered: GatherReport, settlement: Settlement) -> 
 
 @dataclass(frozen=True)
 class RosterFindings:
-    """The result of an audit of a closed window's roster.
-
-    Attributes:
-        publisher: Uid of the publisher whose roster was decided; None for a null window.
-        differences: Faults of its publishers or miners.
-        notes: Conflicts without a fault.
-    """
+    """The result of an audit of a closed window's roster; the publisher of a null window is None."""
 
     publisher: int | None
-    differences: tuple[Difference, ...]
-    notes: tuple[str, ...]
+    differences: tuple[Difference, ...]  # faults of publishers or miners
+    notes: tuple[str, ...]  # conflicts without a fault
 
 
 def audit_roster(node: Node, seen: Hindsight) -> RosterFindings:
     """Audit a closed window's decided roster, and those of the publishers before it, against the miners' objects.
 
-    Args:
-        node: A node whose agreed state is that of the window before.
-        seen: The window by its public objects.
+    The node's agreed state must be that of the window before.
 
     Raises:
         TransientError: Chain or a store failed.
@@ -167,22 +159,14 @@ def _why_passed_over(node: Node, seen: Hindsight, publisher: NeuronInfo, rank: i
 
 @dataclass(frozen=True)
 class Observations:
-    """A node's own observations of a window.
-
-    Attributes:
-        window: The window.
-        gathered: The outcome for every peer.
-        roster: The roster that was applied; None for a null window.
-        passed_over: Publishers whose turn passed without a roster that counts.
-        previous: The roster of the window before. It is read once more, for its publisher may have replaced it after
-            everybody had read it.
-    """
+    """A node's own observations of a window."""
 
     window: int
     gathered: GatherReport
-    roster: Sealed[Roster] | None
+    roster: Sealed[Roster] | None  # None for a null window
     passed_over: tuple[PassedOver, ...] = ()
     previous: Sealed[Roster] | None = None
+    """The roster of the window before: its publisher may have replaced it after everybody had read it."""
 
 
 def find_conflicts(exchange: Exchange, seen: Observations) -> tuple[tuple[Finding, ...], tuple[Exhibit, ...]]:

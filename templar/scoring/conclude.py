@@ -46,11 +46,7 @@ from templar.scoring.standing import DIGITS, ScoreCard, Standing
 def conclude(facts: WindowFacts, standing: Standing, hparams: HParams, author: Mapping[str, Any]) -> Evidence:
     """Return the evidence of a window: its facts, the score cards after it, and the weights.
 
-    Args:
-        facts: Observations and measurements of the window.
-        standing: The validator's memory before it.
-        hparams: The network's settings.
-        author: The evidence's author fields (`Exchange.author`).
+    `author` has the evidence's author fields (`Exchange.author`).
     """
     scoring, window = hparams.scoring, facts.window
     miners = {miner.uid: miner for miner in facts.miners}

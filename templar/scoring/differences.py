@@ -24,19 +24,15 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Difference:
-    """A published value that the public objects contradict.
-
-    Attributes:
-        where: The field, such as `miners[uid 7].after.mu`.
-        published: The published value, for people.
-        recomputed: The value by the public objects, for people; empty if `published` says what is wrong.
-        suspects: Uids, at least one of which is at fault.
-    """
+    """A published value that the public objects contradict; values are texts for people."""
 
     where: str
+    """The field, such as `miners[uid 7].after.mu`."""
     published: str
     recomputed: str
+    """Empty if `published` says what is wrong."""
     suspects: tuple[int, ...] = ()
+    """Uids, at least one of which is at fault."""
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.published}"

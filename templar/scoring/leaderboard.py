@@ -92,10 +92,9 @@ class Leaderboard:
 
         Columns: `window`, `uid`, `hotkey`, `final`, `mu`, `sigma`, `ordinal`, `average` (of the indicator),
         `advantage`, `sync`, `curvature` (NaN if it was never measured exactly), `promise` (the predicted gain that the
-        curvature was left out of; each after the window),
-        `score` (NaN if it was not scored), `indicator`, `exact` (measured exactly), `applied`, `own_loss`,
-        `random_loss` (before; NaN if not measured or not finite), `reason` (why no payload counted), `slashes` (text),
-        `weight`.
+        curvature was left out of; each after the window), `score` (NaN if it was not scored), `indicator`, `exact`
+        (measured exactly), `applied`, `own_loss`, `random_loss` (before; NaN if not measured or not finite), `reason`
+        (why no payload counted), `slashes` (text), `weight`.
         """
         rows = []
         for evidence in self.evidences:

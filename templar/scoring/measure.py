@@ -209,14 +209,8 @@ def find_likenesses(
 ) -> tuple[dict[int, Likeness], dict[int, Likeness]]:
     """Return the most similar payload of each: uid -> in its window, and uid -> in the window before.
 
-    Payloads without a partner to compare are left out.
-
-    Args:
-        payloads: Uid -> payload of the window.
-        earlier: Uid -> payload of the window before.
-        applied: Uids whose earlier payload was applied.
-        layout: Tensors and chunks.
-        threshold: The share from which two payloads are alike.
+    Payloads without a partner to compare are left out. Of the `earlier` payloads those of `applied` uids were applied;
+    from a share of `threshold` on two payloads are alike.
     """
     mine, theirs = list(payloads), list(earlier)
     taken = similarity([*payloads.values(), *earlier.values()], layout).taken

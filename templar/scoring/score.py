@@ -53,14 +53,7 @@ class WindowScore:
 def score_payload(
     estimate: Estimate, measurement: Measurement | None, card: ScoreCard, prior: "CurvaturePrior"
 ) -> WindowScore:
-    """Return the score of a payload from its measurements.
-
-    Args:
-        estimate: The first-order measurement.
-        measurement: The exact one, if the miner was drawn for it.
-        card: The miner's card.
-        prior: The window's assumption about curvatures that were not measured.
-    """
+    """Return the score of a payload from its first-order measurement and, if it was drawn for one, the exact one."""
     # 1. First-order score plus curvature, measured or assumed.
     own = relative_gain(estimate.own_before, estimate.own_gain)
     random = first_order_score(estimate)
@@ -214,14 +207,7 @@ class Rated:
 def rate_against(
     baseline: Rating, ratings: Mapping[int, Rating], scores: Mapping[int, float], scoring: Scoring
 ) -> Rated:
-    """Return the new ratings after one window in which these miners were scored.
-
-    Args:
-        baseline: The baseline's rating before; its mean is that of a fresh rating.
-        ratings: Uid -> rating before.
-        scores: Uid -> score of the window.
-        scoring: The settings.
-    """
+    """Return the new ratings after one window, from the ratings before and the window's scores by uid."""
     if not scores:
         return Rated({}, baseline, 0.0)
     # 1. Rate the miners and the baseline. Its score is raised by one ulp to break ties: a tie would cost both players.
@@ -232,7 +218,7 @@ def rate_against(
         beta=scoring.openskill_beta,
         tau=scoring.openskill_tau,
     )
-    # 2. Plackett-Luce knows differences only: shift all means so that the baseline is back at MU. Then whoever was not
+    # 2. Plackett-Luce knows differences only: shift all means so that the baseline is back at MU. Then a miner that was not
     #    rated has neither lost nor won against it.
     # 3. Fade the distances. Otherwise a veteran's lead would outlast long harm, and no newcomer would reach it.
     after, kept = rated.pop(_BASELINE), 1 - scoring.rating_fade
@@ -262,16 +248,9 @@ def positive_median(values: Collection[float]) -> float:
 def next_card(
     card: ScoreCard, score: WindowScore, rating: Rating, *, gained: float, sync: float, window: int, scoring: Scoring
 ) -> ScoreCard:
-    """Return the card of a scored miner, before its final score and the window's penalties.
+    """Return the card of a scored miner with its new rating, before its final score and the window's penalties.
 
-    Args:
-        card: The card before.
-        score: The payload's score.
-        rating: The rating after the window.
-        gained: The window's advantage over the baseline.
-        sync: The sync score.
-        window: The window.
-        scoring: The settings.
+    `gained` is the window's advantage over the baseline.
     """
     alpha = scoring.binary_score_ma_alpha
     changes = {
@@ -304,11 +283,7 @@ def final_score(card: ScoreCard, baseline: Rating, typical_advantage: float, sco
 
 
 def skill(card: ScoreCard, baseline: Rating, typical_advantage: float, scoring: Scoring) -> float:
-    """Return what a scored miner's work is worth; positive if its advantage is.
-
-    The advantage averages measured gains, so it tells half of the work from all of it long before ratings do. It is
-    blind to chance, so the ordinal above the baseline bounds it. The sign is the advantage's: of twenty equals, one is
-    at times rated below the baseline by luck.
+    """Return the value of a scored miner's work; positive if its advantage is.
 
     Args:
         card: The card after the window.
@@ -317,6 +292,9 @@ def skill(card: ScoreCard, baseline: Rating, typical_advantage: float, scoring: 
         scoring: The settings.
     """
     above = card.rating.ordinal - baseline.ordinal
+    # The advantage averages measured gains: it tells half of the work from all of it long before ratings do. It has no
+    # measure of uncertainty, so the rating bounds it. The sign is the advantage's: of twenty equal miners, bad luck
+    # rates one below the baseline at times.
     if card.advantage <= 0:
         return min(above, 0.0)
     return min(max(above, MIN_SKILL), scoring.typical_skill * card.advantage / typical_advantage)

@@ -79,14 +79,9 @@ def early_slashes(
 def late_slashes(
     card: ScoreCard, facts: MinerFacts, window: WindowFacts, scoring: Scoring, *, inactive: bool = False
 ) -> list[Slash]:
-    """Return the penalties for a miner's acts in the window.
+    """Return the penalties for a miner's acts in the window, by its card from before the window was scored.
 
-    Args:
-        card: Its card before the window was scored.
-        facts: What was seen of it.
-        window: What was seen of all.
-        scoring: The settings.
-        inactive: Whether it has been penalised for its absence already.
+    An `inactive` miner has been penalised for its absence already.
     """
     found: list[tuple[Event, Reason]] = []
     if facts.reason is not None and is_absent(facts, window):

@@ -45,18 +45,17 @@ class Rating:
 
 
 def rate(ratings: Mapping[int, Rating], scores: Mapping[int, float], *, beta: float, tau: float) -> dict[int, Rating]:
-    """Return the new ratings of the miners that were scored in a window; unchanged if there are fewer than two.
-
-    The result depends on neither the order of the mappings nor the uids: players enter by score and rating. Equal ones
-    with equal scores get ratings that are equal up to the last bits.
+    """Return the new ratings of the scored miners; unchanged if there are fewer than two. Missing ratings are fresh.
 
     Args:
-        ratings: Uid -> rating before; a missing one is fresh.
+        ratings: Uid -> rating before.
         scores: Uid -> score of the window, higher is better, ties allowed.
         beta: Spread of a single performance.
         tau: Growth of the uncertainty per window.
     """
     before = {uid: ratings.get(uid, Rating()) for uid in scores}
+    # Players enter by score and rating, so that the result depends on neither the order of the mappings nor the uids.
+    # Equal players with equal scores get ratings that are equal up to the last bits.
     uids = sorted(scores, key=lambda uid: (scores[uid], before[uid].mu, before[uid].sigma))
     if len(uids) < 2:
         return before

@@ -47,7 +47,7 @@ def evidence_key(network: Network, window: int) -> str:
 
 
 def evidence_of(network: Network, window: int) -> Evidence:
-    """What the validator published for a window."""
+    """Return the validator's published evidence of a window."""
     return unseal(network.objects("validator-2")[evidence_key(network, window)][1], Evidence).body
 
 
@@ -101,7 +101,7 @@ def test_an_honest_network_has_no_differences(network: Network, auditor: Auditor
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_hundred_windows_have_no_differences(folder: Path) -> None:
-    """With somebody late, two that publish the same and are banned for it, and whoever takes their places."""
+    """With a late miner, and two that publish the same and are banned for it."""
     scoring, storage = {"overlap_grace_steps": 10}, {"retention_windows": 200, "snapshot_frequency": 25}
     actors = ["honest", "honest", "late", "colluding", "colluding"]
     hparams = tiny(scoring=scoring, storage=storage, peers={"gather_peer_count": 3})

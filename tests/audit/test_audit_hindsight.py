@@ -161,11 +161,8 @@ def test_reasons_that_blame_a_miner_are_not_momentary() -> None:
 # Objects that changed since.
 
 
-ALL_KINDS = (Kind.COMMIT, Kind.MANIFEST, Kind.GRADIENT)
-
-
-@pytest.mark.parametrize("kinds", [ALL_KINDS, pytest.param((Kind.GRADIENT,), marks=pytest.mark.slow)])
-def test_what_the_roster_has_counts_with_the_times_of_the_roster(
+@pytest.mark.parametrize("kinds", [(Kind.COMMIT, Kind.MANIFEST, Kind.GRADIENT), (Kind.GRADIENT,)])
+def test_entries_of_the_roster_count_with_its_times(
     closed: Network, auditing: Auditing, kinds: tuple[Kind, ...]
 ) -> None:
     """A bucket may have moved since: its objects are the same, and all later."""
@@ -201,17 +198,10 @@ def test_another_payload_of_a_miner_outside_the_roster_is_found(closed: Network,
     assert evidence.notes == ("nothing is measured again, for the payloads are not the same",)
 
 
-def test_a_payload_that_was_taken_away_cannot_have_been_scored(closed: Network, auditing: Auditing) -> None:
-    take_away(closed, UNLISTED, Kind.GRADIENT)
-    _, evidence = parts(auditing(closed))
-    (found,) = evidence.differences
-    assert (found.recomputed, found.suspects) == ("nothing (payload_missing)", (2, UNLISTED))
-
-
 def test_an_earlier_payload_that_is_not_shown_any_more_is_a_note(
     building: Building, auditing: Auditing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was compared with then: the window before says who is at fault, this one cannot be redone there."""
+    """The validator compared with it; the audit of the window before finds who is at fault."""
     network = building(num_miners=5, overlap_levels=[0.97, 0.98, 0.99])  # early payloads are much alike
     network.run(range(1, LAST + 1))
     unlisted = range(UNLISTED, UNLISTED + 3)
@@ -230,7 +220,7 @@ def test_an_earlier_payload_that_is_not_shown_any_more_is_a_note(
 
 
 def evidence_of(network: Network, window: int) -> Evidence:
-    """What the validator published for a window."""
+    """Return the validator's published evidence of a window."""
     key = window_key(Kind.EVIDENCE, window, 2)
     return unseal(network.objects("validator-2")[key][1], Evidence).body
 
@@ -287,7 +277,7 @@ def punished(network: Network, uid: int) -> bool:
 
 @pytest.mark.parametrize("uid", [FIRST, UNLISTED])
 def test_a_store_that_failed_then_is_a_note(network: Network, auditing: Auditing, uid: int) -> None:
-    """Of who is in the roster nothing is missing; others were not measured, and that could have been so."""
+    """A payload of the roster was measured in any case; another one was not, which may be true."""
     network.run([1])
     refusing(network, network.validator, uid)
     network.run(range(2, LAST + 1))
@@ -418,14 +408,6 @@ NOT_MEASURED = dict.fromkeys(
 )
 
 
-def test_bans_are_audited_like_everything_else(with_bans: Network, auditing: Auditing) -> None:
-    auditor = auditing(with_bans)
-    for window in range(1, 5):
-        _, evidence = parts(auditor, window)
-        assert evidence.verified
-        assert evidence.notes == ()
-
-
 def test_a_banned_miner_must_not_be_measured(with_bans: Network, auditing: Auditing) -> None:
     tell(with_bans, COLLUDING[0], 4, payload_sha256="ab" * 32, reason=None, windows_behind=0)
     _, evidence = parts(auditing(with_bans), 4)
@@ -460,9 +442,7 @@ def test_a_miner_that_moved_to_another_bucket_since_is_a_note(with_bans: Network
     ("kind", "differs", "reason"),
     [
         ("silent_publisher", False, Reason.ROSTER_MISSING),
-        pytest.param("late_publisher", False, Reason.ROSTER_LATE, marks=pytest.mark.slow),
         ("omitting_publisher", True, Reason.ROSTER_OMITS),
-        pytest.param("forging_publisher", True, Reason.BAD_SIGNATURE, marks=pytest.mark.slow),
         ("two_faced_publisher", True, Reason.ROSTER_EQUIVOCATION),
     ],
 )
@@ -506,7 +486,7 @@ def test_two_validators_are_audited_each(two_validators: Network, auditing: Audi
 
 
 def test_evidence_of_another_validator_is_no_evidence_of_ones_own(two_validators: Network, auditing: Auditing) -> None:
-    """Who copies instead of measuring has another past."""
+    """A validator that copies instead of measuring has another past."""
     thief = two_validators.member("validator-3")
     copied = evidence_of(two_validators, LAST).model_copy(update={"uid": thief.uid, "hotkey": thief.hotkey.address})
     two_validators.bucket(thief.name).put(window_key(Kind.EVIDENCE, LAST, 3), seal(copied, thief.hotkey).encode())
@@ -526,13 +506,6 @@ def test_an_audit_goes_on_where_the_last_one_ended(network: Network) -> None:
             assert all(auditor.audit(window).verified for window in windows)
         finally:
             node.stop()
-
-
-def test_only_one_audit_uses_a_folder(closed: Network, auditing: Auditing) -> None:
-    auditing(closed)
-    with pytest.raises(PermanentError) as caught:
-        auditing(closed)
-    assert caught.value.reason is Reason.ALREADY_RUNNING
 
 
 def test_expired_evidence_cannot_be_audited(network: Network, auditing: Auditing) -> None:

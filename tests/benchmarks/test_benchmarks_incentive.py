@@ -138,7 +138,7 @@ def test_each_kind_has_its_bar(finals: dict[int, float], weights: dict[int, floa
     assert failing(report) == fails
 
 
-def test_what_is_promised_to_honest_miners() -> None:
+def test_honest_miners_are_not_penalised_and_the_model_does_not_suffer() -> None:
     penalised = replace(REPORT, penalties=(*REPORT.penalties, Penalised(3, 4, "inactive")))
     assert failing(penalised) == ["no honest miner is penalised"]
     assert failing(replace(REPORT, roots_agree=False)) == ["all nodes hold one state"]

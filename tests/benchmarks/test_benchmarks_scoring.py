@@ -1,4 +1,4 @@
-"""The benchmark of the scoring runs with few miners and tokens, and its last line holds what it promises."""
+"""The benchmark of the scoring runs with few miners and tokens, and its last line holds the figures."""
 
 import json
 

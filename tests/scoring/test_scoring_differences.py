@@ -1,4 +1,4 @@
-"""Two accounts of one window: where they part, and nothing else, by the name of the field."""
+"""Two accounts of one window: exactly the fields that differ are named."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from templar.errors import Reason
 from templar.hparams import load_hparams
 from templar.scoring.conclude import conclude
-from templar.scoring.differences import Difference, compare_evidence, compare_facts, shown
+from templar.scoring.differences import Difference, compare_evidence, compare_facts
 from templar.scoring.evidence import Ban, Departed, Evidence, SlashRecord, WeightRecord, WindowFacts
 from templar.scoring.standing import Event
 from tests.support.facts import (
@@ -20,7 +20,6 @@ from tests.support.facts import (
     hotkey,
     like,
     measurement,
-    record_of,
     revealed,
     standing_of,
     veteran,
@@ -63,9 +62,7 @@ def test_the_same_has_no_differences() -> None:
     ("published", "expected"),
     [
         (replace(FACTS, loss=4.1), "loss: published 4.1, recomputed 4.0"),
-        (replace(FACTS, loss=None), "loss: published nothing, recomputed 4.0"),
         (replace(FACTS, roster=None), "roster: published nothing, recomputed dddddddddddd"),
-        (replace(FACTS, root_before="ab" * 32), "root_before: published abababababab, recomputed cccccccccccc"),
         (replace(FACTS, seed_block=4001), "seed_block: published 4001, recomputed 4000"),
         (
             changed(FACTS, 3, estimate=estimate(0.3, 0.51)),
@@ -76,18 +73,8 @@ def test_the_same_has_no_differences() -> None:
             "miners[uid 3].facts.measurement: published nothing, recomputed "
             '{"own_before":4.0,"own_after":2.0,"random_before":4.0,"random_after":3.24,"rando...',
         ),
-        (
-            changed(FACTS, 4, overlap=None),
-            "miners[uid 4].facts.overlap: published nothing, recomputed 0.02 like uid 3",
-        ),
-        (
-            changed(FACTS, 4, overlap=like(6, 0.02)),
-            "miners[uid 4].facts.overlap.uid: published 6, recomputed 3",
-        ),
-        (
-            changed(FACTS, 5, reason=Reason.MALFORMED),
-            "miners[uid 5].facts.reason: published malformed, recomputed commit_missing",
-        ),
+        (changed(FACTS, 4, overlap=None), "miners[uid 4].facts.overlap: published nothing, recomputed 0.02 like uid 3"),
+        (changed(FACTS, 4, overlap=like(6, 0.02)), "miners[uid 4].facts.overlap.uid: published 6, recomputed 3"),
         (changed(FACTS, 6, tier="other"), "miners[uid 6].facts.tier: published other, recomputed gather"),
         (changed(FACTS, 6, windows_behind=None), "miners[uid 6].facts.windows_behind: published nothing, recomputed 0"),
     ],
@@ -114,44 +101,30 @@ def test_the_order_and_the_number_of_miners_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("published", "expected"),
+    ("changes", "expected"),
     [
-        (rewritten(EVIDENCE, 3, gradient_score=0.5), "miners[uid 3].gradient_score"),
-        (rewritten(EVIDENCE, 3, indicator=-1), "miners[uid 3].indicator"),
-        (rewritten(EVIDENCE, 4, before=veteran(4, mu=41.0)), "miners[uid 4].before.mu"),
-        (
-            rewritten(EVIDENCE, 4, after=record_of(EVIDENCE, 4).after.model_copy(update={"sigma": 1.0})),
-            "miners[uid 4].after.sigma",
-        ),
-        (rewritten(EVIDENCE, 5, slashes=()), "miners[uid 5].slashes"),
-        (
-            rewritten(EVIDENCE, 6, slashes=(SlashRecord(event=Event.MISSING, reason=Reason.COMMIT_LATE),)),
-            "miners[uid 6].slashes",
-        ),
-        (EVIDENCE.model_copy(update={"weights": EVIDENCE.weights[1:]}), "weights[uid 0]"),
-        (
-            EVIDENCE.model_copy(update={"weights": (*EVIDENCE.weights, WeightRecord(uid=9, weight=0.1))}),
-            "weights[uid 9]",
-        ),
-        (
-            EVIDENCE.model_copy(update={"bans": (Ban(subject=hotkey(6), last_window=200),)}),
-            f"bans[subject {hotkey(6)}]",
-        ),
-        (
-            EVIDENCE.model_copy(update={"departed": (Departed(hotkey=hotkey(9), card=veteran(9)),)}),
-            f"departed[hotkey {hotkey(9)}]",
-        ),
-        (EVIDENCE.model_copy(update={"previous": None}), "previous"),
-        (EVIDENCE.model_copy(update={"previous_window": 7}), "previous_window"),
+        ({"weights": EVIDENCE.weights[1:]}, "weights[uid 0]"),
+        ({"weights": (*EVIDENCE.weights, WeightRecord(uid=9, weight=0.1))}, "weights[uid 9]"),
+        ({"bans": (Ban(subject=hotkey(6), last_window=200),)}, f"bans[subject {hotkey(6)}]"),
+        ({"departed": (Departed(hotkey=hotkey(9), card=veteran(9)),)}, f"departed[hotkey {hotkey(9)}]"),
+        ({"previous": None}, "previous"),
     ],
 )
-def test_whatever_follows_is_compared_exactly(published: Evidence, expected: str) -> None:
-    assert fields(compare_evidence(published, EVIDENCE)) == [expected]
+def test_the_conclusion_is_compared_exactly(changes: dict[str, Any], expected: str) -> None:
+    assert fields(compare_evidence(EVIDENCE.model_copy(update=changes), EVIDENCE)) == [expected]
 
 
-def test_penalties_read_as_what_happened() -> None:
-    (found,) = compare_evidence(rewritten(EVIDENCE, 5, slashes=()), EVIDENCE)
-    assert str(found) == "miners[uid 5].slashes: published nothing, recomputed missing (commit_missing)"
+@pytest.mark.parametrize(
+    ("uid", "changes", "expected"),
+    [
+        (3, {"gradient_score": 0.5}, "gradient_score"),
+        (4, {"before": veteran(4, mu=41.0)}, "before.mu"),
+        (5, {"slashes": ()}, "slashes"),
+        (6, {"slashes": (SlashRecord(event=Event.MISSING, reason=Reason.COMMIT_LATE),)}, "slashes"),
+    ],
+)
+def test_every_record_is_compared_exactly(uid: int, changes: dict[str, Any], expected: str) -> None:
+    assert fields(compare_evidence(rewritten(EVIDENCE, uid, **changes), EVIDENCE)) == [f"miners[uid {uid}].{expected}"]
 
 
 def test_measured_numbers_may_be_left_out() -> None:
@@ -175,8 +148,8 @@ def test_a_tolerance_covers_measured_numbers_up_to_it(error: float, uid: int) ->
     ]
 
 
-def test_next_to_nothing_is_held_against_what_is_usual() -> None:
-    """Noise lowers the loss by next to nothing, and on other hardware by next to nothing else."""
+def test_an_almost_zero_gain_is_compared_with_the_typical_size() -> None:
+    """The gain of noise is almost zero, and another such number on other hardware."""
     noise = changed(FACTS, 6, estimate=estimate(1e-9, 0.1))
     other = changed(FACTS, 6, estimate=estimate(-2e-9, 0.1))
     assert compare_facts(other, noise, tolerance=1e-6) == ()
@@ -191,21 +164,6 @@ def test_a_liar_cannot_widen_the_tolerance() -> None:
     assert len(compare_facts(other, FACTS, tolerance=1e-3)) >= 3
 
 
-def test_seen_things_have_no_tolerance() -> None:
+def test_observations_have_no_tolerance() -> None:
     other = changed(FACTS, 6, windows_behind=1)
     assert fields(compare_facts(other, FACTS, tolerance=0.9)) == ["miners[uid 6].facts.windows_behind"]
-
-
-def test_who_may_be_at_fault_is_said_where_it_is_not_one() -> None:
-    one = Difference("loss", "1.0", "2.0", (2,))
-    assert str(one) == "loss: published 1.0, recomputed 2.0"
-    assert str(replace(one, suspects=(2, 7))) == "loss: published 1.0, recomputed 2.0 (uid 2 or uid 7)"
-    assert str(Difference("evidence", "[malformed] no JSON", "")) == "evidence: [malformed] no JSON"
-
-
-def test_values_are_short_and_exact() -> None:
-    assert shown(None) == shown(()) == "nothing"
-    assert shown(0.1 + 0.2) == "0.30000000000000004"
-    assert shown("ab" * 32) == "abababababab"
-    assert len(shown("x" * 1000)) == 80
-    assert len(shown(tuple(range(1000)))) == 83

@@ -1,13 +1,9 @@
-"""Evidence as an object: signed, strict, canonical, and small enough for a full subnet."""
+"""Evidence as an object: signed, canonical, and small enough for a full subnet."""
 
-import math
 from typing import Any
 
-import pytest
-from pydantic import ValidationError
-
 from templar.canonical import sha256_hex
-from templar.errors import Reason, RejectedError
+from templar.errors import Reason
 from templar.exchange.signed import seal, unseal
 from templar.hparams import load_hparams
 from templar.scoring.conclude import conclude
@@ -17,7 +13,6 @@ from templar.scoring.evidence import (
     Departed,
     Evidence,
     MinerFacts,
-    MinerRecord,
     SlashRecord,
     WeightRecord,
 )
@@ -52,20 +47,20 @@ FULL = concluded(
     revealed(6, -1e-9, overlap=like(2, 1.0)),
     after=standing_of([veteran(2), veteran(9, final=-1 / 3)], bans={bucket(4): WINDOW + 5}),
 )
-"""Something of everything: losses that are not finite, penalties, a ban, somebody who left."""
+"""Infinite losses, penalties, a ban, and a departed miner."""
 
 
 def without(evidence: Evidence, **changes: Any) -> Evidence:
     return Evidence.model_validate({**evidence.model_dump(), **changes})
 
 
-def test_evidence_is_an_object_of_its_validator() -> None:
+def test_evidence_is_a_signed_object() -> None:
     data = seal(FULL, SIGNER).encode()
     assert unseal(data, Evidence).body == FULL
     assert FULL.digest == sha256_hex(FULL.canonical()) == Evidence.model_validate_json(FULL.canonical()).digest
 
 
-def test_numbers_survive_their_decimals() -> None:
+def test_numbers_survive_their_decimal_form() -> None:
     again = Evidence.model_validate_json(FULL.canonical())
     assert again == FULL
     assert again.standing == FULL.standing
@@ -74,15 +69,6 @@ def test_numbers_survive_their_decimals() -> None:
         FULL.miners[0].facts.measurement,
         FULL.miners[0].slashes,
     )
-
-
-def test_a_changed_byte_breaks_the_signature() -> None:
-    data = seal(FULL, SIGNER).encode()
-    forged = data.replace(b'"seed_block":4000', b'"seed_block":4001')
-    assert forged != data
-    with pytest.raises(RejectedError) as caught:
-        unseal(forged, Evidence)
-    assert caught.value.reason is Reason.BAD_SIGNATURE
 
 
 def test_every_number_changes_the_digest() -> None:
@@ -104,7 +90,7 @@ def test_every_number_changes_the_digest() -> None:
 
 
 def test_a_full_subnet_fits() -> None:
-    """256 miners of whom everything is known and all were punished for all, and as many that left as are remembered."""
+    """256 miners with all facts and all penalties, and as many departed ones as are kept."""
     busy = FULL.miners[0]
     worst = [SlashRecord(event=event, reason=Reason.REPEATED_PAYLOAD) for event in Event]
     card = veteran(2, mu=-123.0123456789, sigma=8.0123456789, binary_average=-0.0123456789, sync=0.0123456789,
@@ -134,43 +120,3 @@ def test_a_full_subnet_fits() -> None:
     data = seal(body, SIGNER).encode()
     assert len(data) <= Evidence.max_bytes
     assert unseal(data, Evidence).body == body
-
-
-@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_numbers_are_finite(number: float) -> None:
-    for bad in ({"loss": number}, {"weights": ({"uid": 1, "weight": number},)}):
-        with pytest.raises(ValidationError, match="finite"):
-            without(FULL, **bad)
-    record = FULL.miners[0]
-    for bad in ({"gradient_score": number}, {"after": {**record.after.model_dump(), "final": number}}):
-        with pytest.raises(ValidationError, match="finite"):
-            MinerRecord.model_validate({**record.model_dump(), **bad})
-    for bad in ({"norm_ratio": number}, {"overlap": {"uid": 1, "share": number}}):
-        with pytest.raises(ValidationError, match="finite"):
-            MinerFacts.model_validate({**record.facts.model_dump(), **bad})
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"tier": "friends"}, {"payload_sha256": "A" * 64}, {"reason": "because"}, {"hotkey": "me"}, {"bucket": "mine"},
-     {"windows_behind": -1}, {"assigned": 1}, {"uid": -1}, {"x": 1}],
-)  # fmt: skip
-def test_facts_that_are_not_in_the_schema_are_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        MinerFacts.model_validate({**revealed(2).model_dump(), **change})
-
-
-@pytest.mark.parametrize(
-    "change", [{"indicator": 2}, {"slashes": ({"event": "bad luck", "reason": "desync"},)}, {"before": None}, {"x": 1}]
-)
-def test_records_that_are_not_in_the_schema_are_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        MinerRecord.model_validate({**FULL.miners[0].model_dump(), **change})
-
-
-@pytest.mark.parametrize("subject", ["me", "a" * 63, "A" * 64, hotkey(2) + "0", ""])
-def test_a_ban_is_of_a_hotkey_or_of_a_bucket(subject: str) -> None:
-    for legal in (hotkey(2), bucket(2)):
-        assert Ban(subject=legal, last_window=3).subject == legal
-    with pytest.raises(ValidationError):
-        Ban(subject=subject, last_window=3)

@@ -1,4 +1,4 @@
-"""Payloads that are too much like others, or too large: copies whole, scaled and in part, and honest ones."""
+"""Similarity and size of payloads: whole, scaled and partial copies, and honest ones."""
 
 import pytest
 import torch
@@ -49,11 +49,11 @@ def test_strangers_have_nothing_in_common_beyond_chance() -> None:
 
 
 @pytest.mark.parametrize("size", [1.0, 0.01, 50.0])
-def test_a_copy_is_found_whatever_its_scale(size: float) -> None:
+def test_a_copy_of_any_scale_is_found(size: float) -> None:
     copy = random_payload(LAYOUT, 5, size=size)
     found = overlaps({**HONEST, 1: copy})
     assert found[1] == Likeness(uid=5, share=1.0)
-    assert found[5] == Likeness(uid=1, share=1.0), "who was first nobody can tell"
+    assert found[5] == Likeness(uid=1, share=1.0), "the order is unknown"
     assert found[3].share < 0.02
 
 
@@ -70,7 +70,7 @@ def test_of_two_copies_the_lower_uid_is_named() -> None:
     assert {uid: each.uid for uid, each in overlaps({7: one, 4: one, 9: one}).items()} == {7: 4, 4: 7, 9: 4}
 
 
-def test_who_is_alone_is_like_nobody() -> None:
+def test_a_single_payload_has_no_likeness() -> None:
     assert likenesses({3: HONEST[3]}, {}, frozenset({3})) == ({}, {})
     assert likenesses({}, HONEST) == ({}, {})
 
@@ -83,7 +83,7 @@ def test_a_payload_of_another_in_the_window_before_is_a_repeat() -> None:
 
 
 def test_the_own_payload_of_the_window_before_is_a_repeat_only_if_it_was_applied() -> None:
-    """What was not applied stays in the error feedback, and an honest miner sends much of it again."""
+    """A payload that was not applied stays in the error feedback, and an honest miner sends much of it again."""
     again = {3: HONEST[3], 5: HONEST[5]}
     found = repeats(again, again, frozenset({5}))
     assert found[5] == Likeness(uid=5, share=1.0)
@@ -92,7 +92,7 @@ def test_the_own_payload_of_the_window_before_is_a_repeat_only_if_it_was_applied
     assert repeats({3: HONEST[3]}, {3: HONEST[3]}) == {}, "nothing to compare with"
 
 
-def test_a_copy_of_what_a_miner_published_before_says_nothing_against_it() -> None:
+def test_a_copy_of_a_miners_earlier_payload_is_no_evidence_against_it() -> None:
     """It was not applied, so its author sends it again; by then anybody could have copied it."""
     author, copier = {3: HONEST[3]}, {8: HONEST[3]}
     found, past = likenesses({**author, **copier, 5: HONEST[5]}, author)
@@ -105,17 +105,9 @@ def test_a_copy_of_what_a_miner_published_before_says_nothing_against_it() -> No
     assert strangers[3].share == strangers[8].share == 1.0
 
 
-def test_silence_is_like_nothing() -> None:
+def test_zero_payloads_are_like_none() -> None:
     found = overlaps({3: zero_payload(LAYOUT), 5: zero_payload(LAYOUT), 8: HONEST[8]})
     assert [each.share for each in found.values()] == [0.0] * 3
-
-
-def test_an_overlap_is_one_that_a_table_can_be_asked_about() -> None:
-    """Where a payload says all of its places, nothing follows from them."""
-    full = Gradient(momentum_decay=0.95, topk_compression=64, target_chunk=4, magnitude_bits=0, use_dct=False)
-    layout = Layout.of({"a": (16, 16)}, full, "sparseloco")
-    found, _ = likenesses({1: random_payload(layout, 1), 2: random_payload(layout, 1)}, layout=layout)
-    assert [each.share for each in found.values()] == [0.0, 0.0]
 
 
 def test_a_payload_of_one_chunk_makes_nobody_a_copier() -> None:

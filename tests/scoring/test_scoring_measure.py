@@ -1,4 +1,4 @@
-"""The evaluator against models of its own: linear gains, exact losses, untouched parameters, bounded memory."""
+"""The evaluator against plain models: first-order gains, exact losses, untouched parameters, bounded memory."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,7 +46,7 @@ DAMPED = 0.01
 
 
 def payloads_of(layout: Layout) -> dict[int, Payload]:
-    """What helps, two of chance, one too large, and nothing at all."""
+    """A helpful payload, two random ones, one too large, and a zero one."""
     helps = gradient_of(build_model(MODEL), SEGMENTS[4])
     chance = {uid: random_payload(layout, uid, size=DAMPED) for uid in (9, 12)}
     return {
@@ -58,7 +58,7 @@ def payloads_of(layout: Layout) -> dict[int, Payload]:
 
 
 def gradient_of(net: nn.Module, tokens: np.ndarray) -> dict[str, Tensor]:
-    """Of the sum of the sequences' losses, in one go."""
+    """Return the gradient of the sum of the sequences' losses, by plain autograd."""
     net.zero_grad()
     losses = token_losses(net, torch.from_numpy(tokens)).mean(dim=1)
     named = dict(net.named_parameters())
@@ -113,7 +113,7 @@ PLAN = {9: (4, SPARE), 30: (9, 4), 31: (4, 9, SPARE), 4: (9,)}
 
 
 def mean_loss(params: Mapping[str, Tensor], owners: Sequence[int]) -> float | None:
-    """Of a model of its own that holds these parameters."""
+    """Return the mean loss of a separate model with these parameters."""
     net = build_model(MODEL)
     load_parameters(net, params)
     losses = [
@@ -180,12 +180,10 @@ def test_a_payload_too_large_is_clipped_as_it_would_be_applied(
     assert abs(plain) > 10 * abs(clipped) > 0
 
 
-# Linear gains.
+# First-order gains.
 
 
-@pytest.mark.parametrize(
-    ("recipe", "use_dct"), [("sparseloco", False), ("sparseloco", True), ("demo", False), ("demo", True)]
-)
+@pytest.mark.parametrize(("recipe", "use_dct"), [("sparseloco", False), ("demo", True)])
 def test_gains_are_directional_derivatives(params: dict[str, Tensor], recipe: Recipe, use_dct: bool) -> None:
     """Against autograd's gradients of each segment alone, multiplied with the whole update in float64."""
     layout = layout_of(recipe, use_dct=use_dct)
@@ -219,26 +217,11 @@ def test_gains_are_directional_derivatives(params: dict[str, Tensor], recipe: Re
     assert estimates[4].own_gain > 0, "along its own gradient the loss falls"
 
 
-def test_a_small_step_lowers_the_loss_by_the_gain(params: dict[str, Tensor], payloads: dict[int, Payload]) -> None:
-    """Central differences, of steps long enough for float32 and short enough for the curvature."""
-    net = build_model(MODEL)
-
-    def loss(step: float) -> float:
-        load_parameters(net, moved(params, payloads, 4, step))
-        return float(sequence_losses(net, torch.from_numpy(SEGMENTS[4]), micro_batch_size=3).mean())
-
-    steps = (0.04, 0.02)
-    slopes = [(loss(-step) - loss(step)) / (2 * step) for step in steps]
-    slope = (4 * slopes[1] - slopes[0]) / 3  # Richardson: the error of the difference is of the step's square
-    own_gain = evaluator(params, payloads).estimate([])[4].own_gain
-    assert own_gain == pytest.approx(FACTOR * slope, rel=2e-3)
-
-
-def test_what_is_expected_is_what_the_witnesses_gain_there(
+def test_the_expectation_is_the_median_gain_of_the_other_exact_miners(
     params: dict[str, Tensor], payloads: dict[int, Payload]
 ) -> None:
-    witnesses = [4, 9, 12, 30]
-    estimates = evaluator(params, payloads).estimate(witnesses)
+    exact_uids = [4, 9, 12, 30]
+    estimates = evaluator(params, payloads).estimate(exact_uids)
     net = build_model(MODEL)
     load_parameters(net, params)
     there = gradient_of(net, SEGMENTS[4])
@@ -246,42 +229,35 @@ def test_what_is_expected_is_what_the_witnesses_gain_there(
     before = mean_loss(params, [4])
     assert before is not None
     advantages = []
-    for witness in witnesses[1:]:
-        update = single_update(payloads[witness], LAYOUT, medians)
+    for other in exact_uids[1:]:
+        update = single_update(payloads[other], LAYOUT, medians)
         gain = FACTOR * sum(float((update[name].double() * there[name].double()).sum()) for name in update) / 3
-        rest = estimates[witness]
+        rest = estimates[other]
         assert rest.random_before is not None
         assert rest.random_gain is not None
         advantages.append(gain / before - rest.random_gain / rest.random_before)
     assert estimates[4].expected == pytest.approx(median(advantages), abs=1e-6)
-    assert estimates[9].expected != 0.0, "a witness is judged by the others"
+    assert estimates[9].expected != 0.0, "of an exactly measured miner the others count"
     assert estimates[12].expected == 0.0, "without data of its own nothing is expected there"
     assert [each.expected for each in evaluator(params, payloads).estimate([]).values()] == [0.0] * 5
 
 
-# The same, whatever the circumstances.
+# Determinism.
 
 
 def test_neither_order_nor_threads_change_a_bit(params: dict[str, Tensor], payloads: dict[int, Payload]) -> None:
     plain = measured(evaluator(params, payloads), PLAN)
-    for count, order in ((1, sorted(payloads)), (2, sorted(payloads, reverse=True)), (3, [31, 4, 12, 30, 9])):
+    for count, order in ((1, sorted(payloads, reverse=True)), (3, [31, 4, 12, 30, 9])):
         with threads(count):
             assert measured(evaluator(params, {uid: payloads[uid] for uid in order}), PLAN) == plain
     assert measured(evaluator(params, payloads), dict(reversed(PLAN.items()))) == plain, "one measurement at a time"
 
 
-def test_who_else_is_measured_exactly_changes_no_score(params: dict[str, Tensor], payloads: dict[int, Payload]) -> None:
-    """But what is expected, which others say."""
-    alone, together = (evaluator(params, payloads).estimate(witnesses) for witnesses in ([], list(PLAN)))
+def test_other_exact_measurements_change_no_score(params: dict[str, Tensor], payloads: dict[int, Payload]) -> None:
+    """Except the expectation, which follows from others."""
+    alone, together = (evaluator(params, payloads).estimate(exact_uids) for exact_uids in ([], list(PLAN)))
     for uid in payloads:
         assert alone[uid] == together[uid].model_copy(update={"expected": 0.0})
-
-
-def test_a_model_that_was_used_before_gives_the_same(params: dict[str, Tensor], payloads: dict[int, Payload]) -> None:
-    used = build_model(MODEL)
-    other = {name: tensor + 1 for name, tensor in params.items()}
-    measured(evaluator(other, payloads, model=used), PLAN)
-    assert measured(evaluator(params, payloads, model=used), PLAN) == measured(evaluator(params, payloads), PLAN)
 
 
 # Nothing is written.
@@ -302,9 +278,9 @@ def test_measuring_never_touches_the_agreed_parameters(
     assert all(param.grad is None for param in net.parameters())
 
 
-@pytest.mark.parametrize("passes", [1, 3, 5, 8, 11])
+@pytest.mark.parametrize("passes", [3, 8])
 @pytest.mark.parametrize("failure", ["stop", "error"])
-def test_nor_does_a_stop_or_a_failure_in_between(
+def test_a_stop_or_a_failure_never_touches_the_agreed_parameters(
     params: dict[str, Tensor], payloads: dict[int, Payload], passes: int, failure: str
 ) -> None:
     """After so many forward passes: there are five for the estimate, and more for what is measured exactly."""
@@ -329,15 +305,7 @@ def test_nor_does_a_stop_or_a_failure_in_between(
     assert again == measured(evaluator(params, payloads), PLAN)
 
 
-def test_tokens_and_payloads_are_only_read(params: dict[str, Tensor], payloads: dict[int, Payload]) -> None:
-    sections = {uid: bytes(payload.sections["lm_head.weight"].codes) for uid, payload in payloads.items()}
-    tokens = {uid: segment.copy() for uid, segment in SEGMENTS.items()}
-    measured(evaluator(params, payloads, segments=tokens), PLAN)
-    assert all(np.array_equal(tokens[uid], SEGMENTS[uid]) for uid in tokens)
-    assert {uid: bytes(payload.sections["lm_head.weight"].codes) for uid, payload in payloads.items()} == sections
-
-
-# What is not finite, and what is not there.
+# Infinite losses, and missing data.
 
 
 def test_a_loss_that_is_not_finite_afterwards_is_none(params: dict[str, Tensor]) -> None:
@@ -361,16 +329,6 @@ def test_a_model_that_is_not_finite_measures_nothing(params: dict[str, Tensor], 
     assert all(each.own_before is each.random_before is None for each in found.values())
 
 
-def test_without_any_sequence_there_is_nothing_to_measure(
-    params: dict[str, Tensor], payloads: dict[int, Payload]
-) -> None:
-    measuring = evaluator(params, payloads, segments={})
-    estimates, found = measured(measuring, {4: ()})
-    assert measuring.loss is None
-    assert set(estimates[4].model_dump(exclude={"expected"}).values()) == {None}
-    assert set(found[4].model_dump().values()) == {None}
-
-
 def test_a_miner_alone_has_no_data_of_others(params: dict[str, Tensor], payloads: dict[int, Payload]) -> None:
     alone = {4: SEGMENTS[4]}
     estimates, found = measured(evaluator(params, {4: payloads[4]}, segments=alone), {4: ()})
@@ -390,9 +348,12 @@ PYTHON_BYTES = 1 << 20
 """Lists of numbers and tables of scales."""
 
 
-@pytest.mark.parametrize(("recipe", "use_dct", "length"), [("sparseloco", False, 8), ("demo", True, 64)])
+@pytest.mark.parametrize(
+    ("recipe", "use_dct", "length"),
+    [("sparseloco", False, 8), pytest.param("demo", True, 64, marks=pytest.mark.slow)],
+)
 def test_memory_is_the_model_one_update_and_the_activations(recipe: Recipe, use_dct: bool, length: int) -> None:
-    """Of a model of two million parameters. Activations are what one pass forward and back takes without any of this.
+    """Of two million parameters. Activations are the memory of one plain pass forward and back.
 
     A transform makes one tensor dense, in float64: it hides behind the activations of more than a few tokens.
     """

@@ -45,7 +45,7 @@ def test_a_short_reserve_gets_less_than_the_last_of_the_gather_tier() -> None:
     assert weights[20:] == pytest.approx([0.0081301, 0.0040650], abs=5e-8)
 
 
-def test_whoever_comes_after_both_tiers_gets_nothing() -> None:
+def test_miners_after_both_tiers_get_nothing() -> None:
     weights = compute_weights({100 + rank: 1000.0 - rank for rank in range(40)}, V2.weights, V2.peers)
     assert set(weights) == {1, *range(100, 130)}
 
@@ -77,11 +77,6 @@ def test_a_tie_over_the_last_place_takes_everybody_in() -> None:
     weights = compute_weights(dict.fromkeys(range(100, 140), 7.0), V2.weights, V2.peers)
     assert {weights[uid] for uid in range(100, 140)} == {0.0125}
     assert compute_weights({7: 2.0, 8: 2.0}, V0.weights, V0.peers) == {7: 0.5, 8: 0.5}
-
-
-def test_a_weight_that_is_nothing_is_none() -> None:
-    """Ten digits are kept; the square of a millionth is less than that of one."""
-    assert compute_weights({7: 1.0, 8: 1e-6}, V0.weights, V0.peers) == {7: 1.0}
 
 
 @pytest.mark.parametrize(

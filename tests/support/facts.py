@@ -1,4 +1,4 @@
-"""What validators see and remember, made up: miners of a window, and what is concluded from them."""
+"""Made-up facts and standings of validators: miners of a window, and the evidence concluded from them."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

