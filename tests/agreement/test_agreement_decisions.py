@@ -56,7 +56,7 @@ class Scene:
         return str(caught.value)
 
 
-# One's own decision.
+# Publishing.
 
 
 def test_a_decision_is_published_once(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_decision_is_published_once(tmp_path: Path) -> None:
     assert (decision.roster, decision.window, decision.uid) == (A, WINDOW, 1)
 
 
-@pytest.mark.parametrize(("first", "second"), [(A, B), (A, None), (None, A)])
+@pytest.mark.parametrize(("first", "second"), [(A, B), (None, A)])
 def test_a_decision_stands(tmp_path: Path, first: str | None, second: str | None) -> None:
     scene = Scene(tmp_path, 100.0)
     scene.decide(0, first)
@@ -92,7 +92,6 @@ def test_nobody_decides_after_the_deadline(tmp_path: Path) -> None:
     ("changes", "reason"),
     [
         ({"window": WINDOW + 1}, Reason.WRONG_WINDOW),
-        ({"genesis": "00" * 32}, Reason.WRONG_NETWORK),
         ({"uid": 2}, Reason.WRONG_IDENTITY),
         ({"roster": "no"}, Reason.MALFORMED),
     ],
@@ -112,15 +111,7 @@ def test_an_illegal_decision_is_rejected(tmp_path: Path, changes: dict[str, obje
 # The majority of stake.
 
 
-def test_more_than_half_of_the_stake_decides(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, 30.0, 20.0, 45.0)
-    scene.decide(0, A)
-    scene.decide(1, A)
-    scene.decide(2, B)
-    assert scene.majority() == Majority(A, 50.0, 95.0, 0.0, (1, 2))
-
-
-def test_it_is_stake_that_decides_and_not_heads(tmp_path: Path) -> None:
+def test_stake_decides_and_not_the_number_of_validators(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 30.0, 20.0, 60.0)
     scene.decide(0, A)
     scene.decide(1, A)
@@ -128,35 +119,10 @@ def test_it_is_stake_that_decides_and_not_heads(tmp_path: Path) -> None:
     assert scene.majority() == Majority(B, 60.0, 110.0, 0.0, (3,))
 
 
-def test_a_null_window_can_be_decided(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, 30.0, 20.0)
-    scene.decide(0, None)
-    scene.decide(1, A)
-    assert scene.majority().roster is None
-
-
-def test_half_of_the_stake_is_not_enough(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, 30.0, 30.0)
-    scene.decide(0, A)
-    scene.decide(1, B)
-    assert "30 of 60" in scene.undecided()
-
-
-def test_a_plurality_is_not_enough(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, 40.0, 30.0, 30.0)
-    for index, roster in enumerate((A, B, C)):
-        scene.decide(index, roster)
-    assert "40 of 100" in scene.undecided()
-
-
 def test_stake_that_is_nothing_decides_nothing(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 0.0, 0.0)
     scene.decide(0, A)
     scene.undecided()
-
-
-def test_without_decisions_there_is_none(tmp_path: Path) -> None:
-    assert "no validator has decided" in Scene(tmp_path, 30.0, 30.0).undecided()
 
 
 def test_miners_decide_nothing(tmp_path: Path) -> None:
@@ -169,7 +135,7 @@ def test_miners_decide_nothing(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.sampled_from([A, B, None, "absent"])), min_size=1, max_size=6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_the_majority_is_that_of_the_stake(
     tmp_path_factory: pytest.TempPathFactory, votes: list[tuple[int, str | None]]
 ) -> None:
@@ -185,7 +151,7 @@ def test_the_majority_is_that_of_the_stake(
         scene.undecided()
 
 
-# Who does not count, and who is waited for.
+# Validators that are left out, and those that are unheard.
 
 
 @pytest.mark.parametrize("error", [REFUSED, PermanentError(Reason.BUCKET_MISSING, "for a test")])
@@ -204,14 +170,7 @@ def test_a_validator_without_a_bucket_is_left_out(tmp_path: Path) -> None:
     assert scene.majority().uids == (2,)
 
 
-def test_an_illegal_decision_is_left_out(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, 100.0, 10.0)
-    scene.store(0).inner.put(scene.key(0), b"{}")
-    scene.decide(1, B)
-    assert scene.majority().uids == (2,)
-
-
-def test_a_failing_store_is_no_absence(tmp_path: Path) -> None:
+def test_a_failing_store_is_unheard_and_not_absent(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 100.0, 10.0)
     scene.decide(0, A)
     scene.decide(1, B)
@@ -237,7 +196,7 @@ def test_as_much_unheard_stake_as_heard_is_too_much(tmp_path: Path) -> None:
     scene.undecided()
 
 
-def test_who_may_still_decide_is_waited_for(tmp_path: Path) -> None:
+def test_a_validator_that_may_still_decide_is_unheard(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 100.0, 10.0, closed=False)
     scene.decide(1, B)
     assert "100 is unheard" in scene.undecided()
@@ -245,13 +204,13 @@ def test_who_may_still_decide_is_waited_for(tmp_path: Path) -> None:
     assert scene.majority() == Majority(B, 10.0, 10.0, 0.0, (2,))
 
 
-def test_a_majority_that_nobody_can_turn_is_clear_at_once(tmp_path: Path) -> None:
+def test_a_majority_that_the_unheard_cannot_turn_is_clear_at_once(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 100.0, 10.0, 89.0, closed=False)
     scene.decide(0, A)
     assert scene.majority() == Majority(A, 100.0, 100.0, 99.0, (1,))
 
 
-def test_a_stop_request_leaves_nobody_out(tmp_path: Path) -> None:
+def test_a_stop_request_is_raised(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 100.0, 10.0)
     scene.decide(1, B)
     scene.store(0).before = failing(StoppedError("for a test"))

@@ -99,14 +99,14 @@ def test_a_bucket_is_opened_once_from_its_commitment(buckets: Buckets, opened: O
     assert [wanted for wanted, _ in opened.stores] == [address("bob")]
 
 
-def test_who_committed_nothing_has_no_bucket(buckets: Buckets) -> None:
+def test_a_neuron_without_a_commitment_has_no_bucket(buckets: Buckets) -> None:
     error = rejection(lambda: buckets.reader(CAROL.neuron))
     assert error.reason is Reason.COMMITMENT_MISSING
     assert CAROL.hotkey.address in str(error)
 
 
 @given(st.text(st.characters(codec="ascii"), min_size=ADDRESS_CHARACTERS, max_size=ADDRESS_CHARACTERS))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @example("x" * ADDRESS_CHARACTERS)
 @example("X" * ADDRESS_CHARACTERS)
 def test_a_commitment_is_a_bucket_or_malformed(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
@@ -125,11 +125,9 @@ def test_a_commitment_is_a_bucket_or_malformed(tmp_path_factory: pytest.TempPath
     [
         "",
         "x" * 127,
-        "../" + "x" * 125,
         committed("bob")[:-1] + "\n",
         committed("bob").replace("bob", "BOB"),
         committed("bob").replace("bob~", "b/b~"),
-        "~" * 128,
         committed("bob") + "~",
     ],
 )
@@ -139,19 +137,6 @@ def test_malformed_commitments_are_told_apart_from_missing_ones(
     chain.table[BOB.hotkey.address] = text
     assert rejection(lambda: buckets.reader(BOB.neuron)).reason is Reason.COMMITMENT_MALFORMED
     assert opened.stores == []
-
-
-def test_a_secret_stays_out_of_messages(buckets: Buckets, chain: CommitmentChain) -> None:
-    chain.table[BOB.hotkey.address] = committed("bob", "s3cr3t").replace("bob", "BOB")
-    assert "s3cr3t" not in str(rejection(lambda: buckets.reader(BOB.neuron)))
-
-
-def test_a_malformed_commitment_can_be_mended(buckets: Buckets, chain: CommitmentChain) -> None:
-    chain.table[BOB.hotkey.address] = "X" * 128
-    rejection(lambda: buckets.reader(BOB.neuron))
-    chain.table[BOB.hotkey.address] = committed("bob")
-    buckets.refresh()
-    assert buckets.reader(BOB.neuron).name == "bob"
 
 
 # When commitments are read again.
@@ -193,15 +178,6 @@ def test_a_changed_commitment_opens_the_new_bucket_and_closes_the_old(
     assert [store.closed for _, store in opened.stores] == [1, 0]
 
 
-def test_a_rotated_key_opens_the_bucket_anew(buckets: Buckets, chain: CommitmentChain, opened: Opened) -> None:
-    buckets.reader(BOB.neuron)
-    chain.table[BOB.hotkey.address] = committed("bob", "rotated")
-    buckets.refresh()
-    buckets.reader(BOB.neuron)
-    assert [wanted for wanted, _ in opened.stores] == [address("bob"), address("bob", "rotated")]
-    assert [store.closed for _, store in opened.stores] == [1, 0]
-
-
 def test_a_withdrawn_commitment_is_missing(buckets: Buckets, chain: CommitmentChain) -> None:
     buckets.reader(BOB.neuron)
     del chain.table[BOB.hotkey.address]
@@ -222,14 +198,6 @@ def test_known_commitments_hold_while_the_chain_is_down(buckets: Buckets, chain:
     chain.table[BOB.hotkey.address] = committed("bobs-other")
     chain.clock.sleep_until(1000.0 + REFRESH_SECONDS + BLOCK_SECONDS)
     assert buckets.reader(BOB.neuron).name == "bobs-other"
-
-
-def test_nothing_is_known_before_the_chain_was_reached(buckets: Buckets, chain: CommitmentChain) -> None:
-    chain.fail = TransientError(Reason.CHAIN_UNREACHABLE, "for a test")
-    with pytest.raises(TransientError):
-        buckets.reader(BOB.neuron)
-    chain.fail = None
-    assert buckets.reader(BOB.neuron).name == "bob"
 
 
 def test_a_stop_request_ends_the_waiting(buckets: Buckets, chain: CommitmentChain) -> None:
@@ -286,14 +254,6 @@ def test_the_own_bucket_is_announced_once(buckets: Buckets, chain: CommitmentCha
     assert decode_address(chain.committed[0]) == address("alice")
     assert buckets.announce() is False
     assert len(chain.committed) == 1
-
-
-def test_a_changed_address_is_announced_again(chain: CommitmentChain, opened: Opened) -> None:
-    chain.table[ALICE.hotkey.address] = committed("alice", "old")
-    own = OwnBucket(address("alice", "new"), MemoryStore("alice"))
-    buckets = Buckets(chain, opened, own=own, hotkey=ALICE.hotkey.address)
-    assert buckets.announce() is True
-    assert decode_address(chain.table[ALICE.hotkey.address]) == address("alice", "new")
 
 
 def test_the_own_bucket_is_given_out_only_while_its_condition_holds(buckets: Buckets) -> None:
@@ -364,11 +324,6 @@ def test_looking_after_the_commitment_makes_others_known(buckets: Buckets, chain
     assert buckets.reader(BOB.neuron) is old
 
 
-def test_a_reader_has_nothing_to_keep_announced(chain: CommitmentChain, opened: Opened) -> None:
-    assert Buckets(chain, opened).keep_announced() is False
-    assert chain.reads == 0
-
-
 # A key that is rotated.
 
 
@@ -411,7 +366,7 @@ READS: list[Callable[[ObjectStore, Path], object]] = [
 
 
 @pytest.mark.parametrize("read", READS)
-def test_a_rotation_costs_no_read(
+def test_a_read_survives_a_key_rotation(
     chain: CommitmentChain, tmp_path: Path, read: Callable[[ObjectStore, Path], object]
 ) -> None:
     bob = Rotating()
@@ -469,7 +424,7 @@ def test_a_commitment_that_was_broken_or_withdrawn_opens_nothing(
     assert bob.opened == ["secret"]
 
 
-def test_other_failures_ask_nobody(chain: CommitmentChain) -> None:
+def test_other_failures_do_not_ask_the_chain(chain: CommitmentChain) -> None:
     bob = Rotating()
     store = Buckets(chain, bob).reader(BOB.neuron)
     chain.clock.sleep_until(1000.0 + BLOCK_SECONDS)

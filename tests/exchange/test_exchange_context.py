@@ -19,7 +19,7 @@ def subnet(tmp_path: Path) -> Subnet:
     return Subnet(tmp_path, stakes=(50.0, 200.0, 50.0, 10.0), num_miners=2)
 
 
-# Who.
+# Neurons of a window.
 
 
 def test_miners_have_no_permit_and_are_not_the_burn_uid(subnet: Subnet) -> None:
@@ -47,7 +47,7 @@ def test_the_metagraph_of_a_window_is_waited_for(subnet: Subnet) -> None:
     assert subnet.clock.now() == pytest.approx(BIRTHDAY + 3 * BLOCKS)
 
 
-def test_an_author_is_who_it_is_in_the_window(subnet: Subnet) -> None:
+def test_an_author_has_its_uid_of_the_window(subnet: Subnet) -> None:
     alice = subnet.miners[0]
     exchange = subnet.exchange(alice)
     mine = {"netuid": NETUID, "genesis": GENESIS, "uid": 5, "hotkey": alice.hotkey.address}
@@ -71,7 +71,7 @@ def test_a_reader_signs_nothing(subnet: Subnet) -> None:
     assert caught.value.reason is Reason.NOT_REGISTERED
 
 
-# When.
+# Times.
 
 
 def test_times_are_those_of_the_first_blocks(subnet: Subnet) -> None:
@@ -114,7 +114,7 @@ class UnevenLedger(Ledger):
 
 
 @given(st.lists(st.sampled_from([0.0, 0.001, 0.6, 1.0, 1.4, 3.0, 12.0]), min_size=BLOCKS, max_size=2 * BLOCKS))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_the_settling_block_is_the_first_at_or_after_the_settling_second(
     tmp_path_factory: pytest.TempPathFactory, gaps: list[float]
 ) -> None:

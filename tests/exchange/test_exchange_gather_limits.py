@@ -1,4 +1,4 @@
-"""The deadline of a gather, what it costs others, and what it takes of memory."""
+"""Limits of a gather: its deadline, its requests and its memory."""
 
 import itertools
 import threading
@@ -18,7 +18,6 @@ from deployments.s3_endpoint import AccessKey
 from templar.chain.base import Clock
 from templar.chain.clock import SystemClock
 from templar.errors import Reason, TransientError
-from templar.exchange import gather as crew_module
 from templar.exchange import gather as gather_module
 from templar.exchange import payload_cache as cache_module
 from templar.exchange.gather import HEALTHY_REQUESTS, Gatherer, GatherReport, Tier
@@ -120,7 +119,7 @@ class TestSlowPeers:
 
     @pytest.fixture(autouse=True)
     def _short(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(gather_module, "MIN_SECONDS", 3.0)  # the window's own deadline has long passed
+        monkeypatch.setattr(gather_module, "MIN_SECONDS", 1.5)  # the window's own deadline has long passed
 
     @contextmanager
     def slow(self, scene: Scene, *uids: int) -> Iterator[None]:
@@ -151,7 +150,7 @@ class TestSlowPeers:
         monkeypatch.setattr("tests.support.scripted_server.DRIP_SECONDS", 5.0)
         return Scene(tmp_path, num_miners=10)
 
-    def test_one_is_given_up_and_the_reserve_has_its_place(self, slow_scene: Scene) -> None:
+    def test_a_slow_peer_is_cancelled_and_the_reserve_has_its_place(self, slow_scene: Scene) -> None:
         scene = slow_scene
         with self.slow(scene, 3):
             report = scene.gather([2, 3, 4], reserve=[5, 6], clock=SystemClock())
@@ -168,17 +167,15 @@ class TestSlowPeers:
         again = scene.gather([2, 3, 4], clock=SystemClock())
         assert accepted(again) == [2, 3, 4]
 
-    def test_without_a_reserve_it_has_all_of_the_time(self, slow_scene: Scene) -> None:
+    def test_without_a_reserve_a_slow_peer_has_all_of_the_time(self, slow_scene: Scene) -> None:
         with self.slow(slow_scene, 3):
             report = slow_scene.gather([2, 3], others=[4], clock=SystemClock())
         assert summary(report) == [(2, GATHER, None), (3, GATHER, Reason.TOO_SLOW), (4, OTHER, None)]
-        assert report.seconds >= 3.0
+        assert report.seconds >= 1.5
         self.assert_threads_end()
 
-    def test_more_slow_ones_than_places_hold_nobody_up(
-        self, slow_scene: Scene, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(crew_module, "SLOW_SECONDS", 0.1)
+    def test_slow_peers_do_not_block_the_others(self, slow_scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(gather_module, "SLOW_SECONDS", 0.1)
         with self.slow(slow_scene, 2, 3, 4, 5):
             report = slow_scene.gather([2, 3, 4, 5, 6, 7], others=[8, 9], clock=SystemClock(), concurrency=2)
         assert accepted(report) == [6, 7, 8, 9]
@@ -197,10 +194,10 @@ class TestSlowPeers:
             (5, RESERVE, None),
         ]
 
-    def test_whoever_never_had_a_turn_is_no_silent_gap(
+    def test_a_peer_that_was_never_tried_has_an_outcome(
         self, slow_scene: Scene, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(crew_module, "THREADS_PER_PLACE", 1)
+        monkeypatch.setattr(gather_module, "THREADS_PER_PLACE", 1)
         with self.slow(slow_scene, 2, 3):
             report = slow_scene.gather([2, 3], others=[4], clock=SystemClock(), concurrency=2)
         outcome = report.outcome(4)
@@ -219,13 +216,8 @@ class TestRequests:
 
     BUSY = TransientError(Reason.STORE_BUSY, "for a test")
 
-    def test_what_a_healthy_peer_costs(self, scene: Scene) -> None:
-        scene.gather([2], concurrency=1)
-        assert len(scene.buckets[2].store.calls) == HEALTHY_REQUESTS
-
-    @pytest.mark.parametrize("broken", range(HEALTHY_REQUESTS))
     @pytest.mark.parametrize("late", [False, True])
-    @pytest.mark.parametrize("concurrency", [1, 4])
+    @pytest.mark.parametrize(("broken", "concurrency"), [(0, 1), (2, 4), (4, 1), (7, 4)])
     def test_a_store_that_fails_from_some_request_on(
         self, scene: Scene, broken: int, late: bool, concurrency: int
     ) -> None:
@@ -244,7 +236,7 @@ class TestRequests:
         assert HEALTHY_REQUESTS <= len(store.calls) <= 2 * HEALTHY_REQUESTS
         assert all(len(scene.buckets[uid].store.calls) == HEALTHY_REQUESTS for uid in (2, 4))
 
-    def test_what_is_known_is_not_asked_for_again(self, scene: Scene) -> None:
+    def test_accepted_objects_are_not_requested_again(self, scene: Scene) -> None:
         store, failures = scene.buckets[3].store, [3]
 
         def hook(operation: str, key: str) -> None:
@@ -272,7 +264,7 @@ class TestRequests:
         scene.gather([uid], concurrency=1, owner=owner(scene.subnet))
         return moments
 
-    def test_jitter_is_the_same_each_time_and_another_for_everybody(self, tmp_path: Path) -> None:
+    def test_jitter_depends_on_node_and_peer_only(self, tmp_path: Path) -> None:
         one = self.moments(tmp_path / "1", 2, lambda subnet: subnet.validators[0])
         assert self.moments(tmp_path / "2", 2, lambda subnet: subnet.validators[0]) == one
         assert self.moments(tmp_path / "3", 2, lambda subnet: subnet.miners[2]) != one
@@ -281,7 +273,7 @@ class TestRequests:
         assert all(pause > 0 for pause in pauses)
         assert len({round(pause, 6) for pause in pauses}) == len(pauses)
 
-    def test_everybody_begins_with_other_peers(self, tmp_path: Path) -> None:
+    def test_each_node_has_its_own_order_of_peers(self, tmp_path: Path) -> None:
         orders = []
         for number, owner in enumerate(("validator", "validator", "another")):
             (tmp_path / str(number)).mkdir()
@@ -298,7 +290,7 @@ class TestRequests:
 
 
 class TestReport:
-    def test_what_was_fetched_is_counted(self, scene: Scene) -> None:
+    def test_the_report_counts_bytes_and_reasons(self, scene: Scene) -> None:
         sizes = {kind: scene.buckets[2].memory.head(scene.key(kind, 2)) for kind in (Kind.COMMIT, Kind.MANIFEST)}
         signed = sum(info.size for info in sizes.values() if info is not None)
         scene.buckets[3].memory.delete([scene.key(Kind.MANIFEST, 3)])
@@ -320,7 +312,7 @@ BIG = Layout.of(
     Gradient(momentum_decay=0.9, topk_compression=640, target_chunk=64, magnitude_bits=1, use_dct=False),
     "sparseloco",
 )
-NUM_PEERS = 20
+NUM_PEERS = 10
 
 
 class TestMemory:
@@ -387,15 +379,15 @@ class TestMemory:
         assert report.submissions == ()
         assert worst <= 2 * honest, (worst, honest)
         assert report.rejected == {
-            Reason.WRONG_SIZE: 10,
-            Reason.MALFORMED: 6,
-            Reason.NOT_CANONICAL: 2,
-            Reason.WRONG_HASH: 2,
+            Reason.WRONG_SIZE: 5,
+            Reason.MALFORMED: 3,
+            Reason.NOT_CANONICAL: 1,
+            Reason.WRONG_HASH: 1,
         }
 
 
 Deed = Callable[[bytes], tuple[bytes, bytes, bytes | None]]
-"""From an honest payload to what is promised, what is stored, and the manifest's bytes if not the honest ones."""
+"""From an honest payload to the committed one, the stored one, and the manifest's bytes if not the honest ones."""
 
 
 def _with_checksum(data: bytes) -> bytes:
@@ -407,14 +399,14 @@ def _same(data: bytes) -> tuple[bytes, bytes, None]:
 
 
 DEEDS: list[Deed] = [
-    lambda payload: (payload, payload + bytes(50_000_000), None),  # oversized in the store
+    lambda payload: (payload, payload + bytes(30_000_000), None),  # oversized in the store
     lambda payload: (payload, payload[:-1], None),  # truncated in the store
     lambda payload: _same(bytes(BIG.max_payload_bytes)),  # zeros of the longest legal length
-    lambda payload: _same(bytes(BIG.max_payload_bytes + 1)),  # too long, and promised so
-    lambda payload: _same(payload[: len(payload) // 2]),  # cut off, and promised so
+    lambda payload: _same(bytes(BIG.max_payload_bytes + 1)),  # too long, and committed
+    lambda payload: _same(payload[: len(payload) // 2]),  # cut off, and committed
     lambda payload: _same(_with_checksum(payload[:200] + b"\xff" * (len(payload) - 204) + payload[-4:])),
     lambda payload: _same(_with_checksum(payload + bytes(1000))),  # more bytes than sections
-    lambda payload: (payload, bytes(len(payload)), None),  # other bytes than promised
+    lambda payload: (payload, bytes(len(payload)), None),  # other bytes than committed
     lambda payload: (payload, payload, b'{"body":' * 300),  # deep JSON
-    lambda payload: (payload, payload, b"[" * 50_000_000),  # deep JSON, and more of it
+    lambda payload: (payload, payload, b"[" * 30_000_000),  # deep JSON, and more of it
 ]

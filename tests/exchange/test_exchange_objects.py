@@ -89,14 +89,13 @@ def reason_of(body_type: type[Body], value: Any) -> Reason:
 
 def other_values(value: Any) -> list[Any]:
     """Values of other types, or out of range."""
-    nonsense: list[Any] = [[], {}, [value], {"a": value}, "x" * 200]
     if isinstance(value, bool):
-        return [*nonsense, 0, 1, "true", None]
+        return [0, "true"]
     if isinstance(value, int):
-        return [*nonsense, -1, MOST + 1, 2**64, 10**40, float(value), value + 0.5, str(value), True, None, "", "0x5"]
+        return [-1, MOST + 1, float(value), str(value), True]
     if isinstance(value, str):
-        return [*nonsense, "", value + " ", " " + value, value + "\n", value + "\x00", value[:-1] + "\u00e9", 5, True]
-    return [5, "x", True, [5.5], "[]"]
+        return ["", value + "\n", " " + value, value[:-1] + "\u00e9", [value], 5]
+    return [5, "x", [5.5]]
 
 
 @every_body
@@ -117,43 +116,10 @@ def test_every_field_is_needed(body: Body) -> None:
 
 
 @every_body
-def test_no_field_is_added(body: Body) -> None:
-    for name in ("extra", "", "kind", "Window", "model_config", "__class__"):
-        assert reason_of(type(body), fields_of(body, **{name: 1})) is Reason.MALFORMED
-
-
-@every_body
 def test_every_field_has_one_type_and_range(body: Body) -> None:
     for name, value in fields_of(body).items():
         for wrong in other_values(value):
             assert reason_of(type(body), fields_of(body, **{name: wrong})) is Reason.MALFORMED, (name, wrong)
-
-
-@every_body
-def test_what_may_be_absent_is_null_and_nothing_else(body: Body) -> None:
-    optional = {(Kind.ROSTER, "previous"), (Kind.ROSTER, "peer_list"), (Kind.DECISION, "roster")}
-    for name in body.model_dump():
-        value = fields_of(body, **{name: None})
-        if (body.kind, name) in optional:
-            assert unseal(signed_anyhow(body.kind, value, ALICE.hotkey), type(body)).body.model_dump()[name] is None
-        else:
-            assert reason_of(type(body), value) is Reason.MALFORMED
-
-
-@every_body
-def test_a_hash_is_64_lower_case_hex_digits(body: Body) -> None:
-    hashes = [name for name, value in fields_of(body).items() if isinstance(value, str) and len(value) == 64]
-    assert "genesis" in hashes
-    for name in hashes:
-        for wrong in ("A1" * 32, "a1" * 31, "a1" * 33, "g1" * 32, "0x" + "a1" * 31):
-            assert reason_of(type(body), fields_of(body, **{name: wrong})) is Reason.MALFORMED
-
-
-@every_body
-def test_uids_fit_a_payloads_header(body: Body) -> None:
-    assert reason_of(type(body), fields_of(body, uid=2**16)) is Reason.MALFORMED
-    last = fields_of(body, uid=2**16 - 1)
-    assert unseal(signed_anyhow(body.kind, last, ALICE.hotkey), type(body)).body.uid == 2**16 - 1
 
 
 # Rosters.
@@ -169,16 +135,9 @@ def roster(*entries: dict[str, Any], total: int) -> dict[str, Any]:
     [
         roster(entry(7).model_dump(), entry(4).model_dump(), total=328),
         roster(entry(4).model_dump(), entry(4).model_dump(), total=328),
-        roster(entry(4).model_dump(), entry(4, payload_sha256=B).model_dump(), total=328),
         roster(entry(4).model_dump(), total=163),
         roster(entry(4).model_dump(), total=165),
-        roster(total=1),
         roster(entry(4).model_dump() | {"extra": 1}, total=164),
-        roster({name: value for name, value in entry(4).model_dump().items() if name != "hotkey"}, total=164),
-        roster(entry(4).model_dump() | {"committed_at": 1.5}, total=164),
-        roster(entry(4).model_dump() | {"payload_sha256": "A1" * 32}, total=164),
-        roster(entry(4).model_dump() | {"uid": True}, total=164),
-        roster(entry(4).model_dump() | {"uid": "4"}, total=164),
     ],
 )
 def test_rosters_that_contradict_themselves_are_malformed(value: dict[str, Any]) -> None:
@@ -192,28 +151,16 @@ def test_a_roster_has_no_more_entries_than_can_be_aggregated() -> None:
     assert reason_of(Roster, roster(*entries, total=MAX_PEERS + 1)) is Reason.MALFORMED
 
 
-def test_an_empty_roster_is_legal() -> None:
-    assert unseal(signed_anyhow(Kind.ROSTER, roster(total=0), ALICE.hotkey), Roster).body.entries == ()
-
-
 # Peer lists.
 
 
 @pytest.mark.parametrize(
     ("peers", "reserve"),
-    [([4, 4], []), ([4], [4]), ([], [4, 4]), ([-1], []), ([2**16], []), (["4"], []), ([4.0], []), ([True], []),
-     ([None], []), (list(range(1025)), []), ([], list(range(1025)))],
-)  # fmt: skip
+    [([4, 4], []), ([4], [4]), ([], [4, 4]), ([2**16], []), (["4"], []), ([], list(range(1025)))],
+)
 def test_peer_lists_name_uids_and_each_once(peers: list[Any], reserve: list[Any]) -> None:
     body = next(body for body in BODIES if isinstance(body, PeerList))
     assert reason_of(PeerList, fields_of(body, peers=peers, reserve=reserve)) is Reason.MALFORMED
-
-
-def test_a_peer_list_keeps_its_order() -> None:
-    body = next(body for body in BODIES if isinstance(body, PeerList))
-    value = fields_of(body, peers=[9, 2, 5], reserve=[8, 1])
-    found = unseal(signed_anyhow(Kind.PEERS, value, ALICE.hotkey), PeerList).body
-    assert (found.peers, found.reserve) == ((9, 2, 5), (8, 1))
 
 
 # Start windows and checkpoints.
@@ -226,7 +173,7 @@ def test_a_network_does_not_start_at_window_0() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["", ".", "..", "../x", "a/b", "/etc/passwd", ".hidden", "-rf", "a\\b", "a b", "a\n", "a\x00", "é", "a" * 129],
+    ["", "..", "../x", "a/b", "/etc/passwd", ".hidden", "a\\b", "a\n", "a" * 129],
 )
 def test_a_checkpoints_files_stay_in_its_folder(name: str) -> None:
     body = next(body for body in BODIES if isinstance(body, CheckpointManifest))
@@ -236,9 +183,8 @@ def test_a_checkpoints_files_stay_in_its_folder(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("files", "sizes"),
-    [({"a": A}, {}), ({}, {"a": 1}), ({"a": A}, {"b": 1}), ({"a": A}, {"a": -1}), ({"a": A}, {"a": "1"}),
-     ({"a": 1}, {"a": 1}), ([["a", A]], [["a", 1]])],
-)  # fmt: skip
+    [({"a": A}, {}), ({}, {"a": 1}), ({"a": A}, {"b": 1}), ({"a": A}, {"a": -1})],
+)
 def test_a_checkpoints_files_all_have_a_hash_and_a_size(files: Any, sizes: Any) -> None:
     body = next(body for body in BODIES if isinstance(body, CheckpointManifest))
     assert reason_of(CheckpointManifest, fields_of(body, files=files, sizes=sizes)) is Reason.MALFORMED

@@ -44,10 +44,6 @@ def test_the_heaviest_are_gathered_and_the_next_are_the_reserve() -> None:
     assert select([6, 5, 4, 3, 2, 1], weights) == ((2, 4, 5), (3, 1))
 
 
-def test_who_is_not_active_is_not_gathered() -> None:
-    assert select([1, 3], {2: 0.9, 1: 0.1}) == ((1, 3), ())
-
-
 def test_too_few_are_no_list() -> None:
     assert select([1], {1: 1.0}) is None
     assert select([], {}) is None
@@ -60,12 +56,7 @@ def test_equal_weights_are_ordered_by_a_keyed_hash_and_not_by_uid() -> None:
     assert select(uids, {}) == (tuple(wanted[:3]), tuple(wanted[3:5]))
     assert select(uids, dict.fromkeys(uids, 0.5)) == select(uids, {})
     first = {select(uids, {}, seed=str(number))[0][0] for number in range(60)}
-    assert len(first) >= 9  # everybody has a turn
-
-
-def test_missing_weight_is_none() -> None:
-    peers, _ = select([1, 2, 3, 4], {4: 1e-9})
-    assert peers[0] == 4
+    assert len(first) >= 9  # no miner waits for ever
 
 
 @given(
@@ -150,16 +141,6 @@ def test_a_list_takes_effect_after_its_margin(subnet: Subnet) -> None:
     assert subnet.store(subnet.validators[0]).inner.head(peers_key(2 + MARGIN)) is not None
 
 
-def test_the_selection_names_the_list(subnet: Subnet) -> None:
-    publish(subnet, 2, [9, 4], [10])
-    author = subnet.validators[0]
-    expected = PeerList(
-        netuid=NETUID, genesis=GENESIS, uid=1, hotkey=author.hotkey.address, first_effective_window=3,
-        peers=(9, 4), reserve=(10,),
-    )  # fmt: skip
-    assert select_at(subnet, 3).digest == expected.digest
-
-
 def test_a_list_is_published_once(subnet: Subnet) -> None:
     publish(subnet, 2, [9, 4])
     exchange = subnet.exchange(subnet.validators[0])
@@ -177,9 +158,7 @@ def test_without_a_list_the_first_miners_are_gathered(subnet: Subnet) -> None:
 # In time.
 
 
-@pytest.mark.parametrize(
-    ("offset", "counts"), [(-1.5, True), (-1.0, True), (-0.401, True), (-0.4, False), (0.0, False), (5.0, False)]
-)
+@pytest.mark.parametrize(("offset", "counts"), [(-0.401, True), (-0.4, False)])
 def test_a_list_must_be_stored_before_the_second_of_the_opening(
     subnet: Subnet, caplog: pytest.LogCaptureFixture, offset: float, counts: bool
 ) -> None:
@@ -191,7 +170,7 @@ def test_a_list_must_be_stored_before_the_second_of_the_opening(
     assert ("peer_list_late" in caplog.text) is not counts
 
 
-def test_a_list_that_is_exchanged_later_does_not_count_any_more(subnet: Subnet) -> None:
+def test_a_list_that_is_replaced_later_does_not_count(subnet: Subnet) -> None:
     publish(subnet, 2, [9, 4])
     reader = book(subnet)
     assert uids(select_at(subnet, 3, reader)) == ([9, 4], [])
@@ -221,12 +200,6 @@ def test_the_validator_with_the_most_stake_is_followed(subnet: Subnet) -> None:
     assert uids(select_at(subnet, 4)) == ([7], [])
 
 
-def test_a_later_list_of_a_lower_rank_does_not_take_over(subnet: Subnet) -> None:
-    publish(subnet, 2, [6], validator=0)
-    publish(subnet, 3, [5], validator=1)
-    assert uids(select_at(subnet, 4)) == ([6], [])
-
-
 def test_a_stale_list_gives_way_to_the_next_rank(subnet: Subnet) -> None:
     publish(subnet, 2, [6], validator=0)
     publish(subnet, 3, [5], validator=1)
@@ -254,7 +227,7 @@ def test_validators_and_the_burn_uid_are_not_gathered(subnet: Subnet) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"genesis": "00" * 32}, {"netuid": 99}, {"protocol": "0.2.82"}, {"uid": 2}, {"first_effective_window": 2}],
+    [{"genesis": "00" * 32}, {"uid": 2}, {"first_effective_window": 2}],
 )
 def test_a_list_for_something_else_does_not_count(subnet: Subnet, changes: dict[str, Any]) -> None:
     put(subnet, 3, [9], opening(2), **changes)
@@ -262,7 +235,7 @@ def test_a_list_for_something_else_does_not_count(subnet: Subnet, changes: dict[
     assert uids(select_at(subnet, 3)) == ([6], [])
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"x" * (PeerList.max_bytes + 1)])
+@pytest.mark.parametrize("data", [b"{}", b"x" * (PeerList.max_bytes + 1)])
 def test_garbage_does_not_count_and_hides_nothing(subnet: Subnet, data: bytes) -> None:
     publish(subnet, 1, [9])
     subnet.store(subnet.validators[0]).inner.put(peers_key(3), data)
@@ -311,7 +284,7 @@ def test_a_failing_bucket_gives_way_and_is_read_when_it_recovers(subnet: Subnet)
     assert uids(select_at(subnet, 3, reader)) == ([9], [])
 
 
-def test_what_was_read_holds_while_the_bucket_fails(subnet: Subnet) -> None:
+def test_a_list_that_was_read_stays_while_the_bucket_fails(subnet: Subnet) -> None:
     publish(subnet, 2, [9])
     reader, store = book(subnet), subnet.store(subnet.validators[0])
     select_at(subnet, 3, reader)

@@ -11,14 +11,12 @@ from templar.exchange.publish import (
     COMPARE_BYTES,
     PublishOutcome,
     PublishReceipt,
-    TimedReport,
     publish_body,
     publish_bytes,
     publish_file,
     publish_in_time,
 )
-from templar.exchange.signed import seal, unseal
-from templar.store.directory import DirectoryStore
+from templar.exchange.signed import seal
 from tests.support.memory_store import MemoryStore
 from tests.support.scripted_store import ScriptedStore, failing, once
 from tests.support.subnet import GENESIS, NETUID, member
@@ -28,7 +26,7 @@ KEY = window_key(Kind.DECISION, 3, 5)
 BUSY = TransientError(Reason.STORE_BUSY, "for a test")
 BODY = Decision(netuid=NETUID, genesis=GENESIS, uid=5, hotkey=ALICE.hotkey.address, window=3, roster="aa" * 32)
 OTHER = BODY.model_copy(update={"roster": None})
-SMALL, LARGE = b"small", b"large" * COMPARE_BYTES
+SMALL, LARGE = b"small", bytes(COMPARE_BYTES + 5)
 
 Publish = Callable[..., PublishReceipt]
 
@@ -86,14 +84,6 @@ def test_it_is_stored_once(publish: Publish, store: ScriptedStore, clock: Simula
     assert writes(store) == 1
 
 
-def test_it_is_looked_for_before_it_is_written_and_afterwards(publish: Publish, store: ScriptedStore) -> None:
-    publish()
-    operations = [operation for operation, _ in store.calls]
-    assert operations[0] == "head"
-    assert operations[2] == "head"
-    assert operations[1].startswith("put")
-
-
 def test_other_bytes_are_never_overwritten(publish: Publish, store: ScriptedStore) -> None:
     publish()
     data = stored(store)
@@ -142,11 +132,6 @@ def test_nothing_is_written_from_the_deadline_on(publish: Publish, store: Script
     assert publish(deadline=1005.001).last_modified == 1005
 
 
-def test_what_is_written_at_the_last_moment_is_stamped_in_time(publish: Publish, clock: SimulatedClock) -> None:
-    clock.sleep_until(1005.999)
-    assert publish(deadline=1006).last_modified == 1005
-
-
 def test_a_write_that_does_not_show_may_be_repeated(publish: Publish, store: ScriptedStore) -> None:
     def lose(operation: str, key: str) -> None:
         if operation.startswith("put"):
@@ -158,7 +143,7 @@ def test_a_write_that_does_not_show_may_be_repeated(publish: Publish, store: Scr
     assert caught.value.reason is Reason.OBJECT_MISSING
 
 
-def test_somebody_who_is_faster_with_the_same_is_welcome(clock: SimulatedClock, store: ScriptedStore) -> None:
+def test_the_same_body_of_a_faster_process_is_accepted(clock: SimulatedClock, store: ScriptedStore) -> None:
     signed_by_another_process = seal(BODY, ALICE.hotkey).encode()
     store.before = once("put_if_absent", KEY, lambda: store.inner.put(KEY, signed_by_another_process))
     receipt = publish_body(store, KEY, BODY, ALICE.hotkey, clock=clock)
@@ -166,7 +151,7 @@ def test_somebody_who_is_faster_with_the_same_is_welcome(clock: SimulatedClock, 
     assert stored(store) == signed_by_another_process
 
 
-def test_somebody_who_is_faster_with_something_else_is_found_out(clock: SimulatedClock, store: ScriptedStore) -> None:
+def test_another_body_of_a_faster_process_is_refused(clock: SimulatedClock, store: ScriptedStore) -> None:
     faster = seal(OTHER, ALICE.hotkey).encode()
     store.before = once("put_if_absent", KEY, lambda: store.inner.put(KEY, faster))
     differs(lambda: publish_body(store, KEY, BODY, ALICE.hotkey, clock=clock))
@@ -183,12 +168,7 @@ def test_a_store_that_ignores_conditions_is_read_back(publish: Publish, store: S
     assert writes(store) == 1
 
 
-def test_a_store_that_shows_something_else_afterwards_is_found_out(store: ScriptedStore) -> None:
-    store.after = once("put_if_absent", KEY, lambda: store.inner.put(KEY, b"other"))
-    differs(lambda: publish_bytes(store, KEY, SMALL))
-
-
-@pytest.mark.parametrize("there", [b"", b"x", b"x" * (Decision.max_bytes + 1), seal(OTHER, ALICE.hotkey).encode()])
+@pytest.mark.parametrize("there", [b"x", seal(OTHER, ALICE.hotkey).encode()])
 def test_a_body_is_not_published_over_anything_else(store: ScriptedStore, there: bytes) -> None:
     store.inner.put(KEY, there)
     differs(lambda: publish_body(store, KEY, BODY, ALICE.hotkey))
@@ -201,11 +181,6 @@ def test_a_huge_object_in_the_way_is_not_read(store: ScriptedStore) -> None:
     store.inner.put(KEY, b"y" * len(LARGE))
     differs(lambda: publish_bytes(store, KEY, SMALL))
     assert store.count("get") == 0
-
-
-def test_a_body_is_signed_by_its_author(store: ScriptedStore) -> None:
-    publish_body(store, KEY, BODY, ALICE.hotkey)
-    assert unseal(stored(store), Decision).body == BODY
 
 
 def test_small_files_are_compared_byte_by_byte_and_large_ones_by_length(tmp_path: Path) -> None:
@@ -225,17 +200,6 @@ def test_small_files_are_compared_byte_by_byte_and_large_ones_by_length(tmp_path
     differs(lambda: publish_file(store, KEY, path))
 
 
-def test_it_works_on_a_real_bucket(tmp_path: Path, clock: SimulatedClock) -> None:
-    (tmp_path / "bucket").mkdir()
-    store = DirectoryStore(tmp_path / "bucket", clock=clock.now)
-    (tmp_path / "large").write_bytes(LARGE)
-    for expected in (PublishOutcome.STORED, PublishOutcome.ALREADY_THERE):
-        assert publish_body(store, KEY, BODY, ALICE.hotkey, clock=clock).outcome is expected
-        assert publish_file(store, "large", tmp_path / "large", clock=clock).outcome is expected
-        clock.sleep_until(clock.now() + 10)
-    assert {info.last_modified for info in store.list()} == {1000}
-
-
 # Being late is a report, everything else is an error.
 
 
@@ -247,13 +211,6 @@ def test_a_missed_deadline_is_a_report(store: ScriptedStore, clock: SimulatedClo
     assert not report.in_time
     assert (report.receipts, report.reason) == ((), Reason.NO_TIME_LEFT)
     assert KEY in report.detail
-
-
-def test_what_came_in_time_is_reported_with_its_receipts(store: ScriptedStore) -> None:
-    receipt = publish_bytes(store, KEY, SMALL)
-    report = publish_in_time(lambda: (receipt,))
-    assert report == TimedReport((receipt,))
-    assert report.in_time
 
 
 @pytest.mark.parametrize("error", [BUSY, PermanentError(Reason.OBJECT_DIFFERS, "for a test")])

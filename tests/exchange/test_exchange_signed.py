@@ -1,4 +1,5 @@
 import json
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
 import pytest
@@ -8,11 +9,22 @@ from pydantic import Field
 
 from templar import PROTOCOL_VERSION
 from templar.canonical import canonical_json
-from templar.errors import Reason, RejectedError
-from templar.exchange.object_keys import Kind
+from templar.errors import PermanentError, Reason, RejectedError, TransientError
+from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Commit, Decision, Roster
-from templar.exchange.signed import Network, WindowBody, check_author, check_window, seal, unseal
-from tests.support.subnet import GENESIS, NETUID, NETWORK, fields_of, member, signed_anyhow
+from templar.exchange.signed import (
+    Found,
+    Network,
+    Sealed,
+    WindowBody,
+    check_author,
+    read_signed,
+    seal,
+    unseal,
+)
+from templar.store.base import ObjectInfo
+from tests.support.scripted_store import failing, once
+from tests.support.subnet import GENESIS, NETUID, NETWORK, Bucket, fields_of, member, signed_anyhow
 
 ALICE, BOB = member(5), member(6)
 BODY = Commit(netuid=NETUID, genesis=GENESIS, uid=5, hotkey=ALICE.hotkey.address, window=3, commitment="0a" * 32)
@@ -35,7 +47,7 @@ def reason_of(data: bytes, body_type: type[WindowBody] = Commit) -> Reason:
 # What is accepted.
 
 
-def test_what_is_sealed_is_read_back() -> None:
+def test_a_sealed_object_is_read_back() -> None:
     sealed = unseal(DATA, Commit)
     assert sealed.body == BODY
     assert sealed.encode() == DATA
@@ -63,7 +75,7 @@ def test_every_field_changes_the_digest() -> None:
     assert len(digests | {BODY.digest}) == len(changes) + 1
 
 
-def test_one_signs_for_oneself_only() -> None:
+def test_a_body_is_signed_by_its_own_hotkey_only() -> None:
     with pytest.raises(ValueError, match="names"):
         seal(BODY, BOB.hotkey)
 
@@ -81,22 +93,18 @@ def reordered(data: bytes) -> bytes:
     "data",
     [
         DATA + b"\n",
-        DATA + b" ",
         b"\n" + DATA,
         DATA.replace(b'":', b'": '),
-        DATA.replace(b',"', b', "'),
-        DATA.replace(b",", b",\n"),
         json.dumps(json.loads(DATA), indent=1).encode(),
         reordered(DATA),
         b'{"signature":"%s","body":%s}' % (SIGNATURE.encode(), BODY.canonical()),
         DATA.replace(b'"uid":5', b'"uid":5,"uid":5'),
-        DATA.replace(b'"uid":5', b'"uid":6,"uid":5'),
         DATA.replace(b'{"body":', b'{"body":{},"body":'),
         DATA.replace(b'"commitment":"0', b'"commitment":"\\u0030'),
         DATA.replace(b'"window"', b'"\\u0077indow"'),
     ],
 )
-def test_another_way_to_write_the_same_is_not_canonical(data: bytes) -> None:
+def test_another_encoding_of_the_same_value_is_not_canonical(data: bytes) -> None:
     assert data != DATA
     assert reason_of(data) is NOT_CANONICAL
 
@@ -105,60 +113,35 @@ def test_another_way_to_write_the_same_is_not_canonical(data: bytes) -> None:
     "data",
     [
         DATA.replace(b'"uid":5', b'"uid":5.0'),
-        DATA.replace(b'"uid":5', b'"uid":5e0'),
-        DATA.replace(b'"uid":5', b'"uid":0.5e1'),
         DATA.replace(b'"uid":5', b'"uid":05'),
-        DATA.replace(b'"uid":5', b'"uid":+5'),
-        DATA.replace(b'"uid":5', b'"uid":"5"'),
         DATA.replace(b'"uid":5', b'"uid":NaN'),
-        DATA.replace(b'"uid":5', b'"uid":Infinity'),
-        DATA.replace(b'"uid":5', b'"uid":-Infinity'),
         DATA.replace(b'"uid":5', b'"uid":1e999'),
-        DATA.replace(b'"uid":5', b'"uid":' + b"9" * 300),
-        DATA.replace(b'"uid":5', b'"uid":5,'),
-        DATA.replace(b'"', b"'"),
         DATA.replace(b"0a0a", b"0A0A"),
         DATA.replace(SIGNATURE.encode(), SIGNATURE.upper().encode()),
         DATA.replace(SIGNATURE.encode(), SIGNATURE[:-2].encode()),
-        DATA.replace(SIGNATURE.encode(), SIGNATURE.encode() + b"00"),
-        DATA.replace(b'"%s"' % SIGNATURE.encode(), b"null"),
         DATA.replace(b"}", b',"extra":1}', 1),
         DATA[:-1] + b',"extra":1}',
+        DATA[:-1],
         DATA + DATA,
         b"\xef\xbb\xbf" + DATA,
-        DATA.decode().encode("utf-16"),
         DATA.replace(VERSION_FIELD, b'"protocol":"\xff"'),
         DATA.replace(VERSION_FIELD, b'"protocol":"\\ud800"'),
-        DATA.replace(VERSION_FIELD, b'"protocol":"1\\u0000"'),
         b"",
         b"null",
-        b"[]",
         b"{}",
-        b'"body"',
-        b"0",
-        b"{" * 600,
         b"[" * 600,
-        b'{"a":' * 100,
-        b"\x00" * 100,
         b"\x80\x04\x95.",  # the beginning of a pickle
-        b"PK\x03\x04",
         BODY.canonical(),
         b'{"body":{},"signature":"%s"}' % SIGNATURE.encode(),
-        b'{"body":[],"signature":"%s"}' % SIGNATURE.encode(),
-        b'{"body":"%s","signature":"%s"}' % (b"x" * 100, SIGNATURE.encode()),
     ],
 )
-def test_what_is_not_the_schema_is_malformed(data: bytes) -> None:
+def test_bytes_that_do_not_match_the_schema_are_malformed(data: bytes) -> None:
     assert data != DATA
     assert reason_of(data) is MALFORMED
 
 
-def test_every_truncation_is_rejected() -> None:
-    assert {reason_of(DATA[:length]) for length in range(len(DATA))} == {MALFORMED}
-
-
 @given(st.data())
-@settings(max_examples=200)
+@settings(max_examples=150)
 def test_every_mutation_is_rejected(data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(DATA)))
     end = data.draw(st.integers(start, min(len(DATA), start + 4)))
@@ -188,7 +171,7 @@ def test_any_values_are_rejected(body: dict[str, Any]) -> None:
     assert reason_of(data) in {MALFORMED, NOT_CANONICAL}
 
 
-@pytest.mark.parametrize("depth", [100, 195, 250, 5_000, 100_000])
+@pytest.mark.parametrize("depth", [195, 100_000])
 def test_deep_nesting_is_rejected(depth: int) -> None:
     for opening, closing in ((b"[", b"]"), (b'{"a":', b"}")):
         inner = opening * depth + b"1" + closing * depth
@@ -200,14 +183,14 @@ def test_a_long_number_is_rejected() -> None:
     assert reason_of(data, Roster) is MALFORMED
 
 
-def test_what_is_too_long_is_not_even_parsed() -> None:
+def test_bytes_that_are_too_long_are_not_parsed() -> None:
     longest = Commit.max_bytes
     assert reason_of(b"{" * longest) is MALFORMED
     with pytest.raises(RejectedError, match=f"{longest + 1} bytes, at most {longest}"):
         unseal(b" " * (longest + 1), Commit)
 
 
-def test_a_message_quotes_nothing_that_could_forge_a_log() -> None:
+def test_a_message_quotes_plain_text_only() -> None:
     for name in ("\x1b[31m\nuid 7 was accepted\r", "é\u202e", "x" * 10_000):
         data = json.dumps({"body": {**fields_of(BODY), name: 1}, "signature": SIGNATURE}).encode()
         assert reason_of(data, Commit if len(data) <= Commit.max_bytes else Roster) is MALFORMED  # and see there
@@ -252,16 +235,16 @@ def test_a_signature_is_good_for_one_hotkey_only() -> None:
 
 
 @pytest.mark.parametrize("signature", ["00" * 64, "ff" * 64, SIGNATURE[:126] + "00"])
-def test_what_is_no_signature_is_a_bad_one(signature: str) -> None:
+def test_a_wrong_signature_is_rejected(signature: str) -> None:
     assert reason_of(canonical_json({"body": fields_of(BODY), "signature": signature})) is BAD_SIGNATURE
 
 
-def test_what_is_no_address_signs_nothing() -> None:
+def test_an_impossible_address_signs_nothing() -> None:
     nobody = "1" * 48
     assert reason_of(signed_anyhow(Kind.COMMIT, fields_of(BODY, hotkey=nobody), ALICE.hotkey)) is BAD_SIGNATURE
 
 
-# Whose, where and when.
+# Network and author.
 
 
 def test_an_object_of_another_network_is_rejected() -> None:
@@ -285,13 +268,114 @@ def test_an_object_of_another_neuron_is_rejected() -> None:
         assert caught.value.reason is Reason.WRONG_IDENTITY
 
 
-def test_an_object_of_another_window_is_rejected() -> None:
-    check_window(BODY, 3)
-    with pytest.raises(RejectedError) as caught:
-        check_window(BODY, 4)
-    assert caught.value.reason is Reason.WRONG_WINDOW
-
-
 def test_a_decision_is_no_commitment() -> None:
     decision = Decision(netuid=NETUID, genesis=GENESIS, uid=5, hotkey=ALICE.hotkey.address, window=3, roster=None)
     assert reason_of(seal(decision, ALICE.hotkey).encode()) is MALFORMED
+
+
+# Reading from a bucket.
+
+KEY = window_key(Kind.DECISION, 3, 5)
+
+
+def decision(roster: str | None = None, window: int = 3) -> Decision:
+    return Decision(netuid=NETUID, genesis=GENESIS, uid=5, hotkey=ALICE.hotkey.address, window=window, roster=roster)
+
+
+@pytest.fixture
+def bucket() -> Bucket:
+    bucket = Bucket(ALICE)
+    bucket.put_signed(KEY, decision(), at=1000.9)
+    return bucket
+
+
+def read(
+    bucket: Bucket, check: Callable[[ObjectInfo], None] | None = None, network: Network = NETWORK, window: int = 3
+) -> Found[Decision] | None:
+    return read_signed(bucket.store, KEY, Decision, network=network, author=ALICE.neuron, window=window, check=check)
+
+
+def rejection(call: Callable[[], object]) -> Reason:
+    with pytest.raises(RejectedError) as caught:
+        call()
+    return caught.value.reason
+
+
+def test_an_object_is_read_with_its_time_and_its_signature(bucket: Bucket) -> None:
+    found = read(bucket)
+    assert found is not None
+    assert found == Found(decision(), 1000, found.signature)
+    assert Sealed(found.body, found.signature).encode() == bucket.memory.get(KEY, max_bytes=1000)
+
+
+def test_nothing_is_a_definite_404() -> None:
+    empty = Bucket(ALICE)
+    assert read(empty) is None
+    assert empty.store.calls == [("head", KEY)]
+
+
+def test_the_check_comes_before_the_body(bucket: Bucket) -> None:
+    def check(info: ObjectInfo) -> None:
+        assert info.last_modified == 1000
+        raise RejectedError(Reason.COMMIT_LATE, "for a test")
+
+    assert rejection(lambda: read(bucket, check)) is Reason.COMMIT_LATE
+    assert bucket.store.count("get") == 0
+
+
+def test_an_object_that_is_too_long_is_not_read(bucket: Bucket) -> None:
+    bucket.put(KEY, b"x" * (Decision.max_bytes + 1), at=1000)
+    assert rejection(lambda: read(bucket)) is Reason.WRONG_SIZE
+    assert bucket.store.count("get") == 0
+    bucket.put(KEY, b"x" * Decision.max_bytes, at=1000)
+    assert rejection(lambda: read(bucket)) is Reason.MALFORMED
+
+
+def test_network_author_and_window_are_checked(bucket: Bucket) -> None:
+    assert rejection(lambda: read(bucket, network=Network(NETUID, "00" * 32))) is Reason.WRONG_NETWORK
+    assert rejection(lambda: read(bucket, window=4)) is Reason.WRONG_WINDOW
+    foreign = decision().model_copy(update={"uid": 6, "hotkey": BOB.hotkey.address})
+    bucket.put(KEY, seal(foreign, BOB.hotkey).encode(), at=1000)
+    assert rejection(lambda: read(bucket)) is Reason.WRONG_IDENTITY
+
+
+@pytest.mark.parametrize(
+    "replacement",
+    [
+        seal(decision("aa" * 32), ALICE.hotkey).encode(),  # legal, and longer
+        seal(decision(), ALICE.hotkey).encode(),  # legal, as long, and even the same body
+        b"x",
+        b"x" * 10_000,
+        None,
+    ],
+)
+@pytest.mark.parametrize("moment", ["before the body", "after the body"])
+def test_an_object_that_is_replaced_while_it_is_read_does_not_count(
+    bucket: Bucket, replacement: bytes | None, moment: str
+) -> None:
+    def replace() -> None:
+        if replacement is None:
+            bucket.memory.delete([KEY])
+        else:
+            bucket.put(KEY, replacement, at=1001)
+
+    if moment == "before the body":
+        bucket.store.before = once("get", KEY, replace)
+    else:
+        bucket.store.after = once("get", KEY, replace)
+    found = rejection(lambda: read(bucket))
+    torn = replacement == b"x" and moment == "before the body"
+    assert found is (Reason.MALFORMED if torn else Reason.OBJECT_DIFFERS)
+
+
+@pytest.mark.parametrize("operation", ["head", "get"])
+def test_a_store_failure_is_raised_as_it_is(bucket: Bucket, operation: str) -> None:
+    for error in (
+        TransientError(Reason.STORE_BUSY, "for a test"),
+        PermanentError(Reason.ACCESS_DENIED, "for a test"),
+        PermanentError(Reason.BUCKET_MISSING, "for a test"),
+    ):
+        bucket.store.before = failing(error, operation)
+        with pytest.raises(type(error)) as caught:
+            read(bucket)
+        assert caught.value is error

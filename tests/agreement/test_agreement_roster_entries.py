@@ -26,7 +26,7 @@ WINDOW = 3
 
 
 class Scene:
-    """A roster of three miners, and what it is held against."""
+    """A roster of three miners, and the rules that it must meet."""
 
     def __init__(self, folder: Path) -> None:
         self.subnet = Subnet(folder, num_miners=4)
@@ -79,7 +79,7 @@ def test_an_honest_roster_passes(scene: Scene) -> None:
     scene.check(scene.roster(scene.entry(scene.miners[1])))
 
 
-def test_an_entry_gives_back_what_its_author_signed(scene: Scene) -> None:
+def test_an_entry_rebuilds_the_signed_objects(scene: Scene) -> None:
     roster = scene.roster()
     for author, entry in zip(scene.miners, roster.entries, strict=True):
         manifest = manifest_of(author, WINDOW, payload_bytes(author, WINDOW))
@@ -89,7 +89,7 @@ def test_an_entry_gives_back_what_its_author_signed(scene: Scene) -> None:
         check_signature(listed.sealed_manifest)
 
 
-def test_what_a_publisher_makes_up_has_no_signature(scene: Scene) -> None:
+def test_an_invented_entry_has_no_valid_signature(scene: Scene) -> None:
     other = payload_bytes(scene.miners[0], WINDOW, seed=9)
     for changes in (
         {"payload_sha256": "00" * 32},
@@ -101,7 +101,7 @@ def test_what_a_publisher_makes_up_has_no_signature(scene: Scene) -> None:
         assert scene.reason(scene.changed(**changes)) is Reason.BAD_SIGNATURE
 
 
-def test_a_signature_for_another_window_is_none(scene: Scene) -> None:
+def test_a_signature_for_another_window_does_not_count(scene: Scene) -> None:
     old = manifest_of(scene.miners[1], WINDOW - 1, payload_bytes(scene.miners[1], WINDOW - 1))
     roster = scene.changed(
         commit_signature=seal(old.commit, scene.miners[1].hotkey).signature,
@@ -119,7 +119,7 @@ def test_a_signature_for_another_window_is_none(scene: Scene) -> None:
         (lambda times: {"revealed_at": times.reveal_interval.last + 1}, Reason.REVEAL_LATE),
     ],
 )
-def test_a_roster_that_admits_what_was_not_in_time_does_not_count(
+def test_a_roster_with_times_outside_the_intervals_does_not_count(
     scene: Scene, moment: Callable[[WindowTimes], dict[str, int]], reason: Reason
 ) -> None:
     assert scene.reason(scene.changed(**moment(scene.times))) is reason
@@ -149,7 +149,7 @@ def test_there_are_no_more_entries_than_places(scene: Scene) -> None:
     assert scene.reason(scene.roster(), places=2) is Reason.MALFORMED
 
 
-def test_the_digest_does_not_follow_from_which_signing_it_was(scene: Scene) -> None:
+def test_the_digest_does_not_depend_on_signatures(scene: Scene) -> None:
     """sr25519 signatures differ from one signing to the next, and two equal windows must have one roster."""
     first, second = scene.roster(), scene.roster()
     assert first != second

@@ -1,4 +1,4 @@
-"""Stores stamp whole seconds, blocks come at any fraction of one: the rules hold at every phase between the two."""
+"""Stores stamp whole seconds and blocks come at any fraction of one: the rules hold at every phase between the two."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +11,7 @@ import pytest
 
 from templar.canonical import sha256_hex
 from templar.chain.clock import SimulatedClock, SystemClock
-from templar.errors import PermanentError, Reason, RejectedError
+from templar.errors import Reason, RejectedError
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Commit, Manifest
 from templar.exchange.payload_cache import PayloadCache
@@ -43,7 +43,8 @@ from tests.support.subnet import (
 
 __all__ = ["folder"]
 
-PHASES = [step / 20 for step in range(20)]
+PHASES = [0.0, 0.05, 0.4, 0.65, 0.95]
+"""Fractions of the second of the close; the window opens 0.35 s later in its second."""
 WINDOW = 10
 ALICE, MALLORY = member(5), member(6)
 BYTES = payload_bytes(ALICE, WINDOW)
@@ -102,7 +103,7 @@ def place(request: pytest.FixtureRequest, folder: Path) -> Place:
     return Place(folder, request.param)
 
 
-# What is refused, each with its own reason.
+# Violations of the times.
 
 
 def _early_commit(place: Place) -> None:
@@ -113,36 +114,12 @@ def _late_commit(place: Place) -> None:
     place.honest(commit=place.times.closed - RULES.commit_guard_seconds + 1)
 
 
-def _commit_at_the_close(place: Place) -> None:
-    place.honest(commit=place.times.closed)
-
-
 def _early_reveal(place: Place) -> None:
     place.honest(reveal=place.times.closed)
 
 
 def _late_reveal(place: Place) -> None:
     place.honest(reveal=place.times.closed + RULES.time_window_delta_seconds + 1)
-
-
-def _no_commit(place: Place) -> None:
-    place.honest()
-    place.stores[ALICE.uid].delete([place.key(Kind.COMMIT, ALICE)])
-
-
-def _no_manifest(place: Place) -> None:
-    place.honest()
-    place.stores[ALICE.uid].delete([place.key(Kind.MANIFEST, ALICE)])
-
-
-def _no_payload(place: Place) -> None:
-    place.honest()
-    place.stores[ALICE.uid].delete([place.key(Kind.GRADIENT, ALICE)])
-
-
-def _other_manifest(place: Place) -> None:
-    place.honest()
-    place.sign(manifest_of(ALICE, WINDOW, other_payload(ALICE, WINDOW)), place.hand.now)
 
 
 def _replaced_in_time(place: Place) -> None:
@@ -155,50 +132,29 @@ def _replaced_too_late(place: Place) -> None:
     place.put(Kind.GRADIENT, BYTES, place.times.reveal_interval.last + 1)
 
 
-def _longer(place: Place) -> None:
-    place.honest()
-    place.put(Kind.GRADIENT, BYTES + b"\0", place.hand.now)
-
-
-def _forged(place: Place) -> None:
-    place.honest()
-    manifest = manifest_of(ALICE, WINDOW, BYTES)
-    sealed = seal(manifest_of(MALLORY, WINDOW, BYTES), MALLORY.hotkey)
-    place.put(Kind.MANIFEST, type(sealed)(manifest, sealed.signature).encode(), place.hand.now)
-
-
 REFUSED: list[tuple[Callable[[Place], None], Reason]] = [
     (_early_commit, Reason.COMMIT_EARLY),
     (_late_commit, Reason.COMMIT_LATE),
-    (_commit_at_the_close, Reason.COMMIT_LATE),
     (_early_reveal, Reason.REVEAL_EARLY),
     (_late_reveal, Reason.REVEAL_LATE),
-    (_no_commit, Reason.COMMIT_MISSING),
-    (_no_manifest, Reason.MANIFEST_MISSING),
-    (_no_payload, Reason.PAYLOAD_MISSING),
-    (_other_manifest, Reason.COMMIT_MISMATCH),
     (_replaced_in_time, Reason.WRONG_HASH),
     (_replaced_too_late, Reason.REVEAL_LATE),
-    (_longer, Reason.WRONG_SIZE),
-    (_forged, Reason.BAD_SIGNATURE),
 ]
 
 
 @pytest.mark.parametrize(("prepare", "reason"), REFUSED, ids=lambda value: getattr(value, "__name__", value))
-def test_what_is_refused_is_refused_for_its_own_reason(
-    place: Place, prepare: Callable[[Place], None], reason: Reason
-) -> None:
+def test_each_violation_has_its_own_reason(place: Place, prepare: Callable[[Place], None], reason: Reason) -> None:
     prepare(place)
     assert place.reason() is reason
     place.honest()
     assert place.reason() is None, "nothing of it stays behind"
 
 
-# Who keeps the rules is never refused.
+# A miner that keeps the rules is accepted.
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["earliest", "latest"])
-def test_who_publishes_when_it_may_is_accepted(place: Place, tmp_path: Path, late: bool) -> None:
+def test_the_earliest_and_the_latest_reveal_count(place: Place, tmp_path: Path, late: bool) -> None:
     """`publish_commit` and `publish_reveal` as a miner calls them, at the first and the last moment that it may."""
     commit, reveal, store = place.times.commit_interval, place.times.reveal_interval, place.stores[ALICE.uid]
     payload, manifest = tmp_path / "payload", manifest_of(ALICE, WINDOW, BYTES)
@@ -214,32 +170,12 @@ def test_who_publishes_when_it_may_is_accepted(place: Place, tmp_path: Path, lat
     assert (found.committed_at in commit, found.revealed_at in reveal) == (True, True)
 
 
-@pytest.mark.parametrize("step", ["commit", "reveal"])
-def test_who_would_be_too_late_writes_nothing(place: Place, tmp_path: Path, step: str) -> None:
-    times, store, manifest = place.times, place.stores[ALICE.uid], manifest_of(ALICE, WINDOW, BYTES)
-    payload = tmp_path / "payload"
-    payload.write_bytes(BYTES)
-    interval = times.commit_interval if step == "commit" else times.reveal_interval
-    clock = SimulatedClock(interval.last + 1)
-    deadline = interval.last + 1
-
-    def publish() -> object:
-        if step == "commit":
-            return publish_commit(store, manifest, ALICE.hotkey, clock=clock, deadline=deadline)
-        return publish_reveal(store, manifest, ALICE.hotkey, payload, clock=clock, deadline=deadline)
-
-    with pytest.raises(PermanentError) as caught:
-        publish()
-    assert caught.value.reason is Reason.NO_TIME_LEFT
-    assert list(store.list()) == []
-
-
-# A copier sees everything at once and writes whatever it likes within the interval; nothing of it counts.
+# A copier reads everything at once and writes at any time within the interval.
 
 
 @dataclass(frozen=True)
 class Stolen:
-    """What Mallory read from Alice's bucket as soon as it was there."""
+    """The objects that Mallory read from Alice's bucket."""
 
     commit: bytes
     manifest: bytes
@@ -267,7 +203,7 @@ def _copy_without_commit(place: Place, stolen: Stolen, at: float) -> None:
     place.put(Kind.GRADIENT, copied, at, MALLORY)
 
 
-def _copy_against_another_promise(place: Place, stolen: Stolen, at: float) -> None:
+def _copy_against_another_commitment(place: Place, stolen: Stolen, at: float) -> None:
     mine = payload_bytes(MALLORY, WINDOW)
     place.sign(commit_to(manifest_of(MALLORY, WINDOW, mine)), place.times.commit_interval.last, MALLORY)
     copied = own_header(stolen.payload)
@@ -275,15 +211,8 @@ def _copy_against_another_promise(place: Place, stolen: Stolen, at: float) -> No
     place.put(Kind.GRADIENT, copied, at, MALLORY)
 
 
-def _own_manifest_with_the_copy(place: Place, stolen: Stolen, at: float) -> None:
-    mine = manifest_of(MALLORY, WINDOW, own_header(other_payload(ALICE, WINDOW)))
-    place.sign(commit_to(mine), place.times.commit_interval.last, MALLORY)
-    place.sign(mine, at, MALLORY)
-    place.put(Kind.GRADIENT, own_header(stolen.payload), at, MALLORY)
-
-
-def _promise_exchanged_later(place: Place, stolen: Stolen, at: float) -> None:
-    _copy_against_another_promise(place, stolen, at)
+def _commitment_replaced_later(place: Place, stolen: Stolen, at: float) -> None:
+    _copy_against_another_commitment(place, stolen, at)
     place.sign(commit_to(manifest_of(MALLORY, WINDOW, own_header(stolen.payload))), at, MALLORY)
 
 
@@ -293,7 +222,7 @@ def _the_very_objects(place: Place, stolen: Stolen, at: float) -> None:
     place.put(Kind.GRADIENT, stolen.payload, at, MALLORY)
 
 
-def _her_promise_signed_again(place: Place, stolen: Stolen, at: float) -> None:
+def _copied_commitment_signed_again(place: Place, stolen: Stolen, at: float) -> None:
     promise = commit_to(manifest_of(ALICE, WINDOW, BYTES)).commitment
     mine = manifest_of(MALLORY, WINDOW, stolen.payload)
     place.sign(commit_to(mine, commitment=promise), place.times.commit_interval.last, MALLORY)
@@ -301,13 +230,13 @@ def _her_promise_signed_again(place: Place, stolen: Stolen, at: float) -> None:
     place.put(Kind.GRADIENT, stolen.payload, at, MALLORY)
 
 
-def _her_promise_with_her_manifest(place: Place, stolen: Stolen, at: float) -> None:
-    _her_promise_signed_again(place, stolen, at)
+def _copied_commitment_and_manifest(place: Place, stolen: Stolen, at: float) -> None:
+    _copied_commitment_signed_again(place, stolen, at)
     place.put(Kind.MANIFEST, stolen.manifest, at, MALLORY)
 
 
 def _rewrapped(place: Place, stolen: Stolen, at: float) -> None:
-    """A manifest that somebody told Mallory in time, so only the payload's own header gives it away."""
+    """Mallory learnt the payload before the close, so only its header names the true author."""
     mine = manifest_of(MALLORY, WINDOW, stolen.payload)
     place.sign(commit_to(mine), place.times.commit_interval.last, MALLORY)
     place.sign(mine, at, MALLORY)
@@ -317,35 +246,26 @@ def _rewrapped(place: Place, stolen: Stolen, at: float) -> None:
 COPIES: list[tuple[Callable[[Place, Stolen, float], None], Reason]] = [
     (_copy_then_commit, Reason.COMMIT_LATE),
     (_copy_without_commit, Reason.COMMIT_MISSING),
-    (_copy_against_another_promise, Reason.COMMIT_MISMATCH),
-    (_own_manifest_with_the_copy, Reason.WRONG_HASH),
-    (_promise_exchanged_later, Reason.COMMIT_LATE),
+    (_copy_against_another_commitment, Reason.COMMIT_MISMATCH),
+    (_commitment_replaced_later, Reason.COMMIT_LATE),
     (_the_very_objects, Reason.WRONG_IDENTITY),
-    (_her_promise_signed_again, Reason.COMMIT_MISMATCH),
-    (_her_promise_with_her_manifest, Reason.WRONG_IDENTITY),
+    (_copied_commitment_signed_again, Reason.COMMIT_MISMATCH),
+    (_copied_commitment_and_manifest, Reason.WRONG_IDENTITY),
     (_rewrapped, Reason.WRONG_IDENTITY),
 ]
 
 
 @pytest.mark.parametrize(("copy", "reason"), COPIES, ids=lambda value: getattr(value, "__name__", value))
-def test_no_copy_is_ever_accepted(place: Place, copy: Callable[[Place, Stolen, float], None], reason: Reason) -> None:
+def test_no_copy_counts(place: Place, copy: Callable[[Place, Stolen, float], None], reason: Reason) -> None:
     interval = place.times.reveal_interval
     place.honest(reveal=interval.first)
     store = place.stores[ALICE.uid]
     stolen = Stolen(
         *(store.get(place.key(kind, ALICE), max_bytes=10_000) for kind in (Kind.COMMIT, Kind.MANIFEST, Kind.GRADIENT))
     )
-    for at in (
-        interval.first,
-        interval.first + 0.5,
-        place.times.closed + 1,
-        interval.last,
-        interval.last + 1 - INSTANT,
-    ):
+    for at in (interval.first, place.times.closed + 1, interval.last + 1 - INSTANT):
         copy(place, stolen, at)
-        found = place.reason(MALLORY)
-        assert found is not None
-        assert found is reason
+        assert place.reason(MALLORY) is reason
         place.stores[MALLORY.uid].delete(place.key(kind, MALLORY) for kind in Kind if kind in PUBLISHED)
     assert place.reason() is None
 
@@ -380,9 +300,9 @@ def at_the_last_moment(miner: Miner, windows: range, applied: dict[int, tuple[in
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_both_ends_of_what_is_allowed_are_in_every_roster_at_every_phase(folder: Path) -> None:
+def test_the_earliest_and_the_latest_reveal_are_in_every_roster_at_every_phase(folder: Path) -> None:
     network = Network(folder, tiny(windows=BEATS), num_validators=1)
-    windows = range(1, len(PHASES) + 1)
+    windows = range(1, 21)
     early, late = network.miners
     applied: dict[int, tuple[int, ...]] = {}
     network.run(windows, but=[network.name(late)], beside=[lambda: at_the_last_moment(late, windows, applied)])
@@ -456,7 +376,7 @@ def live_through(phase: float, store: ObjectStore, copier: ObjectStore, folder: 
 
 
 def test_a_real_endpoint_stamps_as_the_rules_expect(endpoint: Callable[[str], ObjectStore], tmp_path: Path) -> None:
-    phases = [0.0, 0.05, 0.5, 0.95]
+    phases = [0.05, 0.95]
     pairs = [(endpoint(f"alice-{index}"), endpoint(f"mallory-{index}")) for index in range(len(phases))]
     folders = [tmp_path / f"of-{index}" for index in range(len(phases))]
     for each in folders:
