@@ -89,6 +89,15 @@ def test_properties_of_every_plan(candidates: dict[int, Candidate], size: dict[s
         assert len(others) == len(set(others)) == min(size["exact_segments"], len(rest))
 
 
+@settings(max_examples=30)
+@given(candidates=networks)
+def test_the_plan_is_a_pure_function_of_the_block(candidates: dict[int, Candidate]) -> None:
+    again = plan_of(dict(reversed(candidates.items())))
+    plan = plan_of(candidates)
+    assert again == plan
+    assert list(again.segments) == list(plan.segments), "the order of evaluation is part of it"
+
+
 def test_a_known_plan() -> None:
     """Another draw would be another network."""
     plan = plan_of({3: candidate(1), 8: candidate(2, 6, 40), 200: candidate(3, 3)}, exact_miners=2, exact_segments=1)
