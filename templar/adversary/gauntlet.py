@@ -17,6 +17,7 @@ from templar.errors import TransientError
 from templar.hparams import HParams
 from templar.neuron.catchup import catch_up
 from templar.neuron.node import Node
+from templar.shared_results import sharing
 from templar.simulate.run import memory_folder
 from templar.simulate.world import START_WINDOW, Member, SimulatedStage, Stage, Weather, World
 from templar.store.base import ObjectStore
@@ -140,7 +141,8 @@ def run_lineup(
     Raises:
         PermanentError: `bad_hparams`; a scenario's changes do not fit the numbers.
     """
-    with tempfile.TemporaryDirectory(prefix="templar-gauntlet-", dir=memory_folder()) as temporary:
+    folders = tempfile.TemporaryDirectory(prefix="templar-gauntlet-", dir=memory_folder())
+    with sharing(stage is None), folders as temporary:
         root, parts = folder or Path(temporary), _Parts(lineup.scenarios)
         stage = stage or SimulatedStage(root / "buckets")
         world = World(

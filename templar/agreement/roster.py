@@ -25,6 +25,7 @@ from templar.exchange.payload_cache import PayloadCache
 from templar.exchange.publish import PublishReceipt, publish_body, publish_bytes, publish_file
 from templar.exchange.reveal import COMMIT_TIMING, REVEAL_TIMING, RevealRules, Submission, check_stored_at
 from templar.exchange.signed import Found, Sealed, check_signature, read_signed
+from templar.shared_results import shared
 from templar.store.base import ObjectInfo, ObjectStore
 from templar.store.files import local_file, replacing, sync
 from templar.timeline import Interval
@@ -205,6 +206,7 @@ def check_entries(roster: Roster, rules: RevealRules, miners: Sequence[NeuronInf
     check_signatures(roster)
 
 
+@shared(lambda roster: roster, most=64)
 def check_signatures(roster: Roster) -> None:
     """Check that the author of every entry signed its commitment and its manifest.
 

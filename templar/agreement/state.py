@@ -20,7 +20,7 @@ that trains on shards, next and null roots have one more field, "epochs": the li
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,6 +35,7 @@ from templar.gradient.aggregate import aggregate, outer_step
 from templar.gradient.codec.wire import Payload
 from templar.gradient.layout import Layout
 from templar.hparams import Training
+from templar.shared_results import Same, shared
 from templar.training.schedule import outer_learning_rate, outer_weight_decay
 
 
@@ -110,17 +111,26 @@ class AgreedState:
             raise ValueError(f"the state is that of window {self.window}: window {window} cannot be applied to it")
         self._previous_root = self.root  # the parameters must be hashed before they change
         if payloads:
-            outer_step(
-                self.params,
-                aggregate(payloads, self._layout),
-                learning_rate=outer_learning_rate(self._training, self.outer_steps),
-                weight_decay=outer_weight_decay(self._training),
-            )
+            rates = outer_learning_rate(self._training, self.outer_steps), outer_weight_decay(self._training)
+            outer_step(self.params, _update(payloads, self._layout), learning_rate=rates[0], weight_decay=rates[1])
             self.outer_steps += 1
-            self._digest = _hasher.submit(parameters_digest, self.params)
+            step = (self._previous_root, *rates, self._layout.digest, *map(Same, payloads))
+            self._digest = _digest_after(step, self.params)
         if self._outer_steps_per_shard is not None:
             self.epochs = advanced(self.epochs, window, self.outer_steps, self._outer_steps_per_shard)
         self.window, self._null, self._mark = window, not payloads, None
+
+
+@shared(lambda payloads, layout: (layout.digest, *map(Same, payloads)), most=4)
+def _update(payloads: Sequence[Payload], layout: Layout) -> Mapping[str, Tensor]:
+    return aggregate(payloads, layout)
+
+
+@shared(lambda step, params: step, most=64)
+def _digest_after(step: Hashable, params: Mapping[str, Tensor]) -> Future[str]:
+    """The digest of parameters that are the result of a step: of a root, the rates and the payloads."""
+    del step
+    return _hasher.submit(parameters_digest, params)
 
 
 def check_mark(params: Mapping[str, Tensor], mark: StateMark, what: str) -> None:

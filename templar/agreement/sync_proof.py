@@ -48,16 +48,14 @@ def state_proof(params: Mapping[str, Tensor], *, window: int, block_hash: str, h
     Returns:
         SHA-256, in hex, over the key and `NUM_SLICES` slices of up to `SLICE_ELEMENTS` elements.
     """
-    names = sorted(params)
+    names, flat = sorted(params), {name: param.detach().reshape(-1) for name, param in params.items()}
     digest = hashlib.sha256(f"templar.proof:{window}:{block_hash}:{hotkey}".encode())
     for index in range(NUM_SLICES):
         draw = keyed_seed("templar.proof.slice", window, block_hash, hotkey, index)
         name = names[draw % len(names)]
-        flat = params[name].detach().reshape(-1)
-        start = (draw >> 64) % max(1, flat.numel() - SLICE_ELEMENTS + 1)
-        piece = flat[start : start + SLICE_ELEMENTS].contiguous().cpu()
+        start = (draw >> 64) % max(1, len(flat[name]) - SLICE_ELEMENTS + 1)
         digest.update(f"{name}:{start}:".encode())
-        digest.update(piece.numpy().astype("<f4", copy=False).tobytes())
+        digest.update(flat[name][start : start + SLICE_ELEMENTS].cpu().numpy().astype("<f4", copy=False).tobytes())
     return digest.hexdigest()
 
 

@@ -18,12 +18,22 @@ from templar.data.pages.page_dataset import Page, PageDataset
 from templar.data.permutation import Permutation
 from templar.data.tokenizer import Tokenizer
 from templar.errors import PermanentError, Reason
+from templar.shared_results import shared
 
 ORDER_DOMAIN = "templar.samples.order"
 HELD_OUT_DOMAIN = "templar.samples.held_out"
 _Token = TypeVar("_Token", bound=np.integer)
 
 
+@shared(
+    lambda pages, tokenizer, assignment, sequence_length: (
+        tuple(text for page in pages for text in page.texts),
+        tokenizer.digest,
+        assignment.digest,
+        sequence_length,
+    ),
+    most=128,
+)
 def page_sequences(
     pages: Sequence[Page], tokenizer: Tokenizer, assignment: Assignment, sequence_length: int
 ) -> NDArray[np.int32]:

@@ -8,6 +8,7 @@ from templar.canonical import canonical_json, sha256_hex
 from templar.exchange.object_keys import Kind
 from templar.exchange.signed import ENVELOPE_BYTES, Body, Count, Hex64, Hotkey, Signature, Uid, WindowBody
 from templar.hparams import MAX_PEERS
+from templar.shared_results import Same, shared
 
 FileName = Annotated[str, Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z._-]{0,127}$")]
 Role = Annotated[str, Field(pattern=r"^[a-z]{1,16}$")]
@@ -93,6 +94,7 @@ class Roster(WindowBody):
     aggregate_bytes: Count  # length of the same
 
     @property
+    @shared(Same, most=64)
     def digest(self) -> str:
         """SHA-256 of the canonical body without the signatures in its entries."""
         fields = self.model_dump(mode="json", exclude={"entries": {"__all__": _SIGNATURES}})

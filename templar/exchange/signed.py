@@ -17,6 +17,7 @@ from templar.chain.base import NeuronInfo
 from templar.chain.hotkey import Signer, verify
 from templar.errors import PermanentError, Reason, RejectedError
 from templar.exchange.object_keys import Kind
+from templar.shared_results import Same, shared
 from templar.store.base import ObjectInfo
 
 Signature = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
@@ -55,6 +56,7 @@ class Body(BaseModel):
     uid: Uid  # the author's, when it was signed
     hotkey: Hotkey
 
+    @shared(Same, most=4096)
     def canonical(self) -> bytes:
         """The bytes that are hashed."""
         return canonical_json(self.model_dump(mode="json"))
@@ -83,7 +85,7 @@ class Sealed(Generic[T]):
 
     def encode(self) -> bytes:
         """The object's bytes."""
-        return canonical_json({"body": self.body.model_dump(mode="json"), "signature": self.signature})
+        return b'{"body":%b,"signature":%b}' % (self.body.canonical(), canonical_json(self.signature))
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,7 @@ def read_signed(
     return Found(body, info.last_modified, sealed.signature)
 
 
+@shared(lambda data, body_type: (data, body_type), most=4096)
 def unseal(data: bytes, body_type: type[T]) -> Sealed[T]:
     """Parse an object's bytes and verify its signature.
 

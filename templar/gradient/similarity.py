@@ -17,6 +17,7 @@ from templar.gradient.codec.planes import Section
 from templar.gradient.codec.sections import unpack
 from templar.gradient.codec.wire import Payload, check_layout
 from templar.gradient.layout import Layout, TensorLayout
+from templar.shared_results import Same, shared
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,9 +82,11 @@ def similarity(payloads: Sequence[Payload], layout: Layout) -> Similarity:
 def _count_common(sections: Sequence[Section], tensor: TensorLayout) -> NDArray[np.int64]:
     """Common coefficients of one tensor, shape (P, P)."""
     bitmaps = [_bitmap(section, tensor) for section in sections]
-    return np.array([[np.bitwise_count(one & other).sum(dtype=np.int64) for other in bitmaps] for one in bitmaps])
+    everybody = np.stack(bitmaps)
+    return np.stack([np.bitwise_count(everybody & one).sum(axis=(1, 2), dtype=np.int64) for one in bitmaps])
 
 
+@shared(lambda section, tensor: Same(section), most=2048)
 def _bitmap(section: Section, tensor: TensorLayout) -> NDArray[np.uint8]:
     """The places of a payload's coefficients, one bit each, shape (C, ceil(n / 8))."""
     places = np.zeros((tensor.num_chunks, tensor.chunk_length), np.bool_)

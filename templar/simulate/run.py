@@ -15,6 +15,7 @@ from templar.hparams import HParams
 from templar.neuron.evaluate import measure_held_out
 from templar.neuron.node import Node
 from templar.scoring.evidence import Evidence
+from templar.shared_results import sharing
 from templar.simulate.world import START_WINDOW, Member, World
 from templar.timeline import first_block
 from templar.window import drive_window
@@ -67,6 +68,7 @@ def simulate(
     num_validators: int = 1,
     threads: int = 1,
     training: bool = True,
+    share: bool = True,
     folder: Path | None = None,
     on_window: Callable[[int, float | None], None] = lambda window, loss: None,
 ) -> SimulationReport:
@@ -80,6 +82,7 @@ def simulate(
         num_validators: Validators besides the aggregator.
         threads: Worker threads for training and measuring.
         training: Whether miners train and validators measure, or only the protocol runs.
+        share: Whether nodes share the results of pure functions (`templar.shared_results`).
         folder: Where the network lies; a temporary folder by default, in memory where the machine has one.
         on_window: Called with each window that the first validator has done, and the loss before its step.
 
@@ -87,7 +90,7 @@ def simulate(
         ValueError: `actors` names nobody, or `windows`, `num_validators` or `threads` is less than 1.
     """
     _check(actors, windows=windows, num_validators=num_validators, threads=threads)
-    with tempfile.TemporaryDirectory(prefix="templar-", dir=memory_folder()) as temporary:
+    with sharing(share), tempfile.TemporaryDirectory(prefix="templar-", dir=memory_folder()) as temporary:
         world = World(
             folder or Path(temporary),
             hparams,

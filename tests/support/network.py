@@ -19,6 +19,7 @@ from templar.neuron.join import Context
 from templar.neuron.miner import Miner
 from templar.neuron.node import Node
 from templar.neuron.validator import Validator
+from templar.shared_results import sharing
 from templar.simulate.world import Member, World
 from templar.store.base import ObjectInfo
 from templar.store.directory import DirectoryStore
@@ -155,7 +156,8 @@ class Network:
 
         left_out = set(but)
         lives = [live(node) for name, node in self.nodes.items() if name not in left_out]
-        self.clock.run([*lives, *beside])
+        with sharing():
+            self.clock.run([*lives, *beside])
 
     def bucket(self, name: str) -> DirectoryStore:
         """The bucket of a member, with write rights."""

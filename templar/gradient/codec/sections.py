@@ -23,6 +23,7 @@ from templar.gradient.codec import planes
 from templar.gradient.codec.planes import Section, decode_indices, end_of_ones, pack_bits, unpack_bits
 from templar.gradient.codec.values import CODES, MAX_STEP, Coefficients, last_silent_step
 from templar.gradient.layout import TOP_BYTES, TensorLayout, whole_bytes
+from templar.shared_results import Same, shared
 
 
 def pack(coefficients: Coefficients, tensor: TensorLayout, *, fast: bool = False) -> Section:
@@ -45,6 +46,7 @@ def pack(coefficients: Coefficients, tensor: TensorLayout, *, fast: bool = False
     return Section(np.frombuffer(b"".join(parts), np.uint8), tensor)
 
 
+@shared(Same, most=2048)
 def unpack(section: Section) -> Coefficients:
     """The coefficients that a section stands for."""
     tensor, begin, count = section.tensor, section.planes, section.num_active * section.tensor.k
