@@ -258,11 +258,7 @@ def dataset_block(reader: EnvironmentReader, endpoint: StorageEndpoint) -> Datas
     listed = reader.text(BUCKET_LIST, "")
     buckets = _listed_buckets(reader, listed) if listed else [_single_bucket(reader)]
     return reader.build(
-        Dataset,
-        {"buckets": BUCKET_LIST},
-        endpoint=endpoint,
-        buckets=buckets,
-        prefix=dataset_prefix(reader),
+        Dataset, {"buckets": BUCKET_LIST}, endpoint=endpoint, buckets=buckets, prefix=dataset_prefix(reader)
     )
 
 

@@ -165,11 +165,7 @@ class Miner(Node):
         result = self._trained[window]
         spare, self._spare = self._spare, None
         compressed = compress(
-            self._private.feedback,
-            result.update,
-            layout=self.layout,
-            rule=self._feedback_rule(),
-            spare=spare,
+            self._private.feedback, result.update, layout=self.layout, rule=self._feedback_rule(), spare=spare
         )
         data = self.payload_bytes(window, Payload.of(self._header(window), compressed.tensors, self.layout))
 

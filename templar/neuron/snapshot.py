@@ -169,10 +169,7 @@ class Snapshots:
         """
         folder = self.folder(mark.window)
         private = folder / PRIVATE_FILE
-        return (
-            read_parameters(folder / WEIGHTS_FILE, model),
-            PrivateState.load(private) if private.exists() else None,
-        )
+        return (read_parameters(folder / WEIGHTS_FILE, model), PrivateState.load(private) if private.exists() else None)
 
     def drop_from(self, window: int) -> None:
         """Delete the snapshots of this window and later ones: they belong to a history that was left."""

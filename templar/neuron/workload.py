@@ -117,10 +117,7 @@ class Workload:
             pages = self.dataset.num_pages(stretch.position)
             wanted = len(self.exchange.miners(stretch.first_window)) + data.spare_slots
             slots = max(1, min(wanted, pages // data.pages_per_window))
-            self._known[stretch] = (
-                Epoch(key, pages, stretch.first_window),
-                SlotPlan(slots, data.pages_per_window),
-            )
+            self._known[stretch] = (Epoch(key, pages, stretch.first_window), SlotPlan(slots, data.pages_per_window))
         return self._known[stretch]
 
     def _opening(self, window: int) -> tuple[tuple[int, ...], str]:

@@ -100,10 +100,7 @@ def test_the_dataset_in_the_neurons_bucket_is_kept_unless_it_is_chosen() -> None
     assert open_target(block, BucketRequest("gradients"), ENVIRONMENT).kept_prefixes == ()
 
 
-@pytest.mark.parametrize(
-    ("prefix", "kept"),
-    [("/text", "text/"), ("/a/b//", "a/b/"), ("/", "")],
-)
+@pytest.mark.parametrize(("prefix", "kept"), [("/text", "text/"), ("/a/b//", "a/b/"), ("/", "")])
 def test_slashes_around_the_datasets_folder_are_ignored(prefix: str, kept: str) -> None:
     block = neuron(places=("own-account",), prefix=prefix)
     assert open_target(block, BucketRequest(), {}).kept_prefixes == (kept,)

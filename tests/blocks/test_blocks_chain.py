@@ -6,16 +6,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from blocks import (
-    BucketCredentials,
-    Dataset,
-    DatasetBucket,
-    Neuron,
-    NeuronBucket,
-    StorageEndpoint,
-    Subnet,
-    Wallet,
-)
+from blocks import BucketCredentials, Dataset, DatasetBucket, Neuron, NeuronBucket, StorageEndpoint, Subnet, Wallet
 from templar.adversary.actors import ACTORS
 from templar.chain.hotkey import Hotkey, create_wallet, verify
 from templar.chain.ledger import create_ledger

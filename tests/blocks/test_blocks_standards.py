@@ -13,16 +13,7 @@ from prefect.testing.standard_test_suites import BlockStandardTestSuite
 from pydantic import SecretStr
 
 import blocks
-from blocks import (
-    BucketCredentials,
-    Dataset,
-    DatasetBucket,
-    Neuron,
-    NeuronBucket,
-    StorageEndpoint,
-    Subnet,
-    Wallet,
-)
+from blocks import BucketCredentials, Dataset, DatasetBucket, Neuron, NeuronBucket, StorageEndpoint, Subnet, Wallet
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.servers import REPOSITORY
 

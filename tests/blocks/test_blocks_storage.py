@@ -77,10 +77,7 @@ class TestEndpoint:
         store = directory_endpoint(tmp_path).open_reader(BucketAddress("some-account", "ID", "SECRET"))
         assert store.get("key", max_bytes=1) == b"1"
 
-    @pytest.mark.parametrize(
-        "url",
-        ["127.0.0.1:9000", "s3://KEY:hush@bucket", "http://", "file://folder"],
-    )
+    @pytest.mark.parametrize("url", ["127.0.0.1:9000", "s3://KEY:hush@bucket", "http://", "file://folder"])
     def test_a_malformed_endpoint_is_refused(self, url: str) -> None:
         with pytest.raises(ValidationError, match="must be r2, ") as caught:
             StorageEndpoint(url=url)

@@ -180,6 +180,7 @@ def test_staged_state_goes_live_only_with_the_own_payload_in_the_roster(network:
 
     network.run([1], but=[network.name(left_out)], beside=[does_not_upload])
     assert uids_of(network, 1) == [uid(accepted)]
+    assert len(network.roots(1)) == 1, "the roster holds, not what a miner gathered"
     assert left_out.private is before
     assert accepted.private is not None
     assert accepted.private.feedback.num_calls == 1

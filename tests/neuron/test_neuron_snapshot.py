@@ -11,18 +11,7 @@ from templar.exchange.signed import Network
 from templar.neuron.snapshot import MARK_FILE, PRIVATE_FILE, PrivateState, Snapshots
 from templar.training.model import WEIGHTS_FILE
 from tests.support import kill_points
-from tests.support.snapshots import (
-    HPARAMS,
-    KEPT,
-    LAYOUT,
-    NETWORK,
-    mark,
-    parameters,
-    prepare,
-    private,
-    save,
-    snapshots,
-)
+from tests.support.snapshots import HPARAMS, KEPT, LAYOUT, NETWORK, mark, parameters, prepare, private, save, snapshots
 
 MODEL = HPARAMS.model
 

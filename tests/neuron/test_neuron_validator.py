@@ -209,11 +209,7 @@ def test_evidence_names_its_seed_block_root_and_roster(undisturbed: Network) -> 
 
 @pytest.mark.parametrize(
     ("role", "reason"),
-    [
-        ("late", Reason.REVEAL_LATE),
-        ("silent", Reason.MANIFEST_MISSING),
-        ("garbage", Reason.MALFORMED),
-    ],
+    [("late", Reason.REVEAL_LATE), ("silent", Reason.MANIFEST_MISSING), ("garbage", Reason.MALFORMED)],
 )
 def test_a_miner_without_a_valid_reveal_is_slashed_with_the_reason(
     undisturbed: Network, role: str, reason: Reason

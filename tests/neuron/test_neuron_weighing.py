@@ -18,10 +18,7 @@ from templar.adversary.chains import ChainView
 from templar.chain.base import Chain
 from templar.chain.bittensor import BittensorChain
 from templar.chain.clock import SimulatedClock
-from templar.chain.extrinsics import (
-    ExtrinsicLimitedError,
-    ExtrinsicRefusedError,
-)
+from templar.chain.extrinsics import ExtrinsicLimitedError, ExtrinsicRefusedError
 from templar.chain.hotkey import hotkey_from_seed
 from templar.chain.ledger import Ledger, create_ledger
 from templar.chain.remote import CallLimits
@@ -283,10 +280,7 @@ def test_weights_shown_one_read_later_are_not_sent_twice(
 # Refusals that pass by themselves.
 
 
-@pytest.mark.parametrize(
-    "reason",
-    [Reason.CHAIN_UNREACHABLE, Reason.CHAIN_RATE_LIMITED, Reason.CHAIN_FATE_UNKNOWN],
-)
+@pytest.mark.parametrize("reason", [Reason.CHAIN_UNREACHABLE, Reason.CHAIN_RATE_LIMITED, Reason.CHAIN_FATE_UNKNOWN])
 def test_a_transient_refusal_is_tried_again_within_the_window(local: Callable[..., Scene], reason: Reason) -> None:
     scene = local()
     chain = scripted(scene, passing(reason), passing(reason))
