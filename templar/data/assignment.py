@@ -61,18 +61,12 @@ class SlotPlan:
 
 @dataclass(frozen=True)
 class Assignment:
-    """The units that one miner trains on in one window.
-
-    Attributes:
-        units: Its units in training order; empty if it was not registered at the opening, or waits because there
-            are more miners than slots.
-        digest: SHA-256 of the canonical JSON of the units and of everything that they follow from.
-    """
+    """The units that one miner trains on in one window."""
 
     window: int
     uid: int
-    units: tuple[int, ...]
-    digest: str
+    units: tuple[int, ...]  # in training order; empty if the miner was not registered at the opening, or has no slot
+    digest: str  # SHA-256 of the canonical JSON of the units and of everything that they follow from
 
 
 @lru_cache(maxsize=1024)
@@ -170,14 +164,10 @@ def _units(key: str, total_units: int, round_index: int) -> Permutation:
 
 @dataclass(frozen=True)
 class ShardEpoch:
-    """The consecutive windows that train on one shard, from `first_window` on.
-
-    Attributes:
-        position: Shards since genesis; the shard's number is this modulo the number of shards.
-    """
+    """The consecutive windows that train on one shard, from `first_window` on."""
 
     first_window: int
-    position: int
+    position: int  # shards since genesis; the shard's number is this modulo the number of shards
 
 
 Epochs = tuple[ShardEpoch, ...]

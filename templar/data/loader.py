@@ -122,7 +122,7 @@ class WindowStream(Iterator[NDArray[Any]]):
         return self._position
 
     def close(self) -> None:
-        """End the background thread and forget what it has read; the stream can still go on."""
+        """End the background thread and forget what it has read; the stream can still be read."""
         if self._reader is not None:
             self._reader.shutdown(cancel_futures=True)
             self._reader = None

@@ -29,7 +29,7 @@ REST_SECONDS = 5.0
 """First rest: longer than all the pauses within one read, and short beside a window."""
 
 LONGEST_REST_SECONDS = 300.0
-"""A bucket that is gone for good costs one failed read in minutes, and one that came back is used again within them."""
+"""A bucket that was deleted costs one failed read per rest, and one that came back is used again within one."""
 
 _MOST_DOUBLINGS = 10
 """2**10 first rests are longer than the longest one; a limit keeps the power small."""
@@ -86,11 +86,7 @@ class Attempt:
 class Replicas:
     """Read access to stores that hold the same objects; safe to use from several threads.
 
-    Args:
-        stores: One at least.
-        clock: Seconds that never go back.
-        sleep: Waits between rounds; by default a stop of the host ends the wait.
-        chance: A number from 0 to 1, for jitter.
+    `clock`, `sleep` (which a stop of the host ends) and `chance` (0 to 1, for jitter) can be replaced.
 
     Raises:
         ValueError: There are no stores.

@@ -80,34 +80,6 @@ def test_recorded_pages(uid: int, window: int) -> None:
     assert pages == [(f"CC-MAIN-{crawl}", int(row)) for crawl, row in recorded]
 
 
-@settings(max_examples=30)
-@given(
-    rows=st.dictionaries(st.text("abc", min_size=1, max_size=4), st.integers(103, 10**8), min_size=2, max_size=9),
-    seed=st.integers(0, 2**40),
-    offset=st.integers(0, 50),
-)
-def test_first_page_by_the_documented_draws(rows: dict[str, int], seed: int, offset: int) -> None:
-    # Step by step through the stream, where `select_pages` jumps.
-    generator = np.random.default_rng(seed % 2**32)
-    generator.bit_generator.random_raw(offset)
-    config = sorted(rows)[generator.integers(0, len(rows))]
-    row = int(generator.integers(0, rows[config] - 101))
-    assert select_pages(rows, seed=seed, offset=offset, count=1) == [(config, row)]
-
-
-def test_a_rejected_draw_shifts_the_rest_of_its_window() -> None:
-    # numpy rejects the row draw of uid 9's third page, and takes the next half of the stream instead.
-    pages = select_pages(FOUR_CONFIGS, seed=9, offset=0, count=6)
-    alone = [select_pages(FOUR_CONFIGS, seed=9, offset=step, count=1)[0] for step in range(6)]
-    assert pages[:3] == alone[:3]
-    assert not set(pages[3:]) & set(alone[3:])
-
-
-def test_two_rejected_draws_give_a_page_twice() -> None:
-    first, second = (select_pages(FOUR_CONFIGS, seed=133, offset=offset, count=6) for offset in (0, 6))
-    assert first[-1] == second[0]
-
-
 # -- Rows of a page ---------------------------------------------------------------------------------------------------
 
 
@@ -124,12 +96,6 @@ def exact_rows(offset: int, group_sizes: list[int]) -> range:
     read = [int(text) for text in ParquetShards(Replicas([store]), "").read_rows(shard, offset, 100)]
     assert read == list(range(read[0], read[-1] + 1))
     return range(read[0], read[-1] + 1)
-
-
-@pytest.mark.parametrize("offset", [0, 50, 200, 300, 650])
-def test_pages_within_equal_groups_are_where_they_should_be(offset: int) -> None:
-    groups = [300, 300, 300]
-    assert rows_read(offset, groups) == exact_rows(offset, groups) == range(offset, offset + 100)
 
 
 @pytest.mark.parametrize(
@@ -154,31 +120,7 @@ def test_pages_that_the_reference_reads_elsewhere(groups: list[int], offset: int
         assert exact_rows(offset, groups) == range(offset, offset + 100) != read
 
 
-@pytest.mark.parametrize(
-    ("groups", "never"),
-    [
-        ([300, 300, 300], range(0)),
-        # Mean size 400: the last group is read up to row 399 of its own and the page that starts there.
-        ([300, 300, 600], range(1099, 1200)),
-        ([100, 100, 700], range(200 + 399, 900)),
-        # Without a large last group the same rows are lost of the others.
-        ([700, 100, 100], range(399, 700)),
-    ],
-)
-def test_rows_that_are_in_no_page(groups: list[int], never: range) -> None:
-    num_rows = sum(groups)
-    read = {row for offset in range(num_rows) for row in rows_read(offset, groups)}
-    assert set(range(num_rows)) - read == set(never)
-
-
 # -- Packing ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_packing_vector() -> None:
-    buffer = [5, 6, 7, 2, 8, 9, 2, 10, 11, 12, 13, 14, 2, 15, 16, 2, 17]
-    batches, rest = pack_samples(buffer, sequence_length=4, eos_id=EOS, batch_size=2)
-    assert batches.tolist() == [[[5, 6, 7, 2], [8, 9, 2, 10]], [[11, 12, 13, 14], [2, 15, 16, 2]]]
-    assert rest == [17]
 
 
 @settings(max_examples=100)

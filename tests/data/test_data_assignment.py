@@ -197,12 +197,6 @@ def states(applied: list[bool], outer_steps_per_shard: int) -> list[Epochs]:
 
 
 class TestAdvancing:
-    def test_the_first_windows_train_on_the_first_shard(self) -> None:
-        assert first_epochs(START) == epochs((START, 0))
-        assert [epoch_of(first_epochs(START), START - 1, START + ahead) for ahead in range(LEAD)] == [
-            ShardEpoch(START, 0)
-        ] * LEAD
-
     def test_a_swap_takes_two_windows(self) -> None:
         assert states([True] * 5, 3) == [
             epochs((100, 0)),
@@ -212,17 +206,6 @@ class TestAdvancing:
             epochs((100, 0), (104, 1)),
             epochs((104, 1)),
         ]
-
-    def test_null_windows_put_off_a_swap_and_not_its_beginning(self) -> None:
-        assert states([True, False, False, True, False, False], 2)[3:] == [
-            epochs((100, 0)),
-            epochs((100, 0), (105, 1)),
-            epochs((100, 0), (105, 1)),
-            epochs((105, 1)),
-        ]
-
-    def test_every_window_may_have_a_shard_of_its_own(self) -> None:
-        assert states([True] * 4, 1)[-1] == epochs((103, 2), (104, 3), (105, 4))
 
     def test_a_window_is_asked_for_a_second_time_and_nothing_changes(self) -> None:
         found = states([True] * 6, 3)
@@ -243,10 +226,6 @@ class TestErrors:
             epoch_of(epochs((110, 3), (121, 4)), 120, 109)
         assert caught.value.reason is Reason.WINDOW_PASSED
         assert "window 109: the state of window 120 knows shards from window 110 on" in str(caught.value)
-
-    @pytest.mark.parametrize(("window", "position"), [(110, 3), (120, 3), (121, 4), (122, 5)])
-    def test_what_is_known_is_answered(self, window: int, position: int) -> None:
-        assert epoch_of(epochs((110, 3), (121, 4), (122, 5)), 120, window).position == position
 
 
 @given(applied=st.lists(st.booleans(), max_size=60), outer_steps_per_shard=st.integers(1, 7))

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from templar import interrupt
-from templar.data.shards.block_file import BlockFile, Transfer, names_of, partial_of
+from templar.data.shards.block_file import BlockFile, Transfer, partial_of
 from templar.data.shards.manifest import BlockedFile
 from templar.errors import PermanentError, Reason, TransientError
 from templar.interrupt import StoppedError
@@ -81,7 +81,7 @@ def away(start: int) -> None:
     raise TransientError(Reason.STORE_UNREACHABLE, f"no answer at {start}")
 
 
-def test_it_is_fetched_part_by_part_and_then_has_its_name(tmp_path: Path) -> None:
+def test_a_download_fetches_parts_and_gives_the_final_name(tmp_path: Path) -> None:
     origin, done = Origin(), []
     file = opened(tmp_path / "new" / "folder", origin)
     assert on_disk(tmp_path / "new" / "folder") == [PARTIAL]
@@ -100,7 +100,7 @@ def test_it_is_fetched_part_by_part_and_then_has_its_name(tmp_path: Path) -> Non
     wanted=st.lists(st.sets(st.integers(0, NUM_BLOCKS - 1), min_size=1), min_size=1, max_size=4),
     parts=st.integers(1, 5),
 )
-def test_whatever_was_there_what_is_required_is_right(
+def test_required_blocks_are_right_for_any_content_on_the_disk(
     tmp_path_factory: pytest.TempPathFactory, before: list[str], wanted: list[set[int]], parts: int
 ) -> None:
     folder, origin = tmp_path_factory.mktemp("blocks"), Origin()
@@ -130,7 +130,7 @@ def test_whatever_was_there_what_is_required_is_right(
     [b"", TRUTH[: 3 * BLOCK + 7], TRUTH + b"more", b"\1" * SIZE],
     ids=["empty", "truncated", "longer", "another version"],
 )
-def test_what_is_not_the_file_becomes_it(tmp_path: Path, name: str, left: bytes) -> None:
+def test_wrong_content_on_the_disk_is_replaced(tmp_path: Path, name: str, left: bytes) -> None:
     (tmp_path / name).write_bytes(left)
     origin = Origin()
     file = opened(tmp_path, origin)
@@ -142,15 +142,7 @@ def test_what_is_not_the_file_becomes_it(tmp_path: Path, name: str, left: bytes)
     assert origin.blocks == sorted(set(origin.blocks))
 
 
-def test_a_right_file_is_hashed_and_not_fetched(tmp_path: Path) -> None:
-    (tmp_path / NAME).write_bytes(TRUTH)
-    origin = Origin()
-    completed(tmp_path, origin)
-    assert origin.requests == []
-    assert on_disk(tmp_path) == [NAME]
-
-
-def test_a_file_that_is_found_wrong_has_no_final_name_until_it_is_healed(tmp_path: Path) -> None:
+def test_a_wrong_file_loses_its_final_name_until_it_is_repaired(tmp_path: Path) -> None:
     completed(tmp_path, Origin())
     (tmp_path / NAME).write_bytes(flipped(TRUTH, 5 * BLOCK + 9))
     origin = Origin()
@@ -182,42 +174,8 @@ def test_wrong_bytes_are_never_written(tmp_path: Path) -> None:
         file.finish()
 
 
-def test_what_another_process_fetched_meanwhile_is_not_fetched_again(tmp_path: Path) -> None:
-    origin = Origin()
-    reader = opened(tmp_path, origin)
-    completed(tmp_path, Origin())
-    reader.require(ALL)
-    reader.finish()
-    assert origin.requests == []
-    assert on_disk(tmp_path) == [NAME]
-
-
 class TestThreads:
-    def test_readers_and_a_download_at_once_fetch_each_block_once(self, tmp_path: Path) -> None:
-        origin, together = Origin(), threading.Barrier(8)
-        file = opened(tmp_path, origin, part_bytes=BLOCK)
-
-        def read(number: int) -> None:
-            chance = np.random.default_rng(number)
-            together.wait(30)
-            for _ in range(20):
-                blocks = np.sort(chance.choice(NUM_BLOCKS, 3, replace=False))
-                file.require(blocks)
-                holds(file, blocks.tolist())
-
-        def download() -> None:
-            together.wait(30)
-            file.require(ALL)
-            file.finish()
-
-        with ThreadPoolExecutor(8) as pool:
-            work = [pool.submit(read, number) for number in range(7)] + [pool.submit(download)]
-            for each in work:
-                each.result()
-        assert origin.blocks == ALL.tolist()
-        assert file.path.read_bytes() == TRUTH
-
-    def test_who_waits_takes_up_what_another_one_failed_at(self, tmp_path: Path) -> None:
+    def test_a_waiting_thread_fetches_a_block_that_another_failed_to_fetch(self, tmp_path: Path) -> None:
         origin, asked, go_on = Origin(), threading.Event(), threading.Event()
 
         def fail_once(start: int) -> None:
@@ -240,7 +198,7 @@ class TestThreads:
         assert origin.blocks == [0, 0]
         holds(file, [0])
 
-    def test_a_stop_ends_it(self, tmp_path: Path) -> None:
+    def test_a_stop_ends_a_fetch(self, tmp_path: Path) -> None:
         origin = Origin()
         origin.before = lambda start: interrupt.request_stop()
         file = opened(tmp_path, origin, part_bytes=BLOCK, workers=1)
@@ -258,7 +216,7 @@ class TestThreads:
 class TestNames:
     """The final name is given to the file that was verified, and to no other."""
 
-    def test_a_file_that_was_deleted_meanwhile_is_not_called_complete(self, tmp_path: Path) -> None:
+    def test_a_deleted_file_does_not_get_its_final_name(self, tmp_path: Path) -> None:
         file = opened(tmp_path, Origin())
         file.require(ALL)
         assert not file.is_gone
@@ -270,24 +228,7 @@ class TestNames:
         assert "deleted" in str(caught.value)
         holds(file, ALL.tolist())
 
-    def test_another_file_under_the_name_is_left_alone(self, tmp_path: Path) -> None:
-        file = opened(tmp_path, Origin())
-        file.require(ALL)
-        partial_of(file.path).unlink()
-        (tmp_path / PARTIAL).write_bytes(b"another one's beginning")
-        with pytest.raises(TransientError):
-            file.finish()
-        assert (tmp_path / PARTIAL).read_bytes() == b"another one's beginning"
-
-    def test_opening_waits_while_names_change(self, tmp_path: Path) -> None:
-        with ThreadPoolExecutor(1) as pool:
-            with names_of(tmp_path):
-                waiting = pool.submit(opened, tmp_path, Origin())
-                (tmp_path / NAME).write_bytes(TRUTH)
-            waiting.result().require(ALL)
-        assert on_disk(tmp_path) == [NAME]
-
-    def test_many_that_open_fetch_and_complete_leave_one_right_file(self, tmp_path: Path) -> None:
+    def test_concurrent_downloads_leave_one_right_file(self, tmp_path: Path) -> None:
         together = threading.Barrier(6)
 
         def work(number: int) -> None:
@@ -307,7 +248,7 @@ class TestNames:
 
 class TestDisk:
     @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-    def test_a_full_disk_says_so_and_nothing_is_lost(
+    def test_a_full_disk_has_its_reason_and_a_later_call_completes(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
     ) -> None:
         write, room = os.pwrite, [3 * BLOCK + 10]
@@ -331,7 +272,7 @@ class TestDisk:
         assert completed(tmp_path, origin, part_bytes=BLOCK).path.read_bytes() == TRUTH
         assert origin.blocks == list(range(3, NUM_BLOCKS))
 
-    def test_what_the_disk_cannot_read_is_fetched_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_unreadable_block_is_fetched_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / NAME).write_bytes(TRUTH)
         read = os.preadv
 
@@ -383,10 +324,10 @@ class TestPastTheCache:
         file.finish()
         assert file.path.read_bytes() == self.PAGES
 
-    def test_what_is_read_is_what_was_downloaded(self, tmp_path: Path) -> None:
+    def test_a_reader_sees_the_downloaded_bytes(self, tmp_path: Path) -> None:
         self.downloaded(tmp_path)
 
-    def test_a_disk_that_cannot_do_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_disk_without_direct_writes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         real = os.open
 
         def refusing(path: object, flags: int, *rest: int) -> int:
@@ -397,19 +338,7 @@ class TestPastTheCache:
         monkeypatch.setattr(os, "open", refusing)
         self.downloaded(tmp_path)
 
-    def test_a_disk_that_wants_more_than_pages(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        real = os.pwrite
-
-        def refusing(file: int, data: memoryview, start: int) -> int:
-            flags = Path(f"/proc/self/fdinfo/{file}").read_text().split("flags:")[1].split()[0]
-            if int(flags, 8) & os.O_DIRECT:
-                raise OSError(errno.EINVAL, "not aligned")
-            return real(file, data, start)
-
-        monkeypatch.setattr(os, "pwrite", refusing)
-        self.downloaded(tmp_path)
-
-    def test_what_did_not_arrive_is_found_before_it_is_read(self, tmp_path: Path) -> None:
+    def test_a_block_that_was_not_written_is_fetched_again_before_a_read(self, tmp_path: Path) -> None:
         file, origin = self.opened(tmp_path)
         file.store()
         with partial_of(file.path).open("r+b") as disk:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -89,7 +88,9 @@ def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class TestTheSameBytes:
     @pytest.mark.parametrize("layout", LAYOUTS)
-    def test_for_any_number_of_threads(self, source_folder: Path, tmp_path: Path, layout: DatasetLayout) -> None:
+    def test_the_bytes_do_not_depend_on_the_number_of_threads(
+        self, source_folder: Path, tmp_path: Path, layout: DatasetLayout
+    ) -> None:
         built = [
             build(request(source_folder, tmp_path / f"with-{workers}", layout), workers=workers) for workers in (1, 2)
         ]
@@ -98,7 +99,7 @@ class TestTheSameBytes:
         assert {path.name for path in tmp_path.iterdir()} == {"input", "with-1", "with-2"}
 
     @pytest.mark.usefixtures("small_units")
-    def test_as_in_memory(self, source_folder: Path, tmp_path: Path) -> None:
+    def test_the_bytes_are_those_of_a_build_in_memory(self, source_folder: Path, tmp_path: Path) -> None:
         train_embedded_tokenizer(["a document of lines"], 260).save(tmp_path / "tokenizer")
         documents = [*texts(source_folder), *rows(source_folder)]
         index = build_shards(
@@ -143,7 +144,9 @@ build(wanted, workers=2)
 
 class TestKilled:
     @pytest.mark.parametrize("layout", LAYOUTS)
-    def test_it_goes_on_with_the_same_bytes(self, source_folder: Path, tmp_path: Path, layout: DatasetLayout) -> None:
+    def test_a_killed_build_resumes_with_the_same_bytes(
+        self, source_folder: Path, tmp_path: Path, layout: DatasetLayout
+    ) -> None:
         """Each process of one build is killed later than the one before it, until one completes it."""
         whole = build(request(source_folder, tmp_path / "whole", layout))
         root, deaths, step = tmp_path / "killed", 0, 20
@@ -185,18 +188,6 @@ class TestKilled:
         build(request(source_folder, tmp_path / "fresh", layout))
         assert contents(plan.request.root) == contents(tmp_path / "fresh")
 
-    def test_a_file_that_changes_while_it_is_hashed(
-        self, source_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def touched(path: Path) -> str:
-            path.write_text("something else")
-            return file_sha256(path)
-
-        monkeypatch.setattr(units, "_sha256", touched)
-        with pytest.raises(PermanentError) as caught:
-            prepare(request(source_folder, tmp_path / "built", DatasetLayout.SHARDS))
-        assert caught.value.reason is Reason.OBJECT_DIFFERS
-
     def test_killed_after_the_last_step(self, source_folder: Path, tmp_path: Path) -> None:
         wanted = request(source_folder, tmp_path / "built", DatasetLayout.SHARDS)
         built = build(wanted)
@@ -223,7 +214,7 @@ class TestKilled:
         whole = build(request(source_folder, tmp_path / "whole", layout))
         assert contents(assemble(plan).root) == contents(whole.root)
 
-    def test_another_one_is_in_the_way(self, source_folder: Path, tmp_path: Path) -> None:
+    def test_another_dataset_in_the_folder_is_not_overwritten(self, source_folder: Path, tmp_path: Path) -> None:
         wanted = request(source_folder, tmp_path / "built", DatasetLayout.SHARDS)
         before = contents(build(wanted).root)
         wanted.work.mkdir()
@@ -244,16 +235,9 @@ class TestKilled:
             build(wanted)
         assert contents(wanted.root) == before
 
-    def test_a_card_that_is_none(self, source_folder: Path, tmp_path: Path) -> None:
-        (tmp_path / "built").mkdir()
-        (tmp_path / "built" / "card.json").write_text("{}")
-        with pytest.raises(PermanentError, match="not the card") as caught:
-            build(request(source_folder, tmp_path / "built", DatasetLayout.SHARDS))
-        assert caught.value.reason is Reason.DATASET_MALFORMED
-
 
 class TestRefused:
-    def test_two_at_a_time(self, source_folder: Path, tmp_path: Path) -> None:
+    def test_a_second_build_at_the_same_time_is_refused(self, source_folder: Path, tmp_path: Path) -> None:
         import fcntl
 
         wanted = request(source_folder, tmp_path / "built", DatasetLayout.SHARDS)
@@ -283,11 +267,6 @@ class TestRefused:
         prepare(wanted)
         assert len(taken) == 2
 
-    def test_two_sources_of_one_name(self, source_folder: Path) -> None:
-        sources = TextSource("x", source_folder / "texts"), TextSource("x", source_folder / "rows")
-        with pytest.raises(ValueError, match="NAME=PATH"):
-            BuildRequest(sources, Path("/none"), BuildSettings(DatasetLayout.SHARDS))
-
     @pytest.mark.parametrize("name", ["rows/built", "rows", "rows/deep/built", "link/built"])
     def test_a_folder_in_a_source(self, source_folder: Path, name: str) -> None:
         (source_folder / "link").symlink_to(source_folder / "rows")
@@ -302,7 +281,7 @@ class TestRefused:
                 )
 
     @pytest.mark.parametrize("layout", LAYOUTS)
-    def test_more_than_readers_take(
+    def test_an_index_larger_than_readers_accept_is_refused(
         self, source_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: DatasetLayout
     ) -> None:
         monkeypatch.setattr(shard_writer, "MAX_INDEX_BYTES", 300)
@@ -316,22 +295,6 @@ class TestRefused:
 
 
 class TestTheResult:
-    def test_shards(self, source_folder: Path, tmp_path: Path) -> None:
-        built = build(request(source_folder, tmp_path / "built", DatasetLayout.SHARDS))
-        names = set(contents(built.root))
-        assert {"_shards.json", "card.json", "README.md", "tokenizer.json", "train_000000.npy"} <= names
-        assert not [name for name in names if name.endswith(".partial")]
-        tokenizer = load_tokenizer(str(built.root))
-        read = {
-            split: tokenizer.decode(
-                np.concatenate([np.load(file) for file in sorted(built.root.glob(f"{split}_*.npy"))])
-            )
-            for split in ("train", "held_out")
-        }
-        for document in [*texts(source_folder), *rows(source_folder)]:
-            label = document.text[:25]
-            assert (label in read["train"]) != (label in read["held_out"])
-
     def test_pages(self, source_folder: Path, tmp_path: Path) -> None:
         built = build(request(source_folder, tmp_path / "built", DatasetLayout.PAGES))
         store = MemoryStore()
@@ -380,17 +343,6 @@ class TestTheResult:
 
 
 class TestThreads:
-    def test_after_an_error_none_begins(self) -> None:
-        begun: list[int] = []
-
-        def work(number: int) -> None:
-            begun.append(number)
-            raise KeyError(number)
-
-        with pytest.raises(KeyError):
-            in_threads(work, range(50), 1)
-        assert begun == [0]
-
     def test_an_error_ends_what_runs(self) -> None:
         ended: list[BaseException] = []
 

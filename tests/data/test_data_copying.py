@@ -2,10 +2,10 @@
 
 import json
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from templar.data import replicas
@@ -13,12 +13,16 @@ from templar.data.build import copying, originals
 from templar.data.build.card import CARD_FILE
 from templar.data.build.copying import Check, CopyOutcome, CopyReport, copy_dataset
 from templar.data.build.originals import Originals
+from templar.data.build.page_writer import upload_dataset
 from templar.data.pages.metadata import METADATA_FILE, SHARD_SIZES_FILE
 from templar.data.pages.page_dataset import PageDataset
+from templar.data.shards.manifest import INDEX_FILE
+from templar.data.shards.shard_dataset import ShardedDataset
+from templar.data.shards.shard_writer import build_shards
 from templar.data.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.store.base import DeleteReport, ObjectInfo, ObjectStore
-from tests.support.datasets import PREFIX, small_dataset
+from tests.support.datasets import PREFIX, numbered_documents, small_dataset
 from tests.support.memory_store import MemoryStore
 
 DESCRIBED = (TOKENIZER_FILE, SHARD_SIZES_FILE, METADATA_FILE)
@@ -123,23 +127,8 @@ class TestCopy:
         assert progress[-1] == (total, total)
         assert [done for done, _ in progress] == sorted(done for done, _ in progress)
 
-    def test_it_is_the_same_dataset(self, files: dict[str, bytes]) -> None:
-        source, target = store_of(files), Target()
-        copy(source, target)
-        for split in ("train", "held_out"):
-            first = PageDataset([source], PREFIX, rows_per_page=4, split=split)
-            second = PageDataset([target], TO, rows_per_page=4, split=split)
-            assert first.digest == second.digest
-            assert first.read_page(0) == second.read_page(0)
-
-    def test_without_a_tokenizer(self, files: dict[str, bytes]) -> None:
-        del files[TOKENIZER_FILE]
-        target = Target()
-        copy(store_of(files), target)
-        assert content(target) == files
-
     @pytest.mark.parametrize("name", [CARD_FILE, TOKENIZER_CONFIG_FILE])
-    def test_what_lies_beside_it_may_be_long(
+    def test_optional_files_may_be_longer_than_a_tokenizer(
         self, files: dict[str, bytes], name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         longest = len(files[TOKENIZER_FILE])
@@ -191,25 +180,6 @@ class TestCopy:
             refused(lambda: copy_dataset(stores, Target(), PREFIX, TO), Reason.STORE_BUSY, path), TransientError
         )
 
-    def test_at_most_so_many_at_once(self, files: dict[str, bytes]) -> None:
-        source, lock, now, most = store_of(files), threading.Lock(), 0, 0
-        fetch = source.get_file
-
-        def counting(key: str, path: Path, *, max_bytes: int) -> None:
-            nonlocal now, most
-            with lock:
-                now += 1
-                most = max(most, now)
-            fetch(key, path, max_bytes=max_bytes)
-            with lock:
-                now -= 1
-
-        source.get_file = counting  # type: ignore[method-assign]
-        copy(source, Target(), concurrency=2)
-        assert 1 <= most <= 2
-        with pytest.raises(ValueError, match="at least 1"):
-            copy(source, Target(), concurrency=0)
-
 
 class TestAgain:
     def test_nothing_is_copied_twice(self, files: dict[str, bytes]) -> None:
@@ -236,7 +206,7 @@ class TestAgain:
         assert content(target)[path] == bytes(len(files[path]))
 
     @pytest.mark.parametrize("position", [2])
-    def test_a_copy_that_failed_goes_on(self, files: dict[str, bytes], position: int) -> None:
+    def test_a_failed_copy_resumes(self, files: dict[str, bytes], position: int) -> None:
         source, target, path = store_of(files), Target(), shards_of(files)[position]
         target.refuse = lambda key: TransientError(Reason.STORE_BUSY, "later") if key.endswith(path) else None
         error = refused(lambda: copy(source, target, concurrency=1), Reason.STORE_BUSY, path)
@@ -252,7 +222,7 @@ class TestAgain:
         assert {each.check for each in there} <= {Check.READ_BACK}
         assert len(set(target.writes)) == len(target.writes)
 
-    def test_what_a_copy_of_another_dataset_left_is_not_taken_for_ours(self, files: dict[str, bytes]) -> None:
+    def test_files_of_another_datasets_copy_are_a_conflict(self, files: dict[str, bytes]) -> None:
         """Its metadata never came, and the lengths are right."""
         target, path = Target(), shards_of(files)[0]
         target.put(f"{TO}/{path}", bytes(len(files[path])))
@@ -260,7 +230,7 @@ class TestAgain:
         refused(lambda: copy(store_of(files), target), Reason.OBJECT_DIFFERS, path, "SHA-256")
         assert target.writes == []
 
-    def test_what_appears_meanwhile_is_not_overwritten(self, files: dict[str, bytes]) -> None:
+    def test_an_object_that_appears_meanwhile_is_not_overwritten(self, files: dict[str, bytes]) -> None:
         class Busy(Target):
             """Somebody else writes as soon as it has been looked at."""
 
@@ -273,14 +243,6 @@ class TestAgain:
         refused(lambda: copy(store_of(files), target), Reason.OBJECT_DIFFERS, METADATA_FILE, "appeared")
         assert content(target)[METADATA_FILE] == b"theirs"
 
-    def test_failing_at_the_metadata(self, files: dict[str, bytes]) -> None:
-        source, target = store_of(files), Target()
-        target.refuse = lambda key: TransientError(Reason.STORE_BUSY, "") if key.endswith(METADATA_FILE) else None
-        refused(lambda: copy(source, target), Reason.STORE_BUSY, METADATA_FILE)
-        assert not is_visible(target)
-        target.refuse = lambda key: None
-        assert [each.path for each in copy(source, target).having(CopyOutcome.COPIED)] == [METADATA_FILE]
-
 
 class TestTargetDiffers:
     def test_nothing_is_overwritten(self, files: dict[str, bytes]) -> None:
@@ -291,21 +253,8 @@ class TestTargetDiffers:
         assert target.writes == []
         assert content(target) == {path: b"something else"}
 
-    @pytest.mark.parametrize("name", DESCRIBED)
-    def test_small_files_are_compared_by_their_bytes(self, files: dict[str, bytes], name: str) -> None:
-        target = Target()
-        target.put(f"{TO}/{name}", bytes(len(files[name])))
-        refused(lambda: copy(store_of(files), target), Reason.OBJECT_DIFFERS, name, "SHA-256")
-
-    def test_what_else_lies_there_stays(self, files: dict[str, bytes]) -> None:
-        target = Target()
-        for key in (f"{TO}/notes.txt", f"{TO}2/_metadata.yaml"):
-            target.put(key, b"mine")
-        copy(store_of(files), target)
-        assert content(target)["notes.txt"] == content(target, f"{TO}2")[METADATA_FILE] == b"mine"
-
     @pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: bytes(len(data))])
-    def test_a_target_that_does_not_keep_what_it_got(
+    def test_a_target_that_alters_objects_is_an_error(
         self, files: dict[str, bytes], damage: Callable[[bytes], bytes]
     ) -> None:
         class Lossy(Target):
@@ -320,14 +269,6 @@ class TestTargetDiffers:
             "not what was written",
         )
         assert not is_visible(target)
-
-    def test_a_target_that_does_not_show_what_it_got(self, files: dict[str, bytes]) -> None:
-        class Blind(Target):
-            def head(self, key: str) -> None:
-                return None
-
-        error = refused(lambda: copy(store_of(files), Blind()), Reason.OBJECT_MISSING, "after it was written")
-        assert isinstance(error, TransientError)
 
 
 class TestSourceIsUnsound:
@@ -357,14 +298,7 @@ class TestSourceIsUnsound:
         refused(lambda: copy(store_of(files), target), Reason.DATASET_MISSING, path)
         assert not is_visible(target)
 
-    @pytest.mark.parametrize("name", [METADATA_FILE])
-    def test_no_dataset(self, files: dict[str, bytes], name: str) -> None:
-        target = Target()
-        del files[name]
-        refused(lambda: copy(store_of(files), target), Reason.DATASET_MISSING, f"{PREFIX}/{name}", "source")
-        assert target.writes == []
-
-    def test_metadata_are_believed_only_when_parsed(self, files: dict[str, bytes]) -> None:
+    def test_malformed_metadata_are_refused(self, files: dict[str, bytes]) -> None:
         sizes = json.loads(files[SHARD_SIZES_FILE])
         sizes["alpha"]["shards"][0]["path"] = "../secret.parquet"
         bad = files | {SHARD_SIZES_FILE: json.dumps(sizes).encode()}
@@ -372,7 +306,9 @@ class TestSourceIsUnsound:
         bad = files | {METADATA_FILE: b"configs: [{config_name: default, data_files: [{split: train, path: x}]}]"}
         refused(lambda: copy(store_of(bad), Target()), Reason.DATASET_MALFORMED, METADATA_FILE, "no config")
 
-    def test_no_room_for_the_files_on_their_way(self, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_too_little_space_for_spooled_files_is_refused(
+        self, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         class Usage:
             free = 0
 
@@ -380,3 +316,78 @@ class TestSourceIsUnsound:
         target = Target()
         refused(lambda: copy(store_of(files), target), Reason.DISK_FULL, "TMPDIR")
         assert target.writes == []
+
+
+SHARDS_TO = "elsewhere"
+TOKENS = "train_000001.npy"
+
+
+@pytest.fixture
+def shard_source(tmp_path: Path) -> MemoryStore:
+    """Several small shards, each of several blocks."""
+    documents = numbered_documents("alpha", num_documents=10, num_lines=13)
+    build_shards(
+        documents, tmp_path / "built", vocab_size=300, sequence_length=16, samples_per_shard=20, block_bytes=512
+    )
+    store = MemoryStore("source")
+    upload_dataset(tmp_path / "built", store, PREFIX)
+    return store
+
+
+def copy_shards(*sources: ObjectStore, target: ObjectStore, verify: bool = False) -> CopyReport:
+    return copy_dataset(sources, target, PREFIX, SHARDS_TO, verify=verify)
+
+
+def damage(store: MemoryStore, name: str) -> None:
+    data = bytearray(store.get(f"{PREFIX}/{name}", max_bytes=10**8))
+    data[-1] ^= 1
+    store.put(f"{PREFIX}/{name}", bytes(data))
+
+
+def test_everything_arrives_and_is_the_same_dataset(shard_source: MemoryStore, tmp_path: Path) -> None:
+    target = MemoryStore("target")
+    report = copy_shards(shard_source, target=target)
+    assert content(target, SHARDS_TO) == content(shard_source, PREFIX)
+    assert {each.outcome for each in report.objects} == {CopyOutcome.COPIED}
+    checks = {each.path: each.check for each in report.objects}
+    assert checks[TOKENS] is Check.READ_BACK
+    assert checks["train_000001.json"] is Check.SOURCE_HASH
+    first = ShardedDataset([shard_source], PREFIX, folder=tmp_path / "first")
+    second = ShardedDataset([target], SHARDS_TO, folder=tmp_path / "second")
+    assert first.digest == second.digest
+    indices = np.arange(first.num_samples(1))
+    assert np.array_equal(first.shard(1).read(indices), second.shard(1).read(indices))
+
+
+@pytest.mark.parametrize("name", [TOKENS, "sample_ids_000001.bin", "train_000001.json"])
+def test_a_damaged_file_is_passed_over_and_never_copied(shard_source: MemoryStore, name: str) -> None:
+    other, target = MemoryStore("other"), MemoryStore("target")
+    for path, data in content(shard_source, PREFIX).items():
+        other.put(f"{PREFIX}/{path}", data)
+    damage(shard_source, name)
+    with pytest.raises(PermanentError, match=name) as caught:
+        copy_shards(shard_source, target=target)
+    assert caught.value.reason is Reason.DATASET_MALFORMED
+    assert target.head(f"{SHARDS_TO}/{INDEX_FILE}") is None
+    copy_shards(other, target=target)
+    assert content(target, SHARDS_TO) == content(other, PREFIX)
+
+
+@pytest.mark.parametrize("name", [TOKENS, "sample_ids_000001.bin"])
+def test_a_manifest_that_is_damaged_meanwhile_is_passed_over(
+    shard_source: MemoryStore, tmp_path: Path, name: str
+) -> None:
+    other = MemoryStore("other")
+    for path, data in content(shard_source, PREFIX).items():
+        other.put(f"{PREFIX}/{path}", data)
+    originals = Originals([shard_source, other], PREFIX)
+    file = next(file for file in originals.inventory(1).data if file.path == name)
+    damage(shard_source, "train_000001.json")
+    wanted = other.get(f"{PREFIX}/{name}", max_bytes=10**8)
+    for _ in range(2):  # whichever store is first
+        originals.fetch(file, tmp_path / "file")
+        assert (tmp_path / "file").read_bytes() == wanted
+    damage(other, "train_000001.json")
+    with pytest.raises(PermanentError, match=r"train_000001\.json .*SHA-256") as caught:
+        originals.fetch(file, tmp_path / "file")
+    assert caught.value.reason is Reason.DATASET_MALFORMED

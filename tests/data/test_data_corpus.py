@@ -74,7 +74,7 @@ def test_documents_come_by_name_and_stay_within_the_limit(tmp_path: Path) -> Non
     assert {name.split("/")[0] for name in names} == {"folder0", "folder1", "folder2"}
 
 
-def test_what_is_skipped(tmp_path: Path) -> None:
+def test_skipped_files(tmp_path: Path) -> None:
     text = "x" * 300
     for name in ("test/a.txt", "sub/tests/b.txt", "site-packages/c.txt", "_sysconfigdata_x.txt", "d.md"):
         write(tmp_path, name, text)
@@ -86,7 +86,7 @@ def test_what_is_skipped(tmp_path: Path) -> None:
     assert [document.name for document in documents] == ["taken.txt"]
 
 
-def test_what_one_source_cannot_fill_goes_to_the_next(tmp_path: Path) -> None:
+def test_an_unused_share_goes_to_the_next_source(tmp_path: Path) -> None:
     write(tmp_path, "small/only.txt", "x" * 500)
     for number in range(40):
         write(tmp_path, f"large/{number}.txt", "y" * 500)
@@ -123,11 +123,3 @@ def test_rows_put_together_are_the_document(text: str, max_chars: int) -> None:
     rows = split_rows(Document("source", "name", text), max_chars)
     assert "".join(rows) == text
     assert all(0 < len(row) <= max_chars for row in rows)
-
-
-def test_rows_end_with_lines_and_are_about_equally_long() -> None:
-    text = "".join(f"line {number} {'x' * (number * 7 % 50)}\n" for number in range(1000))
-    rows = split_rows(Document("source", "name", text), 800)
-    assert all(row.endswith("\n") for row in rows)
-    assert len(rows) in {43, 44}  # 34,390 characters
-    assert min(map(len, rows)) > 700

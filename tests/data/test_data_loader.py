@@ -1,8 +1,5 @@
 import hashlib
-import os
 import pickle
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -129,13 +126,9 @@ class TestOrder:
         assert order.dtype == np.int64
         assert list(WindowStream(FakeShard(), order, 4)) == []
 
-    def test_a_page_has_samples(self) -> None:
-        with pytest.raises(ValueError, match="samples_per_page"):
-            sample_order(ASSIGNMENT, 0)
-
 
 class TestStream:
-    def test_it_is_the_definition(self, shard: Shard, whole: list[list[list[int]]]) -> None:
+    def test_batches_follow_the_definition(self, shard: Shard, whole: list[list[list[int]]]) -> None:
         stream = WindowStream(shard, ORDER, BATCH)
         batches = list(stream)
         assert stream.num_batches == len(batches) == NUM_BATCHES
@@ -171,17 +164,7 @@ class TestStream:
                 parts.append(list(stream))
         assert [[row[0] for row in batch] for batch in joined(parts)] == batches[start:]
 
-    def test_its_state_is_where_another_one_goes_on(self, shard: Shard, whole: list[list[list[int]]]) -> None:
-        for consumed in range(NUM_BATCHES + 1):
-            stream = WindowStream(shard, ORDER, BATCH, prefetch_bytes=10**6)
-            for _ in range(consumed):
-                next(stream)
-            assert stream.state() == consumed
-            stream.close()
-            rest = WindowStream(shard, ORDER, BATCH, start=stream.state())
-            assert [batch.tolist() for batch in rest] == whole[consumed:]
-
-    def test_going_on_reads_nothing_of_what_was_before(self) -> None:
+    def test_resuming_reads_nothing_before_the_start(self) -> None:
         fake = FakeShard()
         next(WindowStream(fake, np.arange(100), 5, start=19))
         assert fake.reads == [[95, 96, 97, 98, 99]]
@@ -207,14 +190,7 @@ class TestReadingAhead:
                 stream._reader and stream._reader.submit(int).result()  # the reader has caught up
                 assert len(fake.reads) == consumed + ahead
 
-    def test_a_rank_counts_its_own_part(self) -> None:
-        fake = FakeShard()
-        with self.stream(fake, 30, rank=1, world_size=2) as stream:  # 2 of 5 sequences: 12 bytes
-            next(stream)
-            stream._reader.submit(int).result()
-            assert len(fake.reads) == 3
-
-    def test_an_error_comes_in_its_turn_and_the_batch_can_be_asked_for_again(self) -> None:
+    def test_an_error_comes_with_its_batch_and_the_batch_can_be_read_again(self) -> None:
         fake = FakeShard()
         with self.stream(fake, 90) as stream:
             next(stream)
@@ -256,7 +232,7 @@ class TestLoader:
         assert all(batch.dtype == torch.int32 for part in parts for batch in part)
 
     @pytest.mark.parametrize(("start", "workers"), [(2, 0), (5, 0), (2, 3)])
-    def test_going_on(
+    def test_resuming(
         self, bucket: Path, tmp_path: Path, whole: list[list[list[int]]], start: int, workers: int
     ) -> None:
         batches = self.loader(bucket, tmp_path, workers, start=start)
@@ -266,59 +242,17 @@ class TestLoader:
         dataset = WindowBatches(partial(open_shard, bucket, tmp_path), ORDER, BATCH)
         assert [batch.tolist() for batch in pickle.loads(pickle.dumps(dataset))] == whole
 
-    @pytest.mark.parametrize("wrong", OUT_OF_RANGE)
-    def test_it_refuses_what_a_stream_refuses(self, wrong: dict[str, int]) -> None:
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            WindowBatches(FakeShard, ORDER, **{"batch_size": BATCH, **wrong})
-
     def loader(self, bucket: Path, folder: Path, workers: int, **part: int) -> Iterator[torch.Tensor]:
         dataset = WindowBatches(partial(open_shard, bucket, folder), ORDER, BATCH, **part)
         return iter(DataLoader(dataset, batch_size=None, num_workers=workers))
 
 
-CONSUMER = """
-import hashlib, os, signal, sys
-from pathlib import Path
-import numpy as np
-import torch
-from templar.data.assignment import Assignment
-from templar.data.loader import WindowStream, sample_order
-from templar.data.shards.shard_dataset import ShardedDataset
-from templar.store.directory import DirectoryStore
-
-bucket, folder, state, kill_at = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
-assignment = Assignment(5, 2, (11, 3, 17, 0, 9, 12, 4), "ab" * 32)
-shard = ShardedDataset([DirectoryStore(bucket, writable=False)], "", folder=folder).shard(0)
-start = int(state.read_text()) if state.exists() else 0
-with WindowStream(shard, sample_order(assignment, 8), 12, start=start, prefetch_bytes=800) as stream:
-    for batch in stream:
-        sys.stdout.write(np.ascontiguousarray(batch, "<u4").tobytes().hex() + "\\n")
-        sys.stdout.flush()
-        state.write_text(str(stream.state()))
-        if stream.state() == kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def consume(arguments: list[object], **environment: str) -> tuple[int, bytes]:
-    """Read a window in a process of its own, in another folder; its exit status and the tokens it has seen."""
-    process = subprocess.run(
-        [sys.executable, "-c", CONSUMER, *map(str, arguments)],
-        cwd="/",
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        check=False,
-    )
-    return process.returncode, bytes.fromhex(process.stdout.decode().replace("\n", ""))
-
-
-class TestProcesses:
-    def test_a_killed_process_goes_on_where_it_was(self, bucket: Path, tmp_path: Path) -> None:
-        arguments = [bucket, tmp_path / "shards", tmp_path / "state"]
-        killed, before = consume([*arguments, 2])
-        assert killed == -9
-        assert (tmp_path / "state").read_text() == "2"
-        assert len(before) == 2 * BATCH * LENGTH * 4
-        status, after = consume([*arguments, -1])
-        assert status == 0
-        assert hashlib.sha256(before + after).hexdigest() == PINNED
+def test_a_stream_resumes_in_another_folder_with_the_pinned_bytes(bucket: Path, tmp_path: Path) -> None:
+    tokens, start = b"", 0
+    for folder, stop in (("first", 2), ("second", NUM_BATCHES)):
+        shard = open_shard(bucket, tmp_path / folder)
+        with WindowStream(shard, ORDER, BATCH, start=start, prefetch_bytes=800) as stream:
+            while stream.state() < stop:
+                tokens += np.ascontiguousarray(next(stream), "<u4").tobytes()
+            start = stream.state()
+    assert hashlib.sha256(tokens).hexdigest() == PINNED

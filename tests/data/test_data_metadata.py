@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from templar.data.pages.metadata import PageShard, parse_metadata, parse_shard_sizes, sizes_key
+from templar.data.pages.metadata import parse_metadata, parse_shard_sizes, sizes_key
 from templar.errors import PermanentError, Reason
 
 METADATA = b"""
@@ -65,18 +65,6 @@ def test_malformed_metadata_is_refused_by_field(data: bytes, words: str) -> None
         parse_metadata(data, "bucket/_metadata.yaml")
     assert caught.value.reason is Reason.DATASET_MALFORMED
     assert "bucket/_metadata.yaml" in str(caught.value)
-
-
-def test_the_references_form_and_our_additions() -> None:
-    content = sizes()
-    content["alpha"]["shards"][1] |= {"size_bytes": 99, "sha256": "0" * 64}
-    content["unlisted"] = content["alpha"]
-    found = parse(content)
-    assert list(found) == ["alpha"]
-    assert found["alpha"].shards == [
-        PageShard(path="alpha/train/0.parquet", num_rows=3),
-        PageShard(path="alpha/train/1.parquet", num_rows=2, size_bytes=99, sha256="0" * 64),
-    ]
 
 
 def test_other_splits_have_a_key_of_their_own() -> None:

@@ -8,7 +8,6 @@ import yaml
 
 from templar.canonical import file_sha256
 from templar.data.build.build_dataset import upload_built
-from templar.data.build.copying import CopyOutcome
 from templar.data.build.page_writer import build_dataset, upload_dataset
 from templar.data.corpus import Document, split_rows
 from templar.data.tokenizer import load_tokenizer
@@ -109,24 +108,6 @@ def test_the_tokenizer_has_seen_the_training_text_alone(tmp_path: Path) -> None:
     assert load_tokenizer(str(tmp_path / "first")).vocab_size <= 300
 
 
-def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
-    documents = numbered_documents("alpha", num_documents=4, num_lines=10)
-    root = tmp_path / "dataset"
-    build_dataset(documents, root, vocab_size=300)
-    before = contents(root)
-    with pytest.raises(PermanentError, match="is there already") as caught:
-        build_dataset(documents[:3], root, vocab_size=300)
-    assert caught.value.reason is Reason.OBJECT_EXISTS
-    assert contents(root) == before
-
-
-@pytest.mark.parametrize("documents", [[], numbered_documents("alpha", num_documents=1, num_lines=9)])
-def test_too_few_documents(tmp_path: Path, documents: list[Document]) -> None:
-    with pytest.raises(PermanentError) as caught:
-        build_dataset(documents, tmp_path / "dataset", vocab_size=300)
-    assert caught.value.reason is Reason.DATASET_TOO_SMALL
-
-
 def test_upload_puts_the_description_last(tmp_path: Path) -> None:
     puts: list[str] = []
 
@@ -157,18 +138,10 @@ def test_upload_never_replaces_another_dataset(tmp_path: Path, name: str) -> Non
         assert [info.key for info in store.list()] == [f"there/{name}"]
 
 
-def test_upload_again_writes_nothing(tmp_path: Path) -> None:
-    store = MemoryStore()
-    root = small_dataset(tmp_path / "dataset", store)
-    first = upload_built(root, store, "elsewhere")
-    assert not first.having(CopyOutcome.ALREADY_THERE)
-    assert len(upload_built(root, store, "elsewhere").having(CopyOutcome.ALREADY_THERE)) == len(first.objects)
-    assert len(first.objects) == len(contents(root))
-    upload_dataset(root, store, "elsewhere")
-
-
 @pytest.mark.parametrize("limit", ["MAX_METADATA_BYTES", "MAX_SHARD_SIZES_BYTES"])
-def test_a_description_that_no_reader_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+def test_a_description_larger_than_readers_accept_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
     monkeypatch.setattr(f"templar.data.build.page_writer.{limit}", 100)
     documents = numbered_documents("alpha", num_documents=4, num_lines=10)
     with pytest.raises(PermanentError, match="at most") as caught:

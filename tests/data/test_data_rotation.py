@@ -29,7 +29,7 @@ from templar.store.directory import DirectoryStore
 from tests.support.memory_store import MemoryStore, Read
 from tests.support.rotating import BUCKET, READ, start
 from tests.support.servers import Server, random_key, start_rclone
-from tests.support.shards import PREFIX, Shards, flipped, on_disk, write_shards
+from tests.support.shards import PREFIX, Shards, on_disk, write_shards
 
 FIRST = ShardPlan((0,), 1, ())
 SECOND = ShardPlan((1,), 2, ())
@@ -77,7 +77,7 @@ class TestPlan:
             (((100, 7), (152, 8)), 150, 2, 3, ShardPlan((1, 0), None, ())),
         ],
     )
-    def test_by_positions(
+    def test_plans_by_position(
         self,
         pairs: tuple[tuple[int, int], ...],
         state_window: int,
@@ -112,13 +112,6 @@ class TestPlan:
 
 
 class TestRotating:
-    def test_the_current_shard_and_the_next_come(self, shards: Shards, dataset: ShardedDataset) -> None:
-        report = rotate(dataset, FIRST)
-        assert replace(report, num_bytes=0) == RotationReport((0,), 1, on_disk=(0, 1), fetched=(0, 1))
-        assert report.num_bytes >= shards.size(0, 1)
-        assert on_disk(dataset.folder) == shards.names(0, 1)
-        assert shards.wrong_files(dataset.folder) == []
-
     def test_a_swap_fetches_one_and_deletes_one(
         self, shards: Shards, store: MemoryStore, dataset: ShardedDataset
     ) -> None:
@@ -149,13 +142,9 @@ class TestRotating:
         assert report.deleted == tuple(sorted(old))
         assert on_disk(dataset.folder) == sorted(shards.names(0, 1) + others)
 
-    def test_kept_shards_stay_but_are_not_fetched(self, shards: Shards, dataset: ShardedDataset) -> None:
-        rotate(dataset, FIRST)
-        report = rotate(dataset, ShardPlan((1,), 2, (0, 4)))
-        assert (report.on_disk, report.deleted) == ((0, 1, 2), ())
-        assert on_disk(dataset.folder) == shards.names(0, 1, 2)
-
-    def test_after_a_failure_it_goes_on(self, shards: Shards, store: MemoryStore, dataset: ShardedDataset) -> None:
+    def test_a_rotation_resumes_after_a_failure(
+        self, shards: Shards, store: MemoryStore, dataset: ShardedDataset
+    ) -> None:
         def fail(read: Read) -> TransientError | None:
             is_second = read.operation == "get_range" and read.key.endswith("sample_ids_000001.bin")
             return TransientError(Reason.STORE_BUSY, "503") if is_second else None
@@ -173,18 +162,8 @@ class TestRotating:
         assert store.bytes_read(".npy") == 0
         assert on_disk(dataset.folder) == shards.names(0, 1)
 
-    def test_a_shard_that_was_deleted_under_an_open_dataset_comes_again(
-        self, shards: Shards, dataset: ShardedDataset
-    ) -> None:
-        rotate(dataset, FIRST)
-        for name in shards.names(1):
-            (dataset.folder / name).unlink()
-        report = rotate(dataset, FIRST)
-        assert (report.fetched, report.on_disk) == ((1,), (0, 1))
-        assert on_disk(dataset.folder) == shards.names(0, 1)
-
     @pytest.mark.parametrize("left", ["other", "truncated", "longer", "empty"])
-    def test_what_only_looks_whole_is_fetched(
+    def test_a_file_that_only_looks_whole_is_fetched(
         self, shards: Shards, store: MemoryStore, dataset: ShardedDataset, tmp_path: Path, left: str
     ) -> None:
         if left == "other":
@@ -202,23 +181,9 @@ class TestRotating:
         assert on_disk(dataset.folder) == shards.names(0, 1)
         assert shards.wrong_files(dataset.folder) == []
 
-    def test_what_a_reader_found_wrong_is_healed(
-        self, shards: Shards, store: MemoryStore, dataset: ShardedDataset
-    ) -> None:
-        rotate(dataset, FIRST)
-        path = dataset.folder / "train_000000.npy"
-        path.write_bytes(flipped(flipped(path.read_bytes(), 200), 7900))
-        reader = opened(store, dataset.folder)
-        assert is_whole(reader, 0)
-        reader.shard(0).read(np.array([0]))
-        assert not is_whole(reader, 0)
-        report = rotate(opened(store, dataset.folder), FIRST)
-        assert (report.fetched, report.on_disk) == ((0,), (0, 1))
-        assert shards.wrong_files(dataset.folder) == []
-
 
 class TestBudget:
-    def test_a_budget_without_room_for_the_next_shard_leaves_it_out(
+    def test_a_small_budget_leaves_the_next_shard_out(
         self, shards: Shards, store: MemoryStore, dataset: ShardedDataset
     ) -> None:
         report = rotate(dataset, FIRST, budget_bytes=shards.size(0, 1) - 1)
@@ -229,7 +194,7 @@ class TestBudget:
         assert (report.left_out, report.deleted) == (1, tuple(shards.names(1)))
 
     @pytest.mark.parametrize("limit", ["budget", "disk"])
-    def test_no_room_for_the_current_shard_is_noticed_before_anything_is_fetched(
+    def test_too_little_space_is_refused_before_a_download(
         self, shards: Shards, store: MemoryStore, dataset: ShardedDataset, monkeypatch: pytest.MonkeyPatch, limit: str
     ) -> None:
         store.reads.clear()
@@ -244,7 +209,7 @@ class TestBudget:
         monkeypatch.undo()
         assert rotate(dataset, FIRST, budget_bytes=shards.size(0)).on_disk == (0,)
 
-    def test_kept_shards_go_first_the_oldest_before_the_others(
+    def test_kept_shards_are_deleted_first_the_oldest_before_the_others(
         self, shards: Shards, store: MemoryStore, dataset: ShardedDataset
     ) -> None:
         rotate(dataset, ShardPlan((0, 1), 2, ()))
@@ -252,7 +217,7 @@ class TestBudget:
         report = rotate(dataset, ShardPlan((2,), 3, (1, 0)), budget_bytes=shards.size(1, 2, 3))
         assert (report.on_disk, report.deleted) == ((1, 2, 3), tuple(shards.names(0)))
 
-    def test_the_room_of_what_goes_counts(
+    def test_the_space_of_deleted_shards_counts_as_free(
         self, shards: Shards, dataset: ShardedDataset, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         rotate(dataset, FIRST)
@@ -268,7 +233,7 @@ class TestBudget:
         report = rotate(dataset, SECOND)
         assert (report.left_out, report.on_disk, report.deleted) == (None, (1, 2), tuple(shards.names(0)))
 
-    def test_what_a_reader_still_holds_gives_no_room_and_the_next_shard_waits(
+    def test_a_deleted_shard_that_a_reader_holds_frees_no_space(
         self, shards: Shards, dataset: ShardedDataset, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         rotate(dataset, FIRST)
@@ -293,7 +258,7 @@ class TestAlone:
 
 class TestProgress:
     @pytest.mark.parametrize("state", ["nothing", "last block"])
-    def test_it_ends_at_100_and_never_falls(
+    def test_progress_ends_at_100_and_never_falls(
         self, shards: Shards, store: MemoryStore, dataset: ShardedDataset, state: str
     ) -> None:
         if state == "last block":
@@ -307,8 +272,6 @@ class TestProgress:
 
 
 KILLS = 12
-
-
 SEED = 20
 
 

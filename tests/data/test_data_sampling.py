@@ -74,26 +74,14 @@ def test_flat_tokens_keep_their_type_and_are_not_touched(
     np.testing.assert_array_equal(tokens, before)
 
 
-@settings(max_examples=50)
-@given(documents=DOCUMENTS, sequence_length=LENGTHS, cut=st.tuples(st.integers(0, 5), st.integers(0, 5)))
-def test_offsets_may_choose_some_of_the_tokens(
-    documents: list[list[int]], sequence_length: int, cut: tuple[int, int]
-) -> None:
-    tokens, offsets = flat(documents)
-    first, last = (min(place, len(documents)) for place in (cut[0], len(documents) - cut[1]))
-    chosen = slice(first, max(first, last))
-    packed = pack_flat(tokens, offsets[chosen.start : chosen.stop + 1], sequence_length, EOS)
-    assert packed.tolist() == definition(documents[chosen], sequence_length)
-
-
 @pytest.mark.parametrize("offsets", [[], [0, 4], [-1, 3], [0, 2, 1, 3]])
-def test_offsets_that_are_none(offsets: list[int]) -> None:
+def test_wrong_offsets_are_refused(offsets: list[int]) -> None:
     with pytest.raises(ValueError, match=r"offsets must rise within 0\.\.3"):
         pack_flat(np.zeros(3, dtype=np.int32), np.array(offsets, dtype=np.int64), 2, EOS)
 
 
 @pytest.mark.parametrize("eos_id", [-1, 2**16])
-def test_an_end_token_of_another_type(eos_id: int) -> None:
+def test_an_end_token_outside_the_type_is_refused(eos_id: int) -> None:
     with pytest.raises(ValueError, match="uint16"):
         pack_flat(np.zeros(3, dtype=np.uint16), np.array([0, 3]), 2, eos_id)
 
@@ -156,20 +144,13 @@ def test_a_window_holds_the_packed_pages_of_its_assignment(dataset: PageDataset,
     assert np.count_nonzero(packed == tokenizer.eos_id) in {len(texts), len(texts) - 1}
 
 
-def test_miners_get_different_sequences(dataset: PageDataset, tokenizer: Tokenizer) -> None:
-    sets = [
-        {bytes(row) for row in window_sequences(dataset, tokenizer, assignment_of(dataset, uid), LENGTH)}
-        for uid in (1, 2, 3)
-    ]
-    assert not sets[0] & sets[1]
-    assert not sets[1] & sets[2]
-
-
-def test_nothing_assigned_is_nothing_to_train_on(dataset: PageDataset, tokenizer: Tokenizer) -> None:
+def test_no_assignment_gives_no_sequences(dataset: PageDataset, tokenizer: Tokenizer) -> None:
     assert window_sequences(dataset, tokenizer, assignment_of(dataset, 77), LENGTH).shape == (0, LENGTH)
 
 
-def test_more_held_out_sequences_begin_with_the_fewer(held_out: PageDataset, tokenizer: Tokenizer) -> None:
+def test_the_first_held_out_sequences_do_not_depend_on_their_number(
+    held_out: PageDataset, tokenizer: Tokenizer
+) -> None:
     few = held_out_sequences(held_out, tokenizer, LENGTH, 20)
     many = held_out_sequences(held_out, tokenizer, LENGTH, 200)
     assert few.shape == (20, LENGTH)
@@ -203,6 +184,6 @@ def test_entropy_known_answers() -> None:
 
 
 @pytest.mark.parametrize("tokens", [[], [-1, 0], [0, 4]])
-def test_entropy_of_what_are_no_tokens(tokens: list[int]) -> None:
+def test_entropy_refuses_ids_out_of_range(tokens: list[int]) -> None:
     with pytest.raises(ValueError, match=r"0\.\.3"):
         unigram_entropy(np.array(tokens, dtype=np.int32), 4)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from templar.canonical import sha256_hex
-from templar.data.build.page_writer import build_dataset, upload_dataset
+from templar.data.build.page_writer import build_dataset
 from templar.data.corpus import Document
 from templar.data.sampling import pack
 from templar.data.shards.manifest import BlockedFile, parse_index, parse_manifest, sample_ids
@@ -22,10 +22,9 @@ from templar.data.shards.shard_writer import (
     build_shards,
     write_split,
 )
-from templar.data.tokenizer import BATCH_TOKENS, encode, load_tokenizer, packed, token_type, train_embedded_tokenizer
+from templar.data.tokenizer import encode, load_tokenizer, packed, train_embedded_tokenizer
 from templar.errors import PermanentError, Reason
 from tests.support.datasets import numbered_documents
-from tests.support.memory_store import MemoryStore
 
 SMALL: dict[str, Any] = {"vocab_size": 300, "sequence_length": 16, "samples_per_shard": 50, "block_bytes": 512}
 
@@ -129,11 +128,6 @@ def check_blocks(root: Path, file: BlockedFile, block_bytes: int) -> None:
     assert file.blocks == hashes(data, block_bytes)
 
 
-def test_a_split_without_ids(tmp_path: Path) -> None:
-    write_split(tmp_path, "held_out", [numbered_samples(3, 4)], dtype="uint16", sequence_length=4, samples_per_shard=2)
-    assert sorted(contents(tmp_path)) == [f"held_out_00000{n}.{end}" for n in (0, 1) for end in ("json", "npy")]
-
-
 def test_a_failed_source_leaves_no_half_shard(tmp_path: Path) -> None:
     def broken() -> Iterator[NDArray[np.int32]]:
         yield numbered_samples(3, 4)
@@ -177,13 +171,6 @@ class TestPacked:
         found = list(packed(ended, sequence_length))
         expected = pack(lists, sequence_length, 0)
         np.testing.assert_array_equal(np.concatenate([expected[:0], *found]), expected)
-
-    @pytest.mark.parametrize("sequence_length", [1000, BATCH_TOKENS + 1])
-    def test_large_streams(self, sequence_length: int) -> None:
-        stream = np.arange(3 * BATCH_TOKENS + 17, dtype=np.int32)
-        found = np.concatenate(list(packed(np.array_split(stream, 7), sequence_length)))
-        whole = len(stream) // sequence_length * sequence_length
-        np.testing.assert_array_equal(found.reshape(-1), stream[:whole])
 
     def test_a_document_has_one_end(self) -> None:
         tokenizer = train_embedded_tokenizer(["abc"], 300)
@@ -229,13 +216,6 @@ class TestBuildShards:
             label = f"{document.source} document {int(document.name[:3])} line"
             assert (label in pages) == (label in held_out) != (label in train)
 
-    @pytest.mark.parametrize(("size", "expected"), [(2**16, "uint16"), (2**16 + 1, "uint32")])
-    def test_the_type_of_a_token(self, size: int, expected: str) -> None:
-        class Sized:
-            vocab_size = size
-
-        assert token_type(Sized()) == expected  # type: ignore[arg-type]
-
     @pytest.mark.parametrize(
         ("given", "changes"),
         [([], {}), (documents()[:1], {}), (documents(), {"sequence_length": 4000})],
@@ -245,17 +225,3 @@ class TestBuildShards:
             build_shards(given, tmp_path / "dataset", **SMALL | changes)
         assert caught.value.reason is Reason.DATASET_TOO_SMALL
         assert not (tmp_path / "dataset").exists()
-
-
-def test_upload_puts_the_index_last(tmp_path: Path) -> None:
-    puts: list[str] = []
-
-    class Recording(MemoryStore):
-        def put_file(self, key: str, path: Path) -> None:
-            puts.append(key)
-            super().put_file(key, path)
-
-    build_shards(documents(), tmp_path / "dataset", **SMALL)
-    upload_dataset(tmp_path / "dataset", Recording(), "here")
-    assert puts[-1] == "here/_shards.json"
-    assert set(puts) == {f"here/{name}" for name in contents(tmp_path / "dataset")}

@@ -1,4 +1,4 @@
-"""A real S3 endpoint behind a proxy that does what networks, servers and their operators do wrong."""
+"""A real S3 endpoint behind a proxy that injects faults of networks, servers and operators."""
 
 import http.client
 import socket
@@ -27,7 +27,7 @@ REFUSALS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Served:
-    """One request: the object's path, and what was done to it; None if it was served well."""
+    """One request: the object's path, and its fault; None if it was served well."""
 
     path: str
     fault: Fault | None
@@ -36,9 +36,7 @@ class Served:
 class FaultyEndpoint(LoopbackServer):
     """Forwards to `upstream` under one address of its own; the signed Host header goes with the request.
 
-    Attributes:
-        rule: Which fault a request for a path meets, if any.
-        served: Every request, in order.
+    `rule` gives the fault of a request for a path, if any; `served` has every request, in order.
     """
 
     def __init__(self, upstream: str) -> None:

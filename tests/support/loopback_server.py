@@ -10,11 +10,7 @@ S = TypeVar("S", bound="LoopbackServer")
 
 
 class LoopbackServer(ThreadingHTTPServer):
-    """Answers with a handler.
-
-    Attributes:
-        closing: Set when the server is about to end: who answers slowly stops waiting.
-    """
+    """Answers with a handler; `closing` is set when the server ends, so that slow answers stop waiting."""
 
     daemon_threads = True
 

@@ -1,4 +1,4 @@
-"""An HTTP server that answers what a test tells it, wrong lengths and broken bodies included."""
+"""An HTTP server that gives a test's answers, wrong lengths and broken bodies included."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ DRIP_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class Request:
-    """What a client asked."""
+    """A client's request."""
 
     method: str
     path: str
@@ -23,21 +23,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """What it gets.
-
-    Attributes:
-        status: HTTP status.
-        body: The bytes that are sent.
-        headers: More headers.
-        declared_length: The length that the header claims; None for the true one.
-        drips: Send the body a few bytes at a time.
-    """
+    """The answer to a request."""
 
     status: int = 200
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
-    declared_length: int | None = None
-    drips: bool = False
+    declared_length: int | None = None  # None for the true one
+    drips: bool = False  # send the body a few bytes at a time
 
 
 def s3_error(status: int, code: str, message: str = "") -> Reply:

@@ -21,16 +21,10 @@ TOKENIZER = "0" * 64
 
 @dataclass(frozen=True)
 class Shards:
-    """A dataset and what it should read as.
+    """A dataset and the samples of its training split."""
 
-    Attributes:
-        files: Name and bytes of every file.
-        samples: The samples of each shard of the split `train`.
-        index: `_shards.json`.
-    """
-
-    files: dict[str, bytes]
-    samples: tuple[NDArray[Any], ...]
+    files: dict[str, bytes]  # by name
+    samples: tuple[NDArray[Any], ...]  # of each shard of the split `train`
     index: ShardIndex
 
     def names(self, *numbers: int) -> list[str]:
@@ -39,7 +33,7 @@ class Shards:
         return sorted(name for names in parts for name in names)
 
     def size(self, *numbers: int) -> int:
-        """What some shards take, without their manifests."""
+        """Bytes of some shards, without their manifests."""
         return sum(self.index.splits["train"][number].num_bytes for number in numbers)
 
     def put(self, store: ObjectStore) -> None:
@@ -78,18 +72,9 @@ def write_shards(
         "train": generated(num_samples, length, dtype, seed),
         "held_out": generated(num_held_out, length, dtype),
     }
-    entries = {
-        split: write_split(
-            root,
-            split,
-            [samples],
-            dtype=dtype,
-            sequence_length=length,
-            samples_per_shard=samples_per_shard,
-            block_bytes=block_bytes,
-        )
-        for split, samples in splits.items()
-    }
+    layout: dict[str, Any] = {"dtype": dtype, "sequence_length": length, "samples_per_shard": samples_per_shard}
+    layout["block_bytes"] = block_bytes
+    entries = {split: write_split(root, split, [samples], **layout) for split, samples in splits.items()}
     index = ShardIndex(version=1, dtype=dtype, sequence_length=length, tokenizer=TOKENIZER, splits=entries)
     (root / INDEX_FILE).write_bytes(index.canonical())
     files = {path.name: path.read_bytes() for path in sorted(root.iterdir())}
@@ -98,7 +83,7 @@ def write_shards(
 
 
 def on_disk(folder: Path) -> list[str]:
-    """Names of what lies in a folder of shards, locks aside."""
+    """Names of the files in a folder of shards, except locks."""
     return sorted(path.name for path in folder.iterdir() if path.name not in {LOCK_FILE, NAMES_LOCK})
 
 

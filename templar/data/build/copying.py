@@ -111,7 +111,7 @@ def copy_dataset(
         files that were there, the length is compared unless `verify` is set or the target has no dataset yet.
 
     Raises:
-        TransientError: A store failed; a later call goes on.
+        TransientError: A store failed; a later call resumes.
         PermanentError: `dataset_missing` or `dataset_malformed` if the source lacks a file or it has other bytes than
             the metadata say, `object_differs` if the target has other objects, `disk_full`, `access_denied`, ....
             All name the file.

@@ -235,7 +235,7 @@ def make_page_part(plan: Plan, unit: Unit, held_out: NDArray[np.bool_]) -> None:
 
 
 def assemble_pages(plan: Plan, partial: Path, workers: int | None, on_progress: Callable[[float], None]) -> Card:
-    """Link the files of all units into the folder under their final names, and write what describes them.
+    """Link the files of all units into the folder under their final names, and write the files that describe them.
 
     Raises:
         TransientError, PermanentError: `local_file`; `dataset_missing` if a part is not finished; `object_too_large` as

@@ -72,10 +72,10 @@ class InputFile:
 def source_from_text(text: str, *, column: str = "text", suffixes: Sequence[str] = TEXT_SUFFIXES) -> TextSource:
     """A source from `PATH` or `NAME=PATH`; without a name it has that of the folder, or of the file without its end.
 
-    What exists is a path, even if there is an equals sign in it.
+    A path that exists is taken as one, even with an equals sign in it.
 
     Raises:
-        ValueError: The name is none for a source.
+        ValueError: A source cannot have this name.
     """
     name, equals, path = ("", "", "") if Path(text).expanduser().exists() else text.partition("=")
     root = Path(path if equals else text).expanduser()

@@ -47,9 +47,7 @@ class Page:
 class PageDataset:
     """One split of a page dataset; safe to use from several threads.
 
-    Args:
-        stores: Stores that hold the same dataset; read in turn, with fail-over.
-        prefix: Folder of the dataset in the stores; empty if it lies at their root.
+    The stores hold the same dataset in the folder `prefix`, which may be empty; they are read in turn, with fail-over.
 
     Raises:
         TransientError: No store could be read.

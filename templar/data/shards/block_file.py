@@ -99,13 +99,13 @@ class BlockFile:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it was closed, or the file has no name any more: what it holds is lost when it is closed."""
+        """Whether it was closed, or the file was deleted: then its content is lost when it is closed."""
         return self._file.is_gone
 
     def require(self, blocks: NDArray[np.integer]) -> None:
         """Fetch those of some blocks that are missing or wrong, so that the file's memory (`map`) can be read.
 
-        `blocks` are rising numbers, each once. On failure the blocks that are right stay; a later call goes on.
+        `blocks` are rising numbers, each once. On failure the blocks that are right stay; a later call resumes.
 
         Raises:
             StoppedError: The host asked the process to stop.
@@ -120,7 +120,7 @@ class BlockFile:
         Several threads call `on_progress`, with the bytes of each part when it is right.
 
         Raises:
-            TemplarError: As in `require`; a later call goes on.
+            TemplarError: As in `require`; a later call resumes.
         """
         self._ensure(np.arange(len(self.described.blocks)), self._stored, on_progress)
 
@@ -196,14 +196,14 @@ class BlockFile:
 
     def _fetch_part(self, part: range, memory: memoryview, *, past_cache: bool) -> None:
         start, buffer = part.start * self.described.block_bytes, memory[: self._length(part)]
-        past_cache_used = False
+        passed_cache = False
         # 1. Use bytes that are on the disk already; otherwise fetch them, checked, and write them.
         if not self._is_right(part, buffer):
             self._fetch(self.described.name, start, buffer, check=lambda: self._problem(part, buffer))
-            past_cache_used = self._file.write(buffer, start, past_cache=past_cache)
+            passed_cache = self._file.write(buffer, start, past_cache=past_cache)
         # 2. Bytes that went past the page cache are hashed once more before they are read.
         self._stored[part.start : part.stop] = True
-        self._readable[part.start : part.stop] = not past_cache_used
+        self._readable[part.start : part.stop] = not passed_cache
 
     def _is_right(self, part: range, buffer: memoryview) -> bool:
         """Whether neighbouring blocks are on the disk and right; otherwise the file gets its partial name."""
@@ -265,7 +265,7 @@ class SparseFile:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it was closed, or the file has no name any more: what it holds is lost when it is closed."""
+        """Whether it was closed, or the file was deleted: then its content is lost when it is closed."""
         with local_file(self.path):
             return not self._close.alive or os.fstat(self._file).st_nlink == 0
 
@@ -292,7 +292,7 @@ class SparseFile:
     def write(self, data: memoryview, start: int, *, past_cache: bool) -> bool:
         """Write at an offset, past the page cache if asked and the disk can; returns whether some bytes went past it.
 
-        A download that is larger than the memory would push out of the cache what is in use. Bytes that are to go past
+        A download that is larger than the memory would push other files out of the cache. Bytes that are to go past
         it must lie in memory that begins with a page.
         """
         whole = len(data) // PAGE * PAGE if past_cache and start % PAGE == 0 else 0
@@ -357,7 +357,7 @@ class SparseFile:
                 file = os.open(self.partial, os.O_RDWR | os.O_CREAT, 0o644)
             try:
                 if os.fstat(file).st_size != self.size:
-                    if self.path.exists():  # it is not what its name says
+                    if self.path.exists():  # it is not the whole file
                         self.path.replace(self.partial)
                     os.ftruncate(file, self.size)
             except OSError:

@@ -70,8 +70,8 @@ def rotate(
     percentage of the wanted bytes that are there and right.
 
     Raises:
-        StoppedError: The host asked the process to stop; a later call goes on.
-        TransientError: The stores failed; a later call goes on.
+        StoppedError: The host asked the process to stop; a later call resumes.
+        TransientError: The stores failed; a later call resumes.
         PermanentError: `disk_full`, before anything is fetched; `object_missing`, ....
     """
     folder = dataset.folder

@@ -114,7 +114,7 @@ class Shard:
     def download(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> int:
         """Download the whole shard, verify every block, and give its files their final names; returns its bytes.
 
-        Blocks that are there are used. After a failure or a kill, a later call goes on. `on_progress` is called with
+        Blocks that are there are used. After a failure or a kill, a later call resumes. `on_progress` is called with
         the bytes that are there and right, and with those of the shard.
 
         Raises:
@@ -166,10 +166,8 @@ class Shard:
 class ShardedDataset:
     """One split of a sharded dataset; safe to use from several threads.
 
-    Args:
-        stores: Stores that hold the same dataset; read in turn, with fail-over.
-        prefix: Folder of the dataset in the stores; empty if it lies at their root.
-        folder: Where shards lie on this machine.
+    The stores hold the same dataset in the folder `prefix`, which may be empty; they are read in turn, with fail-over.
+    Shards lie in `folder` on this machine.
 
     Raises:
         TransientError: No store could be read.

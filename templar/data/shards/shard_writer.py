@@ -239,8 +239,8 @@ def build_shards(
     """Write a sharded dataset of documents that fit into memory; the same documents give the same bytes.
 
     Each source needs two documents at least; they are held out as `build_dataset` holds them out. Documents of a split
-    follow each other in the order of `order_key`, of all sources alike, so that shards are alike. The folder is built
-    under another name and renamed at the end.
+    follow each other in the order of `order_key`, independent of their sources, so that all shards are similar. The
+    folder is built under another name and renamed at the end.
 
     Tokens are those of `tokenizer`, or of an embedded one of at most `vocab_size` ids that is trained on the training
     text. The layout of a shard is as in `ShardLayout`.
