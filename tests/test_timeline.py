@@ -1,0 +1,156 @@
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from templar.hparams import Windows
+from templar.timeline import Interval, Timing, WindowTimes, closing_block, estimate_time, first_block, window_of
+
+RULES = Windows(
+    blocks_per_window=10,
+    block_seconds=12.0,
+    commit_guard_seconds=3,
+    time_window_delta_seconds=10,
+    read_margin_seconds=4,
+    roster_slot_seconds=7,
+    roster_ranks=3,
+    train_margin_seconds=5.5,
+    inclusive_close=False,
+)
+"""120 s a window, of which agreement takes 3 + 10 + 1 + 4 + 3 * 7 = 39."""
+
+times = st.builds(
+    lambda opened, length: WindowTimes(7, opened, opened + length, RULES),
+    opened=st.floats(1e6, 2e9, allow_nan=False),
+    length=st.floats(60, 600, allow_nan=False),
+)
+
+
+@settings(max_examples=200)
+@given(times)
+def test_commitments_count_from_the_second_after_the_opening_to_the_guard(window: WindowTimes) -> None:
+    first, last = math.floor(window.opened) + 1, math.floor(window.closed) - 3
+    assert [window.commit_interval.timing(second) for second in (first - 1, first, last, last + 1)] == [
+        Timing.EARLY,
+        Timing.IN_TIME,
+        Timing.IN_TIME,
+        Timing.LATE,
+    ]
+
+
+@settings(max_examples=200)
+@given(times)
+def test_reveals_count_from_the_second_after_the_close_to_the_end_of_the_grace(window: WindowTimes) -> None:
+    close = math.floor(window.closed)
+    assert window.close == close
+    assert [window.reveal_interval.timing(second) for second in (close, close + 1, close + 10, close + 11)] == [
+        Timing.EARLY,
+        Timing.IN_TIME,
+        Timing.IN_TIME,
+        Timing.LATE,
+    ]
+
+
+@settings(max_examples=200)
+@given(times)
+def test_no_second_counts_for_commitment_and_reveal_at_once(window: WindowTimes) -> None:
+    following = WindowTimes(8, window.closed, window.closed + 120, RULES)
+    assert window.commit_interval.last < window.close < window.reveal_interval.first
+    assert following.commit_interval.first == window.reveal_interval.first  # of the next window, for other objects
+
+
+@settings(max_examples=200)
+@given(times)
+def test_a_window_settles_after_grace_resolution_and_margin(window: WindowTimes) -> None:
+    assert window.settles == math.floor(window.closed) + 10 + 1 + 4
+    assert window.reveal_interval.last + 1 + 4 == window.settles
+
+
+@settings(max_examples=200)
+@given(times)
+def test_slots_are_disjoint_and_contiguous_from_the_settling_second_on(window: WindowTimes) -> None:
+    slots = [window.roster_slot(rank) for rank in range(3)]
+    seconds = [second for slot in slots for second in range(slot.first, slot.last + 1)]
+    assert seconds == list(range(window.settles + 1, window.settles + 3 * 7 + 1))
+    assert all(slot.last - slot.first + 1 == 7 for slot in slots)
+    assert window.null_after == seconds[-1]
+
+
+@pytest.mark.parametrize("rank", [-1, 3, 100])
+def test_a_rank_beyond_the_last_has_no_slot(rank: int) -> None:
+    with pytest.raises(ValueError, match=f"rank {rank} has no slot: roster_ranks is 3"):
+        WindowTimes(7, 0.0, 120.0, RULES).roster_slot(rank)
+
+
+@settings(max_examples=200)
+@given(times)
+def test_training_ends_before_the_last_moment_for_the_commitment(window: WindowTimes) -> None:
+    assert window.train_until == math.floor(window.closed) - 3 - 5.5
+
+
+@settings(max_examples=100)
+@given(times)
+def test_the_inclusive_close_also_accepts_the_second_of_the_close_and_changes_nothing_else(window: WindowTimes) -> None:
+    """The reference's interval T <= LastModified <= T + delta, in whole seconds."""
+    inclusive = WindowTimes(7, window.opened, window.closed, RULES.model_copy(update={"inclusive_close": True}))
+    close = math.floor(window.closed)
+    assert inclusive.reveal_interval == Interval(close, close + 10)
+    assert close - 1 not in inclusive.reveal_interval
+    assert (inclusive.commit_interval, inclusive.settles, inclusive.null_after, inclusive.train_until) == (
+        window.commit_interval,
+        window.settles,
+        window.null_after,
+        window.train_until,
+    )
+
+
+def test_a_fraction_of_the_close_does_not_matter_until_the_next_second() -> None:
+    whole = WindowTimes(7, 1000.0, 1120.0, RULES)
+    for fraction in (0.001, 0.5, 0.999999):
+        late = WindowTimes(7, 1000.0 + fraction, 1120.0 + fraction, RULES)
+        assert late.commit_interval == whole.commit_interval == Interval(1001, 1117)
+        assert late.reveal_interval == whole.reveal_interval == Interval(1121, 1130)
+        assert late.settles == whole.settles == 1135
+    assert WindowTimes(7, 1001.0, 1121.0, RULES).reveal_interval == Interval(1122, 1131)
+
+
+@settings(max_examples=100)
+@given(st.integers(0, 10**9))
+def test_every_block_belongs_to_the_window_between_its_first_and_its_closing_block(block: int) -> None:
+    window = window_of(block, RULES)
+    assert first_block(window, RULES) <= block < closing_block(window, RULES) == first_block(window + 1, RULES)
+
+
+@pytest.mark.parametrize(("block", "time"), [(100, 5000.0), (101, 5012.0), (90, 4880.0)])
+def test_the_time_of_a_block_is_estimated_from_a_known_one(block: int, time: float) -> None:
+    assert estimate_time(block, known_block=100, known_time=5000.0, rules=RULES) == time
+
+
+@settings(max_examples=100)
+@given(
+    blocks=st.integers(2, 200),
+    guard=st.integers(1, 20),
+    delta=st.integers(1, 60),
+    margin=st.integers(0, 20),
+    slot=st.integers(1, 30),
+    ranks=st.integers(1, 4),
+)
+def test_hparams_refuse_windows_of_which_less_than_half_is_left(
+    *, blocks: int, guard: int, delta: int, margin: int, slot: int, ranks: int
+) -> None:
+    values = RULES.model_dump() | {
+        "blocks_per_window": blocks,
+        "commit_guard_seconds": guard,
+        "time_window_delta_seconds": delta,
+        "read_margin_seconds": margin,
+        "roster_slot_seconds": slot,
+        "roster_ranks": ranks,
+    }
+    if guard + delta + 1 + margin + slot * ranks <= blocks * 12.0 / 2:
+        rules = Windows(**values)
+        window = WindowTimes(0, 0.0, rules.seconds, rules)
+        assert window.null_after - window.close + guard <= rules.seconds / 2
+    else:
+        with pytest.raises(ValueError, match="leave at least half of it for training: raise blocks_per_window"):
+            Windows(**values)
