@@ -1,1 +1,1 @@
-"""A network with attackers in it, in real time, on a real S3 endpoint, told by the flows."""
+"""Networks with attackers in them, on simulated time or on a real S3 endpoint, and a verdict on each attack."""

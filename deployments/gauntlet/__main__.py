@@ -1,8 +1,7 @@
 """`python -m deployments.gauntlet --where s3 --endpoint rclone`: run the gauntlet and print its verdicts.
 
-The flow runs in this process. Its runs are those of the Prefect server that PREFECT_API_URL names, or else of a server
-of its own, which ends with it. Prints a table, then one line of JSON; both are the flow's table artifact, read back.
-Ends with 1 if anything is not as expected.
+The flow runs in this process, against the Prefect server of PREFECT_API_URL or else against a server of its own. It
+prints the flow's table artifact as a table and as one line of JSON, and ends with 1 if anything is not as expected.
 """
 
 import argparse
@@ -47,7 +46,7 @@ def main() -> int:
     if arguments.list:
         _print_list()
         return 0
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends this ends the network as well
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the network ends with this process
     logging.getLogger("templar.gauntlet").setLevel(logging.INFO)
     try:
         with _server():
@@ -85,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
 
 @contextmanager
 def _server() -> Iterator[None]:
-    """Talk to the operator's server, or to an own one for as long as the context lasts."""
+    """Use the operator's server, or one of this command's own as long as the context lasts."""
     if PREFECT_API_URL.value():
         yield
         return
@@ -98,7 +97,7 @@ def _server() -> Iterator[None]:
             with temporary_settings({PREFECT_API_URL: server.api_url, PREFECT_HOME: server.home}):
                 try:
                     yield
-                finally:  # or else this process would try to tell a server that has ended, for minutes
+                finally:  # or they would retry against the stopped server for minutes
                     for service in (EventsWorker, APILogWorker):
                         service.drain_all(timeout=DRAIN_SECONDS, at_exit=False)
         finally:
@@ -107,7 +106,7 @@ def _server() -> Iterator[None]:
 
 def _run(arguments: argparse.Namespace) -> tuple[State[Any], Rows]:
     """The flow's final state, and its table."""
-    told: Any = gauntlet(
+    run: Any = gauntlet(
         arguments.scenario,
         where=arguments.where,
         endpoint=arguments.endpoint,
@@ -117,7 +116,7 @@ def _run(arguments: argparse.Namespace) -> tuple[State[Any], Rows]:
         seed=arguments.seed,
         return_state=True,
     )
-    state: State[Any] = asyncio.run(told)
+    state: State[Any] = asyncio.run(run)
     run_id = state.state_details.flow_run_id
     with get_client(sync_client=True) as client:
         found = client.read_artifacts(

@@ -1,4 +1,4 @@
-"""Who has which part in a network on an endpoint, and what that does to buckets."""
+"""The members of a network on an endpoint: who is honest, who attacks how, and how the attackers' buckets answer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from templar.store.base import ObjectStore
 from templar.timeline import first_block
 
 HONEST = 3
-"""Honest miners where nobody asks for another number: as few as can be a network, since all share this machine."""
+"""Honest miners by default: few, since all nodes share this machine."""
 NO_MINERS = ("burn", "aggregator", "validator")
 PRESET = "simulation"
 OVERRIDES: Mapping[str, Mapping[str, Any]] = {
@@ -26,24 +26,19 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
         "roster_slot_seconds": 6,
         "roster_ranks": 2,
     },
-    # A payload of 4 to 6 KB: at 1 KB per second it takes longer than any reader waits.
+    # A payload of 4 to 6 KB: at 1 KB per second it takes longer than a reader waits.
     "model": {"vocab_size": 512, "hidden_size": 32, "intermediate_size": 64},
     "peers": {"gather_peer_count": 64, "reserve_peer_count": 0},
 }
-"""Windows as short as a machine of two processors allows that runs every node and the endpoint; a lean model."""
+"""A small model, and the shortest windows in which two processors can run every node and the endpoint."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a network's miners, in uid order.
-
-    Attributes:
-        scenarios: What happens.
-        of_miners: For each miner what it does; None for an honest one.
-    """
+    """The scenarios of a network, and the part of each of its miners in uid order."""
 
     scenarios: tuple[Scenario, ...]
-    of_miners: tuple[Scenario | None, ...]
+    of_miners: tuple[Scenario | None, ...]  # None for an honest miner
 
     @classmethod
     def of(cls, scenarios: Sequence[Scenario], order: Order) -> "Parts":
@@ -64,28 +59,22 @@ class Parts:
 
     @property
     def actors(self) -> list[str]:
-        """What the world calls them."""
+        """The miners' actors, by the names that `World` takes."""
         return ["honest" if part is None else part.actor for part in self.of_miners]
 
     @property
     def num_buckets(self) -> int:
-        """Miners, aggregator, validator, and the dataset."""
+        """One bucket for each miner, the aggregator, the validator and the dataset."""
         return len(self.of_miners) + 3
 
 
 @dataclass
 class Casting:
-    """The parts, once the members are known.
-
-    Attributes:
-        parts: The parts.
-        members: Account -> member.
-        by_account: Account -> scenario, of the attackers.
-    """
+    """The parts and, once the world is built, the members that have them."""
 
     parts: Parts
-    members: dict[str, Member] = field(default_factory=dict)
-    by_account: dict[str, Scenario] = field(default_factory=dict)
+    members: dict[str, Member] = field(default_factory=dict)  # account -> member
+    by_account: dict[str, Scenario] = field(default_factory=dict)  # account of an attacker -> what it does
     _world: World | None = None
 
     def fill(self, world: World) -> None:
@@ -100,7 +89,7 @@ class Casting:
         }
 
     def rule(self, ask: Ask) -> Treatment | None:
-        """What the gates do with a request for somebody's bucket."""
+        """What the gates do with a request for a member's bucket; None to pass it on."""
         scenario = self.by_account.get(ask.bucket)
         rule = None if scenario is None else BUCKET_RULES.get(scenario.name)
         if scenario is None or rule is None or ask.at < self._attacks_from(START_WINDOW + scenario.quiet):
@@ -108,27 +97,27 @@ class Casting:
         return rule(ask, self.members.get(ask.who))
 
     def _attacks_from(self, window: int) -> float:
-        """When nobody reads any more what was revealed for the window before."""
-        assert self._world is not None  # noqa: S101 - nobody has a part before
+        """When the reveals of the window before are read by nobody any more, in seconds since the epoch."""
+        assert self._world is not None  # noqa: S101 - `fill` comes first
         return self.opens(window) + self._world.hparams.windows.reserved_seconds
 
     def opens(self, window: int) -> float:
         """When a window opens, in seconds since the epoch."""
-        assert self._world is not None  # noqa: S101 - nobody has a part before
+        assert self._world is not None  # noqa: S101 - `fill` comes first
         rules = self._world.hparams.windows
         return self._world.stage.genesis_time + first_block(window, rules) * rules.block_seconds
 
     def weather(self, stage: S3Stage) -> Weather:
-        """Every reader has a door of its own; faults that no gate can play surround the store."""
+        """Every reader has a gate of its own; faults that a gate cannot play wrap the store."""
 
         def reader(observer: Member | None, owner: Member | None, store: ObjectStore) -> ObjectStore:
             if observer is None or owner is None:
                 return store
-            own_way = stage.open_reader_of(observer.account_id, stage.address_of(owner))
+            through_gate = stage.open_reader_of(observer.account_id, stage.address_of(owner))
             scenario = self.by_account.get(owner.account_id)
             if scenario is None or scenario.bucket is None:
-                return own_way
-            return scenario.bucket(own_way, stage.clock, observer)
+                return through_gate
+            return scenario.bucket(through_gate, stage.clock, observer)
 
         return Weather(reader=reader)
 
@@ -139,12 +128,12 @@ class Casting:
         return next(member for member in miners if member.account_id not in self.by_account)
 
     def is_hostile(self, member: Member) -> bool:
-        """Whether the network does not answer for what a member does: its code is not that of an honest one."""
+        """Whether a member runs other code than an honest one, so that its failures count for nothing."""
         scenario = self.by_account.get(member.account_id)
         return scenario is not None and scenario.is_hostile
 
     def cast(self, scenario: Scenario) -> Cast:
-        """Who is who in a scenario."""
+        """The members of the network as the judge of one scenario sees them."""
         miners = {
             member.uid: (shown(member), self.by_account.get(account))
             for account, member in self.members.items()
@@ -161,12 +150,12 @@ class Casting:
 
 
 def shown(member: Member) -> str:
-    """A member's name for runs and artifacts, whose keys have no underscores."""
+    """A member's name for runs and artifacts: their keys have no underscores."""
     return member.name.replace("_", "-")
 
 
 def overrides(scenarios: Sequence[Scenario]) -> dict[str, dict[str, Any]]:
-    """Changes to the preset: those of every network here, and those that the scenarios need."""
+    """Changes to the preset: those of every network on an endpoint, and those that the scenarios need."""
     merged = {section: dict(values) for section, values in OVERRIDES.items()}
     for scenario in scenarios:
         for section, values in scenario.overrides.items():

@@ -1,6 +1,6 @@
-"""Real S3 endpoints on this machine, each account with a bucket, a key to read and a key to write of its own.
+"""Real S3 endpoints on this machine; each account has a bucket, a key to read and a key to write.
 
-They are children of this process and of its process group: whoever ends the group ends them.
+They are children of this process and in its process group, so that they end with the group.
 """
 
 import os
@@ -24,17 +24,11 @@ RCLONE_LISTENING = "Starting s3 server on "
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An endpoint that serves.
-
-    Attributes:
-        reading: Address for keys that read.
-        writing: Address for keys that write; rclone has a second process for them.
-        make: Makes a bucket and its two keys.
-    """
+    """A running endpoint: the addresses for keys that read and for keys that write, and what makes a bucket."""
 
     reading: str
-    writing: str
-    make: Callable[[str], BucketKeys]
+    writing: str  # rclone has a second process for it
+    make: Callable[[str], BucketKeys]  # a bucket's name -> its two keys
 
 
 @contextmanager
@@ -57,7 +51,7 @@ def endpoint(name: EndpointName, folder: Path, *, num_buckets: int) -> Iterator[
 
 @contextmanager
 def _moto(folder: Path) -> Iterator[Endpoint]:
-    """The embedded endpoint: it enforces that a key opens its own bucket and no other."""
+    """The embedded endpoint: a key opens its own bucket only."""
     admin_file = folder / "admin.json"
     command = [sys.executable, "-m", "deployments.s3_endpoint", "--port", "0", "--admin-file", str(admin_file)]
     with _child("moto", command, folder / "moto.log", LISTENING):
@@ -68,7 +62,7 @@ def _moto(folder: Path) -> Iterator[Endpoint]:
 
 @contextmanager
 def _rclone(folder: Path, num_buckets: int) -> Iterator[Endpoint]:
-    """Two processes over one folder. Every key of a process opens every bucket, so the one for readers cannot write."""
+    """Two processes over one folder: every key opens every bucket of its process, so readers get a read-only one."""
     program = shutil.which("rclone", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if program is None:
         raise PermanentError(
@@ -77,7 +71,7 @@ def _rclone(folder: Path, num_buckets: int) -> Iterator[Endpoint]:
     root = folder / "objects"
     root.mkdir()
     pairs = [(_random_key(), _random_key()) for _ in range(num_buckets)]
-    # With a directory cache this short, one process sees what the other has written; with none, rclone crawls.
+    # So short a directory cache shows each process what the other wrote; without one rclone is very slow.
     command = [program, "serve", "s3", str(root), "--addr", "127.0.0.1:0", "--dir-cache-time", "1ms"]
     command += ["--poll-interval", "0s"]
     with ExitStack() as stack:
@@ -120,7 +114,7 @@ def _child(
 
 
 def _address(log: Path, announcement: str) -> str | None:
-    """What a server says of where it listens, once the line is complete."""
+    """The address that a server announced in its log; None until the line is complete."""
     for line in log.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
         _, found, address = line.partition(announcement)
         if found and line.endswith("\n"):

@@ -59,10 +59,10 @@ async def gauntlet(
     windows: Annotated[int, Field(ge=1, le=100)] | None = None,
     seed: Annotated[int, Field(ge=0)] = 1,
 ) -> State[None]:
-    """Run attacks and faults, and hold what came of them against what must come of them.
+    """Run attacks and faults, and compare the outcome of each with the expected one.
 
     Args:
-        scenarios: Names of the catalogue; by default the named subset, one scenario for each kind of attack.
+        scenarios: Names from the catalogue; by default one scenario for each kind of attack.
         where: `simulation`, on simulated time in this process; or `s3`, in real time on an S3 endpoint of its own,
             where every window of every node is a flow run.
         endpoint: Which S3 endpoint.
@@ -85,7 +85,7 @@ async def gauntlet(
 
 @task(task_run_name="run networks {where}")
 def run_networks(where: Where, order: Order) -> tuple[Judgement, ...]:
-    """Run scenarios. The verdicts are a table artifact, and how far it has come is a progress artifact.
+    """Run scenarios and judge them; not retried, since a run takes minutes. Shows a table and a progress artifact.
 
     Raises:
         PermanentError: `bad_parameters`, `bad_environment`, `process_died`, ...; nothing was judged.
@@ -126,7 +126,7 @@ def _simulate(order: Order, bar: Callable[[float], None]) -> tuple[Judgement, ..
 
 
 def _uids(names: tuple[str, ...], *, miners: int, attackers: int) -> dict[str, tuple[int, ...]]:
-    """Scenario -> its attackers, whose places among the miners are those of the line-up."""
+    """Scenario -> uids of its attackers, from their places in the line-up."""
     found: dict[str, tuple[int, ...]] = dict.fromkeys(names, ())
     for lineup in lineups(names, miners=miners, attackers=attackers):
         for uid, part in enumerate(lineup.parts, start=FIRST_MINER):
@@ -142,7 +142,7 @@ def _hparams(overrides: Mapping[str, Mapping[str, object]]) -> HParams:
 
 
 def _host(order: Order, bar: Callable[[float], None]) -> tuple[Judgement, ...]:
-    """Let a process of its own run the network, and pass on what it says."""
+    """Run the network in a process of its own, and log its messages."""
     with tempfile.TemporaryDirectory(prefix="templar-gauntlet-") as folder, _hosting(Path(folder)) as process:
         assert process.stdin is not None  # noqa: S101 - both are pipes
         assert process.stdout is not None  # noqa: S101
@@ -165,7 +165,7 @@ def _host(order: Order, bar: Callable[[float], None]) -> tuple[Judgement, ...]:
 
 
 def _lines(stream: IO[str]) -> Iterator[str]:
-    """What a process says, line by line, to its end; a stop is noticed also while it says nothing."""
+    """The lines that a process prints, to its end; a request to stop is seen between lines, too."""
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def pump() -> None:
@@ -184,7 +184,7 @@ def _lines(stream: IO[str]) -> Iterator[str]:
 
 @contextmanager
 def _hosting(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """The process, in a process group of its own, which ends with the context, whatever happens."""
+    """The process, in a process group of its own, which ends with the context."""
     with (folder / "host.log").open("wb") as errors:
         process = subprocess.Popen(  # noqa: S603 - this project's own program, never a shell
             [sys.executable, "-m", HOST, str(folder / "network")],

@@ -1,7 +1,7 @@
-"""Doors to an S3 endpoint on this machine: everybody goes through one of their own, and none is equal to another.
+"""Gates to an S3 endpoint on this machine: proxies, one per reader, that inject faults and log every request.
 
-A gate passes requests on as they are, the signed Host header included, and answers some of them as its rule says: that
-is what a server does that refuses some addresses, fails, or lets bodies drip. It also writes down what was asked.
+A gate passes requests on unchanged, the signed Host header included, and answers some of them as its rule says: it
+refuses, fails, or slows the body down.
 """
 
 import http.client
@@ -21,50 +21,33 @@ DROPS_PER_SECOND = 10
 
 @dataclass(frozen=True)
 class Ask:
-    """One request.
+    """One request at a gate."""
 
-    Attributes:
-        who: Whose door it came through.
-        bucket: The bucket that it is about.
-        key: The object; empty for the bucket itself.
-        method: The verb.
-        at: When it came, in seconds since the epoch.
-    """
-
-    who: str
+    who: str  # whose gate it came through
     bucket: str
-    key: str
+    key: str  # empty for the bucket itself
     method: str
-    at: float
+    at: float  # seconds since the epoch
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """An answer in place of the endpoint's.
-
-    Attributes:
-        status: HTTP status.
-        code: S3's word for it.
-    """
+    """An error in place of the endpoint's answer."""
 
     status: int
-    code: str
+    code: str  # S3's error code
 
 
 @dataclass(frozen=True)
 class Drip:
-    """The endpoint's answer, a few bytes at a time.
-
-    Attributes:
-        bytes_per_second: How fast bodies come.
-    """
+    """The endpoint's answer, slowed down."""
 
     bytes_per_second: int
 
 
 Treatment = Refusal | Drip
 Rule = Callable[[Ask], Treatment | None]
-"""What happens to a request; None lets it pass."""
+"""What a gate does with a request; None passes it on."""
 
 
 @dataclass
@@ -74,23 +57,16 @@ class Log:
     _asks: list[Ask] = field(default_factory=list)
 
     def add(self, ask: Ask) -> None:
-        """Write one down."""
+        """Append a request."""
         self._asks.append(ask)
 
     def asks(self) -> tuple[Ask, ...]:
-        """What was written down so far."""
+        """Every request so far."""
         return tuple(self._asks)
 
 
 class Gate(ThreadingHTTPServer):
-    """One door.
-
-    Args:
-        upstream: Address of the endpoint behind it.
-        who: Whose door it is.
-        rule: What happens to requests.
-        log: Where they are written down.
-    """
+    """The gate of one reader or writer, in front of the endpoint at `upstream`."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -109,7 +85,7 @@ class Gate(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_port}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients hang up on a slow answer; that is theirs to do."""
+        """Ignore clients that hang up on a slow answer."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -144,7 +120,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(data, treatment)
 
     def _forward(self, body: bytes) -> tuple[http.client.HTTPResponse, bytes]:
-        """Ask the endpoint; a connection that it has closed meanwhile is made anew, once."""
+        """Ask the endpoint; a connection that it closed in the meantime is opened again, once."""
         headers = {name: value for name, value in self.headers.items() if name.lower() not in ("expect", "connection")}
         for is_last in (self._upstream is None, True):
             connection = self._upstream or http.client.HTTPConnection(self.server.upstream, timeout=UPSTREAM_SECONDS)
@@ -182,13 +158,13 @@ class _Handler(BaseHTTPRequestHandler):
                 return
 
     def handle_expect_100(self) -> bool:
-        """Ask for the body at once: whoever sent the head waits for this."""
+        """Ask for the body at once: the client waits for this after its headers."""
         going_on = super().handle_expect_100()
         self.wfile.flush()
         return going_on
 
     def finish(self) -> None:
-        """Give the endpoint's connection back as well."""
+        """Close the connection to the endpoint, too."""
         if self._upstream is not None:
             self._upstream.close()
         super().finish()
@@ -200,13 +176,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class Gates:
-    """The doors of one network, made when they are first asked for and closed together.
+    """The gates of one network: each opens when it is first asked for, and all close together.
 
     Args:
-        reading: Address of the endpoint for those who read.
-        writing: Address of the endpoint for those who write.
-        rule: What happens to those who read others' buckets.
-        log: Where requests are written down.
+        reading: The endpoint's address for keys that read.
+        writing: The endpoint's address for keys that write.
+        rule: What the gates of readers do; writers always pass.
+        log: Where requests are logged.
     """
 
     def __init__(self, reading: str, writing: str, rule: Rule, log: Log) -> None:
@@ -218,7 +194,7 @@ class Gates:
         self._lock = threading.Lock()
 
     def url(self, who: str, *, writes: bool) -> str:
-        """The address of somebody's door: to write to the own bucket, or to read others'."""
+        """The address of a member's gate: to write to the own bucket, or to read others'."""
         with self._lock:
             if (who, writes) not in self._open:
                 gate = Gate(self._upstreams[writes], who, _pass if writes else self._rule, self._log)
@@ -226,7 +202,7 @@ class Gates:
             return self._open[who, writes].url
 
     def close(self) -> None:
-        """Close every door."""
+        """Close every gate."""
         self._stack.close()
 
 

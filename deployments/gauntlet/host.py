@@ -1,7 +1,7 @@
 """The process that a network on an endpoint lives in: `python -m deployments.gauntlet.host FOLDER`.
 
-The order is one line of JSON on stdin. Lines of JSON on stdout say what happens, the last one what came of it. The
-process ends, and what it started with it, on SIGTERM and when its stdin ends: nobody waits for an answer any more then.
+The order is one line of JSON on stdin. Lines of JSON on stdout report the progress; the last one has the judgements or
+the error. The process and its children end on SIGTERM and at the end of stdin, when nobody waits for the answer.
 """
 
 import json
@@ -29,7 +29,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _stop)
     try:
         return _run()
-    finally:  # a server that was started in the very moment of a signal has nobody else to end it
+    finally:  # also a server that was just starting when the signal came
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.killpg(0, signal.SIGTERM)
 
@@ -60,7 +60,7 @@ def _stop(_signal: int, _frame: FrameType | None) -> None:
 
 
 def _stop_at_the_end() -> None:
-    """Who gave the order holds the other end; when that is closed, also by its death, the network has no use."""
+    """Stop at the end of stdin: the process that gave the order has closed it, or died."""
     while sys.stdin.readline():
         pass
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,8 @@
-"""The verdicts on a network that ran on an endpoint: those of `templar.adversary.judge`, and what no object shows."""
+"""The verdicts on a network that ran on an endpoint.
+
+`templar.adversary.judge` reads the published objects; added here are the request rate at the endpoint and the refusal
+of a second process.
+"""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,37 +23,28 @@ from templar.timeline import WindowTimes
 from templar.training.model import genesis_parameters
 
 MOST = 2.0
-"""Requests per second while a bucket fails, over those of a window in which none does (row 33)."""
+"""Legal ratio of requests per second while a bucket fails to those in a window without a failure (row 33)."""
 
 
 @dataclass(frozen=True)
 class Judging:
-    """What is known of a network that ran.
-
-    Attributes:
-        casting: Who had which part.
-        world: The world.
-        watch: What was written down.
-        log: What was asked of the endpoint.
-        second: What came of the second process, if there was one.
-        last: The last window.
-    """
+    """A network that ran, as its judge sees it."""
 
     casting: Casting
     world: World
     watch: Watch
     log: Log
-    second: Start | None
-    last: int
+    second: Start | None  # the start of the second process, if there was one
+    last: int  # the last window
 
     def judgements(self, nodes: Mapping[str, Node]) -> tuple[Judgement, ...]:
-        """One for each scenario, in their order; the nodes still run.
+        """One judgement for each scenario, in their order, while the nodes still run.
 
         Args:
             nodes: The nodes, by name.
 
         Raises:
-            TransientError: Nobody can say what was decided on a window.
+            TransientError: The decision on a window is not known.
         """
         windows, genesis = range(START_WINDOW, self.last + 1), genesis_parameters(self.world.hparams.model)
         witness = next(node for name, node in nodes.items() if name.startswith("aggregator"))
@@ -79,7 +74,7 @@ class Judging:
         return replace(verdict, measured=storm.measured, problems=(*verdict.problems, *storm.problems))
 
     def with_second(self, scenario: Scenario, verdict: Verdict) -> Verdict:
-        """The verdict, with what came of the second process."""
+        """The verdict, with the refusal of the second process or the lack of one."""
         second = self.second or Start("", "it never came to its start")
         legal = {reason.value for reason in scenario.reasons}
         problems = () if second.reason in legal else (f"the second process was not refused: {second.message}",)
@@ -88,7 +83,7 @@ class Judging:
 
 
 def judge_scenario(scenario: Scenario, cast: Cast, history: History, hparams: HParams, layout: Layout) -> Verdict:
-    """A bound shows in the windows in which the attackers were in time; a busy machine may prevent that once."""
+    """The verdict on a scenario; a bound is judged in the windows in which all its attackers were in time."""
     if scenario.expect is not Expect.BOUND:
         return judge(scenario, cast, history, hparams, layout)
     windows = [window for window in history.windows if cast.attackers.keys() <= set(history.rosters[window])]
@@ -100,7 +95,7 @@ def judge_scenario(scenario: Scenario, cast: Cast, history: History, hparams: HP
 
 
 def with_silence(scenario: Scenario, verdict: Verdict) -> Verdict:
-    """An attack that nobody noticed was none."""
+    """The verdict; a rejection that no reader reported for its own reason is a problem."""
     wanted = {reason.value for reason in telling_reasons(scenario.name)}
     if wanted & verdict.observed.keys():
         return verdict
@@ -109,28 +104,21 @@ def with_silence(scenario: Scenario, verdict: Verdict) -> Verdict:
 
 @dataclass(frozen=True)
 class Storm:
-    """Requests of the healthy nodes at the edges of windows.
+    """Requests of the healthy nodes at the edges of windows, in windows without a failing bucket and with one."""
 
-    Attributes:
-        calm: Most requests in one second of a window in which no bucket fails.
-        failing: Most requests in one second of a window in which one does.
-        asked_calm: Most requests for the bucket that fails later, in a window in which it does not.
-        asked_failing: Most requests for the failing bucket in a window.
-    """
-
-    calm: int
-    failing: int
-    asked_calm: int
-    asked_failing: int
+    calm: int  # most requests in one second of a window without
+    failing: int  # most requests in one second of a window with
+    asked_calm: int  # most requests in a window for the bucket, before it fails
+    asked_failing: int  # most requests in a window for the bucket, while it fails
 
     @property
     def ratio(self) -> float:
-        """How many times as many requests per second."""
+        """Requests per second while a bucket fails, over those while none does."""
         return self.failing / max(1, self.calm)
 
     @property
     def measured(self) -> dict[str, float]:
-        """For a verdict."""
+        """The figures for the verdict."""
         return {
             "requests_per_second_calm": self.calm,
             "requests_per_second_failing": self.failing,
@@ -140,7 +128,7 @@ class Storm:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What is not as it should be."""
+        """Why the figures do not pass; empty if they do."""
         if not self.asked_calm or not self.asked_failing:
             return ("nobody asked for the bucket that fails, so nothing was measured",)
         if self.ratio > MOST:
@@ -159,13 +147,13 @@ def measure_storm(
     healthy: Collection[str],
     failing: Collection[str],
 ) -> Storm:
-    """Count what the healthy nodes asked between the close of each window and the end of its first roster slot.
+    """Count the requests of the healthy nodes from the close of each window to the end of its first roster slot.
 
     Args:
         asks: Every request.
         edges: The windows' times.
-        num_calm: So many windows at the beginning are without a failure.
-        healthy: Accounts of the nodes to which nothing happens.
+        num_calm: How many windows at the beginning have no failing bucket.
+        healthy: Accounts of the nodes that no scenario touches.
         failing: Accounts of the buckets that fail.
     """
     own = [ask for ask in asks if ask.who in healthy]

@@ -53,16 +53,16 @@ FLOWS: Mapping[type[Node], Flow[..., Any]] = {
 ASK_AGAIN, PAUSE_SECONDS = 50, 0.2
 """How often a busy server is asked again, and the mean pause, before the client takes over."""
 SETTINGS = S3Settings(read_timeout_seconds=2.0, max_attempts=2)
-"""On this machine a silence of two seconds is a fault; whatever fails is asked again by who gathers."""
+"""On this machine a silence of two seconds is a fault; the gather itself retries."""
 START_SECONDS = 45.0
-"""From the endpoint's start to the first window: dataset, genesis, and the start of every node."""
+"""Time before the first window, for the dataset, the genesis and the start of every node."""
 
 Say = Callable[[str, float], None]
-"""Tells an operator what happens, and the share of the whole that is done."""
+"""Reports an event to the operator, with the share of the whole that is done."""
 
 
 class Blind(Gatherer):
-    """Looks at nobody: an attacker takes the payloads from the aggregate, and this machine has less to do."""
+    """Gathers nothing, to spare this machine: an attacker takes the payloads from the aggregate."""
 
     def gather(
         self,
@@ -73,26 +73,13 @@ class Blind(Gatherer):
         others: Sequence[NeuronInfo] = (),
         retry_until: float,
     ) -> GatherReport:
-        """A report on nobody."""
+        """An empty report."""
         return GatherReport(rules.window, ())
 
 
 @dataclass
 class LiveNetwork:
-    """A network whose world stands.
-
-    Attributes:
-        casting: Who has which part.
-        world: The world.
-        stage: What it stands on.
-        gates: The ways to the endpoint.
-        log: What was asked of it.
-        seed: What keys were made from.
-        last: The last window.
-        say: Tells what happens.
-        watch: What is written down.
-        second: What came of the second process, if there was one.
-    """
+    """A network whose world is built, ready to run to its last window."""
 
     casting: Casting
     world: World
@@ -104,10 +91,10 @@ class LiveNetwork:
     say: Say
     watch: Watch = field(default_factory=Watch)
     second: Start | None = None
-    _told: int = 0
+    _num_windows_done: int = 0
 
     def run(self) -> tuple[Judgement, ...]:
-        """Start every node, tell its windows, judge, and stop every node.
+        """Start every node, run its windows as flow runs, judge, and stop every node.
 
         Raises:
             TransientError: `process_not_ready`; the machine is too slow for these windows.
@@ -124,7 +111,7 @@ class LiveNetwork:
             return judging.judgements({shown(each): nodes[shown(each)] for each in members if shown(each) in nodes})
 
     def _live(self, member: Member, nodes: dict[str, Node], stack: ExitStack) -> None:
-        """One node from its start to the last window; however it ends, the others go on."""
+        """Run one node from its start to the last window; its failure does not stop the others."""
         name, hostile = shown(member), self.casting.is_hostile(member)
         try:
             node = nodes[name] = self.world.node(member, name=name)
@@ -136,7 +123,7 @@ class LiveNetwork:
             self._require_time(name)
             for window in range(START_WINDOW, self.last + 1):
                 self.stage.clock.sleep_until(self.casting.opens(window))
-                self._tell(node, window, hostile=hostile)
+                self._run_window(node, window, hostile=hostile)
             if node.state.window < self.last and not hostile:
                 catch_up(node, self.last, deadline=self.casting.opens(self.last + 3))
         except Exception as error:
@@ -146,16 +133,16 @@ class LiveNetwork:
             if not hostile:
                 self.watch.crashes[name] = f"{type(error).__name__}: {error}"
 
-    def _tell(self, node: Node, window: int, *, hostile: bool) -> None:
-        name, state = node.name, tell(node, window)
-        self._told += 1
+    def _run_window(self, node: Node, window: int, *, hostile: bool) -> None:
+        name, state = node.name, run_window(node, window)
+        self._num_windows_done += 1
         self.say(f"{name}: {state.message or state.name}", self._share)
         if not state.is_completed() and not hostile:
             self.watch.crashes[name] = f"window {window}: {state.name}: {state.message}"
 
     @property
     def _share(self) -> float:
-        return self._told / (len(self.casting.members) * (self.last - START_WINDOW + 1))
+        return self._num_windows_done / (len(self.casting.members) * (self.last - START_WINDOW + 1))
 
     def _require_time(self, name: str) -> None:
         late = self.stage.clock.now() - self.casting.opens(START_WINDOW)
@@ -167,7 +154,7 @@ class LiveNetwork:
             )
 
     def _run_second(self) -> None:
-        """In the second window, try to run an honest miner in another process as well."""
+        """In the second window, start a second process with an honest miner's hotkey."""
         self.stage.clock.sleep_until(self.casting.opens(START_WINDOW + 1))
         victim = self.casting.first_honest
         address, write_key = self.stage.address_of(victim), self.stage.write_key(victim)
@@ -186,12 +173,12 @@ class LiveNetwork:
 
 
 def run_network(order: Order, folder: Path, say: Say) -> tuple[Judgement, ...]:
-    """Bring an endpoint and a network up, run it, and take everything down, whatever happens.
+    """Bring an endpoint and a network up, run it, and always take everything down.
 
     Args:
         order: What to run.
         folder: An empty folder; everything lies in it.
-        say: Tells what happens.
+        say: Reports the progress.
 
     Raises:
         PermanentError: `bad_parameters`, `bad_environment`, `process_died`.
@@ -243,18 +230,18 @@ class PromptAsyncTransport(httpx.AsyncHTTPTransport):
         return await super().handle_async_request(request)
 
 
-def tell(node: Node, window: int) -> State[Any]:
-    """One window of a node that is hosted in this process, as a flow run; its final state."""
+def run_window(node: Node, window: int) -> State[Any]:
+    """Run one window of a hosted node as a flow run; its final state."""
     flow = next(flow for kind, flow in FLOWS.items() if isinstance(node, kind))
 
-    async def run() -> State[Any]:
+    async def run_flow() -> State[Any]:
         async with AsyncClientContext(httpx_settings={"transport": PromptAsyncTransport()}):
-            told: Any = flow(window=window, neuron=node.name, return_state=True)
-            state: State[Any] = await told
+            run: Any = flow(window=window, neuron=node.name, return_state=True)
+            state: State[Any] = await run
             return state
 
     with SyncClientContext(httpx_settings={"transport": PromptTransport()}):  # one client for all the tasks of the run
-        return asyncio.run(run())
+        return asyncio.run(run_flow())
 
 
 def _pause() -> float:

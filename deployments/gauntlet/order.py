@@ -1,4 +1,4 @@
-"""What is ordered of the gauntlet, and what comes back: values that a flow, a process and a command line share."""
+"""The order of a gauntlet and its judgements: values that the flow, the host process and the command line share."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,29 +27,17 @@ SUBSET = (
     "retry_storm",
     "one_hotkey",
 )
-"""What is run where nothing else is asked for: one scenario for each kind of attack, and all of them in one network."""
+"""The scenarios by default: one for each kind of attack, all of them in one network."""
 
 
 def hparams_file() -> Path:
-    """The numbers that networks are made from: those of the current folder, or else this project's own.
-
-    A worker runs flows in a folder of its own, where there are none.
-    """
+    """The current folder's hparams.json, or this project's: a worker runs flows in a folder without one."""
     return HPARAMS_FILE if HPARAMS_FILE.exists() else Path(__file__).resolve().parents[2] / HPARAMS_FILE.name
 
 
 @dataclass(frozen=True)
 class Order:
-    """What to run.
-
-    Attributes:
-        scenarios: Names of scenarios; without any, the named subset.
-        miners: Miners of a network, attackers included; None leaves it to the place.
-        attackers: Attackers of each scenario.
-        windows: Windows at least; None for as many as the scenarios need.
-        seed: Keys, blocks and assignments follow from it.
-        endpoint: Which S3 endpoint, where there is one.
-    """
+    """What to run; the flow `gauntlet` describes each parameter."""
 
     scenarios: tuple[str, ...] = ()
     miners: Annotated[int, Field(ge=1, le=64)] | None = None
@@ -59,12 +47,12 @@ class Order:
     endpoint: EndpointName = "moto"
 
     def to_json(self) -> str:
-        """One line."""
+        """The order as one line of JSON."""
         return _ORDER.dump_json(self).decode()
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """What `to_json` wrote.
+        """The order that `to_json` wrote.
 
         Raises:
             PermanentError: `bad_parameters`; the message names the field.
@@ -80,33 +68,21 @@ class Order:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What came of one scenario, as an operator reads it.
-
-    Attributes:
-        scenario: Its name.
-        rows: The rows of the catalogue of adversaries that it stands for.
-        title: What happens, for people.
-        uids: The attackers; empty where the verdict does not say.
-        expected: What must come of it, and the reasons for which it must.
-        observed: Reason, or `counted`, -> how often a reader said so of an attacker.
-        measured: What was measured.
-        lost: Payloads of honest miners that were not applied.
-        problems: What is not as expected; nothing if all is well.
-    """
+    """The verdict on one scenario, as an operator reads it."""
 
     scenario: str
-    rows: tuple[int, ...]
+    rows: tuple[int, ...]  # of the catalogue of adversaries
     title: str
-    uids: tuple[int, ...]
-    expected: str
-    observed: dict[str, int]
+    uids: tuple[int, ...]  # the attackers; empty where the verdict does not name them
+    expected: str  # the expected outcome and its legal reasons
+    observed: dict[str, int]  # reason, or `counted` -> how many readers reported it of an attacker
     measured: dict[str, float]
-    lost: int
-    problems: tuple[str, ...]
+    lost: int  # payloads of honest miners that were not applied
+    problems: tuple[str, ...]  # empty if everything is as expected
 
     @classmethod
     def of(cls, verdict: Verdict, scenario: Scenario, uids: tuple[int, ...] = ()) -> Self:
-        """The judgement that a verdict amounts to."""
+        """The judgement of a verdict."""
         reasons = sorted(reason.value for reason in scenario.reasons)
         return cls(
             scenario=scenario.name,
@@ -126,7 +102,7 @@ class Judgement:
         return not self.problems
 
     def row(self) -> dict[str, str]:
-        """For a table."""
+        """The judgement as a row of a table."""
         seen = [f"{reason} {count}" for reason, count in self.observed.items()]
         seen += [f"{name} {value:g}" for name, value in self.measured.items()]
         return {

@@ -1,7 +1,7 @@
 """A second process for a neuron that runs already, as on another machine: `python -m deployments.gauntlet.second`.
 
-What it must know is one line of JSON on stdin. What came of it is one line of JSON on stdout: the reason for which the
-start was refused, or none.
+Its settings are one line of JSON on stdin. The answer is one line of JSON on stdout: the reason why the start was
+refused, or none.
 """
 
 import subprocess
@@ -27,42 +27,27 @@ PATIENCE_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class SecondProcess:
-    """What a second process knows: all that an operator would copy to another machine, and a folder of its own.
+    """The settings of a second process: those that an operator would copy to another machine, and its own folder."""
 
-    Attributes:
-        hotkey_seed: Makes the hotkey, in hex.
-        ledger: The chain.
-        home: The folder.
-        hparams: The network's numbers, as JSON.
-        endpoint_url: Where the bucket is.
-        address: Account, and id and secret of the key that is committed on chain.
-        write_key: Id and secret of the key to write with.
-    """
-
-    hotkey_seed: str = field(repr=False)
-    ledger: str
+    hotkey_seed: str = field(repr=False)  # in hex
+    ledger: str  # the chain's file
     home: str
-    hparams: str
+    hparams: str  # as JSON
     endpoint_url: str
-    address: tuple[str, str, str] = field(repr=False)
-    write_key: tuple[str, str] = field(repr=False)
+    address: tuple[str, str, str] = field(repr=False)  # account, and id and secret of the read key on chain
+    write_key: tuple[str, str] = field(repr=False)  # id and secret
 
 
 @dataclass(frozen=True)
 class Start:
-    """What came of a start.
+    """The outcome of a start."""
 
-    Attributes:
-        reason: Why it was refused; empty if it was not.
-        message: The same for people.
-    """
-
-    reason: str
+    reason: str  # why it was refused; empty if it was not
     message: str
 
 
 def try_to_start(second: SecondProcess) -> Start:
-    """Start the process and wait for its end."""
+    """Start the process, wait for its end, and read its answer."""
     answer = subprocess.run(
         [sys.executable, "-m", "deployments.gauntlet.second"],
         input=_SECOND.dump_json(second) + b"\n",
@@ -100,7 +85,7 @@ def _open(second: SecondProcess, bucket: str, key_id: str, secret: str) -> S3Sto
 
 
 def _no_dataset() -> Any:
-    raise PermanentError(Reason.DATASET_MISSING, "nobody refused the second process: it was about to join")
+    raise PermanentError(Reason.DATASET_MISSING, "it was about to join the network")
 
 
 _SECOND = TypeAdapter(SecondProcess)
@@ -108,7 +93,7 @@ _START = TypeAdapter(Start)
 
 
 def main() -> None:
-    """Read, start, say what came of it."""
+    """Read the settings, start, and print the outcome."""
     start = _start(_SECOND.validate_json(sys.stdin.readline()))
     print(_START.dump_json(start).decode(), flush=True)
 

@@ -19,7 +19,7 @@ from templar.store.s3_protocol import S3Settings
 
 GATHER_CONCURRENCY = 8
 SOMEBODY = "somebody"
-"""Whose door those use who are no member: whoever prepares the network, and whoever looks at it afterwards."""
+"""The gate of readers that are no member: the preparation of the network, and its judge."""
 
 
 class S3Stage:
@@ -27,9 +27,9 @@ class S3Stage:
 
     Args:
         endpoint: The endpoint.
-        gates: The ways to it.
+        gates: The proxies in front of it.
         settings: Timeouts and attempts of the stores.
-        genesis_seconds_ago: Age of block 0, so that the first window need not be waited for.
+        genesis_seconds_ago: Age of block 0, so that the first window opens soon.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class S3Stage:
 
     @property
     def gather_concurrency(self) -> int:
-        """As in production: one slow bucket must not hold up the others."""
+        """As in production, so that one slow bucket does not hold up the others."""
         return GATHER_CONCURRENCY
 
     @property
@@ -53,15 +53,15 @@ class S3Stage:
         return self._clock
 
     def open_store(self, bucket: str) -> ObjectStore:
-        """A bucket with write rights; made when it is not there."""
+        """A bucket with write rights; the first call creates it."""
         return self._open(bucket, self._keys_of(bucket).write, self._gates.url(bucket, writes=True))
 
     def open_reader(self, address: BucketAddress) -> ObjectStore:
-        """A bucket as those see it who are no member."""
+        """A bucket as a reader sees it that is no member."""
         return self.open_reader_of(SOMEBODY, address)
 
     def open_reader_of(self, who: str, address: BucketAddress) -> ObjectStore:
-        """A bucket as a member sees it, through its own door.
+        """A bucket as a member sees it, through its own gate.
 
         Args:
             who: Account of the member.
@@ -80,7 +80,7 @@ class S3Stage:
         return self._keys_of(member.account_id).write
 
     def run(self, participants: Sequence[Callable[[], None]]) -> None:
-        """Run participants in threads that see what this one sees; the first failure asks the others to stop."""
+        """Run participants in threads with this thread's context; the first failure asks the others to stop."""
         with ThreadPoolExecutor(max_workers=max(1, len(participants)), thread_name_prefix="node") as pool:
             futures = [pool.submit(partial(copy_context().run, participant)) for participant in participants]
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)

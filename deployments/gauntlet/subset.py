@@ -1,7 +1,6 @@
-"""The scenarios that run on a real endpoint: those of the catalogue, and those that only an endpoint can show.
+"""The scenarios that run on a real endpoint: those of the catalogue, and those that need an endpoint.
 
-What a bucket does to its readers happens at the gates there: it is the same for every client, and real answers come
-over real connections.
+A bucket's misbehaviour happens at the gates here, over real connections, the same for every client.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ BROKEN = Refusal(503, "ServiceUnavailable")
 SLOW_LORIS = Drip(1024)
 
 BucketRule = Callable[[Ask, Member | None], Treatment | None]
-"""What a bucket answers a reader; None for what its endpoint says. The reader is None if it is no member."""
+"""A bucket's answer to a reader; None for that of its endpoint. The reader is None if it is no member."""
 
 
 def _always(treatment: Treatment) -> BucketRule:
@@ -43,7 +42,7 @@ BUCKET_RULES: Mapping[str, BucketRule] = {
     "dripping": _always(SLOW_LORIS),
     "retry_storm": _always(BROKEN),
 }
-"""What the attackers' buckets do at the gates, once the quiet windows of the scenario are over."""
+"""The answers of the attackers' buckets once the scenario's quiet windows are over."""
 
 ONE_HOTKEY, RETRY_STORM = "one_hotkey", "retry_storm"
 
@@ -58,10 +57,10 @@ ENDPOINT_SCENARIOS = (
     Scenario(
         RETRY_STORM,
         (22, 33),
-        "a bucket that fails from the third window on: nobody asks much more often",
+        "a bucket that fails from the third window on: readers do not ask much more often",
         Expect.REJECT,
         frozenset({Reason.STORE_BUSY, Reason.TOO_SLOW}),
-        quiet=2,  # the first window has nothing to look back at, so it is calmer than any other
+        quiet=2,  # the first window has no earlier one to read, so it is the calmest
         windows=3,
     ),
     Scenario(
@@ -72,10 +71,10 @@ ENDPOINT_SCENARIOS = (
         frozenset({Reason.ALREADY_RUNNING}),
     ),
 )
-"""What only a real endpoint, or a real process, can show."""
+"""Scenarios that need a real endpoint or a real process."""
 
 LISTED: Mapping[str, Scenario] = {scenario.name: scenario for scenario in (*SCENARIOS.values(), *ENDPOINT_SCENARIOS)}
-"""Every scenario as it is meant."""
+"""Every scenario by name, as its catalogue defines it."""
 
 LATE_OR_ABSENT = frozenset(
     {
@@ -86,17 +85,17 @@ LATE_OR_ABSENT = frozenset(
         Reason.REVEAL_LATE,
     }
 )
-"""What may be said of any attacker in real time: on a busy machine one may come too late for its own attack."""
+"""Legal reasons of every attacker in real time: on a busy machine an attacker may be too late for its attack."""
 
 
 def telling_reasons(name: str) -> frozenset[Reason]:
-    """The reasons of which at least one must be heard, or else nothing was attacked."""
+    """The reasons of which a reader must report at least one, or else nothing was attacked."""
     reasons = LISTED[name].reasons
     return (reasons - LATE_OR_ABSENT) or reasons
 
 
 def _in_real_time(scenario: Scenario) -> Scenario:
-    """A scenario as it is here."""
+    """The scenario with the legal reasons and the bucket of a run in real time."""
     reasons = scenario.reasons if scenario.name == ONE_HOTKEY else scenario.reasons | LATE_OR_ABSENT
     return replace(scenario, reasons=reasons, bucket=None if scenario.name in BUCKET_RULES else scenario.bucket)
 
@@ -104,14 +103,14 @@ def _in_real_time(scenario: Scenario) -> Scenario:
 AVAILABLE: Mapping[str, Scenario] = {
     name: _in_real_time(scenario) for name, scenario in LISTED.items() if not (scenario.alone or scenario.chain)
 }
-"""Every scenario that can share a network in real time with any other one."""
+"""The scenarios that can share a network in real time with any other."""
 
 
 def chosen(names: Sequence[str]) -> tuple[Scenario, ...]:
     """Scenarios by their names, each once, in their order; without any name the named subset.
 
     Raises:
-        PermanentError: `bad_parameters`; a name is no scenario's that runs here.
+        PermanentError: `bad_parameters`; a name is not that of a scenario that runs here.
     """
     for name in names:
         if name not in AVAILABLE:
