@@ -1,4 +1,4 @@
-"""What the gauntlet on an endpoint is made of: doors, endpoints, parts, counts, and the process that hosts it."""
+"""The parts of the gauntlet on an endpoint: gates, endpoints, casting, judging, and the process that hosts it."""
 
 import asyncio
 import itertools
@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.gauntlet import network as telling
+from deployments.gauntlet import network
 from deployments.gauntlet.casting import OVERRIDES, PRESET, Parts, overrides
 from deployments.gauntlet.endpoints import Endpoint, endpoint
 from deployments.gauntlet.gate import Ask, Drip, Gates, Log, Refusal, Treatment
@@ -68,7 +68,7 @@ class TestEndpoints:
             reader.put("object", b"other")
         assert reader.get("object", max_bytes=1 << 20) == PAYLOAD
 
-    def test_nobody_reads_without_a_key_of_the_endpoint(self, serving: Endpoint) -> None:
+    def test_a_foreign_key_is_refused(self, serving: Endpoint) -> None:
         serving.make("closed")
         with pytest.raises(PermanentError) as caught:
             store(serving.reading, "closed", AccessKey("0" * 32, "1" * 64)).get("object", max_bytes=10)
@@ -86,7 +86,7 @@ class TestEndpoints:
                 store(moto.reading, "other", own.read).get("object", max_bytes=1 << 20)
             assert caught.value.reason is Reason.ACCESS_DENIED
 
-    def test_what_is_not_installed_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_missing_program_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("shutil.which", lambda name, path: None)
         with (
             pytest.raises(PermanentError, match="rclone: it is not installed"),
@@ -96,14 +96,14 @@ class TestEndpoints:
 
 
 class TestGates:
-    """One real endpoint; each test makes its own bucket and its own doors."""
+    """One real endpoint; each test makes its own bucket and its own gates."""
 
     def gates(self, serving: Endpoint, rule: dict[str, Treatment]) -> tuple[Gates, Log]:
         """Doors at which some readers of any bucket meet something."""
         log = Log()
         return Gates(serving.reading, serving.writing, lambda ask: rule.get(ask.who), log), log
 
-    def test_a_request_passes_as_it_is_and_is_written_down(self, serving: Endpoint) -> None:
+    def test_a_request_passes_unchanged_and_is_logged(self, serving: Endpoint) -> None:
         keys, before = serving.make("passes"), time.time()
         gates, log = self.gates(serving, {})
         with closing(gates):
@@ -118,7 +118,7 @@ class TestGates:
         assert asks[2:4] == [("reader", "HEAD", "passes", "an/object"), ("reader", "HEAD", "passes", "missing")]
         assert all(before <= ask.at <= time.time() for ask in log.asks())
 
-    def test_some_readers_are_refused_and_others_are_not(self, serving: Endpoint) -> None:
+    def test_only_the_readers_of_the_rule_are_refused(self, serving: Endpoint) -> None:
         keys = serving.make("refuses")
         gates, _ = self.gates(serving, {"a": Refusal(403, "AccessDenied"), "b": Refusal(503, "ServiceUnavailable")})
         with closing(gates):
@@ -130,7 +130,7 @@ class TestGates:
             other = store(gates.url("c", writes=False), "refuses", keys.read)
             assert other.get("object", max_bytes=1 << 20) == PAYLOAD
 
-    def test_a_body_that_drips_is_given_up(self, serving: Endpoint) -> None:
+    def test_a_slow_body_is_given_up(self, serving: Endpoint) -> None:
         keys = serving.make("drips")
         gates, _ = self.gates(serving, {"slow": Drip(1024), "slower-end": Drip(len(PAYLOAD) * 100)})
         with closing(gates):
@@ -141,7 +141,7 @@ class TestGates:
             whole = store(gates.url("slower-end", writes=False), "drips", keys.read)
             assert whole.get("object", max_bytes=1 << 20) == PAYLOAD  # drops are the body, in order
 
-    def test_behind_a_door_without_an_endpoint_is_an_error_of_a_server(self) -> None:
+    def test_a_gate_without_an_endpoint_answers_as_a_failing_server(self) -> None:
         with closing(Gates("http://127.0.0.1:1", "http://127.0.0.1:1", lambda ask: None, Log())) as gates:
             reader = store(gates.url("reader", writes=False), "nowhere", AccessKey("0" * 32, "1" * 64))
             with pytest.raises(TransientError) as caught:
@@ -156,11 +156,11 @@ class TestSubset:
         rows = {row for scenario in scenarios for row in scenario.rows}
         assert rows >= {1, 5, 7, 12, 19, 20, 21, 22, 30, 32, 33, 39}
 
-    def test_buckets_misbehave_at_the_doors_and_nowhere_else(self) -> None:
+    def test_buckets_misbehave_at_the_gates_only(self) -> None:
         assert {name for name in BUCKET_RULES if AVAILABLE[name].bucket is not None} == set()
-        assert AVAILABLE["stamped_late"].bucket is SCENARIOS["stamped_late"].bucket  # no door can do that
+        assert AVAILABLE["stamped_late"].bucket is SCENARIOS["stamped_late"].bucket  # no gate can do that
 
-    def test_being_late_is_legal_and_is_not_what_tells(self) -> None:
+    def test_being_late_is_legal_and_proves_no_attack(self) -> None:
         assert AVAILABLE["pickle"].reasons == {Reason.MALFORMED} | LATE_OR_ABSENT
         assert telling_reasons("pickle") == {Reason.MALFORMED}
         assert telling_reasons("late") == {Reason.REVEAL_LATE}
@@ -228,7 +228,7 @@ class TestStorm:
         (problem,) = self.measure(10, 21).problems
         assert "21 requests in one second while a bucket fails, 2.1 times the 10" in problem
 
-    def test_where_nobody_asked_nothing_was_measured(self) -> None:
+    def test_without_requests_nothing_was_measured(self) -> None:
         assert self.measure(10, 0).problems == ("nobody asked for the bucket that fails, so nothing was measured",)
         assert self.measure(10, 20, who="attacker").problems != ()
 
@@ -240,7 +240,7 @@ class TestVerdicts:
         scenario = AVAILABLE[name]
         return Verdict(name, scenario.expect.value, 1, 2, 1, (), observed, 0, 0, 0, True, {}, ())
 
-    def test_an_attack_that_nobody_noticed_was_none(self) -> None:
+    def test_an_attack_that_no_reader_reports_fails(self) -> None:
         assert with_silence(AVAILABLE["pickle"], self.verdict("pickle", malformed=1, commit_missing=9)).passed
         silent = with_silence(AVAILABLE["pickle"], self.verdict("pickle", commit_missing=9))
         assert silent.problems == ("nobody ever said malformed",)
@@ -277,7 +277,7 @@ class TestAskingAgain:
                 assert client.get(server.endpoint_url).status_code == 200
             assert len(server.requests) == 4
 
-    def test_so_is_it_by_flows(self) -> None:
+    def test_a_busy_server_is_asked_again_by_async_clients(self) -> None:
         answers = itertools.chain([503] * 3, itertools.repeat(404))
 
         async def ask(url: str) -> int:
@@ -289,11 +289,11 @@ class TestAskingAgain:
             assert len(server.requests) == 4
 
     def test_one_that_stays_busy_is_left_to_the_client(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(telling, "PAUSE_SECONDS", 0.0)
+        monkeypatch.setattr(network, "PAUSE_SECONDS", 0.0)
         with scripted_server(lambda request: Reply(503)) as server:
             with httpx.Client(transport=PromptTransport()) as client:
                 assert client.get(server.endpoint_url).status_code == 503
-            assert len(server.requests) == telling.ASK_AGAIN + 1
+            assert len(server.requests) == network.ASK_AGAIN + 1
 
 
 class TestHost:

@@ -30,7 +30,7 @@ from templar.data.shards.rotation import LOCK_FILE
 from templar.exchange.buckets import Buckets
 from templar.exchange.object_keys import START_WINDOW_KEY, Kind, parse_current_key, window_key
 from templar.store.directory import DirectoryStore
-from tests.support.faulty_endpoint import Fault, faulty_endpoint
+from tests.support.faulty_endpoint import faulty_endpoint
 from tests.support.flow_network import run_id, task_runs
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
@@ -110,13 +110,6 @@ class TestCheckpoint:
         manifest = fetch_checkpoint(store, publisher, last, folder, network=birth.network, model=network.hparams.model)
         assert manifest.root.startswith(str(state.message).rpartition(" ")[2])
         assert {"model.safetensors", "config.json", "tokenizer.json"} <= {path.name for path in folder.iterdir()}
-
-    def test_a_second_time_changes_nothing(self, network: PreparedNetwork) -> None:
-        run(checkpoint)
-        folder = network.bucket("lazy")
-        before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
-        assert run(checkpoint).is_completed()
-        assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
 
     def test_without_a_snapshot_it_says_so(self, network: PreparedNetwork, tmp_path: Path) -> None:
         block = network.block("lazy").model_copy(update={"home": str(tmp_path)})
@@ -239,17 +232,8 @@ class TestRotation:
         assert (state.is_completed(), state.name) == (True, "Skipped")
         assert state.message == "[already_running] another process of this neuron rotates its shards"
 
-    @pytest.mark.parametrize(
-        ("fault", "reason"),
-        [
-            ("403", "access_denied"),
-            pytest.param("404", "object_missing", marks=pytest.mark.slow),
-            pytest.param("500", "store_busy", marks=pytest.mark.slow),
-            pytest.param("flipped", "dataset_malformed", marks=pytest.mark.slow),
-        ],
-    )
     def test_the_reason_of_a_fault_is_in_the_state(
-        self, sharded: PreparedNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault, reason: str
+        self, sharded: PreparedNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from tasks.housekeeping import rotate_shards
 
@@ -260,10 +244,10 @@ class TestRotation:
         try:
             with faulty_endpoint(server.endpoint_url) as endpoint:
                 name = self.saved_behind(sharded, tmp_path, endpoint.endpoint_url, key)
-                endpoint.always(fault, "train_000001.npy")
+                endpoint.always("403", "train_000001.npy")
                 state = run(shard_rotation, name)
                 assert state.is_failed()
-                assert f"[{reason}]" in str(state.message)
+                assert "[access_denied]" in str(state.message)
                 assert "train_000001.npy" in str(state.message)
                 assert key.secret_access_key not in str(state.message)
                 assert "train_000001.npy" not in on_disk(tmp_path / "shards")
