@@ -1,8 +1,8 @@
 """A window of each role as ordered steps: the one place where their order stands.
 
-`mine`, `aggregate` and `validate` tell the window. They take the steps as calls, so the same lines run under Prefect,
-where each step is a retrying task (`tasks/window.py`), and without it, in real and in simulated time (`drive_window`).
-The waits are inside the steps. `open_window` decides which window a node works on and whether it can.
+`mine`, `aggregate` and `validate` take the steps as calls, so the same lines run under Prefect, where each step is a
+retrying task (`tasks/window.py`), and without it, in real and in simulated time (`drive_window`). The waits are inside
+the steps. `open_window` chooses the window that a node works on and brings the state to the one before it.
 """
 
 import logging

@@ -37,18 +37,15 @@ from templar.errors import Reason, TransientError
 from templar.exchange.gather import Gatherer, GatherReport
 from templar.exchange.reveal import RevealRules
 from templar.hparams import load_hparams
-from templar.neuron.aggregator import Aggregator
 from templar.neuron.catchup import catch_up
-from templar.neuron.miner import Miner
 from templar.neuron.node import Node
-from templar.neuron.validator import Validator
 from templar.simulate.world import START_WINDOW, Member, World, hotkey_seed
 from templar.store.s3_protocol import S3Settings
 
-FLOWS: Mapping[type[Node], Flow[..., Any]] = {
-    Miner: miner_window,
-    Validator: validator_window,
-    Aggregator: aggregator_window,
+FLOWS: Mapping[str | None, Flow[..., Any]] = {
+    "miner": miner_window,
+    "validator": validator_window,
+    "aggregator": aggregator_window,
 }
 ASK_AGAIN, PAUSE_SECONDS = 50, 0.2
 """How often a busy server is asked again, and the mean pause, before the client takes over."""
@@ -232,7 +229,7 @@ class PromptAsyncTransport(httpx.AsyncHTTPTransport):
 
 def run_window(node: Node, window: int) -> State[Any]:
     """Run one window of a hosted node as a flow run; its final state."""
-    flow = next(flow for kind, flow in FLOWS.items() if isinstance(node, kind))
+    flow = FLOWS[node.role]
 
     async def run_flow() -> State[Any]:
         async with AsyncClientContext(httpx_settings={"transport": PromptAsyncTransport()}):

@@ -1,4 +1,4 @@
-"""A network on simulated time whose windows are told by the flows, on a real Prefect server, in this process."""
+"""A network on simulated time whose windows are flow runs in this process, on a real Prefect server."""
 
 import asyncio
 from collections import defaultdict
@@ -19,30 +19,22 @@ from flows.aggregator_window import aggregator_window
 from flows.miner_window import miner_window
 from flows.validator_window import validator_window
 from tasks.host import hosting
-from templar.neuron.aggregator import Aggregator
-from templar.neuron.miner import Miner
 from templar.neuron.node import Node
-from templar.neuron.validator import Validator
 from tests.support.network import Network
 from tests.support.operator import wait_until
 
-FLOWS: dict[type[Node], Flow[..., Any]] = {
-    Miner: miner_window,
-    Validator: validator_window,
-    Aggregator: aggregator_window,
+FLOWS: dict[str | None, Flow[..., Any]] = {
+    "miner": miner_window,
+    "validator": validator_window,
+    "aggregator": aggregator_window,
 }
-
-
-def flow_of(node: Node) -> Flow[..., Any]:
-    """The flow of a node's windows."""
-    return next(flow for kind, flow in FLOWS.items() if isinstance(node, kind))
 
 
 def run_window(node: Node, window: int | None) -> State[Any]:
     """One window of a node as a flow run; its final state."""
     name = node.name
     with hosting(name, node), SyncClientContext.get_or_create():
-        return asyncio.run(flow_of(node)(window=window, neuron=name, return_state=True))
+        return asyncio.run(FLOWS[node.role](window=window, neuron=name, return_state=True))
 
 
 def run_windows(network: Network, windows: Iterable[int]) -> dict[str, list[State[Any]]]:
