@@ -12,7 +12,6 @@ from templar.exchange.object_keys import Kind, aggregate_key, window_key
 from templar.exchange.objects import Decision, Roster
 from templar.exchange.publish import PublishOutcome
 from templar.exchange.signed import seal
-from templar.interrupt import StoppedError
 from tests.support.scripted_store import ScriptedStore, failing
 from tests.support.subnet import BIRTHDAY, GENESIS, NETUID, RULES, Subnet, signed_anyhow
 
@@ -163,13 +162,6 @@ def test_a_bucket_that_refuses_is_left_out(tmp_path: Path, error: PermanentError
     assert scene.majority() == Majority(B, 10.0, 10.0, 0.0, (2,))
 
 
-def test_a_validator_without_a_bucket_is_left_out(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, 100.0, 10.0)
-    scene.decide(1, B)
-    scene.subnet.ledger(scene.subnet.validators[0]).set_commitment("X" * 128)
-    assert scene.majority().uids == (2,)
-
-
 def test_a_failing_store_is_unheard_and_not_absent(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 100.0, 10.0)
     scene.decide(0, A)
@@ -208,15 +200,6 @@ def test_a_majority_that_the_unheard_cannot_turn_is_clear_at_once(tmp_path: Path
     scene = Scene(tmp_path, 100.0, 10.0, 89.0, closed=False)
     scene.decide(0, A)
     assert scene.majority() == Majority(A, 100.0, 100.0, 99.0, (1,))
-
-
-def test_a_stop_request_is_raised(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, 100.0, 10.0)
-    scene.decide(1, B)
-    scene.store(0).before = failing(StoppedError("for a test"))
-    for call in (scene.majority, lambda: decided_roster(scene.reader, WINDOW)):
-        with pytest.raises(StoppedError):
-            call()
 
 
 # The roster that was decided.

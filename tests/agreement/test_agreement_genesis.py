@@ -14,7 +14,6 @@ from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.object_keys import START_WINDOW_KEY, Kind, checkpoint_key
 from templar.exchange.objects import StartWindow
 from templar.hparams import HParams
-from templar.interrupt import StoppedError
 from templar.training.model import CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE, genesis_parameters, write_model
 from tests.support.scripted_store import ScriptedStore, failing
 from tests.support.subnet import NETUID, Member, Subnet, fields_of, signed_anyhow
@@ -228,13 +227,6 @@ def test_a_bucket_that_fails_just_now_is_not_passed_over(scene: Scene) -> None:
     assert scene.find(pinned=second.start.digest) == second
 
 
-def test_a_stop_request_is_no_missing_start_window(scene: Scene) -> None:
-    scene.publish(1)
-    scene.store(0).before = failing(StoppedError("for a test"))
-    with pytest.raises(StoppedError):
-        scene.find()
-
-
 # The parameters.
 
 
@@ -261,11 +253,3 @@ def test_a_damaged_genesis_is_found(scene: Scene) -> None:
         assert reason_of(lambda: scene.load(birth), RejectedError) is Reason.CHECKPOINT_BROKEN
     scene.store(0).inner.put(key, data)
     scene.load(birth)
-
-
-def test_a_genesis_for_another_model_is_found(scene: Scene) -> None:
-    birth = scene.publish()
-    other = scene.hparams.model.model_copy(update={"hidden_size": 32})
-    with pytest.raises(PermanentError) as caught:
-        load_genesis(birth, scene.subnet.buckets(), other, scene.folder / "joined")
-    assert caught.value.reason is Reason.CHECKPOINT_BROKEN

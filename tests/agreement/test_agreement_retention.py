@@ -68,15 +68,6 @@ def test_an_object_lives_for_the_retention(kind: Kind) -> None:
     assert expired(keys) == keys[:2]
 
 
-def test_a_young_network_deletes_nothing() -> None:
-    assert expired([window_key(Kind.COMMIT, 0, 1)], now=RETENTION) == []
-    assert expired([window_key(Kind.COMMIT, 0, 1)], now=RETENTION + 1) == [window_key(Kind.COMMIT, 0, 1)]
-
-
-def test_the_start_window_stays_for_ever() -> None:
-    assert expired([START_WINDOW_KEY], now=10**9) == []
-
-
 def test_foreign_keys_never_expire() -> None:
     others = [
         window_key(Kind.GRADIENT, 0, 1).replace(OURS, f"-v{version}") for version in ("0.2.8", "0.2.82", "1", "22")

@@ -196,17 +196,6 @@ def test_durable_files_reach_the_disk(scene: Scene, monkeypatch: pytest.MonkeyPa
 # Fetching.
 
 
-def test_a_roster_is_fetched_whenever_it_was_written(scene: Scene) -> None:
-    reader = scene.subnet.exchange()
-    assert fetch_roster(reader, scene.publisher.neuron, WINDOW) is None
-    roster = scene.publish(scene.gathered())
-    scene.subnet.clock.sleep_until(scene.times.null_after + 1000)
-    found = fetch_roster(reader, scene.publisher.neuron, WINDOW)
-    assert found is not None
-    assert found.body == roster
-    assert fetch_roster(reader, scene.publisher.neuron, WINDOW + 1) is None
-
-
 def test_missing_payloads_come_from_the_aggregate_by_range(scene: Scene) -> None:
     submissions = scene.gathered()
     roster = scene.publish(submissions)
@@ -301,15 +290,6 @@ def test_a_roster_with_a_wrong_author_or_hash_is_rejected(
     forged = altered(roster, scene.subnet.miners[0].uid, **changes)
     for cache in (scene.cache, scene.empty_cache()):
         assert reason_of(partial(scene.fetch, forged, scene.store, cache), RejectedError) is reason
-
-
-def test_a_roster_with_an_illegal_payload_is_rejected(scene: Scene) -> None:
-    author = scene.subnet.miners[0]
-    roster = scene.publish(scene.gathered([author]))
-    junk = bytes(roster.aggregate_bytes)
-    forged = altered(roster, author.uid, payload_sha256=sha256_hex(junk))
-    scene.store.inner.put(aggregate_key(WINDOW), junk)
-    assert reason_of(lambda: scene.fetch(forged, scene.store, scene.empty_cache()), RejectedError) is Reason.MALFORMED
 
 
 def test_a_roster_in_a_bucket_of_somebody_else_is_rejected(scene: Scene) -> None:

@@ -134,14 +134,6 @@ def body_of(found: object) -> tuple[int, Roster]:
 # Ranks and slots.
 
 
-def test_the_first_rank_decides(scene: Scene) -> None:
-    rosters: list[Roster] = []
-    found = scene.together(lambda: rosters.append(scene.publish(0)))
-    assert body_of(found) == (0, rosters[0])
-    first, last = scene.slot(0)
-    assert first <= scene.clock.now() <= last
-
-
 def test_its_payloads_are_in_the_cache(scene: Scene) -> None:
     _, roster = body_of(scene.together(lambda: scene.publish(0)))
     assert len(roster.entries) == 3
@@ -159,13 +151,6 @@ def test_a_later_rank_takes_over(scene: Scene, rank: int) -> None:
 def test_the_lowest_rank_that_counts_is_applied(scene: Scene) -> None:
     found = scene.together(lambda: scene.publish(2), lambda: scene.publish(1, scene.subnet.miners[:1]))
     assert body_of(found)[0] == 1
-
-
-def test_a_late_reader_sees_the_same(scene: Scene) -> None:
-    scene.publish(0)
-    scene.publish(1, scene.subnet.miners[:1])
-    scene.clock.sleep_until(scene.times.null_after + 1000)
-    assert body_of(scene.wait())[0] == 0
 
 
 def test_a_validator_without_a_rank_decides_nothing(scene: Scene) -> None:
@@ -285,27 +270,6 @@ def test_an_illegal_roster_does_not_count(scene: Scene, changes: dict[str, objec
     assert body_of(scene.together(lambda: scene.publish(1)))[0] == 1
 
 
-@pytest.mark.parametrize("data", [b"", b"x" * (Roster.max_bytes + 1)])
-def test_garbage_does_not_count(scene: Scene, data: bytes) -> None:
-    scene.together(scene.at(scene.slot(0)[0], lambda: scene.store(0).inner.put(scene.key(0), data)))
-    assert scene.clock.now() == scene.times.null_after + 1
-
-
-def test_a_roster_with_an_illegal_payload_does_not_count(scene: Scene) -> None:
-    roster = scene.publish(0, scene.subnet.miners[:1])
-    junk = bytes(roster.aggregate_bytes)
-    entry = roster.entries[0].model_dump() | {"payload_sha256": sha256_hex(junk)}
-    forged = Roster.model_validate(fields_of(roster, entries=[entry]))
-    scene.put(0, forged, junk)
-    assert body_of(scene.together(lambda: scene.publish(1)))[0] == 1
-
-
-def test_a_publisher_without_a_bucket_is_passed_over(scene: Scene) -> None:
-    scene.publish(0)
-    scene.subnet.ledger(scene.publisher(0)).set_commitment("X" * 128)
-    assert body_of(scene.together(lambda: scene.publish(1)))[0] == 1
-
-
 # A roster that is exchanged.
 
 
@@ -357,13 +321,6 @@ def test_a_store_that_keeps_failing_makes_no_null_window(scene: Scene, operation
     assert scene.clock.now() <= scene.slot(0)[1] + 1 + 2 * RULES.roster_slot_seconds
 
 
-def test_a_failing_store_of_a_later_rank_does_no_harm_once_a_lower_one_counts(scene: Scene) -> None:
-    scene.publish(0)
-    view = ScriptedStore(scene.store(1).inner)
-    view.before = failing(BUSY)
-    assert body_of(scene.wait(views={scene.publisher(1).account: view}))[0] == 0
-
-
 def test_a_publisher_whose_bucket_refuses_reads_is_passed_over(scene: Scene) -> None:
     scene.publish(1)
     view = ScriptedStore(scene.store(0).inner)
@@ -375,14 +332,6 @@ def test_polling_is_bounded(scene: Scene) -> None:
     scene.wait()
     for rank in range(3):
         assert 8 <= scene.store(rank).count("head", scene.key(rank)) <= 10
-
-
-def test_a_stop_request_is_raised(scene: Scene) -> None:
-    scene.publish(0)
-    view = ScriptedStore(scene.store(0).inner)
-    view.before = failing(StoppedError("for a test"), "get")
-    with pytest.raises(StoppedError):
-        scene.wait(views={scene.publisher(0).account: view})
 
 
 # The own slot.
@@ -401,13 +350,6 @@ def test_the_own_roster_is_published_in_the_own_slot(scene: Scene) -> None:
     info = scene.store(1).inner.head(scene.key(1))
     assert info is not None
     assert info.last_modified == scene.slot(1)[0]
-
-
-def test_the_own_roster_is_not_published_when_a_lower_rank_counts(scene: Scene) -> None:
-    ranks: list[int] = []
-    found = scene.together(lambda: scene.publish(0), reader=lambda: scene.wait(scene.publisher(1), ranks.append))
-    assert body_of(found)[0] == 0
-    assert ranks == []
 
 
 def test_a_miner_publishes_no_roster(scene: Scene) -> None:

@@ -12,7 +12,6 @@ from templar.chain.clock import SimulatedClock
 from templar.chain.ledger import Ledger, create_ledger
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.buckets import ACTIVE_CHECK_SECONDS, RECOMMIT_BLOCKS, REFRESH_SECONDS, Buckets, OwnBucket
-from templar.interrupt import StoppedError
 from templar.store.address import ADDRESS_CHARACTERS, BucketAddress, decode_address, encode_address
 from templar.store.base import ObjectStore
 from tests.support.memory_store import MemoryStore
@@ -91,12 +90,6 @@ def rejection(call: Callable[[], object]) -> RejectedError:
 
 
 # Reading others.
-
-
-def test_a_bucket_is_opened_once_from_its_commitment(buckets: Buckets, opened: Opened) -> None:
-    store = buckets.reader(BOB.neuron)
-    assert buckets.reader(BOB.neuron) is store
-    assert [wanted for wanted, _ in opened.stores] == [address("bob")]
 
 
 def test_a_neuron_without_a_commitment_has_no_bucket(buckets: Buckets) -> None:
@@ -178,13 +171,6 @@ def test_a_changed_commitment_opens_the_new_bucket_and_closes_the_old(
     assert [store.closed for _, store in opened.stores] == [1, 0]
 
 
-def test_a_withdrawn_commitment_is_missing(buckets: Buckets, chain: CommitmentChain) -> None:
-    buckets.reader(BOB.neuron)
-    del chain.table[BOB.hotkey.address]
-    buckets.refresh()
-    assert rejection(lambda: buckets.reader(BOB.neuron)).reason is Reason.COMMITMENT_MISSING
-
-
 def test_known_commitments_hold_while_the_chain_is_down(buckets: Buckets, chain: CommitmentChain) -> None:
     store = buckets.reader(BOB.neuron)
     chain.fail = TransientError(Reason.CHAIN_UNREACHABLE, "for a test")
@@ -200,12 +186,6 @@ def test_known_commitments_hold_while_the_chain_is_down(buckets: Buckets, chain:
     assert buckets.reader(BOB.neuron).name == "bobs-other"
 
 
-def test_a_stop_request_ends_the_waiting(buckets: Buckets, chain: CommitmentChain) -> None:
-    chain.fail = StoppedError("for a test")
-    with pytest.raises(StoppedError):
-        buckets.reader(BOB.neuron)
-
-
 def test_many_threads_ask_the_chain_once(chain: CommitmentChain, opened: Opened) -> None:
     members = [member(10 + index) for index in range(8)]
     chain.table.update({each.hotkey.address: committed(each.account) for each in members})
@@ -219,15 +199,6 @@ def test_many_threads_ask_the_chain_once(chain: CommitmentChain, opened: Opened)
         assert list(pool.map(read, range(8))) == [each.account for each in members]
     assert chain.reads == 1
     assert len(opened.stores) == 8
-
-
-def test_closing_gives_every_connection_back(buckets: Buckets, chain: CommitmentChain, opened: Opened) -> None:
-    chain.table[CAROL.hotkey.address] = committed("carol")
-    buckets.reader(BOB.neuron)
-    buckets.reader(CAROL.neuron)
-    buckets.close()
-    assert [store.closed for _, store in opened.stores] == [1, 1]
-    assert buckets.reader(BOB.neuron).name == "bob"
 
 
 # The own bucket.

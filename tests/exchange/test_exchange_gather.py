@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from templar import interrupt
 from templar.canonical import sha256_hex
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
@@ -305,15 +304,6 @@ def test_an_exploding_store_does_not_touch_the_others(
     ]
 
 
-def test_a_peer_without_a_commitment_on_chain_has_a_reason(scene: Scene) -> None:
-    stranger = replace(scene.neurons([3])[0], uid=99, hotkey="5Stranger")
-    cache = PayloadCache(scene.folder / "payloads", LAYOUT)
-    gatherer = Gatherer(scene.subnet.buckets(), cache, scene.subnet.clock)
-    rules = RevealRules(NETWORK, scene.times, lambda uid: ASSIGNMENT)
-    report = gatherer.gather([stranger], rules, retry_until=scene.times.settles)
-    assert summary(report) == [(99, GATHER, Reason.COMMITMENT_MISSING)]
-
-
 def test_an_unassigned_peer_does_not_count(scene: Scene) -> None:
     report = scene.gather([2, 3], assignment=lambda uid: ASSIGNMENT if uid == 2 else None)
     assert summary(report) == [(2, GATHER, None), (3, GATHER, Reason.WRONG_ASSIGNMENT)]
@@ -341,15 +331,6 @@ def test_a_local_failure_is_no_verdict_on_a_peer(scene: Scene, monkeypatch: pyte
     with pytest.raises(TemplarError) as caught:
         scene.gather(scene.uids)
     assert caught.value.reason is Reason.LOCAL_FILE
-
-
-def test_a_stop_request_ends_the_waiting(scene: Scene) -> None:
-    interrupt.request_stop()
-    try:
-        with pytest.raises(StoppedError):
-            scene.gather([2])
-    finally:
-        interrupt.clear_stop()
 
 
 # Concurrency.

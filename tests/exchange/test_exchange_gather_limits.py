@@ -1,9 +1,7 @@
-"""Limits of a gather: its deadline, its requests and its memory."""
+"""Limits of a gather: its deadline and its requests."""
 
 import itertools
 import threading
-import tracemalloc
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,25 +10,17 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-import torch
 
 from deployments.s3_endpoint import AccessKey
 from templar.chain.base import Clock
 from templar.chain.clock import SystemClock
 from templar.errors import Reason, TransientError
 from templar.exchange import gather as gather_module
-from templar.exchange import payload_cache as cache_module
 from templar.exchange.gather import HEALTHY_REQUESTS, Gatherer, GatherReport, Tier
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.payload_cache import PayloadCache
 from templar.exchange.reveal import RevealRules
-from templar.exchange.signed import seal
-from templar.gradient.codec.wire import Header, Payload, encode
-from templar.gradient.compress import FeedbackRule, FeedbackState, compress
-from templar.gradient.layout import Layout
-from templar.hparams import Gradient
 from templar.store.base import ObjectStore
-from templar.store.directory import DirectoryStore
 from templar.store.s3_protocol import S3Settings
 from tests.store.conftest import s3_store
 from tests.support.scripted_server import Reply, Request, s3_error, scripted_server
@@ -41,8 +31,6 @@ from tests.support.subnet import (
     Bucket,
     Member,
     Subnet,
-    commit_to,
-    manifest_of,
     payload_bytes,
 )
 
@@ -305,108 +293,3 @@ class TestReport:
         assert report.rejected == {Reason.COMMIT_MISSING: 2, Reason.MANIFEST_MISSING: 1}
         line = replace(report, seconds=2.04).summary
         assert line == "1 of 4 accepted, 2 commit_missing, 1 manifest_missing; 0.0 MB in 2.0 s"
-
-
-BIG = Layout.of(
-    {"w": (2560, 4096)},
-    Gradient(momentum_decay=0.9, topk_compression=640, target_chunk=64, magnitude_bits=1, use_dct=False),
-    "sparseloco",
-)
-NUM_PEERS = 10
-
-
-class TestMemory:
-    """Hostile objects of every kind take at most twice the memory of honest ones."""
-
-    @pytest.fixture
-    def template(self) -> Callable[[Member], bytes]:
-        """Payloads of a megabyte each, which differ in their author."""
-        update = {"w": torch.randn((2560, 4096), generator=torch.Generator().manual_seed(1))}
-        rule = FeedbackRule("sparseloco", decay=0.9, learning_rate=1.0)
-        coded = compress(FeedbackState.zeros(BIG), update, layout=BIG, rule=rule)
-
-        def payload(author: Member) -> bytes:
-            header = Header(BIG.recipe, WINDOW, author.uid, author.hotkey.address, BIG.digest)
-            return encode(Payload.of(header, coded.tensors, BIG), BIG)
-
-        return payload
-
-    def peak(
-        self,
-        folder: Path,
-        template: Callable[[Member], bytes],
-        monkeypatch: pytest.MonkeyPatch,
-        *,
-        hostile: bool,
-    ) -> tuple[int, GatherReport]:
-        """Most memory that a gather takes at once."""
-        folder.mkdir()
-        subnet = Subnet(folder, num_miners=NUM_PEERS)
-        times = subnet.times(WINDOW)
-        views: dict[str, ObjectStore] = {}
-        for number, author in enumerate(subnet.miners):
-            payload = template(author)
-            assert len(payload) >= 1_000_000
-            (folder / author.account).mkdir()
-            stamp = [0.0]
-            store = DirectoryStore(folder / author.account, clock=lambda stamp=stamp: stamp[0])
-            views[author.account] = store
-            promised, stored, signed = DEEDS[number % len(DEEDS)](payload) if hostile else (payload, payload, None)
-            manifest = manifest_of(author, WINDOW, promised)
-            stamp[0] = times.commit_interval.last
-            store.put(window_key(Kind.COMMIT, WINDOW, author.uid), seal(commit_to(manifest), author.hotkey).encode())
-            stamp[0] = times.reveal_interval.first
-            data = seal(manifest, author.hotkey).encode() if signed is None else signed
-            store.put(window_key(Kind.MANIFEST, WINDOW, author.uid), data)
-            store.put(window_key(Kind.GRADIENT, WINDOW, author.uid), stored)
-        cache_module._decoded_and_size.cache_clear()
-        gatherer = Gatherer(subnet.buckets(views=views), PayloadCache(folder / "cache", BIG), subnet.clock, 4)
-        neurons = [author.neuron for author in subnet.miners]
-        rules = RevealRules(NETWORK, times, lambda uid: ASSIGNMENT)
-        tracemalloc.start()
-        try:
-            report = gatherer.gather(neurons, rules, retry_until=times.settles + 1)
-            return tracemalloc.get_traced_memory()[1], report
-        finally:
-            tracemalloc.stop()
-
-    def test_hostile_payloads(
-        self, tmp_path: Path, template: Callable[[Member], bytes], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        honest, report = self.peak(tmp_path / "honest", template, monkeypatch, hostile=False)
-        assert len(report.submissions) == NUM_PEERS
-        worst, report = self.peak(tmp_path / "hostile", template, monkeypatch, hostile=True)
-        assert report.submissions == ()
-        assert worst <= 2 * honest, (worst, honest)
-        assert report.rejected == {
-            Reason.WRONG_SIZE: 5,
-            Reason.MALFORMED: 3,
-            Reason.NOT_CANONICAL: 1,
-            Reason.WRONG_HASH: 1,
-        }
-
-
-Deed = Callable[[bytes], tuple[bytes, bytes, bytes | None]]
-"""From an honest payload to the committed one, the stored one, and the manifest's bytes if not the honest ones."""
-
-
-def _with_checksum(data: bytes) -> bytes:
-    return data[:-4] + zlib.crc32(data[:-4]).to_bytes(4, "little")
-
-
-def _same(data: bytes) -> tuple[bytes, bytes, None]:
-    return data, data, None
-
-
-DEEDS: list[Deed] = [
-    lambda payload: (payload, payload + bytes(30_000_000), None),  # oversized in the store
-    lambda payload: (payload, payload[:-1], None),  # truncated in the store
-    lambda payload: _same(bytes(BIG.max_payload_bytes)),  # zeros of the longest legal length
-    lambda payload: _same(bytes(BIG.max_payload_bytes + 1)),  # too long, and committed
-    lambda payload: _same(payload[: len(payload) // 2]),  # cut off, and committed
-    lambda payload: _same(_with_checksum(payload[:200] + b"\xff" * (len(payload) - 204) + payload[-4:])),
-    lambda payload: _same(_with_checksum(payload + bytes(1000))),  # more bytes than sections
-    lambda payload: (payload, bytes(len(payload)), None),  # other bytes than committed
-    lambda payload: (payload, payload, b'{"body":' * 300),  # deep JSON
-    lambda payload: (payload, payload, b"[" * 30_000_000),  # deep JSON, and more of it
-]

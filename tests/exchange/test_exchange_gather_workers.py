@@ -3,11 +3,9 @@ import time
 
 import pytest
 
-from templar import interrupt
 from templar.errors import Reason
 from templar.exchange import gather as gather_module
 from templar.exchange.gather import THREADS_PER_PLACE, Workers
-from templar.interrupt import StoppedError
 from templar.store.deadline import check_deadline, current
 
 LONG = 600.0
@@ -124,31 +122,6 @@ def test_the_result_of_a_cancelled_call_is_dropped() -> None:
     workers.start(2, LONG)
     assert workers.results(LONG) == [(2, 2)]  # and not what uid 1 brought
     workers.close()
-
-
-def test_an_error_is_raised_where_results_are_taken() -> None:
-    def work(uid: int) -> int:
-        raise RuntimeError("for a test")
-
-    workers = Workers(work, 2)
-    workers.start(1, LONG)
-    with pytest.raises(RuntimeError, match="for a test"):
-        workers.results(LONG)
-    workers.close()
-
-
-def test_a_stop_request_ends_the_waiting() -> None:
-    work = Work()
-    work.hold(1)
-    workers = Workers(work, 2)
-    workers.start(1, LONG)
-    interrupt.request_stop()
-    try:
-        with pytest.raises(StoppedError):
-            workers.results(LONG)
-    finally:
-        interrupt.clear_stop()
-        workers.close()
 
 
 def test_threads_end_after_closing() -> None:

@@ -1,29 +1,22 @@
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from deployments.s3_endpoint import AccessKey, create_bucket_with_keys
-from templar.chain.clock import SimulatedClock, SystemClock
+from templar.chain.clock import SimulatedClock
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.lease import LOOKS, Claimant, NeuronLease, Terms
 from templar.exchange.object_keys import Kind, lease_key, parse_key, window_key
 from templar.exchange.objects import Heartbeat, Lease
 from templar.exchange.signed import seal, unseal
 from templar.hparams import load_hparams
-from templar.store.base import ObjectStore
-from templar.store.s3 import S3Store
-from templar.store.s3_protocol import S3Settings
 from tests.support.expired import expired_objects
 from tests.support.memory_store import MemoryStore
 from tests.support.scripted_store import ScriptedStore, failing, once
-from tests.support.servers import moto_endpoint
 from tests.support.subnet import NETUID, RULES, member
 
 ALICE, BOB = member(5), member(6)
@@ -434,7 +427,7 @@ class World:
         self.over.add((actor.number, actor.acquisitions))
 
     def act(self, number: int, action: str) -> None:
-        """Let an actor make one request (`step`), or all that it is about to make (`run`), or fail."""
+        """Let an actor make one request (`step`), all of its requests (`run`), or fail."""
         actor = self.actors[number]
         if actor.thread is None:
             if action == "crash":
@@ -495,49 +488,3 @@ def test_no_two_hold_it_at_once(schedule: list[tuple[Any, Any]], ignores_conditi
     )
     survivor.enter()
     assert len(list(world.memory.list())) == 2, "and what the others left is gone"
-
-
-# Real stores.
-
-
-@contextmanager
-def moto_bucket(folder: Path) -> Iterator[ObjectStore]:
-    with moto_endpoint(folder) as endpoint:
-        keys = create_bucket_with_keys(endpoint.admin, "alice")
-        yield s3_store(endpoint.server.endpoint_url, keys.write)
-
-
-def s3_store(endpoint_url: str, key: AccessKey) -> S3Store:
-    return S3Store(
-        "alice",
-        endpoint_url=endpoint_url,
-        access_key_id=key.access_key_id,
-        secret_access_key=key.secret_access_key,
-        settings=S3Settings(),
-    )
-
-
-def test_on_a_real_endpoint(tmp_path: Path) -> None:
-    terms = Terms(expires_after=2, lapses_after=1, renewed_after=0)
-
-    def lease(number: int) -> NeuronLease:
-        claimant = Claimant(NETUID, ALICE.uid, ALICE.hotkey.address, "miner", HOLDERS[number], f"{number}" * 8)
-        return NeuronLease(store, SystemClock(), ALICE.hotkey, claimant, terms)
-
-    with moto_bucket(tmp_path) as store:
-        first, second, third = lease(0), lease(1), lease(2)
-        first.enter()
-        first.check()
-        assert refusal(second.enter).reason is Reason.ALREADY_RUNNING
-        first.hold()
-        first.release()
-        second.enter()
-        while True:  # `second` says nothing from here on, and is dead two seconds later
-            try:
-                third.enter()
-                break
-            except PermanentError as error:
-                assert error.reason is Reason.ALREADY_RUNNING  # noqa: PT017 - until the store's time has passed
-        assert refusal(second.check).reason is Reason.LEASE_LOST
-        third.check()
-        assert [info.key for info in store.list("lease")] == keys_of(2)

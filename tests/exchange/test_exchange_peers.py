@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 
 from templar.canonical import keyed_seed
 from templar.errors import PermanentError, Reason, TransientError
-from templar.exchange.object_keys import Kind, ObjectKey, peers_key
+from templar.exchange.object_keys import peers_key
 from templar.exchange.objects import PeerList
 from templar.exchange.peers import STALE_AFTER_UPDATES, PeerBook, Selection, publish_peers, select_peers
 from templar.exchange.publish import PublishOutcome
 from templar.exchange.signed import seal
 from templar.hparams import Peers
-from templar.interrupt import StoppedError
 from tests.support.scripted_store import failing
 from tests.support.subnet import BIRTHDAY, GENESIS, NETUID, RULES, Subnet
 
@@ -42,12 +41,6 @@ def test_the_heaviest_are_gathered_and_the_next_are_the_reserve() -> None:
     weights = {1: 0.1, 2: 0.5, 3: 0.2, 4: 0.4, 5: 0.3, 6: 0.05}
     assert select([1, 2, 3, 4, 5, 6], weights) == ((2, 4, 5), (3, 1))
     assert select([6, 5, 4, 3, 2, 1], weights) == ((2, 4, 5), (3, 1))
-
-
-def test_too_few_are_no_list() -> None:
-    assert select([1], {1: 1.0}) is None
-    assert select([], {}) is None
-    assert select([1, 2], {}) is not None
 
 
 def test_equal_weights_are_ordered_by_a_keyed_hash_and_not_by_uid() -> None:
@@ -242,14 +235,6 @@ def test_garbage_does_not_count_and_hides_nothing(subnet: Subnet, data: bytes) -
     assert uids(select_at(subnet, 3)) == ([9], [])
 
 
-def test_lists_of_another_version_are_left_alone(subnet: Subnet) -> None:
-    store = subnet.store(subnet.validators[0])
-    subnet.clock.sleep_until(opening(2))
-    store.inner.put(str(ObjectKey(Kind.PEERS, 3, version="0.2.82")), b"{}")
-    select_at(subnet, 3)
-    assert store.count("head") + store.count("get") == 0
-
-
 # What is read, and how often.
 
 
@@ -293,10 +278,3 @@ def test_a_list_that_was_read_stays_while_the_bucket_fails(subnet: Subnet) -> No
     assert uids(select_at(subnet, 4, reader)) == ([9], [])
     store.before = lambda operation, key: None
     assert uids(select_at(subnet, 5, reader)) == ([10], [])
-
-
-def test_a_stop_request_is_no_failing_bucket(subnet: Subnet) -> None:
-    publish(subnet, 2, [9])
-    subnet.store(subnet.validators[0]).before = failing(StoppedError("for a test"))
-    with pytest.raises(StoppedError):
-        select_at(subnet, 3)

@@ -175,14 +175,6 @@ def test_a_body_is_not_published_over_anything_else(store: ScriptedStore, there:
     assert stored(store) == there
 
 
-def test_a_huge_object_in_the_way_is_not_read(store: ScriptedStore) -> None:
-    store.inner.put(KEY, b"x" * (Decision.max_bytes + 1))
-    differs(lambda: publish_body(store, KEY, BODY, ALICE.hotkey))
-    store.inner.put(KEY, b"y" * len(LARGE))
-    differs(lambda: publish_bytes(store, KEY, SMALL))
-    assert store.count("get") == 0
-
-
 def test_small_files_are_compared_byte_by_byte_and_large_ones_by_length(tmp_path: Path) -> None:
     store = ScriptedStore(MemoryStore())
     path = tmp_path / "file"

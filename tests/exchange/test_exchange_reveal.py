@@ -6,7 +6,7 @@ import pytest
 
 from templar.canonical import sha256_hex
 from templar.chain.clock import SimulatedClock
-from templar.errors import PermanentError, Reason, RejectedError, TransientError
+from templar.errors import Reason, RejectedError, TransientError
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Manifest
 from templar.exchange.payload_cache import PayloadCache
@@ -98,11 +98,6 @@ def test_the_later_of_manifest_and_payload_is_the_reveals_time(bucket: Bucket, c
     bucket.put_signed(MANIFEST, manifest_of(ALICE, WINDOW, BYTES), REVEAL_LAST)
     bucket.put(PAYLOAD, BYTES, REVEAL_FIRST)
     assert fetch(bucket, cache).revealed_at == REVEAL_LAST
-
-
-def test_a_payload_is_fetched_once(bucket: Bucket, cache: PayloadCache) -> None:
-    assert fetch(bucket, cache) == fetch(bucket, cache)
-    assert bucket.store.count("get", PAYLOAD) == 1
 
 
 def test_objects_are_read_in_a_fixed_order(bucket: Bucket, cache: PayloadCache) -> None:
@@ -395,14 +390,3 @@ def test_what_a_miner_publishes_counts(cache: PayloadCache, tmp_path: Path) -> N
     assert [receipt.last_modified for receipt in receipts] == [REVEAL_FIRST, REVEAL_FIRST]
     found = fetch(bucket, cache)
     assert found == submission(found, manifest, COMMIT_FIRST)
-
-
-def test_nothing_is_revealed_after_the_deadline(tmp_path: Path) -> None:
-    bucket, clock = Bucket(ALICE), SimulatedClock(REVEAL_LAST + 1)
-    payload = tmp_path / "payload"
-    payload.write_bytes(BYTES)
-    manifest = manifest_of(ALICE, WINDOW, BYTES)
-    with pytest.raises(PermanentError) as caught:
-        publish_reveal(bucket.store, manifest, ALICE.hotkey, payload, clock=clock, deadline=REVEAL_LAST + 1)
-    assert caught.value.reason is Reason.NO_TIME_LEFT
-    assert list(bucket.memory.list()) == []

@@ -1,16 +1,13 @@
 """Stores stamp whole seconds and blocks come at any fraction of one: the rules hold at every phase between the two."""
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import floor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from templar.canonical import sha256_hex
-from templar.chain.clock import SimulatedClock, SystemClock
+from templar.chain.clock import SimulatedClock
 from templar.errors import Reason, RejectedError
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Commit, Manifest
@@ -19,14 +16,10 @@ from templar.exchange.reveal import RevealRules, Submission, fetch_reveal, publi
 from templar.exchange.signed import seal
 from templar.gradient.codec.wire import decode, encode
 from templar.neuron.miner import Miner
-from templar.store.base import ObjectStore
 from templar.store.directory import DirectoryStore
-from templar.store.s3 import S3Store
-from templar.store.s3_protocol import S3Settings
 from templar.timeline import WindowTimes
 from tests.support.memory import folder
 from tests.support.network import Network, tiny
-from tests.support.servers import rclone_endpoints
 from tests.support.subnet import (
     ASSIGNMENT,
     LAYOUT,
@@ -322,68 +315,3 @@ def test_the_earliest_and_the_latest_reveal_are_in_every_roster_at_every_phase(f
         assert stamps[1] == [times.commit_interval.last, last, last]
     assert phases == set(range(20))
     network.stop()
-
-
-# A real endpoint, real time.
-
-QUICK = RULES.model_copy(update={"commit_guard_seconds": 1, "time_window_delta_seconds": 2})
-
-
-@pytest.fixture
-def endpoint(tmp_path: Path) -> Iterator[Callable[[str], ObjectStore]]:
-    with rclone_endpoints(tmp_path) as endpoints:
-
-        def opening(bucket: str) -> ObjectStore:
-            (tmp_path / bucket).mkdir()
-            return S3Store(
-                bucket,
-                endpoint_url=endpoints.writable.endpoint_url,
-                access_key_id=endpoints.write_key.access_key_id,
-                secret_access_key=endpoints.write_key.secret_access_key,
-                settings=S3Settings(),
-            )
-
-        yield opening
-
-
-def live_through(phase: float, store: ObjectStore, copier: ObjectStore, folder: Path) -> tuple[Any, Reason | None]:
-    """A window in real time: an honest miner's outcome, and that of one who copies as soon as it sees something."""
-    clock = SystemClock()
-    opened = floor(clock.now()) - 1 + phase
-    times = WindowTimes(WINDOW, opened, opened + 4, QUICK)
-    rules = RevealRules(NETWORK, times, lambda uid: ASSIGNMENT)
-    payload, manifest, cache = (
-        folder / f"{phase}",
-        manifest_of(ALICE, WINDOW, BYTES),
-        PayloadCache(folder / "c", LAYOUT),
-    )
-    payload.write_bytes(BYTES)
-    clock.sleep_until(times.commit_interval.first)
-    publish_commit(store, manifest, ALICE.hotkey, clock=clock, deadline=times.commit_interval.last + 1)
-    clock.sleep_until(max(times.reveal_interval.first, floor(times.closed) + 1))
-    publish_reveal(store, manifest, ALICE.hotkey, payload, clock=clock, deadline=times.reveal_interval.last + 1)
-    copied = own_header(store.get(window_key(Kind.GRADIENT, WINDOW, ALICE.uid), max_bytes=10_000))
-    forged, path = manifest_of(MALLORY, WINDOW, copied), folder / f"{phase}-copy"
-    path.write_bytes(copied)
-    publish_commit(copier, forged, MALLORY.hotkey, clock=clock, deadline=times.reveal_interval.last + 1)
-    publish_reveal(copier, forged, MALLORY.hotkey, path, clock=clock, deadline=times.reveal_interval.last + 1)
-    honest = fetch_reveal(ALICE.neuron, store, rules, cache)
-    assert honest.manifest.payload_sha256 == sha256_hex(BYTES)
-    try:
-        return honest, fetch_reveal(MALLORY.neuron, copier, rules, cache) and None
-    except RejectedError as error:
-        return honest, error.reason
-
-
-def test_a_real_endpoint_stamps_as_the_rules_expect(endpoint: Callable[[str], ObjectStore], tmp_path: Path) -> None:
-    phases = [0.05, 0.95]
-    pairs = [(endpoint(f"alice-{index}"), endpoint(f"mallory-{index}")) for index in range(len(phases))]
-    folders = [tmp_path / f"of-{index}" for index in range(len(phases))]
-    for each in folders:
-        each.mkdir()
-    with ThreadPoolExecutor(len(phases)) as pool:
-        lives = [
-            pool.submit(live_through, phase, *pair, each)
-            for phase, pair, each in zip(phases, pairs, folders, strict=True)
-        ]
-        assert [life.result()[1] for life in lives] == [Reason.COMMIT_LATE] * len(phases)
