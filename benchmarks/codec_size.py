@@ -32,6 +32,7 @@ from benchmarks.reference.wire import QuantisedValues, RawCoding, pack_12_bits
 from templar.gradient.codec import wire
 from templar.gradient.codec.values import SignAndScale, ValueCoding
 from templar.gradient.compress import FeedbackState, compress_with
+from templar.gradient.layout import Layout
 from templar.gradient.similarity import similarity
 
 BITS_AT_64, BITS_AT_32 = 8.9, 9.9
@@ -58,11 +59,16 @@ class Size:
     times: float  # bytes of the parameters in float32 per byte of the payload
 
 
+def num_coefficients(chunks: Layout) -> int:
+    """Coefficients of a payload without silent chunks."""
+    return sum(tensor.num_coefficients for tensor in chunks.tensors)
+
+
 def payload_size(k: int, magnitude_bits: int) -> Size:
     """The size of a payload of the large model."""
     chunks = layout(k, magnitude_bits=magnitude_bits)
     num_bytes = len(wire.encode(payload(chunks, random_tensors(chunks, seed=k)), chunks))
-    return Size(8 * num_bytes / chunks.num_coefficients, 4 * chunks.num_elements / num_bytes)
+    return Size(8 * num_bytes / num_coefficients(chunks), 4 * chunks.num_elements / num_bytes)
 
 
 def recorded_size(k: int, coding: ValueCoding[Any]) -> Size:
@@ -81,7 +87,7 @@ def recorded_size(k: int, coding: ValueCoding[Any]) -> Size:
     file = io.BytesIO()
     torch.save(stored, file)
     num_bytes = len(file.getvalue())
-    return Size(8 * num_bytes / chunks.num_coefficients, 4 * chunks.num_elements / num_bytes)
+    return Size(8 * num_bytes / num_coefficients(chunks), 4 * chunks.num_elements / num_bytes)
 
 
 def index_floor(k: int) -> float:

@@ -139,7 +139,7 @@ def combine_sections(
     if backend.uses_kernels(layout.num_elements, out.device):
         from templar.gradient.kernels.combine import combine  # noqa: PLC0415 - numba takes a second to import
 
-        finish = None if layout.updates_are_sparse else lambda means: _finish(means, tensor, layout)
+        finish = None if layout.updates_are_plain else lambda means: _finish(means, tensor, layout)
         return combine(sections, tables, tensor, out, finish)
     shape = tensor.num_chunks, tensor.chunk_length
     total = torch.zeros(shape, dtype=torch.int64, device=out.device)

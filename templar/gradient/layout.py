@@ -52,11 +52,6 @@ class TensorLayout:
         return _folded(self.shape)
 
     @property
-    def block(self) -> tuple[int, int]:
-        """Rows and columns of a chunk; a vector's chunk is one row."""
-        return (1, self.edges[0]) if len(self.edges) == 1 else (self.edges[0], self.edges[1])
-
-    @property
     def chunk_length(self) -> int:
         """Elements, and coefficients, in a chunk; at most 4096, so that an index fits 12 bits."""
         return math.prod(self.edges)
@@ -108,16 +103,11 @@ class TensorLayout:
 
 @dataclass(frozen=True)
 class Layout:
-    """The chunks of all tensors, sorted by name, and the steps before and after a payload.
-
-    Attributes:
-        use_dct: Whether coefficients are those of an orthonormal DCT-II of each chunk, or its elements themselves.
-        recipe: The rule of error feedback and aggregation.
-    """
+    """The chunks of all tensors, sorted by name, and the steps before and after a payload."""
 
     tensors: tuple[TensorLayout, ...]
-    use_dct: bool
-    recipe: Recipe
+    use_dct: bool  # whether coefficients are those of an orthonormal DCT-II of each chunk, or its elements themselves
+    recipe: Recipe  # of error feedback and aggregation
 
     @classmethod
     def of(cls, shapes: Mapping[str, tuple[int, ...]], gradient: Gradient, recipe: Recipe) -> Self:
@@ -128,8 +118,8 @@ class Layout:
         return cls(tensors, gradient.use_dct, recipe)
 
     @property
-    def updates_are_sparse(self) -> bool:
-        """Whether an update is zero where nothing was published: no transform spreads it and no sign is taken."""
+    def updates_are_plain(self) -> bool:
+        """Whether an update's elements are the mean coefficients themselves, without a transform or a sign."""
         return self.recipe == "sparseloco" and not self.use_dct
 
     @cached_property
@@ -157,11 +147,6 @@ class Layout:
     def dense_bytes(self) -> int:
         """Bytes of the parameters in float32."""
         return 4 * self.num_elements
-
-    @cached_property
-    def num_coefficients(self) -> int:
-        """Coefficients of a payload without silent chunks."""
-        return sum(tensor.num_coefficients for tensor in self.tensors)
 
     @cached_property
     def min_payload_bytes(self) -> int:

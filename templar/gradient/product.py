@@ -24,12 +24,7 @@ CACHE_BYTES = 1 << 26
 
 
 class UpdateProducts:
-    """Inner products with the updates of some payloads.
-
-    Args:
-        payloads: Payloads that were decoded with `layout`.
-        layout: Tensors, chunks and recipe.
-        medians: As in `single_update`.
+    """Inner products with the updates of payloads that were decoded with `layout`; `medians` as in `single_update`.
 
     Raises:
         ValueError: A payload was made for another layout.
@@ -51,19 +46,14 @@ class UpdateProducts:
 
     @np.errstate(invalid="ignore")  # infinities may cancel; the caller checks whether the products are finite
     def with_gradients(self, gradients: Mapping[str, Tensor], which: Sequence[int]) -> list[float]:
-        """The inner product of each update with gradients.
+        """The inner products of the payloads with the indices `which` with float32 gradients by parameter name.
 
-        Args:
-            gradients: By parameter name, float32.
-            which: Indices of the payloads.
-
-        Returns:
-            One number per index; not finite where the gradients are not.
+        One number per index; not finite where the gradients are not.
         """
         totals = np.zeros(len(which))
         for tensor in self._layout.tensors:
             gradient = gradients[tensor.name].detach()
-            if self._layout.updates_are_sparse:
+            if self._layout.updates_are_plain:
                 totals += self._sparse(tensor, gradient.cpu().contiguous(), which)
             else:
                 totals += [self._dense(index, tensor, gradient) for index in which]

@@ -96,15 +96,9 @@ def bind_parameters(net: nn.Module, params: Mapping[str, Tensor]) -> None:
 
 
 def write_model(folder: Path, params: Mapping[str, Tensor], model: Model, tokenizer: bytes) -> None:
-    """Write weights, configuration and tokenizer into a folder, which is made when needed.
+    """Write float32 weights, configuration and the bytes of `tokenizer.json` into a folder, which is made when needed.
 
     `transformers.AutoModelForCausalLM.from_pretrained(folder)` reads them.
-
-    Args:
-        folder: The folder.
-        params: The agreed parameters by name, float32.
-        model: The architecture.
-        tokenizer: The bytes of `tokenizer.json`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in params.items()}

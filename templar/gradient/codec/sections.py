@@ -66,10 +66,7 @@ def unpack(section: Section) -> Coefficients:
 def read_section(data: NDArray[np.uint8], tensor: TensorLayout, *, fast: bool = False) -> Section:
     """Read the section that some bytes begin with. The checks are in the order of docs/protocol.md 6.
 
-    Args:
-        data: The rest of a payload, without its checksum, as its author wrote it.
-        tensor: The chunks that it must hold.
-        fast: Whether a kernel checks the indices.
+    `data` is the rest of a payload, without its checksum, as its author wrote it; with `fast` a kernel checks indices.
 
     Raises:
         RejectedError: `malformed` (the bytes end too early), `bad_payload` (a step or an index out of range),

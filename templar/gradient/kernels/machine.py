@@ -128,7 +128,7 @@ class Grid(NamedTuple):
 
 def grid_of(tensor: TensorLayout) -> Grid:
     """The grid of a tensor's chunks."""
-    return Grid(*tensor.block, tensor.folded_shape[-1])
+    return Grid(tensor.edges[0] if len(tensor.edges) == 2 else 1, tensor.edges[-1], tensor.folded_shape[-1])
 
 
 @inlined
