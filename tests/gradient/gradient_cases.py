@@ -68,7 +68,7 @@ def tensor_of(num_chunks: int, chunk_length: int, k: int, levels: int = 1) -> Te
 
 
 def random_update(layout: Layout, seed: int) -> dict[str, Tensor]:
-    """Normal numbers over many octaves, with some ties and zeros of both signs; some chunks are faint, some silent."""
+    """Normal numbers over many octaves, with some ties and zeros of both signs; some chunks are tiny, some silent."""
     generator = torch.Generator().manual_seed(seed)
     update = {}
     for tensor in layout.tensors:
@@ -97,7 +97,7 @@ def random_payload(layout: Layout, seed: int, *, size: float = 1.0) -> Payload:
 
 
 def any_payload(layout: Layout, seed: int) -> Payload:
-    """A payload that somebody might make up: any legal coefficients, likely or not."""
+    """A made-up payload: any legal coefficients, likely or not."""
     sections = {
         tensor.name: pack(random_coefficients(tensor, seed + place), tensor)
         for place, tensor in enumerate(layout.tensors)
@@ -136,7 +136,7 @@ def random_coefficients(tensor: TensorLayout, seed: int) -> Coefficients:
     steps[generator.random(rows) < 0.3, -1] = top
     alike = generator.random(rows) < (0.3 if k > 1 else 1.0)
     steps[alike] = steps[alike, -1:]
-    steps[:, -1][np.flatnonzero(active)[:1]] = top  # somebody has the largest
+    steps[:, -1][np.flatnonzero(active)[:1]] = top  # one chunk has the largest
     if tensor.levels == 2 and k == 1:
         steps[:, 0] = steps[:, 1]
     two = (steps[:, 0] < steps[:, -1])[:, None]

@@ -10,7 +10,6 @@ import pytest
 import torch
 from gradient_cases import (
     RECIPES,
-    SHAPES,
     any_payload,
     dense,
     few,
@@ -38,7 +37,6 @@ from tests.support.threads import threads
 
 VECTOR = layout_of({"p": (8,)}, settings_of(target=2, k=1))
 SCALARS = layout_of({"p": (7,)}, settings_of(target=1, k=1))  # chunks of one element: every value is its own scale
-PAIRS = layout_of({"p": (6,)}, settings_of(target=3, k=2, levels=2))
 
 
 def vector(*chunks: tuple[int, float], layout: Layout = VECTOR) -> Payload:
@@ -54,7 +52,7 @@ LOUD = vector((0, 0.0), (0, 0.0), (0, 0.0), (0, 512.0))
 
 
 def test_the_mean_is_over_contributors() -> None:
-    """Two peers that nobody clips: two louder ones elsewhere make the lower median theirs."""
+    """Two peers without a clip: two larger ones at other places make the lower median theirs."""
     first = vector((0, 1.0), (1, 2.0), (0, 3.0), (0, 0.0))
     second = vector((0, 3.0), (0, 4.0), (1, 6.0), (0, 0.0))
     update = aggregate([first, second, LOUD, LOUD], VECTOR)["p"]
@@ -77,30 +75,15 @@ def test_median_norms_and_clip() -> None:
 
 
 def test_without_a_clip() -> None:
-    loud = scalars(0, 0, 0, 0, 0, 0, 512)
-    update = aggregate([*PEERS, loud, loud, loud], SCALARS)["p"]
+    large = scalars(0, 0, 0, 0, 0, 0, 512)
+    update = aggregate([*PEERS, large, large, large], SCALARS)["p"]
     expected = [16 / 3, 11 / 3, 37 / 3, 10, 70.5 / 3, 56.5 / 3]
     assert update[:6].tolist() == pytest.approx(expected, rel=1e-6)
 
 
-def test_two_levels_by_hand() -> None:
-    """Chunks of three, of which two are published; the second peer is clipped to half, the first one's norm."""
-    one = payload_of(PAIRS, {"p": [[(0, 1.0), (1, -4.0)], [(1, 0.0), (2, 0.0)]]})
-    other = payload_of(PAIRS, {"p": [[(1, -2.0), (2, 8.0)], [(0, 0.0), (1, 0.0)]]})
-    norms = [Fraction(peer["p"]) * Fraction(QUANTUM) ** 2 for peer in peer_norms([one, other], PAIRS)]
-    assert norms == [17, 68]
-    assert aggregate([one, other], PAIRS)["p"].tolist() == [1.0, -2.5, 4.0, 0.0, 0.0, 0.0]
-
-
-def test_the_median_of_two_is_the_lower_one() -> None:
-    small, large = scalars(3, 0, 0, 0, 0, 0, 0), scalars(0, 384, 0, 0, 0, 0, 0)
-    assert median_norms([large, small], SCALARS) == {"p": peer_norms([small], SCALARS)[0]["p"]}
-    assert aggregate([large, small], SCALARS)["p"].tolist() == [3.0, 3.0, 0, 0, 0, 0, 0]
-
-
 @given(st.lists(st.integers(0, MAX_STEP), min_size=1, max_size=12))
 @more
-def test_the_median_is_the_lower_one_of_those_who_contribute(steps: list[int]) -> None:
+def test_the_median_is_the_lower_one_of_contributing_peers(steps: list[int]) -> None:
     payloads = [scalars(float(STEP_VALUES[step]), 0, 0, 0, 0, 0, 0) for step in steps]
     contributing = sorted(step for step in steps if step)
     middle = contributing[(len(contributing) - 1) // 2] if contributing else 0
@@ -108,7 +91,7 @@ def test_the_median_is_the_lower_one_of_those_who_contribute(steps: list[int]) -
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_zero_payloads_dilute_nobody(recipe: Recipe) -> None:
+def test_zero_payloads_dilute_no_other_peer(recipe: Recipe) -> None:
     layout = replace(SCALARS, recipe=recipe)
     honest = scalars(1, -2, 3, 4, 6, 8, 12, layout=layout)
     idle = scalars(0, 0, 0, 0, 0, 0, 0, layout=layout)
@@ -119,7 +102,7 @@ def test_zero_payloads_dilute_nobody(recipe: Recipe) -> None:
     assert median_norms([idle, honest, idle, idle], layout) == median_norms([honest], layout)
 
 
-def test_who_is_silent_in_one_tensor_counts_in_the_others() -> None:
+def test_a_peer_silent_in_one_tensor_counts_in_the_others() -> None:
     layout = layout_of({"p": (1,), "q": (1,)}, settings_of(target=1, k=1))
     half = payload_of(layout, {"p": [[(0, 0.0)]], "q": [[(0, 2.0)]]})
     whole = payload_of(layout, {"p": [[(0, 6.0)]], "q": [[(0, 4.0)]]})
@@ -127,17 +110,10 @@ def test_who_is_silent_in_one_tensor_counts_in_the_others() -> None:
     assert (update["p"].tolist(), update["q"].tolist()) == ([6.0], [2.0])
 
 
-def test_what_a_clip_rounds_to_zero_dilutes_nobody() -> None:
-    """Clipped to the norm of the faint one, what the loud one says of the first coefficient is less than a quantum."""
-    faint, loud = scalars(2.0**-36, 0, 0, 0, 0, 0, 0), scalars(-(2.0**-11), 512.0, 0, 0, 0, 0, 0)
-    assert aggregate([faint, loud], SCALARS)["p"].tolist() == [2.0**-36, 255 * QUANTUM, 0, 0, 0, 0, 0]
-
-
-def test_one_peer_is_a_valid_roster() -> None:
-    assert aggregate([PEERS[0]], SCALARS)["p"].tolist() == [1, 2, 3, 4, 6, 8, 0]
-    layout = replace(SCALARS, recipe="demo")
-    alone = scalars(-1, 1, 2, 2, 0.5, 0.5, 0, layout=layout)
-    assert aggregate([alone], layout)["p"].tolist() == [-1, 1, 1, 1, 1, 1, 0]
+def test_coefficients_clipped_to_zero_dilute_no_other_peer() -> None:
+    """Clipped to the norm of the small peer, the large peer's first coefficient is less than a quantum."""
+    small, large = scalars(2.0**-36, 0, 0, 0, 0, 0, 0), scalars(-(2.0**-11), 512.0, 0, 0, 0, 0, 0)
+    assert aggregate([small, large], SCALARS)["p"].tolist() == [2.0**-36, 255 * QUANTUM, 0, 0, 0, 0, 0]
 
 
 def test_no_peer_and_too_many_peers_are_errors() -> None:
@@ -175,20 +151,22 @@ def test_the_largest_update_is_finite() -> None:
 
 
 def test_demo_normalises_takes_the_mean_and_the_sign() -> None:
-    """A loud peer and a quiet one count alike; what cancels exactly is 0."""
+    """A large peer and a small one count alike; sums that cancel exactly are 0."""
     layout = replace(VECTOR, recipe="demo")
-    loud = vector((0, 384.0), (0, 384.0), (0, 0.0), (1, 0.0), layout=layout)
-    quiet = vector((0, -1.0), (1, -1.0), (0, 0.0), (1, 0.0), layout=layout)
-    assert aggregate([loud, quiet], layout)["p"].tolist() == [0, 0, 1, -1, 0, 0, 0, 0]
+    large = vector((0, 384.0), (0, 384.0), (0, 0.0), (1, 0.0), layout=layout)
+    small = vector((0, -1.0), (1, -1.0), (0, 0.0), (1, 0.0), layout=layout)
+    assert aggregate([large, small], layout)["p"].tolist() == [0, 0, 1, -1, 0, 0, 0, 0]
 
 
-@given(layouts, st.lists(seeds, min_size=1, max_size=6), st.sampled_from([random_payload, any_payload]), st.randoms())
-@more
+@given(layouts, st.lists(seeds, min_size=1, max_size=5), st.sampled_from([random_payload, any_payload]), st.randoms())
+@few
 def test_same_bits_in_any_order_and_on_any_number_of_threads(
     layout: Layout, peers: list[int], make: object, shuffler: random.Random
 ) -> None:
     payloads = [make(layout, seed) for seed in peers]
     expected = aggregate(payloads, layout)
+    medians = median_norms(payloads[:1], layout)
+    assert same_bits(single_update(payloads[0], layout, medians), aggregate(payloads[:1], layout))
     shuffler.shuffle(payloads)
     for count in (1, 2):
         with threads(count):
@@ -200,8 +178,8 @@ def test_same_bits_in_any_order_and_on_any_number_of_threads(
         assert torch.isfinite(expected[tensor.name]).all()
 
 
-@given(layouts, st.lists(seeds, min_size=1, max_size=6, unique=True), st.sampled_from([random_payload, any_payload]))
-@more
+@given(layouts, st.lists(seeds, min_size=1, max_size=4, unique=True), st.sampled_from([random_payload, any_payload]))
+@few
 def test_nobody_contributes_more_than_the_median_norm(layout: Layout, peers: list[int], make: object) -> None:
     layout = replace(layout, use_dct=False, recipe="sparseloco")
     payloads = [make(layout, seed) for seed in peers]
@@ -214,7 +192,7 @@ def test_nobody_contributes_more_than_the_median_norm(layout: Layout, peers: lis
 
 
 @given(layouts, seeds, st.sampled_from([random_payload, any_payload]))
-@more
+@few
 def test_norms_are_exact(layout: Layout, seed: int, make: object) -> None:
     payload = make(layout, seed)
     (norms,) = peer_norms([payload], layout)
@@ -265,21 +243,40 @@ def _quanta(payload: Payload, layout: Layout) -> list[list[int]]:
     return [[int(number / QUANTUM) for number in row] for row in values.tolist()]
 
 
-@given(layouts, seeds)
-@few
-def test_a_single_update_is_the_aggregate_of_one(layout: Layout, seed: int) -> None:
-    payload = random_payload(layout, seed)
-    alone = single_update(payload, layout, median_norms([payload], layout))
-    expected = aggregate([payload], layout)
-    assert all(torch.equal(alone[name], expected[name]) for name in layout.names)
+# The outer step.
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("levels", [1, 2])
-@pytest.mark.parametrize("use_dct", [False, True])
-def test_a_random_roster_of_every_rank_moves_the_model(use_dct: bool, levels: int, recipe: Recipe) -> None:
-    layout = layout_of(SHAPES, settings_of(use_dct=use_dct, levels=levels), recipe)
-    payloads = [random_payload(layout, seed) for seed in range(4)]
-    params = {tensor.name: torch.zeros(tensor.shape) for tensor in layout.tensors}
-    outer_step(params, aggregate(payloads, layout), learning_rate=1.0, weight_decay=0.0)
-    assert all(param.any() for name, param in params.items() if name != "zero")
+def test_outer_step_in_unfused_float32() -> None:
+    generator = np.random.default_rng(1)
+    theta, direction = (generator.standard_normal(999).astype(np.float32) for _ in range(2))
+    rate, decay = np.float32(0.4e-3), np.float32(1 - 0.4e-3 * 0.1)
+    params = {"p": torch.from_numpy(theta.copy())}
+    outer_step(params, {"p": torch.from_numpy(direction)}, learning_rate=0.4e-3, weight_decay=0.1)
+    expected = theta * decay - rate * direction
+    fused = (theta.astype(np.float64) * decay - np.float64(rate) * direction).astype(np.float32)
+    assert np.array_equal(params["p"].numpy(), expected)
+    assert not np.array_equal(expected, fused)
+
+
+def test_outer_step_moves_models_parameters_in_place() -> None:
+    layer = torch.nn.Linear(3, 2)
+    before = layer.weight.detach().clone()
+    params = dict(layer.named_parameters())
+    outer_step(params, {"weight": torch.ones(2, 3), "bias": torch.zeros(2)}, learning_rate=0.5, weight_decay=0.0)
+    assert torch.equal(layer.weight.detach(), before - 0.5)
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        {"p": torch.ones(2), "q": torch.ones(2)},
+        {},
+        {"p": torch.ones(3)},
+        {"p": torch.ones(2, dtype=torch.float64)},
+    ],
+)
+def test_outer_step_changes_all_or_nothing(update: dict) -> None:
+    params = {"p": torch.ones(2)}
+    with pytest.raises(ValueError, match=r"names|one shape"):
+        outer_step(params, update, learning_rate=1.0, weight_decay=0.5)
+    assert params["p"].tolist() == [1.0, 1.0]

@@ -42,7 +42,7 @@ RULE = FeedbackRule("sparseloco", decay=0.9, learning_rate=0.3)
 
 
 def update_of(layout: Layout, seed: int) -> dict[str, Tensor]:
-    """Many octaves, ties, zeros of both signs, silent chunks and faint ones; sometimes near an end of the range."""
+    """Many octaves, ties, zeros of both signs, silent chunks and tiny ones; sometimes near an end of the range."""
     size = (1.0, 1.0, 1e-6, 1e-12, 1e4)[seed % 5]
     update = {name: tensor * size for name, tensor in random_update(layout, seed).items()}
     for tensor in update.values():
@@ -220,6 +220,23 @@ def test_large_models_compile_the_kernels_of_a_window(
     step = combine._combine if recipe == "sparseloco" else combine._means
     written = error_feedback._compress, error_feedback._subtract_again, planes._encode
     assert all(kernel.signatures for kernel in (*written, planes._largest_index, step))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("use_dct", [False, True])
+@pytest.mark.parametrize(("recipe", "levels"), [("sparseloco", 1), ("sparseloco", 2), ("demo", 1)])
+def test_the_definitions_give_the_same_bytes_on_a_gpu(recipe: Recipe, levels: int, *, use_dct: bool) -> None:
+    layout = Layout.of(LARGE, settings_of(64, 64, levels=levels, use_dct=use_dct), recipe)
+    rule, update, found = FeedbackRule(recipe, decay=0.9, learning_rate=0.7), random_update(layout, 1), []
+    payloads = [payload(layout, seed) for seed in range(3)]
+    for device in ("cpu", "cuda"):
+        there = {name: tensor.to(device) for name, tensor in update.items()}
+        compressed = compress(FeedbackState.zeros(layout, device), there, layout=layout, rule=rule)
+        data = encode(Payload.of(header_of(layout), compressed.tensors, layout), layout)
+        tensors = compressed.state.buffers, aggregate.aggregate(payloads, layout, device=device)
+        found.append((data, [{name: each[name].cpu() for name in layout.names} for each in tensors]))
+    assert found[0][0] == found[1][0]
+    assert all(same_bits(one, other) for one, other in zip(found[0][1], found[1][1], strict=True))
 
 
 FOLDER = "import numba, templar.gradient.kernels.machine; print(numba.config.CACHE_DIR)"

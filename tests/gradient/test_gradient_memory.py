@@ -18,7 +18,7 @@ WORKING_SET_BYTES = 1 << 19
 
 
 def peak_of_decoding(data: bytes, layout: Layout, implementation: Backend) -> int:
-    """Bytes that Python and numpy hold at most at a time; whatever is imported or compiled once is there before."""
+    """The most bytes that Python and numpy hold at a time, in the second run: the first one imports and compiles."""
     with backend.forced(implementation):
         peaks = [_peak(data, layout) for _ in range(2)]
     return peaks[1]

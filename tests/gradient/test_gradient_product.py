@@ -23,7 +23,7 @@ from gradient_cases import (
 from hypothesis import given
 from torch import Tensor
 
-from templar.gradient import Recipe, backend
+from templar.gradient import backend
 from templar.gradient.aggregate import median_norms, single_update
 from templar.gradient.backend import Backend
 from templar.gradient.codec.wire import Payload
@@ -39,12 +39,10 @@ LAYOUTS = [
     for use_dct in (False, True)
     for levels in (1, 2)
 ]
-SPARSE = [layout for layout in LAYOUTS if layout.recipe == "sparseloco"][:2]
-"""What is multiplied where it stands: neither a transform nor a sign makes it dense."""
 
 
 def payloads_of(layout: Layout) -> list[Payload]:
-    """Small, middling, large and made up: some are clipped, and one lies about nothing but its size."""
+    """Small, medium, large and made up: some are clipped."""
     made_up = [any_payload(layout, 4), any_payload(layout, 5)]
     return [*(random_payload(layout, seed, size=size) for seed, size in enumerate((0.01, 1.0, 50.0))), *made_up]
 
@@ -63,39 +61,20 @@ def products(
     return UpdateProducts(payloads, layout, known).with_gradients(gradients, range(len(payloads)))
 
 
-def by_hand(
-    payload: Payload, layout: Layout, gradients: Mapping[str, Tensor], medians: Mapping[str, int]
-) -> list[float]:
-    """The inner product in float64 of the update as everybody would apply it, and the sum of its terms' sizes."""
-    update = single_update(payload, layout, medians)
-    terms = torch.cat([(update[name].double() * gradients[name].double()).flatten() for name in update])
-    return [math.fsum(terms.tolist()), math.fsum(terms.abs().tolist())]
-
-
-def assert_equals_the_updates(
-    payloads: Sequence[Payload], layout: Layout, gradients: Mapping[str, Tensor], medians: Mapping[str, int]
-) -> None:
-    """Up to what float32 leaves of a clipped coefficient: the update is rounded to it, the product is not."""
-    for payload, found in zip(payloads, products(payloads, layout, gradients, medians), strict=True):
-        expected, size = by_hand(payload, layout, gradients, medians)
-        assert found == pytest.approx(expected, rel=1e-12, abs=2.0**-23 * size)
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda each: f"{each.recipe}-{each.use_dct}-{each.tensors[0].levels}")
-def test_a_product_is_that_of_the_update(layout: Layout, implementation: Backend) -> None:
-    payloads = payloads_of(layout)
-    with backend.forced(implementation):
-        assert_equals_the_updates(payloads, layout, gradients_of(layout), median_norms(payloads, layout))
-
-
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @few
 @given(layout=layouts, seed=seeds)
-def test_it_is_for_any_model(implementation: Backend, layout: Layout, seed: int) -> None:
-    payloads = [any_payload(layout, seed), random_payload(layout, seed), any_payload(layout, seed + 99)]
+def test_a_product_is_that_of_the_update(implementation: Backend, layout: Layout, seed: int) -> None:
+    payloads = [any_payload(layout, seed), random_payload(layout, seed), random_payload(layout, 1, size=50.0)]
+    zeros = {tensor.name: torch.zeros(tensor.shape) for tensor in layout.tensors}
     with backend.forced(implementation):
-        assert_equals_the_updates(payloads, layout, gradients_of(layout, seed), median_norms(payloads, layout))
+        assert products(payloads[1:], layout, zeros) == [0.0, 0.0]
+        gradients, medians = gradients_of(layout, seed), median_norms(payloads, layout)
+        for payload, found in zip(payloads, products(payloads, layout, gradients, medians), strict=True):
+            update = single_update(payload, layout, medians)
+            terms = torch.cat([(update[name].double() * gradients[name].double()).flatten() for name in update])
+            rounding = 2.0**-23 * math.fsum(terms.abs().tolist())  # of the update to float32; the product has none
+            assert found == pytest.approx(math.fsum(terms.tolist()), rel=1e-12, abs=rounding)
 
 
 @few
@@ -121,7 +100,7 @@ GRADIENTS = {"p": torch.tensor([8.0, 100.0, 100.0, 16.0, 100.0, 100.0, 100.0, 0.
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_only_what_was_published_counts_with_its_sign(implementation: Backend) -> None:
+def test_only_published_coefficients_count_with_their_sign(implementation: Backend) -> None:
     with backend.forced(implementation):
         assert products([PLAIN], VECTOR, GRADIENTS) == [0.5 * 8 - 0.25 * 16 + 1.0 * 0.5 - 2.0 * 3]
 
@@ -141,20 +120,7 @@ def test_a_payload_is_clipped_to_the_median_tensor_by_tensor(implementation: Bac
     assert nothing == [0.0]
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("use_dct", [False, True])
-def test_silence_has_no_product(recipe: Recipe, use_dct: bool) -> None:
-    layout = layout_of(SHAPES, settings_of(use_dct=use_dct), recipe)
-    nothing = {tensor.name: torch.zeros(tensor.shape) for tensor in layout.tensors}
-    rule = FeedbackRule("sparseloco", decay=0.95, learning_rate=1.0)
-    compressed = compress(FeedbackState.zeros(layout), nothing, layout=layout, rule=rule)
-    silent = Payload.of(header_of(layout), compressed.tensors, layout)
-    found = products([silent, random_payload(layout, 1)], layout, gradients_of(layout))
-    assert found[0] == 0.0 != found[1]
-    assert products([random_payload(layout, 1)], layout, nothing) == [0.0]
-
-
-# What is asked.
+# Queries.
 
 
 @pytest.mark.parametrize("layout", LAYOUTS[:3:2] + LAYOUTS[4:5])
@@ -170,7 +136,7 @@ def test_one_at_a_time_or_all_at_once_in_any_order(layout: Layout) -> None:
     assert asked.with_gradients(gradients, range(len(payloads))) == together
 
 
-def test_gradients_are_only_read_however_they_lie() -> None:
+def test_gradients_are_only_read_in_any_memory_layout() -> None:
     layout = LAYOUTS[0]
     gradients = gradients_of(layout)
     before = {name: tensor.clone() for name, tensor in gradients.items()}
@@ -181,40 +147,30 @@ def test_gradients_are_only_read_however_they_lie() -> None:
     assert products([random_payload(layout, 1)], layout, turned) == found
 
 
-def test_nobody_to_multiply() -> None:
-    assert UpdateProducts([], VECTOR, {"p": 1, "q": 1}).with_gradients(GRADIENTS, []) == []
-
-
 def test_a_payload_of_another_layout_is_refused() -> None:
     foreign = random_payload(layout_of({"p": (8,), "q": (4,)}), 1)
     with pytest.raises(ValueError, match="another layout"):
         UpdateProducts([PLAIN, foreign], VECTOR, median_norms([PLAIN], VECTOR))
 
 
-# What is not finite.
+# Gradients that are not finite.
 
 
-def loud(layout: Layout) -> Payload:
-    """Every chunk says something."""
-    return Payload.of(
-        header_of(layout),
-        compress(
-            FeedbackState.zeros(layout),
-            {tensor.name: torch.randn(tensor.shape) + 3 for tensor in layout.tensors},
-            layout=layout,
-            rule=FeedbackRule("sparseloco", decay=0.95, learning_rate=1.0),
-        ).tensors,
-        layout,
-    )
+def active(layout: Layout) -> Payload:
+    """No chunk is silent."""
+    update = {tensor.name: torch.randn(tensor.shape) + 3 for tensor in layout.tensors}
+    rule = FeedbackRule("sparseloco", decay=0.95, learning_rate=1.0)
+    compressed = compress(FeedbackState.zeros(layout), update, layout=layout, rule=rule)
+    return Payload.of(header_of(layout), compressed.tensors, layout)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
-@pytest.mark.parametrize("layout", LAYOUTS[::2], ids=lambda each: f"{each.recipe}-{each.use_dct}")
+@pytest.mark.parametrize("bad", [-math.inf, math.nan])
+@pytest.mark.parametrize("layout", LAYOUTS[:3:2], ids=lambda each: f"{each.recipe}-{each.use_dct}")
 def test_gradients_that_are_not_finite_give_no_number_and_no_warning(
     layout: Layout, bad: float, implementation: Backend
 ) -> None:
-    payload = loud(layout)
+    payload = active(layout)
     with warnings.catch_warnings(), backend.forced(implementation):
         warnings.simplefilter("error")
         for broken in layout.names:
@@ -226,10 +182,10 @@ def test_gradients_that_are_not_finite_give_no_number_and_no_warning(
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("layout", LAYOUTS[::2], ids=lambda each: f"{each.recipe}-{each.use_dct}")
+@pytest.mark.parametrize("layout", LAYOUTS[:3:2], ids=lambda each: f"{each.recipe}-{each.use_dct}")
 def test_infinities_that_cancel_give_no_warning_either(layout: Layout, implementation: Backend) -> None:
-    """One tensor would win without end, the next one lose."""
-    payload = loud(layout)
+    """The products of two tensors are plus and minus infinity."""
+    payload = active(layout)
     update = single_update(payload, layout, median_norms([payload], layout))
     signs = {name: 1 if place % 2 else -1 for place, name in enumerate(layout.names)}
     gradients = {

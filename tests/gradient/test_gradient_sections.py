@@ -1,11 +1,14 @@
-"""A tensor's section: one way to write any coefficients, and a reason for everything else."""
+"""A tensor's section: one way to write any coefficients, and a reason for all other bytes.
+
+The reasons of many more damages are in docs/vectors/payload.json.
+"""
 
 import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from gradient_cases import layouts, many, more, random_coefficients, section_bytes, seeds, tensor_of, with_bit_flipped
+from gradient_cases import layouts, more, random_coefficients, section_bytes, seeds, tensor_of, with_bit_flipped
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -19,12 +22,16 @@ from templar.gradient.layout import Layout, TensorLayout
 ONE = tensor_of(3, 8, 3)  # b = 1
 TWO = tensor_of(3, 8, 3, levels=2)
 WHOLE = tensor_of(3, 3, 3)
+PLANES = ("000", "000", "111")  # one chunk with the indices 0, 1, 2
+TWO_LEVEL_PLANES = ("000", "100", "000", "111")
 
 
 def read(data: NDArray[np.uint8], tensor: TensorLayout) -> Coefficients:
     section = read_section(data, tensor)
     assert section.data.tobytes() == data.tobytes()
-    return unpack(section)
+    coefficients = unpack(section)
+    assert pack(coefficients, tensor) == section
+    return coefficients
 
 
 def rejected(data: NDArray[np.uint8], tensor: TensorLayout, reason: Reason, message: str) -> None:
@@ -33,12 +40,9 @@ def rejected(data: NDArray[np.uint8], tensor: TensorLayout, reason: Reason, mess
     assert caught.value.reason is reason
 
 
-# There and back.
-
-
 @given(layouts, seeds, st.binary(max_size=30))
-@many
-def test_any_coefficients_come_back_from_any_bytes_behind_them(layout: Layout, seed: int, rest: bytes) -> None:
+@more
+def test_any_coefficients_come_back_before_any_other_bytes(layout: Layout, seed: int, rest: bytes) -> None:
     for tensor in layout.tensors:
         coefficients = random_coefficients(tensor, seed)
         section = pack(coefficients, tensor)
@@ -71,7 +75,6 @@ def test_one_level_by_hand() -> None:
     assert coefficients.negative.tolist() == [[False, True, True], [False] * 3, [True, False, False]]
     assert coefficients.steps.tolist() == [[300], [0], [300 - 254]]
     assert not coefficients.upper.any()
-    assert pack(coefficients, ONE).data.tobytes() == data.tobytes()
 
 
 def test_two_levels_by_hand() -> None:
@@ -81,7 +84,6 @@ def test_two_levels_by_hand() -> None:
     coefficients = read(data, TWO)
     assert coefficients.upper.tolist() == [[False] * 3, [False] * 3, [True, True, False]]
     assert coefficients.steps.tolist() == [[552, 552], [0, 0], [304, 306]]
-    assert pack(coefficients, TWO).data.tobytes() == data.tobytes()
     assert read_section(data, TWO).upper_counts().tolist() == [0, 2]
 
 
@@ -98,31 +100,25 @@ def test_all_chunks_may_be_silent(tensor: TensorLayout) -> None:
     assert len(data) == tensor.min_section_bytes
     assert not coefficients.steps.any()
     assert coefficients.indices.tolist() == [[0, 1, 2]] * 3
-    assert pack(coefficients, tensor).data.tobytes() == data.tobytes()
 
 
 # Scales.
 
-GOOD = ("000", "000", "111")  # one chunk with the indices 0, 1, 2
-FINE = ("000", "100", "000", "111")
-
 
 @pytest.mark.parametrize(
-    ("top", "codes", "reason", "message"),
+    ("top", "codes", "reason"),
     [
-        (MAX_STEP + 1, [255, 0, 0], Reason.BAD_PAYLOAD, "out of range"),
-        (0xFFFF, [255, 0, 0], Reason.BAD_PAYLOAD, "out of range"),
-        (0xFFFF, [0, 0, 0], Reason.BAD_PAYLOAD, "out of range"),
-        (0, [255, 0, 0], Reason.BAD_PAYLOAD, "out of range"),
-        (0, [1, 0, 0], Reason.BAD_PAYLOAD, "out of range"),
-        (1, [255, 254, 0], Reason.BAD_PAYLOAD, "out of range"),
-        (254, [255, 1, 0], Reason.BAD_PAYLOAD, "out of range"),
-        (300, [0, 0, 0], Reason.NOT_CANONICAL, "largest"),
-        (300, [254, 0, 0], Reason.NOT_CANONICAL, "largest"),
-        (1, [0, 0, 0], Reason.NOT_CANONICAL, "largest"),
+        (MAX_STEP + 1, [255, 0, 0], Reason.BAD_PAYLOAD),
+        (0xFFFF, [0, 0, 0], Reason.BAD_PAYLOAD),
+        (0, [1, 0, 0], Reason.BAD_PAYLOAD),
+        (1, [255, 254, 0], Reason.BAD_PAYLOAD),
+        (254, [255, 1, 0], Reason.BAD_PAYLOAD),
+        (300, [254, 0, 0], Reason.NOT_CANONICAL),
+        (1, [0, 0, 0], Reason.NOT_CANONICAL),
     ],
 )
-def test_illegal_scales(top: int, codes: list[int], reason: Reason, message: str) -> None:
+def test_illegal_scales(top: int, codes: list[int], reason: Reason) -> None:
+    message = "out of range" if reason is Reason.BAD_PAYLOAD else "largest"
     rejected(section_bytes(top, codes, "000" * 3, "000" * 3, "111" * 3), ONE, reason, message)
     both = [code for code in codes for _ in range(2)]
     rejected(section_bytes(top, both, "000" * 3, "000" * 3, "000" * 3, "111" * 3), TWO, reason, message)
@@ -130,29 +126,25 @@ def test_illegal_scales(top: int, codes: list[int], reason: Reason, message: str
 
 @pytest.mark.parametrize(("top", "codes"), [(MAX_STEP, [255, 1, 0]), (255, [1, 255, 0]), (1, [255, 0, 0])])
 def test_scales_at_the_ends_of_the_range(top: int, codes: list[int]) -> None:
-    planes = (plane * sum(code > 0 for code in codes) for plane in GOOD)
+    planes = (plane * sum(code > 0 for code in codes) for plane in PLANES)
     coefficients = read(section_bytes(top, codes, *planes), ONE)
     assert coefficients.steps[:, 0].tolist() == [top + code - CODES if code else 0 for code in codes]
 
 
-@pytest.mark.parametrize(
-    ("codes", "reason", "message"),
-    [
-        ([255, 254], Reason.NOT_CANONICAL, "do not ascend"),
-        ([255, 0], Reason.NOT_CANONICAL, "do not ascend"),
-        ([0, 255], Reason.NOT_CANONICAL, "do not ascend"),
-        ([254, 254], Reason.NOT_CANONICAL, "largest"),
-    ],
-)
-def test_illegal_levels(codes: list[int], reason: Reason, message: str) -> None:
-    rejected(section_bytes(300, [*codes, 0, 0, 0, 0], *FINE), TWO, reason, message)
-    assert read(section_bytes(300, [254, 255, 0, 0, 0, 0], *FINE), TWO).steps[0].tolist() == [299, 300]
+def test_levels_that_do_not_ascend() -> None:
+    assert read(section_bytes(300, [254, 255, 0, 0, 0, 0], *TWO_LEVEL_PLANES), TWO).steps[0].tolist() == [299, 300]
+    for codes in ([255, 254], [255, 0], [0, 255]):
+        data = section_bytes(300, [*codes, 0, 0, 0, 0], *TWO_LEVEL_PLANES)
+        rejected(data, TWO, Reason.NOT_CANONICAL, "do not ascend")
 
 
 @pytest.mark.parametrize(("codes", "magnitudes"), [([255, 255], "100"), ([9, 255], "000"), ([9, 255], "111")])
 def test_an_unused_level(codes: list[int], magnitudes: str) -> None:
     data = section_bytes(300, [*codes, 0, 0, 0, 0], "000", magnitudes, "000", "111")
     rejected(data, TWO, Reason.NOT_CANONICAL, "never used")
+
+
+# Planes.
 
 
 def test_an_unused_level_in_a_late_chunk() -> None:
@@ -171,16 +163,13 @@ def test_an_unused_level_in_a_late_chunk() -> None:
             rejected(flipped, tensor, Reason.NOT_CANONICAL, "never used")
 
 
-# Planes.
-
-
 @pytest.mark.parametrize("bit", [3, 4, 7])
 @pytest.mark.parametrize("plane", [0, 1, 2, 3])
 def test_bits_after_the_last_one_of_a_plane(plane: int, bit: int) -> None:
     """Each plane ends after 3 bits; the quotients after the third one."""
-    planes = [list(each.ljust(8, "0")) for each in FINE]
+    planes = [list(each.ljust(8, "0")) for each in TWO_LEVEL_PLANES]
     data = section_bytes(300, [254, 255, 0, 0, 0, 0], *("".join(each) for each in planes))
-    assert pack(read(data, TWO), TWO).data.tobytes() == data.tobytes()
+    read(data, TWO)
     planes[plane][bit] = "1"
     data = section_bytes(300, [254, 255, 0, 0, 0, 0], *("".join(each) for each in planes))
     rejected(data, TWO, Reason.NOT_CANONICAL, "after the last one")
@@ -236,7 +225,7 @@ def test_quotients_without_enough_ones() -> None:
     rejected(section_bytes(9, [255, 0, 0], "000", "000", late), ONE, Reason.MALFORMED, "ends within")
 
 
-# What is not written.
+# Coefficients that are not written.
 
 
 def good() -> Coefficients:
@@ -256,20 +245,16 @@ def with_entry(name: str, place: tuple[int, int], value: int) -> Coefficients:
     ("wrong", "message"),
     [
         (with_entry("indices", (0, 2), 8), "do not ascend below 8"),
-        (with_entry("indices", (0, 1), 7), "do not ascend below 8"),
         (with_entry("indices", (2, 0), 6), "do not ascend below 8"),
         (with_entry("indices", (1, 2), 3), "a silent chunk has coefficients"),
         (with_entry("negative", (1, 0), 1), "a silent chunk has coefficients"),
-        (with_entry("upper", (1, 0), 1), "a silent chunk has coefficients"),
         (with_entry("upper", (0, 0), 1), "never used"),
-        (with_entry("upper", (2, 1), 1), "never used"),
         (replace(good(), upper=np.zeros((3, 3), np.bool_)), "never used"),
         (with_entry("steps", (0, 1), MAX_STEP + 1), "out of range"),
         (with_entry("steps", (2, 0), 300 - CODES), "out of range"),
-        (with_entry("steps", (0, 1), 299), "out of range"),
         (with_entry("steps", (1, 0), 1), "out of range"),
+        (with_entry("steps", (0, 0), 0), "out of range"),
         (replace(good(), indices=good().indices[:, :2]), "not 3 chunks of 3 coefficients"),
-        (replace(good(), negative=good().negative[1:]), "not 3 chunks of 3 coefficients"),
         (replace(good(), upper=good().upper[:, 1:]), "not 3 chunks of 3 coefficients"),
         (replace(good(), steps=good().steps[:, :1]), "2 levels"),
     ],
@@ -280,51 +265,15 @@ def test_illegal_coefficients_are_not_written(wrong: Coefficients, message: str)
         pack(wrong, TWO)
 
 
-@pytest.mark.parametrize("top", [1, 5, CODES - 1, CODES, CODES + 1, MAX_STEP])
-def test_a_chunk_with_a_silent_lower_level_is_not_written(top: int) -> None:
-    steps = np.array([[0, top], [0, 0], [top, top]], np.uint16)
-    upper = np.array([[True, False, True], [False] * 3, [False] * 3])
-    with pytest.raises(ValueError, match="out of range"):
-        pack(replace(good(), upper=upper, steps=steps), TWO)
-
-
-def test_sections_cannot_be_changed_and_compare_by_value() -> None:
+def test_sections_compare_by_value_and_cannot_be_changed() -> None:
     section = pack(good(), TWO)
-    with pytest.raises(ValueError, match="read-only"):
-        section.data[0] = 0
+    assert section == read_section(section.data.copy(), TWO)
+    assert section not in (pack(with_entry("negative", (0, 0), 1), TWO), Section(section.data, tensor_of(6, 4, 3)), "")
     with pytest.raises(ValueError, match="read-only"):
         section.codes[0] = 0
-    assert section == read_section(section.data.copy(), TWO)
-    assert section != pack(with_entry("negative", (0, 0), 1), TWO)
-    assert section != Section(section.data, replace(TWO, name="other"))
-    assert section != "section"
 
 
 # One encoding.
-
-
-@pytest.mark.parametrize("levels", [1, 2])
-@pytest.mark.parametrize(("chunks", "length", "k"), [(5, 64, 5), (3, 9, 9), (4, 30, 1), (2, 12, 11)])
-def test_every_flipped_bit_gives_another_section_or_none(chunks: int, length: int, k: int, levels: int) -> None:
-    tensor = tensor_of(chunks, length, k, levels)
-    for seed in range(4):
-        coefficients = random_coefficients(tensor, seed)
-        original = pack(coefficients, tensor).data.tobytes()
-        for place in range(8 * len(original)):
-            check_flipped(original, place, coefficients, tensor)
-
-
-def check_flipped(original: bytes, place: int, coefficients: Coefficients, tensor: TensorLayout) -> None:
-    """Rejected, or read as other coefficients whose one encoding it is; what then follows is for `wire` to refuse."""
-    flipped = np.frombuffer(with_bit_flipped(original, place), np.uint8)
-    try:
-        section = read_section(flipped, tensor)
-    except RejectedError:
-        return
-    found = unpack(section)
-    assert found != coefficients
-    assert pack(found, tensor) == section
-    assert flipped.tobytes().startswith(section.data.tobytes())
 
 
 BYTES = range(256)

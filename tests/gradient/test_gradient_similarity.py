@@ -65,9 +65,9 @@ def test_a_partial_copy_shows_the_part() -> None:
     original, own = update(1), update(2)
     half = {"matrix": torch.cat([original["matrix"][:64], own["matrix"][64:]]), "norm": own["norm"]}
     assert pair(original, half).taken[0, 1] == pytest.approx(0.5, abs=0.03)
-    quiet = {"matrix": original["matrix"].clone(), "norm": original["norm"] * 0}
-    quiet["matrix"][:, 64:] = 0
-    found = pair(original, quiet)
+    small = {"matrix": original["matrix"].clone(), "norm": original["norm"] * 0}
+    small["matrix"][:, 64:] = 0
+    found = pair(original, small)
     assert found.counts.tolist() == [4 * 64, 2 * 64]
     assert found.overlap[0, 1] == found.taken[1, 0] == 1.0
     assert found.taken[0, 1] == pytest.approx(0.5, abs=0.03)

@@ -21,7 +21,6 @@ from templar.gradient.codec.values import (
     SIGNIFICANDS,
     STEP_QUANTA,
     STEP_VALUES,
-    Coefficients,
     SignAndScale,
     nearest_steps,
 )
@@ -66,11 +65,9 @@ def test_a_full_subnet_adds_up_without_overflow() -> None:
     assert MAX_PEERS * int(STEP_QUANTA[-1]) < 2**62
 
 
-def test_every_step_is_nearest_to_itself() -> None:
+def test_a_mean_is_written_as_the_nearest_step_and_halfway_as_the_lower_one() -> None:
     assert nearest(*STEP_VALUES.astype(np.float64)) == list(range(MAX_STEP + 1))
-
-
-def test_halfway_the_lower_step_is_taken_and_a_last_bit_above_the_higher() -> None:
+    assert nearest(1e6, 3e38, math.inf) == [MAX_STEP] * 3
     for step, boundary in enumerate(BOUNDARIES.tolist()):
         assert 2 * Fraction(boundary) == Fraction(float(STEP_VALUES[step])) + Fraction(float(STEP_VALUES[step + 1]))
     assert nearest(*BOUNDARIES) == list(range(MAX_STEP))
@@ -78,78 +75,16 @@ def test_halfway_the_lower_step_is_taken_and_a_last_bit_above_the_higher() -> No
     assert nearest(*np.nextafter(BOUNDARIES, 0.0)) == list(range(MAX_STEP))
 
 
-@given(st.floats(-36.0, math.log2(966.0)))
-@more
-def test_the_nearest_step_is_near(octave: float) -> None:
-    """Half a step in logarithms, and what the rounding of the significands and the arithmetic middle add to it."""
-    mean = 2.0**octave
-    (step,) = nearest(mean)
-    distances = np.abs(STEP_VALUES.astype(np.float64) - mean)
-    assert distances[step] == distances.min()
-    assert abs(math.log2(float(STEP_VALUES[step]) / mean)) <= 1 / 24 + 0.003
-    assert distances[step] / mean <= 0.0304
-
-
-def test_steps_at_the_ends_of_the_range() -> None:
-    smallest, largest = float(STEP_VALUES[1]), float(STEP_VALUES[-1])
-    assert nearest(0.0, 1e-300, 2.0**-38, smallest / 2) == [0, 0, 0, 0]
-    assert nearest(math.nextafter(smallest / 2, 1), smallest) == [1, 1]
-    assert nearest(largest, 1e6, 3e38, math.inf) == [MAX_STEP] * 4
-
-
-# One level.
-
-
-def test_a_chunk_is_signs_and_a_mean() -> None:
-    indices = torch.tensor([[1, 2, 5], [0, 3, 4], [2, 3, 4]])
-    values = torch.tensor([[1.0, -2.0, 6.0], [0.0, -0.0, 4.5], [1e-20, -1e-20, 1e-20]])
-    coded = ONE.encode(indices, values)
-    assert ONE.decode(coded).tolist() == [[3.0, -3.0, 3.0], [1.5, 1.5, 1.5], [0.0, 0.0, 0.0]]
-    assert coded.indices.tolist() == [[1, 2, 5], [0, 3, 4], [0, 1, 2]]  # a silent chunk says nothing
-    assert coded.negative.tolist() == [[False, True, False], [False] * 3, [False] * 3]
-    assert not coded.upper.any()
-    assert coded.steps.tolist() == [[step_of(3.0)], [step_of(1.5)], [0]]
-
-
-@pytest.mark.parametrize("coding", [ONE, TWO])
-def test_negative_zero_is_positive(coding: SignAndScale) -> None:
-    coded = coding.encode(torch.tensor([[0, 1, 2]]), torch.tensor([[-0.0, 0.0, -3.0]]))
-    assert coded.negative.tolist() == [[False, False, True]]
-
-
-# Two levels.
-
-
-def test_a_chunk_is_signs_halves_and_two_means() -> None:
-    indices = torch.tensor([[0, 1, 3, 4], [0, 1, 2, 3], [1, 2, 4, 5]])
-    values = torch.tensor([[1.0, -1.0, 8.0, -4.0], [2.0, -2.0, 2.0, 2.0], [0.0, 0.0, -0.0, 0.0]])
-    coded = TWO.encode(indices, values)
-    assert coded.upper.tolist() == [[False, False, True, True], [False] * 4, [False] * 4]
-    assert coded.steps.tolist() == [[step_of(1.0), step_of(6.0)], [step_of(2.0)] * 2, [0, 0]]
-    assert TWO.decode(coded).tolist() == [[1.0, -1.0, 6.0, -6.0], [2.0, -2.0, 2.0, 2.0], [0.0] * 4]
-    assert coded.indices.tolist() == [[0, 1, 3, 4], [0, 1, 2, 3], [0, 1, 2, 3]]
-
-
-def test_what_is_as_large_as_the_mean_belongs_to_the_lower_half() -> None:
+def test_magnitudes_equal_to_the_mean_belong_to_the_lower_half() -> None:
     coded = TWO.encode(torch.tensor([[0, 1, 2]]), torch.tensor([[1.0, 2.0, -3.0]]))
     assert coded.upper.tolist() == [[False, False, True]]
     assert coded.steps.tolist() == [[step_of(1.5), step_of(3.0)]]
-
-
-def test_halves_that_are_written_alike_are_one() -> None:
-    """Means nearer than a step: equal levels, and then nobody is upper."""
-    coded = TWO.encode(torch.tensor([[0, 1]]), torch.tensor([[1.0, -1.001]]))
-    assert coded.steps.tolist() == [[step_of(1.0)] * 2]
-    assert not coded.upper.any()
 
 
 def test_one_coefficient_has_one_level() -> None:
     coded = TWO.encode(torch.tensor([[3], [1]]), torch.tensor([[-4.0], [0.0]]))
     assert coded.steps.tolist() == [[step_of(4.0)] * 2, [0, 0]]
     assert not coded.upper.any()
-
-
-# The range within a tensor.
 
 
 def with_steps(*steps: int) -> tuple[Tensor, Tensor]:
@@ -186,38 +121,20 @@ def test_a_lower_level_below_the_range_is_raised_to_its_first_step() -> None:
     assert TWO.decode(coded)[1, 0] == -STEP_VALUES[400 - CODES + 1]
 
 
-def test_zeros_beside_a_value_are_raised_to_the_first_step_of_all() -> None:
-    coded = TWO.encode(torch.tensor([[0, 1, 2]]), torch.tensor([[0.0, -0.0, 2.0**-30]]))
-    assert coded.steps.tolist() == [[1, step_of(2.0**-30)]]
-    assert TWO.decode(coded).tolist() == [[2.0**-36, 2.0**-36, 2.0**-30]]
-
-
-def test_a_raised_level_may_meet_the_upper_one() -> None:
-    """Both halves at the foot of the range: equal levels, nobody upper."""
-    foot = 400 - CODES + 1
-    values = torch.tensor([[float(STEP_VALUES[400])] * 2, [float(STEP_VALUES[20]), float(STEP_VALUES[foot])]])
-    coded = TWO.encode(torch.tensor([[0, 1], [0, 1]]), values)
-    assert coded.steps.tolist() == [[400, 400], [foot, foot]]
-    assert not coded.upper.any()
-
-
-# Any values.
-
-
 def chunks_of_three(lowest: int, highest: int) -> st.SearchStrategy[list[tuple[float, ...]]]:
     """Powers of two and other numbers between two octaves, and zeros of both signs."""
     numbers = st.builds(
         lambda sign, octave, factor: sign * factor * 2.0**octave,
         st.sampled_from([-1.0, -0.0, 0.0, 1.0]),
         st.integers(lowest, highest) | st.integers(-2, 2),
-        st.sampled_from([1.0, 1.0, 1.0644944, 1.5]),
+        st.sampled_from([1.0, 1.0, 1.001, 1.0644944, 1.5]),
     )
     return st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=6)
 
 
 @given(chunks_of_three(-140, 126), st.sampled_from([1, 2]))
 @more
-def test_whatever_is_encoded_can_be_packed(chunks: list[tuple[float, ...]], levels: int) -> None:
+def test_every_encoding_can_be_packed(chunks: list[tuple[float, ...]], levels: int) -> None:
     tensor = tensor_of(len(chunks), 3, 3, levels)
     values = torch.tensor(chunks, dtype=torch.float32)
     coded = SignAndScale(levels).encode(torch.arange(3).repeat(len(chunks), 1), values)
@@ -226,36 +143,41 @@ def test_whatever_is_encoded_can_be_packed(chunks: list[tuple[float, ...]], leve
     assert ((received == 0) | ((received < 0) == (values < 0))).all()
 
 
-@given(chunks_of_three(-38, 12))
+@given(chunks_of_three(-38, 12), st.sampled_from([1, 2]))
 @more
-def test_levels_are_the_nearest_steps_to_exact_means(chunks: list[tuple[float, ...]]) -> None:
+def test_coefficients_are_those_of_the_text(chunks: list[tuple[float, ...]], levels: int) -> None:
     """Against fractions, within octaves in which float64 adds up powers of two exactly."""
     values = torch.tensor(chunks, dtype=torch.float32)
-    indices = torch.arange(3).repeat(len(chunks), 1)
-    one, two = ONE.encode(indices, values), TWO.encode(indices, values)
-    expected = [[by_definition([Fraction(x) for x in chunk])] for chunk in values.abs().double().tolist()]
-    floor = max(max(step for (step,) in expected) - CODES, 0)
-    assert one.steps.tolist() == [[step if step > floor else 0] for (step,) in expected]
-    halves = [in_halves([Fraction(x) for x in chunk]) for chunk in values.abs().double().tolist()]
-    floor = max(max(upper for _, upper in halves) - CODES, 0)
-    assert two.steps.tolist() == [
-        [max(lower, floor + 1), upper] if upper > floor else [0, 0] for lower, upper in halves
-    ]
+    exact = [[Fraction(x) for x in chunk] for chunk in values.abs().double().tolist()]
+    found = [in_halves(chunk) if levels == 2 else [nearest_to_mean(chunk)] for chunk in exact]
+    floor = max(max(steps[-1] for steps in found) - CODES, 0)
+    expected = [[max(step, floor + 1) for step in steps] if steps[-1] > floor else [0] * levels for steps in found]
+    coded = SignAndScale(levels).encode(torch.tensor([[1, 3, 4]] * len(chunks)), values)
+    received = SignAndScale(levels).decode(coded)
+    assert coded.steps.tolist() == expected
+    for row, (chunk, steps) in enumerate(zip(exact, expected, strict=True)):
+        upper = [steps[0] < steps[-1] and x > sum(chunk) / 3 for x in chunk]
+        negative = [steps[-1] > 0 and x < 0 for x in chunks[row]]
+        assert coded.upper[row].tolist() == upper
+        assert coded.negative[row].tolist() == negative
+        assert coded.indices[row].tolist() == ([1, 3, 4] if steps[-1] else [0, 1, 2])
+        scales = [float(STEP_VALUES[steps[-1] if is_upper else steps[0]]) for is_upper in upper]
+        assert received[row].tolist() == [-x if sign else x for x, sign in zip(scales, negative, strict=True)]
 
 
-def in_halves(magnitudes: list[Fraction]) -> tuple[int, int]:
+def in_halves(magnitudes: list[Fraction]) -> list[int]:
     mean = sum(magnitudes) / len(magnitudes)
-    lower = by_definition([x for x in magnitudes if x <= mean])
-    return lower, max(lower, by_definition([x for x in magnitudes if x > mean]))
+    lower = nearest_to_mean([x for x in magnitudes if x <= mean])
+    return [lower, max(lower, nearest_to_mean([x for x in magnitudes if x > mean]))]
 
 
-def by_definition(magnitudes: list[Fraction]) -> int:
+def nearest_to_mean(magnitudes: list[Fraction]) -> int:
     mean = sum(magnitudes) / len(magnitudes) if magnitudes else Fraction(0)
     return sum(mean > Fraction(boundary) for boundary in BOUNDARIES.tolist())
 
 
 def test_two_levels_lose_less_than_one_and_no_other_scale_loses_less() -> None:
-    values = torch.randn(50, 4096, generator=torch.Generator().manual_seed(1)) * 0.01
+    values = torch.randn(20, 4096, generator=torch.Generator().manual_seed(1)) * 0.01
     indices = top_k(values, 64)
     chosen = values.gather(1, indices)
 
@@ -267,14 +189,3 @@ def test_two_levels_lose_less_than_one_and_no_other_scale_loses_less() -> None:
     assert lost(TWO) < 0.5 * lost(ONE) < 0.01
     for coding in (ONE, TWO):
         assert lost(coding) < min(lost(coding, 1), lost(coding, -1))
-
-
-def test_coefficients_compare_by_value() -> None:
-    coded = TWO.encode(torch.tensor([[0, 1]]), torch.tensor([[1.0, -4.0]]))
-    same = Coefficients(coded.indices.copy(), coded.negative.copy(), coded.upper.copy(), coded.steps.copy())
-    assert coded == same
-    for name in ("indices", "steps"):
-        assert coded != replace(coded, **{name: getattr(coded, name) + np.uint16(1)})
-    for name in ("negative", "upper"):
-        assert coded != replace(coded, **{name: ~getattr(coded, name)})
-    assert coded != "coefficients"

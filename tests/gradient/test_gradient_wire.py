@@ -26,7 +26,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from templar.errors import Reason, RejectedError
-from templar.gradient.codec.sections import unpack
 from templar.gradient.codec.values import Coefficients
 from templar.gradient.codec.wire import VERSION, Payload, decode, encode
 from templar.gradient.layout import HEADER_BYTES, Layout
@@ -99,10 +98,7 @@ def test_the_bytes_are_these(levels: int, recipe: str, section: str) -> None:
         (48, b"hot key" + bytes(41), Reason.MALFORMED),
         (48, b"hot\x7fkey" + bytes(41), Reason.MALFORMED),
         (48, "hötkey".encode() + bytes(41), Reason.MALFORMED),
-        (EMBED, (0).to_bytes(2, "little"), Reason.BAD_PAYLOAD),  # no largest step, but codes
         (EMBED, (553).to_bytes(2, "little"), Reason.BAD_PAYLOAD),
-        (EMBED, b"\xff\xff", Reason.BAD_PAYLOAD),
-        (EMBED, b"\x80\x3f", Reason.BAD_PAYLOAD),  # not a step
         (EMBED + 2, bytes(12), Reason.NOT_CANONICAL),  # a largest step, but no codes
     ],
 )
@@ -137,23 +133,6 @@ def test_every_damaged_bit_is_noticed_by_the_checksum() -> None:
     for place in range(8 * len(DATA)):
         with pytest.raises(RejectedError):
             decode(with_bit_flipped(DATA, place), LAYOUT)
-
-
-@given(layouts, seeds, st.data())
-@more
-def test_a_flipped_bit_under_a_right_checksum_is_another_payload_or_none(
-    layout: Layout, seed: int, data: st.DataObject
-) -> None:
-    payload = any_payload(layout, seed)
-    original = encode(payload, layout)
-    for place in data.draw(st.lists(st.integers(0, 8 * len(original) - 33), min_size=20, max_size=20)):
-        flipped = sealed(with_bit_flipped(original, place))
-        try:
-            found = decode(flipped, layout)
-        except RejectedError:
-            continue
-        assert found != payload
-        assert encode(found, layout) == flipped
 
 
 def test_a_payload_for_another_layout() -> None:
@@ -200,19 +179,6 @@ def test_headers_at_the_ends_of_their_range(change: dict, recipe: str) -> None:
     payload = random_payload(layout, 1)
     payload = replace(payload, header=replace(payload.header, hotkey="x" * 48, **change))
     assert decode(encode(payload, layout), layout).header == payload.header
-
-
-def test_illegal_tensors_are_not_written() -> None:
-    coefficients = {name: unpack(section) for name, section in PAYLOAD.sections.items()}
-    embed = coefficients["embed"]
-    assert Payload.of(PAYLOAD.header, coefficients, LAYOUT) == PAYLOAD
-    for wrong in (
-        replace(embed, indices=embed.indices[:, ::-1]),
-        replace(embed, steps=np.full_like(embed.steps, 553)),
-        replace(embed, negative=embed.negative[1:]),
-    ):
-        with pytest.raises(ValueError, match="embed: this section would be rejected"):
-            Payload.of(PAYLOAD.header, coefficients | {"embed": wrong}, LAYOUT)
 
 
 def test_sections_of_another_layout_are_not_written() -> None:

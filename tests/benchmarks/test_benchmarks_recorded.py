@@ -51,7 +51,7 @@ def v0() -> dict[str, Any]:
 
 
 def v2() -> dict[str, Any]:
-    """What the first call of the error-feedback table of release 2.1.3 publishes."""
+    """The payload of the first call in the error-feedback table of release 2.1.3."""
     lookup = torch.tensor([0, -3.125, -0.375, 3.875])
     return {
         "pidxs": pack_12_bits(torch.tensor([[3, 2], [3, 0]])),
@@ -119,10 +119,6 @@ def test_v2_first_call_of_the_error_feedback(sequence: type) -> None:
     assert tensor.dense().tolist() == [a - b for a, b in zip(update, buffer, strict=True)]
 
 
-def test_v2_null_round() -> None:
-    assert not of_v2(pquant_params=(torch.tensor(0.0), 1.0, 2, torch.zeros(4), torch.float32)).dense().any()
-
-
 def test_v2_in_the_original_dtype() -> None:
     shift, scale, offset, lookup, _ = v2()["pquant_params"]
     tensor = of_v2(pquant_params=(shift + 1e-3, scale, offset, lookup, torch.bfloat16))
@@ -131,7 +127,7 @@ def test_v2_in_the_original_dtype() -> None:
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 2**32), st.sampled_from([4, 16, 256]), st.booleans())
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_v2_reads_what_the_quantiser_wrote(rows: int, columns: int, seed: int, bins: int, use_dct: bool) -> None:
     shape, k, chunks = (4 * rows, 4 * columns), 6, rows * columns
     generator = torch.Generator().manual_seed(seed)
@@ -169,19 +165,14 @@ def test_aggregate_of_three_peers(rule: Rule, expected: list) -> None:
     close(aggregate_values(PEERS, 2, rule=rule), expected, atol=1e-5)
 
 
-def test_aggregate_counts_those_who_published_an_element() -> None:
+def test_aggregate_divides_by_the_publishers_of_an_element() -> None:
     one = (torch.tensor([[0], [1], [0]]), torch.tensor([[1.0], [2], [3]]))
     two = (torch.tensor([[0], [0], [1]]), torch.tensor([[3.0], [5], [7]]))
     assert aggregate_values([one, two], 2, rule="mean").tolist() == [[2, 0], [5, 2], [3, 7]]
 
 
-def test_aggregate_of_two_clips_to_the_smaller_norm() -> None:
-    peers = [(torch.tensor([[0]]), torch.tensor([[4.0]])), (torch.tensor([[1]]), torch.tensor([[-1.0]]))]
-    close(aggregate_values(peers, 2, rule="median_clip"), [[1, -1]])
-
-
 def test_aggregate_of_unit_norms_then_the_sign() -> None:
-    """A huge peer weighs no more than another; where nobody spoke the sign is 0, and -1 if it was packed."""
+    """A huge peer weighs no more than another; without a publisher the sign is 0, and -1 if it was packed."""
     one = (torch.tensor([[0, 1]] * 4), torch.tensor([[300.0, 400], [0, 0], [0, 0], [0, 0]]))
     two = (torch.tensor([[0, 2]] * 4), torch.tensor([[-0.8, 0.6], [0, 0], [0, 0], [0, 0]]))
     aggregate = aggregate_values([one, two], 4, rule="unit_norm")
@@ -228,7 +219,7 @@ def test_comparison_at_the_edges() -> None:
     assert compare(one, apart) == Comparison(0.0, None, 2.0)
     twice = sparse([[0, 0], [0, 0]], [[3.0, -1], [0.5, 1.5]])
     assert compare(one, twice) == Comparison(1.0, 1.0, 0.0)
-    with pytest.raises(ValueError, match=r"use_dct True: compare what dense\(\) gives"):
+    with pytest.raises(ValueError, match=r"use_dct True: compare their dense\(\) tensors"):
         compare(one, replace(one, use_dct=True))
 
 
@@ -243,23 +234,17 @@ def int16(*rows: list[int]) -> Tensor:
     ("changes", "reason", "message"),
     [
         ({"other": 1}, Reason.WRONG_SHAPES, "'other': no parameter"),
-        ({"vectorquant_params": ()}, Reason.WRONG_SHAPES, "'vectorquant_params': no parameter"),
         ({"vectorvals": None}, Reason.MALFORMED, "vectorvals: a NoneType"),
-        ({"vectorvals": [[1.0], [2.0], [3.0]]}, Reason.MALFORMED, "vectorvals: a list"),
         ({"vectorvals": torch.zeros(3, 1).to_sparse()}, Reason.MALFORMED, "vectorvals: a Tensor, not a dense"),
         ({"vectorvals": torch.zeros(3, 1, device="meta")}, Reason.MALFORMED, "vectorvals: a Tensor.*map_location"),
         ({"vectorvals": torch.zeros(3, 1).double()}, Reason.MALFORMED, "vectorvals: torch.float64, not torch.float32"),
-        ({"vectoridxs": torch.zeros(3, 1).long()}, Reason.MALFORMED, "vectoridxs: torch.int64, not torch.int16"),
         ({"vectorvals": torch.tensor(1.0)}, Reason.WRONG_SHAPES, r"vectorvals: shape \(\), not \(3, k\) with k in 1"),
-        ({"vectorvals": torch.zeros(2, 1)}, Reason.WRONG_SHAPES, r"vectorvals: shape \(2, 1\)"),
-        ({"vectorvals": torch.zeros(3, 0)}, Reason.WRONG_SHAPES, r"vectorvals: shape \(3, 0\)"),
         ({"vectorvals": torch.zeros(3, 3)}, Reason.WRONG_SHAPES, r"vectorvals: shape \(3, 3\)"),
         ({"vectorvals": torch.zeros(3, 2)}, Reason.WRONG_SHAPES, "vectoridxs: 1 per chunk; vectorvals has 2"),
         ({"matrixvals": torch.zeros(3, 2, 2)}, Reason.WRONG_SHAPES, r"matrixvals: .* not \(2, 3, k\)"),
         ({"vectoridxs": int16([2], [0], [1])}, Reason.BAD_PAYLOAD, r"vectoridxs: an index is not in 0\.\.1"),
         ({"vectoridxs": int16([-1], [0], [1])}, Reason.BAD_PAYLOAD, r"vectoridxs: an index"),
         ({"vectorvals": torch.tensor([[1.0], [math.nan], [2]])}, Reason.BAD_PAYLOAD, "vectorvals: .* not finite"),
-        ({"vectorvals": torch.tensor([[1.0], [-math.inf], [2]])}, Reason.BAD_PAYLOAD, "vectorvals: .* not finite"),
     ],
 )
 def test_v0_refuses(changes: dict[str, object], reason: Reason, message: str) -> None:
@@ -275,42 +260,33 @@ def quantised(**changes: object) -> dict[str, object]:
     ("changes", "reason", "message"),
     [
         ({"pidxs": torch.zeros(5, dtype=torch.uint8)}, Reason.WRONG_SHAPES, r"pidxs: shape \(5,\) .* the 4 .* 6 bytes"),
-        ({"pidxs": torch.zeros(2, 3, dtype=torch.uint8)}, Reason.WRONG_SHAPES, r"pidxs: shape \(2, 3\)"),
         ({"pidxs": torch.zeros(6)}, Reason.MALFORMED, "pidxs: torch.float32, not torch.uint8"),
         ({"pidxs": pack_12_bits(torch.tensor([3, 2, 4, 0]))}, Reason.BAD_PAYLOAD, r"pidxs: an index is not in 0\.\.3"),
-        ({"pvals": torch.zeros(2, 2)}, Reason.MALFORMED, "pvals: torch.float32, not torch.uint8"),
-        ({"pvals": torch.zeros(2, 5, dtype=torch.uint8)}, Reason.WRONG_SHAPES, r"pvals: shape \(2, 5\)"),
         ({"pvals": torch.full((2, 2), 4, dtype=torch.uint8)}, Reason.BAD_PAYLOAD, "pvals: code 4 is beyond the 4"),
-        ({"pquant_params": None}, Reason.MALFORMED, "pquant_params: not the five"),
         ({"pquant_params": v2()["pquant_params"][:4]}, Reason.MALFORMED, "pquant_params: not the five"),
         (quantised(shift=0.125), Reason.MALFORMED, "the shift is not a tensor"),
         (quantised(shift=torch.zeros(2)), Reason.MALFORMED, "the shift is not a tensor of one"),
-        (quantised(shift=torch.tensor(1)), Reason.MALFORMED, "the shift is not a tensor of one"),
         (quantised(shift=torch.tensor(math.nan)), Reason.BAD_PAYLOAD, "the shift or a level"),
         (
             quantised(shift=torch.tensor(3e38), lookup=torch.full((4,), 3e38)),
             Reason.BAD_PAYLOAD,
             "pvals: a value is not finite",
         ),
-        (quantised(scale=1), Reason.BAD_PAYLOAD, "the scale"),
         (quantised(scale=0.0), Reason.BAD_PAYLOAD, "the scale"),
-        (quantised(scale=math.inf), Reason.BAD_PAYLOAD, "the scale"),
         (quantised(offset=True), Reason.BAD_PAYLOAD, "the offset"),
         (quantised(offset=4), Reason.BAD_PAYLOAD, r"the offset is not an int in 0\.\.3"),
         (quantised(lookup=[0.0] * 4), Reason.MALFORMED, "the lookup is not a float32 vector"),
-        (quantised(lookup=torch.zeros(2, 2)), Reason.MALFORMED, "the lookup is not a float32 vector"),
         (quantised(lookup=torch.zeros(0)), Reason.WRONG_SHAPES, "a lookup of 0 levels"),
         (quantised(lookup=torch.zeros(257)), Reason.WRONG_SHAPES, "a lookup of 257 levels"),
         (quantised(lookup=torch.full((4,), math.inf)), Reason.BAD_PAYLOAD, "the shift or a level"),
         (quantised(dtype=torch.int8), Reason.MALFORMED, "the original dtype"),
-        (quantised(dtype="float32"), Reason.MALFORMED, "the original dtype"),
     ],
 )
 def test_v2_refuses(changes: dict[str, object], reason: Reason, message: str) -> None:
     rejected(lambda: of_v2(**changes), reason, message)
 
 
-def test_both_refuse_what_is_no_dictionary_of_this_model() -> None:
+def test_other_dictionaries_are_refused() -> None:
     for gradient in (None, [], {"state_dict": None}, {"state_dict": [1]}):
         rejected(lambda gradient=gradient: import_v0(gradient, SHAPES), Reason.MALFORMED, "gradient is a")
     rejected(lambda: import_v2({3: 4}, {"p": (8,)}), Reason.MALFORMED, "a key is a int")
@@ -318,21 +294,6 @@ def test_both_refuse_what_is_no_dictionary_of_this_model() -> None:
     for key in v0().keys() - {"metadata"}:
         gradient = {name: entry for name, entry in v0().items() if name != key}
         rejected(lambda gradient=gradient: import_v0(gradient, SHAPES), Reason.WRONG_SHAPES, f"{key} is missing")
-
-
-@pytest.mark.parametrize(
-    ("shapes", "target", "message"),
-    [
-        ({"p": ()}, 4, "vectors and matrices"),
-        ({"p": (2, 2, 2)}, 4, "vectors and matrices"),
-        ({"p": (0,)}, 4, "at least 1"),
-        ({"p": (4,)}, 0, "target_chunk 0"),
-        ({"p": (4,)}, 65, "target_chunk 65"),
-    ],
-)
-def test_what_the_caller_got_wrong(shapes: dict, target: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        import_v0({}, shapes, target_chunk=target)
 
 
 # Garbage.
@@ -379,25 +340,19 @@ def only_rejected(read: Callable[[], dict[str, RecordedTensor]]) -> None:
 
 
 @given(st.dictionaries(keys, garbage), st.booleans())
-@settings(max_examples=200)
+@settings(max_examples=50)
 def test_v2_with_garbage_is_only_ever_rejected(changes: dict[str, object], use_dct: bool) -> None:
     only_rejected(lambda: import_v2(v2() | changes, {"p": (8,)}, target_chunk=4, use_dct=use_dct))
 
 
 @given(st.sampled_from(["shift", "scale", "offset", "lookup", "dtype"]), garbage)
-@settings(max_examples=200)
+@settings(max_examples=50)
 def test_v2_with_garbage_parameters_is_only_ever_rejected(field: str, entry: object) -> None:
     only_rejected(lambda: import_v2(v2() | quantised(**{field: entry}), {"p": (8,)}, target_chunk=4))
 
 
-@given(st.dictionaries(st.sampled_from(["pidxs", "pvals"]), garbage))
-@settings(max_examples=200)
-def test_v0_with_garbage_is_only_ever_rejected(changes: dict[str, object]) -> None:
-    legal = {"pidxs": torch.zeros(2, 2, dtype=torch.int16), "pvals": torch.full((2, 2), 3e38)}
-    only_rejected(lambda: import_v0(legal | changes, {"p": (8,)}, target_chunk=4))
-
-
 @given(garbage | st.dictionaries(scalars, scalars))
+@settings(max_examples=40)
 def test_garbage_itself_is_only_ever_rejected(gradient: Any) -> None:
     only_rejected(lambda: import_v0(gradient, {"p": (8,)}))
     only_rejected(lambda: import_v2(gradient, {"p": (8,)}))
