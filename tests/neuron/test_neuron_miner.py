@@ -121,7 +121,7 @@ def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     network.stop()
 
 
-@pytest.mark.parametrize("dies_after", some_quick(STEPS, {"fetch", "compress", "commit", "settle"}))
+@pytest.mark.parametrize("dies_after", some_quick(STEPS, {"compress", "commit", "settle"}))
 def test_a_restart_after_any_step_changes_nothing_at_all(undisturbed: Network, folder: Path, dies_after: str) -> None:
     """The same payload bytes, never a second object, the same private state, the same roots."""
     network = Network(folder, undisturbed.hparams)

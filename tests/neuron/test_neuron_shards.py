@@ -9,7 +9,7 @@ import pytest
 
 from templar.agreement.state import StateMark, check_mark
 from templar.chain.hotkey import hotkey_from_seed
-from templar.data.assignment import ShardEpoch, first_epochs
+from templar.data.assignment import Assignment, ShardEpoch, first_epochs
 from templar.data.build.page_writer import upload_dataset
 from templar.data.dataset import ShardedTraining
 from templar.data.shards.shard_dataset import ShardedDataset
@@ -25,6 +25,9 @@ from templar.store.directory import DirectoryStore
 from templar.window import Action, open_window
 from tests.support.datasets import numbered_documents
 from tests.support.network import Network, tiny
+
+History = tuple[Network, list[set[int]], list[list[Assignment]]]
+"""A network, its shards by window, and the assignments of its miners by window."""
 
 STEPS = 2
 """Outer steps between two shards."""
@@ -48,35 +51,57 @@ def sharded(folder: Path) -> Iterator[Network]:
     network.stop()
 
 
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
+    """A network after 8 windows, the shards that its nodes named before each, and what its miners were assigned."""
+    network = Network(tmp_path_factory.mktemp("sharded"), hparams())
+    shards, assignments = [], []
+    for window in range(1, 9):
+        shards.append({node.workload.shard_epoch(window).position for node in network.nodes.values()})
+        network.run([window])
+        uids = [miner.exchange.identity(window).uid for miner in network.miners]
+        assignments.append([network.validator.workload.assignment(window, uid) for uid in uids])
+        assert assignments[-1] == [
+            miner.workload.assignment(window, uid) for miner, uid in zip(network.miners, uids, strict=True)
+        ]
+    yield network, shards, assignments
+    network.stop()
+
+
+@pytest.fixture
+def ran(history: History) -> Network:
+    """That network, for tests that change nothing in it."""
+    return history[0]
+
+
 def positions(node: Node, windows: range) -> list[int]:
     return [node.workload.shard_epoch(window).position for window in windows]
 
 
-def test_the_shard_of_a_window_follows_the_outer_steps_two_windows_before(sharded: Network) -> None:
-    seen = []
-    for window in range(1, 9):
-        seen.append({node.workload.shard_epoch(window).position for node in sharded.nodes.values()})
-        sharded.run([window])
+def test_the_shard_of_a_window_follows_the_outer_steps_two_windows_before(
+    history: History,
+) -> None:
+    network, shards, _ = history
     # After window w there are w outer steps, and window w + 2 follows them.
-    assert seen == [{0}, {0}, {0}, {1}, {1}, {2}, {2}, {3}]
-    assert len(sharded.roots(8)) == 1
-    assert sharded.validator.state.epochs == (ShardEpoch(8, 3), ShardEpoch(10, 4))
+    assert shards == [{0}, {0}, {0}, {1}, {1}, {2}, {2}, {3}]
+    assert len(network.roots(8)) == 1
+    assert network.validator.state.epochs == (ShardEpoch(8, 3), ShardEpoch(10, 4))
 
 
-def test_no_sample_is_assigned_twice_while_a_shard_lasts(sharded: Network) -> None:
+def test_no_sample_is_assigned_twice_while_a_shard_lasts(
+    history: History,
+) -> None:
+    network, shards, assignments = history
     assigned: dict[int, list[int]] = {}
-    keys = set()
-    for window in range(1, 7):
-        sharded.run([window])
-        for miner in sharded.miners:
-            assignment = miner.workload.assignment(window, miner.exchange.identity(window).uid)
-            assert assignment == sharded.validator.workload.assignment(window, assignment.uid)
-            assigned.setdefault(miner.workload.shard_epoch(window).first_window, []).extend(assignment.units)
-            keys.add(miner.workload._permuted(miner.workload.shard_epoch(window))[0].key)
-    assert sorted(assigned) == [1, 4, 6]
-    assert len(keys) == 3, "each epoch has an order of its own"
+    for positions_, of_window in zip(shards, assignments, strict=True):
+        for assignment in of_window:
+            assigned.setdefault(*positions_, []).extend(assignment.units)
+    assert sorted(assigned) == [0, 1, 2, 3]
     for units in assigned.values():
         assert len(units) == len(set(units))
+    workload = network.validator.workload
+    epochs = [workload.shard_epoch(window) for window in (4, 6, 8)]
+    assert len({workload._permuted(epoch)[0].key for epoch in epochs}) == 3, "each epoch has an order of its own"
 
 
 def test_a_node_that_restarts_around_a_swap_goes_on_with_the_same_shards(sharded: Network) -> None:
@@ -119,9 +144,8 @@ def test_null_windows_delay_the_next_shard(folder: Path) -> None:
         network.stop()
 
 
-def test_a_checkpoint_with_other_epochs_is_forged(sharded: Network) -> None:
-    sharded.run([1, 2, 3])
-    state = sharded.validator.state
+def test_a_checkpoint_with_other_epochs_is_forged(ran: Network) -> None:
+    state = ran.validator.state
     check_mark(state.params, state.mark, "the own state")
     for epochs in ((), (ShardEpoch(1, 0),), (ShardEpoch(4, 1), ShardEpoch(5, 2))):
         mark = state.mark
@@ -131,21 +155,26 @@ def test_a_checkpoint_with_other_epochs_is_forged(sharded: Network) -> None:
         assert caught.value.reason is Reason.ROOT_DIFFERS
 
 
-def test_windows_beyond_what_the_state_knows_are_refused(sharded: Network) -> None:
-    sharded.run([1, 2])
+def test_windows_beyond_what_the_state_knows_are_refused(ran: Network) -> None:
     with pytest.raises(TransientError, match="catch up first") as caught:
-        sharded.validator.workload.assignment(5, 3)
+        ran.validator.workload.assignment(11, 3)
     assert caught.value.reason is Reason.WINDOW_NOT_OPEN
-    found = known_epochs(sharded.context(sharded.name(sharded.validator)), sharded.validator.birth)
-    assert found == (sharded.validator.state.epochs, 2)
+    found = known_epochs(ran.validator.context, ran.validator.birth)
+    assert found == (ran.validator.state.epochs, 8)
 
 
-def test_an_observer_replays_a_network_of_shards(sharded: Network) -> None:
-    sharded.run(range(1, 6))
-    observer = sharded.world.observer()
-    sharded.world.chain.wait_for_block(7 * sharded.hparams.windows.blocks_per_window)
-    assert catch_up(observer, 5, deadline=observer.chain.clock.now()) == 5
-    assert observer.state.mark == sharded.validator.state.mark
+def test_an_observer_replays_a_network_of_shards_and_forgets_those_of_another_history(ran: Network) -> None:
+    observer = ran.world.observer()
+    ran.world.chain.wait_for_block(10 * ran.hparams.windows.blocks_per_window)
+    assert catch_up(observer, 8, deadline=observer.chain.clock.now()) == 8
+    assert observer.state.mark == ran.validator.state.mark
+    workload = observer.workload
+    assert workload.shard_epoch(6).position == 2
+    workload.follow((ShardEpoch(400, 9),), 401)
+    for window in (6, 200, 399):
+        with pytest.raises(PermanentError) as caught:
+            workload.shard_epoch(window)
+        assert caught.value.reason is Reason.WINDOW_PASSED
     observer.stop()
 
 
@@ -196,26 +225,14 @@ def test_shards_that_are_not_enough_for_one_miner_are_refused_at_the_start(shard
     assert caught.value.reason is Reason.DATASET_TOO_SMALL
 
 
-def test_shards_of_another_history_are_forgotten(sharded: Network) -> None:
-    sharded.run(range(1, 7))
-    workload = sharded.validator.workload
-    assert workload.shard_epoch(4).position == 1
-    workload.follow((ShardEpoch(400, 9),), 401)
-    for window in (4, 200, 399):
-        with pytest.raises(PermanentError) as caught:
-            workload.shard_epoch(window)
-        assert caught.value.reason is Reason.WINDOW_PASSED
-
-
-def test_spare_sequences_come_from_the_shard_of_the_window(sharded: Network) -> None:
-    sharded.run(range(1, 4))
-    workload = sharded.validator.workload
-    first = workload.spare_sequences(4)
-    workload.follow((ShardEpoch(4, 0),), 3)
-    other = workload.spare_sequences(4)
+def test_spare_sequences_come_from_the_shard_of_the_window(ran: Network) -> None:
+    node = ran.validator
+    first = node.workload.spare_sequences(8)
+    node.workload.follow((ShardEpoch(8, 0),), 8)
+    other = node.workload.spare_sequences(8)
     assert not np.array_equal(first, other)
-    workload.follow(sharded.validator.state.epochs, 3)
-    assert np.array_equal(workload.spare_sequences(4), first)
+    node.workload.follow(node.state.epochs, node.state.window)
+    assert np.array_equal(node.workload.spare_sequences(8), first)
 
 
 def test_a_miner_fetches_no_data_after_the_close(sharded: Network) -> None:

@@ -108,7 +108,7 @@ STEPS: dict[str, Callable[[Window], None]] = {
 }
 
 
-@pytest.mark.parametrize("dies_after", some_quick(STEPS, {"gather", "decide", "rate", "set_weights"}))
+@pytest.mark.parametrize("dies_after", some_quick(STEPS, {"decide", "rate", "set_weights"}))
 def test_a_restart_after_any_step_scores_the_window_once(undisturbed: Network, folder: Path, dies_after: str) -> None:
     actors = [member.role for member in undisturbed.members if member.role not in ("aggregator", "validator")]
     network = Network(folder, undisturbed.hparams, actors=actors)

@@ -229,12 +229,13 @@ class MinerKills(KillRun):
         """Check that the window's objects are whole, legal and unchanged."""
         miner = next(member for member in self._world.members if member.role == "honest")
         store, found = self._world.stage.open_store(miner.account_id), {}
+        objects = dict(self._seen)
         for kind in (Kind.COMMIT, Kind.MANIFEST, Kind.GRADIENT):
             key = window_key(kind, window, miner.uid)
+            objects.pop(key, None)
             if store.head(key) is not None:
-                found[kind] = store.get(key, max_bytes=1 << 20)
-        earlier = {key: data for key, data in self._seen.items() if f"-{window}-" not in key}
-        self.check_unchanged({**earlier, **{window_key(kind, window, miner.uid): found[kind] for kind in found}})
+                objects[key] = found[kind] = store.get(key, max_bytes=1 << 20)
+        self.check_unchanged(objects)
         commit = unseal(found[Kind.COMMIT], Commit).body if Kind.COMMIT in found else None
         manifest = unseal(found[Kind.MANIFEST], Manifest).body if Kind.MANIFEST in found else None
         if manifest is not None:
