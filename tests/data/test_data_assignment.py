@@ -248,7 +248,7 @@ def test_the_shard_of_a_window_follows_the_outer_steps_two_windows_before(
     after=st.lists(st.booleans(), max_size=20),
     outer_steps_per_shard=st.integers(1, 5),
 )
-def test_who_begins_at_a_later_state_agrees_with_who_began_at_genesis(
+def test_epochs_from_a_later_state_are_those_from_genesis(
     before: list[bool], after: list[bool], outer_steps_per_shard: int
 ) -> None:
     genesis = states(before + after, outer_steps_per_shard)

@@ -1,4 +1,4 @@
-"""A local file of verified blocks: whatever was there, what is read is right, and no more is fetched than needed."""
+"""A local file of verified blocks: reads are right for any content on the disk, and fetch no more than needed."""
 
 import errno
 import os
@@ -29,7 +29,7 @@ ALL = np.arange(NUM_BLOCKS)
 
 
 class Origin:
-    """What is fetched, and how often.
+    """The source of the blocks, which records the requests.
 
     Attributes:
         data: The bytes there.
@@ -53,7 +53,7 @@ class Origin:
 
     @property
     def blocks(self) -> list[int]:
-        """Blocks that were asked for, rising, each as often as it was."""
+        """Requested blocks in rising order, with repeats."""
         return sorted(
             block for start, length in self.requests for block in range(start // BLOCK, -(-(start + length) // BLOCK))
         )
@@ -71,7 +71,7 @@ def completed(folder: Path, origin: Origin, *, part_bytes: int = 2 * BLOCK) -> B
 
 
 def holds(file: BlockFile, blocks: list[int]) -> None:
-    """Make sure that these blocks are right where the file is read."""
+    """Check these blocks in the mapped file."""
     view = file.map()
     for block in blocks:
         assert view[block * BLOCK : (block + 1) * BLOCK] == TRUTH[block * BLOCK : (block + 1) * BLOCK]

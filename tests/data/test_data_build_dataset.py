@@ -1,4 +1,4 @@
-"""Datasets from files: the same bytes however many threads build them and however often they are killed."""
+"""Datasets from files: the bytes do not depend on the number of threads or of kills."""
 
 import json
 import signal
@@ -196,9 +196,7 @@ class TestKilled:
         assert not wanted.work.exists()
 
     @pytest.mark.parametrize("layout", LAYOUTS)
-    def test_a_part_that_cannot_be_read_is_made_again(
-        self, source_folder: Path, tmp_path: Path, layout: DatasetLayout
-    ) -> None:
+    def test_an_unreadable_part_is_made_again(self, source_folder: Path, tmp_path: Path, layout: DatasetLayout) -> None:
         plan = prepare(request(source_folder, tmp_path / "built", layout))
         make_parts(plan)
         parts = contents(plan.request.work)
@@ -218,7 +216,7 @@ class TestKilled:
         wanted = request(source_folder, tmp_path / "built", DatasetLayout.SHARDS)
         before = contents(build(wanted).root)
         wanted.work.mkdir()
-        (wanted.work / "unfinished").write_text("of somebody")
+        (wanted.work / "unfinished").write_text("other work")
         others = [
             request(source_folder, wanted.root, DatasetLayout.SHARDS, sequence_length=17),
             request(source_folder, wanted.root, DatasetLayout.PAGES),
@@ -229,7 +227,7 @@ class TestKilled:
             with pytest.raises(PermanentError) as caught:
                 build(other)
             assert caught.value.reason is Reason.OBJECT_EXISTS
-        assert contents(wanted.work) == {"unfinished": b"of somebody"}
+        assert contents(wanted.work) == {"unfinished": b"other work"}
         (source_folder / "texts" / "003.txt").write_text("something else\n" * 50)
         with pytest.raises(PermanentError, match="is there already"):
             build(wanted)
@@ -343,7 +341,7 @@ class TestTheResult:
 
 
 class TestThreads:
-    def test_an_error_ends_what_runs(self) -> None:
+    def test_an_error_ends_running_calls(self) -> None:
         ended: list[BaseException] = []
 
         def work(number: int) -> None:

@@ -1,4 +1,4 @@
-"""A copied dataset is the same dataset or none at all, whatever happens on the way."""
+"""A copied dataset is the same dataset or none at all, after any failure on the way."""
 
 import json
 import tempfile
@@ -194,7 +194,7 @@ class TestAgain:
         assert len(report.having(Check.SIZE)) == len(shards_of(files))
 
     @pytest.mark.parametrize("fields", [(), ("sha256", "size_bytes")])
-    def test_verify_reads_back_what_is_there(self, files: dict[str, bytes], fields: tuple[str, ...]) -> None:
+    def test_verify_reads_back_existing_objects(self, files: dict[str, bytes], fields: tuple[str, ...]) -> None:
         source, target = store_of(without(files, *fields)), Target()
         copy(source, target)
         report = copy(source, target, verify=True)
@@ -223,7 +223,7 @@ class TestAgain:
         assert len(set(target.writes)) == len(target.writes)
 
     def test_files_of_another_datasets_copy_are_a_conflict(self, files: dict[str, bytes]) -> None:
-        """Its metadata never came, and the lengths are right."""
+        """The metadata are missing, and the lengths are right."""
         target, path = Target(), shards_of(files)[0]
         target.put(f"{TO}/{path}", bytes(len(files[path])))
         target.writes.clear()
@@ -232,7 +232,7 @@ class TestAgain:
 
     def test_an_object_that_appears_meanwhile_is_not_overwritten(self, files: dict[str, bytes]) -> None:
         class Busy(Target):
-            """Somebody else writes as soon as it has been looked at."""
+            """Another writer puts an object right after the listing."""
 
             def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
                 found = list(super().list(prefix))
@@ -384,7 +384,7 @@ def test_a_manifest_that_is_damaged_meanwhile_is_passed_over(
     file = next(file for file in originals.inventory(1).data if file.path == name)
     damage(shard_source, "train_000001.json")
     wanted = other.get(f"{PREFIX}/{name}", max_bytes=10**8)
-    for _ in range(2):  # whichever store is first
+    for _ in range(2):  # either store may be first
         originals.fetch(file, tmp_path / "file")
         assert (tmp_path / "file").read_bytes() == wanted
     damage(other, "train_000001.json")

@@ -37,7 +37,7 @@ OUT_OF_RANGE = (
     {"start": 6},
     {"prefetch_bytes": -1},
 )
-"""Each names first what is wrong."""
+"""The first name of each is the wrong one."""
 
 
 def generated_samples() -> NDArray[np.int64]:

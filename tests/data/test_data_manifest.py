@@ -1,4 +1,4 @@
-"""The files that describe a sharded dataset: what is refused, and that file and field are named."""
+"""The files that describe a sharded dataset: malformed ones are refused, and the message names file and field."""
 
 import json
 from collections.abc import Callable
@@ -175,7 +175,7 @@ class TestBlocks:
                 BlockedFile(**fields, blocks=blocks)
 
 
-def test_a_sample_has_one_id_whatever_its_type(tmp_path: Path) -> None:
+def test_a_samples_id_does_not_depend_on_its_type(tmp_path: Path) -> None:
     narrow = generated(7, 9, "uint16")
     assert sample_ids(narrow).tolist() == sample_ids(narrow.astype("uint32")).tolist()
     assert sample_ids(narrow).tolist() == sample_ids(narrow.astype(">u4")).tolist()

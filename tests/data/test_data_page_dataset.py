@@ -30,7 +30,7 @@ def store(tmp_path: Path) -> MemoryStore:
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A read that every store fails is repeated at once; `test_data_replicas` looks at the pauses."""
+    """A read that every store fails is repeated at once; `test_data_replicas` tests the pauses."""
     monkeypatch.setattr(replicas, "PAUSE_SECONDS", 0.0)
 
 
@@ -51,7 +51,7 @@ def change_shard_sizes(store: MemoryStore, change: Callable[[dict], None]) -> No
 
 
 def replace_first_shard(store: MemoryStore, table: pa.Table) -> None:
-    """Put another file in the place of the first one, and let its listed size and hash be forgotten."""
+    """Replace the first file, and remove its listed size and hash."""
     buffer = io.BytesIO()
     pq.write_table(table, buffer)
     store.put(FIRST_SHARD, buffer.getvalue())

@@ -27,7 +27,7 @@ def test_an_error_is_not_kept() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_threads_that_ask_at_once_share_one_load(fails: bool) -> None:
-    """The load ends only when every other thread has looked the key up, which is seen by its hash being taken."""
+    """The load ends only when every other thread has looked the key up, which calls its hash."""
     cache: BoundedCache[str, int] = BoundedCache(2)
     loads: list[int] = []
     askers: set[int] = set()

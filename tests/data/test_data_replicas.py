@@ -27,7 +27,7 @@ AWAY = TransientError(Reason.STORE_UNREACHABLE, "no answer for key")
 
 
 class Time:
-    """A clock that only sleeping moves, and jitter that is chosen: 1 leaves every pause as long as it can be."""
+    """A clock that only sleeping moves, and a chosen jitter: 1 gives the longest pauses."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -74,7 +74,7 @@ def stopping(read: Read) -> TemplarError:
 
 @contextmanager
 def stopped() -> Iterator[None]:
-    """What is done in it ends because the host stops."""
+    """Expect StoppedError inside."""
     try:
         with pytest.raises(StoppedError):
             yield
@@ -224,7 +224,7 @@ def test_when_all_fail_the_read_is_repeated_and_the_error_is_transient(time: Tim
 
 
 def test_stores_that_hang_are_not_asked_again(time: Time) -> None:
-    """What took so long has been tried several times by the store itself."""
+    """A store that hangs has tried the request several times itself."""
     store = stores_with(DATA, 1)[0]
 
     def hang(read: Read) -> TemplarError:
@@ -289,7 +289,7 @@ def test_when_all_refuse_the_error_is_permanent(time: Time, reason: Reason) -> N
 
 
 def test_a_transient_error_outweighs_permanent_ones(time: Time) -> None:
-    """The endpoint that is away may have the object; the others have said that they have not."""
+    """The endpoint that does not answer may have the object; the others do not have it."""
     stores = stores_with(DATA)
     stores[0].fail = refusing(Reason.ACCESS_DENIED)
     stores[1].delete(["key"])

@@ -1,4 +1,4 @@
-"""Rotation of shards: which ones belong on the disk follows from the network's state; what fits is brought there."""
+"""Rotation of shards: the network's state determines the plan, and the shards that fit are downloaded."""
 
 import fcntl
 import os
@@ -292,7 +292,7 @@ class Scene:
         return ShardedDataset([DirectoryStore(self.root / BUCKET)], PREFIX, folder=self.folder)
 
     def check(self) -> None:
-        """What has a final name is right, and so is what it is called complete by."""
+        """Files with a final name are right, manifests included."""
         if self.folder.exists():
             assert self.shards.wrong_files(self.folder) == []
 
@@ -326,7 +326,7 @@ def killed_after(process: subprocess.Popen[str], num_lines: int) -> bool:
 
 
 def kill_many(scene: Scene, kills: int) -> list[str]:
-    """Kill rotations at random places; each round goes on where the last was, then starts over; what was wanted."""
+    """Kill rotations at random places, each resuming the one before; the current shards of all of them."""
     chance, done, wanted = random.Random(SEED), 0, "0"
     history: list[str] = []
     while done < kills:
@@ -340,7 +340,7 @@ def kill_many(scene: Scene, kills: int) -> list[str]:
 
 
 def finish(scene: Scene) -> None:
-    """Rotate to the second shard; what is there then is right and all."""
+    """Rotate to the second shard, and check that the files are right and complete."""
     report = rotate(scene.opened(), ShardPlan((1,), 2, ()))
     assert report.on_disk == (1, 2)
     assert on_disk(scene.folder) == scene.shards.names(1, 2)
@@ -355,7 +355,7 @@ def finish(scene: Scene) -> None:
 
 @contextmanager
 def reading(scene: Scene) -> Iterator[list[str]]:
-    """A reader beside; the lines that it has printed. It ends by being killed, and not by a wrong sample."""
+    """Run a reader process, which ends when it is killed or reads a wrong sample; its printed lines."""
     process, lines = scene.start(READ), list[str]()
     assert process.stdout is not None
     assert process.stdout.readline() == "ok\n"

@@ -1,4 +1,4 @@
-"""Reading samples of a sharded dataset, wherever their bytes are."""
+"""Reading samples of a sharded dataset, on the disk or in a store."""
 
 import gc
 import json
@@ -238,7 +238,7 @@ class TestShards:
 
 class TestManifests:
     @pytest.mark.parametrize("left", [b"", b"{}", None], ids=["empty", "another", "a flipped bit"])
-    def test_a_wrong_one_is_fetched_again(
+    def test_a_wrong_manifest_is_fetched_again(
         self, shards: Shards, store: MemoryStore, tmp_path: Path, left: bytes | None
     ) -> None:
         (tmp_path / MANIFEST).write_bytes(flipped(shards.files[MANIFEST], 99) if left is None else left)
@@ -311,7 +311,7 @@ class TestIndex:
 
 
 def test_a_released_shard_is_closed_at_once(shards: Shards, tmp_path: Path) -> None:
-    """A deleted shard gives its room back without waiting for the garbage collector."""
+    """A deleted shard frees its space without waiting for the garbage collector."""
 
     def descriptors() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))

@@ -1,4 +1,4 @@
-"""What goes wrong with stores and disks, against a real endpoint: a fault costs time, never a wrong byte.
+"""Faults of stores and disks, against a real endpoint: a fault costs time, never a wrong byte.
 
 `rclone serve s3` stands behind a proxy that injects the fault (`tests.support.faulty_endpoint`).
 """
@@ -31,7 +31,7 @@ INDEX, MANIFEST, TOKENS, IDS = INDEX_FILE, "train_000000.json", "train_000000.np
 IMPATIENT = S3Settings(
     connect_timeout_seconds=2.0, read_timeout_seconds=0.3, max_attempts=1, slowest_bytes_per_second=1e6
 )
-"""One try of a request, so that the tries are those of the dataset; slow bodies are given up at once."""
+"""One attempt per request, so that only the dataset repeats them; slow bodies end at once."""
 
 MEANING: dict[Fault, tuple[type[TemplarError], Reason]] = {
     "403": (PermanentError, Reason.ACCESS_DENIED),
@@ -104,7 +104,7 @@ def says(error: TemplarError, family: type[TemplarError], reason: Reason) -> Non
 
 
 def complete(bucket: Bucket, folder: Path) -> None:
-    """Make sure that the shards are there, whole, and nothing else."""
+    """Check that the shards are there, whole, and no other files."""
     assert on_disk(folder) == bucket.shards.names(0, 1)
     assert bucket.shards.wrong_files(folder) == []
 
@@ -114,7 +114,7 @@ def samples_are_right(bucket: Bucket, opened: ShardedDataset) -> None:
 
 
 class TestTransient:
-    """The first requests fail, then it goes well."""
+    """The first requests fail, the others succeed."""
 
     @pytest.mark.parametrize(
         ("fault", "name"),
@@ -150,7 +150,7 @@ class TestTransient:
 
 
 class TestLasting:
-    """Nothing goes well until somebody mends it."""
+    """The fault lasts until it is repaired."""
 
     @pytest.mark.parametrize(
         ("fault", "name"),
@@ -181,7 +181,7 @@ class TestLasting:
 
 
 class TestSecondEndpoint:
-    """What one endpoint does wrong, the other one does right."""
+    """The other endpoint has no faults."""
 
     @pytest.mark.parametrize(("fault", "order"), [*((fault, "first") for fault in MEANING), ("slow", "second")])
     def test_the_other_endpoint_is_read_instead(

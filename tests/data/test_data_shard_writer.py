@@ -188,7 +188,7 @@ class TestBuildShards:
         assert contents(tmp_path / "first") == contents(tmp_path / "second")
         assert first == second
 
-    def test_the_index_says_what_is_there(self, tmp_path: Path) -> None:
+    def test_the_index_describes_the_files(self, tmp_path: Path) -> None:
         root = tmp_path / "dataset"
         built = build_shards(documents(), root, held_out_fraction=0.2, **SMALL)
         index = parse_index((root / "_shards.json").read_bytes(), "test")

@@ -81,7 +81,7 @@ class TestSaved:
 
     def test_its_files_in_its_order(self, tmp_path: Path) -> None:
         root = self.save(tmp_path / "saved")
-        write(root / "cache-1.arrow", "stream", ["somebody's cache"])
+        write(root / "cache-1.arrow", "stream", ["a cache"])
         assert [text for _, text in documents(TextSource("source", root))] == ["third\r\nline", *ROWS[:2]]
 
     def test_several_splits(self, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ class TestSaved:
             ({"_data_files": None}, "lists no _data_files"),
         ],
     )
-    def test_what_cannot_be_read(self, tmp_path: Path, state: dict[str, Any], message: str) -> None:
+    def test_unsupported_saved_datasets_are_refused(self, tmp_path: Path, state: dict[str, Any], message: str) -> None:
         root = self.save(tmp_path / "saved", **state)
         with pytest.raises(PermanentError, match=message):
             find_inputs(TextSource("source", root))

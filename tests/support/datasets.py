@@ -1,4 +1,4 @@
-"""Small real datasets for tests: documents with numbered lines, so that every row says where it belongs."""
+"""Small real datasets for tests: documents with numbered lines, so that every row names its place."""
 
 from pathlib import Path
 

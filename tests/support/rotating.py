@@ -38,7 +38,7 @@ def say(line: str) -> None:
 
 
 def read_for_ever(dataset: ShardedDataset, root: Path) -> None:
-    """Until somebody kills this process, or a sample is wrong."""
+    """Read until this process is killed, or a sample is wrong."""
     chance = np.random.default_rng(5)
     truth = []
     for number in range(2):

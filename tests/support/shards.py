@@ -88,7 +88,7 @@ def on_disk(folder: Path) -> list[str]:
 
 
 def flipped(data: bytes, place: int) -> bytes:
-    """The same bytes but for one bit."""
+    """The same bytes with one bit flipped."""
     place %= len(data)
     return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
 
