@@ -5,7 +5,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -332,27 +331,6 @@ def test_a_ledger_works_again_after_it_was_closed(path, clock):
     assert len(ledger.metagraph().neurons) == 2
     ledger.close()
     assert [file.name for file in path.parent.iterdir()] == [path.name]  # the last one tidies up
-
-
-def test_many_threads_share_one_ledger(path, clock):
-    clock.sleep_until(START + 2)
-    ledger = Ledger(path, clock=clock, durable=False)
-    uids, errors = [], []
-
-    def register(key):
-        try:
-            uids.append(ledger.register(key.address))
-            ledger.metagraph()
-        except Exception as error:  # noqa: BLE001 - reported below
-            errors.append(error)
-
-    threads = [threading.Thread(target=register, args=(key,)) for key in KEYS]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
-    assert sorted(uids) == list(range(8))
 
 
 # Several processes.

@@ -19,7 +19,7 @@ from deployments.local import __main__ as command
 from deployments.local.plan import DEFAULT_NEURON, LocalPlan
 from deployments.local.prepare import prepare_folder, require_own_folder, write_environments
 from deployments.local.summary import summarise
-from deployments.local.view import NetworkView, WindowRow, as_table
+from deployments.local.view import NetworkView, WindowRow
 from deployments.processes import Child, ProcessIdentity, ProcessRecord, free_port, require_free_port, start_child
 from templar.agreement.genesis import find_birth
 from templar.chain.base import Metagraph
@@ -55,14 +55,6 @@ class TestPlan:
         assert plan.running == plan.neurons[1:]
         assert plan.neurons[1].stake > plan.neurons[2].stake > 0
         assert {neuron.flow for neuron in plan.running} == {"aggregator-window", "validator-window", "miner-window"}
-
-    def test_everything_lies_in_its_folder(self, tmp_path: Path) -> None:
-        plan = LocalPlan(tmp_path / "here", directory_store=True)
-        neuron = plan.running[0]
-        places = (plan.ledger, plan.wallets, plan.dataset, plan.admin_file, plan.processes, plan.server.home)
-        assert all(place.is_relative_to(tmp_path / "here") for place in (*places, plan.home(neuron), plan.marker))
-        assert plan.storage_url == (tmp_path / "here" / "buckets").as_uri()
-        assert replace(plan, directory_store=False, storage_port=9333).storage_url == "http://127.0.0.1:9333"
 
 
 class TestFolder:
@@ -161,19 +153,6 @@ class TestView:
         report = view.held_out(node)
         assert report.loss_genesis == report.loss_last > 0  # the window was null
         node.stop()
-
-
-def test_windows_as_a_table() -> None:
-    rows = [
-        WindowRow(4, 5.12345, (3, 4), {4: 1.0, 3: -0.256}, {3: 1.0}),
-        WindowRow(5, None, (), {}, {}),
-        WindowRow(6, None, None, {}, {}),
-    ]
-    out = io.StringIO()
-    Console(file=out, width=200).print(as_table(rows, {3: "default", 4: "lazy"}))
-    text = out.getvalue()
-    for part in ("5.1235", "2  [3, 4]", "3:-0.26  4:1.00", "3:1.00", "null", "?", "3 default, 4 lazy"):
-        assert part in text
 
 
 class FakeView:
@@ -393,7 +372,8 @@ class TestRefusals:
         assert running.handle.wait() == -signal.SIGTERM
 
 
-@pytest.mark.parametrize("when", ["before it is up", pytest.param("while it comes up", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["before it is up", "while it comes up"])
 def test_a_run_that_is_ended_takes_everything_down(tmp_path: Path, when: str) -> None:
     plan = LocalPlan(tmp_path / "network", prefect_port=free_port(), storage_port=free_port())
     arguments = ["--folder", plan.folder, "--prefect-port", plan.prefect_port, "--storage-port", plan.storage_port]

@@ -42,8 +42,6 @@ class StorePair:
         client: A boto3 client with the owner's key; None without S3.
         honours_conditional_put: Whether `put_if_absent` has one winner.
         denial: Reason of the error when the reader writes.
-        stamps_first_part: Whether an object in parts is stamped when its first part comes, not when it is complete.
-        checks_digests: Whether a body that does not fit its Content-MD5 is refused.
         replaces_atomically: Whether a reader of a key that is being replaced gets one version whole.
     """
 
@@ -56,8 +54,6 @@ class StorePair:
     client: Any = None
     honours_conditional_put: bool = True
     denial: Reason = Reason.ACCESS_DENIED
-    stamps_first_part: bool = False
-    checks_digests: bool = False
     replaces_atomically: bool = True
 
 
@@ -134,8 +130,6 @@ def rclone_pair(endpoints: RcloneEndpoints) -> StorePair:
         client=s3_client(url, key),
         honours_conditional_put=False,
         denial=Reason.STORE_BUSY,
-        stamps_first_part=True,
-        checks_digests=True,
         replaces_atomically=False,
     )
 

@@ -3,12 +3,9 @@
 import io
 import math
 import threading
-import time
-from base64 import b64encode
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from hashlib import md5, sha256
 from pathlib import Path
 from typing import Any
 
@@ -79,25 +76,6 @@ class TestStamp:
         assert second.last_modified >= first.last_modified
         assert store_pair.reader.get("key", max_bytes=3) == b"new"
 
-    def test_of_an_object_in_parts_it_is_pinned(self, store_pair: StorePair) -> None:
-        """Completion for moto and directories, the first part for rclone; AWS documents the start of the upload."""
-        if store_pair.client is None:
-            pytest.skip("tested with a slow file in test_store_directory.py")
-        upload = Upload(store_pair)
-        upload.add_part(b"x" * PART_BYTES)
-        first_part = time.time()
-        while time.time() < first_part + 2.1:  # stamps have whole seconds, and may lag by a tick
-            time.sleep(0.05)
-        upload.add_part(b"end")
-        completing = time.time()
-        upload.complete()
-        info = store_pair.reader.head("key")
-        assert info is not None
-        if store_pair.stamps_first_part:
-            assert info.last_modified <= first_part
-        else:
-            assert completing - 1.1 <= info.last_modified <= time.time()
-
 
 class Upload:
     """A multipart upload of `key`, step by step."""
@@ -115,47 +93,6 @@ class Upload:
 
     def complete(self) -> None:
         self.client.complete_multipart_upload(**self.target, MultipartUpload={"Parts": self.parts})
-
-
-class TestDigests:
-    """What `templar.store.s3_put` relies on."""
-
-    DATA = b"what was sent"
-
-    def test_an_etag_is_the_digest_of_what_was_stored(self, store_pair: StorePair) -> None:
-        if store_pair.client is None:
-            pytest.skip("a directory has no ETags")
-        digest = f'"{md5(self.DATA, usedforsecurity=False).hexdigest()}"'
-        bucket = store_pair.writable.name
-        assert store_pair.client.put_object(Bucket=bucket, Key="one", Body=self.DATA)["ETag"] == digest
-        assert store_pair.client.head_object(Bucket=bucket, Key="one")["ETag"] == digest
-        upload = Upload(store_pair)
-        upload.add_part(self.DATA)
-        assert upload.parts[0]["ETag"] == digest
-        upload.parts[0]["ETag"] = digest.replace(digest[1], "0" if digest[1] != "0" else "1", 1)
-        with pytest.raises(store_pair.client.exceptions.ClientError, match="InvalidPart"):
-            upload.complete()
-
-    def test_which_servers_check_digests(self, store_pair: StorePair) -> None:
-        """R2 and AWS document that they do; moto stores what came. Nobody here looks at the newer checksums."""
-        client = store_pair.client
-        if client is None:
-            pytest.skip("a directory has no digests")
-        bucket, upload = store_pair.writable.name, Upload(store_pair)
-        wrong = b64encode(md5(b"something else", usedforsecurity=False).digest()).decode()
-        calls = [
-            lambda: client.put_object(Bucket=bucket, Key="one", Body=self.DATA, ContentMD5=wrong),
-            lambda: client.upload_part(**upload.target, PartNumber=1, Body=self.DATA, ContentMD5=wrong),
-        ]
-        for call in calls:
-            if store_pair.checks_digests:
-                with pytest.raises(client.exceptions.ClientError, match="BadDigest"):
-                    call()
-            else:
-                call()
-        assert (store_pair.reader.head("one") is None) == store_pair.checks_digests
-        newer = b64encode(sha256(b"something else").digest()).decode()
-        client.put_object(Bucket=bucket, Key="two", Body=self.DATA, ChecksumSHA256=newer)
 
 
 class TestPutIfAbsent:

@@ -3,7 +3,7 @@
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from templar.store.s3_client import Renewable, our_errors
 from templar.store.s3_protocol import S3Settings, object_size, page, r2_endpoint, refusal, undeleted
 from tests.store.conftest import s3_store
 from tests.support.scripted_server import Reply, Request, ScriptedServer, s3_error, scripted_server
-from tests.support.servers import MotoEndpoint, Server, random_key, start_rclone
+from tests.support.servers import MotoEndpoint, random_key
 
 KEY = AccessKey("ABCDEFGHIJKLMNOPQRST", "the-secret-that-must-never-be-seen")
 QUICK = S3Settings(
@@ -364,30 +364,6 @@ class TestRecovery:
         assert {(type(each), each.reason) for each in errors} == {(TransientError, Reason.STORE_UNREACHABLE)}
         assert patient.head("kept") is not None  # it has woken up
         assert insistent.get("kept", max_bytes=1) == b"1"
-
-    @pytest.fixture
-    def disk_server(self, tmp_path: Path) -> Iterator[tuple[Server, AccessKey]]:
-        (tmp_path / "root" / "bucket").mkdir(parents=True)
-        key = random_key()
-        server = start_rclone(tmp_path / "root", key)
-        yield server, key
-        server.kill()
-
-    def test_a_server_that_crashed_and_came_back(self, disk_server: tuple[Server, AccessKey], tmp_path: Path) -> None:
-        server, key = disk_server
-        store = s3_store("bucket", server.endpoint_url, key, QUICK)
-        store.put("key", b"kept on disk")
-        port = server.port
-        server.kill()
-        gone = error_of(lambda: store.get("key", max_bytes=100))
-        assert (type(gone), gone.reason) == (TransientError, Reason.STORE_UNREACHABLE)
-        again = start_rclone(tmp_path / "root", key, port=port)
-        try:
-            assert store.get("key", max_bytes=100) == b"kept on disk"
-            store.put("key", b"new")
-            assert store.get("key", max_bytes=100) == b"new"
-        finally:
-            again.stop()
 
 
 class TestSecrets:
