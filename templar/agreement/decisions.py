@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from templar.agreement.retention import newest_window
+from templar.agreement.retention import survey
 from templar.agreement.roster import fetch_roster
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
@@ -200,5 +200,5 @@ def may_have_expired(exchange: Exchange, neuron: NeuronInfo, window: int) -> boo
     retention = exchange.hparams.storage.retention_windows
     if window >= current - retention:
         return False
-    newest = newest_window(exchange.buckets.reader(neuron).list(), current)
+    newest = survey(exchange.buckets.reader(neuron).list(), current).newest_window
     return newest is not None and window < newest - retention

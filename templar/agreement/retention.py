@@ -48,11 +48,6 @@ def survey(objects: Iterable[ObjectInfo], current_window: int) -> Survey:
     )
 
 
-def newest_window(objects: Iterable[ObjectInfo], current_window: int) -> int | None:
-    """The newest window of a bucket's per-window objects; None if it has none."""
-    return survey(objects, current_window).newest_window
-
-
 @dataclass(frozen=True)
 class Retention:
     """Which keys of a bucket have expired.

@@ -49,11 +49,8 @@ class PayloadCache:
                 they are not kept.
             TemplarError: `local_file`; this machine cannot keep them.
         """
-        check_hash(data, digest, uid=uid)
-        self.keep(data, digest, window=window, uid=uid, hotkey=hotkey)
-
-    def keep(self, data: bytes, digest: str, *, window: int, uid: int, hotkey: str) -> None:
-        """As `admit`, for bytes whose hash is known to be `digest`."""
+        if sha256_hex(data) != digest:
+            raise RejectedError(Reason.WRONG_HASH, f"uid {uid}: the payload does not have the committed hash")
         _check_author(_decoded(self._layout, digest, lambda: data), window=window, uid=uid, hotkey=hotkey)
         path = self._path(window, digest)
         with local_file(path):
@@ -106,16 +103,6 @@ class PayloadCache:
 
     def _path(self, window: int, digest: str) -> Path:
         return self._root / str(window) / digest
-
-
-def check_hash(data: bytes, digest: str, *, uid: int) -> None:
-    """Check that bytes have the hash that their author committed to.
-
-    Raises:
-        RejectedError: `wrong_hash`.
-    """
-    if sha256_hex(data) != digest:
-        raise RejectedError(Reason.WRONG_HASH, f"uid {uid}: the payload does not have the committed hash")
 
 
 def _decoded(layout: Layout, digest: str, read: Callable[[], bytes]) -> Payload:
