@@ -22,7 +22,7 @@ REFUSED = PermanentError(Reason.ACCESS_DENIED, "for a test")
 
 
 class Scene:
-    """Validators with these stakes; the next window has closed, so whoever decides has decided."""
+    """Validators with these stakes; the next window has closed, so no further decision counts."""
 
     def __init__(self, folder: Path, *stakes: float, closed: bool = True) -> None:
         self.subnet = Subnet(folder, stakes=stakes, num_miners=1)

@@ -292,7 +292,7 @@ def test_a_roster_with_a_wrong_author_or_hash_is_rejected(
         assert reason_of(partial(scene.fetch, forged, scene.store, cache), RejectedError) is reason
 
 
-def test_a_roster_in_a_bucket_of_somebody_else_is_rejected(scene: Scene) -> None:
+def test_a_copied_roster_in_another_bucket_is_rejected(scene: Scene) -> None:
     roster = scene.publish(scene.gathered())
     other = scene.subnet.validators[1]
     copied = seal(roster, scene.publisher.hotkey).encode()

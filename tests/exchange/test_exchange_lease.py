@@ -26,7 +26,7 @@ HOLDERS = ("1" * 32, "2" * 32, "3" * 32)
 
 
 class Bucket:
-    """Alice's bucket, stamped by simulated time, and whoever wants to run her neuron."""
+    """Alice's bucket on simulated time, and the processes that want to run her neuron."""
 
     def __init__(self) -> None:
         self.clock = SimulatedClock(BIRTHDAY)

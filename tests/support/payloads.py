@@ -1,4 +1,4 @@
-"""Payloads of any model: what a miner publishes in its first window for an update that a test makes up."""
+"""Payloads of any model, compressed from given updates."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -14,7 +14,7 @@ HOTKEY = "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY"
 
 
 def random_update(layout: Layout, seed: int) -> dict[str, Tensor]:
-    """Normal numbers, of another volume in each tensor."""
+    """Normal numbers, of another scale in each tensor."""
     generator = torch.Generator().manual_seed(seed)
     return {
         tensor.name: torch.randn(tensor.shape, generator=generator) * 2.0 ** -(place % 4)
@@ -23,7 +23,7 @@ def random_update(layout: Layout, seed: int) -> dict[str, Tensor]:
 
 
 def payload_of(layout: Layout, update: Mapping[str, Tensor], *, uid: int = 0) -> Payload:
-    """The payload of an update. Nothing is held back, so equal updates give equal payloads."""
+    """The payload of an update, without error feedback: equal updates give equal payloads."""
     rule = FeedbackRule("sparseloco", decay=0.95, learning_rate=1.0)
     found = compress(FeedbackState.zeros(layout), update, layout=layout, rule=rule)
     return Payload.of(Header(layout.recipe, 1, uid, HOTKEY, layout.digest), found.tensors, layout)
@@ -35,12 +35,12 @@ def random_payload(layout: Layout, seed: int, *, size: float = 1.0, uid: int = 0
 
 
 def zero_payload(layout: Layout) -> Payload:
-    """A payload that says nothing."""
+    """The payload of an all-zero update."""
     return payload_of(layout, {tensor.name: torch.zeros(tensor.shape) for tensor in layout.tensors})
 
 
 def mixed(one: Payload, other: Payload, is_of_one: Callable[[str], bool]) -> Payload:
-    """Some tensors of one payload, the rest of another."""
+    """A payload with some tensors of one and the rest of another."""
     return replace(
         one,
         sections={name: (one if is_of_one(name) else other).sections[name] for name in one.sections},

@@ -1,4 +1,4 @@
-"""An object store that does what another does, except where a test says otherwise."""
+"""An object store that passes calls on to another one, with hooks for failures."""
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -17,9 +17,9 @@ class ScriptedStore:
     Attributes:
         inner: The store behind it.
         calls: (operation, key) of every call, in order, failed ones too.
-        before: Called with operation and key before each call; what it raises is the answer, nothing is done.
-        after: Called after each call that was done; what it raises is the call's answer: the true one was lost.
-        ignores_conditions: Whether `put_if_absent` overwrites, as on servers that do not know the condition.
+        before: Called with operation and key before each call; an error that it raises replaces the call.
+        after: Called after each successful call; an error that it raises replaces the answer, as if that was lost.
+        ignores_conditions: Whether `put_if_absent` overwrites, as on servers without conditional writes.
     """
 
     def __init__(self, inner: ObjectStore) -> None:
@@ -102,7 +102,7 @@ def failing(error: TemplarError, *operations: str, times: int | None = None, key
 
 
 def once(operation: str, key: str, action: Callable[[], None]) -> Hook:
-    """A hook that does something at the first call of an operation on a key: somebody else is faster."""
+    """A hook that acts once, before the first call of an operation on a key, like a faster process."""
     pending = [action]
 
     def hook(called: str, called_key: str) -> None:

@@ -1,4 +1,4 @@
-"""Pieces of a network for the tests of the exchange: members with keys, buckets in memory, payloads of a tiny model."""
+"""A small network for tests: members with keys, buckets in memory, payloads of a tiny model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -57,7 +57,7 @@ RULES = Windows(
 
 @dataclass(frozen=True)
 class Member:
-    """Somebody with a key. Members of equal number are equal in all tests."""
+    """A neuron with a key. Members of equal uid are equal in all tests."""
 
     uid: int
     hotkey: Hotkey
@@ -95,18 +95,18 @@ def other_payload(author: Member, window: int) -> bytes:
 
 
 def signed_anyhow(kind: Kind, body: Any, signer: Hotkey, *, version: str = PROTOCOL_VERSION) -> bytes:
-    """Sign whatever an author may put together, legal or not, in canonical form."""
+    """Sign any value, legal or not, in canonical form."""
     message = f"templar:{version}:{kind}:".encode() + canonical_json(body)
     return canonical_json({"body": body, "signature": signer.sign(message).hex()})
 
 
 def fields_of(body: Body, **changes: Any) -> dict[str, Any]:
-    """A body as JSON, with other values."""
+    """A body as JSON, with changes."""
     return body.model_dump(mode="json") | changes
 
 
 def manifest_of(author: Member, window: int, payload: bytes, **changes: Any) -> Manifest:
-    """An honest manifest, but for the changes."""
+    """An honest manifest with changes."""
     values: dict[str, Any] = {
         "netuid": NETUID,
         "genesis": GENESIS,
@@ -128,7 +128,7 @@ def commit_to(manifest: Manifest, **changes: Any) -> Commit:
 
 
 def submission_of(author: Member, manifest: Manifest, committed_at: int, revealed_at: int) -> Submission:
-    """What a gather makes of an honest reveal; its signatures are the author's."""
+    """The submission of an honest reveal, signed by its author."""
     signatures = [seal(body, author.hotkey).signature for body in (manifest.commit, manifest)]
     return Submission(manifest, committed_at, revealed_at, *signatures)
 
@@ -155,7 +155,7 @@ class Bucket:
         self.store = ScriptedStore(self.memory)
 
     def put(self, key: str, data: bytes, at: float) -> None:
-        """Store bytes at a time; replaces what is there."""
+        """Store bytes at a time, replacing an earlier object."""
         self.hand.now = at
         self.memory.put(key, data)
 
@@ -224,7 +224,7 @@ class Subnet:
         return Ledger(self.ledger_path, hotkey=hotkey, clock=self.clock, durable=False)
 
     def buckets(self, owner: Member | None = None, views: Mapping[str, ObjectStore] | None = None) -> Buckets:
-        """Everybody's buckets as one member sees them; `views` replace the buckets of those accounts."""
+        """All buckets as one member sees them; `views` replace those of some accounts."""
         shown: dict[str, ObjectStore] = {**self.stores, **(views or {})}
         own = None if owner is None else OwnBucket(BucketAddress(owner.account, "id", "secret"), self.store(owner))
         hotkey = None if owner is None else owner.hotkey.address
@@ -236,5 +236,5 @@ class Subnet:
         return Exchange(self.ledger(owner), buckets, NETWORK, self.hparams, signer)
 
     def times(self, window: int) -> WindowTimes:
-        """The times of a window, whose closing block is waited for."""
+        """The times of a window; waits for its closing block."""
         return self.exchange().times(window)
