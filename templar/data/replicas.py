@@ -242,6 +242,11 @@ class _Endpoint:
         """Whether it rests, or another request is trying it."""
         return self.streak > 0 and (self.probing or now < self.rests_until)
 
+    def report(self, now: float) -> EndpointReport:
+        """The counters so far."""
+        counters = self.reads, self.num_bytes, self.seconds, self.failures, self.last_failure
+        return EndpointReport(self.store.name, *counters, self.rests(now))
+
 
 class Endpoints:
     """Chooses endpoints in turn and counts their answers and failures; safe to use from several threads."""
@@ -315,18 +320,7 @@ class Endpoints:
         """The counters of each, in the order of the stores."""
         with self._lock:
             now = self._clock()
-            return tuple(
-                EndpointReport(
-                    name=endpoint.store.name,
-                    reads=endpoint.reads,
-                    num_bytes=endpoint.num_bytes,
-                    seconds=endpoint.seconds,
-                    failures=endpoint.failures,
-                    last_failure=endpoint.last_failure,
-                    resting=endpoint.rests(now),
-                )
-                for endpoint in self._endpoints
-            )
+            return tuple(each.report(now) for each in self._endpoints)
 
     def _preference(self, number: int, now: float) -> tuple[bool, float]:
         endpoint = self._endpoints[number]

@@ -156,9 +156,7 @@ class RangeFile(io.RawIOBase):
         """Always true."""
         return True
 
-    def seekable(self) -> bool:
-        """Always true."""
-        return True
+    seekable = readable
 
     def tell(self) -> int:
         """Offset of the next byte."""
