@@ -44,23 +44,15 @@ class Subject(StrEnum):
 
 @dataclass(frozen=True)
 class EvidenceAudit:
-    """The result of the audit of one roster or one evidence.
-
-    Attributes:
-        uid: Its publisher; None for the roster of a null window.
-        differences: Published values that the public objects contradict, causes before consequences.
-        notes: Claims that cannot be checked, and conflicts without a fault.
-        seconds: Duration of the audit.
-        problem: The error that stopped the audit; None if it was completed.
-    """
+    """The result of the audit of one roster or one evidence."""
 
     window: int
     subject: Subject
-    uid: int | None
-    differences: tuple[Difference, ...] = ()
-    notes: tuple[str, ...] = ()
+    uid: int | None  # its publisher; None for the roster of a null window
+    differences: tuple[Difference, ...] = ()  # contradicted by public objects, causes before consequences
+    notes: tuple[str, ...] = ()  # claims that cannot be checked, and conflicts without a fault
     seconds: float = 0.0
-    problem: TemplarError | None = None
+    problem: TemplarError | None = None  # the error that stopped the audit
 
     @property
     def verified(self) -> bool:

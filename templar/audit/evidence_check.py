@@ -48,21 +48,13 @@ _CAME_LATER = {
 
 @dataclass
 class Findings:
-    """The differences found so far; they stand if a later step fails.
+    """The differences found so far; they stand if a later step fails."""
 
-    Attributes:
-        past: In the evidence that this one follows.
-        facts: In observations and measurements.
-        derived: In the conclusion from both.
-        chain: In the weights on chain.
-        notes: Claims that cannot be checked.
-    """
-
-    past: list[Difference] = field(default_factory=list)
-    facts: list[Difference] = field(default_factory=list)
-    derived: list[Difference] = field(default_factory=list)
-    chain: list[Difference] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    past: list[Difference] = field(default_factory=list)  # in the evidence that this one follows
+    facts: list[Difference] = field(default_factory=list)  # in observations and measurements
+    derived: list[Difference] = field(default_factory=list)  # in the conclusion from both
+    chain: list[Difference] = field(default_factory=list)  # in the weights on chain
+    notes: list[str] = field(default_factory=list)  # claims that cannot be checked
 
     @property
     def differences(self) -> tuple[Difference, ...]:

@@ -18,23 +18,14 @@ _TIMES = frozenset({Reason.COMMIT_EARLY, Reason.COMMIT_LATE, Reason.REVEAL_EARLY
 
 @dataclass(frozen=True)
 class Hindsight:
-    """A closed window by its public objects.
-
-    Attributes:
-        rules: The rules of its reveals.
-        report: The gather of all miners, as a validator does it.
-        unasked: Outcomes of miners of the reserve that no gather has to ask.
-        reserve: Uids that replace others.
-        settlement: The decision; all payloads that it applies are in the cache.
-        notes: Objects that were stored again since, for people.
-    """
+    """A closed window by its public objects."""
 
     rules: RevealRules
-    report: GatherReport
-    unasked: Mapping[int, PeerOutcome]
-    reserve: frozenset[int]
-    settlement: Settlement
-    notes: tuple[str, ...]
+    report: GatherReport  # of all miners, as a validator gathers
+    unasked: Mapping[int, PeerOutcome]  # miners of the reserve that no gather has to ask
+    reserve: frozenset[int]  # uids that replace others
+    settlement: Settlement  # all payloads that it applies are in the cache
+    notes: tuple[str, ...]  # objects that were stored again since, for people
 
     @property
     def window(self) -> int:

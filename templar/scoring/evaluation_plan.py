@@ -21,17 +21,11 @@ _SAMPLE_DOMAIN = "templar.scoring.sample"
 
 @dataclass(frozen=True)
 class Candidate:
-    """A miner whose payload counts.
+    """A miner whose payload counts."""
 
-    Attributes:
-        hotkey: Its address; every draw is keyed with it, so that uids do not matter.
-        num_sequences: Sequences that it was assigned.
-        unmeasured: Windows since it was measured exactly, at least 1.
-    """
-
-    hotkey: str
-    num_sequences: int
-    unmeasured: int
+    hotkey: str  # every draw is keyed with it, so that uids do not matter
+    num_sequences: int  # that it was assigned
+    unmeasured: int  # windows since it was measured exactly, at least 1
 
 
 @dataclass(frozen=True)

@@ -73,58 +73,35 @@ class Likeness(Record):
 
 
 class MinerFacts(Record):
-    """The observations and measurements of one miner in a window.
-
-    Attributes:
-        bucket: Digest of its bucket's address; None if the chain named none.
-        tier: Why its payload was fetched.
-        assigned: Whether it had data to train on; one that waits for a slot has nothing to publish.
-        payload_sha256: The payload that counts; None if none does.
-        applied: Whether the decided roster has it.
-        reason: Why no payload counts.
-        windows_behind: Windows that its state was behind; None if that is unknown because its store failed.
-        measurement: None if it was not drawn for an exact measurement.
-        norm_ratio: Norm of the payload over the median norm.
-        overlap: The most similar payload of the same window; None if there is no other.
-        repeat: The most similar payload of the window before, of any miner (its own only if that was applied).
-    """
+    """The observations and measurements of one miner in a window; unmeasured values are None."""
 
     uid: Uid
     hotkey: Hotkey
-    bucket: Hex64 | None
-    tier: Tier
-    assigned: bool
-    payload_sha256: Hex64 | None
-    applied: bool
-    reason: Annotated[Reason, Field(strict=False)] | None
-    windows_behind: Count | None
+    bucket: Hex64 | None  # digest of its bucket's address; None if the chain named none
+    tier: Tier  # why its payload was fetched
+    assigned: bool  # whether it had data to train on; one that waits for a slot has nothing to publish
+    payload_sha256: Hex64 | None  # the payload that counts
+    applied: bool  # whether the decided roster has it
+    reason: Annotated[Reason, Field(strict=False)] | None  # why no payload counts
+    windows_behind: Count | None  # windows that its state was behind; None if its store failed
     estimate: Estimate | None
-    measurement: Measurement | None
-    norm_ratio: Finite | None
-    overlap: Likeness | None
-    repeat: Likeness | None
+    measurement: Measurement | None  # None if it was not drawn for one
+    norm_ratio: Finite | None  # norm of the payload over the median norm
+    overlap: Likeness | None  # the most similar payload of the same window; None if there is no other
+    repeat: Likeness | None  # the most similar payload of the window before (its own only if that was applied)
 
 
 @dataclass(frozen=True)
 class WindowFacts:
-    """The observations and measurements of a window: the input of `conclude`, besides the standing before.
-
-    Attributes:
-        roster: Digest of the decided roster; None for a null window.
-        root_before: State root that everything was measured on.
-        outer_steps: Outer steps of that state.
-        seed_block: The block that settled the window; its hash seeds the evaluation plan.
-        loss: Mean loss on the evaluation batch before the window's step; None if nothing was measured.
-        miners: One per registered miner, in uid order.
-    """
+    """The observations and measurements of a window: the input of `conclude`, besides the standing before."""
 
     window: int
-    roster: str | None
-    root_before: str
-    outer_steps: int
-    seed_block: int
-    loss: float | None
-    miners: tuple[MinerFacts, ...]
+    roster: str | None  # digest of the decided roster; None for a null window
+    root_before: str  # state root that everything was measured on
+    outer_steps: int  # of that state
+    seed_block: int  # the block that settled the window; its hash seeds the evaluation plan
+    loss: float | None  # mean loss on the evaluation batch before the window's step; None if nothing was measured
+    miners: tuple[MinerFacts, ...]  # one per registered miner, in uid order
 
     @cached_property
     def success_rate(self) -> float:

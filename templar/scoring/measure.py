@@ -14,6 +14,7 @@ Losses alone do not show copies and inflated payloads; `find_likenesses` and `no
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from statistics import median
 
 import numpy as np
@@ -33,41 +34,23 @@ from templar.training.loss import micro_batch_losses, sequence_losses, single_th
 from templar.training.model import bind_parameters
 
 
+@dataclass(eq=False)
 class Evaluator:
-    """Measures the payloads of one window.
+    """Measures the payloads of one window."""
 
-    Args:
-        model: A model of the network's shape; it is left bound to `params`.
-        params: The agreed parameters before the window's step, by name; only read.
-        segments: Uid -> its segment, int32 of shape (n, L), in the order of evaluation.
-        payloads: Uid -> payload.
-        layout: Tensors and chunks.
-        medians: The norms that payloads are clipped to, as in `single_update`.
-        factor: Step size of the measurement.
-        micro_batch_size: Sequences per forward pass.
-    """
+    model: nn.Module  # of the network's shape; it is left bound to `params`
+    params: Mapping[str, Tensor]  # the agreed parameters before the window's step, by name; only read
+    segments: Mapping[int, NDArray[np.int32]]  # uid -> its sequences, shape (n, L), in the order of evaluation
+    payloads: Mapping[int, Payload]
+    _: KW_ONLY
+    layout: Layout
+    medians: Mapping[str, int]  # the norms that payloads are clipped to, as in `single_update`
+    factor: float  # step size of the measurement
+    micro_batch_size: int  # sequences per forward pass
 
-    def __init__(
-        self,
-        model: nn.Module,
-        params: Mapping[str, Tensor],
-        segments: Mapping[int, NDArray[np.int32]],
-        payloads: Mapping[int, Payload],
-        *,
-        layout: Layout,
-        medians: Mapping[str, int],
-        factor: float,
-        micro_batch_size: int,
-    ) -> None:
-        bind_parameters(model, params)
-        self._model = model
-        self._params = params
-        self._segments = {uid: torch.from_numpy(sequences) for uid, sequences in segments.items()}
-        self._payloads = payloads
-        self._layout = layout
-        self._medians = medians
-        self._factor = factor
-        self._micro_batch_size = micro_batch_size
+    def __post_init__(self) -> None:
+        bind_parameters(self.model, self.params)
+        self._tokens = {uid: torch.from_numpy(sequences) for uid, sequences in self.segments.items()}
         self._buffer: dict[str, Tensor] = {}
         self._before: dict[int, list[float]] = {}
         self._gains: dict[int, dict[int, float]] = {}
@@ -80,18 +63,16 @@ class Evaluator:
     def estimate(self, exact_uids: Sequence[int]) -> dict[int, Estimate]:
         """Return the first-order measurement of every payload.
 
-        Args:
-            exact_uids: Uids that are measured exactly. Their gain is found on every segment: it says what to expect
-                there of others.
+        The gain of `exact_uids`, which are measured exactly, is found on every segment: it says what to expect there.
         """
-        uids = list(self._payloads)
-        products = UpdateProducts([self._payloads[uid] for uid in uids], self._layout, self._medians)
+        uids = list(self.payloads)
+        products = UpdateProducts([self.payloads[uid] for uid in uids], self.layout, self.medians)
         index = {uid: number for number, uid in enumerate(uids)}
         gains: dict[int, dict[int, float]] = {uid: {} for uid in uids}  # sums over the sequences of a segment
         with single_threaded(), self._gradients() as gradients:
             # The gradient accumulates over segments, so a segment's gain is the product after it less that before it.
             reached = dict.fromkeys(exact_uids, 0.0)
-            for owner, tokens in self._segments.items():
+            for owner, tokens in self._tokens.items():
                 asked = [*exact_uids, *([owner] if owner in index and owner not in reached else [])]
                 if asked[len(exact_uids) :]:
                     reached[owner] = products.with_gradients(gradients, [index[owner]])[0]
@@ -109,25 +90,23 @@ class Evaluator:
         }
 
     def measure(self, uid: int, others: Sequence[int]) -> Measurement:
-        """Return the losses before and after one payload is applied alone; `estimate` must have been called.
+        """Return the losses before and after a payload of `exact_uids` is applied alone, once `estimate` was called.
 
-        Args:
-            uid: One of its `exact_uids`.
-            others: Uids whose segments it is measured on, besides its own.
+        They are measured on its own segment and on those of the `others`.
         """
         # 1. Move: theta - factor * update, in the gradients' memory.
-        moved = single_update(self._payloads[uid], self._layout, self._medians, out=self._buffer or None)
+        moved = single_update(self.payloads[uid], self.layout, self.medians, out=self._buffer or None)
         self._buffer = moved
         for name, update in moved.items():
-            update.mul_(-self._factor).add_(self._params[name])
+            update.mul_(-self.factor).add_(self.params[name])
         # 2. Compute with the moved parameters, then point the model at the agreed ones again.
-        bind_parameters(self._model, moved)
+        bind_parameters(self.model, moved)
         try:
             after = {owner: self._losses(owner) for owner in (uid, *others)}
         finally:
-            bind_parameters(self._model, self._params)
+            bind_parameters(self.model, self.params)
         count = sum(len(after[owner]) for owner in others)
-        gain = sum(self._gains[uid][owner] for owner in others) * self._factor
+        gain = sum(self._gains[uid][owner] for owner in others) * self.factor
         return Measurement(
             own_before=_mean(self._before.get(uid, [])),
             own_after=_mean(after[uid]),
@@ -141,28 +120,28 @@ class Evaluator:
         """Yield zeros that backward passes add to; afterwards the model drops them, and they become the buffer."""
         gradients = {}
         try:
-            for name, param in self._model.named_parameters():
+            for name, param in self.model.named_parameters():
                 param.requires_grad_(True)
                 param.grad = gradients[name] = torch.zeros_like(param)
             yield gradients
             self._buffer = gradients
         finally:
-            self._model.zero_grad(set_to_none=True)
+            self.model.zero_grad(set_to_none=True)
 
     def _backward(self, tokens: Tensor) -> list[float]:
         """Add the gradient of a segment's summed losses, and return the losses of its sequences."""
         losses: list[float] = []
         with torch.enable_grad():
-            for batch in micro_batch_losses(self._model, tokens, micro_batch_size=self._micro_batch_size):
+            for batch in micro_batch_losses(self.model, tokens, micro_batch_size=self.micro_batch_size):
                 losses += batch.tolist()
                 torch.autograd.backward(batch.sum())
         return losses
 
     def _losses(self, owner: int) -> list[float]:
-        if owner not in self._segments:
+        if owner not in self._tokens:
             return []
         losses: list[float] = sequence_losses(
-            self._model, self._segments[owner], micro_batch_size=self._micro_batch_size
+            self.model, self._tokens[owner], micro_batch_size=self.micro_batch_size
         ).tolist()
         return losses
 
@@ -171,9 +150,9 @@ class Evaluator:
         rest = [loss for owner, losses in self._before.items() if owner != uid for loss in losses]
         return Estimate(
             own_before=_mean(mine),
-            own_gain=_finite(own * self._factor / len(mine)) if mine else None,
+            own_gain=_finite(own * self.factor / len(mine)) if mine else None,
             random_before=_mean(rest),
-            random_gain=_finite((total - own) * self._factor / len(rest)) if rest else None,
+            random_gain=_finite((total - own) * self.factor / len(rest)) if rest else None,
             expected=0.0,
         )
 
@@ -182,7 +161,7 @@ class Evaluator:
         count, differences = len(self._before.get(uid, [])), []
         for other, gains in self._gains.items():
             if other != uid and uid in gains:
-                there = relative_gain(estimate.own_before, gains[uid] * self._factor / count)
+                there = relative_gain(estimate.own_before, gains[uid] * self.factor / count)
                 differences.append(there - first_order_score(estimates[other]))
         return median(differences) if differences else 0.0
 

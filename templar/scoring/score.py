@@ -185,23 +185,17 @@ def rated_score(score: WindowScore, card: ScoreCard, scoring: Scoring) -> Window
 
 
 def presumed_unassigned(card: ScoreCard, scoring: Scoring) -> bool:
-    """Return whether a miner, measured often, rarely gained on its own data, as one that trains on unassigned data."""
+    """Return whether a miner is presumed to train on unassigned data: its own data rarely gained in many windows."""
     return card.measured >= scoring.own_data_windows and card.binary_average < scoring.own_data_floor
 
 
 @dataclass(frozen=True)
 class Rated:
-    """The ratings after one window.
-
-    Attributes:
-        ratings: Uid -> new rating, of the scored miners.
-        baseline: Rating of the baseline.
-        baseline_score: Score of the baseline; 0 if nobody was scored.
-    """
+    """The ratings of the scored miners and the baseline after one window, and the baseline's score in it."""
 
     ratings: dict[int, Rating]
     baseline: Rating
-    baseline_score: float
+    baseline_score: float  # 0 if nobody was scored
 
 
 def rate_against(
@@ -218,8 +212,8 @@ def rate_against(
         beta=scoring.openskill_beta,
         tau=scoring.openskill_tau,
     )
-    # 2. Plackett-Luce knows differences only: shift all means so that the baseline is back at MU. Then a miner that was not
-    #    rated has neither lost nor won against it.
+    # 2. Plackett-Luce knows differences only: shift all means so that the baseline is back at MU. Then a miner that was
+    #    not rated has neither lost nor won against it.
     # 3. Fade the distances. Otherwise a veteran's lead would outlast long harm, and no newcomer would reach it.
     after, kept = rated.pop(_BASELINE), 1 - scoring.rating_fade
     moved = {uid: Rating(MU + kept * (rating.mu - after.mu), rating.sigma) for uid, rating in rated.items()}

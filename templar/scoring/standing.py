@@ -90,36 +90,23 @@ class Record(BaseModel):
 
 
 class ScoreCard(Record):
-    """A validator's memory of one hotkey.
+    """A validator's memory of one hotkey."""
 
-    Attributes:
-        uid: The uid under which the hotkey was registered; None before its first window.
-        binary_average: Moving average of the indicator, -1..1.
-        advantage: Moving average of the capped scores' distance to the baseline's score.
-        sync: Sync score of the last window in which the miner was measured.
-        final: Final score; only a positive one earns a weight.
-        last_reveal: The last window in which a payload counted; None if none ever did.
-        idle: Windows in a row in which the miner revealed nothing that counts, and is to blame for it.
-        measured: Windows in which it was measured since its average was last cleared.
-        last_exact: The last window in which it was measured exactly; None if it never was.
-        curvature: Moving average of what the first-order score leaves out, relative to the loss; None if it was never
-            measured exactly.
-        promise: Moving average of the predicted gains that `curvature` was left out of; 0 without one.
-    """
-
-    uid: Uid | None = None
+    uid: Uid | None = None  # under which it was registered; None before its first window
     mu: Finite = MU
     sigma: Finite = SIGMA
-    binary_average: Finite = 0.0
-    advantage: Finite = 0.0
-    sync: Finite = 0.0
-    final: Finite = 0.0
-    last_reveal: Count | None = None
-    idle: Count = 0
-    measured: Count = 0
-    last_exact: Count | None = None
+    binary_average: Finite = 0.0  # moving average of the indicator, -1..1
+    advantage: Finite = 0.0  # moving average of the capped scores' distance to the baseline's score
+    sync: Finite = 0.0  # sync score of the last window in which it was measured
+    final: Finite = 0.0  # final score; only a positive one earns a weight
+    last_reveal: Count | None = None  # the last window in which a payload counted
+    idle: Count = 0  # windows in a row in which no payload counted, and the miner is to blame
+    measured: Count = 0  # windows in which it was measured since its average was last cleared
+    last_exact: Count | None = None  # the last window in which it was measured exactly
     curvature: Finite | None = None
+    """Moving average of what the first-order score leaves out, relative to the loss; None if it never was measured."""
     promise: Finite = 0.0
+    """Moving average of the predicted gains that `curvature` was left out of; 0 without one."""
 
     @property
     def rating(self) -> Rating:
@@ -133,28 +120,19 @@ FRESH = ScoreCard()
 
 @dataclass(frozen=True)
 class Standing:
-    """A validator's memory after a window, or before the first one.
+    """A validator's memory after a window, or before the first one."""
 
-    Attributes:
-        window: The window; None before the first.
-        evidence: Digest of its evidence; None before the first.
-        cards: Card by hotkey, of all that were registered in that window.
-        departed: Card by hotkey, of those that were registered before.
-        bans: Hotkey, or digest of a bucket's address, -> the last window of its ban.
-        payloads: Uid -> hash of its payload of that window that was measured. Copies are left out: a miner that sends
-            again what was copied from it must not look like the copier.
-        applied: Uids whose payload was applied in that window.
-        baseline: Rating of the imaginary miner that final scores count from.
-    """
-
-    window: int | None = None
-    evidence: str | None = None
-    cards: Mapping[str, ScoreCard] = field(default_factory=lambda: MappingProxyType({}))
-    departed: Mapping[str, ScoreCard] = field(default_factory=lambda: MappingProxyType({}))
+    window: int | None = None  # None before the first
+    evidence: str | None = None  # digest of the window's evidence; None before the first
+    cards: Mapping[str, ScoreCard] = field(default_factory=lambda: MappingProxyType({}))  # by registered hotkey
+    departed: Mapping[str, ScoreCard] = field(default_factory=lambda: MappingProxyType({}))  # by earlier hotkey
     bans: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Hotkey, or digest of a bucket's address, -> the last window of its ban."""
     payloads: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
-    applied: frozenset[int] = frozenset()
-    baseline: Rating = field(default_factory=Rating)
+    """Uid -> hash of its payload of the window that was measured. Copies are left out: a miner that sends again the
+    coefficients that were copied from it must not look like the copier."""
+    applied: frozenset[int] = frozenset()  # uids whose payload of the window was applied
+    baseline: Rating = field(default_factory=Rating)  # of the imaginary miner that final scores count from
 
     def card(self, hotkey: str) -> ScoreCard:
         """Return the card of a hotkey, registered or departed; a fresh one if it is unknown."""

@@ -169,14 +169,14 @@ def test_without_scored_miners_the_baseline_stays() -> None:
 
 @settings(max_examples=50)
 @given(
-    gains=st.lists(st.floats(-1, 1), min_size=1, max_size=6, unique=True),
+    gains=st.lists(st.integers(-1000, 1000).map(lambda each: each / 1000), min_size=1, max_size=6, unique=True),
     sigma=st.floats(0.5, 9),
     fade=st.sampled_from([0.0, 0.01, 0.5]),
 )
 def test_exactly_the_miners_with_a_higher_score_rise_above_the_baseline(
     gains: list[float], sigma: float, fade: float
 ) -> None:
-    """If all begin with the baseline's rating."""
+    """If all begin with the baseline's rating, and no scores are tied as they are rounded."""
     hparams = load_hparams("local", overrides={"scoring": {"rating_fade": fade}})
     cards = [veteran(uid, mu=MU, sigma=sigma) for uid in range(2, 2 + len(gains))]
     miners = [revealed(uid, gain) for uid, gain in enumerate(gains, 2)]
