@@ -126,6 +126,7 @@ class LocalNetwork:
     def _populate(self, housekeeping: bool) -> Birth:
         """Blocks, pools, deployments, workers, genesis, clock."""
         plan = self.plan
+        # 1. Work pools, and a worker for each neuron: they take seconds to start.
         self._say(f"registering {len(plan.running)} neurons and starting their workers")
         blocks = {neuron: self.neuron_block(neuron) for neuron in plan.running}
         with get_client(sync_client=True) as client:
@@ -136,11 +137,13 @@ class LocalNetwork:
         for neuron in plan.running:
             self._start(f"worker of {neuron.name}", worker_command(f"neuron-{neuron.name}", "resident"))
         deploying = self._start("deployment", DEPLOY_COMMAND) if housekeeping else None
+        # 2. Blocks and deployments meanwhile.
         for neuron, block in blocks.items():
             register(neuron.name, block)
         if deploying is not None:
             self._finish(deploying)
             self._start("housekeeping worker", worker_command(HOUSEKEEPING_POOL, "process"))
+        # 3. The network begins: genesis, then the clock that starts its windows.
         self._say("publishing the genesis checkpoint")
         publisher = next(block for neuron, block in blocks.items() if neuron.role == "aggregator")
         birth = publish_network(plan, publisher, opens_in_seconds=NEURONS_START_SECONDS)

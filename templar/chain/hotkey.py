@@ -119,10 +119,12 @@ def create_wallet(path: Path, name: str, hotkey: str, *, seed: bytes | None = No
             be written.
         ValueError: The seed has another length.
     """
+    # 1. The two keys; the coldkey's seed is derived from the hotkey's.
     wallet = _wallet_folder(path, name, hotkey)
     secret = secrets.token_bytes(SEED_BYTES) if seed is None else seed
     keypair = _keypair_from_seed(secret)
     coldkey = _keypair_from_seed(hashlib.sha256(b"templar.wallet.coldkey" + secret).digest())
+    # 2. Their files, each linked to its name once it is complete.
     hotkeys = wallet / "hotkeys"
     try:
         hotkeys.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -201,11 +201,14 @@ class Ledger:
     ) -> Mapping[str, Any]:
         """Append the change whose value `decide` makes from the newest state, in the next block that was not read."""
         with self._log.transaction() as transaction:
+            # 1. The block of the change: after the newest one, and after every block whose state was read.
             newest = self._update_newest()
             next_block = newest + 1 if newest > 0 else 0
             block = max(next_block, transaction.sealed + 1, transaction.last_block)
+            # 2. Accept or refuse it by the state after all earlier changes.
             value = decide(self._state(transaction.last_id), block)
             transaction.append(block, kind, hotkey, value)
+        # 3. Return once the block exists, so that the change can be read back.
         if block > max(newest, 0):
             self.wait_for_block(block)
         return value

@@ -135,12 +135,15 @@ class _Check:
     written: set[str] = field(default_factory=set)
 
     def rows(self) -> Iterator[AccessRow]:
+        # 1. Write keys write the probes, and read them.
         writers = [each for each in self.credentials if each.writes]
         for writer in writers:
             yield from self._try(writer, [right for right in Right if right is not Right.DELETE])
+        # 2. Read keys try everything, also what they must not do.
         for reader in self.credentials:
             if not reader.writes:
                 yield from self._try(reader, list(Right))
+        # 3. Write keys delete the probes.
         for writer in writers:
             yield from self._try(writer, [Right.DELETE])
 

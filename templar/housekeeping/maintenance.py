@@ -173,6 +173,7 @@ def publish_newest_checkpoint(context: Context) -> StateMark:
         TransientError: `genesis_missing`, or a store failed.
         PermanentError: `object_missing`; there is no snapshot yet.
     """
+    # 1. The newest snapshot of this network.
     birth = context.birth()
     snapshots = Snapshots(context.home / "snapshots", birth.network, kept=context.hparams.storage.snapshots_kept)
     mark = next(iter(snapshots.marks()), None)
@@ -181,9 +182,11 @@ def publish_newest_checkpoint(context: Context) -> StateMark:
     neuron = context.chain.metagraph().by_hotkey(context.own_signer.address)
     if neuron is None:
         raise PermanentError(Reason.NOT_REGISTERED, f"hotkey {context.own_signer.address} is not registered")
+    # 2. A copy in the Hugging Face layout.
     params, _ = snapshots.load(mark, context.hparams.model)
     folder = context.home / "publishing" / str(mark.window)
     write_model(folder, params, context.hparams.model, (context.home / "tokenizer.json").read_bytes())
+    # 3. Upload it; the manifest comes last.
     publish_checkpoint(
         context.buckets.own,
         folder,
