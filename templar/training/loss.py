@@ -57,17 +57,12 @@ def token_losses(net: nn.Module, tokens: Tensor) -> Tensor:
 
 @torch.no_grad()
 def sequence_losses(net: nn.Module, tokens: Tensor, *, micro_batch_size: int) -> Tensor:
-    """The mean loss of each sequence, bit for bit repeatable on the same hardware.
+    """The mean of each sequence's `token_losses`, bit for bit repeatable on the same hardware.
 
-    The kernels of a matrix product treat a row by its place in the matrix and by the matrix's size: another
-    `micro_batch_size` changes last bits, so two parties must agree on it to compare losses exactly. With it given,
-    every forward pass has the same shape (the last one repeats a sequence to fill it), and a loss depends on the
-    parameters, the sequence and its place alone: not on threads, not on other sequences or their number.
-
-    Args:
-        net: A causal language model.
-        tokens: Shape (n, L), integer; L at least 2.
-        micro_batch_size: Sequences per forward pass.
+    The kernels of a matrix product treat a row by its place in the matrix and by the matrix's size. So another
+    `micro_batch_size`, the number of sequences of a forward pass, changes last bits, and two parties must agree on it
+    to compare losses exactly. Every pass has the same shape (the last one repeats a sequence to fill it), and a loss
+    depends on the parameters, the sequence and its place alone: not on threads, other sequences or their number.
 
     Returns:
         Shape (n,), float64, on the CPU. A loss that is not finite is returned as it is.
