@@ -134,3 +134,8 @@ def test_a_version_is_never_taken_for_one_that_it_begins_with(text: str, version
     assert key is not None
     assert key.version == version
     assert parse_current_key(text) is None
+
+
+def test_uids_that_begin_alike_are_different() -> None:
+    assert parse_current_key(window_key(Kind.PROOF, 1, 1)) == ObjectKey(Kind.PROOF, 1, 1)
+    assert parse_current_key(window_key(Kind.PROOF, 1, 11)) == ObjectKey(Kind.PROOF, 1, 11)
