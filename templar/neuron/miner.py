@@ -162,12 +162,13 @@ class Miner(Node):
 
         # 1. Compress with the live error feedback. The spare buffers are used once: a repeated call must not overwrite
         #    what this one staged.
-        result = self._trained[window]
+        result, neuron, training = self._trained[window], self.exchange.identity(window), self.hparams.training
+        rate = outer_learning_rate(training, self.state.outer_steps)
+        rule = FeedbackRule(training.recipe, self.hparams.gradient.momentum_decay, rate)
         spare, self._spare = self._spare, None
-        compressed = compress(
-            self._private.feedback, result.update, layout=self.layout, rule=self._feedback_rule(), spare=spare
-        )
-        data = self.payload_bytes(window, Payload.of(self._header(window), compressed.tensors, self.layout))
+        compressed = compress(self._private.feedback, result.update, layout=self.layout, rule=rule, spare=spare)
+        header = Header(self.layout.recipe, window, neuron.uid, neuron.hotkey, self.layout.digest)
+        data = self.payload_bytes(window, Payload.of(header, compressed.tensors, self.layout))
 
         # 2. Private state and payload go to the disk, then into the journal.
         staged = PrivateState(compressed.state, result.optimizer or self._private.optimizer)
@@ -244,14 +245,6 @@ class Miner(Node):
         if not assignment.units:
             raise PermanentError(Reason.NO_ASSIGNMENT, f"window {window}: all slots are taken; this miner waits")
         return torch.from_numpy(self.workload.sequences(assignment))
-
-    def _feedback_rule(self) -> FeedbackRule:
-        rate = outer_learning_rate(self.hparams.training, self.state.outer_steps)
-        return FeedbackRule(self.hparams.training.recipe, self.hparams.gradient.momentum_decay, rate)
-
-    def _header(self, window: int) -> Header:
-        neuron = self.exchange.identity(window)
-        return Header(self.layout.recipe, window, neuron.uid, neuron.hotkey, self.layout.digest)
 
     def _manifest(self, window: int) -> Manifest:
         report = self.compress(window)

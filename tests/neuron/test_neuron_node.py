@@ -151,7 +151,7 @@ def test_a_store_that_fails_leaves_the_window_to_catch_up(network: Network, kind
         network.run([1])
     assert (node.state.window, node.journal.status(1)) == (0, Status.CLAIMED)
     with network.outage(network.name(network.aggregator)):
-        opening = drive_window(node, 2) if isinstance(node, Miner) else drive_window(network.validator, 2)
+        opening = drive_window(node, 2)
     assert (opening.action, opening.reason) == (Action.CATCHING_UP, Reason.DECISION_MISSING)
     assert opening.detail.startswith("at window 0, wanted 1")
 
