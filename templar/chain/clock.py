@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextvars import copy_context
 from typing import Any, TypeVar
 
 from templar import interrupt
@@ -149,7 +150,10 @@ class _Session:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="compute")
         for participant, body in zip(self._alive.values(), bodies, strict=True):
             participant.thread = threading.Thread(
-                target=self._live, args=(participant, body), name=f"participant-{participant.index}", daemon=True
+                target=copy_context().run,
+                args=(self._live, participant, body),
+                name=f"participant-{participant.index}",
+                daemon=True,
             )
 
     def run(self) -> None:
@@ -187,7 +191,7 @@ class _Session:
     def compute(self, work: Callable[[], T]) -> T:
         """Wait for a worker thread's result."""
         me = self._caller()
-        future = self._pool.submit(work)
+        future = self._pool.submit(copy_context().run, work)
         self._computing.append((me.index, future))
         self._give_up_baton(me)
         return future.result()

@@ -4,6 +4,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,9 @@ from pathlib import Path
 from templar.adversary.actors import ACTORS
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.signed import unseal
+from templar.gradient.aggregate import compile_kernels
+from templar.gradient.backend import forced
+from templar.gradient.layout import Layout
 from templar.hparams import HParams
 from templar.neuron.evaluate import measure_held_out
 from templar.neuron.node import Node
@@ -18,10 +22,11 @@ from templar.scoring.evidence import Evidence
 from templar.shared_results import sharing
 from templar.simulate.world import START_WINDOW, Member, World
 from templar.timeline import first_block
+from templar.training.model import parameter_shapes
 from templar.window import drive_window
 
 HELD_OUT_SEQUENCES = 128
-
+KERNEL_WINDOWS = 20  # from this many windows on a run is worth loading the kernels, which takes seconds
 
 MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - Linux's file system in memory
 
@@ -90,7 +95,9 @@ def simulate(
         ValueError: `actors` names nobody, or `windows`, `num_validators` or `threads` is less than 1.
     """
     _check(actors, windows=windows, num_validators=num_validators, threads=threads)
-    with sharing(share), tempfile.TemporaryDirectory(prefix="templar-", dir=memory_folder()) as temporary:
+    # Kernels give the same bits, and pay for their loading in a long run.
+    kernels = forced("numba") if windows >= KERNEL_WINDOWS else nullcontext()
+    with kernels, sharing(share), tempfile.TemporaryDirectory(prefix="templar-", dir=memory_folder()) as temporary:
         world = World(
             folder or Path(temporary),
             hparams,
@@ -100,6 +107,7 @@ def simulate(
             threads=threads,
             training=training,
         )
+        compile_kernels(Layout.of(parameter_shapes(hparams.model), hparams.gradient, hparams.training.recipe))
         started = time.perf_counter()
         nodes = run_nodes(world, windows, lambda validator, window: on_window(window, _loss(validator, window)))
         seconds = time.perf_counter() - started

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -41,6 +42,22 @@ def once() -> SimulationReport:
 
 def test_the_same_seed_gives_the_same_report(once: SimulationReport, tmp_path: Path) -> None:
     assert without_times(run(folder=tmp_path)) == without_times(once)
+
+
+def public_objects(folder: Path) -> dict[str, bytes]:
+    """Everything in the buckets but leases; signatures, which differ from one signing to the next, are blanked."""
+    files = [path for path in (folder / "buckets").rglob("*") if path.is_file() and "lease" not in path.name]
+    return {str(path.relative_to(folder)): re.sub(rb'"[0-9a-f]{128}"', b'""', path.read_bytes()) for path in files}
+
+
+def test_sharing_results_changes_no_byte(tmp_path: Path) -> None:
+    actors = ["honest", "honest", "lazy", "garbage", "manifest_forged_signature"]
+    apart = run(folder=tmp_path / "apart", share=False, actors=actors)
+    together = run(folder=tmp_path / "together", actors=actors)
+    assert without_times(together) == without_times(apart)
+    objects = public_objects(tmp_path / "apart")
+    assert public_objects(tmp_path / "together") == objects
+    assert any("gradient" in name for name in objects)
 
 
 def test_threads_change_nothing_but_the_speed(once: SimulationReport) -> None:
