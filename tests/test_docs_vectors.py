@@ -115,7 +115,7 @@ def whole_bytes(bits: int) -> int:
 
 
 class Stranger:
-    """docs/protocol.md, written down by somebody who has never seen the library."""
+    """A second implementation of docs/protocol.md that uses nothing of the library."""
 
     @staticmethod
     def canonical(value: Any) -> bytes:

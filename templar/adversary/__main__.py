@@ -1,7 +1,7 @@
 """`python -m templar.adversary --attackers 2 --seed 7`: attacks and faults against a network on simulated time.
 
-Says a line per verdict on stderr while it runs, then prints a table and one line of JSON. The same seed gives the same
-JSON. Ends with 1 if anything is not as expected.
+It prints a line per verdict on stderr while it runs, then a table and one line of JSON. The same seed gives the same
+JSON. It ends with 1 if anything is not as expected.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""Every kind of miner that a simulation, a gauntlet or a local network can run, by name.
+"""Every actor that a simulation, a gauntlet or a local network can run, by name.
 
-Bad publishers of rosters: aggregators that differ from the honest one in one step.
+Actors are miners, honest and bad, and publishers of rosters that differ from the honest aggregator in one step.
 """
 
 from collections.abc import Mapping

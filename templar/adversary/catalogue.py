@@ -1,9 +1,7 @@
 """Every attack and fault that the gauntlet runs, by name.
 
-The rows are those of the table in docs/threat-model.md. Who drives a network takes from here what the attackers are
-and what surrounds them; `templar.adversary.judge` says what came of it.
-
-What hostile miners publish, when, and in whose name: scenarios in which the attackers are the miners themselves.
+The rows are those of the table in docs/threat-model.md. The driver of a network takes the attackers and the faults from
+here, and `templar.adversary.judge` gives the verdict.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
-"""Chains as an honest node may see them: unreachable, behind, beside themselves, or by a wrong clock.
+"""Views of a chain as an honest node may see it: unreachable, behind, reorganising, or by a wrong clock.
 
-Every view fulfils `templar.chain.base.Chain`; what it does not change is the inner chain's.
+Every view fulfils `templar.chain.base.Chain` and passes everything that it does not change to the inner chain.
 """
 
 from collections.abc import Callable, Iterator, Mapping

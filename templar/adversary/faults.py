@@ -1,9 +1,7 @@
-"""What happens to a bucket or to an endpoint of the chain in a scenario: from the honest one to what is seen of it.
+"""Faults of buckets and of chain endpoints: views that refuse, fail, answer slowly, or show what is not stored.
 
-Buckets as a reader may find them: refusing, failing, slow, or showing what is not so.
-
-Every view fulfils `templar.store.base.ObjectStore`; what it does not change is the inner store's. The errors are those
-that `templar.store.s3` gives for the same answers of a server.
+Every view fulfils `templar.store.base.ObjectStore` and passes everything that it does not change to the inner store.
+Its errors are those that `templar.store.s3` raises for the same answers of a server.
 """
 
 from collections.abc import Iterable, Iterator

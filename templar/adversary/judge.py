@@ -1,6 +1,6 @@
-"""The verdict on a scenario, from what is known of a network that ran; whoever drove it does not matter.
+"""Scenarios, and the verdict on one from what is known of a network that ran.
 
-What a scenario is, and what came of one: values that whoever drives a network and whoever judges it share.
+The driver of a network and the judge share the values of this module, so the verdict does not depend on the driver.
 """
 
 import math
@@ -54,7 +54,7 @@ class Misconduct:
 
     Attributes:
         kind: The aggregator that takes the honest one's place.
-        is_provable: Whether every finding convicts it, whoever made it.
+        is_provable: Whether every finding convicts it, from any reporter.
         omits: Whether it leaves out payloads of honest miners: what it decided is applied, and each loss is reported.
         delay: How many windows later a node can find it.
     """
@@ -83,7 +83,7 @@ class Scenario:
         publisher: What the aggregator does, which is the only attacker then; None for an honest one.
         quiet: Windows at the beginning in which an attacker does nothing yet.
         windows: For how many windows it runs.
-        honest: How many honest miners there are, whatever was asked for; None leaves the choice.
+        honest: How many honest miners there are, instead of the requested number; None leaves the choice.
         alone: Whether it needs a network of its own.
         cleans: Whether every bucket is cleaned in every window, by wrong clocks.
         training: Whether its numbers matter, so that miners must train.
@@ -222,7 +222,7 @@ class Cast:
     Attributes:
         attackers: Uid -> node, of the scenario's attackers: miners, or the aggregator alone.
         honest: Uid -> node, of the miners to whom nothing happens.
-        sound: Uids of the miners whose code is that of an honest one, whatever happens to them.
+        sound: Uids of the miners that run honest code, even if faults happen to them.
         healthy: The nodes to which nothing happens: honest miners, aggregator and validators.
         affected: The honest nodes to which the scenario's faults happen.
         num_miners: All miners, those of other scenarios included.
@@ -284,7 +284,7 @@ def judge(scenario: Scenario, cast: Cast, history: History, hparams: HParams, la
 
 
 def _common_problems(scenario: Scenario, cast: Cast, history: History) -> list[str]:
-    """What must never happen, whatever the attack."""
+    """List what must never happen under any attack."""
     problems = [f"{name} crashed: {how}" for name, how in sorted(history.crashes.items())]
     if scenario.publisher is None or not scenario.publisher.omits:
         problems += [
