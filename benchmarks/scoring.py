@@ -93,7 +93,7 @@ class Scene:
         segments: Uid -> own segment, int32 of shape (n, L).
         fresh: Sequences that nobody has trained on or is scored on, shape (m, L).
         factor: Step size of the measurement.
-        large_promise_ratio: `Scoring.large_promise_ratio`.
+        large_prediction_ratio: `Scoring.large_prediction_ratio`.
     """
 
     model: nn.Module
@@ -102,7 +102,7 @@ class Scene:
     segments: dict[int, np.ndarray]
     fresh: Tensor
     factor: float
-    large_promise_ratio: float
+    large_prediction_ratio: float
 
     @property
     def batch(self) -> Tensor:
@@ -143,7 +143,7 @@ def play(sizes: Sizes) -> Scene:
     segments = {uid: setup.sequences[sizes.windows - 1][uid][: sizes.segment].numpy() for uid in uids}
     wanted = TOKENS_TIMES * sum(len(segment) for segment in segments.values())
     fresh = torch.cat(setup.sequences[sizes.windows])[:wanted]
-    return Scene(net, layout, payloads, segments, fresh, rate * FACTOR, hparams.scoring.large_promise_ratio)
+    return Scene(net, layout, payloads, segments, fresh, rate * FACTOR, hparams.scoring.large_prediction_ratio)
 
 
 def ours(scene: Scene) -> dict[int, float]:
@@ -173,7 +173,7 @@ def ours(scene: Scene) -> dict[int, float]:
     measurements = {uid: evaluator.measure(uid, others) for uid, others in plan.exact.items()}
     find_likenesses(scene.payloads, scene.payloads, frozenset(), scene.layout, threshold=0.4)
     norm_ratios(scene.payloads, scene.layout)
-    prior = CurvaturePrior.of(estimates.values(), measurements.values(), scene.large_promise_ratio)
+    prior = CurvaturePrior.of(estimates.values(), measurements.values(), scene.large_prediction_ratio)
     return {
         uid: score_payload(estimate, measurements.get(uid), FRESH, prior).gradient_score
         for uid, estimate in estimates.items()

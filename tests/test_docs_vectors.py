@@ -206,7 +206,7 @@ class Stranger:
         """Section 6: what is in a payload, as chunks of (index, sign, step, whether upper); all checks, in order."""
         refuse_if(len(data) < 96 or data[:4] != b"TPLP", "malformed")
         version, recipe, uid, window, digest, hotkey = struct.unpack_from("<BBHQ32s48s", data, 4)
-        refuse_if(version != 4, "wrong_version")
+        refuse_if(version != 5, "wrong_version")
         refuse_if(digest.hex() != layout["digest"], "wrong_shapes")
         bounds = [100 + sum(Stranger.section_bytes(tensor)[end] for tensor in layout["tensors"]) for end in (0, 1)]
         refuse_if(not bounds[0] <= len(data) <= bounds[1], "wrong_size")
@@ -315,7 +315,7 @@ class Stranger:
     def write_payload(header: dict[str, Any], sections: list[bytes], layout: dict[str, Any]) -> bytes:
         recipe = ["sparseloco", "demo"].index(layout["recipe"])
         parts = header["uid"], header["window"], bytes.fromhex(layout["digest"]), header["hotkey"].encode()
-        body = struct.pack("<4sBBHQ32s48s", b"TPLP", 4, recipe, *parts) + b"".join(sections)
+        body = struct.pack("<4sBBHQ32s48s", b"TPLP", 5, recipe, *parts) + b"".join(sections)
         return body + struct.pack("<I", zlib.crc32(body))
 
     @staticmethod
@@ -516,7 +516,7 @@ class Judge:
             "measured": 0,
             "last_exact": None,
             "curvature": None,
-            "promise": 0.0,
+            "predicted_gain": 0.0,
         }
 
     @staticmethod
@@ -595,28 +595,36 @@ class Judge:
         return Judge.improvement(before, None if before is None or gain is None else before - gain)
 
     @staticmethod
-    def promise(exact: dict[str, Any]) -> float:
+    def predicted_gain(exact: dict[str, Any]) -> float:
         return Judge.gain(exact["random_before"], exact["random_gain"])
 
     @staticmethod
     def curvature(exact: dict[str, Any] | None) -> float | None:
         if exact is None or not exact["random_before"] or exact["random_before"] < 0 or exact["random_gain"] is None:
             return None
-        return Judge.improvement(exact["random_before"], exact["random_after"]) - Judge.promise(exact)
+        return Judge.improvement(exact["random_before"], exact["random_after"]) - Judge.predicted_gain(exact)
 
     @staticmethod
     def assumed(
         estimates: list[dict[str, Any]], measurements: list[dict[str, Any] | None], ratio: float
     ) -> dict[str, Any]:
-        found = [(Judge.promise(each), c) for each in measurements if each and (c := Judge.curvature(each)) is not None]
+        found = [
+            (Judge.predicted_gain(each), c)
+            for each in measurements
+            if each and (c := Judge.curvature(each)) is not None
+        ]
         if not found or not estimates:
-            return {"typical": 0.0, "large": None, "broken": [], "ratio": ratio}
+            return {"typical": 0.0, "large": None, "shortfalls": [], "ratio": ratio}
         all_of_them = [Judge.gain(each["random_before"], each["random_gain"]) for each in estimates]
         large = ratio * max(0.0, statistics.median(all_of_them))
-        broken = sorted([promise, min(0.0, max(-1.0, c / promise))] for promise, c in found if promise > large)
-        others = [c for promise, c in found if promise <= large]
+        broken = sorted(
+            [predicted_gain, min(0.0, max(-1.0, c / predicted_gain))]
+            for predicted_gain, c in found
+            if predicted_gain > large
+        )
+        others = [c for predicted_gain, c in found if predicted_gain <= large]
         typical = min(0.0, statistics.median(others)) if others else 0.0
-        return {"typical": typical, "large": large, "broken": broken, "ratio": ratio}
+        return {"typical": typical, "large": large, "shortfalls": broken, "ratio": ratio}
 
     @staticmethod
     def left_out(linear: float, card: dict[str, Any], assumed: dict[str, Any]) -> float:
@@ -624,10 +632,10 @@ class Judge:
         past: float = assumed["typical"] if known is None else known
         if assumed["large"] is None or linear <= assumed["large"]:
             return past
-        reach, promise = linear / assumed["ratio"], card["promise"]
-        alike = [share for size, share in assumed["broken"] if size >= reach]
-        is_known = known is not None and promise >= reach
-        limits = [past * (linear / promise) if is_known else past]
+        reach, predicted_gain = linear / assumed["ratio"], card["predicted_gain"]
+        alike = [share for size, share in assumed["shortfalls"] if size >= reach]
+        is_known = known is not None and predicted_gain >= reach
+        limits = [past * (linear / predicted_gain) if is_known else past]
         if alike:
             limits.append(linear * statistics.median(alike))
         if not alike and not is_known:
@@ -681,7 +689,7 @@ class Judge:
         everybody = players | {-1: (math.nextafter(least, 1.0), 25.0, sigma)}
         found = Judge.rated(everybody, scoring["openskill_beta"], scoring["openskill_tau"])
         zero, sigma = found.pop(-1)
-        keep = 1 - scoring["rating_fade"]
+        keep = 1 - scoring["rating_decay"]
         moved = {uid: (25 + keep * (mu - zero), own) for uid, (mu, own) in found.items()}
         return moved, Judge.settled(sigma), least
 
@@ -751,7 +759,9 @@ class Judge:
 
     @staticmethod
     def shows_nothing(card: dict[str, Any], scoring: dict[str, Any]) -> bool:
-        return card["measured"] >= scoring["own_data_windows"] and card["binary_average"] < scoring["own_data_floor"]
+        return (
+            card["measured"] >= scoring["own_data_windows"] and card["binary_average"] < scoring["own_data_min_average"]
+        )
 
     @staticmethod
     def late(
@@ -798,7 +808,10 @@ class Judge:
         curvature = Judge.curvature(facts["measurement"])
         if curvature is not None:
             beta = 1.0 if card["curvature"] is None else scoring["curvature_ma_alpha"]
-            for field, newest in (("curvature", curvature), ("promise", Judge.promise(facts["measurement"]))):
+            for field, newest in (
+                ("curvature", curvature),
+                ("predicted_gain", Judge.predicted_gain(facts["measurement"])),
+            ):
                 card |= {field: Judge.settled((1 - beta) * (card[field] or 0.0) + beta * newest)}
         return card
 
@@ -809,14 +822,14 @@ class Judge:
 
     @staticmethod
     def finals(
-        cards: dict[int, dict[str, Any]], baseline_sigma: float, typical: float, typical_skill: float
+        cards: dict[int, dict[str, Any]], baseline_sigma: float, typical: float, median_skill: float
     ) -> dict[int, float]:
         """Of the miners that were scored, with their cards after the window."""
         found = {}
         for uid, card in cards.items():
             skill = (card["mu"] - 3 * card["sigma"]) - (25 - 3 * baseline_sigma)
             if card["advantage"] > 0:
-                skill = min(max(skill, 1.0), typical_skill * card["advantage"] / typical)
+                skill = min(max(skill, 1.0), median_skill * card["advantage"] / typical)
             else:
                 skill = min(skill, 0.0)
             found[uid] = Judge.settled(skill * max(0.0, card["binary_average"]) * card["sync"])
@@ -826,7 +839,7 @@ class Judge:
     def scores(facts: dict[int, Any], cards: dict[int, Any], scoring: dict[str, Any]) -> dict[int, tuple[float, int]]:
         estimates = [each["estimate"] for each in facts.values() if each["estimate"] is not None]
         measurements = [each["measurement"] for each in facts.values()]
-        assumed = Judge.assumed(estimates, measurements, scoring["large_promise_ratio"])
+        assumed = Judge.assumed(estimates, measurements, scoring["large_prediction_ratio"])
         found = {
             uid: Judge.score(each["estimate"], each["measurement"], cards[uid], assumed)
             for uid, each in facts.items()
@@ -875,7 +888,7 @@ class Judge:
             if Judge.curvature(facts[uid]["measurement"]) is not None:
                 cards[uid] |= {"last_exact": window}
         typical = Judge.typical(cards[uid]["advantage"] for uid in scores)
-        finals = Judge.finals({uid: cards[uid] for uid in scores}, baseline_sigma, typical, scoring["typical_skill"])
+        finals = Judge.finals({uid: cards[uid] for uid in scores}, baseline_sigma, typical, scoring["median_skill"])
         for uid, final in finals.items():
             cards[uid] |= {"final": final}
         for uid, each in facts.items():
@@ -974,7 +987,7 @@ def test_a_stranger_rebuilds_what_a_miner_signed_from_a_roster() -> None:
         manifest = network | {name: entry[name] for name in of_author}
         commit = network | {"uid": entry["uid"], "hotkey": entry["hotkey"], "commitment": Stranger.digest(manifest)}
         for kind, body in (("manifest", manifest), ("commit", commit)):
-            message = f"templar:4:{kind}:".encode() + Stranger.canonical(body)
+            message = f"templar:5:{kind}:".encode() + Stranger.canonical(body)
             assert verify(entry["hotkey"], message, bytes.fromhex(entry[f"{kind}_signature"]))
 
 
@@ -989,10 +1002,10 @@ def test_a_stranger_verifies_objects() -> None:
         named = without_signatures(body) if kind == "roster" else body
         assert Stranger.digest(named) == each["digest"]
         assert body["genesis"] == ("0" * 64 if kind == "start_window" else found["genesis"])
-        message = f"templar:4:{kind}:".encode() + each["body"].encode()
+        message = f"templar:5:{kind}:".encode() + each["body"].encode()
         signature = bytes.fromhex(each["signature"])
         assert verify(body["hotkey"], message, signature)
-        assert not verify(body["hotkey"], message.replace(b":4:", b":3:", 1), signature)
+        assert not verify(body["hotkey"], message.replace(b":5:", b":4:", 1), signature)
     commit = json.loads(found["objects"]["commit"]["body"])
     assert commit["commitment"] == found["objects"]["manifest"]["digest"]
     assert json.loads(found["objects"]["decision"]["body"])["roster"] == found["objects"]["roster"]["digest"]
@@ -1351,15 +1364,15 @@ def test_a_stranger_finds_what_is_alike_and_what_is_large() -> None:
 
 def test_a_stranger_tells_what_to_assume() -> None:
     for case in vectors("evaluation")["assumptions"]:
-        assert Judge.assumed(case["estimates"], case["measurements"], case["assumed"]["ratio"]) == case["assumed"]
+        assert Judge.assumed(case["estimates"], case["measurements"], case["prior"]["ratio"]) == case["prior"]
 
 
 def test_a_stranger_scores() -> None:
     for case in vectors("evaluation")["scores"]:
-        found = Judge.score(case["estimate"], case["measurement"], case["card"], case["assumed"])
+        found = Judge.score(case["estimate"], case["measurement"], case["card"], case["prior"])
         assert found == (case["gradient_score"], case["indicator"])
         assert Judge.curvature(case["measurement"]) == case["curvature"]
-        assert case["curvature"] is None or Judge.promise(case["measurement"]) == case["promise"]
+        assert case["curvature"] is None or Judge.predicted_gain(case["measurement"]) == case["predicted_gain"]
 
 
 def test_a_stranger_weighs() -> None:

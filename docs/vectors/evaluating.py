@@ -133,12 +133,12 @@ def _assumptions(estimates: Sequence[Losses], measurements: Sequence[Losses]) ->
     return {
         "estimates": [each.model_dump() for each in linear],
         "measurements": [each.model_dump() for each in exact],
-        "assumed": _prior(CurvaturePrior.of(linear, exact, SCORING.large_promise_ratio)),
+        "prior": _prior(CurvaturePrior.of(linear, exact, SCORING.large_prediction_ratio)),
     }
 
 
 def _prior(prior: CurvaturePrior) -> dict[str, Any]:
-    return {"typical": prior.typical, "large": prior.large, "broken": prior.shortfalls, "ratio": prior.ratio}
+    return {"typical": prior.typical, "large": prior.large, "shortfalls": prior.shortfalls, "ratio": prior.ratio}
 
 
 Known = tuple[float | None, float]
@@ -189,12 +189,12 @@ def _score(linear: Losses, exact: Losses | None, known: Known, prior: CurvatureP
     measurement = None
     if exact is not None:
         measurement = Measurement.model_validate(dict(zip(Measurement.model_fields, exact, strict=True)))
-    card = ScoreCard(curvature=known[0], promise=known[1])
+    card = ScoreCard(curvature=known[0], predicted_gain=known[1])
     return {
         "estimate": estimate.model_dump(),
         "measurement": None if measurement is None else measurement.model_dump(),
         "card": card.model_dump(),
-        "assumed": _prior(prior),
+        "prior": _prior(prior),
         **_window_score(score_payload(estimate, measurement, card, prior)),
     }
 
@@ -204,7 +204,7 @@ def _window_score(score: WindowScore) -> dict[str, Any]:
         "gradient_score": score.gradient_score,
         "indicator": score.indicator,
         "curvature": score.curvature,
-        "promise": score.predicted,
+        "predicted_gain": score.predicted,
     }
 
 

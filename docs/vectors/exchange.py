@@ -81,15 +81,15 @@ def object_vectors(known_signatures: Collection[str]) -> dict[str, Any]:
 
 def key_vectors() -> dict[str, Any]:
     """Object keys and what they mean, and strings that are no keys of this protocol."""
-    keys = [*(str(key) for _, key in _bodies(())), "gradient-12-3-v4.bin", "aggregator-12-v1.bin", "debug-12-3-v1.json"]
+    keys = [*(str(key) for _, key in _bodies(())), "gradient-12-3-v5.bin", "aggregator-12-v1.bin", "debug-12-3-v1.json"]
     strangers = [
-        "gradient-012-3-v4.bin",
-        "gradient-12-3-v4.json",
+        "gradient-012-3-v5.bin",
+        "gradient-12-3-v5.json",
         "gradient-12-3.bin",
-        "commit-12-3-v4.json.tmp",
-        "aggregator-12-3-v4.bin",
-        "peers_12_v4.bin",
-        "checkpoint-12-3-v4/a/b",
+        "commit-12-3-v5.json.tmp",
+        "aggregator-12-3-v5.bin",
+        "peers_12_v5.bin",
+        "checkpoint-12-3-v5/a/b",
     ]
     return {
         "keys": {key: _meaning(key) for key in keys},

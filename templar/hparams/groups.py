@@ -248,7 +248,7 @@ class Slashing(SettingsGroup):
     oversized: Penalty
     """A norm of more than `Scoring.oversized_ratio` times the median."""
     unassigned_data: Penalty
-    """The average of the binary indicator is below `Scoring.own_data_floor`: the miner is presumed to train on
+    """The average of the binary indicator is below `Scoring.own_data_min_average`: the miner is presumed to train on
     unassigned data. Its score also counts as at most 0 in the rating."""
     overlap_high: Penalty
     """Common coefficients with another payload of this window or of the one before: the first of
@@ -284,7 +284,7 @@ class Scoring(SettingsGroup):
     """Own segments of other miners that an exact measurement uses, besides the miner's own."""
     curvature_ma_alpha: float = Field(gt=0, le=1)
     """Weight of the newest exact measurement in the moving averages of the predicted gain and of its shortfall."""
-    large_promise_ratio: float = Field(gt=1)
+    large_prediction_ratio: float = Field(gt=1)
     """A predicted gain is large above this many times the median; a measured shortfall is evidence for predicted gains
     up to this many times the measured one."""
     binary_score_ma_alpha: float = Field(gt=0, le=1)
@@ -295,9 +295,9 @@ class Scoring(SettingsGroup):
     """Plackett-Luce: drift of the uncertainty."""
     baseline_share: float = Field(ge=0, lt=1)
     """Work of the virtual miner whose rating is the zero of final scores, as a share of the median miner's work."""
-    rating_fade: float = Field(ge=0, lt=1)
+    rating_decay: float = Field(ge=0, lt=1)
     """Share of its distance from the baseline that a rating loses in each window in which its miner is scored."""
-    typical_skill: float = Field(gt=0)
+    median_skill: float = Field(gt=0)
     """Skill of a miner with the median advantage, if its rating supports it."""
     advantage_cap: float = Field(gt=1)
     """Scores are capped at this many times the median of the positive ones in the advantage: outliers may be noise."""
@@ -309,10 +309,10 @@ class Scoring(SettingsGroup):
     """Share of the gather tier that must succeed; below it, missing miners are penalised as `missing_low_success`."""
     oversized_ratio: float = Field(gt=1)
     """Ratio of a payload's norm to the median norm above which it is oversized. Every applied payload is clipped."""
-    own_data_floor: float = Field(ge=-1, le=1)
+    own_data_min_average: float = Field(ge=-1, le=1)
     """Average of the binary indicator below which a miner is presumed to train on unassigned data."""
     own_data_windows: int = Field(ge=1)
-    """Least number of measured windows before `own_data_floor` applies."""
+    """Least number of measured windows before `own_data_min_average` applies."""
     overlap_levels: tuple[float, float, float] = Field(strict=False)
     """Share of common coefficients, beyond chance, from which an overlap is `high`, `max`, `mega`."""
     overlap_grace_steps: int = Field(ge=0)

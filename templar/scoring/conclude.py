@@ -115,7 +115,7 @@ def _scores(
     prior = CurvaturePrior.of(
         [miner.estimate for miner in miners.values() if miner.estimate is not None],
         [miner.measurement for miner in miners.values() if miner.measurement is not None],
-        scoring.large_promise_ratio,
+        scoring.large_prediction_ratio,
     )
     return {
         uid: rated_score(score_payload(miner.estimate, miner.measurement, cards[uid], prior), cards[uid], scoring)

@@ -33,7 +33,7 @@ _DTYPES = {
     "uid": "int64",
     "hotkey": "object",
     **dict.fromkeys(("final", "mu", "sigma", "ordinal", "average", "advantage", "sync"), "float64"),
-    **dict.fromkeys(("curvature", "promise", "score"), "float64"),
+    **dict.fromkeys(("curvature", "predicted_gain", "score"), "float64"),
     "indicator": "Int64",
     "exact": "bool",
     "applied": "bool",
@@ -91,7 +91,7 @@ class Leaderboard:
         """One row per window and miner, by window and uid; CSV files are made of it.
 
         Columns: `window`, `uid`, `hotkey`, `final`, `mu`, `sigma`, `ordinal`, `average` (of the indicator),
-        `advantage`, `sync`, `curvature` (NaN if it was never measured exactly), `promise` (the predicted gain that the
+        `advantage`, `sync`, `curvature` (NaN if it was never measured exactly), `predicted_gain` (the predicted gain that the
         curvature was left out of; each after the window), `score` (NaN if it was not scored), `indicator`, `exact`
         (measured exactly), `applied`, `own_loss`, `random_loss` (before; NaN if not measured or not finite), `reason`
         (why no payload counted), `slashes` (text), `weight`.
@@ -254,7 +254,7 @@ def _row(window: int, record: MinerRecord, weight: float) -> tuple[Any, ...]:
         card.advantage,
         card.sync,
         card.curvature,
-        card.promise,
+        card.predicted_gain,
         record.gradient_score,
         record.indicator,
         facts.measurement is not None,

@@ -58,7 +58,7 @@ def score_payload(
     own = relative_gain(estimate.own_before, estimate.own_gain)
     random = first_order_score(estimate)
     measured = curvature_of(measurement)
-    curvature = prior.curvature(random, card.curvature, card.promise) if measured is None else measured
+    curvature = prior.curvature(random, card.curvature, card.predicted_gain) if measured is None else measured
     score = max(WORST_SCORE, random + curvature)
     # 2. An exact measurement replaces the first order in the indicator, and a loss that broke is the worst score.
     if measurement is not None:
@@ -125,7 +125,7 @@ class CurvaturePrior:
         large: Predicted gains above this are large: `ratio` times the median one of all miners, at least 0. None if
             nobody was measured.
         shortfalls: Predicted gain of each measured miner with a large one, and its curvature as a share of it, -1..0.
-        ratio: `Scoring.large_promise_ratio`.
+        ratio: `Scoring.large_prediction_ratio`.
     """
 
     typical: float = 0.0
@@ -186,7 +186,7 @@ def rated_score(score: WindowScore, card: ScoreCard, scoring: Scoring) -> Window
 
 def presumed_unassigned(card: ScoreCard, scoring: Scoring) -> bool:
     """Return whether a miner is presumed to train on unassigned data: its own data rarely gained in many windows."""
-    return card.measured >= scoring.own_data_windows and card.binary_average < scoring.own_data_floor
+    return card.measured >= scoring.own_data_windows and card.binary_average < scoring.own_data_min_average
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ def rate_against(
     # 2. Plackett-Luce knows differences only: shift all means so that the baseline is back at MU. Then a miner that was
     #    not rated has neither lost nor won against it.
     # 3. Fade the distances. Otherwise a veteran's lead would outlast long harm, and no newcomer would reach it.
-    after, kept = rated.pop(_BASELINE), 1 - scoring.rating_fade
+    after, kept = rated.pop(_BASELINE), 1 - scoring.rating_decay
     moved = {uid: Rating(MU + kept * (rating.mu - after.mu), rating.sigma) for uid, rating in rated.items()}
     return Rated(moved, Rating(MU, round_score(after.sigma)), least)
 
@@ -261,7 +261,7 @@ def next_card(
         changes |= {
             "last_exact": window,
             "curvature": _averaged(card.curvature or 0.0, score.curvature, weight),
-            "promise": _averaged(card.promise, score.predicted, weight),
+            "predicted_gain": _averaged(card.predicted_gain, score.predicted, weight),
         }
     return card.model_copy(update=changes)
 
@@ -291,7 +291,7 @@ def skill(card: ScoreCard, baseline: Rating, typical_advantage: float, scoring: 
     # rates one below the baseline at times.
     if card.advantage <= 0:
         return min(above, 0.0)
-    return min(max(above, MIN_SKILL), scoring.typical_skill * card.advantage / typical_advantage)
+    return min(max(above, MIN_SKILL), scoring.median_skill * card.advantage / typical_advantage)
 
 
 def sync_score(windows_behind: float) -> float:

@@ -105,7 +105,7 @@ class ScoreCard(Record):
     last_exact: Count | None = None  # the last window in which it was measured exactly
     curvature: Finite | None = None
     """Moving average of what the first-order score leaves out, relative to the loss; None if it never was measured."""
-    promise: Finite = 0.0
+    predicted_gain: Finite = 0.0
     """Moving average of the predicted gains that `curvature` was left out of; 0 without one."""
 
     @property

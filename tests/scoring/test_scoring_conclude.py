@@ -51,7 +51,7 @@ def concluded(*miners: MinerFacts, after: Standing | None = None, hparams: HPara
 @pytest.mark.parametrize(("behind", "sync"), [(0, 1.0), (2, 0.278855)])
 def test_the_documented_final_score_where_only_the_rating_bounds_the_skill(behind: int, sync: float) -> None:
     """Ordinal x average x sync; what else bounds the skill is tried in `test_scoring_skill.py`."""
-    alone = {"sync_max_steps_behind": 5, "typical_skill": 1e9}
+    alone = {"sync_max_steps_behind": 5, "median_skill": 1e9}
     relaxed = load_hparams("templar-2.1.3", overrides={"scoring": alone})
     found = concluded(revealed(2, windows_behind=behind), after=standing_of([veteran(2)]), hparams=relaxed)
     card = record_of(found, 2).after
@@ -127,22 +127,24 @@ def test_a_miner_that_games_the_first_order_score_keeps_its_curvature() -> None:
 def test_one_measurement_discounts_all_comparable_large_predictions() -> None:
     """Those of 2, 3 and 4 are ten times the others'; what 3 once left out of a small one says nothing of that."""
     exact = {2: measurement(-0.2, 1.0), 5: measurement(0.099, 0.1), 6: measurement(0.098, 0.1)}
-    past = standing_of([veteran(3, curvature=-0.001, promise=0.1), veteran(4, curvature=-1.3, promise=1.0)])
+    past = standing_of(
+        [veteran(3, curvature=-0.001, predicted_gain=0.1), veteran(4, curvature=-1.3, predicted_gain=1.0)]
+    )
     usual = [revealed(uid, 0.1, measurement=exact.get(uid)) for uid in (5, 6, 7, 8)]
     found = concluded(revealed(2, 1.0, measurement=exact[2]), revealed(3, 1.0), revealed(4, 1.0), *usual, after=past)
     scores = {record.facts.uid: record.gradient_score for record in found.miners}
     assert scores == pytest.approx({2: -0.2, 3: 0.0, 4: -0.3, 5: 0.099, 6: 0.098, 7: 0.0985, 8: 0.0985})
     cards = {record.facts.uid: record.after for record in found.miners}
-    assert (cards[2].curvature, cards[2].promise) == pytest.approx((-1.2, 1.0))
-    assert (cards[3].curvature, cards[3].promise) == (-0.001, 0.1), "an assumption is not remembered"
+    assert (cards[2].curvature, cards[2].predicted_gain) == pytest.approx((-1.2, 1.0))
+    assert (cards[3].curvature, cards[3].predicted_gain) == (-0.001, 0.1), "an assumption is not remembered"
 
 
 def test_a_measurement_without_others_data_keeps_the_curvature() -> None:
     alone = measurement(None, None).model_copy(update={"random_before": None})
     linear = estimate(None).model_copy(update={"random_before": None, "random_gain": None})
-    card = veteran(2, curvature=-0.8, promise=0.5, last_exact=7)
+    card = veteran(2, curvature=-0.8, predicted_gain=0.5, last_exact=7)
     after = record_of(concluded(revealed(2, estimate=linear, measurement=alone), after=standing_of([card])), 2).after
-    assert (after.curvature, after.promise, after.last_exact) == (-0.8, 0.5, 7)
+    assert (after.curvature, after.predicted_gain, after.last_exact) == (-0.8, 0.5, 7)
 
 
 # Unassigned data.
@@ -416,7 +418,7 @@ cards = st.builds(
     measured=st.sampled_from([0, 99]),
     last_exact=st.none() | st.just(50),
     curvature=st.none() | st.sampled_from([-0.5, 0.0, 0.25]),
-    promise=st.sampled_from([-1.0, 0.0, 0.05, 1.0]),
+    predicted_gain=st.sampled_from([-1.0, 0.0, 0.05, 1.0]),
 )
 
 

@@ -78,9 +78,9 @@ def test_the_standings_are_those_of_the_evidence() -> None:
 def test_the_history_has_what_was_measured_exactly_and_what_was_not() -> None:
     exact = revealed(3, 0.1, measurement=measurement(0.05, 0.1))
     rows = leaderboard(evidences({10: [exact, good(4, 10)]})).history.set_index("uid")
-    assert (rows.loc[3, "curvature"], rows.loc[3, "promise"]) == pytest.approx((-0.05, 0.1))
+    assert (rows.loc[3, "curvature"], rows.loc[3, "predicted_gain"]) == pytest.approx((-0.05, 0.1))
     assert math.isnan(rows.loc[4, "curvature"])
-    assert (rows.loc[4, "promise"], list(rows["exact"])) == (0.0, [True, False])
+    assert (rows.loc[4, "predicted_gain"], list(rows["exact"])) == (0.0, [True, False])
 
 
 def test_penalties_are_counted_by_event_and_reason() -> None:

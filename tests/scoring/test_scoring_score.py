@@ -140,7 +140,7 @@ def test_a_score_is_finite_and_rounded(
 
 # Unassigned data.
 
-LONG, FLOOR = SCORING.own_data_windows, SCORING.own_data_floor
+LONG, FLOOR = SCORING.own_data_windows, SCORING.own_data_min_average
 
 
 @pytest.mark.parametrize(
@@ -191,11 +191,11 @@ def test_the_advantage_is_an_average() -> None:
 
 def test_only_an_exact_measurement_changes_the_cards_curvature() -> None:
     first = after(FRESH, WindowScore(0.1, 1, -0.25, 0.5))
-    assert (first.curvature, first.promise, first.last_exact) == (-0.25, 0.5, 9)
+    assert (first.curvature, first.predicted_gain, first.last_exact) == (-0.25, 0.5, 9)
     changes = {"binary_average": 0.0975, "measured": 2, "advantage": 0.00975}
     assert after(first, WindowScore(0.1, 1)) == first.model_copy(update=changes)
     again, kept = after(first, WindowScore(0.1, 1, 0.0, 0.0)), 1 - SCORING.curvature_ma_alpha
-    assert (again.curvature, again.promise) == (-0.25 * kept, 0.5 * kept)
+    assert (again.curvature, again.predicted_gain) == (-0.25 * kept, 0.5 * kept)
 
 
 @settings(max_examples=100)
@@ -207,7 +207,15 @@ def test_only_an_exact_measurement_changes_the_cards_curvature() -> None:
 )
 def test_a_card_keeps_rounded_numbers(rating: Rating, average: float, sync: float, indicator: int) -> None:
     card = after(veteran(1, binary_average=average), WindowScore(0.1, indicator, 0.5, 1 / 3), rating, sync=sync)
-    for number in (card.mu, card.sigma, card.binary_average, card.advantage, card.curvature, card.promise, card.sync):
+    for number in (
+        card.mu,
+        card.sigma,
+        card.binary_average,
+        card.advantage,
+        card.curvature,
+        card.predicted_gain,
+        card.sync,
+    ):
         assert number is not None
         assert number == round(number, 10)
     assert -1 <= card.binary_average <= 1
@@ -278,7 +286,9 @@ def prior(*measured: Measurement, estimates: list[Estimate] | None = None) -> Cu
 
 
 def assumed_score(linear: float, found: CurvaturePrior, known: float | None = None, predicted: float = 0.0) -> float:
-    return score_payload(estimate(linear), None, ScoreCard(curvature=known, promise=predicted), found).gradient_score
+    return score_payload(
+        estimate(linear), None, ScoreCard(curvature=known, predicted_gain=predicted), found
+    ).gradient_score
 
 
 def test_a_predicted_gain_is_large_above_a_multiple_of_the_median() -> None:

@@ -177,7 +177,7 @@ def test_exactly_the_miners_with_a_higher_score_rise_above_the_baseline(
     gains: list[float], sigma: float, fade: float
 ) -> None:
     """If all begin with the baseline's rating, and no scores are tied as they are rounded."""
-    hparams = load_hparams("local", overrides={"scoring": {"rating_fade": fade}})
+    hparams = load_hparams("local", overrides={"scoring": {"rating_decay": fade}})
     cards = [veteran(uid, mu=MU, sigma=sigma) for uid in range(2, 2 + len(gains))]
     miners = [revealed(uid, gain) for uid, gain in enumerate(gains, 2)]
     found = conclude(window_of(*miners), standing_of(cards, baseline=Rating(sigma=sigma)), hparams, AUTHOR)
@@ -198,7 +198,7 @@ def test_ratings_fade_towards_the_baseline(mu: float) -> None:
             conclude(
                 window_of(revealed(2, 0.1), revealed(3, 0.2)),
                 standing_of([veteran(2, mu=mu), veteran(3, mu=mu)]),
-                load_hparams("local", overrides={"scoring": {"rating_fade": fade}}),
+                load_hparams("local", overrides={"scoring": {"rating_decay": fade}}),
                 AUTHOR,
             )
         )

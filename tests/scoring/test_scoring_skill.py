@@ -20,7 +20,7 @@ from templar.scoring.score import (
 from templar.scoring.standing import Rating, ScoreCard
 
 LOCAL: Scoring = load_hparams("local").scoring
-FULL = LOCAL.typical_skill
+FULL = LOCAL.median_skill
 GOOD = Rating(60.0, 5.0)
 """Its ordinal is far above `FULL`."""
 

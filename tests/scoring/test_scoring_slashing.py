@@ -50,7 +50,7 @@ cards = st.builds(
     measured=st.integers(0, 99),
     last_exact=st.none() | st.integers(0, 99),
     curvature=st.none() | st.floats(-1, 1),
-    promise=st.floats(-1, 9),
+    predicted_gain=st.floats(-1, 9),
 )
 
 
@@ -74,7 +74,7 @@ def test_the_table_is_the_documented_one(preset: str) -> None:
 def test_each_event_reduces_a_good_card_as_documented(
     scoring: Scoring, event: Event, final: float, average: float, resets: bool
 ) -> None:
-    before = veteran(7, curvature=-0.25, promise=0.5, last_exact=50, idle=2)
+    before = veteran(7, curvature=-0.25, predicted_gain=0.5, last_exact=50, idle=2)
     after = slashed(before, getattr(scoring.slashing, event))
     assert (after.final, after.binary_average) == (final, average)
     afresh = {"mu": MU, "sigma": SIGMA, "last_reveal": None, "idle": 0, "measured": 0} if resets else {}
@@ -94,7 +94,7 @@ def assert_improves_nothing(card: ScoreCard, penalty: Penalty) -> None:
         assert now == before if before <= 0 else 0 <= now <= before + 5e-11
     assert after.rating == card.rating or after.rating.ordinal <= card.rating.ordinal
     assert after.advantage <= card.advantage
-    kept = {"uid", "sync", "curvature", "promise", "last_exact"}
+    kept = {"uid", "sync", "curvature", "predicted_gain", "last_exact"}
     assert after.model_dump(include=kept) == card.model_dump(include=kept)
 
 
@@ -124,7 +124,7 @@ def test_a_final_score_below_the_minimum_becomes_zero(final: float, left: float)
 HPARAMS: HParams = load_hparams("templar-2.1.3")
 SCORING = HPARAMS.scoring
 GRACE, RECENT, RESET = SCORING.overlap_grace_steps, HPARAMS.peers.recent_windows, SCORING.reset_inactivity_windows
-LONG, FLOOR = SCORING.own_data_windows, SCORING.own_data_floor
+LONG, FLOOR = SCORING.own_data_windows, SCORING.own_data_min_average
 MISSING = [
     Reason.COMMIT_MISSING, Reason.COMMIT_EARLY, Reason.COMMIT_LATE, Reason.MANIFEST_MISSING,
     Reason.PAYLOAD_MISSING, Reason.REVEAL_EARLY, Reason.REVEAL_LATE, Reason.COMMITMENT_MISSING,
