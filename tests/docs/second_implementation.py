@@ -1,0 +1,873 @@
+"""A second implementation of docs/protocol.md: the standard library and numpy, and nothing of `templar`."""
+
+import hashlib
+import math
+import statistics
+import struct
+import zlib
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+
+class RefusedError(Exception):
+    """Bytes that are no legal payload; its text is the reason code."""
+
+
+def refuse_if(condition: bool, reason: str) -> None:
+    if condition:
+        raise RefusedError(reason)
+
+
+def whole_bytes(bits: int) -> int:
+    return -(-bits // 8)
+
+
+class Spec:
+    """All sections of docs/protocol.md but 14."""
+
+    @staticmethod
+    def canonical(value: Any) -> bytes:
+        """Section 1, by hand."""
+        if isinstance(value, dict):
+            parts = (Spec.canonical(key) + b":" + Spec.canonical(value[key]) for key in sorted(value))
+            return b"{" + b",".join(parts) + b"}"
+        if isinstance(value, list | tuple):
+            return b"[" + b",".join(map(Spec.canonical, value)) + b"]"
+        if isinstance(value, str):
+            return b'"' + b"".join(map(Spec._escaped, value)) + b'"'
+        if isinstance(value, bool) or value is None:
+            return {True: b"true", False: b"false", None: b"null"}[value]
+        return repr(value).encode()
+
+    @staticmethod
+    def _escaped(character: str) -> bytes:
+        short = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+        if character in short:
+            return short[character].encode()
+        if 0x20 <= ord(character) <= 0x7E:
+            return character.encode()
+        units = struct.iter_unpack(">H", character.encode("utf-16-be"))
+        return "".join(f"\\u{unit:04x}" for (unit,) in units).encode()
+
+    @staticmethod
+    def digest(value: Any) -> str:
+        return hashlib.sha256(Spec.canonical(value)).hexdigest()
+
+    @staticmethod
+    def seed(domain: str, *parts: str | int) -> int:
+        data = domain.encode()
+        for part in parts:
+            text = str(part).encode()
+            data += struct.pack("<Q", len(text)) + text
+        return int.from_bytes(hashlib.sha256(data).digest()[:16], "little")
+
+    @staticmethod
+    def permuted(size: int, position: int, *key: str | int) -> int:
+        a = next(number for number in range(max(1, math.isqrt(size)), size + 1) if number * number >= size)
+        b = -(-size // a)
+        keys = [Spec.seed("templar.permutation", i, size, *key).to_bytes(16, "little") for i in range(8)]
+
+        def h(i: int, x: int) -> int:
+            return int.from_bytes(hashlib.sha256(keys[i] + struct.pack("<Q", x)).digest()[:16], "little")
+
+        while True:
+            left, right = divmod(position, b)
+            for i in range(8):
+                if i % 2 == 0:
+                    left = (left + h(i, right)) % a
+                else:
+                    right = (right + h(i, left)) % b
+            position = left * b + right
+            if position < size:
+                return position
+
+    SIGNIFICANDS = (256, 271, 287, 304, 323, 342, 362, 384, 406, 431, 456, 483)
+
+    @staticmethod
+    def edges(shape: list[int], target: int) -> list[int]:
+        folded = [math.prod(shape[:-1]), shape[-1]] if len(shape) > 1 else [math.prod(shape)]
+        return [max(edge for edge in range(1, min(side, target) + 1) if side % edge == 0) for side in folded]
+
+    @staticmethod
+    def rice(tensor: dict[str, Any]) -> tuple[int | None, int]:
+        """Section 6: the Rice parameter, None without an index code, and the most bits of a chunk's quotients."""
+        n, k = math.prod(tensor["edges"]), tensor["k"]
+        if k == n:
+            return None, 0
+        b = 0
+        while k * 2 ** (b + 1) < n:
+            b += 1
+        return b, k + (n - k) // 2**b
+
+    @staticmethod
+    def section_bytes(tensor: dict[str, Any]) -> list[int]:
+        """Section 6: the shortest and the longest section."""
+        chunks, levels = tensor["chunks"], tensor["levels"]
+        count = chunks * tensor["k"]
+        b, most = Spec.rice(tensor)
+        shortest = 2 + chunks * levels
+        index = 0 if b is None else whole_bytes(count * b) + whole_bytes(chunks * most)
+        return [shortest, shortest + levels * whole_bytes(count) + index]
+
+    @staticmethod
+    def read_payload(data: bytes, layout: dict[str, Any]) -> dict[str, Any]:
+        """Section 6: what is in a payload, as chunks of (index, sign, step, whether upper); all checks, in order."""
+        refuse_if(len(data) < 96 or data[:4] != b"TPLP", "malformed")
+        version, recipe, uid, window, digest, hotkey = struct.unpack_from("<BBHQ32s48s", data, 4)
+        refuse_if(version != 5, "wrong_version")
+        refuse_if(digest.hex() != layout["digest"], "wrong_shapes")
+        bounds = [100 + sum(Spec.section_bytes(tensor)[end] for tensor in layout["tensors"]) for end in (0, 1)]
+        refuse_if(not bounds[0] <= len(data) <= bounds[1], "wrong_size")
+        refuse_if(struct.unpack("<I", data[-4:])[0] != zlib.crc32(data[:-4]), "malformed")
+        name = hotkey.rstrip(b"\0")
+        refuse_if(not name or not all(0x21 <= byte <= 0x7E for byte in name), "malformed")
+        refuse_if(recipe != ["sparseloco", "demo"].index(layout["recipe"]), "malformed")
+        found, offset, body = {}, 96, data[:-4]
+        for tensor in layout["tensors"]:
+            found[tensor["name"]], offset = Spec.read_section(body, offset, tensor)
+        refuse_if(offset != len(body), "malformed")
+        return {"header": {"window": window, "uid": uid, "hotkey": name.decode()}, "tensors": found}
+
+    @staticmethod
+    def read_scales(data: bytes, offset: int, tensor: dict[str, Any]) -> tuple[int, list[bytes], int]:
+        """Section 6: the largest step, the codes of each chunk, and where they end."""
+        chunks, levels = tensor["chunks"], tensor["levels"]
+        refuse_if(len(data) - offset < 2 + chunks * levels, "malformed")
+        top = int.from_bytes(data[offset : offset + 2], "little")
+        offset += 2
+        codes = [data[offset + chunk * levels :][:levels] for chunk in range(chunks)]
+        every = b"".join(codes)
+        refuse_if(top > 552 or any(code and code + top - 255 < 1 for code in every), "bad_payload")
+        refuse_if(max(every) != (255 if top else 0), "not_canonical")
+        refuse_if(any(row[0] > row[-1] or (row[0] == 0) != (row[-1] == 0) for row in codes), "not_canonical")
+        return top, codes, offset + chunks * levels
+
+    @staticmethod
+    def read_section(data: bytes, offset: int, tensor: dict[str, Any]) -> tuple[list[Any], int]:
+        k, levels, n = tensor["k"], tensor["levels"], math.prod(tensor["edges"])
+        b, most = Spec.rice(tensor)
+        top, codes, offset = Spec.read_scales(data, offset, tensor)
+        active = sum(row[0] > 0 for row in codes)
+        count = active * k
+
+        def plane(bits: int) -> tuple[int, int]:
+            nonlocal offset
+            start, offset = offset, offset + whole_bytes(bits)
+            return start, bits
+
+        def bit(place: int, start: int) -> int:
+            return data[start + place // 8] >> place % 8 & 1
+
+        def clean(start: int, bits: int) -> bool:
+            return not any(bit(place, start) for place in range(bits, 8 * whole_bytes(bits)))
+
+        signs = plane(count)
+        magnitudes = plane(count if levels == 2 else 0)
+        remainders = plane(count * (b or 0))
+        refuse_if(offset > len(data), "malformed")
+        ends: list[int] = []
+        if b is not None:
+            last = min(len(data), offset + whole_bytes(active * most))
+            ones = [place for place in range(8 * (last - offset)) if bit(place, offset)]
+            refuse_if(len(ones) < count, "malformed")
+            ends = ones[:count]
+            quotients = plane(ends[-1] + 1 if ends else 0)
+            refuse_if(not clean(*remainders) or not clean(*quotients), "not_canonical")
+        refuse_if(not clean(*signs), "not_canonical")
+        gaps = [after - before - 1 for before, after in zip([-1, *ends], ends, strict=False)]
+        gaps = [
+            (gap << b) + sum(bit(place * b + i, remainders[0]) << i for i in range(b)) for place, gap in enumerate(gaps)
+        ]
+        found, place = [], 0
+        for row in codes:
+            if row[0] == 0:
+                found.append([(index, 1, 0, 0) for index in range(k)])
+                continue
+            chunk, index = [], -1
+            for each in range(place, place + k):
+                index += 1 + (gaps[each] if gaps else 0)
+                upper = bit(each, magnitudes[0]) if levels == 2 else 0
+                chunk.append((index, -1 if bit(each, signs[0]) else 1, row[upper] + top - 255, upper))
+            refuse_if(index >= n, "bad_payload")
+            found.append(chunk)
+            place += k
+        refuse_if(not clean(*magnitudes), "not_canonical")
+        if levels == 2:
+            for row, chunk in zip(codes, found, strict=True):
+                used = {upper for _, _, _, upper in chunk}
+                refuse_if(used != ({0} if row[0] == row[1] else {0, 1}), "not_canonical")
+        return found, offset
+
+    @staticmethod
+    def write_section(steps: list[list[int]], rows: list[Any], tensor: dict[str, Any]) -> bytes:
+        """Section 6: steps of the levels and chunks of (index, sign, step, whether upper) as bytes."""
+        top = max(map(max, steps))
+        data = top.to_bytes(2, "little") + bytes(step and step - top + 255 for row in steps for step in row)
+        b, _ = Spec.rice(tensor)
+        active = [row for row, levels in zip(rows, steps, strict=True) if levels[0]]
+        flat = [each for row in active for each in row]
+        planes = [[int(sign < 0) for _, sign, _, _ in flat]]
+        if tensor["levels"] == 2:
+            planes.append([upper for *_, upper in flat])
+        if b is not None:
+            before = [-1 if place == 0 else row[place - 1][0] for row in active for place in range(len(row))]
+            gaps = [each[0] - index - 1 for each, index in zip(flat, before, strict=True)]
+            planes.append([gap >> i & 1 for gap in gaps for i in range(b)])
+            planes.append([one for gap in gaps for one in [0] * (gap >> b) + [1]])
+        for bits in planes:
+            number = sum(one << place for place, one in enumerate(bits))
+            data += number.to_bytes(whole_bytes(len(bits)), "little")
+        return data
+
+    @staticmethod
+    def write_payload(header: dict[str, Any], sections: list[bytes], layout: dict[str, Any]) -> bytes:
+        recipe = ["sparseloco", "demo"].index(layout["recipe"])
+        parts = header["uid"], header["window"], bytes.fromhex(layout["digest"]), header["hotkey"].encode()
+        body = struct.pack("<4sBBHQ32s48s", b"TPLP", 5, recipe, *parts) + b"".join(sections)
+        return body + struct.pack("<I", zlib.crc32(body))
+
+    @staticmethod
+    def quanta(step: int) -> int:
+        return Spec.SIGNIFICANDS[(step - 1) % 12] << ((step - 1) // 12) if step else 0
+
+    @staticmethod
+    def scale(step: int) -> float:
+        return math.ldexp(Spec.quanta(step), -44)
+
+    @staticmethod
+    def nearest(mean: float) -> int:
+        """Section 6: the step of a mean."""
+        quanta = Fraction(mean) * 2**44
+        return sum(2 * quanta > Spec.quanta(step) + Spec.quanta(step + 1) for step in range(552))
+
+    @staticmethod
+    def total(numbers: list[float]) -> float:
+        while len(numbers) > 1:
+            half = len(numbers) // 2
+            numbers = [numbers[i] + numbers[i + half] for i in range(half)] + numbers[2 * half :]
+        return numbers[0]
+
+    @staticmethod
+    def code(rows: list[list[float]], levels: int) -> tuple[list[list[int]], list[list[int]]]:
+        """Section 6: the steps of each chunk's levels, and which coefficients are upper ones."""
+        steps, upper = [], []
+        for row in rows:
+            sizes = [abs(value) for value in row]
+            mean = Spec.total(sizes) / len(sizes)
+            large = [levels == 2 and size > mean for size in sizes]
+            count = sum(large)
+            low = [0.0 if is_large else size for size, is_large in zip(sizes, large, strict=True)]
+            high = [size if is_large else 0.0 for size, is_large in zip(sizes, large, strict=True)]
+            lower = Spec.nearest(Spec.total(low) / (len(sizes) - count))
+            steps.append(
+                [
+                    lower,
+                    max(lower, Spec.nearest(Spec.total(high) / count) if count else 0),
+                ]
+            )
+            upper.append(large)
+        floor = max(0, max(high for _, high in steps) - 255)
+        steps = [[max(low, floor + 1), high] if high > floor else [0, 0] for low, high in steps]
+        bits = [[int(each and low < high) for each in row] for row, (low, high) in zip(upper, steps, strict=True)]
+        return [row[-levels:] for row in steps], bits
+
+    @staticmethod
+    def frequencies(chunk: np.ndarray, edges: list[int]) -> np.ndarray:
+        """Section 6: the miner's DCT-II of a chunk, float32, in the order advised."""
+
+        def analyse(x: np.ndarray) -> np.ndarray:
+            n, stride = len(x), 1
+            basis = np.array([[Spec.cosine(n, b, j) for j in range(n)] for b in range(n)]).astype(np.float32)
+            found = np.zeros_like(x)
+
+            def products(first: int, every: int, values: np.ndarray) -> None:
+                for b in range(first, n, every):
+                    total = basis[b, 0] * values[0]
+                    for j in range(1, len(values)):
+                        total = total + basis[b, j] * values[j]
+                    found[b] = total
+
+            while len(x) % 2 == 0:
+                half = len(x) // 2
+                products(stride, 2 * stride, x[:half] - x[half:][::-1])
+                x, stride = x[:half] + x[half:][::-1], 2 * stride
+            products(0, stride, x)
+            return found
+
+        block = chunk.reshape(-1, edges[-1])
+        block = analyse(block.T).T
+        return (analyse(block) if len(edges) == 2 else block).flatten()
+
+    @staticmethod
+    def cosine(n: int, b: int, j: int) -> float:
+        return math.sqrt((1 if b == 0 else 2) / n) * math.cos(math.pi * (2 * j + 1) * b / (2 * n))
+
+    @staticmethod
+    def elements(chunk: list[float], edges: list[int]) -> list[float]:
+        """Section 9: the inverse DCT of one chunk in row-major order, in exact integers."""
+
+        def whole(values: list[float]) -> tuple[list[int], float]:
+            step = 2.0 ** (math.frexp(max(map(abs, values)))[1] - 24)
+            return [round(value / step) for value in values], step
+
+        def transposed(n: int) -> list[list[int]]:
+            return [[round(2**25 * Spec.cosine(n, b, j)) for b in range(n)] for j in range(n)]
+
+        height, width = edges if len(edges) == 2 else (1, edges[0])
+        numbers, step = whole(chunk)
+        f = transposed(width)
+        rows = [numbers[row * width : (row + 1) * width] for row in range(height)]
+        out = [sum(f[j][b] * row[b] for b in range(width)) * (step * 2.0**-25) for row in rows for j in range(width)]
+        if len(edges) == 1:
+            return out
+        numbers, step = whole(out)
+        f = transposed(height)
+        return [
+            sum(f[i][b] * numbers[b * width + j] for b in range(height)) * (step * 2.0**-25)
+            for i in range(height)
+            for j in range(width)
+        ]
+
+    @staticmethod
+    def norms(payloads: list[Any], name: str) -> tuple[list[int], int]:
+        """Section 9: the squared norms of a tensor, and their lower median."""
+        norms = [
+            sum(Spec.quanta(step) ** 2 for row in each["tensors"][name] for _, _, step, _ in row) for each in payloads
+        ]
+        positive = sorted(norm for norm in norms if norm)
+        return norms, positive[(len(positive) - 1) // 2] if positive else 0
+
+    @staticmethod
+    def update(payloads: list[Any], tensor: dict[str, Any], layout: dict[str, Any], median: int) -> np.ndarray:
+        """Section 9, one tensor."""
+        name, chunks, edges, recipe = tensor["name"], tensor["chunks"], tensor["edges"], layout["recipe"]
+        length = math.prod(edges)
+        m2 = 2**80 if recipe == "demo" else median
+        total, count = [[0] * length for _ in range(chunks)], [[0] * length for _ in range(chunks)]
+        for each, n2 in zip(payloads, Spec.norms(payloads, name)[0], strict=True):
+            keeps = n2 in (0, m2) or (recipe == "sparseloco" and n2 <= m2)
+            for chunk, row in enumerate(each["tensors"][name]):
+                for index, sign, step, _ in row:
+                    s = Spec.quanta(step)
+                    s = s if keeps else math.isqrt(s**2 * m2 // n2)
+                    total[chunk][index] += sign * s
+                    count[chunk][index] += s != 0
+        means = [
+            [float(t) / float(max(c, 1)) for t, c in zip(*rows, strict=True)] for rows in zip(total, count, strict=True)
+        ]
+        if layout["use_dct"]:
+            means = [Spec.elements(row, edges) for row in means]
+        values = np.sign(np.array(means)) if recipe == "demo" else np.array(means) * 2.0**-44
+        return Spec.unchunked(values.astype(np.float32), tensor)
+
+    @staticmethod
+    def chunked(tensor: np.ndarray, layout: dict[str, Any]) -> np.ndarray:
+        rows = np.arange(tensor.size, dtype=np.float32).reshape(layout["chunks"], -1)
+        places = Spec.unchunked(rows, layout).flatten().astype(int)
+        chunks = np.empty(tensor.size, tensor.dtype)
+        chunks[places] = tensor.flatten()
+        return chunks.reshape(rows.shape)
+
+    @staticmethod
+    def unchunked(rows: np.ndarray, tensor: dict[str, Any]) -> np.ndarray:
+        out = np.zeros(tensor["shape"], np.float32)
+        if len(tensor["edges"]) == 1:
+            return rows.reshape(tensor["shape"])
+        height, width = tensor["edges"]
+        across = tensor["shape"][1] // width
+        for number, row in enumerate(rows):
+            top, left = number // across * height, number % across * width
+            out[top : top + height, left : left + width] = row.reshape(height, width)
+        return out
+
+
+class Judge:
+    """Section 14 of docs/protocol.md, of the same second implementation."""
+
+    INVALID = (
+        "commit_mismatch",
+        "malformed",
+        "bad_signature",
+        "wrong_identity",
+        "wrong_network",
+        "wrong_window",
+        "wrong_assignment",
+        "wrong_size",
+        "wrong_hash",
+        "wrong_shapes",
+        "not_canonical",
+        "bad_payload",
+    )
+    CONCLUSIVE = (
+        *INVALID,
+        "commit_missing",
+        "commit_early",
+        "commit_late",
+        "manifest_missing",
+        "payload_missing",
+        "reveal_early",
+        "reveal_late",
+        "wrong_version",
+        "object_differs",
+    )
+    OF_ITS_BUCKET = (
+        "access_denied",
+        "bucket_missing",
+        "bucket_unreadable",
+        "commitment_missing",
+        "commitment_malformed",
+    )
+
+    @staticmethod
+    def fresh() -> dict[str, Any]:
+        card = {"uid": None, "mu": 25.0, "sigma": 25 / 3, "binary_average": 0.0, "sync": 0.0, "final": 0.0}
+        card |= {"advantage": 0.0}
+        return card | {
+            "last_reveal": None,
+            "idle": 0,
+            "measured": 0,
+            "last_exact": None,
+            "curvature": None,
+            "predicted_gain": 0.0,
+        }
+
+    @staticmethod
+    def settled(value: float) -> float:
+        return round(value, 10) + 0.0
+
+    @staticmethod
+    def plan(case: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+        block_hash, miners = case["block_hash"], {int(uid): each for uid, each in case["miners"].items()}
+
+        def key(uid: int) -> str:
+            return "spare" if uid == -1 else miners[uid]["hotkey"]
+
+        def drawn(size: int, name: str | int) -> list[int]:
+            ranked = sorted(range(size), key=lambda place: Spec.seed("templar.scoring.own", block_hash, name, place))
+            return sorted(ranked[: case["num_sequences"]])
+
+        def age(uid: int) -> float:
+            bits = Spec.seed("templar.scoring.exact", block_hash, key(uid)) & (2**53 - 1)
+            return -math.log((bits + 0.5) / 2**53) / miners[uid]["unmeasured"]
+
+        order = sorted(miners, key=lambda uid: Spec.seed("templar.scoring.order", block_hash, key(uid)))
+        sizes = {uid: min(miners[uid]["num_sequences"], case["trained_first"]) for uid in order}
+        segments = [[uid, drawn(sizes[uid], key(uid))] for uid in order if sizes[uid]]
+        if len(segments) < 2 and case["num_spare"]:
+            segments.append([-1, drawn(case["num_spare"], -1)])
+        exact = []
+        for uid in sorted(miners, key=age)[: case["exact_miners"]]:
+            others = [other for other, _ in segments if other != uid]
+            others.sort(key=lambda other: Spec.seed("templar.scoring.sample", block_hash, key(uid), key(other)))
+            exact.append([uid, others[: case["exact_segments"]]])
+        return segments, exact
+
+    @staticmethod
+    def places(payload: dict[str, Any], layout: dict[str, Any]) -> set[tuple[str, int, int]]:
+        """Where a payload has coefficients, of the tensors that do not publish whole chunks."""
+        return {
+            (tensor["name"], number, index)
+            for tensor in layout["tensors"]
+            if tensor["k"] < math.prod(tensor["edges"])
+            for number, chunk in enumerate(payload["tensors"][tensor["name"]])
+            for index, _, step, _ in chunk
+            if step
+        }
+
+    @staticmethod
+    def chance(layout: dict[str, Any]) -> float:
+        sparse = [(each, math.prod(each["edges"])) for each in layout["tensors"]]
+        sparse = [(each, n) for each, n in sparse if each["k"] < n]
+        by_chance = sum(each["chunks"] * each["k"] * each["k"] / n for each, n in sparse)
+        return by_chance / sum(each["chunks"] * each["k"] for each, _ in sparse)
+
+    @staticmethod
+    def share(mine: set[Any], theirs: set[Any], chance: float) -> float:
+        overlap = len(mine & theirs) / max(1, len(mine))
+        return min(1.0, max(0.0, (overlap - chance) / (1 - chance)))
+
+    @staticmethod
+    def most_alike(mine: set[Any], others: dict[int, set[Any]], chance: float) -> dict[str, Any] | None:
+        found = [(Judge.share(mine, theirs, chance), -uid) for uid, theirs in others.items()]
+        if not found:
+            return None
+        share, uid = max(found)
+        return {"uid": -uid, "share": Judge.settled(share)}
+
+    @staticmethod
+    def improvement(before: float | None, after: float | None) -> float:
+        if before is None or before <= 0:
+            return 0.0
+        return -1.0 if after is None else max(-1.0, (before - after) / before)
+
+    @staticmethod
+    def gain(before: float | None, gain: float | None) -> float:
+        return Judge.improvement(before, None if before is None or gain is None else before - gain)
+
+    @staticmethod
+    def predicted_gain(exact: dict[str, Any]) -> float:
+        return Judge.gain(exact["random_before"], exact["random_gain"])
+
+    @staticmethod
+    def curvature(exact: dict[str, Any] | None) -> float | None:
+        if exact is None or not exact["random_before"] or exact["random_before"] < 0 or exact["random_gain"] is None:
+            return None
+        return Judge.improvement(exact["random_before"], exact["random_after"]) - Judge.predicted_gain(exact)
+
+    @staticmethod
+    def assumed(
+        estimates: list[dict[str, Any]], measurements: list[dict[str, Any] | None], ratio: float
+    ) -> dict[str, Any]:
+        found = [
+            (Judge.predicted_gain(each), c)
+            for each in measurements
+            if each and (c := Judge.curvature(each)) is not None
+        ]
+        if not found or not estimates:
+            return {"typical": 0.0, "large": None, "shortfalls": [], "ratio": ratio}
+        all_of_them = [Judge.gain(each["random_before"], each["random_gain"]) for each in estimates]
+        large = ratio * max(0.0, statistics.median(all_of_them))
+        broken = sorted(
+            [predicted_gain, min(0.0, max(-1.0, c / predicted_gain))]
+            for predicted_gain, c in found
+            if predicted_gain > large
+        )
+        others = [c for predicted_gain, c in found if predicted_gain <= large]
+        typical = min(0.0, statistics.median(others)) if others else 0.0
+        return {"typical": typical, "large": large, "shortfalls": broken, "ratio": ratio}
+
+    @staticmethod
+    def left_out(linear: float, card: dict[str, Any], assumed: dict[str, Any]) -> float:
+        known: float | None = card["curvature"]
+        past: float = assumed["typical"] if known is None else known
+        if assumed["large"] is None or linear <= assumed["large"]:
+            return past
+        reach, predicted_gain = linear / assumed["ratio"], card["predicted_gain"]
+        alike = [share for size, share in assumed["shortfalls"] if size >= reach]
+        is_known = known is not None and predicted_gain >= reach
+        limits = [past * (linear / predicted_gain) if is_known else past]
+        if alike:
+            limits.append(linear * statistics.median(alike))
+        if not alike and not is_known:
+            limits.append(assumed["large"] + assumed["typical"] - linear)
+        return min(0.0, *limits)
+
+    @staticmethod
+    def score(
+        linear: dict[str, Any], exact: dict[str, Any] | None, card: dict[str, Any], assumed: dict[str, Any]
+    ) -> tuple[float, int]:
+        own, random = (Judge.gain(linear[f"{which}_before"], linear[f"{which}_gain"]) for which in ("own", "random"))
+        measured = Judge.curvature(exact)
+        score = max(-1.0, random + (Judge.left_out(random, card, assumed) if measured is None else measured))
+        if exact is not None:
+            own, random = Judge.improvement(exact["own_before"], exact["own_after"]), score
+            if exact["random_before"] is not None and exact["random_after"] is None:
+                score = -1.0
+        return Judge.settled(score), 1 if own - random > linear["expected"] and own > 0 and score > -1 else -1
+
+    @staticmethod
+    def rated(
+        players: dict[int, tuple[float, float, float]], beta: float, tau: float
+    ) -> dict[int, tuple[float, float]]:
+        """Plackett-Luce: uid -> (score, mu, sigma) before, (mu, sigma) after."""
+        variances = {uid: sigma**2 + tau**2 for uid, (_, _, sigma) in players.items()}
+        c = math.sqrt(math.fsum(variance + beta**2 for variance in variances.values()))
+        strength = {uid: math.exp(mu / c) for uid, (_, mu, _) in players.items()}
+        scores = {uid: score for uid, (score, _, _) in players.items()}
+        found = {}
+        for uid, (score, mu, _) in players.items():
+            omega = delta = 0.0
+            for rival in (each for each in players if scores[each] >= score):
+                not_better = math.fsum(strength[each] for each in players if scores[each] <= scores[rival])
+                tied = sum(each == scores[rival] for each in scores.values())
+                share = strength[uid] / not_better
+                omega += ((rival == uid) - share) / tied
+                delta += share * (1 - share) / tied
+            shrink = 1 - delta * variances[uid] / c**2 * math.sqrt(variances[uid]) / c
+            found[uid] = mu + omega * variances[uid] / c, math.sqrt(variances[uid] * max(shrink, 1e-4))
+        return found
+
+    @staticmethod
+    def ratings(
+        players: dict[int, tuple[float, float, float]], sigma: float, scoring: dict[str, Any]
+    ) -> tuple[dict[int, tuple[float, float]], float, float]:
+        """Those of the miners, with the baseline at 25; the sigma and the score of the baseline."""
+        if not players:
+            return {}, sigma, 0.0
+        middle = statistics.median(score for score, _, _ in players.values())
+        least = Judge.settled(scoring["baseline_share"] * max(0.0, middle))
+        everybody = players | {-1: (math.nextafter(least, 1.0), 25.0, sigma)}
+        found = Judge.rated(everybody, scoring["openskill_beta"], scoring["openskill_tau"])
+        zero, sigma = found.pop(-1)
+        keep = 1 - scoring["rating_decay"]
+        moved = {uid: (25 + keep * (mu - zero), own) for uid, (mu, own) in found.items()}
+        return moved, Judge.settled(sigma), least
+
+    @staticmethod
+    def punished(card: dict[str, Any], events: list[tuple[str, str]], scoring: dict[str, Any]) -> dict[str, Any]:
+        """The card after penalties, in their order."""
+        after = card
+        for event, _ in events:
+            after = Judge.slashed(after, scoring["slashing"][event])
+        return after | ({"measured": card["measured"]} if Judge.shows_nothing(card, scoring) else {})
+
+    @staticmethod
+    def slashed(card: dict[str, Any], penalty: dict[str, Any]) -> dict[str, Any]:
+        final, average = (
+            Judge.settled(value * factor) if value > 0 else value
+            for value, factor in ((card["final"], penalty["final"]), (card["binary_average"], penalty["average"]))
+        )
+        card = card | {"final": 0.0 if 0 < final < 1e-4 else final, "binary_average": average}
+        if penalty["average"] == 0:
+            card |= {"measured": 0}
+        if penalty["reset"]:
+            card |= {"last_reveal": None, "idle": 0, "measured": 0, "advantage": min(0.0, card["advantage"])}
+            if card["mu"] - 3 * card["sigma"] >= 0:
+                card |= {"mu": 25.0, "sigma": 25 / 3}
+        return card
+
+    @staticmethod
+    def absent(facts: dict[str, Any], body: dict[str, Any]) -> bool:
+        reason, tier = facts["reason"], facts["tier"]
+        if facts["payload_sha256"] is not None or not facts["assigned"] or reason in (None, "banned"):
+            return False
+        if reason in Judge.INVALID:
+            return True
+        had_data = [each["facts"]["payload_sha256"] is not None for each in body["miners"] if each["facts"]["assigned"]]
+        if reason not in Judge.CONCLUSIVE + Judge.OF_ITS_BUCKET and sum(had_data) <= len(had_data) / 2:
+            return tier == "gather" and body["roster"] is not None
+        return tier != "reserve"
+
+    @staticmethod
+    def early(
+        facts: dict[str, Any], card: dict[str, Any], body: dict[str, Any], banned: bool, settings: dict[str, Any]
+    ) -> list[tuple[str, str]]:
+        found = []
+        if card["uid"] is not None and card["uid"] != facts["uid"]:
+            found.append(("registered_again", "registered_again"))
+        if banned:
+            found.append(("banned", "banned"))
+        if card["last_reveal"] is not None and Judge.absent(facts, body):
+            if card["idle"] + 1 > settings["scoring"]["reset_inactivity_windows"]:
+                found.append(("inactivity_reset", "inactive"))
+            elif card["idle"] + 1 > settings["peers"]["recent_windows"]:
+                found.append(("inactivity", "inactive"))
+        return found
+
+    @staticmethod
+    def absence(facts: dict[str, Any], body: dict[str, Any], low_rate: float, inactive: bool) -> list[tuple[str, str]]:
+        reason = facts["reason"]
+        if not Judge.absent(facts, body) or (inactive and reason not in Judge.INVALID):
+            return []
+        if reason in Judge.INVALID:
+            return [("invalid", reason)]
+        gather = [each["facts"] for each in body["miners"] if each["facts"]["tier"] == "gather"]
+        gather = [each for each in gather if each["reason"] is None or each["reason"] in Judge.CONCLUSIVE]
+        succeeded = sum(each["payload_sha256"] is not None for each in gather)
+        low = bool(gather) and succeeded / len(gather) < low_rate
+        return [("missing_low_success" if low else "missing", reason)]
+
+    @staticmethod
+    def shows_nothing(card: dict[str, Any], scoring: dict[str, Any]) -> bool:
+        return (
+            card["measured"] >= scoring["own_data_windows"] and card["binary_average"] < scoring["own_data_min_average"]
+        )
+
+    @staticmethod
+    def late(
+        facts: dict[str, Any], card: dict[str, Any], body: dict[str, Any], scoring: dict[str, Any]
+    ) -> list[tuple[str, str]]:
+        """With the card after the early penalties."""
+        found, exact = [], facts["measurement"]
+        if facts["estimate"] is not None and Judge.shows_nothing(card, scoring):
+            found.append(("unassigned_data", "own_data_unlearnt"))
+        pairs = [(exact[f"{which}_before"], exact[f"{which}_after"]) for which in ("own", "random")] if exact else []
+        if any(before is not None and after is None for before, after in pairs):
+            found.append(("invalid", "non_finite_loss"))
+        if facts["windows_behind"] is not None and facts["windows_behind"] > scoring["sync_max_steps_behind"]:
+            found.append(("desync", "desync"))
+        if facts["norm_ratio"] is not None and facts["norm_ratio"] > scoring["oversized_ratio"]:
+            found.append(("oversized", "oversized"))
+        for name, reason in (("overlap", "index_overlap"), ("repeat", "repeated_payload")):
+            if facts[name] is None or body["outer_steps"] < scoring["overlap_grace_steps"]:
+                continue
+            reached = sum(facts[name]["share"] >= level for level in scoring["overlap_levels"])
+            if reached:
+                found.append((f"overlap_{['high', 'max', 'mega'][reached - 1]}", reason))
+        return found
+
+    @staticmethod
+    def scored(
+        facts: dict[str, Any],
+        card: dict[str, Any],
+        score: tuple[float, int],
+        rating: tuple[float, float],
+        scoring: dict[str, Any],
+        *,
+        gained: float,
+    ) -> dict[str, Any]:
+        """The card of a miner that was scored, but for `last_reveal` and `final`."""
+        alpha = scoring["binary_score_ma_alpha"]
+        mu, sigma = map(Judge.settled, rating)
+        average = Judge.settled((1 - alpha) * card["binary_average"] + alpha * score[1])
+        behind = facts["windows_behind"]
+        sync = Judge.settled(card["sync"] if behind is None else (1 - min(behind, 5) / 5) ** 2.5)
+        advantage = Judge.settled((1 - alpha) * card["advantage"] + alpha * gained)
+        card = card | {"mu": mu, "sigma": sigma, "binary_average": average, "sync": sync}
+        card |= {"measured": card["measured"] + 1, "advantage": advantage}
+        curvature = Judge.curvature(facts["measurement"])
+        if curvature is not None:
+            beta = 1.0 if card["curvature"] is None else scoring["curvature_ma_alpha"]
+            for field, newest in (
+                ("curvature", curvature),
+                ("predicted_gain", Judge.predicted_gain(facts["measurement"])),
+            ):
+                card |= {field: Judge.settled((1 - beta) * (card[field] or 0.0) + beta * newest)}
+        return card
+
+    @staticmethod
+    def typical(values: Iterable[float]) -> float:
+        positive = [value for value in values if value > 0]
+        return Judge.settled(statistics.median(positive)) if positive else 0.0
+
+    @staticmethod
+    def finals(
+        cards: dict[int, dict[str, Any]], baseline_sigma: float, typical: float, median_skill: float
+    ) -> dict[int, float]:
+        """Of the miners that were scored, with their cards after the window."""
+        found = {}
+        for uid, card in cards.items():
+            skill = (card["mu"] - 3 * card["sigma"]) - (25 - 3 * baseline_sigma)
+            if card["advantage"] > 0:
+                skill = min(max(skill, 1.0), median_skill * card["advantage"] / typical)
+            else:
+                skill = min(skill, 0.0)
+            found[uid] = Judge.settled(skill * max(0.0, card["binary_average"]) * card["sync"])
+        return found
+
+    @staticmethod
+    def scores(facts: dict[int, Any], cards: dict[int, Any], scoring: dict[str, Any]) -> dict[int, tuple[float, int]]:
+        estimates = [each["estimate"] for each in facts.values() if each["estimate"] is not None]
+        measurements = [each["measurement"] for each in facts.values()]
+        assumed = Judge.assumed(estimates, measurements, scoring["large_prediction_ratio"])
+        found = {
+            uid: Judge.score(each["estimate"], each["measurement"], cards[uid], assumed)
+            for uid, each in facts.items()
+            if each["estimate"] is not None
+        }
+        return {
+            uid: (min(score, 0.0) if Judge.shows_nothing(cards[uid], scoring) else score, indicator)
+            for uid, (score, indicator) in found.items()
+        }
+
+    @staticmethod
+    def bans_after(body: dict[str, Any], bans: dict[str, int], slashes: dict[int, Any], penalties: Any) -> list[Any]:
+        found = {subject: last for subject, last in bans.items() if last > body["window"]}
+        everybody = [record["facts"] for record in body["miners"]]
+        for facts in everybody:
+            length = max((penalties[event]["ban_windows"] for event, _ in slashes[facts["uid"]]), default=0)
+            shared = [each["bucket"] for each in everybody].count(facts["bucket"]) > 1
+            for subject in (facts["hotkey"], None if shared else facts["bucket"]):
+                if length and subject is not None:
+                    found[subject] = max(found.get(subject, 0), body["window"] + length)
+        return [{"subject": subject, "last_window": found[subject]} for subject in sorted(found)]
+
+    @staticmethod
+    def conclude(body: dict[str, Any], before: dict[str, Any] | None, settings: dict[str, Any]) -> dict[str, Any]:
+        """All of a body that is not facts, from its facts and the body before."""
+        scoring, window = settings["scoring"], body["window"]
+        penalties, facts = scoring["slashing"], {each["facts"]["uid"]: each["facts"] for each in body["miners"]}
+        before = before or {"departed": [], "miners": [], "bans": [], "baseline_sigma": 25 / 3}
+        known = {each["hotkey"]: each["card"] for each in before["departed"]}
+        known |= {each["facts"]["hotkey"]: each["after"] for each in before["miners"]}
+        bans = {each["subject"]: each["last_window"] for each in before["bans"]}
+        first = {uid: known.get(each["hotkey"], Judge.fresh()) for uid, each in facts.items()}
+        cards, slashes = {}, {}
+        for uid, each in facts.items():
+            banned = any(bans.get(subject, -1) >= window for subject in (each["hotkey"], each["bucket"]))
+            slashes[uid] = Judge.early(each, first[uid], body, banned, settings)
+            cards[uid] = Judge.punished(first[uid], slashes[uid], scoring) | {"uid": uid}
+        early, scores = dict(cards), Judge.scores(facts, cards, scoring)
+        players = {uid: (score, cards[uid]["mu"], cards[uid]["sigma"]) for uid, (score, _) in scores.items()}
+        ratings, baseline_sigma, least = Judge.ratings(players, before["baseline_sigma"], scoring)
+        most = scoring["advantage_cap"] * Judge.typical(score for score, _ in scores.values())
+        for uid, score in scores.items():
+            gained = min(score[0], most) - least
+            cards[uid] = Judge.scored(facts[uid], cards[uid], score, ratings[uid], scoring, gained=gained)
+            cards[uid] |= {"last_reveal": window}
+            if Judge.curvature(facts[uid]["measurement"]) is not None:
+                cards[uid] |= {"last_exact": window}
+        typical = Judge.typical(cards[uid]["advantage"] for uid in scores)
+        finals = Judge.finals({uid: cards[uid] for uid in scores}, baseline_sigma, typical, scoring["median_skill"])
+        for uid, final in finals.items():
+            cards[uid] |= {"final": final}
+        for uid, each in facts.items():
+            inactive = any(reason == "inactive" for _, reason in slashes[uid])
+            late = Judge.absence(each, body, scoring["low_success_rate"], inactive)
+            late += Judge.late(each, early[uid], body, scoring)
+            slashes[uid] += late
+            idle = 0 if each["payload_sha256"] is not None else cards[uid]["idle"] + Judge.absent(each, body)
+            cards[uid] = Judge.punished(cards[uid] | {"idle": idle}, late, scoring)
+        gone = known.keys() - {each["hotkey"] for each in facts.values()}
+        kept = sorted(gone, key=lambda hotkey: (-(known[hotkey]["last_reveal"] or 0), hotkey))[:512]
+        weights = Judge.weights({uid: card["final"] for uid, card in cards.items()}, settings)
+        return {
+            "baseline_sigma": baseline_sigma,
+            "typical_advantage": typical,
+            "miners": [
+                {
+                    "facts": facts[uid],
+                    "before": first[uid],
+                    "gradient_score": scores[uid][0] if uid in scores else None,
+                    "indicator": scores[uid][1] if uid in scores else None,
+                    "copied": any(
+                        facts[uid][name] is not None and facts[uid][name]["share"] >= scoring["overlap_levels"][0]
+                        for name in ("overlap", "repeat")
+                    ),
+                    "slashes": [{"event": event, "reason": reason} for event, reason in slashes[uid]],
+                    "after": cards[uid],
+                }
+                for uid in sorted(facts)
+            ],
+            "departed": [{"hotkey": hotkey, "card": known[hotkey]} for hotkey in sorted(kept)],
+            "bans": Judge.bans_after(body, bans, slashes, penalties),
+            "weights": [{"uid": uid, "weight": weight} for uid, weight in weights.items()],
+        }
+
+    @staticmethod
+    def weights(finals: dict[int, float], settings: dict[str, Any]) -> dict[int, float]:
+        rule, peers = settings["weights"], settings["peers"]
+        burn_uid, burn_rate = rule["burn_uid"], rule["burn_rate"]
+        earning = {uid: final for uid, final in finals.items() if final > 0 and uid != burn_uid}
+        if rule["rule"] == "power":
+            shares = {uid: final ** rule["power_normalisation"] for uid, final in earning.items()}
+        else:
+            shares = Judge.ramp(earning, rule, peers)
+        total = math.fsum(shares.values())
+        shares = {uid: share / total * (1 - burn_rate) for uid, share in shares.items()} if total else {}
+        if burn_uid is not None:
+            shares |= {burn_uid: burn_rate if total else 1.0}
+        rounded = {uid: round(shares[uid], 10) for uid in sorted(shares)}
+        return {uid: share for uid, share in rounded.items() if share > 0}
+
+    @staticmethod
+    def ramp(finals: dict[int, float], rule: dict[str, Any], peers: dict[str, int]) -> dict[int, float]:
+        ranked = sorted(finals, key=lambda uid: -finals[uid])
+        first, second = (min(len(ranked), peers["gather_peer_count"]), peers["reserve_peer_count"])
+        high, ratio = rule["gather_top_ratio"], rule["reserve_decay_ratio"]
+        line = [high + (1 - high) * place / max(1, first - 1) for place in range(first)]
+        places = [value / sum(line) * rule["gather_share"] for value in line]
+        decay = [ratio**place for place in range(min(second, len(ranked) - first))]
+        tail = [value / sum(decay) * (1 - rule["gather_share"]) for value in decay]
+        if tail and tail[0] > places[-1]:
+            tail = [value * places[-1] / tail[0] * ratio for value in tail]
+        places += tail + [0.0] * (len(ranked) - first - len(tail))
+        shares = {}
+        for score in finals.values():
+            tied = [place for place, uid in enumerate(ranked) if finals[uid] == score]
+            mean = math.fsum(places[place] for place in tied) / len(tied)
+            shares |= {ranked[place]: mean for place in tied}
+        return shares

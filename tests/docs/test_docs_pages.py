@@ -1,0 +1,117 @@
+"""The documents name sections, files, tests, settings and commands that exist, and numbers that are right."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+from templar.errors import Reason
+from templar.hparams import load_hparams, preset_names
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def test_every_reason_is_explained_once() -> None:
+    section = page("protocol.md").split("## 16.", 1)[1]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    named = [code for row in rows for code in re.findall(r"`([a-z_]+)`", row)]
+    assert sorted(named) == sorted(reason.value for reason in Reason)
+
+
+def test_the_table_of_penalties_is_that_of_the_hyper_parameters() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \| ([^|]+) \| ([^|]*) ?\|$", page("validator.md"), re.MULTILINE)
+    for preset in preset_names():
+        hparams = load_hparams(preset)
+        told = {
+            event: {
+                "final": _factor(final, hparams.training.recipe),
+                "average": _factor(average, hparams.training.recipe),
+                "reset": "fresh card" in more,
+                "ban_windows": int(found[1]) if (found := re.search(r"ban of (\d+) windows", more)) else 0,
+            }
+            for event, final, average, more in rows
+        }
+        assert told == hparams.scoring.slashing.model_dump(), preset
+
+
+def _factor(cell: str, recipe: str) -> float:
+    """A factor as it is told: one for both recipes, or another one for `demo` behind it."""
+    found = re.fullmatch(r"([\d.]+)(?: \(`demo`: ([\d.]+)\))?", cell)
+    assert found, cell
+    return float(found[2] if recipe == "demo" and found[2] else found[1])
+
+
+def test_the_numbers_of_the_presets_are_told() -> None:
+    table = page("validator.md").split("| number | ", 1)[1].split("\n\n", 1)[0]
+    header, _, *rows = table.splitlines()
+    assert rows
+    columns = [re.findall(r"`([\w.-]+)`", cell) for cell in header.split("|") if "`" in cell]
+    for row in rows:
+        name, *cells = [cell.strip() for cell in row.strip("|").split("|")]
+        section, field = name.strip("`").split(".")
+        for presets, cell in zip(columns, cells, strict=True):
+            for preset in presets:
+                value = getattr(getattr(load_hparams(preset), section), field)
+                numbers = list(value) if isinstance(value, tuple) else [value]
+                assert numbers == [float(number) for number in cell.split(", ")], f"{name} of {preset}"
+
+
+def test_every_link_leads_somewhere() -> None:
+    for path in PAGES:
+        for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
+            if target.startswith("http"):
+                continue
+            name, _, anchor = target.partition("#")
+            other = path.parent / name if name else path
+            assert other.exists(), f"{path.name}: {target}"
+            assert not anchor or anchor in _anchors(other), f"{path.name}: {target}"
+
+
+def _anchors(path: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_file_test_and_module_that_is_named_is_there() -> None:
+    tests = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    for path in PAGES:
+        text = path.read_text(encoding="utf-8")
+        for name in re.findall(r"`((?:tests|templar|flows|tasks|blocks|deployments|docs)/[\w./-]+\.\w+)`", text):
+            assert (ROOT / name).exists(), f"{path.name} names {name}"
+        for name in re.findall(r"`(test_\w+)`", text):
+            assert f"def {name}(" in tests, f"{path.name} names {name}"
+        for name in re.findall(r"python -m ((?:templar|deployments|docs)[\w.]*)", text):
+            assert importlib.util.find_spec(name), f"{path.name} names {name}"
+
+
+def test_every_variable_and_setting_that_is_named_is_there() -> None:
+    known = (ROOT / ".env.example").read_text(encoding="utf-8") + (ROOT / "deployments/prefect.yaml").read_text()
+    known += (ROOT / "Makefile").read_text(encoding="utf-8") + "PREFECT_API_URL PREFECT_HOME"
+    for path in PAGES:
+        for name in re.findall(r"`([A-Z][A-Z0-9]*_[A-Z0-9_]*[A-Z0-9])(?:=[^`]*)?`", path.read_text(encoding="utf-8")):
+            assert re.search(rf"\b{name}\b", known), f"{path.name} names {name}"
+
+
+def test_make_targets_that_are_named_are_there() -> None:
+    targets = set(re.findall(r"^([a-z.-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for path in PAGES:
+        named = set(re.findall(r"(?:^|`)make ([a-z.][\w-]*)", path.read_text(encoding="utf-8"), re.MULTILINE))
+        assert named <= targets, f"{path.name} names {sorted(named - targets)}"
+
+
+def test_every_section_that_code_cites_is_there() -> None:
+    numbers = set(re.findall(r"^## (\d+)\.", page("protocol.md"), re.MULTILINE))
+    decisions = set(re.findall(r"^### (D\d+) ", page("architecture.md"), re.MULTILINE))
+    for folder in ("templar", "flows", "tasks", "blocks", "deployments", "benchmarks", "docs", "tests"):
+        for path in (ROOT / folder).rglob("*.py"):
+            text = re.sub(r"\s+", " ", path.read_text(encoding="utf-8"))
+            for cited in re.findall(r"docs/protocol\.md,? ?(?:sections? )?(\d+)", text):
+                assert cited in numbers, f"{path.name} cites docs/protocol.md {cited}"
+            for cited in re.findall(r"docs/architecture\.md,? ?(D\d+)", text):
+                assert cited in decisions, f"{path.name} cites docs/architecture.md {cited}"
+            assert not re.search(r"\bPROTOCOL \d|\bDESIGN [D\d]", text), f"{path.name} cites a page that is not here"
