@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import random
+import re
 import struct
 import zlib
 from fractions import Fraction
