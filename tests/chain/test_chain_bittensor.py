@@ -4,8 +4,6 @@ import itertools
 import pickle
 import socket
 import threading
-from dataclasses import dataclass
-from typing import Any
 
 import bittensor as bt
 import bittensor_core
@@ -18,24 +16,13 @@ from templar.chain.extrinsics import ExtrinsicLimitedError, ExtrinsicRefusedErro
 from templar.chain.hotkey import create_wallet, hotkey_from_seed
 from templar.chain.remote import CallLimits
 from templar.errors import PermanentError, Reason, TransientError
-from tests.support.substrate import SHAPES, MemorySubstrate, Neuron, Submission
+from tests.support.substrate import SHAPES, KeyPairWallet, MemorySubstrate, Neuron, Submission
 
 NETUID = 3
 SEED = bytes(range(32))
 ADDRESS = hotkey_from_seed(SEED).address
 OTHER = hotkey_from_seed(bytes(32)).address
 LIMITS = CallLimits(attempts=3, read_seconds=60, backoff_seconds=1.0, longest_backoff_seconds=4.0)
-
-
-@dataclass
-class KeyPairWallet:
-    hotkey: Any
-
-    @property
-    def coldkey(self):
-        return self.hotkey
-
-    coldkeypub = hotkeypub = coldkey
 
 
 @pytest.fixture
@@ -88,28 +75,20 @@ def refusal(call, family, reason, *words):
 # What is sent.
 
 
-def test_a_commitment_is_one_raw_field_signed_by_the_hotkey(chain, substrate):
+def test_a_commitment_is_one_raw_field_signed_by_the_hotkey_and_final(chain, substrate):
+    before = chain.block()
     chain.set_commitment("a" * 127 + "~")
-    assert substrate.submissions == [
-        Submission(
-            "Commitments",
-            "set_commitment",
-            {"netuid": NETUID, "info": {"fields": [[{"Raw128": "0x" + "61" * 127 + "7e"}]]}},
-            ADDRESS,
-        )
-    ]
+    info = {"fields": [[{"Raw128": "0x" + "61" * 127 + "7e"}]]}
+    sent = {"netuid": NETUID, "info": info}
+    assert substrate.submissions == [Submission("Commitments", "set_commitment", sent, ADDRESS)]
+    assert chain.block() > before
+    assert chain.commitments() == {ADDRESS: "a" * 127 + "~"}
 
 
 def test_weights_are_one_call_in_sixteen_bits_signed_by_the_hotkey(chain, substrate):
     chain.set_weights({1: 0.25, 0: 0.5})
-    assert substrate.submissions == [
-        Submission(
-            "SubtensorModule",
-            "set_mechanism_weights",
-            {"netuid": NETUID, "mecid": 0, "dests": [0, 1], "weights": [65535, 32768], "version_key": 0},
-            ADDRESS,
-        )
-    ]
+    sent = {"netuid": NETUID, "mecid": 0, "dests": [0, 1], "weights": [65535, 32768], "version_key": 0}
+    assert substrate.submissions == [Submission("SubtensorModule", "set_mechanism_weights", sent, ADDRESS)]
 
 
 def test_on_a_subnet_with_commit_reveal_weights_are_encrypted_and_hidden(chain, substrate):
@@ -129,13 +108,6 @@ def test_a_wallet_from_disk_signs(open_chain, substrate, tmp_path):
     create_wallet(tmp_path, "validator", "hot", seed=SEED)
     open_chain(open_wallet(tmp_path, "validator", "hot")).set_commitment("a" * 128)
     assert [submission.signer for submission in substrate.submissions] == [ADDRESS]
-
-
-def test_writes_are_final_and_can_be_read_at_once(chain):
-    before = chain.block()
-    chain.set_commitment("a" * 128)
-    assert chain.block() > before
-    assert chain.commitments() == {ADDRESS: "a" * 128}
 
 
 def test_nothing_is_sent_that_the_chain_would_refuse_anyway(chain, substrate):
@@ -164,69 +136,38 @@ def test_one_hotkey_submits_one_extrinsic_at_a_time(chain, substrate):
 
 # Refusals, as the chain names them.
 
-PASSING = [
-    ("SettingWeightsTooFast", Reason.CHAIN_RATE_LIMITED),
-    ("CommittingWeightsTooFast", Reason.CHAIN_RATE_LIMITED),
-    ("RateLimitExceeded", Reason.CHAIN_RATE_LIMITED),
-    ("CommitmentSetRateLimitExceeded", Reason.CHAIN_RATE_LIMITED),
-    ("SpaceLimitExceeded", Reason.CHAIN_RATE_LIMITED),
-    ("CommitQueueFull", Reason.CHAIN_RATE_LIMITED),
-    ("TooManyUnrevealedCommits", Reason.CHAIN_RATE_LIMITED),
-    ("PriorityTooLow", Reason.CHAIN_RATE_LIMITED),
-    ("Stale", Reason.CHAIN_FATE_UNKNOWN),
-    ("Usurped", Reason.CHAIN_FATE_UNKNOWN),
-    ("Dropped", Reason.CHAIN_FATE_UNKNOWN),
-    ("FinalityTimeout", Reason.CHAIN_FATE_UNKNOWN),
-    ("AlreadyImported", Reason.CHAIN_FATE_UNKNOWN),
-    ("AncientBirthBlock", Reason.CHAIN_FATE_UNKNOWN),
-    ("ExhaustsResources", Reason.CHAIN_FATE_UNKNOWN),
-    ("Future", Reason.CHAIN_FATE_UNKNOWN),
-    ("Invalid", Reason.CHAIN_FATE_UNKNOWN),
-    ("Retracted", Reason.CHAIN_FATE_UNKNOWN),
-]
-LASTING = [
-    ("AccountNotAllowedCommit", Reason.CHAIN_REFUSED),
-    ("HotKeyNotRegisteredInSubNet", Reason.NOT_REGISTERED),
-    ("HotKeyNotRegisteredInNetwork", Reason.NOT_REGISTERED),
-    ("HotKeyAccountNotExists", Reason.NOT_REGISTERED),
-    ("NeuronNoValidatorPermit", Reason.NO_VALIDATOR_PERMIT),
-    ("NotEnoughStakeToSetWeights", Reason.NOT_ENOUGH_STAKE),
-    ("StakeAmountTooLow", Reason.NOT_ENOUGH_STAKE),
-    ("IncorrectWeightVersionKey", Reason.WEIGHTS_VERSION),
-    ("IncorrectCommitRevealVersion", Reason.WEIGHTS_VERSION),
-    ("UidVecContainInvalidOne", Reason.WEIGHTS_MALFORMED),
-    ("WeightVecLengthIsLow", Reason.WEIGHTS_MALFORMED),
-    ("WeightVecNotEqualSize", Reason.WEIGHTS_MALFORMED),
-    ("MaxWeightExceeded", Reason.WEIGHTS_MALFORMED),
-    ("UidsLengthExceedUidsInSubNet", Reason.WEIGHTS_MALFORMED),
-    ("DuplicateUids", Reason.WEIGHTS_MALFORMED),
-    ("InputLengthsUnequal", Reason.WEIGHTS_MALFORMED),
-    ("CommitPayloadTooLarge", Reason.WEIGHTS_MALFORMED),
-    ("Payment", Reason.CHAIN_REFUSED),
-]
+
+TRANSIENT = {
+    Reason.CHAIN_RATE_LIMITED: "SettingWeightsTooFast CommittingWeightsTooFast RateLimitExceeded "
+    "CommitmentSetRateLimitExceeded SpaceLimitExceeded CommitQueueFull TooManyUnrevealedCommits PriorityTooLow",
+    Reason.CHAIN_FATE_UNKNOWN: "Stale Usurped Dropped FinalityTimeout AlreadyImported AncientBirthBlock "
+    "ExhaustsResources Future Invalid Retracted",
+}
+PERMANENT = {
+    Reason.CHAIN_REFUSED: "AccountNotAllowedCommit Payment",
+    Reason.NOT_REGISTERED: "HotKeyNotRegisteredInSubNet HotKeyNotRegisteredInNetwork HotKeyAccountNotExists",
+    Reason.NO_VALIDATOR_PERMIT: "NeuronNoValidatorPermit",
+    Reason.NOT_ENOUGH_STAKE: "NotEnoughStakeToSetWeights StakeAmountTooLow",
+    Reason.WEIGHTS_VERSION: "IncorrectWeightVersionKey IncorrectCommitRevealVersion",
+    Reason.WEIGHTS_MALFORMED: "UidVecContainInvalidOne WeightVecLengthIsLow WeightVecNotEqualSize MaxWeightExceeded "
+    "UidsLengthExceedUidsInSubNet DuplicateUids InputLengthsUnequal CommitPayloadTooLarge",
+}
 
 
-@pytest.mark.parametrize(("name", "reason"), PASSING)
-def test_a_refusal_that_may_pass_is_transient(chain, substrate, name, reason):
-    for write in (lambda: chain.set_commitment("a" * 128), lambda: chain.set_weights({0: 1.0})):
-        substrate.refuse_next(bt.ChainError(f"words of {name}", name))
-        refusal(write, TransientError, reason, f"words of {name}")
-    assert len(substrate.submissions) == 2  # refused is refused: nothing was sent twice
-
-
-@pytest.mark.parametrize(("name", "cause"), LASTING)
-def test_a_refusal_that_lasts_names_its_cause(chain, substrate, name, cause):
-    for write in (lambda: chain.set_commitment("a" * 128), lambda: chain.set_weights({0: 1.0})):
-        substrate.refuse_next(bt.ChainError(f"words of {name}", name))
-        with pytest.raises(ExtrinsicRefusedError, match=f"words of {name}") as caught:
-            write()
-        assert (caught.value.reason, caught.value.cause) == (Reason.CHAIN_REFUSED, cause)
-    assert len(substrate.submissions) == 2
-
-
-@pytest.mark.parametrize("name", [name for name, _ in PASSING + LASTING])
-def test_the_sdk_knows_the_names_that_are_told_apart(name):
-    assert bt.ChainError("words", name).description or bt.ChainError("words", name).code is not bt.ErrorCode.UNKNOWN
+@pytest.mark.parametrize("is_transient", [True, False])
+def test_a_refusal_has_the_reason_of_its_name_and_nothing_is_sent_twice(chain, substrate, is_transient):
+    table = TRANSIENT if is_transient else PERMANENT
+    for name, reason in ((name, reason) for reason, names in table.items() for name in names.split()):
+        known = bt.ChainError("words", name)
+        assert known.description or known.code is not bt.ErrorCode.UNKNOWN, name
+        substrate.submissions.clear()
+        for write in (lambda: chain.set_commitment("a" * 128), lambda: chain.set_weights({0: 1.0})):
+            substrate.refuse_next(bt.ChainError(f"words of {name}", name))
+            with pytest.raises(TransientError if is_transient else ExtrinsicRefusedError, match=name) as caught:
+                write()
+            found = (caught.value.reason, getattr(caught.value, "cause", None))
+            assert found == ((reason, None) if is_transient else (Reason.CHAIN_REFUSED, reason)), name
+        assert len(substrate.submissions) == 2
 
 
 @pytest.mark.parametrize("error", ["SettingWeightsTooFast", None], ids=["chain", "preflight"])
@@ -298,19 +239,15 @@ def test_a_dead_network_is_transient_after_bounded_attempts_and_comes_back(chain
 
 
 @pytest.mark.parametrize("included", [False, True])
-def test_a_commitment_survives_a_connection_lost_under_it(chain, substrate, included):
+def test_writes_survive_a_connection_lost_under_them_and_weights_are_sent_once(chain, substrate, included):
     substrate.lose_next_submission(included=included)
     chain.set_commitment("a" * 128)
     assert chain.commitments() == {ADDRESS: "a" * 128}
-
-
-@pytest.mark.parametrize(("included", "sent"), [(False, 1), (True, 1)])
-def test_weights_survive_a_connection_lost_under_them_and_are_sent_once(chain, substrate, included, sent):
     substrate.weights_rate_limit = 100
     substrate.lose_next_submission(included=included)
     chain.set_weights({0: 1.0})
     assert chain.weights() == {0: {0: 1.0}}
-    assert len(substrate.submissions) == sent
+    assert [sent.function for sent in substrate.submissions].count("set_mechanism_weights") == 1
 
 
 def test_a_read_without_an_answer_ends(open_chain, substrate):
@@ -388,18 +325,14 @@ def test_waiting_for_a_block_is_not_waiting_for_its_finality(chain, substrate, c
     assert clock.now() - substrate.time_of(target + substrate.finality_lag) <= 1.0  # the poll
 
 
-def test_final_blocks_are_asked_for_once(chain, substrate):
+def test_final_blocks_are_asked_for_once_and_stamped_to_the_millisecond(chain, substrate):
+    substrate.genesis += 0.123
     number = chain.block()
     first = (chain.block_time(number), chain.block_hash(number), chain.metagraph(number))
+    assert first[0] == round(substrate.time_of(number) * 1000) / 1000
     asked = len(substrate.requests)
     assert (chain.block_time(number), chain.block_hash(number), chain.metagraph(number)) == first
     assert len(substrate.requests) == asked
-
-
-def test_times_are_exact_to_the_millisecond(chain, substrate):
-    number = chain.block()
-    substrate.genesis += 0.123
-    assert chain.block_time(number) == round(substrate.time_of(number) * 1000) / 1000
 
 
 def test_a_pruned_block_is_unknown(chain, substrate):
@@ -422,17 +355,14 @@ def test_the_metagraph_is_that_of_the_runtime(chain, substrate):
     assert (other.uid, other.stake, other.validator_permit, other.incentive) == (1, 1.500000001, False, 0.2)
 
 
-def test_a_subnet_that_is_not_there_is_named(open_chain):
+def test_an_unknown_network_or_subnet_is_named(open_chain):
+    refusal(lambda: BittensorChain("nowhere", 1), PermanentError, Reason.BAD_ENVIRONMENT, "nowhere")
     refusal(open_chain(netuid=77).metagraph, PermanentError, Reason.BAD_ENVIRONMENT, "no subnet 77")
 
 
-def test_a_network_that_nobody_knows_is_named():
-    refusal(lambda: BittensorChain("nowhere", 1), PermanentError, Reason.BAD_ENVIRONMENT, "nowhere")
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
+def test_commitments_of_another_form_are_ignored(chain, substrate):
+    chain.set_commitment("a" * 128)
+    for fields in (
         SHAPES["CommitmentOf"]["info"]["fields"],  # as recorded: five bytes
         [{"Raw127": "0x" + "61" * 127}],
         [{"BigRaw": "0x" + "61" * 128}],
@@ -440,18 +370,13 @@ def test_a_network_that_nobody_knows_is_named():
         [{"Raw128": "0x" + "61" * 127 + "ff"}],
         [{"Raw128": None}],
         [{"Raw128": "0xzz"}],
-        [{"Sha256": "0x" + "61" * 32}],
         ["None"],
         [],
         None,
-    ],
-)
-def test_commitments_of_another_form_are_ignored(chain, substrate, fields):
-    chain.set_commitment("a" * 128)
-    state = substrate.next_state()
-    state.commitments[OTHER] = SHAPES["CommitmentOf"] | {"info": {"fields": fields}}
-    substrate.finalize()
-    assert chain.commitments() == {ADDRESS: "a" * 128}
+    ):
+        substrate.next_state().commitments[OTHER] = SHAPES["CommitmentOf"] | {"info": {"fields": fields}}
+        substrate.finalize()
+        assert chain.commitments() == {ADDRESS: "a" * 128}, fields
 
 
 def test_an_answer_that_makes_no_sense_is_permanent_and_named(chain, substrate, monkeypatch):

@@ -22,15 +22,22 @@ COLUMNS = {
     "identities": None,
     "axons": SHAPES["metagraph_raw"]["axons"][0],
     "active": True,
-    "pruning_score": 0,
-    "emission": 0,
-    "dividends": 0,
-    "consensus": 0,
-    "trust": 0,
-    "rank": 0,
-    "tao_stake": 0,
+    **dict.fromkeys(["pruning_score", "emission", "dividends", "consensus", "trust", "rank", "tao_stake"], 0),
 }
 """Per-neuron columns of the metagraph that say nothing here."""
+
+
+@dataclass
+class KeyPairWallet:
+    """A wallet in memory."""
+
+    hotkey: Any
+
+    @property
+    def coldkey(self) -> Any:
+        return self.hotkey
+
+    coldkeypub = hotkeypub = coldkey
 
 
 @dataclass
