@@ -11,36 +11,22 @@ from typing import Any
 from templar.adversary import faults
 from templar.adversary.actors import PUBLISHERS
 from templar.adversary.chains import ReorganisingChain, StaleChain
-from templar.adversary.faults import (
-    FORBIDDEN,
-    NO_SUCH_BUCKET,
-    SERVER_ERROR,
-    TOO_MANY_REQUESTS,
-    CorruptingStore,
-    ShorteningStore,
-    TruncatingStore,
-)
-from templar.adversary.judge import Expect, Misconduct, Scenario
+from templar.adversary.faults import FORBIDDEN, NO_SUCH_BUCKET, SERVER_ERROR, TOO_MANY_REQUESTS
+from templar.adversary.judge import BucketFault, Expect, Misconduct, Scenario
 from templar.adversary.mutations import MUTATIONS
 from templar.errors import Reason
 
 REJECT, BOUND, CONTINUE = Expect.REJECT, Expect.BOUND, Expect.CONTINUE
-
-
 ABSENT = frozenset({Reason.COMMIT_MISSING, Reason.MANIFEST_MISSING, Reason.PAYLOAD_MISSING})
-
-
 UNTIMELY = frozenset({Reason.COMMIT_EARLY, Reason.COMMIT_LATE, Reason.REVEAL_EARLY, Reason.REVEAL_LATE})
 
 
-def scenario(
-    name: str, rows: tuple[int, ...], title: str, expect: Expect, *reasons: Reason, **more: object
-) -> Scenario:
+def scenario(name: str, rows: tuple[int, ...], title: str, expect: Expect, *reasons: Reason, **more: Any) -> Scenario:
     """A scenario with its legal reasons."""
-    return Scenario(name, rows, title, expect, frozenset(reasons), **more)  # type: ignore[arg-type]
+    return Scenario(name, rows, title, expect, frozenset(reasons), **more)
 
 
-def attack(name: str, rows: tuple[int, ...], title: str, *reasons: Reason, **more: object) -> Scenario:
+def attack(name: str, rows: tuple[int, ...], title: str, *reasons: Reason, **more: Any) -> Scenario:
     """An attack of the miner of the same name, to be rejected."""
     return scenario(name, rows, title, REJECT, *reasons, actor=name, **more)
 
@@ -50,15 +36,29 @@ def mutation(name: str, rows: tuple[int, ...], title: str) -> Scenario:
     return Scenario(name, rows, title, REJECT, MUTATIONS[name][1], actor=name)
 
 
+def store_fault(
+    name: str,
+    title: str,
+    bucket: BucketFault,
+    *reasons: Reason,
+    rows: tuple[int, ...] = (22,),
+    expect: Expect = REJECT,
+    **more: Any,
+) -> Scenario:
+    """Honest miners whose buckets are faulty."""
+    return scenario(name, rows, title, expect, *reasons, bucket=bucket, **more)
+
+
+def misconduct(name: str, rows: tuple[int, ...], title: str, reason: Reason, **more: Any) -> Scenario:
+    """The aggregator of this name among honest miners; each of its windows is reported for this reason."""
+    publisher = Misconduct(PUBLISHERS[name], **more)
+    return scenario(name, rows, title, CONTINUE, reason, publisher=publisher, alone=True, windows=3)
+
+
 BYTES = (
     attack("pickle", (1,), "a pickle in place of a payload", Reason.MALFORMED),
     attack(
-        "smuggled_pickle",
-        (1,),
-        "a pickle inside a payload",
-        Reason.MALFORMED,
-        Reason.BAD_PAYLOAD,
-        Reason.NOT_CANONICAL,
+        "smuggled_pickle", (1,), "a pickle inside a payload", Reason.MALFORMED, Reason.BAD_PAYLOAD, Reason.NOT_CANONICAL
     ),
     attack("zip_bomb", (1,), "an archive that unpacks to hundreds of times its size, elsewhere", Reason.MALFORMED),
     mutation("endless_unary", (2,), "a plane of bits without an end"),
@@ -86,22 +86,14 @@ BYTES = (
     attack("garbage", (1,), "noise of the right length", Reason.MALFORMED),
 )
 
-
 INFLUENCE = (
     scenario("huge", (7,), "an honest update, a million times too large", BOUND, actor="huge", training=True),
     scenario("colluding", (8,), "the same huge update from every attacker", BOUND, actor="colluding", training=True),
     scenario("zero", (11,), "payloads that say nothing", BOUND, actor="zero", training=True),
 )
 
-
 IDENTITY = (
-    attack(
-        "copying",
-        (12,),
-        "another's payload under an own manifest",
-        *ABSENT,
-        Reason.COMMIT_MISMATCH,
-    ),
+    attack("copying", (12,), "another's payload under an own manifest", *ABSENT, Reason.COMMIT_MISMATCH),
     attack(
         "copying_late_commit",
         (12, 19),
@@ -130,7 +122,6 @@ IDENTITY = (
     attack("other_data", (16,), "a manifest that names other data than was assigned", Reason.WRONG_ASSIGNMENT),
 )
 
-
 TIMING = (
     attack("silent", (19,), "a commitment and no reveal", Reason.MANIFEST_MISSING),
     attack("late", (19,), "a reveal after the grace", Reason.REVEAL_LATE),
@@ -139,21 +130,9 @@ TIMING = (
     attack("early_commit", (19,), "a commitment a window before", Reason.COMMIT_EARLY, quiet=1, windows=3),
     attack("fast_clock", (19,), "a clock half a minute ahead", *ABSENT, *UNTIMELY, windows=3),
     attack("slow_clock", (19,), "a clock half a minute behind", *ABSENT, *UNTIMELY, windows=3),
-    scenario(
-        "stamped_late",
-        (19,),
-        "a store that stamps half a minute late",
-        REJECT,
-        *UNTIMELY,
-        bucket=partial(faults.restamped, faults.STAMP_SECONDS),
-    ),
-    scenario(
-        "stamped_early",
-        (19,),
-        "a store that stamps half a minute early",
-        REJECT,
-        *UNTIMELY,
-        bucket=partial(faults.restamped, -faults.STAMP_SECONDS),
+    store_fault("stamped_late", "a store that stamps half a minute late", faults.STAMPED_LATE, *UNTIMELY, rows=(19,)),
+    store_fault(
+        "stamped_early", "a store that stamps half a minute early", faults.STAMPED_EARLY, *UNTIMELY, rows=(19,)
     ),
     attack("swapping", (20,), "a payload replaced before the readers come", Reason.WRONG_HASH),
     attack("withdrawing", (20,), "a payload taken away before the readers come", Reason.PAYLOAD_MISSING),
@@ -170,7 +149,6 @@ TIMING = (
     ),
 )
 
-
 MANIFESTS = (
     attack("manifest_deep_json", (38,), "brackets within brackets", Reason.MALFORMED),
     attack("manifest_huge_string", (3, 38), "a megabyte in one field", Reason.WRONG_SIZE),
@@ -183,68 +161,48 @@ MANIFESTS = (
     mutation("control_characters", (38,), "a hotkey that clears the screen"),
 )
 
-
 ATTACKS = (*BYTES, *INFLUENCE, *IDENTITY, *TIMING, *MANIFESTS)
 
-
 STORES = (
-    scenario("bucket_forbidden", (22,), "403", REJECT, Reason.BUCKET_UNREADABLE, bucket=faults.failing(FORBIDDEN)),
-    scenario(
-        "bucket_missing",
-        (22,),
-        "the bucket is gone",
-        REJECT,
-        Reason.BUCKET_UNREADABLE,
-        bucket=faults.failing(NO_SUCH_BUCKET),
-    ),
-    scenario("bucket_busy", (22,), "429", REJECT, Reason.STORE_BUSY, bucket=faults.failing(TOO_MANY_REQUESTS)),
-    scenario("bucket_broken", (22,), "503", REJECT, Reason.STORE_BUSY, bucket=faults.failing(SERVER_ERROR)),
-    scenario(
-        "bucket_truncates",
-        (22,),
-        "bodies that end early",
-        REJECT,
-        Reason.BUCKET_UNREADABLE,
-        bucket=faults.for_all(TruncatingStore),
-    ),
-    scenario(
-        "bucket_shortens",
-        (22,),
-        "bodies that end early unnoticed",
-        REJECT,
-        Reason.MALFORMED,
-        bucket=faults.for_all(ShorteningStore),
-    ),
-    scenario(
-        "bucket_corrupts",
-        (22,),
-        "a bit flipped on the way",
-        REJECT,
-        Reason.WRONG_HASH,
-        bucket=faults.for_all(CorruptingStore),
-    ),
-    scenario("bucket_stale", (22,), "objects that show up late", REJECT, *ABSENT, bucket=faults.stale),
-    scenario("bucket_hangs", (21, 22), "no answer in time", REJECT, Reason.STORE_UNREACHABLE, bucket=faults.hanging),
-    scenario("bucket_flaky", (22,), "a 503 before the first answers", CONTINUE, bucket=faults.flaky),
-    scenario("bucket_slow", (21,), "slow answers", CONTINUE, bucket=faults.slow),
-    scenario(
+    store_fault("bucket_forbidden", "403", faults.failing(FORBIDDEN), Reason.BUCKET_UNREADABLE),
+    store_fault("bucket_missing", "the bucket is gone", faults.failing(NO_SUCH_BUCKET), Reason.BUCKET_UNREADABLE),
+    store_fault("bucket_busy", "429", faults.failing(TOO_MANY_REQUESTS), Reason.STORE_BUSY),
+    store_fault("bucket_broken", "503", faults.failing(SERVER_ERROR), Reason.STORE_BUSY),
+    store_fault("bucket_truncates", "bodies that end early", faults.TRUNCATING, Reason.BUCKET_UNREADABLE),
+    store_fault("bucket_shortens", "bodies that end early unnoticed", faults.SHORTENING, Reason.MALFORMED),
+    store_fault("bucket_corrupts", "a bit flipped on the way", faults.CORRUPTING, Reason.WRONG_HASH),
+    store_fault("bucket_stale", "objects that show up late", faults.STALE, *ABSENT),
+    store_fault("bucket_hangs", "no answer in time", faults.HANGING, Reason.STORE_UNREACHABLE, rows=(21, 22)),
+    store_fault("bucket_flaky", "a 503 before the first answers", faults.FLAKY, expect=CONTINUE),
+    store_fault("bucket_slow", "slow answers", faults.SLOW, rows=(21,), expect=CONTINUE),
+    store_fault(
         "key_rotated",
-        (22,),
         "a key that is taken back in mid-window",
-        CONTINUE,
+        faults.failing(FORBIDDEN, since_seconds=10.0),
         Reason.BUCKET_UNREADABLE,
-        bucket=faults.failing(FORBIDDEN, since_seconds=10.0),
+        expect=CONTINUE,
         windows=3,
     ),
-    scenario(
-        "two_faced", (20,), "other bytes for every second reader", CONTINUE, Reason.WRONG_HASH, bucket=faults.two_faced
+    store_fault(
+        "two_faced",
+        "other bytes for every second reader",
+        faults.TWO_FACED,
+        Reason.WRONG_HASH,
+        rows=(20,),
+        expect=CONTINUE,
     ),
-    scenario("two_timed", (20,), "another time for every second reader", CONTINUE, *UNTIMELY, bucket=faults.two_timed),
-    scenario(
-        "withheld", (21,), "every second reader is refused", CONTINUE, Reason.BUCKET_UNREADABLE, bucket=faults.withheld
+    store_fault(
+        "two_timed", "another time for every second reader", faults.TWO_TIMED, *UNTIMELY, rows=(20,), expect=CONTINUE
+    ),
+    store_fault(
+        "withheld",
+        "every second reader is refused",
+        faults.WITHHELD,
+        Reason.BUCKET_UNREADABLE,
+        rows=(21,),
+        expect=CONTINUE,
     ),
 )
-
 
 NODES = (
     scenario(
@@ -301,7 +259,6 @@ NODES = (
     ),
 )
 
-
 EMPTY = (
     scenario("nobody", (40,), "a network without miners", CONTINUE, honest=0, alone=True, windows=3),
     scenario(
@@ -326,13 +283,6 @@ EMPTY = (
         alone=True,
     ),
 )
-
-
-def misconduct(name: str, rows: tuple[int, ...], title: str, reason: Reason, **more: Any) -> Scenario:
-    """The aggregator of this name among honest miners; each of its windows is reported for this reason."""
-    publisher = Misconduct(PUBLISHERS[name], **more)
-    return scenario(name, rows, title, CONTINUE, reason, publisher=publisher, alone=True, windows=3)
-
 
 AGGREGATORS = (
     misconduct("silent_publisher", (25,), "an aggregator without a roster", Reason.ROSTER_MISSING),

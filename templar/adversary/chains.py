@@ -4,6 +4,7 @@ Every view fulfils `templar.chain.base.Chain` and passes everything that it does
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
 from templar.chain.base import Block, Chain, Clock, Metagraph
@@ -12,15 +13,11 @@ from templar.errors import Reason, TransientError
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class ChainView:
-    """Another chain, call by call.
+    """Another chain, call by call."""
 
-    Args:
-        inner: The chain behind it.
-    """
-
-    def __init__(self, inner: Chain) -> None:
-        self._inner = inner
+    _inner: Chain
 
     def before(self, call: str) -> None:
         """Called before each question to the chain; what it raises is the answer."""
@@ -98,115 +95,88 @@ class ChainView:
         self._inner.set_weights(weights)
 
 
+@dataclass(eq=False)
 class UnreachableChain(ChainView):
-    """An endpoint that cannot be reached for some seconds of every period.
+    """An endpoint that cannot be reached for some seconds of every period."""
 
-    Args:
-        inner: The chain behind it.
-        since: When the first outage begins, in seconds since the epoch.
-        seconds: How long an outage lasts.
-        every: Seconds from one outage to the next.
-    """
-
-    def __init__(self, inner: Chain, *, since: float, seconds: float, every: float) -> None:
-        super().__init__(inner)
-        self._since, self._seconds, self._every = since, seconds, every
+    since: float  # when the first outage begins, in seconds since the epoch
+    seconds: float  # length of an outage
+    every: float  # seconds from one outage to the next
 
     def before(self, call: str) -> None:
-        """No answer during an outage."""
-        passed = self.clock.now() - self._since
-        if passed >= 0 and passed % self._every < self._seconds:
+        """Raise `chain_unreachable` during an outage."""
+        passed = self.clock.now() - self.since
+        if passed >= 0 and passed % self.every < self.seconds:
             raise TransientError(Reason.CHAIN_UNREACHABLE, f"{call}: the endpoint does not answer")
 
 
+@dataclass(eq=False)
 class StaleChain(ChainView):
-    """An endpoint that is some blocks behind: it learns of every block later than others.
+    """An endpoint that learns of every block `blocks` blocks later than others."""
 
-    Args:
-        inner: The chain behind it.
-        blocks: How many.
-    """
-
-    def __init__(self, inner: Chain, *, blocks: int) -> None:
-        super().__init__(inner)
-        self._blocks = blocks
+    blocks: int
 
     def block(self) -> int:
         """An older block."""
-        return max(0, super().block() - self._blocks)
+        return max(0, super().block() - self.blocks)
 
     def head(self) -> int:
         """An older block."""
-        return max(0, super().head() - self._blocks)
+        return max(0, super().head() - self.blocks)
 
     def wait_for_block(self, number: int, *, finalized: bool = True) -> None:
         """Wait until this endpoint has heard of it."""
-        super().wait_for_block(number + self._blocks, finalized=finalized)
+        super().wait_for_block(number + self.blocks, finalized=finalized)
 
     def metagraph(self, block: int | None = None) -> Metagraph:
-        """The newest that it knows."""
+        """The neurons at a block, by default at the newest that this endpoint knows."""
         return super().metagraph(self.block() if block is None else block)
 
 
+@dataclass(eq=False)
 class ReorganisingChain(ChainView):
-    """An endpoint whose newest blocks are not final: its head runs ahead, repeats itself, and goes back.
+    """An endpoint whose newest blocks are not final: its head runs ahead, repeats itself, and goes back."""
 
-    Args:
-        inner: The chain behind it.
-        depth: By how many blocks the head is ahead of what is final, at most.
-    """
-
-    def __init__(self, inner: Chain, *, depth: int) -> None:
-        super().__init__(inner)
-        self._depth, self._calls = depth, 0
+    depth: int  # blocks that the head is ahead of the final block, at most
+    _calls: int = 0
 
     def head(self) -> int:
-        """Another place within the depth at every call: forward, the same again, and back."""
+        """Another block within the depth at every call: forward, the same again, and back."""
         self._calls += 1
-        return super().head() + (0, self._depth, self._depth, 1)[self._calls % 4]
+        return super().head() + (0, self.depth, self.depth, 1)[self._calls % 4]
 
     def wait_for_block(self, number: int, *, finalized: bool = True) -> None:
         """Blocks that need not be final are there before others have them."""
-        super().wait_for_block(number if finalized else max(0, number - self._depth), finalized=finalized)
+        super().wait_for_block(number if finalized else max(0, number - self.depth), finalized=finalized)
 
 
+@dataclass(frozen=True)
 class SkewedClock:
-    """A machine's clock that is wrong.
+    """A machine's clock that is `seconds` ahead of the right one, or behind it if negative."""
 
-    Args:
-        inner: The right time.
-        seconds: By how much it is ahead; negative if it is behind.
-    """
-
-    def __init__(self, inner: Clock, seconds: float) -> None:
-        self._inner, self._seconds = inner, seconds
+    inner: Clock
+    seconds: float
 
     def now(self) -> float:
         """The wrong time."""
-        return self._inner.now() + self._seconds
+        return self.inner.now() + self.seconds
 
     def sleep_until(self, timestamp: float) -> None:
         """Return when this clock shows the timestamp."""
-        self._inner.sleep_until(timestamp - self._seconds)
+        self.inner.sleep_until(timestamp - self.seconds)
 
     def compute(self, work: Callable[[], T]) -> T:
         """As the inner clock."""
-        return self._inner.compute(work)
+        return self.inner.compute(work)
 
 
+@dataclass(eq=False)
 class SkewedChain(ChainView):
-    """The right chain, acted upon by a wrong clock.
+    """The right chain on a machine whose clock is `seconds` ahead."""
 
-    Args:
-        inner: The chain behind it.
-        seconds: By how much the machine's clock is ahead.
-    """
-
-    def __init__(self, inner: Chain, seconds: float) -> None:
-        super().__init__(inner)
-        self._clock = SkewedClock(inner.clock, seconds)
+    seconds: float
 
     @property
     def clock(self) -> Clock:
         """The wrong clock."""
-        return self._clock
+        return SkewedClock(self._inner.clock, self.seconds)

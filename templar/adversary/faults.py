@@ -4,38 +4,32 @@ Every view fulfils `templar.store.base.ObjectStore` and passes everything that i
 Its errors are those that `templar.store.s3` raises for the same answers of a server.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from templar.adversary.chains import UnreachableChain
 from templar.adversary.judge import BucketFault, ChainFault
-from templar.chain.base import Chain, Clock
+from templar.chain.base import Clock
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
-from templar.simulate.world import Member
 from templar.store.base import DeleteReport, ObjectInfo, ObjectStore
 
 
+@dataclass(eq=False)
 class StoreView:
-    """Another store, call by call.
+    """Another store, call by call."""
 
-    Args:
-        inner: The store behind it.
-    """
-
-    def __init__(self, inner: ObjectStore) -> None:
-        self._inner = inner
+    _inner: ObjectStore
 
     def before(self, operation: str, key: str) -> None:
         """Called before each call; what it raises is the answer, and nothing is done."""
 
     def shown(self, info: ObjectInfo) -> ObjectInfo | None:
-        """What HEAD and listings say of an object; None hides it."""
+        """The answer of HEAD and listings for an object; None hides it."""
         return info
 
     def body(self, key: str, data: bytes) -> bytes:
         """The bytes that are shown of an object."""
-        del key
         return data
 
     @property
@@ -74,11 +68,10 @@ class StoreView:
 
     def get_file(self, key: str, path: Path, *, max_bytes: int, resume: bool = False) -> None:
         """Download an object, always from its beginning."""
-        del resume
         path.write_bytes(self.get(key, max_bytes=max_bytes))
 
     def head(self, key: str) -> ObjectInfo | None:
-        """What is shown of an object."""
+        """The object's size and time, as they are shown."""
         self.before("head", key)
         info = self._inner.head(key)
         return None if info is None else self.shown(info)
@@ -97,236 +90,141 @@ class StoreView:
         """Give connections back."""
         self._inner.close()
 
-
-class FailingStore(StoreView):
-    """Answers every call with an error, from some instant on.
-
-    Args:
-        inner: The store behind it.
-        error: The error.
-        clock: Says whether it is time.
-        since: The instant, in seconds since the epoch.
-    """
-
-    def __init__(self, inner: ObjectStore, error: TemplarError, *, clock: Clock, since: float = 0.0) -> None:
-        super().__init__(inner)
-        self._error, self._clock, self._since = error, clock, since
-
-    def before(self, operation: str, key: str) -> None:
-        """The error, once it is time."""
-        if self._clock.now() >= self._since:
-            raise type(self._error)(self._error.reason, f"{operation} {self.name}/{key}: {self._error.message}")
+    def _failure(self, error: TemplarError, operation: str, key: str) -> TemplarError:
+        return type(error)(error.reason, f"{operation} {self.name}/{key}: {error.message}")
 
 
 FORBIDDEN = PermanentError(Reason.ACCESS_DENIED, "403: the key may not read this bucket")
-
-
 NO_SUCH_BUCKET = PermanentError(Reason.BUCKET_MISSING, "404: there is no such bucket")
-
-
 TOO_MANY_REQUESTS = TransientError(Reason.STORE_BUSY, "429: slow down")
-
-
 SERVER_ERROR = TransientError(Reason.STORE_BUSY, "503: service unavailable")
+TIMED_OUT = TransientError(Reason.STORE_UNREACHABLE, "no answer in time")
 
 
-class FlakyStore(StoreView):
-    """Fails with 503 at the first calls of every reader, then answers.
+@dataclass(eq=False)
+class FailingStore(StoreView):
+    """Answers every call with an error from `since` on, in seconds since the epoch."""
 
-    Args:
-        inner: The store behind it.
-        failures: How many calls fail.
-    """
-
-    def __init__(self, inner: ObjectStore, failures: int) -> None:
-        super().__init__(inner)
-        self._left = failures
+    error: TemplarError
+    clock: Clock
+    since: float = 0.0
 
     def before(self, operation: str, key: str) -> None:
-        """503, as long as it was not asked often enough."""
-        if self._left > 0:
-            self._left -= 1
-            raise TransientError(SERVER_ERROR.reason, f"{operation} {self.name}/{key}: {SERVER_ERROR.message}")
+        """Raise the error if it is time."""
+        if self.clock.now() >= self.since:
+            raise self._failure(self.error, operation, key)
+
+
+@dataclass(eq=False)
+class FlakyStore(StoreView):
+    """Fails with 503 at the first `failures` calls, then answers."""
+
+    failures: int
+
+    def before(self, operation: str, key: str) -> None:
+        """Raise 503 at the first calls."""
+        if self.failures > 0:
+            self.failures -= 1
+            raise self._failure(SERVER_ERROR, operation, key)
 
 
 class TruncatingStore(StoreView):
     """Ends every body early; the transport notices, as that of the S3 store does."""
 
     def body(self, key: str, data: bytes) -> bytes:
-        """`object_truncated`."""
+        """Raise `object_truncated`."""
         raise PermanentError(Reason.OBJECT_TRUNCATED, f"{self.name}/{key}: the body ends before its {len(data)} bytes")
 
 
 class ShorteningStore(StoreView):
-    """Ends every body early, and nobody says so."""
+    """Ends every body early, and no error says so."""
 
     def body(self, key: str, data: bytes) -> bytes:
-        """Half of it."""
-        del key
+        """The first half."""
         return data[: len(data) // 2]
 
 
+@dataclass(eq=False)
 class CorruptingStore(StoreView):
-    """Shows other bytes than were stored: one bit of every body of a kind is flipped.
+    """Flips one bit of every body whose key begins with `prefix`."""
 
-    Args:
-        inner: The store behind it.
-        prefix: What the keys begin with.
-    """
-
-    def __init__(self, inner: ObjectStore, prefix: str = "gradient-") -> None:
-        super().__init__(inner)
-        self._prefix = prefix
+    prefix: str = "gradient-"
 
     def body(self, key: str, data: bytes) -> bytes:
         """The wrong bytes."""
-        if not key.startswith(self._prefix) or not data:
+        if not key.startswith(self.prefix) or not data:
             return data
         middle = len(data) // 2
         return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
 
 
+@dataclass(eq=False)
 class StaleStore(StoreView):
-    """Shows an object only some time after it was stored.
+    """Shows an object only `seconds` after it was stored."""
 
-    Args:
-        inner: The store behind it.
-        clock: The time.
-        seconds: How long after.
-    """
-
-    def __init__(self, inner: ObjectStore, *, clock: Clock, seconds: float) -> None:
-        super().__init__(inner)
-        self._clock, self._seconds = clock, seconds
+    clock: Clock
+    seconds: float
 
     def shown(self, info: ObjectInfo) -> ObjectInfo | None:
-        """Nothing as yet, or the object."""
-        return info if info.last_modified + self._seconds <= self._clock.now() else None
+        """None until then."""
+        return info if info.last_modified + self.seconds <= self.clock.now() else None
 
 
+@dataclass(eq=False)
 class RestampingStore(StoreView):
-    """Shows other times than those at which objects were stored.
+    """Shows every object as stored `seconds` later than it was."""
 
-    Args:
-        inner: The store behind it.
-        seconds: What is added.
-    """
-
-    def __init__(self, inner: ObjectStore, seconds: int) -> None:
-        super().__init__(inner)
-        self._seconds = seconds
+    seconds: int
 
     def shown(self, info: ObjectInfo) -> ObjectInfo:
         """The object at another time."""
-        return replace(info, last_modified=info.last_modified + self._seconds)
+        return replace(info, last_modified=info.last_modified + self.seconds)
 
 
+@dataclass(eq=False)
 class SlowStore(StoreView):
-    """Takes its time for every answer, and may give none in the end.
+    """Takes `seconds` for every call, which then ends in the error `then`, if there is one."""
 
-    Args:
-        inner: The store behind it.
-        clock: The time.
-        seconds: How long every call takes.
-        then: The error that it ends in; None if it answers.
-    """
-
-    def __init__(self, inner: ObjectStore, *, clock: Clock, seconds: float, then: TemplarError | None = None) -> None:
-        super().__init__(inner)
-        self._clock, self._seconds, self._then = clock, seconds, then
+    clock: Clock
+    seconds: float
+    then: TemplarError | None = None
 
     def before(self, operation: str, key: str) -> None:
-        """Wait."""
-        self._clock.sleep_until(self._clock.now() + self._seconds)
-        if self._then is not None:
-            raise type(self._then)(self._then.reason, f"{operation} {self.name}/{key}: {self._then.message}")
+        """Wait, then raise the error, if there is one."""
+        self.clock.sleep_until(self.clock.now() + self.seconds)
+        if self.then is not None:
+            raise self._failure(self.then, operation, key)
 
 
-STAMP_SECONDS = 30
+def for_all(view: Callable[[ObjectStore, Clock], ObjectStore]) -> BucketFault:
+    """The same view of a bucket for every reader."""
+    return lambda store, clock, observer: view(store, clock)
 
 
-STALE_SECONDS = 30.0
-
-
-FLAKY_FAILURES = 2
-
-
-SLOW_SECONDS = 0.02
-
-
-HANG_SECONDS = 0.05
-
-
-TIMED_OUT = TransientError(Reason.STORE_UNREACHABLE, "no answer in time")
+def for_odd_uids(view: Callable[[ObjectStore, Clock], ObjectStore]) -> BucketFault:
+    """A view of a bucket for readers with an odd uid; the others read the bucket itself."""
+    return lambda store, clock, observer: view(store, clock) if observer is not None and observer.uid % 2 else store
 
 
 def failing(error: TemplarError, *, since_seconds: float = 0.0) -> BucketFault:
-    """A bucket that answers with an error from some time after its first reader came."""
-
-    def wrap(store: ObjectStore, clock: Clock, observer: Member | None) -> ObjectStore:
-        del observer
-        return FailingStore(store, error, clock=clock, since=clock.now() + since_seconds if since_seconds else 0.0)
-
-    return wrap
-
-
-def for_all(view: type[StoreView]) -> BucketFault:
-    """The same view of a bucket for every reader."""
-    return lambda store, clock, observer: view(store)
-
-
-def flaky(store: ObjectStore, clock: Clock, observer: Member | None) -> ObjectStore:
-    """The first calls of every reader fail."""
-    del clock, observer
-    return FlakyStore(store, failures=FLAKY_FAILURES)
-
-
-def stale(store: ObjectStore, clock: Clock, observer: Member | None) -> ObjectStore:
-    """Objects show up late."""
-    del observer
-    return StaleStore(store, clock=clock, seconds=STALE_SECONDS)
-
-
-def restamped(seconds: int, store: ObjectStore, clock: Clock, observer: Member | None) -> ObjectStore:
-    """Everybody is told another time."""
-    del clock, observer
-    return RestampingStore(store, seconds)
-
-
-def two_faced(store: ObjectStore, clock: Clock, observer: Member | None) -> ObjectStore:
-    """Every second reader is shown other bytes."""
-    del clock
-    return CorruptingStore(store) if observer is not None and observer.uid % 2 else store
-
-
-def two_timed(store: ObjectStore, clock: Clock, observer: Member | None) -> ObjectStore:
-    """Every second reader is told another time."""
-    del clock
-    return RestampingStore(store, STAMP_SECONDS) if observer is not None and observer.uid % 2 else store
-
-
-def withheld(store: ObjectStore, clock: Clock, observer: Member | None) -> ObjectStore:
-    """Every second reader is refused."""
-    refused = observer is not None and observer.uid % 2
-    return FailingStore(store, FORBIDDEN, clock=clock) if refused else store
-
-
-def slow(store: ObjectStore, clock: Clock, observer: Member | None) -> ObjectStore:
-    """Answers take a while."""
-    del observer
-    return SlowStore(store, clock=clock, seconds=SLOW_SECONDS)
-
-
-def hanging(store: ObjectStore, clock: Clock, observer: Member | None) -> ObjectStore:
-    """There is no answer, after a while."""
-    del observer
-    return SlowStore(store, clock=clock, seconds=HANG_SECONDS, then=TIMED_OUT)
+    """A bucket that answers every reader with an error, `since_seconds` after the reader opened it."""
+    return for_all(lambda store, clock: FailingStore(store, error, clock, since=clock.now() + since_seconds))
 
 
 def unreachable(after_seconds: float, seconds: float, every: float) -> ChainFault:
-    """An endpoint that goes down again and again, for the first time after some seconds."""
+    """An endpoint that goes down for some seconds again and again, for the first time after `after_seconds`."""
+    return lambda chain: UnreachableChain(chain, since=chain.clock.now() + after_seconds, seconds=seconds, every=every)
 
-    def wrap(chain: Chain) -> Chain:
-        return UnreachableChain(chain, since=chain.clock.now() + after_seconds, seconds=seconds, every=every)
 
-    return wrap
+STAMPED_LATE = for_all(lambda store, clock: RestampingStore(store, seconds=30))
+STAMPED_EARLY = for_all(lambda store, clock: RestampingStore(store, seconds=-30))
+TRUNCATING = for_all(lambda store, clock: TruncatingStore(store))
+SHORTENING = for_all(lambda store, clock: ShorteningStore(store))
+CORRUPTING = for_all(lambda store, clock: CorruptingStore(store))
+STALE = for_all(lambda store, clock: StaleStore(store, clock, seconds=30.0))
+FLAKY = for_all(lambda store, clock: FlakyStore(store, failures=2))
+SLOW = for_all(lambda store, clock: SlowStore(store, clock, seconds=0.02))
+HANGING = for_all(lambda store, clock: SlowStore(store, clock, seconds=0.05, then=TIMED_OUT))
+TWO_FACED = for_odd_uids(lambda store, clock: CorruptingStore(store))
+TWO_TIMED = for_odd_uids(lambda store, clock: RestampingStore(store, seconds=30))
+WITHHELD = for_odd_uids(lambda store, clock: FailingStore(store, FORBIDDEN, clock))
