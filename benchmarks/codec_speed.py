@@ -25,7 +25,7 @@ from rich.table import Table
 from benchmarks import large_model
 from benchmarks.command import measured
 from benchmarks.large_model import RULE
-from templar.gradient import backend
+from templar.gradient import kernels
 from templar.gradient.aggregate import aggregate
 from templar.gradient.codec import wire
 from templar.gradient.codec.wire import Header, Payload
@@ -134,7 +134,7 @@ def run(*, quick: bool) -> dict[str, Any]:
     figures["similarity_seconds"] = similarity_seconds(3 if quick else 15)
     definition: dict[str, float] = {}
     if not quick:
-        with backend.forced("torch"):
+        with kernels.forced("torch"):
             definition = measure(Stopwatch(3))
     torch.set_num_threads(threads)
     table = Table(title=f"{EDGE} x {EDGE} float32, 64 of 4096, in copies of it; {PEERS} peers")

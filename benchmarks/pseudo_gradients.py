@@ -41,8 +41,7 @@ from templar.hparams import HParams, load_hparams
 from templar.store.directory import DirectoryStore
 from templar.training.loss import sequence_losses, single_threaded
 from templar.training.model import build_model, parameter_shapes, parameters_of
-from templar.training.schedule import outer_learning_rate
-from templar.training.train import OptimizerState, train_sparseloco
+from templar.training.train import OptimizerState, outer_learning_rate, train_sparseloco
 
 NUM_HELD_OUT = 256
 HELD_OUT_BATCH = 64

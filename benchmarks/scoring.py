@@ -44,8 +44,7 @@ from templar.scoring.score import CurvaturePrior, score_payload
 from templar.scoring.standing import FRESH
 from templar.training.loss import sequence_losses, single_threaded
 from templar.training.model import build_model, load_parameters, parameters_of
-from templar.training.schedule import outer_learning_rate
-from templar.training.train import OptimizerState, train_sparseloco
+from templar.training.train import OptimizerState, outer_learning_rate, train_sparseloco
 
 STEPS = (2, 4, 6, 8, 11, 15, 20, 26)
 """Inner steps of the grades."""

@@ -156,7 +156,8 @@ class NetworkView:
         key = window_key(Kind.EVIDENCE, window, validator.uid)
         if store.head(key) is None:
             return None
-        return unseal(store.get(key, max_bytes=Evidence.max_bytes), Evidence).body
+        evidence: Evidence = unseal(store.get(key, max_bytes=Evidence.max_bytes), Evidence).body
+        return evidence
 
 
 def as_table(rows: list[WindowRow], titles: Mapping[int, str]) -> Table:

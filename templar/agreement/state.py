@@ -36,7 +36,7 @@ from templar.gradient.codec.wire import Payload
 from templar.gradient.layout import Layout
 from templar.hparams import Training
 from templar.shared_results import Same, shared
-from templar.training.schedule import outer_learning_rate, outer_weight_decay
+from templar.training.train import outer_learning_rate, outer_weight_decay
 
 
 @dataclass(frozen=True)

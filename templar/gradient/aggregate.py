@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from templar.gradient import Recipe, backend, dct
+from templar.gradient import Recipe, dct, kernels
 from templar.gradient.codec.planes import Section
 from templar.gradient.codec.sections import unpack
 from templar.gradient.codec.values import CODES, QUANTUM, STEP_QUANTA
@@ -136,7 +136,7 @@ def combine_sections(
     out: Tensor,
 ) -> Tensor:
     """Overwrite `out` with the update of one tensor, from each peer's section and `magnitudes`."""
-    if backend.uses_kernels(layout.num_elements, out.device):
+    if kernels.uses_kernels(layout.num_elements, out.device):
         from templar.gradient.kernels.combine import combine  # noqa: PLC0415 - numba takes a second to import
 
         finish = None if layout.updates_are_plain else lambda means: _finish(means, tensor, layout)
@@ -191,7 +191,7 @@ def compile_kernels(layout: Layout) -> None:
     This takes seconds, which a window does not have. Compiled code is kept on disk, so only the first call on a machine
     is slow.
     """
-    if not backend.uses_kernels(layout.num_elements):
+    if not kernels.uses_kernels(layout.num_elements):
         return
     started = time.monotonic()
     levels = layout.tensors[0].levels
@@ -199,7 +199,7 @@ def compile_kernels(layout: Layout) -> None:
     rule = FeedbackRule(layout.recipe, decay=0.5, learning_rate=1.0)
     update = {"matrix": torch.arange(1.0, 17.0).reshape(4, 4)}
     update["matrix"][:2, :2] = 1e-8  # too small beside the rest: the residual of this chunk is written again
-    with backend.forced("numba"):
+    with kernels.forced("numba"):
         compressed = compress(FeedbackState.zeros(tiny), update, layout=tiny, rule=rule)
         header = Header(layout.recipe, 0, 0, "nobody", tiny.digest)
         published = encode(Payload.of(header, compressed.tensors, tiny), tiny)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from templar.errors import PermanentError, Reason
-from templar.gradient import Recipe, backend, dct
+from templar.gradient import Recipe, dct, kernels
 from templar.gradient.codec.values import Coded, Coefficients, SignAndScale, ValueCoding
 from templar.gradient.dct import from_chunks, to_chunks
 from templar.gradient.layout import MAX_CHUNK_LENGTH, Layout, TensorLayout
@@ -110,7 +110,7 @@ def compress(
         ValueError: State or update do not have the tensors of the layout.
         PermanentError: `non_finite_update`; nothing non-finite is ever published or kept.
     """
-    if not backend.uses_kernels(layout.num_elements, state.device):
+    if not kernels.uses_kernels(layout.num_elements, state.device):
         coding = SignAndScale(layout.tensors[0].levels)
         return compress_with(coding, state, update, layout=layout, rule=rule)
     if spare is not None:

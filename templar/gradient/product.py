@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from templar.gradient import backend
+from templar.gradient import kernels
 from templar.gradient.aggregate import combine_sections, magnitudes, peer_norms, signed_magnitudes
 from templar.gradient.codec.values import QUANTUM
 from templar.gradient.codec.wire import Payload, check_layout
@@ -60,7 +60,7 @@ class UpdateProducts:
         return totals.tolist()
 
     def _sparse(self, tensor: TensorLayout, gradient: Tensor, which: Sequence[int]) -> list[float]:
-        if backend.uses_kernels(self._layout.num_elements):
+        if kernels.uses_kernels(self._layout.num_elements):
             from templar.gradient.kernels.combine import chunk_products  # noqa: PLC0415 - numba takes a second
 
             array, name = gradient.numpy(), tensor.name

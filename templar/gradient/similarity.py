@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from templar.gradient import backend
+from templar.gradient import kernels
 from templar.gradient.codec.planes import Section
 from templar.gradient.codec.sections import unpack
 from templar.gradient.codec.wire import Payload, check_layout
@@ -68,7 +68,7 @@ def similarity(payloads: Sequence[Payload], layout: Layout) -> Similarity:
     """
     check_layout(payloads, layout)
     count_common = _count_common
-    if backend.uses_kernels(layout.num_elements):
+    if kernels.uses_kernels(layout.num_elements):
         from templar.gradient.kernels.combine import count_common  # noqa: PLC0415 - numba takes a second to import
     shared = np.zeros((len(payloads), len(payloads)), np.int64)
     compared = [tensor for tensor in layout.tensors if payloads and tensor.has_index_planes]

@@ -29,7 +29,7 @@ from templar.scoring.score import MAX_BEHIND, windows_behind
 from templar.scoring.standing import Standing
 from templar.training.loss import sequence_losses
 from templar.training.model import build_model, load_parameters
-from templar.training.schedule import outer_learning_rate
+from templar.training.train import outer_learning_rate
 
 log = logging.getLogger(__name__)
 

@@ -26,8 +26,7 @@ from templar.neuron.lock import write_file
 from templar.neuron.node import Node
 from templar.neuron.snapshot import PrivateState
 from templar.training.model import build_model, load_parameters
-from templar.training.schedule import outer_learning_rate
-from templar.training.train import TrainResult, train_demo, train_sparseloco
+from templar.training.train import TrainResult, outer_learning_rate, train_demo, train_sparseloco
 
 log = logging.getLogger(__name__)
 

@@ -91,9 +91,9 @@ class Leaderboard:
         """One row per window and miner, by window and uid; CSV files are made of it.
 
         Columns: `window`, `uid`, `hotkey`, `final`, `mu`, `sigma`, `ordinal`, `average` (of the indicator),
-        `advantage`, `sync`, `curvature` (NaN if it was never measured exactly), `predicted_gain` (the predicted gain that the
-        curvature was left out of; each after the window), `score` (NaN if it was not scored), `indicator`, `exact`
-        (measured exactly), `applied`, `own_loss`, `random_loss` (before; NaN if not measured or not finite), `reason`
+        `advantage`, `sync`, `curvature` (NaN if it was never measured exactly), `predicted_gain` (that the curvature
+        was left out of; each after the window), `score` (NaN if it was not scored), `indicator`, `exact` (measured
+        exactly), `applied`, `own_loss`, `random_loss` (before; NaN if not measured or not finite), `reason`
         (why no payload counted), `slashes` (text), `weight`.
         """
         rows = []

@@ -13,7 +13,7 @@ from templar.adversary.actors import ACTORS
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.signed import unseal
 from templar.gradient.aggregate import compile_kernels
-from templar.gradient.backend import forced
+from templar.gradient.kernels import forced
 from templar.gradient.layout import Layout
 from templar.hparams import HParams
 from templar.neuron.evaluate import measure_held_out

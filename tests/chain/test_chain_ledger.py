@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -67,12 +68,6 @@ def test_a_block_exists_from_its_very_instant_on(genesis_milliseconds, block_mil
 def test_hashes_are_a_pure_function_of_the_ledger_and_the_number():
     parameters = LedgerParameters(3, 1000, 0, 1, 0)
     assert parameters.hash(5) == "0x" + hashlib.sha256(b"templar.ledger.block:3:1:5").hexdigest()
-    others = [
-        LedgerParameters(3, 1000, 0, 2, 0).hash(5),
-        LedgerParameters(4, 1000, 0, 1, 0).hash(5),
-        parameters.hash(6),
-    ]
-    assert len({parameters.hash(5), *others}) == 4
 
 
 def test_before_genesis_there_is_no_block(path, tmp_path):
@@ -102,22 +97,19 @@ def test_a_clock_that_is_set_back_takes_no_block_away(path, clock):
 # Changes and the blocks that they belong to.
 
 
-def test_changes_before_the_first_read_are_part_of_genesis(path, clock):
-    ledger = Ledger(path, clock=clock)
-    uids = [ledger.register(key.address) for key in KEYS[:3]]
-    assert uids == [0, 1, 2]
-    assert clock.now() == START
-    assert [neuron.uid for neuron in ledger.metagraph(0).neurons] == uids
-
-
-def test_a_change_belongs_to_the_next_block(path, clock):
+def test_changes_belong_to_genesis_until_it_is_read_and_then_to_the_next_block(path, clock):
     ledger, other = Ledger(path, clock=clock), Ledger(path, clock=clock)
+    assert [ledger.register(key.address) for key in KEYS[:3]] == [0, 1, 2]
+    assert clock.now() == START
+    assert [neuron.uid for neuron in ledger.metagraph(0).neurons] == [0, 1, 2]
+    ledger.register(KEYS[3].address)
+    assert ledger.block() == 1
+    assert len(ledger.metagraph(0).neurons) == 3
     clock.sleep_until(START + 7)  # block 3
-    ledger.register(KEYS[0].address)
+    ledger.register(KEYS[4].address)
     assert clock.now() == START + 8
     assert ledger.block() == 4
-    assert other.metagraph(3).neurons == ()
-    assert len(other.metagraph(4).neurons) == 1
+    assert [len(other.metagraph(number).neurons) for number in (3, 4)] == [4, 5]
 
 
 def test_a_block_that_was_read_takes_no_change(path, clock):
@@ -128,14 +120,6 @@ def test_a_block_that_was_read_takes_no_change(path, clock):
     assert Ledger(path, clock=behind.clock).metagraph(10) == seen
     assert seen.neurons == ()
     assert len(behind.metagraph(11).neurons) == 1
-
-
-def test_a_genesis_that_was_read_is_closed(path, clock):
-    ledger = Ledger(path, clock=clock)
-    assert ledger.metagraph().neurons == ()
-    ledger.register(KEYS[0].address)
-    assert ledger.block() == 1
-    assert ledger.metagraph(0).neurons == ()
 
 
 OPERATIONS = st.lists(
@@ -149,7 +133,7 @@ OPERATIONS = st.lists(
 
 
 @given(operations=OPERATIONS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_every_past_metagraph_can_be_read_again(tmp_path_factory, operations):
     path, clock = tmp_path_factory.mktemp("ledger") / "ledger.db", SimulatedClock(START)
     create_ledger(path, netuid=3, block_seconds=2.0, genesis_time=START, seed=1)
@@ -244,7 +228,7 @@ def test_a_weight_is_for_the_miner_not_for_the_next_one_with_its_uid(path, clock
 
 
 @given(weights=st.dictionaries(st.integers(1, 4), st.floats(1e-12, 1e12), min_size=1))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_weights_have_sixteen_bits(tmp_path_factory, weights):
     path, clock = tmp_path_factory.mktemp("ledger") / "ledger.db", SimulatedClock(START)
     create_ledger(path, netuid=3, block_seconds=2.0, genesis_time=START, seed=1)
@@ -259,7 +243,7 @@ def test_weights_have_sixteen_bits(tmp_path_factory, weights):
 # The file.
 
 
-def test_a_ledger_is_created_once_and_whole(path):
+def test_a_ledger_is_created_once_and_whole(path, tmp_path):
     assert [file.name for file in path.parent.iterdir()] == [path.name]
     before = path.read_bytes()
     again = {"netuid": 9, "block_seconds": 1.0, "genesis_time": 0.0, "seed": 0}
@@ -267,49 +251,27 @@ def test_a_ledger_is_created_once_and_whole(path):
     assert path.read_bytes() == before
     assert [file.name for file in path.parent.iterdir()] == [path.name]
     refusal(lambda: create_ledger(path / "x", **again), PermanentError, Reason.BAD_STATE_FILE, "cannot be created")
+    gone = tmp_path / "gone.db"
+    refusal(lambda: Ledger(gone), PermanentError, Reason.CHAIN_UNREACHABLE, gone, "start the local network")
+    for change in ({"block_seconds": 0.0001}, {"netuid": -1}, {"weights_rate_limit_blocks": -1}):
+        with pytest.raises(ValueError, match=next(iter(change))):
+            create_ledger(gone, **(again | change))
+    assert not gone.exists()
 
 
-@pytest.mark.parametrize(
-    "change", [{"block_seconds": 0.0001}, {"block_seconds": -1.0}, {"netuid": -1}, {"weights_rate_limit_blocks": -1}]
-)
-def test_numbers_that_make_no_chain_are_refused(tmp_path, change):
-    numbers = {"netuid": 1, "block_seconds": 1.0, "genesis_time": 0.0, "seed": 0} | change
-    with pytest.raises(ValueError, match=next(iter(change))):
-        create_ledger(tmp_path / "ledger.db", **numbers)
-    assert list(tmp_path.iterdir()) == []
+def test_a_file_that_is_no_ledger_of_this_version_is_named(path):
+    def run(statement):
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute(statement)
 
-
-def test_a_missing_ledger_is_named_and_not_made(tmp_path):
-    path = tmp_path / "ledger.db"
-    refusal(lambda: Ledger(path), PermanentError, Reason.CHAIN_UNREACHABLE, path, "start the local network")
-    assert list(tmp_path.iterdir()) == []
-
-
-def _other_version(path):
-    with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA user_version = 99")
-    connection.close()
-
-
-def _other_database(path):
-    path.unlink()
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE changes (id INTEGER)")
-    connection.close()
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        _other_version,
-        _other_database,
-        lambda path: path.write_bytes(b"no database" * 100),
-        lambda path: path.write_bytes(b""),
-    ],
-)
-def test_a_file_that_is_no_ledger_of_this_version_is_named(path, spoil):
-    spoil(path)
-    refusal(lambda: Ledger(path), PermanentError, Reason.BAD_STATE_FILE, path, "remove it")
+    for spoil in (
+        lambda: run("PRAGMA user_version = 99"),
+        lambda: path.unlink() or run("CREATE TABLE changes (id INTEGER)"),
+        lambda: path.write_bytes(b"no database" * 100),
+        lambda: path.write_bytes(b""),
+    ):
+        spoil()
+        refusal(lambda: Ledger(path), PermanentError, Reason.BAD_STATE_FILE, path, "remove it")
 
 
 def test_a_refused_change_leaves_nothing_behind(path, clock):
@@ -367,25 +329,25 @@ def check_file(path):
 
 def test_processes_write_at_once(start_writer):
     path, start = start_writer
-    processes = [start(first, 2, 15) for first in (10, 20, 30)]
+    processes = [start(first, 2, 8) for first in (10, 20, 30)]
     outputs = [process.communicate(timeout=100) for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], outputs
     registered = dict(line.split()[1:] for out, _ in outputs for line in out.splitlines() if line.startswith("reg"))
     assert sorted(registered.values()) == list("012345")
-    assert check_file(path) == 6 + 3 * 2 * 15
+    assert check_file(path) == 6 + 3 * 2 * 8
     ledger = Ledger(path)
     assert {neuron.hotkey: str(neuron.uid) for neuron in ledger.metagraph().neurons} == {
         hotkey_from_seed(int(number).to_bytes(32)).address: uid for number, uid in registered.items()
     }
     assert ledger.commitments() == {
-        hotkey_from_seed(int(number).to_bytes(32)).address: commitment(int(number), 14) for number in registered
+        hotkey_from_seed(int(number).to_bytes(32)).address: commitment(int(number), 7) for number in registered
     }
 
 
 def test_a_killed_writer_leaves_the_ledger_sound(start_writer):
     path, start = start_writer
     acknowledged = {}
-    for victim in range(3):
+    for victim in range(2):
         process = start(100 + victim, 1, 10**6)
         for _ in range(4 + victim):
             word, number, value = process.stdout.readline().split()
@@ -403,4 +365,4 @@ def test_a_killed_writer_leaves_the_ledger_sound(start_writer):
     survivor = start(200, 1, 2)
     survivor.communicate(timeout=100)
     assert survivor.returncode == 0
-    assert len(ledger.metagraph().neurons) == 4
+    assert len(ledger.metagraph().neurons) == 3

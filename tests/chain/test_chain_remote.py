@@ -74,11 +74,6 @@ def fails(error, times):
     return work
 
 
-def test_one_connection_serves_many_calls(connection, service, clock):
-    assert [connection.call("it", echo, seconds=60) for _ in range(3)] == [1, 1, 1]
-    assert clock.pauses == []
-
-
 @pytest.mark.parametrize("error", [ConnectionLostError("gone"), ConnectionResetError("gone"), TimeoutError()])
 def test_a_lost_connection_is_renewed(connection, service, clock, error):
     assert connection.call("it", fails(error, 2), seconds=60) == 3
@@ -86,19 +81,27 @@ def test_a_lost_connection_is_renewed(connection, service, clock, error):
     assert len(clock.pauses) == 2
 
 
-def test_a_service_that_is_down_at_first_is_waited_for(connection, service, clock):
+def test_a_service_that_is_down_is_waited_for_in_bounded_attempts(connection, service, clock):
     service.down_for = 3
     assert connection.call("it", echo, seconds=60) == 1
     assert len(clock.pauses) == 3
-
-
-def test_attempts_are_bounded_and_the_next_call_starts_anew(connection, service, clock):
+    assert connection.call("it", echo, seconds=60) == 1  # the same connection
+    connection.close()
     service.down_for = 5
     with pytest.raises(TransientError, match="service: it failed 4 times, at last with: refused") as caught:
         connection.call("it", echo, seconds=60)
     assert caught.value.reason is Reason.CHAIN_UNREACHABLE
-    assert len(clock.pauses) == 3
-    assert connection.call("it", echo, seconds=60) == 1
+    assert len(clock.pauses) == 6
+    assert connection.call("it", echo, seconds=60) == 2  # a call starts anew
+
+
+def test_backoff_doubles_up_to_its_bound_with_jitter():
+    random.seed(1)
+    limits = CallLimits(backoff_seconds=2, longest_backoff_seconds=30)
+    for number, longest in enumerate([2, 4, 8, 16, 30, 30], 1):
+        pauses = [limits.backoff(number) for _ in range(200)]
+        assert longest / 2 <= min(pauses) < longest * 0.6
+        assert longest * 0.9 < max(pauses) <= longest
 
 
 def test_other_errors_are_the_callers(connection, service, clock):
@@ -108,42 +111,26 @@ def test_other_errors_are_the_callers(connection, service, clock):
     assert service.disconnects == 0
 
 
-def test_backoff_doubles_up_to_its_bound_with_jitter():
-    random.seed(1)
-    drawn = [
-        [CallLimits(backoff_seconds=2, longest_backoff_seconds=30).backoff(n) for _ in range(200)] for n in range(1, 9)
-    ]
-    for pauses, longest in zip(drawn, [2, 4, 8, 16, 30, 30, 30, 30], strict=True):
-        assert longest / 2 <= min(pauses) < longest * 0.6
-        assert longest * 0.9 < max(pauses) <= longest
-
-
-def test_a_call_without_an_answer_times_out(service, clock):
-    limits = CallLimits(attempts=2)
-    connection = Connection("service", service.connect, service.disconnect, clock=clock, limits=limits)
+def test_a_call_or_connection_without_an_answer_times_out(service, clock):
     cancelled = []
 
-    async def hang(client):
+    async def hang(client=None):
         try:
             await asyncio.sleep(10_000)
         finally:
             cancelled.append(client)
 
+    limits = CallLimits(attempts=2, connect_seconds=0.01)
+    never = Connection("service", hang, service.disconnect, clock=clock, limits=limits)
+    with pytest.raises(TransientError):
+        never.call("it", echo, seconds=0.01)
+    never.close()
+    assert cancelled == [None, None]
+    connection = Connection("service", service.connect, service.disconnect, clock=clock, limits=CallLimits(attempts=2))
     with pytest.raises(TransientError, match=r"no answer within 0\.01 s"):
         connection.call("it", hang, seconds=0.01)
-    assert cancelled == [1, 2]
+    assert cancelled[2:] == [1, 2]
     assert connection.call("it", echo, seconds=60) == 3
-    connection.close()
-
-
-def test_a_connection_that_never_opens_times_out(clock):
-    async def hang():
-        await asyncio.sleep(10_000)
-
-    limits = CallLimits(attempts=2, connect_seconds=0.01)
-    connection = Connection("service", hang, Service().disconnect, clock=clock, limits=limits)
-    with pytest.raises(TransientError):
-        connection.call("it", echo, seconds=0.01)
     connection.close()
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from templar.errors import PermanentError, Reason
-from templar.gradient import backend, dct
+from templar.gradient import dct, kernels
 from templar.gradient.codec.sections import pack
 from templar.gradient.codec.values import CODES, STEP_VALUES, Coefficients, SignAndScale
 from templar.gradient.compress import Compressed, FeedbackRule, FeedbackState, compress, top_k
@@ -130,12 +130,12 @@ def _energy(state: FeedbackState) -> float:
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", ["update", "buffer"])
 def test_an_update_or_buffer_that_is_not_finite_is_refused(
-    bad: float, where: str, use_dct: bool, implementation: backend.Backend
+    bad: float, where: str, use_dct: bool, implementation: kernels.Backend
 ) -> None:
     layout = layout_of(gradient=settings_of(use_dct=use_dct))
     update, state = random_update(layout, 1), FeedbackState(random_update(layout, 2), 1)
     (update if where == "update" else state.buffers)["prime"][6, 10] = bad
-    with backend.forced(implementation), pytest.raises(PermanentError, match="'prime'") as caught:
+    with kernels.forced(implementation), pytest.raises(PermanentError, match="'prime'") as caught:
         run(state, update, layout)
     assert caught.value.reason is Reason.NON_FINITE_UPDATE
 
@@ -150,7 +150,7 @@ def test_an_overflow_of_the_buffer_is_refused() -> None:
 
 @each_backend
 @pytest.mark.parametrize("where", ["update", "buffers"])
-def test_tensors_other_than_the_layouts_are_refused(where: str, implementation: backend.Backend) -> None:
+def test_tensors_other_than_the_layouts_are_refused(where: str, implementation: kernels.Backend) -> None:
     """A kernel would write beyond them."""
     layout = layout_of()
     for wrong in ({}, {"norm": torch.zeros(8)}):
@@ -158,7 +158,7 @@ def test_tensors_other_than_the_layouts_are_refused(where: str, implementation: 
         tensors = update if where == "update" else state.buffers
         del tensors["norm"]
         tensors |= wrong
-        with backend.forced(implementation), pytest.raises(ValueError, match=r"exactly the tensors.*'norm'"):
+        with kernels.forced(implementation), pytest.raises(ValueError, match=r"exactly the tensors.*'norm'"):
             run(state, update, layout)
 
 
@@ -166,7 +166,7 @@ def test_a_spare_that_is_in_use_is_refused() -> None:
     layout = layout_of()
     state, update = FeedbackState.zeros(layout), random_update(layout, 1)
     for spare, message in ((state, "in use"), (FeedbackState(update, 1), "in use"), (FeedbackState({}, 1), "exactly")):
-        with backend.forced("numba"), pytest.raises(ValueError, match=message):
+        with kernels.forced("numba"), pytest.raises(ValueError, match=message):
             compress(state, update, layout=layout, rule=ONCE, spare=spare)
 
 

@@ -16,7 +16,7 @@ import pytest
 from gradient_cases import RECIPES, any_payload, layout_of, random_payload, sealed, settings_of
 
 from templar.errors import Reason, RejectedError
-from templar.gradient import Recipe, backend
+from templar.gradient import Recipe, kernels
 from templar.gradient.codec.values import CODES, MAX_STEP
 from templar.gradient.codec.wire import decode, encode
 from templar.gradient.layout import CHECKSUM_BYTES, HEADER_BYTES, Layout
@@ -25,7 +25,7 @@ SHORT = {"block": (8, 8), "single": (5,), "whole": (6,)}
 """Chunks of 16 with 5 indices each; chunks of one element; chunks of 3, all of which are published."""
 LONG = {"many": (20, 56)}
 """More chunks than are read at a time."""
-IMPLEMENTATIONS: tuple[backend.Backend, ...] = ("torch", "numba")
+IMPLEMENTATIONS: tuple[kernels.Backend, ...] = ("torch", "numba")
 REASONS = {
     Reason.MALFORMED,
     Reason.WRONG_VERSION,
@@ -137,8 +137,8 @@ def outcome(data: bytes, case: Case) -> Reason | None:
     return None if messages[0] is None else messages[0].reason
 
 
-def read(data: bytes, case: Case, implementation: backend.Backend) -> RejectedError | None:
-    with backend.forced(implementation):
+def read(data: bytes, case: Case, implementation: kernels.Backend) -> RejectedError | None:
+    with kernels.forced(implementation):
         try:
             payload = decode(data, case.layout)
         except RejectedError as error:

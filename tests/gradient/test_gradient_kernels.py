@@ -27,16 +27,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from templar.gradient import Recipe, aggregate, backend
+from templar.gradient import Recipe, aggregate, kernels
 from templar.gradient.aggregate import compile_kernels, median_norms, outer_step, single_update
 from templar.gradient.codec.values import Coefficients
 from templar.gradient.codec.wire import Payload, decode, encode
 from templar.gradient.compress import Compressed, FeedbackRule, FeedbackState, compress
-from templar.gradient.kernels import combine, error_feedback, planes
+from templar.gradient.kernels import bit_planes, combine, error_feedback
 from templar.gradient.layout import Layout
 from tests.support.threads import threads
 
-IMPLEMENTATIONS: tuple[backend.Backend, ...] = ("torch", "numba")
+IMPLEMENTATIONS: tuple[kernels.Backend, ...] = ("torch", "numba")
 LARGE = {"matrix": (128, 192), "odd": (65, 39), "vector": (320,), "prime": (97,), "stack": (2, 3, 64)}
 RULE = FeedbackRule("sparseloco", decay=0.9, learning_rate=0.3)
 
@@ -67,12 +67,12 @@ def payload(layout: Layout, seed: int) -> Payload:
 
 def both_implementations(layout: Layout, seed: int, calls: int = 2) -> None:
     """Error feedback, bytes, and reading them back."""
-    with backend.forced("torch"):
+    with kernels.forced("torch"):
         expected = run(layout, calls, seed)
         published = Payload.of(header_of(layout, seed), expected[0].tensors, layout)
         data = encode(published, layout)
     for count in (1, 2):
-        with backend.forced("numba"), threads(count):
+        with kernels.forced("numba"), threads(count):
             found = run(layout, calls, seed, spare=count == 2)
             assert encode(Payload.of(header_of(layout, seed), found[0].tensors, layout), layout) == data
             assert decode(data, layout) == published
@@ -118,7 +118,7 @@ def test_compression_of_updates_of_other_types_transposed_and_in_a_graph(kind: t
 def assert_same_compression(layout: Layout, update: dict[str, Tensor]) -> None:
     found = []
     for name in IMPLEMENTATIONS:
-        with backend.forced(name):
+        with kernels.forced(name):
             found.append(compress(FeedbackState.zeros(layout), update, layout=layout, rule=RULE))
             Payload.of(header_of(layout), found[-1].tensors, layout)
     assert found[0].tensors == found[1].tensors
@@ -128,13 +128,13 @@ def assert_same_compression(layout: Layout, update: dict[str, Tensor]) -> None:
 @given(layouts, st.lists(seeds, min_size=1, max_size=6), st.randoms())
 @few
 def test_aggregates_of_any_shape_in_any_order(layout: Layout, peers: list[int], shuffler: random.Random) -> None:
-    with backend.forced("torch"):
+    with kernels.forced("torch"):
         payloads = [payload(layout, seed) for seed in peers]
         expected = aggregate.aggregate(payloads, layout)
         medians = median_norms(payloads, layout)
         alone = single_update(payloads[0], layout, medians)
     for count in (1, 2):
-        with backend.forced("numba"), threads(count):
+        with kernels.forced("numba"), threads(count):
             assert same_bits(single_update(payloads[0], layout, medians, out=random_update(layout, 1)), alone)
             shuffled = shuffler.sample(payloads, len(payloads))
             assert same_bits(aggregate.aggregate(shuffled, layout, out=random_update(layout, 2)), expected)
@@ -147,7 +147,7 @@ def test_aggregates_of_large_chunks_to_parameters(recipe: Recipe, levels: int, *
     payloads, after = [payload(layout, seed) for seed in range(4)], []
     for name, count in (("torch", 1), ("numba", 1), ("numba", 3)):
         params, order = random_update(layout, 99), payloads if count == 1 else payloads[::-1]
-        with backend.forced(name), threads(count):
+        with kernels.forced(name), threads(count):
             outer_step(params, aggregate.aggregate(order, layout), learning_rate=0.7, weight_decay=0.1)
         after.append(params)
     assert all(same_bits(after[0], other) for other in after[1:])
@@ -156,43 +156,43 @@ def test_aggregates_of_large_chunks_to_parameters(recipe: Recipe, levels: int, *
 def test_slabs_of_a_large_transform_make_one_update(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = layout_of({"p": (64, 96)}, settings_of(16, 8, use_dct=True), "demo")
     payloads = [payload(layout, seed) for seed in range(3)]
-    with backend.forced("torch"):
+    with kernels.forced("torch"):
         expected = aggregate.aggregate(payloads, layout)
     monkeypatch.setattr(combine, "_SLAB_ELEMENTS", 5 * 256)
-    with backend.forced("numba"), threads(2):
+    with kernels.forced("numba"), threads(2):
         assert same_bits(aggregate.aggregate(payloads, layout), expected)
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
-def test_an_update_is_not_written_over_tensors_of_other_shapes(name: backend.Backend) -> None:
+def test_an_update_is_not_written_over_tensors_of_other_shapes(name: kernels.Backend) -> None:
     """A kernel would write beyond them."""
     layout = layout_of({"p": (64, 64)}, settings_of(16, 8))
     published = payload(layout, 1)
-    with backend.forced(name), pytest.raises(ValueError, match="out must have exactly the tensors"):
+    with kernels.forced(name), pytest.raises(ValueError, match="out must have exactly the tensors"):
         aggregate.aggregate([published], layout, out={"p": torch.zeros(8, 64)})
 
 
 def test_kernels_run_for_large_models_on_the_cpu() -> None:
-    assert not backend.uses_kernels(backend.MIN_ELEMENTS - 1)
-    assert backend.uses_kernels(backend.MIN_ELEMENTS)
-    assert not backend.uses_kernels(backend.MIN_ELEMENTS, "meta")
-    with backend.forced("torch"):
-        assert not backend.uses_kernels(backend.MIN_ELEMENTS)
-    with backend.forced("numba"):
-        assert backend.uses_kernels(1)
-        assert not backend.uses_kernels(1, "meta")
+    assert not kernels.uses_kernels(kernels.MIN_ELEMENTS - 1)
+    assert kernels.uses_kernels(kernels.MIN_ELEMENTS)
+    assert not kernels.uses_kernels(kernels.MIN_ELEMENTS, "meta")
+    with kernels.forced("torch"):
+        assert not kernels.uses_kernels(kernels.MIN_ELEMENTS)
+    with kernels.forced("numba"):
+        assert kernels.uses_kernels(1)
+        assert not kernels.uses_kernels(1, "meta")
 
 
 def test_a_large_model_uses_every_kernel_unforced(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[str] = []
-    names = {error_feedback: "compress_tensor", planes: "encode_indices", combine: "combine"}
-    for module, name in (*names.items(), (planes, "indices_fit")):
+    names = {error_feedback: "compress_tensor", bit_planes: "encode_indices", combine: "combine"}
+    for module, name in (*names.items(), (bit_planes, "indices_fit")):
         monkeypatch.setattr(module, name, spy(getattr(module, name), used))
-    monkeypatch.setattr(backend, "MIN_ELEMENTS", 64 * 64)
+    monkeypatch.setattr(kernels, "MIN_ELEMENTS", 64 * 64)
     layout = layout_of({"matrix": (64, 64)}, settings_of(64, 64))
     aggregate.aggregate([decode(encode(payload(layout, 4), layout), layout)], layout)
     assert used == ["compress_tensor", "encode_indices", "indices_fit", "combine"]
-    with backend.forced("torch"):
+    with kernels.forced("torch"):
         aggregate.aggregate([payload(layout, 4)], layout)
     assert len(used) == 4
 
@@ -215,11 +215,11 @@ def test_small_models_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_large_models_compile_the_kernels_of_a_window(
     recipe: Recipe, levels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend, "MIN_ELEMENTS", 1)
+    monkeypatch.setattr(kernels, "MIN_ELEMENTS", 1)
     compile_kernels(layout_of(gradient=settings_of(levels=levels, use_dct=recipe == "demo"), recipe=recipe))
     step = combine._combine if recipe == "sparseloco" else combine._means
-    written = error_feedback._compress, error_feedback._subtract_again, planes._encode
-    assert all(kernel.signatures for kernel in (*written, planes._largest_index, step))
+    written = error_feedback._compress, error_feedback._subtract_again, bit_planes._encode
+    assert all(kernel.signatures for kernel in (*written, bit_planes._largest_index, step))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -246,7 +246,7 @@ FOLDER = "import numba, templar.gradient.kernels.machine; print(numba.config.CAC
 def test_compiled_code_belongs_to_one_state_of_the_source(tmp_path: Path) -> None:
     """Kernels are compiled with constants of other modules, whose changes numba does not notice."""
     package = tmp_path / "templar"
-    shutil.copytree(Path(backend.__file__).parents[1], package)
+    shutil.copytree(Path(kernels.__file__).parents[1], package)
 
     def cache_folder() -> str:
         environment = os.environ | {"PYTHONPATH": str(tmp_path)}

@@ -8,9 +8,9 @@ import pytest
 from gradient_cases import any_payload, header_of, indices_at_the_end, layout_of, random_payload, sealed, settings_of
 
 from templar.errors import RejectedError
-from templar.gradient import backend
-from templar.gradient.backend import Backend
+from templar.gradient import kernels
 from templar.gradient.codec.wire import Payload, decode, encode
+from templar.gradient.kernels import Backend
 from templar.gradient.layout import HEADER_BYTES, Layout
 
 KINDS = ["any", "longest", "zeros", "ones", "mixed", "noise", "late"]
@@ -19,7 +19,7 @@ WORKING_SET_BYTES = 1 << 19
 
 def peak_of_decoding(data: bytes, layout: Layout, implementation: Backend) -> int:
     """The most bytes that Python and numpy hold at a time, in the second run: the first one imports and compiles."""
-    with backend.forced(implementation):
+    with kernels.forced(implementation):
         peaks = [_peak(data, layout) for _ in range(2)]
     return peaks[1]
 
@@ -57,7 +57,7 @@ def payload(layout: Layout, kind: str) -> bytes:
     """A payload of some kind, legal or not."""
     if kind in ("zeros", "ones", "mixed", "noise", "late"):
         return junk(layout, kind)
-    with backend.forced("torch"):
+    with kernels.forced("torch"):
         makers = {"honest": lambda: random_payload(layout, 1), "any": lambda: any_payload(layout, 4)}
         return encode(makers[kind]() if kind in makers else longest(layout), layout)
 

@@ -23,11 +23,11 @@ from gradient_cases import (
 from hypothesis import given
 from torch import Tensor
 
-from templar.gradient import backend
+from templar.gradient import kernels
 from templar.gradient.aggregate import median_norms, single_update
-from templar.gradient.backend import Backend
 from templar.gradient.codec.wire import Payload
 from templar.gradient.compress import FeedbackRule, FeedbackState, compress
+from templar.gradient.kernels import Backend
 from templar.gradient.layout import Layout
 from templar.gradient.product import UpdateProducts
 from tests.support.threads import threads
@@ -67,7 +67,7 @@ def products(
 def test_a_product_is_that_of_the_update(implementation: Backend, layout: Layout, seed: int) -> None:
     payloads = [any_payload(layout, seed), random_payload(layout, seed), random_payload(layout, 1, size=50.0)]
     zeros = {tensor.name: torch.zeros(tensor.shape) for tensor in layout.tensors}
-    with backend.forced(implementation):
+    with kernels.forced(implementation):
         assert products(payloads[1:], layout, zeros) == [0.0, 0.0]
         gradients, medians = gradients_of(layout, seed), median_norms(payloads, layout)
         for payload, found in zip(payloads, products(payloads, layout, gradients, medians), strict=True):
@@ -84,7 +84,7 @@ def test_both_implementations_give_the_same_bits(layout: Layout, seed: int) -> N
     found = []
     for implementation in IMPLEMENTATIONS:
         for count in (1, 2):
-            with backend.forced(implementation), threads(count):
+            with kernels.forced(implementation), threads(count):
                 found.append([value.hex() for value in products(payloads, layout, gradients)])
     if layout.recipe == "sparseloco" and not layout.use_dct:
         assert all(each == found[0] for each in found)
@@ -101,7 +101,7 @@ GRADIENTS = {"p": torch.tensor([8.0, 100.0, 100.0, 16.0, 100.0, 100.0, 100.0, 0.
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_only_published_coefficients_count_with_their_sign(implementation: Backend) -> None:
-    with backend.forced(implementation):
+    with kernels.forced(implementation):
         assert products([PLAIN], VECTOR, GRADIENTS) == [0.5 * 8 - 0.25 * 16 + 1.0 * 0.5 - 2.0 * 3]
 
 
@@ -109,7 +109,7 @@ def test_only_published_coefficients_count_with_their_sign(implementation: Backe
 def test_a_payload_is_clipped_to_the_median_tensor_by_tensor(implementation: Backend) -> None:
     """A quarter of the squared norm is half of the norm."""
     medians = {name: norm // 4 for name, norm in median_norms([PLAIN], VECTOR).items()}
-    with backend.forced(implementation):
+    with kernels.forced(implementation):
         half = products([PLAIN], VECTOR, GRADIENTS, medians)
         only_q = products([PLAIN], VECTOR, GRADIENTS, {**median_norms([PLAIN], VECTOR), "q": medians["q"]})
         larger = products([PLAIN], VECTOR, GRADIENTS, {name: 16 * norm for name, norm in medians.items()})
@@ -171,7 +171,7 @@ def test_gradients_that_are_not_finite_give_no_number_and_no_warning(
     layout: Layout, bad: float, implementation: Backend
 ) -> None:
     payload = active(layout)
-    with warnings.catch_warnings(), backend.forced(implementation):
+    with warnings.catch_warnings(), kernels.forced(implementation):
         warnings.simplefilter("error")
         for broken in layout.names:
             gradients = {
@@ -192,7 +192,7 @@ def test_infinities_that_cancel_give_no_warning_either(layout: Layout, implement
         name: torch.where(tensor != 0, torch.sign(tensor) * signs[name] * math.inf, torch.ones(()))
         for name, tensor in update.items()
     }
-    with warnings.catch_warnings(), backend.forced(implementation):
+    with warnings.catch_warnings(), kernels.forced(implementation):
         warnings.simplefilter("error")
         assert math.isnan(products([payload], layout, gradients)[0])
 
@@ -200,5 +200,5 @@ def test_infinities_that_cancel_give_no_warning_either(layout: Layout, implement
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_the_largest_gradients_and_updates_stay_finite(implementation: Backend) -> None:
     huge = {name: torch.full_like(tensor, 3e38) for name, tensor in GRADIENTS.items()}
-    with backend.forced(implementation):
+    with kernels.forced(implementation):
         assert products([PLAIN], VECTOR, huge) == [pytest.approx(-0.75 * float(torch.tensor(3e38)))]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from templar.gradient import backend
+from templar.gradient import kernels
 from templar.gradient.codec.sections import unpack
 from templar.gradient.codec.wire import Payload
 from templar.gradient.compress import FeedbackRule, FeedbackState, compress
@@ -74,8 +74,8 @@ def test_a_partial_copy_shows_the_part() -> None:
 
 
 @each_backend
-def test_nothing_is_shared_without_payloads_coefficients_or_places(name: backend.Backend) -> None:
-    with backend.forced(name):
+def test_nothing_is_shared_without_payloads_coefficients_or_places(name: kernels.Backend) -> None:
+    with kernels.forced(name):
         assert similarity([], LAYOUT).overlap.shape == (0, 0)
         silent = pair({name: tensor * 0 for name, tensor in update(1).items()}, update(2))
         whole = Layout.of({"norm": (64,)}, settings_of(64, 64), "sparseloco")  # k is the chunk: no places to compare
@@ -89,13 +89,13 @@ def test_nothing_is_shared_without_payloads_coefficients_or_places(name: backend
 @given(layout=layouts, peers=st.lists(seeds, min_size=1, max_size=5))
 @few
 def test_counts_are_those_of_sets_on_any_number_of_threads(
-    name: backend.Backend, layout: Layout, peers: list[int]
+    name: kernels.Backend, layout: Layout, peers: list[int]
 ) -> None:
     payloads = [random_payload(layout, seed) for seed in peers]
     sets = [places(payload, layout) for payload in payloads]
     expected = [[len(one & other) for other in sets] for one in sets]
     for count in (1, 2):
-        with backend.forced(name), threads(count):
+        with kernels.forced(name), threads(count):
             found = similarity(payloads, layout)
         assert found.shared.tolist() == expected
         assert found.counts.tolist() == [len(one) for one in sets]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from templar.gradient import backend
+from templar.gradient import kernels
 from templar.neuron import miner
 from tests.support.network import Network, tiny
 
@@ -30,7 +30,7 @@ def history(folder: Path, preset: str) -> tuple[list[str], dict[str, bytes]]:
 @pytest.mark.parametrize("preset", ["local", "local-demo"])
 def test_kernels_change_nothing(tmp_path: Path, preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = history(tmp_path / "definition", preset)
-    monkeypatch.setattr(backend, "MIN_ELEMENTS", 1)
+    monkeypatch.setattr(kernels, "MIN_ELEMENTS", 1)
     spares = []
     compress = miner.compress
 

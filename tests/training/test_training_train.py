@@ -12,8 +12,7 @@ from templar.errors import PermanentError, Reason
 from templar.hparams import HParams, load_hparams
 from templar.training.loss import token_losses
 from templar.training.model import build_model, parameters_of
-from templar.training.schedule import inner_learning_rate
-from templar.training.train import OptimizerState, TrainResult, train_demo, train_sparseloco
+from templar.training.train import OptimizerState, TrainResult, inner_learning_rate, train_demo, train_sparseloco
 from tests.support.threads import threads
 
 HPARAMS = load_hparams("simulation", overrides={"training": {"batch_size": 4, "micro_batch_size": 2, "inner_steps": 3}})

@@ -105,7 +105,7 @@ def _index_code(*, fast: bool) -> ModuleType:
     """The module that encodes and checks indices: the definition or the kernels."""
     if not fast:
         return planes
-    from templar.gradient.kernels import planes as compiled  # noqa: PLC0415 - numba takes a second to import
+    from templar.gradient.kernels import bit_planes as compiled  # noqa: PLC0415 - numba takes a second to import
 
     return compiled
 

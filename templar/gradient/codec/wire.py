@@ -26,7 +26,7 @@ import numpy as np
 
 from templar import PROTOCOL_VERSION
 from templar.errors import Reason, RejectedError
-from templar.gradient import Recipe, backend
+from templar.gradient import Recipe, kernels
 from templar.gradient.codec.planes import Section
 from templar.gradient.codec.sections import pack, read_section
 from templar.gradient.codec.values import Coefficients
@@ -71,7 +71,7 @@ class Payload:
         """
         if set(coefficients) != set(layout.names):
             raise ValueError("the payload does not have exactly the tensors of the layout")
-        fast = backend.uses_kernels(layout.num_elements)
+        fast = kernels.uses_kernels(layout.num_elements)
         return cls(header, {each.name: pack(coefficients[each.name], each, fast=fast) for each in layout.tensors})
 
 
@@ -105,7 +105,7 @@ def decode(data: bytes, layout: Layout) -> Payload:
     header = _decode_header(data, layout)
     rest = np.frombuffer(data, np.uint8, len(data) - HEADER_BYTES - CHECKSUM_BYTES, HEADER_BYTES)
     sections: dict[str, Section] = {}
-    fast = backend.uses_kernels(layout.num_elements)
+    fast = kernels.uses_kernels(layout.num_elements)
     for tensor in layout.tensors:
         sections[tensor.name] = read_section(rest, tensor, fast=fast)
         rest = rest[len(sections[tensor.name].data) :]

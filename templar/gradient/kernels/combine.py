@@ -15,8 +15,8 @@ from torch import Tensor
 
 from templar.gradient.codec.planes import Section
 from templar.gradient.codec.values import QUANTUM
+from templar.gradient.kernels.bit_planes import MAGNITUDES, SIGNS, bits_at, code_at, read_chunk, starts, views
 from templar.gradient.kernels.machine import count_ones, grid_of, in_ranges, inlined, kernel, origin, store
-from templar.gradient.kernels.planes import MAGNITUDES, SIGNS, bits_at, code_at, read_chunk, starts, views
 from templar.gradient.layout import TensorLayout
 
 _SLAB_ELEMENTS = 1 << 22
