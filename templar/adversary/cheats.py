@@ -4,6 +4,7 @@ They publish legal payloads, committed to and revealed in time. Only the effect 
 miners.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar
@@ -24,32 +25,78 @@ from templar.scoring.evidence import WindowFacts
 from templar.training.model import load_parameters
 from templar.training.train import OptimizerState, TrainResult, train_demo
 
+KeepGoing = Callable[[], bool]
 HUGE_FACTOR = 1e6
+NEAR_ZERO_FACTOR = 1e-4
+OVERFIT_STEPS = 3
+OVERFIT_RATE = 2.0
+STALE_WINDOWS = 8
+TINY = 1e-30
 
 
-class LazyMiner(Miner):
+class UntrainedMiner(Miner, ABC):
+    """Makes its update up and does not look at its data."""
+
+    @abstractmethod
+    def made_up(self, window: int) -> dict[str, Tensor]:
+        """The update of a window."""
+
+    def learn(self, window: int, sequences: Tensor, keep_going: KeepGoing) -> TrainResult:
+        """The update that is made up."""
+        return untrained(self, self.made_up(window))
+
+
+def untrained(miner: Miner, update: dict[str, Tensor]) -> TrainResult:
+    """An update without any training."""
+    return TrainResult(update, OptimizerState.zeros(miner.state.params), 0.0, 0.0, 0.0, 0, 0, stopped_early=False)
+
+
+def zero_update(miner: Miner) -> dict[str, Tensor]:
+    """An update that changes nothing."""
+    return {name: torch.zeros_like(tensor) for name, tensor in miner.state.params.items()}
+
+
+def noise(miner: Miner, generator: torch.Generator, scale: float) -> dict[str, Tensor]:
+    """A random update of a given size."""
+    params = sorted(miner.state.params.items())
+    return {name: torch.randn(tensor.shape, generator=generator) * scale for name, tensor in params}
+
+
+def generator_for(what: str, *key: str | int) -> torch.Generator:
+    """Random numbers that depend on the key alone."""
+    return torch.Generator().manual_seed(keyed_seed(f"templar.{what}", *key) % 2**63)
+
+
+class LazyMiner(UntrainedMiner):
     """Does not train: its update is noise of a plausible size."""
 
-    def learn(self, window: int, sequences: Tensor, keep_going: Callable[[], bool]) -> TrainResult:
-        """Noise; the data is not looked at."""
-        del sequences, keep_going
-        generator = torch.Generator().manual_seed(
-            keyed_seed("templar.lazy", self.exchange.own_signer.address, window) % 2**63
-        )
-        scale = self.hparams.training.adamw.learning_rate
-        update = {
-            name: torch.randn(tensor.shape, generator=generator) * scale
-            for name, tensor in sorted(self.state.params.items())
-        }
-        optimizer = OptimizerState.zeros(self.state.params)
-        return TrainResult(update, optimizer, 0.0, 0.0, 0.0, 0, 0, stopped_early=False)
+    def made_up(self, window: int) -> dict[str, Tensor]:
+        """Noise of its own in every window."""
+        generator = generator_for("lazy", self.exchange.own_signer.address, window)
+        return noise(self, generator, self.hparams.training.adamw.learning_rate)
+
+
+class ZeroMiner(UntrainedMiner):
+    """Publishes payloads of zeros."""
+
+    def made_up(self, window: int) -> dict[str, Tensor]:
+        """Zeros."""
+        return zero_update(self)
+
+
+class ColludingMiner(UntrainedMiner):
+    """Publishes the same huge update as every other colluder."""
+
+    def made_up(self, window: int) -> dict[str, Tensor]:
+        """Noise that is the same for all of them."""
+        return noise(self, generator_for("colluding", window), HUGE_FACTOR)
 
 
 class IdleMiner(LazyMiner):
-    """Publishes noise without ever reading its data: for timing the protocol alone."""
+    """Publishes noise and never reads its data: for timing the protocol alone."""
 
     def fetch_pages(self, window: int) -> PageReport:
-        """What is assigned; nothing is fetched."""
+        """Look up the assignment, and fetch nothing."""
         assignment = self._assignment(window)
         return PageReport(window, assignment.units, 0, assignment.digest)
 
@@ -74,67 +121,16 @@ class GarbageMiner(Miner):
         return keyed_seed("templar.garbage", window).to_bytes(16, "little") * (len(data) // 16) + bytes(len(data) % 16)
 
 
-class HugeMiner(Miner):
-    """Multiplies what it learnt by a million."""
-
-    def learn(self, window: int, sequences: Tensor, keep_going: Callable[[], bool]) -> TrainResult:
-        """An honest update, far too large."""
-        honest = super().learn(window, sequences, keep_going)
-        return replace(honest, update={name: tensor * HUGE_FACTOR for name, tensor in honest.update.items()})
-
-
-class ZeroMiner(Miner):
-    """Publishes payloads that say nothing."""
-
-    def learn(self, window: int, sequences: Tensor, keep_going: Callable[[], bool]) -> TrainResult:
-        """Zeros; the data is not looked at."""
-        del window, sequences, keep_going
-        update = {name: torch.zeros_like(tensor) for name, tensor in self.state.params.items()}
-        return TrainResult(update, OptimizerState.zeros(self.state.params), 0.0, 0.0, 0.0, 0, 0, stopped_early=False)
-
-
-class ColludingMiner(Miner):
-    """Publishes the same huge update as every other colluder."""
-
-    def learn(self, window: int, sequences: Tensor, keep_going: Callable[[], bool]) -> TrainResult:
-        """One direction for all, a million times too far; the data is not looked at."""
-        del sequences, keep_going
-        generator = torch.Generator().manual_seed(keyed_seed("templar.colluding", window) % 2**63)
-        update = {
-            name: torch.randn(tensor.shape, generator=generator) * HUGE_FACTOR
-            for name, tensor in sorted(self.state.params.items())
-        }
-        return TrainResult(update, OptimizerState.zeros(self.state.params), 0.0, 0.0, 0.0, 0, 0, stopped_early=False)
-
-
-OVERFIT_STEPS = 3
-
-
-OVERFIT_RATE = 2.0
-
-
-NEAR_ZERO_FACTOR = 1e-4
-
-
-TINY = 1e-30
-
-
-STALE_WINDOWS = 8
-
-
-KeepGoing = Callable[[], bool]
-
-
-class OwnRulesMiner(Miner):
-    """Joins with the network's numbers, and trains with its own."""
+class OwnRulesMiner(Miner, ABC):
+    """Joins with the network's settings, and trains with its own."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self.hparams = self.hparams.model_copy(update={"training": self.bend(self.hparams.training)})
 
+    @abstractmethod
     def bend(self, training: Training) -> Training:
-        """What it trains with, given what it ought to train with."""
-        return training
+        """Its own settings, from the network's."""
 
 
 class HalfMiner(OwnRulesMiner):
@@ -155,7 +151,6 @@ def training_steps(steps: int) -> type[OwnRulesMiner]:
         raise ValueError(f"steps must be at least 1, not {steps}")
 
     def bend(self: OwnRulesMiner, training: Training) -> Training:
-        del self
         return training.model_copy(update={"inner_steps": steps})
 
     members = {"bend": bend, "__doc__": f"Trains {steps} inner steps.", "__module__": __name__}
@@ -205,7 +200,7 @@ class ShuffledMiner(Miner):
 
     def learn(self, window: int, sequences: Tensor, keep_going: KeepGoing) -> TrainResult:
         """An honest training on nonsense of the right frequencies."""
-        generator = generator_for("shuffled", self, window)
+        generator = generator_for("shuffled", self.exchange.own_signer.address, window)
         places = torch.randperm(sequences.numel(), generator=generator)
         return super().learn(window, sequences.flatten()[places].reshape(sequences.shape), keep_going)
 
@@ -230,7 +225,7 @@ class StaleMiner(Miner):
 
 
 class ScalingMiner(Miner):
-    """Multiplies what it learnt by a number."""
+    """Multiplies its honest update by a number."""
 
     factor: ClassVar[float]
 
@@ -238,6 +233,12 @@ class ScalingMiner(Miner):
         """An honest update, scaled."""
         honest = super().learn(window, sequences, keep_going)
         return replace(honest, update={name: tensor * self.factor for name, tensor in honest.update.items()})
+
+
+class HugeMiner(ScalingMiner):
+    """Multiplies its honest update by a million."""
+
+    factor = HUGE_FACTOR
 
 
 class SignFlipMiner(ScalingMiner):
@@ -271,9 +272,3 @@ class GamingMiner(Miner):
             for name, gradient in found.update.items()
         }
         return replace(found, update=update, optimizer=OptimizerState.zeros(self.state.params))
-
-
-def generator_for(what: str, miner: Miner, window: int) -> torch.Generator:
-    """Noise that depends on the miner and the window alone."""
-    seed = keyed_seed(f"templar.{what}", miner.exchange.own_signer.address, window)
-    return torch.Generator().manual_seed(seed % 2**63)

@@ -7,7 +7,7 @@ bucket to read, the chain, and the clock.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from templar.adversary.cheats import KeepGoing, untrained, zero_update
 from templar.agreement.slots import Settlement
 from templar.canonical import keyed_seed
 from templar.errors import Reason, TemplarError
@@ -29,20 +30,14 @@ from templar.gradient.codec.values import MAX_STEP, Coefficients
 from templar.gradient.codec.wire import Payload, decode
 from templar.neuron.join import Context
 from templar.neuron.miner import Miner, TrainReport
-from templar.training.train import OptimizerState, TrainResult
+from templar.training.train import TrainResult
 
 BLENDED_SHARE = 0.6
-
-
 SYBIL_SHARE = 0.95
-
-
 SCALE_STEPS = 2
 """Twelfths of an octave by which a copy that is varied is scaled."""
-
-
 WITHIN_NORM_DEVIATIONS = 1.5
-
+MAX_BYTES = 1 << 24
 
 Sections = Mapping[str, Section]
 
@@ -61,17 +56,15 @@ class SecondHandMiner(Miner, ABC):
         self._found = self.find(window)
         return super().train(window)
 
-    def learn(self, window: int, sequences: Tensor, keep_going: Callable[[], bool]) -> TrainResult:
+    def learn(self, window: int, sequences: Tensor, keep_going: KeepGoing) -> TrainResult:
         """Nothing where something was found."""
-        return super().learn(window, sequences, keep_going) if self._found is None else self._nothing()
+        if self._found is None:
+            return super().learn(window, sequences, keep_going)
+        return untrained(self, zero_update(self))
 
     def payload_bytes(self, window: int, payload: Payload) -> bytes:
         """What was found, under the own header of this window."""
         return super().payload_bytes(window, payload if self._found is None else Payload(payload.header, self._found))
-
-    def _nothing(self) -> TrainResult:
-        update = {name: torch.zeros_like(tensor) for name, tensor in self.state.params.items()}
-        return TrainResult(update, OptimizerState.zeros(self.state.params), 0.0, 0.0, 0.0, 0, 0, stopped_early=False)
 
 
 class RecyclingMiner(SecondHandMiner):
@@ -110,13 +103,12 @@ class WithinNormMiner(Miner):
     No coefficient is larger than others' are, and together they pull the mean where nobody wants it.
     """
 
-    def learn(self, window: int, sequences: Tensor, keep_going: Callable[[], bool]) -> TrainResult:
+    def learn(self, window: int, sequences: Tensor, keep_going: KeepGoing) -> TrainResult:
         """What the others' payloads say; the data is looked at only if there are none yet."""
         payloads = others_payloads(self, window - 1)
         if not payloads:
             return super().learn(window, sequences, keep_going)
-        sums = {name: torch.zeros_like(tensor) for name, tensor in self.state.params.items()}
-        squares = {name: torch.zeros_like(tensor) for name, tensor in self.state.params.items()}
+        sums, squares = zero_update(self), zero_update(self)
         for _, payload in sorted(payloads.items()):
             for name, values in aggregate([payload], self.layout).items():
                 sums[name] += values
@@ -126,20 +118,15 @@ class WithinNormMiner(Miner):
             mean = total / len(payloads)
             deviation = (squares[name] / len(payloads) - mean.square()).clamp(min=0).sqrt()
             update[name] = mean - WITHIN_NORM_DEVIATIONS * deviation * mean.sign()
-        return TrainResult(update, OptimizerState.zeros(update), 0.0, 0.0, 0.0, 0, 0, stopped_early=False)
+        return untrained(self, update)
 
 
 @dataclass
 class Family:
-    """Miners of one network that belong to one trainer, in one process.
+    """Miners of one network that belong to one trainer, in one process."""
 
-    Attributes:
-        members: Their hotkeys.
-        trained: Window -> what the first of them that was ready has to publish.
-    """
-
-    members: set[str] = field(default_factory=set)
-    trained: dict[int, Sections] = field(default_factory=dict)
+    members: set[str] = field(default_factory=set)  # hotkeys
+    trained: dict[int, Sections] = field(default_factory=dict)  # window -> sections of the first that was ready
 
 
 class SybilMiner(Miner):
@@ -195,13 +182,9 @@ def others_payloads(miner: Miner, window: int) -> dict[int, Payload]:
 
 
 def varied(sections: Sections, *, kept: float, seed: int, scale_steps: int = 0) -> Sections:
-    """Sections that keep a part of others' coefficients; the rest is at other places, with signs by chance.
+    """Keep a share of the coefficients, in (0, 1); the others move to random places with random signs.
 
-    Args:
-        sections: The others.
-        kept: Which part, in (0, 1).
-        seed: What draws.
-        scale_steps: By how many steps all scales are raised, as far as there are any.
+    All scales are raised by `scale_steps` steps, as far as the table of scales goes.
     """
     generator = np.random.default_rng(seed)
     return {name: _varied(section, kept, generator, scale_steps) for name, section in sorted(sections.items())}
@@ -238,9 +221,6 @@ def seed_for(what: str, miner: Miner, window: int) -> int:
     return keyed_seed(f"templar.{what}", miner.exchange.own_signer.address, window)
 
 
-MAX_BYTES = 1 << 24
-
-
 class Impostor(Miner):
     """Looks at what others publish."""
 
@@ -261,14 +241,10 @@ class Impostor(Miner):
         """Until the last second in which a reveal counts: the others have revealed by then."""
         self.chain.clock.sleep_until(self.exchange.acting_times(window).reveal_interval.last)
 
-    def show_stolen(self, window: int) -> TimedReport:
-        """Publish another's manifest and payload, as they are, under the own keys."""
-        self.wait_for_reveals(window)
-        for kind in (Kind.MANIFEST, Kind.GRADIENT):
-            stolen = self.stolen(window, kind)
-            if stolen is not None:
-                self.put(kind, window, stolen)
-        return TimedReport(())
+    def steal_commit(self, window: int) -> bytes | None:
+        """Another's commitment, read in the last second in which a commitment counts."""
+        self.chain.clock.sleep_until(self.exchange.expected_times(window).commit_interval.last)
+        return self.stolen(window, Kind.COMMIT)
 
     def put(self, kind: Kind, window: int, data: bytes) -> None:
         """Write bytes under an own key and overwrite what is there."""
@@ -309,23 +285,38 @@ class LateCommittingCopyingMiner(CopyingMiner):
         return report
 
 
-class CommitCopyingMiner(Impostor):
+class BucketCopyingMiner(Impostor):
+    """Puts another's signed commitment, manifest and payload into its own bucket, as they are."""
+
+    def commit(self, window: int) -> TimedReport:
+        """The other's signed commitment."""
+        stolen = self.steal_commit(window)
+        if stolen is None:
+            return nothing_to_steal(window)
+        self.put(Kind.COMMIT, window, stolen)
+        return TimedReport(())
+
+    def upload(self, window: int) -> TimedReport:
+        """The other's signed manifest and its payload."""
+        self.wait_for_reveals(window)
+        for kind in (Kind.MANIFEST, Kind.GRADIENT):
+            stolen = self.stolen(window, kind)
+            if stolen is not None:
+                self.put(kind, window, stolen)
+        return TimedReport(())
+
+
+class CommitCopyingMiner(BucketCopyingMiner):
     """Commits to the digest that another committed to, and hopes to have its manifest count as well."""
 
     def commit(self, window: int) -> TimedReport:
         """Another's commitment under the own name."""
-        times = self.exchange.expected_times(window)
-        self.chain.clock.sleep_until(times.commit_interval.last)
-        stolen = self.stolen(window, Kind.COMMIT)
+        stolen = self.steal_commit(window)
         if stolen is None:
             return nothing_to_steal(window)
         digest = unseal(stolen, Commit).body.commitment
         self.put_sealed(self._manifest(window).commit.model_copy(update={"commitment": digest}))
         return TimedReport(())
-
-    def upload(self, window: int) -> TimedReport:
-        """The other's manifest and payload as they are."""
-        return self.show_stolen(window)
 
 
 class ImpersonatingMiner(Impostor):
@@ -343,24 +334,6 @@ class ImpersonatingMiner(Impostor):
         self.put(Kind.MANIFEST, window, Sealed(named, sealed.signature).encode())
         self.put(Kind.GRADIENT, window, self._payload_path(window).read_bytes())
         return TimedReport(())
-
-
-class BucketCopyingMiner(Impostor):
-    """Puts another's signed commitment, manifest and payload into its own bucket, as they are."""
-
-    def commit(self, window: int) -> TimedReport:
-        """The other's signed commitment."""
-        times = self.exchange.expected_times(window)
-        self.chain.clock.sleep_until(times.commit_interval.last)
-        stolen = self.stolen(window, Kind.COMMIT)
-        if stolen is None:
-            return nothing_to_steal(window)
-        self.put(Kind.COMMIT, window, stolen)
-        return TimedReport(())
-
-    def upload(self, window: int) -> TimedReport:
-        """The other's signed manifest and its payload."""
-        return self.show_stolen(window)
 
 
 class ReplayingMiner(Impostor):
