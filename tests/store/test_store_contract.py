@@ -7,7 +7,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,15 +29,18 @@ def keys_of(store: ObjectStore, prefix: str = "") -> list[str]:
 
 class TestRoundTrip:
     def test_what_the_owner_puts_a_reader_gets(self, store_pair: StorePair, tmp_path: Path) -> None:
+        reader = store_pair.reader
         for data in (b"", b"x", DATA):
             store_pair.writable.put("gradient-1-2-v1", data)
-            assert store_pair.reader.get("gradient-1-2-v1", max_bytes=len(data)) == data
-            info = store_pair.reader.head("gradient-1-2-v1")
+            assert reader.get("gradient-1-2-v1", max_bytes=len(data)) == data
+            info = reader.head("gradient-1-2-v1")
             assert info is not None
             assert (info.key, info.size) == ("gradient-1-2-v1", len(data))
-            assert list(store_pair.reader.list()) == [info]
-            store_pair.reader.get_file("gradient-1-2-v1", tmp_path / "copy", max_bytes=len(data))
+            assert list(reader.list()) == [info]
+            reader.get_file("gradient-1-2-v1", tmp_path / "copy", max_bytes=len(data))
             assert (tmp_path / "copy").read_bytes() == data
+        store_pair.writable.close()  # and it can be used again
+        assert store_pair.writable.get("gradient-1-2-v1", max_bytes=len(DATA)) == DATA
 
     def test_a_file_in_parts(self, store_pair: StorePair, tmp_path: Path) -> None:
         data = DATA * (2 * PART_BYTES // len(DATA) + 1)
@@ -48,51 +50,23 @@ class TestRoundTrip:
         assert (tmp_path / "copy").read_bytes() == data
         assert not list(tmp_path.glob("*.partial"))
 
-    def test_a_store_works_again_after_close(self, store_pair: StorePair) -> None:
-        store_pair.writable.put("key", b"1")
-        store_pair.writable.close()
-        assert store_pair.writable.get("key", max_bytes=1) == b"1"
-
 
 class TestStamp:
-    def test_it_is_the_servers_time_in_whole_seconds(self, store_pair: StorePair) -> None:
+    def test_it_is_the_servers_time_in_whole_seconds_and_a_put_renews_it(self, store_pair: StorePair) -> None:
         before = store_pair.now()
-        store_pair.writable.put("key", b"old")
-        after = store_pair.now()
-        info = store_pair.reader.head("key")
-        assert info is not None
-        assert type(info.last_modified) is int
-        # A kernel's file times lag by up to a tick, so the second before is right as well.
-        assert math.floor(before) - 1 <= info.last_modified <= after
-
-    def test_a_put_replaces_and_never_turns_time_back(self, store_pair: StorePair) -> None:
         store_pair.writable.put("key", b"a longer value")
+        after = store_pair.now()
         first = store_pair.reader.head("key")
+        assert first is not None
+        assert type(first.last_modified) is int
+        # A kernel's file times lag by up to a tick, so the second before is right as well.
+        assert math.floor(before) - 1 <= first.last_modified <= after
         store_pair.writable.put("key", b"new")
         second = store_pair.reader.head("key")
-        assert first is not None
         assert second is not None
         assert second.size == 3
         assert second.last_modified >= first.last_modified
         assert store_pair.reader.get("key", max_bytes=3) == b"new"
-
-
-class Upload:
-    """A multipart upload of `key`, step by step."""
-
-    def __init__(self, pair: StorePair) -> None:
-        self.client: Any = pair.client
-        self.target = {"Bucket": pair.writable.name, "Key": "key"}
-        self.target["UploadId"] = self.client.create_multipart_upload(**self.target)["UploadId"]
-        self.parts: list[dict[str, Any]] = []
-
-    def add_part(self, data: bytes) -> None:
-        number = len(self.parts) + 1
-        answer = self.client.upload_part(**self.target, PartNumber=number, Body=data)
-        self.parts.append({"PartNumber": number, "ETag": answer["ETag"]})
-
-    def complete(self) -> None:
-        self.client.complete_multipart_upload(**self.target, MultipartUpload={"Parts": self.parts})
 
 
 class TestPutIfAbsent:
@@ -131,40 +105,27 @@ class TestLimits:
         assert not copy.exists()
         assert store_pair.reader.get("key", max_bytes=5) == b"12345"
 
-    def test_a_range(self, store_pair: StorePair) -> None:
-        data = b"0123456789"
+    def test_a_range_is_whole_truncated_or_a_mistake(self, store_pair: StorePair) -> None:
+        data, reader = b"0123456789", store_pair.reader
         store_pair.writable.put("key", data)
-        for start, length in [(0, 10), (0, 1), (3, 4), (9, 1), (0, 0), (10, 0)]:
-            assert store_pair.reader.get_range("key", start, length) == data[start : start + length]
+        store_pair.writable.put("empty", b"")
 
-    def test_a_range_into_memory_that_is_there(self, store_pair: StorePair) -> None:
-        data = b"0123456789"
-        store_pair.writable.put("key", data)
-        for start, length in [(0, 10), (0, 1), (3, 4), (9, 1), (0, 0), (10, 0)]:
+        def into_memory(key: str, start: int, length: int) -> bytes:
             room = bytearray(length)
-            store_pair.reader.read_into("key", start, memoryview(room))
-            assert room == data[start : start + length]
-        for start, length in [(0, 11), (10, 1), (11, 0)]:
-            call = partial(store_pair.reader.read_into, "key", start, memoryview(bytearray(length)))
-            assert reason_of(call) is Reason.OBJECT_TRUNCATED
-        with pytest.raises(ValueError, match="negative"):
-            store_pair.reader.read_into("key", -1, memoryview(bytearray(1)))
+            reader.read_into(key, start, memoryview(room))
+            return bytes(room)
 
-    def test_a_range_beyond_the_end_is_truncated(self, store_pair: StorePair) -> None:
-        store_pair.writable.put("key", b"0123456789")
-        for start, length in [(0, 11), (9, 2), (10, 1), (50, 3), (11, 0)]:
-            call = partial(store_pair.reader.get_range, "key", start, length)
-            assert reason_of(call) is Reason.OBJECT_TRUNCATED, (start, length)
-
-    def test_a_range_of_an_empty_object_is_truncated(self, store_pair: StorePair) -> None:
-        store_pair.writable.put("key", b"")
-        assert store_pair.reader.get_range("key", 0, 0) == b""
-        assert reason_of(lambda: store_pair.reader.get_range("key", 0, 1)) is Reason.OBJECT_TRUNCATED
-
-    def test_a_negative_range_is_a_mistake(self, store_pair: StorePair) -> None:
-        for start, length in [(-1, 1), (0, -1)]:
+        for read in (reader.get_range, into_memory):
+            for start, length in [(0, 10), (3, 4), (9, 1), (0, 0), (10, 0)]:
+                assert read("key", start, length) == data[start : start + length]
+            for start, length in [(0, 11), (9, 2), (10, 1), (50, 3), (11, 0)]:
+                assert reason_of(partial(read, "key", start, length)) is Reason.OBJECT_TRUNCATED, (start, length)
+            assert read("empty", 0, 0) == b""
+            assert reason_of(partial(read, "empty", 0, 1)) is Reason.OBJECT_TRUNCATED
             with pytest.raises(ValueError, match="negative"):
-                store_pair.reader.get_range("key", start, length)
+                read("key", -1, 1)
+        with pytest.raises(ValueError, match="negative"):
+            reader.get_range("key", 0, -1)
 
 
 class TestAbsence:
@@ -231,25 +192,15 @@ class TestListing:
 
 
 class TestDelete:
-    def test_a_key_that_is_not_there_counts_as_deleted(self, store_pair: StorePair) -> None:
-        store_pair.writable.put("a/key", b"1")
-        store_pair.writable.put("kept", b"1")
-        report = store_pair.writable.delete(["a/key", "a/missing", "missing", "a/key"])
-        assert report.deleted == ("a/key", "a/missing", "missing")
-        assert report.failed == ()
-        assert keys_of(store_pair.reader) == ["kept"]
-
-    def test_a_deleted_folder_leaves_its_name_free(self, store_pair: StorePair) -> None:
+    def test_keys_are_deleted_and_illegal_ones_reported(self, store_pair: StorePair) -> None:
         store_pair.writable.put("a/b/c", b"1")
-        store_pair.writable.delete(["a/b/c"])
-        store_pair.writable.put("a", b"1")
-        assert keys_of(store_pair.reader) == ["a"]
-
-    def test_an_illegal_key_is_reported(self, store_pair: StorePair) -> None:
-        store_pair.writable.put("key", b"1")
-        report = store_pair.writable.delete(["../key", "key"])
-        assert report.deleted == ("key",)
-        assert report.failed == (("../key", "bad_key"),)
+        store_pair.writable.put("kept", b"1")
+        report = store_pair.writable.delete(["a/b/c", "a/missing", "../kept", "missing", "a/b/c"])
+        assert report.deleted == ("a/b/c", "a/missing", "missing")
+        assert report.failed == (("../kept", "bad_key"),)
+        assert keys_of(store_pair.reader) == ["kept"]
+        store_pair.writable.put("a", b"1")  # a deleted folder leaves its name free
+        assert keys_of(store_pair.reader) == ["a", "kept"]
 
 
 class TestRights:
@@ -286,7 +237,7 @@ class TestRights:
     def test_a_key_cannot_lead_out_of_its_bucket(self, store_pair: StorePair, tmp_path: Path) -> None:
         (tmp_path / "source").write_bytes(b"1")
         writable, reader = store_pair.writable, store_pair.reader
-        for key in ["", "/a", "a/", "a//b", "..", "../a", "a/../b", "./a", "a/.", "a\nb", "a\0", "k" * 1025]:
+        for key in ["", "/a", "a//b", "../a", "a/./b", "a\nb", "k" * 1025]:
             calls: list[Callable[[], object]] = [
                 partial(writable.put, key, b"1"),
                 partial(writable.put_if_absent, key, b"1"),
@@ -338,12 +289,15 @@ class TestAtomicity:
     def test_an_object_with_missing_parts_is_not_there(self, store_pair: StorePair) -> None:
         if store_pair.client is None:
             pytest.skip("a directory has no parts")
-        upload = Upload(store_pair)
-        upload.add_part(b"x" * PART_BYTES)
-        assert store_pair.reader.head("key") is None
-        assert "key" not in keys_of(store_pair.reader)
-        upload.add_part(b"end")
-        upload.complete()
+        client, target = store_pair.client, {"Bucket": store_pair.writable.name, "Key": "key"}
+        target["UploadId"] = client.create_multipart_upload(**target)["UploadId"]
+        parts = []
+        for number, data in enumerate([b"x" * PART_BYTES, b"end"], 1):
+            answer = client.upload_part(**target, PartNumber=number, Body=data)
+            parts.append({"PartNumber": number, "ETag": answer["ETag"]})
+            assert store_pair.reader.head("key") is None
+            assert "key" not in keys_of(store_pair.reader)
+        client.complete_multipart_upload(**target, MultipartUpload={"Parts": parts})
         info = store_pair.reader.head("key")
         assert info is not None
         assert info.size == PART_BYTES + 3

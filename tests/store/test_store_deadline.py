@@ -116,81 +116,52 @@ class WatchedDeadline(Deadline):
             yield
 
 
-def given_up(server: Peer, deadline: Deadline, begun: threading.Event) -> TemplarError:
-    """What a thread gets that waits for an object, when the deadline is made to come once this has begun."""
-    store = s3_store("bucket", server.url, KEY, PATIENT)
-
-    def fetch() -> TemplarError:
-        with deadline.applied():
-            return error_of(lambda: store.get("key", max_bytes=100_000))
-
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(fetch)
-        begun.wait()
-        deadline.expire()
-        return waiting.result()
-
-
-@pytest.mark.parametrize("stall", [name for name in STALLS if "body" in name])
-def test_a_kept_error_keeps_no_connection(stall: str) -> None:
-    with peer(*STALLS[stall]) as server:
-        deadline = WatchedDeadline(600.0)
-        kept = given_up(server, deadline, deadline.waits[1])
-        server.ended.wait()
-    assert kept.reason is Reason.TOO_SLOW
+def fetch(server: Peer, deadline: Deadline) -> TemplarError:
+    """The error of reading an object under a deadline."""
+    with deadline.applied():
+        return error_of(lambda: s3_store("bucket", server.url, KEY, PATIENT).get("key", max_bytes=100_000))
 
 
 @pytest.mark.parametrize("stall", STALLS)
-class TestStalls:
-    def test_expiry_ends_the_wait_of_another_thread(self, stall: str) -> None:
-        with peer(*STALLS[stall]) as server:
-            error = given_up(server, Deadline(600.0), server.asked)
-            server.ended.wait()  # the connection is closed, not kept
-        assert (type(error), error.reason) == (TransientError, Reason.TOO_SLOW)
+def test_expiry_ends_the_wait_of_another_thread_and_its_connection(stall: str) -> None:
+    with peer(*STALLS[stall]) as server, ThreadPoolExecutor(1) as pool:
+        deadline = WatchedDeadline(600.0)
+        waiting = pool.submit(fetch, server, deadline)
+        (deadline.waits[1] if "body" in stall else server.asked).wait()
+        deadline.expire()
+        error = waiting.result()
+        server.ended.wait()  # the connection is closed, although the error is kept
         assert server.num_connections == 1
+    assert (type(error), error.reason) == (TransientError, Reason.TOO_SLOW)
 
-    def test_it_ends_by_itself_at_the_deadline_if_anything_comes_until_then(self, stall: str) -> None:
-        if stall == "a header that never ends":
-            pytest.skip("only another thread can end it: see the test above")
-        with peer(*STALLS[stall]) as server:
-            store = s3_store("bucket", server.url, KEY, PATIENT)
-            with Deadline(0.3).applied():
-                error = error_of(lambda: store.get("key", max_bytes=100_000))
-            if server.num_connections:  # on a busy machine the time may be over before anything is asked
-                server.ended.wait()
-        assert (type(error), error.reason) == (TransientError, Reason.TOO_SLOW)
+
+@pytest.mark.parametrize("stall", ["nothing at all", "a body that drips", "a body that stops"])
+def test_a_wait_ends_by_itself_at_the_deadline(stall: str) -> None:
+    with peer(*STALLS[stall]) as server:
+        error = fetch(server, Deadline(0.2))
+        if server.num_connections:  # on a busy machine the time may be over before anything is asked
+            server.ended.wait()
+    assert (type(error), error.reason) == (TransientError, Reason.TOO_SLOW)
 
 
 class TestDeadline:
-    def test_after_it_nothing_is_asked(self) -> None:
-        with scripted_server(lambda _: Reply(200, b"1", HEADERS)) as server:
-            store = s3_store("bucket", server.endpoint_url, KEY, PATIENT)
-            with Deadline(0.0).applied():
-                errors = [
-                    error_of(lambda: store.get("key", max_bytes=1)),
-                    error_of(lambda: store.head("key")),
-                    error_of(lambda: list(store.list())),
-                ]
-            assert server.requests == []
-            assert store.get("key", max_bytes=1) == b"1"
-        assert {error.reason for error in errors} == {Reason.TOO_SLOW}
-
-    def test_under_it_a_request_is_made_once(self) -> None:
-        with scripted_server(lambda _: s3_error(503, "SlowDown")) as server:
-            store = s3_store("bucket", server.endpoint_url, KEY, PATIENT)
-            with Deadline(600.0).applied():
-                error = error_of(lambda: store.get("key", max_bytes=1))
-            assert len(server.requests) == 1
-        assert error.reason is Reason.STORE_BUSY
-
-    def test_a_connection_is_used_again_afterwards(self) -> None:
-        with scripted_server(lambda _: Reply(200, b"12345", HEADERS)) as server:
+    def test_under_it_a_request_is_made_once_and_after_it_none(self) -> None:
+        replies = iter([Reply(200, b"1", HEADERS), s3_error(503, "SlowDown"), Reply(200, b"1", HEADERS)])
+        with scripted_server(lambda _: next(replies)) as server:
             store = s3_store("bucket", server.endpoint_url, KEY, replace(PATIENT, pool_size=1))
             deadline = Deadline(600.0)
             with deadline.applied():
-                assert store.get("key", max_bytes=5) == b"12345"
-            deadline.expire()  # nothing of it is under way
-            assert store.get("key", max_bytes=5) == b"12345"
+                assert store.get("key", max_bytes=1) == b"1"
+                assert error_of(lambda: store.get("key", max_bytes=1)).reason is Reason.STORE_BUSY
+                deadline.expire()
+                for call in (
+                    lambda: store.get("key", max_bytes=1),
+                    lambda: store.head("key"),
+                    lambda: list(store.list()),
+                ):
+                    assert error_of(call).reason is Reason.TOO_SLOW
+            assert len(server.requests) == 2
+            assert store.get("key", max_bytes=1) == b"1"  # the connection is used again
 
     def test_it_holds_for_the_thread_that_applies_it(self) -> None:
         deadline = Deadline(0.0)
@@ -208,22 +179,18 @@ class TestDeadline:
 
     def test_a_wait_after_the_deadline_ends_at_once(self) -> None:
         deadline, closed = Deadline(600.0), []
+
+        def close() -> None:
+            closed.append(1)
+            raise OSError("not connected")  # a connection that is closed already is no failure
+
         assert 599 < deadline.seconds_left <= 600
         deadline.expire()
         assert deadline.seconds_left == 0
-        with deadline.closing(lambda: closed.append(1)):
+        with deadline.closing(close):
             assert closed == [1]
         deadline.expire()
         assert closed == [1]
-
-    def test_a_connection_that_is_closed_already_is_no_failure(self) -> None:
-        deadline = Deadline(600.0)
-
-        def close() -> None:
-            raise OSError("not connected")
-
-        with deadline.closing(close):
-            deadline.expire()
 
     def test_every_connection_of_a_client_can_be_ended(self) -> None:
         client = make_client(
@@ -263,22 +230,17 @@ class TestRetries:
         assert all(half / 2 <= pause < 1.5 * half for pause, half in zip(pauses, steady, strict=True))
         assert len({round(pause / half, 6) for pause, half in zip(pauses, steady, strict=True)}) == 9
 
-    @pytest.mark.parametrize(
-        "error",
-        [
+    def test_permanent_failures_are_not_retried_and_the_last_failure_is_raised(self, pauses: list[float]) -> None:
+        for error in (
             PermanentError(Reason.ACCESS_DENIED, "for a test"),
             TransientError(Reason.OBJECT_DIFFERS, "for a test"),
             TransientError(Reason.LOCAL_FILE, "for a test"),
             RuntimeError("for a test"),
-        ],
-    )
-    def test_permanent_failures_are_not_retried(self, pauses: list[float], error: Exception) -> None:
-        attempt, calls = self.attempts(error)
-        with pytest.raises(type(error)):
-            retrying(attempt, what="key", max_attempts=10)
-        assert (len(calls), pauses) == (1, [])
-
-    def test_the_last_failure_is_raised(self, pauses: list[float]) -> None:
+        ):
+            attempt, calls = self.attempts(error)
+            with pytest.raises(type(error)):
+                retrying(attempt, what="key", max_attempts=10)
+            assert (len(calls), pauses) == (1, [])
         last = TransientError(Reason.STORE_UNREACHABLE, "the last one")
         attempt, _ = self.attempts(BUSY, BUSY, last)
         assert error_of(lambda: retrying(attempt, what="key", max_attempts=3)) is last
