@@ -6,53 +6,8 @@ Actors are miners, honest and bad, and publishers of rosters that differ from th
 from collections.abc import Mapping
 from dataclasses import replace
 
-from templar.adversary import hostile
-from templar.adversary.cheats import (
-    ColludingMiner,
-    GamingMiner,
-    GarbageMiner,
-    HalfMiner,
-    HugeMiner,
-    IdleMiner,
-    IdleValidator,
-    LazyMiner,
-    NearZeroMiner,
-    OneBatchMiner,
-    OverfittingMiner,
-    ShuffledMiner,
-    SignFlipMiner,
-    StaleMiner,
-    WrongDataMiner,
-    ZeroMiner,
-)
-from templar.adversary.copiers import (
-    BlendingMiner,
-    BucketCopyingMiner,
-    CommitCopyingMiner,
-    CopyingMiner,
-    ImpersonatingMiner,
-    LateCommittingCopyingMiner,
-    PlagiarisingMiner,
-    RecyclingMiner,
-    RepeatingMiner,
-    ReplayingMiner,
-    SybilMiner,
-    WithinNormMiner,
-)
-from templar.adversary.hostile import (
-    EarlyCommittingMiner,
-    FastClockMiner,
-    HastyMiner,
-    LateCommittingMiner,
-    LateMiner,
-    LateSwappingMiner,
-    SilentMiner,
-    SlowClockMiner,
-    SwappingMiner,
-    WithdrawingMiner,
-    mutating,
-    spoiling,
-)
+from templar.adversary import cheats, copiers, hostile
+from templar.adversary.hostile import FORGED_MANIFESTS, SKEW_SECONDS, SPOILT_MANIFESTS, variant
 from templar.adversary.mutations import MUTATIONS
 from templar.agreement.slots import Settlement
 from templar.canonical import sha256_hex
@@ -145,78 +100,66 @@ PUBLISHERS: dict[str, type[Aggregator]] = {
 """Every kind of aggregator that a gauntlet can put in the honest one's place."""
 
 
-SPOILT_MANIFESTS = {
-    "manifest_deep_json": hostile.deep_json,
-    "manifest_huge_string": hostile.huge_string,
-    "manifest_control_characters": hostile.control_characters,
-    "manifest_raw_control_characters": hostile.raw_control_characters,
-    "manifest_not_a_number": hostile.not_a_number,
-    "manifest_spaced": hostile.spaced,
-    "manifest_forged_signature": hostile.forged_signature,
-    "manifest_empty": hostile.no_manifest,
-}
-
-
 ACTORS: Mapping[str, type[Miner]] = {
     "honest": Miner,
-    "lazy": LazyMiner,
-    "silent": SilentMiner,
-    "late": LateMiner,
-    "garbage": GarbageMiner,
-    "huge": HugeMiner,
-    "zero": ZeroMiner,
-    "colluding": ColludingMiner,
-    "hasty": HastyMiner,
-    "late_commit": LateCommittingMiner,
-    "early_commit": EarlyCommittingMiner,
-    "fast_clock": FastClockMiner,
-    "slow_clock": SlowClockMiner,
-    "swapping": SwappingMiner,
-    "late_swapping": LateSwappingMiner,
-    "withdrawing": WithdrawingMiner,
-    "copying": CopyingMiner,
-    "copying_late_commit": LateCommittingCopyingMiner,
-    "copying_commit": CommitCopyingMiner,
-    "copying_bucket": BucketCopyingMiner,
-    "impersonating": ImpersonatingMiner,
-    "replaying": ReplayingMiner,
-    "repeating": RepeatingMiner,
-    "half": HalfMiner,
-    "wrong_data": WrongDataMiner,
-    "one_batch": OneBatchMiner,
-    "overfitting": OverfittingMiner,
-    "sign_flip": SignFlipMiner,
-    "shuffled": ShuffledMiner,
-    "stale": StaleMiner,
-    "near_zero": NearZeroMiner,
-    "gaming": GamingMiner,
-    "recycling": RecyclingMiner,
-    "plagiarising": PlagiarisingMiner,
-    "blending": BlendingMiner,
-    "within_norm": WithinNormMiner,
-    "sybil": SybilMiner,
-    "pickle": hostile.PickleMiner,
+    "lazy": cheats.LazyMiner,
+    "silent": hostile.SilentMiner,
+    "late": hostile.LateMiner,
+    "garbage": cheats.GarbageMiner,
+    "huge": cheats.HugeMiner,
+    "zero": cheats.ZeroMiner,
+    "colluding": cheats.ColludingMiner,
+    "hasty": hostile.HastyMiner,
+    "late_commit": hostile.LateCommittingMiner,
+    "early_commit": hostile.EarlyCommittingMiner,
+    "swapping": hostile.SwappingMiner,
+    "late_swapping": hostile.LateSwappingMiner,
+    "withdrawing": hostile.WithdrawingMiner,
+    "copying": copiers.CopyingMiner,
+    "copying_late_commit": copiers.LateCommittingCopyingMiner,
+    "copying_commit": copiers.CommitCopyingMiner,
+    "copying_bucket": copiers.BucketCopyingMiner,
+    "impersonating": copiers.ImpersonatingMiner,
+    "replaying": copiers.ReplayingMiner,
+    "repeating": copiers.RepeatingMiner,
+    "half": cheats.HalfMiner,
+    "wrong_data": cheats.WrongDataMiner,
+    "one_batch": cheats.OneBatchMiner,
+    "overfitting": cheats.OverfittingMiner,
+    "sign_flip": cheats.SignFlipMiner,
+    "shuffled": cheats.ShuffledMiner,
+    "stale": cheats.StaleMiner,
+    "near_zero": cheats.NearZeroMiner,
+    "gaming": cheats.GamingMiner,
+    "recycling": copiers.RecyclingMiner,
+    "plagiarising": copiers.PlagiarisingMiner,
+    "blending": copiers.BlendingMiner,
+    "within_norm": copiers.WithinNormMiner,
+    "sybil": copiers.SybilMiner,
     "smuggled_pickle": hostile.SmuggledPickleMiner,
-    "zip_bomb": hostile.ZipBombMiner,
     "junk_keys": hostile.JunkKeysMiner,
-    "wrong_hash": hostile.WrongHashMiner,
-    "wrong_size": hostile.WrongSizeMiner,
-    "five_gigabytes": hostile.FiveGigabyteMiner,
-    "foreign": hostile.ForeignMiner,
-    "old_client": hostile.OldClientMiner,
-    "other_data": hostile.OtherDataMiner,
-    **{name: mutating(name, mutation) for name, (mutation, _) in MUTATIONS.items()},
-    **{name: spoiling(name, spoil) for name, spoil in SPOILT_MANIFESTS.items()},
+    "pickle": variant(hostile.OtherBytesMiner, "pickle", content=hostile.pickle_bytes),
+    "zip_bomb": variant(hostile.OtherBytesMiner, "zip_bomb", content=lambda home: hostile.zip_bomb(hostile.BOMB_BYTES)),
+    "fast_clock": variant(hostile.SkewedMiner, "fast", skew_seconds=SKEW_SECONDS),
+    "slow_clock": variant(hostile.SkewedMiner, "slow", skew_seconds=-SKEW_SECONDS),
+    **{name: variant(hostile.ForgingMiner, name, forge=forge) for name, forge in FORGED_MANIFESTS.items()},
+    **{name: variant(hostile.MutatingMiner, name, mutation=mutation) for name, (mutation, _) in MUTATIONS.items()},
+    **{name: variant(hostile.RawManifestMiner, name, spoil=spoil) for name, spoil in SPOILT_MANIFESTS.items()},
 }
 """Every kind of miner that a simulation or a local network can run."""
 
 
 def idle(kind: type[Miner]) -> type[Miner]:
     """The same miner without training: what it does besides is unchanged, and its update is noise."""
-    if issubclass(IdleMiner, kind):
-        return IdleMiner
-    return type(f"Idle{kind.__name__}", (kind, IdleMiner), {"__doc__": kind.__doc__, "__module__": kind.__module__})
+    if issubclass(cheats.IdleMiner, kind):
+        return cheats.IdleMiner
+    return type(
+        f"Idle{kind.__name__}", (kind, cheats.IdleMiner), {"__doc__": kind.__doc__, "__module__": kind.__module__}
+    )
 
 
-IDLE: Mapping[str, type[Node]] = {"validator": IdleValidator, **{name: idle(kind) for name, kind in ACTORS.items()}}
+IDLE: Mapping[str, type[Node]] = {
+    "validator": cheats.IdleValidator,
+    **{name: idle(kind) for name, kind in ACTORS.items()},
+}
 """What takes the place of the roles that train and measure when only the protocol is to run."""

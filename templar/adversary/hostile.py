@@ -8,11 +8,10 @@ times act by a wrong clock, miss deadlines, or change what they have published.
 import io
 import math
 import zipfile
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from templar.adversary.chains import SkewedChain
 from templar.adversary.mutations import PayloadMutation, cut, patched, rebuilt
@@ -30,6 +29,19 @@ from templar.neuron.miner import Miner
 
 TRAP = "somebody-ran-what-a-peer-published"
 """The name of the trace."""
+BOMB_BYTES = 1 << 17
+HUGE_BYTES = 1 << 20
+FIVE_GIB = 5 << 30
+JUNK_KEYS = 200
+SKEW_SECONDS = 30.0
+
+M = TypeVar("M", bound=Miner)
+
+
+def variant(base: type[M], name: str, **members: object) -> type[M]:
+    """A subclass of a miner's class with other class attributes; functions become static methods."""
+    statics = {key: staticmethod(member) if callable(member) else member for key, member in members.items()}
+    return type(f"{base.__name__}_{name}", (base,), {"__doc__": base.__doc__, "__module__": __name__, **statics})
 
 
 def pickle_bytes(folder: Path) -> bytes:
@@ -52,18 +64,6 @@ def padded(data: bytes, num_bytes: int) -> bytes:
     return data[:num_bytes].ljust(num_bytes, b"\0")
 
 
-BOMB_BYTES = 1 << 17
-
-
-HUGE_BYTES = 1 << 20
-
-
-JUNK_KEYS = 200
-
-
-FIVE_GIB = 5 << 30
-
-
 class MutatingMiner(Miner):
     """Publishes what a mutation makes of its honest payload, and a manifest that is true of that."""
 
@@ -74,19 +74,16 @@ class MutatingMiner(Miner):
         return type(self).mutation(super().payload_bytes(window, payload), self.layout)
 
 
-def mutating(name: str, mutation: PayloadMutation) -> type[MutatingMiner]:
-    """The miner that publishes what one mutation makes."""
-    members = {"mutation": staticmethod(mutation), "__doc__": mutation.__doc__, "__module__": __name__}
-    return type(f"Mutating_{name}", (MutatingMiner,), members)
+class OtherBytesMiner(Miner):
+    """Publishes other content than a payload, in a legal length."""
 
-
-class PickleMiner(Miner):
-    """Publishes a pickle instead of a payload."""
+    content: ClassVar[Callable[[Path], bytes]]
+    """From the miner's folder to the bytes."""
 
     def payload_bytes(self, window: int, payload: Payload) -> bytes:
-        """A pickle of legal length that leaves a trace where it is loaded."""
+        """The other content."""
         data = super().payload_bytes(window, payload)
-        return padded(pickle_bytes(self.home), max(len(data), self.layout.min_payload_bytes))
+        return padded(type(self).content(self.home), max(len(data), self.layout.min_payload_bytes))
 
 
 class SmuggledPickleMiner(Miner):
@@ -97,15 +94,6 @@ class SmuggledPickleMiner(Miner):
         data = super().payload_bytes(window, payload)
         sections = cut(data, self.layout)
         return rebuilt(data, [padded(pickle_bytes(self.home), len(sections[0])), *sections[1:]])
-
-
-class ZipBombMiner(Miner):
-    """Publishes an archive that unpacks to hundreds of times its size, outside of its folder."""
-
-    def payload_bytes(self, window: int, payload: Payload) -> bytes:
-        """An archive of legal length."""
-        data = super().payload_bytes(window, payload)
-        return padded(zip_bomb(BOMB_BYTES), max(len(data), self.layout.min_payload_bytes))
 
 
 class JunkKeysMiner(Miner):
@@ -122,63 +110,25 @@ class JunkKeysMiner(Miner):
         return super().upload(window)
 
 
-class ForgingMiner(Miner, ABC):
-    """Signs, commits to and publishes a manifest that is not true or not for here."""
+class ForgingMiner(Miner):
+    """Signs, commits to and publishes a manifest with false or foreign entries."""
 
-    @abstractmethod
-    def forge(self, manifest: Manifest) -> Manifest:
-        """What it says instead."""
+    forge: ClassVar[Callable[[Manifest], Mapping[str, object]]]
+    """From the honest manifest to the entries that are replaced."""
 
     def _manifest(self, window: int) -> Manifest:
-        return self.forge(super()._manifest(window))
+        honest = super()._manifest(window)
+        return honest.model_copy(update=type(self).forge(honest))
 
 
-class WrongHashMiner(ForgingMiner):
-    """Promises the hash of something else."""
-
-    def forge(self, manifest: Manifest) -> Manifest:
-        """Another hash."""
-        return manifest.model_copy(update={"payload_sha256": sha256_hex(manifest.canonical())})
-
-
-class WrongSizeMiner(ForgingMiner):
-    """Promises one byte less than it stores."""
-
-    def forge(self, manifest: Manifest) -> Manifest:
-        """A length that is not the object's."""
-        return manifest.model_copy(update={"payload_bytes": manifest.payload_bytes - 1})
-
-
-class FiveGigabyteMiner(ForgingMiner):
-    """Promises five gigabytes."""
-
-    def forge(self, manifest: Manifest) -> Manifest:
-        """A length that no reader may make room for."""
-        return manifest.model_copy(update={"payload_bytes": FIVE_GIB})
-
-
-class ForeignMiner(ForgingMiner):
-    """Signs for another subnet."""
-
-    def forge(self, manifest: Manifest) -> Manifest:
-        """Another netuid."""
-        return manifest.model_copy(update={"netuid": manifest.netuid + 1})
-
-
-class OldClientMiner(ForgingMiner):
-    """A client of another protocol version, which says so in its manifest."""
-
-    def forge(self, manifest: Manifest) -> Manifest:
-        """Another version."""
-        return manifest.model_copy(update={"protocol": "1"})
-
-
-class OtherDataMiner(ForgingMiner):
-    """Says that it trained on data that it was not assigned."""
-
-    def forge(self, manifest: Manifest) -> Manifest:
-        """Another assignment."""
-        return manifest.model_copy(update={"assignment": sha256_hex(b"other data")})
+FORGED_MANIFESTS: Mapping[str, Callable[[Manifest], Mapping[str, object]]] = {
+    "wrong_hash": lambda honest: {"payload_sha256": sha256_hex(honest.canonical())},
+    "wrong_size": lambda honest: {"payload_bytes": honest.payload_bytes - 1},
+    "five_gigabytes": lambda honest: {"payload_bytes": FIVE_GIB},
+    "foreign": lambda honest: {"netuid": honest.netuid + 1},
+    "old_client": lambda honest: {"protocol": "1"},
+    "other_data": lambda honest: {"assignment": sha256_hex(b"other data")},
+}
 
 
 class RawManifestMiner(Miner):
@@ -187,18 +137,11 @@ class RawManifestMiner(Miner):
     spoil: ClassVar[Callable[[bytes], bytes]]
 
     def _reveal(self, window: int, *, deadline: float) -> TimedReport:
-        del deadline
         manifest, store = self._manifest(window), self.buckets.own
         honest = seal(manifest, self.exchange.own_signer).encode()
         store.put(window_key(Kind.MANIFEST, window, manifest.uid), type(self).spoil(honest))
         store.put_file(window_key(Kind.GRADIENT, window, manifest.uid), self._payload_path(window))
         return TimedReport(())
-
-
-def spoiling(name: str, spoil: Callable[[bytes], bytes]) -> type[RawManifestMiner]:
-    """The miner that publishes one kind of spoilt manifest."""
-    members = {"spoil": staticmethod(spoil), "__doc__": spoil.__doc__, "__module__": __name__}
-    return type(f"Spoiling_{name}", (RawManifestMiner,), members)
 
 
 def deep_json(data: bytes) -> bytes:
@@ -240,11 +183,19 @@ def forged_signature(data: bytes) -> bytes:
 
 def no_manifest(data: bytes) -> bytes:
     """Nothing at all."""
-    del data
     return b""
 
 
-SKEW_SECONDS = 30.0
+SPOILT_MANIFESTS: Mapping[str, Callable[[bytes], bytes]] = {
+    "manifest_deep_json": deep_json,
+    "manifest_huge_string": huge_string,
+    "manifest_control_characters": control_characters,
+    "manifest_raw_control_characters": raw_control_characters,
+    "manifest_not_a_number": not_a_number,
+    "manifest_spaced": spaced,
+    "manifest_forged_signature": forged_signature,
+    "manifest_empty": no_manifest,
+}
 
 
 class SilentMiner(Miner):
@@ -275,8 +226,7 @@ class HastyMiner(Miner):
         return report
 
     def upload(self, window: int) -> TimedReport:
-        """It is there already."""
-        del window
+        """Everything is published already."""
         return TimedReport(())
 
 
@@ -311,21 +261,10 @@ class SkewedMiner(Miner):
     """Honest, by a clock that is wrong."""
 
     skew_seconds: ClassVar[float]
+    """Seconds that the clock is ahead."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(replace(context, chain=SkewedChain(context.chain, self.skew_seconds)))
-
-
-class FastClockMiner(SkewedMiner):
-    """Honest, by a clock that is half a minute ahead."""
-
-    skew_seconds = SKEW_SECONDS
-
-
-class SlowClockMiner(SkewedMiner):
-    """Honest, by a clock that is half a minute behind."""
-
-    skew_seconds = -SKEW_SECONDS
 
 
 class SwappingMiner(Miner):

@@ -7,6 +7,7 @@ import struct
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -18,11 +19,7 @@ from templar.gradient.layout import CHECKSUM_BYTES, HEADER_BYTES, TOP_BYTES, Lay
 
 PayloadMutation = Callable[[bytes, Layout], bytes]
 """From an honest payload and its layout to hostile bytes."""
-
-
 VERSION_OFFSET, UID_OFFSET, WINDOW_OFFSET, DIGEST_OFFSET, HOTKEY_OFFSET = 4, 6, 8, 16, 48
-
-
 _NAN_BITS, _NEGATIVE_BITS = 0x7E00, 0xBC00
 """What a half-precision NaN, and -1, would be where the largest step stands."""
 
@@ -55,20 +52,17 @@ def cut(data: bytes, layout: Layout) -> list[bytes]:
 
 def truncated(data: bytes, layout: Layout) -> bytes:
     """The last byte is missing."""
-    del layout
     return data[:-1]
 
 
 def flipped_bit(data: bytes, layout: Layout) -> bytes:
     """One bit in the middle is another one; the checksum is that of the honest bytes."""
-    del layout
     middle = len(data) // 2
     return data[:middle] + bytes([data[middle] ^ 0x10]) + data[middle + 1 :]
 
 
 def followed_by_more(data: bytes, layout: Layout) -> bytes:
     """A byte follows the last section."""
-    del layout
     return with_checksum(data[:-CHECKSUM_BYTES] + b"\0")
 
 
@@ -80,27 +74,23 @@ def oversized(data: bytes, layout: Layout) -> bytes:
 
 def other_version(data: bytes, layout: Layout) -> bytes:
     """Written by a client of another protocol version."""
-    del layout
     return patched(data, VERSION_OFFSET, bytes([data[VERSION_OFFSET] + 1]))
 
 
 def other_window(data: bytes, layout: Layout) -> bytes:
     """The header names the window before."""
-    del layout
     (window,) = struct.unpack_from("<Q", data, WINDOW_OFFSET)
     return patched(data, WINDOW_OFFSET, struct.pack("<Q", window - 1))
 
 
 def other_uid(data: bytes, layout: Layout) -> bytes:
     """The header names the next uid."""
-    del layout
     (uid,) = struct.unpack_from("<H", data, UID_OFFSET)
     return patched(data, UID_OFFSET, struct.pack("<H", (uid + 1) % 2**16))
 
 
 def control_characters(data: bytes, layout: Layout) -> bytes:
     """The header's hotkey holds control characters: printed raw, it clears the terminal and begins a new line."""
-    del layout
     return patched(data, HOTKEY_OFFSET, b"\x1b[2J\r\n5HoneSt")
 
 
@@ -142,16 +132,6 @@ def reordered_tensors(data: bytes, layout: Layout) -> bytes:
 # Indices and scales that the format cannot mean.
 
 
-def index_beyond(data: bytes, layout: Layout) -> bytes:
-    """The first index of a chunk lies beyond the chunk."""
-    return _with_gap(data, layout, 0)
-
-
-def index_twice(data: bytes, layout: Layout) -> bytes:
-    """The second gap of a chunk leads round to an index that was there: all that an index twice could be written as."""
-    return _with_gap(data, layout, 1)
-
-
 def endless_unary(data: bytes, layout: Layout) -> bytes:
     """The plane of quotients has no end: zeros up to the longest legal length."""
 
@@ -160,21 +140,6 @@ def endless_unary(data: bytes, layout: Layout) -> bytes:
         return section.data[:start].tobytes() + bytes(section.tensor.max_section_bytes - start)
 
     return _with_section(data, layout, spoil)
-
-
-def scale_nan(data: bytes, layout: Layout) -> bytes:
-    """Where the largest step stands, the bits of a half-precision NaN."""
-    return _with_top(data, layout, _NAN_BITS)
-
-
-def scale_negative(data: bytes, layout: Layout) -> bytes:
-    """Where the largest step stands, the bits of a negative half-precision number."""
-    return _with_top(data, layout, _NEGATIVE_BITS)
-
-
-def scale_beyond_table(data: bytes, layout: Layout) -> bytes:
-    """The largest step is the first that the table does not have."""
-    return _with_top(data, layout, MAX_STEP + 1)
 
 
 def scale_below_table(data: bytes, layout: Layout) -> bytes:
@@ -212,39 +177,6 @@ def stray_bits(data: bytes, layout: Layout) -> bytes:
     return followed_by_more(data, layout)  # every plane fills its last byte: a stray byte instead
 
 
-MUTATIONS: Mapping[str, tuple[PayloadMutation, frozenset[Reason]]] = {
-    "truncated": (truncated, frozenset({Reason.MALFORMED, Reason.WRONG_SIZE})),
-    "flipped_bit": (flipped_bit, frozenset({Reason.MALFORMED})),
-    "followed_by_more": (followed_by_more, frozenset({Reason.MALFORMED, Reason.WRONG_SIZE})),
-    "oversized": (oversized, frozenset({Reason.WRONG_SIZE})),
-    "other_version": (other_version, frozenset({Reason.WRONG_VERSION})),
-    "other_window": (other_window, frozenset({Reason.WRONG_WINDOW})),
-    "other_uid": (other_uid, frozenset({Reason.WRONG_IDENTITY})),
-    "control_characters": (control_characters, frozenset({Reason.MALFORMED})),
-    "other_k": (other_k, frozenset({Reason.WRONG_SHAPES})),
-    "forged_layout": (
-        forged_layout,
-        frozenset({Reason.MALFORMED, Reason.BAD_PAYLOAD, Reason.NOT_CANONICAL, Reason.WRONG_SIZE}),
-    ),
-    "missing_tensor": (missing_tensor, frozenset({Reason.MALFORMED, Reason.WRONG_SIZE})),
-    "extra_tensor": (extra_tensor, frozenset({Reason.MALFORMED, Reason.WRONG_SIZE})),
-    "reordered_tensors": (
-        reordered_tensors,
-        frozenset({Reason.MALFORMED, Reason.BAD_PAYLOAD, Reason.NOT_CANONICAL}),
-    ),
-    "index_beyond": (index_beyond, frozenset({Reason.BAD_PAYLOAD})),
-    "index_twice": (index_twice, frozenset({Reason.BAD_PAYLOAD})),
-    "endless_unary": (endless_unary, frozenset({Reason.MALFORMED, Reason.WRONG_SIZE})),
-    "scale_nan": (scale_nan, frozenset({Reason.BAD_PAYLOAD})),
-    "scale_negative": (scale_negative, frozenset({Reason.BAD_PAYLOAD})),
-    "scale_beyond_table": (scale_beyond_table, frozenset({Reason.BAD_PAYLOAD})),
-    "scale_below_table": (scale_below_table, frozenset({Reason.BAD_PAYLOAD})),
-    "no_largest_scale": (no_largest_scale, frozenset({Reason.NOT_CANONICAL})),
-    "stray_bits": (stray_bits, frozenset({Reason.NOT_CANONICAL, Reason.MALFORMED, Reason.WRONG_SIZE})),
-}
-"""Every mutation by name, with the reasons that a reader may give for refusing what it makes."""
-
-
 def _layout_of_other_k(layout: Layout) -> Layout:
     tensors = tuple(replace(tensor, k=max(1, tensor.k // 2)) for tensor in layout.tensors)
     return replace(layout, tensors=tensors)
@@ -272,6 +204,7 @@ def _with_section(data: bytes, layout: Layout, spoil: Callable[[Section], bytes]
 
 
 def _with_top(data: bytes, layout: Layout, top: int) -> bytes:
+    """A payload with another largest step in its largest section."""
     return _with_section(
         data, layout, lambda section: top.to_bytes(TOP_BYTES, "little") + section.data[TOP_BYTES:].tobytes()
     )
@@ -289,3 +222,34 @@ def _with_gap(data: bytes, layout: Layout, place: int) -> bytes:
         return section.data[:start].tobytes() + np.packbits(moved, bitorder="little").tobytes()
 
     return _with_section(data, layout, spoil)
+
+
+_UNREADABLE = frozenset({Reason.MALFORMED, Reason.WRONG_SIZE})
+_BAD_PAYLOAD = frozenset({Reason.BAD_PAYLOAD})
+
+MUTATIONS: Mapping[str, tuple[PayloadMutation, frozenset[Reason]]] = {
+    "truncated": (truncated, _UNREADABLE),
+    "flipped_bit": (flipped_bit, frozenset({Reason.MALFORMED})),
+    "followed_by_more": (followed_by_more, _UNREADABLE),
+    "oversized": (oversized, frozenset({Reason.WRONG_SIZE})),
+    "other_version": (other_version, frozenset({Reason.WRONG_VERSION})),
+    "other_window": (other_window, frozenset({Reason.WRONG_WINDOW})),
+    "other_uid": (other_uid, frozenset({Reason.WRONG_IDENTITY})),
+    "control_characters": (control_characters, frozenset({Reason.MALFORMED})),
+    "other_k": (other_k, frozenset({Reason.WRONG_SHAPES})),
+    "forged_layout": (forged_layout, _UNREADABLE | _BAD_PAYLOAD | {Reason.NOT_CANONICAL}),
+    "missing_tensor": (missing_tensor, _UNREADABLE),
+    "extra_tensor": (extra_tensor, _UNREADABLE),
+    "reordered_tensors": (reordered_tensors, frozenset({Reason.MALFORMED, Reason.BAD_PAYLOAD, Reason.NOT_CANONICAL})),
+    "index_beyond": (partial(_with_gap, place=0), _BAD_PAYLOAD),  # the first index of a chunk lies beyond the chunk
+    # The second gap leads round to the first index: no other bytes could mean an index twice.
+    "index_twice": (partial(_with_gap, place=1), _BAD_PAYLOAD),
+    "endless_unary": (endless_unary, _UNREADABLE),
+    "scale_nan": (partial(_with_top, top=_NAN_BITS), _BAD_PAYLOAD),
+    "scale_negative": (partial(_with_top, top=_NEGATIVE_BITS), _BAD_PAYLOAD),
+    "scale_beyond_table": (partial(_with_top, top=MAX_STEP + 1), _BAD_PAYLOAD),
+    "scale_below_table": (scale_below_table, _BAD_PAYLOAD),
+    "no_largest_scale": (no_largest_scale, frozenset({Reason.NOT_CANONICAL})),
+    "stray_bits": (stray_bits, _UNREADABLE | {Reason.NOT_CANONICAL}),
+}
+"""Every mutation by name, with the reasons that a reader may give for refusing what it makes."""

@@ -1,15 +1,13 @@
 """Hostile bytes are what they say they are: refused for the reason that they were made for."""
 
-import io
-import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 
-from templar.adversary import hostile, mutations
-from templar.adversary.hostile import TRAP, padded, pickle_bytes, zip_bomb
-from templar.adversary.mutations import MUTATIONS, PayloadMutation
+from templar.adversary import hostile
+from templar.adversary.hostile import TRAP, padded, pickle_bytes
+from templar.adversary.mutations import MUTATIONS
 from templar.canonical import sha256_hex
 from templar.chain.hotkey import hotkey_from_seed
 from templar.errors import Reason, RejectedError
@@ -27,7 +25,7 @@ SIGNER = hotkey_from_seed(bytes(32))
 UID, WINDOW = 5, 3
 
 
-@pytest.fixture(scope="module", params=["local", "local-demo", "simulation"])
+@pytest.fixture(scope="module", params=["local", "local-demo"])
 def layout(request: pytest.FixtureRequest) -> Layout:
     hparams = tiny(request.param)
     return Layout.of(parameter_shapes(hparams.model), hparams.gradient, hparams.training.recipe)
@@ -71,19 +69,19 @@ def test_every_mutation_is_refused_for_its_reason(name: str, honest: bytes, layo
 @pytest.mark.parametrize(
     ("mutation", "reason"),
     [
-        (mutations.index_beyond, Reason.BAD_PAYLOAD),
-        (mutations.index_twice, Reason.BAD_PAYLOAD),
-        (mutations.scale_nan, Reason.BAD_PAYLOAD),
-        (mutations.scale_below_table, Reason.BAD_PAYLOAD),
-        (mutations.no_largest_scale, Reason.NOT_CANONICAL),
-        (mutations.other_k, Reason.WRONG_SHAPES),
+        ("index_beyond", Reason.BAD_PAYLOAD),
+        ("index_twice", Reason.BAD_PAYLOAD),
+        ("scale_nan", Reason.BAD_PAYLOAD),
+        ("scale_below_table", Reason.BAD_PAYLOAD),
+        ("no_largest_scale", Reason.NOT_CANONICAL),
+        ("other_k", Reason.WRONG_SHAPES),
     ],
 )
 def test_what_probes_a_check_gets_past_those_before_it(
-    mutation: PayloadMutation, reason: Reason, honest: bytes, layout: Layout
+    mutation: str, reason: Reason, honest: bytes, layout: Layout
 ) -> None:
     """Length, header and checksum are legal: the reason is that of the check itself."""
-    data = mutation(honest, layout)
+    data = MUTATIONS[mutation][0](honest, layout)
     assert layout.min_payload_bytes <= len(data) <= layout.max_payload_bytes
     with pytest.raises(RejectedError) as caught:
         decode(data, layout)
@@ -97,14 +95,6 @@ def test_a_pickle_is_one(tmp_path: Path) -> None:
     assert len(data) == 500
     pickle.loads(data)
     assert (tmp_path / TRAP).is_dir()
-
-
-def test_an_archive_is_a_bomb_and_wants_out() -> None:
-    data = zip_bomb(hostile.BOMB_BYTES)
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        infos = archive.infolist()
-    assert sum(info.file_size for info in infos) > 300 * len(data)
-    assert any(info.filename.startswith("../") for info in infos)
 
 
 def manifest() -> bytes:
