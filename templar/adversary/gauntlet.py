@@ -27,24 +27,16 @@ from templar.window import drive_window
 
 Overrides = Mapping[str, Mapping[str, object]]
 """Changes to the hyper-parameters, by section."""
-
-
 _VALIDATING = ("aggregator", "validator")
 
 
 @dataclass(frozen=True)
 class Lineup:
-    """The miners of one network.
+    """The miners of one network."""
 
-    Attributes:
-        scenarios: What happens in it; the attackers of one do not disturb those of another.
-        attackers: Attackers of each scenario.
-        miners: Miners in all.
-    """
-
-    scenarios: tuple[Scenario, ...]
-    attackers: int
-    miners: int
+    scenarios: tuple[Scenario, ...]  # the attackers of one do not disturb those of another
+    attackers: int  # of each scenario
+    miners: int  # all of them
 
     def __post_init__(self) -> None:
         if not self.scenarios:
@@ -80,13 +72,13 @@ class Lineup:
 
 @dataclass
 class _Parts:
-    """Who has which part in a network; filled in once the members are known."""
+    """The scenario of each member of a network; filled in once the members are known."""
 
     scenarios: tuple[Scenario, ...]
     by_name: dict[str, Scenario] = field(default_factory=dict)
 
     def weather(self, clock: Clock) -> Weather:
-        """What happens to buckets and chains."""
+        """The faults of buckets and chains."""
         return Weather(reader=partial(self._reader, clock), chain=self._chain)
 
     def _reader(self, clock: Clock, observer: Member | None, owner: Member | None, store: ObjectStore) -> ObjectStore:
@@ -131,15 +123,15 @@ def run_lineup(
     """Run one network and judge each of its scenarios.
 
     Args:
-        lineup: Who is in it.
-        hparams: The network's numbers.
+        lineup: The miners.
+        hparams: The network's settings.
         seed: The same seed gives the same bytes.
-        windows: For how many windows; by default as many as the scenarios need, and never fewer.
-        folder: Where the network lies; a temporary folder by default.
+        windows: Least number of windows; as many as the scenarios need by default.
+        folder: The network's folder; a temporary one by default.
         stage: Storage and time; simulated by default.
 
     Raises:
-        PermanentError: `bad_hparams`; a scenario's changes do not fit the numbers.
+        PermanentError: `bad_hparams`; a scenario's changes do not fit the settings.
     """
     folders = tempfile.TemporaryDirectory(prefix="templar-gauntlet-", dir=memory_folder())
     with sharing(stage is None), folders as temporary:
@@ -197,19 +189,19 @@ def run_gauntlet(
     windows: int | None = None,
     on_verdict: Callable[[Verdict], None] = lambda verdict: None,
 ) -> list[Verdict]:
-    """Run scenarios and judge them, in the order of their names in the catalogue.
+    """Run scenarios and judge them; the verdicts are in the order of the catalogue.
 
     Args:
-        names: Which, of `templar.adversary.catalogue.SCENARIOS`.
-        hparams: From a scenario's changes to the network's numbers.
+        names: Names of `templar.adversary.catalogue.SCENARIOS`.
+        hparams: From a scenario's changes to the network's settings.
         miners: Miners of each network.
-        attackers: How many of them attack in each scenario.
+        attackers: Number of them that attack in each scenario.
         seed: The same seed gives the same verdicts.
-        windows: For how many windows at least.
-        on_verdict: Called with each verdict as it is there.
+        windows: Least number of windows.
+        on_verdict: Called with each verdict as soon as it is known.
 
     Raises:
-        ValueError: A name is no scenario's, or the attackers are more than half of the miners.
+        ValueError: As in `check_choice`.
     """
     check_choice(names, miners=miners, attackers=attackers)
     verdicts = []

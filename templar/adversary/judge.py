@@ -26,7 +26,9 @@ from templar.simulate.world import Member
 from templar.store.base import ObjectStore
 
 COUNTED = "counted"
-"""What an observation is called that gave no reason: the payload counts."""
+"""Name of an observation without a reason: the payload counts."""
+ROUNDING = 1 + 1e-5
+"""Norms of float32 tensors are compared with exact ones."""
 
 
 class Expect(StrEnum):
@@ -42,168 +44,102 @@ class Expect(StrEnum):
 
 BucketFault = Callable[[ObjectStore, Clock, Member | None], ObjectStore]
 """From the bucket of an attacker, the time and the observer (None without a hotkey) to what the observer reads."""
-
-
 ChainFault = Callable[[Chain], Chain]
 """From the chain of a member to what it sees of it."""
 
 
 @dataclass(frozen=True)
 class Misconduct:
-    """How an aggregator misbehaves, and what the public reports must come to.
+    """How an aggregator misbehaves, and what the public reports must come to."""
 
-    Attributes:
-        kind: The aggregator that takes the honest one's place.
-        is_provable: Whether every finding convicts it, from any reporter.
-        omits: Whether it leaves out payloads of honest miners: what it decided is applied, and each loss is reported.
-        delay: How many windows later a node can find it.
-    """
-
-    kind: type[Aggregator]
-    is_provable: bool = False
+    kind: type[Aggregator]  # takes the honest one's place
+    is_provable: bool = False  # whether every finding convicts it, from any reporter
+    # Whether it leaves out payloads of honest miners: what it decided is applied, and each loss is reported.
     omits: bool = False
-    delay: int = 0
+    delay: int = 0  # windows until a node can find it
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """An attack or a fault, and what is expected.
-
-    Attributes:
-        name: Its name.
-        rows: The rows of the catalogue of adversaries that it stands for.
-        title: What happens, for people.
-        expect: What must come of it.
-        reasons: What a reader may say of the attackers' objects; of one that it accepts it says nothing. Of a bad
-            aggregator: what the reports must say of it, in each window.
-        actor: Which miners the attackers are, a name of `templar.adversary.actors.ACTORS`.
-        bucket: What others read in place of the attackers' buckets.
-        chain: What the attackers see in place of the chain.
-        publisher_chain: Whether the aggregator has this chain as well.
-        publisher: What the aggregator does, which is the only attacker then; None for an honest one.
-        quiet: Windows at the beginning in which an attacker does nothing yet.
-        windows: For how many windows it runs.
-        honest: How many honest miners there are, instead of the requested number; None leaves the choice.
-        alone: Whether it needs a network of its own.
-        cleans: Whether every bucket is cleaned in every window, by wrong clocks.
-        training: Whether its numbers matter, so that miners must train.
-        overrides: Changes to the hyper-parameters.
-    """
+    """An attack or a fault, and what is expected."""
 
     name: str
-    rows: tuple[int, ...]
-    title: str
+    rows: tuple[int, ...]  # of the table in docs/threat-model.md
+    title: str  # what happens, for people
     expect: Expect
+    # What a reader may say of the attackers' objects, if it does not accept them. Of a bad aggregator: what the reports
+    # must say in each window.
     reasons: frozenset[Reason] = frozenset()
-    actor: str = "honest"
-    bucket: BucketFault | None = None
-    chain: ChainFault | None = None
-    publisher_chain: bool = False
-    publisher: Misconduct | None = None
-    quiet: int = 0
-    windows: int = 2
-    honest: int | None = None
-    alone: bool = False
-    cleans: bool = False
-    training: bool = False
-    overrides: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    actor: str = "honest"  # the attackers' entry in `templar.adversary.actors.ACTORS`
+    bucket: BucketFault | None = None  # what others read in place of the attackers' buckets
+    chain: ChainFault | None = None  # what the attackers see in place of the chain
+    publisher_chain: bool = False  # whether the aggregator sees this chain as well
+    publisher: Misconduct | None = None  # of the aggregator, which is then the only attacker
+    quiet: int = 0  # windows at the beginning in which an attacker does nothing yet
+    windows: int = 2  # windows that it runs for
+    honest: int | None = None  # honest miners, if not the requested number
+    alone: bool = False  # whether it needs a network of its own
+    cleans: bool = False  # whether every bucket is cleaned in every window, by wrong clocks
+    training: bool = False  # whether its numbers matter, so that miners must train
+    overrides: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # changes to the hyper-parameters
 
     @property
     def is_hostile(self) -> bool:
-        """Whether the network does not answer for what those do to whom it happens: theirs is not the honest code."""
+        """Whether those to whom it happens run other than the honest code, so that their state does not count."""
         return self.actor != "honest" or self.publisher is not None
 
     @property
     def kinds(self) -> dict[str, type[Node]]:
-        """Which nodes take another's place, by role."""
+        """Role -> the class of the nodes that take it."""
         return {} if self.publisher is None else {"aggregator": self.publisher.kind}
 
 
 @dataclass(frozen=True)
 class Sighting:
-    """What one node found of one miner in one window.
-
-    Attributes:
-        window: The window.
-        observer: The node's name.
-        uid: The miner.
-        reason: Why nothing counts; None if something does.
-        detail: The same for people.
-    """
+    """What one node found of one miner in one window."""
 
     window: int
-    observer: str
-    uid: int
-    reason: Reason | None
+    observer: str  # name of the node
+    uid: int  # of the miner
+    reason: Reason | None  # why its payload does not count; None if it does
     detail: str = ""
 
 
 @dataclass(frozen=True)
 class History:
-    """What can be known of a network that ran, from its public objects, its gather reports and its journals.
+    """What can be known of a network that ran, from its public objects, its gather reports and its journals."""
 
-    Attributes:
-        windows: The windows that were run, as far back as objects are kept.
-        rosters: Window -> uids that were applied; nobody in a null window.
-        payloads: Window -> uid -> the payload that was applied, from the aggregate.
-        sightings: The gather reports.
-        roots: Node -> window -> state root.
-        crashes: Node -> how it ended, of those that did not reach the end.
-        traces: Files that prove that something of a peer's was run.
-        unprintable: Lines of logs with characters that are not printable, or without an end.
-        moved: Norm of the change of all parameters since genesis.
-        deleted: Keys that a clean-up deleted before their time.
-        swept: How many it deleted in their time.
-        accusations: The findings of the public reports.
-    """
-
-    windows: tuple[int, ...]
-    rosters: Mapping[int, tuple[int, ...]]
-    payloads: Mapping[int, Mapping[int, Payload]]
-    sightings: tuple[Sighting, ...]
-    roots: Mapping[str, Mapping[int, str]]
-    crashes: Mapping[str, str]
-    traces: tuple[str, ...] = ()
-    unprintable: tuple[str, ...] = ()
-    moved: float = 0.0
-    deleted: tuple[str, ...] = ()
-    swept: int = 0
-    accusations: tuple[Accusation, ...] = ()
+    windows: tuple[int, ...]  # as far back as objects are kept
+    rosters: Mapping[int, tuple[int, ...]]  # window -> uids that were applied; none in a null window
+    payloads: Mapping[int, Mapping[int, Payload]]  # window -> uid -> the payload that was applied, from the aggregate
+    sightings: tuple[Sighting, ...]  # from the gather reports
+    roots: Mapping[str, Mapping[int, str]]  # node -> window -> state root
+    crashes: Mapping[str, str]  # node -> how it ended, of those that did not reach the end
+    traces: tuple[str, ...] = ()  # files which prove that content of a peer was run
+    unprintable: tuple[str, ...] = ()  # lines of logs that are too long or have characters that are not printable
+    moved: float = 0.0  # norm of the change of all parameters since genesis
+    deleted: tuple[str, ...] = ()  # keys that a clean-up deleted before their time
+    swept: int = 0  # number of keys that it deleted in their time
+    accusations: tuple[Accusation, ...] = ()  # the findings of the public reports
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of one scenario.
-
-    Attributes:
-        scenario: Its name.
-        expect: What was expected: R, B or C.
-        attackers: How many there were, a bad aggregator included.
-        miners: How many miners there were, those that attack included.
-        windows: How many windows were run.
-        legal: The reasons that were legal.
-        observed: Reason, or `counted`, -> how often a reader said so of an attacker, or a report of a bad aggregator.
-        applied: Payloads of attackers that were applied.
-        lost: Payloads of honest miners that were not applied.
-        null_windows: Windows in which nothing was applied.
-        roots_agree: Whether all nodes ended on one state root.
-        measured: What was measured, for bounds.
-        problems: What is not as expected; nothing if all is well.
-    """
+    """The result of one scenario."""
 
     scenario: str
-    expect: str
-    attackers: int
-    miners: int
+    expect: str  # R, B or C
+    attackers: int  # a bad aggregator included
+    miners: int  # attackers included
     windows: int
-    legal: tuple[str, ...]
-    observed: Mapping[str, int]
-    applied: int
-    lost: int
-    null_windows: int
-    roots_agree: bool
-    measured: Mapping[str, float]
-    problems: tuple[str, ...]
+    legal: tuple[str, ...]  # the legal reasons
+    observed: Mapping[str, int]  # reason, or `counted` -> how often readers, or reports, said so of an attacker
+    applied: int  # payloads of attackers that were applied
+    lost: int  # payloads of honest miners that were not applied
+    null_windows: int  # windows in which nothing was applied
+    roots_agree: bool  # whether all nodes ended on one state root
+    measured: Mapping[str, float]  # for bounds
+    problems: tuple[str, ...]  # what is not as expected
 
     @property
     def passed(self) -> bool:
@@ -211,42 +147,21 @@ class Verdict:
         return not self.problems
 
 
-ROUNDING = 1 + 1e-5
-"""Norms of float32 tensors are compared with exact ones."""
-
-
 @dataclass(frozen=True)
 class Cast:
-    """Who is who.
+    """The parts in one scenario."""
 
-    Attributes:
-        attackers: Uid -> node, of the scenario's attackers: miners, or the aggregator alone.
-        honest: Uid -> node, of the miners to whom nothing happens.
-        sound: Uids of the miners that run honest code, even if faults happen to them.
-        healthy: The nodes to which nothing happens: honest miners, aggregator and validators.
-        affected: The honest nodes to which the scenario's faults happen.
-        num_miners: All miners, those of other scenarios included.
-    """
-
-    attackers: Mapping[int, str]
-    honest: Mapping[int, str]
-    sound: Collection[int]
-    healthy: Collection[str]
-    affected: Collection[str]
-    num_miners: int
+    attackers: Mapping[int, str]  # uid -> node: miners, or the aggregator alone
+    honest: Mapping[int, str]  # uid -> node, of the miners to whom nothing happens
+    sound: Collection[int]  # uids of the miners that run honest code, even if faults happen to them
+    healthy: Collection[str]  # nodes to which nothing happens: honest miners, aggregator and validators
+    affected: Collection[str]  # honest nodes to which the scenario's faults happen
+    num_miners: int  # those of other scenarios included
 
 
 def judge(scenario: Scenario, cast: Cast, history: History, hparams: HParams, layout: Layout) -> Verdict:
-    """Hold what came of a scenario against what was expected.
-
-    Args:
-        scenario: The scenario.
-        cast: Who is who.
-        history: What came of it.
-        hparams: The network's numbers.
-        layout: The model's tensors and chunks.
-    """
-    problems = [*_common_problems(scenario, cast, history)]
+    """Compare the history of a network with what one of its scenarios expects."""
+    problems = _common_problems(scenario, cast, history)
     measured: dict[str, float] = {}
     if scenario.expect is Expect.REJECT:
         problems += _rejection_problems(scenario, cast, history)

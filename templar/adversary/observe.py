@@ -32,25 +32,14 @@ from templar.timeline import window_of
 
 log = logging.getLogger(__name__)
 
-
 MAX_LINE = 2000
-
-
 MAX_METRICS_LINE = 1 << 16
-"""The metrics are numbers under names of our own, and as many as there are miners: 33 kB for 256 of them."""
+"""The line of metrics has figures of every miner: 33 kB for 256 of them."""
 
 
 @dataclass
 class Watch:
-    """What is written down while a network runs.
-
-    Attributes:
-        sightings: What every gather found of every miner.
-        crashes: Node -> how it ended.
-        unprintable: Lines of logs that could forge others.
-        deleted: Keys that a clean-up deleted before their time.
-        swept: How many it deleted in their time.
-    """
+    """Observations of a network while it runs; the fields are as in `History`."""
 
     sightings: list[Sighting] = field(default_factory=list)
     crashes: dict[str, str] = field(default_factory=dict)
@@ -110,13 +99,13 @@ def history_of(
     """What can be known of a network that ran.
 
     Args:
-        watch: What was written down.
-        nodes: The nodes, by name.
-        witness: The node through whose eyes the public objects are read; nothing happened to it.
-        windows: The windows of interest, whose objects are still there.
-        folder: Where everything of the network lies on this machine.
+        watch: The observations while it ran.
+        nodes: By name.
+        witness: The node that reads the public objects; nothing happened to it.
+        windows: The windows whose objects are still there.
+        folder: Everything of the network on this machine.
         genesis: The first parameters.
-        accusations: What `read_accusations` found.
+        accusations: From `read_accusations`.
     """
     rosters: dict[int, tuple[int, ...]] = {}
     payloads: dict[int, dict[int, Payload]] = {}
@@ -148,12 +137,9 @@ def history_of(
 
 
 def read_accusations(stranger: Node, windows: Sequence[int], names: Mapping[str, str]) -> list[Accusation]:
-    """The findings of all public reports. A report that is not legal, or cannot be read, accuses nobody.
+    """The findings of the windows' public reports. A report that is not legal, or cannot be read, accuses nobody.
 
-    Args:
-        stranger: A node without a hotkey, which took no part; it is stopped.
-        windows: The windows whose reports are read.
-        names: Hotkey -> name of the node.
+    `stranger` is a node without a hotkey that took no part; it is stopped. `names` are the nodes' names by hotkey.
     """
     try:
         return [
