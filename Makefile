@@ -56,12 +56,12 @@ format: $(VENV)/.dev ## Format the code.
 	$(BIN)/ruff check --fix --exit-zero --quiet .
 	$(BIN)/ruff format .
 
-BENCHMARKS = codec_size codec_speed codec_quality loader gather scoring overhead simulator
+BENCHMARKS = codec_size codec_speed codec_quality loader gather scoring overhead simulator incentive
 
 bench: $(VENV)/.dev ## Measure every figure in the README and docs/codec.md.
 	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
-incentive: $(VENV)/.dev ## Pay 20 honest miners and 10 others for 60 windows, and say who earned what; takes a while.
+incentive: $(VENV)/.dev ## Pay 20 honest miners and cheats of every kind for 60 windows, and report who earned what; takes hours.
 	$(BIN)/python -m benchmarks.incentive --population all
 
 screenshot: $(VENV)/.dev ## Take the README's picture of the UI; needs `make up` and Debian's chromium.
