@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from templar.adversary import cheats, copiers
-from templar.adversary.actors import ACTORS, IDLE
-from templar.adversary.cheats import training_steps
+from templar.adversary.actors import IDLE
 from templar.adversary.copiers import SybilMiner, others_payloads, varied
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Manifest
@@ -86,11 +85,6 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_they_are_actors_with_and_without_training() -> None:
-    assert {*TRAINING, *COPYING} <= ACTORS.keys()
-    assert all(issubclass(IDLE[name], ACTORS[name]) for name in (*TRAINING, *COPYING))
-
-
 def test_every_payload_counts_and_all_nodes_hold_one_state(network: Network) -> None:
     for window in range(1, WINDOWS + 1):
         assert len(network.roots(window)) == 1
@@ -117,19 +111,6 @@ def test_how_many_steps_are_trained(network: Network, role: str, steps: int) -> 
     known = miner(network, role).journal.result(2, "train")
     assert known is not None
     assert f'"num_steps":{steps},' in known
-
-
-def test_any_number_of_steps_can_be_trained(tmp_path_factory: pytest.TempPathFactory) -> None:
-    kind = training_steps(3)
-    network = Network(tmp_path_factory.mktemp("steps"), tiny(), actors=["steps_3"], kinds={"steps_3": kind})
-    try:
-        node = network.miners[0]
-        assert node.learn(1, text(), lambda: True).num_steps == 3
-        assert node.exchange.hparams == network.hparams  # it is on the same network
-    finally:
-        network.stop()
-    with pytest.raises(ValueError, match="at least 1, not 0"):
-        training_steps(0)
 
 
 @pytest.mark.parametrize(("role", "factor"), [("sign_flip", -1.0), ("near_zero", cheats.NEAR_ZERO_FACTOR)])

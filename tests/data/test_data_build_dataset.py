@@ -174,18 +174,15 @@ class TestKilled:
         assert {path: path.stat().st_mtime_ns for path in (plan.request.work / "parts").iterdir()} == stamps
         assert assemble(again).root.exists()
 
-    @pytest.mark.parametrize("layout", LAYOUTS)
-    def test_a_file_that_changes_its_bytes_alone(
-        self, source_folder: Path, tmp_path: Path, layout: DatasetLayout
-    ) -> None:
-        plan = prepare(request(source_folder, tmp_path / "built", layout))
+    def test_a_file_that_changes_its_bytes_alone(self, source_folder: Path, tmp_path: Path) -> None:
+        plan = prepare(request(source_folder, tmp_path / "built", DatasetLayout.PAGES))
         path = source_folder / "texts" / "003.txt"
         path.write_bytes(path.read_bytes().swapcase())
         with pytest.raises(PermanentError, match="build it again") as caught:
             make_parts(plan)
         assert caught.value.reason is Reason.OBJECT_DIFFERS
         build(plan.request)
-        build(request(source_folder, tmp_path / "fresh", layout))
+        build(request(source_folder, tmp_path / "fresh", DatasetLayout.PAGES))
         assert contents(plan.request.root) == contents(tmp_path / "fresh")
 
     def test_killed_after_the_last_step(self, source_folder: Path, tmp_path: Path) -> None:
@@ -265,7 +262,7 @@ class TestRefused:
         prepare(wanted)
         assert len(taken) == 2
 
-    @pytest.mark.parametrize("name", ["rows/built", "rows", "rows/deep/built", "link/built"])
+    @pytest.mark.parametrize("name", ["rows", "link/built"])
     def test_a_folder_in_a_source(self, source_folder: Path, name: str) -> None:
         (source_folder / "link").symlink_to(source_folder / "rows")
         with pytest.raises(ValueError, match="name a folder outside of the source"):

@@ -19,7 +19,7 @@ from templar.data.pages.page_dataset import PageDataset
 from templar.data.shards.manifest import INDEX_FILE
 from templar.data.shards.shard_dataset import ShardedDataset
 from templar.data.shards.shard_writer import build_shards
-from templar.data.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
+from templar.data.tokenizer import TOKENIZER_FILE
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.store.base import DeleteReport, ObjectInfo, ObjectStore
 from tests.support.datasets import PREFIX, numbered_documents, small_dataset
@@ -127,10 +127,10 @@ class TestCopy:
         assert progress[-1] == (total, total)
         assert [done for done, _ in progress] == sorted(done for done, _ in progress)
 
-    @pytest.mark.parametrize("name", [CARD_FILE, TOKENIZER_CONFIG_FILE])
     def test_optional_files_may_be_longer_than_a_tokenizer(
-        self, files: dict[str, bytes], name: str, monkeypatch: pytest.MonkeyPatch
+        self, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        name = CARD_FILE
         longest = len(files[TOKENIZER_FILE])
         monkeypatch.setattr(originals, "MAX_TOKENIZER_BYTES", longest)
         files[name] = bytes(longest + 1)
@@ -205,8 +205,8 @@ class TestAgain:
         refused(lambda: copy(source, target, verify=True), Reason.OBJECT_DIFFERS, path, "SHA-256")
         assert content(target)[path] == bytes(len(files[path]))
 
-    @pytest.mark.parametrize("position", [2])
-    def test_a_failed_copy_resumes(self, files: dict[str, bytes], position: int) -> None:
+    def test_a_failed_copy_resumes(self, files: dict[str, bytes]) -> None:
+        position = 2
         source, target, path = store_of(files), Target(), shards_of(files)[position]
         target.refuse = lambda key: TransientError(Reason.STORE_BUSY, "later") if key.endswith(path) else None
         error = refused(lambda: copy(source, target, concurrency=1), Reason.STORE_BUSY, path)
@@ -253,13 +253,10 @@ class TestTargetDiffers:
         assert target.writes == []
         assert content(target) == {path: b"something else"}
 
-    @pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: bytes(len(data))])
-    def test_a_target_that_alters_objects_is_an_error(
-        self, files: dict[str, bytes], damage: Callable[[bytes], bytes]
-    ) -> None:
+    def test_a_target_that_alters_objects_is_an_error(self, files: dict[str, bytes]) -> None:
         class Lossy(Target):
             def put(self, key: str, data: bytes) -> None:
-                super().put(key, damage(data) if key.endswith(".parquet") else data)
+                super().put(key, bytes(len(data)) if key.endswith(".parquet") else data)
 
         target = Lossy()
         refused(

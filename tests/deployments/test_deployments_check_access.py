@@ -12,7 +12,6 @@ from deployments import check_access
 from deployments.register import require_reachable
 from deployments.s3_endpoint import AccessKey, BucketKeys, create_bucket_with_keys
 from templar.errors import PermanentError, Reason
-from templar.store.directory import DirectoryStore
 from templar.store.s3 import S3Store
 from tests.support.prepared import PreparedNetwork
 from tests.support.servers import MotoEndpoint
@@ -91,12 +90,6 @@ def test_a_read_key_that_writes_is_told_and_no_secret_with_it(
     assert objects(moto, keys) == []
 
 
-def test_what_is_missing_is_named(call: Callable[..., tuple[int, str, str]]) -> None:
-    status, out, err = call({"NETUID": "3"})
-    assert (status, out) == (1, "")
-    assert "[bad_environment] " in err
-
-
 def with_keys(network: PreparedNetwork, moto: MotoEndpoint, read: AccessKey, write: AccessKey) -> Neuron:
     """The network's lazy miner, with a bucket on the endpoint."""
 
@@ -126,8 +119,3 @@ class TestBeforeRegistration:
         assert "R2_GRADIENTS_READ_*, R2_GRADIENTS_WRITE_*: bucket " in str(caught.value)
         assert keys.write.secret_access_key not in str(caught.value)
         assert objects(moto, keys) == []
-
-    def test_a_directory_store_passes(self, network: PreparedNetwork) -> None:
-        before = {info.key for info in DirectoryStore(network.bucket("lazy")).list()}
-        require_reachable(network.block("lazy"))
-        assert {info.key for info in DirectoryStore(network.bucket("lazy")).list()} == before

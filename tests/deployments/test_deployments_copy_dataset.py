@@ -133,7 +133,6 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
-            (["--from-env", "--to", "y", "--to-account", "mine"], "not allowed with"),
             (["--from-env", "--to-account", "../x"], "lower-case letters"),
             (["--from-env", "--to-account", "mine", "--to-storage", "s3://user:hush@host"], "a storage is r2"),
         ],

@@ -16,8 +16,8 @@ import pytest
 from rich.console import Console
 
 from deployments.local import __main__ as command
-from deployments.local.plan import DEFAULT_NEURON, LocalPlan
-from deployments.local.prepare import prepare_folder, require_own_folder, write_environments
+from deployments.local.plan import LocalPlan
+from deployments.local.prepare import prepare_folder, require_own_folder
 from deployments.local.summary import summarise
 from deployments.local.view import NetworkView, WindowRow
 from deployments.processes import Child, ProcessIdentity, ProcessRecord, free_port, require_free_port, start_child
@@ -29,7 +29,7 @@ from templar.exchange.buckets import Buckets
 from templar.neuron.miner import Miner
 from templar.window import drive_window
 from tests.support.operator import wait_until
-from tests.support.prepared import PreparedNetwork, write_hparams
+from tests.support.prepared import PreparedNetwork
 from tests.support.servers import REPOSITORY
 
 Local = Callable[..., tuple[int, str]]
@@ -38,23 +38,6 @@ Local = Callable[..., tuple[int, str]]
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> PreparedNetwork:
     return PreparedNetwork(tmp_path_factory.mktemp("prepared"), num_honest=1, actors=("lazy",))
-
-
-class TestPlan:
-    def test_everybody_has_a_place(self, tmp_path: Path) -> None:
-        plan = LocalPlan(tmp_path, num_honest=2, bad_actors=("lazy", "huge"))
-        assert [(neuron.name, neuron.role, neuron.title) for neuron in plan.neurons] == [
-            ("burn", "burn", "burn"),
-            ("aggregator", "aggregator", "aggregator"),
-            ("validator", "validator", "validator"),
-            (DEFAULT_NEURON, "miner", "miner"),
-            ("miner-2", "miner", "miner"),
-            ("lazy", "miner", "lazy"),
-            ("huge", "miner", "huge"),
-        ]
-        assert plan.running == plan.neurons[1:]
-        assert plan.neurons[1].stake > plan.neurons[2].stake > 0
-        assert {neuron.flow for neuron in plan.running} == {"aggregator-window", "validator-window", "miner-window"}
 
 
 class TestFolder:
@@ -93,15 +76,6 @@ class TestEnvironments:
         assert [info.validator_permit for info in registered] == [False, True, True, False, False]
         assert [info.stake for info in registered] == [neuron.stake for neuron in network.plan.neurons]
 
-    def test_an_old_file_is_replaced(self, network: PreparedNetwork) -> None:
-        keys = SimpleNamespace(read_id="r", read_secret="rs", write_id="w", write_secret="ws")
-        accounts = ["dataset", *(neuron.account_id for neuron in network.plan.running)]
-        before = network.environment("lazy")
-        write_environments(network.plan, dict.fromkeys(accounts, keys))  # type: ignore[arg-type]
-        after = network.environment("lazy")
-        assert after["R2_GRADIENTS_WRITE_SECRET_ACCESS_KEY"] == "ws"
-        assert before.keys() == after.keys()
-
     def registered(self, network: PreparedNetwork) -> Any:
         ledger = Ledger(network.plan.ledger)
         neurons = ledger.metagraph().neurons
@@ -123,16 +97,6 @@ def view(network: PreparedNetwork) -> NetworkView:
 
 
 class TestView:
-    def test_it_knows_everybody_by_hotkey(self, view: NetworkView) -> None:
-        assert sorted(neuron.name for neuron in view.names.values()) == [
-            "aggregator",
-            "burn",
-            "default",
-            "lazy",
-            "validator",
-        ]
-        assert view.names[view.validator().hotkey].name == "validator"
-
     def test_roots_come_from_proofs(self, view: NetworkView, network: PreparedNetwork) -> None:
         roots = view.roots(network.first_window)
         assert roots.keys() == {"default"}
@@ -310,27 +274,21 @@ class TestRefusals:
         )
         assert not folder.exists()
 
-    def test_an_unknown_preset(self, local: Local, folder: Path, options: Any) -> None:
-        status, err = local("up", *options, "--preset", "none")
+    @pytest.mark.parametrize(
+        ("wrong", "message"),
+        [
+            (("--preset", "none"), "[bad_hparams] "),
+            (("--actor", "lazy", "--actor", "saint"), "[bad_environment] --actor saint: there is no such actor; "),
+        ],
+    )
+    def test_an_unknown_name(
+        self, local: Local, folder: Path, options: Any, wrong: tuple[str, ...], message: str
+    ) -> None:
+        status, err = local("up", *options, *wrong)
         assert status == 1
-        assert err.startswith("[bad_hparams] ")
-        assert "hparams.json: no preset 'none'; there are 150M, 1B, local, " in err
+        assert err.startswith(message)
         assert err.count("\n") == 1
         assert not folder.exists()
-
-    def test_an_unknown_actor(self, local: Local, folder: Path, options: Any) -> None:
-        status, err = local("run", *options, "--actor", "lazy", "--actor", "saint")
-        assert status == 1
-        assert err.startswith("[bad_environment] --actor saint: there is no such actor; there are honest, lazy, ")
-        assert err.count("\n") == 1
-        assert not folder.exists()
-
-    def test_hparams_that_do_not_fit(self, local: Local, options: Any, tmp_path: Path) -> None:
-        path = write_hparams(tmp_path / "hparams.json", training={"inner_stepz": 3})
-        status, err = local("up", *options, "--hparams", path, "--preset", "test")
-        assert status == 1
-        assert err == f"[bad_hparams] {path}, preset 'test': training.inner_stepz: unknown key, remove it\n"
-        assert not (tmp_path / "network").exists()
 
     def test_a_folder_of_something_else(self, local: Local, folder: Path, options: Any) -> None:
         folder.mkdir()
@@ -339,13 +297,6 @@ class TestRefusals:
         assert status == 1
         assert err.startswith(f"[bad_environment] --folder {folder}: it is not a local network's")
         assert [path.name for path in folder.iterdir()] == ["thesis.tex"]
-
-    @pytest.mark.parametrize("wrong", [("--miners", "0"), ("--prefect-port", "70000")])
-    def test_numbers_out_of_range(self, local: Local, folder: Path, options: Any, wrong: tuple[str, str]) -> None:
-        status, err = local("run", *options, *wrong)
-        assert status == 2
-        assert err.splitlines()[-1].startswith(f"python -m deployments.local: error: argument {wrong[0]}: {wrong[1]!r}")
-        assert not folder.exists()
 
     @pytest.fixture
     def running(self, folder: Path) -> Iterator[Child]:

@@ -1,7 +1,6 @@
 """Starting, awaiting and stopping child processes, and the record of them."""
 
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ from deployments.processes import (
     ProcessRecord,
     free_port,
     http_serves,
-    require_free_port,
     start_child,
     stop_process,
     wait_until_ready,
@@ -95,13 +93,6 @@ def test_a_child_that_dies_while_starting_is_named_with_the_end_of_its_log(start
     assert caught.value.reason is Reason.PROCESS_DIED
 
 
-def test_a_child_that_died_is_not_ready_although_another_one_answers(start: Starter) -> None:
-    child = start("raise SystemExit(4)", ready=False)
-    child.handle.wait()
-    with pytest.raises(PermanentError, match="exit code 4"):
-        wait_until_ready(child, lambda: True, timeout_seconds=30.0)
-
-
 def test_a_child_that_never_serves_is_reported_and_left_running(start: Starter) -> None:
     child = start(OBEDIENT)
     with pytest.raises(TransientError, match="does not serve after 0 s") as caught:
@@ -114,15 +105,6 @@ def test_a_program_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(PermanentError, match="the endpoint cannot be started") as caught:
         start_child("the endpoint", [str(tmp_path / "missing")], log=tmp_path / "log")
     assert caught.value.reason is Reason.PROCESS_DIED
-
-
-def test_a_taken_port_is_named_with_the_remedy() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        with pytest.raises(PermanentError, match=f"port {port} on 127.0.0.1 .*: set ANOTHER_PORT") as caught:
-            require_free_port("127.0.0.1", port, remedy="set ANOTHER_PORT")
-    assert caught.value.reason is Reason.PORT_TAKEN
-    require_free_port("127.0.0.1", port, remedy="none")
 
 
 def test_http_serves_is_about_status_200(start: Starter) -> None:

@@ -8,7 +8,6 @@ import pytest
 from templar.agreement.checkpoint import fetch_checkpoint, list_checkpoints
 from templar.agreement.state import check_mark
 from templar.canonical import file_sha256
-from templar.data.assignment import first_epochs
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.object_keys import parse_key
 from templar.housekeeping.maintenance import clean_bucket, known_epochs, publish_newest_checkpoint
@@ -82,13 +81,6 @@ def test_a_running_neuron_is_not_disturbed(network: Network) -> None:
     assert half.exists()
 
 
-def test_before_the_first_snapshot_there_is_nothing_to_publish(network: Network) -> None:
-    with pytest.raises(PermanentError) as caught:
-        publish_newest_checkpoint(network.context(AGGREGATOR))
-    assert caught.value.reason is Reason.OBJECT_MISSING
-    assert "no snapshot yet; the first window makes one" in str(caught.value)
-
-
 def test_a_hotkey_that_is_not_registered_publishes_nothing(network: Network) -> None:
     network.run([1])
     context = network.context(AGGREGATOR)
@@ -145,14 +137,6 @@ def test_what_has_expired_is_deleted_and_nothing_else(old: Network) -> None:
         assert min(windows_in(old, name)) == 3
     old.run([7])
     assert len(old.roots(7)) == 1
-
-
-def test_the_shards_are_those_of_the_newest_snapshot(network: Network) -> None:
-    context = network.context(AGGREGATOR)
-    birth = context.birth()
-    assert known_epochs(context, birth) == (first_epochs(1), 0)
-    network.run([1, 2])
-    assert known_epochs(context, birth) == (first_epochs(1), 2)
 
 
 def test_before_genesis_nothing_is_cleaned(network: Network) -> None:

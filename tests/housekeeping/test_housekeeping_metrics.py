@@ -79,20 +79,6 @@ def test_the_text_format() -> None:
     ]
 
 
-def test_the_line_of_json() -> None:
-    line = SMALL.to_json()
-    assert "\n" not in line
-    assert json.loads(line) == {
-        "record": "metrics",
-        "neuron": "default",
-        "window": 12,
-        "validator/network/window": 12,
-        "validator/loss": 3.8,
-        "validator/final_scores": {"3": 0.5, "4": -0.25},
-        "validator/slash/reason": {"4": "missing (payload_missing), desync (desync)"},
-    }
-
-
 @given(name=st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\r"), max_size=20), value=st.floats())
 def test_a_scraper_reads_back_every_name_and_number(name: str, value: float) -> None:
     text = Metrics(name, "miner", 1, {"loss": value}).to_prometheus()

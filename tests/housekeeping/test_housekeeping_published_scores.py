@@ -4,12 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from templar import interrupt
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.signed import Sealed, seal
 from templar.housekeeping.published_scores import read_published, read_recent
-from templar.interrupt import StoppedError
 from templar.scoring.evidence import Evidence
 from templar.scoring.leaderboard import leaderboard
 from tests.support.facts import hotkey
@@ -138,12 +136,3 @@ class TestWhose:
             read_published(network.validator.exchange, network.validator.exchange.identity(1), range(1, 4))
         with network.outage(validator), pytest.raises(TransientError, match="no route"):
             read_recent(network.context(miner), 100)
-
-
-def test_a_stop_is_heeded(network: Network) -> None:
-    interrupt.request_stop()
-    try:
-        with pytest.raises(StoppedError):
-            read_recent(network.context(names(network)[2]), 100)
-    finally:
-        interrupt.clear_stop()

@@ -54,10 +54,6 @@ def test_every_honest_node_is_on_one_root_and_the_loss_falls(network: Network) -
     assert last < first
 
 
-def test_every_actor_is_here(network: Network) -> None:
-    assert {member.role for member in network.members} == {*ROLES, "aggregator", "validator"}
-
-
 @pytest.mark.parametrize(
     ("role", "reason", "event"),
     [

@@ -108,15 +108,6 @@ def test_the_weather_is_asked_for_every_reader_bucket_and_chain(folder: Path) ->
     assert any(name is None for name, _ in seen)
 
 
-def test_a_context_is_that_of_the_member(folder: Path) -> None:
-    world = World(folder, tiny(), seed=1, actors=ACTORS)
-    member = world.members[-1]
-    context = world.context(member)
-    assert context.signer == member.hotkey
-    assert context.home == folder / "nodes" / member.name
-    assert context.buckets.own.name == member.account_id
-
-
 def test_a_role_can_be_taken_by_another_kind_of_node(folder: Path) -> None:
     class Mute(Aggregator):
         def settle_and_publish(self, window: int, report: GatherReport) -> Settlement:
