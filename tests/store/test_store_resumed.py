@@ -82,22 +82,18 @@ class TestParts:
         assert sorted(rest.asked) == [8, 12, 16, 20, 24, 28]
         assert (tmp_path / "copy").read_bytes() == DATA
 
-    def test_another_version_begins_afresh(self, tmp_path: Path) -> None:
-        with pytest.raises(TransientError):
-            Source(fails=failing_from(8)).download(tmp_path / "copy")
-        other = Source(bytes(reversed(DATA)))
-        other.download(tmp_path / "copy", version="two")
-        assert len(other.asked) == 8
-        assert (tmp_path / "copy").read_bytes() == other.data
-        assert partials(tmp_path) == []
-
-    def test_other_parts_begin_afresh(self, tmp_path: Path) -> None:
-        with pytest.raises(TransientError):
-            Source(fails=failing_from(8)).download(tmp_path / "copy")
-        other = Source()
-        other.download(tmp_path / "copy", settings=replace(SMALL, part_bytes=10))
-        assert sorted(other.asked) == [0, 10, 20]
-        assert (tmp_path / "copy").read_bytes() == DATA
+    def test_another_version_and_other_parts_begin_afresh(self, tmp_path: Path) -> None:
+        for version, part_bytes, starts in (("two", 4, [*range(0, 30, 4)]), ("one", 10, [0, 10, 20])):
+            with pytest.raises(TransientError):
+                Source(fails=failing_from(8)).download(tmp_path / "copy")
+            other = Source(bytes(reversed(DATA)))
+            other.download(tmp_path / "copy", version=version, settings=replace(SMALL, part_bytes=part_bytes))
+            assert sorted(other.asked) == starts
+            assert (tmp_path / "copy").read_bytes() == other.data
+            assert partials(tmp_path) == []
+        with pytest.raises(PermanentError) as caught:
+            Source().download(tmp_path / "no" / "copy")
+        assert caught.value.reason is Reason.LOCAL_FILE
 
     def test_files_beside_each_other_keep_their_parts(self, tmp_path: Path) -> None:
         for name in ("copy", "copy.2", "c[o]py"):
@@ -156,11 +152,6 @@ class TestParts:
         Source(fails=count).download(tmp_path / "copy")
         assert most == SMALL.concurrency
 
-    def test_a_folder_that_is_not_there_is_this_machines_fault(self, tmp_path: Path) -> None:
-        with pytest.raises(PermanentError) as caught:
-            Source().download(tmp_path / "no" / "copy")
-        assert caught.value.reason is Reason.LOCAL_FILE
-
 
 class TestEndpoint:
     """The same behind a real server that loses connections, and with a process that is killed."""
@@ -202,15 +193,6 @@ class TestEndpoint:
         assert self.ranges(proxy) - before == 1 + 3  # HEAD, and the three parts that were missing
         assert (tmp_path / "copy").read_bytes() == data
         assert partials(tmp_path) == []
-
-    def test_without_resuming_nothing_stays(
-        self, rclone: RcloneEndpoints, proxy: FaultyEndpoint, tmp_path: Path
-    ) -> None:
-        store = s3_store("large", proxy.endpoint_url, rclone.write_key, replace(SETTINGS, max_attempts=1))
-        proxy.rule = lambda path: "killed" if len(proxy.served) >= 3 else None
-        with pytest.raises(TemplarError):
-            store.get_file("key", tmp_path / "copy", max_bytes=self.SIZE)
-        assert list(tmp_path.iterdir()) == []
 
     def test_a_kill(self, rclone: RcloneEndpoints, proxy: FaultyEndpoint, data: bytes, tmp_path: Path) -> None:
         reached = threading.Event()

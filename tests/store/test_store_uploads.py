@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -38,17 +39,16 @@ class Bucket:
     store: ObjectStore
     uploads: Uploads
     begin: Callable[[str], None]
-    dates_begins: bool = True
 
 
-def s3_bucket(bucket: str, url: str, key: AccessKey, *, dates_begins: bool = True) -> Bucket:
+def s3_bucket(bucket: str, url: str, key: AccessKey) -> Bucket:
     client = s3_client(url, key)
 
     def begin(name: str) -> None:
         upload = client.create_multipart_upload(Bucket=bucket, Key=name)["UploadId"]
         client.upload_part(Bucket=bucket, Key=name, UploadId=upload, PartNumber=1, Body=PART)
 
-    return Bucket(s3_store(bucket, url, key), s3_uploads(bucket, url, key), begin, dates_begins)
+    return Bucket(s3_store(bucket, url, key), s3_uploads(bucket, url, key), begin)
 
 
 @pytest.fixture(params=["directory", "moto", "rclone"])
@@ -62,36 +62,27 @@ def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> Bucket:
     if request.param == "moto":
         moto: MotoEndpoint = request.getfixturevalue("moto")
         keys = create_bucket_with_keys(moto.admin, uuid4().hex)
-        return s3_bucket(keys.bucket, moto.admin.endpoint_url, keys.write, dates_begins=False)
+        return s3_bucket(keys.bucket, moto.admin.endpoint_url, keys.write)
     rclone: RcloneEndpoints = request.getfixturevalue("rclone")
     name = uuid4().hex
     (rclone.root / name).mkdir()
     return s3_bucket(name, rclone.writable.endpoint_url, rclone.write_key)
 
 
-def test_unfinished_uploads_are_listed_with_their_bytes(bucket: Bucket) -> None:
-    for name in ("a", "b"):
-        bucket.begin(name)
-    found = list(bucket.uploads.list())
-    assert [(upload.key, upload.num_bytes) for upload in found] == [("a", 1000), ("b", 1000)]
-    assert all(0 <= upload.idle_seconds < 600 for upload in found)
-
-
-def test_aborting_removes_an_upload_and_can_be_repeated(bucket: Bucket) -> None:
-    bucket.store.put("kept", b"1")
-    for name in ("a", "b"):
-        bucket.begin(name)
-    first, second = bucket.uploads.list()
-    bucket.uploads.abort(first)
-    bucket.uploads.abort(first)
-    assert [upload.key for upload in bucket.uploads.list()] == [second.key]
-    assert bucket.store.get("kept", max_bytes=1) == b"1"
-
-
-def test_an_object_in_parts_is_whole_and_leaves_no_upload(bucket: Bucket) -> None:
+def test_unfinished_uploads_are_listed_and_aborted(bucket: Bucket) -> None:
     bucket.uploads.store_in_parts("in-parts", PART)
     assert bucket.store.get("in-parts", max_bytes=1000) == PART
     assert list(bucket.uploads.list()) == []
+    for name in ("a", "b"):
+        bucket.begin(name)
+    first, second = bucket.uploads.list()
+    for upload, key in ((first, "a"), (second, "b")):
+        assert (upload.key, upload.num_bytes) == (key, 1000)
+        assert 0 <= upload.idle_seconds < 600
+    bucket.uploads.abort(first)
+    bucket.uploads.abort(first)
+    assert [upload.key for upload in bucket.uploads.list()] == ["b"]
+    assert bucket.store.get("in-parts", max_bytes=1000) == PART
 
 
 def test_a_directory_counts_from_the_change_of_a_file_not_from_its_stamp(tmp_path: Path) -> None:
@@ -129,8 +120,6 @@ class Recorded:
 
 def listed(begun: str, part: str | None, *, date: str | None = "Sun, 22 Nov 2026 12:00:00 GMT") -> Any:
     """What is listed of one upload with these times."""
-    from datetime import datetime
-
     entry = {"Key": "k", "UploadId": "u", "Initiated": datetime.fromisoformat(begun)}
     headers = {} if date is None else {"date": date}
     uploads = {"Uploads": [entry], "ResponseMetadata": {"HTTPHeaders": headers}}
@@ -140,30 +129,20 @@ def listed(begun: str, part: str | None, *, date: str | None = "Sun, 22 Nov 2026
     return list(found.list())
 
 
-def test_the_last_part_is_the_last_sign_of_life() -> None:
-    (upload,) = listed("2026-11-20T12:00:00+00:00", "2026-11-22T11:00:00+00:00")
-    assert (upload.idle_seconds, upload.num_bytes) == (3600, 5)
-    (upload,) = listed("2026-11-20T12:00:00+00:00", None)
-    assert (upload.idle_seconds, upload.num_bytes) == (2 * 86_400, 0)
-
-
-def test_a_begin_that_no_server_means_makes_nothing_old() -> None:
-    (upload,) = listed("2010-11-10T20:48:33+00:00", None)
-    assert upload.idle_seconds == 0
-
-
-def test_a_server_whose_clock_ran_back_makes_nothing_older() -> None:
-    (upload,) = listed("2026-11-22T12:30:00+00:00", None)
-    assert upload.idle_seconds == 0
-
-
-def test_an_answer_without_a_date_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("begun", "part", "found"),
+    [
+        ("2026-11-20T12:00:00+00:00", "2026-11-22T11:00:00+00:00", [(3600, 5)]),
+        ("2026-11-20T12:00:00+00:00", None, [(2 * 86_400, 0)]),
+        ("2010-11-10T20:48:33+00:00", None, [(0, 0)]),  # a begin that no server means
+        ("2026-11-22T12:30:00+00:00", None, [(0, 0)]),  # the server's clock ran back
+        ("2026-11-20T12:00:00+00:00", "", []),  # completed meanwhile
+    ],
+)
+def test_the_last_part_is_the_last_sign_of_life(begun: str, part: str | None, found: list[tuple[int, int]]) -> None:
+    assert [(upload.idle_seconds, upload.num_bytes) for upload in listed(begun, part)] == found
     with pytest.raises(TransientError, match="has no Date"):
-        listed("2026-11-20T12:00:00+00:00", None, date=None)
-
-
-def test_uploads_completed_meanwhile_are_left_out() -> None:
-    assert listed("2026-11-20T12:00:00+00:00", "") == []
+        listed(begun, part, date=None)
 
 
 class TestRefusals:
