@@ -12,13 +12,15 @@ from templar.adversary import faults
 from templar.adversary.actors import PUBLISHERS
 from templar.adversary.chains import ReorganisingChain, StaleChain
 from templar.adversary.faults import FORBIDDEN, NO_SUCH_BUCKET, SERVER_ERROR, TOO_MANY_REQUESTS
-from templar.adversary.judge import BucketFault, Expect, Misconduct, Scenario
+from templar.adversary.judge import BucketFault, ChainFault, Expect, Misconduct, Scenario
 from templar.adversary.mutations import MUTATIONS
 from templar.errors import Reason
 
 REJECT, BOUND, CONTINUE = Expect.REJECT, Expect.BOUND, Expect.CONTINUE
 ABSENT = frozenset({Reason.COMMIT_MISSING, Reason.MANIFEST_MISSING, Reason.PAYLOAD_MISSING})
+UNCOMMITTED = ABSENT | {Reason.COMMIT_MISMATCH}
 UNTIMELY = frozenset({Reason.COMMIT_EARLY, Reason.COMMIT_LATE, Reason.REVEAL_EARLY, Reason.REVEAL_LATE})
+DOWN = faults.unreachable(20.0, 3.0, 13.0)
 
 
 def scenario(name: str, rows: tuple[int, ...], title: str, expect: Expect, *reasons: Reason, **more: Any) -> Scenario:
@@ -47,6 +49,13 @@ def store_fault(
 ) -> Scenario:
     """Honest miners whose buckets are faulty."""
     return scenario(name, rows, title, expect, *reasons, bucket=bucket, **more)
+
+
+def endpoint_fault(
+    name: str, title: str, chain: ChainFault, *reasons: Reason, windows: int = 3, **more: Any
+) -> Scenario:
+    """Honest miners whose chain endpoints are faulty."""
+    return scenario(name, (28,), title, CONTINUE, *ABSENT, *reasons, chain=chain, windows=windows, **more)
 
 
 def misconduct(name: str, rows: tuple[int, ...], title: str, reason: Reason, **more: Any) -> Scenario:
@@ -93,21 +102,19 @@ INFLUENCE = (
 )
 
 IDENTITY = (
-    attack("copying", (12,), "another's payload under an own manifest", *ABSENT, Reason.COMMIT_MISMATCH),
+    attack("copying", (12,), "another's payload under an own manifest", *UNCOMMITTED),
     attack(
         "copying_late_commit",
         (12, 19),
         "another's payload, with a commitment made to fit",
-        *ABSENT,
-        Reason.COMMIT_MISMATCH,
+        *UNCOMMITTED,
         Reason.COMMIT_LATE,
     ),
     attack(
         "copying_commit",
         (12,),
         "another's commitment, manifest and payload under an own commitment",
-        *ABSENT,
-        Reason.COMMIT_MISMATCH,
+        *UNCOMMITTED,
         Reason.WRONG_IDENTITY,
     ),
     attack("copying_bucket", (12,), "all that another published, as it is", *ABSENT, Reason.WRONG_IDENTITY),
@@ -205,45 +212,21 @@ STORES = (
 )
 
 NODES = (
-    scenario(
-        "chain_unreachable",
-        (28,),
-        "an endpoint that is down for seconds in every window",
-        CONTINUE,
-        *ABSENT,
-        chain=faults.unreachable(20.0, 3.0, 13.0),
-        windows=4,
-    ),
-    scenario(
+    endpoint_fault("chain_unreachable", "an endpoint that is down for seconds in every window", DOWN, windows=4),
+    endpoint_fault(
         "publisher_unreachable",
-        (28,),
         "the same, and the aggregator's endpoint is down as well",
-        CONTINUE,
-        *ABSENT,
-        chain=faults.unreachable(20.0, 3.0, 13.0),
+        DOWN,
+        windows=4,
         publisher_chain=True,
         alone=True,
-        windows=4,
     ),
-    scenario(
-        "chain_stale",
-        (28,),
-        "an endpoint three blocks behind",
-        CONTINUE,
-        *ABSENT,
-        *UNTIMELY,
-        chain=partial(StaleChain, blocks=3),
-        windows=3,
-    ),
-    scenario(
+    endpoint_fault("chain_stale", "an endpoint three blocks behind", partial(StaleChain, blocks=3), *UNTIMELY),
+    endpoint_fault(
         "chain_reorganises",
-        (28,),
         "a head that runs ahead, repeats itself and goes back",
-        CONTINUE,
-        *ABSENT,
+        partial(ReorganisingChain, depth=3),
         *UNTIMELY,
-        chain=partial(ReorganisingChain, depth=3),
-        windows=3,
     ),
     scenario(
         "clean_up",

@@ -141,22 +141,6 @@ class HalfMiner(OwnRulesMiner):
         return training.model_copy(update={"inner_steps": max(1, training.inner_steps // 2)})
 
 
-def training_steps(steps: int) -> type[OwnRulesMiner]:
-    """A miner that trains a given number of inner steps instead of the network's.
-
-    Raises:
-        ValueError: `steps` is less than 1.
-    """
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, not {steps}")
-
-    def bend(self: OwnRulesMiner, training: Training) -> Training:
-        return training.model_copy(update={"inner_steps": steps})
-
-    members = {"bend": bend, "__doc__": f"Trains {steps} inner steps.", "__module__": __name__}
-    return type(f"Steps{steps}Miner", (OwnRulesMiner,), members)
-
-
 class OverfittingMiner(OwnRulesMiner):
     """Trains on what it will be measured on for three times as many steps, twice as fast."""
 

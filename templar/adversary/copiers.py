@@ -265,10 +265,8 @@ class CopyingMiner(Impostor):
         payload, manifest = self.stolen(window, Kind.GRADIENT), self.stolen(window, Kind.MANIFEST)
         if payload is None or manifest is None:
             return nothing_to_steal(window)
-        other = unseal(manifest, Manifest).body
-        copied = {"payload_sha256": other.payload_sha256, "payload_bytes": other.payload_bytes}
         self.put(Kind.GRADIENT, window, payload)
-        self.put_sealed(self._manifest(window).model_copy(update=copied))
+        self.put_sealed(with_payload_of(manifest, self._manifest(window)))
         return TimedReport(())
 
 
@@ -386,9 +384,13 @@ class RepeatingMiner(ReplayingMiner):
         manifest = super()._manifest(window)
         if self._worked in (None, window):
             return manifest
-        old = unseal(self._old(Kind.MANIFEST, window), Manifest).body
-        copied = {"payload_sha256": old.payload_sha256, "payload_bytes": old.payload_bytes}
-        return manifest.model_copy(update=copied)
+        return with_payload_of(self._old(Kind.MANIFEST, window), manifest)
+
+
+def with_payload_of(other: bytes, manifest: Manifest) -> Manifest:
+    """A manifest that names the payload of another one, which is given signed."""
+    body = unseal(other, Manifest).body
+    return manifest.model_copy(update={"payload_sha256": body.payload_sha256, "payload_bytes": body.payload_bytes})
 
 
 def nothing_to_steal(window: int) -> TimedReport:
