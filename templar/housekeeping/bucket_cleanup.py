@@ -87,19 +87,12 @@ class Criterion:
 
 @dataclass(frozen=True)
 class Guard:
-    """The objects of a bucket that a clean-up must keep.
+    """The objects of a bucket that a clean-up must keep."""
 
-    Attributes:
-        retention: Decides which objects of this protocol version have expired.
-        now: The time from which ages count, in seconds since the epoch: never later than the true time.
-        latest: The latest window of which the network can have objects; later ones belong to another chain or are fake.
-        kept_prefixes: Other content of the bucket, such as a dataset.
-    """
-
-    retention: Retention
-    now: float
-    latest: int
-    kept_prefixes: tuple[str, ...] = ()
+    retention: Retention  # decides which objects of this protocol version have expired
+    now: float  # ages count from here, in seconds since the epoch: never later than the true time
+    latest: int  # latest window of which the network can have objects; later ones belong to another chain or are fake
+    kept_prefixes: tuple[str, ...] = ()  # other content of the bucket, such as a dataset
 
     def keeps(self, info: ObjectInfo) -> bool:
         """Whether a live network may need the object."""
@@ -258,13 +251,9 @@ def _batches(candidates: Iterator[CleanupCandidate]) -> Iterator[list[CleanupCan
 def plan_temporary(
     objects: Iterable[ObjectInfo], guard: Guard, *, complete: frozenset[int], hours: float
 ) -> Iterator[CleanupCandidate]:
-    """The abandoned probes and checkpoints of a listing; a pure function.
+    """The probes and checkpoints of a listing that were abandoned for `hours`; a pure function.
 
-    Args:
-        objects: A listing of the bucket.
-        guard: The objects that stay.
-        complete: Windows of the bucket's complete checkpoints.
-        hours: Least age.
+    `complete` are the windows of the bucket's complete checkpoints.
     """
     for info in objects:
         if not guard.is_older(info, hours) or info.key.startswith(guard.kept_prefixes):

@@ -111,11 +111,7 @@ def kernel_folder() -> Path:
 def clean_local(home: Path, rules: LocalRules, *, kernels: Path | None, dry_run: bool) -> LocalReport:
     """Remove the files that are no longer needed; with `dry_run` only count them.
 
-    Args:
-        home: The neuron's folder.
-        rules: Which files may be removed.
-        kernels: Folder of this release's compiled kernels; None leaves those of other releases alone.
-        dry_run: Only count.
+    `kernels` is the folder of this release's compiled kernels; None leaves those of other releases alone.
 
     Raises:
         PermanentError: `local_file`; there is no such folder.

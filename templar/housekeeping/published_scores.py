@@ -66,11 +66,8 @@ class Published:
 def read_recent(context: Context, num_windows: int, *, uid: int | None = None) -> Published:
     """Read a validator's evidence of the windows that closed last.
 
-    Args:
-        context: Where chain and buckets are; nothing is written.
-        num_windows: How many windows; those before the network's first are none.
-        uid: The validator. By default this neuron's own hotkey if it has evidence, else the validator with the most
-            stake that has.
+    By default the validator is this neuron's own hotkey if it has evidence, else the one with the most stake that has.
+    Nothing is written.
 
     Raises:
         PermanentError: `evidence_missing`: no evidence of these windows; `not_registered`: no such validator; or its

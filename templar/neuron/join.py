@@ -20,30 +20,18 @@ from templar.neuron.workload import Workload
 
 @dataclass(frozen=True)
 class Context:
-    """What a neuron's node and its housekeeping work with.
+    """The configuration and the connections of a neuron, for its node and its housekeeping."""
 
-    Attributes:
-        name: The neuron's name on this host.
-        home: Its folder: journal, snapshots, spool, payloads.
-        chain: The subnet, seen by the neuron's hotkey.
-        buckets: Everybody's buckets; the own one can be written.
-        signer: The hotkey; None for an observer.
-        open_dataset: Opens the training split; called when the network is reachable.
-        pinned_genesis: Genesis hash that the operator insists on; None takes the network's.
-        gather_concurrency: Peers fetched at once.
-        durable: Wait for the disk before anything is published; only a simulation does without.
-    """
-
-    name: str
-    home: Path
+    name: str  # of the neuron, on this host
+    home: Path  # its folder: journal, snapshots, spool, payloads
     hparams: HParams
-    chain: Chain
+    chain: Chain  # the subnet, seen by the neuron's hotkey
     buckets: Buckets
-    signer: Signer | None
-    open_dataset: Callable[[], TrainingData]
-    pinned_genesis: str | None = None
-    gather_concurrency: int = 8
-    durable: bool = True
+    signer: Signer | None  # the hotkey; None for an observer
+    open_dataset: Callable[[], TrainingData]  # opens the training split; called when the network is reachable
+    pinned_genesis: str | None = None  # genesis hash that the operator insists on; None takes the network's
+    gather_concurrency: int = 8  # peers fetched at once
+    durable: bool = True  # wait for the disk before anything is published; only a simulation does without
 
     @property
     def own_signer(self) -> Signer:
@@ -69,12 +57,7 @@ class Context:
 def take_lease(context: Context, role: str | None) -> NeuronLease | None:
     """Take the neuron's lease; from then on its own bucket is only written to while it holds.
 
-    Args:
-        context: The neuron; its folder's lock is held.
-        role: The node's role.
-
-    Returns:
-        None for a node that runs for no hotkey, or in no role.
+    The lock of the neuron's folder must be held. None for a node without a hotkey or a role.
 
     Raises:
         PermanentError: `not_registered`, `already_running`; nothing was changed.

@@ -21,10 +21,7 @@ HOLDER_FILE = "holder"
 
 
 class NeuronLock:
-    """An exclusive lock, held until `release`.
-
-    Args:
-        home: The neuron's folder; made when needed.
+    """An exclusive lock on a neuron's folder, which is made when needed; held until `release`.
 
     Raises:
         PermanentError: `already_running`; another process holds it, and the message says which. `local_file`; the
@@ -83,12 +80,9 @@ def this_machine() -> str:
 
 
 def write_file(path: Path, write: Callable[[Path], Any], *, durable: bool = True) -> None:
-    """Write a file so that it exists completely or not at all, also after a power cut.
+    """Write a file so that it exists completely or not at all, also after a power cut if `durable`.
 
-    Args:
-        path: The file; its folder is made when needed.
-        write: Writes the content to the path that it is given.
-        durable: Wait for the disk.
+    Its folder is made when needed. `write` writes the content to the path that it is given.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")

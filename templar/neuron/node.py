@@ -45,9 +45,6 @@ class Node:
     Constructing one takes the neuron's lock and lease, joins the network and restores the newest state on this disk; if
     any of this fails, everything is released again.
 
-    Args:
-        context: What it works with.
-
     Raises:
         PermanentError: `already_running`, `not_registered`, `bad_hparams`, `dataset_malformed`, ...; nothing was
             changed.

@@ -89,20 +89,10 @@ def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 class Snapshots:
-    """The snapshots of one neuron.
-
-    Args:
-        root: Their folder; made when needed.
-        network: Snapshots of another network are not restored.
-        kept: Number of snapshots that stay.
-        durable: Wait for the disk.
-    """
+    """The newest `kept` snapshots of one neuron in one network, in a folder that is made when needed."""
 
     def __init__(self, root: Path, network: Network, *, kept: int, durable: bool = True) -> None:
-        self._root = root
-        self._network = network
-        self._kept = kept
-        self._durable = durable
+        self._root, self._network, self._kept, self._durable = root, network, kept, durable
         root.mkdir(parents=True, exist_ok=True)
 
     def sweep(self) -> None:
