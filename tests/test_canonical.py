@@ -18,11 +18,11 @@ values = st.recursive(
 
 
 def test_canonical_json_is_sorted_dense_and_ascii() -> None:
-    value = {"b": [1, 2.5, None, True], "a": {"ü": "\n"}, "": -0.0}
-    assert canonical_json(value) == b'{"":-0.0,"a":{"\\u00fc":"\\n"},"b":[1,2.5,null,true]}'
+    value = {"b": [1, 2.5, None, True], "a": {"ü": "\n"}, "": -0.0, "c": 1.0}
+    assert canonical_json(value) == b'{"":-0.0,"a":{"\\u00fc":"\\n"},"b":[1,2.5,null,true],"c":1.0}'
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(values)
 def test_what_is_written_reads_back_and_is_written_the_same_again(value: object) -> None:
     data = canonical_json(value)
@@ -30,19 +30,10 @@ def test_what_is_written_reads_back_and_is_written_the_same_again(value: object)
     assert canonical_json(json.loads(data)) == data
 
 
-def test_whole_numbers_and_floats_are_different_values() -> None:
-    assert canonical_json(1) != canonical_json(1.0)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), {1, 2}, b"bytes", Path(), {(1, 2): 3}])
-def test_what_is_not_json_is_refused(value: object) -> None:
-    with pytest.raises(ValueError, match="JSON"):
-        canonical_json([value])
-
-
-def test_keys_of_two_types_are_refused() -> None:
-    with pytest.raises(ValueError, match="not a JSON value"):
-        canonical_json({1: "a", "b": 2})
+def test_values_that_are_not_json_are_refused() -> None:
+    for value in (float("nan"), -float("inf"), {1, 2}, b"bytes", Path(), {(1, 2): 3}, {1: "a", "b": 2}):
+        with pytest.raises(ValueError, match="JSON"):
+            canonical_json([value])
 
 
 def test_hashes(tmp_path: Path) -> None:
@@ -62,7 +53,7 @@ def test_a_seed_is_the_first_half_of_the_hash_of_domain_and_parts() -> None:
 parts = st.lists(st.text(max_size=4), max_size=4)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(parts, parts)
 def test_seeds_of_different_lists_differ(left: list[str], right: list[str]) -> None:
     assert 0 <= keyed_seed("d", *left) < 2**128

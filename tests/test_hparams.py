@@ -128,30 +128,24 @@ def test_presets_named_after_the_reference_have_its_published_values(preset: str
     assert found == PUBLISHED[preset]
 
 
-def test_a_preset_is_merged_over_the_one_that_it_extends_key_by_key() -> None:
+def test_presets_and_overrides_are_merged_key_by_key() -> None:
     local, demo = load_hparams("local"), load_hparams("local-demo")
     assert (demo.training.recipe, demo.training.schedule.warmup_steps) == ("demo", 5)
     assert demo.training.schedule.eta_min_factor == local.training.schedule.eta_min_factor
     assert (demo.training.adamw, demo.model, demo.windows) == (local.training.adamw, local.model, local.windows)
-
-
-def test_a_penalty_is_changed_number_by_number() -> None:
-    mega = load_hparams("local").scoring.slashing.overlap_mega
+    mega = local.scoring.slashing.overlap_mega
     changed = load_hparams("local", overrides={"scoring": {"slashing": {"overlap_mega": {"ban_windows": 3}}}})
     assert changed.scoring.slashing.overlap_mega == mega.model_copy(update={"ban_windows": 3})
-    assert changed.scoring.slashing.overlap_max == load_hparams("local").scoring.slashing.overlap_max
+    assert changed.scoring.slashing.overlap_max == local.scoring.slashing.overlap_max
 
 
 @pytest.mark.parametrize(
     ("section", "change", "complaint"),
     [
         ("windows", {"blocks_per_windw": 18}, "windows.blocks_per_windw: unknown key, remove it"),
-        ("windows", {"block_seconds": 0}, "windows.block_seconds: Input should be greater than 0"),
         ("scoring", {"slashing": {"missing": 0.75}}, "scoring.slashing.missing: Input should be an object"),
         ("scoring", {"overlap_levels": [0.4, 0.4, 0.6]}, "overlap_levels (0.4, 0.4, 0.6): they must rise"),
-        ("scoring", {"overlap_levels": [0.0, 0.5, 0.6]}, "they must rise, above 0 and up to 1"),
         ("scoring", {"overlap_levels": [0.4, 0.5, 1.1]}, "they must rise, above 0 and up to 1"),
-        ("training", {"inner_steps": "30"}, "training.inner_steps: Input should be a valid integer"),
         ("training", {"outer_learning_rate": float("inf")}, "training.outer_learning_rate: Input should be a finite"),
         ("windows", {"roster_ranks": 4}, "raise blocks_per_window or lower roster_slot_seconds"),
         ("training", {"micro_batch_size": 5}, "batch_size 16 is not a multiple of micro_batch_size 5"),
@@ -172,13 +166,13 @@ def test_a_bad_value_is_named_with_file_preset_key_and_remedy(
     assert complaint in message
 
 
-@pytest.mark.parametrize(("section", "key"), [("windows", "block_seconds"), ("scoring", "slashing"), ("peers", None)])
-def test_a_missing_key_is_named(tmp_path: Path, section: str, key: str | None) -> None:
-    mine = json.loads(json.dumps(TREE["local"]))
-    del (mine[section] if key else mine)[key or section]
-    message = refused(lambda: load_hparams("mine", path=file_with(tmp_path, {"mine": mine})))
-    name = f"{section}.{key}" if key else section
-    assert message == f"{tmp_path}/numbers.json, preset 'mine': {name}: is missing, add it"
+def test_a_missing_key_is_named(tmp_path: Path) -> None:
+    for section, key in (("windows", "block_seconds"), ("peers", None)):
+        mine = json.loads(json.dumps(TREE["local"]))
+        del (mine[section] if key else mine)[key or section]
+        message = refused(lambda mine=mine: load_hparams("mine", path=file_with(tmp_path, {"mine": mine})))
+        name = f"{section}.{key}" if key else section
+        assert message == f"{tmp_path}/numbers.json, preset 'mine': {name}: is missing, add it"
 
 
 @pytest.mark.parametrize(
@@ -226,17 +220,12 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("section", HParams.model_fields)
-def test_the_digest_covers_every_section_that_nodes_must_agree_on(section: str) -> None:
+def test_the_digest_covers_every_section_that_nodes_must_agree_on_and_how_long_objects_are_kept() -> None:
     local = load_hparams("local")
-    changed = load_hparams("local", overrides={section: CHANGES[section]})
-    assert getattr(changed, section) != getattr(local, section)
-    assert (changed.digest == local.digest) == (section == "storage")
-
-
-def test_what_may_have_expired_is_the_same_for_all() -> None:
-    """Of the section in which nodes may differ they must agree on how long objects are kept."""
-    local = load_hparams("local")
+    for section in HParams.model_fields:
+        changed = load_hparams("local", overrides={section: CHANGES[section]})
+        assert getattr(changed, section) != getattr(local, section)
+        assert (changed.digest == local.digest) == (section == "storage")
     kept = local.storage.retention_windows
     longer = load_hparams("local", overrides={"storage": {"retention_windows": kept + 1}})
     assert longer.digest != local.digest

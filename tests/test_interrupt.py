@@ -14,12 +14,6 @@ def _no_stop_is_left() -> Iterator[None]:
     interrupt.clear_stop()
 
 
-def test_nothing_happens_without_a_request() -> None:
-    interrupt.check_stop()
-    interrupt.wait(0)
-    interrupt.wait(-5)
-
-
 def test_a_request_stops_the_next_check_and_every_wait_until_it_is_cleared() -> None:
     interrupt.request_stop()
     for stopped in (interrupt.check_stop, lambda: interrupt.wait(0), lambda: interrupt.wait(3600)):

@@ -38,19 +38,14 @@ def test_results_are_shared_by_key_until_the_last_context_ends() -> None:
     assert calls == [4, 6, 4]
 
 
-def test_the_least_recently_used_results_are_dropped() -> None:
+def test_errors_and_the_least_recently_used_results_are_not_kept() -> None:
     with sharing():
         for value in (2, 4, 6, 2):
             halved(value)
-    assert calls == [2, 4, 6, 2]
-
-
-def test_errors_are_raised_again_each_time() -> None:
-    with sharing():
         for _ in range(2):
             with pytest.raises(ValueError, match="3"):
                 halved(3)
-    assert calls == [3, 3]
+    assert calls == [2, 4, 6, 2, 3, 3]
 
 
 def test_an_object_is_the_same_as_itself_alone() -> None:

@@ -2,12 +2,11 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from benchmarks import codec_quality, pseudo_gradients
-from benchmarks.codec_quality import OURS, REFERENCE, Curve
+from benchmarks.codec_quality import OURS, REFERENCE
 from benchmarks.pseudo_gradients import Setup, Text, chosen_coefficients, embedded_text, ours, train
 from templar.gradient.codec.values import SignAndScale
 from tests.support.threads import threads
@@ -73,13 +72,3 @@ def test_workers_share_no_data_and_publish_what_was_chosen(text: Text) -> None:
             assert coefficients.values.shape == coefficients.indices.shape == (tensor.num_chunks, tensor.k)
             coded = SignAndScale(1).encode(coefficients.indices, coefficients.values)
             assert coded == compressed.tensors[tensor.name]
-
-
-@pytest.mark.slow
-def test_the_picture_is_the_same_twice(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    curves = {name: Curve((0, 5), ((6.2, 5.0), (6.3, 5.1)), 100.0) for name in NAMES}
-    for name in ("one.svg", "two.svg"):
-        codec_quality.draw(curves, tmp_path / name)
-    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
-    assert b"<svg" in (tmp_path / "one.svg").read_bytes()

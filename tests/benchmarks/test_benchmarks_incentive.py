@@ -110,10 +110,7 @@ def test_a_population_that_keeps_every_bar() -> None:
     checks = judge(REPORT, alone=REPORT, again=REPORT)
     assert all(isinstance(check, Check) and check.holds and check.detail for check in checks)
     assert len(checks) == len({check.name for check in checks}) == 3 + 4
-
-
-def test_pay_is_the_mean_weight_of_the_second_half() -> None:
-    assert REPORT.pay(3) == REPORT.weight(3) == 0.2
+    assert REPORT.pay(3) == REPORT.weight(3) == 0.2  # the mean of the second half
     assert (REPORT.pay(7), REPORT.weight(7)) == (0.0, 0.0)
 
 

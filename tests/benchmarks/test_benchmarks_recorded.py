@@ -119,13 +119,6 @@ def test_v2_first_call_of_the_error_feedback(sequence: type) -> None:
     assert tensor.dense().tolist() == [a - b for a, b in zip(update, buffer, strict=True)]
 
 
-def test_v2_in_the_original_dtype() -> None:
-    shift, scale, offset, lookup, _ = v2()["pquant_params"]
-    tensor = of_v2(pquant_params=(shift + 1e-3, scale, offset, lookup, torch.bfloat16))
-    assert tensor.values.dtype == torch.float32
-    assert torch.equal(tensor.values, tensor.values.bfloat16().float())
-
-
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 2**32), st.sampled_from([4, 16, 256]), st.booleans())
 @settings(max_examples=15)
 def test_v2_reads_what_the_quantiser_wrote(rows: int, columns: int, seed: int, bins: int, use_dct: bool) -> None:
@@ -185,21 +178,6 @@ def test_aggregate_of_unit_norms_then_the_sign() -> None:
     assert torch.equal(packed, torch.where(signs == 0, -1.0, signs))
 
 
-@pytest.mark.parametrize(
-    ("peers", "message"),
-    [
-        ([], "at least one"),
-        ([PEERS[0], (torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1))], "numbers of chunks"),
-        ([(torch.tensor([[0, 1]]), torch.zeros(1, 3))], r"must be \(C, n\)"),
-        ([(torch.tensor([[0, 2]]), torch.zeros(1, 2))], r"not in 0\.\.1"),
-        ([(torch.tensor([[-1, 0]]), torch.zeros(1, 2))], r"not in 0\.\.1"),
-    ],
-)
-def test_aggregate_refuses(peers: list, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        aggregate_values(peers, 2, rule="mean")
-
-
 # Comparison.
 
 
@@ -236,14 +214,10 @@ def int16(*rows: list[int]) -> Tensor:
         ({"other": 1}, Reason.WRONG_SHAPES, "'other': no parameter"),
         ({"vectorvals": None}, Reason.MALFORMED, "vectorvals: a NoneType"),
         ({"vectorvals": torch.zeros(3, 1).to_sparse()}, Reason.MALFORMED, "vectorvals: a Tensor, not a dense"),
-        ({"vectorvals": torch.zeros(3, 1, device="meta")}, Reason.MALFORMED, "vectorvals: a Tensor.*map_location"),
         ({"vectorvals": torch.zeros(3, 1).double()}, Reason.MALFORMED, "vectorvals: torch.float64, not torch.float32"),
         ({"vectorvals": torch.tensor(1.0)}, Reason.WRONG_SHAPES, r"vectorvals: shape \(\), not \(3, k\) with k in 1"),
-        ({"vectorvals": torch.zeros(3, 3)}, Reason.WRONG_SHAPES, r"vectorvals: shape \(3, 3\)"),
         ({"vectorvals": torch.zeros(3, 2)}, Reason.WRONG_SHAPES, "vectoridxs: 1 per chunk; vectorvals has 2"),
-        ({"matrixvals": torch.zeros(3, 2, 2)}, Reason.WRONG_SHAPES, r"matrixvals: .* not \(2, 3, k\)"),
         ({"vectoridxs": int16([2], [0], [1])}, Reason.BAD_PAYLOAD, r"vectoridxs: an index is not in 0\.\.1"),
-        ({"vectoridxs": int16([-1], [0], [1])}, Reason.BAD_PAYLOAD, r"vectoridxs: an index"),
         ({"vectorvals": torch.tensor([[1.0], [math.nan], [2]])}, Reason.BAD_PAYLOAD, "vectorvals: .* not finite"),
     ],
 )
@@ -260,12 +234,10 @@ def quantised(**changes: object) -> dict[str, object]:
     ("changes", "reason", "message"),
     [
         ({"pidxs": torch.zeros(5, dtype=torch.uint8)}, Reason.WRONG_SHAPES, r"pidxs: shape \(5,\) .* the 4 .* 6 bytes"),
-        ({"pidxs": torch.zeros(6)}, Reason.MALFORMED, "pidxs: torch.float32, not torch.uint8"),
         ({"pidxs": pack_12_bits(torch.tensor([3, 2, 4, 0]))}, Reason.BAD_PAYLOAD, r"pidxs: an index is not in 0\.\.3"),
         ({"pvals": torch.full((2, 2), 4, dtype=torch.uint8)}, Reason.BAD_PAYLOAD, "pvals: code 4 is beyond the 4"),
         ({"pquant_params": v2()["pquant_params"][:4]}, Reason.MALFORMED, "pquant_params: not the five"),
         (quantised(shift=0.125), Reason.MALFORMED, "the shift is not a tensor"),
-        (quantised(shift=torch.zeros(2)), Reason.MALFORMED, "the shift is not a tensor of one"),
         (quantised(shift=torch.tensor(math.nan)), Reason.BAD_PAYLOAD, "the shift or a level"),
         (
             quantised(shift=torch.tensor(3e38), lookup=torch.full((4,), 3e38)),
@@ -273,12 +245,9 @@ def quantised(**changes: object) -> dict[str, object]:
             "pvals: a value is not finite",
         ),
         (quantised(scale=0.0), Reason.BAD_PAYLOAD, "the scale"),
-        (quantised(offset=True), Reason.BAD_PAYLOAD, "the offset"),
         (quantised(offset=4), Reason.BAD_PAYLOAD, r"the offset is not an int in 0\.\.3"),
         (quantised(lookup=[0.0] * 4), Reason.MALFORMED, "the lookup is not a float32 vector"),
         (quantised(lookup=torch.zeros(0)), Reason.WRONG_SHAPES, "a lookup of 0 levels"),
-        (quantised(lookup=torch.zeros(257)), Reason.WRONG_SHAPES, "a lookup of 257 levels"),
-        (quantised(lookup=torch.full((4,), math.inf)), Reason.BAD_PAYLOAD, "the shift or a level"),
         (quantised(dtype=torch.int8), Reason.MALFORMED, "the original dtype"),
     ],
 )
@@ -310,19 +279,9 @@ def filled(size: list[int], dtype: torch.dtype, number: float) -> Tensor:
 
 
 tensors = st.builds(filled, sizes, dtypes, numbers) | st.builds(filled, st.just([2, 2]), dtypes, numbers)
-odd_tensors = st.sampled_from(
-    [
-        torch.zeros(2, 2).to_sparse(),
-        torch.zeros(2, 2, device="meta"),
-        torch.nn.Parameter(torch.ones(2, 2)),
-        torch.nn.Parameter(torch.tensor(1.0)),
-        torch.ones(1, 1).expand(2, 2),
-        torch.arange(6, dtype=torch.uint8).expand(1, 6)[0],
-    ]
-)
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.binary(max_size=3) | dtypes
 garbage = st.recursive(
-    scalars | tensors | odd_tensors,
+    scalars | tensors,
     lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text(max_size=2), inner) | st.tuples(inner, inner),
     max_leaves=8,
 )
@@ -339,20 +298,10 @@ def only_rejected(read: Callable[[], dict[str, RecordedTensor]]) -> None:
         assert tuple(tensor.dense().shape) == tensor.shape
 
 
-@given(st.dictionaries(keys, garbage), st.booleans())
-@settings(max_examples=50)
-def test_v2_with_garbage_is_only_ever_rejected(changes: dict[str, object], use_dct: bool) -> None:
-    only_rejected(lambda: import_v2(v2() | changes, {"p": (8,)}, target_chunk=4, use_dct=use_dct))
-
-
-@given(st.sampled_from(["shift", "scale", "offset", "lookup", "dtype"]), garbage)
-@settings(max_examples=50)
-def test_v2_with_garbage_parameters_is_only_ever_rejected(field: str, entry: object) -> None:
-    only_rejected(lambda: import_v2(v2() | quantised(**{field: entry}), {"p": (8,)}, target_chunk=4))
-
-
-@given(garbage | st.dictionaries(scalars, scalars))
-@settings(max_examples=40)
-def test_garbage_itself_is_only_ever_rejected(gradient: Any) -> None:
-    only_rejected(lambda: import_v0(gradient, {"p": (8,)}))
-    only_rejected(lambda: import_v2(gradient, {"p": (8,)}))
+@given(st.dictionaries(keys, garbage), st.sampled_from(["shift", "scale", "offset", "lookup", "dtype"]), st.booleans())
+@settings(max_examples=25)
+def test_garbage_is_only_ever_rejected(changes: dict[str, object], field: str, use_dct: bool) -> None:
+    some = next(iter(changes.values()), None)
+    for gradient in (v2() | changes, v2() | quantised(**{field: some}), changes, some):
+        only_rejected(lambda g=gradient: import_v2(g, {"p": (8,)}, target_chunk=4, use_dct=use_dct))  # type: ignore[misc]
+    only_rejected(lambda: import_v0(changes, {"p": (8,)}))

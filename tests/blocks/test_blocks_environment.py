@@ -111,24 +111,24 @@ def test_an_aggregator_has_its_own_bucket() -> None:
     assert "R2_AGGREGATOR_ACCOUNT_ID is missing" in problems(TEMPLAR_ROLE="aggregator")
 
 
-@pytest.mark.parametrize("value", [None, "", "  "], ids=["absent", "empty", "blank"])
+@pytest.mark.parametrize("value", [None, "  "], ids=["absent", "blank"])
 def test_every_missing_variable_is_named_at_once(value: str | None) -> None:
     with pytest.raises(PermanentError) as caught:
         neuron_from_environment({} if value is None else dict.fromkeys(GOOD, value))
     assert set(re.findall(r"(\w+) is missing", str(caught.value))) == set(REQUIRED)
+    message = problems(NETUID="three", WALLET_NAME=None, TEMPLAR_STORAGE="ftp://x", R2_GRADIENTS_BUCKET_NAME="other")
+    for part in ("NETUID must be", "WALLET_NAME is missing", "TEMPLAR_STORAGE is refused", "R2_GRADIENTS_BUCKET_NAME"):
+        assert part in message
 
 
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
         ("NETUID", "three", "must be a whole number"),
-        ("NETUID", "-1", "is refused: Input should be greater than or equal to 0"),
         ("NETWORK", "ledger:relative", "is refused: a ledger is ledger:/path"),
-        ("TEMPLAR_ROLE", "king", "is refused: Input should be 'miner', 'validator' or 'aggregator'"),
         ("TEMPLAR_ACTOR", "saint", "is 'saint'; there are honest, lazy"),
         ("TEMPLAR_STORAGE", "s3://KEY:hush@host", "is refused: a storage's url must be r2, http(s)://"),
         ("TEMPLAR_STORAGE_READ_TIMEOUT_SECONDS", "soon", "must be a number"),
-        ("TEMPLAR_STORAGE_MAX_ATTEMPTS", "many", "must be a whole number"),
         ("R2_GRADIENTS_ACCOUNT_ID", "Not_An_Account", "is refused: an account id is 3 to 32"),
         ("R2_GRADIENTS_BUCKET_NAME", "another", "must be that of R2_GRADIENTS_ACCOUNT_ID"),
         ("R2_GRADIENTS_READ_ACCESS_KEY_ID", "k" * 33, "cannot be committed on chain"),
@@ -141,12 +141,6 @@ def test_a_malformed_variable_is_named(name: str, value: str, why: str) -> None:
         changes["R2_GRADIENTS_BUCKET_NAME"] = None
     message = problems(**changes)
     assert message.startswith(f"[bad_environment] {name} {why}")
-
-
-def test_missing_and_malformed_variables_are_named_together() -> None:
-    message = problems(NETUID="three", WALLET_NAME=None, TEMPLAR_STORAGE="ftp://x", R2_GRADIENTS_BUCKET_NAME="other")
-    for part in ("NETUID must be", "WALLET_NAME is missing", "TEMPLAR_STORAGE is refused", "R2_GRADIENTS_BUCKET_NAME"):
-        assert part in message
 
 
 class TestBucketList:
@@ -166,7 +160,6 @@ class TestBucketList:
         [
             ("hush", "Invalid JSON"),
             (json.dumps([listed("one"), listed("two", account_id=None)]), "1.account_id is refused"),
-            (json.dumps([listed("Not_An_Account")]), "account_id is refused: an account id is 3 to 32"),
         ],
     )
     def test_a_malformed_list_names_the_place(self, text: str, where: str) -> None:

@@ -89,10 +89,8 @@ def everything(block: Neuron) -> Any:
     return bare(block.model_dump(mode="json", context={"include_secrets": True}))
 
 
-@pytest.mark.parametrize("show", [repr, str, lambda block: block.model_dump_json()], ids=["repr", "str", "json"])
-def test_no_secret_is_shown(show: object) -> None:
-    assert callable(show)
-    assert "hush" not in show(neuron())
+def test_no_secret_is_shown() -> None:
+    assert not any("hush" in shown for shown in (repr(neuron()), str(neuron()), neuron().model_dump_json()))
 
 
 @pytest.mark.usefixtures("prefect_api")
