@@ -38,7 +38,7 @@ def file_sha256(path: Path) -> str:
 def keyed_seed(domain: str, *parts: str | int) -> int:
     """A 128-bit seed that is different for every domain and every list of parts.
 
-    Parts are separated by their lengths, so no two lists run together.
+    Each part is hashed after its length, so different lists never give the same bytes.
     """
     digest = hashlib.sha256(domain.encode())
     for part in parts:

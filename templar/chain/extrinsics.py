@@ -1,4 +1,4 @@
-"""Extrinsics of every chain: the form of commitments and weights, and the errors for refused ones.
+"""Extrinsics of every chain: the form of commitments and weights, and the errors for refused extrinsics.
 
 Weights have 16 bits each, and only their proportions count. They are checked here before anything is sent, so a mistake
 costs no extrinsic and has the same message on every chain, and compared here with what a chain shows afterwards.
@@ -39,7 +39,7 @@ _CAUSES = {
 }
 """Cause of a refusal, by the name of the chain's error."""
 _CAUSES_BY_CODE = {"not_registered": Reason.NOT_REGISTERED}
-"""The same by the SDK's error code: the chain has several names for it, the SDK's own checks have none."""
+"""Cause of a refusal, by the SDK's error code: the chain has several names, the SDK's own checks have none."""
 
 
 class ExtrinsicLimitedError(TransientError):
@@ -47,7 +47,7 @@ class ExtrinsicLimitedError(TransientError):
 
     Args:
         reason: `chain_rate_limited`.
-        message: As for every error.
+        message: What failed.
         last_block: The block of the last accepted extrinsic; None if unknown.
         next_block: The first block in which the chain accepts another; None if unknown.
     """
@@ -126,8 +126,8 @@ def quantise_weights(weights: Mapping[int, float]) -> dict[int, int]:
         Miner uid -> 1..65535, in uid order.
 
     Raises:
-        PermanentError: `chain_refused`, by `weights_malformed`; a uid or a weight is out of range, or all weights are
-            zero.
+        PermanentError: `chain_refused` with the cause `weights_malformed`; a uid or a weight is out of range, or all
+            weights are zero.
     """
     for uid, weight in weights.items():
         if not 0 <= uid <= LARGEST_U16:

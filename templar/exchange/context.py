@@ -20,11 +20,11 @@ class Exchange:
     buckets: Buckets
     network: Network
     hparams: HParams
-    signer: Signer | None = None  # the own hotkey; None for a node that only reads
+    signer: Signer | None = None  # this node's hotkey; None for a node that only reads
 
     @property
     def own_signer(self) -> Signer:
-        """The own hotkey.
+        """This node's hotkey.
 
         Raises:
             PermanentError: `not_registered`; this node only reads.
@@ -116,7 +116,7 @@ class Exchange:
         return block
 
     def chain_now(self) -> float:
-        """The chain's time by its newest block, finalized or not: never ahead, at most about a block behind.
+        """The chain's time by its newest block, finalized or not. It is never ahead, and about a block behind at most.
 
         Conclusions from the time alone, such as that a slot is over, use it: the machine's clock may be wrong.
 

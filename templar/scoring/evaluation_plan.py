@@ -1,7 +1,7 @@
 """Draw the evaluation plan of a window: who is measured, and on which sequences.
 
 The plan is a pure function of the block that settled the window. That block did not exist when the miners committed, so
-nobody can train for the measurement, and everybody can redo it.
+nobody can train for the measurement, and everybody can repeat it.
 """
 
 import heapq
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from templar.canonical import keyed_seed
 
 SPARE = -1
-"""The key of sequences that no miner was assigned, among uids."""
+"""Stands for a uid where a segment has sequences that no miner was assigned."""
 _OWN_DOMAIN = "templar.scoring.own"
 _ORDER_DOMAIN = "templar.scoring.order"
 _EXACT_DOMAIN = "templar.scoring.exact"
@@ -24,7 +24,7 @@ class Candidate:
     """A miner whose payload counts."""
 
     hotkey: str  # every draw is keyed with it, so that uids do not matter
-    num_sequences: int  # that it was assigned
+    num_sequences: int  # assigned to it
     unmeasured: int  # windows since it was measured exactly, at least 1
 
 
@@ -55,21 +55,21 @@ def draw_plan(
     """Draw the evaluation plan of a window.
 
     Args:
-        candidates: By uid.
-        num_spare: Sequences at hand that nobody was assigned.
-        num_sequences: Own sequences per miner.
-        trained_first: Sequences that a miner trains on in a full window.
-        exact_miners: Number of miners that are measured exactly; the longer one was not, the likelier it is drawn.
+        candidates: The miners whose payloads count, by uid.
+        num_spare: Number of available sequences that nobody was assigned.
+        num_sequences: Number of sequences of a segment.
+        trained_first: Number of sequences that a miner trains on in a full window.
+        exact_miners: Number of miners that are measured exactly; the longer one has waited, the likelier it is drawn.
         exact_segments: Number of others' segments that each of them is measured on.
         block_hash: Hash of the block that settled the window.
     """
-    # 1. Own segments, from the sequences that a miner trains on first, for it may run out of time.
+    # 1. Own segments, from the sequences that a miner trains on first, because it may run out of time.
     segments = {}
     for uid in sorted(candidates, key=lambda uid: keyed_seed(_ORDER_DOMAIN, block_hash, candidates[uid].hotkey)):
         own, hotkey = range(min(candidates[uid].num_sequences, trained_first)), candidates[uid].hotkey
         if own:
             segments[uid] = tuple(draw(own, num_sequences, _OWN_DOMAIN, block_hash, hotkey))
-    # 2. A single segment leaves somebody without random data: unassigned data makes one more.
+    # 2. With a single segment its miner would have no random data: add a segment of unassigned data.
     if candidates and len(segments) < 2 and num_spare:
         segments[SPARE] = tuple(draw(range(num_spare), num_sequences, _OWN_DOMAIN, block_hash, SPARE))
     # 3. The miners of the exact measurement, and the segments of others for each.

@@ -2,14 +2,14 @@
 
 Pure functions from measurements to scores and cards (docs/protocol.md 14):
 
-1. Every update has a first-order score: how far its inner product with the gradient says the loss falls.
+1. Every update has a first-order score: the fall of the loss that its inner product with the gradient predicts.
 2. The curvature is what the first order leaves out. It is measured exactly for some miners per window, on the same
    sequences, so that the noise of the data drops out; for all others it is assumed (`CurvaturePrior`).
 3. The score enters a Plackett-Luce rating together with the baseline, an imaginary miner that does a small share of the
    median work. Final scores count from the baseline: a zero at a newcomer's rating would leave half of equal miners
    unpaid for hundreds of windows.
-4. The final score is skill x average indicator x sync. The advantage says how much a miner's work is worth, and the
-   rating bounds that by how sure it is.
+4. The final score is skill x average indicator x sync. The advantage estimates the value of a miner's work, and the
+   rating limits it as long as it is uncertain.
 """
 
 import math
@@ -29,7 +29,7 @@ MAX_BEHIND = 5
 """Sync is zero for a miner this many windows behind, and for one without a proof."""
 SYNC_EXPONENT = 2.5
 _BASELINE = -1
-"""The baseline's key among uids."""
+"""Stands for the baseline among uids."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class WindowScore:
         indicator: +1 if the loss fell more, relatively, on the miner's own data than on others', beyond the same
             difference of others' updates; else -1.
         curvature: What the first-order score left out, relative to the loss; None if it was not measured.
-        predicted: The first-order score that it was left out of; 0 if it was not measured.
+        predicted: The first-order score on the sequences of that measurement; 0 if there is none.
     """
 
     gradient_score: float
@@ -60,13 +60,13 @@ def score_payload(
     measured = curvature_of(measurement)
     curvature = prior.curvature(random, card.curvature, card.predicted_gain) if measured is None else measured
     score = max(WORST_SCORE, random + curvature)
-    # 2. An exact measurement replaces the first order in the indicator, and a loss that broke is the worst score.
+    # 2. An exact measurement replaces the first order in the indicator. A loss that is not finite scores worst.
     if measurement is not None:
         own = improvement(measurement.own_before, measurement.own_after)
         random = score
         if measurement.random_before is not None and measurement.random_after is None:
             score = WORST_SCORE
-    # 3. The indicator: own data must gain, and gain more than it does for others.
+    # 3. The indicator: the loss must fall on own data, and by more than elsewhere plus what others' updates gain there.
     learnt = own > 0 and own - random > estimate.expected and score > WORST_SCORE
     return WindowScore(round_score(score), 1 if learnt else -1, measured, predicted_gain(measurement) or 0.0)
 
@@ -116,9 +116,9 @@ def curvature_of(measurement: Measurement | None) -> float | None:
 class CurvaturePrior:
     """What a window assumes about the curvature of miners that were not measured exactly in it.
 
-    A miner's own past tells its curvature, as long as its predicted gain is about as large as it was then. A step that
-    goes too far predicts the more, the further it goes: so large predicted gains are discounted by the shortfall of
-    measured ones of that size, of the same miner or in the same window.
+    A miner keeps the curvature of its past as long as its predicted gain is about as large as it was then. A step that
+    is too long predicts more, the longer it is. So large predicted gains are discounted by the shortfall of measured
+    ones of that size, of the same miner or in the same window.
 
     Attributes:
         typical: Median curvature of the measured miners whose predicted gain is not large, at most 0.
@@ -156,7 +156,7 @@ class CurvaturePrior:
         Args:
             linear: Its first-order score.
             known: The card's moving average of the curvature; None if it was never measured.
-            predicted: The card's moving average of the predicted gains that `known` was left out of.
+            predicted: The card's moving average of the predicted gains in the measurements of `known`.
         """
         past = self.typical if known is None else known
         if self.large is None or linear <= self.large:
@@ -212,16 +212,16 @@ def rate_against(
         beta=scoring.openskill_beta,
         tau=scoring.openskill_tau,
     )
-    # 2. Plackett-Luce knows differences only: shift all means so that the baseline is back at MU. Then a miner that was
+    # 2. Plackett-Luce uses only differences: shift all means so that the baseline is back at MU. Then a miner that was
     #    not rated has neither lost nor won against it.
-    # 3. Fade the distances. Otherwise a veteran's lead would outlast long harm, and no newcomer would reach it.
+    # 3. Shrink the distances. Otherwise a veteran that does harm would lead for long, and no newcomer would catch up.
     after, kept = rated.pop(_BASELINE), 1 - scoring.rating_decay
     moved = {uid: Rating(MU + kept * (rating.mu - after.mu), rating.sigma) for uid, rating in rated.items()}
     return Rated(moved, Rating(MU, round_score(after.sigma)), least)
 
 
 def baseline_score(scores: Collection[float], share: float) -> float:
-    """Return the baseline's score: this share of the median score, and at least 0. Noise averages 0, so it is below."""
+    """Return the baseline's score: this share of the median score, and at least 0. Noise averages 0 and ranks below."""
     return round_score(share * max(0.0, median(scores)))
 
 
@@ -287,8 +287,8 @@ def skill(card: ScoreCard, baseline: Rating, typical_advantage: float, scoring: 
     """
     above = card.rating.ordinal - baseline.ordinal
     # The advantage averages measured gains: it tells half of the work from all of it long before ratings do. It has no
-    # measure of uncertainty, so the rating bounds it. The sign is the advantage's: of twenty equal miners, bad luck
-    # rates one below the baseline at times.
+    # measure of uncertainty, so the rating bounds it. The advantage gives the sign: bad luck rates one of twenty equal
+    # miners below the baseline at times.
     if card.advantage <= 0:
         return min(above, 0.0)
     return min(max(above, MIN_SKILL), scoring.median_skill * card.advantage / typical_advantage)
@@ -300,7 +300,7 @@ def sync_score(windows_behind: float) -> float:
 
 
 def windows_behind(root: str, roots: Mapping[int, str], window: int) -> int:
-    """Return how many windows ago the network had this root; `MAX_BEHIND` if it had not lately.
+    """Return how many windows ago the network had this root; `MAX_BEHIND` if it did not lately.
 
     Args:
         root: The root that a miner's proof names.

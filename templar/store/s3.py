@@ -28,13 +28,13 @@ from templar.store.s3_protocol import S3Settings
 DELETE_BATCH = 1000
 """Most keys that S3 takes in one DeleteObjects request."""
 EARLIEST_BEGIN = datetime(2011, 1, 1, tzinfo=UTC)
-"""An upload that claims to have begun before has no true begin: moto gives every upload the same one, of 2010."""
+"""An upload that claims to have begun earlier has no real start time: moto gives every upload the same one, in 2010."""
 
 T = TypeVar("T")
 
 
 class _S3Bucket:
-    """One bucket and one key to it. Safe under threads; the first call makes the client.
+    """One bucket and one key to it. It is thread-safe; the first call makes the client.
 
     Args:
         bucket: Its name.
@@ -101,7 +101,7 @@ class S3Store(_S3Bucket):
         """Store an object unless the key is taken.
 
         Two answers may mislead: True from a server that ignores the condition, and False if the answer to a successful
-        request was lost and its repetition found the own object. Read the object back and compare.
+        request was lost and its repetition found the object of the first. Read the object back and compare.
         """
         check_key(key)
         conditions = {"IfNoneMatch": "*"}
@@ -110,7 +110,7 @@ class S3Store(_S3Bucket):
             try:
                 s3_transfer.put_object(client, self._bucket, key, data, **conditions)
             except s3_transfer.DamagedUploadError:
-                conditions.clear()  # the object there now is the own one, and damaged: overwrite it
+                conditions.clear()  # the object there now is this one, and damaged: overwrite it
                 raise
             except ClientError as error:
                 if s3_protocol.http_status(error.response) != 412:
@@ -123,7 +123,7 @@ class S3Store(_S3Bucket):
     def put_file(self, key: str, path: Path) -> None:
         """Store a file, in parts if it is large; the object appears when the last part is there.
 
-        Its stamp may be older: moto stamps the end of the upload, rclone the first part, AWS the beginning.
+        Its stamp may be older than that: moto stamps the end of the upload, rclone the first part, AWS the beginning.
         """
         check_key(key)
         with local_file(path):
@@ -140,14 +140,14 @@ class S3Store(_S3Bucket):
         )
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """`length` bytes from offset `start`; `object_truncated` if the object ends before."""
+        """`length` bytes from offset `start`; `object_truncated` if the object is too short."""
         if start < 0 or length < 0:
             raise ValueError(f"start {start} and length {length} of a range must not be negative")
         if length > 0:
             data = bytearray(length)
             self._get_part(key, start, memoryview(data))
             return bytes(data)
-        if s3_protocol.object_size(self._existing(key), self._where(key)) < start:  # an empty range cannot be asked for
+        if s3_protocol.object_size(self._existing(key), self._where(key)) < start:  # no request has an empty range
             raise PermanentError(Reason.OBJECT_TRUNCATED, f"{self._where(key)}: the object ends before {start}")
         return b""
 
@@ -249,7 +249,7 @@ class S3Store(_S3Bucket):
             if s3_protocol.http_status(error.response) != 404:
                 raise
         # The 404 of a HEAD does not say what is missing, that of a GET does. HeadBucket would say it, too, but R2
-        # does not allow it to keys that may only read objects.
+        # refuses it to keys that may only read objects.
         try:
             client.get_object(Bucket=self._bucket, Key=key)["Body"].close()
         except client.exceptions.NoSuchKey:
@@ -297,7 +297,7 @@ class S3Store(_S3Bucket):
         )
 
     def _delete_batch(self, keys: Sequence[str]) -> dict[str, str]:
-        """Delete up to `DELETE_BATCH` keys; the keys that are still there, with the server's reason."""
+        """Delete up to `DELETE_BATCH` keys; return those that are still there, with the server's reason."""
         what = f"{len(keys)} keys from {keys[0]}"
         objects = [{"Key": key} for key in keys]
 
@@ -315,7 +315,7 @@ class S3Uploads(_S3Bucket):
         """Every upload that is not completed, across pages."""
         with our_errors(self._where("uploads"), access_key_id=self._access_key_id):
             client = self._client.get()
-            with suppress(client.exceptions.NoSuchUpload):  # what rclone says if there are none
+            with suppress(client.exceptions.NoSuchUpload):  # rclone's answer if there are none
                 for page in client.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket):
                     now = _server_time(page)
                     for entry in page.get("Uploads", ()):
@@ -324,7 +324,7 @@ class S3Uploads(_S3Bucket):
                             yield upload
 
     def abort(self, upload: Upload) -> None:
-        """End an upload; nothing happens if it is not there any more."""
+        """End an upload; nothing happens if it is gone."""
         with our_errors(self._where(upload.key), access_key_id=self._access_key_id):
             client = self._client.get()
             with suppress(client.exceptions.NoSuchUpload):

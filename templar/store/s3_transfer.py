@@ -87,7 +87,7 @@ def read_body(raw: RawBody, length: int, *, what: str, settings: S3Settings) -> 
 
 
 def joined(length: int, blocks: Iterable[bytes]) -> bytes:
-    """`length` bytes of blocks as one string, held in memory once and not twice.
+    """Return `length` bytes of blocks as one string, without a second copy in memory.
 
     Memory for the whole is reserved once `BLOCK_BYTES` have arrived: a peer that sends little takes little memory.
     """
@@ -122,7 +122,7 @@ def download(
         path: The file; it appears whole, at the end.
         size: Its length, positive.
         version: Names the object and its version: after a failure the arrived parts stay for the next call with the
-            same version. None keeps nothing.
+            same version. With None nothing is kept.
         settings: Length and number of concurrent parts; a changed length starts over.
         read: Reads the object from an offset into memory.
 
@@ -194,7 +194,7 @@ def put_object(client: Any, bucket: str, key: str, data: bytes, **conditions: st
     """Store an object with one request.
 
     Raises:
-        DamagedUploadError: `store_busy`; it is stored, and damaged.
+        DamagedUploadError: `store_busy`; the object is stored, but damaged.
     """
     _send(client.put_object, data, f"bucket {bucket}: {key}", Bucket=bucket, Key=key, **conditions)
 

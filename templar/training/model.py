@@ -26,7 +26,7 @@ TOKENIZER_FILE = "tokenizer.json"
 
 def model_config(model: Model) -> "LlamaConfig":
     """The architecture in transformers' terms. All other settings are Llama's defaults."""
-    from transformers import LlamaConfig  # noqa: PLC0415 - seconds, and not every process needs it
+    from transformers import LlamaConfig  # noqa: PLC0415 - takes seconds, and not every process needs it
 
     return LlamaConfig(
         vocab_size=model.vocab_size,
@@ -41,14 +41,14 @@ def model_config(model: Model) -> "LlamaConfig":
         eos_token_id=None,
         pad_token_id=None,
         use_cache=False,
-        # One kernel: as deterministic as the plain products, without holding the matrix of all pairs of positions.
+        # A fused kernel: it is as deterministic as the plain products and never holds the matrix of all position pairs.
         attn_implementation="sdpa",  # type: ignore[call-arg]  # the base class takes it
         dtype=torch.float32,
     )
 
 
 def build_model(model: Model) -> "LlamaForCausalLM":
-    """Build a model on the CPU at its genesis parameters. The global random state is left as it was."""
+    """Build a model on the CPU with its genesis parameters. The global random state is left as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(model.initializer_seed)
         return _construct(model)

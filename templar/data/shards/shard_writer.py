@@ -1,6 +1,6 @@
-"""Documents into a sharded dataset: tokens packed into samples, samples into files, every block hashed on the way.
+"""Write documents as a sharded dataset: pack tokens into samples and samples into files, and hash every block.
 
-A file gets its name when it is whole, a shard's manifest after its files, `_shards.json` after everything. Memory does
+A file gets its name when it is complete. A shard's manifest follows its files, and `_shards.json` is last. Memory does
 not grow with the size of a shard.
 """
 
@@ -47,7 +47,7 @@ from templar.errors import PermanentError, Reason
 from templar.store.files import local_file, replacing
 
 HEADER_BYTES = 128
-"""Length of every header of a file of tokens: it is written again, with the size, when the shard is complete."""
+"""Length of the header of every token file; the header is rewritten with the size when the shard is complete."""
 
 _SHA256_JSON_BYTES = 67
 
@@ -110,7 +110,7 @@ class BlockedWriter:
             self._file = self._temporary.open("w+b")
 
     def write(self, data: bytes) -> None:
-        """Append."""
+        """Append bytes."""
         rest = memoryview(data)
         while rest:
             piece = rest[: self._block_bytes - self._size % self._block_bytes]
@@ -123,7 +123,7 @@ class BlockedWriter:
             rest = rest[len(piece) :]
 
     def finish(self, head: bytes = b"") -> BlockedFile:
-        """Overwrite the beginning with `head`, of the same length, and give the file its name."""
+        """Overwrite the beginning of the file with `head`, if there is one, and give the file its name."""
         if self._size % self._block_bytes:
             self._end_block()
         with local_file(self._path):
@@ -174,7 +174,7 @@ class ShardWriter:
         """Append samples of shape (n, sequence_length).
 
         Raises:
-            ValueError: They have another shape, do not fit the type of a token, or are more than a shard takes.
+            ValueError: The samples have another shape, do not fit the type of a token, or are more than a shard takes.
             TransientError, PermanentError: `local_file`.
         """
         layout = self._layout
@@ -238,7 +238,7 @@ def build_shards(
 ) -> ShardIndex:
     """Write a sharded dataset of documents that fit into memory; the same documents give the same bytes.
 
-    Each source needs two documents at least; they are held out as `build_dataset` holds them out. Documents of a split
+    Each source needs at least two documents; some are held out by the rule of `build_dataset`. Documents of a split
     follow each other in the order of `order_key`, independent of their sources, so that all shards are similar. The
     folder is built under another name and renamed at the end.
 
@@ -284,7 +284,7 @@ def write_split(
     samples_per_shard: int,
     block_bytes: int | None = None,
 ) -> tuple[ShardEntry, ...]:
-    """Write the shards of a split into the dataset's folder, which is there; numbers are those of `ShardLayout`.
+    """Write the shards of a split into the dataset's folder, which exists; the numbers are those of `ShardLayout`.
 
     `samples` are tokens in pieces of shape (n, sequence_length) with any n.
 
@@ -307,7 +307,7 @@ def write_split(
 
 
 def _cut(samples: Iterable[NDArray[np.integer]], samples_per_shard: int) -> Iterator[tuple[int, NDArray[np.integer]]]:
-    """Samples in pieces that lie in one shard each, with the shard's number."""
+    """Yield samples in pieces that each lie within one shard, with the shard's number."""
     start = 0
     for piece in samples:
         rest = piece
@@ -358,7 +358,7 @@ def require_index_fits(num_shards: int, layout: ShardLayout) -> None:
     """
     samples = layout.samples_per_shard
     entry = ShardEntry(num_samples=samples, num_bytes=layout.full_tokens_bytes + 8 * samples, manifest_sha256="0" * 64)
-    # The last shards have shorter numbers and the rest of the index is left out: a few bytes to either side.
+    # An estimate, wrong by a few bytes: the last shards have shorter numbers, and the rest of the index is left out.
     require_readable(num_shards * (len(entry.canonical()) + 1), num_shards)
 
 

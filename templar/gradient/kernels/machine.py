@@ -19,11 +19,11 @@ from templar.gradient.layout import TensorLayout
 
 
 def _cache_folder() -> Path:
-    """Where compiled kernels are kept: beside the source, or in the user's cache folder if that cannot be written.
+    """Return the folder of compiled kernels: beside the source, or in the user's cache folder if that is read-only.
 
-    Numba compiles again when the file of a kernel changes. Its parts and the constants that it was compiled with are in
-    other files of `templar.gradient`, so the folder's name is a hash of all of these. The folder holds code that will
-    be run: it must not be one that others can write to, such as /tmp.
+    Numba compiles again when the file of a kernel changes. The functions and constants that it calls are in
+    other files of `templar.gradient`, so the folder's name is a hash of all of them. The folder holds code that will be
+    run: it must not be one that others can write to, such as /tmp.
     """
     source = Path(__file__).parent
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(source.parent.rglob("*.py")))).hexdigest()
@@ -65,7 +65,7 @@ def count_ones(typing_context: Any, word: Any) -> Any:
 
 @instruction
 def _load(typing_context: Any, address: Any) -> Any:
-    """The eight bytes at an address, as the machine orders them; they must be there."""
+    """The eight bytes at an address, in the machine's byte order; all of them must be readable."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
@@ -76,7 +76,7 @@ def _load(typing_context: Any, address: Any) -> Any:
 
 @instruction
 def byte_at(typing_context: Any, address: Any) -> Any:
-    """The byte at an address; it must be there."""
+    """The byte at an address; it must be readable."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
@@ -99,7 +99,7 @@ def word_at(address: Any, size: int, place: int) -> Any:
 def in_ranges(work: Callable[[int, int], Any], count: int) -> list[Any]:
     """Call `work(first, stop)` in threads, for ranges that make up `range(count)`; the results in order.
 
-    As many threads as PyTorch takes. Their number never changes a bit of what kernels return.
+    It uses as many threads as PyTorch. Their number never changes a bit of what kernels return.
     """
     threads = torch.get_num_threads()
     share = -(-count // threads)
