@@ -1,21 +1,16 @@
 """The command `deployments.leaderboard` prints what the flow shows, and writes the files that are asked for."""
 
-import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from rich.console import Console
 
 from deployments import leaderboard as command
-from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason
-from templar.housekeeping.published_scores import LeftOut, Published
 from templar.hparams import load_hparams
 from templar.scoring import leaderboard as leaderboard_module
-from templar.scoring.evidence import Evidence
 from templar.scoring.leaderboard import leaderboard
 from tests.support.facts import absent, revealed
 from tests.support.prefect_server import RunningPrefectServer
@@ -85,41 +80,8 @@ class TestCommand:
         assert err.startswith("[bad_environment] neuron block 'nobody': there is none")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (("--plot", "curves.pdf"), "argument --plot: 'curves.pdf' is not a picture: let it end with .svg or .png"),
-        (("--windows", "0"), "argument --windows: '0' is not a whole number of at least 1"),
-    ],
-)
-def test_a_wrong_command_line_says_so(
-    call: Main, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], problem: str
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        call(*arguments)
-    assert caught.value.code == 2
-    assert problem in capsys.readouterr().err
-
-
-@pytest.fixture(scope="module")
-def run() -> list[Evidence]:
-    """Evidence of two windows and a gap."""
-    return evidences(dict.fromkeys((10, 12), (revealed(3, 0.2), absent(4))), load_hparams("local"))
-
-
-def test_what_is_missing_is_said_before_the_table(run: list[Evidence]) -> None:
-    left_out = (LeftOut(13, Reason.BAD_SIGNATURE, "evidence: the signature is not 5V's"),)
-    published = Published(NeuronInfo(2, "5V", 1.0, True, 0.0), range(10, 15), tuple(run), left_out)
-    console = Console(file=io.StringIO(), width=200)
-    command.show(published, leaderboard(run), console)
-    first, *_ = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    read = "evidence of uid 2: 2 of 5 windows, 10 to 14"
-    assert first == f"{read}; nothing of 11; window 13 is left out [bad_signature]"
-
-
-def test_a_plot_that_cannot_be_drawn_leaves_no_file(
-    run: list[Evidence], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plot_that_cannot_be_drawn_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = evidences({10: (revealed(3, 0.2), absent(4))}, load_hparams("local"))
     monkeypatch.setattr(leaderboard_module, "find_spec", lambda _: None)
     with pytest.raises(PermanentError, match="matplotlib is not installed"):
         command.save(leaderboard(run), csv=None, plot=tmp_path / "curves.svg")

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -14,7 +15,7 @@ from deployments.s3_endpoint import create_bucket_with_keys
 from templar.chain.hotkey import create_wallet
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
-from tests.support.servers import moto_endpoint
+from tests.support.servers import MotoEndpoint
 
 NAME = "registered"
 ACCOUNT = "0123456789abcdef" * 2
@@ -108,77 +109,56 @@ def test_registering_again_updates_what_is_there(
         assert client.read_deployment_by_name(f"miner-window/{NAME}").id == before.id
 
 
-@pytest.mark.parametrize("role", ["validator", "aggregator"])
-def test_a_role_has_its_flow(call: Any, env_file: EnvFile, prefect_server: RunningPrefectServer, role: str) -> None:
-    assert call("--name", f"a-{role}", "--env-file", env_file.of(role))[0] == 0
-    with prefect_server.client() as client:
-        assert client.read_deployment_by_name(f"{role}-window/a-{role}").parameters == {"neuron": f"a-{role}"}
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"NETUID": "", "WALLET_NAME": ""}, "[bad_environment] NETUID is missing; WALLET_NAME is missing: set them in"),
-        ({"TEMPLAR_STORAGE": "ftp://host"}, "[bad_environment] TEMPLAR_STORAGE is refused: a storage's url must be"),
-        (
-            {"WALLET_HOTKEY": "none"},
-            "hotkeys/none: no such hotkey; the wallet holds aggregator, burn, lazy, stranger, validator",
-        ),
-        ({"WALLET_HOTKEY": "stranger"}, "[not_registered] WALLET_HOTKEY: "),
-        ({"NETWORK": "ledger:/none.sqlite"}, "NETWORK, NETUID: /none.sqlite: "),
-        ({"TEMPLAR_HOME": "/proc/1/none"}, "[local_file] TEMPLAR_HOME: "),
-        (OTHER_BUCKET, "[bucket_missing] R2_GRADIENTS_READ_*: "),
-        (
-            {"R2_DATASET_ACCOUNT_ID": "elsewhere", "R2_DATASET_BUCKET_NAME": "elsewhere"},
-            "[bucket_missing] R2_DATASET_*: ",
-        ),
-        ({"DATASET_BINS_PATH": "elsewhere"}, "[dataset_missing] DATASET_BINS_PATH: "),
-        ({"TEMPLAR_STORAGE": "http://127.0.0.1:1"}, "[store_unreachable] R2_GRADIENTS_READ_*: "),
-    ],
+REFUSED: tuple[tuple[dict[str, str], str], ...] = (
+    ({"NETUID": "", "WALLET_NAME": ""}, "[bad_environment] NETUID is missing; WALLET_NAME is missing: set them in"),
+    (
+        {"WALLET_HOTKEY": "none"},
+        "hotkeys/none: no such hotkey; the wallet holds aggregator, burn, lazy, stranger, validator",
+    ),
+    ({"WALLET_HOTKEY": "stranger"}, "[not_registered] WALLET_HOTKEY: "),
+    ({"NETWORK": "ledger:/none.sqlite"}, "NETWORK, NETUID: /none.sqlite: "),
+    ({"TEMPLAR_HOME": "/proc/1/none"}, "[local_file] TEMPLAR_HOME: "),
+    (OTHER_BUCKET, "[bucket_missing] R2_GRADIENTS_READ_*: "),
+    (
+        {"R2_DATASET_ACCOUNT_ID": "elsewhere", "R2_DATASET_BUCKET_NAME": "elsewhere"},
+        "[bucket_missing] R2_DATASET_*: ",
+    ),
+    ({"DATASET_BINS_PATH": "elsewhere"}, "[dataset_missing] DATASET_BINS_PATH: "),
+    ({"TEMPLAR_STORAGE": "http://127.0.0.1:1"}, "[store_unreachable] R2_GRADIENTS_READ_*: "),
 )
+
+
 def test_bad_environments_are_refused_with_one_line(
-    call: Any,
-    env_file: EnvFile,
-    prefect_server: RunningPrefectServer,
-    changes: dict[str, str],
-    message: str,
+    call: Any, env_file: EnvFile, prefect_server: RunningPrefectServer, moto: MotoEndpoint
 ) -> None:
+    keys = create_bucket_with_keys(moto.admin, bucket := uuid4().hex)
+    on_moto = {
+        "TEMPLAR_STORAGE": moto.server.endpoint_url,
+        "R2_GRADIENTS_ACCOUNT_ID": bucket,
+        "R2_GRADIENTS_BUCKET_NAME": bucket,
+    }
+    for right, key in (("READ", keys.read), ("WRITE", keys.write)):
+        on_moto[f"R2_GRADIENTS_{right}_ACCESS_KEY_ID"] = key.access_key_id
+        on_moto[f"R2_GRADIENTS_{right}_SECRET_ACCESS_KEY"] = key.secret_access_key
+    wrong_keys = [
+        (
+            on_moto | {f"R2_GRADIENTS_{right}_SECRET_ACCESS_KEY": "f" * 64},
+            f"[access_denied] R2_GRADIENTS_{right}_*: bucket {bucket}: ",
+        )
+        for right in ("READ", "WRITE")
+    ]
     before = on_the_server(prefect_server)
-    status, out, err = call("--name", "never", "--env-file", env_file.of("lazy", **changes))
-    assert (status, out) == (1, "")
-    assert message in err
-    assert err.count("\n") == 1
-    assert on_the_server(prefect_server) == before
-
-
-@pytest.mark.parametrize("right", ["READ", "WRITE"])
-def test_a_key_that_is_refused_is_named(
-    call: Any, env_file: EnvFile, tmp_path: Path, prefect_server: RunningPrefectServer, right: str
-) -> None:
-    before = on_the_server(prefect_server)
-    with moto_endpoint(tmp_path) as endpoint:
-        keys = create_bucket_with_keys(endpoint.admin, ACCOUNT)
-        changes = {
-            "TEMPLAR_STORAGE": endpoint.server.endpoint_url,
-            "R2_GRADIENTS_ACCOUNT_ID": ACCOUNT,
-            "R2_GRADIENTS_BUCKET_NAME": ACCOUNT,
-            "R2_GRADIENTS_READ_ACCESS_KEY_ID": keys.read.access_key_id,
-            "R2_GRADIENTS_READ_SECRET_ACCESS_KEY": keys.read.secret_access_key,
-            "R2_GRADIENTS_WRITE_ACCESS_KEY_ID": keys.write.access_key_id,
-            "R2_GRADIENTS_WRITE_SECRET_ACCESS_KEY": keys.write.secret_access_key,
-        }
-        changes[f"R2_GRADIENTS_{right}_SECRET_ACCESS_KEY"] = "f" * 64
+    for changes, message in (*REFUSED, *wrong_keys):
         status, out, err = call("--name", "never", "--env-file", env_file.of("lazy", **changes))
-    assert (status, out) == (1, "")
-    assert err.startswith(f"[access_denied] R2_GRADIENTS_{right}_*: bucket {ACCOUNT}: ")
-    assert err.count("\n") == 1
+        assert (status, out) == (1, ""), message
+        assert message in err
+        assert err.count("\n") == 1
     assert on_the_server(prefect_server) == before
 
 
-@pytest.mark.parametrize("name", ["my_neuron", "Default", "-"])
-def test_illegal_names_are_refused(call: Any, env_file: EnvFile, capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_illegal_names_are_refused(call: Any, env_file: EnvFile, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        call(f"--name={name}", "--env-file", env_file.of("lazy"))
+        call("--name=my_neuron", "--env-file", env_file.of("lazy"))
     assert caught.value.code == 2
     assert "lower-case letters, digits and single hyphens" in capsys.readouterr().err
 

@@ -1,7 +1,6 @@
 """deployments/prefect.yaml, deployed by the documented command and read back."""
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -60,12 +59,6 @@ def read_back(client: SyncPrefectClient) -> dict[str, DeploymentResponse]:
         for deployment in client.read_deployments()
         if deployment.parameters.get("neuron") == NEURON
     }
-
-
-def test_the_command_is_the_documented_one() -> None:
-    command = "prefect --no-prompt deploy --all --prefect-file deployments/prefect.yaml"
-    assert [sys.executable, "-m", *command.split()] == DEPLOY_COMMAND
-    assert command in (REPOSITORY / "deployments" / "prefect.yaml").read_text()
 
 
 def test_every_entrypoint_is_a_module_path() -> None:

@@ -71,13 +71,7 @@ def kill_after(calls: int | None) -> Callable[[], int]:
 
 
 class KillRun(ABC):
-    """A network one of whose nodes dies at random points, and the objects that it published so far.
-
-    Args:
-        folder: A folder for the network and for what processes note.
-        kills: How many processes are killed.
-        seed: Which points are drawn.
-    """
+    """A network in a folder, one of whose nodes dies at random points, and the objects that it published so far."""
 
     def __init__(self, folder: Path, kills: int, seed: int) -> None:
         self.folder, self.kills, self.random = folder, kills, random.Random(seed)

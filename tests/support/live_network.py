@@ -64,11 +64,7 @@ class Silence:
 class LiveNetwork:
     """A network that is up as long as its context lasts, or that something else brings up and `attach` finds.
 
-    Args:
-        folder: A temporary folder.
-        directory_store: Keep objects in a folder instead of an S3 endpoint.
-        housekeeping: Have a worker for scheduled work as well.
-        data: Changes of the preset's section `data`.
+    `data` changes the preset's section of that name.
     """
 
     def __init__(

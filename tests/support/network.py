@@ -51,16 +51,7 @@ def tiny(preset: str = "local", **sections: dict[str, Any]) -> HParams:
 
 
 class Network:
-    """A network and those of its nodes that run.
-
-    Args:
-        folder: An empty folder.
-        hparams: The network's numbers.
-        actors: One name per miner, as in `templar.adversary.actors.ACTORS`.
-        num_validators: Validators besides the aggregator.
-        seed: Keys and blocks.
-        kinds: As in `World`.
-    """
+    """A network in an empty folder, and those of its nodes that run; the arguments are those of `World`."""
 
     def __init__(
         self,
@@ -137,13 +128,7 @@ class Network:
     def run(
         self, windows: Iterable[int], *, but: Iterable[str] = (), beside: Sequence[Callable[[], None]] = ()
     ) -> None:
-        """Drive the running nodes through windows, at once, on simulated time.
-
-        Args:
-            windows: Which.
-            but: Names of nodes that are left out: something in `beside` drives them, or nothing.
-            beside: Other participants.
-        """
+        """Drive the running nodes, but some of them, through windows on simulated time, beside other participants."""
         windows = list(windows)
 
         def live(node: Node) -> Callable[[], None]:

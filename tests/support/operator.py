@@ -28,13 +28,7 @@ def wait_until(condition: Callable[[], bool], what: str, *, patience_seconds: fl
 
 
 class Operator:
-    """Acts on one server; all that it starts writes into one folder.
-
-    Args:
-        server: The server.
-        client: A client of it.
-        folder: Where workers log, and where flows note what they saw.
-    """
+    """Acts on one server; workers log, and flows note what they saw, in one folder."""
 
     def __init__(self, server: RunningPrefectServer, client: SyncPrefectClient, folder: Path) -> None:
         self.server = server
@@ -43,14 +37,7 @@ class Operator:
         self._children: list[Child] = []
 
     def start_worker(self, pool: str, *options: str, prefix: tuple[str, ...] = (), **environment: str) -> Child:
-        """Start a worker process without waiting for it.
-
-        Args:
-            pool: Its work pool.
-            options: Further options of `prefect worker start`.
-            prefix: A command that executes the worker.
-            environment: What differs from the server's environment.
-        """
+        """Start a worker process without waiting for it; a command in `prefix` executes it."""
         command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "resident", *options]
         log = self.folder / f"{pool}-{len(self._children)}.log"
         env = self.server.environment | {"PREFECT_WORKER_QUERY_SECONDS": "0.5"} | environment
@@ -78,14 +65,9 @@ class Operator:
         variables: dict[str, Any] | None = None,
         **parameters: Any,
     ) -> UUID:
-        """Deploy a flow and start a run of it.
+        """Deploy a flow and start a run of it, with these job variables and parameters.
 
-        Args:
-            flow: Name of one of the test flows, or an entrypoint with dots.
-            pool: The work pool.
-            state: The run's first state; due now by default.
-            variables: Job variables.
-            parameters: The flow's parameters; `folder` is added unless it takes a `kind`.
+        The flow is one of the test flows, or an entrypoint with dots; `folder` is added unless it takes a `kind`.
         """
         entrypoint = flow if "." in flow else f"{FLOWS}.{flow}"
         if "kind" not in parameters:

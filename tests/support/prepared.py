@@ -41,13 +41,9 @@ def write_hparams(path: Path, **sections: dict[str, Any]) -> Path:
 
 
 class PreparedNetwork:
-    """Chain, buckets in a folder, text, environments and genesis.
+    """Chain, buckets in a folder, text, environments and genesis; `sections` are what differs from the preset.
 
-    Args:
-        folder: A temporary folder.
-        num_honest: Honest miners; the first is called `default`.
-        actors: Bad actors; each is called like what it does.
-        sections: What differs from the preset.
+    The first honest miner is called `default`, and each bad actor like what it does.
     """
 
     def __init__(
@@ -65,9 +61,8 @@ class PreparedNetwork:
         prepare_folder(self.plan)
         prepare_chain(self.plan, self.hparams)
         documents = [
-            document
-            for source in ("alpha", "beta")
-            for document in numbered_documents(source, num_documents=12, num_lines=40)
+            *numbered_documents("alpha", num_documents=12, num_lines=40),
+            *numbered_documents("beta", num_documents=12, num_lines=40),
         ]
         data, vocab_size = self.hparams.data, self.hparams.model.vocab_size
         if data.layout == "pages":

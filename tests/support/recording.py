@@ -13,12 +13,7 @@ class Calls(list[tuple[Any, ...]]):
 
 
 def recording_node(kind: type[N], **answers: Any) -> tuple[N, Calls]:
-    """A node of a kind whose named methods are recorded; any other method finds nothing to work with.
-
-    Args:
-        kind: The class that a task asks for.
-        answers: Method -> what it returns, or an exception that it raises.
-    """
+    """A node of a kind whose named methods are recorded, and return these answers or raise them if they are errors."""
     calls = Calls()
 
     def method(name: str) -> Callable[..., Any]:

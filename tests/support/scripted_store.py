@@ -14,20 +14,15 @@ Hook = Callable[[str, str], None]
 class ScriptedStore:
     """Fulfils `templar.store.base.ObjectStore` with the objects of another store.
 
-    Attributes:
-        inner: The store behind it.
-        calls: (operation, key) of every call, in order, failed ones too.
-        before: Called with operation and key before each call; an error that it raises replaces the call.
-        after: Called after each successful call; an error that it raises replaces the answer, as if that was lost.
-        ignores_conditions: Whether `put_if_absent` overwrites, as on servers without conditional writes.
+    An error that `before` raises replaces the call; one that `after` raises replaces the answer, as if that was lost.
     """
 
     def __init__(self, inner: ObjectStore) -> None:
         self.inner = inner
-        self.calls: list[tuple[str, str]] = []
+        self.calls: list[tuple[str, str]] = []  # operation and key of every call, in order, failed ones too
         self.before: Hook = lambda operation, key: None
         self.after: Hook = lambda operation, key: None
-        self.ignores_conditions = False
+        self.ignores_conditions = False  # `put_if_absent` overwrites, as on servers without conditional writes
         self.closed = 0
 
     @property

@@ -57,9 +57,7 @@ LAST_STEP = "finish"
 class Point:
     """Where a process dies: at so many calls from the beginning of a step, but not after `LAST_STEP` has begun.
 
-    Attributes:
-        step: The step: what the driver calls by this name. If it ends before, a later one is hit.
-        call: Calls before it.
+    If the step, which is what the driver calls by this name, ends before, a later one is hit.
     """
 
     step: str
@@ -69,9 +67,7 @@ class Point:
 class Watch:
     """Counts the Python calls, of functions in C as well, in each step that the driver takes in this process.
 
-    Args:
-        point: Where to die; nowhere if it is None.
-        note: A file for what was counted until then.
+    At the point, if there is one, the process dies, and the file `note` says what was counted.
     """
 
     def __init__(self, point: Point | None, note: Path) -> None:
