@@ -92,7 +92,7 @@ class Cost:
 class Undecoded(PayloadCache):
     """Takes every payload for a legal one: what is measured ends before the decoding."""
 
-    def keep(self, data: bytes, digest: str, *, window: int, uid: int, hotkey: str) -> None:
+    def admit(self, data: bytes, digest: str, *, window: int, uid: int, hotkey: str) -> None:
         """Drop it."""
 
 
