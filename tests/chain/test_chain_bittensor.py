@@ -75,7 +75,9 @@ def refusal(call, family, reason, *words):
 # What is sent.
 
 
-def test_a_commitment_is_one_raw_field_signed_by_the_hotkey_and_final(chain, substrate):
+def test_a_commitment_is_one_raw_field_signed_by_the_hotkey_and_final(open_chain, substrate, tmp_path):
+    create_wallet(tmp_path, "validator", "hot", seed=SEED)
+    chain = open_chain(open_wallet(tmp_path, "validator", "hot"))
     before = chain.block()
     chain.set_commitment("a" * 127 + "~")
     info = {"fields": [[{"Raw128": "0x" + "61" * 127 + "7e"}]]}
@@ -102,12 +104,6 @@ def test_on_a_subnet_with_commit_reveal_weights_are_encrypted_and_hidden(chain, 
     assert (sent.function, sent.signer) == ("commit_timelocked_mechanism_weights", ADDRESS)
     assert sent.params.keys() == {"netuid", "mecid", "commit", "reveal_round", "commit_reveal_version"}
     refusal(lambda: chain.set_weights({0: 1.0}), TransientError, Reason.CHAIN_RATE_LIMITED, "Retry in ~")
-
-
-def test_a_wallet_from_disk_signs(open_chain, substrate, tmp_path):
-    create_wallet(tmp_path, "validator", "hot", seed=SEED)
-    open_chain(open_wallet(tmp_path, "validator", "hot")).set_commitment("a" * 128)
-    assert [submission.signer for submission in substrate.submissions] == [ADDRESS]
 
 
 def test_nothing_is_sent_that_the_chain_would_refuse_anyway(chain, substrate):
@@ -335,24 +331,21 @@ def test_final_blocks_are_asked_for_once_and_stamped_to_the_millisecond(chain, s
     assert len(substrate.requests) == asked
 
 
-def test_a_pruned_block_is_unknown(chain, substrate):
-    number = chain.block()
-    substrate.state_kept_from = number
-    refusal(lambda: chain.metagraph(number - 1), PermanentError, Reason.BLOCK_UNKNOWN, "archive")
-    refusal(lambda: chain.block_time(number - 1), PermanentError, Reason.BLOCK_UNKNOWN, "archive")
-    assert chain.metagraph(number).block == number
-
-
 # What is read.
 
 
-def test_the_metagraph_is_that_of_the_runtime(chain, substrate):
+def test_metagraph_and_weights_are_those_of_the_runtime_and_pruned_ones_are_unknown(chain, substrate):
     state = substrate.next_state()
     state.neurons[1] = Neuron(OTHER, 1_500_000_001, False, 0, incentive_u16=13107)
+    state.weights = {1: [], 0: [[1, 3], [0, 1]]}
     substrate.finalize()
     one, other = chain.metagraph().neurons
     assert (one.uid, one.hotkey, one.stake, one.validator_permit, one.incentive) == (0, ADDRESS, 100.0, True, 0.0)
     assert (other.uid, other.stake, other.validator_permit, other.incentive) == (1, 1.500000001, False, 0.2)
+    assert chain.weights() == {0: {0: 0.25, 1: 0.75}}  # without empty rows
+    substrate.state_kept_from = chain.block()
+    for read in (chain.metagraph, chain.block_time):
+        refusal(lambda read=read: read(chain.block() - 1), PermanentError, Reason.BLOCK_UNKNOWN, "archive")
 
 
 def test_an_unknown_network_or_subnet_is_named(open_chain):
@@ -385,13 +378,6 @@ def test_an_answer_that_makes_no_sense_is_permanent_and_named(chain, substrate, 
 
     monkeypatch.setattr(substrate, "runtime_call", nonsense)
     refusal(chain.metagraph, PermanentError, Reason.CHAIN_REFUSED, "the metagraph at block", "cannot make sense")
-
-
-def test_empty_rows_of_weights_are_left_out(chain, substrate):
-    state = substrate.next_state()
-    state.weights = {1: [], 0: [[1, 3], [0, 1]]}
-    substrate.finalize()
-    assert chain.weights() == {0: {0: 0.25, 1: 0.75}}
 
 
 def test_a_real_endpoint_that_nobody_serves_is_unreachable(clock, unused_port):
