@@ -7,7 +7,6 @@ import pytest
 
 from templar.adversary import faults
 from templar.adversary.chains import ReorganisingChain, SkewedChain, StaleChain, UnreachableChain
-from templar.adversary.faults import StoreView
 from templar.chain.clock import SimulatedClock
 from templar.chain.hotkey import hotkey_from_seed
 from templar.chain.ledger import Ledger, create_ledger
@@ -34,33 +33,6 @@ def bucket(tmp_path: Path) -> Bucket:
     return Bucket(tmp_path / "bucket")
 
 
-def test_a_view_that_changes_nothing_is_the_store(bucket: Bucket, tmp_path: Path) -> None:
-    view: ObjectStore = StoreView(bucket.inner)
-    assert view.name == "bucket"
-    view.put("a", b"1")
-    assert not view.put_if_absent("a", b"2")
-    assert view.put_if_absent("b", b"2")
-    (tmp_path / "file").write_bytes(b"3")
-    view.put_file("c", tmp_path / "file")
-    view.get_file("c", tmp_path / "copy", max_bytes=10)
-    buffer = bytearray(2)
-    view.read_into("gradient-1", 3, memoryview(buffer))
-    assert (tmp_path / "copy").read_bytes() == b"3"
-    assert (view.get("gradient-1", max_bytes=10), view.get_range("gradient-1", 1, 2), bytes(buffer)) == (
-        BODY,
-        b"12",
-        b"34",
-    )
-    assert [info.key for info in view.list()] == ["a", "b", "c", "gradient-1"]
-    assert view.head("a") == bucket.inner.head("a")
-    assert view.head("nothing") is None
-    assert view.delete(["a", "b", "c"]).deleted == ("a", "b", "c")
-    with pytest.raises(PermanentError) as caught:
-        view.get("gradient-1", max_bytes=9)
-    assert caught.value.reason is Reason.OBJECT_TOO_LARGE
-    view.close()
-
-
 def calls(view: ObjectStore) -> list[Any]:
     """Every question that a reader asks."""
     return [
@@ -79,14 +51,6 @@ def test_a_failing_store_fails_every_call_from_its_time_on(bucket: Bucket) -> No
         with pytest.raises(PermanentError) as caught:
             call()
         assert caught.value.reason is Reason.ACCESS_DENIED
-
-
-def test_a_flaky_store_answers_in_the_end(bucket: Bucket) -> None:
-    view = faults.FlakyStore(bucket.inner, failures=2)
-    for _ in range(2):
-        with pytest.raises(TransientError, match="503"):
-            view.head("gradient-1")
-    assert [call() for call in calls(view)][1] == BODY
 
 
 def test_bodies_that_end_early(bucket: Bucket) -> None:

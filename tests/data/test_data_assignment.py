@@ -197,16 +197,6 @@ def states(applied: list[bool], outer_steps_per_shard: int) -> list[Epochs]:
 
 
 class TestAdvancing:
-    def test_a_swap_takes_two_windows(self) -> None:
-        assert states([True] * 5, 3) == [
-            epochs((100, 0)),
-            epochs((100, 0)),
-            epochs((100, 0)),
-            epochs((100, 0), (104, 1)),  # the third outer step is that of window 102
-            epochs((100, 0), (104, 1)),
-            epochs((104, 1)),
-        ]
-
     def test_a_window_is_asked_for_a_second_time_and_nothing_changes(self) -> None:
         found = states([True] * 6, 3)
         assert advanced(found[4], 103, 4, 3) == found[4]

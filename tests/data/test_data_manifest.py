@@ -67,9 +67,7 @@ class TestIndex:
     @pytest.mark.parametrize(
         ("change", "field"),
         [
-            (put("version", value=2), "version"),
             (put("sequence_length", value=True), "sequence_length"),
-            (put("splits", value={}), "splits"),
             (put("splits", "train", value=[]), "train"),
             (put("splits", "../train", value=[]), "splits"),
         ],
@@ -113,10 +111,8 @@ class TestManifest:
         ("change", "words"),
         [
             (put("data_offset", value=130), ("tokens.size", "40 samples make")),
-            (put("num_samples", value=39), ("tokens.size", "39 samples make")),
             (put("tokens", "name", value="train_000002.npy"), ("tokens.name", "train_000001.npy")),
             (put("tokens", "name", value="../train_000001.npy"), ("tokens.name",)),
-            (put("tokens", "name", value="/etc/train_000001.npy"), ("tokens.name",)),
             (lambda content: content["tokens"]["blocks"].pop(), ("tokens", "train_000001.npy", "do not make")),
             (lambda content: content["sample_ids"]["blocks"].append("0" * 64), ("sample_ids_000001.bin", "do not")),
             (put("sample_ids", value=None), ("sample_ids",)),

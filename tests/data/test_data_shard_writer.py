@@ -143,7 +143,6 @@ class TestWrongInput:
         ("samples", "message"),
         [
             (np.zeros((2, 5)), "shape"),
-            (np.zeros(4), "shape"),
             (np.full((1, 4), 65536), "uint16"),
             (np.full((1, 4), -1), "uint16"),
             (np.zeros((4, 4)), "takes 3"),
@@ -157,7 +156,7 @@ class TestWrongInput:
             writer.write(samples)
         assert contents(tmp_path) == {}
 
-    @pytest.mark.parametrize("numbers", [(0, 1, None), (1, 0, None), (1, 1, 511), (1, 1, 2**31), (2**20, 2**20, 512)])
+    @pytest.mark.parametrize("numbers", [(0, 1, None), (1, 1, 511), (2**20, 2**20, 512)])
     def test_numbers(self, numbers: Any) -> None:
         with pytest.raises(ValueError, match=r"must|at least|too few"):
             ShardLayout("uint16", *numbers)

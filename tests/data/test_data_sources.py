@@ -111,7 +111,7 @@ class TestRows:
         found = documents(TextSource("source", path, column="body"))
         assert found == [(f"{path.name}#{row}", text) for row, text in EXPECTED]
 
-    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("kind", ["stream", "jsonl"])
     @pytest.mark.parametrize(
         ("column", "name", "message"),
         [
@@ -129,10 +129,9 @@ class TestRows:
         assert caught.value.message.startswith(f"{path}: ")
 
     @pytest.mark.parametrize("kind", ["parquet", "arrow", "jsonl"])
-    @pytest.mark.parametrize("data", [b"ARROW1 and nonsense"])
-    def test_damaged_files(self, tmp_path: Path, kind: str, data: bytes) -> None:
+    def test_damaged_files(self, tmp_path: Path, kind: str) -> None:
         path = tmp_path / f"x.{kind}"
-        path.write_bytes(data)
+        path.write_bytes(b"ARROW1 and nonsense")
         with pytest.raises(PermanentError) as caught:
             documents(TextSource("source", path))
         assert caught.value.reason is Reason.DATASET_MALFORMED

@@ -4,7 +4,6 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,16 +18,10 @@ from tests.support.servers import REPOSITORY, MotoEndpoint, moto_endpoint
 SETTINGS = S3Settings(max_attempts=1)
 
 
-@pytest.fixture(scope="module")
-def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotoEndpoint]:
-    with moto_endpoint(tmp_path_factory.mktemp("endpoint")) as endpoint:
-        yield endpoint
-
-
-def open_store(endpoint: MotoEndpoint, bucket: str, key: AccessKey) -> S3Store:
+def open_store(moto: MotoEndpoint, bucket: str, key: AccessKey) -> S3Store:
     return S3Store(
         bucket,
-        endpoint_url=endpoint.admin.endpoint_url,
+        endpoint_url=moto.admin.endpoint_url,
         access_key_id=key.access_key_id,
         secret_access_key=key.secret_access_key,
         settings=SETTINGS,
@@ -41,14 +34,14 @@ def denied(store: S3Store) -> bool:
     return caught.value.reason is Reason.ACCESS_DENIED
 
 
-def test_a_key_opens_its_own_bucket_only(endpoint: MotoEndpoint) -> None:
-    first = create_bucket_with_keys(endpoint.admin, "first-bucket")
-    second = create_bucket_with_keys(endpoint.admin, "second-bucket")
-    open_store(endpoint, "first-bucket", first.write).put("key", b"1")
-    assert open_store(endpoint, "first-bucket", first.read).get("key", max_bytes=1) == b"1"
-    assert denied(open_store(endpoint, "first-bucket", second.write))
-    assert denied(open_store(endpoint, "first-bucket", replace(first.read, secret_access_key="wrong")))
-    assert denied(open_store(endpoint, "first-bucket", replace(first.read, access_key_id="AKIAWRONG")))
+def test_a_key_opens_its_own_bucket_only(moto: MotoEndpoint) -> None:
+    first = create_bucket_with_keys(moto.admin, "first-bucket")
+    second = create_bucket_with_keys(moto.admin, "second-bucket")
+    open_store(moto, "first-bucket", first.write).put("key", b"1")
+    assert open_store(moto, "first-bucket", first.read).get("key", max_bytes=1) == b"1"
+    assert denied(open_store(moto, "first-bucket", second.write))
+    assert denied(open_store(moto, "first-bucket", replace(first.read, secret_access_key="wrong")))
+    assert denied(open_store(moto, "first-bucket", replace(first.read, access_key_id="AKIAWRONG")))
 
 
 @pytest.mark.parametrize(
@@ -62,9 +55,9 @@ def test_a_key_opens_its_own_bucket_only(endpoint: MotoEndpoint) -> None:
     ],
 )
 def test_without_a_key_nothing_is_answered(
-    endpoint: MotoEndpoint, method: str, path: str, authorization: str | None
+    moto: MotoEndpoint, method: str, path: str, authorization: str | None
 ) -> None:
-    request = urllib.request.Request(endpoint.admin.endpoint_url + path, data=b"inf", method=method)
+    request = urllib.request.Request(moto.admin.endpoint_url + path, data=b"inf", method=method)
     request.add_header("Content-Type", "text/plain")
     if authorization is not None:
         request.add_header("Authorization", authorization)
@@ -74,22 +67,22 @@ def test_without_a_key_nothing_is_answered(
     caught.value.close()
 
 
-def test_only_the_administrator_makes_buckets(endpoint: MotoEndpoint) -> None:
-    keys = create_bucket_with_keys(endpoint.admin, "mere-owner")
+def test_only_the_administrator_makes_buckets(moto: MotoEndpoint) -> None:
+    keys = create_bucket_with_keys(moto.admin, "mere-owner")
     with pytest.raises(PermanentError) as caught:
-        create_bucket_with_keys(EndpointAdmin(endpoint.admin.endpoint_url, keys.write), "another")
+        create_bucket_with_keys(EndpointAdmin(moto.admin.endpoint_url, keys.write), "another")
     assert caught.value.reason is Reason.ACCESS_DENIED
 
 
-def test_the_administrators_key_is_new_at_every_start_and_private(endpoint: MotoEndpoint, tmp_path: Path) -> None:
+def test_the_administrators_key_is_new_at_every_start_and_private(moto: MotoEndpoint, tmp_path: Path) -> None:
     with moto_endpoint(tmp_path) as other:
         admin_file = tmp_path / "admin.json"
         assert admin_file.stat().st_mode & 0o777 == 0o600
         assert json.loads(admin_file.read_text())["endpoint_url"] == other.admin.endpoint_url
-        assert other.admin.key.secret_access_key != endpoint.admin.key.secret_access_key
+        assert other.admin.key.secret_access_key != moto.admin.key.secret_access_key
         assert other.admin.key.secret_access_key not in repr(other.admin)
         with pytest.raises(PermanentError):
-            create_bucket_with_keys(EndpointAdmin(other.admin.endpoint_url, endpoint.admin.key), "bucket")
+            create_bucket_with_keys(EndpointAdmin(other.admin.endpoint_url, moto.admin.key), "bucket")
         assert other.server.stop() == 0
         assert other.admin.key.secret_access_key not in "".join(other.server.output)
 

@@ -115,19 +115,12 @@ def test_abandoned_files_are_removed_and_their_bytes_counted(network: Network, h
     assert clean(network, home).total("removed") == 0
 
 
-def test_young_files_stay(network: Network, home: Path) -> None:
-    litter(home)
-    before = files(home)
-    report = clean(network, home, later=3600)
-    assert (report.total("removed"), files(home)) == (0, before)
-
-
-def test_a_stamp_makes_nothing_old(network: Network, home: Path) -> None:
+def test_young_files_stay_and_a_stamp_makes_nothing_old(network: Network, home: Path) -> None:
     for name in litter(home):
         os.utime(home / name, (1000, 1000))
     before = files(home)
-    clean(network, home, later=0)
-    assert files(home) == before
+    report = clean(network, home, later=3600)
+    assert (report.total("removed"), files(home)) == (0, before)
 
 
 def test_files_that_may_be_read_stay_for_a_day(network: Network, home: Path, temporary: Path) -> None:

@@ -20,14 +20,11 @@ from templar.housekeeping.metrics import (
     HELP,
     Metrics,
     evidence_values,
-    gather_values,
     metrics_of,
     miner_values,
     publish_metrics,
-    training_values,
 )
 from templar.hparams import load_hparams
-from templar.neuron.miner import TrainReport
 from templar.neuron.node import Node
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Estimate, Evidence, MinerFacts
@@ -169,29 +166,6 @@ def test_validator_figures_of_each_miner() -> None:
     assert values["slash/score_after"] == {uid: record.final for uid, record in records.items()}
     assert values["inactivity/score_before"] == {5: 20.0}
     assert values["inactivity/score_after"] == {5: records[5].final}
-
-
-def test_gather_figures() -> None:
-    outcomes = tuple(
-        PeerOutcome(uid, tier, None, Reason.PAYLOAD_MISSING, "", 0.1)
-        for uid, tier in ((3, Tier.GATHER), (4, Tier.OTHER))
-    )
-    assert gather_values(GatherReport(7, outcomes, seconds=2.5)) == {
-        "gather/success_rate": 0.0,
-        "gather/successful_uids": 0,
-        "gather/failed_uids": 2,
-        "timing/gather": 2.5,
-    }
-    assert "gather/success_rate" not in gather_values(GatherReport(7, outcomes[1:]))
-
-
-def test_training_figures() -> None:
-    trained = TrainReport(7, None, first_loss=5.0, last_loss=4.5, num_steps=10, num_sequences=40)
-    expected = {"batch_tokens": 1280, "inner_steps": 10, "loss": 4.5, "window_entry_loss": 5.0}
-    assert training_values(trained, 32) == expected
-    assert training_values(TrainReport(7, Reason.NO_TIME_LEFT), 32) == {"batch_tokens": 0, "inner_steps": 0}
-    diverged = TrainReport(7, None, first_loss=5.0, last_loss=float("nan"), num_steps=1, num_sequences=1)
-    assert "loss" not in training_values(diverged, 32)
 
 
 @pytest.fixture(scope="module")
