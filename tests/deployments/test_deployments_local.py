@@ -1,19 +1,15 @@
 """The local network without its processes: what it consists of, what it refuses, what it shows of itself."""
 
-import io
-import json
 import signal
 import socket
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from deployments.local import __main__ as command
 from deployments.local.plan import LocalPlan
@@ -207,23 +203,6 @@ class TestSummary:
         view.birth.start.root = "genesis"
         view.weights = {0: 0.5, 4: 0.5}
         assert self.broken(view) == [4, 5]
-
-    def test_watching_ends_when_the_last_window_is_scored(
-        self, view: FakeView, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(command, "console", Console(file=io.StringIO()))
-        row = WindowRow(4, 5.0, (3,), {}, {})
-        view.rows = {4: row, 5: None, 6: replace(row, window=6)}  # 5 will never be scored, since 6 was
-        assert command.watch(view, 3) == 6  # type: ignore[arg-type]
-
-    def test_the_last_line_is_json(self, view: FakeView, capsys: pytest.CaptureFixture[str]) -> None:
-        summary = summarise(view, 6, 3, 0.0)  # type: ignore[arg-type]
-        assert command.report(summary) == 0
-        lines = capsys.readouterr().out.splitlines()
-        assert json.loads(lines[-1]) == summary.figures
-        assert lines[0] == "a payload took 2.0 kB on average, 25.0 times less than 50.0 kB of float32"
-        summary.checks["something else"] = False
-        assert command.report(summary) == 1
 
 
 @pytest.fixture
