@@ -4,6 +4,8 @@ PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+# Where PYTHONDONTWRITEBYTECODE is set, pip compiles nothing, and every process would compile Prefect and torch again.
+COMPILE := $(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true
 
 # Settings of the local network; each is a variable of `make run` and `make up`.
 WINDOWS ?= 10
@@ -80,8 +82,10 @@ $(VENV)/bin/python:
 
 $(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(INSTALL) --editable '.[local]'
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(INSTALL) --editable '.[dev]'
+	@$(COMPILE)
 	@touch $@ $(VENV)/.run
