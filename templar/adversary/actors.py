@@ -38,11 +38,7 @@ class LatePublisher(Aggregator):
         draft, slot = self.draft(window, report), self.exchange.times(window).roster_slot(rank)
         self.chain.clock.sleep_until(slot.last + 1)
         self.buckets.own.put_file(aggregate_key(window), draft.aggregate)
-        self._put(draft.roster)
-
-    def _put(self, roster: Roster) -> None:
-        key = window_key(Kind.ROSTER, roster.window, roster.uid)
-        self.buckets.own.put(key, seal(roster, self.exchange.own_signer).encode())
+        put_roster(self, draft.roster)
 
 
 class OmittingPublisher(Aggregator):
@@ -71,12 +67,8 @@ class ForgingPublisher(Aggregator):
         return [replace(victim, manifest=manifest), *honest[1:]]
 
 
-class TwoFacedPublisher(LatePublisher):
+class TwoFacedPublisher(Aggregator):
     """Shows an honest roster in its slot and, once that is decided, puts another one in its place."""
-
-    def publish(self, window: int, report: GatherReport, rank: int) -> None:
-        """As an honest one."""
-        Aggregator.publish(self, window, report, rank)
 
     def decide(self, settlement: Settlement) -> TimedReport:
         """Decide on the first roster and, after its slot, show one without its first entry."""
@@ -86,8 +78,14 @@ class TwoFacedPublisher(LatePublisher):
             self.chain.clock.sleep_until(self.exchange.times(settlement.window).null_after + 1)
             entries = roster.entries[1:]
             num_bytes = sum(entry.payload_bytes for entry in entries)
-            self._put(roster.model_copy(update={"entries": entries, "aggregate_bytes": num_bytes}))
+            put_roster(self, roster.model_copy(update={"entries": entries, "aggregate_bytes": num_bytes}))
         return report
+
+
+def put_roster(node: Aggregator, roster: Roster) -> None:
+    """Sign a roster and publish it, overwriting what is there."""
+    key = window_key(Kind.ROSTER, roster.window, roster.uid)
+    node.buckets.own.put(key, seal(roster, node.exchange.own_signer).encode())
 
 
 PUBLISHERS: dict[str, type[Aggregator]] = {

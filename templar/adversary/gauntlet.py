@@ -120,15 +120,10 @@ def run_lineup(
     folder: Path | None = None,
     stage: Stage | None = None,
 ) -> list[Verdict]:
-    """Run one network and judge each of its scenarios.
+    """Run one network and judge each of its scenarios. The same seed gives the same bytes.
 
-    Args:
-        lineup: The miners.
-        hparams: The network's settings.
-        seed: The same seed gives the same bytes.
-        windows: Least number of windows; as many as the scenarios need by default.
-        folder: The network's folder; a temporary one by default.
-        stage: Storage and time; simulated by default.
+    It runs for at least `windows` windows, and for as many as the scenarios need. By default its folder is a temporary
+    one, and its stage (storage and time) is simulated.
 
     Raises:
         PermanentError: `bad_hparams`; a scenario's changes do not fit the settings.
@@ -189,16 +184,10 @@ def run_gauntlet(
     windows: int | None = None,
     on_verdict: Callable[[Verdict], None] = lambda verdict: None,
 ) -> list[Verdict]:
-    """Run scenarios and judge them; the verdicts are in the order of the catalogue.
+    """Run scenarios of the catalogue and judge them; the verdicts are in the catalogue's order.
 
-    Args:
-        names: Names of `templar.adversary.catalogue.SCENARIOS`.
-        hparams: From a scenario's changes to the network's settings.
-        miners: Miners of each network.
-        attackers: Number of them that attack in each scenario.
-        seed: The same seed gives the same verdicts.
-        windows: Least number of windows.
-        on_verdict: Called with each verdict as soon as it is known.
+    Each network has `miners` miners, of which `attackers` attack in each scenario, and runs for at least `windows`
+    windows. `hparams` gives its settings from the scenarios' changes.
 
     Raises:
         ValueError: As in `check_choice`.

@@ -5,12 +5,10 @@ The driver of a network and the judge share the values of this module, so the ve
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
-
-from torch import Tensor
 
 from templar.audit.findings import Accusation, named_by
 from templar.chain.base import Chain, Clock
@@ -176,9 +174,11 @@ def judge(scenario: Scenario, cast: Cast, history: History, hparams: HParams, la
     if scenario.publisher is not None:
         problems += _misconduct_problems(scenario, scenario.publisher, cast, history)
     attacked = history.windows[scenario.quiet :]
-    seen = [each for each in history.sightings if each.uid in cast.attackers and each.observer in cast.healthy]
-    seen = [each for each in seen if each.window in attacked]
-    observed = Counter(COUNTED if each.reason is None else each.reason.value for each in seen)
+    observed = Counter(
+        COUNTED if each.reason is None else each.reason.value
+        for each in history.sightings
+        if each.uid in cast.attackers and each.observer in cast.healthy and each.window in attacked
+    )
     if scenario.publisher is not None:
         observed.update(each.finding.reason for each in history.accusations if each.reporter in cast.healthy)
     return Verdict(
@@ -327,8 +327,8 @@ def measure_influence(cast: Cast, history: History, hparams: HParams, layout: La
 
 def _contribution(payload: Payload, layout: Layout, medians: Mapping[str, int]) -> float:
     update = single_update(payload, layout, medians)
-    shares = [_share(_squared(update[name]) / QUANTUM**2, medians[name]) for name in layout.names]
-    return math.sqrt(max(shares))
+    norms = {name: float(update[name].double().square().sum()) / QUANTUM**2 for name in layout.names}
+    return math.sqrt(max(_share(norm, medians[name]) for name, norm in norms.items()))
 
 
 def _dilution(payloads: Mapping[int, Payload], layout: Layout) -> float:
@@ -337,16 +337,9 @@ def _dilution(payloads: Mapping[int, Payload], layout: Layout) -> float:
     saying = [payload for payload, norm in zip(payloads.values(), norms, strict=True) if any(norm.values())]
     if not saying or len(saying) == len(payloads):
         return 0.0
-    return _differing(aggregate(list(payloads.values()), layout), aggregate(saying, layout), layout.names)
-
-
-def _differing(one: Mapping[str, Tensor], other: Mapping[str, Tensor], names: Sequence[str]) -> float:
-    counts = [(int((one[name] != other[name]).sum()), one[name].numel()) for name in names]
-    return sum(count for count, _ in counts) / sum(total for _, total in counts)
-
-
-def _squared(tensor: Tensor) -> float:
-    return float(tensor.double().square().sum())
+    one, other = aggregate(list(payloads.values()), layout), aggregate(saying, layout)
+    num_changed = sum(int((one[name] != other[name]).sum()) for name in layout.names)
+    return num_changed / sum(one[name].numel() for name in layout.names)
 
 
 def _share(part: float, whole: float) -> float:

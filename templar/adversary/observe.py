@@ -96,16 +96,10 @@ def history_of(
     genesis: Mapping[str, Tensor],
     accusations: Sequence[Accusation] = (),
 ) -> History:
-    """What can be known of a network that ran.
+    """The history of a network that ran, for windows whose objects are still there.
 
-    Args:
-        watch: The observations while it ran.
-        nodes: By name.
-        witness: The node that reads the public objects; nothing happened to it.
-        windows: The windows whose objects are still there.
-        folder: Everything of the network on this machine.
-        genesis: The first parameters.
-        accusations: From `read_accusations`.
+    `witness` is a node to which nothing happened; it reads the public objects. Everything that the network has on this
+    machine is in `folder`; `genesis` holds the first parameters.
     """
     rosters: dict[int, tuple[int, ...]] = {}
     payloads: dict[int, dict[int, Payload]] = {}

@@ -9,7 +9,7 @@ by `plan_temporary` and `abort_uploads`. An unfinished checkpoint must be old bo
 """
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -193,20 +193,11 @@ def _is_selected(info: ObjectInfo, kind: str, version: str | None, criterion: Cr
 class _Tally:
     """Counters of a running clean-up."""
 
-    found: Counter[str] = field(default_factory=Counter)
-    kept: Counter[str] = field(default_factory=Counter)
-    num_bytes: Counter[str] = field(default_factory=Counter)
-    deleted: Counter[str] = field(default_factory=Counter)
-    failed: Counter[str] = field(default_factory=Counter)
+    columns: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))  # kind -> column of its row
     failures: list[tuple[str, str]] = field(default_factory=list)
 
     def report(self, window: int) -> CleanupReport:
-        rows = tuple(
-            CleanupRow(
-                kind, self.found[kind], self.kept[kind], self.num_bytes[kind], self.deleted[kind], self.failed[kind]
-            )
-            for kind in sorted(self.found)
-        )
+        rows = tuple(CleanupRow(kind, **columns) for kind, columns in sorted(self.columns.items()))
         return CleanupReport(window, rows, tuple(self.failures))
 
 
@@ -227,7 +218,7 @@ def execute(store: ObjectStore, candidates: Iterable[CleanupCandidate], *, windo
         check_stop()
         failed = dict(store.delete(candidate.info.key for candidate in batch).failed)
         for candidate in batch:
-            (tally.failed if candidate.info.key in failed else tally.deleted)[candidate.kind] += 1
+            tally.columns[candidate.kind]["failed" if candidate.info.key in failed else "deleted"] += 1
         tally.failures += list(failed.items())[: LISTED_FAILURES - len(tally.failures)]
     return tally.report(window)
 
@@ -235,11 +226,12 @@ def execute(store: ObjectStore, candidates: Iterable[CleanupCandidate], *, windo
 def _counted(candidates: Iterable[CleanupCandidate], tally: _Tally) -> Iterator[CleanupCandidate]:
     """Count candidates, and yield those that are to be deleted."""
     for candidate in candidates:
-        tally.found[candidate.kind] += 1
+        columns = tally.columns[candidate.kind]
+        columns["found"] += 1
         if candidate.kept:
-            tally.kept[candidate.kind] += 1
+            columns["kept"] += 1
         else:
-            tally.num_bytes[candidate.kind] += candidate.info.size
+            columns["num_bytes"] += candidate.info.size
             yield candidate
 
 

@@ -267,11 +267,16 @@ class _Tries:
         if self._begun is None:
             self._begun = self._head
             self._node.journal.enter(self._window, BEGUN, str(self._head))
-        elif not hidden and not self._unlike(shown := self._shown()):
+        elif not hidden and not differing_uids(self._wanted, shown := self._shown()):
             return shown  # an earlier try succeeded without an answer, or the process died before it was entered
 
         # 2. Send them. A transient refusal is kept, since they may be on chain all the same.
-        refusal = self._send()
+        self._sent += 1
+        refusal: TransientError | None = None
+        try:
+            self._chain.set_weights(self._wanted)
+        except TransientError as error:
+            refusal = error
         if hidden:
             if refusal is None or self._was_taken(refusal):
                 log.info("window %d: the chain reveals the weights later; they are not read back", self._window)
@@ -280,7 +285,7 @@ class _Tries:
 
         # 3. Read them back. Once the chain took a try, its limit on weights only follows from that.
         shown = self._shown()
-        if not (unlike := self._unlike(shown)):
+        if not (unlike := differing_uids(self._wanted, shown)):
             return shown
         if refusal is not None and not self._taken:
             raise refusal
@@ -289,20 +294,8 @@ class _Tries:
             Reason.WEIGHTS_DIFFER, f"window {self._window}: the chain shows other weights for uids {unlike}"
         )
 
-    def _send(self) -> TransientError | None:
-        """Send the weights; a transient error is returned, since they may be on chain all the same."""
-        self._sent += 1
-        try:
-            self._chain.set_weights(self._wanted)
-        except TransientError as error:
-            return error
-        return None
-
     def _shown(self) -> dict[int, float]:
         return self._chain.weights().get(self._uid, {})
-
-    def _unlike(self, shown: dict[int, float]) -> list[int]:
-        return differing_uids(self._wanted, shown)
 
     def _was_taken(self, refusal: TransientError) -> bool:
         """Whether the chain's limit counts from an earlier try of this window."""
