@@ -31,9 +31,9 @@ def main() -> int:
     if arguments.list:
         _print_list()
         return 0
-    logging.basicConfig(format="%(message)s")
-    for handler in logging.getLogger().handlers:  # the loggers themselves say everything: it is looked at
-        handler.setLevel(logging.WARNING if arguments.verbose else logging.CRITICAL)
+    handler = logging.StreamHandler()  # the loggers keep their levels, for every line is checked
+    handler.setLevel(logging.WARNING if arguments.verbose else logging.CRITICAL)
+    logging.basicConfig(format="%(message)s", handlers=[handler])
     try:
         verdicts = run_gauntlet(
             arguments.scenario or list(SCENARIOS),
