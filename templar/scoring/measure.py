@@ -31,7 +31,7 @@ from templar.scoring.evidence import Estimate, Likeness, Measurement
 from templar.scoring.score import first_order_score, relative_gain
 from templar.scoring.standing import round_score
 from templar.training.loss import micro_batch_losses, sequence_losses, single_threaded
-from templar.training.model import bind_parameters
+from templar.training.model import bind_parameters, named_parameters
 
 
 @dataclass(eq=False)
@@ -120,7 +120,7 @@ class Evaluator:
         """Yield zeros that backward passes add to; afterwards the model drops them, and they become the buffer."""
         gradients = {}
         try:
-            for name, param in self.model.named_parameters():
+            for name, param in named_parameters(self.model):
                 param.requires_grad_(True)
                 param.grad = gradients[name] = torch.zeros_like(param)
             yield gradients

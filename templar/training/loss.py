@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from templar.interrupt import check_stop
+from templar.training.model import logits, named_parameters
 
 _lock = threading.Lock()
 _outside = {"users": 0, "threads": 0}
@@ -44,15 +45,15 @@ def token_losses(net: nn.Module, tokens: Tensor) -> Tensor:
     """Cross-entropy of every token but the first, given those before it.
 
     Args:
-        net: A causal language model that returns `logits`.
+        net: A model of `build_model`.
         tokens: Shape (n, L), integer; L at least 2. Every token counts: sequences are packed, without padding.
 
     Returns:
         Shape (n, L - 1), float32, on the model's device.
     """
-    tokens = tokens.to(device=next(net.parameters()).device, dtype=torch.int64)
-    logits = net(input_ids=tokens[:, :-1]).logits.float()  # (n, L - 1, vocab)
-    return functional.cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none")
+    tokens = tokens.to(device=named_parameters(net)[0][1].device, dtype=torch.int64)
+    predictions = logits(net, tokens[:, :-1])  # (n, L - 1, vocab)
+    return functional.cross_entropy(predictions.transpose(1, 2), tokens[:, 1:], reduction="none")
 
 
 @torch.no_grad()

@@ -5,13 +5,16 @@ Importing transformers takes seconds, so it happens when a model is first built.
 
 from collections.abc import Mapping
 from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn import functional
 
 from templar.errors import PermanentError, Reason
 from templar.hparams import Model
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
 TOKENIZER_FILE = "tokenizer.json"
+
+_named_parameters: WeakKeyDictionary[nn.Module, tuple[tuple[str, nn.Parameter], ...]] = WeakKeyDictionary()
 
 
 def model_config(model: Model) -> "LlamaConfig":
@@ -54,6 +59,50 @@ def build_model(model: Model) -> "LlamaForCausalLM":
         return _construct(model)
 
 
+def logits(net: nn.Module, tokens: Tensor) -> Tensor:
+    """Logits of a model of `build_model`, bit for bit those of `net(input_ids=tokens)`, and so are their gradients.
+
+    These are transformers' operations in their order, without its Python code around them, which takes longer than the
+    operations of a small model.
+
+    Args:
+        net: The model, in float32.
+        tokens: Shape (n, L), int64, on the model's device.
+
+    Returns:
+        Shape (n, L, vocab).
+    """
+    llama: Any = net
+    config, model = llama.config, llama.model
+    hidden = functional.embedding(tokens, model.embed_tokens.weight)
+    rotation = _rotation(model.rotary_emb, tokens.shape[1], tokens.device)
+    for layer in model.layers:
+        # Attention.
+        attention, normed = layer.self_attn, _normalize(layer.input_layernorm, hidden)
+        projections = attention.q_proj, attention.k_proj, attention.v_proj
+        query, key, value = (
+            functional.linear(normed, each.weight).view(*tokens.shape, -1, attention.head_dim).transpose(1, 2)
+            for each in projections
+        )
+        mixed = functional.scaled_dot_product_attention(
+            _rotate(query, rotation),
+            _rotate(key, rotation),
+            value,
+            is_causal=tokens.shape[1] > 1,
+            scale=attention.scaling,
+            enable_gqa=config.num_attention_heads > config.num_key_value_heads,
+        )
+        mixed = mixed.transpose(1, 2).reshape(*tokens.shape, -1)
+        hidden = hidden + functional.linear(mixed, attention.o_proj.weight)
+
+        # Feed-forward network.
+        mlp, normed = layer.mlp, _normalize(layer.post_attention_layernorm, hidden)
+        gate = functional.silu(functional.linear(normed, mlp.gate_proj.weight))
+        inner = gate * functional.linear(normed, mlp.up_proj.weight)
+        hidden = hidden + functional.linear(inner, mlp.down_proj.weight)
+    return functional.linear(_normalize(model.norm, hidden), llama.lm_head.weight)
+
+
 def genesis_parameters(model: Model) -> dict[str, Tensor]:
     """The parameters that `initializer_seed` gives with this build of torch and transformers.
 
@@ -67,9 +116,16 @@ def parameter_shapes(model: Model) -> dict[str, tuple[int, ...]]:
     return dict(_shapes(model))
 
 
+def named_parameters(net: nn.Module) -> tuple[tuple[str, nn.Parameter], ...]:
+    """`net.named_parameters()`, found once: the search takes longer than a step of a small model."""
+    if (found := _named_parameters.get(net)) is None:
+        found = _named_parameters[net] = tuple(net.named_parameters())
+    return found
+
+
 def parameters_of(net: nn.Module) -> dict[str, Tensor]:
     """The parameters by name, sorted: the model's own tensors, not copies, outside of autograd."""
-    return {name: param.detach() for name, param in sorted(net.named_parameters())}
+    return {name: param.detach() for name, param in sorted(named_parameters(net), key=itemgetter(0))}
 
 
 def load_parameters(net: nn.Module, params: Mapping[str, Tensor]) -> None:
@@ -91,7 +147,7 @@ def bind_parameters(net: nn.Module, params: Mapping[str, Tensor]) -> None:
         ValueError: As in `load_parameters`.
     """
     _check_shapes(parameters_of(net), params)
-    for name, param in net.named_parameters():
+    for name, param in named_parameters(net):
         param.data = params[name]
 
 
@@ -125,6 +181,26 @@ def read_parameters(path: Path, model: Model) -> dict[str, Tensor]:
             Reason.CHECKPOINT_BROKEN, f"{path}: not the tensors of this model's hparams; first differences: {wrong}"
         )
     return params
+
+
+@lru_cache(maxsize=64)
+def _rotation(rotary: nn.Module, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the first positions, each of shape (1, 1, L, head_dim)."""
+    cos, sin = rotary(torch.empty(0, device=device), position_ids=torch.arange(length, device=device).unsqueeze(0))
+    return cos.unsqueeze(1), sin.unsqueeze(1)
+
+
+def _rotate(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    cos, sin = rotation
+    half = heads.shape[-1] // 2
+    return heads * cos + torch.cat((-heads[..., half:], heads[..., :half]), dim=-1) * sin
+
+
+def _normalize(norm: Any, hidden: Tensor) -> Tensor:
+    """RMSNorm (arXiv 1910.07467)."""
+    variance = hidden.pow(2).mean(-1, keepdim=True)
+    normed: Tensor = norm.weight * (hidden * torch.rsqrt(variance + norm.variance_epsilon))
+    return normed
 
 
 def _check_shapes(own: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> None:

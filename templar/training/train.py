@@ -18,7 +18,7 @@ from templar.errors import PermanentError, Reason
 from templar.hparams import AdamW, Schedule, Training
 from templar.interrupt import check_stop
 from templar.training.loss import single_threaded, token_losses
-from templar.training.model import load_parameters, parameters_of
+from templar.training.model import load_parameters, named_parameters, parameters_of
 
 _PI = 3.141592653589793
 LARGEST_UPDATE = 2.0**64
@@ -87,7 +87,7 @@ def train_sparseloco(
             loss = _accumulate_batch(net, sequences, inner_step, training, keep_going)
             if loss is None:
                 break
-            norm = nn.utils.clip_grad_norm_(net.parameters(), training.max_grad_norm)
+            norm = nn.utils.clip_grad_norm_([param for _, param in named_parameters(net)], training.max_grad_norm)
             _check_finite(float(norm), f"gradient norm of inner step {inner_step}")
             # 2. One step of AdamW.
             adamw.param_groups[0]["lr"] = inner_learning_rate(training, outer_steps, inner_step)
@@ -125,7 +125,7 @@ def train_demo(net: nn.Module, sequences: Tensor, *, training: Training, keep_go
             loss = _accumulate_batch(net, sequences, batch, training, keep_going)
             if loss is None:
                 break
-            for name, param in net.named_parameters():
+            for name, param in named_parameters(net):
                 if param.grad is not None:
                     total[name] += param.grad
             net.zero_grad(set_to_none=True)
@@ -181,7 +181,7 @@ def _restored(net: nn.Module, before: Mapping[str, Tensor] | None = None) -> Ite
 
 def _adamw(net: nn.Module, settings: AdamW, state: OptimizerState) -> torch.optim.AdamW:
     """The AdamW of torch, continued from copies of a state."""
-    params = dict(net.named_parameters())
+    params = dict(named_parameters(net))
     if set(params) != set(state.exp_avg) or set(params) != set(state.exp_avg_sq):
         raise ValueError("the optimizer state does not have exactly the model's parameters")
     adamw = torch.optim.AdamW(
@@ -201,7 +201,7 @@ def _adamw(net: nn.Module, settings: AdamW, state: OptimizerState) -> torch.opti
 
 
 def _optimizer_state(net: nn.Module, adamw: torch.optim.AdamW, num_steps: int) -> OptimizerState:
-    states = {name: adamw.state[param] for name, param in sorted(net.named_parameters())}
+    states = {name: adamw.state[param] for name, param in sorted(named_parameters(net))}
     exp_avg = {name: state["exp_avg"] for name, state in states.items()}
     return OptimizerState(num_steps, exp_avg, {name: state["exp_avg_sq"] for name, state in states.items()})
 

@@ -19,8 +19,9 @@ from templar.hparams import load_hparams
 from templar.scoring.evaluation_plan import SPARE
 from templar.scoring.evidence import Estimate, Measurement
 from templar.scoring.measure import Evaluator
+from templar.training import loss
 from templar.training.loss import micro_batch_losses, sequence_losses, single_threaded, token_losses
-from templar.training.model import build_model, load_parameters, parameter_shapes, parameters_of
+from templar.training.model import build_model, load_parameters, logits, parameter_shapes, parameters_of
 from tests.support.allocations import peak_bytes
 from tests.support.payloads import payload_of, random_payload, zero_payload
 from tests.support.threads import threads
@@ -281,23 +282,28 @@ def test_measuring_never_touches_the_agreed_parameters(
 @pytest.mark.parametrize("passes", [3, 8])
 @pytest.mark.parametrize("failure", ["stop", "error"])
 def test_a_stop_or_a_failure_never_touches_the_agreed_parameters(
-    params: dict[str, Tensor], payloads: dict[int, Payload], passes: int, failure: str
+    params: dict[str, Tensor],
+    payloads: dict[int, Payload],
+    passes: int,
+    failure: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """After so many forward passes: there are five for the estimate, and more for what is measured exactly."""
     before, net, done = parameters_digest(params), build_model(MODEL), []
 
-    def interfere(*_: object) -> None:
+    def interfere(net: nn.Module, tokens: Tensor) -> Tensor:
         done.append(1)
         if len(done) == passes and failure == "stop":
             interrupt.request_stop()
         elif len(done) == passes:
             raise RuntimeError(failure)
+        return logits(net, tokens)
 
-    hook = net.register_forward_hook(interfere)
+    monkeypatch.setattr(loss, "logits", interfere)
     measuring = evaluator(params, payloads, model=net)
     with pytest.raises(interrupt.StoppedError if failure == "stop" else RuntimeError):
         measured(measuring, PLAN)
-    hook.remove()
+    monkeypatch.undo()
     interrupt.clear_stop()
     assert parameters_digest(params) == before
     assert pointers(parameters_of(net)) == pointers(params)

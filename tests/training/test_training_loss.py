@@ -9,8 +9,9 @@ from torch.nn import functional
 
 from templar import interrupt
 from templar.hparams import load_hparams
+from templar.training import loss
 from templar.training.loss import micro_batch_losses, sequence_losses, single_threaded, token_losses
-from templar.training.model import build_model
+from templar.training.model import build_model, logits
 from tests.support.threads import threads
 
 MODEL = load_hparams("simulation").model
@@ -103,10 +104,15 @@ def test_fillers_add_nothing_to_the_gradient(net: nn.Module) -> None:
         torch.testing.assert_close(filled[name], expected, rtol=1e-4, atol=1e-6)
 
 
-def test_a_forward_pass_runs_only_when_its_losses_are_read(net: nn.Module) -> None:
+def test_a_forward_pass_runs_only_when_its_losses_are_read(net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     """So its backward pass can free its memory before the next one, and a stop is noticed in between."""
     passes: list[int] = []
-    net.register_forward_hook(lambda *_: passes.append(1))
+
+    def forward(net: nn.Module, tokens: Tensor) -> Tensor:
+        passes.append(1)
+        return logits(net, tokens)
+
+    monkeypatch.setattr(loss, "logits", forward)
     batches = micro_batch_losses(net, tokens(5), micro_batch_size=2)
     assert passes == []
     next(batches)

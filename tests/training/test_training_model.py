@@ -5,10 +5,12 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from templar.agreement.state import parameters_digest
 from templar.hparams import load_hparams
@@ -18,6 +20,7 @@ from templar.training.model import (
     build_model,
     genesis_parameters,
     load_parameters,
+    logits,
     model_config,
     parameter_shapes,
     parameters_of,
@@ -41,6 +44,32 @@ def losses(net: nn.Module) -> Tensor:
 @pytest.fixture
 def net() -> nn.Module:
     return build_model(MODEL)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tie_word_embeddings": True, "num_hidden_layers": 2},
+        {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32, "num_hidden_layers": 3},
+        {"num_attention_heads": 6, "num_key_value_heads": 1, "hidden_size": 48, "vocab_size": 333},
+    ],
+)
+@pytest.mark.parametrize("shape", [(4, 31), (1, 7), (3, 1), (16, 24)])
+def test_logits_and_gradients_are_those_of_transformers(changes: dict[str, Any], shape: tuple[int, int]) -> None:
+    model = MODEL.model_copy(update=changes)
+    generator, found = torch.Generator().manual_seed(sum(shape)), []
+    params = {name: torch.randn(each, generator=generator) * 0.3 for name, each in parameter_shapes(model).items()}
+    places = torch.randint(0, model.vocab_size, shape, generator=generator)
+    for forward in (lambda net: net(input_ids=places).logits, lambda net: logits(net, places)):
+        net = build_model(model)
+        load_parameters(net, params)
+        output = forward(net)
+        functional.cross_entropy(output.transpose(1, 2), places).backward()
+        with torch.no_grad():
+            found.append([output.detach(), forward(net), *(param.grad for param in net.parameters())])
+    assert len(found[0]) == 2 + len(params)
+    assert all(torch.equal(theirs, own) for theirs, own in zip(*found, strict=True))
 
 
 def test_genesis_comes_from_the_seed_alone() -> None:
