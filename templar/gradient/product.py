@@ -59,19 +59,23 @@ class UpdateProducts:
                 totals += [self._dense(index, tensor, gradient) for index in which]
         return totals.tolist()
 
-    def _sparse(self, tensor: TensorLayout, gradient: Tensor, which: Sequence[int]) -> list[float]:
+    def _sparse(self, tensor: TensorLayout, gradient: Tensor, which: Sequence[int]) -> NDArray[np.float64]:
+        """The inner products of one tensor, shape (len(which),)."""
+        if not which:
+            return np.zeros(0)
         if kernels.uses_kernels(self._layout.num_elements):
             from templar.gradient.kernels.combine import chunk_products  # noqa: PLC0415 - numba takes a second
 
-            array, name = gradient.numpy(), tensor.name
-            products = [
-                chunk_products(self._payloads[index].sections[name], self._tables[index][name], tensor, array)
-                for index in which
-            ]
+            name = tensor.name
+            sections = [self._payloads[index].sections[name] for index in which]
+            tables = [self._tables[index][name] for index in which]
+            products = chunk_products(sections, tables, tensor, gradient.numpy())
         else:
             chunks = to_chunks(gradient, tensor).numpy()
-            products = [self._chunk_products(index, tensor, chunks) for index in which]
-        return [_sum(each) * QUANTUM for each in products]
+            products = np.stack([self._chunk_products(index, tensor, chunks) for index in which])
+        # Add the chunks one after the other: the number of threads and the implementation change no bit of the sum.
+        with np.errstate(invalid="ignore", over="ignore"):
+            return np.cumsum(products, axis=1)[:, -1] * QUANTUM
 
     def _chunk_products(self, index: int, tensor: TensorLayout, chunks: NDArray[np.float32]) -> NDArray[np.float64]:
         """The inner product of each chunk, in quanta, shape (C,)."""
@@ -91,9 +95,3 @@ class UpdateProducts:
         section, table = self._payloads[index].sections[tensor.name], self._tables[index][tensor.name]
         update = combine_sections([section], [table], tensor, self._layout, torch.empty(tensor.shape))
         return float((update.to(gradient.device).double() * gradient.double()).sum())
-
-
-def _sum(values: NDArray[np.float64]) -> float:
-    """Add the values one after the other: the number of threads and the implementation change no bit of the sum."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        return float(np.cumsum(values)[-1])

@@ -128,16 +128,19 @@ def _place_all(rows: Any, first: int, grid: Any, update: Any) -> None:
 
 
 def chunk_products(
-    section: Section, table: NDArray[np.int64], tensor: TensorLayout, gradient: NDArray[np.float32]
+    sections: Sequence[Section],
+    tables: Sequence[NDArray[np.int64]],
+    tensor: TensorLayout,
+    gradient: NDArray[np.float32],
 ) -> NDArray[np.float64]:
-    """The inner product of each chunk of an update with a gradient, in quanta, shape (C,).
+    """The inner product of each chunk of each peer's update with a gradient, in quanta, shape (P, C).
 
-    `table` has the section's magnitudes by scale code, shape (256,); the gradient is contiguous.
+    Each of `tables` has a section's magnitudes by scale code, shape (256,); the gradient is contiguous.
     """
-    one, products, flat = views([section]), np.zeros(tensor.num_chunks), gradient.reshape(-1)
-    grid = grid_of(tensor)
+    peers, magnitudes, flat = views(sections), np.stack(tables), gradient.reshape(-1)
+    grid, products = grid_of(tensor), np.zeros((len(sections), tensor.num_chunks))
     in_ranges(
-        lambda first, stop: _multiply(one, table, first, stop, starts([section], first), grid, flat, products),
+        lambda first, stop: _multiply(peers, magnitudes, first, stop, starts(sections, first), grid, flat, products),
         tensor.num_chunks,
     )
     return products
@@ -145,27 +148,28 @@ def chunk_products(
 
 @kernel
 def _multiply(
-    section: Any, table: Any, first: int, stop: int, begin: Any, grid: Any, gradient: Any, products: Any
+    peers: Any, tables: Any, first: int, stop: int, begin: Any, grid: Any, gradient: Any, products: Any
 ) -> None:
     """Multiply chunks `first` to `stop`, which begin at `begin`; `products` is zero before."""
-    k, last_level, indices = section.k, section.levels - 1, np.empty(section.k, np.int64)
-    for chunk in range(first, stop):
-        upper_code = code_at(section, 0, chunk, last_level)
-        if upper_code == 0:
-            continue
-        lower, upper = table[code_at(section, 0, chunk, 0)], table[upper_code]
-        rank, corner, total = begin[0, 0], origin(grid, chunk), 0.0
-        read_chunk(section, 0, begin[0], indices)
-        for start in range(0, k, 32):
-            at, count = rank * k + start, min(32, k - start)
-            signs = bits_at(section, 0, SIGNS, at, count)
-            levels = bits_at(section, 0, MAGNITUDES, at, count) if last_level == 1 else np.int64(0)
-            for place in range(count):
-                magnitude = np.float64(upper if levels >> place & 1 else lower)
-                index = indices[start + place]
-                element = corner + (index // grid.width) * grid.columns + index % grid.width
-                total += np.float64(gradient[element]) * (-magnitude if signs >> place & 1 else magnitude)
-        products[chunk] = total
+    k, last_level, indices = peers.k, peers.levels - 1, np.empty(peers.k, np.int64)
+    for peer in range(len(peers.addresses)):
+        for chunk in range(first, stop):
+            upper_code = code_at(peers, peer, chunk, last_level)
+            if upper_code == 0:
+                continue
+            lower, upper = tables[peer, code_at(peers, peer, chunk, 0)], tables[peer, upper_code]
+            rank, corner, total = begin[peer, 0], origin(grid, chunk), 0.0
+            read_chunk(peers, peer, begin[peer], indices)
+            for start in range(0, k, 32):
+                at, count = rank * k + start, min(32, k - start)
+                signs = bits_at(peers, peer, SIGNS, at, count)
+                levels = bits_at(peers, peer, MAGNITUDES, at, count) if last_level == 1 else np.int64(0)
+                for place in range(count):
+                    magnitude = np.float64(upper if levels >> place & 1 else lower)
+                    index = indices[start + place]
+                    element = corner + (index // grid.width) * grid.columns + index % grid.width
+                    total += np.float64(gradient[element]) * (-magnitude if signs >> place & 1 else magnitude)
+            products[peer, chunk] = total
 
 
 def count_common(sections: Sequence[Section], tensor: TensorLayout) -> NDArray[np.int64]:
