@@ -7,7 +7,7 @@ report, and every other peer is fetched as if nothing had happened. Everything e
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -55,6 +55,9 @@ class Tier(StrEnum):
     GATHER = "gather"
     RESERVE = "reserve"
     OTHER = "other"
+
+
+_RANKS = {tier: rank for rank, tier in enumerate(Tier)}
 
 
 @dataclass(frozen=True)
@@ -269,7 +272,7 @@ class _Scheduler:
             StoppedError: A stop was asked for.
             TemplarError: `local_file`.
         """
-        while self._undecided(tiers) and (now := self._clock.now()) < until:
+        while next(self._undecided(tiers), None) is not None and (now := self._clock.now()) < until:
             peer = self._next_due()
             due = until if peer is None or peer.due is None else min(peer.due, until)
             if peer is not None and due <= now and self.workers.has_room():
@@ -304,7 +307,7 @@ class _Scheduler:
 
     def cancel(self, tiers: Collection[Tier]) -> None:
         """Make no further attempts for peers of these tiers; running ones end after a short grace."""
-        undecided = self._undecided(tiers)
+        undecided = list(self._undecided(tiers))
         running = [peer for peer in undecided if self.workers.is_running(peer.neuron.uid)]
         for peer in running:
             peer.reason, peer.detail = Reason.TOO_SLOW, "given up at the deadline, while it was fetched"
@@ -323,18 +326,16 @@ class _Scheduler:
         """The peer to try next. Peers of the tier `other` leave some threads free, for they may all hang."""
         room_for_others = self.workers.has_room(spare=True)
         waiting = [
-            peer
-            for peer in self._peers.values()
+            (peer.due, _RANKS[peer.tier], peer.order, uid)
+            for uid, peer in self._peers.items()
             if peer.due is not None and (room_for_others or peer.tier is not Tier.OTHER)
         ]
-        return min(waiting, key=lambda each: (each.due, list(Tier).index(each.tier), each.order), default=None)
+        return self._peers[min(waiting)[-1]] if waiting else None
 
-    def _undecided(self, tiers: Collection[Tier]) -> list[_Peer]:
-        return [
-            peer
-            for peer in self._peers.values()
-            if peer.tier in tiers and (peer.due is not None or self.workers.is_running(peer.neuron.uid))
-        ]
+    def _undecided(self, tiers: Collection[Tier]) -> Iterator[_Peer]:
+        for uid, peer in self._peers.items():
+            if peer.tier in tiers and (peer.due is not None or self.workers.is_running(uid)):
+                yield peer
 
     def _try(self, uid: int) -> _Attempt:
         """Try to fetch one peer's reveal, in a worker thread; an error stays with the peer."""
@@ -459,7 +460,9 @@ class Workers(Generic[T]):
         """
         interrupt.check_stop()
         uids = {call.future: uid for uid, call in self._running.items()}
-        done, _ = wait(uids, timeout=max(seconds, 0.0), return_when=FIRST_COMPLETED)
+        done = {future for future in uids if future.done()}
+        if not done:
+            done, _ = wait(uids, timeout=max(seconds, 0.0), return_when=FIRST_COMPLETED)
         for future in done:
             del self._running[uids[future]]
         return [(uid, future.result()) for future, uid in uids.items() if future in done]

@@ -6,6 +6,7 @@ it changed or not at all: a crash in mid-window scores nobody twice.
 
 import json
 import sqlite3
+from functools import lru_cache
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -67,7 +68,7 @@ class ScoreBook:
         """The memory after the newest window; before the first one, the cards that an earlier release left."""
         newest = self._file.execute("SELECT evidence FROM windows ORDER BY window DESC LIMIT 1")
         if newest:
-            return Evidence.model_validate_json(newest[0][0]).standing
+            return _standing_after(newest[0][0])
         rows = self._file.execute("SELECT hotkey, card FROM beginning")
         return Standing(departed={hotkey: _CARD.validate_json(card) for hotkey, card in rows})
 
@@ -105,6 +106,12 @@ class ScoreBook:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+@lru_cache(maxsize=4)
+def _standing_after(evidence: str) -> Standing:
+    """The memory after a window with this evidence; it is asked for several times in a window."""
+    return Evidence.model_validate_json(evidence).standing
 
 
 def _keep_cards(transaction: sqlite3.Connection) -> None:
