@@ -33,10 +33,12 @@ from rich.table import Table
 
 from benchmarks.command import measured
 from benchmarks.loader_shard import Endpoint, serving
+from templar.canonical import sha256_hex
 from templar.chain.base import NeuronInfo
 from templar.chain.clock import SystemClock
 from templar.chain.hotkey import Hotkey, hotkey_from_seed
 from templar.chain.ledger import Ledger, create_ledger
+from templar.errors import Reason, RejectedError
 from templar.exchange.buckets import Buckets
 from templar.exchange.gather import Gatherer
 from templar.exchange.object_keys import Kind, window_key
@@ -90,10 +92,12 @@ class Cost:
 
 
 class Undecoded(PayloadCache):
-    """Takes every payload for a legal one: what is measured ends before the decoding."""
+    """Checks only the hash of a payload, and keeps nothing: the measurement ends before the decoding."""
 
     def admit(self, data: bytes, digest: str, *, window: int, uid: int, hotkey: str) -> None:
-        """Drop it."""
+        """Check the hash as `PayloadCache.admit` does."""
+        if sha256_hex(data) != digest:
+            raise RejectedError(Reason.WRONG_HASH, f"uid {uid}: the payload does not have the committed hash")
 
 
 class Scene:
