@@ -246,7 +246,7 @@ FOLDER = "import numba, templar.gradient.kernels.machine; print(numba.config.CAC
 def test_compiled_code_belongs_to_one_state_of_the_source(tmp_path: Path) -> None:
     """Kernels are compiled with constants of other modules, whose changes numba does not notice."""
     package = tmp_path / "templar"
-    shutil.copytree(Path(kernels.__file__).parents[1], package)
+    shutil.copytree(Path(kernels.__file__).parents[2], package)
 
     def cache_folder() -> str:
         environment = os.environ | {"PYTHONPATH": str(tmp_path)}
