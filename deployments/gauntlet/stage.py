@@ -23,7 +23,7 @@ SOMEBODY = "somebody"
 
 
 class S3Stage:
-    """A stage on an S3 endpoint, in real time; implements `templar.simulate.stage.Stage`.
+    """A stage on an S3 endpoint, in real time; implements `templar.simulate.world.Stage`.
 
     Args:
         endpoint: The endpoint.

@@ -88,7 +88,7 @@ def listing(bucket: dict[str, int]) -> list[ObjectInfo]:
 
 
 def guard_of(objects: list[ObjectInfo], *, chain_time: float = TIME, now: int = NOW, **changes: Any) -> Guard:
-    """What `templar.neuron.purging` knows of a bucket."""
+    """What `templar.housekeeping.maintenance` knows of a bucket."""
     found = survey(objects, now)
     base = now if found.newest_window is None else found.newest_window
     retention = Retention.of(found, window=base, genesis_windows={GENESIS}, storage=STORAGE)

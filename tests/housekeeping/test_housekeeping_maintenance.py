@@ -13,7 +13,7 @@ from templar.exchange.object_keys import parse_key
 from templar.housekeeping.maintenance import clean_bucket, known_epochs, publish_newest_checkpoint
 from templar.neuron.join import Context
 from templar.training.model import WEIGHTS_FILE, read_parameters
-from tests.support.network import Network, tiny
+from tests.support.network import Network
 
 AGGREGATOR = "aggregator-1"
 
@@ -89,17 +89,6 @@ def test_a_hotkey_that_is_not_registered_publishes_nothing(network: Network) -> 
     with pytest.raises(PermanentError) as caught:
         publish_newest_checkpoint(stranger)
     assert caught.value.reason is Reason.NOT_REGISTERED
-
-
-@pytest.fixture(scope="module")
-def old(tmp_path_factory: pytest.TempPathFactory) -> Network:
-    """Six windows of a network that keeps three, and checkpoints of windows 2, 4 and 6."""
-    storage = {"checkpoint_frequency": 2, "checkpoints_kept": 1, "retention_windows": 3}
-    network = Network(tmp_path_factory.mktemp("old"), tiny(storage=storage))
-    for window in (2, 4, 6):
-        network.run([window - 1, window])
-        publish_newest_checkpoint(network.context(AGGREGATOR))
-    return network
 
 
 def test_a_dry_run_counts_and_deletes_nothing(old: Network) -> None:

@@ -28,17 +28,6 @@ from tests.support.servers import MotoEndpoint
 AGGREGATOR = "aggregator-1"
 
 
-@pytest.fixture(scope="module")
-def old(tmp_path_factory: pytest.TempPathFactory) -> Network:
-    """Six windows of a network that keeps three."""
-    storage = {"checkpoint_frequency": 2, "checkpoints_kept": 1, "retention_windows": 3}
-    network = Network(tmp_path_factory.mktemp("old"), tiny(storage=storage))
-    for window in (2, 4, 6):
-        network.run([window - 1, window])
-        publish_newest_checkpoint(network.context(AGGREGATOR))
-    return network
-
-
 def target(network: Network, **changes: tuple[str, ...]) -> Target:
     store = network.bucket(AGGREGATOR)
     return Target(store, DirectoryUploads(Path(store._root)), is_own=True, **changes)

@@ -31,7 +31,7 @@ from templar.neuron.validator import BEGUN, PAUSES, STEP, Validator, are_due, we
 from templar.scoring.evidence import Evidence
 from templar.window import Action, drive_window
 from tests.support.network import Network, tiny
-from tests.support.substrate import MemorySubstrate
+from tests.support.substrate import KeyPairWallet, MemorySubstrate
 
 SEED = bytes(range(32))
 KEY = hotkey_from_seed(SEED)
@@ -42,17 +42,6 @@ LIMIT = 100
 """A rate limit in blocks that no window outlasts."""
 WANTED = {1: 0.5, 2: 0.3, 3: 0.2}
 OTHER = {1: 0.1, 2: 0.9}
-
-
-@dataclass
-class KeyPairWallet:
-    hotkey: Any
-
-    @property
-    def coldkey(self) -> Any:
-        return self.hotkey
-
-    coldkeypub = hotkeypub = coldkey
 
 
 class Killed(BaseException):
