@@ -26,8 +26,8 @@ from templar.arguments import account_id, folder_path, whole_number
 from templar.data.build.build_dataset import BuiltDataset, build, upload_built
 from templar.data.build.card import CARD_FILE
 from templar.data.build.copying import CopyOutcome
+from templar.data.build.documents import TEXT_SUFFIXES, source_from_text
 from templar.data.build.plan import BuildRequest, BuildSettings, DatasetLayout
-from templar.data.build.sources import TEXT_SUFFIXES, source_from_text
 
 NUMBERS = {
     "vocab_size": "most ids of an embedded tokenizer",

@@ -1,7 +1,4 @@
 import itertools
-import random
-from collections import Counter
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -22,6 +19,7 @@ from templar.data.assignment import (
     spare_units,
 )
 from templar.errors import PermanentError, Reason, TransientError
+from tests.support.errors import raising
 
 
 def block_hash(number: int) -> str:
@@ -44,83 +42,26 @@ miners = st.lists(st.integers(0, 255), unique=True, max_size=8).map(sorted).map(
     first_window=st.integers(0, 1000),
     registered=st.lists(miners, min_size=1, max_size=6),
 )
-def test_disjoint_in_a_window_and_without_repeats_in_a_round(
+def test_no_unit_repeats_in_a_round_while_miners_come_and_go(
     plan: SlotPlan, spare: int, key: str, first_window: int, registered: list[tuple[int, ...]]
 ) -> None:
-    """Miners join and leave between windows; one list of them per window."""
+    """`registered` has the miners of each window."""
     epoch = Epoch(key, plan.units_per_window + spare, first_window)
     windows_per_round = epoch.total_units // plan.units_per_window
-    seen: Counter[int] = Counter()
+    seen: set[int] = set()
     for number, uids in enumerate(registered):
         if number % windows_per_round == 0:
             seen.clear()
-        assignments = assign_all(first_window + number, epoch, plan, uids)
-        served = [assignment for assignment in assignments.values() if assignment.units]
+        window = first_window + number
+        served = [each.units for each in assign_all(window, epoch, plan, uids).values() if each.units]
         assert len(served) == min(len(uids), plan.num_slots)
-        assert all(len(assignment.units) == plan.units_per_slot for assignment in served)
-        seen.update(unit for assignment in served for unit in assignment.units)
-        assert all(0 <= unit < epoch.total_units for unit in seen)
-        assert not seen or max(seen.values()) == 1
-
-
-def test_a_full_round_uses_every_unit_once_and_the_next_one_in_another_order() -> None:
-    epoch, plan, uids = Epoch("round", 60, first_window=3), SlotPlan(4, 5), (1, 4, 6, 9)
-    rounds = [
-        [
-            unit
-            for window in range(3 + 3 * index, 6 + 3 * index)
-            for assigned in assign_all(window, epoch, plan, uids).values()
-            for unit in assigned.units
-        ]
-        for index in range(3)
-    ]
-    assert all(sorted(units) == list(range(60)) for units in rounds)
-    slices = [{frozenset(units[start : start + 20]) for start in (0, 20, 40)} for units in rounds]
-    assert slices[0] != slices[1] != slices[2] != slices[0]
-
-
-def test_a_whole_round_while_miners_come_and_go() -> None:
-    """No unit is assigned twice, and no unit of a filled slot is left out."""
-    plan, num_windows = SlotPlan(16, 3), 60
-    epoch = Epoch("churn", num_windows * plan.units_per_window + 7, first_window=5)
-    generator = random.Random(1)
-    subnet = set(range(16))
-    seen: set[int] = set()
-    for window in range(5, 5 + num_windows):
-        subnet ^= set(generator.sample(range(24), generator.randrange(5)))  # some join, some leave
-        uids = tuple(sorted(subnet))
-        context = {"epoch": epoch, "plan": plan, "uids": uids, "block_hash": block_hash(window)}
-        assigned = {uid: assign(window, uid, **context).units for uid in uids}
-        units = [unit for each in assigned.values() for unit in each]
-        spare = spare_units(window, **context)
-        assert len(units) == min(len(uids), plan.num_slots) * plan.units_per_slot
-        assert len({*units, *spare}) == len(units) + len(spare) == plan.units_per_window
-        assert not seen & {*units, *spare}
-        seen |= {*units, *spare}
-    assert len(seen) == num_windows * plan.units_per_window
-
-
-def test_the_hash_of_the_opening_block_decides_the_slots() -> None:
-    epoch, plan, uids = Epoch("unpredictable", 64), SlotPlan(8, 1), tuple(range(8))
-    got = Counter(
-        assign(0, 3, epoch=epoch, plan=plan, uids=uids, block_hash=block_hash(number)).units for number in range(400)
-    )
-    assert len(got) == 8
-    assert max(got.values()) < 90
-    pool = {unit for units in got for unit in units}
-    assert pool == {epoch.unit_at(position) for position in range(8)}
-
-
-def test_more_miners_than_slots_take_turns_in_waiting() -> None:
-    epoch, plan, uids = Epoch("surplus", 100), SlotPlan(2, 1), (2, 3, 5, 7)
-    served: Counter[int] = Counter()
-    assert assign(0, 9, epoch=epoch, plan=plan, uids=uids, block_hash=block_hash(0)).units == ()  # not registered
-    for window in range(60):
-        assignments = assign_all(window, epoch, plan, uids)
-        served.update(uid for uid, assigned in assignments.items() if assigned.units)
-    assert served.total() == 120
-    assert set(served) == set(uids)
-    assert min(served.values()) > 15
+        assert all(len(units) == plan.units_per_slot for units in served)
+        unserved = spare_units(window, epoch=epoch, plan=plan, uids=uids, block_hash=block_hash(window))
+        units = [*itertools.chain.from_iterable(served), *unserved]
+        assert len(units) == len(set(units)) == plan.units_per_window
+        assert not seen & set(units)
+        seen.update(units)
+        assert seen <= set(range(epoch.total_units))
 
 
 def test_the_digest_covers_the_units_and_their_inputs() -> None:
@@ -143,30 +84,13 @@ def test_known_answer() -> None:
     epoch, plan = Epoch("vector", 100, first_window=10), SlotPlan(4, 3)
     assigned = assign(23, 7, epoch=epoch, plan=plan, uids=(1, 7, 8), block_hash="0x" + "ab" * 32)
     assert assigned.units == (51, 77, 71)
+    assert assign(23, 9, epoch=epoch, plan=plan, uids=(1, 7, 8), block_hash="0x" + "ab" * 32).units == ()
     assert assigned.digest == "37838f7da1c5df2e8b1c269ed0c6266c7ebd8be63a8e2f1661165cbc64220ea9"
 
 
-def test_each_input_changes_the_digest() -> None:
-    epoch, plan, uids = Epoch("digests", 40), SlotPlan(2, 2), (1, 2)
-    base = {"epoch": epoch, "plan": plan, "uids": uids, "block_hash": block_hash(1)}
-    variants = [
-        base,
-        {**base, "epoch": replace(epoch, key="other")},
-        {**base, "epoch": replace(epoch, total_units=41)},
-        {**base, "epoch": replace(epoch, first_window=1)},
-        {**base, "plan": SlotPlan(4, 2)},
-        {**base, "uids": (1, 2, 3)},
-        {**base, "block_hash": block_hash(2)},
-    ]
-    digests = {assign(1, 1, **variant).digest for variant in variants}
-    digests |= {assign(1, 2, **base).digest, assign(2, 1, **base).digest}
-    assert len(digests) == len(variants) + 2
-
-
 def test_a_dataset_without_one_whole_window_is_refused() -> None:
-    with pytest.raises(PermanentError, match="5 units but one window of 3 slots takes 6") as caught:
+    with raising(PermanentError, Reason.DATASET_TOO_SMALL, "5 units but one window of 3 slots takes 6"):
         assign(0, 1, epoch=Epoch("small", 5), plan=SlotPlan(3, 2), uids=(1,), block_hash=block_hash(0))
-    assert caught.value.reason is Reason.DATASET_TOO_SMALL
 
 
 def test_wrong_arguments_are_named() -> None:
@@ -183,39 +107,23 @@ def test_wrong_arguments_are_named() -> None:
 START = 100
 
 
-def epochs(*pairs: tuple[int, int]) -> Epochs:
-    return tuple(ShardEpoch(*pair) for pair in pairs)
-
-
 def states(applied: list[bool], outer_steps_per_shard: int) -> list[Epochs]:
     """The epochs of the state before the first window, and of that after each; a window is null or an outer step."""
     found, steps = [first_epochs(START)], 0
     for window, is_step in enumerate(applied, START):
         steps += is_step
         found.append(advanced(found[-1], window, steps, outer_steps_per_shard))
+        assert advanced(found[-1], window, steps, outer_steps_per_shard) == found[-1]
     return found
 
 
-class TestAdvancing:
-    def test_a_window_is_asked_for_a_second_time_and_nothing_changes(self) -> None:
-        found = states([True] * 6, 3)
-        assert advanced(found[4], 103, 4, 3) == found[4]
-
-
-class TestErrors:
-    def test_a_later_window_is_not_open_yet(self) -> None:
-        with pytest.raises(TransientError) as caught:
-            epoch_of(epochs((100, 0)), 120, 123)
-        assert caught.value.reason is Reason.WINDOW_NOT_OPEN
-        assert "window 123: its shard follows from the state of window 121, and this is that of window 120" in str(
-            caught.value
-        )
-
-    def test_an_earlier_window_is_not_known_any_more(self) -> None:
-        with pytest.raises(PermanentError) as caught:
-            epoch_of(epochs((110, 3), (121, 4)), 120, 109)
-        assert caught.value.reason is Reason.WINDOW_PASSED
-        assert "window 109: the state of window 120 knows shards from window 110 on" in str(caught.value)
+def test_the_shard_of_another_window_is_not_known_yet_or_any_more() -> None:
+    words = "window 123: its shard follows from the state of window 121, and this is that of window 120"
+    with raising(TransientError, Reason.WINDOW_NOT_OPEN, words):
+        epoch_of((ShardEpoch(100, 0),), 120, 123)
+    words = "window 109: the state of window 120 knows shards from window 110 on"
+    with raising(PermanentError, Reason.WINDOW_PASSED, words):
+        epoch_of((ShardEpoch(110, 3), ShardEpoch(121, 4)), 120, 109)
 
 
 @given(applied=st.lists(st.booleans(), max_size=60), outer_steps_per_shard=st.integers(1, 7))

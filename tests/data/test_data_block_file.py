@@ -16,7 +16,7 @@ from templar import interrupt
 from templar.data.shards.block_file import BlockFile, Transfer, partial_of
 from templar.data.shards.manifest import BlockedFile
 from templar.errors import PermanentError, Reason, TransientError
-from templar.interrupt import StoppedError
+from tests.support.errors import raising, stopped
 from tests.support.shards import block_hashes, flipped, on_disk
 
 NAME, PARTIAL = "train_000000.npy", "train_000000.npy.partial"
@@ -29,18 +29,12 @@ ALL = np.arange(NUM_BLOCKS)
 
 
 class Origin:
-    """The source of the blocks, which records the requests.
-
-    Attributes:
-        data: The bytes there.
-        requests: (start, length) of each request.
-        before: Called before each request is answered; what it raises is the answer.
-    """
+    """The source of the blocks, which records the requests."""
 
     def __init__(self, data: bytes = TRUTH) -> None:
         self.data = data
-        self.requests: list[tuple[int, int]] = []
-        self.before: Callable[[int], None] = lambda start: None
+        self.requests: list[tuple[int, int]] = []  # (start, length)
+        self.before: Callable[[int], None] = lambda start: None  # before each answer; what it raises is the answer
 
     def __call__(self, name: str, start: int, buffer: memoryview, *, check: Callable[[], str | None]) -> None:
         assert name == NAME
@@ -99,13 +93,21 @@ def test_a_download_fetches_parts_and_gives_the_final_name(tmp_path: Path) -> No
     before=st.lists(st.sampled_from(["hole", "right", "wrong"]), min_size=NUM_BLOCKS, max_size=NUM_BLOCKS),
     wanted=st.lists(st.sets(st.integers(0, NUM_BLOCKS - 1), min_size=1), min_size=1, max_size=4),
     parts=st.integers(1, 5),
+    name=st.sampled_from([NAME, PARTIAL]),
+    surplus=st.sampled_from([0, 7]),
 )
 def test_required_blocks_are_right_for_any_content_on_the_disk(
-    tmp_path_factory: pytest.TempPathFactory, before: list[str], wanted: list[set[int]], parts: int
+    *,
+    tmp_path_factory: pytest.TempPathFactory,
+    before: list[str],
+    wanted: list[set[int]],
+    parts: int,
+    name: str,
+    surplus: int,
 ) -> None:
     folder, origin = tmp_path_factory.mktemp("blocks"), Origin()
-    with (folder / PARTIAL).open("wb") as left:
-        left.truncate(SIZE)
+    with (folder / name).open("wb") as left:
+        left.truncate(SIZE + surplus)
         for block, kind in enumerate(before):
             data = TRUTH[block * BLOCK : (block + 1) * BLOCK]
             if kind != "hole":
@@ -122,23 +124,6 @@ def test_required_blocks_are_right_for_any_content_on_the_disk(
     if parts == 1:
         assert not {block for block in origin.blocks if before[block] == "right"}
     assert file.num_stored == sum(min(BLOCK, SIZE - block * BLOCK) for block in asked)
-
-
-@pytest.mark.parametrize(
-    ("name", "left"),
-    [(NAME, TRUTH[: 3 * BLOCK + 7]), (PARTIAL, TRUTH + b"more"), (NAME, b"\1" * SIZE)],
-    ids=["truncated", "longer", "another version"],
-)
-def test_wrong_content_on_the_disk_is_replaced(tmp_path: Path, name: str, left: bytes) -> None:
-    (tmp_path / name).write_bytes(left)
-    origin = Origin()
-    file = opened(tmp_path, origin)
-    file.require(ALL)
-    assert on_disk(tmp_path) == [PARTIAL]
-    file.finish()
-    assert on_disk(tmp_path) == [NAME]
-    assert file.path.read_bytes() == TRUTH
-    assert origin.blocks == sorted(set(origin.blocks))
 
 
 def test_a_wrong_file_loses_its_final_name_until_it_is_repaired(tmp_path: Path) -> None:
@@ -163,10 +148,8 @@ def test_a_wrong_file_loses_its_final_name_until_it_is_repaired(tmp_path: Path) 
 def test_wrong_bytes_are_never_written(tmp_path: Path) -> None:
     origin = Origin(flipped(TRUTH, 4 * BLOCK + 1))
     file = opened(tmp_path, origin, part_bytes=BLOCK, workers=1)
-    with pytest.raises(TransientError) as caught:
+    with raising(TransientError, Reason.DATASET_MALFORMED, f"block 4 of {NAME}"):
         file.require(ALL)
-    assert caught.value.reason is Reason.DATASET_MALFORMED
-    assert f"block 4 of {NAME}" in str(caught.value)
     stored = partial_of(file.path).read_bytes()
     assert stored[4 * BLOCK : 5 * BLOCK] == bytes(BLOCK)
     with pytest.raises(ValueError, match="not complete"):
@@ -201,11 +184,8 @@ class TestThreads:
         origin = Origin()
         origin.before = lambda start: interrupt.request_stop()
         file = opened(tmp_path, origin, part_bytes=BLOCK, workers=1)
-        try:
-            with pytest.raises(StoppedError):
-                file.require(ALL)
-        finally:
-            interrupt.clear_stop()
+        with stopped():
+            file.require(ALL)
         assert len(origin.requests) == 1
         origin.before = lambda start: None
         file.require(ALL)
@@ -221,10 +201,8 @@ class TestNames:
         assert not file.is_gone
         partial_of(file.path).unlink()
         assert file.is_gone
-        with pytest.raises(TransientError) as caught:
+        with raising(TransientError, Reason.LOCAL_FILE, "deleted"):
             file.finish()
-        assert caught.value.reason is Reason.LOCAL_FILE
-        assert "deleted" in str(caught.value)
         holds(file, ALL.tolist())
 
     def test_concurrent_downloads_leave_one_right_file(self, tmp_path: Path) -> None:
@@ -246,8 +224,11 @@ class TestNames:
 
 
 class TestDisk:
+    @pytest.mark.parametrize(
+        "call", [lambda file: file.require(ALL), lambda file: file.store()], ids=["read", "download"]
+    )
     def test_a_full_disk_has_its_reason_and_a_later_call_completes(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[BlockFile], None]
     ) -> None:
         write, room = os.pwrite, [3 * BLOCK + 10]
 
@@ -260,10 +241,8 @@ class TestDisk:
 
         monkeypatch.setattr(os, "pwrite", limited)
         file = opened(tmp_path, Origin(), part_bytes=BLOCK, workers=1)
-        with pytest.raises(TransientError) as caught:
-            file.require(ALL)
-        assert caught.value.reason is Reason.DISK_FULL
-        assert str(tmp_path) in str(caught.value)
+        with raising(TransientError, Reason.DISK_FULL, str(tmp_path)):
+            call(file)
         assert file.num_stored == 3 * BLOCK
         monkeypatch.setattr(os, "pwrite", write)
         origin = Origin()
@@ -309,8 +288,19 @@ class TestPastTheCache:
         origin = Origin(self.PAGES)
         return BlockFile(described, folder, origin, Transfer(16384, 2)), origin
 
-    def downloaded(self, folder: Path) -> None:
-        file, origin = self.opened(folder)
+    @pytest.mark.parametrize("is_direct", [True, False])
+    def test_a_reader_sees_the_downloaded_bytes(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_direct: bool
+    ) -> None:
+        real = os.open
+
+        def refusing(path: object, flags: int, *rest: int) -> int:
+            if flags & os.O_DIRECT and not is_direct:
+                raise OSError(errno.EINVAL, "no direct writes here")
+            return real(path, flags, *rest)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(os, "open", refusing)
+        file, origin = self.opened(tmp_path)
         view = file.map()
         before = view[:]  # holes, now in the cache
         file.store()
@@ -321,20 +311,6 @@ class TestPastTheCache:
         assert view[:] == self.PAGES
         file.finish()
         assert file.path.read_bytes() == self.PAGES
-
-    def test_a_reader_sees_the_downloaded_bytes(self, tmp_path: Path) -> None:
-        self.downloaded(tmp_path)
-
-    def test_a_disk_without_direct_writes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        real = os.open
-
-        def refusing(path: object, flags: int, *rest: int) -> int:
-            if flags & os.O_DIRECT:
-                raise OSError(errno.EINVAL, "no direct writes here")
-            return real(path, flags, *rest)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(os, "open", refusing)
-        self.downloaded(tmp_path)
 
     def test_a_block_that_was_not_written_is_fetched_again_before_a_read(self, tmp_path: Path) -> None:
         file, origin = self.opened(tmp_path)

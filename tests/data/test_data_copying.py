@@ -8,12 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from templar.data import replicas
-from templar.data.build import copying, originals
+from templar.data.build import copying, dataset_files
 from templar.data.build.card import CARD_FILE
 from templar.data.build.copying import Check, CopyOutcome, CopyReport, copy_dataset
-from templar.data.build.originals import Originals
-from templar.data.build.page_writer import upload_dataset
+from templar.data.build.dataset_files import Originals
 from templar.data.pages.metadata import METADATA_FILE, SHARD_SIZES_FILE
 from templar.data.pages.page_dataset import PageDataset
 from templar.data.shards.manifest import INDEX_FILE
@@ -22,11 +20,14 @@ from templar.data.shards.shard_writer import build_shards
 from templar.data.tokenizer import TOKENIZER_FILE
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.store.base import DeleteReport, ObjectInfo, ObjectStore
-from tests.support.datasets import PREFIX, numbered_documents, small_dataset
+from tests.support.datasets import PREFIX, contents, numbered_documents
+from tests.support.errors import raising
 from tests.support.memory_store import MemoryStore
+from tests.support.shards import flipped
 
 DESCRIBED = (TOKENIZER_FILE, SHARD_SIZES_FILE, METADATA_FILE)
 TO = "elsewhere/copy"
+pytestmark = pytest.mark.usefixtures("no_pauses")
 
 
 class Target(MemoryStore):
@@ -49,21 +50,10 @@ class Target(MemoryStore):
         return super().delete(names)
 
 
-@pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replicas, "PAUSE_SECONDS", 0.0)
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """A dataset's files by path; tests change copies."""
-    root = small_dataset(tmp_path_factory.mktemp("built") / "dataset", MemoryStore())
-    return {file.relative_to(root).as_posix(): file.read_bytes() for file in sorted(root.rglob("*")) if file.is_file()}
-
-
 @pytest.fixture
-def files(built: dict[str, bytes]) -> dict[str, bytes]:
-    return dict(built)
+def files(small_root: Path) -> dict[str, bytes]:
+    """A dataset's files by path, for a test to change."""
+    return contents(small_root)
 
 
 def store_of(files: dict[str, bytes], name: str = "source", prefix: str = PREFIX) -> MemoryStore:
@@ -84,11 +74,8 @@ def copy(source: ObjectStore, target: ObjectStore, **options: object) -> CopyRep
 
 
 def refused(call: Callable[[], object], reason: Reason, *words: str) -> TemplarError:
-    with pytest.raises(TemplarError) as caught:
+    with raising(TemplarError, reason, *words) as caught:
         call()
-    assert caught.value.reason is reason
-    for word in words:
-        assert word in caught.value.message
     return caught.value
 
 
@@ -112,7 +99,10 @@ def shards_of(files: dict[str, bytes]) -> list[str]:
 
 
 class TestCopy:
-    def test_everything_arrives_and_the_metadata_last(self, files: dict[str, bytes]) -> None:
+    def test_everything_arrives_and_the_metadata_last(
+        self, files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         target, progress = Target(), list[tuple[int, int]]()
         report = copy(store_of(files), target, on_progress=lambda *seen: progress.append(seen))
         assert content(target) == files
@@ -125,14 +115,15 @@ class TestCopy:
         assert {each.path: each.num_bytes for each in report.objects} == {path: len(files[path]) for path in files}
         total = sum(map(len, files.values()))
         assert progress[-1] == (total, total)
-        assert [done for done, _ in progress] == sorted(done for done, _ in progress)
+        assert progress == sorted(progress)
+        assert list(tmp_path.iterdir()) == []
 
     def test_optional_files_may_be_longer_than_a_tokenizer(
         self, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         name = CARD_FILE
         longest = len(files[TOKENIZER_FILE])
-        monkeypatch.setattr(originals, "MAX_TOKENIZER_BYTES", longest)
+        monkeypatch.setattr(dataset_files, "MAX_TOKENIZER_BYTES", longest)
         files[name] = bytes(longest + 1)
         source, target = store_of(files), Target()
         (listed,) = [file for file in Originals([source], PREFIX).inventory(1).files if file.path == name]
@@ -144,19 +135,11 @@ class TestCopy:
         target.put(f"{TO}/{name}", b"1" * (longest + 1))
         refused(lambda: copy(source, target), Reason.OBJECT_DIFFERS, name, "SHA-256")
 
-    @pytest.mark.parametrize("fields", [("sha256",), ("sha256", "size_bytes")])
-    def test_without_hashes_all_is_read_back(self, files: dict[str, bytes], fields: tuple[str, ...]) -> None:
-        target, bare = Target(), without(files, *fields)
+    def test_without_hashes_all_is_read_back(self, files: dict[str, bytes]) -> None:
+        target, bare = Target(), without(files, "sha256")
         report = copy(store_of(bare), target)
         assert content(target) == bare
         assert {each.check for each in report.objects} == {Check.READ_BACK}
-
-    def test_nothing_is_left_on_the_disk(
-        self, files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-        copy(store_of(files), Target())
-        assert list(tmp_path.iterdir()) == []
 
     def test_a_failing_source_is_passed_over(self, files: dict[str, bytes]) -> None:
         broken, target = store_of(files, "broken"), Target()
@@ -216,19 +199,23 @@ class TestAgain:
         target.refuse = lambda key: None
         report = copy(source, target)
         assert content(target) == files
-        assert is_visible(target)
         there = report.having(CopyOutcome.ALREADY_THERE)
-        assert len(there) == position
-        assert {each.check for each in there} <= {Check.READ_BACK}
+        assert (len(there), {each.check for each in there}) == (position, {Check.READ_BACK})
         assert len(set(target.writes)) == len(target.writes)
 
-    def test_files_of_another_datasets_copy_are_a_conflict(self, files: dict[str, bytes]) -> None:
-        """The metadata are missing, and the lengths are right."""
-        target, path = Target(), shards_of(files)[0]
-        target.put(f"{TO}/{path}", bytes(len(files[path])))
-        target.writes.clear()
-        refused(lambda: copy(store_of(files), target), Reason.OBJECT_DIFFERS, path, "SHA-256")
-        assert target.writes == []
+
+class TestTargetDiffers:
+    def test_nothing_is_overwritten(self, files: dict[str, bytes]) -> None:
+        """Neither an object of another length nor one of the right length where the metadata are missing."""
+        path = shards_of(files)[-1]
+        for there, words in ((b"something else", "14 bytes"), (bytes(len(files[path])), "SHA-256")):
+            target = Target()
+            target.put(f"{TO}/{path}", there)
+            target.writes.clear()
+            with raising(PermanentError, Reason.OBJECT_DIFFERS, f"target/{TO}/{path}", words):
+                copy(store_of(files), target)
+            assert target.writes == []
+            assert content(target) == {path: there}
 
     def test_an_object_that_appears_meanwhile_is_not_overwritten(self, files: dict[str, bytes]) -> None:
         class Busy(Target):
@@ -243,28 +230,13 @@ class TestAgain:
         refused(lambda: copy(store_of(files), target), Reason.OBJECT_DIFFERS, METADATA_FILE, "appeared")
         assert content(target)[METADATA_FILE] == b"theirs"
 
-
-class TestTargetDiffers:
-    def test_nothing_is_overwritten(self, files: dict[str, bytes]) -> None:
-        target, path = Target(), shards_of(files)[-1]
-        target.put(f"{TO}/{path}", b"something else")
-        target.writes.clear()
-        refused(lambda: copy(store_of(files), target), Reason.OBJECT_DIFFERS, f"target/{TO}/{path}", "14 bytes")
-        assert target.writes == []
-        assert content(target) == {path: b"something else"}
-
     def test_a_target_that_alters_objects_is_an_error(self, files: dict[str, bytes]) -> None:
         class Lossy(Target):
             def put(self, key: str, data: bytes) -> None:
                 super().put(key, bytes(len(data)) if key.endswith(".parquet") else data)
 
-        target = Lossy()
-        refused(
-            lambda: copy(store_of(files), target, verify=True),
-            Reason.OBJECT_DIFFERS,
-            ".parquet",
-            "not what was written",
-        )
+        target, words = Lossy(), (".parquet", "not what was written")
+        refused(lambda: copy(store_of(files), target, verify=True), Reason.OBJECT_DIFFERS, *words)
         assert not is_visible(target)
 
 
@@ -319,16 +291,20 @@ SHARDS_TO = "elsewhere"
 TOKENS = "train_000001.npy"
 
 
-@pytest.fixture
-def shard_source(tmp_path: Path) -> MemoryStore:
+@pytest.fixture(scope="module")
+def built_shards(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """Several small shards, each of several blocks."""
-    documents = numbered_documents("alpha", num_documents=10, num_lines=13)
-    build_shards(
-        documents, tmp_path / "built", vocab_size=300, sequence_length=16, samples_per_shard=20, block_bytes=512
+    documents, root = (
+        numbered_documents("alpha", num_documents=10, num_lines=13),
+        tmp_path_factory.mktemp("s") / "built",
     )
-    store = MemoryStore("source")
-    upload_dataset(tmp_path / "built", store, PREFIX)
-    return store
+    build_shards(documents, root, vocab_size=300, sequence_length=16, samples_per_shard=20, block_bytes=512)
+    return contents(root)
+
+
+@pytest.fixture
+def shard_source(built_shards: dict[str, bytes]) -> MemoryStore:
+    return store_of(built_shards)
 
 
 def copy_shards(*sources: ObjectStore, target: ObjectStore, verify: bool = False) -> CopyReport:
@@ -336,9 +312,13 @@ def copy_shards(*sources: ObjectStore, target: ObjectStore, verify: bool = False
 
 
 def damage(store: MemoryStore, name: str) -> None:
-    data = bytearray(store.get(f"{PREFIX}/{name}", max_bytes=10**8))
-    data[-1] ^= 1
-    store.put(f"{PREFIX}/{name}", bytes(data))
+    store.put(f"{PREFIX}/{name}", flipped(store.get(f"{PREFIX}/{name}", max_bytes=10**8), -1))
+
+
+@pytest.fixture
+def other(shard_source: MemoryStore) -> MemoryStore:
+    """Another store with the same shards."""
+    return store_of(content(shard_source, PREFIX), "other")
 
 
 def test_everything_arrives_and_is_the_same_dataset(shard_source: MemoryStore, tmp_path: Path) -> None:
@@ -357,14 +337,13 @@ def test_everything_arrives_and_is_the_same_dataset(shard_source: MemoryStore, t
 
 
 @pytest.mark.parametrize("name", [TOKENS, "sample_ids_000001.bin", "train_000001.json"])
-def test_a_damaged_file_is_passed_over_and_never_copied(shard_source: MemoryStore, name: str) -> None:
-    other, target = MemoryStore("other"), MemoryStore("target")
-    for path, data in content(shard_source, PREFIX).items():
-        other.put(f"{PREFIX}/{path}", data)
+def test_a_damaged_file_is_passed_over_and_never_copied(
+    shard_source: MemoryStore, other: MemoryStore, name: str
+) -> None:
+    target = MemoryStore("target")
     damage(shard_source, name)
-    with pytest.raises(PermanentError, match=name) as caught:
+    with raising(PermanentError, Reason.DATASET_MALFORMED, match=name):
         copy_shards(shard_source, target=target)
-    assert caught.value.reason is Reason.DATASET_MALFORMED
     assert target.head(f"{SHARDS_TO}/{INDEX_FILE}") is None
     copy_shards(other, target=target)
     assert content(target, SHARDS_TO) == content(other, PREFIX)
@@ -372,11 +351,8 @@ def test_a_damaged_file_is_passed_over_and_never_copied(shard_source: MemoryStor
 
 @pytest.mark.parametrize("name", [TOKENS, "sample_ids_000001.bin"])
 def test_a_manifest_that_is_damaged_meanwhile_is_passed_over(
-    shard_source: MemoryStore, tmp_path: Path, name: str
+    shard_source: MemoryStore, other: MemoryStore, tmp_path: Path, name: str
 ) -> None:
-    other = MemoryStore("other")
-    for path, data in content(shard_source, PREFIX).items():
-        other.put(f"{PREFIX}/{path}", data)
     originals = Originals([shard_source, other], PREFIX)
     file = next(file for file in originals.inventory(1).data if file.path == name)
     damage(shard_source, "train_000001.json")
@@ -385,6 +361,5 @@ def test_a_manifest_that_is_damaged_meanwhile_is_passed_over(
         originals.fetch(file, tmp_path / "file")
         assert (tmp_path / "file").read_bytes() == wanted
     damage(other, "train_000001.json")
-    with pytest.raises(PermanentError, match=r"train_000001\.json .*SHA-256") as caught:
+    with raising(PermanentError, Reason.DATASET_MALFORMED, match=r"train_000001\.json .*SHA-256"):
         originals.fetch(file, tmp_path / "file")
-    assert caught.value.reason is Reason.DATASET_MALFORMED

@@ -22,22 +22,15 @@ from templar.data.shards.manifest import (
     sample_ids,
 )
 from templar.errors import PermanentError, Reason
-from tests.support.shards import Shards, generated, write_shards
+from tests.support.errors import raising
+from tests.support.shards import Shards, generated
 
 ORIGIN = "ds/train_000001.json"
 
 
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
-    return write_shards(tmp_path_factory.mktemp("manifest") / "ds")
-
-
 def refused(parse: Callable[[], object], *words: str) -> str:
-    with pytest.raises(PermanentError) as caught:
+    with raising(PermanentError, Reason.DATASET_MALFORMED, *words, "build the dataset and upload it again") as caught:
         parse()
-    assert caught.value.reason is Reason.DATASET_MALFORMED
-    for word in (*words, "build the dataset and upload it again"):
-        assert word in str(caught.value)
     return str(caught.value)
 
 
@@ -60,21 +53,13 @@ def put(*path: Any, value: Any) -> Callable[[Any], None]:
 
 class TestIndex:
     def test_it_reads_back(self, shards: Shards) -> None:
-        index = parse_index(shards.files[INDEX_FILE], "ds/_shards.json")
-        assert index == shards.index
-        assert index.canonical() == shards.files[INDEX_FILE]
+        assert parse_index(shards.files[INDEX_FILE], "ds/_shards.json") == shards.index
+        assert shards.index.canonical() == shards.files[INDEX_FILE]
 
-    @pytest.mark.parametrize(
-        ("change", "field"),
-        [
-            (put("sequence_length", value=True), "sequence_length"),
-            (put("splits", "train", value=[]), "train"),
-            (put("splits", "../train", value=[]), "splits"),
-        ],
-    )
-    def test_malformed_fields_are_named(self, shards: Shards, change: Callable[[Any], None], field: str) -> None:
-        data = changed(shards.files[INDEX_FILE], change)
-        refused(lambda: parse_index(data, "ds/_shards.json"), "ds/_shards.json: ", field)
+    def test_a_malformed_field_is_named(self, shards: Shards) -> None:
+        for split, words in (("../train", "splits"), ("train", "splits: train without a shard")):
+            data = changed(shards.files[INDEX_FILE], put("splits", split, value=[]))
+            refused(lambda data=data: parse_index(data, "ds/_shards.json"), "ds/_shards.json: ", words)
 
     @given(place=st.integers(0, 10**6), bit=st.integers(0, 7))
     def test_a_flipped_bit_is_refused_or_changes_the_digest(self, shards: Shards, place: int, bit: int) -> None:
@@ -112,7 +97,6 @@ class TestManifest:
         [
             (put("data_offset", value=130), ("tokens.size", "40 samples make")),
             (put("tokens", "name", value="train_000002.npy"), ("tokens.name", "train_000001.npy")),
-            (put("tokens", "name", value="../train_000001.npy"), ("tokens.name",)),
             (lambda content: content["tokens"]["blocks"].pop(), ("tokens", "train_000001.npy", "do not make")),
             (lambda content: content["sample_ids"]["blocks"].append("0" * 64), ("sample_ids_000001.bin", "do not")),
             (put("sample_ids", value=None), ("sample_ids",)),
@@ -126,29 +110,26 @@ class TestManifest:
         refused(lambda: self.parsed(shards, data), f"{ORIGIN}: ", *words)
 
     @pytest.mark.parametrize(
-        ("field", "value", "index"),
+        ("field", "index"),
         [
-            ("dtype", "uint32", {"dtype": "uint32"}),
-            ("sequence_length", 50, {"sequence_length": 50}),
-            ("index", 1, {"number": 2}),
-            ("split", "held_out", {"split": "held_out"}),
-            ("num_samples", 39, {"entry": {"num_samples": 39}}),
-            ("num_bytes", 1, {"entry": {"num_bytes": 1}}),
+            ("dtype", {"dtype": "uint32"}),
+            ("sequence_length", {"sequence_length": 50}),
+            ("index", {"number": 2}),
+            ("split", {"split": "held_out"}),
+            ("num_samples", {"entry": {"num_samples": 39}}),
+            ("num_bytes", {"entry": {"num_bytes": 1}}),
         ],
     )
-    def test_a_manifest_must_match_the_index(
-        self, shards: Shards, field: str, value: object, index: dict[str, Any]
-    ) -> None:
+    def test_a_manifest_must_match_the_index(self, shards: Shards, field: str, index: dict[str, Any]) -> None:
         content = json.loads(shards.index.canonical())
         content["splits"]["held_out"] = content["splits"]["train"]
-        content["splits"]["train"][1].update(index.pop("entry", {}))
-        split, number = index.pop("split", "train"), index.pop("number", 1)
+        entry, split, number = index.pop("entry", {}), index.pop("split", "train"), index.pop("number", 1)
+        content["splits"]["train"][1].update(entry)
         other = ShardIndex.model_validate_json(json.dumps({**content, **index}))
-        data = shards.files["train_000001.json"]
-        message = refused(lambda: parse_manifest(data, ORIGIN, other, split, number), f"{ORIGIN}: {field} is ")
-        assert INDEX_FILE in message
-        if field not in {"index", "split"}:
-            assert repr(value) in message
+        data, named = shards.files["train_000001.json"], [repr(value) for value in (index | entry).values()]
+        refused(
+            lambda: parse_manifest(data, ORIGIN, other, split, number), f"{ORIGIN}: {field} is ", INDEX_FILE, *named
+        )
 
 
 class TestBlocks:

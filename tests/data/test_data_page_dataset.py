@@ -9,43 +9,28 @@ import pyarrow.parquet as pq
 import pytest
 
 from templar import interrupt
-from templar.data import replicas
 from templar.data.build.page_writer import build_dataset, upload_dataset
 from templar.data.corpus import Document
 from templar.data.pages.page_dataset import Page, PageDataset
 from templar.data.tokenizer import load_tokenizer
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
-from tests.support.datasets import PREFIX, small_dataset
+from tests.support.datasets import PREFIX, rows_of
+from tests.support.errors import raising, stopped
 from tests.support.memory_store import MemoryStore, Read
 
+pytestmark = pytest.mark.usefixtures("no_pauses")
 FIRST_SHARD = f"{PREFIX}/alpha/train/000_00000.parquet"
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_dataset(tmp_path_factory.mktemp("built") / "dataset", MemoryStore())
-
-
 @pytest.fixture
-def store(built: Path) -> MemoryStore:
+def store(small_root: Path) -> MemoryStore:
     store = MemoryStore()
-    upload_dataset(built, store, PREFIX)
+    upload_dataset(small_root, store, PREFIX)
     return store
-
-
-@pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A read that every store fails is repeated at once; `test_data_replicas` tests the pauses."""
-    monkeypatch.setattr(replicas, "PAUSE_SECONDS", 0.0)
 
 
 def open_pages(*stores: MemoryStore, rows_per_page: int = 4, split: str = "train") -> PageDataset:
     return PageDataset(stores, PREFIX, rows_per_page=rows_per_page, split=split)
-
-
-def rows_of(root: Path, folder: str) -> list[str]:
-    files = sorted((root / folder).glob("*.parquet"))
-    return [text for file in files for text in pq.read_table(file).column("text").to_pylist()]
 
 
 def change_shard_sizes(store: MemoryStore, change: Callable[[dict], None]) -> None:
@@ -68,23 +53,17 @@ def replace_first_shard(store: MemoryStore, table: pa.Table) -> None:
 
 
 @pytest.mark.parametrize(("rows_per_page", "split"), [(1, "train"), (4, "train"), (10, "train"), (4, "held_out")])
-def test_every_row_is_on_its_page(built: Path, store: MemoryStore, rows_per_page: int, split: str) -> None:
+def test_every_row_is_on_its_page(small_root: Path, store: MemoryStore, rows_per_page: int, split: str) -> None:
     """Groups of 7 rows in files of 25: pages lie across both, and nothing is shifted or out of reach."""
     dataset = open_pages(store, rows_per_page=rows_per_page, split=split)
     expected: list[Page] = []
     for config in ("alpha", "beta"):
-        rows = rows_of(built, f"{config}/{split}")
+        rows = rows_of(small_root, f"{config}/{split}")
         for first in range(0, len(rows) - rows_per_page + 1, rows_per_page):
             texts = tuple(rows[first : first + rows_per_page])
             expected.append(Page(len(expected), config, first, texts))
     assert dataset.num_pages == len(expected)
     assert [dataset.read_page(index) for index in range(dataset.num_pages)] == expected
-
-
-def test_there_is_no_such_page(store: MemoryStore) -> None:
-    for index in (-1, 10**9):
-        with pytest.raises(ValueError, match=f"page {index} is not in 0"):
-            open_pages(store).read_page(index)
 
 
 def test_several_pages_in_the_order_asked_for(store: MemoryStore) -> None:
@@ -148,21 +127,15 @@ def unreachable(read: Read) -> TemplarError:
     return TransientError(Reason.STORE_UNREACHABLE, f"no answer for {read.key}")
 
 
-def test_the_second_store_helps_out(built: Path, store: MemoryStore) -> None:
-    other = MemoryStore("other")
-    upload_dataset(built, other, PREFIX)
-    dataset = open_pages(store, other)
-    expected = open_pages(other).read_pages(range(dataset.num_pages))
-    store.fail = unreachable
-    assert dataset.read_pages(range(dataset.num_pages)) == expected
-    with pytest.raises(TransientError):
-        open_pages(store)
-    assert open_pages(store, other).num_pages == dataset.num_pages
+@pytest.fixture
+def other(small_root: Path) -> MemoryStore:
+    """A second store of the dataset."""
+    store = MemoryStore("other")
+    upload_dataset(small_root, store, PREFIX)
+    return store
 
 
-def test_a_file_that_one_store_has_damaged_comes_from_the_other(built: Path, store: MemoryStore) -> None:
-    other = MemoryStore("other")
-    upload_dataset(built, other, PREFIX)
+def test_a_file_that_one_store_has_damaged_comes_from_the_other(store: MemoryStore, other: MemoryStore) -> None:
     expected = open_pages(other).read_pages(range(9))
     for key in [info.key for info in store.list(PREFIX) if not info.key.endswith("tokenizer.json")]:
         data = bytearray(store.get(key, max_bytes=1 << 30))
@@ -172,22 +145,17 @@ def test_a_file_that_one_store_has_damaged_comes_from_the_other(built: Path, sto
     assert dataset.read_pages(range(9)) == expected
     damaged, well = dataset.endpoints
     assert (damaged.last_failure, damaged.resting, well.failures) == (Reason.DATASET_MALFORMED, False, 0)
-    with pytest.raises(PermanentError) as caught:
-        open_pages(store)
-    assert caught.value.reason is Reason.DATASET_MALFORMED
+    refused(store, Reason.DATASET_MALFORMED, PREFIX)
 
 
-def test_a_file_that_one_store_lacks_comes_from_the_other(built: Path, store: MemoryStore) -> None:
-    other = MemoryStore("other")
-    upload_dataset(built, other, PREFIX)
+def test_a_file_that_one_store_lacks_comes_from_the_other(store: MemoryStore, other: MemoryStore) -> None:
     dataset = open_pages(store, other)
     expected = open_pages(other).read_pages(range(dataset.num_pages))
     store.delete([FIRST_SHARD])
     assert dataset.read_pages(range(dataset.num_pages)) == expected
     other.delete([FIRST_SHARD])
-    with pytest.raises(PermanentError, match=f"{FIRST_SHARD} is not in memory, other") as caught:
+    with raising(PermanentError, Reason.DATASET_MISSING, match=f"{FIRST_SHARD} is not in memory, other"):
         open_pages(store, other).read_page(0)
-    assert caught.value.reason is Reason.DATASET_MISSING
 
 
 @pytest.mark.parametrize("operation", ["head", "get_range"])
@@ -197,9 +165,8 @@ def test_a_transient_failure_is_not_cached(store: MemoryStore, operation: str) -
     expected = open_pages(store).read_page(0)
     store.fail = lambda read: unreachable(read) if read.operation == operation else None
     for _ in range(2):
-        with pytest.raises(TransientError, match="no answer") as caught:
+        with raising(TransientError, Reason.STORE_UNREACHABLE, "no answer"):
             dataset.read_page(0)
-        assert caught.value.reason is Reason.STORE_UNREACHABLE
     store.fail = lambda read: None
     assert dataset.read_page(0) == expected
 
@@ -208,11 +175,8 @@ def test_a_stop_ends_a_read_of_many(store: MemoryStore) -> None:
     dataset = open_pages(store)
     store.reads.clear()
     interrupt.request_stop()
-    try:
-        with pytest.raises(interrupt.StoppedError):
-            dataset.read_pages(range(dataset.num_pages))
-    finally:
-        interrupt.clear_stop()
+    with stopped():
+        dataset.read_pages(range(dataset.num_pages))
     assert store.reads == []
 
 
@@ -225,9 +189,8 @@ def refused(store: MemoryStore, reason: Reason, words: str, *, read: bool = Fals
         if read:
             dataset.read_page(0)
 
-    with pytest.raises(PermanentError, match=words) as caught:
+    with raising(PermanentError, reason, match=words):
         attempt()
-    assert caught.value.reason is reason
 
 
 @pytest.mark.parametrize(("name", "limit"), [("_metadata.yaml", 2**20), ("_shard_sizes.json", 2**25)])
@@ -242,24 +205,21 @@ def test_a_description_that_is_missing_too_long_or_malformed_is_refused(
     refused(store, Reason.DATASET_MISSING, f"{PREFIX}/{name} is not in memory")
 
 
-def test_there_is_no_such_split(store: MemoryStore) -> None:
+def test_there_is_no_such_split_and_no_page(store: MemoryStore) -> None:
     refused(store, Reason.DATASET_MISSING, "no config has a split 'validation'", split="validation")
-
-
-def test_there_is_no_page(store: MemoryStore) -> None:
     refused(store, Reason.DATASET_TOO_SMALL, "no config has 1000 rows", rows_per_page=1000)
     with pytest.raises(ValueError, match="rows_per_page"):
         open_pages(store, rows_per_page=0)
+    for index in (-1, 10**9):
+        with pytest.raises(ValueError, match=f"page {index} is not in 0"):
+            open_pages(store).read_page(index)
 
 
-def test_a_file_has_another_length(store: MemoryStore) -> None:
-    store.put(FIRST_SHARD, store.get(FIRST_SHARD, max_bytes=10**6)[:-1])
+def test_a_file_has_another_length_or_is_no_parquet_file(store: MemoryStore) -> None:
+    data = store.get(FIRST_SHARD, max_bytes=10**6)
+    store.put(FIRST_SHARD, data[:-1])
     refused(store, Reason.DATASET_MALFORMED, f"{FIRST_SHARD}: it has .* bytes, must have", read=True)
-
-
-def test_a_file_is_no_parquet_file(store: MemoryStore) -> None:
-    size = len(store.get(FIRST_SHARD, max_bytes=10**6))
-    store.put(FIRST_SHARD, b"x" * size)
+    store.put(FIRST_SHARD, b"x" * len(data))
     refused(store, Reason.DATASET_MALFORMED, f"{FIRST_SHARD}: no Parquet footer", read=True)
 
 

@@ -12,17 +12,9 @@ from templar.data.build.page_writer import build_dataset, upload_dataset
 from templar.data.corpus import Document, split_rows
 from templar.data.tokenizer import load_tokenizer
 from templar.errors import PermanentError, Reason
-from tests.support.datasets import numbered_documents, small_dataset
+from tests.support.datasets import contents, numbered_documents, rows_of
+from tests.support.errors import raising
 from tests.support.memory_store import MemoryStore
-
-
-def contents(root: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(root)): file.read_bytes() for file in sorted(root.rglob("*")) if file.is_file()}
-
-
-def rows_of(root: Path, folder: str) -> list[str]:
-    files = sorted((root / folder).glob("*.parquet"))
-    return [text for file in files for text in pq.read_table(file).column("text").to_pylist()]
 
 
 def test_the_same_documents_give_the_same_bytes(tmp_path: Path) -> None:
@@ -32,8 +24,8 @@ def test_the_same_documents_give_the_same_bytes(tmp_path: Path) -> None:
     assert contents(tmp_path / "first") == contents(tmp_path / "second")
 
 
-def test_the_layout(tmp_path: Path) -> None:
-    root = small_dataset(tmp_path / "dataset", MemoryStore())
+def test_the_layout(small_root: Path) -> None:
+    root = small_root
     metadata = yaml.safe_load((root / "_metadata.yaml").read_text())
     assert [entry["config_name"] for entry in metadata["configs"]] == ["default", "alpha", "beta"]
     assert metadata["configs"][1]["data_files"] == [
@@ -108,7 +100,7 @@ def test_the_tokenizer_has_seen_the_training_text_alone(tmp_path: Path) -> None:
     assert load_tokenizer(str(tmp_path / "first")).vocab_size <= 300
 
 
-def test_upload_puts_the_description_last(tmp_path: Path) -> None:
+def test_upload_puts_the_description_last(small_root: Path) -> None:
     puts: list[str] = []
 
     class Recording(MemoryStore):
@@ -117,24 +109,20 @@ def test_upload_puts_the_description_last(tmp_path: Path) -> None:
             super().put_file(key, path)
 
     store = Recording()
-    root = small_dataset(tmp_path / "dataset", store)
-    upload_dataset(root, store, "elsewhere/dataset/")
-    uploaded = puts[len(puts) // 2 :]
-    assert uploaded[-2:] == ["elsewhere/dataset/_shard_sizes.json", "elsewhere/dataset/_metadata.yaml"]
-    expected = {f"elsewhere/dataset/{name}": data for name, data in contents(root).items()}
-    assert {info.key for info in store.list("elsewhere/")} == set(expected) == set(uploaded)
+    upload_dataset(small_root, store, "elsewhere/dataset/")
+    assert puts[-2:] == ["elsewhere/dataset/_shard_sizes.json", "elsewhere/dataset/_metadata.yaml"]
+    expected = {f"elsewhere/dataset/{name}": data for name, data in contents(small_root).items()}
+    assert {info.key for info in store.list()} == set(expected) == set(puts)
     assert all(store.get(key, max_bytes=10**7) == data for key, data in expected.items())
 
 
 @pytest.mark.parametrize("name", ["_metadata.yaml", "_shard_sizes.json", "_shards.json"])
-def test_upload_never_replaces_another_dataset(tmp_path: Path, name: str) -> None:
+def test_upload_never_replaces_another_dataset(small_root: Path, name: str) -> None:
     store = MemoryStore()
-    root = small_dataset(tmp_path / "dataset", MemoryStore())
     store.put(f"there/{name}", b"another one")
     for upload in (upload_dataset, upload_built):
-        with pytest.raises(PermanentError, match="nothing was written") as caught:
-            upload(root, store, "there")
-        assert caught.value.reason is Reason.OBJECT_DIFFERS
+        with raising(PermanentError, Reason.OBJECT_DIFFERS, "nothing was written"):
+            upload(small_root, store, "there")
         assert [info.key for info in store.list()] == [f"there/{name}"]
 
 
@@ -144,7 +132,6 @@ def test_a_description_larger_than_readers_accept_is_refused(
 ) -> None:
     monkeypatch.setattr(f"templar.data.build.page_writer.{limit}", 100)
     documents = numbered_documents("alpha", num_documents=4, num_lines=10)
-    with pytest.raises(PermanentError, match="at most") as caught:
+    with raising(PermanentError, Reason.OBJECT_TOO_LARGE, "at most"):
         build_dataset(documents, tmp_path / "dataset", vocab_size=300)
-    assert caught.value.reason is Reason.OBJECT_TOO_LARGE
     assert not (tmp_path / "dataset").exists()

@@ -1,6 +1,6 @@
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple
 
 import pytest
@@ -16,14 +16,13 @@ from templar.data.replicas import (
     Replicas,
 )
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
-from templar.interrupt import StoppedError
 from templar.store.base import ObjectStore
+from tests.support.errors import error_of, raising, stopped
 from tests.support.memory_store import MemoryStore, Read
 
 DATA = b"0123456789"
 AT_FAULT = [Reason.ACCESS_DENIED, Reason.BUCKET_MISSING, Reason.STORE_REFUSED]
 COPY_DIFFERS = [Reason.OBJECT_MISSING, Reason.OBJECT_TRUNCATED, Reason.OBJECT_TOO_LARGE]
-AWAY = TransientError(Reason.STORE_UNREACHABLE, "no answer for key")
 
 
 class Time:
@@ -72,16 +71,6 @@ def stopping(read: Read) -> TemplarError:
     return unreachable(read)
 
 
-@contextmanager
-def stopped() -> Iterator[None]:
-    """Expect StoppedError inside."""
-    try:
-        with pytest.raises(StoppedError):
-            yield
-    finally:
-        interrupt.clear_stop()
-
-
 def asked(stores: Sequence[MemoryStore]) -> list[int]:
     """How many reads each store has seen since the last call."""
     counts = [len(store.reads) for store in stores]
@@ -95,10 +84,8 @@ def read(replicas: Replicas, times: int = 1) -> None:
         assert replicas.get("key", max_bytes=10) == DATA
 
 
-def error_of(replicas: Replicas) -> TemplarError:
-    with pytest.raises(TemplarError) as caught:
-        replicas.get("key", max_bytes=10)
-    return caught.value
+def failure(replicas: Replicas) -> TemplarError:
+    return error_of(lambda: replicas.get("key", max_bytes=10))
 
 
 def range_of(replicas: Replicas, start: int, length: int) -> bytes:
@@ -185,7 +172,7 @@ def test_a_rest_and_a_pause_have_jitter(time: Time, chance: float, share: float)
     time.now += 0.001
     assert [report.resting for report in replicas.report()] == [False, False]
     stores[1].fail = unreachable
-    error_of(replicas)
+    failure(replicas)
     assert time.slept == [PAUSE_SECONDS * share, 2 * PAUSE_SECONDS * share]
 
 
@@ -197,10 +184,11 @@ def test_when_all_rest_the_one_whose_rest_ends_first_is_tried(time: Time) -> Non
         read(replicas, 3)
         time.now += 0.1
     stores[0].fail = stopping
+    asked(stores)
     with stopped():
         replicas.get("key", max_bytes=10)
+    assert asked(stores) == [1, 0, 0]  # a stop ends a read that fails
     assert all(report.resting for report in replicas.report())
-    asked(stores)
     for store in stores:
         store.fail = well
     read(replicas, 4)
@@ -215,7 +203,7 @@ def test_when_all_fail_the_read_is_repeated_and_the_error_is_transient(time: Tim
     stores = stores_with(DATA, 2)
     for store in stores:
         store.fail = unreachable
-    error = error_of(replicas_of(stores, time))
+    error = failure(replicas_of(stores, time))
     assert isinstance(error, TransientError)
     assert error.reason is Reason.STORE_UNREACHABLE
     assert "all 2 endpoints failed: store-0: [store_unreachable] no answer for key; store-1: " in error.message
@@ -232,18 +220,9 @@ def test_stores_that_hang_are_not_asked_again(time: Time) -> None:
         return unreachable(read)
 
     store.fail = hang
-    assert error_of(replicas_of([store], time)).reason is Reason.STORE_UNREACHABLE
+    assert failure(replicas_of([store], time)).reason is Reason.STORE_UNREACHABLE
     assert asked([store]) == [1]
     assert time.slept == []
-
-
-def test_a_stop_ends_a_read_that_fails(time: Time) -> None:
-    stores = stores_with(DATA, 2)
-    stores[0].fail, stores[1].fail = stopping, unreachable
-    replicas = replicas_of(stores, time)
-    with stopped():
-        replicas.get("key", max_bytes=10)
-    assert asked(stores) == [1, 0]
 
 
 # Errors for good
@@ -268,7 +247,7 @@ def test_a_callers_mistake_does_not_count_against_an_endpoint(time: Time) -> Non
     stores = stores_with(DATA, 2)
     stores[0].fail = refusing(reason)
     replicas = replicas_of(stores, time)
-    assert error_of(replicas).reason is reason
+    assert failure(replicas).reason is reason
     assert asked(stores) == [1, 0]
     assert not any(report.failures for report in replicas.report())
 
@@ -280,7 +259,7 @@ def test_when_all_refuse_the_error_is_permanent(time: Time, reason: Reason) -> N
         store.fail = refusing(reason)
     replicas = replicas_of(stores, time)
     for _ in range(3):
-        error = error_of(replicas)
+        error = failure(replicas)
         assert isinstance(error, PermanentError)
         assert error.reason is reason
         assert all(f"store-{number}: [{reason}] key for a test" in error.message for number in range(3))
@@ -294,7 +273,7 @@ def test_a_transient_error_outweighs_permanent_ones(time: Time) -> None:
     stores[0].fail = refusing(Reason.ACCESS_DENIED)
     stores[1].delete(["key"])
     stores[2].fail = unreachable
-    error = error_of(replicas_of(stores, time))
+    error = failure(replicas_of(stores, time))
     assert isinstance(error, TransientError)
     assert error.reason is Reason.STORE_UNREACHABLE
     assert "store-0: [access_denied]" in error.message
@@ -327,9 +306,8 @@ def test_an_error_is_never_absence(time: Time, fail: Callable[[Read], TemplarErr
     stores[1].fail = fail
     replicas = replicas_of(stores, time)
     for _ in range(3):
-        with pytest.raises(TemplarError) as caught:
+        with raising(TemplarError, reason):
             replicas.head("other")
-        assert caught.value.reason is reason
 
 
 # Metrics
@@ -362,20 +340,9 @@ def test_each_endpoint_has_its_figures(time: Time) -> None:
 
 
 def in_threads(count: int, work: Callable[[], None]) -> None:
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001 - for the test's thread
-            errors.append(error)
-
-    threads = [threading.Thread(target=run) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert errors == []
+    with ThreadPoolExecutor(count) as pool:
+        for done in [pool.submit(work) for _ in range(count)]:
+            done.result()
 
 
 def test_nothing_is_lost_between_threads(time: Time) -> None:
@@ -424,15 +391,13 @@ def test_one_read_tries_an_endpoint_whose_rest_is_over(time: Time, outcome: str)
 
     stores[0].fail = hold
 
-    thread = threading.Thread(target=read, args=(replicas,))
-    thread.start()
-    assert begun.wait(30)
-    read(replicas, 5)
-    assert replicas.report()[0].resting
-    assert len(stores[0].reads) == 1
-    assert len(stores[1].reads) == 5
-    go_on.set()
-    thread.join(30)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(read, replicas)
+        assert begun.wait(30)
+        read(replicas, 5)
+        assert replicas.report()[0].resting
+        assert [len(store.reads) for store in stores] == [1, 5]
+        go_on.set()
     asked(stores)
     stores[0].fail = well
     read(replicas, 4)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from templar.canonical import canonical_json, sha256_hex
-from templar.data.build.sources import TextSource
+from templar.data.build.documents import TextSource
 from templar.data.build.units import (
     Census,
     Unit,

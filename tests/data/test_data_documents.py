@@ -7,8 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from templar.data.build.sources import TextSource, find_inputs, read_texts, source_from_text
+from templar.data.build.documents import TextSource, find_inputs, read_texts, source_from_text
 from templar.errors import PermanentError, Reason
+from tests.support.errors import raising
 
 ROWS = ["first", "zweite Zeile ü", "", "third\r\nline"]
 EXPECTED = [(0, "first"), (1, "zweite Zeile ü"), (3, "third\r\nline")]
@@ -123,19 +124,16 @@ class TestRows:
     )
     def test_wrong_columns_are_named(self, tmp_path: Path, kind: str, column: Any, name: str, message: str) -> None:
         path = write(tmp_path / f"x.{ending(kind)}", kind, column, name=name)
-        with pytest.raises(PermanentError, match=message) as caught:
+        with raising(PermanentError, Reason.DATASET_MALFORMED, match=message) as caught:
             documents(TextSource("source", path))
-        assert caught.value.reason is Reason.DATASET_MALFORMED
         assert caught.value.message.startswith(f"{path}: ")
 
     @pytest.mark.parametrize("kind", ["parquet", "arrow", "jsonl"])
     def test_damaged_files(self, tmp_path: Path, kind: str) -> None:
         path = tmp_path / f"x.{kind}"
         path.write_bytes(b"ARROW1 and nonsense")
-        with pytest.raises(PermanentError) as caught:
+        with raising(PermanentError, Reason.DATASET_MALFORMED, str(path)):
             documents(TextSource("source", path))
-        assert caught.value.reason is Reason.DATASET_MALFORMED
-        assert str(path) in caught.value.message
 
     def test_bytes_that_are_no_text(self, tmp_path: Path) -> None:
         texts = pa.array([b"good", b"\xff\xfe"], pa.binary()).view(pa.string())
@@ -149,41 +147,34 @@ class TestRows:
             documents(TextSource("source", tmp_path / "x.jsonl"))
 
 
-class TestRefused:
-    def test_a_text_that_is_not_utf8(self, tmp_path: Path) -> None:
-        (tmp_path / "a.txt").write_bytes(b"caf\xe9")
-        with pytest.raises(PermanentError, match="not UTF-8") as caught:
-            documents(TextSource("source", tmp_path))
-        assert str(tmp_path / "a.txt") in caught.value.message
-
-    def test_a_name_of_its_own(self, tmp_path: Path) -> None:
-        (tmp_path / "v1.5").mkdir()
-        assert source_from_text(str(tmp_path / "v1.5")).name == "v1.5"
-        assert source_from_text("books=/a/b").name == "books"
-        assert source_from_text("/a/b.c").name == "b"
-        with pytest.raises(ValueError, match="suffixes"):
-            TextSource("x", Path("x"), suffixes=())
+def test_a_source_has_a_name_of_its_own_or_that_of_its_path(tmp_path: Path) -> None:
+    for name in ("v1.5", "lang=en"):
+        (tmp_path / name).mkdir()
+    assert source_from_text(str(tmp_path / "v1.5")).name == "v1.5"
+    assert source_from_text("books=/a/b").name == "books"
+    assert source_from_text("/a/b.c").name == "b"
+    assert source_from_text(f"en={tmp_path / 'lang=en'}") == TextSource("en", tmp_path / "lang=en")
+    with pytest.raises(ValueError, match="suffixes"):
+        TextSource("x", Path("x"), suffixes=())
+    (tmp_path / "a=b.txt").write_text("text")
+    for path in ("/a/b c", str(tmp_path / "a=b.txt")):  # its name is none for a source
         with pytest.raises(ValueError, match="write NAME=PATH"):
-            source_from_text("/a/b c")
+            source_from_text(path)
 
-    def test_an_equals_sign_in_a_path(self, tmp_path: Path) -> None:
-        path = tmp_path / "lang=en"
-        path.mkdir()
-        assert source_from_text(f"en={path}") == TextSource("en", path)
-        (tmp_path / "a=b.txt").write_text("text")
-        with pytest.raises(ValueError, match="write NAME=PATH"):  # it is a path, and its name is none for a source
-            source_from_text(str(tmp_path / "a=b.txt"))
 
-    def test_a_name_that_is_not_utf8(self, tmp_path: Path) -> None:
-        Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")).write_text("text")
-        with pytest.raises(PermanentError, match=r"caf\\udce9\.txt'.*rename it") as caught:
-            find_inputs(TextSource("source", tmp_path))
-        assert caught.value.reason is Reason.DATASET_MALFORMED
+def test_a_text_or_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"caf\xe9")
+    with raising(PermanentError, Reason.DATASET_MALFORMED, "not UTF-8", tmp_path / "a.txt"):
+        documents(TextSource("source", tmp_path))
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")).write_text("text")
+    with raising(PermanentError, Reason.DATASET_MALFORMED, match=r"caf\\udce9\.txt'.*rename it"):
+        find_inputs(TextSource("source", tmp_path))
 
-    def test_a_link_to_a_folder(self, tmp_path: Path) -> None:
-        (tmp_path / "in").mkdir()
-        (tmp_path / "in" / "a.txt").write_text("text")
-        (tmp_path / "in" / "more").symlink_to(tmp_path)
-        with pytest.raises(PermanentError, match="links to folders") as caught:
-            find_inputs(TextSource("source", tmp_path / "in"))
-        assert str(tmp_path / "in" / "more") in caught.value.message
+
+def test_a_link_to_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("text")
+    (tmp_path / "in" / "more").symlink_to(tmp_path)
+    with pytest.raises(PermanentError, match="links to folders") as caught:
+        find_inputs(TextSource("source", tmp_path / "in"))
+    assert str(tmp_path / "in" / "more") in caught.value.message
