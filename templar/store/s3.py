@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from botocore.exceptions import ClientError
 
-from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.errors import PermanentError, Reason, TemplarError, TransientError, one_line
 from templar.store import s3_protocol, s3_transfer
 from templar.store.base import DeleteReport, ObjectInfo, Upload, check_key, is_key
 from templar.store.deadline import interruptible, retrying
@@ -78,7 +78,7 @@ class _S3Bucket:
         return self._settings
 
     def _where(self, what: str) -> str:
-        return f"bucket {self._bucket}: {what}"
+        return one_line(f"bucket {self._bucket}: {what}")
 
 
 class S3Store(_S3Bucket):

@@ -1,10 +1,16 @@
 """boto3 clients with the project's timeouts, shared by all threads, and the translation of their errors.
 
-Every error becomes one of the project's, with a reason code and without a secret.
+Every exception becomes one of the project's errors, with a reason code and without a secret. Every answer takes bounded
+time and memory: boto3 itself reads headers as long as each byte is in time, and bodies of any length.
 """
 
+import http.client
+import io
+import math
+import re
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -13,13 +19,19 @@ from typing import Any, Generic, Protocol, TypeVar
 import boto3
 from botocore.awsrequest import AWSHTTPConnection, AWSHTTPConnectionPool, AWSHTTPSConnection, AWSHTTPSConnectionPool
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
-from botocore.exceptions import ConnectionError as NoConnectionError
-from botocore.parsers import ResponseParserError
+from botocore.exceptions import BotoCoreError, ClientError, EndpointProviderError
+from urllib3.exceptions import HTTPError
 
-from templar.errors import PermanentError, Reason, TransientError
-from templar.store.deadline import LEAST_SECONDS, current
+from templar.errors import PermanentError, Reason, TemplarError, TransientError, one_line
+from templar.store.deadline import LEAST_SECONDS, check_deadline, current, interruptible
 from templar.store.s3_protocol import S3Settings, http_status, refusal
+
+MAX_ERROR_BYTES = 1 << 16  # longest body of an error that is read; of a longer one only the status counts
+MAX_ANSWER_BYTES = 4 << 20
+"""Longest answer that is not an object; a page of 1000 keys of 1024 bytes fits, with every byte escaped as %XX."""
+MAX_MARKUP = 1 << 16  # tags, and quotes, in such an answer; that page has less than half of either
+_NOT_S3 = re.compile(rb"\0|<!|<\?xml[^>]*encoding\s*=\s*[\"'](?!utf-8[\"'])", re.IGNORECASE)
+"""Declarations that no S3 server sends: entities that expand, encodings in which markup cannot be counted."""
 
 
 class Closable(Protocol):
@@ -57,36 +69,112 @@ class Renewable(Generic[T]):
         current.close()
 
 
-class _UnderDeadline:
-    """A connection that waits for the headers of a response no longer than the thread's deadline."""
+class _TimedSocket(io.RawIOBase):
+    """What arrives on a socket; after a moment, until it is lifted, nothing more is read."""
+
+    def __init__(self, raw: Any, until: float) -> None:
+        self._raw = raw
+        self.until = until
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> Any:
+        if time.monotonic() > self.until:
+            raise TimeoutError("the headers came too slowly")
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _TimedResponse(http.client.HTTPResponse):
+    """A response whose headers must all arrive within one timeout of the socket; its body has bounds of its own."""
+
+    def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        seconds = sock.gettimeout()
+        self._timed = _TimedSocket(self.fp.detach(), math.inf if seconds is None else time.monotonic() + seconds)
+        self.fp = io.BufferedReader(self._timed)
+
+    def begin(self) -> None:
+        super().begin()
+        self._timed.until = math.inf
+
+
+class _BoundedConnection:
+    """A connection whose waits end with the thread's deadline, and whose answers are bounded."""
 
     timeout: Any
     sock: Any
+    response_class: Any = _TimedResponse
+
+    def connect(self) -> None:
+        self._limit_timeout()
+        super().connect()  # type: ignore[misc]
+
+    def request(self, *args: Any, **kwargs: Any) -> None:
+        self._limit_timeout()
+        with interruptible(self._hang_up):
+            super().request(*args, **kwargs)  # type: ignore[misc]
 
     def getresponse(self, *args: Any, **kwargs: Any) -> Any:
+        self._limit_timeout()
+        with interruptible(self._hang_up):
+            response = super().getresponse(*args, **kwargs)  # type: ignore[misc]
+        # botocore reads whole every answer that is not an object, and the body of every error.
+        response.stream = partial(_read_answer, response, self.timeout)
+        return response
+
+    def _limit_timeout(self) -> None:
         deadline = current()
-        if deadline is None:
-            return super().getresponse(*args, **kwargs)  # type: ignore[misc]
-        left = max(deadline.seconds_left, LEAST_SECONDS)
-        self.timeout = left if self.timeout is None else min(self.timeout, left)
-        with deadline.closing(partial(self.sock.shutdown, socket.SHUT_RDWR)):
-            return super().getresponse(*args, **kwargs)  # type: ignore[misc]
+        if deadline is not None:
+            left = max(deadline.seconds_left, LEAST_SECONDS)
+            self.timeout = left if self.timeout is None else min(self.timeout, left)
+
+    def _hang_up(self) -> None:
+        if self.sock is not None:
+            self.sock.shutdown(socket.SHUT_RDWR)
 
 
-class _Connection(_UnderDeadline, AWSHTTPConnection):  # type: ignore[misc]
-    pass
+def _read_answer(raw: Any, seconds: float | None, *_: Any, **__: Any) -> Iterator[bytes]:
+    """Read an answer that is not an object: nothing if it is an error's and too long, or no such text as S3 sends.
 
-
-class _SecureConnection(_UnderDeadline, AWSHTTPSConnection):  # type: ignore[misc]
-    pass
+    Raises:
+        TransientError: `store_busy` (so is another answer), `store_unreachable` (it came too slowly), `too_slow`.
+    """
+    is_error = raw.status >= 300
+    most, data, begin = MAX_ERROR_BYTES if is_error else MAX_ANSWER_BYTES, bytearray(), time.monotonic()
+    with interruptible(partial(hang_up, raw)):
+        while len(data) <= most:
+            check_deadline("the answer")
+            block = raw.read1(MAX_ERROR_BYTES, decode_content=False)
+            if not block:
+                break
+            data += block
+            if (
+                seconds is not None
+                and time.monotonic() - begin > seconds + len(data) / S3Settings.slowest_bytes_per_second
+            ):
+                raise TransientError(Reason.STORE_UNREACHABLE, f"{len(data)} bytes of an answer came too slowly")
+    check_deadline("the answer")  # a connection that the deadline closed looks like the end of the answer
+    if len(data) > most:
+        raw.close()
+    if len(data) <= most and max(data.count(each) for each in b"<\"'") <= MAX_MARKUP and not _NOT_S3.search(data):
+        yield bytes(data)
+    elif not is_error:
+        raise TransientError(Reason.STORE_BUSY, f"{len(data)} bytes or more are no answer of S3")
 
 
 class _Pool(AWSHTTPConnectionPool):
-    ConnectionCls = _Connection
+    class ConnectionCls(_BoundedConnection, AWSHTTPConnection):  # type: ignore[misc]
+        pass
 
 
 class _SecurePool(AWSHTTPSConnectionPool):
-    ConnectionCls = _SecureConnection
+    class ConnectionCls(_BoundedConnection, AWSHTTPSConnection):  # type: ignore[misc]
+        pass
 
 
 _session_lock = threading.Lock()
@@ -147,14 +235,19 @@ def our_errors(where: str, *, access_key_id: str) -> Iterator[None]:
     """Translate boto3's errors; `where` and four characters of the key's id are for the message."""
     try:
         yield
+    except TemplarError:
+        raise
     except ClientError as error:
-        status, code = http_status(error.response), error.response.get("Error", {}).get("Code", "")
+        status, code = http_status(error.response), str(error.response.get("Error", {}).get("Code", ""))
         operation = error.operation_name
         # Without its cause: the server's text may quote the request.
         raise refusal(status, code, operation=operation, where=where, access_key_id=access_key_id) from None
-    except (NoConnectionError, HTTPClientError, ResponseParserError) as error:
-        raise TransientError(Reason.STORE_UNREACHABLE, f"{where}: {error}") from error
-    except BotoCoreError as error:
-        raise PermanentError(Reason.STORE_REFUSED, f"{where}: {error}") from error
-    except (ValueError, LookupError) as error:  # a header or a field that no server sends
-        raise TransientError(Reason.STORE_BUSY, f"{where}: the answer makes no sense: {error!r}") from error
+    except EndpointProviderError as error:
+        raise PermanentError(Reason.STORE_REFUSED, one_line(f"{error}; correct the endpoint's address")) from error
+    except (BotoCoreError, HTTPError, OSError) as error:  # also boto3's own refusals: they say nothing of the bucket
+        cause = getattr(error, "kwargs", {}).get("error")  # botocore wraps what `_read_answer` raises
+        if isinstance(cause, TransientError):
+            raise TransientError(cause.reason, f"{where}: {cause.message}") from error
+        raise TransientError(Reason.STORE_UNREACHABLE, one_line(f"{where}: {error}")) from error
+    except Exception as error:  # a header, a field or a text that no server sends, and that boto3 does not expect
+        raise TransientError(Reason.STORE_BUSY, one_line(f"{where}: the answer makes no sense: {error!r}")) from error

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.errors import PermanentError, Reason, TemplarError, TransientError, one_line
 from templar.store.address import is_account_id
 from templar.store.base import ObjectInfo
 
@@ -15,6 +15,7 @@ _TRANSIENT_CODES = frozenset(
     {"BadDigest", "ConditionalRequestConflict", "IncompleteBody", "NoSuchUpload", "OperationAborted", "RequestTimeout"}
 )
 """Codes with a 4xx status that a retry may survive: damage in transit and colliding requests."""
+MAX_CODE = 64  # characters of a server's error code that are shown
 Page = tuple[tuple[ObjectInfo, ...], dict[str, str] | None]
 FIRST_PAGE: dict[str, str] | None = {}
 """Where a listing begins, as part of its request."""
@@ -68,7 +69,10 @@ def refusal(  # noqa: PLR0911 - a row of the table each
     The server's own text stays out of the message: it may quote the request's credentials. `code` is the S3 error
     code, or the status again for an answer without a body, such as that of a HEAD.
     """
+    code = one_line(code, MAX_CODE)
     answer = f"{where}: {operation} answered {status} {code}"
+    if code == "RequestTimeTooSkewed":  # this machine's fault: no bucket may be blamed for it
+        return TransientError(Reason.STORE_BUSY, f"{answer}; set the local clock right")
     if status in {401, 403}:
         return PermanentError(
             Reason.ACCESS_DENIED,
@@ -132,7 +136,7 @@ def object_info(key: str, size: int, answer: Mapping[str, Any]) -> ObjectInfo:
     """The `ObjectInfo` of a HEAD or of a listing's entry; fractions of a second in listings are cut off."""
     modified = answer.get("LastModified")
     if modified is None:
-        raise TransientError(Reason.STORE_BUSY, f"{key}: the answer has no LastModified")
+        raise TransientError(Reason.STORE_BUSY, f"{one_line(key)}: the answer has no LastModified")
     return ObjectInfo(key=key, size=size, last_modified=int(modified.timestamp()))
 
 
@@ -159,7 +163,7 @@ def undeleted(answer: Mapping[str, Any], keys: Sequence[str], *, where: str, acc
     Raises:
         PermanentError: `access_denied`; every key was denied.
     """
-    errors = {error["Key"]: str(error.get("Code", "unknown")) for error in answer.get("Errors", ())}
+    errors = {error["Key"]: one_line(error.get("Code", "unknown"), MAX_CODE) for error in answer.get("Errors", ())}
     remaining = {key: code for key, code in errors.items() if code != "NoSuchKey"}
     if len(remaining) == len(keys) and set(remaining.values()) == {"AccessDenied"}:
         raise refusal(403, "AccessDenied", operation="DeleteObjects", where=where, access_key_id=access_key_id)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from glob import escape
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,7 +27,7 @@ from typing import Any, Protocol
 from urllib3.exceptions import HTTPError
 
 from templar.canonical import sha256_hex
-from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.errors import PermanentError, Reason, TemplarError, TransientError, one_line
 from templar.store.deadline import check_deadline
 from templar.store.files import local_file, locked
 from templar.store.s3_protocol import S3Settings
@@ -73,7 +74,7 @@ def read_body(raw: RawBody, length: int, *, what: str, settings: S3Settings) -> 
             block = raw.read1(min(BLOCK_BYTES, length - done), decode_content=False)
         except (HTTPError, OSError) as error:
             raise BrokenBodyError(
-                Reason.STORE_UNREACHABLE, f"{what}: connection lost after {done} of {length} bytes: {error}"
+                Reason.STORE_UNREACHABLE, one_line(f"{what}: connection lost after {done} of {length} bytes: {error}")
             ) from error
         if not block:
             raise BrokenBodyError(Reason.STORE_UNREACHABLE, f"{what}: body ended after {done} of {length} bytes")
@@ -179,8 +180,9 @@ def _fill(partial: Path, size: int, *, settings: S3Settings, read: Callable[[int
                 _write(file.fileno(), memoryview(READY), size + part)
 
         missing = [part for part in range(num_parts) if ready[part : part + 1] != READY]
+        contexts = [copy_context() for _ in missing]  # the thread's deadline holds for its parts, too
         with ThreadPoolExecutor(settings.concurrency) as pool:
-            for _ in pool.map(fetch, missing):
+            for _ in pool.map(lambda context, part: context.run(fetch, part), contexts, missing):
                 pass
 
 
@@ -225,7 +227,9 @@ def put_parts(call: Call, bucket: str, key: str, path: Path, settings: S3Setting
 
         try:
             with ThreadPoolExecutor(settings.concurrency) as pool:
-                parts = list(pool.map(send, range(0, size, step)))
+                starts = range(0, size, step)
+                contexts = [copy_context() for _ in starts]
+                parts = list(pool.map(lambda context, start: context.run(send, start), contexts, starts))
             call(lambda client: client.complete_multipart_upload(**target, MultipartUpload={"Parts": parts}))
         except BaseException:
             with suppress(TemplarError):  # report the first failure, not this one

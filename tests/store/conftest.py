@@ -1,8 +1,7 @@
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import pytest
@@ -12,11 +11,12 @@ from templar.errors import Reason
 from templar.store import deadline
 from templar.store.base import ObjectStore
 from templar.store.directory import DirectoryStore
-from templar.store.s3 import S3Store
+from templar.store.s3 import S3Store, S3Uploads
 from templar.store.s3_client import make_client
 from templar.store.s3_protocol import S3Settings
 from tests.support.servers import MotoEndpoint, RcloneEndpoints
 
+S = TypeVar("S", S3Store, S3Uploads)
 PART_BYTES = 5 << 20  # the smallest part that S3 takes
 SETTINGS = S3Settings(
     connect_timeout_seconds=2.0,
@@ -30,35 +30,44 @@ SETTINGS = S3Settings(
 
 @dataclass(frozen=True)
 class StorePair:
-    """One bucket seen by its owner and by a reader.
-
-    Attributes:
-        writable: The owner's handle.
-        reader: A handle that may only read.
-        missing: A handle that may write, on a bucket that is not there.
-        wrong_secret: The reader's key with another secret; None where there are no keys.
-        now: The clock that stamps objects, in seconds.
-        seed: Stores one byte under each of many keys; None where that is slow.
-        client: A boto3 client with the owner's key; None without S3.
-        honours_conditional_put: Whether `put_if_absent` has one winner.
-        denial: Reason of the error when the reader writes.
-        replaces_atomically: Whether a reader of a key that is being replaced gets one version whole.
-    """
+    """One bucket seen by its owner and by a reader."""
 
     writable: ObjectStore
     reader: ObjectStore
-    missing: ObjectStore
-    wrong_secret: ObjectStore | None
-    now: Callable[[], float]
-    seed: Callable[[list[str]], None] | None
-    client: Any = None
-    honours_conditional_put: bool = True
-    denial: Reason = Reason.ACCESS_DENIED
-    replaces_atomically: bool = True
+    missing: ObjectStore  # may write, on a bucket that is not there
+    wrong_secret: ObjectStore | None  # the reader's key with another secret; None where there are no keys
+    seed: Callable[[list[str]], None] | None  # stores one byte under each of many keys; None where that is slow
+    client: Any = None  # of boto3, with the owner's key; None without S3
+    honours_conditional_put: bool = True  # `put_if_absent` has one winner
+    denial: Reason = Reason.ACCESS_DENIED  # when the reader writes
+    replaces_atomically: bool = True  # a reader of a key that is being replaced gets one version whole
 
 
-def s3_store(bucket: str, endpoint_url: str, key: AccessKey, settings: S3Settings = SETTINGS) -> S3Store:
-    return S3Store(
+@dataclass(frozen=True)
+class Place:
+    """A bucket of its own on an S3 endpoint, and the key of its owner."""
+
+    kind: str
+    bucket: str
+    url: str
+    key: AccessKey
+
+
+def place_on(kind: str, request: pytest.FixtureRequest) -> Place:
+    """A new bucket on the shared endpoint `moto` or `rclone`."""
+    endpoint = request.getfixturevalue(kind)
+    if kind == "moto":
+        keys = create_bucket_with_keys(endpoint.admin, uuid4().hex)
+        return Place(kind, keys.bucket, endpoint.admin.endpoint_url, keys.write)
+    bucket = uuid4().hex
+    (endpoint.root / bucket).mkdir()
+    return Place(kind, bucket, endpoint.writable.endpoint_url, endpoint.write_key)
+
+
+def s3_store(
+    bucket: str, endpoint_url: str, key: AccessKey, settings: S3Settings = SETTINGS, kind: type[S] = S3Store
+) -> S:
+    return kind(
         bucket,
         endpoint_url=endpoint_url,
         access_key_id=key.access_key_id,
@@ -93,7 +102,6 @@ def directory_pair(root: Path) -> StorePair:
         reader=DirectoryStore(root, writable=False),
         missing=DirectoryStore(root.with_name("missing")),
         wrong_secret=None,
-        now=time.time,
         seed=lambda keys: seed_files(root, keys),
     )
 
@@ -107,7 +115,6 @@ def moto_pair(endpoint: MotoEndpoint) -> StorePair:
         reader=s3_store(keys.bucket, url, keys.read),
         missing=s3_store("missing", url, endpoint.admin.key),  # any other key is denied before the bucket is looked up
         wrong_secret=s3_store(keys.bucket, url, wrong_secret(keys.read)),
-        now=time.time,
         seed=None,
         client=s3_client(url, keys.write),
     )
@@ -125,7 +132,6 @@ def rclone_pair(endpoints: RcloneEndpoints) -> StorePair:
         ),
         missing=s3_store("missing", url, key),
         wrong_secret=s3_store(bucket, endpoints.read_only.endpoint_url, wrong_secret(endpoints.read_key)),
-        now=time.time,
         seed=lambda names: seed_files(endpoints.root / bucket, names),
         client=s3_client(url, key),
         honours_conditional_put=False,

@@ -3,6 +3,7 @@
 import io
 import math
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -10,17 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from templar.errors import Reason, TemplarError
+from templar.errors import Reason
 from templar.store.base import ObjectStore
 from tests.store.conftest import PART_BYTES, StorePair
+from tests.support.errors import reason_of
 
 DATA = bytes(range(256)) * 40
-
-
-def reason_of(call: Callable[[], object]) -> Reason:
-    with pytest.raises(TemplarError) as caught:
-        call()
-    return caught.value.reason
 
 
 def keys_of(store: ObjectStore, prefix: str = "") -> list[str]:
@@ -53,9 +49,9 @@ class TestRoundTrip:
 
 class TestStamp:
     def test_it_is_the_servers_time_in_whole_seconds_and_a_put_renews_it(self, store_pair: StorePair) -> None:
-        before = store_pair.now()
+        before = time.time()
         store_pair.writable.put("key", b"a longer value")
-        after = store_pair.now()
+        after = time.time()
         first = store_pair.reader.head("key")
         assert first is not None
         assert type(first.last_modified) is int
@@ -135,7 +131,6 @@ class TestAbsence:
             assert store_pair.reader.head(key) is None
             assert reason_of(partial(store_pair.reader.get, key, max_bytes=1)) is Reason.OBJECT_MISSING
         reader = store_pair.reader
-        assert reason_of(lambda: reader.get("key", max_bytes=1)) is Reason.OBJECT_MISSING
         assert reason_of(lambda: reader.get_range("key", 0, 1)) is Reason.OBJECT_MISSING
         assert reason_of(lambda: reader.get_range("key", 0, 0)) is Reason.OBJECT_MISSING
         assert reason_of(lambda: reader.get_file("key", tmp_path / "copy", max_bytes=1)) is Reason.OBJECT_MISSING

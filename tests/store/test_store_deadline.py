@@ -13,11 +13,11 @@ import pytest
 from deployments.s3_endpoint import AccessKey
 from templar import interrupt
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
-from templar.interrupt import StoppedError
 from templar.store.deadline import Deadline, check_deadline, current, retrying
 from templar.store.s3_client import make_client
 from templar.store.s3_protocol import S3Settings
 from tests.store.conftest import s3_store
+from tests.support.errors import error_of, stopped
 from tests.support.scripted_server import Reply, s3_error, scripted_server
 
 KEY = AccessKey("ABCDEFGHIJKLMNOPQRST", "the-secret")
@@ -25,12 +25,6 @@ HEADERS = {"Last-Modified": "Fri, 20 Nov 2026 12:00:00 GMT", "ETag": '"one"'}
 PATIENT = S3Settings(read_timeout_seconds=600.0, slowest_bytes_per_second=1.0, max_attempts=4)
 """Nothing but a deadline ends a call soon."""
 BUSY = TransientError(Reason.STORE_BUSY, "for a test")
-
-
-def error_of(call: Callable[[], object]) -> TemplarError:
-    with pytest.raises(TemplarError) as caught:
-        call()
-    return caught.value
 
 
 class Peer:
@@ -99,15 +93,17 @@ STALLS = {
     "a body that does not begin": (HEAD, b""),
     "a body that drips": (HEAD + b"x" * 100, b"x"),
     "a body that stops": (HEAD + b"x" * 10_000, b""),
+    "an error's body that drips": (HEAD.replace(b"200 OK", b"500 Oh") + b"<Error>", b"x"),
+    "a body of a listing that drips": (HEAD + b"<ListBucketResult>", b"x"),
 }
 
 
 class WatchedDeadline(Deadline):
-    """Says when something waits for the head of an answer, and when for its body."""
+    """Says when something sends a request, when it waits for the head of an answer, and when for its body."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(seconds)
-        self.waits = [threading.Event(), threading.Event()]
+        self.waits = [threading.Event() for _ in range(3)]
 
     @contextmanager
     def closing(self, close: Callable[[], object]) -> Iterator[None]:
@@ -116,18 +112,19 @@ class WatchedDeadline(Deadline):
             yield
 
 
-def fetch(server: Peer, deadline: Deadline) -> TemplarError:
-    """The error of reading an object under a deadline."""
+def fetch(server: Peer, deadline: Deadline, *, lists: bool = False) -> TemplarError:
+    """The error of reading an object, or a listing, under a deadline."""
+    store = s3_store("bucket", server.url, KEY, PATIENT)
     with deadline.applied():
-        return error_of(lambda: s3_store("bucket", server.url, KEY, PATIENT).get("key", max_bytes=100_000))
+        return error_of(lambda: list(store.list()) if lists else store.get("key", max_bytes=100_000))
 
 
 @pytest.mark.parametrize("stall", STALLS)
 def test_expiry_ends_the_wait_of_another_thread_and_its_connection(stall: str) -> None:
     with peer(*STALLS[stall]) as server, ThreadPoolExecutor(1) as pool:
         deadline = WatchedDeadline(600.0)
-        waiting = pool.submit(fetch, server, deadline)
-        (deadline.waits[1] if "body" in stall else server.asked).wait()
+        waiting = pool.submit(fetch, server, deadline, lists="listing" in stall)
+        (deadline.waits[2] if "body" in stall else server.asked).wait()
         deadline.expire()
         error = waiting.result()
         server.ended.wait()  # the connection is closed, although the error is kept
@@ -199,7 +196,7 @@ class TestDeadline:
         pools = client._endpoint.http_session._manager
         for scheme in ("http", "https"):
             pool = pools.connection_from_url(f"{scheme}://127.0.0.1:1")
-            assert pool.ConnectionCls.__mro__[1].__name__ == "_UnderDeadline"
+            assert pool.ConnectionCls.__mro__[1].__name__ == "_BoundedConnection"
 
 
 class TestRetries:
@@ -249,9 +246,6 @@ class TestRetries:
     def test_a_stop_request_ends_a_pause(self) -> None:
         attempt, calls = self.attempts(*[BUSY] * 9)
         interrupt.request_stop()
-        try:
-            with pytest.raises(StoppedError):
-                retrying(attempt, what="key", max_attempts=10)
-        finally:
-            interrupt.clear_stop()
+        with stopped():
+            retrying(attempt, what="key", max_attempts=10)
         assert len(calls) == 1

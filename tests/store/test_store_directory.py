@@ -2,7 +2,6 @@
 
 import os
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -11,22 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from templar.errors import Reason, TemplarError, TransientError
+from templar.errors import Reason, TransientError
 from templar.store import files
 from templar.store.base import MAX_KEY_BYTES, is_key
 from templar.store.directory import INCOMING, DirectoryStore
+from tests.support.errors import reason_of
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     (tmp_path / "bucket").mkdir()
     return tmp_path / "bucket"
-
-
-def reason_of(call: Callable[[], object]) -> Reason:
-    with pytest.raises(TemplarError) as caught:
-        call()
-    return caught.value.reason
 
 
 def left_behind(root: Path) -> list[Path]:
@@ -176,10 +170,9 @@ class TestKeys:
         if is_key(key):
             assert os.path.normpath(f"/root/{key}") == f"/root/{key}"
             assert key.encode()
-
-    @given(st.lists(st.text(alphabet="ab.-_0é ", min_size=1, max_size=6), min_size=1, max_size=4))
-    def test_segments_without_dots_are_legal(self, segments: list[str]) -> None:
-        assert is_key("/".join(segments)) == all(segment not in {".", ".."} for segment in segments)
+        segments = key.split("/")
+        if not set(key) & set("\0\n\ud800") and all(segments):
+            assert is_key(key) == (not {".", ".."} & set(segments))
 
     def test_length_is_counted_in_bytes(self) -> None:
         assert is_key("k" * MAX_KEY_BYTES)

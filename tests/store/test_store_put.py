@@ -5,14 +5,14 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
-from deployments.s3_endpoint import AccessKey, create_bucket_with_keys
+from deployments.s3_endpoint import AccessKey
 from templar.errors import PermanentError, Reason, TransientError
 from templar.store.s3 import S3Store
-from tests.store.conftest import PART_BYTES, SETTINGS, s3_store
+from tests.store.conftest import PART_BYTES, SETTINGS, place_on, s3_store
+from tests.support.errors import raising
 from tests.support.faulty_endpoint import FaultyEndpoint, faulty_endpoint
 from tests.support.scripted_server import Reply, Request, scripted_server
 
@@ -32,17 +32,10 @@ class Way:
 
 @pytest.fixture(params=["moto", "rclone"])
 def way(request: pytest.FixtureRequest) -> Iterator[Way]:
-    if request.param == "moto":
-        moto = request.getfixturevalue("moto")
-        keys = create_bucket_with_keys(moto.admin, uuid4().hex)
-        bucket, url, key = keys.bucket, moto.admin.endpoint_url, keys.write
-    else:
-        rclone = request.getfixturevalue("rclone")
-        bucket, url, key = uuid4().hex, rclone.writable.endpoint_url, rclone.write_key
-        (rclone.root / bucket).mkdir()
-    with faulty_endpoint(url) as proxy:
-        store = s3_store(bucket, proxy.endpoint_url, key, replace(SETTINGS, max_attempts=3))
-        yield Way(proxy, store, s3_store(bucket, url, key), request.param == "moto")
+    place = place_on(request.param, request)
+    with faulty_endpoint(place.url) as proxy:
+        store = s3_store(place.bucket, proxy.endpoint_url, place.key, replace(SETTINGS, max_attempts=3))
+        yield Way(proxy, store, s3_store(place.bucket, place.url, place.key), place.kind == "moto")
 
 
 def test_a_damaged_object_is_sent_again_within_bounds(way: Way, tmp_path: Path) -> None:
@@ -60,9 +53,8 @@ def test_a_damaged_object_is_sent_again_within_bounds(way: Way, tmp_path: Path) 
         assert way.proxy.num_faults == before + 2
         assert way.behind.get(key, max_bytes=100) == DATA
         way.proxy.always("damaged")
-        with pytest.raises(TransientError) as caught:
+        with raising(TransientError, Reason.STORE_BUSY):
             put(f"damaged-{number}")
-        assert caught.value.reason is Reason.STORE_BUSY
         assert way.proxy.num_faults == before + 5
 
 
@@ -91,9 +83,8 @@ class TestParts:
 
     def test_a_part_that_is_always_damaged_ends_the_upload(self, way: Way, source: Path) -> None:
         way.proxy.always("damaged", path="partNumber=3")
-        with pytest.raises(TransientError) as caught:
+        with raising(TransientError, Reason.STORE_BUSY):
             way.store.put_file("key", source)
-        assert caught.value.reason is Reason.STORE_BUSY
         assert way.behind.head("key") is None
         last = way.proxy.served[-1]
         assert "uploadId=" in last.path
@@ -150,16 +141,14 @@ def test_a_file_that_shrinks_while_it_is_sent_is_not_stored(tmp_path: Path) -> N
             return Reply(200, b"", {"ETag": f'"{hashlib.md5(request.body, usedforsecurity=False).hexdigest()}"'})
         return Reply(200, b"<InitiateMultipartUploadResult><UploadId>1</UploadId></InitiateMultipartUploadResult>")
 
-    with scripted_server(script) as server, pytest.raises(TransientError) as caught:
+    with scripted_server(script) as server, raising(TransientError, Reason.LOCAL_FILE):
         s3_store("bucket", server.endpoint_url, KEY, settings).put_file("key", source)
-    assert caught.value.reason is Reason.LOCAL_FILE
     assert methods[-1] == "DELETE"
 
 
 def test_a_denied_upload_is_not_repeated(way: Way, tmp_path: Path) -> None:
     (tmp_path / "source").write_bytes(bytes(2 * PART_BYTES))
     way.proxy.always("403", path="partNumber=")
-    with pytest.raises(PermanentError) as caught:
+    with raising(PermanentError, Reason.ACCESS_DENIED):
         way.store.put_file("key", tmp_path / "source")
-    assert caught.value.reason is Reason.ACCESS_DENIED
     assert way.proxy.num_faults <= 2  # both parts were under way

@@ -16,20 +16,11 @@ from templar.errors import PermanentError, Reason, TransientError
 from templar.store.base import ObjectStore, Uploads
 from templar.store.directory import INCOMING, DirectoryStore, DirectoryUploads
 from templar.store.s3 import S3Uploads
-from tests.store.conftest import SETTINGS, s3_client, s3_store
+from tests.store.conftest import Place, place_on, s3_client, s3_store
+from tests.support.errors import raising
 from tests.support.servers import MotoEndpoint, RcloneEndpoints
 
 PART = b"x" * 1000
-
-
-def s3_uploads(bucket: str, endpoint_url: str, key: AccessKey) -> S3Uploads:
-    return S3Uploads(
-        bucket,
-        endpoint_url=endpoint_url,
-        access_key_id=key.access_key_id,
-        secret_access_key=key.secret_access_key,
-        settings=SETTINGS,
-    )
 
 
 @dataclass(frozen=True)
@@ -41,32 +32,26 @@ class Bucket:
     begin: Callable[[str], None]
 
 
-def s3_bucket(bucket: str, url: str, key: AccessKey) -> Bucket:
-    client = s3_client(url, key)
+def s3_bucket(place: Place) -> Bucket:
+    client = s3_client(place.url, place.key)
 
     def begin(name: str) -> None:
-        upload = client.create_multipart_upload(Bucket=bucket, Key=name)["UploadId"]
-        client.upload_part(Bucket=bucket, Key=name, UploadId=upload, PartNumber=1, Body=PART)
+        upload = client.create_multipart_upload(Bucket=place.bucket, Key=name)["UploadId"]
+        client.upload_part(Bucket=place.bucket, Key=name, UploadId=upload, PartNumber=1, Body=PART)
 
-    return Bucket(s3_store(bucket, url, key), s3_uploads(bucket, url, key), begin)
+    uploads = s3_store(place.bucket, place.url, place.key, kind=S3Uploads)
+    return Bucket(s3_store(place.bucket, place.url, place.key), uploads, begin)
 
 
 @pytest.fixture(params=["directory", "moto", "rclone"])
 def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> Bucket:
-    if request.param == "directory":
-        root = tmp_path / "bucket"
-        root.mkdir()
-        store = DirectoryStore(root)
-        store.put("other", b"1")
-        return Bucket(store, DirectoryUploads(root), lambda name: (root / INCOMING / name).write_bytes(PART) and None)
-    if request.param == "moto":
-        moto: MotoEndpoint = request.getfixturevalue("moto")
-        keys = create_bucket_with_keys(moto.admin, uuid4().hex)
-        return s3_bucket(keys.bucket, moto.admin.endpoint_url, keys.write)
-    rclone: RcloneEndpoints = request.getfixturevalue("rclone")
-    name = uuid4().hex
-    (rclone.root / name).mkdir()
-    return s3_bucket(name, rclone.writable.endpoint_url, rclone.write_key)
+    if request.param != "directory":
+        return s3_bucket(place_on(request.param, request))
+    store = DirectoryStore(tmp_path)
+    store.put("other", b"1")
+    return Bucket(
+        store, DirectoryUploads(tmp_path), lambda name: (tmp_path / INCOMING / name).write_bytes(PART) and None
+    )
 
 
 def test_unfinished_uploads_are_listed_and_aborted(bucket: Bucket) -> None:
@@ -124,7 +109,7 @@ def listed(begun: str, part: str | None, *, date: str | None = "Sun, 22 Nov 2026
     headers = {} if date is None else {"date": date}
     uploads = {"Uploads": [entry], "ResponseMetadata": {"HTTPHeaders": headers}}
     parts = {"Parts": [{"LastModified": datetime.fromisoformat(part), "Size": 5}] if part else []}
-    found = s3_uploads("bucket", "http://127.0.0.1:1", AccessKey("id", "secret"))
+    found = s3_store("bucket", "http://127.0.0.1:1", AccessKey("id", "secret"), kind=S3Uploads)
     found._client._current = Recorded(uploads, None if part == "" else parts)
     return list(found.list())
 
@@ -148,17 +133,16 @@ def test_the_last_part_is_the_last_sign_of_life(begun: str, part: str | None, fo
 class TestRefusals:
     def test_a_read_key_is_denied(self, moto: MotoEndpoint) -> None:
         keys = create_bucket_with_keys(moto.admin, uuid4().hex)
-        uploads = s3_uploads(keys.bucket, moto.admin.endpoint_url, keys.read)
+        uploads = s3_store(keys.bucket, moto.admin.endpoint_url, keys.read, kind=S3Uploads)
         for attempt in (lambda: list(uploads.list()), lambda: uploads.store_in_parts("key", PART)):
-            with pytest.raises(PermanentError) as caught:
+            with raising(PermanentError, Reason.ACCESS_DENIED) as caught:
                 attempt()
-            assert caught.value.reason is Reason.ACCESS_DENIED
             assert keys.read.secret_access_key not in str(caught.value)
 
     def test_parts_that_cannot_be_completed_leave_no_upload(self, rclone: RcloneEndpoints) -> None:
         name = uuid4().hex
         (rclone.root / name).mkdir()
-        uploads = s3_uploads(name, rclone.read_only.endpoint_url, rclone.read_key)
+        uploads = s3_store(name, rclone.read_only.endpoint_url, rclone.read_key, kind=S3Uploads)
         with pytest.raises(TransientError):
             uploads.store_in_parts("key", PART)
         assert list(uploads.list()) == []
