@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from prefect.blocks.core import Block
-from pydantic import Field, HttpUrl, field_validator
+from pydantic import ConfigDict, Field, HttpUrl, field_validator
 
 from templar.chain.base import Chain
 from templar.chain.clock import SimulatedClock
@@ -14,6 +14,7 @@ from templar.errors import PermanentError, Reason
 
 DOCUMENTATION_URL = HttpUrl("https://docs.learnbittensor.org/keys/wallets")
 
+_CREDENTIALS = re.compile(r"//[^/?#\s,]*@")
 _LEDGER_SCHEME = "ledger:"
 _LEDGER = re.compile(_LEDGER_SCHEME + r"(?P<path>/[^?]+)(?:\?clock=(?P<clock>\d+(?:\.\d+)?))?")
 
@@ -56,8 +57,10 @@ class Subnet(Block):
     """A subnet: the real one, or the ledger of a local network.
 
     Attributes:
-        network: A Bittensor network or endpoint (`finney`, `test`, `wss://...`), or `ledger:/path` for a local one. A
-            ledger with `?clock=SECONDS` runs on simulated time from there: waits do not wait. For measurements.
+        network: A Bittensor network or endpoint (`finney`, `test`, `wss://...`), or several of them, separated by
+            commas, in the order in which they are used; or `ledger:/path` for a local one. A ledger with
+            `?clock=SECONDS` runs on simulated time from there: waits do not wait. For measurements.
+        archives: Endpoints, separated by commas, that are asked for state that the others have pruned.
         netuid: Number of the subnet.
 
     Example:
@@ -73,7 +76,10 @@ class Subnet(Block):
     _block_type_slug = "subnet"
     _documentation_url = DOCUMENTATION_URL
 
-    network: str = Field(default="finney", description="Bittensor network or endpoint, or ledger:/path.")
+    model_config = ConfigDict(hide_input_in_errors=True)  # a refused address may hold a secret
+
+    network: str = Field(default="finney", description="Bittensor networks or endpoints in order, or ledger:/path.")
+    archives: str = Field(default="", description="Archive endpoints in order.")
     netuid: int = Field(ge=0, description="Number of the subnet.")
 
     @field_validator("network")
@@ -82,6 +88,16 @@ class Subnet(Block):
         if network.startswith(_LEDGER_SCHEME) and _LEDGER.fullmatch(network) is None:
             raise ValueError("a ledger is ledger:/path, or ledger:/path?clock=SECONDS for simulated time")
         return network
+
+    @field_validator("network", "archives")
+    @classmethod
+    def _has_no_password(cls, addresses: str) -> str:
+        if any(_CREDENTIALS.search(address) for address in addresses.split(",")):
+            raise ValueError(
+                "this address holds a user name or a password, and the address is shown in the UI and in logs; "
+                "name the endpoint without them (wss://host:port), and let a firewall or a local proxy guard it"
+            )
+        return addresses
 
     def open(self, wallet: Wallet | None) -> Chain:
         """The chain as the wallet's hotkey sees it; read-only without a wallet.
@@ -103,4 +119,4 @@ class Subnet(Block):
         from templar.chain.bittensor import BittensorChain, open_wallet
 
         opened = None if wallet is None else open_wallet(Path(wallet.path), wallet.name, wallet.hotkey)
-        return BittensorChain(self.network, self.netuid, wallet=opened)
+        return BittensorChain(self.network, self.netuid, archives=self.archives, wallet=opened)

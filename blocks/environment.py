@@ -161,8 +161,9 @@ def neuron_from_environment(environment: Mapping[str, str]) -> Neuron:
         genesis=reader.text("TEMPLAR_GENESIS", ""),
         subnet=reader.build(
             Subnet,
-            {"network": "NETWORK", "netuid": "NETUID"},
+            {"network": "NETWORK", "archives": "NETWORK_ARCHIVES", "netuid": "NETUID"},
             network=reader.text("NETWORK", "finney"),
+            archives=reader.text("NETWORK_ARCHIVES", ""),
             netuid=reader.whole_number("NETUID"),
         ),
         wallet=Wallet(

@@ -6,7 +6,7 @@ from urllib.parse import unquote, urlsplit
 
 from prefect.blocks.abstract import CredentialsBlock
 from prefect.blocks.core import Block
-from pydantic import AfterValidator, Field, HttpUrl, SecretStr, field_validator
+from pydantic import AfterValidator, ConfigDict, Field, HttpUrl, SecretStr, field_validator
 
 from templar.exchange.buckets import OwnBucket
 from templar.store.address import BucketAddress, is_account_id
@@ -47,6 +47,8 @@ class StorageEndpoint(Block):
     _block_type_name = "Storage Endpoint"
     _block_type_slug = "storage-endpoint"
     _documentation_url = DOCUMENTATION_URL
+
+    model_config = ConfigDict(hide_input_in_errors=True)  # a refused address may hold a secret
 
     url: str = Field(default=R2, description="Cloudflare R2 (r2), another S3 endpoint's address, or file:///folder.")
     read_timeout_seconds: float = Field(

@@ -62,6 +62,15 @@ class WindowTimes:
         return Interval(first, self.close + self.rules.time_window_delta_seconds)
 
     @property
+    def reveals_from(self) -> int:
+        """The second from which a miner reveals while the closing block is not final (docs/protocol.md 3).
+
+        If a block that is one slot later takes its place, no commitment counts any more by then.
+        """
+        spare = max(0, math.ceil(self.rules.block_seconds) - self.rules.commit_guard_seconds)
+        return self.reveal_interval.first + min(spare, self.rules.time_window_delta_seconds // 2)
+
+    @property
     def settles(self) -> int:
         """`S(w)`: the second from which nodes rely on the reveals of `w` (docs/protocol.md 3)."""
         return self.close + self.rules.settle_delay_seconds
@@ -97,8 +106,3 @@ def first_block(window: int, rules: Windows) -> int:
 def closing_block(window: int, rules: Windows) -> int:
     """The block whose chain time closes a window: the first block of the next one."""
     return first_block(window + 1, rules)
-
-
-def estimate_time(block: int, *, known_block: int, known_time: float, rules: Windows) -> float:
-    """Expected chain time of a block, from a known one and the healthy block interval."""
-    return known_time + (block - known_block) * rules.block_seconds

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from templar.hparams import Windows
-from templar.timeline import Interval, Timing, WindowTimes, closing_block, estimate_time, first_block, window_of
+from templar.timeline import Interval, Timing, WindowTimes, closing_block, first_block, window_of
 
 RULES = Windows(
     blocks_per_window=10,
@@ -90,11 +90,6 @@ def test_a_fraction_of_the_close_does_not_matter_until_the_next_second() -> None
 def test_every_block_belongs_to_the_window_between_its_first_and_its_closing_block(block: int) -> None:
     window = window_of(block, RULES)
     assert first_block(window, RULES) <= block < closing_block(window, RULES) == first_block(window + 1, RULES)
-
-
-@pytest.mark.parametrize(("block", "time"), [(100, 5000.0), (101, 5012.0), (90, 4880.0)])
-def test_the_time_of_a_block_is_estimated_from_a_known_one(block: int, time: float) -> None:
-    assert estimate_time(block, known_block=100, known_time=5000.0, rules=RULES) == time
 
 
 @settings(max_examples=100)

@@ -3,11 +3,11 @@
 Every view fulfils `templar.chain.base.Chain` and passes everything that it does not change to the inner chain.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from templar.chain.base import Block, Chain, Clock, Metagraph
+from templar.chain.base import Chain, Clock, Metagraph
 from templar.errors import Reason, TransientError
 
 T = TypeVar("T")
@@ -47,10 +47,10 @@ class ChainView:
         self.before("head")
         return self._inner.head()
 
-    def block_time(self, number: int) -> float:
+    def block_time(self, number: int, *, finalized: bool = True) -> float:
         """Chain time of a block."""
         self.before("block_time")
-        return self._inner.block_time(number)
+        return self._inner.block_time(number, finalized=finalized)
 
     def block_hash(self, number: int) -> str:
         """Hash of a block."""
@@ -62,14 +62,14 @@ class ChainView:
         self.before("wait_for_block")
         self._inner.wait_for_block(number, finalized=finalized)
 
-    def follow(self) -> Iterator[Block]:
-        """Every block from now on."""
-        return self._inner.follow()
-
     def metagraph(self, block: int | None = None) -> Metagraph:
         """The neurons at a block."""
         self.before("metagraph")
         return self._inner.metagraph(block)
+
+    def require_fees(self) -> None:
+        """As the inner chain."""
+        self._inner.require_fees()
 
     def commitments(self) -> dict[str, str]:
         """Each hotkey's newest commitment."""
@@ -85,9 +85,9 @@ class ChainView:
         self.before("weights")
         return self._inner.weights()
 
-    def hides_weights(self) -> bool:
+    def weights_delay_blocks(self) -> int:
         """As the inner chain."""
-        return self._inner.hides_weights()
+        return self._inner.weights_delay_blocks()
 
     def set_weights(self, weights: Mapping[int, float]) -> None:
         """Set the own weights."""
@@ -144,6 +144,10 @@ class ReorganisingChain(ChainView):
         """Another block within the depth at every call: forward, the same again, and back."""
         self._calls += 1
         return super().head() + (0, self.depth, self.depth, 1)[self._calls % 4]
+
+    def block_time(self, number: int, *, finalized: bool = True) -> float:
+        """Blocks that others do not have yet come in the second of the newest that they have."""
+        return super().block_time(number if finalized else min(number, super().head()), finalized=finalized)
 
     def wait_for_block(self, number: int, *, finalized: bool = True) -> None:
         """Blocks that need not be final are there before others have them."""

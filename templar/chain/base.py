@@ -4,7 +4,7 @@ Consensus reads come from finalized blocks (docs/protocol.md 1); `head` is only 
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -14,15 +14,6 @@ COMMITMENT_CHARACTERS = 128
 """Length of the string that a hotkey commits on chain (it holds the read access to its bucket)."""
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Block:
-    """A block header."""
-
-    number: int
-    time: float  # the chain's timestamp, in seconds since the epoch
-    hash: str  # `0x` and 64 lower-case hex digits
 
 
 @dataclass(frozen=True)
@@ -101,8 +92,8 @@ class Chain(Protocol):
     def head(self) -> int:
         """Number of the newest block, finalized or not."""
 
-    def block_time(self, number: int) -> float:
-        """The chain's timestamp of a finalized block, in seconds."""
+    def block_time(self, number: int, *, finalized: bool = True) -> float:
+        """The chain's timestamp of a block, in seconds; of a finalized one, unless only acting depends on it."""
 
     def block_hash(self, number: int) -> str:
         """The hash of a finalized block: `0x` and 64 hex digits."""
@@ -110,11 +101,11 @@ class Chain(Protocol):
     def wait_for_block(self, number: int, *, finalized: bool = True) -> None:
         """Return once the block is there (and finalized, unless only acting depends on it)."""
 
-    def follow(self) -> Iterator[Block]:
-        """Every finalized block from the current one on, in order, without gaps or repeats; never ends."""
-
     def metagraph(self, block: int | None = None) -> Metagraph:
         """The subnet's neurons at a finalized block, the newest by default."""
+
+    def require_fees(self) -> None:
+        """Check that the own extrinsics can be paid for; `cannot_pay_fees` if not."""
 
     def commitments(self) -> dict[str, str]:
         """Each hotkey's newest commitment; only hotkeys that made one."""
@@ -125,8 +116,8 @@ class Chain(Protocol):
     def weights(self) -> dict[int, dict[int, float]]:
         """For each validator uid that set weights: miner uid -> weight, summing to 1."""
 
-    def hides_weights(self) -> bool:
-        """Whether weights become visible only later, because the subnet encrypts them (commit-reveal)."""
+    def weights_delay_blocks(self) -> int:
+        """Blocks until set weights are shown, at the latest; 0 unless the subnet encrypts them (commit-reveal)."""
 
     def set_weights(self, weights: Mapping[int, float]) -> None:
         """Set the own weights, normalised to a sum of 1; returns once that is final.

@@ -3,149 +3,80 @@
 Everything is read from finalized blocks, and a write returns once it is final, so that it can be read back. No type or
 exception of the SDK leaves this module.
 
-`FinalizedChain` is the reading half: the number of the newest finalized block never falls when endpoints change;
-finalized blocks are cached; new blocks are polled for, because a dead subscription is silent and a failed poll is not.
+Endpoints are an ordered list. One that does not answer, refuses traffic, serves another chain or is far behind is left
+for the next one, which stays in use until it fails in turn.
 """
 
-import functools
 import logging
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import bittensor as bt
 from bittensor import settings as bt_settings
 
-from templar.chain.base import Block, Clock, Metagraph, NeuronInfo, NumberCache
+from templar.chain.base import Clock, Metagraph, NeuronInfo
 from templar.chain.clock import SystemClock
 from templar.chain.extrinsics import (
     ExtrinsicLimitedError,
     check_commitment,
     commitment_info,
     commitment_text,
+    inherent_time,
     quantise_weights,
     refusal,
 )
 from templar.chain.hotkey import load_hotkey
-from templar.chain.remote import CallLimits, Connection, ConnectionLostError, public_address
+from templar.chain.remote import (
+    STANDSTILL_BLOCKS,
+    CallLimits,
+    Connection,
+    ConnectionLostError,
+    EndpointRefusesError,
+    FinalizedChain,
+    public_address,
+)
 from templar.errors import PermanentError, Reason, TransientError
 
 log = logging.getLogger(__name__)
 
-LONGEST_POLL_SECONDS = 1.0
-HEADERS_KEPT = 4096
-METAGRAPHS_KEPT = 16
 # Storage items, as (pallet, name).
 _NOW = ("Timestamp", "Now")
 _COMMITMENT_OF = ("Commitments", "CommitmentOf")
+_ACCOUNT = ("System", "Account")
+_NETWORKS_ADDED = ("SubtensorModule", "NetworksAdded")
+_OWNER = ("SubtensorModule", "Owner")
+_VERSION_KEY = ("SubtensorModule", "WeightsVersionKey")
 _UIDS = ("SubtensorModule", "Uids")
 _LAST_UPDATE = ("SubtensorModule", "LastUpdate")
 _RATE_LIMIT = ("SubtensorModule", "WeightsSetRateLimit")
 _COMMIT_REVEAL = ("SubtensorModule", "CommitRevealWeightsEnabled")
+_REVEAL_EPOCHS = ("SubtensorModule", "RevealPeriodEpochs")
+_TEMPO = ("SubtensorModule", "Tempo")
+# Words of the SDK's errors.
+_PRUNED = "State discarded"
+_NO_BLOCK = "no block at height"
 
 T = TypeVar("T")
 
 
-class FinalizedChain(ABC):
-    """The reading half of `templar.chain.base.Chain` for a chain across a network. Safe under threads."""
+class _Substrate(bt.RpcSubstrate):
+    """Chain access through one endpoint, with the blocks as they are stored."""
 
-    def __init__(self, *, clock: Clock, outage_pause_seconds: float) -> None:
-        self._clock = clock
-        self._outage_pause_seconds = outage_pause_seconds
-        self._finalized = -1
-        self._rising = threading.Lock()
-        self._headers: NumberCache[Block] = NumberCache(HEADERS_KEPT)
-        self._metagraphs: NumberCache[Metagraph] = NumberCache(METAGRAPHS_KEPT)
+    async def stored_block(self, block_hash: str) -> dict[str, Any] | None:
+        """A block's header and its extrinsics in hex, which needs none of its state; None if it is not there."""
+        found: dict[str, Any] | None = await self._read(
+            lambda raw: raw._session.request("chain_getBlock", [block_hash])
+        )
+        return None if found is None else found["block"]
 
-    @property
-    @abstractmethod
-    def block_seconds(self) -> float:
-        """Expected seconds between two blocks."""
 
-    @abstractmethod
-    def _read_finalized(self) -> int:
-        """Ask for the number of the newest finalized block."""
-
-    @abstractmethod
-    def _read_head(self) -> int:
-        """Ask for the number of the newest block."""
-
-    @abstractmethod
-    def _read_block(self, number: int) -> Block:
-        """Ask for a finalized block."""
-
-    @abstractmethod
-    def _read_metagraph(self, number: int) -> Metagraph:
-        """Ask for the metagraph at a finalized block."""
-
-    @property
-    def clock(self) -> Clock:
-        """The clock of this chain's participants."""
-        return self._clock
-
-    def block(self) -> int:
-        """Number of the newest finalized block."""
-        newest = self._read_finalized()
-        with self._rising:
-            self._finalized = max(self._finalized, newest)
-            return self._finalized
-
-    def head(self) -> int:
-        """Number of the newest block, finalized or not."""
-        return max(self._finalized, self._read_head())
-
-    def block_time(self, number: int) -> float:
-        """The chain's timestamp of a finalized block, in seconds."""
-        return self._block(number).time
-
-    def block_hash(self, number: int) -> str:
-        """Hash of a finalized block: `0x` and 64 hex digits."""
-        return self._block(number).hash
-
-    def wait_for_block(self, number: int, *, finalized: bool = True) -> None:
-        """Return once the block is there (and finalized, unless only acting depends on it)."""
-        while (missing := number - (self.block() if finalized else self.head())) > 0:
-            poll = min(LONGEST_POLL_SECONDS, self.block_seconds / 4)
-            self._clock.sleep_until(self._clock.now() + max(poll, (missing - 1) * self.block_seconds))
-
-    def follow(self) -> Iterator[Block]:
-        """Every finalized block from the current one on, in order, without gaps or repeats.
-
-        It never ends: it waits through an outage of any length and then yields the blocks of that time.
-        """
-        number = self._ride_out(self.block)
-        while True:
-            yield self._ride_out(functools.partial(self._block, number))
-            number += 1
-            self._ride_out(functools.partial(self.wait_for_block, number))
-
-    def metagraph(self, block: int | None = None) -> Metagraph:
-        """The subnet's neurons at a finalized block, the newest by default."""
-        number = self.block() if block is None else block
-        self._check_finalized(number)
-        return self._metagraphs.get(number) or self._metagraphs.put(number, self._read_metagraph(number))
-
-    def _block(self, number: int) -> Block:
-        self._check_finalized(number)
-        return self._headers.get(number) or self._headers.put(number, self._read_block(number))
-
-    def _check_finalized(self, number: int) -> None:
-        if number < 0 or (number > self._finalized and number > self.block()):
-            raise PermanentError(
-                Reason.BLOCK_UNKNOWN, f"block {number} is not final: the newest one is {self._finalized}; wait for it"
-            )
-
-    def _ride_out(self, step: Callable[[], T]) -> T:
-        while True:
-            try:
-                return step()
-            except TransientError as error:
-                log.warning("%s; still trying", error)
-                self._clock.sleep_until(self._clock.now() + self._outage_pause_seconds)
+def open_substrate(endpoint: str, archives: Sequence[str]) -> _Substrate:
+    """Chain access through one endpoint; `archives` are asked for state that it has pruned."""
+    return _Substrate(endpoint, fallback_endpoints=[], archive_endpoints=list(archives))
 
 
 @dataclass(frozen=True)
@@ -153,17 +84,20 @@ class _Link:
     """One connection: the SDK's client and the chain access below it, which alone returns block hashes."""
 
     client: bt.Client
-    substrate: bt.Substrate
+    substrate: _Substrate
 
 
 class BittensorChain(FinalizedChain):
     """A subnet of Bittensor; implements `templar.chain.base.Chain`. Safe under threads.
 
     Args:
-        network: A network's name (`finney`, `test`, `local`) or a `ws://` or `wss://` endpoint.
+        network: A network's name (`finney`, `test`, `local`) or a `ws://` or `wss://` endpoint, or several of them in
+            the order in which they are used, separated by commas. A name stands for all of its known endpoints.
         netuid: The subnet.
+        archives: Endpoints, separated by commas, that are asked for state that others have pruned; those that are
+            known of a named network are used besides.
         wallet: Its hotkey commits and sets weights; None for a reader. See `open_wallet`.
-        substrate: Chain access to use in place of a websocket to the network.
+        substrates: Opens the chain access through an endpoint, given the archives as well.
         clock: Clock of waits and pauses; the machine's clock by default.
         limits: Time limits and number of attempts of a call.
 
@@ -176,25 +110,28 @@ class BittensorChain(FinalizedChain):
         network: str,
         netuid: int,
         *,
+        archives: str = "",
         wallet: bt.KeyedWallet | None = None,
-        substrate: bt.Substrate | None = None,
+        substrates: Callable[[str, Sequence[str]], Any] = open_substrate,
         clock: Clock | None = None,
         limits: CallLimits | None = None,
     ) -> None:
-        try:
-            self._label, self._endpoint = bt_settings.resolve_endpoint(network)
-        except ValueError as error:
-            raise PermanentError(Reason.BAD_ENVIRONMENT, f"network: {error}") from None
+        self._endpoints, known_archives, self._genesis = _resolve(network)
+        self._archives = _distinct([*_resolve(archives)[0], *known_archives] if archives else known_archives)
+        self._left = 0  # how often an endpoint was left: says which one is the current one
+        self._behind: set[str] = set()  # endpoints that were far behind, until one is not
         self._netuid = netuid
         self._wallet = wallet
-        self._substrate = substrate
+        self._substrates = substrates
         self._limits = CallLimits() if limits is None else limits
-        super().__init__(
-            clock=SystemClock() if clock is None else clock,
-            outage_pause_seconds=self._limits.longest_backoff_seconds,
-        )
+        super().__init__(SystemClock() if clock is None else clock)
         self._connection = Connection(
-            f"chain {public_address(network)}", self._connect, _disconnect, clock=self._clock, limits=self._limits
+            f"chain {public_address(self._endpoint)}",
+            self._connect,
+            _disconnect,
+            leave=self._next_endpoint,
+            clock=self._clock,
+            limits=replace(self._limits, attempts=max(self._limits.attempts, 1 + len(self._endpoints))),
         )
         self._submitting = threading.Lock()
         self._block_seconds: float | None = None
@@ -221,13 +158,20 @@ class BittensorChain(FinalizedChain):
     def _read_head(self) -> int:
         return self._read("the newest block", lambda link: link.client.block())
 
-    def _read_block(self, number: int) -> Block:
-        async def read(link: _Link) -> Block:
-            hash_ = await link.substrate.block_hash(number)
-            milliseconds = await link.client.query(_NOW, block=number)
-            return Block(number, int(milliseconds) / 1000, hash_)
+    def _read_hash(self, number: int) -> str:
+        return self._read(f"the hash of block {number}", lambda link: link.substrate.block_hash(number))
 
-        return self._read(f"block {number}", read)
+    def _read_time(self, number: int, *, finalized: bool) -> float:
+        async def read(link: _Link) -> float:
+            # A block outlives its state, and its first extrinsic sets the time.
+            block = await link.substrate.stored_block(await link.substrate.block_hash(number))
+            time = None if block is None else inherent_time(block["extrinsics"])
+            return int(await link.client.query(_NOW, block=number)) / 1000 if time is None else time
+
+        return self._read(f"the time of block {number}", read, _read_error if finalized else _head_error)
+
+    def _leave_endpoint(self, reason: str) -> None:
+        self._connection.leave(reason)
 
     def _read_metagraph(self, number: int) -> Metagraph:
         async def read(link: _Link) -> bt.Metagraph | None:
@@ -274,9 +218,16 @@ class BittensorChain(FinalizedChain):
 
         return self._read("the weights", read)
 
-    def hides_weights(self) -> bool:
-        """Whether the subnet runs commit-reveal."""
-        return bool(self._read("its settings", lambda link: link.client.query(_COMMIT_REVEAL, [self._netuid])))
+    def weights_delay_blocks(self) -> int:
+        """On a subnet with commit-reveal: blocks from a commit to the end of the epoch in which it is revealed."""
+
+        async def read(link: _Link) -> int:
+            if not await link.client.query(_COMMIT_REVEAL, [self._netuid]):
+                return 0
+            epochs = int(await link.client.query(_REVEAL_EPOCHS, [self._netuid])) + 1
+            return epochs * (int(await link.client.query(_TEMPO, [self._netuid])) + 1)
+
+        return self._read("when weights are shown", read)
 
     def set_weights(self, weights: Mapping[int, float]) -> None:
         """Set the own weights; returns once that is final.
@@ -292,7 +243,11 @@ class BittensorChain(FinalizedChain):
             if started_at and await self._last_update(link, wallet) > started_at[0]:
                 return None
             started_at.append(await link.client.block())
-            intent = bt.SetWeights(netuid=self._netuid, weights={uid: float(value) for uid, value in values.items()})
+            intent = bt.SetWeights(
+                netuid=self._netuid,
+                weights={uid: float(value) for uid, value in values.items()},
+                version_key=int(await link.client.query(_VERSION_KEY, [self._netuid]) or 0),
+            )
             return await link.client.execute(intent, wallet)
 
         try:
@@ -303,25 +258,78 @@ class BittensorChain(FinalizedChain):
                 error.last_block, error.next_block = limit
             raise
 
-    async def _connect(self) -> _Link:
-        substrate = self._substrate
-        if substrate is None:
-            substrate = bt.RpcSubstrate(
-                self._endpoint,
-                fallback_endpoints=bt_settings.default_fallback_endpoints(self._label),
-                archive_endpoints=bt_settings.default_archive_endpoints(self._label),
+    def require_fees(self) -> None:
+        """Check that the coldkey, which pays for the hotkey's extrinsics, can pay for one."""
+        wallet = self._own_wallet()
+        call = bt.calls.Commitments.set_commitment(netuid=self._netuid, info=commitment_info("0" * 128))
+
+        async def read(link: _Link) -> tuple[str, int, int]:
+            composed = await link.substrate.compose(call)  # type: ignore[no-untyped-call]
+            fee = await link.substrate.estimate_fee(composed, wallet.hotkey)
+            owner = str(await link.client.query(_OWNER, [wallet.hotkey.ss58_address]))
+            account = await link.client.query(_ACCOUNT, [owner])
+            return owner, int(account["data"]["free"]), int(fee.rao)
+
+        coldkey, free, fee = self._read("the balance of the coldkey", read)
+        if free < fee:
+            raise PermanentError(
+                Reason.CANNOT_PAY_FEES,
+                f"coldkey {coldkey} has {free / 1e9:.9f} free, and an extrinsic of its hotkey costs {fee / 1e9:.9f}: "
+                "send it some",
             )
+
+    @property
+    def _endpoint(self) -> str:
+        """The current endpoint."""
+        return self._endpoints[self._left % len(self._endpoints)]
+
+    def _next_endpoint(self) -> None:
+        self._left += 1
+        self._connection.name = f"chain {public_address(self._endpoint)}"
+
+    async def _connect(self) -> _Link:
+        endpoint, turn = self._endpoint, self._left % max(1, len(self._archives))
+        substrate = self._substrates(endpoint, [*self._archives[turn:], *self._archives[:turn]])
         try:
             with _translated("connecting", _read_error):
-                return _Link(await bt.Subtensor(self._endpoint, substrate=substrate), substrate)
+                link = _Link(await bt.Subtensor(endpoint, substrate=substrate), substrate)
+                await self._inspect(link, endpoint)
+                return link
         except BaseException:
             with suppress(Exception):  # it is half open: a failure to close it does not matter
                 await substrate.close()
             raise
 
-    def _read(self, what: str, work: Callable[[_Link], Awaitable[T]]) -> T:
+    async def _inspect(self, link: _Link, endpoint: str) -> None:
+        """Check that the endpoint serves the same chain as before, the subnet, and new blocks.
+
+        If all endpoints are far behind, the chain stands still or this machine's clock is wrong: then one is taken.
+        """
+        genesis = await link.substrate.block_hash(0)
+        self._genesis = self._genesis or genesis
+        if genesis != self._genesis:
+            raise ConnectionLostError(f"it serves another chain: its genesis is {genesis}, not {self._genesis}")
+        if not await link.client.query(_NETWORKS_ADDED, [self._netuid]):
+            raise PermanentError(
+                Reason.BAD_ENVIRONMENT, f"netuid: {public_address(endpoint)} has no subnet {self._netuid}; correct it"
+            )
+        age = self._clock.now() - int(await link.client.query(_NOW)) / 1000
+        if age <= STANDSTILL_BLOCKS * await link.client.block_time():
+            self._behind.clear()
+            return
+        self._behind.add(endpoint)
+        if len(self._behind) < len(self._endpoints):
+            raise ConnectionLostError(f"its newest block is {age:.0f} s old")
+        log.warning("chain %s: the newest block is %.0f s old, as everywhere", public_address(endpoint), age)
+
+    def _read(
+        self,
+        what: str,
+        work: Callable[[_Link], Awaitable[T]],
+        chain_error: Callable[[str, bt.ChainError], Exception] | None = None,
+    ) -> T:
         async def read(link: _Link) -> T:
-            with _translated(what, _read_error):
+            with _translated(what, chain_error or _read_error):
                 return await work(link)
 
         return self._connection.call(f"reading {what}", read, seconds=self._limits.read_seconds)
@@ -363,38 +371,70 @@ def open_wallet(path: Path, name: str, hotkey: str) -> bt.Wallet:
     return bt.Wallet(name, hotkey, str(path.expanduser()))
 
 
+def _resolve(network: str) -> tuple[list[str], list[str], str | None]:
+    """The endpoints and archives of a list of networks and endpoints, and the genesis hash if it is known."""
+    endpoints: list[str] = []
+    archives: list[str] = []
+    genesis: str | None = None
+    for part in network.split(","):
+        try:
+            label, endpoint = bt_settings.resolve_endpoint(part.strip())
+        except ValueError as error:
+            raise PermanentError(Reason.BAD_ENVIRONMENT, f"network: {error}") from None
+        endpoints += [endpoint, *bt_settings.default_fallback_endpoints(label)]
+        archives += bt_settings.default_archive_endpoints(label)
+        if label in {"finney", "archive"}:
+            genesis = bt_settings.FINNEY_GENESIS_HASH
+    return _distinct(endpoints), _distinct(archives), genesis
+
+
+def _distinct(values: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(values))
+
+
 async def _disconnect(link: _Link) -> None:
     await link.client.close()
 
 
 @contextmanager
 def _translated(what: str, chain_error: Callable[[str, bt.ChainError], Exception]) -> Iterator[None]:
-    """Translate the SDK's exceptions; `chain_error` translates the chain's own, which differ by read and write."""
+    """Translate the SDK's exceptions; `chain_error` translates the chain's own, which differ by read and write.
+
+    The SDK's own traceback is for its developers: it goes to the log of level debug.
+    """
     try:
         yield
     except bt.RpcPolicyError as error:  # the endpoint limits traffic: an immediate retry would add to it
         pause = f" (retry after {error.retry_after})" if error.retry_after else ""
-        raise TransientError(
+        raise EndpointRefusesError(
             Reason.CHAIN_RATE_LIMITED, f"{what}: the endpoint refuses traffic: {error}{pause}"
-        ) from error
+        ) from None
     except (bt.RpcConnectionError, bt.ConnectionNotReady) as error:
-        raise ConnectionLostError(str(error)) from error
+        raise ConnectionLostError(str(error)) from None
     except bt.ChainError as error:
-        raise chain_error(what, error) from error
+        raise chain_error(what, error) from None
     except (bt.BittensorError, ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
+        log.debug("%s", what, exc_info=error)
         raise PermanentError(
             Reason.CHAIN_REFUSED,
             f"{what}: the SDK cannot make sense of it ({error!r}); the chain's runtime may be newer",
-        ) from error
+        ) from None
 
 
 def _read_error(what: str, error: bt.ChainError) -> Exception:
     """The error for a failed read: a pruned block, or an endpoint in trouble."""
-    if "State discarded" in error.message:
+    if _PRUNED in error.message:
         return PermanentError(
-            Reason.BLOCK_UNKNOWN, f"{what}: this endpoint has pruned the block; use an archive endpoint: {error}"
+            Reason.BLOCK_UNKNOWN, f"{what}: this endpoint has pruned the block; name an archive endpoint: {error}"
         )
     return ConnectionLostError(str(error))
+
+
+def _head_error(what: str, error: bt.ChainError) -> Exception:
+    """The same for a block at the head, which may have gone back meanwhile."""
+    if _NO_BLOCK in error.message:
+        return PermanentError(Reason.BLOCK_UNKNOWN, f"{what}: it is not there: {error}; wait for it")
+    return _read_error(what, error)
 
 
 def _write_error(what: str, error: bt.ChainError) -> Exception:

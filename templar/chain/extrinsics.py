@@ -5,7 +5,7 @@ costs no extrinsic and has the same message on every chain, and compared here wi
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from templar.chain.base import COMMITMENT_CHARACTERS
@@ -23,6 +23,8 @@ _FATE_UNKNOWN = {
 }  # fmt: skip
 """Errors of the transaction pool; another extrinsic with a fresh nonce may succeed."""
 _CAUSES = {
+    "AccountNotAllowedCommit": Reason.NOT_REGISTERED,
+    "Payment": Reason.CANNOT_PAY_FEES,
     "NeuronNoValidatorPermit": Reason.NO_VALIDATOR_PERMIT,
     "NotEnoughStakeToSetWeights": Reason.NOT_ENOUGH_STAKE,
     "StakeAmountTooLow": Reason.NOT_ENOUGH_STAKE,
@@ -38,8 +40,14 @@ _CAUSES = {
     "WeightVecNotEqualSize": Reason.WEIGHTS_MALFORMED,
 }
 """Cause of a refusal, by the name of the chain's error."""
-_CAUSES_BY_CODE = {"not_registered": Reason.NOT_REGISTERED}
+_CAUSES_BY_CODE = {
+    "insufficient_balance": Reason.CANNOT_PAY_FEES,
+    "not_registered": Reason.NOT_REGISTERED,
+    "subnet_not_exists": Reason.BAD_ENVIRONMENT,
+}
 """Cause of a refusal, by the SDK's error code: the chain has several names, the SDK's own checks have none."""
+_TOO_FEW = "requires at least"
+"""Words of the SDK's own check that there are as many weights as the subnet asks for; that error has no name."""
 
 
 class ExtrinsicLimitedError(TransientError):
@@ -82,6 +90,8 @@ def refusal(what: str, *, name: str | None, code: str, message: str, remedy: str
     if name in _FATE_UNKNOWN or (name is None and code == "unknown"):
         return TransientError(Reason.CHAIN_FATE_UNKNOWN, f"{text} (its fate is unknown)")
     cause = _CAUSES.get(name or "") or _CAUSES_BY_CODE.get(code, Reason.CHAIN_REFUSED)
+    if name is None and code == "invalid_argument" and _TOO_FEW in message:
+        cause = Reason.WEIGHTS_MALFORMED
     return ExtrinsicRefusedError(Reason.CHAIN_REFUSED, f"{text}; {remedy}", cause=cause)
 
 
@@ -117,6 +127,18 @@ def commitment_text(record: Any) -> str | None:
         return bytes.fromhex(value.removeprefix("0x")).decode("ascii")
     except ValueError:
         return None
+
+
+def inherent_time(extrinsics: Iterable[str]) -> float | None:
+    """The time in seconds that a block's timestamp inherent sets, from its extrinsics in hex; None without one.
+
+    The inherent is `length, version, pallet, call 0, compact milliseconds`: 11 bytes, the last 6 of them the number.
+    """
+    for text in extrinsics:
+        data = bytes.fromhex(text.removeprefix("0x"))
+        if len(data) == 11 and data[0] == 10 << 2 and data[1] in (4, 5) and data[3:5] == b"\x00\x0b":
+            return int.from_bytes(data[5:], "little") / 1000
+    return None
 
 
 def quantise_weights(weights: Mapping[int, float]) -> dict[int, int]:

@@ -6,10 +6,6 @@ in no `repr` and in no message. Wallets have the standard layout: `{path}/{name}
 `hotkeys/{hotkey}`.
 """
 
-import errno
-import hashlib
-import os
-import secrets
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +14,9 @@ import bittensor_core
 from templar.errors import PermanentError, Reason
 
 SEED_BYTES = 32
+_IDENTITY = bytes(32)
+"""The public key without a secret: the group's neutral element. Anybody can make a signature that fits it. The group of
+sr25519 has prime order, so it is the only such key, and no other encoding of it is valid."""
 
 
 class Signer(Protocol):
@@ -59,12 +58,14 @@ class Hotkey:
 def verify(address: str, message: bytes, signature: bytes) -> bool:
     """Whether the hotkey with this address signed `message`.
 
-    A malformed address or signature, or an address in another spelling than the chain's own, gives False and raises
-    nothing.
+    A malformed address or signature, an address in another spelling than the chain's own, or the address of the key
+    that has no secret, gives False and raises nothing.
     """
     try:
         keypair = bittensor_core.Keypair(ss58_address=address)
-        return keypair.ss58_address == address and bool(keypair.verify(message, signature))
+        if keypair.ss58_address != address or bytes(keypair.public_key) == _IDENTITY:
+            return False
+        return bool(keypair.verify(message, signature))
     except (ValueError, TypeError):
         return False
 
@@ -75,7 +76,9 @@ def hotkey_from_seed(seed: bytes) -> Hotkey:
     Raises:
         ValueError: The seed has another length.
     """
-    return Hotkey(_keypair_from_seed(seed))
+    if len(seed) != SEED_BYTES:
+        raise ValueError(f"a seed has {SEED_BYTES} bytes, not {len(seed)}")
+    return Hotkey(bittensor_core.Keypair.create_from_seed(seed))
 
 
 def load_hotkey(wallet_path: Path, wallet_name: str, hotkey_name: str) -> Hotkey:
@@ -84,7 +87,7 @@ def load_hotkey(wallet_path: Path, wallet_name: str, hotkey_name: str) -> Hotkey
     Raises:
         PermanentError: `bad_wallet`; the message names the path, the problem and the remedy.
     """
-    wallet = _wallet_folder(wallet_path, wallet_name, hotkey_name)
+    wallet = wallet_folder(wallet_path, wallet_name, hotkey_name)
     file = wallet / "hotkeys" / hotkey_name
     try:
         data = file.read_bytes()
@@ -103,57 +106,8 @@ def load_hotkey(wallet_path: Path, wallet_name: str, hotkey_name: str) -> Hotkey
     return Hotkey(_parse_keyfile(file, data))
 
 
-def create_wallet(path: Path, name: str, hotkey: str, *, seed: bytes | None = None) -> Hotkey:
-    """Create an unencrypted wallet for a local network; an existing wallet gets another hotkey.
-
-    The files are complete and durable before they get their names, and only their owner can read the keys.
-
-    Args:
-        path: Folder of all wallets.
-        name: Name of the wallet.
-        hotkey: Name of the hotkey.
-        seed: 32 bytes from which the hotkey and a new coldkey are made; random by default.
-
-    Raises:
-        PermanentError: `bad_wallet`: the hotkey exists already (nothing is ever overwritten), or the folder cannot
-            be written.
-        ValueError: The seed has another length.
-    """
-    # 1. The two keys; the coldkey's seed is derived from the hotkey's.
-    wallet = _wallet_folder(path, name, hotkey)
-    secret = secrets.token_bytes(SEED_BYTES) if seed is None else seed
-    keypair = _keypair_from_seed(secret)
-    coldkey = _keypair_from_seed(hashlib.sha256(b"templar.wallet.coldkey" + secret).digest())
-    # 2. Their files, each linked to its name once it is complete.
-    hotkeys = wallet / "hotkeys"
-    try:
-        hotkeys.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not (wallet / "coldkey").exists() and not (wallet / "coldkeypub.txt").exists():
-            _write_keyfile(wallet / "coldkey", coldkey)
-            _write_keyfile(wallet / "coldkeypub.txt", _public_half(coldkey))
-        _write_keyfile(hotkeys / hotkey, keypair)
-        _write_keyfile(hotkeys / f"{hotkey}pub.txt", _public_half(keypair))
-    except FileExistsError as error:
-        raise PermanentError(
-            Reason.BAD_WALLET,
-            f"{error.filename}: exists already and is never overwritten; load it or choose a new name",
-        ) from None
-    except OSError as error:
-        raise PermanentError(Reason.BAD_WALLET, f"{wallet}: cannot be written: {error.strerror}") from None
-    return Hotkey(keypair)
-
-
-def _keypair_from_seed(seed: bytes) -> Any:
-    if len(seed) != SEED_BYTES:
-        raise ValueError(f"a seed has {SEED_BYTES} bytes, not {len(seed)}")
-    return bittensor_core.Keypair.create_from_seed(seed)
-
-
-def _public_half(keypair: Any) -> Any:
-    return bittensor_core.Keypair(ss58_address=keypair.ss58_address)
-
-
-def _wallet_folder(path: Path, name: str, hotkey: str) -> Path:
+def wallet_folder(path: Path, name: str, hotkey: str) -> Path:
+    """The folder of a wallet; `bad_wallet` if a name is not that of a single file or folder."""
     for field, value in (("wallet name", name), ("hotkey name", hotkey)):
         if not value or value in {".", ".."} or Path(value).name != value:
             raise PermanentError(Reason.BAD_WALLET, f"{field} {value!r} is not the name of a single file or folder")
@@ -184,20 +138,3 @@ def _parse_keyfile(file: Path, data: bytes) -> Any:
             f"{file}: the key is not sr25519, the only kind that others verify; create another hotkey",
         )
     return keypair
-
-
-def _write_keyfile(file: Path, keypair: Any) -> None:
-    """Write under a temporary name, then link: a name appears once, whole, and never replaces another."""
-    temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as out:
-            out.write(bittensor_core.serialized_keypair_to_keyfile_data(keypair))
-            out.flush()
-            os.fsync(out.fileno())
-        try:
-            os.link(temporary, file)
-        except FileExistsError:
-            raise FileExistsError(errno.EEXIST, "exists", str(file)) from None
-    finally:
-        temporary.unlink(missing_ok=True)

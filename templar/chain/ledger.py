@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from templar.chain.base import Block, Clock, Metagraph, NumberCache
+from templar.chain.base import Clock, Metagraph, NumberCache
 from templar.chain.clock import SystemClock
 from templar.chain.extrinsics import check_commitment, quantise_weights
 from templar.chain.hotkey import Signer
@@ -63,7 +63,20 @@ def create_ledger(
     parameters = LedgerParameters(
         netuid, round(block_seconds * 1000), round(genesis_time * 1000), seed, weights_rate_limit_blocks
     )
-    create_log(path, parameters)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            _write_new(temporary, parameters)
+            os.link(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except (OSError, sqlite3.Error) as error:
+        if path.is_file():
+            message = f"{path}: exists already; open it, or remove it to start a new chain"
+        else:
+            message = f"{path}: cannot be created: {error}"
+        raise PermanentError(Reason.BAD_STATE_FILE, message) from None
 
 
 class Ledger:
@@ -127,8 +140,9 @@ class Ledger:
         """Number of the newest block."""
         return self.block()
 
-    def block_time(self, number: int) -> float:
-        """Chain time of a block, in seconds."""
+    def block_time(self, number: int, *, finalized: bool = True) -> float:
+        """Chain time of a block, in seconds; every block is final at once."""
+        del finalized
         self._parameters.check_exists(number, self._update_newest())
         return self._parameters.time(number)
 
@@ -142,15 +156,6 @@ class Ledger:
         del finalized
         self._clock.sleep_until(self._parameters.time(number))
 
-    def follow(self) -> Iterator[Block]:
-        """Every block from the current one on, in order, without gaps or repeats; never ends."""
-        self.wait_for_block(0)
-        number = self.block()
-        while True:
-            yield Block(number, self._parameters.time(number), self._parameters.hash(number))
-            number += 1
-            self.wait_for_block(number)
-
     def metagraph(self, block: int | None = None) -> Metagraph:
         """The subnet's neurons at a block, the newest by default; the same for every reader at any time."""
         newest = self.block()
@@ -161,6 +166,9 @@ class Ledger:
             known = Metagraph(number, self._state(self._log.seal(number)).neurons)
             self._metagraphs.put(number, known)
         return known
+
+    def require_fees(self) -> None:
+        """Nothing costs anything here."""
 
     def commitments(self) -> dict[str, str]:
         """Each hotkey's newest commitment."""
@@ -176,9 +184,9 @@ class Ledger:
         address = self._own_address()
         self._write(ChangeKind.COMMIT, address, lambda state, _: state.accept_commitment(address, data))
 
-    def hides_weights(self) -> bool:
-        """Never: the ledger shows weights at once."""
-        return False
+    def weights_delay_blocks(self) -> int:
+        """None: the ledger shows weights at once."""
+        return 0
 
     def set_weights(self, weights: Mapping[int, float]) -> None:
         """Set the own weights, in 16 bits each, and wait for the block that includes them."""
@@ -417,28 +425,6 @@ class LedgerLog:
             self._local.connection = connection
             self._connections.add(connection)
         return connection
-
-
-def create_log(path: Path, parameters: LedgerParameters) -> None:
-    """Create a ledger file; it appears whole, and never replaces another.
-
-    Raises:
-        PermanentError: `bad_state_file`: the file is there already, or the folder cannot be written.
-    """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            _write_new(temporary, parameters)
-            os.link(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except (OSError, sqlite3.Error) as error:
-        if path.is_file():
-            message = f"{path}: exists already; open it, or remove it to start a new chain"
-        else:
-            message = f"{path}: cannot be created: {error}"
-        raise PermanentError(Reason.BAD_STATE_FILE, message) from None
 
 
 def _write_new(path: Path, parameters: LedgerParameters) -> None:

@@ -1,23 +1,24 @@
 """Blocks of chain and wallet, and the neuron that is built from them."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pydantic import SecretStr, ValidationError
+from pydantic import ValidationError
 
-from blocks import BucketCredentials, Dataset, DatasetBucket, Neuron, NeuronBucket, StorageEndpoint, Subnet, Wallet
+from blocks import Neuron, Subnet, Wallet
+from deployments.local.wallets import create_wallet
 from templar.adversary.actors import ACTORS
-from templar.chain.hotkey import Hotkey, create_wallet, verify
+from templar.chain.hotkey import Hotkey, verify
 from templar.chain.ledger import create_ledger
 from templar.errors import PermanentError, Reason
 from templar.neuron.aggregator import Aggregator
 from templar.neuron.miner import Miner
 from templar.neuron.validator import Validator
+from tests.support.errors import raising
+from tests.support.neuron_block import neuron_block
 
 NETUID = 7
 BIRTHDAY = 1_700_000_000.0
-KEY = BucketCredentials(access_key_id="ID", secret_access_key=SecretStr("secret"))
 
 
 @pytest.fixture
@@ -38,12 +39,6 @@ def wallet(tmp_path: Path, hotkey: Hotkey) -> Wallet:
     return Wallet(path=str(tmp_path / "wallets"), name="cold", hotkey="hot")
 
 
-def refused(block: Any, *arguments: Any) -> PermanentError:
-    with pytest.raises(PermanentError) as caught:
-        block.open(*arguments)
-    return caught.value
-
-
 class TestWallet:
     def test_it_opens_the_hotkey(self, wallet: Wallet, hotkey: Hotkey) -> None:
         opened = wallet.open()
@@ -55,12 +50,20 @@ class TestWallet:
             ({"name": "warm"}, "wallets/warm: no such wallet"),
             ({"hotkey": "other"}, "hotkeys/other: no such hotkey; the wallet holds hot"),
         ):
-            error = refused(wallet.model_copy(update=change))
-            assert error.reason is Reason.BAD_WALLET
-            assert message in str(error)
+            with raising(PermanentError, Reason.BAD_WALLET, message):
+                wallet.model_copy(update=change).open()
 
 
 class TestSubnet:
+    @pytest.mark.parametrize(
+        "network", ["wss://user:s3cret@host:443", "test,ws://s3cret@host/path?x=@", "http://:s3cret@h"]
+    )
+    def test_an_address_with_credentials_is_refused_and_not_shown(self, network: str) -> None:
+        with pytest.raises(ValueError, match=r"(?s)network.*name the endpoint without them") as caught:
+            Subnet(network=network, netuid=NETUID)
+        assert "s3cret" not in str(caught.value)
+        assert Subnet(network="wss://host:443/path@x", netuid=NETUID).network  # it is no user's name there
+
     def test_a_ledger_is_a_chain(self, ledger: Path, wallet: Wallet, hotkey: Hotkey) -> None:
         chain = Subnet(network=f"ledger:{ledger}", netuid=NETUID).open(wallet)
         assert (chain.netuid, chain.block_seconds) == (NETUID, 1.0)
@@ -78,33 +81,32 @@ class TestSubnet:
         with pytest.raises(ValidationError, match="a ledger is ledger:/path"):
             Subnet(network="ledger:/a?clock=x", netuid=NETUID)
 
+    def test_endpoints_and_archives_are_lists_without_passwords(self) -> None:
+        chain = Subnet(network="ws://a:1, ws://b:2", archives="ws://c:3", netuid=NETUID).open(None)
+        assert "ws://a:1" in repr(vars(chain)["_endpoints"])
+        for fields in ({"network": "ws://a:1, ws://me:secret@b:2"}, {"archives": "ws://me@c:3"}):
+            with pytest.raises(ValidationError, match="holds a user name or a password"):
+                Subnet(**fields, netuid=NETUID)
+        with pytest.raises(PermanentError) as caught:
+            Subnet(network="ws://a:1, nowhere", netuid=NETUID).open(None)
+        assert caught.value.reason is Reason.BAD_ENVIRONMENT
+
     def test_another_netuid_is_refused(self, ledger: Path) -> None:
-        error = refused(Subnet(network=f"ledger:{ledger}", netuid=8), None)
-        assert error.reason is Reason.BAD_ENVIRONMENT
-        assert "NETUID is 8" in str(error)
-        assert "is subnet 7" in str(error)
+        with raising(PermanentError, Reason.BAD_ENVIRONMENT, "NETUID is 8", "is subnet 7"):
+            Subnet(network=f"ledger:{ledger}", netuid=8).open(None)
 
     def test_a_wrong_wallet_is_refused(self, ledger: Path, wallet: Wallet) -> None:
         missing = wallet.model_copy(update={"hotkey": "other"})
         for network in (f"ledger:{ledger}", "ws://127.0.0.1:1"):  # before anything is asked of a chain
-            assert refused(Subnet(network=network, netuid=NETUID), missing).reason is Reason.BAD_WALLET
+            with raising(PermanentError, Reason.BAD_WALLET):
+                Subnet(network=network, netuid=NETUID).open(missing)
 
 
 class TestNeuron:
     @pytest.fixture
     def neuron(self, ledger: Path, wallet: Wallet, tmp_path: Path) -> Neuron:
-        endpoint = StorageEndpoint(url=tmp_path.as_uri())
-        return Neuron(
-            role="miner",
-            home=str(tmp_path / "home"),
-            preset="local",
-            subnet=Subnet(network=f"ledger:{ledger}", netuid=NETUID),
-            wallet=wallet,
-            bucket=NeuronBucket(endpoint=endpoint, account_id="own-account", read=KEY, write=KEY),
-            dataset=Dataset(
-                endpoint=endpoint, buckets=[DatasetBucket(account_id="data", bucket="data", read=KEY)], prefix="text"
-            ),
-        )
+        subnet, home = Subnet(network=f"ledger:{ledger}", netuid=NETUID), str(tmp_path / "home")
+        return neuron_block(tmp_path.as_uri(), preset="local", subnet=subnet, wallet=wallet, home=home)
 
     def test_its_role_and_actor_name_the_class_of_its_node(self, neuron: Neuron) -> None:
         for role, actor, kind in (
@@ -137,8 +139,6 @@ class TestNeuron:
     def test_what_does_not_fit_is_refused(
         self, neuron: Neuron, change: dict[str, str], reason: Reason, message: str
     ) -> None:
-        with pytest.raises(PermanentError) as caught:
+        with raising(PermanentError, reason, message):
             neuron.model_copy(update=change).build("one")
-        assert caught.value.reason is reason
-        assert message in str(caught.value)
         assert not Path(neuron.home, "journal.sqlite").exists()

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from prefect.blocks.core import Block
 from prefect.testing.standard_test_suites import BlockStandardTestSuite
-from pydantic import SecretStr
 
 import blocks
-from blocks import BucketCredentials, Dataset, DatasetBucket, Neuron, NeuronBucket, StorageEndpoint, Subnet, Wallet
+from blocks import Neuron
+from tests.support.neuron_block import neuron_block
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.servers import REPOSITORY
 
@@ -51,30 +51,13 @@ def test_loading_blocks_and_worker_loads_nothing_heavy() -> None:
     assert answer.stdout.strip() == "[]"
 
 
-def secret(word: str) -> BucketCredentials:
-    return BucketCredentials(access_key_id="AKID", secret_access_key=SecretStr(f"hush-{word}"))
-
-
 def neuron() -> Neuron:
-    endpoint = StorageEndpoint(url="http://127.0.0.1:9000", read_timeout_seconds=3.5, max_attempts=2)
-    return Neuron(
+    return neuron_block(
+        places=("data-0", "data-1"),
         role="validator",
         actor="honest",
-        home="/srv/neuron",
-        preset="150M",
         hparams_path="/srv/hparams.json",
         genesis="ab" * 32,
-        subnet=Subnet(network="ledger:/srv/ledger.sqlite", netuid=3),
-        wallet=Wallet(path="/srv/wallets", name="cold", hotkey="hot"),
-        bucket=NeuronBucket(endpoint=endpoint, account_id="own-account", read=secret("read"), write=secret("write")),
-        dataset=Dataset(
-            endpoint=endpoint,
-            buckets=[
-                DatasetBucket(account_id=f"data-{number}", bucket=f"data-{number}", read=secret(f"data-{number}"))
-                for number in range(2)
-            ],
-            prefix="text",
-        ),
     )
 
 

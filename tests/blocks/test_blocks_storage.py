@@ -19,10 +19,11 @@ from templar.store.address import BucketAddress
 from templar.store.directory import DirectoryStore
 from templar.store.s3 import S3Store
 from tests.support.datasets import PREFIX, numbered_documents, small_dataset
+from tests.support.errors import raising
+from tests.support.neuron_block import key
 from tests.support.scripted_server import Reply, scripted_server
 
-READ = BucketCredentials(access_key_id="READ", secret_access_key=SecretStr("read-secret"))
-WRITE = BucketCredentials(access_key_id="WRITE", secret_access_key=SecretStr("write-secret"))
+READ, WRITE = key("read"), key("write")
 ACCOUNT = "0123456789abcdef0123456789abcdef"
 HPARAMS = load_hparams("simulation", overrides={"data": {"rows_per_page": 4, "sequence_length": 16}})
 
@@ -49,8 +50,8 @@ class TestEndpoint:
             store.close()
         assert [request.method for request in server.requests] == ["HEAD", "GET", "GET"]
         assert server.requests[0].path == "/bucket/key"
-        assert "Credential=READ/" in server.requests[0].headers["Authorization"]
-        assert "read-secret" not in str(server.requests)
+        assert "Credential=id-read/" in server.requests[0].headers["Authorization"]
+        assert "hush" not in str(server.requests)
 
     def test_a_folder_keeps_buckets_as_folders(self, tmp_path: Path) -> None:
         root = tmp_path / "with space"
@@ -63,15 +64,14 @@ class TestEndpoint:
         committed = endpoint.open_reader(BucketAddress("some-account", "ID", "SECRET"))
         for reader in (endpoint.open("some-account", ACCOUNT, READ, writable=False), committed):
             assert reader.get("key", max_bytes=1) == b"1"
-            with pytest.raises(PermanentError) as caught:
+            with raising(PermanentError, Reason.ACCESS_DENIED):
                 reader.put("key", b"2")  # type: ignore[attr-defined]
-            assert caught.value.reason is Reason.ACCESS_DENIED
 
-    @pytest.mark.parametrize("url", ["127.0.0.1:9000", "s3://KEY:hush@bucket", "http://", "file://folder"])
-    def test_a_malformed_endpoint_is_refused(self, url: str) -> None:
-        with pytest.raises(ValidationError, match="must be r2, ") as caught:
-            StorageEndpoint(url=url)
-        assert "hush" not in caught.value.errors()[0]["msg"]
+    def test_a_malformed_endpoint_is_refused(self) -> None:
+        for url in ("127.0.0.1:9000", "s3://KEY:hush@bucket", "http://", "file://folder"):
+            with pytest.raises(ValidationError, match="must be r2, ") as caught:
+                StorageEndpoint(url=url)
+            assert "hush" not in caught.value.errors()[0]["msg"]
 
 
 class TestNeuronBucket:
@@ -83,17 +83,16 @@ class TestNeuronBucket:
             ).open()
             bucket.store.put("key", b"1")
             bucket.store.close()
-        assert bucket.address == BucketAddress(ACCOUNT, "READ", "read-secret")
+        assert bucket.address == BucketAddress(ACCOUNT, "id-read", "hush-read")
         (request,) = server.requests
         assert request.path == f"/{ACCOUNT}/key"
-        assert "Credential=WRITE/" in request.headers["Authorization"]
+        assert "Credential=id-write/" in request.headers["Authorization"]
 
     def test_a_read_key_that_fits_no_commitment_is_refused(self) -> None:
         long = BucketCredentials(access_key_id="K" * 33, secret_access_key=SecretStr("s"))
         bucket = NeuronBucket(endpoint=StorageEndpoint(), account_id=ACCOUNT, read=long, write=WRITE)
-        with pytest.raises(PermanentError, match="access_key_id") as caught:
+        with raising(PermanentError, Reason.COMMITMENT_MALFORMED, "access_key_id"):
             bucket.open()
-        assert caught.value.reason is Reason.COMMITMENT_MALFORMED
 
 
 class TestDataset:
@@ -120,9 +119,8 @@ class TestDataset:
         held_out = dataset.held_out(HPARAMS, root / "home", tokenizer, 2)
         assert held_out.shape == (2, 16)
         assert "document" in tokenizer.decode(held_out[0])
-        with pytest.raises(PermanentError, match="elsewhere") as caught:
+        with raising(PermanentError, Reason.DATASET_MISSING, "elsewhere"):
             dataset.model_copy(update={"prefix": "elsewhere"}).open(HPARAMS, root / "home")
-        assert caught.value.reason is Reason.DATASET_MISSING
         pages = self.pages(root)
         assert pages.num_pages > 2
         assert {page.config for page in pages.read_pages(range(pages.num_pages))} == {"alpha", "beta"}

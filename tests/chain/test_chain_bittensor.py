@@ -1,21 +1,24 @@
 """What only a chain across a network does: refuse in many ways, lose connections, finalize late."""
 
-import itertools
 import pickle
-import socket
 import threading
+import traceback
+from concurrent.futures import ThreadPoolExecutor
 
 import bittensor as bt
 import bittensor_core
 import pytest
+from websockets.sync.server import serve
 
+from deployments.local.wallets import create_wallet
 from templar.chain.base import Chain
 from templar.chain.bittensor import BittensorChain, open_wallet
 from templar.chain.clock import SimulatedClock
 from templar.chain.extrinsics import ExtrinsicLimitedError, ExtrinsicRefusedError
-from templar.chain.hotkey import create_wallet, hotkey_from_seed
+from templar.chain.hotkey import hotkey_from_seed
 from templar.chain.remote import CallLimits
 from templar.errors import PermanentError, Reason, TransientError
+from tests.support.errors import refusal
 from tests.support.substrate import SHAPES, KeyPairWallet, MemorySubstrate, Neuron, Submission
 
 NETUID = 3
@@ -43,7 +46,9 @@ def open_chain(clock, substrate):
     opened = []
 
     def open_(wallet=None, limits=LIMITS, netuid=NETUID):
-        chain = BittensorChain("local", netuid, wallet=wallet, substrate=substrate, clock=clock, limits=limits)
+        chain = BittensorChain(
+            "local", netuid, wallet=wallet, substrates=lambda *_: substrate, clock=clock, limits=limits
+        )
         opened.append(chain)
         return chain
 
@@ -55,21 +60,6 @@ def open_chain(clock, substrate):
 @pytest.fixture
 def chain(open_chain) -> Chain:
     return open_chain(KeyPairWallet(bittensor_core.Keypair.create_from_seed(SEED)))
-
-
-@pytest.fixture
-def unused_port():
-    with socket.socket() as listener:  # bound, but not listening: connections are refused
-        listener.bind(("127.0.0.1", 0))
-        yield listener.getsockname()[1]
-
-
-def refusal(call, family, reason, *words):
-    with pytest.raises(family) as caught:
-        call()
-    assert caught.value.reason is reason
-    for word in words:
-        assert word in str(caught.value)
 
 
 # What is sent.
@@ -94,11 +84,11 @@ def test_weights_are_one_call_in_sixteen_bits_signed_by_the_hotkey(chain, substr
 
 
 def test_on_a_subnet_with_commit_reveal_weights_are_encrypted_and_hidden(chain, substrate):
-    assert not chain.hides_weights()
+    assert chain.weights_delay_blocks() == 0
     substrate.commit_reveal = True
     substrate.weights_rate_limit = 100
     chain.set_weights({1: 0.25, 0: 0.5})
-    assert chain.hides_weights()
+    assert chain.weights_delay_blocks() == 2 * 101  # two epochs
     assert chain.weights() == {}
     (sent,) = substrate.submissions
     assert (sent.function, sent.signer) == ("commit_timelocked_mechanism_weights", ADDRESS)
@@ -121,11 +111,8 @@ def test_one_hotkey_submits_one_extrinsic_at_a_time(chain, substrate):
         barrier.wait(60)
         chain.set_commitment(f"{number}" * 128)
 
-    threads = [threading.Thread(target=submit, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(submit, range(4)))
     assert len(substrate.submissions) == 4
     assert substrate.most_submissions_at_once == 1
 
@@ -140,8 +127,11 @@ TRANSIENT = {
     "ExhaustsResources Future Invalid Retracted",
 }
 PERMANENT = {
-    Reason.CHAIN_REFUSED: "AccountNotAllowedCommit Payment",
-    Reason.NOT_REGISTERED: "HotKeyNotRegisteredInSubNet HotKeyNotRegisteredInNetwork HotKeyAccountNotExists",
+    Reason.CHAIN_REFUSED: "BadSigner",
+    Reason.BAD_ENVIRONMENT: "SubnetNotExists",
+    Reason.CANNOT_PAY_FEES: "Payment",
+    Reason.NOT_REGISTERED: "HotKeyNotRegisteredInSubNet HotKeyNotRegisteredInNetwork HotKeyAccountNotExists "
+    "AccountNotAllowedCommit",
     Reason.NO_VALIDATOR_PERMIT: "NeuronNoValidatorPermit",
     Reason.NOT_ENOUGH_STAKE: "NotEnoughStakeToSetWeights StakeAmountTooLow",
     Reason.WEIGHTS_VERSION: "IncorrectWeightVersionKey IncorrectCommitRevealVersion",
@@ -198,6 +188,28 @@ def test_a_refusal_without_a_name_leaves_the_fate_open(chain, substrate):
     refusal(lambda: chain.set_commitment("a" * 128), PermanentError, Reason.CHAIN_REFUSED, "250")
 
 
+def test_the_subnets_version_of_weights_is_sent(chain, substrate):
+    substrate.weights_version = 1017
+    chain.set_weights({0: 1.0})
+    assert substrate.submissions[0].params["version_key"] == 1017
+
+
+def test_too_few_weights_are_malformed(chain, substrate, monkeypatch):
+    monkeypatch.setitem(SHAPES["metagraph_raw"], "min_allowed_weights", 8)
+    with pytest.raises(ExtrinsicRefusedError, match="at least 8 weights") as caught:
+        chain.set_weights({0: 1.0, 1: 1.0})
+    assert caught.value.cause is Reason.WEIGHTS_MALFORMED
+    assert substrate.submissions == []
+
+
+def test_no_traceback_of_the_sdk_is_part_of_an_error(chain, substrate):
+    substrate.refuse_next(bt.ChainError("words", "Payment"))
+    with pytest.raises(ExtrinsicRefusedError) as caught:
+        chain.set_commitment("a" * 128)
+    assert caught.value.__suppress_context__
+    assert "bt.ChainError" not in "".join(traceback.format_exception(caught.value))
+
+
 def test_the_sdks_own_preflight_is_understood(chain, substrate, open_chain):
     substrate.weights_rate_limit = 100
     chain.set_weights({0: 1.0})
@@ -210,15 +222,6 @@ def test_the_sdks_own_preflight_is_understood(chain, substrate, open_chain):
 
 
 # Connections that are lost.
-
-
-def test_reads_survive_a_lost_connection(chain, substrate):
-    before = chain.metagraph()
-    substrate.drop_connection()
-    assert chain.block() >= before.block
-    substrate.drop_connection()
-    assert chain.commitments() == {}
-    assert substrate.connects == 3
 
 
 def test_a_dead_network_is_transient_after_bounded_attempts_and_comes_back(chain, substrate, clock):
@@ -236,22 +239,24 @@ def test_a_dead_network_is_transient_after_bounded_attempts_and_comes_back(chain
 
 @pytest.mark.parametrize("included", [False, True])
 def test_writes_survive_a_connection_lost_under_them_and_weights_are_sent_once(chain, substrate, included):
-    substrate.lose_next_submission(included=included)
+    substrate.exhaust_next_submission(included=included)
     chain.set_commitment("a" * 128)
     assert chain.commitments() == {ADDRESS: "a" * 128}
     substrate.weights_rate_limit = 100
-    substrate.lose_next_submission(included=included)
+    substrate.exhaust_next_submission(included=included)
     chain.set_weights({0: 1.0})
     assert chain.weights() == {0: {0: 1.0}}
     assert [sent.function for sent in substrate.submissions].count("set_mechanism_weights") == 1
 
 
-def test_a_read_without_an_answer_ends(open_chain, substrate):
-    hasty, patient = open_chain(limits=CallLimits(attempts=2, read_seconds=0.01)), open_chain()
-    substrate.hang = "finalized_block_number"
-    refusal(hasty.block, TransientError, Reason.CHAIN_UNREACHABLE, "no answer within 0.01 s")
-    substrate.hang = None
-    assert patient.block() > 0
+@pytest.mark.parametrize("included", [False, True])
+def test_a_connection_cut_while_a_submission_is_watched_leaves_its_fate_open(chain, substrate, included):
+    """The SDK reports it as a failed result whose error has no name."""
+    for write in (lambda: chain.set_commitment("a" * 128), lambda: chain.set_weights({0: 1.0})):
+        substrate.lose_next_submission(included=included)
+        refusal(write, TransientError, Reason.CHAIN_FATE_UNKNOWN, "fate is unknown")
+    assert chain.commitments() == ({ADDRESS: "a" * 128} if included else {})
+    assert chain.weights() == ({0: {0: 1.0}} if included else {})
 
 
 def test_an_endpoint_that_refuses_traffic_is_not_asked_again_at_once(chain, substrate, monkeypatch, clock):
@@ -279,24 +284,6 @@ def test_a_connection_that_opens_half_way_is_closed(chain, substrate, monkeypatc
     assert substrate.connects == substrate.closes + 1
 
 
-def test_follow_rides_out_an_outage_without_a_gap(chain, substrate, clock):
-    blocks = chain.follow()
-    seen = [next(blocks).number for _ in range(2)]
-    substrate.drop_connection()
-    substrate.offline = True
-    back_at = clock.now() + 300.0
-    sleep_until = clock.sleep_until
-
-    def come_back(timestamp):
-        sleep_until(timestamp)
-        substrate.offline = clock.now() < back_at
-
-    clock.sleep_until = come_back
-    seen += [next(blocks).number for _ in range(20)]
-    assert clock.now() >= back_at
-    assert seen == list(range(seen[0], seen[0] + 22))
-
-
 # Finality.
 
 
@@ -307,7 +294,6 @@ def test_an_endpoint_that_is_behind_does_not_turn_time_back(chain, substrate):
     assert chain.block() == newest
     assert chain.head() >= newest
     assert chain.metagraph() == graph
-    assert [block.number for block in itertools.islice(chain.follow(), 3)] == [newest, newest + 1, newest + 2]
 
 
 def test_waiting_for_a_block_is_not_waiting_for_its_finality(chain, substrate, clock):
@@ -344,13 +330,106 @@ def test_metagraph_and_weights_are_those_of_the_runtime_and_pruned_ones_are_unkn
     assert (other.uid, other.stake, other.validator_permit, other.incentive) == (1, 1.500000001, False, 0.2)
     assert chain.weights() == {0: {0: 0.25, 1: 0.75}}  # without empty rows
     substrate.state_kept_from = chain.block()
-    for read in (chain.metagraph, chain.block_time):
-        refusal(lambda read=read: read(chain.block() - 1), PermanentError, Reason.BLOCK_UNKNOWN, "archive")
+    refusal(lambda: chain.metagraph(chain.block() - 1), PermanentError, Reason.BLOCK_UNKNOWN, "archive")
+
+
+def test_hash_and_time_of_a_block_need_none_of_its_state(chain, open_chain, substrate):
+    substrate.genesis += 0.123
+    pruned, number = open_chain(), chain.block() - 1
+    whole = (chain.block_time(number), chain.block_hash(number))
+    substrate.state_kept_from = number + 1
+    assert (pruned.block_time(number), pruned.block_hash(number)) == whole
+    substrate.keeps_bodies = False
+    assert pruned.block_time(number + 1) == substrate.time_of(number + 1), "the state has it, too"
+    refusal(lambda: pruned.block_time(number - 1), PermanentError, Reason.BLOCK_UNKNOWN, "archive")
+    assert pruned.block_hash(number - 1) == substrate.hash_of(number - 1)
 
 
 def test_an_unknown_network_or_subnet_is_named(open_chain):
     refusal(lambda: BittensorChain("nowhere", 1), PermanentError, Reason.BAD_ENVIRONMENT, "nowhere")
-    refusal(open_chain(netuid=77).metagraph, PermanentError, Reason.BAD_ENVIRONMENT, "no subnet 77")
+    elsewhere = open_chain(KeyPairWallet(bittensor_core.Keypair.create_from_seed(SEED)), netuid=77)
+    for call in (
+        elsewhere.metagraph,
+        elsewhere.commitments,
+        elsewhere.weights,
+        lambda: elsewhere.set_commitment("a" * 128),
+        lambda: elsewhere.set_weights({0: 1.0}),
+    ):
+        refusal(call, PermanentError, Reason.BAD_ENVIRONMENT, "no subnet 77")
+
+
+def test_a_coldkey_that_cannot_pay_is_named_with_what_it_has(chain, substrate):
+    chain.require_fees()
+    substrate.free_rao, substrate.fee_rao = 1_000, 140_000
+    refusal(chain.require_fees, PermanentError, Reason.CANNOT_PAY_FEES, "0.000001000", "0.000140000", "coldkey 5C4h")
+
+
+# Endpoints.
+
+
+@pytest.fixture
+def endpoints(clock):
+    """Three endpoints of one chain, and a chain that uses them in this order."""
+    substrates = {f"ws://{name}:9944": MemorySubstrate(clock, netuid=NETUID) for name in ("one", "two", "three")}
+    for substrate in substrates.values():
+        substrate.register(ADDRESS)
+    limits = CallLimits(attempts=3, connect_seconds=0.2, read_seconds=0.2, backoff_seconds=1.0)
+    chain = BittensorChain(
+        ", ".join(substrates), NETUID, substrates=lambda url, _: substrates[url], clock=clock, limits=limits
+    )
+    yield chain, list(substrates.values())
+    chain.close()
+
+
+def connected(substrates):
+    return [substrate.connected for substrate in substrates]
+
+
+@pytest.mark.parametrize("since", ["the start", "a read"])
+def test_an_endpoint_that_takes_connections_and_answers_nothing_is_left(endpoints, caplog, since):
+    chain, substrates = endpoints
+    if since == "a read":
+        assert chain.block() > 0
+    substrates[0].hang = "*"
+    assert chain.block() > 0
+    assert connected(substrates) == [False, True, False]
+    assert "chain ws://one:9944: " in caplog.text
+    substrates[0].hang = None
+    substrates[1].drop_connection()
+    assert chain.block() > 0
+    assert connected(substrates) == [False, False, True], "the next one, and not the first one again"
+
+
+def test_endpoints_of_another_chain_or_far_behind_are_left(endpoints, clock, caplog):
+    chain, substrates = endpoints
+    substrates[1].seed = "another chain"
+    substrates[2].stands_still_at = clock.now()
+    clock.sleep_until(clock.now() + 1000)
+    assert chain.block() > 0
+    for substrate in substrates[:2]:
+        substrate.drop_connection()
+    assert chain.block() > 0
+    assert connected(substrates) == [True, False, False]
+    for words in ("ws://two:9944: reading", "another chain", "ws://three:9944: reading", "its newest block is"):
+        assert words in caplog.text
+
+
+def test_a_chain_that_stands_still_everywhere_can_be_read(endpoints, clock, caplog):
+    chain, substrates = endpoints
+    for substrate in substrates:
+        substrate.stands_still_at = clock.now()
+    clock.sleep_until(clock.now() + 1000)
+    assert chain.block() > 0
+    assert "as everywhere" in caplog.text
+
+
+def test_a_head_that_stands_still_while_it_is_waited_for_is_left(endpoints, clock, caplog):
+    chain, substrates = endpoints
+    target = chain.head() + 5
+    substrates[0].stands_still_at = clock.now()
+    chain.wait_for_block(target, finalized=False)
+    assert connected(substrates) == [False, True, False]
+    assert "has been the newest one for" in caplog.text
 
 
 def test_commitments_of_another_form_are_ignored(chain, substrate):
@@ -380,7 +459,22 @@ def test_an_answer_that_makes_no_sense_is_permanent_and_named(chain, substrate, 
     refusal(chain.metagraph, PermanentError, Reason.CHAIN_REFUSED, "the metagraph at block", "cannot make sense")
 
 
-def test_a_real_endpoint_that_nobody_serves_is_unreachable(clock, unused_port):
-    chain = BittensorChain(f"ws://127.0.0.1:{unused_port}", NETUID, clock=clock, limits=LIMITS)
+def test_a_real_endpoint_that_takes_connections_and_says_nothing_is_left(clock, caplog):
+    limits = CallLimits(attempts=2, connect_seconds=0.5)
+    with serve(lambda socket: socket.recv(), "127.0.0.1", 0) as server:
+        listening = threading.Thread(target=server.serve_forever)
+        listening.start()
+        silent = f"ws://127.0.0.1:{server.socket.getsockname()[1]}"
+        chain = BittensorChain(f"{silent}, ws://127.0.0.1:1", NETUID, clock=clock, limits=limits)
+        refusal(chain.block, TransientError, Reason.CHAIN_UNREACHABLE, f"{silent}: ", "no connection within 0.5 s")
+        chain.close()
+        server.shutdown()
+        listening.join()
+    assert "chain ws://127.0.0.1:1: " in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+def test_a_real_endpoint_that_nobody_serves_is_unreachable(clock):
+    chain = BittensorChain("ws://127.0.0.1:1", NETUID, clock=clock, limits=LIMITS)
     refusal(chain.block, TransientError, Reason.CHAIN_UNREACHABLE, "3 times", "could not connect")
     chain.close()

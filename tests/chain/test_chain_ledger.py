@@ -13,12 +13,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from templar.chain.base import Block
 from templar.chain.clock import SimulatedClock
 from templar.chain.hotkey import hotkey_from_seed
 from templar.chain.ledger import Ledger, create_ledger
 from templar.chain.ledger_state import LedgerParameters
 from templar.errors import PermanentError, Reason, TransientError
+from tests.support.errors import refusal
 from tests.support.ledger_writer import commitment
 
 ROOT = Path(__file__).parents[2]
@@ -38,14 +38,6 @@ def path(tmp_path):
     return path
 
 
-def refusal(call, family, reason, *words):
-    with pytest.raises(family) as caught:
-        call()
-    assert caught.value.reason is reason
-    for word in words:
-        assert str(word) in str(caught.value)
-
-
 # Blocks.
 
 
@@ -54,7 +46,7 @@ def refusal(call, family, reason, *words):
     block_milliseconds=st.sampled_from([1, 50, 250, 1000, 1100, 12000]),
     number=st.integers(0, 10**7),
 )
-@settings(deadline=None)
+@settings(max_examples=60)
 @example(2179787079061, 100, 8362450)  # the division alone would find the block too late
 @example(1614677933528, 12000, 704719)  # and here too early
 def test_a_block_exists_from_its_very_instant_on(genesis_milliseconds, block_milliseconds, number):
@@ -79,7 +71,7 @@ def test_before_genesis_there_is_no_block(path, tmp_path):
     ledger.register(KEYS[0].address, stake=2.0)
     ledger.set_commitment("x" * 128)
     assert clock.now() == START - 100  # setting up a network does not wait for genesis
-    assert next(ledger.follow()) == Block(0, START, ledger.block_hash(0))
+    ledger.wait_for_block(0)
     assert clock.now() == START
     assert ledger.metagraph(0).by_hotkey(KEYS[0].address).stake == 2.0
     assert ledger.commitments() == {KEYS[0].address: "x" * 128}
@@ -133,7 +125,7 @@ OPERATIONS = st.lists(
 
 
 @given(operations=OPERATIONS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20)
 def test_every_past_metagraph_can_be_read_again(tmp_path_factory, operations):
     path, clock = tmp_path_factory.mktemp("ledger") / "ledger.db", SimulatedClock(START)
     create_ledger(path, netuid=3, block_seconds=2.0, genesis_time=START, seed=1)
@@ -225,19 +217,6 @@ def test_a_weight_is_for_the_miner_not_for_the_next_one_with_its_uid(path, clock
     assert incentives(ledger) == {2: 1.0}
     ledger.set_weights({1: 1.0, 2: 1.0})
     assert incentives(ledger) == {1: 0.5, 2: 0.5}
-
-
-@given(weights=st.dictionaries(st.integers(1, 4), st.floats(1e-12, 1e12), min_size=1))
-@settings(max_examples=10, deadline=None)
-def test_weights_have_sixteen_bits(tmp_path_factory, weights):
-    path, clock = tmp_path_factory.mktemp("ledger") / "ledger.db", SimulatedClock(START)
-    create_ledger(path, netuid=3, block_seconds=2.0, genesis_time=START, seed=1)
-    ledger, *_ = subnet(path, clock, [100.0])
-    ledger.set_weights(weights)
-    largest = max(weights.values())
-    expected = {uid: round(weight / largest * 65535) for uid, weight in weights.items()}
-    total = sum(expected.values())
-    assert ledger.weights() == {0: {uid: value / total for uid, value in sorted(expected.items()) if value}}
 
 
 # The file.

@@ -1,13 +1,15 @@
 import asyncio
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from templar import interrupt
 from templar.chain.clock import SimulatedClock
-from templar.chain.remote import CallLimits, Connection, ConnectionLostError, public_address
+from templar.chain.remote import CallLimits, Connection, ConnectionLostError, EndpointRefusesError, public_address
 from templar.errors import Reason, TransientError
+from tests.support.errors import raising
 
 LIMITS = CallLimits(attempts=4, connect_seconds=60, backoff_seconds=1, longest_backoff_seconds=3)
 
@@ -57,6 +59,30 @@ def connection(service, clock):
     connection.close()
 
 
+class Endpoints:
+    """Two services, the second of which is asked once the first is left."""
+
+    def __init__(self, clock, limits=LIMITS):
+        self.services, self.left = [Service(), Service()], 0
+        self.connection = Connection(
+            "first", self._connect, self._disconnect, leave=self._leave, clock=clock, limits=limits
+        )
+
+    async def _connect(self):
+        number = self.left % 2
+        if self.services[number].down_for < 0:
+            await asyncio.sleep(10_000)
+        await self.services[number].connect()
+        return number, self.services[number].connects
+
+    async def _disconnect(self, client):
+        await self.services[client[0]].disconnect(client)
+
+    def _leave(self):
+        self.left += 1
+        self.connection.name = ("first", "second")[self.left % 2]
+
+
 async def echo(client):
     return client
 
@@ -88,9 +114,8 @@ def test_a_service_that_is_down_is_waited_for_in_bounded_attempts(connection, se
     assert connection.call("it", echo, seconds=60) == 1  # the same connection
     connection.close()
     service.down_for = 5
-    with pytest.raises(TransientError, match="service: it failed 4 times, at last with: refused") as caught:
+    with raising(TransientError, Reason.CHAIN_UNREACHABLE, "service: it failed 4 times, at last with: refused"):
         connection.call("it", echo, seconds=60)
-    assert caught.value.reason is Reason.CHAIN_UNREACHABLE
     assert len(clock.pauses) == 6
     assert connection.call("it", echo, seconds=60) == 2  # a call starts anew
 
@@ -134,6 +159,41 @@ def test_a_call_or_connection_without_an_answer_times_out(service, clock):
     connection.close()
 
 
+def test_an_endpoint_that_fails_is_left_and_stays_left(clock, caplog):
+    endpoints = Endpoints(clock)
+    connection = endpoints.connection
+    assert connection.call("it", echo, seconds=60) == (0, 1)
+    assert connection.call("it", fails(ConnectionLostError("gone"), 1), seconds=60) == (1, 1)
+    assert "first: it failed (gone)" in caplog.text
+    connection.close()
+    assert connection.call("it", echo, seconds=60) == (1, 2)
+    endpoints.services[1].down_for = 1
+    connection.leave("its head stands still")
+    assert connection.call("it", echo, seconds=60) == (0, 2)
+    with pytest.raises(EndpointRefusesError):
+        connection.call("it", fails(EndpointRefusesError(Reason.CHAIN_RATE_LIMITED, "too much"), 1), seconds=60)
+    assert connection.call("it", echo, seconds=60) == (0, 3), "the second one was down, and left for the first"
+    connection.close()
+
+
+def test_an_endpoint_that_takes_connections_and_says_nothing_is_left(clock, caplog):
+    """Callers that wait for one connection share its failure: none of them takes the event loop for stuck."""
+    endpoints = Endpoints(clock, CallLimits(attempts=2, connect_seconds=0.05))
+    endpoints.services[0].down_for = -1
+    answers = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(endpoints.connection.call("it", echo, seconds=0.01)))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [(1, 1)] * 4
+    assert "first: it failed (no connection within 0.05 s)" in caplog.text
+    endpoints.connection.close()
+
+
 def test_a_stop_request_ends_a_call(connection):
     under_way, cancelled = threading.Event(), threading.Event()
 
@@ -148,27 +208,22 @@ def test_a_stop_request_ends_a_call(connection):
         under_way.wait(60)
         interrupt.request_stop()
 
-    stopper = threading.Thread(target=stop)
-    stopper.start()
-    with pytest.raises(interrupt.StoppedError):
-        connection.call("it", hang, seconds=10_000)
-    stopper.join()
+    with ThreadPoolExecutor(1) as stopper:
+        stopper.submit(stop)
+        with pytest.raises(interrupt.StoppedError):
+            connection.call("it", hang, seconds=10_000)
     assert cancelled.wait(60)
 
 
 def test_calls_of_many_threads_share_a_connection(connection, service):
-    barrier, answers = threading.Barrier(6), []
+    barrier = threading.Barrier(6)
 
-    def call():
+    def call(_):
         barrier.wait(60)
-        answers.append(connection.call("it", echo, seconds=60))
+        return connection.call("it", echo, seconds=60)
 
-    threads = [threading.Thread(target=call) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert answers == [1] * 6
+    with ThreadPoolExecutor(6) as threads:
+        assert list(threads.map(call, range(6))) == [1] * 6
 
 
 def test_closing_ends_the_thread_and_the_next_call_starts_another(connection, service):
@@ -200,13 +255,9 @@ def test_a_loop_that_something_blocks_is_given_up(service, clock, monkeypatch):
     connection.close()
 
 
-@pytest.mark.parametrize(
-    ("network", "shown"),
-    [
-        ("finney", "finney"),
-        ("wss://entry.example:443", "wss://entry.example"),
-        ("wss://user:word@entry.example/KEY?apikey=KEY", "wss://entry.example"),
-    ],
-)
-def test_of_an_address_only_the_host_is_shown(network, shown):
-    assert public_address(network) == shown
+def test_of_an_address_only_host_and_port_are_shown():
+    assert public_address("finney") == "finney"
+    assert public_address("wss://entry.example:443") == "wss://entry.example:443"
+    assert public_address("wss://user:word@entry.example/KEY?apikey=KEY") == "wss://entry.example"
+    assert public_address("ws://[::1]:9944/KEY, finney") == "ws://[::1]:9944, finney"
+    assert public_address("ws://host:KEY") == "an address that cannot be read"

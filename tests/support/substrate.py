@@ -80,8 +80,9 @@ class ComposedCall:
 class MemorySubstrate:
     """Implements what the SDK needs of `bt.Substrate`.
 
-    Blocks come by the clock; the newest `finality_lag` of them are not final. `offline`, `hang` (on one request),
-    `drop_connection`, `refuse_next` and `lose_next_submission` break it in the ways that a network breaks.
+    Blocks come by the clock; the newest `finality_lag` of them are not final. `offline`, `hang` (on one request, or on
+    all with `*`), `stands_still_at`, `drop_connection`, `refuse_next`, `lose_next_submission` and
+    `exhaust_next_submission` break it in the ways that a network breaks (`failures` of the recorded shapes).
     """
 
     def __init__(
@@ -99,6 +100,11 @@ class MemorySubstrate:
         self.finality_lag = finality_lag
         self.weights_rate_limit = weights_rate_limit
         self.commit_reveal = False
+        self.weights_version = 0
+        self.free_rao, self.fee_rao = 10**9, 0
+        self.seed = "memory substrate"
+        self.stands_still_at: float | None = None
+        self.keeps_bodies = True
         self.genesis = clock.now() - finality_lag * block_seconds
         self.token_symbols: dict[int, str] = {}
         self.versions: list[tuple[int, State]] = [(0, State())]
@@ -128,17 +134,22 @@ class MemorySubstrate:
         self._refusal = error
 
     def lose_next_submission(self, *, included: bool) -> None:
-        """The connection dies under the next extrinsic, before or after the chain took it."""
+        """The connection dies while the next extrinsic is watched, before or after the chain took it."""
         self._lose = "after" if included else "before"
 
+    def exhaust_next_submission(self, *, included: bool) -> None:
+        """The same, and no endpoint answers any more."""
+        self._lose = "after for good" if included else "before for good"
+
     def head_number(self) -> int:
-        return int((self.clock.now() - self.genesis) / self.block_seconds + 1e-9)
+        now = self.clock.now() if self.stands_still_at is None else min(self.stands_still_at, self.clock.now())
+        return int((now - self.genesis) / self.block_seconds + 1e-9)
 
     def time_of(self, number: int) -> float:
         return self.genesis + number * self.block_seconds
 
     def hash_of(self, number: int) -> str:
-        hash_ = "0x" + hashlib.sha256(f"memory substrate {number}".encode()).hexdigest()
+        hash_ = "0x" + hashlib.sha256(f"{self.seed} {number}".encode()).hexdigest()
         self._numbers[hash_] = number
         return hash_
 
@@ -199,7 +210,7 @@ class MemorySubstrate:
 
     async def _request(self, name: str) -> None:
         self.requests.append(name)
-        if name == self.hang:
+        if self.hang in (name, "*"):
             await asyncio.sleep(3600)
         if self.offline or not self.connected:
             raise bt.RpcConnectionError("RPC request failed after exhausting endpoint retries")
@@ -227,10 +238,12 @@ class MemorySubstrate:
         await self._request("spec_version")
         return 435
 
-    async def get_block(self, block_number: int | None = None, block_hash: str | None = None) -> dict[str, Any]:
-        await self._request("get_block")
-        number = self._number(block_hash) if block_number is None else block_number
-        return {"header": {"number": number, "hash": self.hash_of(number)}, "extrinsics": []}
+    async def stored_block(self, block_hash: str) -> dict[str, Any] | None:
+        await self._request("stored_block")
+        number = self._numbers[block_hash]
+        milliseconds = round(self.time_of(number) * 1000).to_bytes(6, "little")
+        inherent = "0x280402000b" + milliseconds.hex()
+        return {"header": {"number": hex(number)}, "extrinsics": [inherent]} if self.keeps_bodies else None
 
     async def query(
         self, module: str, storage_function: str, params: list[Any] | None = None, block_hash: str | None = None
@@ -243,6 +256,10 @@ class MemorySubstrate:
             "Timestamp.Now": lambda: round(self.time_of(number) * 1000),
             "SubtensorModule.Uids": lambda: state.uid(arguments[1]),
             "SubtensorModule.LastUpdate": lambda: [neuron.last_update if neuron else 0 for neuron in state.neurons],
+            "SubtensorModule.NetworksAdded": lambda: arguments[0] == self.netuid,
+            "SubtensorModule.Owner": lambda: COLUMNS["coldkeys"],
+            "SubtensorModule.WeightsVersionKey": lambda: self.weights_version,
+            "System.Account": lambda: {"data": {"free": self.free_rao}},
             "SubtensorModule.WeightsSetRateLimit": lambda: self.weights_rate_limit,
             "SubtensorModule.CommitRevealWeightsEnabled": lambda: self.commit_reveal,
             "SubtensorModule.RevealPeriodEpochs": lambda: SHAPES["metagraph_raw"]["commit_reveal_period"],
@@ -305,7 +322,7 @@ class MemorySubstrate:
 
     async def estimate_fee(self, call: ComposedCall, keypair: Any) -> bt.Balance:
         await self._request("estimate_fee")
-        return bt.Balance(0)
+        return bt.Balance(self.fee_rao)
 
     async def submit(
         self,
@@ -324,16 +341,14 @@ class MemorySubstrate:
         await asyncio.sleep(0.001)  # lets another one in, if nobody keeps it out
         self._submitting -= 1
         lose, self._lose = self._lose, None
-        if lose == "before":
-            self.drop_connection()
-            raise bt.RpcConnectionError("connection closed")
+        if lose is not None and lose.startswith("before"):
+            return self._lost(for_good=lose.endswith("for good"))
         self.submissions.append(Submission(call.call_module, call.call_function, call.params, keypair.ss58_address))
         error, self._refusal = self._refusal, None
         error = error or self._dispatch(call, keypair.ss58_address)
-        if lose == "after":
+        if lose is not None:
             self.finalize()
-            self.drop_connection()
-            raise bt.RpcConnectionError("Connection lost while waiting for a subscription response")
+            return self._lost(for_good=lose.endswith("for good"))
         if error is not None:
             return bt.ExtrinsicResult(success=False, message=str(error), error=error)
         included = self.versions[-1][0]
@@ -341,6 +356,13 @@ class MemorySubstrate:
         return bt.ExtrinsicResult(
             success=True, message="Success", block_hash=self.hash_of(included), events=SHAPES["events"]
         )
+
+    def _lost(self, *, for_good: bool) -> bt.ExtrinsicResult:
+        self.drop_connection()
+        if for_good:
+            raise bt.RpcConnectionError("RPC request failed after exhausting endpoint retries")
+        error = bt.ChainError("Connection lost while waiting for a subscription response")
+        return bt.ExtrinsicResult(success=False, message=error.message, error=error)
 
     # The chain's rules.
 
@@ -358,6 +380,8 @@ class MemorySubstrate:
             return bt.ChainError("The hotkey is not registered.", "HotKeyNotRegisteredInSubNet")
         if not neuron.permit:
             return bt.ChainError("The caller lacks a permit.", "NeuronNoValidatorPermit")
+        if params.get("version_key", self.weights_version) < self.weights_version:
+            return bt.ChainError("Weights of an older version.", "IncorrectWeightVersionKey")
         dests = params.get("dests", [])
         if any(dest >= len(newest.neurons) or newest.neurons[dest] is None for dest in dests):
             return bt.ChainError("A uid is not there.", "UidVecContainInvalidOne")
