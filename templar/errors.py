@@ -4,9 +4,13 @@ The reason code ends up in flow state messages, artifacts and evidence; the mess
 field, the object and the remedy.
 """
 
+import logging
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+
+log = logging.getLogger(__name__)
 
 
 class Reason(StrEnum):
@@ -63,6 +67,7 @@ class Reason(StrEnum):
     CHAIN_FATE_UNKNOWN = "chain_fate_unknown"
     NO_VALIDATOR_PERMIT = "no_validator_permit"
     NOT_ENOUGH_STAKE = "not_enough_stake"
+    CANNOT_PAY_FEES = "cannot_pay_fees"
     WEIGHTS_VERSION = "weights_version"
     WEIGHTS_MALFORMED = "weights_malformed"
     BLOCK_UNKNOWN = "block_unknown"
@@ -91,6 +96,7 @@ class Reason(StrEnum):
     NOT_CANONICAL = "not_canonical"
     BAD_PAYLOAD = "bad_payload"
     BUCKET_UNREADABLE = "bucket_unreadable"
+    READER_FAILED = "reader_failed"
 
     # Agreement and state.
     ROSTER_MISSING = "roster_missing"
@@ -170,3 +176,26 @@ def as_own_failure() -> Iterator[None]:
         raise
     except PermanentError as error:
         raise TransientError(error.reason, error.message) from error
+
+
+@contextmanager
+def as_reader_failure(what: str) -> Iterator[None]:
+    """Turn an unexpected exception of code that reads a peer into a transient failure: it is no verdict on the peer.
+
+    Raises:
+        TransientError: `reader_failed`, for every exception outside the two families; the log has where it arose.
+    """
+    try:
+        yield
+    except TemplarError:
+        raise
+    except Exception as error:
+        problem = one_line(f"{what}: unexpected {type(error).__name__}: {error}")
+        log.error("%s\n%s", problem, "".join(traceback.format_tb(error.__traceback__)))  # noqa: TRY400 - no raw text
+        raise TransientError(Reason.READER_FAILED, f"{problem}; a fault of this node, please report it") from error
+
+
+def one_line(text: str, most: int = 300) -> str:
+    """The first characters of a text that somebody else chose, with what a terminal or a log would not show escaped."""
+    plain = (each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text[:most])
+    return "".join(plain)

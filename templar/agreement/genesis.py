@@ -107,11 +107,11 @@ def find_birth(chain: Chain, buckets: Buckets, hparams: HParams, *, pinned: str 
         pinned: Genesis hash that the operator requires; start windows with another one are skipped.
 
     Raises:
-        TransientError: `genesis_missing`; no validator has published one yet. Or no genesis is pinned, and the store of
-            a validator that may have the one that counts failed.
+        TransientError: `genesis_missing`; no validator has published one yet. Or the store of a validator that may have
+            the one that counts failed.
         PermanentError: `bad_hparams`.
     """
-    left_out = []
+    left_out, failed = [], None
     for validator in chain.metagraph().validators():
         try:
             start = _read_start(chain, buckets, validator)
@@ -124,6 +124,7 @@ def find_birth(chain: Chain, buckets: Buckets, hparams: HParams, *, pinned: str 
                 ) from error
             log.warning("start window of uid %d is left out: %s", validator.uid, error)
             left_out.append(f"uid {validator.uid}: {error.reason}")
+            failed = failed or (error.reason if isinstance(error, TransientError) else None)
             continue
         if start is None or pinned not in (None, start.digest):
             continue
@@ -135,7 +136,7 @@ def find_birth(chain: Chain, buckets: Buckets, hparams: HParams, *, pinned: str 
             )
         return Birth(start, validator)
     raise TransientError(
-        Reason.GENESIS_MISSING,
+        failed or Reason.GENESIS_MISSING,  # a store that fails says nothing of what is in it
         f"no validator of subnet {chain.netuid} shows {START_WINDOW_KEY}"
         + (f" with genesis {pinned}" if pinned else "")
         + (f" ({'; '.join(left_out)})" if left_out else "")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
 from templar.agreement.roster import check_signatures
 from templar.chain.base import NeuronInfo
@@ -35,6 +35,7 @@ from templar.exchange.signed import (
 EXHIBIT_BYTES = 1 << 20
 """Most bytes of exhibits in one report; further ones are left out."""
 MAX_FINDINGS = 512
+Place = Annotated[int, Field(ge=0, lt=MAX_FINDINGS)]
 
 T = TypeVar("T", bound=WindowBody)
 
@@ -78,9 +79,9 @@ class Finding(BaseModel):
 
     window: Count
     reason: Annotated[str, Field(pattern=r"^[a-z_]{1,40}$")]
-    suspects: Annotated[tuple[Suspect, ...], Field(min_length=1, max_length=2, strict=False)]
+    suspects: Annotated[tuple[Suspect, ...], Field(min_length=1, max_length=2, strict=False), FailFast()]
     detail: Annotated[str, Field(pattern=r"^[ -~]{0,300}$")]
-    exhibits: Annotated[tuple[Annotated[int, Field(ge=0, lt=MAX_FINDINGS)], ...], Field(max_length=2, strict=False)]
+    exhibits: Annotated[tuple[Place, ...], Field(max_length=2, strict=False), FailFast()]
 
     @model_validator(mode="after")
     def _nobody_twice(self) -> Self:
@@ -95,8 +96,8 @@ class Report(WindowBody):
     kind = Kind.REPORT
     max_bytes = ENVELOPE_BYTES + 2 * EXHIBIT_BYTES + 1024 * MAX_FINDINGS
 
-    findings: Annotated[tuple[Finding, ...], Field(max_length=MAX_FINDINGS, strict=False)]
-    exhibits: Annotated[tuple[Exhibit, ...], Field(max_length=MAX_FINDINGS, strict=False)]
+    findings: Annotated[tuple[Finding, ...], Field(max_length=MAX_FINDINGS, strict=False), FailFast()]
+    exhibits: Annotated[tuple[Exhibit, ...], Field(max_length=MAX_FINDINGS, strict=False), FailFast()]
 
 
 def publish_report(

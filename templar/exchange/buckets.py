@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,8 +22,12 @@ REFRESH_SECONDS = 600.0
 """Commitments are read again after this long at the latest (documented value)."""
 ACTIVE_CHECK_SECONDS = 60.0
 """Maximum age of the commitments that `keep_announced` relies on (documented as `active_check_interval`)."""
+ANNOUNCE_TRIES = 3
+"""A commitment whose fate is unknown is made so often, if it is not on chain afterwards."""
 RECOMMIT_BLOCKS = 100
 """An overwritten commitment is made again at most once in so many blocks, the rate limit of chains."""
+
+MAX_LISTED = 50_000  # objects in one listing of another's bucket, which could show new ones without end
 
 _REFUSED = frozenset({Reason.ACCESS_DENIED, Reason.BUCKET_MISSING})
 
@@ -94,6 +98,8 @@ class Buckets:
     def announce(self) -> bool:
         """Commit the own bucket's read access on chain unless it is there already; whether it had to.
 
+        If nobody says what became of the commitment, it is looked for on chain, and made again if it is not there.
+
         Raises:
             TransientError: The chain could not be reached.
             PermanentError: The chain refused, for example because the hotkey is not registered.
@@ -104,9 +110,23 @@ class Buckets:
         self.refresh()
         if self._commitments.get(self._hotkey) == wanted:
             return False
-        self._announced_block = self._chain.head()
-        self._chain.set_commitment(wanted)
-        self.refresh()
+        for tries_left in reversed(range(ANNOUNCE_TRIES)):
+            self._announced_block = self._chain.head()
+            try:
+                self._chain.set_commitment(wanted)
+                self.refresh()
+                break
+            except TransientError as error:
+                if error.reason is Reason.CHAIN_RATE_LIMITED:
+                    raise
+                log.warning("the bucket may be announced or not, it is looked for on chain: %s", error)
+                self._announced_block = None
+                self._chain.wait_for_block(self._chain.head() + 1)  # a block that has it is final by then
+                self.refresh()
+                if self._commitments.get(self._hotkey) == wanted:
+                    break
+                if not tries_left:
+                    raise
         return True
 
     def keep_announced(self) -> bool:
@@ -283,7 +303,7 @@ class _RotatingReader:
         """Every object whose key starts with `prefix`; a refusal after the first one stands."""
 
         def begin(store: ObjectStore) -> Iterator[ObjectInfo]:
-            listing = store.list(prefix)
+            listing = _at_most(MAX_LISTED, store.list(prefix))
             return chain([info for info in (next(listing, None),) if info is not None], listing)
 
         return self._read(begin)
@@ -304,6 +324,12 @@ class _RotatingReader:
             if other is None:
                 raise
         return work(other)
+
+
+def _at_most(most: int, listing: Iterator[ObjectInfo]) -> Iterator[ObjectInfo]:
+    yield from islice(listing, most)
+    if next(listing, None) is not None:
+        raise TransientError(Reason.STORE_BUSY, f"the bucket lists more than {most} objects: its owner must clean up")
 
 
 def bucket_digest(account: str) -> str:

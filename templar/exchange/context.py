@@ -1,15 +1,18 @@
 """One node's view of the network: chain, buckets, hyper-parameters and identity."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from templar.chain.base import Chain, Metagraph, NeuronInfo
 from templar.chain.hotkey import Signer
-from templar.errors import PermanentError, Reason, as_own_failure
+from templar.errors import PermanentError, Reason, TransientError, as_own_failure
 from templar.exchange.buckets import Buckets
 from templar.exchange.signed import Network
 from templar.hparams import HParams
-from templar.timeline import WindowTimes, closing_block, estimate_time, first_block
+from templar.timeline import WindowTimes, closing_block, first_block
+
+LONGEST_PAUSE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,10 @@ class Exchange:
         return WindowTimes(window, opened, self.chain.block_time(closing_block(window, rules)), rules)
 
     def expected_times(self, window: int) -> WindowTimes:
-        """The times of a window, estimated where its blocks are not final yet: for deciding when to act."""
+        """The times of a window, estimated where its blocks are not final yet: for deciding when to act.
+
+        Blocks never come faster than estimated, so the true times are these or later.
+        """
         rules = self.hparams.windows
         opened, closed = (
             self._expected_time(block) for block in (first_block(window, rules), closing_block(window, rules))
@@ -95,11 +101,38 @@ class Exchange:
     def acting_times(self, window: int) -> WindowTimes:
         """The times of a window whose closing block exists, finalized or not: for deciding when to act.
 
-        Waits for the block. Whether an object counts is decided later, by the finalized block.
+        Waits for the block. Another one may take its place (see `settled_times`). Whether an object counts is decided
+        later, by the finalized block.
         """
-        rules = self.hparams.windows
-        self.chain.wait_for_block(closing_block(window, rules), finalized=False)
-        return self.expected_times(window)
+        rules, chain = self.hparams.windows, self.chain
+        blocks = first_block(window, rules), closing_block(window, rules)
+        while True:
+            chain.wait_for_block(blocks[1], finalized=False)
+            try:
+                # The blocks' own times, because blocks may come slower than estimated. Not earlier than the estimate
+                # from the finalized block: an endpoint may show blocks that nobody else has.
+                opened, closed = (
+                    max(chain.block_time(block, finalized=False), self._expected_time(block)) for block in blocks
+                )
+                return WindowTimes(window, opened, closed, rules)
+            except PermanentError as error:
+                if error.reason is not Reason.BLOCK_UNKNOWN or blocks[1] <= chain.block():
+                    raise
+            self._pause()  # the head went back meanwhile
+
+    def settled_times(self, times: WindowTimes) -> WindowTimes:
+        """The times of a window once its closing block is final, or as soon as another block has taken its place.
+
+        Waits until no reveal can count any more at the latest, also while the chain cannot be reached.
+        """
+        while True:
+            with suppress(TransientError):
+                latest = self.acting_times(times.window)
+                if latest != times or self.chain.block() >= closing_block(times.window, self.hparams.windows):
+                    return latest
+            if self.chain.clock.now() > times.reveal_interval.last:
+                return times
+            self._pause()
 
     def settling_block(self, times: WindowTimes) -> int:
         """`settled(w)`: the first block with time >= S(w) (docs/protocol.md 3); waits until it exists."""
@@ -116,7 +149,7 @@ class Exchange:
         return block
 
     def chain_now(self) -> float:
-        """The chain's time by its newest block, finalized or not. It is never ahead, and about a block behind at most.
+        """The chain's time: that of its newest block, finalized or not. It is never ahead, and about a block behind.
 
         Conclusions from the time alone, such as that a slot is over, use it: the machine's clock may be wrong.
 
@@ -124,11 +157,14 @@ class Exchange:
             TransientError: The chain did not answer.
         """
         with as_own_failure():
-            return self._expected_time(self.chain.head())
+            return self.chain.block_time(self.chain.head(), finalized=False)
+
+    def _pause(self) -> None:
+        clock = self.chain.clock
+        clock.sleep_until(clock.now() + min(LONGEST_PAUSE_SECONDS, self.chain.block_seconds / 4))
 
     def _expected_time(self, block: int) -> float:
         newest = self.chain.block()
         if block <= newest:
             return self.chain.block_time(block)
-        time = self.chain.block_time(newest)
-        return estimate_time(block, known_block=newest, known_time=time, rules=self.hparams.windows)
+        return self.chain.block_time(newest) + (block - newest) * self.hparams.windows.block_seconds

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 from templar import interrupt
 from templar.canonical import keyed_seed
 from templar.chain.base import Clock, NeuronInfo
-from templar.errors import Reason, RejectedError, TemplarError, TransientError
+from templar.errors import Reason, RejectedError, TemplarError, TransientError, as_reader_failure
 from templar.exchange.buckets import Buckets
 from templar.exchange.payload_cache import PayloadCache
 from templar.exchange.reveal import Progress, RevealRules, Submission, fetch_reveal
@@ -219,7 +219,7 @@ class _Attempt:
     """The result of one attempt to fetch a peer's reveal."""
 
     submission: Submission | None
-    error: Exception | None
+    error: TemplarError | None
     seconds: float
 
 
@@ -341,16 +341,14 @@ class _Scheduler:
         """Try to fetch one peer's reveal, in a worker thread; an error stays with the peer."""
         peer, started = self._peers[uid], time.perf_counter()
         found: Submission | None = None
-        failure: Exception | None = None
+        failure: TemplarError | None = None
         try:
             store = _CountingReader(self._gatherer.buckets.reader(peer.neuron), peer)
-            found = fetch_reveal(peer.neuron, store, self._rules, self._gatherer.cache, peer.progress)
+            with as_reader_failure(f"uid {uid}"):
+                found = fetch_reveal(peer.neuron, store, self._rules, self._gatherer.cache, peer.progress)
         except TemplarError as error:
             if error.reason is Reason.LOCAL_FILE:  # this machine's fault, not the peer's
                 raise
-            failure = error
-        except Exception as error:
-            log.exception("uid %d: unexpected failure while reading what it published", uid)
             failure = error
         return _Attempt(found, failure, time.perf_counter() - started)
 
@@ -358,7 +356,7 @@ class _Scheduler:
         """Record the result of an attempt, and schedule the next one if it may change the outcome."""
         error, peer.submission = attempt.error, attempt.submission
         peer.seconds += attempt.seconds
-        peer.reason, peer.detail = (None, "") if error is None else (_reason(error), _text(error))
+        peer.reason, peer.detail = (None, "") if error is None else (_reason(error), str(error)[:300])
         now, settles = self._clock.now(), self._rules.times.settles
         if peer.reason in _NOT_YET and now < settles:
             revealed = self._rules.times.reveal_interval.last + 1
@@ -384,14 +382,8 @@ class _Scheduler:
         return due if requests <= 2 * HEALTHY_REQUESTS and due <= self._retry_until else None
 
 
-def _reason(error: Exception) -> Reason:
-    if isinstance(error, RejectedError | TransientError):
-        return error.reason
-    return Reason.BUCKET_UNREADABLE if isinstance(error, TemplarError) else Reason.MALFORMED
-
-
-def _text(error: Exception) -> str:
-    return (str(error) if isinstance(error, TemplarError) else f"{type(error).__name__}: {error}")[:300]
+def _reason(error: TemplarError) -> Reason:
+    return error.reason if isinstance(error, RejectedError | TransientError) else Reason.BUCKET_UNREADABLE
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
 from templar.canonical import canonical_json, sha256_hex
 from templar.exchange.object_keys import Kind
@@ -20,6 +20,8 @@ MAX_DEBUG_PARAMETERS = 2048
 MAX_FLOAT32 = 3.4028234663852886e38
 DebugName = Annotated[str, Field(pattern=DEBUG_NAME)]
 DebugValue = Annotated[float, Field(ge=-MAX_FLOAT32, le=MAX_FLOAT32, allow_inf_nan=False)]
+DebugValues = Annotated[tuple[DebugValue, DebugValue], Field(strict=False)]
+Epoch = Annotated[tuple[Count, Count], Field(strict=False)]
 
 
 class Commit(WindowBody):
@@ -89,7 +91,7 @@ class Roster(WindowBody):
     previous: Hex64 | None  # digest of the roster decided for the previous window; None for a null window
     peer_list: Hex64 | None  # digest of the peer list that was gathered; None before the first one
     # Without entries the window is null.
-    entries: Annotated[tuple[RosterEntry, ...], Field(max_length=MAX_PEERS, strict=False)]
+    entries: Annotated[tuple[RosterEntry, ...], Field(max_length=MAX_PEERS, strict=False), FailFast()]
     aggregate_sha256: Hex64  # of the payloads' bytes, one after the other, in this order
     aggregate_bytes: Count  # length of the same
 
@@ -126,8 +128,9 @@ class PeerList(Body):
     max_bytes = ENVELOPE_BYTES + 16 * 1024
 
     first_effective_window: Count
-    peers: Annotated[tuple[Uid, ...], Field(max_length=MAX_PEERS, strict=False)]  # the gather tier, best first
-    reserve: Annotated[tuple[Uid, ...], Field(max_length=1024, strict=False)]  # replacements for failed peers, in order
+    # The gather tier, best first, and replacements for failed peers, in order
+    peers: Annotated[tuple[Uid, ...], Field(max_length=MAX_PEERS, strict=False), FailFast()]
+    reserve: Annotated[tuple[Uid, ...], Field(max_length=1024, strict=False), FailFast()]
 
     @model_validator(mode="after")
     def _nobody_twice(self) -> Self:
@@ -187,11 +190,12 @@ class Debug(WindowBody):
 
     kind = Kind.DEBUG
     max_bytes = ENVELOPE_BYTES + 136 * MAX_DEBUG_PARAMETERS
+    max_keys = MAX_DEBUG_PARAMETERS
 
     # Index of the first of the two in the flattened parameter: 10 of miners, 0 of all others
     start: Annotated[int, Field(ge=0, le=10, multiple_of=10)]
     # By name, as decimals that read back exactly; within the range of float32
-    values: Annotated[dict[DebugName, tuple[DebugValue, DebugValue]], Field(max_length=MAX_DEBUG_PARAMETERS)]
+    values: Annotated[dict[DebugName, DebugValues], Field(max_length=MAX_DEBUG_PARAMETERS)]
 
     @property
     def indices(self) -> tuple[int, int]:
@@ -204,12 +208,14 @@ class CheckpointManifest(WindowBody):
 
     kind = Kind.CHECKPOINT
     max_bytes = ENVELOPE_BYTES + 64 * 1024
+    max_keys = 1024  # of `files`; more do not fit
 
     root: Hex64  # state root after `window`
     previous_root: Hex64  # state root before it; with the parameters it proves `root`
     outer_steps: Count  # outer steps in that state
     null: bool  # whether `window` was null
-    epochs: tuple[tuple[Count, Count], ...]  # first window and position of each known epoch of shards; none with pages
+    # First window and position of each known epoch of shards; none with pages
+    epochs: Annotated[tuple[Epoch, ...], Field(strict=False), FailFast()]
     files: dict[FileName, Hex64]  # SHA-256 by name
     sizes: dict[FileName, Count]  # bytes by name
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 from templar.chain.base import Clock
 from templar.chain.hotkey import Signer
@@ -70,18 +71,25 @@ def publish_in_time(publish: Callable[[], tuple[PublishReceipt, ...]]) -> TimedR
         return TimedReport((), error.reason, str(error))
 
 
-def publish_bytes(
-    store: ObjectStore, key: str, data: bytes, *, clock: Clock | None = None, deadline: float | None = None
-) -> PublishReceipt:
+class Times(TypedDict, total=False):
+    """When an object must be stored."""
+
+    clock: Clock | None
+    """Says whether the deadline has passed."""
+    deadline: float | None
+    """From this instant on nothing is written. The deadline of a stamp of second `s` or earlier is `s + 1`."""
+    first: int
+    """The same bytes are put again if they are stored with an earlier stamp, in whole seconds."""
+
+
+def publish_bytes(store: ObjectStore, key: str, data: bytes, **times: Unpack[Times]) -> PublishReceipt:
     """Store an object once.
 
     Args:
         store: The own bucket.
         key: The object's key.
         data: The object's bytes; a second call with the same bytes does nothing.
-        clock: Says whether the deadline has passed.
-        deadline: From this instant on nothing is written. An object that must be stamped with second `s` or earlier has
-            the deadline `s + 1`.
+        times: See `Times`.
 
     Raises:
         PermanentError: `object_differs` (another object is stored there; nothing is overwritten), `no_time_left`.
@@ -91,12 +99,12 @@ def publish_bytes(
     def is_ours(info: ObjectInfo) -> bool:
         return info.size == len(data) and _same_bytes(store, info, data)
 
-    return _publish(store, key, lambda: store.put_if_absent(key, data), is_ours, clock=clock, deadline=deadline)
+    return _publish(
+        store, key, lambda: store.put_if_absent(key, data), is_ours, lambda: store.put(key, data), times=times
+    )
 
 
-def publish_file(
-    store: ObjectStore, key: str, path: Path, *, clock: Clock | None = None, deadline: float | None = None
-) -> PublishReceipt:
+def publish_file(store: ObjectStore, key: str, path: Path, **times: Unpack[Times]) -> PublishReceipt:
     """Store a file once; arguments and errors as in `publish_bytes`.
 
     A large file is uploaded in parts and appears whole at the end; the store verifies what arrives. If such an object
@@ -104,24 +112,16 @@ def publish_file(
     """
     size = path.stat().st_size
     if size <= COMPARE_BYTES:
-        return publish_bytes(store, key, path.read_bytes(), clock=clock, deadline=deadline)
+        return publish_bytes(store, key, path.read_bytes(), **times)
 
     def put() -> bool:
         store.put_file(key, path)
         return True
 
-    return _publish(store, key, put, lambda info: info.size == size, clock=clock, deadline=deadline)
+    return _publish(store, key, put, lambda info: info.size == size, put, times=times)
 
 
-def publish_body(
-    store: ObjectStore,
-    key: str,
-    body: Body,
-    signer: Signer,
-    *,
-    clock: Clock | None = None,
-    deadline: float | None = None,
-) -> PublishReceipt:
+def publish_body(store: ObjectStore, key: str, body: Body, signer: Signer, **times: Unpack[Times]) -> PublishReceipt:
     """Sign a body and store it once; arguments and errors as in `publish_bytes`.
 
     Signatures differ from one signing to the next, so a stored object is compared by its body.
@@ -131,8 +131,8 @@ def publish_body(
         key,
         lambda: store.put_if_absent(key, seal(body, signer).encode()),
         lambda info: info.size <= body.max_bytes and _same_body(store, info, body),
-        clock=clock,
-        deadline=deadline,
+        lambda: store.put(key, store.get(key, max_bytes=body.max_bytes)),  # not signed again: the same bytes
+        times=times,
     )
 
 
@@ -141,19 +141,17 @@ def _publish(
     key: str,
     put: Callable[[], bool],
     is_ours: Callable[[ObjectInfo], bool],
+    again: Callable[[], object],
     *,
-    clock: Clock | None,
-    deadline: float | None,
+    times: Times,
 ) -> PublishReceipt:
     # 1. Look; write if nothing is there, and look again.
     outcome, info = PublishOutcome.ALREADY_THERE, store.head(key)
     if info is None:
-        _check_deadline(key, clock, deadline)
+        _check_deadline(key, times)
         if put():
             outcome = PublishOutcome.STORED
-        info = store.head(key)
-    if info is None:
-        raise TransientError(Reason.OBJECT_MISSING, f"{store.name}/{key}: not there after it was written; retry")
+        info = _there(store, key)
     # 2. The stored object must be ours, also if another process of this hotkey wrote it.
     if not is_ours(info):
         raise PermanentError(
@@ -161,6 +159,13 @@ def _publish(
             f"{store.name}/{key}: another object is stored ({info.size} bytes); nothing was overwritten: does another "
             "process publish under this hotkey?",
         )
+    # 3. The same bytes get another stamp if theirs is too early.
+    early = times.get("first", 0) - info.last_modified
+    if early > 0 and outcome is PublishOutcome.ALREADY_THERE:
+        _check_deadline(key, times)
+        log.warning("%s: stored %d s too early to count, put again", key, early)
+        again()
+        outcome, info = PublishOutcome.STORED, _there(store, key)
     return PublishReceipt(key, info.size, info.last_modified, outcome)
 
 
@@ -175,7 +180,15 @@ def _same_bytes(store: ObjectStore, info: ObjectInfo, data: bytes) -> bool:
     return info.size > COMPARE_BYTES or store.get(info.key, max_bytes=info.size) == data
 
 
-def _check_deadline(key: str, clock: Clock | None, deadline: float | None) -> None:
-    if clock is not None and deadline is not None and clock.now() >= deadline:
-        late = clock.now() - deadline
+def _check_deadline(key: str, times: Times) -> None:
+    clock, deadline = times.get("clock"), times.get("deadline")
+    if clock is not None and deadline is not None and (late := clock.now() - deadline) >= 0:
         raise PermanentError(Reason.NO_TIME_LEFT, f"{key}: not written, its deadline passed {late:.1f} s ago")
+
+
+def _there(store: ObjectStore, key: str) -> ObjectInfo:
+    """What the store shows of an object that was just written."""
+    info = store.head(key)
+    if info is None:
+        raise TransientError(Reason.OBJECT_MISSING, f"{store.name}/{key}: not there after it was written; retry")
+    return info

@@ -7,7 +7,7 @@ time to a copy of another miner's payload, because nobody else has read it by th
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self, TypeVar, Unpack
 
 from templar.chain.base import Clock, NeuronInfo
 from templar.chain.hotkey import Signer
@@ -15,7 +15,7 @@ from templar.errors import PermanentError, Reason, RejectedError
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Commit, Manifest, Roster, RosterEntry
 from templar.exchange.payload_cache import PayloadCache
-from templar.exchange.publish import PublishReceipt, publish_body, publish_file
+from templar.exchange.publish import PublishReceipt, Times, publish_body, publish_file
 from templar.exchange.signed import Found, Network, Reader, Sealed, WindowBody, read_signed
 from templar.store.base import ObjectInfo, ObjectStore
 from templar.timeline import Interval, Timing, WindowTimes
@@ -38,17 +38,20 @@ INVALID = frozenset(
 )
 """Reasons for which a revealed object is illegal: its author signed or stored something that no honest miner does."""
 
-CONCLUSIVE = INVALID | {
-    Reason.COMMIT_MISSING,
-    Reason.COMMIT_EARLY,
-    Reason.COMMIT_LATE,
-    Reason.MANIFEST_MISSING,
-    Reason.PAYLOAD_MISSING,
-    Reason.REVEAL_EARLY,
-    Reason.REVEAL_LATE,
-    Reason.WRONG_VERSION,
-    Reason.OBJECT_DIFFERS,
-}
+HELD_BACK = frozenset(
+    {
+        Reason.MANIFEST_MISSING,
+        Reason.PAYLOAD_MISSING,
+        Reason.REVEAL_EARLY,
+        Reason.REVEAL_LATE,
+        Reason.OBJECT_DIFFERS,
+    }
+)
+"""Reasons for which what was committed to in time is not there in time."""
+
+CONCLUSIVE = (
+    INVALID | HELD_BACK | {Reason.COMMIT_MISSING, Reason.COMMIT_EARLY, Reason.COMMIT_LATE, Reason.WRONG_VERSION}
+)
 """Reasons that every reader of the same bucket finds. A failing store is not among them: another node may have read."""
 
 COMMIT_TIMING = {Timing.EARLY: Reason.COMMIT_EARLY, Timing.LATE: Reason.COMMIT_LATE}
@@ -155,14 +158,14 @@ def publish_commit(
 
 
 def publish_reveal(
-    store: ObjectStore, manifest: Manifest, signer: Signer, payload: Path, *, clock: Clock, deadline: float
+    store: ObjectStore, manifest: Manifest, signer: Signer, payload: Path, **times: Unpack[Times]
 ) -> tuple[PublishReceipt, PublishReceipt]:
     """Publish manifest and payload after the close. On failure a later call continues."""
     manifest_key = window_key(Kind.MANIFEST, manifest.window, manifest.uid)
     payload_key = window_key(Kind.GRADIENT, manifest.window, manifest.uid)
     return (
-        publish_body(store, manifest_key, manifest, signer, clock=clock, deadline=deadline),
-        publish_file(store, payload_key, payload, clock=clock, deadline=deadline),
+        publish_body(store, manifest_key, manifest, signer, **times),
+        publish_file(store, payload_key, payload, **times),
     )
 
 

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
 
 from templar import PROTOCOL_VERSION
 from templar.canonical import canonical_json, sha256_hex
 from templar.chain.base import NeuronInfo
 from templar.chain.hotkey import Signer, verify
-from templar.errors import PermanentError, Reason, RejectedError
+from templar.errors import PermanentError, Reason, RejectedError, as_reader_failure
 from templar.exchange.object_keys import Kind
 from templar.shared_results import Same, shared
 from templar.store.base import ObjectInfo
@@ -29,6 +30,9 @@ Version = Annotated[str, Field(pattern=r"^[0-9A-Za-z.+]{1,32}$")]
 
 ENVELOPE_BYTES = 512
 """Upper bound of the envelope, the signature and the fields of `Body`; a kind's `max_bytes` adds its own fields."""
+
+MAX_VALUES = 1 << 18
+"""Most commas and opening brackets in one object: a bound of the values in it. Legal objects have far fewer."""
 
 _GONE = frozenset({Reason.OBJECT_MISSING, Reason.OBJECT_TOO_LARGE})
 """Why a GET fails when the object was deleted or replaced after its HEAD."""
@@ -49,6 +53,7 @@ class Body(BaseModel):
 
     kind: ClassVar[Kind]
     max_bytes: ClassVar[int]  # of the encoded object
+    max_keys: ClassVar[int] = 64  # of each JSON object in it; at least as many as the schema allows anywhere
 
     protocol: Version = PROTOCOL_VERSION
     netuid: Count
@@ -144,30 +149,29 @@ def read_signed(
     Raises:
         RejectedError: It is not legal: `wrong_size`, a reason of `check`, `unseal`, `check_author` or `check_window`,
             or `object_differs` if it was replaced while it was read.
-        TransientError: The store failed; a later call may succeed.
+        TransientError: The store failed; a later call may succeed. `reader_failed`: this node did, unexpectedly.
         PermanentError: The store refuses (key, bucket).
     """
-    # 1. HEAD: time and size are judged before a byte of the body is read.
-    info = store.head(key)
-    if info is None:
-        return None
-    if check is not None:
-        check(info)
-    kind = body_type.kind
-    if info.size > body_type.max_bytes:
-        raise RejectedError(
-            Reason.WRONG_SIZE, f"{kind} of uid {author.uid}: {info.size} bytes, at most {body_type.max_bytes} are legal"
-        )
-    # 2. GET: schema, signature, author, window.
-    sealed = unseal(_get(store, info), body_type)
-    body = sealed.body
-    check_author(body, network=network, uid=author.uid, hotkey=author.hotkey)
-    if window is not None and isinstance(body, WindowBody):
-        check_window(body, window)
-    # 3. HEAD again: the owner may replace an object at any moment, so the judged time must still be this body's.
-    if store.head(key) != info:
-        raise _replaced(info)
-    return Found(body, info.last_modified, sealed.signature)
+    with as_reader_failure(f"{body_type.kind} of uid {author.uid}"):
+        # 1. HEAD: time and size are judged before a byte of the body is read.
+        info = store.head(key)
+        if info is None:
+            return None
+        if check is not None:
+            check(info)
+        if info.size > body_type.max_bytes:
+            problem = f"{info.size} bytes, at most {body_type.max_bytes} are legal"
+            raise RejectedError(Reason.WRONG_SIZE, f"{body_type.kind} of uid {author.uid}: {problem}")
+        # 2. GET: schema, signature, author, window.
+        sealed = unseal(_get(store, info), body_type)
+        body = sealed.body
+        check_author(body, network=network, uid=author.uid, hotkey=author.hotkey)
+        if window is not None and isinstance(body, WindowBody):
+            check_window(body, window)
+        # 3. HEAD again: the owner may replace an object at any moment, so the judged time must still be this body's.
+        if store.head(key) != info:
+            raise _replaced(info)
+        return Found(body, info.last_modified, sealed.signature)
 
 
 @shared(lambda data, body_type: (data, body_type), most=4096)
@@ -235,15 +239,38 @@ class _Envelope(BaseModel):
 
 
 def _parse(data: bytes, body_type: type[T]) -> Sealed[T]:
+    """The object that bytes hold, in bounded memory and time.
+
+    Pydantic reports all errors with their inputs. So values and keys are counted first, lists stop at their first bad
+    element, and the parsed value is validated: errors then refer to it, where those of bytes would copy it.
+    """
+    if sum(data.count(byte) for byte in (b",", b"[", b"{")) > MAX_VALUES:
+        raise _malformed(body_type, f"more than {MAX_VALUES} values")
     try:
-        envelope = _Envelope.model_validate_json(data)
-        return Sealed(body_type.model_validate_json(canonical_json(envelope.body)), envelope.signature)
+        value = from_json(data, allow_inf_nan=False, cache_strings=False)
+        if _most_keys(value) > body_type.max_keys:
+            raise _malformed(body_type, f"an object in it has more than {body_type.max_keys} keys")
+        envelope = _Envelope.model_validate(value)
+        return Sealed(body_type.model_validate(envelope.body), envelope.signature)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise _malformed(body_type, f"{where}: {first['msg']}" if where else first["msg"]) from None
     except (ValueError, RecursionError) as error:
         raise _malformed(body_type, str(error)) from None
+
+
+def _most_keys(value: Any) -> int:
+    """Number of keys of the largest JSON object within a value."""
+    most, waiting = 0, [value]
+    while waiting:
+        each = waiting.pop()
+        if type(each) is dict:
+            most = max(most, len(each))
+            waiting += each.values()
+        elif type(each) is list:
+            waiting += each
+    return most
 
 
 def _malformed(body_type: type[Body], problem: str) -> RejectedError:

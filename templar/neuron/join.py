@@ -1,5 +1,6 @@
 """Joining a network: what a node is given, its lease, the network's birth, and the data that belongs to it."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,13 @@ from templar.exchange.buckets import Buckets
 from templar.exchange.context import Exchange
 from templar.exchange.lease import Claimant, NeuronLease, Terms
 from templar.hparams import HParams
-from templar.neuron.lock import holder_of, this_machine
+from templar.neuron.lock import holder_of, this_machine, write_file
 from templar.neuron.workload import Workload
+
+log = logging.getLogger(__name__)
+
+GENESIS_FILE = "network"
+"""In a neuron's folder: the genesis hash of the network that it joined."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,7 @@ class Context:
     pinned_genesis: str | None = None  # genesis hash that the operator insists on; None takes the network's
     gather_concurrency: int = 8  # peers fetched at once
     durable: bool = True  # wait for the disk before anything is published; only a simulation does without
+    secret_order: bool = True  # train in an order that nobody else knows; a simulation keeps the assigned one
 
     @property
     def own_signer(self) -> Signer:
@@ -45,13 +52,39 @@ class Context:
         return self.signer
 
     def birth(self) -> Birth:
-        """Where the network started.
+        """Where the network started: the one that the operator insists on, or that this folder joined first.
+
+        A validator with more stake may publish another genesis later: it captures nobody that is in a network.
 
         Raises:
             TransientError: `genesis_missing`, or a store failed.
-            PermanentError: `bad_hparams`, ...; this node has other numbers than the network.
+            PermanentError: `bad_hparams`, ...; this node has other numbers than the network. `wrong_network`; the
+                folder belongs to another network than the one that the operator insists on.
         """
-        return find_birth(self.chain, self.buckets, self.hparams, pinned=self.pinned_genesis)
+        path = self.home / GENESIS_FILE
+        joined = path.read_text().strip() if path.exists() else None
+        if self.pinned_genesis is not None and joined not in (None, self.pinned_genesis):
+            raise PermanentError(
+                Reason.WRONG_NETWORK,
+                f"{path}: this folder belongs to the network {joined}, and the genesis that is set is "
+                f"{self.pinned_genesis}: set that of the folder, or give the other network a folder of its own",
+            )
+        return find_birth(self.chain, self.buckets, self.hparams, pinned=self.pinned_genesis or joined)
+
+    def join(self) -> Birth:
+        """As `birth`, and the folder belongs to that network from now on. Its lock must be held."""
+        birth, path = self.birth(), self.home / GENESIS_FILE
+        if not path.exists():
+            validators = self.chain.metagraph().validators()
+            stake, total = birth.publisher.stake, sum(each.stake for each in validators)
+            log.info(
+                "this folder joins the network %s, published by uid %d with %.0f %% of the validators' stake",
+                birth.network.genesis,
+                birth.publisher.uid,
+                100 * stake / total if total else 0.0,
+            )
+            write_file(path, lambda part: part.write_text(birth.network.genesis), durable=self.durable)
+        return birth
 
 
 def take_lease(context: Context, role: str | None) -> NeuronLease | None:

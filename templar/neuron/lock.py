@@ -6,6 +6,7 @@ The kernel releases the lock when the process ends. Against other machines there
 
 import fcntl
 import hashlib
+import logging
 import os
 import re
 import secrets
@@ -16,6 +17,8 @@ from typing import Any
 
 from templar.errors import PermanentError, Reason
 from templar.store.files import local_file, sync
+
+log = logging.getLogger(__name__)
 
 HOLDER_FILE = "holder"
 
@@ -31,7 +34,7 @@ class NeuronLock:
     def __init__(self, home: Path) -> None:
         path = home / "lock"
         with local_file(path):
-            home.mkdir(parents=True, exist_ok=True)
+            make_private(home)
             self._file = path.open("a+")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -79,14 +82,28 @@ def this_machine() -> str:
     return hashlib.sha256(f"templar.machine:{socket.gethostname()}".encode()).hexdigest()[:8]
 
 
+def make_private(home: Path) -> None:
+    """Make a folder private, or make one: payloads lie in it before others may read them, whatever the umask is."""
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if home.stat().st_mode & 0o077:
+        try:
+            home.chmod(0o700)
+        except PermissionError:
+            log.warning("%s belongs to another user: others may read what is in it before it is published", home)
+
+
 def write_file(path: Path, write: Callable[[Path], Any], *, durable: bool = True) -> None:
     """Write a file so that it exists completely or not at all, also after a power cut if `durable`.
 
-    Its folder is made when needed. `write` writes the content to the path that it is given.
+    Its folder is made when needed. `write` writes the content to the path that it is given. Nobody but the owner may
+    read the file at any moment.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     part = path.with_name(f".{path.name}.part")
+    part.unlink(missing_ok=True)
+    part.touch(mode=0o600)
     write(part)
+    part.chmod(0o600)  # `write` may have replaced it
     if durable:
         sync(part)
     part.replace(path)

@@ -84,7 +84,7 @@ class Node:
 
             # 3. Join the network, unless its numbers, text or tokenizer are not this node's.
             self.buckets.announce()
-            self.birth = context.birth()
+            self.birth = context.join()
             self.workload = open_workload(context, self.birth)
             self.exchange = self.workload.exchange
             self.peers = PeerBook(self.exchange)

@@ -1,7 +1,6 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,20 +53,6 @@ def complete(window: int, uid: int = 1) -> list[str]:
     return [checkpoint_key(window, uid, name) for name in ("config.json", MANIFEST_FILE, "model.safetensors")]
 
 
-def unfinished(window: int, uid: int = 1) -> list[str]:
-    return [checkpoint_key(window, uid, "config.json")]
-
-
-# Objects of windows.
-
-
-@pytest.mark.parametrize("kind", [Kind.GRADIENT, Kind.EVIDENCE, Kind.AGGREGATE])
-def test_an_object_lives_for_the_retention(kind: Kind) -> None:
-    uid = None if kind is Kind.AGGREGATE else 1
-    keys = [str(ObjectKey(kind, window, uid)) for window in (0, OLDEST - 1, OLDEST, NOW, NOW + 1, NOW + 10_000)]
-    assert expired(keys) == keys[:2]
-
-
 def test_foreign_keys_never_expire() -> None:
     others = [
         window_key(Kind.GRADIENT, 0, 1).replace(OURS, f"-v{version}") for version in ("0.2.8", "0.2.82", "1", "22")
@@ -78,50 +63,24 @@ def test_foreign_keys_never_expire() -> None:
     assert expired([*FOREIGN, *others], now=10**9) == []
 
 
-# Checkpoints.
-
-
-def test_the_newest_checkpoints_and_genesis_stay() -> None:
-    old, newest = [*complete(10), *complete(50)], [*complete(90), *complete(99)]
-    assert expired([*complete(GENESIS), *old, *newest]) == old
-
-
-def test_checkpoints_stay_beyond_the_retention_while_there_is_no_newer_one() -> None:
-    assert expired([*complete(10), *complete(11)]) == []
-
-
-def test_a_checkpoint_that_is_being_written_stays() -> None:
-    assert expired([*complete(90), *complete(95), *unfinished(99)]) == []
-    assert expired(unfinished(99)) == []
-
-
-def test_a_checkpoint_that_was_never_finished_goes_when_a_newer_one_is_there() -> None:
-    assert expired([*unfinished(80), *complete(90), *unfinished(91), *complete(95)]) == [
-        *unfinished(80),
-        *unfinished(91),
-    ]
+def test_unfinished_checkpoints_go_when_a_newer_one_is_there() -> None:
+    unfinished = [checkpoint_key(window, 1, "config.json") for window in (80, 91, 99)]
+    assert expired([*complete(90), *complete(95), *unfinished]) == unfinished[:2]
+    assert expired(unfinished) == []
 
 
 def test_a_checkpoint_of_a_window_to_come_stays_and_counts_for_nothing() -> None:
     far = [key for window in (NOW + 1, 50_000, 50_001) for key in complete(window)]
-    live = [*complete(NOW - 2), *complete(NOW - 1), *unfinished(NOW)]
+    live = [*complete(NOW - 2), *complete(NOW - 1), checkpoint_key(NOW, 1, "config.json")]
     assert expired([*live, *far]) == []
     assert expired([*complete(GENESIS), *complete(10), *live, *far]) == complete(10)
-    assert expired([*complete(10), checkpoint_key(50_000, 1, MANIFEST_FILE)]) == []
+    assert expired([*complete(10), *complete(11), checkpoint_key(50_000, 1, MANIFEST_FILE)]) == []
 
 
-# Peer lists.
-
-
-def test_the_newest_peer_list_in_effect_stays_however_old() -> None:
-    keys = [peers_key(first) for first in (3, 7, 9)]
-    assert expired(keys) == keys[:2]
-
-
-def test_a_list_that_is_not_in_effect_yet_does_not_replace_the_one_that_is() -> None:
+def test_a_peer_list_that_is_not_in_effect_yet_does_not_replace_the_one_that_is() -> None:
     keys = [peers_key(first) for first in (7, 9, NOW + 1)]
-    assert expired(keys) == [peers_key(7)]
-    assert expired(keys, now=NOW + 1) == [peers_key(7), peers_key(9)]
+    assert expired(keys) == keys[:1]
+    assert expired(keys, now=NOW + 1) == keys[:2]
 
 
 # For any bucket.
@@ -145,37 +104,20 @@ buckets = st.sets(keys, max_size=25)
 
 
 @given(buckets)
-@settings(max_examples=100)
-def test_needed_objects_never_expire(bucket: set[str]) -> None:
-    gone = set(expired(sorted(bucket)))
+@settings(max_examples=200)
+def test_expired_objects_and_no_others_expire(bucket: set[str]) -> None:
+    """Objects of a window live for the retention; checkpoints and peer lists until newer ones replace them."""
     parsed = {key: found for key in bucket if (found := parse_key(key)) is not None}
-    ours = {key: found for key, found in parsed.items() if found.version == PROTOCOL_VERSION}
-    assert gone <= set(ours)
-    assert START_WINDOW_KEY not in gone
-    for key in gone:
-        window = ours[key].window
-        assert window is not None
-        if ours[key].kind is Kind.CHECKPOINT:
-            assert window != GENESIS
-            assert window < NOW
-        else:
-            assert window < OLDEST
-    manifests = {found.window for found in ours.values() if found.file == MANIFEST_FILE and found.window is not None}
-    for window in sorted(window for window in manifests if window <= NOW)[-KEPT:]:
-        assert not {key for key in gone if ours[key].kind is Kind.CHECKPOINT and ours[key].window == window}
-    effective = {found.window for found in ours.values() if found.kind is Kind.PEERS and (found.window or 0) <= NOW}
-    if effective:
-        assert peers_key(max(window for window in effective if window is not None)) not in gone
-
-
-@given(buckets)
-@settings(max_examples=100)
-def test_all_other_objects_expire(bucket: set[str]) -> None:
-    kept = bucket - set(expired(sorted(bucket)))
-    found = [key for text in kept if (key := parse_key(text)) is not None and key.version == PROTOCOL_VERSION]
-    assert not [key for key in found if key.kind in (*PER_WINDOW, Kind.AGGREGATE) and (key.window or 0) < OLDEST]
-    assert len([key for key in found if key.kind is Kind.PEERS and (key.window or 0) < OLDEST]) <= 1
-    complete_ones = {
-        key.window for key in found if key.file == MANIFEST_FILE and key.window not in (GENESIS, NOW) and key.window
+    ours = {
+        key: found for key, found in parsed.items() if found.version == PROTOCOL_VERSION and found.window is not None
     }
-    assert len([window for window in complete_ones if window < NOW]) <= KEPT
+    finished = sorted({found.window for found in ours.values() if found.file == MANIFEST_FILE and found.window <= NOW})
+    in_effect = [found.window for found in ours.values() if found.kind is Kind.PEERS and found.window <= NOW]
+
+    def is_expired(key: ObjectKey) -> bool:
+        if key.kind is Kind.CHECKPOINT:
+            is_kept = key.window in {GENESIS, *finished[-KEPT:]}
+            return bool(finished) and key.window < finished[-1] and not is_kept
+        return key.window < OLDEST and (key.kind is not Kind.PEERS or key.window != max(in_effect))
+
+    assert set(expired(sorted(bucket))) == {key for key, found in ours.items() if is_expired(found)}

@@ -1,5 +1,5 @@
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -15,8 +15,9 @@ from templar.exchange.payload_cache import PayloadCache
 from templar.exchange.reveal import Submission
 from templar.exchange.signed import seal, unseal
 from templar.timeline import WindowTimes
+from tests.support.errors import refusal
 from tests.support.scripted_store import ScriptedStore, failing
-from tests.support.subnet import LAYOUT, Member, Subnet, fields_of, manifest_of, payload_bytes, submission_of
+from tests.support.subnet import LAYOUT, Member, Subnet, fields_of, gathered, payload_bytes
 
 WINDOW = 3
 BUSY = TransientError(Reason.STORE_BUSY, "for a test")
@@ -41,14 +42,8 @@ class Scene:
         fetch_payloads(self.subnet.exchange(), roster, store, cache)
 
     def gathered(self, authors: Sequence[Member] | None = None, seed: int = 0) -> list[Submission]:
-        submissions = []
-        for author in self.subnet.miners[:3] if authors is None else authors:
-            data = payload_bytes(author, WINDOW, seed=seed)
-            hotkey = author.hotkey.address
-            self.cache.admit(data, sha256_hex(data), window=WINDOW, uid=author.uid, hotkey=hotkey)
-            manifest = manifest_of(author, WINDOW, data)
-            submissions.append(submission_of(author, manifest, 1000 + author.uid, 2000 + author.uid))
-        return submissions
+        authors = self.subnet.miners[:3] if authors is None else authors
+        return gathered(self.cache, authors, WINDOW, seed=seed, times=(1000, 2000))
 
     def publish(self, submissions: Sequence[Submission], *, rank: int = 0, previous: str | None = PREVIOUS) -> Roster:
         draft = draft_roster(
@@ -71,12 +66,6 @@ class Scene:
 @pytest.fixture
 def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
-
-
-def reason_of(call: Callable[[], object], family: type[PermanentError] = PermanentError) -> Reason:
-    with pytest.raises(family) as caught:
-        call()
-    return caught.value.reason
 
 
 # Publishing.
@@ -137,7 +126,7 @@ def test_a_repeated_publication_changes_nothing_not_even_after_the_slot(scene: S
 
 def test_nothing_is_published_after_the_slot(scene: Scene) -> None:
     scene.subnet.clock.sleep_until(scene.slot.last + 1)
-    assert reason_of(lambda: scene.publish(scene.gathered())) is Reason.NO_TIME_LEFT
+    refusal(lambda: scene.publish(scene.gathered()), PermanentError, Reason.NO_TIME_LEFT)
     assert list(scene.store.inner.list()) == []
 
 
@@ -147,7 +136,7 @@ def test_a_roster_without_time_left_after_its_aggregate_is_not_published(scene: 
             scene.subnet.clock.sleep_until(scene.slot.last + 1)
 
     scene.store.after = delay
-    assert reason_of(lambda: scene.publish(scene.gathered())) is Reason.NO_TIME_LEFT
+    refusal(lambda: scene.publish(scene.gathered()), PermanentError, Reason.NO_TIME_LEFT)
     assert scene.store.inner.head(scene.key) is None
 
 
@@ -155,9 +144,8 @@ def test_two_rosters_of_one_hotkey_are_refused(scene: Scene) -> None:
     scene.publish(scene.gathered())
     for file in (scene.folder / "spool").iterdir():
         file.unlink()  # as if the disk had been lost
-    assert reason_of(lambda: scene.publish(scene.gathered(seed=1))) is Reason.OBJECT_DIFFERS
+    refusal(lambda: scene.publish(scene.gathered(seed=1)), PermanentError, Reason.OBJECT_DIFFERS)
     fetched = fetch_roster(scene.exchange, scene.publisher.neuron, WINDOW)
-    assert fetched is not None
     assert len(fetched.body.entries) == 3
 
 
@@ -175,7 +163,7 @@ def test_a_damaged_journal_is_an_error(scene: Scene) -> None:
     journal = scene.folder / "spool" / f"roster-{WINDOW}.json"
     scene.publish(scene.gathered())
     journal.write_bytes(b"{}")
-    assert reason_of(lambda: scene.publish(scene.gathered())) is Reason.BAD_STATE_FILE
+    refusal(lambda: scene.publish(scene.gathered()), PermanentError, Reason.BAD_STATE_FILE)
 
 
 def test_durable_files_reach_the_disk(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +217,7 @@ def test_a_roster_of_oversized_payloads_is_refused_before_a_byte_is_read(scene: 
     roster = scene.publish(scene.gathered())
     forged = altered(roster, scene.subnet.miners[2].uid, payload_bytes=declared)
     store = ScriptedStore(scene.store.inner)
-    assert reason_of(lambda: scene.fetch(forged, store, scene.empty_cache()), RejectedError) is Reason.WRONG_SIZE
+    refusal(lambda: scene.fetch(forged, store, scene.empty_cache()), RejectedError, Reason.WRONG_SIZE)
     assert store.calls == []
 
 
@@ -244,10 +232,10 @@ def test_an_aggregate_of_other_bytes_is_rejected(scene: Scene) -> None:
     ):
         scene.store.inner.put(aggregate_key(WINDOW), forged)
         cache = scene.empty_cache(f"empty-{len(forged)}-{reason}")
-        assert reason_of(partial(scene.fetch, roster, scene.store, cache), RejectedError) is reason
+        refusal(partial(scene.fetch, roster, scene.store, cache), RejectedError, reason)
     scene.store.inner.delete([aggregate_key(WINDOW)])
     cache = scene.empty_cache("nothing")
-    assert reason_of(lambda: scene.fetch(roster, scene.store, cache), RejectedError) is Reason.OBJECT_MISSING
+    refusal(lambda: scene.fetch(roster, scene.store, cache), RejectedError, Reason.OBJECT_MISSING)
 
 
 def test_payloads_that_a_bad_aggregate_lacks_are_read_from_the_miner(scene: Scene) -> None:
@@ -272,16 +260,12 @@ def test_a_full_disk_is_no_verdict_on_a_roster(scene: Scene, monkeypatch: pytest
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    reason = reason_of(lambda: scene.fetch(roster, scene.store, cache), TransientError)
-    assert reason is Reason.LOCAL_FILE
+    refusal(lambda: scene.fetch(roster, scene.store, cache), TransientError, Reason.LOCAL_FILE)
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
-    [
-        ({"hotkey": "5" + "1" * 47}, Reason.WRONG_IDENTITY),
-        ({"payload_sha256": "00" * 32}, Reason.WRONG_HASH),
-    ],
+    [({"hotkey": "5" + "1" * 47}, Reason.WRONG_IDENTITY), ({"payload_sha256": "00" * 32}, Reason.WRONG_HASH)],
 )
 def test_a_roster_with_a_wrong_author_or_hash_is_rejected(
     scene: Scene, changes: dict[str, str], reason: Reason
@@ -289,7 +273,7 @@ def test_a_roster_with_a_wrong_author_or_hash_is_rejected(
     roster = scene.publish(scene.gathered())
     forged = altered(roster, scene.subnet.miners[0].uid, **changes)
     for cache in (scene.cache, scene.empty_cache()):
-        assert reason_of(partial(scene.fetch, forged, scene.store, cache), RejectedError) is reason
+        refusal(partial(scene.fetch, forged, scene.store, cache), RejectedError, reason)
 
 
 def test_a_copied_roster_in_another_bucket_is_rejected(scene: Scene) -> None:
@@ -298,4 +282,4 @@ def test_a_copied_roster_in_another_bucket_is_rejected(scene: Scene) -> None:
     copied = seal(roster, scene.publisher.hotkey).encode()
     scene.subnet.store(other).inner.put(window_key(Kind.ROSTER, WINDOW, other.uid), copied)
     reader = scene.subnet.exchange()
-    assert reason_of(lambda: fetch_roster(reader, other.neuron, WINDOW), RejectedError) is Reason.WRONG_IDENTITY
+    refusal(lambda: fetch_roster(reader, other.neuron, WINDOW), RejectedError, Reason.WRONG_IDENTITY)

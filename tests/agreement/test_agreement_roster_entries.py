@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -110,26 +109,15 @@ def test_a_signature_for_another_window_does_not_count(scene: Scene) -> None:
     assert scene.reason(roster) is Reason.BAD_SIGNATURE
 
 
-@pytest.mark.parametrize(
-    ("moment", "reason"),
-    [
-        (lambda times: {"committed_at": times.commit_interval.first - 1}, Reason.COMMIT_EARLY),
-        (lambda times: {"committed_at": times.commit_interval.last + 1}, Reason.COMMIT_LATE),
-        (lambda times: {"revealed_at": times.reveal_interval.first - 1}, Reason.REVEAL_EARLY),
-        (lambda times: {"revealed_at": times.reveal_interval.last + 1}, Reason.REVEAL_LATE),
-    ],
-)
-def test_a_roster_with_times_outside_the_intervals_does_not_count(
-    scene: Scene, moment: Callable[[WindowTimes], dict[str, int]], reason: Reason
-) -> None:
-    assert scene.reason(scene.changed(**moment(scene.times))) is reason
-
-
-@pytest.mark.parametrize(("field", "last"), [("committed_at", False), ("revealed_at", True)])
-def test_the_ends_of_the_intervals_are_in_time(scene: Scene, field: str, last: bool) -> None:
-    interval = scene.times.reveal_interval if last else scene.times.commit_interval
-    for second in (interval.first, interval.last):
-        scene.check(scene.changed(**{field: second}))
+def test_times_must_lie_in_their_intervals(scene: Scene) -> None:
+    for field, interval, early, late in (
+        ("committed_at", scene.times.commit_interval, Reason.COMMIT_EARLY, Reason.COMMIT_LATE),
+        ("revealed_at", scene.times.reveal_interval, Reason.REVEAL_EARLY, Reason.REVEAL_LATE),
+    ):
+        for second in (interval.first, interval.last):
+            scene.check(scene.changed(**{field: second}))
+        assert scene.reason(scene.changed(**{field: interval.first - 1})) is early
+        assert scene.reason(scene.changed(**{field: interval.last + 1})) is late
 
 
 def test_only_miners_with_their_own_hotkeys_are_listed(scene: Scene) -> None:
@@ -140,12 +128,9 @@ def test_only_miners_with_their_own_hotkeys_are_listed(scene: Scene) -> None:
     assert scene.reason(scene.roster(stranger)) is Reason.WRONG_IDENTITY
 
 
-def test_the_assignment_is_that_of_the_uid(scene: Scene) -> None:
-    assert scene.reason(scene.roster(), assignment="00" * 32) is Reason.WRONG_ASSIGNMENT
-    assert scene.reason(scene.roster(), assignment=None) is Reason.WRONG_ASSIGNMENT
-
-
-def test_there_are_no_more_entries_than_places(scene: Scene) -> None:
+def test_entries_have_their_uids_assignment_and_a_place(scene: Scene) -> None:
+    for assignment in ("00" * 32, None):
+        assert scene.reason(scene.roster(), assignment=assignment) is Reason.WRONG_ASSIGNMENT
     assert scene.reason(scene.roster(), places=2) is Reason.MALFORMED
 
 

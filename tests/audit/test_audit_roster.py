@@ -10,15 +10,13 @@ from templar.agreement.decisions import decided_roster
 from templar.agreement.slots import Settlement
 from templar.audit.findings import Accusation, Finding, Report, is_proven, named_by, read_report
 from templar.audit.roster_audit import audit_window
-from templar.chain.base import NeuronInfo
-from templar.errors import Reason, TransientError
+from templar.errors import Reason
 from templar.exchange.gather import GatherReport
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Roster
 from templar.exchange.signed import seal
 from templar.neuron.aggregator import Aggregator
 from templar.neuron.node import Node
-from templar.store.base import ObjectStore
 from tests.support.network import Network, tiny
 
 Publishing = Callable[..., Network]
@@ -84,7 +82,6 @@ def uid(node: Node) -> int:
 
 def decided(node: Node, window: int) -> tuple[Settlement, Roster]:
     found = decided_roster(node.exchange, window)
-    assert found is not None
     return Settlement(window, found[0], "00" * 64), found[0]
 
 
@@ -140,13 +137,13 @@ def test_a_publisher_that_leaves_miners_out_is_named(omitting: Network) -> None:
 def test_a_published_report_is_not_changed(omitting: Network) -> None:
     """A restart in the audit finds its report, even if it would see less now."""
     miner = omitting.miners[0]
-    name, key = omitting.name(miner), window_key(Kind.REPORT, 1, uid(miner))
-    before = omitting.objects(name)[key]
+    key = window_key(Kind.REPORT, 1, uid(miner))
+    before = omitting.objects(miner)[key]
     settlement, _ = decided(miner, 1)
     gathered = miner.gather(1)
     audit_window(miner, gathered, settlement)
     audit_window(miner, GatherReport(1, gathered.outcomes[:1]), settlement)
-    assert omitting.objects(name)[key] == before
+    assert omitting.objects(miner)[key] == before
 
 
 class ReformedPublisher(SilentPublisher):
@@ -169,10 +166,8 @@ def test_a_miner_that_signs_two_manifests_is_convicted(network: Network) -> None
     miner, reader = network.miners[0], network.miners[1]
     gathered = reader.gather(4)
     outcome = gathered.outcome(uid(miner))
-    assert outcome is not None
-    assert outcome.submission is not None
     other = outcome.submission.manifest.model_copy(update={"root_before": "00" * 32})
-    signature = seal(other, network.member(network.name(miner)).hotkey).signature
+    signature = seal(other, network.member(miner).hotkey).signature
     shown = replace(outcome.submission, manifest=other, manifest_signature=signature)
     outcomes = tuple(replace(each, submission=shown) if each is outcome else each for each in gathered.outcomes)
     audit = audit_window(reader, GatherReport(4, outcomes), decided(miner, 4)[0])
@@ -208,16 +203,7 @@ def test_a_window_that_is_settled_long_after_it_was_over_is_not_audited(network:
 def test_a_bucket_that_one_node_cannot_read_blames_nobody(publishing: Publishing) -> None:
     """The decision is applied by all."""
     network = publishing()
-    blind, account = network.validator, network.member(network.name(network.miners[0])).account_id
-    real = blind.buckets.reader
-
-    def reader_of(neuron: NeuronInfo) -> ObjectStore:
-        store = real(neuron)
-        if store.name == account:
-            raise TransientError(Reason.STORE_UNREACHABLE, f"{account}: no route")
-        return store
-
-    blind.buckets.reader = reader_of  # type: ignore[method-assign]
+    network.blind(network.validator, network.miners[0])
     network.run([1, 2])
     assert len({node.state.root for node in network.nodes.values()}) == 1
     assert findings(network, 1) == findings(network, 2) == [], "a store that fails says nothing about others"

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from templar.chain.ledger import Ledger
 from templar.errors import PermanentError, Reason
 from templar.exchange.context import Exchange
 from templar.timeline import WindowTimes
 from tests.support.subnet import BIRTHDAY, GENESIS, NETUID, NETWORK, RULES, Subnet, member
+from tests.support.uneven_ledger import UnevenLedger
 
 BLOCKS = RULES.blocks_per_window
 
@@ -42,11 +42,6 @@ def test_ranks_are_those_at_the_opening_of_the_window(subnet: Subnet) -> None:
     assert subnet.clock.now() == pytest.approx(BIRTHDAY + 2 * BLOCKS)
 
 
-def test_the_metagraph_of_a_window_is_waited_for(subnet: Subnet) -> None:
-    subnet.exchange().metagraph(3)
-    assert subnet.clock.now() == pytest.approx(BIRTHDAY + 3 * BLOCKS)
-
-
 def test_an_author_has_its_uid_of_the_window(subnet: Subnet) -> None:
     alice = subnet.miners[0]
     exchange = subnet.exchange(alice)
@@ -63,10 +58,7 @@ def test_who_is_not_registered_is_told_so(subnet: Subnet) -> None:
     with pytest.raises(PermanentError, match="register") as caught:
         replace(subnet.exchange(), signer=member(77).hotkey).identity(1)
     assert caught.value.reason is Reason.NOT_REGISTERED
-
-
-def test_a_reader_signs_nothing(subnet: Subnet) -> None:
-    with pytest.raises(PermanentError) as caught:
+    with pytest.raises(PermanentError) as caught:  # it only reads
         subnet.exchange().author(1)
     assert caught.value.reason is Reason.NOT_REGISTERED
 
@@ -75,8 +67,8 @@ def test_a_reader_signs_nothing(subnet: Subnet) -> None:
 
 
 def test_times_are_those_of_the_first_blocks(subnet: Subnet) -> None:
-    times = subnet.exchange().times(2)
-    assert times == WindowTimes(2, BIRTHDAY + 2 * BLOCKS, BIRTHDAY + 3 * BLOCKS, RULES)
+    times = subnet.exchange().acting_times(2)
+    assert times == subnet.exchange().times(2) == WindowTimes(2, BIRTHDAY + 2 * BLOCKS, BIRTHDAY + 3 * BLOCKS, RULES)
     assert subnet.clock.now() == pytest.approx(BIRTHDAY + 3 * BLOCKS)
     assert times.close == int(BIRTHDAY) + 3 * BLOCKS
 
@@ -90,27 +82,41 @@ def test_expected_times_do_not_wait(subnet: Subnet) -> None:
     assert subnet.clock.now() == pytest.approx(BIRTHDAY + 2 * BLOCKS + 5)
 
 
-def test_acting_times_wait_for_the_close(subnet: Subnet) -> None:
-    assert subnet.exchange().acting_times(2) == subnet.exchange().times(2)
-    assert subnet.clock.now() == pytest.approx(BIRTHDAY + 3 * BLOCKS)
+def uneven(subnet: Subnet, *gaps: float, finality_lag: int = 0) -> tuple[UnevenLedger, Exchange]:
+    chain = UnevenLedger(subnet.ledger_path, clock=subnet.clock, durable=False)
+    chain.gaps, chain.finality_lag = gaps, finality_lag
+    return chain, Exchange(chain, subnet.buckets(), NETWORK, subnet.hparams)
 
 
-class UnevenLedger(Ledger):
-    """Blocks come after these gaps, in seconds, and then regularly."""
+def test_acting_times_are_those_of_the_blocks_at_the_head(subnet: Subnet) -> None:
+    chain, exchange = uneven(subnet, *[1.75] * 2 * BLOCKS, finality_lag=10)
+    times = exchange.acting_times(0)
+    assert times.closed == BIRTHDAY + 1.75 * BLOCKS
+    assert chain.block() == BLOCKS - 10, "the closing block is not final yet"
+    assert exchange.expected_times(0).closed == times.closed - 0.75 * 10
+    assert exchange.chain_now() == chain.block_time(chain.head(), finalized=False) == times.closed
+    assert exchange.settled_times(times) == times == exchange.times(0)
+    assert chain.block() == BLOCKS
 
-    gaps: tuple[float, ...] = ()
 
-    def block_time(self, number: int) -> float:
-        return super().block_time(0) + sum(self.gaps[:number]) + max(0, number - len(self.gaps)) * self.block_seconds
+def test_a_close_that_moves_is_seen_before_it_is_final(subnet: Subnet) -> None:
+    chain, exchange = uneven(subnet, finality_lag=10)
+    close = BIRTHDAY + BLOCKS
+    chain.gaps = (*[1.0] * (BLOCKS - 1), 3.0)
+    chain.replaced = ((BLOCKS, close, close + 1.25),)
+    times = exchange.acting_times(0)
+    assert times.closed == close
+    assert exchange.settled_times(times).closed == close + 2
+    assert subnet.clock.now() < close + 3
 
-    def block(self) -> int:
-        number = 0
-        while self.block_time(number + 1) <= self.clock.now():
-            number += 1
-        return number
 
-    def wait_for_block(self, number: int, *, finalized: bool = True) -> None:
-        self.clock.sleep_until(self.block_time(number))
+def test_an_endpoint_that_shows_the_close_too_early_is_not_believed(subnet: Subnet) -> None:
+    chain, exchange = uneven(subnet, finality_lag=10)
+    close = BIRTHDAY + BLOCKS
+    chain.replaced = ((BLOCKS, close - 4, close),)
+    subnet.clock.sleep_until(close - 4)
+    chain.head = lambda: BLOCKS  # type: ignore[method-assign]
+    assert exchange.acting_times(0).closed == close
 
 
 @given(st.lists(st.sampled_from([0.0, 0.001, 0.6, 1.0, 1.4, 3.0, 12.0]), min_size=BLOCKS, max_size=2 * BLOCKS))
@@ -119,9 +125,7 @@ def test_the_settling_block_is_the_first_at_or_after_the_settling_second(
     tmp_path_factory: pytest.TempPathFactory, gaps: list[float]
 ) -> None:
     subnet = Subnet(tmp_path_factory.mktemp("subnet"))
-    chain = UnevenLedger(subnet.ledger_path, clock=subnet.clock, durable=False)
-    chain.gaps = tuple(gaps)
-    exchange = Exchange(chain, subnet.buckets(), NETWORK, subnet.hparams)
+    chain, exchange = uneven(subnet, *gaps)
     times = exchange.times(0)
     block = exchange.settling_block(times)
     assert chain.block_time(block) >= times.settles

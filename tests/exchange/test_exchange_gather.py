@@ -1,125 +1,25 @@
 import errno
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from gather_cases import BUSY, GATHER, OTHER, RESERVE, WINDOW, Scene, accepted, summary
 
 from templar.canonical import sha256_hex
-from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
-from templar.exchange.gather import Gatherer, GatherReport, PeerOutcome, Tier
-from templar.exchange.object_keys import Kind, window_key
-from templar.exchange.payload_cache import PayloadCache
-from templar.exchange.reveal import RevealRules
+from templar.exchange.gather import PeerOutcome
+from templar.exchange.object_keys import Kind
 from templar.interrupt import StoppedError
-from templar.timeline import WindowTimes
 from tests.support.scripted_store import failing
-from tests.support.subnet import ASSIGNMENT, LAYOUT, NETWORK, Bucket, Member, Subnet, payload_bytes
+from tests.support.subnet import ASSIGNMENT
 
-WINDOW = 3
-BUSY = TransientError(Reason.STORE_BUSY, "for a test")
-
-
-class Scene:
-    """A window that has closed, with a bucket for each miner: all of them revealed in time."""
-
-    def __init__(self, folder: Path, num_miners: int) -> None:
-        self.folder = folder
-        self.subnet = Subnet(folder, num_miners=num_miners)
-        self.miners = self.subnet.miners
-        self.times: WindowTimes = self.subnet.times(WINDOW)
-        self.buckets = {each.uid: Bucket(each) for each in self.miners}
-        self.payloads = {each.uid: payload_bytes(each, WINDOW) for each in self.miners}
-        for each in self.miners:
-            self.reveal(each.uid)
-        self.caches = 0
-
-    @property
-    def uids(self) -> list[int]:
-        return [each.uid for each in self.miners]
-
-    def reveal(self, uid: int, *, committed: float | None = None, revealed: float | None = None) -> None:
-        self.buckets[uid].reveal(self.times, self.payloads[uid], committed=committed, revealed=revealed)
-
-    def spoil(self, *uids: int) -> None:
-        """Their payloads do not have the committed hash."""
-        for uid in uids:
-            junk = bytes(len(self.payloads[uid]))
-            self.buckets[uid].put(self.key(Kind.GRADIENT, uid), junk, self.times.reveal_interval.first)
-
-    def withdraw(self, *uids: int) -> None:
-        """They reveal nothing."""
-        for uid in uids:
-            self.buckets[uid].memory.delete([self.key(Kind.MANIFEST, uid), self.key(Kind.GRADIENT, uid)])
-
-    def fail(self, uid: int, error: Exception = BUSY, *, until: float = float("inf")) -> None:
-        """Make a bucket fail until some time."""
-
-        def hook(operation: str, key: str) -> None:
-            if self.subnet.clock.now() < until:
-                raise error
-
-        self.buckets[uid].store.before = hook
-
-    def key(self, kind: Kind, uid: int) -> str:
-        return window_key(kind, WINDOW, uid)
-
-    def fetched(self, uid: int) -> int:
-        """How often a bucket was asked for its payload's bytes."""
-        return self.buckets[uid].store.count("get", self.key(Kind.GRADIENT, uid))
-
-    def asked(self, uid: int) -> bool:
-        return bool(self.buckets[uid].store.calls)
-
-    def gather(
-        self,
-        peers: Sequence[int],
-        reserve: Sequence[int] = (),
-        others: Sequence[int] = (),
-        *,
-        concurrency: int = 1,
-        retry_seconds: float = 2.0,
-        assignment: Callable[[int], str | None] = lambda uid: ASSIGNMENT,
-    ) -> GatherReport:
-        self.caches += 1
-        cache = PayloadCache(self.folder / f"payloads-{self.caches}", LAYOUT)
-        views = {each.account: self.buckets[each.uid].store for each in self.miners}
-        gatherer = Gatherer(self.subnet.buckets(views=views), cache, self.subnet.clock, concurrency)
-        return gatherer.gather(
-            self.neurons(peers),
-            RevealRules(NETWORK, self.times, assignment),
-            reserve=self.neurons(reserve),
-            others=self.neurons(others),
-            retry_until=self.times.settles + retry_seconds,
-        )
-
-    def neurons(self, uids: Sequence[int]) -> list[NeuronInfo]:
-        members: dict[int, Member] = {each.uid: each for each in self.miners}
-        return [members[uid].neuron for uid in uids]
+WRONG_HASH = Reason.WRONG_HASH
+REVEALED = (Kind.MANIFEST, Kind.GRADIENT)
 
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path, num_miners=8)  # uids 2 to 9
-
-
-def summary(report: GatherReport) -> list[tuple[int, Tier, Reason | None]]:
-    return [(outcome.uid, outcome.tier, outcome.reason) for outcome in report.outcomes]
-
-
-def accepted(report: GatherReport) -> list[int]:
-    return [submission.uid for submission in report.submissions]
-
-
-def unsigned(outcome: PeerOutcome) -> PeerOutcome:
-    """Without signatures and durations, which differ each time."""
-    found = outcome.submission
-    plain = None if found is None else replace(found, commit_signature="", manifest_signature="")
-    return replace(outcome, submission=plain, seconds=0.0)
-
-
-GATHER, RESERVE, OTHER = Tier.GATHER, Tier.RESERVE, Tier.OTHER
 
 
 # The report.
@@ -134,63 +34,53 @@ def test_the_report_is_in_uid_order(scene: Scene) -> None:
     ]
 
 
-def test_a_gather_without_submissions_is_no_failure(scene: Scene) -> None:
-    scene.spoil(*scene.uids)
-    report = scene.gather([2, 3, 4], reserve=[5, 6])
-    assert accepted(report) == []
-    assert {outcome.reason for outcome in report.outcomes} == {Reason.WRONG_HASH}
-    assert len(report.outcomes) == 5
-
-
 def test_a_rejection_names_its_reason_and_says_why(scene: Scene) -> None:
-    scene.reveal(3, committed=scene.times.commit_interval.last + 1)
+    scene.buckets[3].reveal(scene.times, scene.payloads[3], committed=scene.times.commit_interval.last + 1)
     outcome = scene.gather([2, 3]).outcome(3)
-    assert outcome is not None
     assert (outcome.submission, outcome.reason) == (None, Reason.COMMIT_LATE)
     assert "uid 3" in outcome.detail
     assert outcome.seconds >= 0
 
 
+def test_the_report_counts_bytes_and_reasons(scene: Scene) -> None:
+    infos = [scene.buckets[2].memory.head(scene.key(kind, 2)) for kind in (Kind.COMMIT, Kind.MANIFEST)]
+    signed = sum(info.size for info in infos if info is not None)
+    scene.withdraw(3, Kind.MANIFEST)
+    scene.withdraw(4, Kind.COMMIT)
+    scene.withdraw(5, Kind.COMMIT)
+    report = scene.gather([2, 3, 4, 5])
+    num_bytes = {outcome.uid: outcome.num_bytes for outcome in report.outcomes}
+    assert num_bytes[2] == signed + len(scene.payloads[2])
+    assert 0 < num_bytes[3] < signed
+    assert num_bytes[4] == 0
+    assert report.num_bytes == sum(num_bytes.values())
+    assert report.rejected == {Reason.COMMIT_MISSING: 2, Reason.MANIFEST_MISSING: 1}
+    line = replace(report, seconds=2.04).summary
+    assert line == "1 of 4 accepted, 2 commit_missing, 1 manifest_missing; 0.0 MB in 2.0 s"
+
+
 # The reserve.
 
 
-def test_the_reserve_is_not_asked_while_nobody_fails(scene: Scene) -> None:
-    report = scene.gather([2, 3], reserve=[4, 5])
-    assert accepted(report) == [2, 3]
-    assert not scene.asked(4)
-
-
-def test_the_reserve_fills_places_in_order(scene: Scene) -> None:
-    scene.spoil(3)
-    report = scene.gather([2, 3], reserve=[7, 4, 5])
-    assert summary(report) == [(2, GATHER, None), (3, GATHER, Reason.WRONG_HASH), (7, RESERVE, None)]
-    assert not scene.asked(4)
-
-
-def test_a_failed_reserve_is_followed_by_the_next(scene: Scene) -> None:
-    scene.spoil(2, 3, 7, 4)
-    report = scene.gather([2, 3], reserve=[7, 4, 5, 6, 8])
-    assert summary(report) == [
-        (2, GATHER, Reason.WRONG_HASH),
-        (3, GATHER, Reason.WRONG_HASH),
-        (4, RESERVE, Reason.WRONG_HASH),
-        (5, RESERVE, None),
-        (6, RESERVE, None),
-        (7, RESERVE, Reason.WRONG_HASH),
-    ]
-    assert not scene.asked(8)
-
-
-def test_others_are_reported_and_never_fill_a_place(scene: Scene) -> None:
-    scene.spoil(2)
-    report = scene.gather([2, 3], reserve=[4], others=[8, 9])
-    assert summary(report) == [
-        (2, GATHER, Reason.WRONG_HASH),
-        (3, GATHER, None),
-        (4, RESERVE, None),
-        (8, OTHER, None),
-        (9, OTHER, None),
-    ]
+@pytest.mark.parametrize(
+    ("spoilt", "reserve", "others", "unasked"),
+    [
+        ([], [4, 5], [], [4, 5]),
+        ([3], [7, 4, 5], [], [4, 5]),
+        ([2, 3, 7, 4], [7, 4, 5, 6, 8], [], [8]),
+        ([2], [4], [8, 9], []),
+        ([2, 3, 4, 5], [4, 5], [], []),
+    ],
+)
+def test_the_reserve_fills_the_places_of_failed_peers_in_order(
+    scene: Scene, spoilt: list[int], reserve: list[int], others: list[int], unasked: list[int]
+) -> None:
+    scene.spoil(*spoilt)
+    report = scene.gather([2, 3], reserve, others)
+    tiers = dict.fromkeys((2, 3), GATHER) | dict.fromkeys(reserve, RESERVE) | dict.fromkeys(others, OTHER)
+    expected = [(uid, tier, WRONG_HASH if uid in spoilt else None) for uid, tier in sorted(tiers.items())]
+    assert summary(report) == [outcome for outcome in expected if outcome[0] not in unasked]
+    assert not any(map(scene.asked, unasked))
 
 
 # Time.
@@ -210,7 +100,6 @@ def test_reveals_are_prefetched_at_once_and_fetched_once(scene: Scene) -> None:
 def test_a_missing_object_is_looked_for_again_when_reveals_are_final(scene: Scene, kind: Kind) -> None:
     bucket, key = scene.buckets[3], scene.key(kind, 3)
     info = bucket.memory.head(key)
-    assert info is not None
     data = bucket.memory.get(key, max_bytes=10_000)
     bucket.memory.delete([key])
 
@@ -224,24 +113,20 @@ def test_a_missing_object_is_looked_for_again_when_reveals_are_final(scene: Scen
     assert scene.subnet.clock.now() == scene.times.settles
 
 
-def test_an_object_that_is_missing_when_reveals_are_final_is_reported(scene: Scene) -> None:
-    scene.withdraw(3)
-    assert summary(scene.gather([2, 3])) == [(2, GATHER, None), (3, GATHER, Reason.MANIFEST_MISSING)]
-    assert scene.subnet.clock.now() == scene.times.settles
-
-
 def test_a_rejected_reveal_is_not_fetched_again(scene: Scene) -> None:
     scene.spoil(3)
     scene.gather([3])
-    assert scene.fetched(3) == 1
+    assert scene.buckets[3].store.count("get", scene.key(Kind.GRADIENT, 3)) == 1
 
 
 def test_a_failing_store_is_asked_again_until_it_answers(scene: Scene) -> None:
-    scene.fail(3, until=scene.times.settles + 1.5)
-    report = scene.gather([2, 3], reserve=[4], retry_seconds=12.0)
-    assert summary(report) == [(2, GATHER, None), (3, GATHER, None)]
-    assert scene.times.settles + 1.5 <= scene.subnet.clock.now() <= scene.times.settles + 6
-    assert not scene.asked(4)
+    scene.spoil(4)
+    for uid in (3, 5):
+        scene.fail(uid, until=scene.times.settles + 1.5)
+    report = scene.gather([2, 3, 4], reserve=[5, 6], retry_seconds=12.0)
+    assert summary(report) == [(2, GATHER, None), (3, GATHER, None), (4, GATHER, WRONG_HASH), (5, RESERVE, None)]
+    assert scene.times.settles + 1.5 <= scene.subnet.clock.now() <= scene.times.settles + 8
+    assert not scene.asked(6)
 
 
 def test_a_failing_store_is_given_up_at_the_deadline_and_its_place_filled(scene: Scene) -> None:
@@ -254,10 +139,11 @@ def test_a_failing_store_is_given_up_at_the_deadline_and_its_place_filled(scene:
 
 def test_a_failing_store_does_not_hold_up_the_second_look_at_others(scene: Scene) -> None:
     scene.fail(3)
-    scene.withdraw(4)
+    scene.withdraw(4, *REVEALED)
     looked: list[float] = []
     scene.buckets[4].store.before = lambda operation, key: looked.append(scene.subnet.clock.now())
-    scene.gather([3, 4])
+    report = scene.gather([3, 4])
+    assert summary(report) == [(3, GATHER, Reason.STORE_BUSY), (4, GATHER, Reason.MANIFEST_MISSING)]
     assert max(looked) == scene.times.settles
 
 
@@ -269,13 +155,6 @@ def test_a_late_gather_still_looks_once(scene: Scene) -> None:
     assert scene.subnet.clock.now() == scene.times.settles + 100
 
 
-def test_a_failing_reserve_is_asked_again_as_well(scene: Scene) -> None:
-    scene.spoil(2)
-    scene.fail(3, until=scene.times.settles + 1)
-    report = scene.gather([2], reserve=[3], retry_seconds=12.0)
-    assert summary(report) == [(2, GATHER, Reason.WRONG_HASH), (3, RESERVE, None)]
-
-
 # Failures stay with their peer.
 
 
@@ -284,7 +163,7 @@ def test_a_failing_reserve_is_asked_again_as_well(scene: Scene) -> None:
     [
         (PermanentError(Reason.ACCESS_DENIED, "for a test"), Reason.BUCKET_UNREADABLE),
         (TransientError(Reason.STORE_UNREACHABLE, "for a test"), Reason.STORE_UNREACHABLE),
-        (RuntimeError("for a test"), Reason.MALFORMED),
+        (RuntimeError("for\na test"), Reason.READER_FAILED),
     ],
 )
 @pytest.mark.parametrize("concurrency", [1, 8])
@@ -302,6 +181,9 @@ def test_an_exploding_store_does_not_touch_the_others(
         (6, RESERVE, None),
         (7, OTHER, None),
     ]
+    failed = report.outcome(3)
+    assert failed is not None
+    assert failed.detail.isprintable()
 
 
 def test_an_unassigned_peer_does_not_count(scene: Scene) -> None:
@@ -312,7 +194,6 @@ def test_an_unassigned_peer_does_not_count(scene: Scene) -> None:
 def test_a_long_message_of_a_store_is_cut(scene: Scene) -> None:
     scene.fail(2, PermanentError(Reason.STORE_REFUSED, "x" * 10_000))
     outcome = scene.gather([2]).outcome(2)
-    assert outcome is not None
     assert len(outcome.detail) == 300
 
 
@@ -329,11 +210,18 @@ def test_a_local_failure_is_no_verdict_on_a_peer(scene: Scene, monkeypatch: pyte
 
     monkeypatch.setattr(Path, "write_bytes", refuse)
     with pytest.raises(TemplarError) as caught:
-        scene.gather(scene.uids)
+        scene.gather(list(scene.members))
     assert caught.value.reason is Reason.LOCAL_FILE
 
 
 # Concurrency.
+
+
+def unsigned(outcome: PeerOutcome) -> PeerOutcome:
+    """Without signatures and durations, which differ each time."""
+    found = outcome.submission
+    plain = None if found is None else replace(found, commit_signature="", manifest_signature="")
+    return replace(outcome, submission=plain, seconds=0.0)
 
 
 def test_the_report_does_not_depend_on_how_many_are_fetched_at_once(tmp_path: Path) -> None:
@@ -343,8 +231,8 @@ def test_the_report_does_not_depend_on_how_many_are_fetched_at_once(tmp_path: Pa
         folder.mkdir()
         scene = Scene(folder, num_miners=8)
         scene.spoil(3)
-        scene.withdraw(5)
-        scene.reveal(6, committed=scene.times.commit_interval.first - 1)
+        scene.withdraw(5, *REVEALED)
+        scene.buckets[6].reveal(scene.times, scene.payloads[6], committed=scene.times.commit_interval.first - 1)
         scene.buckets[7].store.before = failing(BUSY, times=3)
         report = scene.gather([9, 3, 5, 6], reserve=[7, 2], others=[4, 8], concurrency=concurrency, retry_seconds=24.0)
         reports.append([unsigned(outcome) for outcome in report.outcomes])

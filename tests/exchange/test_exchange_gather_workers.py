@@ -25,7 +25,6 @@ class Work:
         event = self.going_on.get(uid)
         if event is not None:
             deadline = current()
-            assert deadline is not None
             with deadline.closing(event.set):
                 event.wait()
                 check_deadline(f"uid {uid}")
@@ -63,28 +62,17 @@ def test_with_concurrency_1_calls_run_in_the_callers_thread() -> None:
     workers.close()
 
 
-def test_slow_calls_do_not_block_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_calls_do_not_block_others_and_spare_ones_leave_the_last_places(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gather_module, "SLOW_SECONDS", 0.0)
     work = Work()
     work.hold(*range(100))
     workers = Workers(work, 2)
-    for uid in range(2 * THREADS_PER_PLACE):
+    last_places = range(2 * (THREADS_PER_PLACE - 1), 2 * THREADS_PER_PLACE)
+    for uid in range(last_places.stop):
+        assert workers.has_room(spare=True) is (uid not in last_places)
         assert workers.has_room()
         workers.start(uid, LONG)
-    assert not workers.has_room()  # there is a limit
-    workers.close()
-
-
-def test_calls_that_leave_room_do_not_take_the_last_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gather_module, "SLOW_SECONDS", 0.0)
-    work = Work()
-    work.hold(*range(100))
-    workers = Workers(work, 2)
-    for uid in range(2 * (THREADS_PER_PLACE - 1)):
-        assert workers.has_room(spare=True)
-        workers.start(uid, LONG)
-    assert not workers.has_room(spare=True)
-    assert workers.has_room()
+    assert not workers.has_room()
     workers.close()
 
 
@@ -122,17 +110,3 @@ def test_the_result_of_a_cancelled_call_is_dropped() -> None:
     workers.start(2, LONG)
     assert workers.results(LONG) == [(2, 2)]  # and not what uid 1 brought
     workers.close()
-
-
-def test_threads_end_after_closing() -> None:
-    work = Work()
-    work.hold(1, 2, 3)
-    before = threading.active_count()
-    workers = Workers(work, 3)
-    for uid in (1, 2, 3):
-        workers.start(uid, LONG)
-    threads = [thread for thread in threading.enumerate() if thread.name.startswith("gather")]
-    workers.close()
-    for thread in threads:
-        thread.join()
-    assert threading.active_count() <= before

@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -83,13 +84,7 @@ def test_a_cached_payload_of_another_author_is_rejected(cache: PayloadCache) -> 
         assert caught.value.reason is Reason.WRONG_IDENTITY
 
 
-def test_a_payload_is_found_under_its_own_window_only(cache: PayloadCache) -> None:
-    admit(cache)
-    assert not cache.has(DIGEST, window=WINDOW + 1, uid=5, hotkey=ALICE.hotkey.address)
-    assert reason_of(lambda: cache.read(WINDOW + 1, DIGEST)) is Reason.OBJECT_MISSING
-
-
-@pytest.mark.parametrize("left", [b"", BYTES[:50], bytes(len(BYTES)), payload_bytes(BOB, WINDOW)])
+@pytest.mark.parametrize("left", [b"", bytes(len(BYTES)), payload_bytes(BOB, WINDOW)])
 def test_a_damaged_file_counts_as_absent_and_can_be_fetched_again(
     cache: PayloadCache, tmp_path: Path, left: bytes
 ) -> None:
@@ -104,9 +99,9 @@ def test_a_damaged_file_counts_as_absent_and_can_be_fetched_again(
     assert cache.read(WINDOW, DIGEST) == BYTES
 
 
-@pytest.mark.parametrize("num_bytes", [0, 1, LAYOUT.min_payload_bytes - 1, LAYOUT.max_payload_bytes + 1, 2**40])
-def test_an_impossible_length_is_refused(cache: PayloadCache, num_bytes: int) -> None:
-    assert reason_of(lambda: cache.check_size(num_bytes, uid=5)) is Reason.WRONG_SIZE
+def test_an_impossible_length_is_refused(cache: PayloadCache) -> None:
+    for impossible in (0, LAYOUT.min_payload_bytes - 1, LAYOUT.max_payload_bytes + 1):
+        assert reason_of(partial(cache.check_size, impossible, uid=5)) is Reason.WRONG_SIZE
     for legal in (LAYOUT.min_payload_bytes, len(BYTES), LAYOUT.max_payload_bytes):
         cache.check_size(legal, uid=5)
 
@@ -114,6 +109,7 @@ def test_an_impossible_length_is_refused(cache: PayloadCache, num_bytes: int) ->
 def test_old_windows_are_pruned(cache: PayloadCache) -> None:
     for window in (8, 9, 10, 100):
         admit(cache, payload_bytes(ALICE, window), window=window)
+    assert not cache.has(DIGEST, window=9, uid=5, hotkey=ALICE.hotkey.address), "it is another window's"
     assert cache.prune(10) == 2
     assert cache.prune(10) == 0
     assert reason_of(lambda: cache.read(9, sha256_hex(payload_bytes(ALICE, 9)))) is Reason.OBJECT_MISSING

@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,16 +46,16 @@ def store(clock: SimulatedClock) -> ScriptedStore:
 def publish(request: pytest.FixtureRequest, store: ScriptedStore, clock: SimulatedClock, tmp_path: Path) -> Publish:
     """Publish one thing, or with `other=True` another one, under the same key."""
 
-    def do(*, other: bool = False, deadline: float | None = None) -> PublishReceipt:
+    def do(*, other: bool = False, **times: Any) -> PublishReceipt:
         if request.param == "body":
-            return publish_body(store, KEY, OTHER if other else BODY, ALICE.hotkey, clock=clock, deadline=deadline)
+            return publish_body(store, KEY, OTHER if other else BODY, ALICE.hotkey, clock=clock, **times)
         data = LARGE if request.param == "large file" else SMALL
         data = data[:-1] if other else data
         if request.param == "bytes":
-            return publish_bytes(store, KEY, data, clock=clock, deadline=deadline)
+            return publish_bytes(store, KEY, data, clock=clock, **times)
         path = tmp_path / "file"
         path.write_bytes(data)
-        return publish_file(store, KEY, path, clock=clock, deadline=deadline)
+        return publish_file(store, KEY, path, clock=clock, **times)
 
     return do
 
@@ -110,16 +111,11 @@ def test_a_lost_answer_does_no_harm(publish: Publish, store: ScriptedStore, cloc
         publish()
     data = stored(store)
     clock.sleep_until(1010)
-    assert publish() == PublishReceipt(KEY, len(data), 1000, PublishOutcome.ALREADY_THERE)
+    for deadline in (None, 999):  # a stored object is in time
+        again = publish(deadline=deadline)
+        assert again == PublishReceipt(KEY, len(data), 1000, PublishOutcome.ALREADY_THERE)
     assert stored(store) == data
     assert writes(store) == 1
-
-
-def test_after_a_lost_answer_the_deadline_is_not_asked_about(publish: Publish, store: ScriptedStore) -> None:
-    store.after = failing(BUSY, "put_if_absent", "put_file", times=1)
-    with pytest.raises(TransientError):
-        publish(deadline=1001)
-    assert publish(deadline=999).outcome is PublishOutcome.ALREADY_THERE
 
 
 def test_nothing_is_written_from_the_deadline_on(publish: Publish, store: ScriptedStore, clock: SimulatedClock) -> None:
@@ -130,6 +126,22 @@ def test_nothing_is_written_from_the_deadline_on(publish: Publish, store: Script
         assert caught.value.reason is Reason.NO_TIME_LEFT
     assert writes(store) == 0
     assert publish(deadline=1005.001).last_modified == 1005
+
+
+def test_what_is_stored_too_early_is_put_again_byte_for_byte(
+    publish: Publish, store: ScriptedStore, clock: SimulatedClock
+) -> None:
+    publish()
+    data = stored(store)
+    clock.sleep_until(1010)
+    differs(lambda: publish(other=True, first=1005))
+    with pytest.raises(PermanentError) as caught:
+        publish(first=1005, deadline=1010)
+    assert caught.value.reason is Reason.NO_TIME_LEFT
+    assert publish(first=1000).outcome is PublishOutcome.ALREADY_THERE
+    assert publish(first=1005, deadline=1011) == PublishReceipt(KEY, len(data), 1010, PublishOutcome.STORED)
+    assert stored(store) == data
+    assert writes(store) == 2
 
 
 def test_a_write_that_does_not_show_may_be_repeated(publish: Publish, store: ScriptedStore) -> None:
@@ -143,18 +155,17 @@ def test_a_write_that_does_not_show_may_be_repeated(publish: Publish, store: Scr
     assert caught.value.reason is Reason.OBJECT_MISSING
 
 
-def test_the_same_body_of_a_faster_process_is_accepted(clock: SimulatedClock, store: ScriptedStore) -> None:
-    signed_by_another_process = seal(BODY, ALICE.hotkey).encode()
-    store.before = once("put_if_absent", KEY, lambda: store.inner.put(KEY, signed_by_another_process))
-    receipt = publish_body(store, KEY, BODY, ALICE.hotkey, clock=clock)
-    assert receipt.outcome is PublishOutcome.ALREADY_THERE
-    assert stored(store) == signed_by_another_process
-
-
-def test_another_body_of_a_faster_process_is_refused(clock: SimulatedClock, store: ScriptedStore) -> None:
-    faster = seal(OTHER, ALICE.hotkey).encode()
+@pytest.mark.parametrize("body", [BODY, OTHER])
+def test_of_a_faster_process_only_the_same_body_is_accepted(
+    clock: SimulatedClock, store: ScriptedStore, body: Decision
+) -> None:
+    faster = seal(body, ALICE.hotkey).encode()
     store.before = once("put_if_absent", KEY, lambda: store.inner.put(KEY, faster))
-    differs(lambda: publish_body(store, KEY, BODY, ALICE.hotkey, clock=clock))
+    if body is BODY:
+        receipt = publish_body(store, KEY, BODY, ALICE.hotkey, clock=clock)
+        assert receipt.outcome is PublishOutcome.ALREADY_THERE
+    else:
+        differs(lambda: publish_body(store, KEY, BODY, ALICE.hotkey, clock=clock))
     assert stored(store) == faster
 
 
@@ -166,13 +177,6 @@ def test_a_store_that_ignores_conditions_is_read_back(publish: Publish, store: S
     assert publish().outcome is PublishOutcome.ALREADY_THERE
     assert stored(store) == data
     assert writes(store) == 1
-
-
-@pytest.mark.parametrize("there", [b"x", seal(OTHER, ALICE.hotkey).encode()])
-def test_a_body_is_not_published_over_anything_else(store: ScriptedStore, there: bytes) -> None:
-    store.inner.put(KEY, there)
-    differs(lambda: publish_body(store, KEY, BODY, ALICE.hotkey))
-    assert stored(store) == there
 
 
 def test_small_files_are_compared_byte_by_byte_and_large_ones_by_length(tmp_path: Path) -> None:
@@ -192,24 +196,12 @@ def test_small_files_are_compared_byte_by_byte_and_large_ones_by_length(tmp_path
     differs(lambda: publish_file(store, KEY, path))
 
 
-# Being late is a report, everything else is an error.
-
-
-def test_a_missed_deadline_is_a_report(store: ScriptedStore, clock: SimulatedClock) -> None:
-    def publish() -> tuple[PublishReceipt, ...]:
-        return (publish_bytes(store, KEY, SMALL, clock=clock, deadline=1),)
-
-    report = publish_in_time(publish)
+def test_a_missed_deadline_is_a_report_and_another_failure_an_error(
+    store: ScriptedStore, clock: SimulatedClock
+) -> None:
+    report = publish_in_time(lambda: (publish_bytes(store, KEY, SMALL, clock=clock, deadline=1),))
     assert not report.in_time
     assert (report.receipts, report.reason) == ((), Reason.NO_TIME_LEFT)
     assert KEY in report.detail
-
-
-@pytest.mark.parametrize("error", [BUSY, PermanentError(Reason.OBJECT_DIFFERS, "for a test")])
-def test_another_failure_is_raised(error: Exception) -> None:
-    def publish() -> tuple[PublishReceipt, ...]:
-        raise error
-
-    with pytest.raises(type(error)) as caught:
-        publish_in_time(publish)
-    assert caught.value is error
+    store.inner.put(KEY, b"x")
+    differs(lambda: publish_in_time(lambda: (publish_bytes(store, KEY, SMALL, clock=clock),)))

@@ -1,7 +1,6 @@
 """Stores stamp whole seconds and blocks come at any fraction of one: the rules hold at every phase between the two."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import floor
 from pathlib import Path
 
@@ -13,257 +12,132 @@ from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Commit, Manifest
 from templar.exchange.payload_cache import PayloadCache
 from templar.exchange.reveal import RevealRules, Submission, fetch_reveal, publish_commit, publish_reveal
-from templar.exchange.signed import seal
+from templar.exchange.signed import Sealed, seal
 from templar.gradient.codec.wire import decode, encode
 from templar.neuron.miner import Miner
-from templar.store.directory import DirectoryStore
 from templar.timeline import WindowTimes
-from tests.support.memory import folder
 from tests.support.network import Network, tiny
 from tests.support.subnet import (
     ASSIGNMENT,
     LAYOUT,
     NETWORK,
     RULES,
-    Hand,
-    Member,
+    Bucket,
     commit_to,
     manifest_of,
     member,
-    other_payload,
     payload_bytes,
 )
-
-__all__ = ["folder"]
 
 PHASES = [0.0, 0.05, 0.4, 0.65, 0.95]
 """Fractions of the second of the close; the window opens 0.35 s later in its second."""
 WINDOW = 10
 ALICE, MALLORY = member(5), member(6)
 BYTES = payload_bytes(ALICE, WINDOW)
+PUBLISHED = (Kind.COMMIT, Kind.MANIFEST, Kind.GRADIENT)
 INSTANT = 0.001
 
 
-class Place:
-    """Two miners' buckets in folders, whose stamps a test sets, and a window that closes at a phase of a second.
-
-    Args:
-        root: An empty folder.
-        phase: Fraction of the second in which the window closes; it opened at another one.
-    """
-
-    def __init__(self, root: Path, phase: float) -> None:
-        self.hand = Hand()
-        self.times = WindowTimes(WINDOW, 1_000_000 + (phase + 0.35) % 1, 1_000_060 + phase, RULES)
-        self.stores: dict[int, DirectoryStore] = {}
-        for owner in (ALICE, MALLORY):
-            (root / owner.account).mkdir()
-            self.stores[owner.uid] = DirectoryStore(root / owner.account, clock=self.hand)
-        self.rules = RevealRules(NETWORK, self.times, lambda uid: ASSIGNMENT)
-        self.cache = PayloadCache(root / "payloads", LAYOUT)
-
-    def key(self, kind: Kind, owner: Member) -> str:
-        return window_key(kind, WINDOW, owner.uid)
-
-    def put(self, kind: Kind, data: bytes, at: float, owner: Member = ALICE) -> None:
-        self.hand.now = at
-        self.stores[owner.uid].put(self.key(kind, owner), data)
-
-    def sign(self, body: Commit | Manifest, at: float, owner: Member = ALICE) -> None:
-        self.put(body.kind, seal(body, owner.hotkey).encode(), at, owner)
-
-    def honest(self, commit: float | None = None, reveal: float | None = None) -> None:
-        """Alice commits and reveals; in the middle of what is allowed, unless another time is given."""
-        manifest = manifest_of(ALICE, WINDOW, BYTES)
-        self.sign(commit_to(manifest), self.times.commit_interval.first + 20 if commit is None else commit)
-        at = self.times.reveal_interval.first + 1 if reveal is None else reveal
-        self.sign(manifest, at)
-        self.put(Kind.GRADIENT, BYTES, at)
-
-    def fetch(self, owner: Member = ALICE) -> Submission:
-        return fetch_reveal(owner.neuron, self.stores[owner.uid], self.rules, self.cache)
-
-    def reason(self, owner: Member = ALICE) -> Reason | None:
-        try:
-            self.fetch(owner)
-        except RejectedError as error:
-            return error.reason
-        return None
-
-
 @pytest.fixture(params=PHASES, ids=lambda phase: f"{phase:.2f}")
-def place(request: pytest.FixtureRequest, folder: Path) -> Place:
-    return Place(folder, request.param)
+def times(request: pytest.FixtureRequest) -> WindowTimes:
+    """A window that closes at a phase of a second; it opened at another one."""
+    return WindowTimes(WINDOW, 1_000_000 + (request.param + 0.35) % 1, 1_000_060 + request.param, RULES)
 
 
-# Violations of the times.
+@pytest.fixture
+def cache(tmp_path: Path) -> PayloadCache:
+    return PayloadCache(tmp_path / "payloads", LAYOUT)
 
 
-def _early_commit(place: Place) -> None:
-    place.honest(commit=place.times.opened)
-
-
-def _late_commit(place: Place) -> None:
-    place.honest(commit=place.times.closed - RULES.commit_guard_seconds + 1)
-
-
-def _early_reveal(place: Place) -> None:
-    place.honest(reveal=place.times.closed)
-
-
-def _late_reveal(place: Place) -> None:
-    place.honest(reveal=place.times.closed + RULES.time_window_delta_seconds + 1)
-
-
-def _replaced_in_time(place: Place) -> None:
-    place.honest()
-    place.put(Kind.GRADIENT, other_payload(ALICE, WINDOW), place.times.reveal_interval.last + 1 - INSTANT)
-
-
-def _replaced_too_late(place: Place) -> None:
-    place.honest()
-    place.put(Kind.GRADIENT, BYTES, place.times.reveal_interval.last + 1)
-
-
-REFUSED: list[tuple[Callable[[Place], None], Reason]] = [
-    (_early_commit, Reason.COMMIT_EARLY),
-    (_late_commit, Reason.COMMIT_LATE),
-    (_early_reveal, Reason.REVEAL_EARLY),
-    (_late_reveal, Reason.REVEAL_LATE),
-    (_replaced_in_time, Reason.WRONG_HASH),
-    (_replaced_too_late, Reason.REVEAL_LATE),
-]
-
-
-@pytest.mark.parametrize(("prepare", "reason"), REFUSED, ids=lambda value: getattr(value, "__name__", value))
-def test_each_violation_has_its_own_reason(place: Place, prepare: Callable[[Place], None], reason: Reason) -> None:
-    prepare(place)
-    assert place.reason() is reason
-    place.honest()
-    assert place.reason() is None, "nothing of it stays behind"
+def fetch(bucket: Bucket, times: WindowTimes, cache: PayloadCache) -> Submission:
+    return fetch_reveal(bucket.owner.neuron, bucket.store, RevealRules(NETWORK, times, lambda uid: ASSIGNMENT), cache)
 
 
 # A miner that keeps the rules is accepted.
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["earliest", "latest"])
-def test_the_earliest_and_the_latest_reveal_count(place: Place, tmp_path: Path, late: bool) -> None:
+def test_the_earliest_and_the_latest_reveal_count(
+    times: WindowTimes, cache: PayloadCache, tmp_path: Path, late: bool
+) -> None:
     """`publish_commit` and `publish_reveal` as a miner calls them, at the first and the last moment that it may."""
-    commit, reveal, store = place.times.commit_interval, place.times.reveal_interval, place.stores[ALICE.uid]
+    commit, reveal, bucket = times.commit_interval, times.reveal_interval, Bucket(ALICE)
     payload, manifest = tmp_path / "payload", manifest_of(ALICE, WINDOW, BYTES)
     payload.write_bytes(BYTES)
-    place.hand.now = commit.last + 1 - INSTANT if late else float(commit.first)
-    clock = SimulatedClock(place.hand.now)
-    publish_commit(store, manifest, ALICE.hotkey, clock=clock, deadline=commit.last + 1)
-    seen = place.times.closed  # the closing block is seen when it comes, at the earliest
-    place.hand.now = reveal.last + 1 - INSTANT if late else float(max(reveal.first, floor(seen) + 1))
-    clock.sleep_until(place.hand.now)
-    publish_reveal(store, manifest, ALICE.hotkey, payload, clock=clock, deadline=reveal.last + 1)
-    found = place.fetch()
+    bucket.hand.now = commit.last + 1 - INSTANT if late else float(commit.first)
+    clock = SimulatedClock(bucket.hand.now)
+    for _ in range(2):
+        publish_commit(bucket.store, manifest, ALICE.hotkey, clock=clock, deadline=commit.last + 1)
+    committed = bucket.memory.get(window_key(Kind.COMMIT, WINDOW, ALICE.uid), max_bytes=1000)
+    assert BYTES[:16] not in committed
+    assert manifest.payload_sha256.encode() not in committed
+    seen = times.closed  # the closing block is seen when it comes, at the earliest
+    bucket.hand.now = reveal.last + 1 - INSTANT if late else float(max(reveal.first, floor(seen) + 1))
+    clock.sleep_until(bucket.hand.now)
+    for _ in range(2):
+        publish_reveal(bucket.store, manifest, ALICE.hotkey, payload, clock=clock, deadline=reveal.last + 1)
+    found = fetch(bucket, times, cache)
     assert (found.committed_at in commit, found.revealed_at in reveal) == (True, True)
 
 
 # A copier reads everything at once and writes at any time within the interval.
 
 
-@dataclass(frozen=True)
-class Stolen:
-    """The objects that Mallory read from Alice's bucket."""
-
-    commit: bytes
-    manifest: bytes
-    payload: bytes
-
-
-def own_header(payload: bytes) -> bytes:
+def own_header() -> bytes:
     """Alice's coefficients as a legal payload of Mallory's."""
-    theirs = decode(payload, LAYOUT)
+    theirs = decode(BYTES, LAYOUT)
     header = replace(theirs.header, uid=MALLORY.uid, hotkey=MALLORY.hotkey.address)
     return encode(replace(theirs, header=header), LAYOUT)
 
 
-def _copy_then_commit(place: Place, stolen: Stolen, at: float) -> None:
-    copied = own_header(stolen.payload)
-    manifest = manifest_of(MALLORY, WINDOW, copied)
-    place.sign(commit_to(manifest), at, MALLORY)
-    place.sign(manifest, at, MALLORY)
-    place.put(Kind.GRADIENT, copied, at, MALLORY)
+COPY = own_header()
+ALICES = manifest_of(ALICE, WINDOW, BYTES)
+OF_COPY, OF_BYTES, OF_OWN = (
+    manifest_of(MALLORY, WINDOW, payload) for payload in (COPY, BYTES, payload_bytes(MALLORY, WINDOW))
+)
 
 
-def _copy_without_commit(place: Place, stolen: Stolen, at: float) -> None:
-    copied = own_header(stolen.payload)
-    place.sign(manifest_of(MALLORY, WINDOW, copied), at, MALLORY)
-    place.put(Kind.GRADIENT, copied, at, MALLORY)
-
-
-def _copy_against_another_commitment(place: Place, stolen: Stolen, at: float) -> None:
-    mine = payload_bytes(MALLORY, WINDOW)
-    place.sign(commit_to(manifest_of(MALLORY, WINDOW, mine)), place.times.commit_interval.last, MALLORY)
-    copied = own_header(stolen.payload)
-    place.sign(manifest_of(MALLORY, WINDOW, copied), at, MALLORY)
-    place.put(Kind.GRADIENT, copied, at, MALLORY)
-
-
-def _commitment_replaced_later(place: Place, stolen: Stolen, at: float) -> None:
-    _copy_against_another_commitment(place, stolen, at)
-    place.sign(commit_to(manifest_of(MALLORY, WINDOW, own_header(stolen.payload))), at, MALLORY)
-
-
-def _the_very_objects(place: Place, stolen: Stolen, at: float) -> None:
-    place.put(Kind.COMMIT, stolen.commit, place.times.commit_interval.last, MALLORY)
-    place.put(Kind.MANIFEST, stolen.manifest, at, MALLORY)
-    place.put(Kind.GRADIENT, stolen.payload, at, MALLORY)
-
-
-def _copied_commitment_signed_again(place: Place, stolen: Stolen, at: float) -> None:
-    promise = commit_to(manifest_of(ALICE, WINDOW, BYTES)).commitment
-    mine = manifest_of(MALLORY, WINDOW, stolen.payload)
-    place.sign(commit_to(mine, commitment=promise), place.times.commit_interval.last, MALLORY)
-    place.sign(mine, at, MALLORY)
-    place.put(Kind.GRADIENT, stolen.payload, at, MALLORY)
-
-
-def _copied_commitment_and_manifest(place: Place, stolen: Stolen, at: float) -> None:
-    _copied_commitment_signed_again(place, stolen, at)
-    place.put(Kind.MANIFEST, stolen.manifest, at, MALLORY)
-
-
-def _rewrapped(place: Place, stolen: Stolen, at: float) -> None:
-    """Mallory learnt the payload before the close, so only its header names the true author."""
-    mine = manifest_of(MALLORY, WINDOW, stolen.payload)
-    place.sign(commit_to(mine), place.times.commit_interval.last, MALLORY)
-    place.sign(mine, at, MALLORY)
-    place.put(Kind.GRADIENT, stolen.payload, at, MALLORY)
-
-
-COPIES: list[tuple[Callable[[Place, Stolen, float], None], Reason]] = [
-    (_copy_then_commit, Reason.COMMIT_LATE),
-    (_copy_without_commit, Reason.COMMIT_MISSING),
-    (_copy_against_another_commitment, Reason.COMMIT_MISMATCH),
-    (_commitment_replaced_later, Reason.COMMIT_LATE),
-    (_the_very_objects, Reason.WRONG_IDENTITY),
-    (_copied_commitment_signed_again, Reason.COMMIT_MISMATCH),
-    (_copied_commitment_and_manifest, Reason.WRONG_IDENTITY),
-    (_rewrapped, Reason.WRONG_IDENTITY),
-]
-
-
-@pytest.mark.parametrize(("copy", "reason"), COPIES, ids=lambda value: getattr(value, "__name__", value))
-def test_no_copy_counts(place: Place, copy: Callable[[Place, Stolen, float], None], reason: Reason) -> None:
-    interval = place.times.reveal_interval
-    place.honest(reveal=interval.first)
-    store = place.stores[ALICE.uid]
-    stolen = Stolen(
-        *(store.get(place.key(kind, ALICE), max_bytes=10_000) for kind in (Kind.COMMIT, Kind.MANIFEST, Kind.GRADIENT))
-    )
-    for at in (interval.first, place.times.closed + 1, interval.last + 1 - INSTANT):
-        copy(place, stolen, at)
-        assert place.reason(MALLORY) is reason
-        place.stores[MALLORY.uid].delete(place.key(kind, MALLORY) for kind in Kind if kind in PUBLISHED)
-    assert place.reason() is None
-
-
-PUBLISHED = (Kind.COMMIT, Kind.MANIFEST, Kind.GRADIENT)
+@pytest.mark.parametrize(
+    ("commit", "in_time", "manifest", "payload", "reason"),
+    [
+        (commit_to(OF_COPY), False, seal(OF_COPY, MALLORY.hotkey), COPY, Reason.COMMIT_LATE),
+        (commit_to(OF_OWN), True, seal(OF_COPY, MALLORY.hotkey), COPY, Reason.COMMIT_MISMATCH),
+        # The copied commitment, signed again, without and with the copied manifest.
+        (
+            commit_to(OF_BYTES, commitment=ALICES.digest),
+            True,
+            seal(OF_BYTES, MALLORY.hotkey),
+            BYTES,
+            Reason.COMMIT_MISMATCH,
+        ),
+        (commit_to(OF_BYTES, commitment=ALICES.digest), True, seal(ALICES, ALICE.hotkey), BYTES, Reason.WRONG_IDENTITY),
+        # Mallory learnt the payload before the close, so only its header names the true author.
+        (commit_to(OF_BYTES), True, seal(OF_BYTES, MALLORY.hotkey), BYTES, Reason.WRONG_IDENTITY),
+    ],
+    ids=["copied then committed", "another commitment", "copied commitment", "copied manifest", "wrapped again"],
+)
+def test_no_copy_counts(
+    times: WindowTimes,
+    cache: PayloadCache,
+    *,
+    commit: Commit,
+    in_time: bool,
+    manifest: Sealed[Manifest],
+    payload: bytes,
+    reason: Reason,
+) -> None:
+    interval, honest = times.reveal_interval, Bucket(ALICE)
+    honest.reveal(times, BYTES)
+    for at in (interval.first, times.closed + 1, interval.last + 1 - INSTANT):
+        copier = Bucket(MALLORY)
+        objects = (seal(commit, MALLORY.hotkey).encode(), manifest.encode(), payload)
+        for kind, data in zip(PUBLISHED, objects, strict=True):
+            early = kind is Kind.COMMIT and in_time
+            copier.put(window_key(kind, WINDOW, MALLORY.uid), data, times.commit_interval.last if early else at)
+        with pytest.raises(RejectedError) as caught:
+            fetch(copier, times, cache)
+        assert caught.value.reason is reason
+    assert fetch(honest, times, cache).uid == ALICE.uid
 
 
 # A whole network: 20 windows that close 0.05 s earlier in their second each.
@@ -283,7 +157,7 @@ def at_the_last_moment(miner: Miner, windows: range, applied: dict[int, tuple[in
         miner.compress(window)
         clock.sleep_until(miner.exchange.expected_times(window).commit_interval.last + 1 - INSTANT)
         assert miner.commit(window).in_time
-        clock.sleep_until(miner.exchange.acting_times(window).reveal_interval.last - INSTANT)  # it waits for a second
+        clock.sleep_until(miner.exchange.acting_times(window).reveal_interval.last + 1 - INSTANT)
         assert miner.upload(window).in_time
         miner.gather(window)
         settlement = miner.settle(window)

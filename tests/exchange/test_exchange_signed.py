@@ -17,7 +17,6 @@ from templar.exchange.signed import (
     Network,
     Sealed,
     WindowBody,
-    check_author,
     read_signed,
     seal,
     unseal,
@@ -29,6 +28,7 @@ from tests.support.subnet import GENESIS, NETUID, NETWORK, Bucket, fields_of, me
 ALICE, BOB = member(5), member(6)
 BODY = Commit(netuid=NETUID, genesis=GENESIS, uid=5, hotkey=ALICE.hotkey.address, window=3, commitment="0a" * 32)
 DATA = seal(BODY, ALICE.hotkey).encode()
+DECISION = Decision(netuid=NETUID, genesis=GENESIS, uid=5, hotkey=ALICE.hotkey.address, window=3, roster=None)
 VERSION_FIELD = f'"protocol":"{PROTOCOL_VERSION}"'.encode()
 SIGNATURE = json.loads(DATA)["signature"]
 
@@ -60,21 +60,6 @@ def test_two_signings_differ_and_name_one_object() -> None:
     assert unseal(again.encode(), Commit).body.digest == BODY.digest
 
 
-def test_every_field_changes_the_digest() -> None:
-    changes: list[dict[str, Any]] = [
-        {"protocol": "other"},
-        {"netuid": 8},
-        {"genesis": "ac" * 32},
-        {"uid": 6},
-        {"hotkey": BOB.hotkey.address},
-        {"window": 4},
-        {"commitment": "0b" * 32},
-    ]
-    assert len(changes) == len(BODY.model_dump())
-    digests = {BODY.model_copy(update=change).digest for change in changes}
-    assert len(digests | {BODY.digest}) == len(changes) + 1
-
-
 def test_a_body_is_signed_by_its_own_hotkey_only() -> None:
     with pytest.raises(ValueError, match="names"):
         seal(BODY, BOB.hotkey)
@@ -93,14 +78,11 @@ def reordered(data: bytes) -> bytes:
     "data",
     [
         DATA + b"\n",
-        b"\n" + DATA,
         DATA.replace(b'":', b'": '),
-        json.dumps(json.loads(DATA), indent=1).encode(),
         reordered(DATA),
         b'{"signature":"%s","body":%s}' % (SIGNATURE.encode(), BODY.canonical()),
         DATA.replace(b'"uid":5', b'"uid":5,"uid":5'),
         DATA.replace(b'{"body":', b'{"body":{},"body":'),
-        DATA.replace(b'"commitment":"0', b'"commitment":"\\u0030'),
         DATA.replace(b'"window"', b'"\\u0077indow"'),
     ],
 )
@@ -112,27 +94,20 @@ def test_another_encoding_of_the_same_value_is_not_canonical(data: bytes) -> Non
 @pytest.mark.parametrize(
     "data",
     [
-        DATA.replace(b'"uid":5', b'"uid":5.0'),
-        DATA.replace(b'"uid":5', b'"uid":05'),
         DATA.replace(b'"uid":5', b'"uid":NaN'),
         DATA.replace(b'"uid":5', b'"uid":1e999'),
-        DATA.replace(b"0a0a", b"0A0A"),
+        DATA.replace(b'"uid":5', b'"uid":%s' % (b"9" * 300)),
         DATA.replace(SIGNATURE.encode(), SIGNATURE.upper().encode()),
         DATA.replace(SIGNATURE.encode(), SIGNATURE[:-2].encode()),
         DATA.replace(b"}", b',"extra":1}', 1),
         DATA[:-1] + b',"extra":1}',
-        DATA[:-1],
-        DATA + DATA,
         b"\xef\xbb\xbf" + DATA,
         DATA.replace(VERSION_FIELD, b'"protocol":"\xff"'),
         DATA.replace(VERSION_FIELD, b'"protocol":"\\ud800"'),
         b"",
-        b"null",
-        b"{}",
         b"[" * 600,
-        b"\x80\x04\x95.",  # the beginning of a pickle
         BODY.canonical(),
-        b'{"body":{},"signature":"%s"}' % SIGNATURE.encode(),
+        seal(DECISION, ALICE.hotkey).encode(),
     ],
 )
 def test_bytes_that_do_not_match_the_schema_are_malformed(data: bytes) -> None:
@@ -141,7 +116,7 @@ def test_bytes_that_do_not_match_the_schema_are_malformed(data: bytes) -> None:
 
 
 @given(st.data())
-@settings(max_examples=150)
+@settings(max_examples=100)
 def test_every_mutation_is_rejected(data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(DATA)))
     end = data.draw(st.integers(start, min(len(DATA), start + 4)))
@@ -163,7 +138,7 @@ json_values = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from([*BODY.model_dump(), "other"]), json_values, max_size=8))
-@settings(max_examples=200)
+@settings(max_examples=60)
 @example({**BODY.model_dump(mode="json"), "window": True})
 @example({**BODY.model_dump(mode="json"), "uid": None})
 def test_any_values_are_rejected(body: dict[str, Any]) -> None:
@@ -172,15 +147,10 @@ def test_any_values_are_rejected(body: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("depth", [195, 100_000])
-def test_deep_nesting_is_rejected(depth: int) -> None:
-    for opening, closing in ((b"[", b"]"), (b'{"a":', b"}")):
-        inner = opening * depth + b"1" + closing * depth
+def test_deep_nesting_and_long_numbers_are_rejected(depth: int) -> None:
+    for opening, number, closing in ((b"[", b"1", b"]"), (b'{"a":', b"1", b"}"), (b"", b"9" * 3 * depth, b"")):
+        inner = opening * depth + number + closing * depth
         assert reason_of(b'{"body":{"entries":%s},"signature":"%s"}' % (inner, SIGNATURE.encode()), Roster) is MALFORMED
-
-
-def test_a_long_number_is_rejected() -> None:
-    data = b'{"body":{"window":%s},"signature":"%s"}' % (b"9" * 300_000, SIGNATURE.encode())
-    assert reason_of(data, Roster) is MALFORMED
 
 
 def test_bytes_that_are_too_long_are_not_parsed() -> None:
@@ -199,6 +169,9 @@ def test_a_message_quotes_plain_text_only() -> None:
 
 # One author.
 
+OTHER_FIELDS = ({"netuid": 8}, {"genesis": "ac" * 32}, {"uid": 6}, {"window": 4}, {"commitment": "0b" * 32})
+"""Each changes the digest, and so what is signed."""
+
 
 class OtherCommit(WindowBody):
     """A kind with the very fields of another one."""
@@ -206,6 +179,22 @@ class OtherCommit(WindowBody):
     kind: ClassVar[Kind] = Kind.DEBUG
     max_bytes: ClassVar[int] = Commit.max_bytes
     commitment: Annotated[str, Field(max_length=64)]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        signed_anyhow(Kind.COMMIT, fields_of(BODY), ALICE.hotkey, version="other"),
+        signed_anyhow(Kind.COMMIT, fields_of(BODY), BOB.hotkey),
+        signed_anyhow(Kind.COMMIT, fields_of(BODY, uid=6, hotkey=BOB.hotkey.address), ALICE.hotkey),
+        signed_anyhow(Kind.COMMIT, fields_of(BODY, hotkey="1" * 48), ALICE.hotkey),  # an impossible address
+        *(canonical_json({"body": fields_of(BODY, **change), "signature": SIGNATURE}) for change in OTHER_FIELDS),
+        *(canonical_json({"body": fields_of(BODY), "signature": signature}) for signature in ("00" * 64, "ff" * 64)),
+    ],
+)
+def test_a_signature_is_good_for_one_version_hotkey_and_body_only(data: bytes) -> None:
+    assert unseal(signed_anyhow(Kind.COMMIT, fields_of(BODY), ALICE.hotkey), Commit).body == BODY
+    assert reason_of(data) is BAD_SIGNATURE
 
 
 def test_a_signature_is_good_for_one_kind_only() -> None:
@@ -217,75 +206,15 @@ def test_a_signature_is_good_for_one_kind_only() -> None:
     assert reason_of(DATA, OtherCommit) is BAD_SIGNATURE
 
 
-def test_a_signature_is_good_for_one_protocol_version_only() -> None:
-    assert reason_of(signed_anyhow(Kind.COMMIT, fields_of(BODY), ALICE.hotkey, version="other")) is BAD_SIGNATURE
-    assert unseal(signed_anyhow(Kind.COMMIT, fields_of(BODY), ALICE.hotkey), Commit).body == BODY
-
-
-def test_a_signature_is_good_for_one_body_only() -> None:
-    for change in ({"window": 4}, {"uid": 6}, {"commitment": "0b" * 32}, {"genesis": "ac" * 32}):
-        other = canonical_json({"body": fields_of(BODY, **change), "signature": SIGNATURE})
-        assert reason_of(other) is BAD_SIGNATURE
-
-
-def test_a_signature_is_good_for_one_hotkey_only() -> None:
-    theirs = fields_of(BODY, uid=6, hotkey=BOB.hotkey.address)
-    assert reason_of(signed_anyhow(Kind.COMMIT, theirs, ALICE.hotkey)) is BAD_SIGNATURE
-    assert reason_of(signed_anyhow(Kind.COMMIT, fields_of(BODY), BOB.hotkey)) is BAD_SIGNATURE
-
-
-@pytest.mark.parametrize("signature", ["00" * 64, "ff" * 64, SIGNATURE[:126] + "00"])
-def test_a_wrong_signature_is_rejected(signature: str) -> None:
-    assert reason_of(canonical_json({"body": fields_of(BODY), "signature": signature})) is BAD_SIGNATURE
-
-
-def test_an_impossible_address_signs_nothing() -> None:
-    nobody = "1" * 48
-    assert reason_of(signed_anyhow(Kind.COMMIT, fields_of(BODY, hotkey=nobody), ALICE.hotkey)) is BAD_SIGNATURE
-
-
-# Network and author.
-
-
-def test_an_object_of_another_network_is_rejected() -> None:
-    check_author(BODY, network=NETWORK, uid=5, hotkey=ALICE.hotkey.address)
-    others = [
-        (BODY, Network(NETUID + 1, GENESIS)),
-        (BODY, Network(NETUID, "ac" * 32)),
-        (BODY.model_copy(update={"protocol": "other"}), NETWORK),
-    ]
-    for body, network in others:
-        with pytest.raises(RejectedError) as caught:
-            check_author(body, network=network, uid=5, hotkey=ALICE.hotkey.address)
-        assert caught.value.reason is Reason.WRONG_NETWORK
-        assert PROTOCOL_VERSION in str(caught.value)
-
-
-def test_an_object_of_another_neuron_is_rejected() -> None:
-    for uid, hotkey in ((6, ALICE.hotkey.address), (5, BOB.hotkey.address)):
-        with pytest.raises(RejectedError) as caught:
-            check_author(BODY, network=NETWORK, uid=uid, hotkey=hotkey)
-        assert caught.value.reason is Reason.WRONG_IDENTITY
-
-
-def test_a_decision_is_no_commitment() -> None:
-    decision = Decision(netuid=NETUID, genesis=GENESIS, uid=5, hotkey=ALICE.hotkey.address, window=3, roster=None)
-    assert reason_of(seal(decision, ALICE.hotkey).encode()) is MALFORMED
-
-
 # Reading from a bucket.
 
 KEY = window_key(Kind.DECISION, 3, 5)
 
 
-def decision(roster: str | None = None, window: int = 3) -> Decision:
-    return Decision(netuid=NETUID, genesis=GENESIS, uid=5, hotkey=ALICE.hotkey.address, window=window, roster=roster)
-
-
 @pytest.fixture
 def bucket() -> Bucket:
     bucket = Bucket(ALICE)
-    bucket.put_signed(KEY, decision(), at=1000.9)
+    bucket.put_signed(KEY, DECISION, at=1000.9)
     return bucket
 
 
@@ -303,15 +232,8 @@ def rejection(call: Callable[[], object]) -> Reason:
 
 def test_an_object_is_read_with_its_time_and_its_signature(bucket: Bucket) -> None:
     found = read(bucket)
-    assert found is not None
-    assert found == Found(decision(), 1000, found.signature)
+    assert found == Found(DECISION, 1000, found.signature)
     assert Sealed(found.body, found.signature).encode() == bucket.memory.get(KEY, max_bytes=1000)
-
-
-def test_nothing_is_a_definite_404() -> None:
-    empty = Bucket(ALICE)
-    assert read(empty) is None
-    assert empty.store.calls == [("head", KEY)]
 
 
 def test_the_check_comes_before_the_body(bucket: Bucket) -> None:
@@ -331,19 +253,27 @@ def test_an_object_that_is_too_long_is_not_read(bucket: Bucket) -> None:
     assert rejection(lambda: read(bucket)) is Reason.MALFORMED
 
 
-def test_network_author_and_window_are_checked(bucket: Bucket) -> None:
-    assert rejection(lambda: read(bucket, network=Network(NETUID, "00" * 32))) is Reason.WRONG_NETWORK
+def test_network_author_and_window_are_checked_if_there_is_an_object(bucket: Bucket) -> None:
+    empty = Bucket(ALICE)
+    assert read(empty) is None
+    assert empty.store.calls == [("head", KEY)]
     assert rejection(lambda: read(bucket, window=4)) is Reason.WRONG_WINDOW
-    foreign = decision().model_copy(update={"uid": 6, "hotkey": BOB.hotkey.address})
-    bucket.put(KEY, seal(foreign, BOB.hotkey).encode(), at=1000)
-    assert rejection(lambda: read(bucket)) is Reason.WRONG_IDENTITY
+    for network in (Network(NETUID + 1, GENESIS), Network(NETUID, "00" * 32)):
+        assert rejection(lambda network=network: read(bucket, network=network)) is Reason.WRONG_NETWORK
+    for changes, signer, reason in (
+        ({"protocol": "other"}, ALICE, Reason.WRONG_NETWORK),
+        ({"uid": 6}, ALICE, Reason.WRONG_IDENTITY),
+        ({"hotkey": BOB.hotkey.address}, BOB, Reason.WRONG_IDENTITY),
+    ):
+        bucket.put(KEY, seal(DECISION.model_copy(update=changes), signer.hotkey).encode(), at=1000)
+        assert rejection(lambda: read(bucket)) is reason
 
 
 @pytest.mark.parametrize(
     "replacement",
     [
-        seal(decision("aa" * 32), ALICE.hotkey).encode(),  # legal, and longer
-        seal(decision(), ALICE.hotkey).encode(),  # legal, as long, and even the same body
+        seal(DECISION.model_copy(update={"roster": "aa" * 32}), ALICE.hotkey).encode(),  # legal, and longer
+        seal(DECISION, ALICE.hotkey).encode(),  # legal, as long, and even the same body
         b"x",
         b"x" * 10_000,
         None,

@@ -1,0 +1,194 @@
+"""The agreed state: outer steps, null windows, and roots as docs/protocol.md 10 describes them."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from templar.agreement.state import (
+    AgreedState,
+    StateMark,
+    check_mark,
+    genesis_root,
+    next_root,
+    null_root,
+    parameters_digest,
+)
+from templar.chain.hotkey import hotkey_from_seed
+from templar.errors import PermanentError, Reason
+from templar.gradient.aggregate import aggregate
+from templar.gradient.codec.wire import Header, Payload
+from templar.gradient.compress import FeedbackRule, FeedbackState, compress
+from templar.gradient.layout import Layout
+from templar.hparams import Training, load_hparams
+from templar.training.train import outer_learning_rate
+from tests.support.errors import raising
+from tests.support.snapshots import LAYOUT, SHAPES
+
+SPARSELOCO = load_hparams("simulation").training
+DEMO = load_hparams("simulation", overrides={"training": load_hparams("local-demo").training.model_dump()}).training
+DEMO_LAYOUT = replace(LAYOUT, recipe="demo")
+HOTKEY = hotkey_from_seed(bytes(32)).address
+PARAMS = {"b": torch.tensor([[1.0, -2.0], [0.5, 3.25]]), "a": torch.tensor(7.0)}
+
+
+def parameters() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+
+
+def payload(seed: int, layout: Layout = LAYOUT) -> Payload:
+    generator = torch.Generator().manual_seed(seed)
+    update = {name: torch.randn(shape, generator=generator) * 0.01 for name, shape in SHAPES.items()}
+    rule = FeedbackRule("sparseloco", decay=0.9, learning_rate=1.0)
+    coded = compress(FeedbackState.zeros(layout), update, layout=layout, rule=rule)
+    return Payload.of(Header(layout.recipe, 1, seed, HOTKEY, layout.digest), coded.tensors, layout)
+
+
+def genesis(params: dict[str, Tensor]) -> StateMark:
+    return StateMark(9, 0, genesis_root(1, parameters_digest(params)), "0" * 64, null=False)
+
+
+def state(training: Training = SPARSELOCO, layout: Layout = LAYOUT) -> AgreedState:
+    params = parameters()
+    return AgreedState(params, genesis(params), layout, training)
+
+
+def test_a_step_is_the_aggregate_times_the_learning_rate() -> None:
+    agreed, payloads = state(), [payload(1), payload(2)]
+    agreed.apply(10, payloads)
+    update = aggregate(payloads, LAYOUT)
+    rate = torch.tensor(SPARSELOCO.outer_learning_rate)
+    assert all(torch.equal(agreed.params[name], old - rate * update[name]) for name, old in parameters().items())
+    assert (agreed.window, agreed.outer_steps) == (10, 1)
+
+
+@pytest.mark.parametrize("window", [0, 8, 9, 11, 100])
+def test_a_window_is_never_skipped_and_never_applied_twice(window: int) -> None:
+    agreed = state()
+    with pytest.raises(ValueError, match=f"state is that of window 9: window {window} cannot be applied"):
+        agreed.apply(window, [payload(1)])
+    assert agreed.mark == genesis(parameters())
+    assert parameters_digest(agreed.params) == parameters_digest(parameters())
+
+
+def test_a_null_window_changes_neither_parameters_nor_steps() -> None:
+    agreed = state()
+    agreed.apply(10, [])
+    assert parameters_digest(agreed.params) == parameters_digest(parameters())
+    assert (agreed.window, agreed.outer_steps, agreed.mark.null) == (10, 0, True)
+
+
+def test_roots_chain_through_steps_and_null_windows() -> None:
+    agreed = state()
+    before = agreed.root
+    agreed.apply(10, [payload(1)])
+    first = next_root(before, 10, 1, parameters_digest(agreed.params))
+    assert agreed.mark == StateMark(10, 1, first, before, null=False)
+    agreed.apply(11, [])
+    second = null_root(first, 11, parameters_digest(agreed.params))
+    assert agreed.mark == StateMark(11, 1, second, first, null=True)
+    third = null_root(second, 12, parameters_digest(agreed.params))
+    agreed.apply(12, [])
+    agreed.apply(13, [payload(2)])
+    fourth = next_root(third, 13, 2, parameters_digest(agreed.params))
+    assert agreed.mark == StateMark(13, 2, fourth, third, null=False)
+
+
+def after(*windows: list[Payload]) -> dict[str, Tensor]:
+    agreed = state()
+    for number, payloads in enumerate(windows, start=10):
+        agreed.apply(number, payloads)
+    return agreed.params
+
+
+def test_the_order_of_the_payloads_does_not_matter_and_that_of_the_windows_does() -> None:
+    one, other = [payload(1), payload(2), payload(3)], [payload(3), payload(1), payload(2)]
+    assert parameters_digest(after(one)) == parameters_digest(after(other))
+    left, right = state(), state()
+    for number, (mine, theirs) in enumerate([([payload(1)], []), ([], [payload(1)])], start=10):
+        left.apply(number, mine)
+        right.apply(number, theirs)
+    assert parameters_digest(left.params) == parameters_digest(right.params)
+    assert left.root != right.root
+
+
+def test_the_learning_rate_follows_the_outer_steps_and_not_the_windows() -> None:
+    """Null windows between two steps change nothing of the parameters."""
+    dense, sparse = state(DEMO, DEMO_LAYOUT), state(DEMO, DEMO_LAYOUT)
+    one, two = payload(1, DEMO_LAYOUT), payload(2, DEMO_LAYOUT)
+    for window, payloads in ((10, [one]), (11, [two])):
+        dense.apply(window, payloads)
+    for window, payloads in ((10, []), (11, [one]), (12, []), (13, []), (14, [two])):
+        sparse.apply(window, payloads)
+    assert parameters_digest(dense.params) == parameters_digest(sparse.params)
+    moved = (dense.params[name] - old for name, old in parameters().items())
+    steps = torch.cat([each.abs().reshape(-1) for each in moved])
+    first, second = (outer_learning_rate(DEMO, outer_steps) for outer_steps in (0, 1))
+    assert first < second
+    assert steps.max() == pytest.approx(first + second, rel=1e-3)
+
+
+def test_a_state_goes_on_from_its_own_mark() -> None:
+    """What a snapshot holds is enough to go on with the same roots."""
+    whole, first = state(), state()
+    for window, payloads in ((10, [payload(1)]), (11, []), (12, [payload(2)]), (13, [])):
+        whole.apply(window, payloads)
+        if window < 12:
+            first.apply(window, payloads)
+    params = {name: tensor.clone() for name, tensor in first.params.items()}
+    second = AgreedState(params, first.mark, LAYOUT, SPARSELOCO)
+    second.apply(12, [payload(2)])
+    second.apply(13, [])
+    assert second.mark == whole.mark
+
+
+@pytest.mark.parametrize("payloads", [[], [payload(1)]])
+def test_a_mark_is_held_against_the_parameters(payloads: list[Payload]) -> None:
+    agreed = state()
+    agreed.apply(10, payloads)
+    check_mark(agreed.params, agreed.mark, "snapshot")
+    for wrong in (
+        StateMark(11, agreed.mark.outer_steps, agreed.mark.root, agreed.mark.previous_root, agreed.mark.null),
+        StateMark(10, agreed.mark.outer_steps, agreed.mark.root, "f" * 64, agreed.mark.null),
+        StateMark(10, agreed.mark.outer_steps, agreed.mark.root, agreed.mark.previous_root, not agreed.mark.null),
+    ):
+        with raising(PermanentError, Reason.ROOT_DIFFERS, "snapshot of window 10: its parameters give the root"):
+            check_mark(agreed.params, wrong, "snapshot of window 10")
+
+
+def test_one_changed_bit_is_noticed() -> None:
+    agreed = state()
+    agreed.apply(10, [payload(1)])
+    mark, name = agreed.mark, sorted(agreed.params)[0]
+    agreed.params[name].view(torch.int32).reshape(-1)[-1] ^= 1
+    with pytest.raises(PermanentError):
+        check_mark(agreed.params, mark, "snapshot")
+
+
+# Digests; docs/test_docs_vectors.py computes digests and roots from their description.
+
+
+def test_the_digest_sees_every_bit_and_name() -> None:
+    digest = parameters_digest(PARAMS)
+    changes = [
+        {"b": PARAMS["b"]},
+        PARAMS | {"c": torch.zeros(1)},
+        PARAMS | {"a": torch.tensor([7.0])},
+        PARAMS | {"a": torch.tensor(7.0, dtype=torch.float64)},
+        PARAMS | {"a": torch.tensor(7.0, dtype=torch.bfloat16)},
+        PARAMS | {"b": PARAMS["b"].t().contiguous()},
+        PARAMS | {"b": PARAMS["b"].nextafter(torch.tensor(9.0))},
+        {"a": PARAMS["b"], "b": PARAMS["a"]},
+    ]
+    assert len({digest, *map(parameters_digest, changes)}) == len(changes) + 1
+    assert parameters_digest({"z": torch.tensor(0.0)}) != parameters_digest({"z": torch.tensor(-0.0)})
+
+
+def test_the_digest_does_not_depend_on_how_a_tensor_lies_in_memory() -> None:
+    transposed = PARAMS["b"].t().contiguous().t()
+    assert not transposed.is_contiguous()
+    sliced = torch.cat([PARAMS["b"], PARAMS["b"]])[2:].requires_grad_()
+    for other in (transposed, sliced):
+        assert parameters_digest({"b": other, "a": PARAMS["a"]}) == parameters_digest(PARAMS)

@@ -1,0 +1,57 @@
+"""Whatever a signed object holds, reading it costs little memory."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from benchmarks import hostile_json
+from templar.exchange.object_keys import Kind
+from templar.exchange.signed import Body
+
+SMALL_BYTES = 1 << 17
+"""Kinds below this cannot cost much: two of their objects are read."""
+
+
+@pytest.mark.parametrize("body_type", hostile_json.kinds(), ids=lambda body_type: str(body_type.kind))
+def test_a_hostile_object_costs_little_memory(body_type: type[Body]) -> None:
+    hostile = list(hostile_json.contents(body_type, quick=True))
+    for each in hostile if body_type.max_bytes > SMALL_BYTES else hostile[:2]:
+        cost = hostile_json.measure(each)
+        assert cost.mb <= hostile_json.MOST_MB, (each.name, cost.mb, cost.outcome)
+
+
+def lists(schema: Any) -> Iterator[dict[str, Any]]:
+    """Every list of any length in a core schema."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "list" or (schema.get("type") == "tuple" and "variadic_item_index" in schema):
+            yield schema
+        for each in schema.values():
+            yield from lists(each)
+    elif isinstance(schema, list):
+        for each in schema:
+            yield from lists(each)
+
+
+def models(schema: Any) -> Iterator[int]:
+    """Number of fields of every model in a core schema."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "model-fields":
+            yield len(schema["fields"])
+        for each in schema.values():
+            yield from models(each)
+    elif isinstance(schema, list):
+        for each in schema:
+            yield from models(each)
+
+
+@pytest.mark.parametrize("body_type", hostile_json.kinds(), ids=lambda body_type: str(body_type.kind))
+def test_a_list_stops_at_its_first_bad_element(body_type: type[Body]) -> None:
+    schema = body_type.__pydantic_core_schema__
+    assert all(each.get("fail_fast") for each in lists(schema)), "add FailFast() to each list of the schema"
+    assert max(models(schema)) <= body_type.max_keys
+
+
+def test_every_kind_is_measured() -> None:
+    unsigned = {Kind.AGGREGATE, Kind.GRADIENT}
+    assert {body_type.kind for body_type in hostile_json.kinds()} >= set(Kind) - unsigned
