@@ -43,8 +43,8 @@ MINERS, WINDOWS, SEED = 20, 60, 7
 QUICK_MINERS, QUICK_WINDOWS = 4, 6
 PROGRESS_WINDOWS = 10
 """Windows between two lines on stderr."""
-FAMILY_PAY = 1.1
-"""Limit of the joint pay of a family of uids, in mean pays of an honest miner."""
+COMPUTE_PAY = 1.1
+"""Limit of the pay of a unit of compute, in that of the mean honest miner."""
 LOSS_TOLERANCE = 0.02
 """Limit of the relative rise of the final loss through cheats."""
 
@@ -54,15 +54,20 @@ class Bar(StrEnum):
 
     BELOW_EVERY = "less than every honest miner"
     BELOW_MEAN = "less than the mean honest miner"
-    ONE_PAY = "together no more than one honest miner"
+    PER_COMPUTE = "together no more than an honest miner for the same compute"
 
 
 BARS: Mapping[str, Bar] = {
     "half": Bar.BELOW_MEAN,
     "overfitting": Bar.BELOW_MEAN,
-    "sybil": Bar.ONE_PAY,
+    **dict.fromkeys(("sybil", "fifth", "split", "pooled", "pool", "scaled"), Bar.PER_COMPUTE),
 }
 """The bar of each kind of cheat; all others earn `BELOW_EVERY`. Miners that work, but less or worse, may earn less."""
+COMPUTE: Mapping[str, float] = {"fifth": 1 / 5, "split": 1 / 3, "pooled": 1 / 3, "pool": 3.0, "scaled": 1.0}
+"""Compute of one uid of a kind, in that of an honest miner. The uids of `sybil` train together what one miner does."""
+SHADOWS = frozenset({"shadow", "noisy_shadow"})
+VICTIM_TOLERANCE = 0.1
+"""Limit of the relative fall of the pay of a shadow's victim, the miner of the lowest uid."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +144,8 @@ def judge(
         worse = report.loss / alone.loss - 1
         detail = f"{report.loss:.4f}, alone {alone.loss:.4f}: {worse:+.2%}"
         checks.append(Check("the model is as good as without cheats", worse <= LOSS_TOLERANCE, detail))
+        if SHADOWS & set(kinds):
+            checks.append(_victim(report, alone))
     if again is not None:
         same = (report.weights, report.root) == (again.weights, again.root)
         checks.append(Check("the same seed gives the same weights", same, report.root[:12]))
@@ -149,10 +156,11 @@ def _pay(report: IncentiveReport, kind: str) -> Check:
     """Return the check of a kind of cheat's pay."""
     bar = BARS.get(kind, Bar.BELOW_EVERY)
     uids, honest = report.uids(kind), report.uids(HONEST)
-    if bar is Bar.ONE_PAY:
-        family, one = sum(map(report.pay, uids)), fmean([report.pay(uid) for uid in honest])
-        detail = f"{family:.4f} of {len(uids)} uids, {one:.4f} of an honest one"
-        return Check(f"{kind}: {bar}", family <= FAMILY_PAY * one, detail)
+    if bar is Bar.PER_COMPUTE:
+        compute = COMPUTE[kind] * len(uids) if kind in COMPUTE else 1.0
+        family, one = sum(map(report.pay, uids)) / compute, fmean([report.pay(uid) for uid in honest])
+        detail = f"{family:.4f} per unit of compute of {len(uids)} uids, {one:.4f} of an honest one"
+        return Check(f"{kind}: {bar}", family <= COMPUTE_PAY * one, detail)
     limit = min if bar is Bar.BELOW_EVERY else fmean
     finals, weights = ([measure(uid) for uid in uids] for measure in (report.finals.__getitem__, report.weight))
     final_limit = limit([report.finals[uid] for uid in honest])
@@ -163,6 +171,17 @@ def _pay(report: IncentiveReport, kind: str) -> Check:
         f"weight {max(weights):.4f} at most, limit {weight_limit:.4f}"
     )
     return Check(f"{kind}: {bar}", holds, detail)
+
+
+def _victim(report: IncentiveReport, alone: IncentiveReport) -> Check:
+    """Return the check of the pay of a shadow's victim, relative to the other honest miners."""
+    shares = []
+    for each in (report, alone):
+        first, *others = sorted(each.uids(HONEST))
+        shares.append(each.pay(first) / fmean([each.pay(uid) for uid in others]))
+    with_it, without = shares
+    detail = f"{with_it:.3f} of the others' mean pay, {without:.3f} without a shadow"
+    return Check("the victim is paid as without a shadow", with_it >= (1 - VICTIM_TOLERANCE) * without, detail)
 
 
 def run_one(population: Population, hparams: HParams, windows: int, seed: int) -> IncentiveReport:

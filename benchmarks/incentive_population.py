@@ -6,7 +6,7 @@ gives the same report, apart from the seconds.
 
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -51,8 +51,11 @@ KINDS = (
     "gaming",
     "within_norm",
     "sybil",
+    "fifth",
 )
 """Cheats that make up a fifth of a population of their own."""
+FEW: Mapping[str, int] = {"split": 3, "pooled": 3, "pool": 1, "scaled": 1, "shadow": 1, "noisy_shadow": 1}
+"""Cheats of a population of their own with so many uids."""
 
 
 @dataclass(frozen=True)
@@ -140,14 +143,15 @@ def populations(honest: int) -> dict[str, Population]:
     """Every population of the experiment by name: `main`, and each kind of cheat alone.
 
     Args:
-        honest: Honest miners; of a kind alone there are a quarter as many, a fifth of all.
+        honest: Honest miners; of a kind alone there are a quarter as many, a fifth of all, or as `FEW` says.
 
     Raises:
         ValueError: `honest` is less than 4.
     """
     if honest < 4:
         raise ValueError(f"honest: {honest} miners leave no cheat in a fifth of the population; 4 at least")
-    alone = {kind: Population(kind, honest, (kind,) * (honest // 4)) for kind in KINDS}
+    counts = {**dict.fromkeys(KINDS, honest // 4), **FEW}
+    alone = {kind: Population(kind, honest, (kind,) * count) for kind, count in counts.items()}
     return {MAIN: Population(MAIN, honest, MAIN_CHEATS), **alone}
 
 

@@ -36,7 +36,8 @@ def evaluation_vectors() -> dict[str, Any]:
         "likeness": _likeness(),
         "assumptions": [_assumptions(*case) for case in _WINDOWS],
         "scores": [_score(*case) for case in _SCORES],
-        "weights": [_weights({"rule": "ramp"}), _weights({"rule": "power"}), _weights({"gather_share": 0.25})],
+        "weights": [_weights({"rule": rule}) for rule in ("value", "ramp", "power")]
+        + [_weights({"rule": "ramp", "gather_share": 0.25})],
         "settings": {name: section.model_dump(mode="json") for name, section in numbers.items()},
         "windows": chain,
     }
@@ -86,7 +87,7 @@ def _likeness() -> dict[str, Any]:
     now = {uid: payload(uid, "sparseloco") for uid in MINER_UIDS} | {5: payload(3, "sparseloco")}
     earlier = {2: payload(4, "sparseloco"), 3: payload(3, "sparseloco"), 4: payload(4, "sparseloco")}
     layout, applied = layout_of("sparseloco"), frozenset({3})
-    threshold, rostered = SCORING.overlap_levels[0], (2, 5)
+    threshold, rostered = SCORING.overlap_level, (2, 5)
     overlaps, repeats = find_likenesses(now, earlier, applied, layout, threshold=threshold)
     return {
         "payloads": _encoded(now),

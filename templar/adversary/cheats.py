@@ -5,7 +5,8 @@ miners.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from templar.agreement.slots import Settlement
 from templar.canonical import keyed_seed
 from templar.exchange.gather import GatherReport
+from templar.gradient.codec.planes import Section
 from templar.gradient.codec.wire import Payload
 from templar.hparams import Training
 from templar.neuron.evaluate import evaluate
@@ -32,6 +34,9 @@ OVERFIT_STEPS = 3
 OVERFIT_RATE = 2.0
 STALE_WINDOWS = 8
 TINY = 1e-30
+POOL_COMPUTE = 3
+NEAR_CAP_FACTOR = 8.0
+SHADOW_NOISE = 0.3
 
 
 class UntrainedMiner(Miner, ABC):
@@ -136,9 +141,11 @@ class OwnRulesMiner(Miner, ABC):
 class HalfMiner(OwnRulesMiner):
     """Trains half of the inner steps."""
 
+    divisor: ClassVar[int] = 2
+
     def bend(self, training: Training) -> Training:
-        """Half of the steps, one at least."""
-        return training.model_copy(update={"inner_steps": max(1, training.inner_steps // 2)})
+        """Its part of the steps, one at least."""
+        return training.model_copy(update={"inner_steps": max(1, training.inner_steps // self.divisor)})
 
 
 class OverfittingMiner(OwnRulesMiner):
@@ -256,3 +263,134 @@ class GamingMiner(Miner):
             for name, gradient in found.update.items()
         }
         return replace(found, update=update, optimizer=OptimizerState.zeros(self.state.params))
+
+
+# Trainers that spread the work of training over uids in another way than one run per uid.
+
+
+class FifthMiner(HalfMiner):
+    """Trains a fifth of the inner steps."""
+
+    divisor = 5
+
+
+class PoolMiner(OwnRulesMiner):
+    """Puts the compute of three miners on one uid: three times the steps, on its own data and that of two others."""
+
+    def bend(self, training: Training) -> Training:
+        """Three times the steps."""
+        return training.model_copy(update={"inner_steps": training.inner_steps * POOL_COMPUTE})
+
+    def _training_sequences(self, window: int) -> Tensor:
+        own = super()._training_sequences(window)
+        uid = self.exchange.identity(window).uid
+        others = [neuron.uid for neuron in self.exchange.miners(window) if neuron.uid != uid][: POOL_COMPUTE - 1]
+        return interleaved([own, *(sequences_of(self, window, other) for other in others)])
+
+
+class NearCapMiner(ScalingMiner):
+    """Scales its honest update to just below the norm at which a payload counts as oversized."""
+
+    factor = NEAR_CAP_FACTOR
+
+
+class FamilyMiner(Miner, ABC):
+    """One of several uids of one trainer, which makes one run over the data of all of them.
+
+    Those of a kind that run in one process on one network are a family.
+    """
+
+    families: ClassVar[dict[tuple[str, str], set[str]]] = defaultdict(set)
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.families[self._family].add(self.exchange.own_signer.address)
+
+    def stop(self) -> None:
+        """As every node; and leave the family."""
+        super().stop()
+        self.families[self._family].discard(self.exchange.own_signer.address)
+
+    def relatives(self, window: int) -> list[int]:
+        """The uids of the family, in order."""
+        members = self.families[self._family]
+        return [neuron.uid for neuron in self.exchange.miners(window) if neuron.hotkey in members]
+
+    def _training_sequences(self, window: int) -> Tensor:
+        return interleaved([sequences_of(self, window, uid) for uid in self.relatives(window)])
+
+    @property
+    def _family(self) -> tuple[str, str]:
+        return type(self).__name__, self.exchange.network.genesis
+
+
+class PooledMiner(FamilyMiner):
+    """Publishes the family's run under every uid: what the first of them that is ready has to publish."""
+
+    published: ClassVar[dict[tuple[str, str], tuple[int, Mapping[str, Section]]]] = {}
+
+    def payload_bytes(self, window: int, payload: Payload) -> bytes:
+        """The family's payload, under the own header."""
+        known = self.published.get(self._family)
+        if known is None or known[0] != window:
+            known = self.published[self._family] = window, payload.sections
+        return super().payload_bytes(window, Payload(payload.header, known[1]))
+
+
+class SplitMiner(FamilyMiner):
+    """Publishes the part of the family's run that falls to its uid: every n-th element."""
+
+    _part, _num_parts = 0, 1
+
+    def learn(self, window: int, sequences: Tensor, keep_going: KeepGoing) -> TrainResult:
+        """The family's update, with zeros where another uid publishes it."""
+        found = super().learn(window, sequences, keep_going)
+        update = {}
+        for name, tensor in found.update.items():
+            mine = torch.arange(tensor.numel()).reshape(tensor.shape) % self._num_parts == self._part
+            update[name] = torch.where(mine, tensor, torch.zeros_like(tensor))
+        return replace(found, update=update)
+
+    def _training_sequences(self, window: int) -> Tensor:
+        uids = self.relatives(window)
+        self._part, self._num_parts = uids.index(self.exchange.identity(window).uid), len(uids)
+        return super()._training_sequences(window)
+
+
+class ShadowMiner(Miner):
+    """Trains again what another miner was assigned, so that both publish much the same, and adds noise to it.
+
+    Its victim is the miner of the lowest uid.
+    """
+
+    noise: ClassVar[float] = 0.0
+
+    def learn(self, window: int, sequences: Tensor, keep_going: KeepGoing) -> TrainResult:
+        """The victim's training, with noise."""
+        found = super().learn(window, sequences, keep_going)
+        generator = generator_for("shadow", self.exchange.own_signer.address, window)
+        update = {}
+        for name, tensor in sorted(found.update.items()):
+            size = self.noise * float(tensor.square().mean().sqrt())
+            update[name] = tensor + size * torch.randn(tensor.shape, generator=generator)
+        return replace(found, update=update)
+
+    def _training_sequences(self, window: int) -> Tensor:
+        return sequences_of(self, window, self.exchange.miners(window)[0].uid)
+
+
+class NoisyShadowMiner(ShadowMiner):
+    """As `ShadowMiner`, with noise of a third of the update's size."""
+
+    noise = SHADOW_NOISE
+
+
+def sequences_of(miner: Miner, window: int, uid: int) -> Tensor:
+    """The sequences that a miner was assigned in a window, shape (n, L); anybody can read them."""
+    return torch.from_numpy(miner.workload.sequences(miner.workload.assignment(window, uid)))
+
+
+def interleaved(parts: Sequence[Tensor]) -> Tensor:
+    """The sequences of several miners in turns, as many of each as the shortest has."""
+    length = min(map(len, parts))
+    return torch.stack([part[:length] for part in parts], dim=1).flatten(0, 1)

@@ -136,7 +136,7 @@ class RawManifestMiner(Miner):
 
     spoil: ClassVar[Callable[[bytes], bytes]]
 
-    def _reveal(self, window: int, *, deadline: float) -> TimedReport:
+    def _reveal(self, window: int, *, deadline: float, first: int = 0) -> TimedReport:
         manifest, store = self._manifest(window), self.buckets.own
         honest = seal(manifest, self.exchange.own_signer).encode()
         store.put(window_key(Kind.MANIFEST, window, manifest.uid), type(self).spoil(honest))

@@ -250,13 +250,6 @@ class Slashing(SettingsGroup):
     unassigned_data: Penalty
     """The average of the binary indicator is below `Scoring.own_data_min_average`: the miner is presumed to train on
     unassigned data. Its score also counts as at most 0 in the rating."""
-    overlap_high: Penalty
-    """Common coefficients with another payload of this window or of the one before: the first of
-    `Scoring.overlap_levels`."""
-    overlap_max: Penalty
-    """The second level."""
-    overlap_mega: Penalty
-    """The third level."""
     inactivity: Penalty
     """Each window without a reveal, once a miner was active and more than `Peers.recent_windows` have passed."""
     inactivity_reset: Penalty
@@ -313,28 +306,32 @@ class Scoring(SettingsGroup):
     """Average of the binary indicator below which a miner is presumed to train on unassigned data."""
     own_data_windows: int = Field(ge=1)
     """Least number of measured windows before `own_data_min_average` applies."""
-    overlap_levels: tuple[float, float, float] = Field(strict=False)
-    """Share of common coefficients, beyond chance, from which an overlap is `high`, `max`, `mega`."""
-    overlap_grace_steps: int = Field(ge=0)
-    """Outer steps before overlaps are penalised: the first updates of honest miners are similar."""
+    overlap_level: float = Field(gt=0, le=1)
+    """Share of common coefficients, beyond chance, from which two payloads are alike, and are paid as one."""
+    overlap_grace_windows: int = Field(ge=0)
+    """Windows in which a miner's payload was applied before `overlap_level` counts for it: the first updates of honest
+    miners are similar."""
+    overlap_copy_level: float = Field(gt=0, le=1)
+    """The share that counts before: no honest updates have so much in common."""
     slashing: Slashing
     """Effect of each event on the scores."""
-
-    @model_validator(mode="after")
-    def _levels_rise(self) -> Self:
-        high, most, mega = self.overlap_levels
-        if not 0 < high < most < mega <= 1:
-            raise ValueError(f"overlap_levels {self.overlap_levels}: they must rise, above 0 and up to 1")
-        return self
 
 
 class Weights(SettingsGroup):
     """How scores become weights on chain."""
 
-    rule: Literal["ramp", "power"]
-    """`ramp`: gather tier and reserve tier with a burn (sparseloco). `power`: power normalisation (demo)."""
+    rule: Literal["value", "ramp", "power"]
+    """`value`: in proportion to the value of the work. By rating, as the reference: `ramp`, gather tier and reserve
+    tier (sparseloco); `power`, power normalisation (demo)."""
+    value_exponent: float = Field(ge=1)
+    """Exponent of the advantage in the rule `value`: a larger one pays one large payload more than two of half its
+    value."""
     windows_per_weights: int = Field(ge=1)
-    """Weights are set in windows that are a multiple of this."""
+    """Weights are set in windows that are a multiple of this.
+
+    The time between should be longer than the subnet's limit on weights (often 100 blocks) by half a window: the step
+    does not come at the same block of each window.
+    """
     power_normalisation: float = Field(gt=0)
     """Exponent of the power rule."""
     gather_share: float = Field(ge=0, le=1)

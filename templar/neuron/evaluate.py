@@ -186,7 +186,7 @@ def _measure(
             _earlier(node, standing, window),
             standing.applied,
             node.layout,
-            threshold=scoring.overlap_levels[0],
+            threshold=scoring.overlap_level,
         )
         norms = norm_ratios(payloads, node.layout, settlement.uids)
         return _Measured(evaluator.loss, estimates, measurements, norms, overlaps, repeats)

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from templar.agreement.slots import Settlement
-from templar.canonical import sha256_hex
+from templar.canonical import keyed_seed, sha256_hex
 from templar.data.assignment import Assignment
 from templar.data.replicas import EndpointReport
 from templar.errors import PermanentError, Reason
@@ -25,6 +26,7 @@ from templar.neuron.join import Context
 from templar.neuron.lock import write_file
 from templar.neuron.node import Node
 from templar.neuron.snapshot import PrivateState
+from templar.timeline import closing_block
 from templar.training.model import build_model, load_parameters
 from templar.training.train import TrainResult, outer_learning_rate, train_demo, train_sparseloco
 
@@ -122,7 +124,7 @@ class Miner(Node):
 
         # 2. Train; a result that cannot be published is a report, not a failure.
         try:
-            sequences = self._training_sequences(window)
+            sequences = self._in_own_order(window, self._training_sequences(window))
             result = clock.compute(lambda: self.learn(window, sequences, lambda: clock.now() < deadline))
         except PermanentError as error:
             if error.reason not in NOTHING_TO_PUBLISH:
@@ -210,9 +212,20 @@ class Miner(Node):
             TransientError: The store failed.
         """
         times, clock = self.exchange.acting_times(window), self.chain.clock
-        # The closing block is there, but its time may be this very second, and later than expected.
-        clock.sleep_until(max(times.reveal_interval.first, math.floor(clock.now()) + 1))
-        return self._reveal(window, deadline=times.reveal_interval.last + 1)
+        while True:
+            # 1. Wait for the first second that counts.
+            is_final = self.chain.block() >= closing_block(window, self.hparams.windows)
+            clock.sleep_until(times.reveal_interval.first if is_final else times.reveals_from)
+            if (latest := self.exchange.acting_times(window)).closed > times.closed:
+                times = latest  # a later block has taken the place of the closing one: commitments may still count
+                continue
+            # 2. Reveal; what is stored too early to count is put again.
+            report = self._reveal(window, deadline=latest.reveal_interval.last + 1, first=latest.reveal_interval.first)
+            # 3. Stay until the close is final: it may have moved meanwhile.
+            times = self.exchange.settled_times(latest)
+            if all(receipt.last_modified >= times.reveal_interval.first for receipt in report.receipts):
+                return report
+            clock.sleep_until(math.floor(clock.now()) + 1)  # the next stamp that a store can give
 
     def private_state_decided(self, settlement: Settlement) -> None:
         """Make staged state live if the roster has the own payload, else drop it (docs/protocol.md 6)."""
@@ -228,11 +241,13 @@ class Miner(Node):
         elif (dropped := self._staged.pop(settlement.window, None)) is not None:
             self._spare = dropped.feedback
 
-    def _reveal(self, window: int, *, deadline: float) -> TimedReport:
+    def _reveal(self, window: int, *, deadline: float, first: int = 0) -> TimedReport:
         manifest, payload, signer = self._manifest(window), self._payload_path(window), self.exchange.own_signer
         clock = self.chain.clock
         return publish_in_time(
-            lambda: publish_reveal(self.buckets.own, manifest, signer, payload, clock=clock, deadline=deadline)
+            lambda: publish_reveal(
+                self.buckets.own, manifest, signer, payload, clock=clock, deadline=deadline, first=first
+            )
         )
 
     def _assignment(self, window: int) -> Assignment:
@@ -244,6 +259,22 @@ class Miner(Node):
         if not assignment.units:
             raise PermanentError(Reason.NO_ASSIGNMENT, f"window {window}: all slots are taken; this miner waits")
         return torch.from_numpy(self.workload.sequences(assignment))
+
+    def _in_own_order(self, window: int, sequences: Tensor) -> Tensor:
+        """The sequences that an honest miner trains on first, in an order of this node's own.
+
+        Everything else about a miner's training is public, so without it anybody could make the same payload. It is
+        the same if the window is trained again.
+        """
+        if not self.context.secret_order:
+            return sequences
+        path = self.home / "order_secret"
+        if not path.exists():
+            write_file(path, lambda part: part.write_text(secrets.token_hex()), durable=self.context.durable)
+        training, seed = self.hparams.training, keyed_seed("templar.training.order", path.read_text(), window)
+        first = min(len(sequences), training.inner_steps * training.batch_size)
+        order = torch.randperm(first, generator=torch.Generator().manual_seed(seed % 2**63))
+        return torch.cat((sequences[:first][order], sequences[first:]))
 
     def _manifest(self, window: int) -> Manifest:
         report = self.compress(window)

@@ -6,6 +6,7 @@ the weights. All that a restart needs is in the journal.
 """
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 
 PAUSES = (1, 2, 4)
 """Blocks from one try to set weights to the next; after the last of them the window gives up."""
+REVEALS_COMPARED = 2
+"""Weights that the chain revealed are looked for among those of so many earlier windows with due weights."""
 ROOM = 4
 """One part in this many of the running window is left to the steps that follow."""
 STEP = "weights"
@@ -46,7 +49,10 @@ BEGUN = "weights_begun"
 
 @dataclass(frozen=True)
 class WeightsReport:
-    """Result of setting a window's weights; reason and detail say why none were set."""
+    """Result of setting a window's weights; the reason, with its detail, says why none were set.
+
+    Without a reason, a detail says that the chain has revealed other weights than earlier windows sent.
+    """
 
     window: int
     weights: dict[int, float]
@@ -244,6 +250,7 @@ class _Tries:
         self._begun = None if begun is None else int(begun)
         self._head, self._head_seen = 0, 0.0
         self._not_before = 0
+        self._detail = ""
         self._taken = False
         self._sent = 0
 
@@ -252,7 +259,7 @@ class _Tries:
         pauses = iter(PAUSES)
         while True:
             try:
-                return WeightsReport(self._window, self._set(), None, tries=self._sent)
+                return WeightsReport(self._window, self._set(), None, self._detail, self._sent)
             except TemplarError as error:
                 if not self._wait(error, next(pauses, None)):
                     return self._refused(error)
@@ -263,10 +270,13 @@ class _Tries:
         if self._not_before:
             self._chain.wait_for_block(self._not_before, finalized=False)
         self._head, self._head_seen = self._chain.head(), self._chain.clock.now()
-        hidden = self._chain.hides_weights()
+        delay = self._chain.weights_delay_blocks()
+        hidden = delay > 0
         if self._begun is None:
             self._begun = self._head
             self._node.journal.enter(self._window, BEGUN, str(self._head))
+            if hidden:
+                self._compare_revealed(delay)
         elif not hidden and not differing_uids(self._wanted, shown := self._shown()):
             return shown  # an earlier try succeeded without an answer, or the process died before it was entered
 
@@ -296,6 +306,21 @@ class _Tries:
 
     def _shown(self) -> dict[int, float]:
         return self._chain.weights().get(self._uid, {})
+
+    def _compare_revealed(self, delay: int) -> None:
+        """Compare what the chain has revealed with what earlier windows sent, once the first of them must be shown.
+
+        A difference is an error in the log and in the report; this window's weights are set all the same.
+        """
+        windows = math.ceil(delay / self._node.hparams.windows.blocks_per_window)
+        earliest = self._window - windows - REVEALS_COMPARED * self._node.hparams.weights.windows_per_weights
+        known = {each: self._node.journal.result(each, STEP) for each in range(max(0, earliest), self._window)}
+        reports = {each: _REPORT.validate_json(text) for each, text in known.items() if text is not None}
+        sent = {each: report.weights for each, report in reports.items() if report.reason is None and report.weights}
+        due = [each for each in sent if each + windows <= self._window]
+        if due and all(differing_uids(weights, self._shown()) for weights in sent.values()):
+            self._detail = f"the weights of window {max(due)} must be revealed by now, and the chain shows others"
+            log.error("%s: window %d: [%s] %s", self._node.name, self._window, Reason.WEIGHTS_DIFFER, self._detail)
 
     def _was_taken(self, refusal: TransientError) -> bool:
         """Whether the chain's limit counts from an earlier try of this window."""

@@ -39,7 +39,15 @@ from templar.scoring.score import (
     score_payload,
     sync_score,
 )
-from templar.scoring.slashing import Slash, early_slashes, is_absent, late_slashes, overlap_event
+from templar.scoring.slashing import (
+    Discount,
+    Slash,
+    early_slashes,
+    find_discounts,
+    is_absent,
+    is_alike,
+    late_slashes,
+)
 from templar.scoring.standing import DIGITS, ScoreCard, Standing
 
 
@@ -52,30 +60,26 @@ def conclude(facts: WindowFacts, standing: Standing, hparams: HParams, author: M
     miners = {miner.uid: miner for miner in facts.miners}
     before = {uid: standing.card(miner.hotkey) for uid, miner in miners.items()}
     # 1. Penalties that follow from the past.
-    slashes: dict[int, list[Slash]] = {}
-    early: dict[int, ScoreCard] = {}
+    slashes = {}
     for uid, miner in miners.items():
         banned = standing.is_banned(window, miner.hotkey, miner.bucket)
         slashes[uid] = early_slashes(before[uid], miner, facts, banned=banned, hparams=hparams)
-        early[uid] = _slashed(before[uid], slashes[uid], scoring).model_copy(update={"uid": uid})
+    early = {uid: _slashed(before[uid], slashes[uid], scoring).model_copy(update={"uid": uid}) for uid in miners}
     # 2. Scores and ratings of the measured miners.
-    scores = _scores(miners, early, scoring)
-    rated = rate_against(
-        standing.baseline,
-        {uid: early[uid].rating for uid in scores},
-        {uid: score.gradient_score for uid, score in scores.items()},
-        scoring,
-    )
+    discounts = find_discounts(miners, early, scoring)
+    scores = _scores(miners, early, discounts, scoring)
+    ratings = {uid: early[uid].rating for uid in scores}
+    gains = {uid: score.gradient_score for uid, score in scores.items()}
+    rated = rate_against(standing.baseline, ratings, gains, scoring)
     # 3. Their moving averages and final scores.
-    scored, typical_advantage = _scored_cards(facts, early, scores, rated, scoring)
+    scored, typical_advantage = _scored_cards(facts, early, scores, rated, hparams)
     cards = early | scored
     # 4. Penalties of the window itself, which follow from the card as it was before the window was scored.
     for uid, miner in miners.items():
         inactive = any(each.reason is Reason.INACTIVE for each in slashes[uid])
         late = late_slashes(early[uid], miner, facts, scoring, inactive=inactive)
-        idle = 0 if miner.payload_sha256 is not None else cards[uid].idle + is_absent(miner, facts)
         slashes[uid] += late
-        cards[uid] = _slashed(cards[uid].model_copy(update={"idle": idle}), late, scoring)
+        cards[uid] = _slashed(_counted(cards[uid], miner, facts), late, scoring)
     # 5. Weights from final scores.
     weights = compute_weights({uid: card.final for uid, card in cards.items()}, hparams.weights, hparams.peers)
     return Evidence(
@@ -89,7 +93,15 @@ def conclude(facts: WindowFacts, standing: Standing, hparams: HParams, author: M
         seed_block=facts.seed_block,
         loss=facts.loss,
         miners=tuple(
-            _record(miners[uid], before[uid], scores.get(uid), slashes[uid], cards[uid], scoring=scoring)
+            _record(
+                miners[uid],
+                scoring,
+                before=before[uid],
+                after=cards[uid],
+                score=scores.get(uid),
+                discount=discounts.get(uid),
+                slashes=slashes[uid],
+            )
             for uid in sorted(miners)
         ),
         baseline_sigma=rated.baseline.sigma,
@@ -97,6 +109,34 @@ def conclude(facts: WindowFacts, standing: Standing, hparams: HParams, author: M
         departed=_departed(standing, facts),
         bans=_bans(standing, miners, slashes, window),
         weights=tuple(WeightRecord(uid=uid, weight=weight) for uid, weight in weights.items()),
+    )
+
+
+def _counted(card: ScoreCard, miner: MinerFacts, facts: WindowFacts) -> ScoreCard:
+    """Return the card with the window counted as idle, or as applied."""
+    idle = 0 if miner.payload_sha256 is not None else card.idle + is_absent(miner, facts)
+    return card.model_copy(update={"idle": idle, "applied": card.applied + miner.applied})
+
+
+def _record(
+    facts: MinerFacts,
+    scoring: Scoring,
+    *,
+    before: ScoreCard,
+    after: ScoreCard,
+    score: WindowScore | None,
+    discount: Discount | None,
+    slashes: list[Slash],
+) -> MinerRecord:
+    return MinerRecord(
+        facts=facts,
+        before=before,
+        gradient_score=None if score is None else score.gradient_score,
+        indicator=None if score is None else score.indicator,
+        copied=is_alike(facts.overlap, scoring) or is_alike(facts.repeat, scoring),
+        discount=None if discount is None else discount.reason,
+        slashes=tuple(SlashRecord(event=slash.event, reason=slash.reason) for slash in slashes),
+        after=after,
     )
 
 
@@ -109,19 +149,24 @@ def _slashed(card: ScoreCard, slashes: list[Slash], scoring: Scoring) -> ScoreCa
 
 
 def _scores(
-    miners: Mapping[int, MinerFacts], cards: Mapping[int, ScoreCard], scoring: Scoring
+    miners: Mapping[int, MinerFacts],
+    cards: Mapping[int, ScoreCard],
+    discounts: Mapping[int, Discount],
+    scoring: Scoring,
 ) -> dict[int, WindowScore]:
-    """Return uid -> the score of its payload as it enters the rating."""
+    """Return uid -> the score of its payload as it enters the rating, of miners that were measured."""
     prior = CurvaturePrior.of(
         [miner.estimate for miner in miners.values() if miner.estimate is not None],
         [miner.measurement for miner in miners.values() if miner.measurement is not None],
         scoring.large_prediction_ratio,
     )
-    return {
-        uid: rated_score(score_payload(miner.estimate, miner.measurement, cards[uid], prior), cards[uid], scoring)
-        for uid, miner in miners.items()
-        if miner.estimate is not None
-    }
+    scores = {}
+    for uid, miner in miners.items():
+        if miner.estimate is not None:
+            score = score_payload(miner.estimate, miner.measurement, cards[uid], prior)
+            score = rated_score(score, cards[uid], scoring)
+            scores[uid] = discounts[uid].apply(score) if uid in discounts else score
+    return scores
 
 
 def _scored_cards(
@@ -129,9 +174,10 @@ def _scored_cards(
     cards: Mapping[int, ScoreCard],
     scores: Mapping[int, WindowScore],
     rated: Rated,
-    scoring: Scoring,
+    hparams: HParams,
 ) -> tuple[dict[int, ScoreCard], float]:
     """Return the cards of the scored miners before the window's penalties, and their median positive advantage."""
+    scoring = hparams.scoring
     behind = {miner.uid: miner.windows_behind for miner in facts.miners}
     gained = advantages({uid: each.gradient_score for uid, each in scores.items()}, rated.baseline_score, scoring)
     after = {}
@@ -142,29 +188,8 @@ def _scored_cards(
             card, score, rated.ratings[uid], gained=gained[uid], sync=sync, window=facts.window, scoring=scoring
         )
     typical = positive_median([card.advantage for card in after.values()])
-    finals = {uid: final_score(card, rated.baseline, typical, scoring) for uid, card in after.items()}
+    finals = {uid: final_score(card, rated.baseline, typical, hparams) for uid, card in after.items()}
     return {uid: card.model_copy(update={"final": finals[uid]}) for uid, card in after.items()}, typical
-
-
-def _record(
-    miner: MinerFacts,
-    before: ScoreCard,
-    score: WindowScore | None,
-    slashes: list[Slash],
-    after: ScoreCard,
-    *,
-    scoring: Scoring,
-) -> MinerRecord:
-    likenesses = [each for each in (miner.overlap, miner.repeat) if each is not None]
-    return MinerRecord(
-        facts=miner,
-        before=before,
-        gradient_score=None if score is None else score.gradient_score,
-        indicator=None if score is None else score.indicator,
-        copied=any(overlap_event(each.share, scoring) is not None for each in likenesses),
-        slashes=tuple(SlashRecord(event=slash.event, reason=slash.reason) for slash in slashes),
-        after=after,
-    )
 
 
 def _departed(standing: Standing, facts: WindowFacts) -> tuple[Departed, ...]:
@@ -200,7 +225,9 @@ def compute_weights(finals: Mapping[int, float], weights: Weights, peers: Peers)
     Only a positive final score earns a weight. The burn uid never earns one, and gets all if nobody earns.
     """
     earning = {uid: score for uid, score in finals.items() if score > 0 and uid != weights.burn_uid}
-    if weights.rule == "ramp":
+    if weights.rule == "value":
+        shares = earning
+    elif weights.rule == "ramp":
         shares = _ramp(earning, weights, peers)
     else:
         shares = {uid: score**weights.power_normalisation for uid, score in earning.items()}

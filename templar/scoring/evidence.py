@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import FailFast, Field
 
 from templar.errors import Reason
 from templar.exchange.object_keys import Kind
@@ -134,7 +134,8 @@ class MinerRecord(Record):
         before: Its card before the window.
         gradient_score: Relative fall of the loss on others' data; None if it was not scored.
         indicator: +1 if the loss fell more on the own data, else -1; None if it was not scored.
-        copied: Whether a payload is alike beyond the first overlap level, even while that is not penalised yet.
+        copied: Whether its payload is like another one, even while that costs nothing yet.
+        discount: Why its payload counts for less than its score; None if it counts in full.
         after: Its card after the window.
     """
 
@@ -143,7 +144,8 @@ class MinerRecord(Record):
     gradient_score: Finite | None
     indicator: Annotated[int, Field(ge=-1, le=1)] | None
     copied: bool
-    slashes: Annotated[tuple[SlashRecord, ...], Field(strict=False, max_length=16)]
+    discount: Annotated[Reason, Field(strict=False)] | None
+    slashes: Annotated[tuple[SlashRecord, ...], Field(strict=False, max_length=16), FailFast()]
     after: ScoreCard
 
     @property
@@ -203,12 +205,12 @@ class Evidence(WindowBody):
     outer_steps: Count
     seed_block: Count
     loss: Finite | None
-    miners: Annotated[tuple[MinerRecord, ...], Field(strict=False, max_length=4096)]
+    miners: Annotated[tuple[MinerRecord, ...], Field(strict=False, max_length=4096), FailFast()]
     baseline_sigma: Finite
     typical_advantage: Finite
-    departed: Annotated[tuple[Departed, ...], Field(strict=False, max_length=MAX_DEPARTED)]
-    bans: Annotated[tuple[Ban, ...], Field(strict=False, max_length=MAX_BANS)]
-    weights: Annotated[tuple[WeightRecord, ...], Field(strict=False, max_length=4096)]
+    departed: Annotated[tuple[Departed, ...], Field(strict=False, max_length=MAX_DEPARTED), FailFast()]
+    bans: Annotated[tuple[Ban, ...], Field(strict=False, max_length=MAX_BANS), FailFast()]
+    weights: Annotated[tuple[WeightRecord, ...], Field(strict=False, max_length=4096), FailFast()]
 
     @property
     def facts(self) -> WindowFacts:

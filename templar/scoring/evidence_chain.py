@@ -5,6 +5,7 @@ it changed or not at all: a crash in mid-window scores nobody twice.
 """
 
 import json
+import math
 import sqlite3
 from functools import lru_cache
 from pathlib import Path
@@ -202,7 +203,8 @@ def find_standing(exchange: Exchange, evidence: Evidence) -> tuple[Standing | No
 def compare_weights(exchange: Exchange, evidence: Evidence) -> tuple[tuple[Difference, ...], tuple[str, ...]]:
     """Compare the weights on chain with a validator's evidence; return the differences, and notes on gaps.
 
-    Evidence older than `RECENT_WINDOWS` is not compared: the chain shows no older weights.
+    Evidence older than `RECENT_WINDOWS` is not compared: the chain shows no older weights. Where it shows weights only
+    later, they are compared from then on.
 
     Raises:
         TransientError: Chain or store failed.
@@ -210,10 +212,11 @@ def compare_weights(exchange: Exchange, evidence: Evidence) -> tuple[tuple[Diffe
     chain, every = exchange.chain, exchange.hparams.weights.windows_per_weights
     validator = chain.metagraph().by_hotkey(evidence.hotkey)
     current = window_of(chain.block(), exchange.hparams.windows)
-    if validator is None or evidence.window < current - RECENT_WINDOWS:
+    delay = math.ceil(chain.weights_delay_blocks() / exchange.hparams.windows.blocks_per_window)
+    if validator is None or evidence.window < current - delay - RECENT_WINDOWS:
         return (), ()
-    if chain.hides_weights():
-        return (), ("the chain hides weights",)
+    if current < evidence.window + delay:
+        return (), (f"the chain hides these weights until window {evidence.window + delay}",)
     # The validator sends again what the chain refused, so weights of the last few windows may stand there, and no
     # other ones.
     on_chain = chain.weights().get(validator.uid, {})

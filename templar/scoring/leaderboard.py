@@ -39,6 +39,7 @@ _DTYPES = {
     "applied": "bool",
     **dict.fromkeys(("own_loss", "random_loss"), "float64"),
     "reason": "object",
+    "discount": "object",
     "slashes": "object",
     "weight": "float64",
 }
@@ -94,7 +95,8 @@ class Leaderboard:
         `advantage`, `sync`, `curvature` (NaN if it was never measured exactly), `predicted_gain` (that the curvature
         was left out of; each after the window), `score` (NaN if it was not scored), `indicator`, `exact` (measured
         exactly), `applied`, `own_loss`, `random_loss` (before; NaN if not measured or not finite), `reason`
-        (why no payload counted), `slashes` (text), `weight`.
+        (why no payload counted), `discount` (why its score counts for less; empty if it counts in full), `slashes`
+        (text), `weight`.
         """
         rows = []
         for evidence in self.evidences:
@@ -262,6 +264,7 @@ def _row(window: int, record: MinerRecord, weight: float) -> tuple[Any, ...]:
         None if estimate is None else estimate.own_before,
         None if estimate is None else estimate.random_before,
         "" if facts.reason is None else str(facts.reason),
+        "" if record.discount is None else str(record.discount),
         ", ".join(f"{slash.event} ({slash.reason})" for slash in record.slashes),
         weight,
     )

@@ -186,10 +186,11 @@ def find_likenesses(
     *,
     threshold: float,
 ) -> tuple[dict[int, Likeness], dict[int, Likeness]]:
-    """Return the most similar payload of each: uid -> in its window, and uid -> in the window before.
+    """Return a similar payload of each: uid -> in its window, and uid -> in the window before.
 
-    Payloads without a partner to compare are left out. Of the `earlier` payloads those of `applied` uids were applied;
-    from a share of `threshold` on two payloads are alike.
+    From a share of `threshold` on two payloads are alike. Of several like ones the own earlier one is named, or else
+    that of the lowest uid, so that all that are alike name the same; if there is none, the most similar. Payloads
+    without a partner to compare are left out. Of the `earlier` payloads those of `applied` uids were applied.
     """
     mine, theirs = list(payloads), list(earlier)
     taken = similarity([*payloads.values(), *earlier.values()], layout).taken
@@ -211,9 +212,12 @@ def find_likenesses(
             if other != uid or other in applied
         ]
         for found, likenesses in ((present, overlaps), (past, repeats)):
-            if found:
-                share, other = max(found, key=lambda pair: (pair[0], -pair[1]))
-                likenesses[uid] = Likeness(uid=other, share=round_score(float(share)))
+            shares = [Likeness(uid=other, share=round_score(float(share))) for share, other in found]
+            alike = [each for each in shares if each.share >= threshold]
+            if alike:
+                likenesses[uid] = min(alike, key=lambda each: (each.uid != uid, each.uid))
+            elif shares:
+                likenesses[uid] = max(shares, key=lambda each: (each.share, -each.uid))
     return overlaps, repeats
 
 

@@ -6,10 +6,11 @@ Pure functions from measurements to scores and cards (docs/protocol.md 14):
 2. The curvature is what the first order leaves out. It is measured exactly for some miners per window, on the same
    sequences, so that the noise of the data drops out; for all others it is assumed (`CurvaturePrior`).
 3. The score enters a Plackett-Luce rating together with the baseline, an imaginary miner that does a small share of the
-   median work. Final scores count from the baseline: a zero at a newcomer's rating would leave half of equal miners
-   unpaid for hundreds of windows.
-4. The final score is skill x average indicator x sync. The advantage estimates the value of a miner's work, and the
-   rating limits it as long as it is uncertain.
+   median work. Ratings count from the baseline: from a newcomer's rating, half of equal miners would stay
+   below zero for hundreds of windows.
+4. The final score is skill x average indicator x sync. The advantage, an average over windows, estimates the value of a
+   miner's work. With the default rule, `value`, skill is a power of it, and the rating has no part in pay. With `ramp`
+   and `power` skill is in proportion to the advantage, limited by the rating.
 """
 
 import math
@@ -18,7 +19,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Self
 
-from templar.hparams import Scoring
+from templar.hparams import HParams, Scoring
 from templar.scoring.evidence import Estimate, Measurement
 from templar.scoring.standing import MU, Rating, ScoreCard, rate, round_score
 
@@ -271,27 +272,30 @@ def _averaged(average: float, newest: float, weight: float) -> float:
     return round_score((1 - weight) * average + weight * newest)
 
 
-def final_score(card: ScoreCard, baseline: Rating, typical_advantage: float, scoring: Scoring) -> float:
+def final_score(card: ScoreCard, baseline: Rating, typical_advantage: float, hparams: HParams) -> float:
     """Return skill x average of the indicator x sync; arguments as of `skill`."""
-    return round_score(skill(card, baseline, typical_advantage, scoring) * max(0.0, card.binary_average) * card.sync)
+    return round_score(skill(card, baseline, typical_advantage, hparams) * max(0.0, card.binary_average) * card.sync)
 
 
-def skill(card: ScoreCard, baseline: Rating, typical_advantage: float, scoring: Scoring) -> float:
+def skill(card: ScoreCard, baseline: Rating, typical_advantage: float, hparams: HParams) -> float:
     """Return the value of a scored miner's work; positive if its advantage is.
 
     Args:
         card: The card after the window.
         baseline: Rating of the baseline after it.
         typical_advantage: Median positive advantage of the scored miners; above 0 if the card's is.
-        scoring: The settings.
+        hparams: The settings.
     """
     above = card.rating.ordinal - baseline.ordinal
-    # The advantage averages measured gains: it tells half of the work from all of it long before ratings do. It has no
-    # measure of uncertainty, so the rating bounds it. The advantage gives the sign: bad luck rates one of twenty equal
-    # miners below the baseline at times.
+    # The advantage averages measured gains: it tells half of the work from all of it long before ratings do. It gives
+    # the sign: bad luck rates one of twenty equal miners below the baseline at times.
     if card.advantage <= 0:
         return min(above, 0.0)
-    return min(max(above, MIN_SKILL), scoring.median_skill * card.advantage / typical_advantage)
+    median_skill, share = hparams.scoring.median_skill, card.advantage / typical_advantage
+    if hparams.weights.rule == "value":
+        return median_skill * share**hparams.weights.value_exponent
+    # The rules by rank need a measure of uncertainty, which the advantage lacks: the rating bounds it.
+    return min(max(above, MIN_SKILL), median_skill * share)
 
 
 def sync_score(windows_behind: float) -> float:

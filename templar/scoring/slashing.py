@@ -1,26 +1,28 @@
-"""Penalties: which events a window was for a miner, and what each costs by the table in `hparams.json`.
+"""Penalties and discounts: what a window costs a miner (docs/protocol.md 14).
 
-A penalty never improves a score that is not positive, and never touches a miner that the event does not name.
+A penalty is an event of a window; what it costs stands in the table of `hparams.json`.
 
-Overlaps cost both miners of a pair. The reference blames the later upload, for there a payload can be copied as soon as
-it is uploaded. Here it is secret until everybody has committed: two payloads of one window that are alike were made
-together, and the order of uploads says nothing. A payload that is like one of the window before is a copy of it.
+It never improves a score that is not positive, and never touches a miner that the event does not name.
+
+A discount is for payloads that are like another one. Those of one window that are alike are one payload: its value is
+shared by those of its miners that have shown that they train on their own data. Anybody can train again on the public
+data of another miner and publish the same, so likeness proves nothing against either, and nobody is penalised for it.
+But assignments are disjoint, so only the miner that the data was assigned to gains more on it than others do.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from templar.errors import Reason
-from templar.exchange.reveal import CONCLUSIVE, INVALID
+from templar.exchange.reveal import CONCLUSIVE, HELD_BACK, INVALID
 from templar.hparams import HParams, Penalty, Scoring
-from templar.scoring.evidence import Measurement, MinerFacts, WindowFacts
-from templar.scoring.score import presumed_unassigned
+from templar.scoring.evidence import Likeness, Measurement, MinerFacts, WindowFacts
+from templar.scoring.score import WindowScore, presumed_unassigned
 from templar.scoring.standing import MU, SIGMA, Event, ScoreCard, round_score
 
 MIN_FINAL = 1e-4
 """Positive final scores below this become zero in a penalty."""
-OVERLAPS = (Event.OVERLAP_HIGH, Event.OVERLAP_MAX, Event.OVERLAP_MEGA)
 _BLAMED = CONCLUSIVE | {
     Reason.ACCESS_DENIED,
     Reason.BUCKET_MISSING,
@@ -29,6 +31,7 @@ _BLAMED = CONCLUSIVE | {
     Reason.COMMITMENT_MALFORMED,
 }
 """Reasons that are the miner's own fault."""
+_NOBODYS_FAULT = frozenset({None, Reason.BANNED, Reason.READER_FAILED})  # banned before, or this node's own failure
 
 
 @dataclass(frozen=True)
@@ -97,8 +100,6 @@ def late_slashes(
         found.append((Event.DESYNC, Reason.DESYNC))
     if facts.norm_ratio is not None and facts.norm_ratio > scoring.oversized_ratio:
         found.append((Event.OVERSIZED, Reason.OVERSIZED))
-    if window.outer_steps >= scoring.overlap_grace_steps:
-        found.extend(_overlaps(facts, scoring))
     return [_slash(event, reason, scoring) for event, reason in found]
 
 
@@ -106,7 +107,7 @@ def is_absent(facts: MinerFacts, window: WindowFacts) -> bool:
     """Return whether no payload of a miner counts and the miner is to blame."""
     reason = facts.reason
     # A miner that waits for a slot has nothing to publish.
-    if facts.payload_sha256 is not None or not facts.assigned or reason is None or reason is Reason.BANNED:
+    if facts.payload_sha256 is not None or not facts.assigned or reason in _NOBODYS_FAULT:
         return False
     if reason in INVALID:
         return True
@@ -114,8 +115,8 @@ def is_absent(facts: MinerFacts, window: WindowFacts) -> bool:
     # well or most other miners could be read.
     if reason not in _BLAMED and not window.is_well_read:
         return facts.tier == "gather" and window.roster is not None
-    # A miner of the reserve was asked in another's place: it owes only that its reveal is valid.
-    return facts.tier != "reserve"
+    # A miner of the reserve was asked in another's place: it owes only what it committed to.
+    return facts.tier != "reserve" or reason in HELD_BACK
 
 
 def _became_infinite(measured: Measurement) -> bool:
@@ -124,24 +125,67 @@ def _became_infinite(measured: Measurement) -> bool:
     return any(before is not None and after is None for before, after in pairs)
 
 
-def _overlaps(facts: MinerFacts, scoring: Scoring) -> Iterator[tuple[Event, Reason]]:
-    for likeness, reason in ((facts.overlap, Reason.INDEX_OVERLAP), (facts.repeat, Reason.REPEATED_PAYLOAD)):
-        event = None if likeness is None else overlap_event(likeness.share, scoring)
-        if event is not None:
-            yield event, reason
-
-
-def overlap_event(share: float, scoring: Scoring) -> Event | None:
-    """Return the overlap event of a share of common coefficients; None below the first level.
-
-    Raises:
-        ValueError: The share is not within 0..1.
-    """
-    if not 0 <= share <= 1:
-        raise ValueError(f"an overlap is a share from 0 to 1, not {share}")
-    reached = [event for event, level in zip(OVERLAPS, scoring.overlap_levels, strict=True) if share >= level]
-    return reached[-1] if reached else None
-
-
 def _slash(event: Event, reason: Reason, scoring: Scoring) -> Slash:
     return Slash(event, reason, getattr(scoring.slashing, event))
+
+
+@dataclass(frozen=True)
+class Discount:
+    """How much of the score of a payload that is like another one counts."""
+
+    reason: Reason
+    parts: int  # the number of miners that share the score; 0 if it does not count
+
+    def apply(self, score: WindowScore) -> WindowScore:
+        """Return the discounted score. Harm counts in full."""
+        if score.gradient_score <= 0:
+            return score
+        return replace(score, gradient_score=round_score(score.gradient_score / self.parts) if self.parts else 0.0)
+
+
+def is_alike(likeness: Likeness | None, scoring: Scoring, card: ScoreCard | None = None) -> bool:
+    """Return whether two payloads have so much in common that they are one; with a card, whether that counts for it."""
+    young = card is not None and card.applied < scoring.overlap_grace_windows
+    return likeness is not None and likeness.share >= (scoring.overlap_copy_level if young else scoring.overlap_level)
+
+
+def find_discounts(
+    everybody: Mapping[int, MinerFacts], cards: Mapping[int, ScoreCard], scoring: Scoring
+) -> dict[int, Discount]:
+    """Return uid -> discount of each measured payload that counts for less than its score.
+
+    Miners whose payloads were rarely applied have one only for copies: their first honest updates are similar. The
+    cards are those before the window is scored.
+    """
+    miners = {uid: miner for uid, miner in everybody.items() if miner.estimate is not None}
+    proven = {uid: cards[uid].binary_average for uid in miners if _trains_on_own_data(cards[uid], scoring)}
+    groups = _groups(miners, scoring)
+    found = {}
+    for uid, miner in miners.items():
+        # 1. Alike in this window: those of the group that train on their own data share the value. The average of a
+        #    miner that trains on another's data is near 0, and above the least one at times.
+        group = {other: proven[other] for other in groups[uid] if other in proven}
+        sharing = {other for other, average in group.items() if 2 * average >= max(group.values())}
+        parts = len(sharing) if uid in sharing else 0
+        linked = len(groups[uid]) > 1 and is_alike(miner.overlap, scoring, cards[uid])
+        if linked and parts != 1:
+            found[uid] = Discount(Reason.INDEX_OVERLAP, parts)
+        # 2. Like a payload of the window before: what was applied is no new work, and another's is no work of its own.
+        repeat = miner.repeat
+        if repeat is not None and is_alike(repeat, scoring, cards[uid]) and (repeat.uid == uid or uid not in proven):
+            found[uid] = Discount(Reason.REPEATED_PAYLOAD, 0)
+    return found
+
+
+def _trains_on_own_data(card: ScoreCard, scoring: Scoring) -> bool:
+    return card.measured >= scoring.own_data_windows and not presumed_unassigned(card, scoring)
+
+
+def _groups(miners: Mapping[int, MinerFacts], scoring: Scoring) -> dict[int, frozenset[int]]:
+    """Return uid -> the miners whose payloads are one with its own, directly or through others; itself among them."""
+    groups = {uid: frozenset({uid}) for uid in miners}
+    for uid, miner in miners.items():
+        other = miner.overlap.uid if miner.overlap is not None and is_alike(miner.overlap, scoring) else uid
+        merged = groups[uid] | groups.get(other, frozenset())
+        groups |= dict.fromkeys(merged, merged)
+    return groups

@@ -74,9 +74,6 @@ class Event(StrEnum):
     DESYNC = "desync"
     OVERSIZED = "oversized"
     UNASSIGNED_DATA = "unassigned_data"
-    OVERLAP_HIGH = "overlap_high"
-    OVERLAP_MAX = "overlap_max"
-    OVERLAP_MEGA = "overlap_mega"
     INACTIVITY = "inactivity"
     INACTIVITY_RESET = "inactivity_reset"
     BANNED = "banned"
@@ -102,6 +99,7 @@ class ScoreCard(Record):
     last_reveal: Count | None = None  # the last window in which a payload counted
     idle: Count = 0  # windows in a row in which no payload counted, and the miner is to blame
     measured: Count = 0  # windows in which it was measured since its average was last cleared
+    applied: Count = 0  # windows in which its payload was applied
     last_exact: Count | None = None  # the last window in which it was measured exactly
     curvature: Finite | None = None
     """Moving average of what the first-order score leaves out, relative to the loss; None if it never was measured."""

@@ -283,6 +283,7 @@ class World:
             partial(self.open_dataset, home),
             gather_concurrency=self.stage.gather_concurrency,
             durable=False,
+            secret_order=False,
         )
 
     def open_dataset(self, home: Path) -> TrainingData:

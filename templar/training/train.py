@@ -190,6 +190,7 @@ def _adamw(net: nn.Module, settings: AdamW, state: OptimizerState) -> torch.opti
         betas=(settings.beta1, settings.beta2),
         eps=settings.epsilon,
         weight_decay=settings.weight_decay,
+        foreach=True,  # one call for all tensors, with the same bits
     )
     for name, param in params.items():
         adamw.state[param] = {

@@ -1,11 +1,13 @@
-"""A verdict is red for each thing that must not happen, and says which."""
+"""A verdict is red for each thing that must not happen, and says which; of attackers, then of publishers."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from templar.adversary.catalogue import SCENARIOS
 from templar.adversary.judge import Cast, Expect, History, Scenario, Sighting, Verdict, judge
+from templar.audit.findings import Accusation, Finding, Suspect
 from templar.errors import Reason
 from templar.gradient.layout import Layout
 from templar.training.model import parameter_shapes
@@ -41,8 +43,11 @@ def verdict(scenario: Scenario = SCENARIO, cast: Cast = CAST, **changes: Any) ->
     return judge(scenario, cast, replace(GOOD, **changes), HPARAMS, LAYOUT)
 
 
+BOUND = replace(SCENARIO, expect=Expect.BOUND, reasons=frozenset())
+
+
 def test_what_is_as_expected_has_no_problems() -> None:
-    found = verdict()
+    found = verdict(roots={**GOOD.roots, "late-7": {1: "x"}})  # an attacker's own state is its own affair
     assert found.passed
     assert found.problems == ()
     assert found.observed == {"reveal_late": 6}
@@ -76,10 +81,6 @@ def test_each_thing_that_must_not_happen_is_named(changes: dict[str, Any], probl
     assert problem in "\n".join(found.problems)
 
 
-def test_an_attackers_own_state_is_its_own_affair() -> None:
-    assert verdict(roots={**GOOD.roots, "late-7": {1: "x"}}).passed
-
-
 def test_windows_in_which_an_attacker_does_nothing_yet_do_not_count() -> None:
     quiet = replace(SCENARIO, quiet=1)
     early = tuple(replace(each, reason=None) if (each.window, each.uid) == (1, 7) else each for each in GOOD.sightings)
@@ -92,38 +93,133 @@ def test_windows_in_which_an_attacker_does_nothing_yet_do_not_count() -> None:
 def test_those_to_whom_something_happened_must_come_to_the_others_state() -> None:
     cast = replace(CAST, affected=["late-7"])
     assert verdict(FAULT, cast, sightings=sightings(Reason.COMMIT_MISSING)).passed
-    found = verdict(
-        FAULT,
-        cast,
-        sightings=sightings(None),
-        roots={**GOOD.roots, "late-7": {1: "a"}},
-        rosters={1: (5, 6), 2: (5, 6, 7)},
-    )
+    away = {"roots": {**GOOD.roots, "late-7": {1: "a"}}, "rosters": {1: (5, 6), 2: (5, 6, 7)}}
+    found = verdict(FAULT, cast, sightings=sightings(None), **away)
     assert found.problems == ("a node to which something happened did not come to the others' state",)
 
 
-def test_a_clean_up_that_deletes_nothing_proves_nothing() -> None:
+def test_a_scenario_that_does_not_take_place_proves_nothing() -> None:
     cleaning = replace(FAULT, cleans=True)
     assert verdict(cleaning, sightings=sightings(None)).problems == ("no clean-up deleted anything",)
     assert verdict(cleaning, sightings=sightings(None), swept=1).passed
-
-
-def test_a_bound_on_what_is_not_applied_proves_nothing() -> None:
-    bound = replace(SCENARIO, expect=Expect.BOUND, reasons=frozenset())
-    found = verdict(bound, sightings=sightings(None))
+    found = verdict(BOUND, sightings=sightings(None))
     assert "window 1: the payload of attacker 7 is not applied, so there is nothing to bound" in found.problems
 
 
 @pytest.mark.parametrize(("sound", "problems"), [([5, 6, 8, 9], 0), ([5, 6], 1)])
 def test_what_a_miner_does_to_whom_something_happens_is_honest_work(sound: list[int], problems: int) -> None:
     """The median is theirs, and larger than what the others have; nobody raised it."""
-    bound = replace(SCENARIO, expect=Expect.BOUND, reasons=frozenset(), actor="huge")
     payloads = {uid: random_payload(LAYOUT, 1, size=4.0 if uid in (7, 8, 9) else 1.0) for uid in (5, 6, 7, 8, 9)}
-    found = verdict(
-        bound,
-        replace(CAST, sound=sound),
-        sightings=sightings(None),
-        rosters={1: tuple(payloads), 2: tuple(payloads)},
-        payloads={1: payloads, 2: payloads},
-    )
+    applied = {"rosters": dict.fromkeys((1, 2), tuple(payloads)), "payloads": dict.fromkeys((1, 2), payloads)}
+    scenario, cast = replace(BOUND, actor="huge"), replace(CAST, sound=sound)
+    found = verdict(scenario, cast, sightings=sightings(None), **applied)
     assert len([problem for problem in found.problems if problem.startswith("median is")]) == problems
+
+
+# Aggregators that misbehave: each is named by what the others report.
+
+PUBLISHER = 1
+WITNESSES = ("honest-5", "honest-6", "validator-2")
+AUDITED = Cast({PUBLISHER: "aggregator-1"}, {5: "honest-5", 6: "honest-6"}, [5, 6], WITNESSES, [], 2)
+
+
+def accusation(reporter: str, window: int, reason: Reason, *suspects: int, is_proven: bool = False) -> Accusation:
+    named = tuple(Suspect(uid=uid, hotkey="5" * 48) for uid in suspects)
+    finding = Finding(window=window, reason=reason.value, suspects=named, detail="", exhibits=())
+    return Accusation(reporter, finding, is_proven)
+
+
+def accusations(reason: Reason, *suspects: int, is_proven: bool = False) -> tuple[Accusation, ...]:
+    """What everybody reports of each window."""
+    return tuple(
+        accusation(name, window, reason, *suspects, is_proven=is_proven) for window in (1, 2, 3) for name in WITNESSES
+    )
+
+
+SILENT = accusations(Reason.ROSTER_MISSING, PUBLISHER)
+PROVEN = accusations(Reason.BAD_SIGNATURE, PUBLISHER, is_proven=True)
+TWO_FACED = tuple(
+    each for each in accusations(Reason.ROSTER_EQUIVOCATION, PUBLISHER, is_proven=True) if each.finding.window < 3
+)
+OMITS = (*accusations(Reason.ROSTER_OMITS, PUBLISHER, 5), *accusations(Reason.ROSTER_OMITS, PUBLISHER, 6))
+NOBODY: dict[int, tuple[int, ...]] = dict.fromkeys((1, 2, 3), ())
+REPORTED = History(
+    windows=(1, 2, 3),
+    rosters=dict.fromkeys((1, 2, 3), (5, 6)),
+    payloads={1: {}, 2: {}, 3: {}},
+    sightings=tuple(Sighting(window, name, uid, None) for window in (1, 2, 3) for name in WITNESSES for uid in (5, 6)),
+    roots={name: {1: "a", 2: "b", 3: "c"} for name in WITNESSES},
+    crashes={},
+    accusations=SILENT,
+)
+
+
+def verdict_on(name: str, **changes: Any) -> Verdict:
+    return judge(SCENARIOS[name], AUDITED, replace(REPORTED, **changes), HPARAMS, LAYOUT)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "observed"),
+    [
+        ("silent_publisher", {}, {"roster_missing": 9}),
+        ("forging_publisher", {"accusations": PROVEN}, {"bad_signature": 9}),
+        ("two_faced_publisher", {"accusations": TWO_FACED}, {"roster_equivocation": 6}),
+        ("omitting_publisher", {"accusations": OMITS, "rosters": NOBODY}, {"roster_omits": 18}),
+    ],
+)
+def test_a_publisher_is_reported_as_expected(name: str, changes: dict[str, Any], observed: dict[str, int]) -> None:
+    found = verdict_on(name, **changes)
+    assert (found.problems, found.observed) == ((), observed)
+    assert found.lost == (6 if name == "omitting_publisher" else 0)
+
+
+def test_a_proof_against_an_honest_miner_is_found_out() -> None:
+    for proven, problems in ((False, ()), (True, ("window 2: a proof convicts honest uid 5",))):
+        each = accusation("validator-2", 2, Reason.MANIFEST_EQUIVOCATION, 5, is_proven=proven)
+        history, cast = replace(REPORTED, accusations=(each,)), replace(AUDITED, attackers={})
+        assert judge(SCENARIOS["two_faced"], cast, history, HPARAMS, LAYOUT).problems == problems
+
+
+def test_what_the_attacker_reports_and_holds_is_its_own_affair() -> None:
+    of_itself = accusation("aggregator-1", 1, Reason.ROSTER_INCLUDES, PUBLISHER, 5)
+    roots = {**REPORTED.roots, "aggregator-1": {1: "x"}}
+    assert verdict_on("silent_publisher", accusations=(*SILENT, of_itself), roots=roots).passed
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "problem"),
+    [
+        ("silent_publisher", {"accusations": ()}, "window 1: the reports name [], at fault is [1]"),
+        ("silent_publisher", {"accusations": SILENT[1:]}, "window 1: honest-5 does not report roster_missing"),
+        (
+            "silent_publisher",
+            {"accusations": (*SILENT, accusation("honest-5", 3, Reason.ROSTER_LATE, PUBLISHER))},
+            "window 3: honest-5 reports roster_late",
+        ),
+        (
+            "silent_publisher",
+            {"accusations": (*SILENT, *accusations(Reason.ROSTER_MISSING, 2))},
+            "window 2: the reports name [1, 2], at fault is [1]",
+        ),
+        (
+            "forging_publisher",
+            {"accusations": (replace(PROVEN[0], is_proven=False), *PROVEN[1:])},
+            "window 1: what honest-5 reports is no proof",
+        ),
+        ("two_faced_publisher", {"accusations": TWO_FACED[:-1]}, "window 2: validator-2 does not report"),
+        (
+            "omitting_publisher",
+            {"accusations": OMITS[:9], "rosters": NOBODY},
+            "window 1: no report says that the payload of uid 6 was left out",
+        ),
+        (
+            "silent_publisher",
+            {"roots": {**REPORTED.roots, "honest-6": {2: "b", 3: "c"}}},
+            "window 1: honest-6 did not apply it",
+        ),
+    ],
+)
+def test_each_report_that_is_missing_or_wrong_is_named(name: str, changes: dict[str, Any], problem: str) -> None:
+    found = verdict_on(name, **changes)
+    assert not found.passed
+    assert problem in "\n".join(found.problems)

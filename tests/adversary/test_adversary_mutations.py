@@ -1,5 +1,7 @@
 """Hostile bytes are what they say they are: refused for the reason that they were made for."""
 
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from templar.errors import Reason, RejectedError
 from templar.exchange.objects import Manifest
 from templar.exchange.payload_cache import PayloadCache
 from templar.exchange.signed import seal, unseal
-from templar.gradient.codec.wire import Header, Payload, decode, encode
+from templar.gradient.codec.wire import Header, Payload, encode
 from templar.gradient.compress import FeedbackRule, compress
 from templar.gradient.layout import Layout
 from templar.neuron.snapshot import PrivateState
@@ -50,47 +52,31 @@ def admit(data: bytes, layout: Layout, folder: Path) -> None:
     cache.admit(data, sha256_hex(data), window=WINDOW, uid=UID, hotkey=SIGNER.address)
 
 
-def test_an_honest_payload_is_admitted(honest: bytes, layout: Layout, tmp_path: Path) -> None:
-    admit(honest, layout, tmp_path)
+PROBES = {
+    "index_beyond": Reason.BAD_PAYLOAD,
+    "index_twice": Reason.BAD_PAYLOAD,
+    "scale_nan": Reason.BAD_PAYLOAD,
+    "scale_below_table": Reason.BAD_PAYLOAD,
+    "no_largest_scale": Reason.NOT_CANONICAL,
+    "other_k": Reason.WRONG_SHAPES,
+}
+"""Length, header and checksum are legal: the reason is that of the check itself."""
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_every_mutation_is_refused_for_its_reason(name: str, honest: bytes, layout: Layout, tmp_path: Path) -> None:
+    admit(honest, layout, tmp_path)
     mutation, reasons = MUTATIONS[name]
     hostile_bytes = mutation(honest, layout)
     assert hostile_bytes != honest
     assert mutation(honest, layout) == hostile_bytes
     with pytest.raises(RejectedError) as caught:
         admit(hostile_bytes, layout, tmp_path)
-    assert caught.value.reason in reasons
+    assert caught.value.reason in ({PROBES[name]} if name in PROBES else reasons)
     assert str(caught.value).isprintable()
 
 
-@pytest.mark.parametrize(
-    ("mutation", "reason"),
-    [
-        ("index_beyond", Reason.BAD_PAYLOAD),
-        ("index_twice", Reason.BAD_PAYLOAD),
-        ("scale_nan", Reason.BAD_PAYLOAD),
-        ("scale_below_table", Reason.BAD_PAYLOAD),
-        ("no_largest_scale", Reason.NOT_CANONICAL),
-        ("other_k", Reason.WRONG_SHAPES),
-    ],
-)
-def test_what_probes_a_check_gets_past_those_before_it(
-    mutation: str, reason: Reason, honest: bytes, layout: Layout
-) -> None:
-    """Length, header and checksum are legal: the reason is that of the check itself."""
-    data = MUTATIONS[mutation][0](honest, layout)
-    assert layout.min_payload_bytes <= len(data) <= layout.max_payload_bytes
-    with pytest.raises(RejectedError) as caught:
-        decode(data, layout)
-    assert caught.value.reason is reason
-
-
 def test_a_pickle_is_one(tmp_path: Path) -> None:
-    import pickle
-
     data = padded(pickle_bytes(tmp_path), 500)
     assert len(data) == 500
     pickle.loads(data)
@@ -98,18 +84,9 @@ def test_a_pickle_is_one(tmp_path: Path) -> None:
 
 
 def manifest() -> bytes:
-    body = Manifest(
-        netuid=1,
-        genesis="0" * 64,
-        uid=UID,
-        hotkey=SIGNER.address,
-        window=WINDOW,
-        payload_sha256="1" * 64,
-        payload_bytes=1000,
-        assignment="2" * 64,
-        root_before="3" * 64,
-    )
-    return seal(body, SIGNER).encode()
+    author = {"netuid": 1, "genesis": "0" * 64, "uid": UID, "hotkey": SIGNER.address, "window": WINDOW}
+    hashes = dict.fromkeys(("payload_sha256", "assignment", "root_before"), "1" * 64)
+    return seal(Manifest(**author, **hashes, payload_bytes=1000), SIGNER).encode()
 
 
 @pytest.mark.parametrize(
@@ -125,8 +102,7 @@ def manifest() -> bytes:
         (hostile.no_manifest, Reason.MALFORMED),
     ],
 )
-def test_every_spoilt_manifest_is_refused_for_its_reason(spoil: object, reason: Reason) -> None:
-    assert callable(spoil)
+def test_every_spoilt_manifest_is_refused_for_its_reason(spoil: Callable[[bytes], bytes], reason: Reason) -> None:
     honest_bytes = manifest()
     assert unseal(honest_bytes, Manifest).body.uid == UID
     with pytest.raises(RejectedError) as caught:

@@ -1,7 +1,7 @@
 """Hostile stores and chains keep the contract, except where they say otherwise."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,116 +11,91 @@ from templar.chain.clock import SimulatedClock
 from templar.chain.hotkey import hotkey_from_seed
 from templar.chain.ledger import Ledger, create_ledger
 from templar.errors import PermanentError, Reason, TransientError
-from templar.store.base import ObjectStore
 from templar.store.directory import DirectoryStore
 
 START = 1_000_000.0
-BODY = b"0123456789"
-
-
-class Bucket:
-    """A bucket with one object, and its clock."""
-
-    def __init__(self, folder: Path) -> None:
-        self.clock = SimulatedClock(START)
-        folder.mkdir()
-        self.inner = DirectoryStore(folder, clock=self.clock.now)
-        self.inner.put("gradient-1", BODY)
+KEY, BODY = "gradient-1", b"0123456789"
 
 
 @pytest.fixture
-def bucket(tmp_path: Path) -> Bucket:
-    return Bucket(tmp_path / "bucket")
+def clock() -> SimulatedClock:
+    return SimulatedClock(START)
 
 
-def calls(view: ObjectStore) -> list[Any]:
-    """Every question that a reader asks."""
-    return [
-        lambda: view.head("gradient-1"),
-        lambda: view.get("gradient-1", max_bytes=100),
-        lambda: view.get_range("gradient-1", 0, 1),
+@pytest.fixture
+def store(tmp_path: Path, clock: SimulatedClock) -> DirectoryStore:
+    """A bucket with one object."""
+    (tmp_path / "bucket").mkdir()
+    store = DirectoryStore(tmp_path / "bucket", clock=clock.now)
+    store.put(KEY, BODY)
+    return store
+
+
+def test_a_failing_store_fails_every_call_from_its_time_on(store: DirectoryStore, clock: SimulatedClock) -> None:
+    view = faults.FailingStore(store, faults.FORBIDDEN, clock=clock, since=START + 10)
+    assert view.get(KEY, max_bytes=100) == BODY
+    clock.sleep_until(START + 10)
+    for call in (
+        lambda: view.head(KEY),
+        lambda: view.get(KEY, max_bytes=100),
+        lambda: view.get_range(KEY, 0, 1),
         lambda: list(view.list()),
-    ]
-
-
-def test_a_failing_store_fails_every_call_from_its_time_on(bucket: Bucket) -> None:
-    view = faults.FailingStore(bucket.inner, faults.FORBIDDEN, clock=bucket.clock, since=START + 10)
-    assert view.get("gradient-1", max_bytes=100) == BODY
-    bucket.clock.sleep_until(START + 10)
-    for call in calls(view):
+    ):
         with pytest.raises(PermanentError) as caught:
             call()
         assert caught.value.reason is Reason.ACCESS_DENIED
 
 
-def test_bodies_that_end_early(bucket: Bucket) -> None:
+def test_bodies_that_end_early_or_are_wrong(store: DirectoryStore) -> None:
     with pytest.raises(PermanentError) as caught:
-        faults.TruncatingStore(bucket.inner).get("gradient-1", max_bytes=100)
+        faults.TruncatingStore(store).get(KEY, max_bytes=100)
     assert caught.value.reason is Reason.OBJECT_TRUNCATED
-    assert faults.ShorteningStore(bucket.inner).get("gradient-1", max_bytes=100) == BODY[:5]
-    assert faults.ShorteningStore(bucket.inner).head("gradient-1") == bucket.inner.head("gradient-1")
-
-
-def test_wrong_bytes_have_the_right_length(bucket: Bucket) -> None:
-    bucket.inner.put("manifest-1", BODY)
-    view = faults.CorruptingStore(bucket.inner)
-    shown = view.get("gradient-1", max_bytes=100)
-    assert len(shown) == len(BODY)
+    assert faults.ShorteningStore(store).get(KEY, max_bytes=100) == BODY[:5]
+    assert faults.ShorteningStore(store).head(KEY) == store.head(KEY)
+    store.put("manifest-1", BODY)
+    view = faults.CorruptingStore(store)
+    shown = view.get(KEY, max_bytes=100)
     assert sum(one != other for one, other in zip(shown, BODY, strict=True)) == 1
     assert view.get("manifest-1", max_bytes=100) == BODY
 
 
-def test_a_stale_store_shows_an_object_late(bucket: Bucket) -> None:
-    view = faults.StaleStore(bucket.inner, clock=bucket.clock, seconds=5)
-    assert view.head("gradient-1") is None
-    assert list(view.list()) == []
-    bucket.clock.sleep_until(START + 5)
-    assert view.head("gradient-1") == bucket.inner.head("gradient-1")
-    assert [info.key for info in view.list()] == ["gradient-1"]
+def test_stores_that_are_late_or_stamp_wrongly(store: DirectoryStore, clock: SimulatedClock) -> None:
+    true = store.head(KEY)
+    restamped = replace(true, last_modified=true.last_modified - 30)
+    view = faults.RestampingStore(store, -30)
+    assert (view.head(KEY), list(view.list())) == (restamped, [restamped])
+    view = faults.StaleStore(store, clock=clock, seconds=5)
+    assert (view.head(KEY), list(view.list())) == (None, [])
+    clock.sleep_until(START + 5)
+    assert (view.head(KEY), list(view.list())) == (true, [true])
 
 
-def test_a_store_that_stamps_wrongly_does_so_everywhere(bucket: Bucket) -> None:
-    view, true = faults.RestampingStore(bucket.inner, -30), bucket.inner.head("gradient-1")
-    shown = view.head("gradient-1")
-    assert true is not None
-    assert shown is not None
-    assert shown.last_modified == true.last_modified - 30
-    assert list(view.list()) == [shown]
-
-
-def test_a_slow_store_takes_its_time_and_may_give_no_answer(bucket: Bucket) -> None:
-    view = faults.SlowStore(bucket.inner, clock=bucket.clock, seconds=2.5)
-    assert view.get("gradient-1", max_bytes=100) == BODY
-    assert bucket.clock.now() == START + 2.5
+def test_a_slow_store_takes_its_time_and_may_give_no_answer(store: DirectoryStore, clock: SimulatedClock) -> None:
+    assert faults.SlowStore(store, clock=clock, seconds=2.5).get(KEY, max_bytes=100) == BODY
+    assert clock.now() == START + 2.5
     gone = TransientError(Reason.STORE_UNREACHABLE, "no answer")
     with pytest.raises(TransientError, match="no answer"):
-        faults.SlowStore(bucket.inner, clock=bucket.clock, seconds=1, then=gone).head("gradient-1")
-    assert bucket.clock.now() == START + 3.5
+        faults.SlowStore(store, clock=clock, seconds=1, then=gone).head(KEY)
+    assert clock.now() == START + 3.5
 
 
 # Chains.
 
 
-class Chains:
-    """A ledger with a second per block."""
-
-    def __init__(self, folder: Path) -> None:
-        self.clock = SimulatedClock(START)
-        path, hotkey = folder / "ledger.sqlite", hotkey_from_seed(bytes(32))
-        create_ledger(path, netuid=1, block_seconds=1, genesis_time=START, seed=1)
-        self.ledger = Ledger(path, hotkey=hotkey, clock=self.clock, durable=False)
-        self.ledger.register(hotkey.address, stake=1, validator_permit=True)
-
-
 @pytest.fixture
-def chains(tmp_path: Path) -> Chains:
-    return Chains(tmp_path)
+def ledger(tmp_path: Path, clock: SimulatedClock) -> Ledger:
+    """A second per block."""
+    path, hotkey = tmp_path / "ledger.sqlite", hotkey_from_seed(bytes(32))
+    create_ledger(path, netuid=1, block_seconds=1, genesis_time=START, seed=1)
+    ledger = Ledger(path, hotkey=hotkey, clock=clock, durable=False)
+    ledger.register(hotkey.address, stake=1, validator_permit=True)
+    return ledger
 
 
-def test_an_endpoint_that_comes_and_goes(chains: Chains) -> None:
-    view = UnreachableChain(chains.ledger, since=START + 10, seconds=3, every=20)
+def test_an_endpoint_that_comes_and_goes(ledger: Ledger, clock: SimulatedClock) -> None:
+    view = UnreachableChain(ledger, since=START + 10, seconds=3, every=20)
     for second, is_up in ((9, True), (10, False), (12, False), (13, True), (29, True), (31, False)):
-        chains.clock.sleep_until(START + second)
+        clock.sleep_until(START + second)
         if is_up:
             assert view.block() == second
             continue
@@ -130,27 +105,27 @@ def test_an_endpoint_that_comes_and_goes(chains: Chains) -> None:
             assert caught.value.reason is Reason.CHAIN_UNREACHABLE
 
 
-def test_an_endpoint_that_is_behind_learns_of_everything_later(chains: Chains) -> None:
-    view = StaleChain(chains.ledger, blocks=3)
+def test_an_endpoint_that_is_behind_learns_of_everything_later(ledger: Ledger, clock: SimulatedClock) -> None:
+    view = StaleChain(ledger, blocks=3)
     assert view.block() == view.head() == 0
     view.wait_for_block(7)
-    assert chains.clock.now() == START + 10
+    assert clock.now() == START + 10
     assert (view.block(), view.head(), view.metagraph().block) == (7, 7, 7)
 
 
-def test_a_head_that_goes_back_leaves_what_is_final_alone(chains: Chains) -> None:
-    view = ReorganisingChain(chains.ledger, depth=3)
+def test_a_head_that_goes_back_leaves_what_is_final_alone(ledger: Ledger, clock: SimulatedClock) -> None:
+    view = ReorganisingChain(ledger, depth=3)
     view.wait_for_block(10)
     assert [view.head() for _ in range(5)] == [13, 13, 11, 10, 13]
     assert [view.block() for _ in range(5)] == [10] * 5
     view.wait_for_block(12, finalized=False)
-    assert chains.clock.now() == START + 10
+    assert clock.now() == START + 10
 
 
-def test_a_wrong_clock_is_wrong_by_the_same_all_the_time(chains: Chains) -> None:
-    view = SkewedChain(chains.ledger, 30)
+def test_a_wrong_clock_is_wrong_by_the_same_all_the_time(ledger: Ledger, clock: SimulatedClock) -> None:
+    view = SkewedChain(ledger, 30)
     assert view.clock.now() == START + 30
     view.clock.sleep_until(START + 35)
-    assert chains.clock.now() == START + 5
+    assert clock.now() == START + 5
     assert view.block() == 5
     assert view.clock.compute(lambda: 7) == 7

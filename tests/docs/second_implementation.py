@@ -117,7 +117,7 @@ class Spec:
         """Section 6: what is in a payload, as chunks of (index, sign, step, whether upper); all checks, in order."""
         refuse_if(len(data) < 96 or data[:4] != b"TPLP", "malformed")
         version, recipe, uid, window, digest, hotkey = struct.unpack_from("<BBHQ32s48s", data, 4)
-        refuse_if(version != 5, "wrong_version")
+        refuse_if(version != 6, "wrong_version")
         refuse_if(digest.hex() != layout["digest"], "wrong_shapes")
         bounds = [100 + sum(Spec.section_bytes(tensor)[end] for tensor in layout["tensors"]) for end in (0, 1)]
         refuse_if(not bounds[0] <= len(data) <= bounds[1], "wrong_size")
@@ -226,7 +226,7 @@ class Spec:
     def write_payload(header: dict[str, Any], sections: list[bytes], layout: dict[str, Any]) -> bytes:
         recipe = ["sparseloco", "demo"].index(layout["recipe"])
         parts = header["uid"], header["window"], bytes.fromhex(layout["digest"]), header["hotkey"].encode()
-        body = struct.pack("<4sBBHQ32s48s", b"TPLP", 5, recipe, *parts) + b"".join(sections)
+        body = struct.pack("<4sBBHQ32s48s", b"TPLP", 6, recipe, *parts) + b"".join(sections)
         return body + struct.pack("<I", zlib.crc32(body))
 
     @staticmethod
@@ -262,12 +262,7 @@ class Spec:
             low = [0.0 if is_large else size for size, is_large in zip(sizes, large, strict=True)]
             high = [size if is_large else 0.0 for size, is_large in zip(sizes, large, strict=True)]
             lower = Spec.nearest(Spec.total(low) / (len(sizes) - count))
-            steps.append(
-                [
-                    lower,
-                    max(lower, Spec.nearest(Spec.total(high) / count) if count else 0),
-                ]
-            )
+            steps.append([lower, max(lower, Spec.nearest(Spec.total(high) / count) if count else 0)])
             upper.append(large)
         floor = max(0, max(high for _, high in steps) - 255)
         steps = [[max(low, floor + 1), high] if high > floor else [0, 0] for low, high in steps]
@@ -421,6 +416,8 @@ class Judge:
         "commitment_malformed",
     )
 
+    HELD_BACK = ("manifest_missing", "payload_missing", "reveal_early", "reveal_late", "object_differs")
+
     @staticmethod
     def fresh() -> dict[str, Any]:
         card = {"uid": None, "mu": 25.0, "sigma": 25 / 3, "binary_average": 0.0, "sync": 0.0, "final": 0.0}
@@ -429,6 +426,7 @@ class Judge:
             "last_reveal": None,
             "idle": 0,
             "measured": 0,
+            "applied": 0,
             "last_exact": None,
             "curvature": None,
             "predicted_gain": 0.0,
@@ -490,12 +488,15 @@ class Judge:
         return min(1.0, max(0.0, (overlap - chance) / (1 - chance)))
 
     @staticmethod
-    def most_alike(mine: set[Any], others: dict[int, set[Any]], chance: float) -> dict[str, Any] | None:
-        found = [(Judge.share(mine, theirs, chance), -uid) for uid, theirs in others.items()]
-        if not found:
-            return None
-        share, uid = max(found)
-        return {"uid": -uid, "share": Judge.settled(share)}
+    def most_alike(
+        own: int, mine: set[Any], others: dict[int, set[Any]], chance: float, level: float
+    ) -> dict[str, Any] | None:
+        found = [(Judge.settled(Judge.share(mine, theirs, chance)), uid) for uid, theirs in others.items()]
+        alike = sorted((uid != own, uid, share) for share, uid in found if share >= level)
+        if alike:
+            return {"uid": alike[0][1], "share": alike[0][2]}
+        best = max(found, key=lambda each: (each[0], -each[1]), default=None)
+        return None if best is None else {"uid": best[1], "share": best[0]}
 
     @staticmethod
     def improvement(before: float | None, after: float | None) -> float:
@@ -632,14 +633,14 @@ class Judge:
     @staticmethod
     def absent(facts: dict[str, Any], body: dict[str, Any]) -> bool:
         reason, tier = facts["reason"], facts["tier"]
-        if facts["payload_sha256"] is not None or not facts["assigned"] or reason in (None, "banned"):
+        if facts["payload_sha256"] is not None or not facts["assigned"] or reason in (None, "banned", "reader_failed"):
             return False
         if reason in Judge.INVALID:
             return True
         had_data = [each["facts"]["payload_sha256"] is not None for each in body["miners"] if each["facts"]["assigned"]]
         if reason not in Judge.CONCLUSIVE + Judge.OF_ITS_BUCKET and sum(had_data) <= len(had_data) / 2:
             return tier == "gather" and body["roster"] is not None
-        return tier != "reserve"
+        return tier != "reserve" or reason in Judge.HELD_BACK
 
     @staticmethod
     def early(
@@ -691,12 +692,6 @@ class Judge:
             found.append(("desync", "desync"))
         if facts["norm_ratio"] is not None and facts["norm_ratio"] > scoring["oversized_ratio"]:
             found.append(("oversized", "oversized"))
-        for name, reason in (("overlap", "index_overlap"), ("repeat", "repeated_payload")):
-            if facts[name] is None or body["outer_steps"] < scoring["overlap_grace_steps"]:
-                continue
-            reached = sum(facts[name]["share"] >= level for level in scoring["overlap_levels"])
-            if reached:
-                found.append((f"overlap_{['high', 'max', 'mega'][reached - 1]}", reason))
         return found
 
     @staticmethod
@@ -735,16 +730,18 @@ class Judge:
 
     @staticmethod
     def finals(
-        cards: dict[int, dict[str, Any]], baseline_sigma: float, typical: float, median_skill: float
+        cards: dict[int, dict[str, Any]], baseline_sigma: float, typical: float, settings: dict[str, Any]
     ) -> dict[int, float]:
         """Of the miners that were scored, with their cards after the window."""
-        found = {}
+        found, median_skill, rule = {}, settings["scoring"]["median_skill"], settings["weights"]
         for uid, card in cards.items():
             skill = (card["mu"] - 3 * card["sigma"]) - (25 - 3 * baseline_sigma)
-            if card["advantage"] > 0:
-                skill = min(max(skill, 1.0), median_skill * card["advantage"] / typical)
-            else:
+            if card["advantage"] <= 0:
                 skill = min(skill, 0.0)
+            elif rule["rule"] == "value":
+                skill = median_skill * (card["advantage"] / typical) ** rule["value_exponent"]
+            else:
+                skill = min(max(skill, 1.0), median_skill * card["advantage"] / typical)
             found[uid] = Judge.settled(skill * max(0.0, card["binary_average"]) * card["sync"])
         return found
 
@@ -758,10 +755,47 @@ class Judge:
             for uid, each in facts.items()
             if each["estimate"] is not None
         }
-        return {
-            uid: (min(score, 0.0) if Judge.shows_nothing(cards[uid], scoring) else score, indicator)
-            for uid, (score, indicator) in found.items()
+        parts, scores = Judge.parts({uid: facts[uid] for uid in found}, cards, scoring), {}
+        for uid, (score, indicator) in found.items():
+            counted = min(score, 0.0) if Judge.shows_nothing(cards[uid], scoring) else score
+            if counted > 0 and uid in parts:
+                counted = Judge.settled(counted / parts[uid][0]) if parts[uid][0] else 0.0
+            scores[uid] = counted, indicator
+        return scores
+
+    @staticmethod
+    def parts(facts: dict[int, Any], cards: dict[int, Any], scoring: dict[str, Any]) -> dict[int, tuple[int, str]]:
+        """Among how many the score of each discounted payload is divided, 0 if it counts for nobody, and why."""
+        sound = {
+            uid
+            for uid in facts
+            if cards[uid]["measured"] >= scoring["own_data_windows"] and not Judge.shows_nothing(cards[uid], scoring)
         }
+        links = {uid: {uid} for uid in facts}
+        for uid, each in facts.items():
+            if Judge.alike(each["overlap"], scoring) and each["overlap"]["uid"] in facts:
+                links[uid].add(each["overlap"]["uid"])
+                links[each["overlap"]["uid"]].add(uid)
+        found = {}
+        for uid, each in facts.items():
+            group: set[int] = {uid}
+            while (wider := set().union(*(links[member] for member in group))) != group:
+                group = wider
+            young = cards[uid]["applied"] < scoring["overlap_grace_windows"]
+            level = scoring["overlap_copy_level"] if young else scoring["overlap_level"]
+            linked, again = (each[name] is not None and each[name]["share"] >= level for name in ("overlap", "repeat"))
+            most = max((cards[member]["binary_average"] for member in group & sound), default=0.0)
+            sharing = {member for member in group & sound if cards[member]["binary_average"] * 2 >= most}
+            parts = len(sharing) if uid in sharing else 0
+            if len(group) > 1 and linked and parts != 1:
+                found[uid] = parts, "index_overlap"
+            if again and (each["repeat"]["uid"] == uid or uid not in sound):
+                found[uid] = 0, "repeated_payload"
+        return found
+
+    @staticmethod
+    def alike(likeness: dict[str, Any] | None, scoring: dict[str, Any]) -> bool:
+        return likeness is not None and likeness["share"] >= scoring["overlap_level"]
 
     @staticmethod
     def bans_after(body: dict[str, Any], bans: dict[str, int], slashes: dict[int, Any], penalties: Any) -> list[Any]:
@@ -791,6 +825,7 @@ class Judge:
             slashes[uid] = Judge.early(each, first[uid], body, banned, settings)
             cards[uid] = Judge.punished(first[uid], slashes[uid], scoring) | {"uid": uid}
         early, scores = dict(cards), Judge.scores(facts, cards, scoring)
+        parts = Judge.parts({uid: facts[uid] for uid in scores}, cards, scoring)
         players = {uid: (score, cards[uid]["mu"], cards[uid]["sigma"]) for uid, (score, _) in scores.items()}
         ratings, baseline_sigma, least = Judge.ratings(players, before["baseline_sigma"], scoring)
         most = scoring["advantage_cap"] * Judge.typical(score for score, _ in scores.values())
@@ -801,7 +836,7 @@ class Judge:
             if Judge.curvature(facts[uid]["measurement"]) is not None:
                 cards[uid] |= {"last_exact": window}
         typical = Judge.typical(cards[uid]["advantage"] for uid in scores)
-        finals = Judge.finals({uid: cards[uid] for uid in scores}, baseline_sigma, typical, scoring["median_skill"])
+        finals = Judge.finals({uid: cards[uid] for uid in scores}, baseline_sigma, typical, settings)
         for uid, final in finals.items():
             cards[uid] |= {"final": final}
         for uid, each in facts.items():
@@ -810,7 +845,8 @@ class Judge:
             late += Judge.late(each, early[uid], body, scoring)
             slashes[uid] += late
             idle = 0 if each["payload_sha256"] is not None else cards[uid]["idle"] + Judge.absent(each, body)
-            cards[uid] = Judge.punished(cards[uid] | {"idle": idle}, late, scoring)
+            applied = cards[uid]["applied"] + each["applied"]
+            cards[uid] = Judge.punished(cards[uid] | {"idle": idle, "applied": applied}, late, scoring)
         gone = known.keys() - {each["hotkey"] for each in facts.values()}
         kept = sorted(gone, key=lambda hotkey: (-(known[hotkey]["last_reveal"] or 0), hotkey))[:512]
         weights = Judge.weights({uid: card["final"] for uid, card in cards.items()}, settings)
@@ -823,10 +859,8 @@ class Judge:
                     "before": first[uid],
                     "gradient_score": scores[uid][0] if uid in scores else None,
                     "indicator": scores[uid][1] if uid in scores else None,
-                    "copied": any(
-                        facts[uid][name] is not None and facts[uid][name]["share"] >= scoring["overlap_levels"][0]
-                        for name in ("overlap", "repeat")
-                    ),
+                    "copied": any(Judge.alike(facts[uid][name], scoring) for name in ("overlap", "repeat")),
+                    "discount": parts[uid][1] if uid in parts else None,
                     "slashes": [{"event": event, "reason": reason} for event, reason in slashes[uid]],
                     "after": cards[uid],
                 }
@@ -842,7 +876,9 @@ class Judge:
         rule, peers = settings["weights"], settings["peers"]
         burn_uid, burn_rate = rule["burn_uid"], rule["burn_rate"]
         earning = {uid: final for uid, final in finals.items() if final > 0 and uid != burn_uid}
-        if rule["rule"] == "power":
+        if rule["rule"] == "value":
+            shares = dict(earning)
+        elif rule["rule"] == "power":
             shares = {uid: final ** rule["power_normalisation"] for uid, final in earning.items()}
         else:
             shares = Judge.ramp(earning, rule, peers)

@@ -2,10 +2,10 @@
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from templar.agreement.checkpoint import list_checkpoints, publish_checkpoint
 from templar.agreement.decisions import majority, publish_decision
@@ -24,22 +24,19 @@ from templar.neuron.miner import Miner
 from templar.neuron.node import Node
 from templar.training.model import write_model
 from templar.window import Action, drive_window, open_window
-from tests.support.network import Network, tiny
+from tests.support.errors import raising
+from tests.support.network import Build, Network, tiny
 
 
 def now(node: Node) -> float:
     return node.chain.clock.now()
 
 
-def to_window(network: Network, window: int) -> None:
-    network.world.chain.wait_for_block(window * network.hparams.windows.blocks_per_window)
-
-
 def away(network: Network, windows: range) -> Miner:
     """The first miner, after all others went through some windows without it."""
     miner = network.miners[0]
-    network.run(windows, but=[network.name(miner)])
-    to_window(network, windows.stop)
+    network.run(windows, but=[miner])
+    network.to_window(windows.stop)
     return miner
 
 
@@ -50,31 +47,27 @@ def roots(node: Node) -> dict[int, str]:
 # Replay.
 
 
-def test_every_missed_window_is_replayed_in_order(network: Network) -> None:
+def test_what_one_bucket_lost_is_read_from_another(network: Network) -> None:
+    """Window 1 has a payload in the aggregate only; window 2 has payloads with the miners only, and a copied roster."""
     miner = away(network, range(1, 4))
+    other, aggregator = network.miners[1], network.aggregator
+    network.bucket(other).delete(network.objects(other, "gradient-1-"))
+    network.bucket(aggregator).delete([*network.objects(aggregator, "roster-2-"), aggregate_key(2)])
     assert catch_up(miner, 3, deadline=now(miner)) == 3
     assert roots(miner) == roots(network.validator)
     assert list(roots(miner)) == [1, 2, 3]
     assert miner.state.mark == network.validator.state.mark
 
 
-def test_null_windows_are_replayed_as_null(folder: Path) -> None:
-    network = Network(folder, actors=["honest", "silent"])
+def test_null_windows_are_replayed_as_null(build: Build) -> None:
+    network = build(actors=["honest", "silent"])
     miner = network.miners[0]
     network.run([1])
-    network.run([2, 3], but=[network.name(miner)])
-    to_window(network, 4)
+    assert len(network.roster(1).entries) == 1
+    network.run([2, 3], but=[miner])
+    network.to_window(4)
     assert catch_up(miner, 3, deadline=now(miner)) == 3
     assert (miner.state.outer_steps, miner.state.mark.null) == (1, True)
-    assert roots(miner) == roots(network.validator)
-    network.stop()
-
-
-def test_payloads_come_from_the_aggregate_when_the_miners_are_gone(network: Network) -> None:
-    miner = away(network, range(1, 3))
-    other = network.name(network.miners[1])
-    network.bucket(other).delete(network.objects(other))
-    assert catch_up(miner, 2, deadline=now(miner)) == 2
     assert roots(miner) == roots(network.validator)
 
 
@@ -90,12 +83,12 @@ def test_a_window_that_cannot_be_replayed_is_never_skipped(network: Network, mis
     miner = away(network, range(1, 4))
     taken: dict[tuple[str, str], bytes] = {}
     for node in network.all(RosterNode):
-        rosters = [key for key in network.objects(network.name(node)) if key.startswith("roster-2-")]  # copies as well
+        rosters = [key for key in network.objects(node) if key.startswith("roster-2-")]  # copies as well
         for key in {"aggregate": [aggregate_key(2)], "roster": rosters}[missing]:
-            take(network, taken, network.name(node), key)
+            take(network, taken, node.name, key)
     if missing == "aggregate":  # and nowhere else is what was in it
         for other in network.all(Miner):
-            take(network, taken, network.name(other), window_key(Kind.GRADIENT, 2, other.exchange.identity(2).uid))
+            take(network, taken, other.name, window_key(Kind.GRADIENT, 2, other.exchange.identity(2).uid))
     deadline = now(miner) + 5
     with pytest.raises(TransientError) as caught:
         catch_up(miner, 3, deadline=deadline)
@@ -111,15 +104,13 @@ def test_a_window_that_cannot_be_replayed_is_never_skipped(network: Network, mis
 
 def test_a_damaged_aggregate_is_not_applied(network: Network) -> None:
     miner = away(network, range(1, 3))
-    name = network.name(network.aggregator)
-    _, data = network.objects(name)[aggregate_key(1)]
-    network.bucket(name).put(aggregate_key(1), data[:-1] + bytes([data[-1] ^ 1]))
+    bucket = network.bucket(network.aggregator)
+    data = bucket.get(aggregate_key(1), max_bytes=1 << 20)
+    bucket.put(aggregate_key(1), data[:-1] + bytes([data[-1] ^ 1]))
     for other in network.all(Miner):
-        network.bucket(network.name(other)).delete([window_key(Kind.GRADIENT, 1, other.exchange.identity(1).uid)])
-    with pytest.raises(TransientError) as caught:
+        network.bucket(other).delete([window_key(Kind.GRADIENT, 1, other.exchange.identity(1).uid)])
+    with raising(TransientError, Reason.AGGREGATE_MISSING, "[wrong_hash]"):
         catch_up(miner, 2, deadline=now(miner))
-    assert caught.value.reason is Reason.AGGREGATE_MISSING
-    assert "[wrong_hash]" in str(caught.value)
     assert miner.state.window == 0
 
 
@@ -133,7 +124,7 @@ def test_a_network_that_stood_still_goes_on(network: Network, asleep: int) -> No
     for name in list(network.nodes):
         network.restart(name)
     back = 3 + asleep
-    to_window(network, back)
+    network.to_window(back)
     network.run([back, back + 1])
     assert len(network.roots(back + 1)) == 1
     for node in network.nodes.values():
@@ -145,13 +136,7 @@ def test_a_network_that_stood_still_goes_on(network: Network, asleep: int) -> No
 
 def publishes_and_dies(network: Network, window: int) -> None:
     """Let a window end with a roster in its slot and without any decision: then everybody is away."""
-    for miner in network.miners:
-        open_window(miner, window)
-        miner.train(window)
-        miner.compress(window)
-        miner.commit(window)
-    for miner in network.miners:
-        miner.upload(window)
+    network.reveal(window)
     aggregator = network.aggregator
     open_window(aggregator, window)
     aggregator.settle_and_publish(window, aggregator.gather(window))
@@ -162,101 +147,90 @@ def test_a_roster_that_was_in_time_is_applied_although_nobody_decided(network: N
     publishes_and_dies(network, 2)
     for name in list(network.nodes):
         network.restart(name)
-    to_window(network, 5)
+    network.to_window(5)
     network.run([5])
     assert len(network.roots(5)) == 1
     for node in network.nodes.values():
         assert node.state.outer_steps == 3
         applied = node.journal.applied(2)
-        assert applied is not None
         assert applied.roster is not None
 
 
-def test_a_miner_waits_while_a_window_may_still_be_decided(network: Network) -> None:
-    miner = network.miners[0]
-    to_window(network, 2)
-    with pytest.raises(TransientError) as caught:
+def test_a_window_without_decisions_is_null_once_none_can_come_any_more(network: Network) -> None:
+    miner, validator = network.miners[0], network.validator
+    network.bucket(validator).put("debug-999999999999-0-v1.json", b"{}")  # of a far window: nothing has expired
+    network.to_window(2)
+    with raising(TransientError, Reason.DECISION_MISSING):
         replay(miner, 1)
-    assert caught.value.reason is Reason.DECISION_MISSING
+    network.to_window(3)
+    with network.outage(validator), pytest.raises(TransientError):
+        replay(miner, 1)
     assert miner.state.window == 0
-    to_window(network, 3)
     assert replay(miner, 1).roster is None
     assert miner.journal.unconfirmed(0, 9) == (), "a decision that comes now comes too late"
 
 
 def test_a_validator_signs_a_decision_that_is_still_possible(network: Network) -> None:
-    to_window(network, 2)
+    network.to_window(2)
     assert replay(network.validator, 1).roster is None
-    assert network.objects(network.name(network.validator), "decision-1-")
-    to_window(network, 3)
+    assert network.objects(network.validator, "decision-1-")
+    network.to_window(3)
     assert replay(network.aggregator, 1).roster is None
 
 
-def test_expired_decisions_do_not_count_as_missing(folder: Path) -> None:
-    """Its decisions were deleted: a node that is as late as that needs a checkpoint."""
-    network = Network(folder, tiny(storage={"checkpoint_frequency": 1, "retention_windows": 2}))
+def test_expired_decisions_do_not_count_as_missing(build: Build) -> None:
+    """A node that is as late as that needs a checkpoint."""
+    network = build(tiny(storage={"checkpoint_frequency": 1, "retention_windows": 2}))
     miner = network.miners[0]
-    name = network.name(miner)
-    network.run([1, 2, 3, 4], but=[name])
+    network.run([1, 2, 3, 4], but=[miner])
+    network.to_window(5)
+    assert majority(miner.exchange, 1).is_clear
+
+    # First only the small validator shows its decision: the other one still counts in the total stake.
     for node in network.all(RosterNode):
-        assert clean_bucket(network.context(network.name(node)), dry_run=False).failed == ()
-        assert not network.objects(network.name(node), "decision-1-")
-    to_window(network, 5)
-    with pytest.raises(TransientError) as caught:
-        replay(miner, 1)
-    assert caught.value.reason is Reason.DECISION_MISSING
+        assert clean_bucket(network.context(node), dry_run=False).failed == ()
+        assert not network.objects(node, "decision-1-")
+        with raising(TransientError, Reason.DECISION_MISSING):
+            replay(miner, 1)
     assert miner.state.window == 0
     publish(network, network.aggregator)
     assert catch_up(miner, 4, deadline=now(miner)) == 4
     assert miner.state.root == network.validator.state.root
-    network.stop()
 
 
-def test_nothing_expires_while_a_network_stands_still(folder: Path) -> None:
-    network = Network(folder, tiny(storage={"checkpoint_frequency": 1, "retention_windows": 2}))
+def test_nothing_expires_while_a_network_stands_still(build: Build) -> None:
+    network = build(tiny(storage={"checkpoint_frequency": 1, "retention_windows": 2}))
     miner = network.miners[0]
-    network.run([1, 2], but=[network.name(miner)])
-    to_window(network, 9)
+    network.run([1, 2], but=[miner])
+    network.to_window(9)
     for node in network.all(RosterNode):
-        report = clean_bucket(network.context(network.name(node)), dry_run=False)
+        report = clean_bucket(network.context(node), dry_run=False)
         assert (report.window, sum(row.deleted for row in report.rows)) == (9, 0)
     assert catch_up(miner, 7, deadline=now(miner)) == 7
     assert miner.state.outer_steps == 2
     network.run([9, 10])
     assert len(network.roots(10)) == 1
-    network.stop()
-
-
-def test_an_unreachable_validator_counts_as_undecided(network: Network) -> None:
-    miner = network.miners[0]
-    to_window(network, 4)
-    with network.outage(network.name(network.validator)), pytest.raises(TransientError):
-        replay(miner, 1)
-    assert miner.state.window == 0
-    assert replay(miner, 1).roster is None
 
 
 # Checkpoints.
 
 
 def publish(network: Network, node: Node) -> StateMark:
-    return publish_newest_checkpoint(network.context(network.name(node)))
+    return publish_newest_checkpoint(network.context(node))
 
 
 def test_a_node_that_is_far_behind_takes_the_newest_checkpoint_and_replays_the_rest(network: Network) -> None:
     network.run([1])
     miner = network.miners[0]
-    name = network.name(miner)
-    network.run([2, 3, 4], but=[name])
+    network.run([2, 3, 4], but=[miner])
     assert publish(network, network.aggregator).window == 4
-    network.run([5], but=[name])
-    to_window(network, 6)
+    network.run([5], but=[miner])
+    network.to_window(6)
     own = miner.private
     assert catch_up(miner, 5, deadline=now(miner)) == 5
     assert list(roots(miner)) == [1, 4, 5], "windows 2 and 3 were jumped over"
     assert miner.state.mark == network.validator.state.mark
     assert miner.private is not own
-    assert miner.private is not None
     assert miner.private.feedback.num_calls == 0
     assert miner.snapshots.windows()[0] == 5
     assert open_window(miner, 6) == open_window(miner, 6)
@@ -267,9 +241,9 @@ def test_a_node_that_is_far_behind_takes_the_newest_checkpoint_and_replays_the_r
 def test_a_node_that_is_near_replays_although_there_is_a_checkpoint(network: Network) -> None:
     network.run([1])
     miner = network.miners[0]
-    network.run([2, 3, 4], but=[network.name(miner)])
+    network.run([2, 3, 4], but=[miner])
     publish(network, network.aggregator)
-    to_window(network, 5)
+    network.to_window(5)
     assert catch_up(miner, 4, deadline=now(miner)) == 4
     assert list(roots(miner)) == [1, 2, 3, 4]
 
@@ -279,9 +253,9 @@ def test_a_checkpoint_beyond_the_target_or_behind_the_state_is_not_taken(network
     publish(network, network.aggregator)
     miner = network.miners[0]
     assert take_checkpoint(miner, 2) is None, "that is the state it has"
-    network.run([3], but=[network.name(miner)])
+    network.run([3], but=[miner])
     publish(network, network.aggregator)
-    to_window(network, 4)
+    network.to_window(4)
     assert take_checkpoint(miner, 2) is None
     taken = take_checkpoint(miner, 3)
     assert taken == network.validator.state.mark == miner.state.mark
@@ -291,11 +265,25 @@ def test_without_proofs_there_is_no_jump(network: Network) -> None:
     miner = away(network, range(1, 5))
     publish(network, network.aggregator)
     for node in network.all(RosterNode):
-        name = network.name(node)
-        network.bucket(name).delete(network.objects(name, "proof-4-"))
+        network.bucket(node).delete(network.objects(node, "proof-4-"))
     assert take_checkpoint(miner, 4) is None
     assert catch_up(miner, 4, deadline=now(miner)) == 4
     assert list(roots(miner)) == [1, 2, 3, 4]
+
+
+def publish_as(network: Network, node: Node, params: dict[str, Tensor], mark: StateMark) -> None:
+    """Publish a checkpoint of these parameters under a node's hotkey."""
+    folder = network.world.root / "other"
+    write_model(folder, params, network.hparams.model, node.workload.tokenizer.to_bytes())
+    publish_checkpoint(
+        node.buckets.own,
+        folder,
+        mark,
+        network=node.exchange.network,
+        uid=node.exchange.identity(mark.window).uid,
+        signer=node.exchange.own_signer,
+        clock=node.chain.clock,
+    )
 
 
 def forge(network: Network, node: Node, *, outer_steps: int, null: bool, moved: float) -> StateMark:
@@ -303,8 +291,7 @@ def forge(network: Network, node: Node, *, outer_steps: int, null: bool, moved: 
 
     Each of the two is consistent in itself.
     """
-    mark, name = node.state.mark, network.name(node)
-    signer, identity = network.member(name).hotkey, node.exchange.identity(mark.window)
+    mark, identity = node.state.mark, node.exchange.identity(node.state.window)
     params = {key: tensor + moved for key, tensor in node.state.params.items()}
     digest = parameters_digest(params)
     root = (
@@ -313,29 +300,23 @@ def forge(network: Network, node: Node, *, outer_steps: int, null: bool, moved: 
         else next_root(mark.previous_root, mark.window, outer_steps, digest)
     )
     forged = StateMark(mark.window, outer_steps, root, mark.previous_root, null)
-    folder = network.world.root / "forged"
-    write_model(folder, params, network.hparams.model, node.workload.tokenizer.to_bytes())
-    publish_checkpoint(
-        node.buckets.own,
-        folder,
-        forged,
-        network=node.exchange.network,
-        uid=identity.uid,
-        signer=signer,
-        clock=node.chain.clock,
-    )
+    publish_as(network, node, params, forged)
     block = node.exchange.settling_block(node.exchange.times(mark.window))
     proof = state_proof(params, window=mark.window, block_hash=node.chain.block_hash(block), hotkey=identity.hotkey)
     body = Proof(
         **node.exchange.author(mark.window), window=mark.window, root=root, outer_steps=outer_steps, proof=proof
     )
-    network.bucket(name).put(window_key(Kind.PROOF, mark.window, identity.uid), seal(body, signer).encode())
+    sealed = seal(body, node.exchange.own_signer).encode()
+    network.bucket(node).put(window_key(Kind.PROOF, mark.window, identity.uid), sealed)
     return forged
 
 
 def test_a_forged_checkpoint_of_the_minority_is_not_taken(network: Network, caplog: pytest.LogCaptureFixture) -> None:
+    """Not even while the majority's proof cannot be read: that is no absence."""
     miner = away(network, range(1, 5))
     forge(network, network.validator, outer_steps=4, null=False, moved=1.0)
+    with network.outage(network.aggregator):
+        assert take_checkpoint(miner, 4) is None
     with caplog.at_level(logging.WARNING):
         assert take_checkpoint(miner, 4) is None
     assert "its checkpoint of window 4 is not the majority's state" in caplog.text
@@ -344,49 +325,28 @@ def test_a_forged_checkpoint_of_the_minority_is_not_taken(network: Network, capl
     assert miner.state.root == network.aggregator.state.root
 
 
-def test_an_unreachable_majority_is_not_outvoted(network: Network) -> None:
-    """Its proof cannot be read now: that is no absence, and the forger stays a minority."""
-    miner = away(network, range(1, 5))
-    forge(network, network.validator, outer_steps=4, null=False, moved=1.0)
-    with network.outage(network.name(network.aggregator)):
-        assert take_checkpoint(miner, 4) is None
-    assert miner.state.window == 0
-
-
-def test_a_forged_number_of_outer_steps_is_not_taken(folder: Path) -> None:
+def test_a_forged_number_of_outer_steps_is_not_taken(build: Build) -> None:
     """The root of a null window does not bind it, the proofs do: learning rates follow it."""
-    network = Network(folder, tiny("local-demo"), actors=["honest", "silent"])
+    network = build(tiny("local-demo"), actors=["honest", "silent"])
     miner = network.miners[0]
     network.run([1, 2])
-    network.run([3, 4, 5, 6], but=[network.name(miner)])
+    network.run([3, 4, 5, 6], but=[miner])
     validator = network.validator
     assert validator.state.mark.null
     forged = forge(network, validator, outer_steps=99, null=True, moved=0.0)
     assert forged.root == validator.state.root
-    to_window(network, 7)
+    network.to_window(7)
     assert take_checkpoint(miner, 6) is None
     publish(network, network.aggregator)
     assert take_checkpoint(miner, 6) == network.aggregator.state.mark
-    network.stop()
 
 
 def test_a_checkpoint_whose_parameters_are_not_its_roots_is_left_out(network: Network) -> None:
     """Even the majority's own: it may have been damaged before it was hashed."""
     miner = away(network, range(1, 5))
     aggregator = network.aggregator
-    mark = aggregator.state.mark
-    folder = network.world.root / "damaged"
     params = {name: torch.zeros_like(tensor) for name, tensor in aggregator.state.params.items()}
-    write_model(folder, params, network.hparams.model, aggregator.workload.tokenizer.to_bytes())
-    publish_checkpoint(
-        aggregator.buckets.own,
-        folder,
-        mark,
-        network=aggregator.exchange.network,
-        uid=aggregator.exchange.identity(4).uid,
-        signer=network.member(network.name(aggregator)).hotkey,
-        clock=aggregator.chain.clock,
-    )
+    publish_as(network, aggregator, params, aggregator.state.mark)
     assert list_checkpoints(aggregator.buckets.own, aggregator.exchange.identity(4).uid) == [4, 0]
     assert take_checkpoint(miner, 4) is None
     assert (miner.state.window, miner.snapshots.windows()) == (0, ())
@@ -395,25 +355,15 @@ def test_a_checkpoint_whose_parameters_are_not_its_roots_is_left_out(network: Ne
 def test_the_first_roster_after_a_checkpoint_names_the_decision_before(network: Network) -> None:
     """Its roster must name the decision on the window before, or nobody could follow it."""
     validator, aggregator = network.validator, network.aggregator
-    network.run([1, 2, 3, 4], but=[network.name(validator)])
+    network.run([1, 2, 3, 4], but=[validator])
     publish(network, aggregator)
-    to_window(network, 5)
+    network.to_window(5)
     assert take_checkpoint(validator, 4) is not None
-    network.run([5], but=[network.name(aggregator)])
+    network.run([5], but=[aggregator])
     decided = fetch_roster(aggregator.exchange, aggregator.exchange.identity(4), 4)
     own = fetch_roster(validator.exchange, validator.exchange.identity(5), 5)
-    assert decided is not None
-    assert own is not None
     assert own.body.previous == decided.body.digest
     assert {node.state.window for node in network.miners} == {5}
-
-
-def test_a_deleted_roster_is_read_from_the_validators_that_decided_it(network: Network) -> None:
-    miner = away(network, range(1, 4))
-    name = network.name(network.aggregator)
-    network.bucket(name).delete([key for key in network.objects(name) if key.startswith(("roster-", "aggregator-"))])
-    assert catch_up(miner, 3, deadline=now(miner)) == 3
-    assert roots(miner) == roots(network.validator)
 
 
 # The minority.
@@ -432,9 +382,8 @@ def applies_null(node: Node, window: int) -> None:
 
 def test_a_node_of_the_minority_returns_to_a_snapshot_and_follows_the_majority(network: Network) -> None:
     miner = network.miners[0]
-    name = network.name(miner)
     network.run([1])
-    network.run([2], but=[name])
+    network.run([2], but=[miner])
     applies_null(miner, 2)
     assert len(network.roots(2)) == 2
     assert leave_minority(miner)
@@ -445,28 +394,18 @@ def test_a_node_of_the_minority_returns_to_a_snapshot_and_follows_the_majority(n
     assert len(network.roots(2)) == 1
 
 
-def test_without_a_snapshot_from_before_it_returns_to_genesis(network: Network) -> None:
-    miner = network.miners[0]
-    network.run([1], but=[network.name(miner)])
-    applies_null(miner, 1)
-    assert leave_minority(miner)
-    assert miner.state.mark == miner.birth.mark
-    follows_the_others(network, miner, 2)
-
-
 def test_a_split_is_found_even_when_null_windows_followed_it(network: Network) -> None:
     """A null window looks alike on both sides, so the window of the split itself has to be looked at."""
     miner = network.miners[0]
-    everybody = [network.name(each) for each in network.miners]
-    network.run([1], but=everybody[:1])
+    network.run([1], but=[miner])
     applies_null(miner, 1)
-    network.run([2, 3], but=everybody)
+    network.run([2, 3], but=network.miners)
     for window in (2, 3):
         applies_null(miner, window)
     assert network.validator.state.mark.null
     assert miner.state.root != network.validator.state.root
     assert leave_minority(miner)
-    assert miner.state.window == 0
+    assert miner.state.mark == miner.birth.mark, "there is no snapshot from before the split"
     follows_the_others(network, miner, 4)
 
 
@@ -477,8 +416,7 @@ def test_a_confirmed_window_is_not_checked_again(network: Network) -> None:
     assert not leave_minority(miner)
     assert miner.journal.unconfirmed(0, 9) == ()
     for node in network.all(RosterNode):
-        name = network.name(node)
-        network.bucket(name).delete(network.objects(name, "decision-"))
+        network.bucket(node).delete(network.objects(node, "decision-"))
     assert not leave_minority(miner)
 
 
@@ -486,26 +424,24 @@ def test_a_confirmed_window_is_not_checked_again(network: Network) -> None:
 def test_a_split_of_even_stake_is_no_reason_to_leave(network: Network, stake: float) -> None:
     aggregator, validator = network.aggregator, network.validator
     network.world.chain.set_stake(validator.exchange.own_signer.address, stake)
-    network.run([1], but=[network.name(validator)])
+    network.run([1], but=[validator])
     applies_null(validator, 1)
-    to_window(network, 2)
+    network.to_window(2)
     publish_decision(validator.exchange, 1, None, deadline=now(validator) + 1)
-    to_window(network, 3)
+    network.to_window(3)
     assert leave_minority(validator) == (stake < 1000)
     assert not leave_minority(aggregator)
 
 
 def test_a_validator_of_the_minority_comes_back_although_its_decision_stands(network: Network) -> None:
     validator = network.validator
-    name = network.name(validator)
-    network.run([1], but=[name])
+    network.run([1], but=[validator])
     open_window(validator, 1)
     applies_null(validator, 1)
     assert validator.decide(Settlement(1, None)).in_time
     assert drive_window(validator, 2).action is Action.RUN
     assert validator.journal.roots(1, 1) == network.aggregator.journal.roots(1, 1)
     found = fetch_roster(validator.exchange, network.aggregator.exchange.identity(1), 1)
-    assert found is not None
     report = validator.decide(Settlement(1, found.body, found.signature))
     assert report.reason is Reason.OBJECT_DIFFERS
 
@@ -513,21 +449,20 @@ def test_a_validator_of_the_minority_comes_back_although_its_decision_stands(net
 def test_a_roster_of_another_history_is_not_applied(network: Network) -> None:
     """The node decided null on window 1 and meets a roster that follows the others' decision."""
     miner = network.miners[0]
-    name = network.name(miner)
-    network.run([1], but=[name])
+    network.run([1], but=[miner])
     applies_null(miner, 1)
     outcomes = []
 
     def goes_on() -> None:
         # As if the decisions on window 1 came only now: the window is opened before they are looked at.
         miner.journal.claim(2)
-        miner.chain.wait_for_block(2 * network.hparams.windows.blocks_per_window)
+        network.to_window(2, miner.chain)
         try:
             miner.settle(2)
         except TransientError as error:
             outcomes.append(error)
 
-    network.run([2], but=[name], beside=[goes_on])
+    network.run([2], but=[miner], beside=[goes_on])
     assert [error.reason for error in outcomes] == [Reason.MINORITY]
     assert miner.journal.result(2, "settle") is None
     assert miner.state.window == 1
@@ -539,40 +474,19 @@ def test_a_decision_that_comes_too_late_does_not_count(network: Network) -> None
     """Nobody decided on window 1; when all have gone on, one small validator names a roster that nobody shows."""
     network.run([1])
     for node in network.all(RosterNode):
-        name = network.name(node)
-        network.bucket(name).delete(network.objects(name, "decision-1-"))
+        network.bucket(node).delete(network.objects(node, "decision-1-"))
     for node in network.nodes.values():
         node.journal._file.execute("UPDATE applied SET confirmed = 0")
-    to_window(network, 3)
+    network.to_window(3)
     assert not leave_minority(network.aggregator)
     assert network.aggregator.journal.unconfirmed(0, 9) == ()
     late = Decision(**network.validator.exchange.author(1), window=1, roster="ab" * 32)
     sealed = seal(late, network.validator.exchange.own_signer).encode()
-    name = network.name(network.validator)
-    network.bucket(name).put(window_key(Kind.DECISION, 1, network.validator.exchange.identity(1).uid), sealed)
+    key = window_key(Kind.DECISION, 1, network.validator.exchange.identity(1).uid)
+    network.bucket(network.validator).put(key, sealed)
     for node in network.nodes.values():
         assert not leave_minority(node)
         assert node.state.window == 1
-
-
-def test_an_object_of_a_far_window_does_not_expire_the_past(network: Network) -> None:
-    to_window(network, 4)
-    name = network.name(network.validator)
-    network.bucket(name).put("debug-999999999999-0-v1.json", b"{}")
-    assert replay(network.miners[0], 1).roster is None
-
-
-def test_a_validator_whose_decision_may_have_expired_still_counts_in_the_total(folder: Path) -> None:
-    """Of an old window only one small validator still shows a decision and a proof."""
-    network = Network(folder, tiny(storage={"checkpoint_frequency": 1, "retention_windows": 2}))
-    network.run([1, 2, 3, 4, 5])
-    exchange = network.miners[0].exchange
-    assert majority(exchange, 1).is_clear
-    clean_bucket(network.context(network.name(network.aggregator)), dry_run=False)
-    with pytest.raises(TransientError) as caught:
-        majority(exchange, 1)
-    assert caught.value.reason is Reason.DECISION_MISSING
-    network.stop()
 
 
 def test_a_failure_after_the_outer_step_is_repaired_by_a_later_call(
@@ -580,17 +494,16 @@ def test_a_failure_after_the_outer_step_is_repaired_by_a_later_call(
 ) -> None:
     network.run([1])
     miner = network.miners[0]
-    name = network.name(miner)
     outcomes: list[Reason] = []
 
     def stumbles() -> None:
-        miner.chain.wait_for_block(2 * network.hparams.windows.blocks_per_window)
+        network.to_window(2, miner.chain)
         with monkeypatch.context() as patch:
             patch.setattr(miner.journal, "enter_applied", raises(TransientError(Reason.LOCAL_FILE, "full")))
             outcomes.extend(reason for reason in [drive_window(miner, 2).reason] if reason is not None)
         miner.apply(miner.settle(2))
 
-    network.run([2], but=[name], beside=[stumbles])
+    network.run([2], but=[miner], beside=[stumbles])
     assert outcomes == [Reason.LOCAL_FILE]
     assert len(network.roots(2)) == 1
     assert miner.snapshots.marks()[0].window == 2

@@ -2,7 +2,6 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,68 +9,62 @@ import pytest
 
 from tasks.host import hosted, hosting
 from tasks.window import open_window as open_window_task
+from templar.canonical import file_sha256
 from templar.errors import PermanentError, Reason
 from templar.exchange.lease import Terms
-from templar.neuron.lock import HOLDER_FILE, NeuronLock, holder_of
-from templar.neuron.miner import Miner
+from templar.neuron.lock import HOLDER_FILE, NeuronLock, holder_of, write_file
 from templar.neuron.node import Node
 from templar.window import open_window
 from tests.support import lock_holder
+from tests.support.errors import raising
 from tests.support.network import Network
 
-Start = Callable[[], subprocess.Popen[str]]
 
+@pytest.mark.parametrize("umask", [0o000, 0o022])
+def test_only_the_owner_may_enter_the_folder_or_read_a_file(tmp_path: Path, umask: int) -> None:
+    home, payload = tmp_path / "home", tmp_path / "home" / "payloads" / "payload"
+    seen: list[int] = []
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts processes that want the lock of the folder, and ends them."""
-    processes: list[subprocess.Popen[str]] = []
+    def write(path: Path) -> None:
+        seen.append(path.stat().st_mode & 0o777)  # nobody reads it while it is written either
+        path.unlink()
+        path.write_bytes(b"secret until the close")
 
-    def start_one() -> subprocess.Popen[str]:
-        processes.append(lock_holder.start(tmp_path))
-        return processes[-1]
-
-    yield start_one
-    for process in processes:
-        process.kill()
-        process.communicate()
+    before = os.umask(umask)
+    try:
+        home.mkdir(mode=0o755)  # of a release that left it open
+        NeuronLock(home).release()
+        write_file(payload, write)
+    finally:
+        os.umask(before)
+    assert seen == [0o600]
+    assert [path.stat().st_mode & 0o777 for path in (home, payload.parent, payload)] == [0o700, 0o700, 0o600]
 
 
 def says(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
     return process.stdout.readline().strip()
 
 
-def refusal(home: Path) -> PermanentError:
+def refusal(home: Path) -> str:
     with pytest.raises(PermanentError) as caught:
         NeuronLock(home)
     assert caught.value.reason is Reason.ALREADY_RUNNING
-    return caught.value
+    return str(caught.value)
 
 
-def test_a_second_process_is_refused_with_the_first_ones_pid(start: Start, tmp_path: Path) -> None:
-    first = start()
-    assert says(first) == "held"
-    answer = says(start())
-    assert answer.startswith(f"[already_running] {tmp_path}: process {first.pid} already runs this neuron")
-    assert f"process {first.pid} " in str(refusal(tmp_path))
-
-
-def test_one_process_cannot_lock_twice(tmp_path: Path) -> None:
-    lock = NeuronLock(tmp_path / "home")
-    assert f"process {os.getpid()} " in str(refusal(tmp_path / "home"))
-    lock.release()
-    NeuronLock(tmp_path / "home").release()
-
-
-def test_a_kill_releases_the_lock(start: Start, tmp_path: Path) -> None:
-    first = start()
-    assert says(first) == "held"
-    first.kill()
-    first.wait()
+def test_a_second_process_is_refused_with_the_first_ones_pid_until_that_is_killed(tmp_path: Path) -> None:
+    with lock_holder.start(tmp_path) as first:
+        assert says(first) == "held"
+        with lock_holder.start(tmp_path) as second:
+            expected = f"[already_running] {tmp_path}: process {first.pid} already runs this neuron"
+            assert says(second).startswith(expected)
+        assert refusal(tmp_path).startswith(expected)
+        first.kill()
     lock = NeuronLock(tmp_path)
     assert (tmp_path / "lock").read_text() == str(os.getpid())
+    assert f"process {os.getpid()} " in refusal(tmp_path)
     lock.release()
+    NeuronLock(tmp_path).release()
 
 
 # Who a folder is.
@@ -99,91 +92,94 @@ def test_a_copied_folder_is_another_holder(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("content", [b"", b"xyz", b"0" * 31, b"\xff" * 32])
 def test_a_damaged_secret_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / HOLDER_FILE).write_bytes(content)
-    with pytest.raises(PermanentError) as caught:
+    with raising(PermanentError, Reason.BAD_STATE_FILE, str(tmp_path / HOLDER_FILE)):
         holder_of(tmp_path)
-    assert caught.value.reason is Reason.BAD_STATE_FILE
-    assert str(tmp_path / HOLDER_FILE) in str(caught.value)
+
+
+def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "payload.bin"
+    write_file(path, lambda part: part.write_bytes(b"first"))
+    digest = file_sha256(path)
+
+    def fails(part: Path) -> None:
+        part.write_bytes(b"half of the sec")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_file(path, fails)
+    assert file_sha256(path) == digest
+    write_file(path, lambda part: part.write_bytes(b"second"), durable=False)
+    assert path.read_bytes() == b"second"
+    assert [each.name for each in path.parent.iterdir()] == ["payload.bin"]
 
 
 # The same hotkey on two machines.
 
 
-def elsewhere(network: Network, name: str, kind: type[Node] = Miner) -> Node:
+def elsewhere(network: Network, node: Node) -> Node:
     """The node of a member over an empty folder of another machine."""
-    context = network.world.context(network.member(name))
-    return kind(replace(context, name=f"{name}-2", home=context.home.with_name(f"{name}-2")))
+    context = network.world.context(network.member(node))
+    return type(node)(replace(context, name=f"{node.name}-2", home=context.home.with_name(f"{node.name}-2")))
 
 
-@pytest.mark.parametrize("index", [0, 1, 2], ids=["aggregator", "validator", "miner"])
-def test_a_second_machine_is_refused_and_the_first_goes_on(network: Network, index: int) -> None:
-    node = (network.aggregator, network.validator, network.miners[0])[index]
-    name = node.name
-    network.run(range(1, 2))
-    before, commitments = network.objects(name), network.world.chain.commitments()
-    with pytest.raises(PermanentError) as caught:
-        elsewhere(network, name, type(node))
-    assert caught.value.reason is Reason.ALREADY_RUNNING
-    assert "Stop the neuron there" in str(caught.value)
-    assert (network.objects(name), network.world.chain.commitments()) == (before, commitments)
-    network.run(range(2, 3))
+def expire(network: Network) -> None:
+    """Let the time pass until every lease that is not renewed has expired."""
+    network.clock.sleep_until(network.clock.now() + Terms.of(network.hparams.windows).expires_after + 1)
+
+
+def test_a_second_machine_is_refused_and_the_first_goes_on(network: Network) -> None:
+    network.run([1])
+    for node in network.nodes.values():
+        before, commitments = network.objects(node), network.world.chain.commitments()
+        with raising(PermanentError, Reason.ALREADY_RUNNING, "Stop the neuron there"):
+            elsewhere(network, node)
+        assert (network.objects(node), network.world.chain.commitments()) == (before, commitments)
+    network.run([2])
     assert len(network.roots(2)) == 1
 
 
-def test_a_neuron_that_was_stopped_can_start_elsewhere_at_once(network: Network) -> None:
-    (name, node), *_ = [(network.name(node), node) for node in network.miners]
-    network.run(range(1, 2))
-    del network.nodes[name]
-    node.stop()
-    second = elsewhere(network, name)
-    network.nodes[name] = second
-    network.run(range(2, 4))
+def test_a_stopped_neuron_starts_elsewhere_at_once_and_a_killed_one_when_its_lease_is_over(network: Network) -> None:
+    stopped, killed = network.miners
+    network.run([1])
+    network.restart(killed)
+    network.nodes.pop(stopped.name).stop()
+    network.nodes[stopped.name] = elsewhere(network, stopped)
+    network.run([2, 3])
     assert len(network.roots(3)) == 1
-
-
-def test_a_killed_neuron_restarts_at_once_in_its_folder_and_later_elsewhere(network: Network) -> None:
-    name = network.name(network.miners[0])
-    network.run(range(1, 2))
-    network.restart(name)
-    network.run(range(2, 3))
-    network.kill(name)
+    network.kill(killed)
     with pytest.raises(PermanentError):
-        elsewhere(network, name)
-    network.clock.sleep_until(network.clock.now() + Terms.of(network.hparams.windows).expires_after + 1)
-    elsewhere(network, name).stop()
+        elsewhere(network, killed)
+    expire(network)
+    elsewhere(network, killed).stop()
 
 
 def test_a_replaced_neuron_publishes_nothing_more_and_says_why(network: Network) -> None:
-    name = network.name(network.miners[0])
-    network.run(range(1, 2))
-    sleeper = network.nodes.pop(name)
-    network.clock.sleep_until(network.clock.now() + Terms.of(network.hparams.windows).expires_after + 1)
-    second = elsewhere(network, name)
-    before = network.objects(name)
-    with pytest.raises(PermanentError) as caught:
+    sleeper = network.miners[0]
+    network.run([1])
+    expire(network)
+    second = elsewhere(network, sleeper)
+    before = network.objects(sleeper)
+    with raising(PermanentError, Reason.LEASE_LOST):
         open_window(sleeper)
-    assert caught.value.reason is Reason.LEASE_LOST
     with pytest.raises(PermanentError):
         sleeper.publish_sync_proof(sleeper.state.window)
-    assert network.objects(name) == before
-    sleeper.stop()
+    assert network.objects(sleeper) == before
     second.takes_part(2)
     second.stop()
 
 
 def test_a_flow_releases_a_neuron_that_another_process_took_over(network: Network) -> None:
-    name = network.name(network.miners[0])
+    name = network.miners[0].name
     sleeper = network.nodes.pop(name)
-    network.clock.sleep_until(network.clock.now() + Terms.of(network.hparams.windows).expires_after + 1)
-    second = elsewhere(network, name)
+    expire(network)
+    second = elsewhere(network, sleeper)
     with hosting(name, sleeper):
         assert hosted(name, Node) is sleeper
-        with pytest.raises(PermanentError) as caught:
+        with raising(PermanentError, Reason.LEASE_LOST):
             open_window_task.fn(name, None)
-        assert caught.value.reason is Reason.LEASE_LOST
         NeuronLock(sleeper.home).release()  # it was stopped, and the next window's start is what is refused
-    with pytest.raises(PermanentError) as caught:
+    with raising(PermanentError, Reason.ALREADY_RUNNING):
         network.started(network.member(name))
-    assert caught.value.reason is Reason.ALREADY_RUNNING
     second.stop()
     network.restart(name)
 

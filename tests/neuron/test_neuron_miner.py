@@ -1,12 +1,11 @@
 """A miner's window: each step does its work once, even if the process dies between two steps."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 
-from templar.agreement.roster import fetch_roster
 from templar.canonical import sha256_hex
 from templar.errors import PermanentError, Reason
 from templar.exchange.object_keys import Kind, window_key
@@ -14,41 +13,29 @@ from templar.exchange.objects import Manifest
 from templar.exchange.signed import unseal
 from templar.neuron.journal import Status
 from templar.neuron.miner import Miner
-from templar.window import Action, drive_window, open_window
+from templar.store.directory import DirectoryStore
+from templar.window import Action, MinerSteps, drive_window, open_window
+from tests.support.errors import raising
 from tests.support.marks import some_quick
-from tests.support.network import Network, tiny
-
-STEPS: dict[str, Callable[[Miner, int], object]] = {
-    "open": open_window,
-    "fetch": Miner.fetch_pages,
-    "train": Miner.train,
-    "compress": Miner.compress,
-    "commit": Miner.commit,
-    "upload": Miner.upload,
-    "gather": Miner.gather,
-    "settle": Miner.settle,
-    "apply": lambda miner, window: miner.apply(miner.settle(window)),
-    "proof": Miner.publish_sync_proof,
-}
-"""The steps of a window, in order."""
+from tests.support.network import Build, Network, tiny
+from tests.support.repeated_steps import die_after, steps_of
+from tests.support.uneven_ledger import UnevenLedger
 
 
 def published(network: Network, miner: Miner, window: int) -> dict[str, tuple[int, bytes]]:
     """What a miner published for a window: key -> time and bytes."""
-    objects = network.objects(network.name(miner))
+    objects = network.objects(miner)
     return {key: value for key, value in objects.items() if key.split("-")[1:2] == [str(window)]}
 
 
 def manifest_of(network: Network, miner: Miner, window: int) -> Manifest:
     key = window_key(Kind.MANIFEST, window, miner.exchange.identity(window).uid)
-    return unseal(network.objects(network.name(miner))[key][1], Manifest).body
+    return unseal(network.objects(miner)[key][1], Manifest).body
 
 
-def uids_of(network: Network, window: int) -> list[int]:
+def rostered(network: Network, window: int) -> list[int]:
     """Whose payloads the aggregator's roster of a window has."""
-    aggregator = network.aggregator
-    found = fetch_roster(aggregator.exchange, aggregator.exchange.identity(window), window)
-    return [] if found is None else [entry.uid for entry in found.body.entries]
+    return [entry.uid for entry in network.roster(window).entries]
 
 
 def uid(miner: Miner) -> int:
@@ -61,12 +48,21 @@ def to_train(miner: Miner, window: int) -> None:
     assert miner.train(window).reason is None
 
 
+@pytest.fixture(scope="module", params=[1, 25], ids=["snapshot each window", "no snapshot yet"])
+def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    """The network as it is when nobody dies, after three windows."""
+    storage = {"snapshot_frequency": request.param}
+    network = Network(tmp_path_factory.mktemp("undisturbed"), tiny(storage=storage))
+    network.run([1, 2, 3])
+    yield network
+    network.stop()
+
+
 # What the steps say and leave.
 
 
-def test_a_window_leaves_a_commitment_before_the_close_and_a_reveal_after_it(network: Network) -> None:
-    network.run([1])
-    miner = network.miners[0]
+def test_a_window_leaves_a_commitment_before_the_close_and_a_reveal_after_it(undisturbed: Network) -> None:
+    network, miner = undisturbed, undisturbed.miners[0]
     times = miner.exchange.times(1)
     by_kind = {key.split("-")[0]: value for key, value in published(network, miner, 1).items()}
     assert set(by_kind) == {"commit", "manifest", "gradient", "proof", "debug"}
@@ -91,57 +87,39 @@ def test_training_changes_neither_the_agreed_nor_the_private_state(network: Netw
     assert miner.private is private
 
 
-def test_steps_that_are_repeated_change_nothing(network: Network) -> None:
-    miner = network.miners[0]
-
-    def each_step_twice() -> None:
-        for step in STEPS.values():
-            first = step(miner, 1)
-            seen = published(network, miner, 1)
-            second = step(miner, 1)
-            assert published(network, miner, 1) == seen
-            if step is not Miner.gather:  # it says how long it took
-                assert repr(first) == repr(second) or "already_there" in repr(second).lower()
-
-    network.run([1], but=[network.name(miner)], beside=[each_step_twice])
-    assert len(network.roots(1)) == 1
-    assert uid(miner) in uids_of(network, 1)
-
-
 # Restarts.
 
 
-@pytest.fixture(scope="module", params=[1, 25], ids=["snapshot each window", "no snapshot yet"])
-def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    """The network as it is when nobody dies, after three windows."""
-    storage = {"snapshot_frequency": request.param}
-    network = Network(tmp_path_factory.mktemp("undisturbed"), tiny(storage=storage))
-    network.run([1, 2, 3])
-    yield network
-    network.stop()
+def test_a_miner_trains_in_an_order_that_nobody_else_knows(network: Network) -> None:
+    """Two runs on the same data differ; the same window trained again does not."""
+    miner = Miner(replace(network.kill(network.miners[0]).context, secret_order=True))
+    to_train(miner, 1)
+    assigned, trained = miner._training_sequences(1), miner._trained[1].update
+    own = miner._in_own_order(1, assigned)
+    assert sorted(own.tolist()) == sorted(assigned.tolist()) != own.tolist()
+    miner.train(1)
+    assert all(torch.equal(miner._trained[1].update[name], tensor) for name, tensor in trained.items())
+    (miner.home / "order_secret").unlink()
+    assert miner._in_own_order(1, assigned).tolist() != own.tolist()
+    miner.stop()
 
 
-@pytest.mark.parametrize("dies_after", some_quick(STEPS, {"compress", "commit", "settle"}))
-def test_a_restart_after_any_step_changes_nothing_at_all(undisturbed: Network, folder: Path, dies_after: str) -> None:
+@pytest.mark.parametrize("dies_after", some_quick(steps_of(MinerSteps), {"compress", "commit", "settle"}))
+def test_a_restart_after_any_step_changes_nothing_at_all(undisturbed: Network, build: Build, dies_after: str) -> None:
     """The same payload bytes, never a second object, the same private state, the same roots."""
-    network = Network(folder, undisturbed.hparams)
+    network = build(undisturbed.hparams)
     network.run([1])
     miner = network.miners[0]
-    name = network.name(miner)
 
     def dies_and_comes_back() -> None:
-        for step, do in STEPS.items():
-            do(miner, 2)
-            if step == dies_after:
-                break
+        die_after(miner, 2, dies_after)
         before = published(network, miner, 2)
-        again = network.restart(name)
-        assert isinstance(again, Miner)
-        assert drive_window(again, 2).action is Action.RUN
+        again = network.restart(miner)
+        assert drive_window(again, 2).action is not Action.CATCHING_UP
         after = published(network, again, 2)
         assert {key: after[key] for key in before} == before
 
-    network.run([2], but=[name], beside=[dies_and_comes_back])
+    network.run([2], but=[miner], beside=[dies_and_comes_back])
     network.run([3])
     for window in (2, 3):
         for left, right in zip(network.miners, undisturbed.miners, strict=True):
@@ -151,17 +129,15 @@ def test_a_restart_after_any_step_changes_nothing_at_all(undisturbed: Network, f
             assert mine_[payload] == theirs[payload]
     assert network.roots(3) == undisturbed.roots(3)
     assert len(network.roots(3)) == 1
-    network.stop()
 
 
-def test_a_restart_between_two_windows_keeps_the_private_state(undisturbed: Network, folder: Path) -> None:
-    network = Network(folder, undisturbed.hparams)
+def test_restarts_between_two_windows_keep_all_states(undisturbed: Network, build: Build) -> None:
+    network = build(undisturbed.hparams)
     for window in (1, 2, 3):
         network.run([window])
-        for miner in network.miners:
-            network.restart(network.name(miner))
+        for name in list(network.nodes):
+            network.restart(name)
     assert network.roots(3) == undisturbed.roots(3)
-    network.stop()
 
 
 # Private state.
@@ -178,32 +154,23 @@ def test_staged_state_goes_live_only_with_the_own_payload_in_the_roster(network:
         left_out.gather(1)
         left_out.apply(left_out.settle(1))
 
-    network.run([1], but=[network.name(left_out)], beside=[does_not_upload])
-    assert uids_of(network, 1) == [uid(accepted)]
+    network.run([1], but=[left_out], beside=[does_not_upload])
+    assert rostered(network, 1) == [uid(accepted)]
     assert len(network.roots(1)) == 1, "the roster holds, not what a miner gathered"
     assert left_out.private is before
-    assert accepted.private is not None
     assert accepted.private.feedback.num_calls == 1
     assert accepted.private.optimizer.num_steps == network.hparams.training.inner_steps
 
 
 def test_a_null_window_leaves_the_private_state_as_it_was(network: Network) -> None:
     miner = network.miners[0]
-    silent = [network.name(network.aggregator), network.name(network.validator)]
+    silent = [network.aggregator.name, network.validator.name]
     network.run([1], but=silent)
     assert miner.state.mark.null
-    assert miner.private is not None
     assert (miner.private.feedback.num_calls, miner.private.optimizer.num_steps) == (0, 0)
 
 
 # When there is nothing to publish.
-
-
-def applies_all_the_same(network: Network, miner: Miner, window: int = 1) -> None:
-    assert not [key for key in published(network, miner, window) if not key.startswith(("proof", "debug", "commit"))]
-    assert len(network.roots(window)) == 1
-    assert uid(miner) not in uids_of(network, window)
-    assert miner.journal.status(window) is Status.FINISHED
 
 
 def test_a_miner_that_is_late_for_the_close_publishes_nothing_and_applies(network: Network) -> None:
@@ -211,45 +178,94 @@ def test_a_miner_that_is_late_for_the_close_publishes_nothing_and_applies(networ
 
     def late() -> None:
         open_window(miner, 1)
-        miner.chain.clock.sleep_until(miner.exchange.expected_times(1).commit_interval.last + 0.5)
+        times, clock = miner.exchange.expected_times(1), miner.chain.clock
+        clock.sleep_until(times.train_until)
+        assert miner.train(1).reason is Reason.NO_TIME_LEFT
+        clock.sleep_until(times.commit_interval.last + 0.5)
         assert drive_window(miner, 1).action is Action.RUN
 
-    network.run([1], but=[network.name(miner)], beside=[late])
-    applies_all_the_same(network, miner)
-    assert not [key for key in published(network, miner, 1) if key.startswith("commit")]
+    network.run([1], but=[miner], beside=[late])
+    assert {key.split("-")[0] for key in published(network, miner, 1)} == {"proof", "debug"}
+    assert len(network.roots(1)) == 1
+    assert uid(miner) not in rostered(network, 1)
+    assert miner.journal.status(1) is Status.FINISHED
 
 
-def test_training_without_time_reports_a_reason(network: Network) -> None:
-    miner = network.miners[0]
-    open_window(miner, 1)
-    miner.chain.clock.sleep_until(miner.exchange.expected_times(1).train_until)
-    assert miner.train(1).reason is Reason.NO_TIME_LEFT
-
-
-def test_no_commitment_is_published_after_its_deadline(network: Network) -> None:
-    miner = network.miners[0]
-    to_train(miner, 1)
-    miner.compress(1)
-    miner.chain.clock.sleep_until(miner.exchange.expected_times(1).commit_interval.last + 1.001)
-    report = miner.commit(1)
+def test_nothing_is_published_after_its_deadline(network: Network) -> None:
+    early, late = network.miners
+    for miner in (early, late):
+        to_train(miner, 1)
+        miner.compress(1)
+    assert early.commit(1).in_time
+    times, clock = early.exchange.expected_times(1), early.chain.clock
+    clock.sleep_until(times.commit_interval.last + 1.001)
+    report = late.commit(1)
     assert (report.in_time, report.reason, report.receipts) == (False, Reason.NO_TIME_LEFT, ())
-    assert published(network, miner, 1) == {}
+    assert published(network, late, 1) == {}
+    clock.sleep_until(times.reveal_interval.last + 1.001)
+    report = early.upload(1)
+    assert (report.in_time, report.reason) == (False, Reason.NO_TIME_LEFT)
+    assert {key.split("-")[0] for key in published(network, early, 1)} == {"commit"}
 
 
-def test_no_reveal_is_published_after_its_deadline(network: Network) -> None:
-    miner = network.miners[0]
+# Reveals on a chain whose head is not final.
+
+SLOTS = {"blocks_per_window": 30, "block_seconds": 4.0, "commit_guard_seconds": 2, "time_window_delta_seconds": 12}
+
+
+def committed_on(network: Network, gaps: list[float]) -> tuple[Miner, UnevenLedger]:
+    """A miner that has committed in window 1, on a chain with these gaps before its close."""
+    miner, blocks = network.miners[0], 2 * network.hparams.windows.blocks_per_window
+    chain = UnevenLedger(network.world.chain._log.path, clock=network.clock, durable=False)
+    chain.gaps, chain.finality_lag = (*[4.0] * (blocks - len(gaps)), *gaps), len(gaps)
     to_train(miner, 1)
     miner.compress(1)
     assert miner.commit(1).in_time
-    miner.chain.clock.sleep_until(miner.exchange.expected_times(1).reveal_interval.last + 1.001)
-    report = miner.upload(1)
-    assert (report.in_time, report.reason) == (False, Reason.NO_TIME_LEFT)
-    assert {key.split("-")[0] for key in published(network, miner, 1)} == {"commit"}
+    miner.chain, miner.exchange = chain, replace(miner.exchange, chain=chain)
+    return miner, chain
+
+
+def revealed(network: Network, miner: Miner) -> set[int]:
+    """The seconds in which manifest and payload were stored."""
+    objects = published(network, miner, 1)
+    return {stamp for key, (stamp, _) in objects.items() if key.startswith(("manifest", "gradient"))}
+
+
+def test_a_reveal_is_in_time_though_blocks_come_slower_than_nominal(build: Build) -> None:
+    network = build(tiny(windows=SLOTS))
+    miner, _ = committed_on(network, [8.0] * 5)
+    assert miner.upload(1).in_time
+    times = miner.exchange.times(1)
+    assert revealed(network, miner) == {times.reveals_from}
+    assert times.reveals_from in times.reveal_interval
+
+
+def test_a_reveal_is_put_again_when_finality_moves_the_close(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It moves by one slot before the reveal, and by another one after it."""
+    puts: set[float] = set()
+    put = DirectoryStore.put
+
+    def noting(store: DirectoryStore, key: str, data: bytes) -> None:
+        puts.add(network.clock.now())
+        put(store, key, data)
+
+    network = build(tiny(windows=SLOTS))
+    miner, chain = committed_on(network, [4.0] * 4 + [12.0])
+    closing = 2 * network.hparams.windows.blocks_per_window
+    close = chain._final_time(closing)
+    chain.replaced = ((closing, close - 8, close - 6), (closing, close - 4, close - 0.5))
+    monkeypatch.setattr(DirectoryStore, "put", noting)
+    assert miner.upload(1).in_time
+    times = miner.exchange.times(1)
+    assert times.closed == close
+    assert revealed(network, miner) == {times.reveals_from}
+    assert puts == {times.reveals_from - 4, times.reveals_from}
+    assert times.reveals_from - 4 not in times.commit_interval, "nobody can commit any more to what is revealed"
 
 
 @pytest.mark.parametrize("preset", ["local", "local-demo"])
-def test_a_loss_that_is_not_finite_publishes_nothing_and_says_why(folder: Path, preset: str) -> None:
-    network = Network(folder, tiny(preset))
+def test_a_loss_that_is_not_finite_publishes_nothing_and_says_why(build: Build, preset: str) -> None:
+    network = build(tiny(preset))
     miner = network.miners[0]
     with torch.no_grad():
         for param in miner.state.params.values():
@@ -261,16 +277,15 @@ def test_a_loss_that_is_not_finite_publishes_nothing_and_says_why(folder: Path, 
         reports.append(miner.train(1))
         assert drive_window(miner, 1).action is Action.RUN
 
-    network.run([1], but=[network.name(miner)], beside=[diverged])
+    network.run([1], but=[miner], beside=[diverged])
     assert [(report.reason, report.num_steps) for report in reports] == [(Reason.NON_FINITE_LOSS, 0)]
     assert {key.split("-")[0] for key in published(network, miner, 1)} == {"proof", "debug"}
-    assert uids_of(network, 1) == [uid(network.miners[1])]
-    network.stop()
+    assert rostered(network, 1) == [uid(network.miners[1])]
 
 
-def test_a_miner_without_a_slot_waits_and_applies(folder: Path) -> None:
+def test_a_miner_without_a_slot_waits_and_applies(build: Build) -> None:
     """More miners register than there are slots in the epoch; a validator does not slash those that wait."""
-    network = Network(folder, tiny(data={"spare_slots": 1}), actors=["honest"])
+    network = build(tiny(data={"spare_slots": 1}), actors=["honest"])
     network.run([1])
     for number in range(3):
         network.join(f"newcomer-{number}")
@@ -286,7 +301,6 @@ def test_a_miner_without_a_slot_waits_and_applies(folder: Path) -> None:
             assert has_slot or record.slashes == ()
     assert waited == 2 * 2
     assert len(network.roots(4)) == 1
-    network.stop()
 
 
 # Failures that are not the miner's own.
@@ -294,23 +308,8 @@ def test_a_miner_without_a_slot_waits_and_applies(folder: Path) -> None:
 
 def test_a_miner_whose_hotkey_is_not_registered_does_not_start(network: Network) -> None:
     miner = network.miners[0]
-    name = network.name(miner)
-    network.kill(name)
+    network.kill(miner)
     network.world.chain.deregister(miner.exchange.own_signer.address)
     network.world.chain.wait_for_block(network.world.chain.block() + 2)
-    with pytest.raises(PermanentError) as caught:
-        network.started(network.member(name))
-    assert caught.value.reason is Reason.NOT_REGISTERED
-    assert miner.exchange.own_signer.address in str(caught.value)
-    assert "register it first" in str(caught.value)
-
-
-@pytest.mark.parametrize("recipe", ["local", "local-demo"])
-def test_both_recipes_agree_on_a_root(folder: Path, recipe: str) -> None:
-    network = Network(folder, tiny(recipe))
-    network.run([1, 2, 3])
-    assert len(network.roots(3)) == 1
-    assert network.miners[0].state.outer_steps == 3
-    assert network.miners[0].private is not None
-    assert network.miners[0].private.feedback.num_calls == 3
-    network.stop()
+    with raising(PermanentError, Reason.NOT_REGISTERED, miner.exchange.own_signer.address, "register it first"):
+        network.started(network.member(miner))

@@ -6,21 +6,33 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from templar.agreement.genesis import publish_genesis
 from templar.data.build.page_writer import build_dataset, upload_dataset
 from templar.data.corpus import Document
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.neuron.catchup import catch_up
 from templar.neuron.evaluate import measure_held_out
-from templar.neuron.join import Context
+from templar.neuron.join import GENESIS_FILE, Context
 from templar.neuron.journal import Status
 from templar.neuron.miner import Miner
 from templar.neuron.node import Node
 from templar.neuron.snapshot import PRIVATE_FILE
 from templar.simulate.world import DATASET_BUCKET, DATASET_PREFIX
 from templar.store.directory import DirectoryStore
-from templar.training.model import WEIGHTS_FILE
-from templar.window import Action, drive_window, open_window
-from tests.support.network import Network, tiny
+from templar.training.model import WEIGHTS_FILE, genesis_parameters
+from templar.window import (
+    Action,
+    AggregatorSteps,
+    MinerSteps,
+    Opening,
+    Steps,
+    ValidatorSteps,
+    drive_window,
+    open_window,
+)
+from tests.support.errors import raising
+from tests.support.network import Build, Network, tiny
+from tests.support.repeated_steps import take_each_step_twice
 
 
 def refused(context: Context, kind: type[Node] = Miner) -> TemplarError:
@@ -36,24 +48,63 @@ def refused(context: Context, kind: type[Node] = Miner) -> TemplarError:
 # Starting.
 
 
-def test_other_numbers_are_refused(network: Network) -> None:
-    name = network.name(network.miners[0])
-    node = network.kill(name)
-    error = refused(replace(node.context, hparams=tiny(training={"inner_steps": 3})))
+def test_a_network_of_other_numbers_is_refused_but_local_numbers_may_differ(network: Network) -> None:
+    context = network.kill(network.miners[0]).context
+    error = refused(replace(context, hparams=tiny(training={"inner_steps": 3})))
     assert isinstance(error, PermanentError)
     assert error.reason is Reason.BAD_HPARAMS
     assert "use the preset that the network was started with" in str(error)
-    network.restart(name)
+    Miner(replace(context, hparams=tiny(storage={"snapshots_kept": 7}))).stop()
 
 
-def test_local_numbers_may_differ(network: Network) -> None:
-    name = network.name(network.miners[0])
-    node = network.kill(name)
-    Miner(replace(node.context, hparams=tiny(storage={"snapshots_kept": 7}))).stop()
+def test_only_the_pinned_genesis_is_joined(network: Network) -> None:
+    node = network.kill(network.miners[0])
+    (node.home / GENESIS_FILE).unlink()
+    error = refused(replace(node.context, pinned_genesis="f" * 64))
+    assert isinstance(error, TransientError)
+    assert error.reason is Reason.GENESIS_MISSING
+    assert "f" * 64 in str(error)
+    Miner(replace(node.context, pinned_genesis=node.birth.network.genesis)).stop()
+
+
+def test_a_later_genesis_captures_no_neuron_that_has_joined(network: Network) -> None:
+    """By a validator that has more stake than everybody else: newcomers follow it, and say so."""
+    world, usurper = network.world, network.member(network.validator)
+    miner = network.kill(network.miners[0])
+    world.chain.set_stake(usurper.hotkey.address, 5000.0)
+    later = publish_genesis(
+        network.validator.chain,
+        network.validator.buckets,
+        network.hparams,
+        usurper.hotkey,
+        params=genesis_parameters(network.hparams.model),
+        tokenizer=network.validator.workload.tokenizer,
+        dataset_digest=world.birth.start.dataset,
+        start_window=world.birth.start.start_window + 1,
+        folder=world.root / "later",
+    )
+    assert network.restart(miner).birth == miner.birth
+    elsewhere = replace(network.kill(miner).context, home=world.root / "elsewhere")
+    assert elsewhere.birth() == later
+    error = refused(replace(miner.context, pinned_genesis=later.network.genesis))
+    assert isinstance(error, PermanentError)
+    assert error.reason is Reason.WRONG_NETWORK
+    assert later.network.genesis in str(error)
+    assert miner.birth.network.genesis in str(error)
+
+
+def test_a_folder_has_one_node_at_a_time(network: Network) -> None:
+    validator = network.validator
+    with raising(PermanentError, Reason.ALREADY_RUNNING):
+        network.started(network.member(validator))
+    network.run([1])
+    network.nodes.pop(validator.name).stop()
+    assert network.restart(validator).state.window == 1
+    assert len(network.roots(1)) == 1
 
 
 def test_another_dataset_is_refused(network: Network) -> None:
-    node = network.kill(network.name(network.miners[0]))
+    node = network.kill(network.miners[0])
     folder = network.world.root / "other"
     texts = [Document("other", f"{number}.txt", f"another text {number}\n" * 40) for number in range(80)]
     build_dataset(texts, folder, vocab_size=256, held_out_fraction=0.2)
@@ -65,34 +116,8 @@ def test_another_dataset_is_refused(network: Network) -> None:
     assert "point the dataset bucket and prefix at the network's dataset" in str(error)
 
 
-def test_only_the_pinned_genesis_is_joined(network: Network) -> None:
-    node = network.kill(network.name(network.miners[0]))
-    error = refused(replace(node.context, pinned_genesis="f" * 64))
-    assert isinstance(error, TransientError)
-    assert error.reason is Reason.GENESIS_MISSING
-    assert "f" * 64 in str(error)
-    Miner(replace(node.context, pinned_genesis=node.birth.network.genesis)).stop()
-
-
-def test_a_second_node_over_the_same_folder_is_refused(network: Network) -> None:
-    name = network.name(network.miners[0])
-    with pytest.raises(PermanentError) as caught:
-        network.started(network.member(name))
-    assert caught.value.reason is Reason.ALREADY_RUNNING
-    network.run([1])
-    assert len(network.roots(1)) == 1
-
-
-def test_a_stopped_node_can_start_again_at_once(network: Network) -> None:
-    name = network.name(network.validator)
-    network.run([1])
-    network.nodes.pop(name).stop()
-    again = network.restart(name)
-    assert again.state.window == 1
-
-
 def test_a_damaged_journal_keeps_the_neuron_from_starting(network: Network) -> None:
-    name = network.name(network.miners[0])
+    name = network.miners[0].name
     node = network.nodes.pop(name)
     node.stop()
     (node.home / "journal.sqlite").write_bytes(b"nonsense " * 1000)
@@ -110,7 +135,7 @@ def newest_snapshot(node: Node) -> Path:
 @pytest.mark.parametrize("file", [WEIGHTS_FILE, PRIVATE_FILE])
 def test_the_newest_snapshot_is_restored_and_a_damaged_one_left_out(network: Network, file: str) -> None:
     network.run([1, 2])
-    name = network.name(network.miners[0])
+    name = network.miners[0].name
     assert network.restart(name).state.window == 2
     newest = newest_snapshot(network.nodes[name])
     other = newest.with_name("1") / file  # of other parameters than the newest root
@@ -126,53 +151,61 @@ def test_without_a_usable_snapshot_genesis_is_restored(network: Network) -> None
     node = network.miners[0]
     for window in node.snapshots.windows():
         (node.snapshots.folder(window) / WEIGHTS_FILE).unlink()
-    again = network.restart(network.name(node))
+    again = network.restart(node)
     assert again.state.mark == again.birth.mark
     network.run([3])
     assert len(network.roots(3)) == 1
 
 
-def test_snapshots_are_made_as_often_as_asked(folder: Path) -> None:
-    network = Network(folder, tiny(storage={"snapshot_frequency": 2}))
-    network.run([1, 2, 3, 4, 5])
-    assert network.validator.snapshots.windows() == (4, 2)
-    assert network.restart(network.name(network.validator)).state.window == 4
-    network.stop()
-
-
 # Windows as plain calls.
 
 
-@pytest.mark.parametrize("kind", ["miner", "validator"])
-def test_a_store_that_fails_leaves_the_window_to_catch_up(network: Network, kind: str) -> None:
+def test_an_outage_of_the_first_rank_costs_its_windows_and_no_more(network: Network) -> None:
     """Nothing can be said of the first rank's roster, so nobody calls the window null."""
-    node: Node = network.miners[0] if kind == "miner" else network.validator
-    with network.outage(network.name(network.aggregator)):
+    nodes: list[Node] = [network.miners[0], network.validator]
+    openings: list[Opening] = []
+    with network.outage(network.aggregator):
         network.run([1])
-    assert (node.state.window, node.journal.status(1)) == (0, Status.CLAIMED)
-    with network.outage(network.name(network.aggregator)):
-        opening = drive_window(node, 2)
-    assert (opening.action, opening.reason) == (Action.CATCHING_UP, Reason.DECISION_MISSING)
-    assert opening.detail.startswith("at window 0, wanted 1")
-
-
-def test_an_outage_of_the_first_rank_costs_a_window_and_no_more(network: Network) -> None:
-    with network.outage(network.name(network.aggregator)):
-        network.run([1])
-    network.run([2, 3])
-    assert len(network.roots(3)) == 1
+        assert [(node.state.window, node.journal.status(1)) for node in nodes] == [(0, Status.CLAIMED)] * 2
+        openings_of = [lambda node=node: openings.append(drive_window(node, 2)) for node in nodes]
+        network.run([2], but=nodes, beside=openings_of)
+    for opening in openings:
+        assert (opening.action, opening.reason) == (Action.CATCHING_UP, Reason.DECISION_MISSING)
+        assert opening.detail.startswith("at window 0, wanted 1")
+    network.run([3, 4])
+    assert len(network.roots(4)) == 1
     assert {node.state.outer_steps for node in network.nodes.values()} == {2}
 
 
-def test_files_that_no_later_window_needs_are_deleted(folder: Path) -> None:
-    network = Network(folder, tiny(storage={"checkpoint_frequency": 1, "retention_windows": 3}))
+@pytest.mark.parametrize(
+    ("name", "role"), [("honest-3", MinerSteps), ("aggregator-1", AggregatorSteps), ("validator-2", ValidatorSteps)]
+)
+def test_steps_that_are_repeated_change_nothing(network: Network, name: str, role: type[Steps]) -> None:
+    node = network.nodes[name]
+
+    def look() -> object:
+        return network.objects(node), network.validator.book.standing
+
+    windows = range(1, 3)
+    network.run(windows, but=[node], beside=[lambda: take_each_step_twice(node, windows, role, look)])
+    assert len(network.roots(2)) == 1
+    assert len(network.roster(2).entries) == 2
+
+
+def test_files_that_no_later_window_needs_go_and_snapshots_are_made_as_often_as_asked(build: Build) -> None:
+    storage = {"checkpoint_frequency": 1, "retention_windows": 3, "snapshot_frequency": 2}
+    network = build(tiny(storage=storage))
     network.run(range(1, 7))
     for node in network.nodes.values():
         assert sorted(node.journal.roots(0, 99)) == [3, 4, 5, 6]
         assert {int(folder.name) for folder in (node.home / "payloads").iterdir()} == {4, 5, 6}
         kept = {int(path.stem.rsplit("-", 1)[-1]) for path in node.spool.glob("*-*.*")}
-        assert kept <= {3, 4, 5, 6}
-    network.stop()
+        assert kept <= {2, 3, 4, 5, 6}, "two windows and a snapshot period"
+    validator = network.validator
+    assert [validator.book.evidence(window) is not None for window in range(1, 7)] == [False, False] + 4 * [True]
+    assert [validator.journal.status(window) for window in (2, 3)] == [None, Status.FINISHED]
+    assert validator.snapshots.windows() == (6, 4, 2)
+    assert network.restart(validator).state.window == 6
 
 
 # Others.
@@ -181,7 +214,7 @@ def test_files_that_no_later_window_needs_are_deleted(folder: Path) -> None:
 def test_an_observer_replays_and_measures_the_agreed_state(network: Network) -> None:
     network.run([1, 2, 3])
     observer = network.world.observer()
-    network.world.chain.wait_for_block(5 * network.hparams.windows.blocks_per_window)
+    network.to_window(5)
     assert catch_up(observer, 3, deadline=observer.chain.clock.now()) == 3
     assert observer.state.mark == network.validator.state.mark
     report = measure_held_out(observer, network.world.held_out(observer, 16))

@@ -24,7 +24,8 @@ from templar.simulate.world import DATASET_BUCKET, DATASET_PREFIX
 from templar.store.directory import DirectoryStore
 from templar.window import Action, open_window
 from tests.support.datasets import numbered_documents
-from tests.support.network import Network, tiny
+from tests.support.errors import raising
+from tests.support.network import Build, Network, tiny
 
 History = tuple[Network, list[set[int]], list[list[Assignment]]]
 """A network, its shards by window, and the assignments of its miners by window."""
@@ -45,10 +46,8 @@ def hparams() -> HParams:
 
 
 @pytest.fixture
-def sharded(folder: Path) -> Iterator[Network]:
-    network = Network(folder, hparams())
-    yield network
-    network.stop()
+def sharded(build: Build) -> Network:
+    return build(hparams())
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +77,7 @@ def positions(node: Node, windows: range) -> list[int]:
     return [node.workload.shard_epoch(window).position for window in windows]
 
 
-def test_the_shard_of_a_window_follows_the_outer_steps_two_windows_before(
-    history: History,
-) -> None:
+def test_the_shard_of_a_window_follows_the_outer_steps_two_windows_before(history: History) -> None:
     network, shards, _ = history
     # After window w there are w outer steps, and window w + 2 follows them.
     assert shards == [{0}, {0}, {0}, {1}, {1}, {2}, {2}, {3}]
@@ -88,9 +85,7 @@ def test_the_shard_of_a_window_follows_the_outer_steps_two_windows_before(
     assert network.validator.state.epochs == (ShardEpoch(8, 3), ShardEpoch(10, 4))
 
 
-def test_no_sample_is_assigned_twice_while_a_shard_lasts(
-    history: History,
-) -> None:
+def test_no_sample_is_assigned_twice_while_a_shard_lasts(history: History) -> None:
     network, shards, assignments = history
     assigned: dict[int, list[int]] = {}
     for positions_, of_window in zip(shards, assignments, strict=True):
@@ -118,30 +113,26 @@ def test_a_node_that_restarts_around_a_swap_goes_on_with_the_same_shards(sharded
 
 def test_a_late_node_takes_the_shards_from_a_checkpoint(sharded: Network) -> None:
     sharded.run([1])
-    name = sharded.name(sharded.miners[0])
+    name = sharded.miners[0].name
     away = sharded.nodes.pop(name)
     away.stop()
     for window in range(2, 7):
         sharded.run([window])
-        publish_newest_checkpoint(sharded.context(sharded.name(sharded.aggregator)))
+        publish_newest_checkpoint(sharded.context(sharded.aggregator))
     miner = sharded.restart(name)
     mark = take_checkpoint(miner, 6)
     assert mark == sharded.aggregator.state.mark
-    assert mark is not None
     assert mark.epochs == (ShardEpoch(6, 2), ShardEpoch(8, 3))
     assert positions(miner, range(6, 9)) == positions(sharded.aggregator, range(6, 9)) == [2, 2, 3]
     sharded.run([7, 8])
     assert len(sharded.roots(8)) == 1
 
 
-def test_null_windows_delay_the_next_shard(folder: Path) -> None:
-    network = Network(folder, hparams(), actors=("silent",))
-    try:
-        network.run([1, 2, 3, 4])
-        assert network.validator.state.epochs == first_epochs(1)
-        assert positions(network.validator, range(1, 7)) == [0] * 6
-    finally:
-        network.stop()
+def test_null_windows_delay_the_next_shard(build: Build) -> None:
+    network = build(hparams(), actors=("silent",))
+    network.run([1, 2, 3, 4])
+    assert network.validator.state.epochs == first_epochs(1)
+    assert positions(network.validator, range(1, 7)) == [0] * 6
 
 
 def test_a_checkpoint_with_other_epochs_is_forged(ran: Network) -> None:
@@ -150,69 +141,62 @@ def test_a_checkpoint_with_other_epochs_is_forged(ran: Network) -> None:
     for epochs in ((), (ShardEpoch(1, 0),), (ShardEpoch(4, 1), ShardEpoch(5, 2))):
         mark = state.mark
         forged = StateMark(mark.window, mark.outer_steps, mark.root, mark.previous_root, mark.null, epochs)
-        with pytest.raises(PermanentError) as caught:
+        with raising(PermanentError, Reason.ROOT_DIFFERS):
             check_mark(state.params, forged, "a checkpoint")
-        assert caught.value.reason is Reason.ROOT_DIFFERS
 
 
 def test_windows_beyond_what_the_state_knows_are_refused(ran: Network) -> None:
-    with pytest.raises(TransientError, match="catch up first") as caught:
+    with raising(TransientError, Reason.WINDOW_NOT_OPEN, match="catch up first"):
         ran.validator.workload.assignment(11, 3)
-    assert caught.value.reason is Reason.WINDOW_NOT_OPEN
     found = known_epochs(ran.validator.context, ran.validator.birth)
     assert found == (ran.validator.state.epochs, 8)
 
 
 def test_an_observer_replays_a_network_of_shards_and_forgets_those_of_another_history(ran: Network) -> None:
     observer = ran.world.observer()
-    ran.world.chain.wait_for_block(10 * ran.hparams.windows.blocks_per_window)
+    ran.to_window(10)
     assert catch_up(observer, 8, deadline=observer.chain.clock.now()) == 8
     assert observer.state.mark == ran.validator.state.mark
     workload = observer.workload
     assert workload.shard_epoch(6).position == 2
     workload.follow((ShardEpoch(400, 9),), 401)
     for window in (6, 200, 399):
-        with pytest.raises(PermanentError) as caught:
+        with raising(PermanentError, Reason.WINDOW_PASSED):
             workload.shard_epoch(window)
-        assert caught.value.reason is Reason.WINDOW_PASSED
     observer.stop()
 
 
 def test_rotation_before_genesis_brings_the_first_shard_and_afterwards_refuses_another_dataset(
     sharded: Network, tmp_path: Path
 ) -> None:
-    context = sharded.context(sharded.name(sharded.aggregator))
+    context = sharded.context(sharded.aggregator)
     store = DirectoryStore(sharded.world.root / "buckets" / DATASET_BUCKET)
     other = DirectoryStore(tmp_path)
     documents = numbered_documents("alpha", num_documents=8, num_lines=30)
     build_shards(documents, tmp_path / "built", vocab_size=256, sequence_length=32, samples_per_shard=40)
     upload_dataset(tmp_path / "built", other, "other")
     dataset = ShardedDataset([other], "other", folder=tmp_path / "shards")
-    with pytest.raises(PermanentError) as caught:
+    with raising(PermanentError, Reason.DATASET_MALFORMED):
         rotate_shards(context, dataset, lambda percentage: None)
-    assert caught.value.reason is Reason.DATASET_MALFORMED
     assert not [*(tmp_path / "shards").glob("train_*")]
-    sharded.bucket(sharded.name(sharded.aggregator)).delete([START_WINDOW_KEY])
+    sharded.bucket(sharded.aggregator).delete([START_WINDOW_KEY])
     dataset = ShardedDataset([store], DATASET_PREFIX, folder=tmp_path / "first")
     assert rotate_shards(context, dataset, lambda percentage: None).current == (0,)
 
 
-def test_many_registrations_do_not_stop_a_network(folder: Path) -> None:
+def test_many_registrations_do_not_stop_a_network(build: Build) -> None:
     """Where a shard has fewer pages than slots were wanted, some miners wait in each window."""
-    network = Network(folder, hparams())
-    try:
-        for number in range(80):
-            network.world.chain.register(hotkey_from_seed(bytes([number]) * 32).address)
-        network.run(range(1, 5))
-        workload = network.validator.workload
-        epoch, plan = workload._permuted(workload.shard_epoch(4))
-        assert plan.units_per_window <= epoch.total_units < plan.units_per_slot * 80
-        uids = [neuron.uid for neuron in network.validator.exchange.miners(4)]
-        units = [unit for uid in uids for unit in workload.assignment(4, uid).units]
-        assert len(units) == len(set(units)) == plan.units_per_window
-        assert len(network.roots(4)) == 1
-    finally:
-        network.stop()
+    network = build(hparams())
+    for number in range(80):
+        network.world.chain.register(hotkey_from_seed(bytes([number]) * 32).address)
+    network.run(range(1, 5))
+    workload = network.validator.workload
+    epoch, plan = workload._permuted(workload.shard_epoch(4))
+    assert plan.units_per_window <= epoch.total_units < plan.units_per_slot * 80
+    uids = [neuron.uid for neuron in network.validator.exchange.miners(4)]
+    units = [unit for uid in uids for unit in workload.assignment(4, uid).units]
+    assert len(units) == len(set(units)) == plan.units_per_window
+    assert len(network.roots(4)) == 1
 
 
 def test_shards_that_are_not_enough_for_one_miner_are_refused_at_the_start(sharded: Network, tmp_path: Path) -> None:
@@ -220,9 +204,8 @@ def test_shards_that_are_not_enough_for_one_miner_are_refused_at_the_start(shard
     shards = ShardedDataset([store], DATASET_PREFIX, folder=tmp_path)
     samples = shards.num_samples(shards.num_shards - 1)
     ShardedTraining(shards, 32, samples_per_page=samples // 2, pages_per_window=2)
-    with pytest.raises(PermanentError) as caught:
+    with raising(PermanentError, Reason.DATASET_TOO_SMALL):
         ShardedTraining(shards, 32, samples_per_page=samples // 2, pages_per_window=3)
-    assert caught.value.reason is Reason.DATASET_TOO_SMALL
 
 
 def test_spare_sequences_come_from_the_shard_of_the_window(ran: Network) -> None:
@@ -240,7 +223,7 @@ def test_a_miner_fetches_no_data_after_the_close(sharded: Network) -> None:
     sharded.run([1])
     miner = sharded.miners[0]
     assert open_window(miner, 2).action is Action.RUN
-    sharded.world.chain.wait_for_block(3 * sharded.hparams.windows.blocks_per_window)
+    sharded.to_window(3)
     shutil.rmtree(sharded.world.root / "buckets" / DATASET_BUCKET)
     assert miner.fetch_pages(2).num_sequences == 0
     assert miner.train(2).reason is Reason.NO_TIME_LEFT

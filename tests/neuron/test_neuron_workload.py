@@ -1,11 +1,10 @@
 """What a preview shows is what the miner trains on."""
 
-import pytest
-
 from templar.data.dataset import PagedTraining
 from templar.errors import PermanentError, Reason
 from templar.neuron.workload import preview
 from templar.window import open_window
+from tests.support.errors import raising
 from tests.support.network import Network
 
 
@@ -39,6 +38,5 @@ def test_a_preview_without_a_slot_is_empty_and_one_before_the_start_is_refused(n
     open_window(network.miners[0], 1)
     nobody = preview(workload, 1, 200, num_texts=3)
     assert (nobody.pages, nobody.num_sequences, nobody.texts) == ((), 0, ())
-    with pytest.raises(PermanentError, match="began with window 1") as caught:
+    with raising(PermanentError, Reason.WINDOW_PASSED, match="began with window 1"):
         preview(workload, 0, 3, num_texts=3)
-    assert caught.value.reason is Reason.WINDOW_PASSED

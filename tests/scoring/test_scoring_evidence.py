@@ -52,43 +52,11 @@ FULL = concluded(
 """Infinite losses, penalties, a ban, and a departed miner."""
 
 
-def without(evidence: Evidence, **changes: Any) -> Evidence:
-    return Evidence.model_validate({**evidence.model_dump(), **changes})
-
-
-def test_evidence_is_a_signed_object() -> None:
-    data = seal(FULL, SIGNER).encode()
-    assert unseal(data, Evidence).body == FULL
-    assert FULL.digest == sha256_hex(FULL.canonical()) == Evidence.model_validate_json(FULL.canonical()).digest
-
-
-def test_numbers_survive_their_decimal_form() -> None:
-    again = Evidence.model_validate_json(FULL.canonical())
+def test_evidence_is_a_signed_object_whose_numbers_survive_their_decimal_form() -> None:
+    again = unseal(seal(FULL, SIGNER).encode(), Evidence).body
     assert again == FULL
-    assert again.standing == FULL.standing
-    assert again.facts == FULL.facts
-    assert (again.miners[0].facts.measurement, again.miners[0].slashes) == (
-        FULL.miners[0].facts.measurement,
-        FULL.miners[0].slashes,
-    )
-
-
-def test_every_number_changes_the_digest() -> None:
-    dump = FULL.model_dump(mode="json")
-    changed = [
-        {"loss": 4.000001},
-        {"previous": None},
-        {"previous_window": None},
-        {"roster": None},
-        {"outer_steps": 1001},
-        {"weights": dump["weights"][1:]},
-        {"bans": dump["bans"][1:]},
-        {"departed": []},
-        {"miners": dump["miners"][1:]},
-    ]
-    digests = {Evidence.model_validate_json(FULL.model_copy().canonical()).digest}
-    digests |= {without(FULL, **change).digest for change in changed}
-    assert len(digests) == len(changed) + 1
+    assert again.digest == FULL.digest == sha256_hex(FULL.canonical())
+    assert (again.standing, again.facts) == (FULL.standing, FULL.facts)
 
 
 def test_a_full_subnet_fits() -> None:

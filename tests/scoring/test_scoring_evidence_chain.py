@@ -12,7 +12,7 @@ from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Evidence, MinerFacts
 from templar.scoring.evidence_chain import SCHEMA_VERSION, ScoreBook
 from templar.scoring.standing import FRESH, ScoreCard, Standing
-from tests.support.facts import AUTHOR, absent, bucket, cards_of, hotkey, like, record_of, revealed, window_of
+from tests.support.facts import AUTHOR, absent, cards_of, hotkey, like, record_of, revealed, window_of
 from tests.support.state_writer import UIDS, run_and_kill
 
 HPARAMS = load_hparams("templar-2.1.3")
@@ -38,57 +38,52 @@ def book(tmp_path: Path) -> ScoreBook:
 # Windows.
 
 
-def test_an_empty_book_remembers_nobody(book: ScoreBook) -> None:
-    assert book.standing == Standing()
-    assert book.standing.card(hotkey(2)) == FRESH
-    assert book.evidence(1) is None
-    book.forget(100)
-
-
 def test_the_standing_is_that_of_the_newest_evidence(book: ScoreBook) -> None:
+    assert (book.standing, book.evidence(7)) == (Standing(), None)
     copier = revealed(4, repeat=like(3, 0.99))
     evidence = entered(book, 7, revealed(2, 0.2), revealed(3, 0.1, applied=False), copier, absent(5))
     standing = book.standing
     assert standing == evidence.standing
     assert (standing.window, standing.evidence) == (7, evidence.digest)
     assert standing.cards == {hotkey(uid): card for uid, card in cards_of(evidence).items()}
-    assert standing.bans == {hotkey(4): 207, bucket(4): 207}
     assert (set(standing.payloads), standing.applied) == ({2, 3}, {2, 4}), "the copy is compared with nothing"
     assert book.standing.card(hotkey(3)) == record_of(evidence, 3).after
     assert book.standing.card(hotkey(77)) == FRESH
 
 
-def test_each_window_follows_the_one_before(book: ScoreBook) -> None:
+def test_each_window_follows_the_one_before_and_reopening_finds_everything(tmp_path: Path) -> None:
     """Whether the validator saw the windows between or not."""
-    first, second, third = entered(book, 7), entered(book, 8), entered(book, 20)
-    assert [each.previous for each in (first, second, third)] == [None, first.digest, second.digest]
-    assert [each.previous_window for each in (first, second, third)] == [None, 7, 8]
-    for before, after in ((first, second), (second, third)):
-        assert cards_of(before) == {record.uid: record.before for record in after.miners}
+    path, before = tmp_path / "scores.sqlite", None
+    for window in (7, 8, 20):
+        book = ScoreBook(path)
+        evidence = entered(book, window)
+        book.close()
+        if before is None:
+            assert (evidence.previous, evidence.previous_window) == (None, None)
+        else:
+            assert (evidence.previous, evidence.previous_window) == (before.digest, before.window)
+            assert cards_of(before) == {record.uid: record.before for record in evidence.miners}
+        again = ScoreBook(path)
+        assert (again.evidence(window), again.standing) == (evidence, evidence.standing)
+        before = evidence
 
 
-def test_a_window_is_entered_once(book: ScoreBook) -> None:
+def test_a_window_is_entered_once_and_follows_the_newest(book: ScoreBook) -> None:
+    stale = {window: next_of(book, window) for window in (5, 8)}
     first = entered(book, 7)
     for again in (first, next_of(book, 7, revealed(9))):
         with pytest.raises(ValueError, match="window 7 is in the score book already"):
             book.record(again)
+    for window, evidence in stale.items():
+        with pytest.raises(ValueError, match=f"window {window} does not follow window 7, the newest in the book"):
+            book.record(evidence)
+        assert book.evidence(window) is None
     assert book.evidence(7) == first
     assert book.standing == first.standing
-
-
-@pytest.mark.parametrize("window", [5, 7, 8])
-def test_evidence_that_does_not_follow_the_newest_is_refused(book: ScoreBook, window: int) -> None:
-    """Such as one that was concluded from an older book."""
-    stale = next_of(book, window)
-    entered(book, 6)
-    with pytest.raises(ValueError, match=f"window {window} does not follow window 6, the newest in the book"):
-        book.record(stale)
-    assert book.evidence(window) is None
     entered(book, 9)
 
 
 def test_an_empty_book_may_begin_in_the_middle(book: ScoreBook, tmp_path: Path) -> None:
-    """With evidence from another book; never a book that has begun."""
     elsewhere = ScoreBook(tmp_path / "elsewhere.sqlite")
     entered(elsewhere, 6)
     seventh, eighth, ninth = (entered(elsewhere, window) for window in (7, 8, 9))
@@ -100,16 +95,6 @@ def test_an_empty_book_may_begin_in_the_middle(book: ScoreBook, tmp_path: Path) 
         book.record(ninth, first=True)
     book.record(eighth, first=True)
     assert book.standing == eighth.standing
-
-
-def test_reopening_finds_everything(tmp_path: Path) -> None:
-    path = tmp_path / "scores.sqlite"
-    book = ScoreBook(path)
-    evidence = entered(book, 7)
-    book.close()
-    again = ScoreBook(path)
-    assert (again.evidence(7), again.standing) == (evidence, evidence.standing)
-    assert entered(again, 8).previous == evidence.digest
 
 
 def test_old_evidence_is_forgotten_but_for_the_newest(book: ScoreBook) -> None:
@@ -125,18 +110,16 @@ def test_old_evidence_is_forgotten_but_for_the_newest(book: ScoreBook) -> None:
 # Kills.
 
 
-@pytest.mark.parametrize("after", [7])
-def test_a_kill_leaves_whole_windows(tmp_path: Path, after: int) -> None:
+def test_a_kill_leaves_whole_windows(tmp_path: Path) -> None:
     """Each follows from the one before, and nothing that was acknowledged is gone."""
     path = tmp_path / "scores.sqlite"
-    acknowledged = run_and_kill("book", path, after=after)
+    acknowledged = run_and_kill("book", path, after=7)
     book = ScoreBook(path)
     last = acknowledged + 1 if book.evidence(acknowledged + 1) is not None else acknowledged
     found = [book.evidence(window) for window in range(1, last + 2)]
     assert found[-1] is None
     previous = None
     for window, evidence in enumerate(found[:-1], 1):
-        assert evidence is not None
         assert (evidence.window, evidence.previous) == (window, previous)
         previous = evidence.digest
         assert {card.last_reveal for card in cards_of(evidence).values()} == {window}
@@ -163,36 +146,26 @@ OLD_CARDS = {
 }
 
 
-def old_book(path: Path, *, evidence: bool = True) -> None:
+@pytest.mark.parametrize("evidence", [[], [(7, b'{"body": "of another form"}')]])
+def test_a_book_of_the_first_release_goes_on_where_it_was(tmp_path: Path, evidence: list[tuple[int, bytes]]) -> None:
+    path = tmp_path / "scores.sqlite"
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(FIRST_SCHEMA)
         rows = [(key, *values) for key, values in OLD_CARDS.items()]
         connection.executemany("INSERT INTO cards VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
-        if evidence:
-            connection.execute("INSERT INTO windows VALUES (7, ?)", (b'{"body": "of another form"}',))
+        connection.executemany("INSERT INTO windows VALUES (?, ?)", evidence)
         connection.commit()
-
-
-def of_old(key: str) -> ScoreCard:
     names = ("mu", "sigma", "binary_average", "sync", "final", "last_reveal")
-    return ScoreCard(**dict(zip(names, OLD_CARDS[key], strict=True)))
-
-
-@pytest.mark.parametrize("evidence", [True, False])
-def test_a_book_of_the_first_release_goes_on_where_it_was(tmp_path: Path, evidence: bool) -> None:
-    path = tmp_path / "scores.sqlite"
-    old_book(path, evidence=evidence)
+    cards = {key: ScoreCard(**dict(zip(names, values, strict=True))) for key, values in OLD_CARDS.items()}
     for _ in range(2):
         book = ScoreBook(path)
-        assert book.standing == Standing(departed={key: of_old(key) for key in OLD_CARDS})
-        assert book.standing.card(hotkey(3)) == of_old(hotkey(3))
-        assert book.standing.card(hotkey(99)) == FRESH
+        assert book.standing == Standing(departed=cards)
         assert book.evidence(7) is None, "its form is not readable"
         book.close()
     book = ScoreBook(path)
     found = entered(book, 8, revealed(2), absent(5, hotkey=hotkey(3)))
     assert found.previous is None
-    assert record_of(found, 2).before == of_old(hotkey(2))
+    assert record_of(found, 2).before == cards[hotkey(2)]
     assert record_of(found, 5).slashes[0].event == "missing", "its uid before is not known"
     assert [each.hotkey for each in found.departed] == [hotkey(4)]
     assert book.standing == found.standing

@@ -2,10 +2,12 @@
 
 import math
 import random
+from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from templar.hparams import Scoring, load_hparams
 from templar.scoring.evidence import Estimate, Measurement
@@ -58,16 +60,13 @@ def test_an_exact_measurement_corrects_the_first_order_score_by_the_curvature_on
     assert found == WindowScore(0.1875, 1, -0.0625, 0.5)
 
 
-@pytest.mark.parametrize(("own", "indicator"), [(0.251, 1), (0.25, -1), (0.249, -1), (None, -1)])
-def test_the_indicator_of_a_first_order_score_compares_first_order_scores(own: float | None, indicator: int) -> None:
-    """With any curvature, which is the same for both sides."""
-    linear = estimate(0.25).model_copy(update={"own_gain": None if own is None else own * LOSS})
+@pytest.mark.parametrize(("difference", "indicator"), [(0.001, 1), (0.0, -1), (-0.001, -1), (None, -1)])
+def test_the_indicator_compares_scores_of_one_kind(difference: float | None, indicator: int) -> None:
+    """First-order ones with any curvature, which is the same for both sides; exact ones if there are any."""
+    own_gain = None if difference is None else (0.25 + difference) * LOSS
+    linear = estimate(0.25).model_copy(update={"own_gain": own_gain})
     assert score(linear, known=-0.2, typical=0.2).indicator == indicator
-
-
-@pytest.mark.parametrize(("own", "indicator"), [(0.1876, 1), (0.1875, -1), (0.1874, -1), (None, -1)])
-def test_the_indicator_of_an_exact_measurement_compares_exact_scores(own: float | None, indicator: int) -> None:
-    exact = measurement(0.4375, 0.5, own=own)
+    exact = measurement(0.4375, 0.5, own=None if difference is None else 0.1875 + difference)
     assert score(estimate(0.25, own=9.0), exact).indicator == indicator
 
 
@@ -78,64 +77,52 @@ def test_the_expected_gain_of_others_is_no_merit() -> None:
 
 
 @pytest.mark.parametrize("exact", [None, measurement(None, 0.5, own=0.9), measurement(-5.0, 0.5, own=0.9)])
-def test_the_worst_score_has_a_negative_indicator(exact: Measurement | None) -> None:
+def test_a_loss_that_is_not_finite_or_doubled_scores_worst_with_a_negative_indicator(exact: Measurement | None) -> None:
     linear = estimate(0.5, own=9.0) if exact is not None else estimate(-5.0, own=9.0)
     predicted = 0.0 if exact is None else 0.5
     assert score(linear, exact) == WindowScore(WORST_SCORE, -1, curvature_of(exact), predicted)
-
-
-def test_a_gain_or_loss_that_is_not_finite_scores_worst() -> None:
     assert score(estimate(None, own=0.5)).gradient_score == WORST_SCORE
-    worst = score(estimate(0.5), measurement(None, -5.0))
-    assert worst.gradient_score == WORST_SCORE, "with any prediction"
-    assert score(estimate(0.5), measurement(None, None)).gradient_score == WORST_SCORE
+    for predicted_too in (-5.0, None):
+        assert score(estimate(0.5), measurement(None, predicted_too)).gradient_score == WORST_SCORE
 
 
-@settings(max_examples=60)
-@given(linear=estimates, exact=st.none() | measurements, known=st.none() | curves, typical=curves, worse=gains)
-def test_a_worse_gain_never_scores_higher(
-    linear: Estimate, exact: Measurement | None, known: float | None, typical: float, worse: float | None
+worse_gain = st.none() | st.floats(-50, 0)
+
+
+@settings(max_examples=150)
+@given(
+    linear=estimates,
+    exact=st.none() | measurements,
+    known=st.none() | curves,
+    typical=curves,
+    falls=st.tuples(worse_gain, worse_gain, st.none() | st.floats(0, 20), st.none() | st.floats(0, 20)),
+)
+def test_scores_are_finite_and_doing_worse_is_never_better(
+    linear: Estimate,
+    exact: Measurement | None,
+    known: float | None,
+    typical: float,
+    falls: tuple[float | None, float | None, float | None, float | None],
 ) -> None:
-    """As long as it is not large: a large one says little of the loss."""
-    gain = linear.random_gain
-    assume(worse is None or (gain is not None and worse <= gain))
-    bad = linear.model_copy(update={"random_gain": worse})
-    found = [score(each, exact, known=known, typical=typical).gradient_score for each in (bad, linear)]
-    assert WORST_SCORE <= found[0] <= found[1]
+    """As long as a gain is not large: a large one says little of the loss."""
 
+    def scored(linear: Estimate, exact: Measurement | None) -> WindowScore:
+        found = score(linear, exact, known=known, typical=typical)
+        assert WORST_SCORE <= found.gradient_score == round(found.gradient_score, 10) < math.inf
+        assert math.copysign(1, found.gradient_score) == 1 or found.gradient_score < 0, "no zero is negative"
+        return found
 
-@settings(max_examples=60)
-@given(linear=estimates, exact=measurements, worse=losses)
-def test_a_worse_loss_never_scores_higher(linear: Estimate, exact: Measurement, worse: float | None) -> None:
-    after = exact.random_after
-    assume(worse is None or (after is not None and worse >= after))
-    bad = exact.model_copy(update={"random_after": worse})
-    assert WORST_SCORE <= score(linear, bad).gradient_score <= score(linear, exact).gradient_score
+    def worse(body: BaseModel, name: str, change: float | None) -> Any:
+        value = getattr(body, name)
+        return body.model_copy(update={name: None if value is None or change is None else value + change})
 
-
-@settings(max_examples=60)
-@given(linear=estimates, exact=measurements, gain=gains, after=losses)
-def test_doing_worse_on_the_own_data_never_turns_the_indicator_up(
-    linear: Estimate, exact: Measurement, gain: float | None, after: float | None
-) -> None:
-    known = linear.own_gain
-    assume(gain is None or (known is not None and gain <= known))
-    assert score(linear.model_copy(update={"own_gain": gain})).indicator <= score(linear).indicator
-    assume(after is None or (exact.own_after is not None and after >= exact.own_after))
-    bad = exact.model_copy(update={"own_after": after})
-    assert score(linear, bad).indicator <= score(linear, exact).indicator
-
-
-@settings(max_examples=100)
-@given(linear=estimates, exact=st.none() | measurements, known=st.none() | curves, typical=curves)
-def test_a_score_is_finite_and_rounded(
-    linear: Estimate, exact: Measurement | None, known: float | None, typical: float
-) -> None:
-    found = score(linear, exact, known=known, typical=typical)
-    assert math.isfinite(found.gradient_score)
-    assert found.indicator in (-1, 1)
-    assert found.gradient_score == round(found.gradient_score, 10)
-    assert math.copysign(1, found.gradient_score) == 1 or found.gradient_score < 0, "no zero is negative"
+    good = scored(linear, exact)
+    random_gain, own_gain, random_after, own_after = falls
+    assert scored(worse(linear, "random_gain", random_gain), exact).gradient_score <= good.gradient_score
+    assert scored(worse(linear, "own_gain", own_gain), exact).indicator <= good.indicator
+    if exact is not None:
+        assert scored(linear, worse(exact, "random_after", random_after)).gradient_score <= good.gradient_score
+        assert scored(linear, worse(exact, "own_after", own_after)).indicator <= good.indicator
 
 
 # Unassigned data.
@@ -159,10 +146,16 @@ def test_a_miner_presumed_to_train_on_unassigned_data_scores_at_most_zero(
 # The next card.
 
 
-def after(card: ScoreCard, found: WindowScore, rating: Rating | None = None, *, sync: float = 1.0) -> ScoreCard:
-    return next_card(
-        card, found, rating or card.rating, gained=found.gradient_score, sync=sync, window=9, scoring=SCORING
-    )
+def after(
+    card: ScoreCard,
+    found: WindowScore,
+    rating: Rating | None = None,
+    *,
+    sync: float = 1.0,
+    gained: float | None = None,
+) -> ScoreCard:
+    gained = found.gradient_score if gained is None else gained
+    return next_card(card, found, rating or card.rating, gained=gained, sync=sync, window=9, scoring=SCORING)
 
 
 @pytest.mark.parametrize(
@@ -176,17 +169,12 @@ def test_the_moving_average_of_the_indicator(times: int, average: float) -> None
 
 
 def test_a_card_after_a_window() -> None:
-    card = after(veteran(2, binary_average=0.5), WindowScore(0.2, 1), Rating(30.0, 4.0), sync=0.572433)
+    """The advantage is an average, of what was gained and not of the score."""
+    alpha, before = SCORING.binary_score_ma_alpha, veteran(2, binary_average=0.5, advantage=0.1)
+    card = after(before, WindowScore(0.2, 1), Rating(30.0, 4.0), sync=0.572433, gained=-0.3)
     assert card.binary_average == pytest.approx(0.525)
+    assert card.advantage == pytest.approx((1 - alpha) * 0.1 - alpha * 0.3)
     assert (card.mu, card.sigma, card.sync, card.last_reveal, card.measured) == (30.0, 4.0, 0.572433, 9, 10)
-
-
-def test_the_advantage_is_an_average() -> None:
-    alpha = SCORING.binary_score_ma_alpha
-    card = next_card(FRESH, WindowScore(0.25, -1), Rating(), gained=0.2, sync=1.0, window=9, scoring=SCORING)
-    assert card.advantage == pytest.approx(alpha * 0.2)
-    card = next_card(card, WindowScore(-0.15, 1), Rating(), gained=-0.2, sync=1.0, window=10, scoring=SCORING)
-    assert card.advantage == pytest.approx(alpha * (1 - alpha) * 0.2 - alpha * 0.2)
 
 
 def test_only_an_exact_measurement_changes_the_cards_curvature() -> None:
@@ -207,16 +195,7 @@ def test_only_an_exact_measurement_changes_the_cards_curvature() -> None:
 )
 def test_a_card_keeps_rounded_numbers(rating: Rating, average: float, sync: float, indicator: int) -> None:
     card = after(veteran(1, binary_average=average), WindowScore(0.1, indicator, 0.5, 1 / 3), rating, sync=sync)
-    for number in (
-        card.mu,
-        card.sigma,
-        card.binary_average,
-        card.advantage,
-        card.curvature,
-        card.predicted_gain,
-        card.sync,
-    ):
-        assert number is not None
+    for number in card.model_dump(exclude_none=True).values():
         assert number == round(number, 10)
     assert -1 <= card.binary_average <= 1
     assert ScoreCard.model_validate_json(card.model_dump_json()) == card
@@ -317,32 +296,46 @@ def test_a_predicted_gain_of_a_size_that_was_never_measured_is_not_paid(
     assert assumed_score(LARGE_GAIN, found, known, predicted) <= (0.0 if FALLEN_SHORT in measured else largest + 1e-10)
 
 
-def test_a_miner_that_reached_such_gains_before_is_paid_for_them() -> None:
-    """An honest miner with much more to give, measured or not, while others of that size do not fall short."""
-    for found in (prior(*ORDINARY), prior(*ORDINARY, measurement(0.27, 0.3))):
-        assert assumed_score(0.3, found, -0.03, 0.3) == pytest.approx(0.27)
-        assert assumed_score(0.3, found, -0.015, 0.15) == pytest.approx(0.27)
-    assert assumed_score(0.3, prior(*ORDINARY), 0.05, 0.3) == pytest.approx(0.3), "no bonus"
-    assert assumed_score(0.3, prior(*ORDINARY, measurement(0.27, 0.3))) == pytest.approx(0.27), "a newcomer"
-    assert assumed_score(0.3, prior(*ORDINARY)) == pytest.approx(RATIO * TYPICAL + CURVE), "until it is measured"
+REACHED, KEPT, SMALLER = measurement(0.27, 0.3), measurement(0.8, LARGE_GAIN), measurement(0.19, 0.2)
+NOT_LARGE = RATIO * TYPICAL + CURVE
+"""The score of a prediction that is just not large."""
 
 
-@pytest.mark.parametrize("measured", [ORDINARY, [*ORDINARY, measurement(0.8, LARGE_GAIN)]])
-def test_a_miner_that_fell_short_before_is_discounted(measured: list[Measurement]) -> None:
-    found = prior(*measured)
-    assert assumed_score(LARGE_GAIN, found, -1.2, LARGE_GAIN) == pytest.approx(-0.3)
-    assert assumed_score(LARGE_GAIN, found, -0.6, LARGE_GAIN / 2) == pytest.approx(-0.3)
-    assert assumed_score(LARGE_GAIN, found, -0.9, 0.1) <= 1e-9, (
-        "a larger prediction than when it was measured does not help"
-    )
-
-
-def test_a_measurement_says_nothing_about_gains_several_times_as_large() -> None:
-    smaller = prior(*ORDINARY, measurement(0.19, 0.2))
-    assert assumed_score(0.599, smaller) == pytest.approx(0.599 * 0.95)
-    assert assumed_score(0.601, smaller) == assumed_score(9.0, smaller) == pytest.approx(RATIO * TYPICAL + CURVE)
-    assert assumed_score(0.599, smaller, -0.02, 0.2) == pytest.approx(0.599 * 0.9)
-    assert assumed_score(0.601, smaller, -0.02, 0.2) == pytest.approx(RATIO * TYPICAL + CURVE)
+@pytest.mark.parametrize(
+    ("measured", "linear", "known", "predicted", "expected"),
+    [
+        # A miner that reached such gains before is paid for them, measured or not; there is no bonus.
+        *(
+            ([*also], 0.3, curve, gain, 0.27)
+            for also in ([], [REACHED])
+            for curve, gain in ((-0.03, 0.3), (-0.015, 0.15))
+        ),
+        ([], 0.3, 0.05, 0.3, 0.3),
+        ([REACHED], 0.3, None, 0.0, 0.27),  # a newcomer, if others of that size do not fall short
+        ([], 0.3, None, 0.0, NOT_LARGE),  # until it is measured
+        # A miner that fell short before is discounted.
+        *(
+            ([*also], LARGE_GAIN, curve, gain, -0.3)
+            for also in ([], [KEPT])
+            for curve, gain in ((-1.2, LARGE_GAIN), (-0.6, LARGE_GAIN / 2))
+        ),
+        ([], LARGE_GAIN, -0.9, 0.1, 0.0),  # it predicts more than when it was measured
+        # A measurement says nothing about gains several times as large.
+        ([SMALLER], 0.599, None, 0.0, 0.599 * 0.95),
+        ([SMALLER], 0.601, None, 0.0, NOT_LARGE),
+        ([SMALLER], 9.0, None, 0.0, NOT_LARGE),
+        ([SMALLER], 0.599, -0.02, 0.2, 0.599 * 0.9),
+        ([SMALLER], 0.601, -0.02, 0.2, NOT_LARGE),
+        # Of two measured miners each counts for half, however far one fell short, or exceeded its prediction.
+        ([KEPT, FALLEN_SHORT], LARGE_GAIN, None, 0.0, 0.4),
+        ([KEPT, measurement(None, LARGE_GAIN)], LARGE_GAIN, None, 0.0, 0.4),
+        ([measurement(0.99, 0.4), FALLEN_SHORT], LARGE_GAIN, None, 0.0, LARGE_GAIN / 2),
+    ],
+)
+def test_large_predictions_are_discounted_by_comparable_shortfalls(
+    measured: list[Measurement], linear: float, known: float | None, predicted: float, expected: float
+) -> None:
+    assert assumed_score(linear, prior(*ORDINARY, *measured), known, predicted) == pytest.approx(expected)
 
 
 def test_no_minority_of_the_measured_decides() -> None:
@@ -354,14 +347,6 @@ def test_no_minority_of_the_measured_decides() -> None:
         assert CURVE - 1e-10 <= found.typical <= 0
         kept = [measurement(0.8, LARGE_GAIN), measurement(0.75, 0.8), measurement(0.8, 0.85)]
         assert 0.6 < assumed_score(0.7, prior(*ORDINARY, *kept, cheat)) < 0.7
-
-
-def test_of_two_measured_miners_each_counts_for_half() -> None:
-    """However far one fell short, or exceeded its prediction."""
-    for worst in (measurement(-0.2, LARGE_GAIN), measurement(None, LARGE_GAIN)):
-        assert assumed_score(LARGE_GAIN, prior(*ORDINARY, measurement(0.8, LARGE_GAIN), worst)) == pytest.approx(0.4)
-    for best in (measurement(LARGE_GAIN, LARGE_GAIN), measurement(0.99, 0.4)):
-        assert assumed_score(LARGE_GAIN, prior(*ORDINARY, best, FALLEN_SHORT)) == pytest.approx(LARGE_GAIN / 2)
 
 
 def test_among_idle_miners_a_working_one_scores_like_them_until_it_is_measured() -> None:

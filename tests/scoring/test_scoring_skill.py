@@ -19,7 +19,9 @@ from templar.scoring.score import (
 )
 from templar.scoring.standing import Rating, ScoreCard
 
-LOCAL: Scoring = load_hparams("local").scoring
+VALUE = load_hparams("local")
+RANKED = load_hparams("local", overrides={"weights": {"rule": "ramp"}})
+LOCAL: Scoring = VALUE.scoring
 FULL = LOCAL.median_skill
 GOOD = Rating(60.0, 5.0)
 """Its ordinal is far above `FULL`."""
@@ -30,7 +32,7 @@ def rated(rating: Rating, advantage: float, **changes: float) -> ScoreCard:
 
 
 def skill_of(rating: Rating, advantage: float, *, typical: float = 0.01, baseline: Rating | None = None) -> float:
-    return skill(rated(rating, advantage), baseline or Rating(), typical, LOCAL)
+    return skill(rated(rating, advantage), baseline or Rating(), typical, RANKED)
 
 
 @pytest.mark.parametrize(
@@ -60,42 +62,49 @@ def test_skill_is_proportional_to_the_advantage_up_to_the_rating(advantage: floa
     assert skill_of(GOOD, advantage) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("rating", "expected"),
-    [(GOOD, FULL), (Rating(30.0, 8.0), 6.0), (Rating(25.5, 25 / 3), 1.0), (Rating(25.0, 25 / 3), 1.0),
-     (Rating(10.0, 8.0), 1.0)],
-)  # fmt: skip
-def test_the_rating_bounds_the_skill(rating: Rating, expected: float) -> None:
-    """A fresh rating, or one below the baseline, allows the least skill."""
-    assert skill_of(rating, 0.01) == pytest.approx(expected)
-    assert skill_of(rating, -0.01) == pytest.approx(min(0.0, rating.ordinal))
+@given(rating=st.builds(Rating, mu=st.floats(-50, 160), sigma=st.floats(0.1, 9)), share=st.floats(0.01, 9))
+def test_by_value_skill_is_a_power_of_the_advantage_whatever_the_rating(rating: Rating, share: float) -> None:
+    """Twice the value on one uid is worth four times as much with an exponent of two."""
+    weights = VALUE.weights.model_copy(update={"value_exponent": 2.0})
+    hparams = VALUE.model_copy(update={"weights": weights})
+    assert skill(rated(rating, 0.01 * share), Rating(), 0.01, hparams) == pytest.approx(FULL * share**2)
+    assert skill(rated(rating, -0.01), Rating(), 0.01, hparams) <= 0
 
 
 @pytest.mark.parametrize(
-    ("baseline", "good", "bad"),
-    [(Rating(), 18.0, 0.0), (Rating(25.0, 9.0), 20.0, 0.0), (Rating(0.0, 8.0), 42.0, 0.0),
-     (Rating(42.0, 8.0), 1.0, 0.0), (Rating(50.0, 8.0), 1.0, -8.0)],
-)  # fmt: skip
-def test_ratings_count_from_the_baseline_and_the_advantage_gives_the_sign(
-    baseline: Rating, good: float, bad: float
+    ("rating", "baseline", "good", "bad"),
+    [
+        (GOOD, Rating(), 45.0, 0.0),
+        (Rating(30.0, 4.0), Rating(), 18.0, 0.0),
+        (Rating(25.0, 25 / 3), Rating(), 1.0, 0.0),  # a fresh rating allows the least skill
+        (Rating(10.0, 8.0), Rating(), 1.0, -14.0),
+        (Rating(30.0, 4.0), Rating(25.0, 9.0), 20.0, 0.0),
+        (Rating(30.0, 4.0), Rating(42.0, 8.0), 1.0, 0.0),
+        (Rating(30.0, 4.0), Rating(50.0, 8.0), 1.0, -8.0),
+    ],
+)
+def test_the_rating_above_the_baseline_bounds_the_skill_and_the_advantage_gives_the_sign(
+    rating: Rating, baseline: Rating, good: float, bad: float
 ) -> None:
     for advantage, expected in ((1.0, good), (-1.0, bad), (0.0, bad)):
-        found = skill_of(Rating(30.0, 4.0), advantage, baseline=baseline)
-        assert found == pytest.approx(expected)
+        assert skill_of(rating, advantage, baseline=baseline) == pytest.approx(expected)
 
 
-def test_the_final_score_is_skill_times_average_times_sync() -> None:
-    card = rated(Rating(30.0, 4.0), 1.0, binary_average=0.525).model_copy(update={"sync": 0.572433})
-    assert final_score(card, Rating(), 0.01, LOCAL) == pytest.approx(18.0 * 0.525 * 0.572433)
-
-
-@pytest.mark.parametrize(("rating", "average", "sign"), [((30.0, 2.0), -0.9, 0), ((5.0, 2.0), 0.5, -1)])
-def test_a_negative_average_counts_as_zero_and_a_negative_ordinal_stays(
-    rating: tuple[float, float], average: float, sign: int
+@pytest.mark.parametrize(
+    ("rating", "advantage", "average", "sync", "final"),
+    [
+        (Rating(30.0, 4.0), 1.0, 0.525, 0.572433, 18.0 * 0.525 * 0.572433),
+        (Rating(30.0, 2.0), -0.2, -0.9, 1.0, 0.0),  # a negative average counts as zero
+        (Rating(5.0, 2.0), -0.2, 0.5, 1.0, -0.5),  # a negative ordinal stays
+    ],
+)
+def test_the_final_score_is_skill_times_average_times_sync(
+    rating: Rating, advantage: float, average: float, sync: float, final: float
 ) -> None:
-    final = final_score(rated(Rating(*rating), -0.2, binary_average=average), Rating(), 0.01, LOCAL)
-    assert (final > 0) - (final < 0) == sign
-    assert math.copysign(1, final) == (1 if sign == 0 else sign)
+    card = rated(rating, advantage, binary_average=average).model_copy(update={"sync": sync})
+    found = final_score(card, Rating(), 0.01, RANKED)
+    assert found == pytest.approx(final)
+    assert math.copysign(1, found) == (-1 if final < 0 else 1)
 
 
 @settings(max_examples=60)

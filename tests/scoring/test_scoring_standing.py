@@ -76,39 +76,29 @@ def by_the_formula(ratings: Mapping[int, Rating], scores: Mapping[int, float], b
     return rated
 
 
-def assert_rated(scores: Sequence[float], beta: float, expected: Sequence[tuple[float, float]]) -> None:
-    found = [(rating.mu, rating.sigma) for rating in rate_fresh(scores, beta)]
-    assert found == [pytest.approx(pair, abs=5e-9) for pair in expected]
-
-
 def test_a_fresh_rating_has_an_ordinal_of_zero() -> None:
     assert (Rating().mu, Rating().sigma, Rating().ordinal) == (25.0, 25 / 3, 0.0)
     assert Rating(30.0, 2.0).ordinal == 24.0
 
 
 @pytest.mark.parametrize(
-    ("beta", "expected"),
+    ("scores", "beta", "expected"),
     [
-        (20.0, [(25.66782408, 8.32177996), (26.20208335, 8.32837381), (23.26365738, 8.31435562),
-                (24.86643518, 8.31435562)]),
-        (7.0, [(26.32948403, 8.23755907), (27.39307125, 8.28996889), (21.54334153, 8.17819657),
-               (24.73410319, 8.17819657)]),
+        ([0.01, 0.03, -0.02, 0.0], 20.0, [(25.66782408, 8.32177996), (26.20208335, 8.32837381),
+                                          (23.26365738, 8.31435562), (24.86643518, 8.31435562)]),
+        ([0.01, 0.03, -0.02, 0.0], 7.0, [(26.32948403, 8.23755907), (27.39307125, 8.28996889),
+                                         (21.54334153, 8.17819657), (24.73410319, 8.17819657)]),
+        ([0.5, 0.1], 20.0, [(26.13333505, 8.31294768), (23.86666495, 8.31294768)]),
+        ([0.5, 0.1], 7.0, [(27.25620921, 8.16689646), (22.74379079, 8.16689646)]),
     ],
 )  # fmt: skip
-def test_a_score_of_exactly_zero_ranks_above_a_negative_one(beta: float, expected: list[tuple[float, float]]) -> None:
+def test_known_ratings(scores: list[float], beta: float, expected: list[tuple[float, float]]) -> None:
     """Exactly 0.0 is what a null payload scores. Release 6.1.3 fails here; see MISRANKS_ZERO."""
     assert openskill.__version__ != MISRANKS_ZERO
-    assert_rated([0.01, 0.03, -0.02, 0.0], beta, expected)
+    found = [(rating.mu, rating.sigma) for rating in rate_fresh(scores, beta)]
+    assert found == [pytest.approx(pair, abs=5e-9) for pair in expected]
     zero, negative = rate_fresh([0.0, -0.02], beta)
     assert zero.mu > negative.mu
-
-
-@pytest.mark.parametrize(
-    ("beta", "winner", "loser", "sigma"),
-    [(20.0, 26.13333505, 23.86666495, 8.31294768), (7.0, 27.25620921, 22.74379079, 8.16689646)],
-)
-def test_two_players(beta: float, winner: float, loser: float, sigma: float) -> None:
-    assert_rated([0.5, 0.1], beta, [(winner, sigma), (loser, sigma)])
 
 
 def test_equal_scores_get_equal_ratings() -> None:
@@ -119,17 +109,14 @@ def test_equal_scores_get_equal_ratings() -> None:
     assert first.sigma == pytest.approx(8.32378602, abs=5e-9)
 
 
-@pytest.mark.parametrize("scores", [{}, {3: 0.5}])
-def test_fewer_than_two_change_nothing(scores: dict[int, float]) -> None:
-    before = {3: Rating(20.0, 3.0)}
-    assert rate(before, scores, beta=7.0, tau=TAU) == {uid: before[uid] for uid in scores}
-
-
-def test_only_scored_miners_are_rated_and_missing_ratings_are_fresh() -> None:
-    rated = rate({1: Rating(30.0, 5.0), 9: Rating(10.0, 5.0)}, {1: 0.1, 2: 0.2}, beta=7.0, tau=TAU)
+def test_only_scored_miners_are_rated_and_alone_nobody_is() -> None:
+    before = {1: Rating(30.0, 5.0), 9: Rating(10.0, 5.0)}
+    rated = rate(before, {1: 0.1, 2: 0.2}, beta=7.0, tau=TAU)
     assert set(rated) == {1, 2}
     assert rated[2].mu > MU
     assert rated[1].mu < 30.0
+    assert rate(before, {9: 0.5}, beta=7.0, tau=TAU) == {9: before[9]}
+    assert rate(before, {}, beta=7.0, tau=TAU) == {}
 
 
 scores = st.dictionaries(

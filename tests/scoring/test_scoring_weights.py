@@ -20,7 +20,19 @@ def ramp(num_miners: int) -> list[float]:
     weights = compute_weights({100 + rank: 1000.0 - rank for rank in range(num_miners)}, V2.weights, V2.peers)
     assert weights[1] == pytest.approx(0.5)
     assert math.fsum(weights.values()) == pytest.approx(1)
-    return [weights[100 + rank] for rank in range(min(num_miners, 30))]
+    return [weights.get(100 + rank, 0.0) for rank in range(num_miners)]
+
+
+@given(finals=finals)
+def test_weights_follow_values_and_not_ranks(finals: dict[int, float]) -> None:
+    """A miner's weight is its share of the positive final scores; another one's arrival only divides by more."""
+    settings = V2.weights.model_copy(update={"rule": "value", "burn_rate": 0.0, "burn_uid": None})
+    earning = {uid: score for uid, score in finals.items() if score > 0}
+    total = math.fsum(earning.values())
+    found = compute_weights(finals, settings, V2.peers)
+    for uid, score in earning.items():
+        assert found.get(uid, 0.0) == pytest.approx(score / total, abs=1e-9)
+    assert found.keys() <= earning.keys()
 
 
 def test_power_normalisation() -> None:
@@ -28,26 +40,13 @@ def test_power_normalisation() -> None:
     assert weights == pytest.approx({7: 0.0714286, 8: 0.2857143, 9: 0.6428571}, abs=5e-8)
 
 
-def test_three_share_half_of_the_emission_on_a_ramp() -> None:
+def test_the_ramp_of_the_gather_tier_and_the_geometric_tail_of_the_reserve() -> None:
     assert ramp(3) == pytest.approx([0.222222, 0.166667, 0.111111], abs=5e-7)
-
-
-def test_a_full_network_has_a_ramp_and_a_geometric_tail() -> None:
-    weights = ramp(30)
-    assert (weights[0], weights[19]) == pytest.approx((0.0322591, 0.0161295), abs=5e-8)
-    assert weights[20:22] == pytest.approx([0.0080648, 0.0040324], abs=5e-8)
-    assert weights[29] == pytest.approx(0.00001575, abs=5e-9)
-
-
-def test_a_short_reserve_gets_less_than_the_last_of_the_gather_tier() -> None:
-    weights = ramp(22)
-    assert (weights[0], weights[19]) == pytest.approx((0.0325203, 0.0162602), abs=5e-8)
-    assert weights[20:] == pytest.approx([0.0081301, 0.0040650], abs=5e-8)
-
-
-def test_miners_after_both_tiers_get_nothing() -> None:
-    weights = compute_weights({100 + rank: 1000.0 - rank for rank in range(40)}, V2.weights, V2.peers)
-    assert set(weights) == {1, *range(100, 130)}
+    short, full = ramp(22), ramp(40)
+    assert (short[0], short[19], *short[20:]) == pytest.approx((0.0325203, 0.0162602, 0.0081301, 0.0040650), abs=5e-8)
+    assert (full[0], *full[19:22]) == pytest.approx((0.0322591, 0.0161295, 0.0080648, 0.0040324), abs=5e-8)
+    assert full[29] == pytest.approx(0.00001575, abs=5e-9)
+    assert full[30:] == [0.0] * 10, "after both tiers"
 
 
 def test_nobody_earned() -> None:
@@ -88,25 +87,6 @@ def test_the_burn_is_a_setting(burnt: float, expected: dict[int, float]) -> None
     assert compute_weights({5: 3.0, 6: 2.0}, rule, V2.peers) == expected
 
 
-@settings(max_examples=100)
-@given(finals=finals, rule=st.sampled_from([V0.weights, V2.weights]))
-def test_weights_sum_to_one_or_there_are_none(finals: dict[int, float], rule: Weights) -> None:
-    weights = compute_weights(finals, rule, V2.peers)
-    assert list(weights) == sorted(weights)
-    assert all(weight > 0 for weight in weights.values())
-    assert not weights or math.fsum(weights.values()) == pytest.approx(1)
-    assert all(uid == rule.burn_uid or finals[uid] > 0 for uid in weights)
-
-
-@settings(max_examples=100)
-@given(finals=finals, rule=st.sampled_from([V0.weights, V2.weights]))
-def test_a_lower_score_never_earns_more(finals: dict[int, float], rule: Weights) -> None:
-    weights = compute_weights(finals, rule, V2.peers)
-    ranked = sorted((uid for uid in finals if uid != rule.burn_uid), key=lambda uid: -finals[uid])
-    earned = [weights.get(uid, 0.0) for uid in ranked]
-    assert all(better >= worse - 1e-12 for better, worse in itertools.pairwise(earned))
-
-
 @settings(max_examples=60)
 @given(
     scores=st.lists(st.sampled_from([-1.0, 0.0, 0.25, 0.5, 1.0]) | st.floats(-50, 50), max_size=40),
@@ -122,10 +102,18 @@ def test_weights_belong_to_scores_not_to_uids_bit_for_bit(scores: list[float], o
     assert {renamed.get(uid, uid): weight for uid, weight in weights.items()} == other
 
 
-@settings(max_examples=60)
-@given(finals=finals, rule=st.sampled_from([V0.weights, V2.weights]))
-def test_equal_scores_earn_equal_weights(finals: dict[int, float], rule: Weights) -> None:
-    coarse = {uid: round(final / 20) * 20.0 for uid, final in finals.items() if uid != rule.burn_uid}
+@settings(max_examples=100)
+@given(finals=finals, step=st.sampled_from([0.01, 20.0]), rule=st.sampled_from([V0.weights, V2.weights]))
+def test_weights_sum_to_one_and_follow_the_order_of_the_scores(
+    finals: dict[int, float], step: float, rule: Weights
+) -> None:
+    """A lower score never earns more, and equal ones earn the same."""
+    coarse = {uid: round(final / step) * step for uid, final in finals.items()}
     weights = compute_weights(coarse, rule, V2.peers)
-    for score in set(coarse.values()):
-        assert len({weights.get(uid, 0.0) for uid in coarse if coarse[uid] == score}) == 1
+    assert list(weights) == sorted(weights)
+    assert not weights or math.fsum(weights.values()) == pytest.approx(1)
+    assert all(weight > 0 and (uid == rule.burn_uid or coarse[uid] > 0) for uid, weight in weights.items())
+    miners = sorted((uid for uid in coarse if uid != rule.burn_uid), key=lambda uid: -coarse[uid])
+    for better, worse in itertools.pairwise(miners):
+        earned, less = weights.get(better, 0.0), weights.get(worse, 0.0)
+        assert earned == less if coarse[better] == coarse[worse] else earned >= less - 1e-12
