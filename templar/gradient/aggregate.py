@@ -23,6 +23,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -38,6 +39,7 @@ from templar.gradient.compress import FeedbackRule, FeedbackState, compress
 from templar.gradient.dct import from_chunks
 from templar.gradient.layout import Layout, TensorLayout
 from templar.hparams import MAX_PEERS
+from templar.shared_results import Same, shared
 
 log = logging.getLogger(__name__)
 
@@ -235,16 +237,20 @@ def _finish(means: Tensor, tensor: TensorLayout, layout: Layout) -> Tensor:
     return (torch.sign(values) if layout.recipe == "demo" else values * QUANTUM).to(torch.float32)
 
 
+@shared(Same, most=2048)
 def _squared_norm(section: Section) -> int:
     """The exact sum of the squared magnitudes."""
     quanta, counts = _code_quanta(section.top).tolist(), _code_counts(section).tolist()
     return sum(count * scale * scale for count, scale in zip(counts, quanta, strict=True) if count)
 
 
+@lru_cache(maxsize=256)
 def _code_quanta(top: int) -> NDArray[np.int64]:
     """Quanta by scale code, shape (256,), in a section with the largest step `top`; codes that cannot occur have 0."""
     steps = np.maximum(np.arange(CODES + 1) + top - CODES, 0)
-    return np.where(np.arange(CODES + 1) > 0, STEP_QUANTA[steps], 0)
+    quanta = np.where(np.arange(CODES + 1) > 0, STEP_QUANTA[steps], 0)
+    quanta.flags.writeable = False
+    return quanta
 
 
 def _code_counts(section: Section) -> NDArray[np.int64]:

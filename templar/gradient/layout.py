@@ -46,32 +46,32 @@ class TensorLayout:
         edges = tuple(split(length, gradient.target_chunk) for length in _folded(shape))
         return cls(name, shape, edges, min(gradient.topk_compression, math.prod(edges)), 1 + gradient.magnitude_bits)
 
-    @property
+    @cached_property
     def folded_shape(self) -> tuple[int, ...]:
         """The shape as a vector `(N,)` or a matrix `(R, C)`."""
         return _folded(self.shape)
 
-    @property
+    @cached_property
     def chunk_length(self) -> int:
         """Elements, and coefficients, in a chunk; at most 4096, so that an index fits 12 bits."""
         return math.prod(self.edges)
 
-    @property
+    @cached_property
     def num_chunks(self) -> int:
         """Chunks in the tensor."""
         return math.prod(self.shape) // self.chunk_length
 
-    @property
+    @cached_property
     def num_coefficients(self) -> int:
         """Coefficients published of the tensor."""
         return self.num_chunks * self.k
 
-    @property
+    @cached_property
     def has_index_planes(self) -> bool:
         """Whether a payload says which coefficients it holds; not if it holds all of them."""
         return self.k < self.chunk_length
 
-    @property
+    @cached_property
     def remainder_bits(self) -> int:
         """Rice parameter of the index code: the smallest b with `k * 2^(b + 1) >= chunk_length`.
 
@@ -81,17 +81,17 @@ class TensorLayout:
         """
         return next(bits for bits in count() if self.k << (bits + 1) >= self.chunk_length)
 
-    @property
+    @cached_property
     def max_quotient_bits(self) -> int:
         """Bits that the quotients of a chunk's gaps take at most, in unary."""
         return self.k + (self.chunk_length - self.k >> self.remainder_bits)
 
-    @property
+    @cached_property
     def min_section_bytes(self) -> int:
         """Bytes of the tensor's section if every chunk is silent."""
         return TOP_BYTES + self.num_chunks * self.levels
 
-    @property
+    @cached_property
     def max_section_bytes(self) -> int:
         """Bytes of the tensor's section if no chunk is silent and every index is the largest possible."""
         planes = self.levels * whole_bytes(self.num_coefficients)

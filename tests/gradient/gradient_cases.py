@@ -28,7 +28,6 @@ RECIPES: tuple[Recipe, ...] = ("sparseloco", "demo")
 
 few = settings(max_examples=20)
 more = settings(max_examples=40)
-many = settings(max_examples=150)
 
 dimensions = st.integers(1, 20)
 shapes = st.dictionaries(

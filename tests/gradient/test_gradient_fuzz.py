@@ -26,14 +26,8 @@ SHORT = {"block": (8, 8), "single": (5,), "whole": (6,)}
 LONG = {"many": (20, 56)}
 """More chunks than are read at a time."""
 IMPLEMENTATIONS: tuple[kernels.Backend, ...] = ("torch", "numba")
-REASONS = {
-    Reason.MALFORMED,
-    Reason.WRONG_VERSION,
-    Reason.WRONG_SIZE,
-    Reason.WRONG_SHAPES,
-    Reason.BAD_PAYLOAD,
-    Reason.NOT_CANONICAL,
-}
+DAMAGED = {Reason.MALFORMED, Reason.BAD_PAYLOAD, Reason.NOT_CANONICAL}
+REASONS = DAMAGED | {Reason.WRONG_VERSION, Reason.WRONG_SIZE, Reason.WRONG_SHAPES}
 """All reasons of `wire.decode`."""
 
 
@@ -154,17 +148,17 @@ def outcomes_of(case: Case, number: int, seed: int) -> Counter[Reason | None]:
 
 @each_case
 def test_mutated_payloads_are_rejected_or_canonical(case: Case) -> None:
-    outcomes = outcomes_of(case, 700, seed=1)
+    outcomes = outcomes_of(case, 400, seed=1)
     assert set(outcomes) <= REASONS | {None}
-    for tried in (None, Reason.MALFORMED, Reason.BAD_PAYLOAD, Reason.NOT_CANONICAL):
-        assert outcomes[tried] > 35  # all ways are really tried
+    for tried in DAMAGED | {None}:
+        assert outcomes[tried] > 20  # all ways are really tried
 
 
 @each_case
 def test_payloads_of_other_peers_sections_are_payloads(case: Case) -> None:
     """Whole sections are independent of each other, so every combination is legal."""
     generator, columns = random.Random(3), list(zip(*case.legal, strict=True))
-    for _ in range(40):
+    for _ in range(20):
         assert outcome(sealed(b"".join(generator.choice(column) for column in columns)), case) is None
 
 

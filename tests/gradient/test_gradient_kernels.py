@@ -39,6 +39,10 @@ from tests.support.threads import threads
 IMPLEMENTATIONS: tuple[kernels.Backend, ...] = ("torch", "numba")
 LARGE = {"matrix": (128, 192), "odd": (65, 39), "vector": (320,), "prime": (97,), "stack": (2, 3, 64)}
 RULE = FeedbackRule("sparseloco", decay=0.9, learning_rate=0.3)
+WAYS = [("sparseloco", 1), ("sparseloco", 2), ("demo", 1)]
+each_way = pytest.mark.parametrize(
+    ("recipe", "levels", "use_dct"), [(*way, dct) for way in WAYS for dct in (False, True)]
+)
 
 
 def update_of(layout: Layout, seed: int) -> dict[str, Tensor]:
@@ -88,8 +92,7 @@ def test_compression_of_any_shape(layout: Layout, seed: int) -> None:
     both_implementations(layout, seed)
 
 
-@pytest.mark.parametrize("use_dct", [False, True])
-@pytest.mark.parametrize(("recipe", "levels"), [("sparseloco", 1), ("sparseloco", 2), ("demo", 1)])
+@each_way
 def test_compression_of_large_chunks(recipe: Recipe, levels: int, *, use_dct: bool) -> None:
     for k in (1, 64, 4096):
         both_implementations(Layout.of(LARGE, settings_of(64, k, use_dct=use_dct, levels=levels), recipe), seed=k)
@@ -140,8 +143,7 @@ def test_aggregates_of_any_shape_in_any_order(layout: Layout, peers: list[int], 
             assert same_bits(aggregate.aggregate(shuffled, layout, out=random_update(layout, 2)), expected)
 
 
-@pytest.mark.parametrize("use_dct", [False, True])
-@pytest.mark.parametrize(("recipe", "levels"), [("sparseloco", 1), ("sparseloco", 2), ("demo", 1)])
+@each_way
 def test_aggregates_of_large_chunks_to_parameters(recipe: Recipe, levels: int, *, use_dct: bool) -> None:
     layout = Layout.of(LARGE, settings_of(64, 64, use_dct=use_dct, levels=levels), recipe)
     payloads, after = [payload(layout, seed) for seed in range(4)], []
@@ -223,8 +225,7 @@ def test_large_models_compile_the_kernels_of_a_window(
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@pytest.mark.parametrize("use_dct", [False, True])
-@pytest.mark.parametrize(("recipe", "levels"), [("sparseloco", 1), ("sparseloco", 2), ("demo", 1)])
+@each_way
 def test_the_definitions_give_the_same_bytes_on_a_gpu(recipe: Recipe, levels: int, *, use_dct: bool) -> None:
     layout = Layout.of(LARGE, settings_of(64, 64, levels=levels, use_dct=use_dct), recipe)
     rule, update, found = FeedbackRule(recipe, decay=0.9, learning_rate=0.7), random_update(layout, 1), []

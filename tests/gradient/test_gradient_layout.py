@@ -6,7 +6,6 @@ import pytest
 import torch
 from gradient_cases import (
     SHAPES,
-    dimensions,
     header_of,
     indices_at_the_end,
     layout_of,
@@ -33,12 +32,6 @@ def test_split_is_the_largest_divisor_up_to_the_target(length: int, target: int)
     assert all(length % other for other in range(edge + 1, min(length, target) + 1))
 
 
-@pytest.mark.parametrize(("length", "target"), [(0, 64), (64, 0)])
-def test_split_refuses_zero(length: int, target: int) -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        split(length, target)
-
-
 @pytest.mark.parametrize("levels", [1, 2])
 def test_layout_of_every_rank_in_any_order(levels: int) -> None:
     layout = layout_of(dict(reversed(SHAPES.items())), settings_of(levels=levels))
@@ -49,6 +42,15 @@ def test_layout_of_every_rank_in_any_order(levels: int) -> None:
     assert [tensor.has_index_planes for tensor in layout.tensors] == [True, True, True, True, False]
     assert {tensor.levels for tensor in layout.tensors} == {levels}
     assert layout.num_elements == 48 * 16 + 16 + 77 + 48 + 1
+
+
+def test_nothing_is_not_cut() -> None:
+    for length, target in ((0, 64), (64, 0)):
+        with pytest.raises(ValueError, match="at least 1"):
+            split(length, target)
+    for shapes in ({}, {"p": (0,)}, {"p": (3, 0)}):
+        with pytest.raises(ValueError, match=r"at least one|no elements"):
+            layout_of(shapes)
 
 
 def test_layout_digest_covers_everything_that_reads_a_payload() -> None:
@@ -66,12 +68,6 @@ def test_layout_digest_covers_everything_that_reads_a_payload() -> None:
     assert len({layout.digest for layout in others}) == len(others)
 
 
-@pytest.mark.parametrize("shapes", [{}, {"p": (0,)}, {"p": (3, 0)}])
-def test_layouts_of_nothing_are_refused(shapes: dict[str, tuple[int, ...]]) -> None:
-    with pytest.raises(ValueError, match=r"at least one|no elements"):
-        layout_of(shapes)
-
-
 @given(layouts)
 @more
 def test_chunks_are_a_permutation(layout: Layout) -> None:
@@ -79,6 +75,7 @@ def test_chunks_are_a_permutation(layout: Layout) -> None:
         numbers = torch.arange(math.prod(tensor.shape)).reshape(tensor.shape)
         chunks = to_chunks(numbers, tensor)
         assert chunks.shape == (tensor.num_chunks, tensor.chunk_length)
+        assert tensor.has_index_planes == (tensor.k < tensor.chunk_length)
         assert torch.equal(from_chunks(chunks, tensor), numbers)
 
 
@@ -89,27 +86,6 @@ def test_chunks_are_blocks_in_row_major_order() -> None:
     assert chunks[3].tolist() == [12, 13, 18, 19]
 
 
-@given(dimensions, dimensions, st.integers(1, 20), st.integers(1, 500))
-@more
-def test_as_many_coefficients_are_published_as_are_wanted_and_there(
-    rows: int, columns: int, target: int, wanted: int
-) -> None:
-    """As docs/protocol.md 6 says."""
-    tensor = TensorLayout.of("p", (rows, columns), settings_of(target=target, k=wanted))
-    assert tensor.k == min(wanted, tensor.chunk_length)
-    assert tensor.has_index_planes == (wanted < tensor.chunk_length)
-
-
-# The Rice parameter.
-
-
-RICE = {(4096, 64): 5, (4096, 32): 6, (4096, 1): 11, (4096, 4095): 0, (256, 64): 1, (1, 1): 0, (16, 16): 0}
-
-
-def test_rice_parameters_by_table() -> None:
-    assert {size: tensor_of(3, *size).remainder_bits for size in RICE} == RICE
-
-
 @given(st.integers(1, 4096).flatmap(lambda length: st.tuples(st.just(length), st.integers(1, length))))
 @more
 def test_the_rice_parameter_is_the_smallest_that_is_large_enough(size: tuple[int, int]) -> None:
@@ -117,30 +93,18 @@ def test_the_rice_parameter_is_the_smallest_that_is_large_enough(size: tuple[int
     bits = tensor_of(1, length, k).remainder_bits
     assert k * 2 ** (bits + 1) >= length
     assert bits == 0 or k * 2**bits < length
-
-
-# Sizes.
-
-
-@given(layouts)
-@more
-def test_the_shortest_section_is_that_of_silent_chunks(layout: Layout) -> None:
-    for tensor in layout.tensors:
-        assert len(pack(silence(tensor), tensor).data) == tensor.min_section_bytes
-    sections = {tensor.name: pack(silence(tensor), tensor) for tensor in layout.tensors}
-    lengths = sum(len(section.data) for section in sections.values())
-    assert HEADER_BYTES + lengths + CHECKSUM_BYTES == layout.min_payload_bytes
+    assert (tensor_of(3, 4096, 64).remainder_bits, tensor_of(3, 4096, 1).remainder_bits) == (5, 11)
 
 
 @given(layouts)
 @more
-def test_the_longest_section_has_every_index_at_the_end_of_its_chunk(layout: Layout) -> None:
-    lengths = 0
+def test_sections_are_shortest_if_silent_and_longest_with_all_indices_at_the_end(layout: Layout) -> None:
+    shortest = longest = HEADER_BYTES + CHECKSUM_BYTES
     for tensor in layout.tensors:
-        section = pack(indices_at_the_end(tensor), tensor)
-        assert len(section.data) == tensor.max_section_bytes
-        lengths += len(section.data)
-    assert HEADER_BYTES + lengths + CHECKSUM_BYTES == layout.max_payload_bytes
+        silent, late = (len(pack(each, tensor).data) for each in (silence(tensor), indices_at_the_end(tensor)))
+        assert (silent, late) == (tensor.min_section_bytes, tensor.max_section_bytes)
+        shortest, longest = shortest + silent, longest + late
+    assert (shortest, longest) == (layout.min_payload_bytes, layout.max_payload_bytes)
 
 
 def test_sizes_by_hand() -> None:

@@ -5,7 +5,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from gradient_cases import any_payload, header_of, indices_at_the_end, layout_of, random_payload, sealed, settings_of
+from gradient_cases import header_of, indices_at_the_end, layout_of, random_payload, sealed, settings_of
 
 from templar.errors import RejectedError
 from templar.gradient import kernels
@@ -13,7 +13,6 @@ from templar.gradient.codec.wire import Payload, decode, encode
 from templar.gradient.kernels import Backend
 from templar.gradient.layout import HEADER_BYTES, Layout
 
-KINDS = ["any", "longest", "zeros", "ones", "mixed", "noise", "late"]
 WORKING_SET_BYTES = 1 << 19
 
 
@@ -37,17 +36,16 @@ def _peak(data: bytes, layout: Layout) -> int:
 
 
 @pytest.mark.parametrize("implementation", ["torch", "numba"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["longest", "zeros", "ones", "mixed", "late"])
 def test_decoding_allocates_less_than_twice_the_legal_size(kind: str, implementation: Backend) -> None:
     layout = layout_of({"p": (1536, 1024), "q": (1024, 1536)}, settings_of(target=16, k=64, levels=2))
     assert peak_of_decoding(payload(layout, kind), layout, implementation) < 2 * layout.max_payload_bytes
 
 
 @pytest.mark.parametrize("implementation", ["torch", "numba"])
-@pytest.mark.parametrize("levels", [1, 2])
 @pytest.mark.parametrize("kind", ["honest", "longest", "noise"])
-def test_the_working_set_is_small_beside_a_small_model(kind: str, levels: int, implementation: Backend) -> None:
-    layout = layout_of({"p": (1024, 1024), "q": (512, 512)}, settings_of(target=64, k=64, levels=levels))
+def test_the_working_set_is_small_beside_a_small_model(kind: str, implementation: Backend) -> None:
+    layout = layout_of({"p": (1024, 1024), "q": (512, 512)}, settings_of(target=64, k=64, levels=2))
     peak = peak_of_decoding(payload(layout, kind), layout, implementation)
     assert peak < 2 * layout.max_payload_bytes + WORKING_SET_BYTES
 
@@ -58,8 +56,7 @@ def payload(layout: Layout, kind: str) -> bytes:
     if kind in ("zeros", "ones", "mixed", "noise", "late"):
         return junk(layout, kind)
     with kernels.forced("torch"):
-        makers = {"honest": lambda: random_payload(layout, 1), "any": lambda: any_payload(layout, 4)}
-        return encode(makers[kind]() if kind in makers else longest(layout), layout)
+        return encode(random_payload(layout, 1) if kind == "honest" else longest(layout), layout)
 
 
 def junk(layout: Layout, kind: str) -> bytes:

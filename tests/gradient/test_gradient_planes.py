@@ -71,13 +71,6 @@ def test_planes_are_those_of_the_text_bit_by_bit(case: tuple[TensorLayout, NDArr
     assert encode_indices(indices, tensor) == (as_bytes(remainders), as_bytes(quotients))
 
 
-def test_planes_by_hand() -> None:
-    """Gaps 0, 1, 4 and 2, 0, 0 with b = 1."""
-    remainders, quotients = encode_indices(np.array([[0, 2, 7], [2, 3, 4]], np.uint16), tensor_of(2, 8, 3))
-    assert remainders == bytes([0b000010])  # 0 1 0, 0 0 0
-    assert quotients == bytes([0b11010011, 0b1])  # 1 1 001, 01 1 1
-
-
 @given(st.lists(st.booleans(), max_size=200), st.data())
 @more
 def test_bits_are_packed_and_unpacked_from_anywhere(bits: list[bool], data: st.DataObject) -> None:

@@ -100,24 +100,18 @@ GRADIENTS = {"p": torch.tensor([8.0, 100.0, 100.0, 16.0, 100.0, 100.0, 100.0, 0.
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_only_published_coefficients_count_with_their_sign(implementation: Backend) -> None:
+def test_published_coefficients_count_with_their_sign_and_are_clipped_tensor_by_tensor(
+    implementation: Backend,
+) -> None:
+    norms = median_norms([PLAIN], VECTOR)
+    quarter = {name: norm // 4 for name, norm in norms.items()}  # of the squared norm: half of the norm
+    medians = [norms, quarter, {**norms, "q": quarter["q"]}, {name: 4 * norm for name, norm in norms.items()}]
     with kernels.forced(implementation):
-        assert products([PLAIN], VECTOR, GRADIENTS) == [0.5 * 8 - 0.25 * 16 + 1.0 * 0.5 - 2.0 * 3]
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_a_payload_is_clipped_to_the_median_tensor_by_tensor(implementation: Backend) -> None:
-    """A quarter of the squared norm is half of the norm."""
-    medians = {name: norm // 4 for name, norm in median_norms([PLAIN], VECTOR).items()}
-    with kernels.forced(implementation):
-        half = products([PLAIN], VECTOR, GRADIENTS, medians)
-        only_q = products([PLAIN], VECTOR, GRADIENTS, {**median_norms([PLAIN], VECTOR), "q": medians["q"]})
-        larger = products([PLAIN], VECTOR, GRADIENTS, {name: 16 * norm for name, norm in medians.items()})
-        nothing = products([PLAIN], VECTOR, GRADIENTS, dict.fromkeys(medians, 0))
-    assert half == [pytest.approx(-5.5 / 2, rel=1e-10)]
-    assert only_q == [pytest.approx(0.5 - 3.0, rel=1e-10)]
-    assert larger == [-5.5], "nothing is made larger"
-    assert nothing == [0.0]
+        found = [products([PLAIN], VECTOR, GRADIENTS, each)[0] for each in (*medians, dict.fromkeys(norms, 0))]
+        huge = products([PLAIN], VECTOR, {name: torch.full_like(each, 3e38) for name, each in GRADIENTS.items()})
+    plain = 0.5 * 8 - 0.25 * 16 + 1.0 * 0.5 - 2.0 * 3
+    assert found == [plain, pytest.approx(plain / 2, rel=1e-10), pytest.approx(0.5 - 3.0, rel=1e-10), plain, 0.0]
+    assert huge == [pytest.approx(-0.75 * float(torch.tensor(3e38)))], "finite"
 
 
 # Queries.
@@ -165,40 +159,23 @@ def active(layout: Layout) -> Payload:
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("bad", [-math.inf, math.nan])
 @pytest.mark.parametrize("layout", LAYOUTS[:3:2], ids=lambda each: f"{each.recipe}-{each.use_dct}")
-def test_gradients_that_are_not_finite_give_no_number_and_no_warning(
-    layout: Layout, bad: float, implementation: Backend
-) -> None:
+def test_gradients_that_are_not_finite_give_no_number_and_no_warning(layout: Layout, implementation: Backend) -> None:
     payload = active(layout)
-    with warnings.catch_warnings(), kernels.forced(implementation):
-        warnings.simplefilter("error")
-        for broken in layout.names:
-            gradients = {
-                name: torch.full_like(tensor, bad) if name == broken else tensor
-                for name, tensor in gradients_of(layout).items()
-            }
-            assert not math.isfinite(products([payload], layout, gradients)[0])
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("layout", LAYOUTS[:3:2], ids=lambda each: f"{each.recipe}-{each.use_dct}")
-def test_infinities_that_cancel_give_no_warning_either(layout: Layout, implementation: Backend) -> None:
-    """The products of two tensors are plus and minus infinity."""
-    payload = active(layout)
+    gradients = gradients_of(layout)
+    broken = [
+        {**gradients, name: torch.full_like(gradients[name], bad)}
+        for name in layout.names
+        for bad in (-math.inf, math.nan)
+    ]
+    # The products of two tensors are plus and minus infinity.
     update = single_update(payload, layout, median_norms([payload], layout))
     signs = {name: 1 if place % 2 else -1 for place, name in enumerate(layout.names)}
-    gradients = {
+    cancelling = {
         name: torch.where(tensor != 0, torch.sign(tensor) * signs[name] * math.inf, torch.ones(()))
         for name, tensor in update.items()
     }
     with warnings.catch_warnings(), kernels.forced(implementation):
         warnings.simplefilter("error")
-        assert math.isnan(products([payload], layout, gradients)[0])
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_the_largest_gradients_and_updates_stay_finite(implementation: Backend) -> None:
-    huge = {name: torch.full_like(tensor, 3e38) for name, tensor in GRADIENTS.items()}
-    with kernels.forced(implementation):
-        assert products([PLAIN], VECTOR, huge) == [pytest.approx(-0.75 * float(torch.tensor(3e38)))]
+        assert not any(math.isfinite(products([payload], layout, each)[0]) for each in broken)
+        assert math.isnan(products([payload], layout, cancelling)[0])

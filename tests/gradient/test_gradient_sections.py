@@ -87,31 +87,33 @@ def test_two_levels_by_hand() -> None:
     assert read_section(data, TWO).upper_counts().tolist() == [0, 2]
 
 
-def test_chunks_that_are_published_whole_have_no_index() -> None:
+def test_silent_chunks_and_whole_ones_have_no_index() -> None:
     data = section_bytes(9, [0, 255, 254], "011100")
     assert read(data, WHOLE).indices.tolist() == [[0, 1, 2]] * 3
     assert read(data, WHOLE).steps.tolist() == [[0], [9], [8]]
-
-
-@pytest.mark.parametrize("tensor", [ONE, TWO, WHOLE])
-def test_all_chunks_may_be_silent(tensor: TensorLayout) -> None:
-    data = section_bytes(0, [0] * 3 * tensor.levels)
-    coefficients = read(data, tensor)
-    assert len(data) == tensor.min_section_bytes
-    assert not coefficients.steps.any()
-    assert coefficients.indices.tolist() == [[0, 1, 2]] * 3
+    for tensor in (ONE, TWO, WHOLE):
+        data = section_bytes(0, [0] * 3 * tensor.levels)
+        coefficients = read(data, tensor)
+        assert len(data) == tensor.min_section_bytes
+        assert not coefficients.steps.any()
+        assert coefficients.indices.tolist() == [[0, 1, 2]] * 3
 
 
 # Scales.
+
+
+@pytest.mark.parametrize(("top", "codes"), [(MAX_STEP, [255, 1, 0]), (255, [1, 255, 0]), (1, [255, 0, 0])])
+def test_scales_at_the_ends_of_the_range(top: int, codes: list[int]) -> None:
+    planes = (plane * sum(code > 0 for code in codes) for plane in PLANES)
+    coefficients = read(section_bytes(top, codes, *planes), ONE)
+    assert coefficients.steps[:, 0].tolist() == [top + code - CODES if code else 0 for code in codes]
 
 
 @pytest.mark.parametrize(
     ("top", "codes", "reason"),
     [
         (MAX_STEP + 1, [255, 0, 0], Reason.BAD_PAYLOAD),
-        (0xFFFF, [0, 0, 0], Reason.BAD_PAYLOAD),
         (0, [1, 0, 0], Reason.BAD_PAYLOAD),
-        (1, [255, 254, 0], Reason.BAD_PAYLOAD),
         (254, [255, 1, 0], Reason.BAD_PAYLOAD),
         (300, [254, 0, 0], Reason.NOT_CANONICAL),
         (1, [0, 0, 0], Reason.NOT_CANONICAL),
@@ -124,24 +126,21 @@ def test_illegal_scales(top: int, codes: list[int], reason: Reason) -> None:
     rejected(section_bytes(top, both, "000" * 3, "000" * 3, "000" * 3, "111" * 3), TWO, reason, message)
 
 
-@pytest.mark.parametrize(("top", "codes"), [(MAX_STEP, [255, 1, 0]), (255, [1, 255, 0]), (1, [255, 0, 0])])
-def test_scales_at_the_ends_of_the_range(top: int, codes: list[int]) -> None:
-    planes = (plane * sum(code > 0 for code in codes) for plane in PLANES)
-    coefficients = read(section_bytes(top, codes, *planes), ONE)
-    assert coefficients.steps[:, 0].tolist() == [top + code - CODES if code else 0 for code in codes]
-
-
-def test_levels_that_do_not_ascend() -> None:
+@pytest.mark.parametrize(
+    ("codes", "magnitudes", "message"),
+    [
+        ([255, 254], "100", "do not ascend"),
+        ([255, 0], "100", "do not ascend"),
+        ([0, 255], "100", "do not ascend"),
+        ([255, 255], "100", "never used"),
+        ([9, 255], "000", "never used"),
+        ([9, 255], "111", "never used"),
+    ],
+)
+def test_levels_ascend_and_both_are_used(codes: list[int], magnitudes: str, message: str) -> None:
     assert read(section_bytes(300, [254, 255, 0, 0, 0, 0], *TWO_LEVEL_PLANES), TWO).steps[0].tolist() == [299, 300]
-    for codes in ([255, 254], [255, 0], [0, 255]):
-        data = section_bytes(300, [*codes, 0, 0, 0, 0], *TWO_LEVEL_PLANES)
-        rejected(data, TWO, Reason.NOT_CANONICAL, "do not ascend")
-
-
-@pytest.mark.parametrize(("codes", "magnitudes"), [([255, 255], "100"), ([9, 255], "000"), ([9, 255], "111")])
-def test_an_unused_level(codes: list[int], magnitudes: str) -> None:
     data = section_bytes(300, [*codes, 0, 0, 0, 0], "000", magnitudes, "000", "111")
-    rejected(data, TWO, Reason.NOT_CANONICAL, "never used")
+    rejected(data, TWO, Reason.NOT_CANONICAL, message)
 
 
 # Planes.
@@ -177,21 +176,22 @@ def test_bits_after_the_last_one_of_a_plane(plane: int, bit: int) -> None:
 
 @pytest.mark.parametrize(
     ("remainders", "quotients", "last"),
-    [("001", "11001", 7), ("000", "11001", 6), ("100", "11001", 7), ("000", "00111", 6)],
+    [
+        ("001", "11001", 7),  # the gaps 0, 0 and 5 give the last of 8
+        ("000", "11001", 6),
+        ("000", "00111", 6),
+        ("000", "110001", None),  # a last gap of 6
+        ("101", "11001", None),  # a first gap of 1 before one of 5
+        ("000", "00000111", None),  # a first gap of 10
+        ("111", "01101", None),  # gaps of 3, 1 and 3
+    ],
 )
-def test_indices_up_to_the_end_of_the_chunk(remainders: str, quotients: str, last: int) -> None:
-    """The gaps 0, 0 and 5 give the index 7, the last of 8."""
-    assert read(section_bytes(9, [255, 0, 0], "000", remainders, quotients), ONE).indices[0, 2] == last
-
-
-@pytest.mark.parametrize(
-    ("remainders", "quotients"),
-    [("000", "110001"), ("101", "11001"), ("000", "00000111"), ("111", "01101")],
-)
-def test_indices_beyond_the_chunk(remainders: str, quotients: str) -> None:
-    """A last gap of 6, a first one of 1 before one of 5, a first one of 10, and three of 3, 1 and 3."""
+def test_indices_end_with_the_chunk(remainders: str, quotients: str, last: int | None) -> None:
     data = section_bytes(9, [255, 0, 0], "000", remainders, quotients)
-    rejected(data, ONE, Reason.BAD_PAYLOAD, "beyond 7")
+    if last is None:
+        rejected(data, ONE, Reason.BAD_PAYLOAD, "beyond 7")
+    else:
+        assert read(data, ONE).indices[0, 2] == last
 
 
 def test_an_index_beyond_a_late_chunk() -> None:
@@ -282,13 +282,9 @@ BYTES = range(256)
 @pytest.mark.parametrize(
     ("tensor", "top", "codes", "planes", "count"),
     [
-        (tensor_of(1, 4, 2), 300, [255], [range(16), BYTES], 4 * 6),  # signs, quotients: signs x indices
-        (tensor_of(1, 8, 2), 300, [255], [range(8), range(8), range(64)], 4 * 28),
-        (tensor_of(2, 4, 2), 300, [255, 0], [range(16), BYTES], 4 * 6),
+        (tensor_of(2, 4, 2), 300, [255, 0], [range(16), BYTES], 4 * 6),  # signs, quotients: signs x indices
         (tensor_of(2, 3, 1), 300, [255, 9], [range(16), range(8), range(64)], 4 * 9),
         (tensor_of(1, 7, 7), 300, [255], [BYTES], 2**7),
-        (tensor_of(1, 8, 8), 300, [255], [BYTES], 2**8),
-        (tensor_of(1, 4, 2, 2), 300, [255, 255], [range(8), range(8), range(64)], 4 * 6),
         (tensor_of(1, 4, 2, 2), 300, [7, 255], [range(8), range(8), range(64)], 4 * 2 * 6),
         (tensor_of(1, 3, 3, 2), 300, [7, 255], [range(32), range(32)], 8 * 6),
         (tensor_of(1, 4, 1, 2), 300, [255, 255], [range(4), range(4), range(4), range(64)], 2 * 4),

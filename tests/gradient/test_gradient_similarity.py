@@ -49,22 +49,8 @@ def test_a_scaled_or_negated_copy_is_taken_whole(factor: float) -> None:
     assert found.overlap[0, 1] == found.taken[0, 1] == found.taken[1, 0] == 1.0
 
 
-def test_more_noise_leaves_less_of_a_copy_and_still_enough() -> None:
-    original, noise = update(1), update(2)
-    taken = []
-    for share in (0.0, 0.1, 0.2, 0.3, 0.4):
-        blend = {name: original[name] * (1 - share) + noise[name] * share for name in original}
-        taken.append(float(pair(original, blend).taken[0, 1]))
-    assert taken == sorted(taken, reverse=True)
-    assert taken[0] == 1.0
-    assert taken[2] > 0.5  # a fifth of noise
-    assert taken[4] > 0.15  # two fifths, still far above chance
-
-
 def test_a_partial_copy_shows_the_part() -> None:
-    original, own = update(1), update(2)
-    half = {"matrix": torch.cat([original["matrix"][:64], own["matrix"][64:]]), "norm": own["norm"]}
-    assert pair(original, half).taken[0, 1] == pytest.approx(0.5, abs=0.03)
+    original = update(1)
     small = {"matrix": original["matrix"].clone(), "norm": original["norm"] * 0}
     small["matrix"][:, 64:] = 0
     found = pair(original, small)

@@ -1,14 +1,13 @@
 """The value code: steps of a twelfth of an octave, one scale per chunk or two, and what cannot be written."""
 
 import math
-from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
 from gradient_cases import more, tensor_of
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -24,8 +23,6 @@ from templar.gradient.codec.values import (
     SignAndScale,
     nearest_steps,
 )
-from templar.gradient.compress import top_k
-from templar.hparams import MAX_PEERS
 
 ONE, TWO = SignAndScale(1), SignAndScale(2)
 
@@ -59,12 +56,6 @@ def test_steps_by_formula() -> None:
     assert (STEP_VALUES[1], STEP_VALUES[MAX_STEP], STEP_VALUES[433]) == (2.0**-36, 966.0, 1.0)
 
 
-def test_a_full_subnet_adds_up_without_overflow() -> None:
-    assert MAX_PEERS == 256
-    assert int(STEP_QUANTA[-1]) < 2**54
-    assert MAX_PEERS * int(STEP_QUANTA[-1]) < 2**62
-
-
 def test_a_mean_is_written_as_the_nearest_step_and_halfway_as_the_lower_one() -> None:
     assert nearest(*STEP_VALUES.astype(np.float64)) == list(range(MAX_STEP + 1))
     assert nearest(1e6, 3e38, math.inf) == [MAX_STEP] * 3
@@ -73,12 +64,6 @@ def test_a_mean_is_written_as_the_nearest_step_and_halfway_as_the_lower_one() ->
     assert nearest(*BOUNDARIES) == list(range(MAX_STEP))
     assert nearest(*np.nextafter(BOUNDARIES, np.inf)) == list(range(1, MAX_STEP + 1))
     assert nearest(*np.nextafter(BOUNDARIES, 0.0)) == list(range(MAX_STEP))
-
-
-def test_magnitudes_equal_to_the_mean_belong_to_the_lower_half() -> None:
-    coded = TWO.encode(torch.tensor([[0, 1, 2]]), torch.tensor([[1.0, 2.0, -3.0]]))
-    assert coded.upper.tolist() == [[False, False, True]]
-    assert coded.steps.tolist() == [[step_of(1.5), step_of(3.0)]]
 
 
 def test_one_coefficient_has_one_level() -> None:
@@ -94,7 +79,7 @@ def with_steps(*steps: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("coding", [ONE, TWO])
-@pytest.mark.parametrize("top", [MAX_STEP, 300, CODES + 1])
+@pytest.mark.parametrize("top", [MAX_STEP, CODES + 1])
 def test_a_chunk_far_below_the_largest_of_its_tensor_is_silent(coding: SignAndScale, top: int) -> None:
     coded = coding.encode(*with_steps(top, top - CODES + 1, top - CODES))
     assert coded.steps[:, -1].tolist() == [top, top - CODES + 1, 0]
@@ -102,23 +87,7 @@ def test_a_chunk_far_below_the_largest_of_its_tensor_is_silent(coding: SignAndSc
     assert received[1].abs().tolist() == [float(STEP_VALUES[top - CODES + 1])] * 2
     assert received[2].tolist() == [0.0, 0.0]
     assert not coded.negative[2].any()
-
-
-@pytest.mark.parametrize("top", [CODES, CODES - 1, 1])
-def test_with_a_small_largest_everything_down_to_the_first_step_is_written(top: int) -> None:
-    assert ONE.encode(*with_steps(top, 1)).steps.tolist() == [[top], [1]]
-    assert TWO.encode(*with_steps(top, 1)).steps.tolist() == [[top, top], [1, 1]]
-
-
-def test_a_lower_level_below_the_range_is_raised_to_its_first_step() -> None:
-    """Else its chunk's larger half would have to be silent too, or its smaller half could not be written."""
-    indices = torch.tensor([[0, 1], [0, 1]])
-    tiny, tensor = float(STEP_VALUES[20]), tensor_of(2, 8, 2, levels=2)
-    coded = TWO.encode(indices, torch.tensor([[float(STEP_VALUES[400])] * 2, [-tiny, float(STEP_VALUES[300])]]))
-    assert coded.steps.tolist() == [[400, 400], [400 - CODES + 1, 300]]
-    assert coded.upper.tolist() == [[False, False], [False, True]]
-    assert pack(coded, tensor).codes[1].tolist() == [1, 300 - 400 + CODES]
-    assert TWO.decode(coded)[1, 0] == -STEP_VALUES[400 - CODES + 1]
+    assert coding.encode(*with_steps(CODES, 1)).steps[:, -1].tolist() == [CODES, 1]
 
 
 def chunks_of_three(lowest: int, highest: int) -> st.SearchStrategy[list[tuple[float, ...]]]:
@@ -144,6 +113,8 @@ def test_every_encoding_can_be_packed(chunks: list[tuple[float, ...]], levels: i
 
 
 @given(chunks_of_three(-38, 12), st.sampled_from([1, 2]))
+@example([(8.0, 8.0, 8.0), (-(2.0**-25), 2.0**-8, 2.0**-8)], 2)  # a lower level below the range
+@example([(1.0, 2.0, -3.0)], 2)
 @more
 def test_coefficients_are_those_of_the_text(chunks: list[tuple[float, ...]], levels: int) -> None:
     """Against fractions, within octaves in which float64 adds up powers of two exactly."""
@@ -174,18 +145,3 @@ def in_halves(magnitudes: list[Fraction]) -> list[int]:
 def nearest_to_mean(magnitudes: list[Fraction]) -> int:
     mean = sum(magnitudes) / len(magnitudes) if magnitudes else Fraction(0)
     return sum(mean > Fraction(boundary) for boundary in BOUNDARIES.tolist())
-
-
-def test_two_levels_lose_less_than_one_and_no_other_scale_loses_less() -> None:
-    values = torch.randn(20, 4096, generator=torch.Generator().manual_seed(1)) * 0.01
-    indices = top_k(values, 64)
-    chosen = values.gather(1, indices)
-
-    def lost(coding: SignAndScale, shift: int = 0) -> float:
-        coded = coding.encode(indices, chosen)
-        moved = replace(coded, steps=(coded.steps.astype(np.int64) + shift).astype(np.uint16))
-        return float((chosen - coding.decode(moved)).square().sum() / chosen.square().sum())
-
-    assert lost(TWO) < 0.5 * lost(ONE) < 0.01
-    for coding in (ONE, TWO):
-        assert lost(coding) < min(lost(coding, 1), lost(coding, -1))

@@ -49,16 +49,21 @@ class Section:
 
     __hash__ = None  # type: ignore[assignment]
 
-    @property
+    @cached_property
     def top(self) -> int:
         """The largest step."""
         return int(self.data[0]) | int(self.data[1]) << 8
 
-    @property
+    @cached_property
     def codes(self) -> NDArray[np.uint8]:
         """Scale codes, shape (C, levels)."""
         shape = self.tensor.num_chunks, self.tensor.levels
         return self.data[TOP_BYTES : TOP_BYTES + shape[0] * shape[1]].reshape(shape)
+
+    @cached_property
+    def address(self) -> int:
+        """Where the bytes lie in memory, for kernels; valid as long as the section lives."""
+        return int(self.data.ctypes.data)
 
     def code_blocks(self) -> Iterator[NDArray[np.uint8]]:
         """Scale codes of consecutive chunks, a block at a time: the memory this takes does not grow with the tensor."""
@@ -71,7 +76,7 @@ class Section:
         """Chunks that are not silent."""
         return int(np.count_nonzero(self.codes[:, -1]))
 
-    @property
+    @cached_property
     def planes(self) -> Planes:
         """Where the planes begin."""
         tensor, num_coefficients = self.tensor, self.num_active * self.tensor.k

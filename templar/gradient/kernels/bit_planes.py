@@ -29,7 +29,7 @@ def views(sections: Sequence[Section]) -> Views:
     """Views of sections of one tensor, at least one."""
     tensor = sections[0].tensor
     return Views(
-        np.array([section.data.ctypes.data for section in sections], np.uint64),
+        np.array([section.address for section in sections], np.uint64),
         np.array([len(section.data) for section in sections], np.int64),
         np.array([section.planes for section in sections], np.int64),
         tensor.k,
@@ -63,6 +63,8 @@ def indices_fit(section: Section) -> bool:
 
 
 def _start(section: Section, chunk: int) -> tuple[int, int]:
+    if chunk == 0:
+        return 0, 0
     rank = int(np.count_nonzero(section.codes[:chunk, -1]))
     if not section.tensor.has_index_planes:
         return rank, 0
