@@ -1,18 +1,20 @@
-"""Servers that tests share: one per process, started when a test asks for it. Nothing heavy is imported before.
+"""Servers that tests share, one per process, and networks in memory. Nothing heavy is imported before it is asked for.
 
 Every process of a run collects the tests anew, so a run for marked tests leaves the other modules alone.
 """
 
 import gc
 import os
-from collections.abc import Generator, Iterator
+import tempfile
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
+    from tests.support.network import Network
     from tests.support.prefect_server import RunningPrefectServer
     from tests.support.servers import MotoEndpoint, RcloneEndpoints
 
@@ -108,3 +110,34 @@ def prefect_api(prefect_server: "RunningPrefectServer") -> Iterator["RunningPref
     """The same server, as the one that this process talks to."""
     with prefect_server.configured():
         yield prefect_server
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """An empty folder, in memory where there is some, for tests that write many small files."""
+    from templar.simulate.run import memory_folder
+
+    with tempfile.TemporaryDirectory(prefix="templar-test-", dir=memory_folder()) as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def build(folder: Path) -> Iterator["Callable[..., Network]"]:
+    """Builds a network in memory from numbers and members, and stops it after the test."""
+    from tests.support.network import Network
+
+    networks: list[Network] = []
+
+    def start(*numbers: Any, **members: Any) -> Network:
+        networks.append(Network(folder, *numbers, **members))
+        return networks[-1]
+
+    yield start
+    for network in networks:
+        network.stop()
+
+
+@pytest.fixture
+def network(build: "Callable[..., Network]") -> "Network":
+    """An aggregator, a validator and two miners, started; window 1 has not come yet."""
+    return build()

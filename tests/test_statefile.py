@@ -8,6 +8,7 @@ import pytest
 
 from templar.errors import PermanentError, Reason, TransientError
 from templar.statefile import Migration, StateFile
+from tests.support.errors import raising
 
 SCHEMA = "CREATE TABLE notes (number INTEGER PRIMARY KEY, text TEXT NOT NULL) STRICT;"
 
@@ -78,10 +79,8 @@ def test_threads_never_meet_in_one_transaction(file: StateFile) -> None:
 def test_a_full_disk_is_no_damage(file: StateFile) -> None:
     (pages,) = file.execute("PRAGMA page_count")[0]
     file.execute(f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(TransientError) as caught:
+    with raising(TransientError, Reason.LOCAL_FILE, "notes.sqlite: database or disk is full; make room on the disk"):
         file.execute("INSERT INTO notes VALUES (1, ?)", ("x" * 100_000,))
-    assert caught.value.reason is Reason.LOCAL_FILE
-    assert "notes.sqlite: database or disk is full; make room on the disk" in str(caught.value)
     file.execute(f"PRAGMA max_page_count = {pages + 1000}")
     file.execute("INSERT INTO notes VALUES (1, ?)", ("x" * 100_000,))
     assert numbers(file) == [1]
@@ -164,9 +163,8 @@ def test_a_migration_that_fails_leaves_the_file_at_the_version_before_it(tmp_pat
         transaction.execute("INSERT INTO notes VALUES (99, 'lost')")
         raise KeyError
 
-    with pytest.raises(TransientError, match=r"notes\.sqlite: no such table: gone") as caught:
+    with raising(TransientError, Reason.LOCAL_FILE, match=r"notes\.sqlite: no such table: gone"):
         opened(path, version=2, migrations={1: lambda transaction: transaction.execute("DROP TABLE gone")})
-    assert caught.value.reason is Reason.LOCAL_FILE
     assert version_of(path) == 1
     with pytest.raises(KeyError):
         opened(path, version=3, migrations={1: adding(11), 2: fails})

@@ -139,16 +139,12 @@ def opening(monkeypatch: pytest.MonkeyPatch) -> Callable[[Opening], None]:
 
 
 @pytest.mark.parametrize("branch", BRANCHES.values(), ids=BRANCHES)
-def test_direct_calls_follow_the_branch(branch: Branch) -> None:
-    node, calls = branch.node()
-    assert drive_window(node, WINDOW) == Opening(WINDOW, Action.RUN)
-    assert [name for name, *_ in calls] == branch.steps.split()
-
-
-@pytest.mark.parametrize("branch", BRANCHES.values(), ids=BRANCHES)
-def test_a_flow_run_makes_the_same_calls(branch: Branch, prefect_api: RunningPrefectServer) -> None:
+def test_each_branch_makes_the_same_calls_directly_and_as_a_flow_run(
+    branch: Branch, prefect_api: RunningPrefectServer
+) -> None:
     direct, expected = branch.node()
-    drive_window(direct, WINDOW)
+    assert drive_window(direct, WINDOW) == Opening(WINDOW, Action.RUN)
+    assert [name for name, *_ in expected] == branch.steps.split()
     node, calls = branch.node()
     state = run_window(node, WINDOW)
     assert calls == expected
@@ -158,7 +154,6 @@ def test_a_flow_run_makes_the_same_calls(branch: Branch, prefect_api: RunningPre
     with prefect_api.client() as client:
         runs = {run.name: run.state for run in task_runs(client, state, at_least=len(calls) + 1)}  # and the opening
     weights = runs.pop("set weights")
-    assert weights is not None
     assert (weights.name, weights.is_completed()) == ("WeightsRefused", True)
     assert weights.message == "window 7 [not_enough_stake] stake more (sent 3 times; the next window tries again)"
     assert {state.name for state in runs.values() if state} == {"Completed"}

@@ -1,6 +1,6 @@
 """The benchmarks of the codec's size and speed run on small tensors, and their last lines hold the README's figures."""
 
-import json
+from typing import Any
 
 import pytest
 import torch
@@ -29,12 +29,10 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_sizes_and_errors(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sizes_and_errors(monkeypatch: pytest.MonkeyPatch, measure: Any) -> None:
     train_small = codec_size.train_small
     monkeypatch.setattr(codec_size, "train_small", lambda _windows, _last: train_small(2, 1))
-    monkeypatch.setattr("sys.argv", ["codec_size", "--quick"])
-    code = codec_size.main()
-    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    code, _, figures = measure(codec_size.main)
     assert code == (0 if figures["holds"] else 1)
     assert 7 < figures["bits_k64"] < figures["bits_k32"] < 14  # header and vectors weigh more in a tiny model
     assert 0 < figures["value_error_two_levels"] < figures["value_error"] < 0.1
@@ -42,11 +40,9 @@ def test_sizes_and_errors(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert 64 / 4096 / 2 < figures["overlap_mean"] < figures["overlap_max"] < 1
 
 
-def test_speeds(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_speeds(monkeypatch: pytest.MonkeyPatch, measure: Any) -> None:
     threads = torch.get_num_threads()
-    monkeypatch.setattr("sys.argv", ["codec_speed", "--quick"])
-    code = codec_speed.main()
-    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    code, _, figures = measure(codec_speed.main)
     assert code == (0 if figures["holds"] else 1)
     assert figures.keys() == codec_speed.BARS.keys() | {"holds"}
     assert all(figures[name] > 0 for name in codec_speed.BARS)

@@ -1,7 +1,7 @@
 """The benchmark of the codec's quality runs, repeats itself, and its last line holds the figures of docs/codec.md."""
 
-import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -30,12 +30,10 @@ def text(_small: None) -> Iterator[Text]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_small")
-def test_it_compares_the_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.argv", ["codec_quality", "--quick"])
+def test_it_compares_the_codes(monkeypatch: pytest.MonkeyPatch, measure: Any) -> None:
     run = codec_quality.run
     monkeypatch.setattr(codec_quality, "run", lambda _windows, _seeds, plot: run(2, 1, plot))
-    code = codec_quality.main()
-    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    code, _, figures = measure(codec_quality.main)
     keys = {f"{figure}_{name}" for figure in ("loss", "bytes") for name in NAMES}
     assert figures.keys() == keys | {"ratio", "windows", "seeds", "parameters", "holds"}
     assert (figures["windows"], figures["seeds"]) == (2, 1)

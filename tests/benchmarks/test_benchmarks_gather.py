@@ -1,6 +1,5 @@
 """The benchmark of the gather runs with few and small payloads, and its last line holds what it promises."""
 
-import json
 import os
 from collections import Counter
 from dataclasses import replace
@@ -15,12 +14,9 @@ from templar.store.s3_client import make_client
 SMALL = replace(gather.QUICK, num_peers=3, payload_bytes=300_000, rounds=2)
 
 
-def test_the_figures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_figures(monkeypatch: pytest.MonkeyPatch, measure: Any) -> None:
     monkeypatch.setattr(gather, "QUICK", SMALL)
-    monkeypatch.setattr("sys.argv", ["gather", "--quick"])
-    code = gather.main()
-    *table, last = capsys.readouterr().out.splitlines()
-    figures = json.loads(last)
+    code, table, figures = measure(gather.main)
     assert code == (0 if figures["holds"] else 1)
     assert figures["holds"] == (figures["cpu_x"] <= gather.BAR and figures["wall_x"] <= gather.BAR)
     for name in ("cpu", "wall"):

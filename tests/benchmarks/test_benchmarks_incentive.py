@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import incentive
-from benchmarks.incentive import BARS, FAMILY_PAY, LOSS_TOLERANCE, Check, judge
+from benchmarks.incentive import BARS, COMPUTE, COMPUTE_PAY, LOSS_TOLERANCE, SHADOWS, Check, judge
 from benchmarks.incentive_population import (
+    FEW,
     KINDS,
     MAIN,
     IncentiveReport,
@@ -67,12 +68,12 @@ def test_a_quick_run_judges_no_pay(monkeypatch: pytest.MonkeyPatch, capfd: pytes
 
 def test_every_population_is_of_actors() -> None:
     found = populations(20)
-    assert set(found) == {MAIN, *KINDS}
+    assert set(found) == {MAIN, *KINDS, *FEW}
     for population in found.values():
         assert set(population.actors) <= ACTORS.keys()
         assert population.actors[:20] == ("honest",) * 20
-    assert {name: len(each.cheats) for name, each in found.items()} == {MAIN: 10, **dict.fromkeys(KINDS, 5)}
-    assert BARS.keys() <= set(KINDS)
+    assert {name: len(each.cheats) for name, each in found.items()} == {MAIN: 10, **dict.fromkeys(KINDS, 5), **FEW}
+    assert BARS.keys() | COMPUTE.keys() | SHADOWS <= {*KINDS, *FEW}
     with pytest.raises(ValueError, match="4 at least"):
         populations(3)
 
@@ -129,10 +130,40 @@ def test_a_population_that_keeps_every_bar() -> None:
     ],
 )
 def test_each_kind_has_its_bar(finals: dict[int, float], weights: dict[int, float], fails: list[str]) -> None:
-    assert FAMILY_PAY == 1.1
+    assert COMPUTE_PAY == 1.1
     changed = {**REPORT.weights[4], **weights}
     report = replace(REPORT, finals={**REPORT.finals, **finals}, weights={**REPORT.weights, 4: changed})
     assert failing(report) == fails
+
+
+@pytest.mark.parametrize(
+    ("kind", "pay", "holds"),
+    [
+        ("split", 0.26, True),
+        ("split", 0.27, False),
+        ("pool", 0.79, True),
+        ("pool", 0.8, False),
+        ("fifth", 0.1, True),
+        ("fifth", 0.11, False),
+    ],
+)
+def test_a_trainer_is_paid_for_its_compute(kind: str, pay: float, holds: bool) -> None:
+    """Three uids of one run are paid as one miner, one uid with three miners' compute as three."""
+    uids = (8, 9, 10)[: FEW.get(kind, 2)]
+    roles = {3: "honest", 4: "honest", 5: "honest"} | dict.fromkeys(uids, kind)
+    weights = {4: {3: 0.2, 4: 0.24, 5: 0.28} | dict.fromkeys(uids, pay / len(uids))}
+    report = replace(REPORT, roles=roles, weights=weights, finals=dict.fromkeys(roles, 1.0), penalties=())
+    assert (failing(report) == []) is holds
+
+
+@pytest.mark.parametrize(("paid", "holds"), [(0.2, True), (0.19, True), (0.17, False)])
+def test_the_victim_of_a_shadow_is_paid_as_without_it(paid: float, holds: bool) -> None:
+    roles = {3: "honest", 4: "honest", 5: "honest", 6: "shadow"}
+    alone = replace(REPORT, roles={3: "honest", 4: "honest", 5: "honest"}, weights={4: {3: 0.2, 4: 0.2, 5: 0.2}})
+    found = replace(
+        alone, roles=roles, weights={4: {3: paid, 4: 0.2, 5: 0.2}}, finals=dict.fromkeys(roles, 1.0) | {6: 0}
+    )
+    assert (failing(found, alone=alone) == []) is holds
 
 
 def test_honest_miners_are_not_penalised_and_the_model_does_not_suffer() -> None:

@@ -1,7 +1,7 @@
 """The benchmark of the data path runs on a small shard, and its last line holds what it promises."""
 
-import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,15 +11,12 @@ from templar.data.sampling import pack_flat
 
 
 @pytest.mark.slow
-def test_the_figures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_figures(monkeypatch: pytest.MonkeyPatch, measure: Any) -> None:
     small = replace(
         loader.QUICK, shard_bytes=16 << 20, packed_tokens=100_000, repetitions=1, window_bytes=4 << 20, setting=1 << 20
     )
     monkeypatch.setattr(loader, "QUICK", small)
-    monkeypatch.setattr("sys.argv", ["loader", "--quick"])
-    code = loader.main()
-    *table, last = capsys.readouterr().out.splitlines()
-    figures = json.loads(last)
+    code, table, figures = measure(loader.main)
     holds = figures.pop("holds")
     assert isinstance(holds, bool)
     assert code == (0 if holds else 1)

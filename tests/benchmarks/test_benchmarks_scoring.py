@@ -1,6 +1,6 @@
 """The benchmark of the scoring runs with few miners and tokens, and its last line holds the figures."""
 
-import json
+from typing import Any
 
 import pytest
 
@@ -10,12 +10,9 @@ SMALL = scoring.Sizes(per_grade=1, windows=1, segment=2, timed=1, rounds=1)
 
 
 @pytest.mark.slow
-def test_the_figures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_figures(monkeypatch: pytest.MonkeyPatch, measure: Any) -> None:
     monkeypatch.setattr(scoring, "QUICK", SMALL)
-    monkeypatch.setattr("sys.argv", ["scoring", "--quick"])
-    code = scoring.main()
-    *table, last = capsys.readouterr().out.splitlines()
-    figures = json.loads(last)
+    code, table, figures = measure(scoring.main)
     assert code == (0 if figures["holds"] else 1)
     assert figures["holds"] == (figures["spearman"] >= scoring.RANK_BAR), "too few miners for the cost"
     ratio = figures["ours_cpu_seconds_per_miner"] / figures["reference_cpu_seconds_per_miner"]

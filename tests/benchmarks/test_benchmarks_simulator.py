@@ -1,6 +1,6 @@
 """The benchmark of the simulator runs, and its last line holds the README's figures."""
 
-import json
+from typing import Any
 
 import pytest
 
@@ -8,13 +8,9 @@ from benchmarks import simulator
 
 
 @pytest.mark.slow
-def test_it_measures_training_and_the_protocol(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_measures_training_and_the_protocol(monkeypatch: pytest.MonkeyPatch, measure: Any) -> None:
     monkeypatch.setattr(simulator, "NUM_MINERS", 2)
-    monkeypatch.setattr("sys.argv", ["simulator", "--quick"])
-    simulator.main()
-    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    *_, figures = measure(simulator.main)
     measured = {"windows_per_second", "protocol_windows_per_second", "protocol_share", "shared_speedup"}
     assert figures.keys() == measured | {"identical"}
     assert figures["identical"]

@@ -1,10 +1,12 @@
-"""An operator for each test, on the one Prefect server."""
+"""An operator for each test, on the one Prefect server; and calls of commands in this process."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.commands import Call
 from tests.support.operator import Operator
 from tests.support.prefect_server import RunningPrefectServer
 
@@ -15,3 +17,20 @@ def operator(prefect_server: RunningPrefectServer, tmp_path: Path) -> Iterator[O
         operator = Operator(prefect_server, client, tmp_path)
         yield operator
         operator.stop_workers()
+
+
+@pytest.fixture
+def run_main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Calls a command's `main` with arguments; its exit status, output and errors."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(main: Callable[[], int], *arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["command", *map(str, arguments)])
+        try:
+            status = main()
+        except SystemExit as end:
+            status = int(end.code or 0)
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run

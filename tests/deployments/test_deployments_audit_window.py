@@ -1,13 +1,14 @@
 """`python -m deployments.audit_window`: its exit status is the result, and it needs no wallet, bucket or server."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from deployments import audit_window
 from tests.support.audited import VALIDATOR, evidence_of, publish, run_alone
+from tests.support.commands import write_env
 from tests.support.prepared import PreparedNetwork
 
 NUM_WINDOWS = 3
@@ -25,20 +26,15 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> PreparedNetwork:
 
 
 @pytest.fixture
-def call(
-    network: PreparedNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Call:
+def call(network: PreparedNetwork, tmp_path: Path, run_main: Any) -> Call:
     """Calls the command as a stranger; its exit status, the lines that it prints, and its errors."""
     block = network.at("lazy", network.first_window + NUM_WINDOWS + 1)
     variables = {name: value for name, value in network.environment("lazy").items() if name.startswith(NEEDED)}
     variables |= {"NETWORK": block.subnet.network, "TEMPLAR_HOME": str(tmp_path / "home")}
-    file = tmp_path / ".env"
-    file.write_text("".join(f"{name}={value}\n" for name, value in variables.items()))
+    file = write_env(tmp_path / ".env", variables)
 
     def main(*options: str) -> tuple[int, list[str], str]:
-        monkeypatch.setattr(sys, "argv", ["audit_window", "--env-file", str(file), *options])
-        status = audit_window.main()
-        out, err = capsys.readouterr()
+        status, out, err = run_main(audit_window.main, "--env-file", file, *options)
         return status, out.splitlines(), err
 
     return main
@@ -99,23 +95,16 @@ def test_what_cannot_be_audited_is_neither(network: PreparedNetwork, call: Call)
         (("--tolerance", "1"), "'1' is not a number from 0 up to 1"),
     ],
 )
-def test_a_wrong_command_line_is_refused(
-    call: Call, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], problem: str
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        call(*options)
-    assert caught.value.code == 2
-    assert problem in capsys.readouterr().err
+def test_a_wrong_command_line_is_refused(call: Call, options: tuple[str, ...], problem: str) -> None:
+    status, _, err = call(*options)
+    assert status == 2
+    assert problem in err
 
 
-def test_what_is_missing_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / ".env"
-    file.write_text("NETUID=three\n")
-    monkeypatch.setattr(sys, "argv", ["audit_window", "--env-file", str(file)])
-    assert audit_window.main() == 2
-    err = capsys.readouterr().err
+def test_what_is_missing_is_named(tmp_path: Path, run_main: Any) -> None:
+    file = write_env(tmp_path / ".env", {"NETUID": "three"})
+    status, _, err = run_main(audit_window.main, "--env-file", file)
+    assert status == 2
     assert err.startswith("[bad_environment] ")
     assert "NETUID" in err
     assert "R2_DATASET_ACCOUNT_ID" in err

@@ -1,38 +1,25 @@
 """`python -m deployments.build_dataset`: it builds a dataset, and each mistake is one line of text."""
 
 import json
-import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from deployments import build_dataset as command
 from templar.data.build.plan import DatasetLayout
+from tests.support.commands import Call, contents, write_env
 from tests.support.datasets import numbered_documents
 
-Call = Callable[..., tuple[int, str, str]]
 WRITE = ("R2_DATASET_WRITE_ACCESS_KEY_ID", "R2_DATASET_WRITE_SECRET_ACCESS_KEY")
 SMALL = ("--vocab-size", 300, "--sequence-length", 16, "--held-out-fraction", 0.2, "--row-chars", 100)
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Calls the command; its exit status, output and errors."""
+def call(monkeypatch: pytest.MonkeyPatch, run_main: Call) -> Call:
     for name in (*WRITE, "TEMPLAR_STORAGE", "DATASET_BINS_PATH"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("COLUMNS", "160")
-
-    def main(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["build_dataset", *map(str, arguments)])
-        try:
-            status = command.main()
-        except SystemExit as end:
-            status = int(end.code or 0)
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return main
+    return partial(run_main, command.main)
 
 
 @pytest.fixture
@@ -42,10 +29,6 @@ def books(tmp_path: Path) -> Path:
     for document in numbered_documents("books", num_documents=10, num_lines=20):
         (folder / document.name).write_text(document.text)
     return folder
-
-
-def contents(root: Path) -> dict[str, bytes]:
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("layout", list(DatasetLayout))
@@ -68,8 +51,8 @@ def test_a_dataset_is_built(call: Call, books: Path, tmp_path: Path, layout: Dat
 def test_into_a_bucket(call: Call, books: Path, tmp_path: Path) -> None:
     (tmp_path / "buckets" / "mine").mkdir(parents=True)
     values = {"TEMPLAR_STORAGE": (tmp_path / "buckets").as_uri(), WRITE[0]: "key", WRITE[1]: "hush"}
-    (tmp_path / "env").write_text("".join(f"{name}={value}\n" for name, value in values.items()))
-    target = ("--to-account", "mine", "--to-prefix", "here", "--env-file", tmp_path / "env")
+    env_file = write_env(tmp_path / "env", values)
+    target = ("--to-account", "mine", "--to-prefix", "here", "--env-file", env_file)
     status, out, err = call("--source", books, "--layout", "shards", "--out", tmp_path / "out", *SMALL, *target)
     assert status == 0
     files = contents(tmp_path / "out")

@@ -1,8 +1,7 @@
 """`python -m deployments.check_access`, and the check that comes before a registration."""
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -12,9 +11,10 @@ from deployments import check_access
 from deployments.register import require_reachable
 from deployments.s3_endpoint import AccessKey, BucketKeys, create_bucket_with_keys
 from templar.errors import PermanentError, Reason
-from templar.store.s3 import S3Store
+from tests.support.commands import Call, write_env
+from tests.support.errors import raising
 from tests.support.prepared import PreparedNetwork
-from tests.support.servers import MotoEndpoint
+from tests.support.servers import MotoEndpoint, store_at
 
 ACCOUNT = "0123456789abcdef" * 2
 
@@ -30,20 +30,9 @@ def keys(moto: MotoEndpoint) -> BucketKeys:
 
 
 @pytest.fixture
-def call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[[dict[str, str]], tuple[int, str, str]]:
-    """Calls the command with these variables; its exit status, output and errors."""
-
-    def main(environment: dict[str, str]) -> tuple[int, str, str]:
-        (tmp_path / ".env").write_text("".join(f"{name}={value}\n" for name, value in environment.items()))
-        monkeypatch.setattr(sys, "argv", ["check_access", "--env-file", str(tmp_path / ".env")])
-        monkeypatch.setenv("COLUMNS", "200")
-        status = check_access.main()
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    return main
+def call(tmp_path: Path, run_main: Any) -> Call:
+    """Calls the command with these variables."""
+    return lambda variables: run_main(check_access.main, "--env-file", write_env(tmp_path / ".env", variables))
 
 
 def environment(network: PreparedNetwork, moto: MotoEndpoint, read: AccessKey, write: AccessKey) -> dict[str, str]:
@@ -62,18 +51,10 @@ def environment(network: PreparedNetwork, moto: MotoEndpoint, read: AccessKey, w
 
 
 def objects(moto: MotoEndpoint, keys: BucketKeys) -> list[str]:
-    store = S3Store(
-        keys.bucket,
-        endpoint_url=moto.admin.endpoint_url,
-        access_key_id=keys.write.access_key_id,
-        secret_access_key=keys.write.secret_access_key,
-    )
-    return [info.key for info in store.list()]
+    return [info.key for info in store_at(moto.admin.endpoint_url, keys.bucket, keys.write).list()]
 
 
-def test_the_right_keys_are_right(
-    network: PreparedNetwork, moto: MotoEndpoint, keys: BucketKeys, call: Callable[..., tuple[int, str, str]]
-) -> None:
+def test_the_right_keys_are_right(network: PreparedNetwork, moto: MotoEndpoint, keys: BucketKeys, call: Call) -> None:
     status, out, err = call(environment(network, moto, keys.read, keys.write))
     assert (status, err) == (0, "")
     assert "3 keys are as they should be" in out
@@ -81,7 +62,7 @@ def test_the_right_keys_are_right(
 
 
 def test_a_read_key_that_writes_is_told_and_no_secret_with_it(
-    network: PreparedNetwork, moto: MotoEndpoint, keys: BucketKeys, call: Callable[..., tuple[int, str, str]]
+    network: PreparedNetwork, moto: MotoEndpoint, keys: BucketKeys, call: Call
 ) -> None:
     status, out, err = call(environment(network, moto, keys.write, keys.write))
     assert (status, err) == (1, "")
@@ -107,15 +88,12 @@ class TestBeforeRegistration:
         assert objects(moto, keys) == []
 
     @pytest.mark.parametrize(
-        ("both", "reason"),
-        [("write", Reason.READ_KEY_WRITES), ("read", Reason.WRITE_KEY_REFUSED)],
+        ("both", "reason"), [("write", Reason.READ_KEY_WRITES), ("read", Reason.WRITE_KEY_REFUSED)]
     )
     def test_wrong_keys_are_refused_before_one_is_published(
         self, network: PreparedNetwork, moto: MotoEndpoint, keys: BucketKeys, both: str, reason: Reason
     ) -> None:
-        with pytest.raises(PermanentError) as caught:
+        with raising(PermanentError, reason, "R2_GRADIENTS_READ_*, R2_GRADIENTS_WRITE_*: bucket ") as caught:
             require_reachable(with_keys(network, moto, getattr(keys, both), getattr(keys, both)))
-        assert caught.value.reason is reason
-        assert "R2_GRADIENTS_READ_*, R2_GRADIENTS_WRITE_*: bucket " in str(caught.value)
         assert keys.write.secret_access_key not in str(caught.value)
         assert objects(moto, keys) == []

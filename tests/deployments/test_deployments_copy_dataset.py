@@ -1,53 +1,34 @@
 """`python -m deployments.copy_dataset`: it copies a dataset, and each mistake is one line of text."""
 
-import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
 from deployments import copy_dataset as command
-from deployments.s3_endpoint import BucketKeys, create_bucket_with_keys
+from deployments.s3_endpoint import create_bucket_with_keys
 from templar.data.pages.metadata import METADATA_FILE
 from templar.data.pages.page_dataset import PageDataset
-from templar.store.s3 import S3Store
+from tests.support.commands import Call, contents, write_env
 from tests.support.datasets import PREFIX, small_dataset
 from tests.support.memory_store import MemoryStore
-from tests.support.servers import MotoEndpoint
-
-Call = Callable[..., tuple[int, str, str]]
+from tests.support.servers import MotoEndpoint, store_at
 
 WRITE = ("R2_DATASET_WRITE_ACCESS_KEY_ID", "R2_DATASET_WRITE_SECRET_ACCESS_KEY")
 READ = ("R2_DATASET_ACCOUNT_ID", "R2_DATASET_READ_ACCESS_KEY_ID", "R2_DATASET_READ_SECRET_ACCESS_KEY")
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Calls the command; its exit status, output and errors."""
+def call(monkeypatch: pytest.MonkeyPatch, run_main: Call) -> Call:
     for name in (*WRITE, *READ, "R2_DATASET_BUCKET_NAME", "R2_DATASET_BUCKET_LIST", "TEMPLAR_STORAGE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("COLUMNS", "160")
-
-    def main(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["copy_dataset", *map(str, arguments)])
-        try:
-            status = command.main()
-        except SystemExit as end:
-            status = int(end.code or 0)
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return main
+    return partial(run_main, command.main)
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_dataset(tmp_path_factory.mktemp("built") / "dataset", MemoryStore())
-
-
-def contents(root: Path) -> dict[str, bytes]:
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
 def test_from_folder_to_folder(call: Call, dataset: Path, tmp_path: Path) -> None:
@@ -78,38 +59,28 @@ def test_what_differs_is_left_alone(call: Call, dataset: Path, tmp_path: Path) -
     assert contents(tmp_path) == {METADATA_FILE: b"mine"}
 
 
-class TestBuckets:
+def test_the_documented_command(call: Call, dataset: Path, moto: MotoEndpoint, tmp_path: Path) -> None:
     """From the network's bucket into an operator's own, with its published read keys."""
-
-    @staticmethod
-    def store(moto: MotoEndpoint, keys: BucketKeys, *, writable: bool) -> S3Store:
-        key = keys.write if writable else keys.read
-        return S3Store(
-            keys.bucket,
-            endpoint_url=moto.admin.endpoint_url,
-            access_key_id=key.access_key_id,
-            secret_access_key=key.secret_access_key,
-        )
-
-    def test_the_documented_command(self, call: Call, dataset: Path, moto: MotoEndpoint, tmp_path: Path) -> None:
-        theirs, ours = (create_bucket_with_keys(moto.admin, uuid4().hex) for _ in range(2))
-        upload = ("--env-file", tmp_path / "theirs", "--to-account", theirs.bucket)
-        values = {"TEMPLAR_STORAGE": moto.admin.endpoint_url}
-        for name, keys in (("theirs", theirs), ("ours", ours)):
-            values |= dict(zip(WRITE, (keys.write.access_key_id, keys.write.secret_access_key), strict=True))
-            (tmp_path / name).write_text("".join(f"{key}={value}\n" for key, value in values.items()))
-            values |= dict(zip(READ, (keys.bucket, keys.read.access_key_id, keys.read.secret_access_key), strict=True))
-        status, _, err = call("--from", dataset, *upload)
-        assert (status, "Traceback" in err) == (0, False)
-        target = ("--env-file", tmp_path / "ours", "--to-account", ours.bucket, "--to-prefix", "text")
-        status, out, err = call("--from-env", *target, "--verify")
-        assert status == 0
-        assert f"the dataset is in {ours.bucket}/text" in out
-        for secret in (theirs.read.secret_access_key, ours.write.secret_access_key):
-            assert secret not in out + err
-        first = PageDataset([self.store(moto, theirs, writable=False)], PREFIX, rows_per_page=4)
-        second = PageDataset([self.store(moto, ours, writable=False)], "text", rows_per_page=4)
-        assert first.digest == second.digest
+    theirs, ours = (create_bucket_with_keys(moto.admin, uuid4().hex) for _ in range(2))
+    upload = ("--env-file", tmp_path / "theirs", "--to-account", theirs.bucket)
+    values = {"TEMPLAR_STORAGE": moto.admin.endpoint_url}
+    for name, keys in (("theirs", theirs), ("ours", ours)):
+        values |= dict(zip(WRITE, (keys.write.access_key_id, keys.write.secret_access_key), strict=True))
+        write_env(tmp_path / name, values)
+        values |= dict(zip(READ, (keys.bucket, keys.read.access_key_id, keys.read.secret_access_key), strict=True))
+    status, _, err = call("--from", dataset, *upload)
+    assert (status, "Traceback" in err) == (0, False)
+    target = ("--env-file", tmp_path / "ours", "--to-account", ours.bucket, "--to-prefix", "text")
+    status, out, err = call("--from-env", *target, "--verify")
+    assert status == 0
+    assert f"the dataset is in {ours.bucket}/text" in out
+    for secret in (theirs.read.secret_access_key, ours.write.secret_access_key):
+        assert secret not in out + err
+    first, second = (
+        PageDataset([store_at(moto.admin.endpoint_url, keys.bucket, keys.read)], prefix, rows_per_page=4)
+        for keys, prefix in ((theirs, PREFIX), (ours, "text"))
+    )
+    assert first.digest == second.digest
 
 
 class TestMistakes:

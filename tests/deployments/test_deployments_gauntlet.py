@@ -8,7 +8,9 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -30,26 +32,16 @@ from templar.adversary.judge import Cast, Expect, History, Verdict
 from templar.errors import PermanentError, Reason, TransientError
 from templar.gradient.layout import Layout
 from templar.hparams import load_hparams
-from templar.store.s3 import S3Store
 from templar.store.s3_protocol import S3Settings
 from templar.timeline import WindowTimes
 from templar.training.model import parameter_shapes
+from tests.support.errors import raising
 from tests.support.operator import wait_until
 from tests.support.scripted_server import Reply, scripted_server
-from tests.support.servers import REPOSITORY
+from tests.support.servers import REPOSITORY, store_at
 
-ONCE = S3Settings(read_timeout_seconds=1.0, max_attempts=1)
+store = partial(store_at, settings=S3Settings(read_timeout_seconds=1.0, max_attempts=1))
 PAYLOAD = b"payload " * 1000
-
-
-def store(url: str, bucket: str, key: AccessKey) -> S3Store:
-    return S3Store(
-        bucket,
-        endpoint_url=url,
-        access_key_id=key.access_key_id,
-        secret_access_key=key.secret_access_key,
-        settings=ONCE,
-    )
 
 
 @pytest.fixture(scope="module", params=["moto", "rclone"])
@@ -60,7 +52,8 @@ def serving(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 class TestEndpoints:
     def test_the_reading_key_reads_and_cannot_write(self, serving: Endpoint) -> None:
-        keys = serving.make("keys")
+        keys, other = serving.make("keys"), serving.make("other")
+        assert len({keys.read, keys.write, other.read, other.write}) == 4
         store(serving.writing, "keys", keys.write).put("object", PAYLOAD)
         reader = store(serving.reading, "keys", keys.read)
         assert reader.get("object", max_bytes=1 << 20) == PAYLOAD
@@ -70,21 +63,15 @@ class TestEndpoints:
 
     def test_a_foreign_key_is_refused(self, serving: Endpoint) -> None:
         serving.make("closed")
-        with pytest.raises(PermanentError) as caught:
+        with raising(PermanentError, Reason.ACCESS_DENIED):
             store(serving.reading, "closed", AccessKey("0" * 32, "1" * 64)).get("object", max_bytes=10)
-        assert caught.value.reason is Reason.ACCESS_DENIED
-
-    def test_every_account_has_keys_of_its_own(self, serving: Endpoint) -> None:
-        first, second = serving.make("first"), serving.make("second")
-        assert len({first.read, first.write, second.read, second.write}) == 4
 
     def test_moto_lets_a_key_into_its_own_bucket_only(self, tmp_path: Path) -> None:
         with endpoint("moto", tmp_path, num_buckets=2) as moto:
             own, other = moto.make("own"), moto.make("other")
             store(moto.writing, "other", other.write).put("object", PAYLOAD)
-            with pytest.raises(PermanentError) as caught:
+            with raising(PermanentError, Reason.ACCESS_DENIED):
                 store(moto.reading, "other", own.read).get("object", max_bytes=1 << 20)
-            assert caught.value.reason is Reason.ACCESS_DENIED
 
     def test_a_missing_program_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("shutil.which", lambda name, path: None)
@@ -135,9 +122,8 @@ class TestGates:
         gates, _ = self.gates(serving, {"slow": Drip(1024), "slower-end": Drip(len(PAYLOAD) * 100)})
         with closing(gates):
             store(gates.url("slow", writes=True), "drips", keys.write).put("object", PAYLOAD)
-            with pytest.raises(TransientError) as caught:
+            with raising(TransientError, Reason.STORE_UNREACHABLE):
                 store(gates.url("slow", writes=False), "drips", keys.read).get("object", max_bytes=1 << 20)
-            assert caught.value.reason is Reason.STORE_UNREACHABLE
             whole = store(gates.url("slower-end", writes=False), "drips", keys.read)
             assert whole.get("object", max_bytes=1 << 20) == PAYLOAD  # drops are the body, in order
 
@@ -167,13 +153,10 @@ class TestSubset:
         assert all(telling_reasons(name) for name in AVAILABLE if AVAILABLE[name].expect is Expect.REJECT)
 
     def test_a_withheld_bucket_answers_the_aggregator(self) -> None:
-        class Reader:
-            def __init__(self, uid: int) -> None:
-                self.uid = uid
-
         ask = Ask("who", "bucket", "key", "GET", 0.0)
-        answers: list[Any] = [BUCKET_RULES["withheld"](ask, Reader(uid)) for uid in range(1, 5)]  # type: ignore[arg-type]
-        assert answers == [None, Refusal(403, "AccessDenied"), None, Refusal(403, "AccessDenied")]
+        readers: list[Any] = [SimpleNamespace(uid=uid) for uid in range(1, 5)]
+        refused = Refusal(403, "AccessDenied")
+        assert [BUCKET_RULES["withheld"](ask, reader) for reader in readers] == [None, refused, None, refused]
 
     def test_every_payload_outlasts_a_reader_at_a_kilobyte_per_second(self) -> None:
         hparams = load_hparams(PRESET, overrides=overrides(chosen(())))
@@ -192,17 +175,15 @@ class TestParts:
 
     @pytest.mark.parametrize("miners", [1, 2])
     def test_without_an_honest_miner_there_is_no_network(self, miners: int) -> None:
-        with pytest.raises(PermanentError, match=f"miners: {miners} are too few for 2 attackers") as caught:
+        with raising(PermanentError, Reason.BAD_PARAMETERS, match=f"miners: {miners} are too few for 2 attackers"):
             Parts.of(chosen(["late", "pickle"]), Order(miners=miners))
-        assert caught.value.reason is Reason.BAD_PARAMETERS
 
     def test_an_order_and_its_judgements_survive_the_pipe(self) -> None:
         order = Order(("late",), 7, 2, 3, 4, "rclone")
         assert Order.from_json(order.to_json()) == order
         for text in ("", "{}x", json.dumps({"miners": 0}), json.dumps({"endpoint": "ceph"})):
-            with pytest.raises(PermanentError) as caught:
+            with raising(PermanentError, Reason.BAD_PARAMETERS):
                 Order.from_json(text)
-            assert caught.value.reason is Reason.BAD_PARAMETERS
         judgement = Judgement("late", (19,), "a title", (4,), "reject", {"reveal_late": 3}, {"x": 1.0}, 0, ("one",))
         (found,) = JUDGEMENTS.validate_json(JUDGEMENTS.dump_json((judgement,)))
         assert found == judgement
@@ -254,39 +235,32 @@ class TestVerdicts:
         assert verdict.problems == ("the attackers' payloads were never applied, so there is nothing to bound",)
 
     @pytest.mark.parametrize(
-        ("second", "problem"),
+        ("second", "words"),
         [
             (Start("already_running", "somebody runs it"), None),
-            (Start("", "it started"), "the second process was not refused: it started"),
-            (Start("local_file", "no disk"), "the second process was not refused: no disk"),
-            (None, "the second process was not refused: it never came to its start"),
+            (Start("", "it started"), "it started"),
+            (Start("local_file", "no disk"), "no disk"),
+            (None, "it never came to its start"),
         ],
     )
-    def test_a_second_process_must_be_refused_for_that_reason(self, second: Start | None, problem: str | None) -> None:
-        scenario = AVAILABLE["one_hotkey"]
+    def test_a_second_process_must_be_refused_for_that_reason(self, second: Start | None, words: str | None) -> None:
         judging = Judging(None, None, None, None, second, 1)  # type: ignore[arg-type]
-        verdict = judging.with_second(scenario, self.verdict("one_hotkey"))
-        assert verdict.problems == (() if problem is None else (problem,))
+        verdict = judging.with_second(AVAILABLE["one_hotkey"], self.verdict("one_hotkey"))
+        assert verdict.problems == (() if words is None else (f"the second process was not refused: {words}",))
 
 
 class TestAskingAgain:
     def test_a_server_that_is_busy_is_asked_again_at_once(self) -> None:
-        answers = itertools.chain([503] * 3, itertools.repeat(200))
-        with scripted_server(lambda request: Reply(next(answers))) as server:
-            with httpx.Client(transport=PromptTransport()) as client:
-                assert client.get(server.endpoint_url).status_code == 200
-            assert len(server.requests) == 4
-
-    def test_a_busy_server_is_asked_again_by_async_clients(self) -> None:
-        answers = itertools.chain([503] * 3, itertools.repeat(404))
-
         async def ask(url: str) -> int:
             async with httpx.AsyncClient(transport=PromptAsyncTransport()) as client:
                 return (await client.get(url)).status_code
 
+        answers = itertools.chain([503] * 3, [200], [503] * 3, [404])
         with scripted_server(lambda request: Reply(next(answers))) as server:
+            with httpx.Client(transport=PromptTransport()) as client:
+                assert client.get(server.endpoint_url).status_code == 200
             assert asyncio.run(ask(server.endpoint_url)) == 404
-            assert len(server.requests) == 4
+            assert len(server.requests) == 8
 
     def test_one_that_stays_busy_is_left_to_the_client(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(network, "PAUSE_SECONDS", 0.0)
@@ -308,8 +282,6 @@ class TestHost:
             stdout=subprocess.PIPE,
             text=True,
         )
-        assert process.stdin is not None
-        assert process.stdout is not None
         process.stdin.write(Order(("pickle",)).to_json() + "\n")
         process.stdin.flush()
         assert "starting moto" in json.loads(process.stdout.readline())["said"]

@@ -1,7 +1,6 @@
 """The command `deployments.leaderboard` prints what the flow shows, and writes the files that are asked for."""
 
-import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -12,26 +11,19 @@ from templar.errors import PermanentError, Reason
 from templar.hparams import load_hparams
 from templar.scoring import leaderboard as leaderboard_module
 from templar.scoring.leaderboard import leaderboard
+from tests.support.commands import Call
+from tests.support.errors import raising
 from tests.support.facts import absent, revealed
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
 from tests.support.published import MINERS, announce, evidences, publish_evidence
 
 NAME = "reader"
-Main = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
-    """Calls the command with these arguments; its exit status, output and errors."""
-
-    def main(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["leaderboard", *arguments])
-        status = command.main()
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    return main
+def call(run_main: Call) -> Call:
+    return partial(run_main, command.main)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +40,7 @@ def network(tmp_path_factory: pytest.TempPathFactory, prefect_server: RunningPre
 
 class TestCommand:
     def test_table_and_files(
-        self, network: PreparedNetwork, prefect_api: RunningPrefectServer, call: Main, tmp_path: Path
+        self, network: PreparedNetwork, prefect_api: RunningPrefectServer, call: Call, tmp_path: Path
     ) -> None:
         del prefect_api
         csv, plot = tmp_path / "history.csv", tmp_path / "curves.SVG"
@@ -68,7 +60,7 @@ class TestCommand:
         assert sorted(each.name for each in tmp_path.iterdir()) == ["curves.SVG", "history.csv"]
 
     def test_what_is_not_there_is_one_line(
-        self, network: PreparedNetwork, prefect_api: RunningPrefectServer, call: Main
+        self, network: PreparedNetwork, prefect_api: RunningPrefectServer, call: Call
     ) -> None:
         del network, prefect_api
         status, out, err = call("--neuron", NAME, "--validator", "1")
@@ -86,6 +78,5 @@ def test_a_plot_that_cannot_be_drawn_leaves_no_file(tmp_path: Path, monkeypatch:
     with pytest.raises(PermanentError, match="matplotlib is not installed"):
         command.save(leaderboard(run), csv=None, plot=tmp_path / "curves.svg")
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(PermanentError, match="No such file") as caught:
+    with raising(PermanentError, Reason.LOCAL_FILE, match="No such file"):
         command.save(leaderboard(run), csv=tmp_path / "nowhere" / "history.csv", plot=None)
-    assert caught.value.reason is Reason.LOCAL_FILE

@@ -24,6 +24,8 @@ from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.buckets import Buckets
 from templar.neuron.miner import Miner
 from templar.window import drive_window
+from tests.support.commands import Call
+from tests.support.errors import raising
 from tests.support.operator import wait_until
 from tests.support.prepared import PreparedNetwork
 from tests.support.servers import REPOSITORY
@@ -49,9 +51,8 @@ class TestFolder:
     def test_a_folder_with_anything_else_is_never_emptied(self, tmp_path: Path) -> None:
         (tmp_path / "thesis.tex").touch()
         for folder in (tmp_path, tmp_path / "thesis.tex"):
-            with pytest.raises(PermanentError, match="would be emptied") as caught:
+            with raising(PermanentError, Reason.BAD_ENVIRONMENT, match="would be emptied"):
                 require_own_folder(LocalPlan(folder))
-            assert caught.value.reason is Reason.BAD_ENVIRONMENT
         (tmp_path / "empty").mkdir()
         require_own_folder(LocalPlan(tmp_path / "empty"))
 
@@ -206,17 +207,13 @@ class TestSummary:
 
 
 @pytest.fixture
-def local(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Local]:
+def local(run_main: Call) -> Iterator[Local]:
     """Calls the command; its exit status and what it said on standard error."""
     before = signal.getsignal(signal.SIGTERM)
 
     def main(*arguments: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["local", *map(str, arguments)])
-        try:
-            status = command.main()
-        except SystemExit as error:
-            status = int(str(error.code))
-        return status, capsys.readouterr().err
+        status, _, err = run_main(command.main, *arguments)
+        return status, err
 
     yield main
     signal.signal(signal.SIGTERM, before)
@@ -246,11 +243,8 @@ class TestRefusals:
 
     def test_one_port_for_two_servers(self, local: Local, folder: Path, options: Any) -> None:
         port = free_port()
-        status, err = local("up", *options, "--prefect-port", port, "--storage-port", port)
-        assert (status, err) == (
-            1,
-            f"[port_taken] port {port} is asked for twice: set another --storage-port\n",
-        )
+        asked = local("up", *options, "--prefect-port", port, "--storage-port", port)
+        assert asked == (1, f"[port_taken] port {port} is asked for twice: set another --storage-port\n")
         assert not folder.exists()
 
     @pytest.mark.parametrize(

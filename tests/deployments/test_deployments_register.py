@@ -1,7 +1,7 @@
 """`python -m deployments.register`: a neuron becomes a block, a pool and a deployment, or nothing changes."""
 
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -11,8 +11,11 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from blocks import Neuron
 from deployments import register
+from deployments.local.wallets import create_wallet
 from deployments.s3_endpoint import create_bucket_with_keys
-from templar.chain.hotkey import create_wallet
+from templar.chain.ledger import Ledger
+from templar.errors import PermanentError, Reason
+from tests.support.commands import Call, write_env
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
 from tests.support.servers import MotoEndpoint
@@ -29,38 +32,16 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> PreparedNetwork:
     return network
 
 
-class EnvFile:
-    """The environment of one of the network's neurons, as a file."""
-
-    def __init__(self, network: PreparedNetwork, path: Path) -> None:
-        self.network = network
-        self.path = path
-
-    def of(self, neuron: str, **changes: str) -> Path:
-        values = self.network.environment(neuron) | changes
-        self.path.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
-        return self.path
+@pytest.fixture
+def env_file(network: PreparedNetwork, tmp_path: Path) -> Callable[..., Path]:
+    """The environment of the network's lazy miner as a file, with changes."""
+    return lambda **changes: write_env(tmp_path / ".env", network.environment("lazy") | changes)
 
 
 @pytest.fixture
-def env_file(network: PreparedNetwork, tmp_path: Path) -> EnvFile:
-    return EnvFile(network, tmp_path / ".env")
-
-
-@pytest.fixture
-def call(
-    prefect_api: RunningPrefectServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
-    """Calls the command; its exit status, output and errors."""
+def call(prefect_api: RunningPrefectServer, run_main: Call) -> Call:
     del prefect_api
-
-    def main(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["register", *map(str, arguments)])
-        status = register.main()
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    return main
+    return partial(run_main, register.main)
 
 
 def on_the_server(server: RunningPrefectServer) -> Any:
@@ -75,8 +56,8 @@ def on_the_server(server: RunningPrefectServer) -> Any:
 BLOCKS = "block_documents"
 
 
-def test_a_neuron_is_registered(call: Any, env_file: EnvFile, prefect_server: RunningPrefectServer) -> None:
-    status, out, err = call("--name", NAME, "--env-file", env_file.of("lazy"))
+def test_a_neuron_is_registered(call: Any, env_file: Any, prefect_server: RunningPrefectServer) -> None:
+    status, out, err = call("--name", NAME, "--env-file", env_file())
     assert (status, err) == (0, "")
     assert f"prefect worker start --pool neuron-{NAME}" in out
     block = Neuron.load(NAME)
@@ -95,12 +76,12 @@ def test_a_neuron_is_registered(call: Any, env_file: EnvFile, prefect_server: Ru
 
 @pytest.mark.slow
 def test_registering_again_updates_what_is_there(
-    call: Any, env_file: EnvFile, prefect_server: RunningPrefectServer
+    call: Any, env_file: Any, prefect_server: RunningPrefectServer
 ) -> None:
-    assert call("--name", NAME, "--env-file", env_file.of("lazy"))[0] == 0
+    assert call("--name", NAME, "--env-file", env_file())[0] == 0
     with prefect_server.client() as client:
         before = client.read_deployment_by_name(f"miner-window/{NAME}")
-    changed = env_file.of("lazy", TEMPLAR_STORAGE_READ_TIMEOUT_SECONDS="7")
+    changed = env_file(TEMPLAR_STORAGE_READ_TIMEOUT_SECONDS="7")
     assert call("--name", NAME, "--env-file", changed)[0] == 0
     block = Neuron.load(NAME)
     assert isinstance(block, Neuron)
@@ -119,18 +100,18 @@ REFUSED: tuple[tuple[dict[str, str], str], ...] = (
     ({"NETWORK": "ledger:/none.sqlite"}, "NETWORK, NETUID: /none.sqlite: "),
     ({"TEMPLAR_HOME": "/proc/1/none"}, "[local_file] TEMPLAR_HOME: "),
     (OTHER_BUCKET, "[bucket_missing] R2_GRADIENTS_READ_*: "),
-    (
-        {"R2_DATASET_ACCOUNT_ID": "elsewhere", "R2_DATASET_BUCKET_NAME": "elsewhere"},
-        "[bucket_missing] R2_DATASET_*: ",
-    ),
+    ({"R2_DATASET_ACCOUNT_ID": "elsewhere", "R2_DATASET_BUCKET_NAME": "elsewhere"}, "[bucket_missing] R2_DATASET_*: "),
     ({"DATASET_BINS_PATH": "elsewhere"}, "[dataset_missing] DATASET_BINS_PATH: "),
     ({"TEMPLAR_STORAGE": "http://127.0.0.1:1"}, "[store_unreachable] R2_GRADIENTS_READ_*: "),
 )
 
 
 def test_bad_environments_are_refused_with_one_line(
-    call: Any, env_file: EnvFile, prefect_server: RunningPrefectServer, moto: MotoEndpoint
+    call: Any, env_file: Any, prefect_server: RunningPrefectServer, moto: MotoEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def poor(_: Ledger) -> None:
+        raise PermanentError(Reason.CANNOT_PAY_FEES, "the coldkey has nothing")
+
     keys = create_bucket_with_keys(moto.admin, bucket := uuid4().hex)
     on_moto = {
         "TEMPLAR_STORAGE": moto.server.endpoint_url,
@@ -149,18 +130,20 @@ def test_bad_environments_are_refused_with_one_line(
     ]
     before = on_the_server(prefect_server)
     for changes, message in (*REFUSED, *wrong_keys):
-        status, out, err = call("--name", "never", "--env-file", env_file.of("lazy", **changes))
+        status, out, err = call("--name", "never", "--env-file", env_file(**changes))
         assert (status, out) == (1, ""), message
         assert message in err
         assert err.count("\n") == 1
+    monkeypatch.setattr(Ledger, "require_fees", poor)
+    line = "[cannot_pay_fees] WALLET_NAME: the coldkey has nothing\n"
+    assert call("--name", "never", "--env-file", env_file()) == (1, "", line)
     assert on_the_server(prefect_server) == before
 
 
-def test_illegal_names_are_refused(call: Any, env_file: EnvFile, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        call("--name=my_neuron", "--env-file", env_file.of("lazy"))
-    assert caught.value.code == 2
-    assert "lower-case letters, digits and single hyphens" in capsys.readouterr().err
+def test_illegal_names_are_refused(call: Any, env_file: Any) -> None:
+    status, _, err = call("--name=my_neuron", "--env-file", env_file())
+    assert status == 2
+    assert "lower-case letters, digits and single hyphens" in err
 
 
 def test_a_missing_file_is_named_with_the_remedy(
@@ -181,9 +164,9 @@ def test_a_missing_file_is_named_with_the_remedy(
     ],
     ids=["wrong", "none"],
 )
-def test_without_a_server_it_says_so(call: Any, env_file: EnvFile, address: str | None, message: str) -> None:
+def test_without_a_server_it_says_so(call: Any, env_file: Any, address: str | None, message: str) -> None:
     with temporary_settings({PREFECT_API_URL: address}):
-        status, out, err = call("--name", NAME, "--env-file", env_file.of("lazy"))
+        status, out, err = call("--name", NAME, "--env-file", env_file())
     assert (status, out) == (1, "")
     assert err.startswith(f"[bad_environment] {message}")
     assert err.count("\n") == 1

@@ -114,10 +114,8 @@ class TestDeployed:
             if "window" in name:  # a lease that cannot be renewed would kill the window
                 assert limit is None
                 continue
-            assert limit is not None
             assert limit.limit == 1
             options = deployment.concurrency_options
-            assert options is not None
             assert options.collision_strategy.value == "CANCEL_NEW"
 
     @pytest.mark.slow

@@ -20,6 +20,7 @@ from deployments.processes import (
     wait_until_ready,
 )
 from templar.errors import PermanentError, Reason, TransientError
+from tests.support.errors import raising
 
 OBEDIENT = "import signal; print('ready', flush=True); signal.pause()"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); signal.pause()"
@@ -54,17 +55,13 @@ def start(tmp_path: Path) -> Iterator[Starter]:
         child.stop(grace_seconds=0.0)
 
 
-def test_a_process_is_not_the_one_that_has_its_id_now(start: Starter) -> None:
+def test_a_process_is_known_by_its_start_and_not_alive_once_it_ended_although_nobody_reaped_it(start: Starter) -> None:
     child = start(OBEDIENT)
-    stranger = replace(child.identity, started="1")
+    stranger = replace(child.identity, started="1")  # has its id, and is another one
     assert child.identity.alive
     assert not stranger.alive
     stop_process(stranger, grace_seconds=0.0)
     assert child.exit_code is None
-
-
-def test_a_process_that_ended_is_not_alive_although_nobody_reaped_it(start: Starter) -> None:
-    child = start(OBEDIENT)
     stop_process(child.identity)
     assert not child.identity.alive
     assert ProcessIdentity.of(child.identity.pid) is None
@@ -80,7 +77,6 @@ def test_a_stubborn_process_is_killed_after_its_grace(start: Starter) -> None:
 def test_what_a_killed_process_started_goes_with_it(start: Starter) -> None:
     child = start(WITH_GRANDCHILD)
     grandchild = ProcessIdentity.of(int(child.log.read_text().split()[1]))
-    assert grandchild is not None
     child.stop(grace_seconds=0.0)
     stop_process(grandchild, grace_seconds=30.0)  # only waits: it has been killed already, and may take a moment
     assert not grandchild.alive
@@ -88,23 +84,20 @@ def test_what_a_killed_process_started_goes_with_it(start: Starter) -> None:
 
 def test_a_child_that_dies_while_starting_is_named_with_the_end_of_its_log(start: Starter) -> None:
     child = start("raise SystemExit('no such bucket')", ready=False)
-    with pytest.raises(PermanentError, match=r"child 0 ended with exit code 1 .*(\n.*)*no such bucket") as caught:
+    with raising(PermanentError, Reason.PROCESS_DIED, match=r"child 0 ended with exit code 1 .*(\n.*)*no such bucket"):
         wait_until_ready(child, lambda: False, timeout_seconds=30.0)
-    assert caught.value.reason is Reason.PROCESS_DIED
 
 
 def test_a_child_that_never_serves_is_reported_and_left_running(start: Starter) -> None:
     child = start(OBEDIENT)
-    with pytest.raises(TransientError, match="does not serve after 0 s") as caught:
+    with raising(TransientError, Reason.PROCESS_NOT_READY, match="does not serve after 0 s"):
         wait_until_ready(child, lambda: False, timeout_seconds=0.0)
-    assert caught.value.reason is Reason.PROCESS_NOT_READY
     assert child.exit_code is None
 
 
 def test_a_program_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PermanentError, match="the endpoint cannot be started") as caught:
+    with raising(PermanentError, Reason.PROCESS_DIED, match="the endpoint cannot be started"):
         start_child("the endpoint", [str(tmp_path / "missing")], log=tmp_path / "log")
-    assert caught.value.reason is Reason.PROCESS_DIED
 
 
 def test_http_serves_is_about_status_200(start: Starter) -> None:
@@ -150,6 +143,5 @@ class TestRecord:
     def test_a_broken_record_is_refused(self, tmp_path: Path, text: str) -> None:
         path = tmp_path / "processes.json"
         path.write_text(text)
-        with pytest.raises(PermanentError, match="not a record of processes") as caught:
+        with raising(PermanentError, Reason.BAD_STATE_FILE, match="not a record of processes"):
             ProcessRecord(path).entries()
-        assert caught.value.reason is Reason.BAD_STATE_FILE

@@ -9,23 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from deployments.s3_endpoint import AccessKey, EndpointAdmin, create_bucket_with_keys
+from deployments.s3_endpoint import EndpointAdmin, create_bucket_with_keys
 from templar.errors import PermanentError, Reason
 from templar.store.s3 import S3Store
-from templar.store.s3_protocol import S3Settings
-from tests.support.servers import REPOSITORY, MotoEndpoint, moto_endpoint
-
-SETTINGS = S3Settings(max_attempts=1)
-
-
-def open_store(moto: MotoEndpoint, bucket: str, key: AccessKey) -> S3Store:
-    return S3Store(
-        bucket,
-        endpoint_url=moto.admin.endpoint_url,
-        access_key_id=key.access_key_id,
-        secret_access_key=key.secret_access_key,
-        settings=SETTINGS,
-    )
+from tests.support.errors import raising
+from tests.support.servers import REPOSITORY, MotoEndpoint, moto_endpoint, store_at
 
 
 def denied(store: S3Store) -> bool:
@@ -37,11 +25,11 @@ def denied(store: S3Store) -> bool:
 def test_a_key_opens_its_own_bucket_only(moto: MotoEndpoint) -> None:
     first = create_bucket_with_keys(moto.admin, "first-bucket")
     second = create_bucket_with_keys(moto.admin, "second-bucket")
-    open_store(moto, "first-bucket", first.write).put("key", b"1")
-    assert open_store(moto, "first-bucket", first.read).get("key", max_bytes=1) == b"1"
-    assert denied(open_store(moto, "first-bucket", second.write))
-    assert denied(open_store(moto, "first-bucket", replace(first.read, secret_access_key="wrong")))
-    assert denied(open_store(moto, "first-bucket", replace(first.read, access_key_id="AKIAWRONG")))
+    store_at(moto.admin.endpoint_url, "first-bucket", first.write).put("key", b"1")
+    assert store_at(moto.admin.endpoint_url, "first-bucket", first.read).get("key", max_bytes=1) == b"1"
+    assert denied(store_at(moto.admin.endpoint_url, "first-bucket", second.write))
+    assert denied(store_at(moto.admin.endpoint_url, "first-bucket", replace(first.read, secret_access_key="wrong")))
+    assert denied(store_at(moto.admin.endpoint_url, "first-bucket", replace(first.read, access_key_id="AKIAWRONG")))
 
 
 @pytest.mark.parametrize(
@@ -69,9 +57,8 @@ def test_without_a_key_nothing_is_answered(
 
 def test_only_the_administrator_makes_buckets(moto: MotoEndpoint) -> None:
     keys = create_bucket_with_keys(moto.admin, "mere-owner")
-    with pytest.raises(PermanentError) as caught:
+    with raising(PermanentError, Reason.ACCESS_DENIED):
         create_bucket_with_keys(EndpointAdmin(moto.admin.endpoint_url, keys.write), "another")
-    assert caught.value.reason is Reason.ACCESS_DENIED
 
 
 def test_the_administrators_key_is_new_at_every_start_and_private(moto: MotoEndpoint, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """The audit as an operator sees it: a final state that says what is wrong, and a table on the server."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -8,11 +7,8 @@ import pytest
 from prefect.client.schemas.objects import State
 
 from flows.audit_window import audit_window
-from tasks.evidence import audit_evidence
-from templar.audit import evidence_audit
-from templar.audit.hindsight import Hindsight
-from templar.errors import Reason, TransientError
 from tests.support.audited import VALIDATOR, evidence_of, publish, run_alone
+from tests.support.flow_network import run_flow
 from tests.support.gauntlet_runs import artifacts
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
@@ -32,8 +28,7 @@ def network(tmp_path_factory: pytest.TempPathFactory, prefect_server: RunningPre
 
 
 def run(**parameters: Any) -> State[Any]:
-    told: Any = audit_window(neuron=NAME, return_state=True, **parameters)
-    return asyncio.run(told)
+    return run_flow(audit_window, NAME, **parameters)
 
 
 def rows(server: RunningPrefectServer, state: State[Any]) -> list[dict[str, str]]:
@@ -80,20 +75,3 @@ def test_what_nobody_published_cannot_be_audited(network: PreparedNetwork, prefe
     assert f"[evidence_missing] window {network.first_window}: uid 1 shows no evidence" in str(state.message)
     assert f"audit-{NAME}" not in artifacts(prefect_api, state)
     assert run(tolerance=1.0).is_failed()
-
-
-@pytest.mark.usefixtures("network", "prefect_api")
-def test_what_may_pass_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, tries = evidence_audit.check_evidence, []
-
-    def fails_once(*arguments: Any, **options: Any) -> None:
-        tries.append(arguments)
-        if len(tries) == 1:
-            raise TransientError(Reason.STORE_BUSY, "for a test")
-        real(*arguments, **options)
-
-    monkeypatch.setattr(audit_evidence, "retry_delay_seconds", 0)
-    monkeypatch.setattr(evidence_audit, "check_evidence", fails_once)
-    assert run().name == "Verified"
-    assert len(tries) == 2
-    assert isinstance(tries[0][2], Hindsight)

@@ -11,8 +11,8 @@ from prefect.exceptions import ParameterTypeError
 from flows.build_dataset import build_dataset
 from tasks.datasets import artifact_key
 from templar.data.build.build_dataset import find_built
+from templar.data.build.documents import TextSource
 from templar.data.build.plan import BuildRequest, BuildSettings, DatasetLayout
-from templar.data.build.sources import TextSource
 from templar.data.shards.manifest import parse_index
 from tests.support.datasets import numbered_documents
 from tests.support.flow_network import task_runs
@@ -61,6 +61,9 @@ def test_from_files_to_a_folder(books: Path, tmp_path: Path, prefect_server: Run
         f"shards dataset {built.card.digest[:12]}: {built.num_bytes} bytes in {out.resolve()}"
     )
     assert names_of(prefect_server, state, 4) == STEPS
+    again = run([books], out)
+    assert again.message == state.message
+    assert names_of(prefect_server, again, 1) == ["find dataset"]
     assert artifact_key(out) == "built-my-dataset-1"
     with prefect_server.client() as client:
         table = client.request("GET", f"/artifacts/{artifact_key(out)}/latest").json()
@@ -71,28 +74,19 @@ def test_from_files_to_a_folder(books: Path, tmp_path: Path, prefect_server: Run
             assert bar["data"] == 100.0
 
 
-def test_a_second_run_takes_what_is_there(books: Path, tmp_path: Path, prefect_server: RunningPrefectServer) -> None:
-    first = run([books], tmp_path / "out")
-    second = run([books], tmp_path / "out")
-    assert second.is_completed()
-    assert second.message == first.message
-    assert names_of(prefect_server, second, 1) == ["find dataset"]
-
-
-@pytest.mark.parametrize("layout", list(DatasetLayout))
-def test_into_a_bucket(books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: DatasetLayout) -> None:
+def test_into_a_bucket(books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "buckets" / "mine").mkdir(parents=True)
     monkeypatch.setenv("TEMPLAR_STORAGE", (tmp_path / "buckets").as_uri())
     monkeypatch.setenv(WRITE[0], "key")
     monkeypatch.setenv(WRITE[1], "secret")
-    settings = BuildSettings(layout, **SETTINGS)
+    settings = BuildSettings(DatasetLayout.PAGES, **SETTINGS)
     state = run([books], tmp_path / "out", settings=settings, upload_account="mine", upload_prefix="here")
     assert state.is_completed()
     files = {path.relative_to(tmp_path / "out") for path in (tmp_path / "out").rglob("*") if path.is_file()}
     bucket = tmp_path / "buckets" / "mine" / "here"
     assert files <= {path.relative_to(bucket) for path in bucket.rglob("*")}
     assert str(state.message).endswith(f", {len(files)} objects uploaded, 0 were there already")
-    settings = BuildSettings(layout, **SETTINGS | {"held_out_fraction": 0.3})
+    settings = BuildSettings(DatasetLayout.PAGES, **SETTINGS | {"held_out_fraction": 0.3})
     state = run([books], tmp_path / "other", settings=settings, upload_account="mine", upload_prefix="here")
     assert state.is_failed()
     assert "[object_differs]" in str(state.message)

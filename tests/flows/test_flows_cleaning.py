@@ -1,29 +1,30 @@
 """Purge, temporary clean-up, access check and local clean-up, from parameters to final states."""
 
 import asyncio
-import json
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from prefect import Flow
 from prefect.client.schemas.objects import State
 from pydantic import SecretStr
 
-from blocks import BucketCredentials, Neuron, StorageEndpoint
+from blocks import BucketCredentials, StorageEndpoint
 from flows.bucket_purge import bucket_purge
 from flows.local_cleanup import local_cleanup
 from flows.temporary_cleanup import temporary_cleanup
 from flows.validate_storage_access import validate_storage_access
+from tasks import housekeeping as task_module
 from templar.store.directory import DirectoryStore
+from tests.support.flow_network import rows_of_table, run_flow, saved
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
 from tests.support.servers import Server, random_key, start_rclone
 
+pytestmark = pytest.mark.usefixtures("prefect_api")
 NAME = "cleaner"
 SECRET = "a" * 64
 
@@ -37,11 +38,6 @@ def network(tmp_path_factory: pytest.TempPathFactory, prefect_server: RunningPre
     return network
 
 
-@pytest.fixture(autouse=True)
-def _configured(prefect_api: RunningPrefectServer) -> None:
-    del prefect_api
-
-
 @pytest.fixture
 def store(network: PreparedNetwork) -> Iterator[DirectoryStore]:
     """The aggregator's bucket, with objects of an old version."""
@@ -53,112 +49,85 @@ def store(network: PreparedNetwork) -> Iterator[DirectoryStore]:
     store.delete([info.key for info in store.list("gradient-")])
 
 
-def saved(block: Neuron) -> str:
-    """Save a block under a name of its own; the name."""
-    name = f"changed-{uuid4().hex[:8]}"
-    block.save(name)
-    return name
-
-
 def run(flow: Flow[..., Any], neuron: str = NAME, **parameters: Any) -> State[Any]:
-    return asyncio.run(flow(neuron=neuron, return_state=True, **parameters))
+    return run_flow(flow, neuron, **parameters)
 
 
-def rows(server: RunningPrefectServer, key: str) -> list[dict[str, Any]]:
-    with server.client() as client:
-        answer: list[dict[str, Any]] = json.loads(client.request("GET", f"/artifacts/{key}/latest").json()["data"])
-        return answer
+@pytest.fixture
+def other(network: PreparedNetwork, store: DirectoryStore) -> dict[str, Any]:
+    """Parameters of a neuron that names the bucket as that of an account, with a saved key."""
+    BucketCredentials(access_key_id="id", secret_access_key=SecretStr(SECRET)).save("of-account", overwrite=True)
+    name = saved(network.at("lazy", network.first_window))
+    return {"neuron": name, "bucket": "account", "account": store.name, "credentials": "of-account"}
 
 
 class TestPurge:
-    OLD = ("gradient-0-1-v0.2.8.pt", "gradient-1-1-v0.2.8.pt", "gradient-2-1-v0.2.8.pt")
-
-    def test_it_only_counts_unless_it_is_told_otherwise(
+    def test_it_only_counts_unless_the_buckets_name_is_repeated(
         self, store: DirectoryStore, prefect_server: RunningPrefectServer
     ) -> None:
-        before = list(store.list())
-        state = run(bucket_purge, mode="version", version="0.2.8")
+        before = {info.key for info in store.list()}
+        old = {"mode": "version", "version": "0.2.8"}
+        state = run(bucket_purge, **old)
         assert state.is_completed()
         assert ": 3 objects meant, 0 deleted, 15 bytes" in str(state.message)
-        assert list(store.list()) == before
-        (row,) = rows(prefect_server, f"purge-{NAME}")
+        (row,) = rows_of_table(prefect_server, f"purge-{NAME}")
         assert row == {"kind": "gradient", "found": 3, "kept": 0, "num_bytes": 15, "deleted": 0, "failed": 0}
-
-    def test_without_the_buckets_name_it_refuses(self, store: DirectoryStore) -> None:
-        before = list(store.list())
         state = run(bucket_purge, mode="wipe", dry_run=False, confirm_bucket="another-bucket")
         assert state.is_failed()
         assert "[not_confirmed] confirm_bucket is " in str(state.message)
-        assert list(store.list()) == before
-
-    def test_with_the_name_the_version_goes_and_no_other(self, store: DirectoryStore) -> None:
-        before = {info.key for info in store.list()}
-        state = run(bucket_purge, mode="version", version="0.2.8", dry_run=False, confirm_bucket=store.name)
+        assert {info.key for info in store.list()} == before
+        state = run(bucket_purge, **old, dry_run=False, confirm_bucket=store.name)
         assert ": 3 objects meant, 3 deleted, 15 bytes" in str(state.message)
-        assert before - {info.key for info in store.list()} == set(self.OLD)
+        assert before - {info.key for info in store.list()} == {f"gradient-{each}-1-v0.2.8.pt" for each in range(3)}
 
-    @pytest.mark.parametrize(
-        ("parameters", "word"),
-        [
-            ({"mode": "prefix"}, "[bad_parameters] prefix: mode 'prefix' needs it"),
-            ({"mode": "wipe", "bucket": "gradients"}, "[bad_environment] R2_GRADIENTS_ACCOUNT_ID is missing"),
-        ],
-    )
-    def test_what_does_not_go_together_is_named(self, parameters: dict[str, Any], word: str) -> None:
-        state = run(bucket_purge, **parameters)
+    def test_what_does_not_go_together_is_named(self) -> None:
+        state = run(bucket_purge, mode="prefix")
         assert state.is_failed()
-        assert word in str(state.message)
+        assert "[bad_parameters] prefix: mode 'prefix' needs it" in str(state.message)
 
-    @pytest.mark.parametrize("parameters", [{"mode": "everything"}, {"mode": "older_than", "hours": -1}, {}])
-    def test_the_form_takes_no_other_values(self, parameters: dict[str, Any]) -> None:
-        with pytest.raises(Exception, match=r"mode|hours"):
-            asyncio.run(bucket_purge(**parameters))
-
-    def test_the_form_says_what_there_is(self) -> None:
+    def test_the_form_says_what_there_is_and_takes_nothing_else(self) -> None:
         properties = bucket_purge.parameters.properties
         assert properties["mode"]["enum"] == ["version", "aggregates", "older_than", "prefix", "suffix", "wipe"]
         assert properties["bucket"]["enum"] == ["neuron", "gradients", "aggregator", "dataset", "account"]
         assert properties["dry_run"]["default"] is True
         assert all(item["description"] for item in properties.values())
+        for parameters in ({"mode": "everything"}, {"mode": "older_than", "hours": -1}, {}):
+            with pytest.raises(Exception, match=r"mode|hours"):
+                asyncio.run(bucket_purge(**parameters))
 
-    def test_an_account_is_opened_with_a_saved_key(self, network: PreparedNetwork, store: DirectoryStore) -> None:
-        BucketCredentials(access_key_id="id", secret_access_key=SecretStr(SECRET)).save("of-account", overwrite=True)
-        name = saved(network.at("lazy", network.first_window))
-        state = run(
-            bucket_purge, name, mode="prefix", prefix="gradient-", bucket="account", account=store.name,
-            credentials="of-account", dry_run=False, confirm_bucket=store.name,
-        )  # fmt: skip
+    def test_an_account_is_opened_with_a_saved_key(self, store: DirectoryStore, other: dict[str, Any]) -> None:
+        named = {"dry_run": False, "confirm_bucket": store.name}
+        state = run(bucket_purge, mode="prefix", prefix="gradient-", **other, **named)
         assert ": 6 objects meant, 6 deleted, 30 bytes" in str(state.message)
         assert SECRET not in str(state.message)
 
 
 class TestTemporary:
+    KEY = "access-check-0123456789abcdef"
+
+    @pytest.fixture(autouse=True)
+    def _probe(self, store: DirectoryStore) -> None:
+        """What a check left that died."""
+        store.put(self.KEY, b"12")
+        os.utime(Path(store._root) / self.KEY, (1000, 1000))
+
     def test_probes_of_checks_that_died_go(self, store: DirectoryStore, prefect_server: RunningPrefectServer) -> None:
-        key = "access-check-0123456789abcdef"
-        store.put(key, b"12")
-        os.utime(Path(store._root) / key, (1000, 1000))
         assert ": 1 objects abandoned, 0 deleted" in str(run(temporary_cleanup, dry_run=True).message)
         assert ": 1 objects abandoned, 1 deleted" in str(run(temporary_cleanup).message)
-        assert store.head(key) is None
-        assert [row["kind"] for row in rows(prefect_server, f"temporary-{NAME}")] == ["probe"]
+        assert store.head(self.KEY) is None
+        assert [row["kind"] for row in rows_of_table(prefect_server, f"temporary-{NAME}")] == ["probe"]
 
     def test_another_bucket_is_only_counted_until_its_name_is_repeated(
-        self, store: DirectoryStore, network: PreparedNetwork
+        self, store: DirectoryStore, other: dict[str, Any]
     ) -> None:
-        key = "access-check-0123456789abcdef"
-        store.put(key, b"12")
-        os.utime(Path(store._root) / key, (1000, 1000))
-        BucketCredentials(access_key_id="id", secret_access_key=SecretStr(SECRET)).save("of-account", overwrite=True)
-        name = saved(network.at("lazy", network.first_window))
-        other = {"bucket": "account", "account": store.name, "credentials": "of-account"}
-        assert ": 1 objects abandoned, 0 deleted" in str(run(temporary_cleanup, name, **other).message)
-        refused = run(temporary_cleanup, name, **other, dry_run=False)
+        assert ": 1 objects abandoned, 0 deleted" in str(run(temporary_cleanup, **other).message)
+        refused = run(temporary_cleanup, **other, dry_run=False)
         assert refused.is_failed()
         assert "[not_confirmed] confirm_bucket is ''" in str(refused.message)
-        assert store.head(key) is not None
-        state = run(temporary_cleanup, name, **other, dry_run=False, confirm_bucket=store.name)
+        assert store.head(self.KEY) is not None
+        state = run(temporary_cleanup, **other, dry_run=False, confirm_bucket=store.name)
         assert ": 1 objects abandoned, 1 deleted" in str(state.message)
-        assert store.head(key) is None
+        assert store.head(self.KEY) is None
 
 
 class TestAccess:
@@ -170,7 +139,7 @@ class TestAccess:
         assert state.is_completed()
         assert "cannot be told: own read key: put (a directory store looks at no keys)" in str(state.message)
         assert list(store.list()) == before
-        found = {(row["key"], row["right"]): row["does"] for row in rows(prefect_server, f"access-{NAME}")}
+        found = {(row["key"], row["right"]): row["does"] for row in rows_of_table(prefect_server, f"access-{NAME}")}
         assert found["own write key", "put"] == "yes"
         assert found["own read key", "put"] == "cannot be told"
         assert found["dataset read key", "get"] == "yes"
@@ -198,7 +167,9 @@ class TestAccess:
         assert "[read_key_writes] bucket " in str(state.message)
         assert self.key.secret_access_key not in str(state.message)
         assert {info.key for info in store.list()} == before
-        problems = {(row["key"], row["right"]): row["problem"] for row in rows(prefect_server, f"access-{name}")}
+        problems = {
+            (row["key"], row["right"]): row["problem"] for row in rows_of_table(prefect_server, f"access-{name}")
+        }
         assert problems["own read key", "put"] == "read_key_writes"
         assert problems["own write key", "put"] == ""
 
@@ -211,10 +182,7 @@ class TestLocal:
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        from tasks import housekeeping as task_module
-
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-
         home = Path(network.block("aggregator").home)
         for name in ("publishing/3/model.safetensors", "snapshots/.writing-1-1/model.safetensors", "journal.sqlite"):
             (home / name).parent.mkdir(parents=True, exist_ok=True)
@@ -229,5 +197,5 @@ class TestLocal:
         assert ", 2 removed, 16384 bytes of them" in str(state.message)
         assert not (home / "publishing").exists()
         assert (home / "journal.sqlite").exists()
-        found = {row["room"]: row["removed"] for row in rows(prefect_server, f"local-{NAME}")}
+        found = {row["room"]: row["removed"] for row in rows_of_table(prefect_server, f"local-{NAME}")}
         assert (found["snapshots"], found["publishing"]) == (1, 1)

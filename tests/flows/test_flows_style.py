@@ -12,7 +12,6 @@ import flows
 from flows.naming import window_run_name
 from tests.support.servers import REPOSITORY
 
-MOST_LINES = 90
 FLOW_FILES = [module.name for module in pkgutil.iter_modules(flows.__path__) if module.name != "naming"]
 
 BUCKET = {"bucket", "account", "bucket_name", "credentials"}
@@ -36,25 +35,6 @@ def flow_in(name: str) -> Flow:
     return flow
 
 
-def test_the_flows_are_these() -> None:
-    names = {flow_in(name).name for name in FLOW_FILES}
-    assert names == {
-        "miner-window",
-        "validator-window",
-        "aggregator-window",
-        "checkpoint",
-        "bucket-cleanup",
-        "bucket-purge",
-        "temporary-cleanup",
-        "validate-storage-access",
-        "local-cleanup",
-        "shard-rotation",
-        "build-dataset",
-        "leaderboard",
-        "audit-window",
-    }
-
-
 @pytest.mark.parametrize("name", FLOW_FILES)
 def test_a_flow_reads_like_a_description(name: str) -> None:
     flow = flow_in(name)
@@ -62,9 +42,6 @@ def test_a_flow_reads_like_a_description(name: str) -> None:
     assert inspect.iscoroutinefunction(flow.fn)  # a sync flow pays a second for its heartbeat
     tree = ast.parse((REPOSITORY / "flows" / f"{name}.py").read_text())
     (function,) = (node for node in tree.body if isinstance(node, ast.AsyncFunctionDef))
-    assert function.end_lineno is not None
-    assert function.end_lineno - function.lineno < MOST_LINES
-    assert ast.get_docstring(function)
     forbidden = (ast.Try, ast.While, ast.For, ast.Lambda, ast.Raise)
     assert not [type(node).__name__ for node in ast.walk(function) if isinstance(node, forbidden)]
 

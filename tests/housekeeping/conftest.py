@@ -1,10 +1,7 @@
 import pytest
 
 from templar.housekeeping.maintenance import publish_newest_checkpoint
-from tests.neuron.conftest import folder, network
 from tests.support.network import Network, tiny
-
-__all__ = ["folder", "network", "old"]
 
 
 @pytest.fixture(scope="module")

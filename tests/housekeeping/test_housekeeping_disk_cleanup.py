@@ -18,6 +18,7 @@ from templar.errors import PermanentError, Reason
 from templar.exchange.signed import Network as NetworkId
 from templar.housekeeping.disk_cleanup import LocalReport, LocalRules, clean_local
 from templar.neuron.snapshot import Snapshots
+from tests.support.errors import raising
 from tests.support.network import Network, tiny
 
 DAY = 86_400
@@ -28,7 +29,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     """A network after six windows, whose first miner was stopped."""
     network = Network(tmp_path_factory.mktemp("ran"), tiny(storage={"snapshots_kept": 2}))
     network.run(range(1, 7))
-    network.kill(network.name(network.miners[0]))
+    network.kill(network.miners[0])
     yield network
     network.stop()
 
@@ -162,11 +163,16 @@ def test_windows_before_the_oldest_snapshot_go(network: Network, home: Path) -> 
     assert {path.name for path in (home / "spool").iterdir()} == kept
 
 
+def foreign_snapshot(network: Network, home: Path) -> Snapshots:
+    """Another network's snapshots in the folder, with one of window 900."""
+    other = Snapshots(home / "snapshots", NetworkId(9, "ab" * 32), kept=2)
+    other.save(dict(network.aggregator.state.params), StateMark(900, 1, "cd" * 32, "ef" * 32, False), None)
+    return other
+
+
 def test_snapshots_of_another_network_stay_for_a_week(network: Network, home: Path) -> None:
     own = Snapshots(home / "snapshots", network.aggregator.birth.network, kept=2)
-    other = Snapshots(home / "snapshots", NetworkId(9, "ab" * 32), kept=2)
-    params = dict(network.aggregator.state.params)
-    other.save(params, StateMark(900, 1, "cd" * 32, "ef" * 32, False), None)
+    foreign_snapshot(network, home)
     before = own.windows()
     clean(network, home, later=6 * DAY)
     assert own.windows() == before
@@ -175,8 +181,7 @@ def test_snapshots_of_another_network_stay_for_a_week(network: Network, home: Pa
 
 
 def test_without_a_snapshot_of_its_own_another_networks_stays(network: Network, tmp_path: Path) -> None:
-    other = Snapshots(tmp_path / "snapshots", NetworkId(9, "ab" * 32), kept=2)
-    other.save(dict(network.aggregator.state.params), StateMark(900, 1, "cd" * 32, "ef" * 32, False), None)
+    other = foreign_snapshot(network, tmp_path)
     clean(network, tmp_path, later=365 * DAY)
     assert other.windows() == (900,)
 
@@ -220,9 +225,8 @@ def test_failed_removals_are_named(network: Network, home: Path, monkeypatch: py
 
 @pytest.mark.parametrize("hours", [0.5, float("nan")])
 def test_hours_leave_time_for_slow_writers(network: Network, hours: float) -> None:
-    with pytest.raises(PermanentError) as caught:
+    with raising(PermanentError, Reason.BAD_PARAMETERS):
         rules(network, hours=hours)
-    assert caught.value.reason is Reason.BAD_PARAMETERS
 
 
 def test_neither_a_restart_nor_a_running_neuron_misses_a_file(network: Network) -> None:

@@ -8,8 +8,8 @@ from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.signed import Sealed, seal
 from templar.housekeeping.published_scores import read_published, read_recent
-from templar.scoring.evidence import Evidence
 from templar.scoring.leaderboard import leaderboard
+from tests.support.errors import raising
 from tests.support.facts import hotkey
 from tests.support.network import Network, tiny
 
@@ -28,22 +28,17 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 @pytest.fixture
 def shown(network: Network) -> Iterator[Network]:
     """The same; a test's changes of the validator's evidence are undone."""
-    name = network.name(network.validator)
-    before = {key: data for key, (_, data) in network.objects(name, Kind.EVIDENCE).items()}
+    validator = network.validator
+    before = {key: data for key, (_, data) in network.objects(validator, Kind.EVIDENCE).items()}
     yield network
-    bucket = network.bucket(name)
-    bucket.delete(network.objects(name, Kind.EVIDENCE))
+    bucket = network.bucket(validator)
+    bucket.delete(network.objects(validator, Kind.EVIDENCE))
     for key, data in before.items():
         bucket.put(key, data)
 
 
-def names(network: Network) -> tuple[str, str, str]:
-    """Names of the aggregator, the validator and a miner."""
-    return network.name(network.aggregator), network.name(network.validator), network.name(network.miners[0])
-
-
 def uid_of(network: Network) -> int:
-    return network.member(network.name(network.validator)).uid
+    return network.member(network.validator).uid
 
 
 def key_of(network: Network, window: int) -> str:
@@ -52,21 +47,20 @@ def key_of(network: Network, window: int) -> str:
 
 def test_everybody_reads_what_the_validator_has_in_its_book(network: Network) -> None:
     own = tuple(network.validator.book.evidence(window) for window in WINDOWS)
-    for name in names(network):
-        found = read_recent(network.context(name), 100)
+    for node in network.nodes.values():
+        found = read_recent(network.context(node), 100)
         assert found.evidences == own
-        assert (found.validator.uid, found.windows, found.left_out, found.gaps) == (
-            *(uid_of(network), range(1, 4), (), ()),
-        )
+        assert (found.validator.uid, found.windows) == (uid_of(network), range(1, 4))
+        assert (found.left_out, found.gaps) == ((), ())
     assert found.summary == f"evidence of uid {uid_of(network)}: 3 of 3 windows, 1 to 3"
-    assert read_recent(network.context(name), 2).evidences == own[1:]
+    assert read_recent(network.context(node), 2).evidences == own[1:]
     assert leaderboard(found.evidences).standings["uid"].tolist() == [
         record.uid for record in sorted(found.evidences[-1].miners, key=lambda each: (-each.final, each.uid))
     ]
 
 
 def test_a_window_that_is_not_there_is_a_gap(shown: Network) -> None:
-    _, validator, miner = names(shown)
+    validator, miner = shown.validator, shown.miners[0]
     shown.bucket(validator).delete([key_of(shown, 2)])
     found = read_recent(shown.context(miner), 100)
     assert [evidence.window for evidence in found.evidences] == [1, 3]
@@ -77,14 +71,14 @@ def test_a_window_that_is_not_there_is_a_gap(shown: Network) -> None:
 
 
 def test_an_object_that_is_not_evidence_is_left_out_with_its_reason(shown: Network) -> None:
-    _, validator, miner = names(shown)
+    validator, miner = shown.validator, shown.miners[0]
     signer, stranger = shown.member(validator).hotkey, shown.member(miner).hotkey
-    own = seal(evidence_in(shown, 2), signer)
+    own = seal(shown.evidence(2), signer)
     by_stranger = seal(own.body.model_copy(update={"hotkey": stranger.address}), stranger)
     for data, reason in (
         (Sealed(own.body.model_copy(update={"loss": 0.5}), own.signature).encode(), Reason.BAD_SIGNATURE),
         (by_stranger.encode(), Reason.WRONG_IDENTITY),
-        (seal(evidence_in(shown, 1), signer).encode(), Reason.WRONG_WINDOW),
+        (seal(shown.evidence(1), signer).encode(), Reason.WRONG_WINDOW),
         (b"{}", Reason.MALFORMED),
     ):
         shown.bucket(validator).put(key_of(shown, 2), data)
@@ -95,14 +89,8 @@ def test_an_object_that_is_not_evidence_is_left_out_with_its_reason(shown: Netwo
         assert found.summary.endswith(f"1 to 3; window 2 is left out [{reason}]")
 
 
-def evidence_in(network: Network, window: int) -> Evidence:
-    evidence = network.validator.book.evidence(window)
-    assert evidence is not None
-    return evidence
-
-
 def test_only_forgeries_are_evidence_of_nothing(shown: Network) -> None:
-    _, validator, miner = names(shown)
+    validator, miner = shown.validator, shown.miners[0]
     for window in WINDOWS:
         shown.bucket(validator).put(key_of(shown, window), b"{}")
     asked = read_recent(shown.context(miner), 100, uid=uid_of(shown))
@@ -113,25 +101,22 @@ def test_only_forgeries_are_evidence_of_nothing(shown: Network) -> None:
 
 class TestWhose:
     def test_a_validator_is_asked_for_by_uid(self, network: Network) -> None:
-        aggregator, _, miner = names(network)
+        aggregator, miner = network.aggregator, network.miners[0]
         context = network.context(miner)
         assert read_recent(context, 100, uid=uid_of(network)).validator.uid == uid_of(network)
-        with pytest.raises(PermanentError, match="shows evidence of windows 1 to 3") as caught:
+        with raising(PermanentError, Reason.EVIDENCE_MISSING, match="shows evidence of windows 1 to 3"):
             read_recent(context, 100, uid=network.member(aggregator).uid)
-        assert caught.value.reason is Reason.EVIDENCE_MISSING
-        with pytest.raises(PermanentError, match=r"no validator permit on subnet \d+; uids that do: 1, 2") as caught:
+        with raising(PermanentError, Reason.NOT_REGISTERED, "no validator permit", "uids that do: 1, 2"):
             read_recent(context, 100, uid=network.member(miner).uid)
-        assert caught.value.reason is Reason.NOT_REGISTERED
 
     def test_a_bucket_that_nobody_named_is_said(self, network: Network) -> None:
         uid = network.world.chain.register(hotkey(7), stake=50.0, validator_permit=True)
-        with pytest.raises(RejectedError, match="committed no bucket") as caught:
-            read_recent(network.context(names(network)[2]), 100, uid=uid)
-        assert caught.value.reason is Reason.COMMITMENT_MISSING
-        assert read_recent(network.context(names(network)[2]), 100).validator.uid == uid_of(network)
+        with raising(RejectedError, Reason.COMMITMENT_MISSING, match="committed no bucket"):
+            read_recent(network.context(network.miners[0]), 100, uid=uid)
+        assert read_recent(network.context(network.miners[0]), 100).validator.uid == uid_of(network)
 
     def test_a_store_that_fails_is_not_nothing(self, network: Network) -> None:
-        _, validator, miner = names(network)
+        validator, miner = network.validator, network.miners[0]
         with network.outage(validator), pytest.raises(TransientError, match="no route"):
             read_published(network.validator.exchange, network.validator.exchange.identity(1), range(1, 4))
         with network.outage(validator), pytest.raises(TransientError, match="no route"):

@@ -53,7 +53,6 @@ class TestADayOfANetwork:
         root = network.wait_for_proofs(window)
         assert root != network.view.birth.start.root
         row = network.view.row(window)
-        assert row is not None
         assert row.roster
         assert set(row.roster) <= set(network.miners)
         assert row.loss is not None
@@ -137,7 +136,6 @@ class TestADayOfANetwork:
         silent = observer.journal.applied(window)
         observer.stop()
         assert observer.state.root == root
-        assert silent is not None
         assert set(network.view.roots(window).values()) <= {silent.root}
 
     def test_down_leaves_nothing(self, network: LiveNetwork) -> None:

@@ -12,7 +12,7 @@ from templar.chain.clock import SimulatedClock
 from templar.exchange.gather import GatherReport
 from templar.neuron.aggregator import Aggregator
 from templar.simulate.run import run_nodes
-from templar.simulate.world import DATASET_BUCKET, GENESIS_TIME, Member, SimulatedStage, Weather, World
+from templar.simulate.world import DATASET_BUCKET, GENESIS_TIME, Member, Weather, World
 from templar.store.address import BucketAddress
 from templar.store.base import ObjectStore
 from tests.support.memory_store import MemoryStore
@@ -47,8 +47,8 @@ class MemoryStage:
         self.clock.run(participants)
 
 
-def roots(world: World, windows: int = 2) -> set[str]:
-    nodes = run_nodes(world, windows).values()
+def roots(world: World) -> set[str]:
+    nodes = run_nodes(world, 2).values()
     found = {node.state.root for node in nodes}
     for node in nodes:
         node.stop()
@@ -69,23 +69,12 @@ def test_a_world_runs_on_another_stage(folder: Path) -> None:
     assert world.chain.block_time(0) == stage.genesis_time
 
 
-def test_the_stage_that_is_used_by_default_is_the_simulated_one(folder: Path) -> None:
-    (folder / "one").mkdir()
-    (folder / "other").mkdir()
-    stage = SimulatedStage(folder / "elsewhere")
-    here = roots(World(folder / "one", tiny(), seed=1, actors=ACTORS))
-    assert here == roots(World(folder / "other", tiny(), seed=1, actors=ACTORS, stage=stage))
-    assert (folder / "one" / "buckets" / DATASET_BUCKET).is_dir()
-    assert (folder / "elsewhere" / DATASET_BUCKET).is_dir()
-
-
 def test_the_weather_is_asked_for_every_reader_bucket_and_chain(folder: Path) -> None:
     seen: set[tuple[str | None, str]] = set()
     own: set[str] = set()
     chains: set[str] = set()
 
     def reader(observer: Member | None, owner: Member | None, store: ObjectStore) -> ObjectStore:
-        assert owner is not None
         seen.add((None if observer is None else observer.name, owner.name))
         return StoreView(store)
 
@@ -117,7 +106,6 @@ def test_a_role_can_be_taken_by_another_kind_of_node(folder: Path) -> None:
     nodes = list(run_nodes(world, 2).values())
     assert [type(node) for node in nodes].count(Mute) == 1
     decided = decided_roster(nodes[0].exchange, 2)
-    assert decided is not None
     assert decided[1].uid == next(member.uid for member in world.members if member.role == "validator")
     assert len({node.state.root for node in nodes}) == 1
     for node in nodes:

@@ -1,13 +1,14 @@
 """A network on simulated time whose windows are flow runs in this process, on a real Prefect server."""
 
 import asyncio
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from contextvars import copy_context
 from functools import partial
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient
@@ -15,6 +16,7 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import SyncClientContext
 
+from blocks import Neuron
 from flows.aggregator_window import aggregator_window
 from flows.miner_window import miner_window
 from flows.validator_window import validator_window
@@ -22,6 +24,7 @@ from tasks.host import hosting
 from templar.neuron.node import Node
 from tests.support.network import Network
 from tests.support.operator import wait_until
+from tests.support.prefect_server import RunningPrefectServer
 
 FLOWS: dict[str | None, Flow[..., Any]] = {
     "miner": miner_window,
@@ -44,7 +47,7 @@ def run_windows(network: Network, windows: Iterable[int]) -> dict[str, list[Stat
 
     def live(node: Node) -> None:
         for window in windows:
-            node.chain.wait_for_block(window * network.hparams.windows.blocks_per_window)
+            network.to_window(window, node.chain)
             states[node.name].append(run_window(node, window))
 
     with ExitStack() as stack:
@@ -74,3 +77,22 @@ def task_runs(client: SyncPrefectClient, state: State[Any], *, at_least: int) ->
 
     wait_until(all_ended, f"{at_least} task runs have ended")
     return sorted(runs, key=lambda run: (run.start_time is None, run.start_time))
+
+
+def run_flow(flow: Flow[..., Any], neuron: str, **parameters: Any) -> State[Any]:
+    """A run of another flow of a saved neuron; its final state."""
+    return asyncio.run(flow(neuron=neuron, return_state=True, **parameters))
+
+
+def saved(block: Neuron) -> str:
+    """Save a block under a name of its own; the name."""
+    name = f"changed-{uuid4().hex[:8]}"
+    block.save(name)
+    return name
+
+
+def rows_of_table(server: RunningPrefectServer, key: str) -> list[dict[str, Any]]:
+    """The rows of the newest table with a key."""
+    with server.client() as client:
+        rows: list[dict[str, Any]] = json.loads(client.request("GET", f"/artifacts/{key}/latest").json()["data"])
+        return rows

@@ -10,22 +10,29 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from templar.agreement.roster import fetch_roster
+from templar.chain.base import Chain, NeuronInfo
 from templar.chain.hotkey import hotkey_from_seed
 from templar.errors import Reason, TransientError
-from templar.exchange.object_keys import Kind
+from templar.exchange.object_keys import Kind, window_key
+from templar.exchange.objects import Roster
+from templar.exchange.signed import unseal
 from templar.hparams import HParams, load_hparams
 from templar.neuron.aggregator import Aggregator
 from templar.neuron.join import Context
 from templar.neuron.miner import Miner
 from templar.neuron.node import Node
 from templar.neuron.validator import Validator
+from templar.scoring.evidence import Evidence
 from templar.shared_results import sharing
 from templar.simulate.world import Member, World
-from templar.store.base import ObjectInfo
+from templar.store.base import ObjectInfo, ObjectStore
 from templar.store.directory import DirectoryStore
-from templar.window import drive_window
+from templar.window import drive_window, open_window
 
 N = TypeVar("N", bound=Node)
+Who = Member | Node | str | int
+"""A member of a network, its node, its name or its uid."""
 
 TINY: dict[str, dict[str, Any]] = {
     "model": {
@@ -75,12 +82,13 @@ class Network:
         """A new node of a member over its folder, started: what a new process would hold."""
         return self.world.node(member)
 
-    def restart(self, name: str) -> Node:
+    def restart(self, who: Who) -> Any:
         """Stop a node, unless it was killed, and put a new one over its folder."""
-        if name in self.nodes:
-            self.kill(name)
-        node = self.started(self.member(name))
-        nodes = {**self.nodes, name: node}
+        member = self.member(who)
+        if member.name in self.nodes:
+            self.kill(who)
+        node = self.started(member)
+        nodes = {**self.nodes, member.name: node}
         self.nodes = {member.name: nodes[member.name] for member in self.members if member.name in nodes}
         return node
 
@@ -91,9 +99,9 @@ class Network:
         self.members.append(Member(name, role, hotkey, uid))
         return self.restart(name)
 
-    def kill(self, name: str) -> Node:
+    def kill(self, who: Who) -> Node:
         """Let a process die: the kernel drops its lock, and nothing else is done."""
-        node = self.nodes.pop(name)
+        node = self.nodes.pop(self.member(who).name)
         node._lock.release()
         return node
 
@@ -103,8 +111,9 @@ class Network:
             node.stop()
         self.nodes.clear()
 
-    def member(self, name: str) -> Member:
-        return next(member for member in self.members if member.name == name)
+    def member(self, who: Who) -> Member:
+        known = who if isinstance(who, str | int) else who.name
+        return next(member for member in self.members if known in (member.name, member.uid))
 
     @property
     def aggregator(self) -> Aggregator:
@@ -126,7 +135,7 @@ class Network:
         return node.name
 
     def run(
-        self, windows: Iterable[int], *, but: Iterable[str] = (), beside: Sequence[Callable[[], None]] = ()
+        self, windows: Iterable[int], *, but: Iterable[Who] = (), beside: Sequence[Callable[[], None]] = ()
     ) -> None:
         """Drive the running nodes, but some of them, through windows on simulated time, beside other participants."""
         windows = list(windows)
@@ -134,35 +143,60 @@ class Network:
         def live(node: Node) -> Callable[[], None]:
             def participant() -> None:
                 for window in windows:
-                    node.chain.wait_for_block(window * self.hparams.windows.blocks_per_window)
+                    self.to_window(window, node.chain)
                     drive_window(node, window)
 
             return participant
 
-        left_out = set(but)
+        left_out = {self.member(who).name for who in but}
         lives = [live(node) for name, node in self.nodes.items() if name not in left_out]
         with sharing():
             self.clock.run([*lives, *beside])
 
-    def bucket(self, name: str) -> DirectoryStore:
+    def to_window(self, window: int, chain: Chain | None = None) -> None:
+        """Let the time pass until a window opens, on a participant's chain where several live at once."""
+        (chain or self.world.chain).wait_for_block(window * self.hparams.windows.blocks_per_window)
+
+    def reveal(self, window: int) -> None:
+        """Let every miner commit and reveal; then the window is closed."""
+        for miner in self.miners:
+            open_window(miner, window)
+            miner.train(window)
+            miner.compress(window)
+            assert miner.commit(window).in_time
+        for miner in self.miners:
+            assert miner.upload(window).in_time
+
+    def bucket(self, who: Who) -> DirectoryStore:
         """The bucket of a member, with write rights."""
-        root = self.world.root / "buckets" / self.member(name).account_id
+        root = self.world.root / "buckets" / self.member(who).account_id
         return DirectoryStore(root, clock=self.clock.now)
 
-    def objects(self, name: str, prefix: str = "") -> dict[str, tuple[int, bytes]]:
+    def objects(self, who: Who, prefix: str = "") -> dict[str, tuple[int, bytes]]:
         """What lies in a member's bucket, but for leases: key -> time and bytes."""
-        store = self.bucket(name)
+        store = self.bucket(who)
         listed = [info for info in store.list(prefix) if prefix or not info.key.startswith(Kind.LEASE)]
         return {info.key: (info.last_modified, store.get(info.key, max_bytes=1 << 30)) for info in listed}
 
-    def context(self, name: str) -> Context:
+    def roster(self, window: int, node: Node | None = None) -> Roster | None:
+        """The roster that a node published for a window, the aggregator if none is named."""
+        node = node or self.aggregator
+        found = fetch_roster(node.exchange, node.exchange.identity(window), window)
+        return None if found is None else found.body
+
+    def evidence(self, window: int) -> Evidence:
+        """What the first validator published for a window."""
+        key = window_key(Kind.EVIDENCE, window, self.member(self.validator).uid)
+        return unseal(self.objects(self.validator)[key][1], Evidence).body
+
+    def context(self, who: Who) -> Context:
         """What a member's housekeeping works with."""
-        return self.nodes[name].context
+        return self.nodes[self.member(who).name].context
 
     @contextmanager
-    def outage(self, name: str) -> Iterator[None]:
+    def outage(self, who: Who) -> Iterator[None]:
         """Let every read of a member's bucket fail, as a store does that cannot be reached."""
-        bucket, real = self.member(name).account_id, DirectoryStore.head
+        bucket, real = self.member(who).account_id, DirectoryStore.head
 
         def head(store: DirectoryStore, key: str) -> ObjectInfo | None:
             if store.name == bucket:
@@ -175,7 +209,23 @@ class Network:
         finally:
             DirectoryStore.head = real  # type: ignore[method-assign]
 
+    def blind(self, reader: Node, who: Who) -> None:
+        """Let a node fail to read a member's bucket from now on."""
+        real, bucket = reader.buckets.reader, self.member(who).account_id
+
+        def reader_of(neuron: NeuronInfo) -> ObjectStore:
+            store = real(neuron)
+            if store.name == bucket:
+                raise TransientError(Reason.STORE_UNREACHABLE, f"{bucket}: no route")
+            return store
+
+        reader.buckets.reader = reader_of  # type: ignore[method-assign]
+
     def roots(self, window: int) -> set[str | None]:
         """What the running nodes hold to be the root after a window; None for one that did not apply it."""
         found = (node.journal.applied(window) for node in self.nodes.values())
         return {None if applied is None else applied.root for applied in found}
+
+
+Build = Callable[..., Network]
+"""From the numbers and members of a network to the network, which is stopped after the test."""

@@ -40,7 +40,6 @@ def publish_evidence(network: PreparedNetwork, windows: Iterable[int]) -> tuple[
     """Publish evidence of these windows; the validator's uid, and the evidence."""
     context = network.at("validator", network.first_window).context("validator")
     validator = context.chain.metagraph().by_hotkey(context.signer.address)
-    assert validator is not None
     author = {"uid": validator.uid, "hotkey": validator.hotkey}
     author |= {"netuid": context.chain.netuid, "genesis": context.birth().network.genesis}
     miners = (revealed(3, 0.2), revealed(4, 0.1), absent(5))

@@ -1,7 +1,7 @@
 """An HTTP server that gives a test's answers, wrong lengths and broken bodies included."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 
@@ -30,6 +30,8 @@ class Reply:
     headers: Mapping[str, str] = field(default_factory=dict)
     declared_length: int | None = None  # None for the true one
     drips: bool = False  # send the body a few bytes at a time
+    raw: bytes | None = None  # send these bytes instead of all that, and then hang up
+    stalls: bool = False  # hang up only when the client does
 
 
 def s3_error(status: int, code: str, message: str = "") -> Reply:
@@ -56,6 +58,9 @@ class _Handler(BaseHTTPRequestHandler):
         request = Request(self.command, self.path, self.headers, body)
         self.server.requests.append(request)
         reply = self.server.script(request)
+        if reply.raw is not None:
+            self._send_raw(reply.raw, stalls=reply.stalls)
+            return
         length = len(reply.body) if reply.declared_length is None else reply.declared_length
         self.send_response(reply.status)
         self.send_header("Content-Length", str(length))
@@ -65,6 +70,15 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self._send(reply)
             self.close_connection = length != len(reply.body)
+
+    def _send_raw(self, data: bytes, *, stalls: bool) -> None:
+        self.close_connection = True
+        self.wfile.write(data)
+        if stalls:
+            self.connection.settimeout(10.0)
+            with suppress(OSError):
+                while not self.server.closing.is_set() and self.connection.recv(1):
+                    pass
 
     def _send(self, reply: Reply) -> None:
         step = DRIP_BYTES if reply.drips else max(len(reply.body), 1)

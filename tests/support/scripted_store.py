@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from templar.errors import TemplarError
 from templar.store.base import DeleteReport, ObjectInfo, ObjectStore
 
 T = TypeVar("T")
@@ -82,7 +81,7 @@ class ScriptedStore:
         return answer
 
 
-def failing(error: TemplarError, *operations: str, times: int | None = None, key: str = "") -> Hook:
+def failing(error: Exception, *operations: str, times: int | None = None, key: str = "") -> Hook:
     """A hook that raises an error: in these operations (all by default), on this key, this many times."""
     left = [times]
 

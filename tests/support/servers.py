@@ -8,25 +8,21 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from deployments.s3_endpoint import LISTENING, AccessKey, EndpointAdmin
+from templar.store.s3 import S3Store
+from templar.store.s3_protocol import S3Settings
 
 STOP_SECONDS = 10
 REPOSITORY = Path(__file__).parents[2]
 
 
 class Server:
-    """A server process that has said where it listens.
-
-    Args:
-        command: The command line.
-        announcement: Its endpoint follows these words, on the first line that has them.
-        environment: Variables to add to the environment.
-    """
+    """A server process that has said where it listens: its endpoint follows the announcement on one of its lines."""
 
     def __init__(self, command: Sequence[str], announcement: str, environment: dict[str, str] | None = None) -> None:
         self.process = subprocess.Popen(
@@ -109,6 +105,17 @@ def moto_endpoint(folder: Path) -> Iterator[MotoEndpoint]:
         server.stop()
 
 
+def store_at(url: str, bucket: str, key: AccessKey, settings: S3Settings | None = None) -> S3Store:
+    """A bucket, opened with a key; a request that fails is not sent again unless the settings say so."""
+    return S3Store(
+        bucket,
+        endpoint_url=url,
+        access_key_id=key.access_key_id,
+        secret_access_key=key.secret_access_key,
+        settings=settings or S3Settings(max_attempts=1),
+    )
+
+
 def random_key() -> AccessKey:
     """A key of the shape that R2 gives out: 32 and 64 hex digits."""
     return AccessKey(secrets.token_hex(16), secrets.token_hex(32))
@@ -135,17 +142,10 @@ def start_rclone(root: Path, key: AccessKey, *, read_only: bool = False, port: i
 
 @dataclass(frozen=True)
 class RcloneEndpoints:
-    """Two processes over one folder.
-
-    Attributes:
-        root: The folder; its folders are the buckets.
-        writable: The process that may write.
-        read_only: The one that may not.
-        write_key: Opens `writable`.
-        read_key: Opens `read_only`.
-    """
+    """Two processes over one folder, each with the key that opens it."""
 
     root: Path
+    """Its folders are the buckets."""
     writable: Server
     read_only: Server
     write_key: AccessKey
@@ -156,12 +156,9 @@ class RcloneEndpoints:
 def rclone_endpoints(root: Path) -> Iterator[RcloneEndpoints]:
     """Start both processes of `rclone serve s3` over `root`."""
     write_key, read_key = random_key(), random_key()
-    writable = start_rclone(root, write_key)
-    try:
+    with ExitStack() as stack:
+        writable = start_rclone(root, write_key)
+        stack.callback(writable.stop)
         read_only = start_rclone(root, read_key, read_only=True)
-        try:
-            yield RcloneEndpoints(root, writable, read_only, write_key, read_key)
-        finally:
-            read_only.stop()
-    finally:
-        writable.stop()
+        stack.callback(read_only.stop)
+        yield RcloneEndpoints(root, writable, read_only, write_key, read_key)

@@ -17,6 +17,7 @@ from templar.exchange.buckets import Buckets, OwnBucket
 from templar.exchange.context import Exchange
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Commit, Manifest
+from templar.exchange.payload_cache import PayloadCache
 from templar.exchange.reveal import Submission
 from templar.exchange.signed import Body, Network, seal
 from templar.gradient.codec.wire import Header, Payload, encode
@@ -131,6 +132,19 @@ def submission_of(author: Member, manifest: Manifest, committed_at: int, reveale
     """The submission of an honest reveal, signed by its author."""
     signatures = [seal(body, author.hotkey).signature for body in (manifest.commit, manifest)]
     return Submission(manifest, committed_at, revealed_at, *signatures)
+
+
+def gathered(
+    cache: PayloadCache, authors: Sequence[Member], window: int, *, seed: int = 0, times: tuple[int, int] = (1, 2)
+) -> list[Submission]:
+    """What a publisher gathered of these miners and has in its cache; a miner's uid is added to the times."""
+    submissions = []
+    for author in authors:
+        data, hotkey = payload_bytes(author, window, seed=seed), author.hotkey.address
+        cache.admit(data, sha256_hex(data), window=window, uid=author.uid, hotkey=hotkey)
+        committed, revealed = (time + author.uid for time in times)
+        submissions.append(submission_of(author, manifest_of(author, window, data), committed, revealed))
+    return submissions
 
 
 class Hand:

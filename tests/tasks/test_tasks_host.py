@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from deployments.local.wallets import create_wallet
 from tasks.host import hosted, hosting, load_block, release
 from tasks.window import fetch_pages
 from templar.adversary.cheats import LazyMiner
-from templar.chain.hotkey import create_wallet
-from templar.errors import PermanentError, Reason
-from templar.neuron.aggregator import RosterNode
+from templar.errors import Reason, TemplarError
 from templar.neuron.lock import NeuronLock
 from templar.neuron.miner import Miner
 from templar.neuron.node import Node
+from tests.support.errors import error_of
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
 from tests.support.recording import recording_node
@@ -44,27 +44,24 @@ def _released(prefect_api: RunningPrefectServer, network: PreparedNetwork) -> It
     release(NAME)
 
 
-def refused(name: str, kind: type[Node] = Node) -> PermanentError:
-    with pytest.raises(PermanentError) as caught:
-        hosted(name, kind)
-    return caught.value
+def refused(name: str, kind: type[Node] = Node) -> TemplarError:
+    return error_of(lambda: hosted(name, kind))
 
 
-def test_a_neuron_is_built_from_its_block_and_started(home: Path) -> None:
-    node = hosted(NAME, Miner)
-    assert type(node) is LazyMiner
-    assert (node.name, node.home) == (NAME, home)
-    assert node.state.window == node.birth.start.start_window - 1
-
-
-def test_threads_that_ask_at_once_get_one_neuron(prefect_api: RunningPrefectServer) -> None:
+def test_threads_that_ask_at_once_get_one_neuron_built_from_its_block(
+    home: Path, prefect_api: RunningPrefectServer
+) -> None:
     def ask(_: int) -> Node:
         with prefect_api.configured():
             return hosted(NAME, Node)
 
     with ThreadPoolExecutor(4) as threads:
-        nodes = list(threads.map(ask, range(8)))
-    assert {id(node) for node in nodes} == {id(hosted(NAME, LazyMiner))}
+        nodes = set(threads.map(ask, range(8)))
+    (node,) = nodes
+    assert hosted(NAME, Miner) is node
+    assert type(node) is LazyMiner
+    assert (node.name, node.home) == (NAME, home)
+    assert node.state.window == node.birth.start.start_window - 1
 
 
 def test_a_hosted_miner_reports_its_dataset_reads(network: PreparedNetwork) -> None:
@@ -72,14 +69,6 @@ def test_a_hosted_miner_reports_its_dataset_reads(network: PreparedNetwork) -> N
     assert (endpoint.failures, endpoint.last_failure, endpoint.resting) == (0, None, False)
     assert endpoint.reads > 3
     assert endpoint.num_bytes > 1000
-
-
-def test_a_neuron_of_another_role_is_refused_and_stays() -> None:
-    node = hosted(NAME, Miner)
-    error = refused(NAME, RosterNode)
-    assert error.reason is Reason.BAD_ENVIRONMENT
-    assert "neuron 'hosted' is a LazyMiner, this flow is for a RosterNode: run the flow of its role" in str(error)
-    assert hosted(NAME, Miner) is node
 
 
 def test_a_block_that_is_not_there_is_named_with_the_remedy() -> None:

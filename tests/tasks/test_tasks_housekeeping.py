@@ -29,12 +29,10 @@ def test_a_failure_is_named_first() -> None:
     )
 
 
-@pytest.mark.parametrize(("dry_run", "runs", "tries"), [(False, 1, 1), (False, 2, 2), (True, 2, 1)])
-def test_a_report_says_that_it_is_that_of_a_later_try(
-    monkeypatch: pytest.MonkeyPatch, dry_run: bool, runs: int, tries: int
-) -> None:
-    monkeypatch.setenv("PREFECT__RUNTIME__TASK_RUN__RUN_COUNT", str(runs))
-    assert housekeeping._count_tries(DONE, dry_run=dry_run).tries == tries
+def test_a_report_says_that_it_is_that_of_a_later_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    for dry_run, runs, tries in ((False, 1, 1), (False, 2, 2), (True, 2, 1)):
+        monkeypatch.setenv("PREFECT__RUNTIME__TASK_RUN__RUN_COUNT", str(runs))
+        assert housekeeping._count_tries(DONE, dry_run=dry_run).tries == tries
 
 
 def test_the_line_above_a_table_says_what_failed() -> None:

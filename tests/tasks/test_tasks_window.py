@@ -16,6 +16,7 @@ from templar.neuron.aggregator import Aggregator
 from templar.neuron.miner import Miner, PageReport
 from templar.neuron.node import Node
 from templar.neuron.validator import Validator
+from tests.support.errors import raising
 from tests.support.recording import recording_node
 
 NAME = "recorded"
@@ -41,9 +42,9 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 )
 def test_a_neuron_of_another_role_is_refused(task: Task, kind: type[Node], arguments: tuple[Any, ...]) -> None:
     node, calls = recording_node(kind)
-    with hosting(NAME, node), pytest.raises(PermanentError, match=rf"'{NAME}' is a Recording{kind.__name__}") as caught:
+    words = f"neuron '{NAME}' is a Recording{kind.__name__}, this flow is for a"
+    with hosting(NAME, node), raising(PermanentError, Reason.BAD_ENVIRONMENT, words):
         task.fn(NAME, *arguments)
-    assert caught.value.reason is Reason.BAD_ENVIRONMENT
     assert calls == []
 
 

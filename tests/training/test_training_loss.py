@@ -52,6 +52,11 @@ def test_a_loss_depends_on_the_sequence_and_its_place_alone(net: nn.Module, micr
         fewer = sequence_losses(net, sequences[:count], micro_batch_size=micro_batch_size)
         assert fewer.dtype is torch.float64
         assert torch.equal(fewer, every[:count])
+        with single_threaded(), torch.no_grad():
+            batches = list(micro_batch_losses(net, sequences[:count], micro_batch_size=micro_batch_size))
+        sizes = [min(micro_batch_size, count - first) for first in range(0, count, micro_batch_size)]
+        assert [len(batch) for batch in batches] == sizes, "fillers have no loss"
+        assert torch.equal(torch.cat([*batches, torch.empty(0)]), fewer)
     others = torch.cat([tokens(micro_batch_size, seed=9), sequences])
     assert torch.equal(sequence_losses(net, others, micro_batch_size=micro_batch_size)[micro_batch_size:], every)
 
@@ -77,19 +82,6 @@ def test_the_number_of_threads_is_restored_by_the_last_user() -> None:
         with pytest.raises(RuntimeError), single_threaded():
             raise RuntimeError
         assert torch.get_num_threads() == 2
-
-
-@pytest.mark.parametrize(("count", "size", "lengths"), [(5, 2, [2, 2, 1]), (4, 2, [2, 2]), (1, 8, [1]), (0, 2, [])])
-def test_every_sequence_has_one_loss_and_fillers_have_none(
-    net: nn.Module, count: int, size: int, lengths: list[int]
-) -> None:
-    with single_threaded(), torch.no_grad():
-        batches = list(micro_batch_losses(net, tokens(count), micro_batch_size=size))
-    assert [len(batch) for batch in batches] == lengths
-    assert all(batch.dtype is torch.float64 for batch in batches)
-    assert torch.equal(
-        torch.cat([*batches, torch.empty(0)]), sequence_losses(net, tokens(count), micro_batch_size=size)
-    )
 
 
 def test_fillers_add_nothing_to_the_gradient(net: nn.Module) -> None:

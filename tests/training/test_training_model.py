@@ -55,7 +55,7 @@ def net() -> nn.Module:
         {"num_attention_heads": 6, "num_key_value_heads": 1, "hidden_size": 48, "vocab_size": 333},
     ],
 )
-@pytest.mark.parametrize("shape", [(4, 31), (1, 7), (3, 1), (16, 24)])
+@pytest.mark.parametrize("shape", [(4, 31), (3, 1), (16, 24)])
 def test_logits_and_gradients_are_those_of_transformers(changes: dict[str, Any], shape: tuple[int, int]) -> None:
     model = MODEL.model_copy(update=changes)
     generator, found = torch.Generator().manual_seed(sum(shape)), []
@@ -90,6 +90,8 @@ def test_shapes_without_allocating() -> None:
     assert torch.equal(torch.random.get_rng_state(), state)
     assert shapes == {name: tuple(param.shape) for name, param in genesis_parameters(HPARAMS.model).items()}
     assert list(shapes) == sorted(shapes)
+    named = HPARAMS.model.model_dump(exclude={"initializer_seed"})
+    assert named.items() <= model_config(HPARAMS.model).to_dict().items()
     huge = load_hparams("templar-2.1.3").model
     assert sum(math.prod(shape) for shape in parameter_shapes(huge).values()) > 70e9
 
@@ -101,12 +103,6 @@ def test_tied_weights_appear_once() -> None:
         net = build_model(tied)
         put(net, {name: torch.full_like(param, 0.5) for name, param in parameters_of(net).items()})
         assert (net.get_output_embeddings().weight == 0.5).all()
-
-
-def test_the_configuration_says_what_hparams_say() -> None:
-    config = model_config(HPARAMS.model).to_dict()
-    named = HPARAMS.model.model_dump(exclude={"initializer_seed"})
-    assert {name: config[name] for name in named} == named
 
 
 @pytest.mark.parametrize("put", [load_parameters, bind_parameters])
@@ -137,17 +133,10 @@ def test_a_model_computes_with_these_very_tensors(net: nn.Module) -> None:
     }
     params["lm_head.weight"].mul_(2)
     assert not torch.equal(losses(net), losses(loaded)), "it holds no copy"
-
-
-def test_exchanging_tensors_and_back_writes_nothing(net: nn.Module) -> None:
-    one, other = genesis_parameters(MODEL), genesis_parameters(OTHER)
-    before = parameters_digest(one), parameters_digest(other)
-    first = losses(net)
-    bind_parameters(net, other)
-    assert not torch.equal(losses(net), first)
-    bind_parameters(net, one)
-    assert torch.equal(losses(net), first)
-    assert (parameters_digest(one), parameters_digest(other)) == before
+    first = genesis_parameters(MODEL)
+    bind_parameters(net, first)
+    assert torch.equal(losses(net), losses(build_model(MODEL)))
+    assert parameters_digest(first) == parameters_digest(genesis_parameters(MODEL)), "nothing is written"
 
 
 def test_tensors_bound_before_are_released(net: nn.Module) -> None:

@@ -92,6 +92,8 @@ def test_inner_steps_are_those_of_adamw(net: torch.nn.Module) -> None:
     assert [result.first_loss, result.last_loss] == pytest.approx([losses[0], losses[2]], rel=1e-5)
     assert result.mean_loss == pytest.approx(sum(losses) / 3, rel=1e-5)
     assert (result.num_steps, result.num_sequences, result.stopped_early) == (3, 12, False)
+    short, wrapped = tokens(5), torch.cat([tokens(5)] * 3)[:12]
+    assert parameters_digest(sparseloco(net, short).update) == parameters_digest(sparseloco(net, wrapped).update)
 
 
 def test_training_is_staged_and_continues_from_its_state(net: torch.nn.Module) -> None:
@@ -101,20 +103,11 @@ def test_training_is_staged_and_continues_from_its_state(net: torch.nn.Module) -
     assert parameters_digest(parameters_of(net)) == before
     assert all(param.grad is None for param in net.parameters())
     assert (start.num_steps, any(tensor.any() for tensor in start.exp_avg.values())) == (0, False)
-    assert first.optimizer is not None
     kept = parameters_digest(first.optimizer.exp_avg)
     second = sparseloco(net, tokens(12), optimizer=first.optimizer)
-    assert second.optimizer is not None
     assert (first.optimizer.num_steps, second.optimizer.num_steps) == (3, 6)
     assert parameters_digest(first.optimizer.exp_avg) == kept != parameters_digest(second.optimizer.exp_avg)
     assert parameters_digest(first.update) != parameters_digest(second.update)
-
-
-def test_sequences_wrap_around(net: torch.nn.Module) -> None:
-    sequences = tokens(5)
-    wrapped = torch.cat([sequences, sequences, sequences])[:12]
-    short, long = sparseloco(net, sequences), sparseloco(net, wrapped)
-    assert parameters_digest(short.update) == parameters_digest(long.update)
 
 
 def test_an_early_stop_takes_whole_steps_only(net: torch.nn.Module) -> None:
@@ -152,12 +145,14 @@ def demo(net: torch.nn.Module, sequences: Tensor, keep_going: Callable[[], bool]
 
 
 @pytest.mark.parametrize("train", [sparseloco, demo])
-def test_no_time_and_no_data(net: torch.nn.Module, train: Callable[..., TrainResult]) -> None:
+def test_no_time_no_data_and_a_foreign_optimizer_state(net: torch.nn.Module, train: Callable[..., TrainResult]) -> None:
     with pytest.raises(PermanentError) as caught:
         train(net, tokens(4), keep_going=times(1))
     assert caught.value.reason is Reason.NO_TIME_LEFT
     with pytest.raises(ValueError, match="no sequences"):
         train(net, tokens(0))
+    with pytest.raises(ValueError, match="exactly the model's parameters"):
+        sparseloco(net, tokens(4), optimizer=OptimizerState.zeros({"p": torch.zeros(1)}))
 
 
 @pytest.mark.parametrize("train", [sparseloco, demo])
@@ -192,8 +187,3 @@ def test_an_update_that_is_out_of_all_proportion_is_not_published(net: torch.nn.
     with pytest.raises(PermanentError, match="lm_head") as caught:
         demo(net, tokens(4))
     assert caught.value.reason is Reason.NON_FINITE_UPDATE
-
-
-def test_a_foreign_optimizer_state_is_an_error(net: torch.nn.Module) -> None:
-    with pytest.raises(ValueError, match="exactly the model's parameters"):
-        sparseloco(net, tokens(4), optimizer=OptimizerState.zeros({"p": torch.zeros(1)}))

@@ -1,38 +1,47 @@
-"""Kill a validator in the middle of its windows: `python -m tests.support.validator_kills FOLDER KILLS`.
+"""Kill a node in the middle of its windows: `python -m tests.support.node_kills miner|validator FOLDER KILLS`.
 
-The network lies in the folder. Everybody but the validator lives in one process, on simulated time. Each attempt of the
-validator at a window is a process of its own over the validator's folder, which starts it, calls
-`templar.window.drive_window` and is killed with SIGKILL at a Python call of a step; the next one begins again, until
-the window is done. Time passes only while the validator asks for it, so it is never late, however often it dies.
+The network lies in the folder; a miner's is behind the S3 endpoint that the environment names. Everybody but the victim
+lives in one process, on simulated time. Each attempt of the victim at a window is a process of its own over its folder,
+which starts it, calls `templar.window.drive_window` and is killed with SIGKILL at a Python call of a step; the next one
+begins again, until the window is done. Time passes only while the victim asks for it, so it is never late, however
+often it dies.
 
 Steps are drawn first, and then one of the calls that the step makes: points that are drawn from a window's calls would
-nearly all lie where it measures. A window's points come in the order of its steps, for what was done before a kill is
-not done again.
+nearly all lie where it measures or trains. A window's points come in the order of its steps, for what was done before a
+kill is not done again.
 
 What came of each window is printed as a line of JSON, and at the end what the others came to.
 """
 
 import json
+import math
+import os
+import random
+import signal
 import sqlite3
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
+
+from safetensors.torch import load_file
 
 from templar import window as window_module
 from templar.canonical import canonical_json, sha256_hex
 from templar.exchange.object_keys import Kind, window_key
 from templar.neuron.node import Node
-from templar.neuron.validator import Validator
-from templar.simulate.world import START_WINDOW, Member, World
+from templar.simulate.world import START_WINDOW, Member, SimulatedStage, World
+from templar.store.address import BucketAddress
+from templar.store.base import ObjectInfo
+from templar.store.s3 import S3Store
 from templar.timeline import first_block
 from templar.window import Action, drive_window
-from tests.support.killing import Forked, KillRun, die, fork, main
 from tests.support.network import tiny
 
 T = TypeVar("T")
@@ -47,10 +56,56 @@ HPARAMS = tiny(
     weights={"windows_per_weights": 1},
     peers={"gather_peer_count": 5, "peer_replacement_frequency": 1},
 )
-DECISIVE = ("evaluate", "rate", "apply", "publish_evidence", "set_weights")
+DECISIVE = {
+    "miner": ("compress", "commit", "upload"),
+    "validator": ("evaluate", "rate", "apply", "publish_evidence", "set_weights"),
+}
 """Steps that are hit twice as often as the others."""
+VICTIMS = {"miner": "honest-4", "validator": "validator-2"}
 LAST_STEP = "finish"
 """No other step follows it in the same process, and once it is done nothing is left to be killed."""
+
+
+ROOT = Path(__file__).parents[2]
+
+
+# Processes.
+
+
+@dataclass(frozen=True)
+class Forked:
+    """A process that was forked from this one; its answer lies in a JSON file."""
+
+    pid: int
+    answer: Path
+
+    def join(self) -> Any | None:
+        """Wait for its end; its answer, or None if it was killed."""
+        status = os.waitpid(self.pid, 0)[1]
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+            return None
+        assert status == 0, f"a child ended with {status}"
+        return json.loads(self.answer.read_text())
+
+
+def fork(work: Callable[[], Any], answer: Path) -> Forked:
+    """Start work in a forked process; its result goes to the file. This process should have no other threads."""
+    answer.unlink(missing_ok=True)
+    child = os.fork()
+    if child == 0:
+        try:
+            answer.write_text(json.dumps(work()))
+        except BaseException:  # noqa: BLE001 - a child never returns from here
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+        os._exit(0)
+    return Forked(child, answer)
+
+
+def die() -> NoReturn:
+    """Kill this process, here and now."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("a process outlived SIGKILL")
 
 
 @dataclass(frozen=True)
@@ -146,42 +201,81 @@ class AskingClock:
         return work()
 
 
+class StampedStore(S3Store):
+    """A bucket behind the endpoint with simulated stamps: a file notes the time before an object is stored."""
+
+    def __init__(self, bucket: str, notes: Path, now: Callable[[], float]) -> None:
+        key = {"access_key_id": os.environ["KEY_ID"], "secret_access_key": os.environ["SECRET"]}
+        super().__init__(bucket, endpoint_url=os.environ["ENDPOINT"], **key)
+        self._notes, self._now = notes, now
+
+    def put(self, key: str, data: bytes) -> None:
+        self._note(key)
+        super().put(key, data)
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        if super().head(key) is None:
+            self._note(key)
+        return super().put_if_absent(key, data)
+
+    def put_file(self, key: str, path: Path) -> None:
+        self._note(key)
+        super().put_file(key, path)
+
+    def head(self, key: str) -> ObjectInfo | None:
+        info = super().head(key)
+        return None if info is None else self._stamped(info)
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        return map(self._stamped, super().list(prefix))
+
+    def _note(self, key: str) -> None:
+        path = self._notes / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}.{os.getpid()}")
+        part.write_text(repr(self._now()))
+        part.replace(path)
+
+    def _stamped(self, info: ObjectInfo) -> ObjectInfo:
+        return replace(info, last_modified=math.floor(float((self._notes / info.key).read_text())))
+
+
+class EndpointStage(SimulatedStage):
+    """Buckets behind the endpoint, on simulated time."""
+
+    def open_store(self, bucket: str) -> StampedStore:  # type: ignore[override]
+        (Path(os.environ["BUCKETS"]) / bucket).mkdir(parents=True, exist_ok=True)
+        return StampedStore(bucket, self._folder / bucket, self.clock.now)
+
+    def open_reader(self, address: BucketAddress) -> StampedStore:  # type: ignore[override]
+        return self.open_store(address.bucket)
+
+
 @dataclass(frozen=True)
 class Kill:
-    """A process that was killed, and whether the next one found the window rated and applied."""
+    """A process that was killed, and whether the next one found the window's work entered and the roster applied."""
 
     step: str
     calls: int
-    rated: bool
+    entered: bool
     applied: bool
 
 
-@dataclass(frozen=True)
-class WindowReport:
-    """What a window left behind: evidence, rows of the score book by table, weights on chain, root, digests by key."""
+class NodeKills:
+    """A network in a folder, one of whose nodes dies equally often in each window but the first."""
 
-    window: int
-    kills: tuple[Kill, ...]
-    evidence: dict[str, Any]
-    book: dict[str, list[list[Any]]]
-    weights: dict[int, float]
-    root: str
-    published: dict[str, str]
-
-
-class ValidatorKills(KillRun):
-    """A network whose validator dies equally often in each window but the first."""
-
-    def __init__(self, folder: Path, kills: int, seed: int) -> None:
-        super().__init__(folder, kills, seed)
+    def __init__(self, role: str, folder: Path, kills: int) -> None:
         assert kills % (NUM_WINDOWS - 1) == 0, f"{kills} kills in {NUM_WINDOWS - 1} windows"
-        self._world = World(folder / "network", HPARAMS, seed=1, actors=ACTORS)
+        self.role, self.folder, self.random = role, folder, random.Random(kills)
+        stage = EndpointStage(folder / "stamps") if role == "miner" else None
+        self._world = World(folder / "network", HPARAMS, seed=1, actors=ACTORS, stage=stage)
         self._world.chain.close()  # a file of SQLite must not be open when its process forks
         self._members = [member for member in self._world.members if member.role != "burn"]
-        self._validator = next(member for member in self._members if member.role == "validator")
+        self._victim = next(member for member in self._members if member.name == VICTIMS[role])
         self._kills_per_window = kills // (NUM_WINDOWS - 1)
         self._deck: list[str] = []
         self._calls: dict[str, int] = {}
+        self._seen: dict[str, bytes] = {}
         self._others: Connection
 
     def run(self) -> None:
@@ -190,7 +284,7 @@ class ValidatorKills(KillRun):
         others = fork(lambda: self._live(theirs), self.folder / "others.json")
         theirs.close()
         for window in range(START_WINDOW, START_WINDOW + NUM_WINDOWS):
-            print(json.dumps(asdict(self._window(window))), flush=True)
+            print(json.dumps(self._window(window)), flush=True)
         self._others.close()
         print(json.dumps(others.join()), flush=True)
 
@@ -209,7 +303,7 @@ class ValidatorKills(KillRun):
                     if (member.uid, window) != (AWAY_UID, AWAY_WINDOW):
                         drive_window(node, window)
 
-            return live if member != self._validator else lambda: self._let_pass(line)
+            return live if member != self._victim else lambda: self._let_pass(line)
 
         self._world.stage.run([participant(member) for member in self._members])
         applied = {
@@ -219,15 +313,15 @@ class ValidatorKills(KillRun):
         return {name: [each.root if each else "" for each in windows] for name, windows in applied.items()}
 
     def _let_pass(self, line: Connection) -> None:
-        """Stand in for the validator, where it has its turn: wait as it waits."""
+        """Stand in for the victim, where it has its turn: wait as it waits."""
         with suppress(EOFError):
             while True:
                 self._world.clock.sleep_until(line.recv())
                 line.send(self._world.clock.now())
 
-    # The validator's processes.
+    # The victim's processes.
 
-    def _window(self, window: int) -> WindowReport:
+    def _window(self, window: int) -> dict[str, Any]:
         died: list[dict[str, Any]] = []
         found: list[dict[str, bool]] = []
         for point in [*self._points(), None]:
@@ -239,12 +333,11 @@ class ValidatorKills(KillRun):
             died.append(note)
             for step, calls in note["calls"].items():
                 self._calls[step] = max(calls, self._calls.get(step, 0))
-        kills = tuple(
-            Kill(note["step"], note["calls"][note["step"]], **after)
+        kills = [
+            asdict(Kill(note["step"], note["calls"][note["step"]], **after))
             for note, after in zip(died[:-1], found[1:], strict=True)
-        )
-        assert answer is not None
-        return WindowReport(window=window, kills=kills, **answer)
+        ]
+        return {"window": window, "kills": kills, **answer}
 
     def _points(self) -> list[Point]:
         """Where to die in the next window."""
@@ -262,14 +355,14 @@ class ValidatorKills(KillRun):
 
     def _next_step(self) -> str:
         if not self._deck:
-            self._deck = [*DECISIVE, *self._steps()[:-1]]
+            self._deck = [*DECISIVE[self.role], *self._steps()[:-1]]
             self.random.shuffle(self._deck)
         return self._deck.pop()
 
     def _attempt(self, window: int, point: Point | None) -> dict[str, Any] | None:
         """What came of the window; None if the process was killed."""
         ours, line = Pipe()
-        child = fork(lambda: self._validate(window, line, point), self.folder / "answer.json")
+        child = fork(lambda: self._drive(window, line, point), self.folder / "answer.json")
         line.close()
         return self._serve(ours, child)
 
@@ -281,46 +374,53 @@ class ValidatorKills(KillRun):
                 line.send(self._others.recv())
         return child.join()
 
-    def _validate(self, window: int, line: Connection, point: Point | None) -> dict[str, Any]:
+    def _drive(self, window: int, line: Connection, point: Point | None) -> dict[str, Any]:
         self._world.clock = self._world.stage._clock = AskingClock(line)  # type: ignore[attr-defined]
-        validator = self._world.node(self._validator)
-        assert isinstance(validator, Validator)
-        found = {"rated": _is_rated(validator, window), "applied": validator.state.window >= window}
+        node: Any = self._world.node(self._victim)
+        found = {"entered": self._is_entered(node, window), "applied": node.state.window >= window}
         (self.folder / "found.json").write_text(json.dumps(found))
         watch = Watch(point, self.folder / "died.json")
-        opening = watch.call(lambda: drive_window(validator, window))
+        opening = watch.call(lambda: drive_window(node, window))
         assert opening.action is not Action.CATCHING_UP, opening
-        return {"calls": watch.calls, **self._outcome(validator, window)}
-
-    def _outcome(self, validator: Validator, window: int) -> dict[str, Any]:
-        """What a finished window left behind."""
-        assert (validator.state.window, _is_rated(validator, window)) == (window, True)
+        assert (node.state.window, self._is_entered(node, window)) == (window, True)
         objects = self._objects()
-        return {
-            "evidence": json.loads(objects[window_key(Kind.EVIDENCE, window, self._validator.uid)])["body"],
-            "book": _rows(validator.home / "scores.sqlite"),
-            "weights": validator.chain.weights()[self._validator.uid],
-            "root": validator.state.root,
-            "published": {key: _unsigned(data) for key, data in objects.items()},
-        }
+        outcome = {"root": node.state.root, "published": {key: _unsigned(data) for key, data in objects.items()}}
+        if self.role == "miner":
+            outcome |= {"applied": node.settle(window).uids, "private": self._private_digest(node)}
+        else:
+            evidence = objects[window_key(Kind.EVIDENCE, window, self._victim.uid)]
+            outcome |= {"evidence": json.loads(evidence)["body"], "book": _rows(node.home / "scores.sqlite")}
+            outcome |= {"weights": node.chain.weights()[self._victim.uid]}
+        return {"calls": watch.calls, **outcome}
+
+    def _is_entered(self, node: Any, window: int) -> bool:
+        """Whether a miner's payload or a validator's scores are entered."""
+        if self.role == "miner":
+            return node.journal.result(window, "compress") is not None
+        return node.book.evidence(window) is not None
+
+    def _private_digest(self, node: Any) -> str:
+        path = self.folder / "private.safetensors"
+        node.private.save(path)
+        tensors = sorted(load_file(path).items())
+        return sha256_hex(b"".join(name.encode() + tensor.numpy().tobytes() for name, tensor in tensors))
 
     def _look(self) -> None:
-        """Check that no object is gone or was replaced."""
-        self.check_unchanged(self._objects())
+        """Check that every object that was there before is still there, byte for byte."""
+        objects = self._objects()
+        for key, data in self._seen.items():
+            assert objects.get(key) == data, f"{key} is gone, or was replaced"
+        self._seen |= objects
 
     def _objects(self) -> dict[str, bytes]:
-        """What the validator has in its bucket, but for leases."""
-        store = self._world.stage.open_store(self._validator.account_id)
+        """What the victim has in its bucket, but for leases."""
+        store = self._world.stage.open_store(self._victim.account_id)
         keys = [info.key for info in store.list() if not info.key.startswith(Kind.LEASE)]
         return {key: store.get(key, max_bytes=1 << 24) for key in keys}
 
     def _read(self, name: str) -> Any:
         """What the last process noted."""
         return json.loads((self.folder / f"{name}.json").read_text())
-
-
-def _is_rated(validator: Validator, window: int) -> bool:
-    return validator.book.evidence(window) is not None
 
 
 def _rows(path: Path) -> dict[str, list[list[Any]]]:
@@ -349,5 +449,31 @@ def _without_signatures(value: Any) -> Any:
     return value
 
 
+def reports_of(
+    role: str, folder: Path, kills: int, environment: Mapping[str, str] | None = None
+) -> tuple[list[dict[str, Any]], dict[str, list[str]]]:
+    """What a run with so many kills says of each window, and the roots of the others by name."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.node_kills", role, str(folder), str(kills)],
+        cwd=ROOT,
+        env={**os.environ, **(environment or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    *windows, roots = (json.loads(line) for line in done.stdout.splitlines())
+    return windows, roots
+
+
+def main() -> None:
+    import torch
+
+    torch.set_num_threads(1)  # threads do not survive a fork
+    role, folder, kills = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    folder.mkdir(parents=True, exist_ok=True)
+    NodeKills(role, folder, kills).run()
+
+
 if __name__ == "__main__":
-    main(ValidatorKills)
+    main()

@@ -1,3 +1,0 @@
-from tests.support.memory import folder
-
-__all__ = ["folder"]

@@ -1,0 +1,18 @@
+"""Calling the commands of `deployments` in this process, and what they read and leave."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+Call = Callable[..., tuple[int, str, str]]
+"""From a command's arguments to its exit status, output and errors."""
+
+
+def write_env(path: Path, values: Mapping[str, str]) -> Path:
+    """Write a file of variables."""
+    path.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
+    return path
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    """The files below a folder."""
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}

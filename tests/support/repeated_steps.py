@@ -1,0 +1,56 @@
+"""Nodes that die after a step of a window, or take every step twice: a window's steps must be safe to repeat."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from templar.neuron.node import Node
+from templar.window import Action, Steps, drive_window
+
+
+class Died(BaseException):
+    """The process ended here."""
+
+
+def steps_of(role: type[Steps]) -> list[str]:
+    """The names of a role's steps; its last one is a method of the node as well."""
+    return [field.name for field in fields(role) if field.name != "close_window"] + ["finish"]
+
+
+def die_after(node: Node, window: int, step: str) -> None:
+    """Let a node take the steps of a window up to this one, and no more."""
+    real = getattr(node, step)
+
+    def last(*arguments: Any) -> None:
+        real(*arguments)
+        raise Died
+
+    setattr(node, step, last)
+    with pytest.raises(Died):
+        drive_window(node, window)
+
+
+def take_each_step_twice(node: Node, windows: range, role: type[Steps], look: Callable[[], object]) -> None:
+    """Let a node do windows; a step that is repeated answers as before, and changes nothing of what `look` shows."""
+    taken: list[str] = []
+
+    def twice(step: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            answer = real(*arguments)
+            seen = look()
+            again = real(*arguments)
+            assert look() == seen, step
+            if step != "gather":  # it says how long it took
+                assert repr(again) == repr(answer) or "already_there" in repr(again).lower(), step
+            taken.append(step)
+            return again
+
+        return call
+
+    for step in steps_of(role):
+        setattr(node, step, twice(step, getattr(node, step)))
+    for window in windows:
+        assert drive_window(node, window).action is Action.RUN
+    assert set(taken) == {*steps_of(role)}

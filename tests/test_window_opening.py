@@ -1,0 +1,171 @@
+"""Which window a node works on, and whether it can (docs/architecture.md D9)."""
+
+import pytest
+
+from templar.errors import PermanentError, Reason
+from templar.exchange.object_keys import aggregate_key
+from templar.neuron.journal import Status
+from templar.neuron.node import Node
+from templar.simulate.world import START_WINDOW
+from templar.window import Action, Opening, drive_window, open_window
+from tests.support.errors import raising
+from tests.support.network import Network
+
+
+def assert_skipped(opening: Opening, window: int, reason: Reason) -> None:
+    assert (opening.window, opening.action, opening.reason) == (window, Action.SKIP, reason)
+    assert opening.detail
+
+
+def test_the_first_window_is_waited_for(network: Network) -> None:
+    """Neurons come up before their network's first window."""
+    miner = network.miners[0]
+    assert miner.chain.head() < START_WINDOW * network.hparams.windows.blocks_per_window
+    assert (
+        open_window(miner)
+        == open_window(miner)
+        == open_window(miner, START_WINDOW)
+        == Opening(START_WINDOW, Action.RUN)
+    )
+    assert miner.journal.open_claims() == (START_WINDOW,)
+    assert miner.chain.head() == START_WINDOW * network.hparams.windows.blocks_per_window
+    assert miner.journal.status(START_WINDOW) is Status.CLAIMED
+
+
+def test_a_window_before_the_first_is_skipped_and_one_far_ahead_not_waited_for(network: Network) -> None:
+    miner = network.miners[0]
+    assert_skipped(open_window(miner, START_WINDOW - 1), START_WINDOW - 1, Reason.WINDOW_PASSED)
+    network.to_window(1)
+    opening = open_window(miner, 3)
+    assert_skipped(opening, 3, Reason.WINDOW_NOT_OPEN)
+    assert opening.detail == "window 3 opens in 36 blocks"
+    assert miner.journal.status(3) is None
+
+
+def test_a_finished_window_is_skipped_and_the_next_one_taken(network: Network) -> None:
+    network.run([1])
+    for node in network.nodes.values():
+        assert_skipped(open_window(node, 1), 1, Reason.WINDOW_FINISHED)
+    miner = network.miners[0]
+    assert miner.chain.head() < 3 * network.hparams.windows.blocks_per_window
+    assert open_window(miner) == Opening(2, Action.RUN)
+
+
+def test_a_finished_current_window_makes_the_next_one_due_and_waited_for(network: Network) -> None:
+    miner = network.miners[0]
+    network.to_window(1)
+    miner.finish(1)
+    network.run([1], but=[miner])
+    blocks = network.hparams.windows.blocks_per_window
+    opening = open_window(miner)
+    assert (opening.window, opening.action) == (2, Action.RUN)
+    assert miner.chain.head() >= 2 * blocks
+
+
+@pytest.mark.parametrize(("kind", "late"), [("miners", 0), ("aggregator", 1), ("validator", 1)])
+def test_a_window_that_passed_unclaimed_is_skipped(network: Network, kind: str, late: int) -> None:
+    """A miner has nothing left to do after the close; a node that signs decisions may come one window late."""
+    found = getattr(network, kind)
+    node: Node = found[0] if isinstance(found, list) else found
+    network.run([1, 2, 3], but=[node])
+    network.to_window(4)
+    passed = 3 - late
+    assert_skipped(open_window(node, passed), passed, Reason.WINDOW_PASSED)
+    assert node.journal.status(passed) is None
+    assert node.state.window == START_WINDOW - 1
+
+
+def test_a_roster_node_takes_a_window_that_closed_just_now(network: Network) -> None:
+    validator = network.validator
+    network.run([1], but=[validator])
+    network.to_window(2)
+    assert open_window(validator, 1) == Opening(1, Action.RUN)
+
+
+def test_a_claimed_window_is_resumed_however_late(network: Network) -> None:
+    miner = network.miners[0]
+    assert open_window(miner, 1).action is Action.RUN
+    miner.fetch_pages(1)
+    network.run([1, 2, 3], but=[miner])
+    network.to_window(4)
+    again = network.restart(miner)
+    assert open_window(again) == Opening(1, Action.RUN)
+    assert open_window(again, 1) == Opening(1, Action.RUN)
+
+
+def test_a_claimed_window_that_was_applied_is_resumed_until_it_is_finished(network: Network) -> None:
+    """The process died between the step that applies and the last one."""
+    miner = network.miners[0]
+
+    def dies() -> None:
+        open_window(miner, 1)
+        miner.gather(1)
+        miner.apply(miner.settle(1))
+
+    network.run([1], but=[miner], beside=[dies])
+    again = network.restart(miner)
+    assert again.state.window == 1
+    assert open_window(again) == Opening(1, Action.RUN)
+    assert isinstance(again, type(miner))
+    assert drive_window(again, 1).action is Action.RUN
+    assert again.journal.status(1) is Status.FINISHED
+    assert open_window(again).window == 2
+
+
+def test_a_claimed_window_that_the_state_is_beyond_is_closed(network: Network) -> None:
+    miner = network.miners[0]
+    open_window(miner, 1)
+    network.run([1, 2], but=[miner])
+    network.to_window(3)
+    assert open_window(miner, 3).action is Action.RUN
+    assert_skipped(open_window(miner, 1), 1, Reason.WINDOW_FINISHED)
+    assert miner.journal.status(1) is Status.FINISHED
+
+
+def test_a_node_that_was_away_replays_what_it_missed_and_runs(network: Network) -> None:
+    miner = network.miners[0]
+    network.run([1, 2, 3], but=[miner])
+    network.to_window(4)
+    assert open_window(miner, 4) == Opening(4, Action.RUN)
+    assert miner.state.window == 3
+    assert miner.state.root == network.validator.state.root
+    assert network.objects(miner, "proof-3-"), "or it would count as out of sync for one window more"
+
+
+def test_a_node_that_cannot_catch_up_says_what_is_missing(network: Network) -> None:
+    miner = network.miners[0]
+    network.run([1], but=[miner])
+    bucket = network.bucket(network.aggregator)
+    bucket.delete([aggregate_key(1)])
+    for other in network.miners:
+        gradients = network.objects(other, "gradient-1-")
+        network.bucket(other).delete(list(gradients))
+    opening = open_window(miner, 2)
+    assert (opening.window, opening.action, opening.reason) == (2, Action.CATCHING_UP, Reason.AGGREGATE_MISSING)
+    assert opening.detail.startswith("at window 0, wanted 1: [aggregate_missing] window 1 cannot be replayed")
+    assert miner.journal.status(2) is Status.CLAIMED
+    assert miner.state.window == 0
+    assert miner.chain.clock.now() < miner.exchange.expected_times(3).close, "it gave up in time for the next window"
+
+
+def test_a_newcomer_takes_part_from_the_window_after_its_registration_on(network: Network) -> None:
+    network.run([1])
+    newcomer = network.join("newcomer")
+    assert newcomer.chain.head() > 2 * network.hparams.windows.blocks_per_window
+    opening = open_window(newcomer)
+    assert_skipped(opening, 2, Reason.NOT_REGISTERED)
+    assert opening.detail == "registered after window 2 had opened: takes part from window 3 on"
+    network.run([2, 3, 4])
+    assert_skipped(open_window(newcomer, 2), 2, Reason.WINDOW_FINISHED)
+    assert newcomer.journal.status(3) is Status.FINISHED
+    assert len(network.roots(4)) == 1
+    assert network.objects("newcomer", "gradient-3-")
+    assert not network.objects("newcomer", "proof-2-"), "nobody could sign it"
+
+
+def test_a_node_that_lost_its_registration_fails_for_good(network: Network) -> None:
+    miner = network.miners[0]
+    network.world.chain.deregister(miner.exchange.own_signer.address)
+    network.to_window(2)
+    with raising(PermanentError, Reason.NOT_REGISTERED, "any more: register it"):
+        open_window(miner, 2)
