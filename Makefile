@@ -58,9 +58,9 @@ format: $(VENV)/.dev ## Format the code.
 	$(BIN)/ruff check --fix --exit-zero --quiet .
 	$(BIN)/ruff format .
 
-BENCHMARKS = codec_size codec_speed codec_quality loader gather scoring overhead simulator incentive
+BENCHMARKS = codec_size codec_speed codec_quality loader gather hostile_json scoring overhead simulator incentive
 
-bench: $(VENV)/.dev ## Measure every figure in the README and docs/codec.md.
+bench: $(VENV)/.dev ## Measure the figures of the README and docs/codec.md, but for those of `make run`.
 	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 incentive: $(VENV)/.dev ## Pay 20 honest miners and cheats of every kind for 60 windows, and report who earned what; takes hours.

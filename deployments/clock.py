@@ -159,7 +159,9 @@ class WindowClock:
         closing = closing_block(window, rules)
         await asyncio.to_thread(self._wait_for, closing)
         self._emit("closed", window)
-        opened, closed = (self._chain.block_time(block) for block in (first_block(window, rules), closing))
+        opened, closed = (
+            self._chain.block_time(block, finalized=False) for block in (first_block(window, rules), closing)
+        )
         settles = WindowTimes(window, opened, closed, rules).settles
         await asyncio.to_thread(self._chain.clock.sleep_until, settles)
         self._emit("settled", window)

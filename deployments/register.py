@@ -34,6 +34,7 @@ from deployments.worker import ResidentWorker
 from templar.chain.remote import public_address
 from templar.errors import PermanentError, Reason, TemplarError
 from templar.housekeeping.access import check_access
+from templar.neuron.lock import make_private
 from templar.store.base import ObjectStore
 from templar.store.files import local_file
 
@@ -66,19 +67,23 @@ def require_reachable(block: Neuron) -> None:
     because the read key is about to be published on chain. Nothing else is written.
 
     Raises:
-        PermanentError: `bad_hparams`, `bad_wallet`, `not_registered`, `access_denied`, `bucket_missing`,
-            `read_key_writes`, `write_key_refused`, `dataset_missing`, ...; the message names the variables.
+        PermanentError: `bad_hparams`, `bad_wallet`, `not_registered`, `cannot_pay_fees`, `access_denied`,
+            `bucket_missing`, `read_key_writes`, `write_key_refused`, `dataset_missing`, ...; the message names the
+            variables.
         TransientError: `chain_unreachable`, `store_unreachable`, ...: what is named does not answer.
     """
     hparams = block.hparams()
     address = block.wallet.open().address
     with _named("NETWORK, NETUID"):
-        neuron = block.subnet.open(block.wallet).metagraph().by_hotkey(address)
+        chain = block.subnet.open(block.wallet)
+        neuron = chain.metagraph().by_hotkey(address)
     if neuron is None:
         subnet = f"subnet {block.subnet.netuid} of {public_address(block.subnet.network)}"
         raise PermanentError(
             Reason.NOT_REGISTERED, f"WALLET_HOTKEY: {address} is not registered on {subnet}: register it there first"
         )
+    with _named("WALLET_NAME"):
+        chain.require_fees()
     variables, own = bucket_variables(block.role), block.bucket.open()
     with _named(f"{variables}_READ_*"):
         _look_into(block.bucket.endpoint.open_reader(own.address))
@@ -92,7 +97,7 @@ def require_reachable(block: Neuron) -> None:
     with _named("DATASET_BINS_PATH"):
         block.dataset.open(hparams, Path(block.home))
     with _named("TEMPLAR_HOME"), local_file(Path(block.home)):
-        Path(block.home).mkdir(parents=True, exist_ok=True)
+        make_private(Path(block.home))
         tempfile.TemporaryFile(dir=block.home).close()
 
 

@@ -131,7 +131,7 @@ def score_summary(evidence: Evidence) -> str:
 
 
 def score_rows(evidence: Evidence) -> Rows:
-    """One row per miner, the best final score first: its weight, the numbers behind it, and its penalties."""
+    """One row per miner, the best final score first: its weight, the numbers behind it, discount and penalties."""
     weights = {record.uid: record.weight for record in evidence.weights}
     bans = {ban.subject: ban.last_window for ban in evidence.bans}
     ranked = sorted(evidence.miners, key=lambda record: (-record.final, record.uid))
@@ -151,6 +151,7 @@ def _score_row(record: MinerRecord, weight: float, bans: dict[str, int]) -> dict
         "score": "" if record.gradient_score is None else f"{record.gradient_score:+.6f}",
         "own loss": _estimated(facts.estimate, "own"),
         "random loss": _estimated(facts.estimate, "random"),
+        "discount": "" if record.discount is None else record.discount.value,
         "measured exactly": _measured(facts.measurement),
         "slashes": ", ".join(f"{slash.event.value} ({slash.reason.value})" for slash in record.slashes),
         "no payload": _absence(record, bans),

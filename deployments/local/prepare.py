@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from blocks.environment import bucket_variables
 from blocks.neuron import Neuron
 from deployments.local.plan import DATASET_PREFIX, NETUID, WALLET_NAME, LocalNeuron, LocalPlan
+from deployments.local.wallets import create_wallet
 from deployments.s3_endpoint import EndpointAdmin, create_bucket_with_keys
 from templar.agreement.genesis import Birth, publish_genesis
 from templar.chain.base import Chain
 from templar.chain.clock import SystemClock
-from templar.chain.hotkey import create_wallet
 from templar.chain.ledger import Ledger, create_ledger
 from templar.data.build.page_writer import build_dataset, upload_dataset
 from templar.data.corpus import collect_documents
