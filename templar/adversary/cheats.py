@@ -5,9 +5,8 @@ miners.
 """
 
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -294,50 +293,72 @@ class NearCapMiner(ScalingMiner):
     factor = NEAR_CAP_FACTOR
 
 
+@dataclass
+class Family:
+    """Miners of one network and one kind that belong to one trainer, in one process."""
+
+    members: set[str] = field(default_factory=set)  # hotkeys
+    trained: dict[int, Mapping[str, Section]] = field(default_factory=dict)  # window -> the first member's sections
+
+
 class FamilyMiner(Miner, ABC):
-    """One of several uids of one trainer, which makes one run over the data of all of them.
+    """One of several uids of one trainer."""
 
-    Those of a kind that run in one process on one network are a family.
-    """
-
-    families: ClassVar[dict[tuple[str, str], set[str]]] = defaultdict(set)
+    families: ClassVar[dict[tuple[str, str], Family]] = {}
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self.families[self._family].add(self.exchange.own_signer.address)
+        address = self.exchange.own_signer.address
+        if address in self.family.members:  # a node that was killed, or another run of the same network
+            self.family.trained.clear()
+        self.family.members.add(address)
 
     def stop(self) -> None:
         """As every node; and leave the family."""
         super().stop()
-        self.families[self._family].discard(self.exchange.own_signer.address)
+        self.family.members.discard(self.exchange.own_signer.address)
+        if not self.family.members:
+            del self.families[self._family_key]
+
+    @property
+    def family(self) -> Family:
+        """The members, and what they trained in the newest window."""
+        return self.families.setdefault(self._family_key, Family())
 
     def relatives(self, window: int) -> list[int]:
         """The uids of the family, in order."""
-        members = self.families[self._family]
+        members = self.family.members
         return [neuron.uid for neuron in self.exchange.miners(window) if neuron.hotkey in members]
+
+    def first_trained(self, window: int, payload: Payload) -> Mapping[str, Section]:
+        """What the first member that was ready in a window has to publish; this one's `payload` if it is the first."""
+        trained = self.family.trained
+        if window not in trained:
+            trained.clear()
+            trained[window] = payload.sections
+        return trained[window]
+
+    @property
+    def _family_key(self) -> tuple[str, str]:
+        return type(self).__name__, self.exchange.network.genesis
+
+
+class SharedRunMiner(FamilyMiner, ABC):
+    """One of a family that makes one run over the data of all its uids."""
 
     def _training_sequences(self, window: int) -> Tensor:
         return interleaved([sequences_of(self, window, uid) for uid in self.relatives(window)])
 
-    @property
-    def _family(self) -> tuple[str, str]:
-        return type(self).__name__, self.exchange.network.genesis
 
-
-class PooledMiner(FamilyMiner):
+class PooledMiner(SharedRunMiner):
     """Publishes the family's run under every uid: what the first of them that is ready has to publish."""
-
-    published: ClassVar[dict[tuple[str, str], tuple[int, Mapping[str, Section]]]] = {}
 
     def payload_bytes(self, window: int, payload: Payload) -> bytes:
         """The family's payload, under the own header."""
-        known = self.published.get(self._family)
-        if known is None or known[0] != window:
-            known = self.published[self._family] = window, payload.sections
-        return super().payload_bytes(window, Payload(payload.header, known[1]))
+        return super().payload_bytes(window, Payload(payload.header, self.first_trained(window, payload)))
 
 
-class SplitMiner(FamilyMiner):
+class SplitMiner(SharedRunMiner):
     """Publishes the part of the family's run that falls to its uid: every n-th element."""
 
     _part, _num_parts = 0, 1

@@ -8,14 +8,12 @@ bucket to read, the chain, and the clock.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from templar.adversary.cheats import KeepGoing, untrained, zero_update
+from templar.adversary.cheats import FamilyMiner, KeepGoing, untrained, zero_update
 from templar.agreement.slots import Settlement
 from templar.canonical import keyed_seed
 from templar.errors import Reason, TemplarError
@@ -28,7 +26,6 @@ from templar.gradient.codec.planes import Section
 from templar.gradient.codec.sections import pack, unpack
 from templar.gradient.codec.values import MAX_STEP, Coefficients
 from templar.gradient.codec.wire import Payload, decode
-from templar.neuron.join import Context
 from templar.neuron.miner import Miner, TrainReport
 from templar.training.train import TrainResult
 
@@ -121,55 +118,19 @@ class WithinNormMiner(Miner):
         return untrained(self, update)
 
 
-@dataclass
-class Family:
-    """Miners of one network that belong to one trainer, in one process."""
-
-    members: set[str] = field(default_factory=set)  # hotkeys
-    trained: dict[int, Sections] = field(default_factory=dict)  # window -> sections of the first that was ready
-
-
-class SybilMiner(Miner):
-    """One of several uids of one trainer: all train what the first of them was assigned, and publish nearly the same.
-
-    Those that run in one process on one network are a family.
-    """
-
-    families: ClassVar[dict[str, Family]] = {}
-
-    def __init__(self, context: Context) -> None:
-        super().__init__(context)
-        family, address = self._family, self.exchange.own_signer.address
-        if address in family.members:  # a node that was killed, or another run of the same network
-            family.trained.clear()
-        family.members.add(address)
-
-    def stop(self) -> None:
-        """As every node; and leave the family."""
-        super().stop()
-        self._family.members.discard(self.exchange.own_signer.address)
-        if not self._family.members:
-            del self.families[self.exchange.network.genesis]
+class SybilMiner(FamilyMiner):
+    """One of several uids of one trainer: all train what the first was assigned, and publish nearly the same."""
 
     def payload_bytes(self, window: int, payload: Payload) -> bytes:
         """What the first of the family has to publish, but for some coefficients."""
-        trained = self._family.trained
-        if window not in trained:
-            trained.clear()
-            trained[window] = payload.sections
-            return super().payload_bytes(window, payload)
-        copied = varied(trained[window], kept=SYBIL_SHARE, seed=seed_for("sybil", self, window))
-        return super().payload_bytes(window, Payload(payload.header, copied))
+        sections = self.first_trained(window, payload)
+        if sections is not payload.sections:
+            sections = varied(sections, kept=SYBIL_SHARE, seed=seed_for("sybil", self, window))
+        return super().payload_bytes(window, Payload(payload.header, sections))
 
     def _training_sequences(self, window: int) -> Tensor:
-        own, members = super()._training_sequences(window), self._family.members
-        first = next(neuron.uid for neuron in self.exchange.miners(window) if neuron.hotkey in members)
-        assignment = self.workload.assignment(window, first)
-        return torch.from_numpy(self.workload.sequences(assignment)) if assignment.units else own
-
-    @property
-    def _family(self) -> Family:
-        return self.families.setdefault(self.exchange.network.genesis, Family())
+        first = self.workload.assignment(window, self.relatives(window)[0])
+        return torch.from_numpy(self.workload.sequences(first)) if first.units else super()._training_sequences(window)
 
 
 def others_payloads(miner: Miner, window: int) -> dict[int, Payload]:
