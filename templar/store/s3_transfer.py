@@ -16,13 +16,13 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
 from glob import escape
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from urllib3.exceptions import HTTPError
 
@@ -35,6 +35,7 @@ from templar.store.s3_protocol import S3Settings
 BLOCK_BYTES = 1 << 18
 """Most bytes read from the connection at once; the speed is checked between two blocks."""
 READY = b"\1"
+T = TypeVar("T")
 Call = Callable[[Callable[[Any], Any]], Any]
 """Makes a request with the client, and repeats it after transient failures."""
 _MD5 = re.compile(r"[0-9a-f]{32}")
@@ -180,10 +181,14 @@ def _fill(partial: Path, size: int, *, settings: S3Settings, read: Callable[[int
                 _write(file.fileno(), memoryview(READY), size + part)
 
         missing = [part for part in range(num_parts) if ready[part : part + 1] != READY]
-        contexts = [copy_context() for _ in missing]  # the thread's deadline holds for its parts, too
-        with ThreadPoolExecutor(settings.concurrency) as pool:
-            for _ in pool.map(lambda context, part: context.run(fetch, part), contexts, missing):
-                pass
+        _in_parallel(fetch, missing, settings.concurrency)
+
+
+def _in_parallel(work: Callable[[int], T], items: Sequence[int], concurrency: int) -> list[T]:
+    """The results for all items, in order; the deadline of the caller's thread holds for each."""
+    contexts = [copy_context() for _ in items]
+    with ThreadPoolExecutor(concurrency) as pool:
+        return list(pool.map(lambda context, item: context.run(work, item), contexts, items))
 
 
 def _write(file: int, data: memoryview, start: int) -> None:
@@ -226,10 +231,7 @@ def put_parts(call: Call, bucket: str, key: str, path: Path, settings: S3Setting
             return {"PartNumber": number, "ETag": etag}
 
         try:
-            with ThreadPoolExecutor(settings.concurrency) as pool:
-                starts = range(0, size, step)
-                contexts = [copy_context() for _ in starts]
-                parts = list(pool.map(lambda context, start: context.run(send, start), contexts, starts))
+            parts = _in_parallel(send, range(0, size, step), settings.concurrency)
             call(lambda client: client.complete_multipart_upload(**target, MultipartUpload={"Parts": parts}))
         except BaseException:
             with suppress(TemplarError):  # report the first failure, not this one
