@@ -18,7 +18,7 @@ import os
 import re
 import resource
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -39,6 +39,8 @@ MOST_MB = 50.0
 MOST_CPU_SECONDS = 0.5
 SIGNER = hotkey_from_seed(bytes(31) + b"\x01")
 MARK = "@MARK@"
+Fill = Callable[[int], str]
+"""What fills so many characters of JSON."""
 ROOMS = ("templar.exchange.objects", "templar.audit.findings", "templar.scoring.evidence")
 """Modules that define kinds, besides those of `templar.agreement`."""
 STRINGS = ("5", "gather", "a", *("a" * length for length in (8, 32, 64, 128)), SIGNER.address)
@@ -136,34 +138,34 @@ def marked(value: Any, path: tuple[str | int, ...], put: Any = MARK) -> Any:
     return copy
 
 
-def filled(body_type: type[Body], body: Any, opening: str, elements: Iterable[str], closing: str) -> bytes:
-    """The object with the mark replaced by as many of the elements as it may have bytes; signed as it is."""
+def filled(body_type: type[Body], body: Any, opening: str, fill: Fill, closing: str) -> bytes:
+    """The object with the mark replaced by what fills the bytes that it may have; signed as it is."""
     text = canonical_json(body).decode()
     room = body_type.max_bytes - len(text) - 200 - len(opening) - len(closing)
-    taken: list[str] = []
-    for each in elements:
-        room -= len(each) + 1
-        if room < 0:
-            break
-        taken.append(each)
-    fill = opening + ",".join(taken) + closing
-    signed = text.replace(f'"{MARK}"', fill, 1).encode()
+    signed = text.replace(f'"{MARK}"', opening + fill(room) + closing, 1).encode()
     signature = SIGNER.sign(f"templar:{PROTOCOL_VERSION}:{body_type.kind}:".encode() + signed).hex()
     return b'{"body":%b,"signature":"%b"}' % (signed, signature.encode())
 
 
-def repeated(body_type: type[Body], element: str) -> Iterator[str]:
-    """An element, as often as it may fit."""
-    return (element for _ in range(body_type.max_bytes // (len(element) + 1)))
+def repeated(element: str) -> Fill:
+    """An element, as often as it fits."""
+    return lambda room: ",".join([element] * (room // (len(element) + 1)))
 
 
-def numbered(element: Any, most: int) -> Iterator[str]:
-    """Copies of a legal element with other uids, or other numbers."""
-    for number in range(most):
-        if isinstance(element, dict) and "uid" in element:
-            yield canonical_json(element | {"uid": number}).decode()
-        else:
-            yield str(number) if type(element) is int else canonical_json(element).decode()
+def numbered(element: str, most: int) -> Fill:
+    """Copies of an element with a number in place of the mark, as many as fit, and at most `most`."""
+    before, mark, after = element.partition(f'"{MARK}"')
+
+    def fill(room: int) -> str:
+        length = len(before) + len(after) + len(str(room)) * bool(mark) + 1
+        return ",".join(f"{before}{number if mark else ''}{after}" for number in range(min(most, room // length)))
+
+    return fill
+
+
+def nothing(room: int) -> str:
+    """No elements."""
+    return ""
 
 
 def contents(body_type: type[Body]) -> Iterator[Hostile]:
@@ -184,15 +186,20 @@ def contents(body_type: type[Body]) -> Iterator[Hostile]:
         ("a long number", "9" * (size - 1000)),
         ("a long fraction", "0." + "9" * (size - 1000)),
     ):
-        yield Hostile(body_type, name, filled(body_type, marked(body, ("uid",)), text, (), ""))
+        yield Hostile(body_type, name, filled(body_type, marked(body, ("uid",)), text, nothing, ""))
     yield Hostile(body_type, "brackets that stay open", b"[" * size)
     yield Hostile(body_type, "a string that stays open", b'"' + b"a" * (size - 1))
 
 
 def legal_lists(body_type: type[Body], body: Any, path: tuple[str | int, ...], value: list[Any]) -> Iterator[Hostile]:
     """The list at a path with as many legal elements as fit, and the most of them that are accepted."""
+    first = value[0]
+    numbers = (
+        MARK if type(first) is int else first | {"uid": MARK} if isinstance(first, dict) and "uid" in first else first
+    )
+    element = canonical_json(numbers).decode()
     for most in (body_type.max_bytes, 4096, 1024, 512, 256, 16, 2):
-        data = filled(body_type, marked(body, path), "[", numbered(value[0], most), "]")
+        data = filled(body_type, marked(body, path), "[", numbered(element, most), "]")
         found = Hostile(body_type, f"legal elements, at most {most}, in {'.'.join(map(str, path))}", data)
         try:
             unseal(data, body_type)
@@ -209,16 +216,16 @@ def wrong_values(body_type: type[Body], body: Any, path: tuple[str | int, ...]) 
     """Everything that can be wrong at a path."""
     value, size = at(body, path), body_type.max_bytes
 
-    def hostile(name: str, opening: str, taken: Iterable[str], closing: str) -> Hostile:
+    def hostile(name: str, opening: str, fill: Fill, closing: str) -> Hostile:
         place = ".".join(map(str, path)) or "body"
-        data = filled(body_type, marked(body, path), opening, taken, closing)
+        data = filled(body_type, marked(body, path), opening, fill, closing)
         return Hostile(body_type, f"{name} in {place}", data)
 
     if isinstance(value, list):
         for element in ELEMENTS:
-            yield hostile(f"elements {element[:20]}", "[", repeated(body_type, element), "]")
+            yield hostile(f"elements {element[:20]}", "[", repeated(element), "]")
         bad = canonical_json(marked(value[0], next(iter(list(places(value[0]))[1:]), ()), "?")).decode()
-        yield hostile("elements with a wrong field", "[", repeated(body_type, bad), "]")
+        yield hostile("elements with a wrong field", "[", repeated(bad), "]")
     elif isinstance(value, dict):
         others = canonical_json(value).decode()[1:-1]
         for name, text in (
@@ -226,14 +233,14 @@ def wrong_values(body_type: type[Body], body: Any, path: tuple[str | int, ...]) 
             ("empty", "[]"),
             ("legal", canonical_json(next(iter(value.values()))).decode()),
         ):
-            keys = (f'"k{number:06x}":{text}' for number in range(size // 10))
+            keys = numbered(f'"k"{MARK}"":{text}', size)
             yield hostile(f"unknown keys, {name} values,", "{", keys, f",{others}}}")
-        yield hostile("nothing but a list under an unknown key", '{"k":[', repeated(body_type, "[0]"), "]}")
-        yield hostile("a key written many times", "{", repeated(body_type, '"k":{}'), "}")
+        yield hostile("nothing but a list under an unknown key", '{"k":[', repeated("[0]"), "]}")
+        yield hostile("a key written many times", "{", repeated('"k":{}'), "}")
     elif isinstance(value, str):
         longest = min(size, 1 << 20) - len(canonical_json(body)) - 400
         for name, letter in (("plain", "a"), ("escaped", "\\u0000"), ("wide", "é\U0001f600")):
-            yield hostile(f"a long {name} string", f'"{letter * (longest // len(letter.encode()))}', (), '"')
+            yield hostile(f"a long {name} string", f'"{letter * (longest // len(letter.encode()))}', nothing, '"')
 
 
 def read(hostile: Hostile) -> tuple[float, float, str]:
