@@ -47,7 +47,7 @@ def _factor(cell: str, recipe: str) -> float:
 
 
 def test_the_numbers_of_the_presets_are_told() -> None:
-    table = page("validator.md").split("| number | ", 1)[1].split("\n\n", 1)[0]
+    table = page("validator.md").split("| setting | ", 1)[1].split("\n\n", 1)[0]
     header, _, *rows = table.splitlines()
     assert rows
     columns = [re.findall(r"`([\w.-]+)`", cell) for cell in header.split("|") if "`" in cell]
