@@ -4,7 +4,7 @@ Every view fulfils `templar.store.base.ObjectStore` and passes everything that i
 Its errors are those that `templar.store.s3` raises for the same answers of a server.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -92,6 +92,24 @@ class StoreView:
 
     def _failure(self, error: TemplarError, operation: str, key: str) -> TemplarError:
         return type(error)(error.reason, f"{operation} {self.name}/{key}: {error.message}")
+
+
+class IntermittentStore(StoreView):
+    """A bucket that is seen through other views for a while.
+
+    Args:
+        store: The bucket at all other times.
+        clock: Tells which view counts.
+        episodes: First instant, end and view, in the order in which they are looked at; at most one counts.
+    """
+
+    def __init__(self, store: ObjectStore, clock: Clock, episodes: Sequence[tuple[float, float, ObjectStore]]) -> None:
+        self._store, self._clock, self._episodes = store, clock, episodes
+
+    @property
+    def _inner(self) -> ObjectStore:  # type: ignore[override]
+        now = self._clock.now()
+        return next((view for first, end, view in self._episodes if first <= now < end), self._store)
 
 
 FORBIDDEN = PermanentError(Reason.ACCESS_DENIED, "403: the key may not read this bucket")

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from templar.adversary.actors import ACTORS, IDLE
+from templar.adversary.chains import BlockSchedule, UnevenLedger
 from templar.agreement.genesis import Birth, publish_genesis
 from templar.chain.base import Chain, Clock
 from templar.chain.clock import SimulatedClock
@@ -218,6 +219,7 @@ class World:
         stage: Storage and time; by default directories below `root`, on simulated time.
         weather: What stands between the nodes and their surroundings.
         kinds: Which nodes take a role, where it is not the one of that name: `aggregator`, `validator`, or an actor.
+        schedule: When blocks come, on a difficult chain; by default each is there and final in its slot.
     """
 
     def __init__(
@@ -233,6 +235,7 @@ class World:
         stage: Stage | None = None,
         weather: Weather = CALM,
         kinds: Mapping[str, type[Node]] = MappingProxyType({}),
+        schedule: BlockSchedule | None = None,
     ) -> None:
         self.root = root
         self.hparams = hparams
@@ -241,6 +244,7 @@ class World:
         self.stage = stage or SimulatedStage(root / "buckets", threads=threads)
         self.clock = self.stage.clock
         self._weather = weather
+        self._schedule = schedule
         self._ledger = root / "ledger.sqlite"
         create_ledger(
             self._ledger,
@@ -249,7 +253,7 @@ class World:
             genesis_time=self.stage.genesis_time,
             seed=seed,
         )
-        self.chain = Ledger(self._ledger, clock=self.clock, durable=False)
+        self.chain = self._open_chain()
         self.members: tuple[Member, ...] = ()
         self.members = self._register(seed, actors, num_validators)
         self._build_dataset()
@@ -270,7 +274,7 @@ class World:
     def context(self, member: Member, clock: Clock | None = None) -> Context:
         """What a member's node and housekeeping work with, the latter by another clock if one is given."""
         home = self.root / "nodes" / member.name
-        chain: Chain = Ledger(self._ledger, hotkey=member.hotkey, clock=clock or self.clock, durable=False)
+        chain: Chain = self._open_chain(member.hotkey, clock)
         if clock is None:
             chain = self._weather.chain(member, chain)
         return Context(
@@ -323,7 +327,7 @@ class World:
 
     def _publish_genesis(self) -> Birth:
         publisher = next(member for member in self.members if member.role == "aggregator")
-        chain = Ledger(self._ledger, hotkey=publisher.hotkey, clock=self.clock, durable=False)
+        chain = self._open_chain(publisher.hotkey)
         buckets = self._buckets(publisher, chain)
         buckets.announce()
         dataset = self.open_dataset(self.root / "genesis")
@@ -340,6 +344,12 @@ class World:
             start_window=START_WINDOW,
             folder=self.root / "genesis",
         )
+
+    def _open_chain(self, hotkey: Hotkey | None = None, clock: Clock | None = None) -> Ledger:
+        clock = clock or self.clock
+        if self._schedule is None:
+            return Ledger(self._ledger, hotkey=hotkey, clock=clock, durable=False)
+        return UnevenLedger(self._ledger, hotkey=hotkey, clock=clock, durable=False, schedule=self._schedule)
 
     def _buckets(self, member: Member, chain: Chain) -> Buckets:
         own = self._weather.own(member, self.stage.open_store(member.account_id))

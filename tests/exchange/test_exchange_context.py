@@ -1,15 +1,18 @@
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from templar.adversary.chains import UnevenLedger
 from templar.errors import PermanentError, Reason
 from templar.exchange.context import Exchange
 from templar.timeline import WindowTimes
 from tests.support.subnet import BIRTHDAY, GENESIS, NETUID, NETWORK, RULES, Subnet, member
-from tests.support.uneven_ledger import UnevenLedger
+from tests.support.uneven_ledger import schedule_of
 
 BLOCKS = RULES.blocks_per_window
 
@@ -82,9 +85,14 @@ def test_expected_times_do_not_wait(subnet: Subnet) -> None:
     assert subnet.clock.now() == pytest.approx(BIRTHDAY + 2 * BLOCKS + 5)
 
 
-def uneven(subnet: Subnet, *gaps: float, finality_lag: int = 0) -> tuple[UnevenLedger, Exchange]:
-    chain = UnevenLedger(subnet.ledger_path, clock=subnet.clock, durable=False)
-    chain.gaps, chain.finality_lag = gaps, finality_lag
+def uneven(
+    subnet: Subnet,
+    *gaps: float,
+    finality_lag: int = 0,
+    replaced: Mapping[int, Sequence[tuple[float, float]]] = MappingProxyType({}),
+) -> tuple[UnevenLedger, Exchange]:
+    schedule = schedule_of(BIRTHDAY, RULES.block_seconds, gaps, lag=finality_lag, replaced=replaced)
+    chain = UnevenLedger(subnet.ledger_path, clock=subnet.clock, durable=False, schedule=schedule)
     return chain, Exchange(chain, subnet.buckets(), NETWORK, subnet.hparams)
 
 
@@ -100,10 +108,9 @@ def test_acting_times_are_those_of_the_blocks_at_the_head(subnet: Subnet) -> Non
 
 
 def test_a_close_that_moves_is_seen_before_it_is_final(subnet: Subnet) -> None:
-    chain, exchange = uneven(subnet, finality_lag=10)
+    gaps = [*[1.0] * (BLOCKS - 1), 3.0]
+    _, exchange = uneven(subnet, *gaps, finality_lag=10, replaced={BLOCKS: [(2.0, -0.75)]})
     close = BIRTHDAY + BLOCKS
-    chain.gaps = (*[1.0] * (BLOCKS - 1), 3.0)
-    chain.replaced = ((BLOCKS, close, close + 1.25),)
     times = exchange.acting_times(0)
     assert times.closed == close
     assert exchange.settled_times(times).closed == close + 2
@@ -111,9 +118,8 @@ def test_a_close_that_moves_is_seen_before_it_is_final(subnet: Subnet) -> None:
 
 
 def test_an_endpoint_that_shows_the_close_too_early_is_not_believed(subnet: Subnet) -> None:
-    chain, exchange = uneven(subnet, finality_lag=10)
+    chain, exchange = uneven(subnet, finality_lag=10, replaced={BLOCKS: [(4.0, 0.0)]})
     close = BIRTHDAY + BLOCKS
-    chain.replaced = ((BLOCKS, close - 4, close),)
     subnet.clock.sleep_until(close - 4)
     chain.head = lambda: BLOCKS  # type: ignore[method-assign]
     assert exchange.acting_times(0).closed == close

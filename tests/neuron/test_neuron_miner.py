@@ -1,11 +1,13 @@
 """A miner's window: each step does its work once, even if the process dies between two steps."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import pytest
 import torch
 
+from templar.adversary.chains import UnevenLedger
 from templar.canonical import sha256_hex
 from templar.errors import PermanentError, Reason
 from templar.exchange.object_keys import Kind, window_key
@@ -19,7 +21,7 @@ from tests.support.errors import raising
 from tests.support.marks import some_quick
 from tests.support.network import Build, Network, tiny
 from tests.support.repeated_steps import die_after, steps_of
-from tests.support.uneven_ledger import UnevenLedger
+from tests.support.uneven_ledger import schedule_of
 
 
 def published(network: Network, miner: Miner, window: int) -> dict[str, tuple[int, bytes]]:
@@ -211,13 +213,18 @@ def test_nothing_is_published_after_its_deadline(network: Network) -> None:
 # Reveals on a chain whose head is not final.
 
 SLOTS = {"blocks_per_window": 30, "block_seconds": 4.0, "commit_guard_seconds": 2, "time_window_delta_seconds": 12}
+FINALITY_LAG = 5
 
 
-def committed_on(network: Network, gaps: list[float]) -> tuple[Miner, UnevenLedger]:
+def committed_on(
+    network: Network, gaps: list[float], replaced: Mapping[int, Sequence[tuple[float, float]]] = MappingProxyType({})
+) -> tuple[Miner, UnevenLedger]:
     """A miner that has committed in window 1, on a chain with these gaps before its close."""
     miner, blocks = network.miners[0], 2 * network.hparams.windows.blocks_per_window
-    chain = UnevenLedger(network.world.chain._log.path, clock=network.clock, durable=False)
-    chain.gaps, chain.finality_lag = (*[4.0] * (blocks - len(gaps)), *gaps), len(gaps)
+    gaps = [*[4.0] * (blocks - len(gaps)), *gaps]
+    schedule = schedule_of(network.world.stage.genesis_time, 4.0, gaps, lag=FINALITY_LAG, replaced=replaced)
+    path = network.world.chain._log.path
+    chain = UnevenLedger(path, clock=network.clock, durable=False, schedule=schedule)
     to_train(miner, 1)
     miner.compress(1)
     assert miner.commit(1).in_time
@@ -250,10 +257,10 @@ def test_a_reveal_is_put_again_when_finality_moves_the_close(build: Build, monke
         put(store, key, data)
 
     network = build(tiny(windows=SLOTS))
-    miner, chain = committed_on(network, [4.0] * 4 + [12.0])
     closing = 2 * network.hparams.windows.blocks_per_window
-    close = chain._final_time(closing)
-    chain.replaced = ((closing, close - 8, close - 6), (closing, close - 4, close - 0.5))
+    shown = {closing: [(8.0, -6.0), (4.0, -0.5)]}
+    miner, chain = committed_on(network, [4.0] * 4 + [12.0], shown)
+    close = chain.schedule.time(closing)
     monkeypatch.setattr(DirectoryStore, "put", noting)
     assert miner.upload(1).in_time
     times = miner.exchange.times(1)

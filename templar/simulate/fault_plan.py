@@ -1,0 +1,502 @@
+"""Faults of a whole small network, drawn from a seed, and the invariants that hold in spite of them.
+
+A plan says who is on the network, which chain it has, and which member has which fault in which windows: of its clock,
+its bucket, its chain endpoint, its process, or its payload. Members with faults hold less than half of the validators'
+stake and are less than half of the miners. The others are *healthy*, and in every window
+
+* all nodes that run honest code and applied the window have one root;
+* every healthy node has applied the window before the next one closes; unless every publisher of the window has a
+  fault, its roster has the payload of every healthy miner;
+* no validator that runs honest code penalises a healthy miner, whatever fault the validator itself has;
+* nobody has a weight without a payload that counted.
+
+At the end every node that runs honest code has come to the others' root, and no report convicts one of them.
+"""
+
+import random
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from templar.adversary import faults
+from templar.adversary.catalogue import SCENARIOS
+from templar.adversary.chains import (
+    BlockSchedule,
+    ChainView,
+    IntermittentChain,
+    PrunedChain,
+    ReorganisingChain,
+    SkewedChain,
+    StaleChain,
+    UnreachableChain,
+    difficult_blocks,
+)
+from templar.adversary.faults import IntermittentStore, StoreView
+from templar.adversary.judge import Expect
+from templar.adversary.observe import read_accusations
+from templar.agreement.slots import Settlement
+from templar.canonical import keyed_seed
+from templar.chain.base import Chain, Clock
+from templar.errors import TransientError
+from templar.exchange.object_keys import Kind, window_key
+from templar.exchange.signed import unseal
+from templar.hparams import HParams, load_hparams
+from templar.neuron.catchup import catch_up
+from templar.neuron.node import Node
+from templar.scoring.evidence import Evidence
+from templar.shared_results import sharing
+from templar.simulate.run import memory_folder
+from templar.simulate.world import GENESIS_TIME, START_WINDOW, Member, Weather, World
+from templar.store.base import ObjectStore
+from templar.timeline import first_block
+from templar.window import Action, drive_window
+
+VALIDATING = ("aggregator", "validator")
+EPOCH_WINDOWS = 5
+"""Stake moves once in so many windows."""
+CALM_WINDOWS = 4
+"""The last windows have no new fault, so that everybody can come back."""
+FAULTY_STAKE = 0.45
+"""The validators with faults hold at most this share of the stake."""
+PAUSES = (2, 5, 10, 20, 40)
+"""Seconds from one try of a window's steps to the next, as under Prefect."""
+
+
+class FaultKind(StrEnum):
+    """Where a fault is."""
+
+    CLOCK = "clock"
+    BUCKET = "bucket"
+    WRITES = "writes"
+    CHAIN = "chain"
+    PROCESS = "process"
+    PAYLOAD = "payload"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault of one member, from the opening of a window to the close of another."""
+
+    uid: int
+    kind: FaultKind
+    name: str  # the view or actor; of a process `killed`
+    first: int
+    last: int
+    amount: float = 0.0  # seconds that a clock is ahead; calls to chain and stores before a process dies
+
+
+@dataclass(frozen=True)
+class FaultPlan:
+    """What happens to a network; everything follows from the seed."""
+
+    seed: int
+    windows: int
+    num_validators: int  # besides the aggregator
+    actors: tuple[str, ...]  # of the miners, in uid order
+    is_difficult: bool  # whether blocks come late, are final late and are replaced
+    faults: tuple[Fault, ...]
+    stakes: tuple[tuple[float, ...], ...]  # of aggregator and validators, in uid order, by epoch
+
+    @property
+    def faulty(self) -> frozenset[int]:
+        """Uids of the members with a fault."""
+        return frozenset(fault.uid for fault in self.faults)
+
+
+Bucket = Callable[[ObjectStore, Clock], ObjectStore]
+BUCKETS: dict[str, Bucket] = {
+    "down": lambda store, clock: faults.FailingStore(store, faults.TIMED_OUT, clock),
+    "busy": lambda store, clock: faults.FailingStore(store, faults.SERVER_ERROR, clock),
+    "forbidden": lambda store, clock: faults.FailingStore(store, faults.FORBIDDEN, clock),
+    "hanging": lambda store, clock: faults.SlowStore(store, clock, seconds=8.0, then=faults.TIMED_OUT),
+    "slow": lambda store, clock: faults.SlowStore(store, clock, seconds=1.5),
+    "truncating": lambda store, clock: faults.TruncatingStore(store),
+    "corrupting": lambda store, clock: faults.CorruptingStore(store),
+    "stale": lambda store, clock: faults.StaleStore(store, clock, seconds=60.0),
+}
+"""What readers see of a bucket in its place."""
+ENDPOINTS: dict[str, Callable[[Chain], Chain]] = {
+    "unreachable": lambda chain: UnreachableChain(chain, since=GENESIS_TIME, seconds=25.0, every=140.0),
+    "down": lambda chain: UnreachableChain(chain, since=GENESIS_TIME, seconds=1.0, every=1.0),
+    "behind": lambda chain: StaleChain(chain, blocks=2),
+    "reorganising": lambda chain: ReorganisingChain(chain, depth=3),
+    "pruned": lambda chain: PrunedChain(chain, kept=120),
+}
+"""What a member sees of the chain in its place."""
+PAYLOADS = tuple(
+    each.name
+    for each in SCENARIOS.values()
+    if each.expect is Expect.REJECT and each.actor == each.name and not each.quiet and "clock" not in each.name
+)
+"""Actors none of whose payloads counts."""
+
+
+def draw_plan(seed: int, windows: int) -> FaultPlan:
+    """The faults of a seed, in a network that runs for so many windows."""
+    draw = random.Random(keyed_seed("templar.faults", seed))
+    # 1. Who is on the network, and which of them have faults.
+    num_validators, num_miners = draw.randint(2, 4), draw.randint(3, 5)
+    validators = range(1, num_validators + 2)
+    miners = range(num_validators + 2, num_validators + 2 + num_miners)
+    bad_validators = draw.sample(validators, draw.randint(0, num_validators // 2))
+    bad_miners = draw.sample(miners, draw.randint(0, (num_miners - 1) // 2))
+    # 2. Which faults, and when; a miner may be hostile instead.
+    found: list[Fault] = []
+    actors = dict.fromkeys(miners, "honest")
+    for uid in [*bad_validators, *bad_miners]:
+        if uid in actors and draw.random() < 0.3:
+            actors[uid] = draw.choice(PAYLOADS)
+            found.append(Fault(uid, FaultKind.PAYLOAD, actors[uid], START_WINDOW, windows))
+        else:
+            found += _faults_of(draw, uid, windows)
+    # 3. Stake moves in every epoch.
+    stakes = [_stakes(draw, validators, bad_validators) for _ in range(-(-windows // EPOCH_WINDOWS))]
+    is_difficult = draw.random() < 0.7
+    return FaultPlan(seed, windows, num_validators, tuple(actors.values()), is_difficult, tuple(found), tuple(stakes))
+
+
+def _faults_of(draw: random.Random, uid: int, windows: int) -> list[Fault]:
+    found: list[Fault] = []
+    if draw.random() < 0.2:
+        found.append(Fault(uid, FaultKind.CLOCK, "wrong", START_WINDOW, windows, draw.choice((-30, -8, -2, 2, 8, 30))))
+    latest = max(START_WINDOW, windows - CALM_WINDOWS)
+    for _ in range(draw.randint(1, 4)):
+        kind = draw.choice((FaultKind.BUCKET, FaultKind.WRITES, FaultKind.CHAIN, FaultKind.PROCESS, FaultKind.PROCESS))
+        first = draw.randint(START_WINDOW, latest)
+        last = min(latest, first + draw.choice((0, 0, 1, 2, 4)))
+        names = {FaultKind.BUCKET: [*BUCKETS], FaultKind.WRITES: ["down", "busy"], FaultKind.CHAIN: [*ENDPOINTS]}
+        name = draw.choice(names.get(kind, ["killed"]))
+        found.append(Fault(uid, kind, name, first, last, draw.randrange(250) if kind is FaultKind.PROCESS else 0.0))
+    return found
+
+
+def _stakes(draw: random.Random, validators: Sequence[int], faulty: Sequence[int]) -> tuple[float, ...]:
+    """Stakes of one epoch of which the faulty validators hold a minority."""
+    stakes = {uid: round(draw.uniform(100, 400), 3) for uid in validators}
+    held, others = (sum(stakes[uid] for uid in validators if (uid in faulty) is side) for side in (True, False))
+    most = FAULTY_STAKE / (1 - FAULTY_STAKE) * others
+    scale = min(1.0, most / held) if held else 1.0
+    return tuple(round(stake * (scale if uid in faulty else 1.0), 3) for uid, stake in stakes.items())
+
+
+class Killed(BaseException):
+    """The end of a simulated process: no handler of errors sees it."""
+
+
+@dataclass
+class KillSwitch:
+    """Ends a member's process at a call to a store or to the chain."""
+
+    left: float | None = None  # calls until then
+
+    def count(self) -> None:
+        """Count a call."""
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                self.left = None
+                raise Killed
+
+
+@dataclass(eq=False)
+class CountingStore(StoreView):
+    """A bucket as one process sees it."""
+
+    switch: KillSwitch
+
+    def before(self, operation: str, key: str) -> None:
+        """Count the call."""
+        self.switch.count()
+
+
+@dataclass(eq=False)
+class CountingChain(ChainView):
+    """The chain as one process sees it."""
+
+    switch: KillSwitch
+
+    def before(self, call: str) -> None:
+        """Count the call."""
+        self.switch.count()
+
+
+class ViolationError(Exception):
+    """An invariant that does not hold."""
+
+
+@dataclass
+class FaultyNetwork:
+    """A network under a plan: its nodes, and what is known of its windows so far.
+
+    Args:
+        plan: What happens.
+        folder: Where the network lies.
+        hparams: The network's numbers.
+    """
+
+    plan: FaultPlan
+    folder: Path
+    hparams: HParams
+    nodes: dict[int, Node] = field(default_factory=dict)
+    roots: dict[int, str] = field(default_factory=dict)
+    null_windows: int = 0
+    kills: int = 0
+
+    def __post_init__(self) -> None:
+        rules, seed = self.hparams.windows, self.plan.seed
+        blocks = difficult_blocks(seed, rules.block_seconds)
+        self.schedule = BlockSchedule(GENESIS_TIME, blocks) if self.plan.is_difficult else None
+        self._switches = {fault.uid: KillSwitch() for fault in self.plan.faults}
+        self.world = World(
+            self.folder,
+            self.hparams,
+            seed=seed,
+            actors=self.plan.actors,
+            num_validators=self.plan.num_validators,
+            training=False,
+            weather=Weather(self._reader, self._own, self._chain),
+            schedule=self.schedule,
+        )
+        self.last = START_WINDOW + self.plan.windows - 1
+        self.members = [member for member in self.world.members if member.role != "burn"]
+        self.honest = [member for member in self.members if member.role in (*VALIDATING, "honest")]
+        self.healthy = [member for member in self.honest if member.uid not in self.plan.faulty]
+
+    def opens(self, window: int) -> float:
+        """When a window opens."""
+        rules, block = self.hparams.windows, first_block(window, self.hparams.windows)
+        return GENESIS_TIME + block * rules.block_seconds if self.schedule is None else self.schedule.time(block)
+
+    def run(self) -> None:
+        """Every window.
+
+        Raises:
+            ViolationError: An invariant does not hold; the run ends there.
+        """
+        participants = [partial(self._live, member) for member in self.members]
+        self.world.stage.run([*participants, self._move_stake, self._check_windows])
+        self._check_end()
+
+    # What stands between the members and their surroundings.
+
+    def _episodes(self, uid: int, kind: FaultKind, view: Callable[[str], Any]) -> list[tuple[float, float, Any]]:
+        mine = [fault for fault in self.plan.faults if (fault.uid, fault.kind) == (uid, kind)]
+        return [(self.opens(fault.first), self.opens(fault.last + 1), view(fault.name)) for fault in mine]
+
+    def _reader(self, observer: Member | None, owner: Member | None, store: ObjectStore) -> ObjectStore:
+        if owner is not None and observer is not owner:
+            episodes = self._episodes(owner.uid, FaultKind.BUCKET, lambda name: BUCKETS[name](store, self.world.clock))
+            store = IntermittentStore(store, self.world.clock, episodes) if episodes else store
+        return self._counted(observer, store)
+
+    def _own(self, owner: Member, store: ObjectStore) -> ObjectStore:
+        view = lambda name: BUCKETS[name](store, self.world.clock)  # noqa: E731 - as above
+        episodes = self._episodes(owner.uid, FaultKind.WRITES, view) if hasattr(self, "world") else []
+        return self._counted(owner, IntermittentStore(store, self.world.clock, episodes) if episodes else store)
+
+    def _counted(self, observer: Member | None, store: ObjectStore) -> ObjectStore:
+        switch = None if observer is None else self._switches.get(observer.uid)
+        return store if switch is None else CountingStore(store, switch)
+
+    def _chain(self, observer: Member, chain: Chain) -> Chain:
+        episodes = self._episodes(observer.uid, FaultKind.CHAIN, lambda name: ENDPOINTS[name](chain))
+        chain = IntermittentChain(chain, episodes) if episodes else chain
+        for fault in self.plan.faults:
+            if (fault.uid, fault.kind) == (observer.uid, FaultKind.CLOCK):
+                chain = SkewedChain(chain, fault.amount)
+        switch = self._switches.get(observer.uid)
+        return chain if switch is None else CountingChain(chain, switch)
+
+    # What the members do.
+
+    def _live(self, member: Member) -> None:
+        """Run a member's process, and start it again after it was killed."""
+        clock, away = self.world.clock, START_WINDOW
+        kills = [fault for fault in self.plan.faults if (fault.uid, fault.kind) == (member.uid, FaultKind.PROCESS)]
+        for window in range(START_WINDOW, self.last + 1):
+            if window > START_WINDOW:
+                clock.sleep_until(self.opens(window))
+            if window < away:
+                continue
+            armed = next((fault for fault in kills if fault.first == window), None)
+            if armed is not None:
+                self._switches[member.uid].left = armed.amount
+            try:
+                self._drive(member, window)
+            except Killed:
+                self._bury(member)
+                away = window + 1 if armed is None else armed.last + 1
+                if armed is not None and armed.first == armed.last:
+                    self._drive(member, window)
+        self._arrive(member)
+
+    def _drive(self, member: Member, window: int) -> None:
+        """Start the process unless it runs, and take the window's steps; try again while the window lasts."""
+        clock, is_hostile = self.world.clock, member not in self.honest
+        for pause in (*PAUSES, None):
+            try:
+                if member.uid not in self.nodes:
+                    self.nodes[member.uid] = self.world.node(member)
+                if drive_window(self.nodes[member.uid], window).action is not Action.CATCHING_UP or is_hostile:
+                    return
+            except TransientError:
+                pass
+            except Exception:
+                if not is_hostile:
+                    raise
+            if pause is None or clock.now() + pause > self.opens(window + 1) + self.hparams.windows.seconds / 2:
+                return
+            clock.sleep_until(clock.now() + pause)
+
+    def _bury(self, member: Member) -> None:
+        """What the kernel does for a process that was killed."""
+        node = self.nodes.pop(member.uid, None)
+        self.kills += 1
+        if node is not None:
+            node._lock.release()
+
+    def _arrive(self, member: Member) -> None:
+        """Let a node that fell behind come to the others' state; it has two windows for that."""
+        self._switches.get(member.uid, KillSwitch()).left = None
+        deadline = self.opens(self.last + 4)
+        while member in self.honest and self.world.clock.now() < deadline:
+            try:
+                node = self.nodes.get(member.uid) or self.world.node(member)
+                self.nodes[member.uid] = node
+                if catch_up(node, self.last, deadline=deadline) >= self.last:
+                    return
+            except TransientError:
+                self.world.clock.sleep_until(self.world.clock.now() + PAUSES[-1])
+
+    def _move_stake(self) -> None:
+        """Move the validators' stake once in an epoch."""
+        validators = [member for member in self.members if member.role in VALIDATING]
+        for epoch, stakes in enumerate(self.plan.stakes):
+            if epoch:
+                self.world.clock.sleep_until(self.opens(START_WINDOW + epoch * EPOCH_WINDOWS))
+            for member, stake in zip(validators, stakes, strict=True):
+                self.world.chain.set_stake(member.hotkey.address, stake)
+
+    # What must hold.
+
+    def _check_windows(self) -> None:
+        for window in range(START_WINDOW, self.last + 1):
+            self.world.clock.sleep_until(self.opens(window + 2) - 1)
+            self._check_roots(window)
+            self._check_liveness(window)
+            for member in self.honest:
+                if member.role == "validator" and (evidence := self._evidence(member, window)) is not None:
+                    self._check_pay(member, evidence)
+
+    def _check_roots(self, window: int) -> None:
+        """One root after each window, and none that changes."""
+        for member in self.honest:
+            if (node := self.nodes.get(member.uid)) is None:
+                continue
+            for each, root in node.journal.roots(START_WINDOW, window).items():
+                if self.roots.setdefault(each, root) != root:
+                    raise self._violation(each, f"{member.name} has the root {root[:12]}, not {self.roots[each][:12]}")
+
+    def _check_liveness(self, window: int) -> None:
+        """Healthy nodes go on, and lose no payload of a healthy miner while a publisher is healthy."""
+        late = [member.name for member in self.healthy if self.nodes[member.uid].journal.applied(window) is None]
+        if late:
+            raise self._violation(window, f"not applied in time by {', '.join(late)}")
+        opening = first_block(window, self.hparams.windows)
+        validators = self.world.chain.metagraph(opening).validators()[: self.hparams.windows.roster_ranks]
+        known = [self.nodes[member.uid].journal.result(window, "settle") for member in self.healthy]
+        settled = next((Settlement.from_json(text) for text in known if text is not None), None)
+        uids = () if settled is None else settled.uids
+        self.null_windows += not uids
+        if all(neuron.uid in self.plan.faulty for neuron in validators):
+            return
+        lost = [member.name for member in self.healthy if member.role == "honest" and member.uid not in uids]
+        if lost:
+            raise self._violation(window, f"the roster {list(uids)} is without {', '.join(lost)}")
+
+    def _check_pay(self, validator: Member, evidence: Evidence) -> None:
+        """No healthy miner is penalised, and nobody is paid whose payloads never counted."""
+        healthy = {member.uid for member in self.healthy}
+        for record in evidence.miners:
+            if record.uid in healthy and record.slashes:
+                reasons = [slash.reason for slash in record.slashes]
+                raise self._violation(evidence.window, f"{validator.name} penalises uid {record.uid}: {reasons}")
+        counted = {record.uid for record in evidence.miners if record.after.last_reveal is not None}
+        for paid in evidence.weights:
+            if paid.weight > 0 and paid.uid not in {*counted, self.hparams.weights.burn_uid}:
+                raise self._violation(evidence.window, f"{validator.name} pays uid {paid.uid} for nothing")
+
+    def _check_end(self) -> None:
+        """Everybody with honest code has come to one root, and nobody convicts one of them."""
+        for member in self.honest:
+            node = self.nodes.get(member.uid)
+            if node is None or node.state.window != self.last or node.state.root != self.roots[self.last]:
+                at = "nothing" if node is None else f"window {node.state.window}, root {node.state.root[:12]}"
+                raise self._violation(self.last, f"{member.name} ended at {at}")
+        names = {member.hotkey.address: member.name for member in self.world.members}
+        honest = {member.uid for member in self.honest}
+        for each in read_accusations(self.world.observer(), range(START_WINDOW, self.last + 1), names):
+            if each.is_proven and each.finding.suspects[0].uid in honest:
+                raise self._violation(
+                    each.finding.window, f"{each.reporter} convicts uid {each.finding.suspects[0].uid}"
+                )
+
+    def _evidence(self, validator: Member, window: int) -> Evidence | None:
+        store, key = self.world.stage.open_store(validator.account_id), window_key(Kind.EVIDENCE, window, validator.uid)
+        return None if store.head(key) is None else unseal(store.get(key, max_bytes=Evidence.max_bytes), Evidence).body
+
+    def _violation(self, window: int, what: str) -> ViolationError:
+        return ViolationError(f"seed {self.plan.seed}, window {window}: {what}")
+
+
+@dataclass(frozen=True)
+class FaultReport:
+    """What came of a plan; everything but the last two follows from the seed."""
+
+    seed: int
+    windows: int
+    plan: FaultPlan
+    violation: str | None  # the first one; the run ended there
+    root: str | None  # after the last window
+    null_windows: int
+    kills: int
+    seconds: float
+    windows_per_second: float
+
+
+def simulate_faults(seed: int, windows: int = 30) -> FaultReport:
+    """Run the network of a seed, and say what came of it. The same seed gives the same report, but for the times."""
+    plan, hparams = draw_plan(seed, windows), fault_hparams()
+    with sharing(True), tempfile.TemporaryDirectory(prefix="templar-faults-", dir=memory_folder()) as folder:
+        network, violation = FaultyNetwork(plan, Path(folder), hparams), None
+        started = time.perf_counter()
+        try:
+            network.run()
+        except ViolationError as error:
+            violation = str(error)
+        seconds = time.perf_counter() - started
+        for node in network.nodes.values():
+            node.stop()
+    root = network.roots.get(network.last)
+    return FaultReport(
+        seed,
+        windows,
+        plan,
+        violation,
+        root,
+        network.null_windows,
+        network.kills,
+        round(seconds, 3),
+        round(windows / seconds, 3),
+    )
+
+
+def fault_hparams() -> HParams:
+    """The times of the preset 150M with the model of `simulation`."""
+    windows = load_hparams("150M").windows.model_dump()
+    return load_hparams("simulation", overrides={"windows": windows})
