@@ -58,7 +58,7 @@ def difficult_blocks(seed: int, slot_seconds: float) -> Iterator[Arrival]:
         # 3. A missed slot may have had a block that is replaced, and up to two more on top of it.
         if fork_left == 0 and missed and draw.random() < FORKS:
             fork_left, shift = draw.randint(1, DEEPEST_FORK), slot_seconds * draw.randint(1, missed)
-            resolved = slot_seconds * draw.uniform(0, fork_left)
+            resolved = slot_seconds * draw.uniform(0, fork_left - 1)  # the other branch is as long by then
         elif fork_left:
             resolved -= gap
         replaced = ((shift, resolved),) if fork_left and resolved > -shift else ()

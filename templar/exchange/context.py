@@ -1,6 +1,5 @@
 """One node's view of the network: chain, buckets, hyper-parameters and identity."""
 
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,18 +119,26 @@ class Exchange:
                     raise
             self._pause()  # the head went back meanwhile
 
-    def settled_times(self, times: WindowTimes) -> WindowTimes:
-        """The times of a window once its closing block is final, or as soon as another block has taken its place.
+    def settled_times(self, times: WindowTimes, stored_at: int | None = None) -> WindowTimes:
+        """The times of a window once its closing block is final, or as soon as what was stored is too early to count.
 
-        Waits until no reveal can count any more at the latest, also while the chain cannot be reached.
+        Another block may take the closing one's place until then. While the chain cannot be reached, this waits until
+        no reveal can count any more.
+
+        Args:
+            times: As they were known when the reveal was stored.
+            stored_at: The second in which it was stored; the first one that counts by `times` if not given.
         """
+        stored_at = times.reveal_interval.first if stored_at is None else stored_at
         while True:
-            with suppress(TransientError):
-                latest = self.acting_times(times.window)
-                if latest != times or self.chain.block() >= closing_block(times.window, self.hparams.windows):
-                    return latest
-            if self.chain.clock.now() > times.reveal_interval.last:
-                return times
+            try:
+                times = self.acting_times(times.window)
+                is_final = self.chain.block() >= closing_block(times.window, self.hparams.windows)
+                if is_final or times.reveal_interval.first > stored_at:
+                    return times
+            except TransientError:
+                if self.chain.clock.now() > times.reveal_interval.last:
+                    return times
             self._pause()
 
     def settling_block(self, times: WindowTimes) -> int:

@@ -222,8 +222,9 @@ class Miner(Node):
             # 2. Reveal; what is stored too early to count is put again.
             report = self._reveal(window, deadline=latest.reveal_interval.last + 1, first=latest.reveal_interval.first)
             # 3. Stay until the close is final: it may have moved meanwhile.
-            times = self.exchange.settled_times(latest)
-            if all(receipt.last_modified >= times.reveal_interval.first for receipt in report.receipts):
+            stored_at = min((receipt.last_modified for receipt in report.receipts), default=None)
+            times = self.exchange.settled_times(latest, stored_at)
+            if stored_at is None or stored_at >= times.reveal_interval.first:
                 return report
             clock.sleep_until(math.floor(clock.now()) + 1)  # the next stamp that a store can give
 
