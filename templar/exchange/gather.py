@@ -44,7 +44,8 @@ SLOW_SECONDS = 2.0
 THREADS_PER_PLACE = 4
 """Threads in all, as a multiple of `concurrency`."""
 
-_NOT_YET = frozenset({Reason.COMMIT_MISSING, Reason.MANIFEST_MISSING, Reason.PAYLOAD_MISSING})
+_NOT_YET = frozenset({Reason.COMMIT_MISSING, Reason.MANIFEST_MISSING, Reason.PAYLOAD_MISSING, Reason.REVEAL_EARLY})
+"""Reasons that may pass until reveals are final; a miner reveals again if finality moves the close."""
 
 T = TypeVar("T")
 
@@ -158,8 +159,8 @@ class Gatherer:
         deadline = max(retry_until, now + MIN_SECONDS, settles + MIN_FINAL_SECONDS)
         scheduler = _Scheduler(self, rules, retry_until, deadline)
         try:
-            # 1. Prefetch everybody at once. What is found stands; a peer that has revealed nothing yet is looked at
-            #    again when reveals have ended and once more when they are final.
+            # 1. Prefetch everybody at once. What is found stands; a peer that has revealed nothing yet, or too early,
+            #    is looked at again when reveals have ended and once more when they are final.
             scheduler.add(peers, Tier.GATHER)
             in_reserve, wanted = {each.uid for each in reserve}, {each.uid for each in others}
             scheduler.add([each for each in others if each.uid not in in_reserve], Tier.OTHER)

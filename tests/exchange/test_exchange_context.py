@@ -117,6 +117,15 @@ def test_a_close_that_moves_is_seen_before_it_is_final(subnet: Subnet) -> None:
     assert subnet.clock.now() < close + 3
 
 
+def test_an_estimate_that_changes_is_no_close_that_moved(subnet: Subnet) -> None:
+    gaps = [*[1.0] * (BLOCKS - 5), 1.25, 0.75]
+    chain, exchange = uneven(subnet, *gaps, finality_lag=4)
+    times = exchange.acting_times(0)
+    assert times.closed == BIRTHDAY + BLOCKS + 0.25, "estimated from a final block that came late"
+    assert exchange.settled_times(times).closed == BIRTHDAY + BLOCKS
+    assert chain.block() >= BLOCKS
+
+
 def test_an_endpoint_that_shows_the_close_too_early_is_not_believed(subnet: Subnet) -> None:
     chain, exchange = uneven(subnet, finality_lag=10, replaced={BLOCKS: [(4.0, 0.0)]})
     close = BIRTHDAY + BLOCKS

@@ -113,6 +113,22 @@ def test_a_missing_object_is_looked_for_again_when_reveals_are_final(scene: Scen
     assert scene.subnet.clock.now() == scene.times.settles
 
 
+def test_a_reveal_that_is_too_early_is_looked_at_again(scene: Scene) -> None:
+    """Its miner reveals once more if finality moves the close, perhaps after this node has looked."""
+    bucket, interval = scene.buckets[3], scene.times.reveal_interval
+    revealed = {scene.key(kind, 3): bucket.memory.get(scene.key(kind, 3), max_bytes=10_000) for kind in REVEALED}
+
+    def store(seconds: int) -> None:
+        for key, data in revealed.items():
+            bucket.put(key, data, seconds)
+
+    store(interval.first - 5)
+    bucket.store.before = lambda operation, key: (
+        store(interval.last) if scene.subnet.clock.now() > interval.last else None
+    )
+    assert accepted(scene.gather([2, 3])) == [2, 3]
+
+
 def test_a_rejected_reveal_is_not_fetched_again(scene: Scene) -> None:
     scene.spoil(3)
     scene.gather([3])
