@@ -67,6 +67,10 @@ PAUSES = (2, 5, 10, 20, 40)
 """Seconds from one try of a window's steps to the next, as under Prefect."""
 
 
+PRUNED_AFTER = 256
+"""Blocks whose state an endpoint keeps, as Substrate does by default."""
+
+
 class FaultKind(StrEnum):
     """Where a fault is."""
 
@@ -98,9 +102,10 @@ class FaultPlan:
     windows: int
     num_validators: int  # besides the aggregator
     actors: tuple[str, ...]  # of the miners, in uid order
-    is_difficult: bool  # whether blocks come late, are final late and are replaced
+    is_difficult: bool  # whether blocks come late, are final late and are replaced (`difficult_blocks`)
     faults: tuple[Fault, ...]
     stakes: tuple[tuple[float, ...], ...]  # of aggregator and validators, in uid order, by epoch
+    has_outages: bool = False  # whether everybody's endpoint is down for seconds again and again, and pruned
 
     @property
     def faulty(self) -> frozenset[int]:
@@ -125,7 +130,7 @@ ENDPOINTS: dict[str, Callable[[Chain], Chain]] = {
     "down": lambda chain: UnreachableChain(chain, since=GENESIS_TIME, seconds=1.0, every=1.0),
     "behind": lambda chain: StaleChain(chain, blocks=2),
     "reorganising": lambda chain: ReorganisingChain(chain, depth=3),
-    "pruned": lambda chain: PrunedChain(chain, kept=120),
+    "pruned": lambda chain: PrunedChain(chain, kept=PRUNED_AFTER),
 }
 """What a member sees of the chain in its place."""
 PAYLOADS = tuple(
@@ -158,6 +163,16 @@ def draw_plan(seed: int, windows: int) -> FaultPlan:
     stakes = [_stakes(draw, validators, bad_validators) for _ in range(-(-windows // EPOCH_WINDOWS))]
     is_difficult = draw.random() < 0.7
     return FaultPlan(seed, windows, num_validators, tuple(actors.values()), is_difficult, tuple(found), tuple(stakes))
+
+
+def difficult_plan(seed: int, windows: int, *, num_validators: int, num_miners: int) -> FaultPlan:
+    """Nobody has a fault, but the chain is difficult, and everybody's endpoint is pruned and goes down for seconds."""
+    draw = random.Random(keyed_seed("templar.difficult", seed))
+    stakes = [_stakes(draw, range(1, num_validators + 2), ()) for _ in range(-(-windows // EPOCH_WINDOWS))]
+    actors = ("honest",) * num_miners
+    return FaultPlan(
+        seed, windows, num_validators, actors, is_difficult=True, faults=(), stakes=tuple(stakes), has_outages=True
+    )
 
 
 def _faults_of(draw: random.Random, uid: int, windows: int) -> list[Fault]:
@@ -237,11 +252,13 @@ class FaultyNetwork:
         plan: What happens.
         folder: Where the network lies.
         hparams: The network's numbers.
+        on_window: Called with each window for which the invariants hold.
     """
 
     plan: FaultPlan
     folder: Path
     hparams: HParams
+    on_window: Callable[[int], None] = lambda window: None
     nodes: dict[int, Node] = field(default_factory=dict)
     roots: dict[int, str] = field(default_factory=dict)
     null_windows: int = 0
@@ -306,6 +323,9 @@ class FaultyNetwork:
     def _chain(self, observer: Member, chain: Chain) -> Chain:
         episodes = self._episodes(observer.uid, FaultKind.CHAIN, lambda name: ENDPOINTS[name](chain))
         chain = IntermittentChain(chain, episodes) if episodes else chain
+        if self.plan.has_outages:
+            since = GENESIS_TIME + keyed_seed("templar.outages", self.plan.seed, observer.uid) % 1000
+            chain = UnreachableChain(PrunedChain(chain, kept=PRUNED_AFTER), since, seconds=9.0, every=277.0)
         for fault in self.plan.faults:
             if (fault.uid, fault.kind) == (observer.uid, FaultKind.CLOCK):
                 chain = SkewedChain(chain, fault.amount)
@@ -392,6 +412,7 @@ class FaultyNetwork:
             for member in self.honest:
                 if member.role == "validator" and (evidence := self._evidence(member, window)) is not None:
                     self._check_pay(member, evidence)
+            self.on_window(window)
 
     def _check_roots(self, window: int) -> None:
         """One root after each window, and none that changes."""
@@ -456,24 +477,22 @@ class FaultyNetwork:
 
 @dataclass(frozen=True)
 class FaultReport:
-    """What came of a plan; everything but the last two follows from the seed."""
+    """What came of a plan; everything but the last two follows from the plan."""
 
-    seed: int
-    windows: int
     plan: FaultPlan
     violation: str | None  # the first one; the run ended there
-    root: str | None  # after the last window
+    windows: int  # how many were applied
+    root: str | None  # after the last window; None if the run ended before it
     null_windows: int
     kills: int
     seconds: float
     windows_per_second: float
 
 
-def simulate_faults(seed: int, windows: int = 30) -> FaultReport:
-    """Run the network of a seed, and say what came of it. The same seed gives the same report, but for the times."""
-    plan, hparams = draw_plan(seed, windows), fault_hparams()
+def run_plan(plan: FaultPlan, on_window: Callable[[int], None] = lambda window: None) -> FaultReport:
+    """Run the network of a plan, and say what came of it. The same plan gives the same report, but for the times."""
     with sharing(True), tempfile.TemporaryDirectory(prefix="templar-faults-", dir=memory_folder()) as folder:
-        network, violation = FaultyNetwork(plan, Path(folder), hparams), None
+        network, violation = FaultyNetwork(plan, Path(folder), fault_hparams(), on_window), None
         started = time.perf_counter()
         try:
             network.run()
@@ -482,17 +501,15 @@ def simulate_faults(seed: int, windows: int = 30) -> FaultReport:
         seconds = time.perf_counter() - started
         for node in network.nodes.values():
             node.stop()
-    root = network.roots.get(network.last)
     return FaultReport(
-        seed,
-        windows,
-        plan,
-        violation,
-        root,
-        network.null_windows,
-        network.kills,
-        round(seconds, 3),
-        round(windows / seconds, 3),
+        plan=plan,
+        violation=violation,
+        windows=max(network.roots, default=0),
+        root=network.roots.get(network.last),
+        null_windows=network.null_windows,
+        kills=network.kills,
+        seconds=round(seconds, 3),
+        windows_per_second=round(plan.windows / seconds, 3),
     )
 
 
