@@ -19,7 +19,7 @@ LOCAL_OPTIONS = --miners $(MINERS) --store $(STORE) --preset $(PRESET) \
 	--prefect-port $(PREFECT_PORT) --storage-port $(STORAGE_PORT)
 
 .DEFAULT_GOAL := help
-.PHONY: help run up down gauntlet test test-slow lint format bench incentive screenshot clean
+.PHONY: help run up down gauntlet test test-slow lint format bench faults incentive screenshot clean
 
 help: ## List the commands.
 	@grep -E '^[a-z.-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -58,10 +58,15 @@ format: $(VENV)/.dev ## Format the code.
 	$(BIN)/ruff check --fix --exit-zero --quiet .
 	$(BIN)/ruff format .
 
-BENCHMARKS = codec_size codec_speed codec_quality loader gather hostile_json scoring overhead simulator incentive
+BENCHMARKS = codec_size codec_speed codec_quality loader gather hostile_json scoring overhead simulator faults incentive
 
 bench: $(VENV)/.dev ## Measure the figures of the README and docs/codec.md, but for those of `make run`.
 	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit 1; done
+
+SEEDS ?= 20
+FIRST ?= 1
+faults: $(VENV)/.dev ## Run small networks with faults drawn from SEEDS seeds, and check the invariants in every window.
+	$(BIN)/python -m benchmarks.faults --seeds $(SEEDS) --first $(FIRST)
 
 incentive: $(VENV)/.dev ## Pay 20 honest miners and cheats of every kind for 60 windows, and report who earned what; takes hours.
 	$(BIN)/python -m benchmarks.incentive --population all

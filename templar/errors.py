@@ -25,6 +25,7 @@ class Reason(StrEnum):
     WINDOW_NOT_OPEN = "window_not_open"
     NO_TIME_LEFT = "no_time_left"
     NO_ASSIGNMENT = "no_assignment"
+    SELF_CHECK_FAILED = "self_check_failed"
     STOPPED = "stopped"
 
     # Configuration and environment.

@@ -15,7 +15,7 @@ from templar.exchange.gather import GatherReport
 from templar.exchange.object_keys import Kind, aggregate_key, window_key
 from templar.exchange.objects import Roster
 from templar.exchange.publish import TimedReport
-from templar.exchange.reveal import Submission
+from templar.exchange.reveal import RevealRules, Submission
 from templar.exchange.signed import seal
 from templar.gradient.codec.wire import Payload, encode
 from templar.neuron.aggregator import Aggregator
@@ -65,6 +65,9 @@ class ForgingPublisher(Aggregator):
         self.cache.admit(data, digest, window=report.window, uid=victim.uid, hotkey=victim.hotkey)
         manifest = victim.manifest.model_copy(update={"payload_sha256": digest, "payload_bytes": len(data)})
         return [replace(victim, manifest=manifest), *honest[1:]]
+
+    def check_own(self, rules: RevealRules, roster: Roster) -> None:
+        """It knows that its roster is not legal."""
 
 
 class TwoFacedPublisher(Aggregator):

@@ -46,7 +46,7 @@ class TimedReport:
     """Result of a publication that had a deadline."""
 
     receipts: tuple[PublishReceipt, ...]  # empty if it was too late
-    reason: Reason | None = None  # `no_time_left`, or None if everything is stored
+    reason: Reason | None = None  # `no_time_left` or `self_check_failed`; None if everything is stored
     detail: str = ""  # the reason in words
 
     @property
@@ -56,16 +56,16 @@ class TimedReport:
 
 
 def publish_in_time(publish: Callable[[], tuple[PublishReceipt, ...]]) -> TimedReport:
-    """Turn a missed deadline into a report: being late costs a window and is no failure.
+    """Turn a missed deadline or a failed check of the own object into a report: it costs the window's pay alone.
 
     Raises:
-        PermanentError: Any reason but `no_time_left`.
+        PermanentError: Any reason but `no_time_left` and `self_check_failed`.
         TransientError: The store failed.
     """
     try:
         return TimedReport(publish())
     except PermanentError as error:
-        if error.reason is not Reason.NO_TIME_LEFT:
+        if error.reason not in (Reason.NO_TIME_LEFT, Reason.SELF_CHECK_FAILED):
             raise
         log.warning("%s", error)
         return TimedReport((), error.reason, str(error))

@@ -8,8 +8,9 @@ from templar.agreement.roster import RosterDraft, draft_roster, publish_copy, pu
 from templar.agreement.slots import Settlement
 from templar.errors import PermanentError, Reason
 from templar.exchange.gather import GatherReport, Tier
+from templar.exchange.objects import Roster
 from templar.exchange.publish import PublishReceipt, TimedReport, publish_in_time
-from templar.exchange.reveal import CONCLUSIVE, Submission
+from templar.exchange.reveal import CONCLUSIVE, RevealRules, Submission
 from templar.neuron.node import Node
 
 log = logging.getLogger(__name__)
@@ -80,18 +81,25 @@ class RosterNode(Node):
             durable=self.context.durable,
         )
 
+    def check_own(self, rules: RevealRules, roster: Roster) -> None:
+        """Check the own roster as its readers will: one that they reject is not published."""
+        self.check_roster(rules, roster)
+
     def publish(self, window: int, report: GatherReport, rank: int) -> None:
         """Publish the own roster in the own slot.
 
         Raises:
-            PermanentError: No peer could be read. The next rank has its turn: an empty roster would void the window.
+            PermanentError: No peer could be read, and an empty roster would void the window; or the own roster is not
+                legal. The next rank has its turn.
         """
         reasons = [outcome.reason for outcome in report.outcomes if outcome.tier != Tier.OTHER]
         if reasons and not any(reason is None or reason in CONCLUSIVE for reason in reasons):
             raise PermanentError(
                 reasons[0] or Reason.STORE_UNREACHABLE, "no peer could be read: no roster is published"
             )
-        publish_roster(self.exchange, self.draft(window, report), self.exchange.times(window).roster_slot(rank))
+        times, draft = self.exchange.times(window), self.draft(window, report)
+        self.check_own(self.reveal_rules(times), draft.roster)
+        publish_roster(self.exchange, draft, times.roster_slot(rank))
 
 
 class Aggregator(RosterNode):

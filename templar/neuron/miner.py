@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from templar.agreement.slots import Settlement
-from templar.canonical import keyed_seed, sha256_hex
+from templar.canonical import file_sha256, keyed_seed, sha256_hex
 from templar.data.assignment import Assignment
 from templar.data.replicas import EndpointReport
 from templar.errors import PermanentError, Reason
@@ -26,6 +26,7 @@ from templar.neuron.join import Context
 from templar.neuron.lock import write_file
 from templar.neuron.node import Node
 from templar.neuron.snapshot import PrivateState
+from templar.store.files import local_file
 from templar.timeline import closing_block
 from templar.training.model import build_model, load_parameters
 from templar.training.train import TrainResult, outer_learning_rate, train_demo, train_sparseloco
@@ -200,9 +201,9 @@ class Miner(Node):
         """
         times, clock = self.exchange.expected_times(window), self.chain.clock
         clock.sleep_until(times.commit_interval.first)
-        deadline, manifest, signer = times.commit_interval.last + 1, self._manifest(window), self.exchange.own_signer
+        deadline, signer = times.commit_interval.last + 1, self.exchange.own_signer
         return publish_in_time(
-            lambda: (publish_commit(self.buckets.own, manifest, signer, clock=clock, deadline=deadline),)
+            lambda: (publish_commit(self.buckets.own, self._manifest(window), signer, clock=clock, deadline=deadline),)
         )
 
     def upload(self, window: int) -> TimedReport:
@@ -243,11 +244,10 @@ class Miner(Node):
             self._spare = dropped.feedback
 
     def _reveal(self, window: int, *, deadline: float, first: int = 0) -> TimedReport:
-        manifest, payload, signer = self._manifest(window), self._payload_path(window), self.exchange.own_signer
-        clock = self.chain.clock
+        payload, signer, clock = self._payload_path(window), self.exchange.own_signer, self.chain.clock
         return publish_in_time(
             lambda: publish_reveal(
-                self.buckets.own, manifest, signer, payload, clock=clock, deadline=deadline, first=first
+                self.buckets.own, self._manifest(window), signer, payload, clock=clock, deadline=deadline, first=first
             )
         )
 
@@ -278,7 +278,15 @@ class Miner(Node):
         return torch.cat((sequences[:first][order], sequences[first:]))
 
     def _manifest(self, window: int) -> Manifest:
-        report = self.compress(window)
+        """The manifest of the payload on disk, which must still be what was compressed."""
+        report, path = self.compress(window), self._payload_path(window)
+        with local_file(path):
+            found = file_sha256(path)
+        if found != report.sha256:
+            raise PermanentError(
+                Reason.SELF_CHECK_FAILED,
+                f"{path}: its hash is {found[:12]}, and {report.sha256[:12]} was written: nothing is published of it",
+            )
         return Manifest(
             **self.exchange.author(window),
             window=window,

@@ -197,7 +197,7 @@ class Node:
             self.exchange,
             times,
             cache=self.cache,
-            check=partial(self._check_roster, self.reveal_rules(times)),
+            check=partial(self.check_roster, self.reveal_rules(times)),
             publish_own=publish_own,
             on_passed_over=passed_over.append,
         )
@@ -205,7 +205,13 @@ class Node:
         self.journal.enter(window, "settle", settlement.to_json())
         return settlement
 
-    def _check_roster(self, rules: RevealRules, roster: Roster) -> None:
+    def check_roster(self, rules: RevealRules, roster: Roster) -> None:
+        """Check a roster as every reader does, the own one before it is published.
+
+        Raises:
+            RejectedError: It does not count.
+            TransientError: `minority`, or this node could not find out.
+        """
         with as_own_failure():
             check_history(self.exchange, self.journal, roster)  # first, for another history has other assignments
             miners, places = self.exchange.miners(rules.window), self.hparams.peers.gather_peer_count
@@ -220,9 +226,17 @@ class Node:
         return self.settle(window) if is_undecided_for_good(self.exchange, window) else None
 
     def apply(self, settlement: Settlement) -> StateMark:
-        """Apply a settled window to the state, once; private state, journal and, where due, a snapshot follow."""
+        """Apply a settled window to the state, once; private state, journal and, where due, a snapshot follow.
+
+        Raises:
+            PermanentError: `self_check_failed`; the state lacks the window before, and nothing was changed.
+        """
         # 1. The parameters.
         window = settlement.window
+        if self.state.window < window - 1:
+            raise PermanentError(
+                Reason.SELF_CHECK_FAILED, f"window {window} cannot be applied to the state of {self.state.window}"
+            )
         if self.state.window < window:
             entries = () if settlement.roster is None else settlement.roster.entries
             payloads = [self.cache.payload(window, entry.payload_sha256) for entry in entries]

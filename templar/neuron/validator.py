@@ -27,7 +27,7 @@ from templar.neuron.evaluate import bucket_of, evaluate
 from templar.neuron.join import Context
 from templar.neuron.journal import Journal
 from templar.neuron.node import Node
-from templar.scoring.conclude import conclude
+from templar.scoring.conclude import check_weights, conclude
 from templar.scoring.evidence import Evidence, WindowFacts
 from templar.scoring.evidence_chain import ScoreBook, evidence_keys
 from templar.timeline import closing_block, first_block
@@ -151,11 +151,16 @@ class Validator(RosterNode):
         return evaluate(self, self.model, self.book.standing, report, settlement)
 
     def rate(self, window: int, facts: WindowFacts | None) -> Evidence | None:
-        """Enter a window into the score book, once; its evidence, or None if it was never measured."""
+        """Enter a window into the score book, once; its evidence, or None if it was never measured.
+
+        Raises:
+            PermanentError: `self_check_failed`; the weights are not what the scores say, and nothing was entered.
+        """
         known = self.book.evidence(window)
         if known is not None or facts is None:
             return known
         evidence = conclude(facts, self.book.standing, self.hparams, self.exchange.author(window))
+        check_weights(evidence, self.hparams.weights)
         self.book.record(evidence)
         return evidence
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from templar.errors import Reason
+from templar.errors import PermanentError, Reason
 from templar.hparams import HParams, Peers, Scoring, Weights
 from templar.scoring.evidence import (
     MAX_BANS,
@@ -49,6 +49,9 @@ from templar.scoring.slashing import (
     late_slashes,
 )
 from templar.scoring.standing import DIGITS, ScoreCard, Standing
+
+MAX_WEIGHT_ERROR = 1e-4
+"""Weights add up to 1 but for their rounding."""
 
 
 def conclude(facts: WindowFacts, standing: Standing, hparams: HParams, author: Mapping[str, Any]) -> Evidence:
@@ -238,6 +241,26 @@ def compute_weights(finals: Mapping[int, float], weights: Weights, peers: Peers)
     if weights.burn_uid is not None and burn > 0:
         shares[weights.burn_uid] = burn
     return {uid: round(shares[uid], DIGITS) for uid in sorted(shares) if round(shares[uid], DIGITS) > 0}
+
+
+def check_weights(evidence: Evidence, weights: Weights) -> None:
+    """Check that an evidence pays nobody without a positive final score, and no more than there is.
+
+    Raises:
+        PermanentError: `self_check_failed`.
+    """
+    earning = {record.uid for record in evidence.miners if record.final > 0} | {weights.burn_uid}
+    for paid in evidence.weights:
+        if not 0 <= paid.weight <= 1 or paid.uid not in earning:
+            raise PermanentError(
+                Reason.SELF_CHECK_FAILED,
+                f"window {evidence.window}: uid {paid.uid} would get the weight {paid.weight}, which no score explains",
+            )
+    total = math.fsum(paid.weight for paid in evidence.weights)
+    if evidence.weights and abs(total - 1) > MAX_WEIGHT_ERROR:
+        raise PermanentError(
+            Reason.SELF_CHECK_FAILED, f"window {evidence.window}: the weights add up to {total}, not to 1"
+        )
 
 
 def _ramp(finals: Mapping[int, float], weights: Weights, peers: Peers) -> dict[int, float]:

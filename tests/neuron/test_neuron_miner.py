@@ -175,6 +175,29 @@ def test_a_null_window_leaves_the_private_state_as_it_was(network: Network) -> N
 # When there is nothing to publish.
 
 
+@pytest.mark.parametrize("published_before", [set(), {"commit"}])
+def test_a_payload_that_changed_on_the_disk_is_not_published(network: Network, published_before: set[str]) -> None:
+    """The window ends with its reason and without a wrong object; the roster is applied all the same."""
+    miner = network.miners[0]
+
+    def damaged() -> None:
+        to_train(miner, 1)
+        miner.compress(1)
+        if published_before:
+            assert miner.commit(1).in_time
+        path = miner._payload_path(1)
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+        report = miner.upload(1) if published_before else miner.commit(1)
+        assert (report.in_time, report.reason) == (False, Reason.SELF_CHECK_FAILED)
+        assert drive_window(miner, 1).action is Action.RUN
+
+    network.run([1], but=[miner], beside=[damaged])
+    kinds = {key.split("-")[0] for key in published(network, miner, 1)}
+    assert kinds == {"proof", "debug"} | published_before
+    assert len(network.roots(1)) == 1
+    assert miner.journal.status(1) is Status.FINISHED
+
+
 def test_a_miner_that_is_late_for_the_close_publishes_nothing_and_applies(network: Network) -> None:
     miner = network.miners[0]
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from templar.agreement.genesis import publish_genesis
+from templar.agreement.slots import Settlement
 from templar.data.build.page_writer import build_dataset, upload_dataset
 from templar.data.corpus import Document
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
@@ -33,6 +34,15 @@ from templar.window import (
 from tests.support.errors import raising
 from tests.support.network import Build, Network, tiny
 from tests.support.repeated_steps import take_each_step_twice
+
+
+def test_a_window_that_is_out_of_order_is_not_applied(network: Network) -> None:
+    node = network.miners[0]
+    before = node.state.mark
+    with raising(PermanentError, Reason.SELF_CHECK_FAILED, "window 2 cannot be applied"):
+        node.apply(Settlement(2, None))
+    assert node.state.mark == before
+    assert node.journal.applied(2) is None
 
 
 def refused(context: Context, kind: type[Node] = Miner) -> TemplarError:

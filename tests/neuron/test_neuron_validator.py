@@ -7,7 +7,7 @@ import pytest
 
 from templar.agreement.sync_proof import read_proof
 from templar.chain.base import NeuronInfo
-from templar.errors import Reason, TransientError
+from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.context import Exchange
 from templar.exchange.object_keys import peers_key
 from templar.exchange.objects import PeerList, Proof
@@ -15,6 +15,7 @@ from templar.exchange.signed import seal, unseal
 from templar.scoring.conclude import conclude
 from templar.scoring.standing import ScoreCard, Standing
 from templar.window import Action, ValidatorSteps, drive_window, open_window
+from tests.support.errors import raising
 from tests.support.facts import record_of
 from tests.support.marks import some_quick
 from tests.support.network import Build, Network, tiny
@@ -95,6 +96,22 @@ def test_scores_ratings_and_weights_follow_from_the_published_facts(undisturbed:
     author = {name: getattr(evidence, name) for name in ("netuid", "genesis", "uid", "hotkey")}
     assert conclude(evidence.facts, standing, undisturbed.hparams, author) == evidence
     assert (evidence.previous, evidence.previous_window) == (standing.evidence, standing.window)
+
+
+def test_weights_that_no_score_explains_are_never_entered_or_sent(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    validator = network.validator
+    monkeypatch.setattr("templar.scoring.conclude.compute_weights", lambda *arguments: {77: 1.0})
+
+    def wrong() -> None:
+        with raising(PermanentError, Reason.SELF_CHECK_FAILED, "uid 77", "no score explains"):
+            drive_window(validator, 1)
+
+    network.run([1], but=[validator], beside=[wrong])
+    assert validator.book.evidence(1) is None
+    assert network.objects(validator, "evidence-1-") == {}
+    assert network.world.chain.weights() == {}
 
 
 def test_evidence_names_its_seed_block_root_and_roster(undisturbed: Network) -> None:

@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scoring_cases import cards
 
-from templar.errors import Reason
+from templar.errors import PermanentError, Reason
 from templar.hparams import HParams, load_hparams
-from templar.scoring.conclude import conclude
-from templar.scoring.evidence import MAX_DEPARTED, Evidence, MinerFacts, WindowFacts
+from templar.scoring.conclude import check_weights, conclude
+from templar.scoring.evidence import MAX_DEPARTED, Evidence, MinerFacts, WeightRecord, WindowFacts
 from templar.scoring.score import WORST_SCORE, presumed_unassigned, sync_score
 from templar.scoring.slashing import is_absent
 from templar.scoring.standing import FRESH, MU, Rating, ScoreCard, Standing, round_score
+from tests.support.errors import raising
 from tests.support.facts import (
     AUTHOR,
     WINDOW,
@@ -340,6 +341,19 @@ def test_a_null_window_and_an_empty_network_have_evidence_too() -> None:
     assert (found.miners, found.departed, found.bans) == ((), (), ())
     assert {record.uid: record.weight for record in found.weights} == {1: 1.0}
     assert concluded(hparams=V0, loss=None).weights == ()
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [{3: 1.0}, {9: 1.0}, {2: 0.5}, {2: 1.5, 1: -0.5}, {1: 1.0, 2: 1.0}],
+    ids=["of an absent miner", "of nobody", "too little", "negative", "too much"],
+)
+def test_weights_that_do_not_follow_from_the_scores_are_refused(weights: dict[int, float]) -> None:
+    found = conclude(window_of(revealed(2), absent(3)), standing_of([veteran(2)]), V2, AUTHOR)
+    check_weights(found, V2.weights)
+    wrong = tuple(WeightRecord(uid=uid, weight=weight) for uid, weight in weights.items())
+    with raising(PermanentError, Reason.SELF_CHECK_FAILED, f"window {WINDOW}"):
+        check_weights(found.model_copy(update={"weights": wrong}), V2.weights)
 
 
 # Any network.

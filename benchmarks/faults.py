@@ -1,0 +1,72 @@
+"""How many seeds of the fault simulation hold every invariant, and how fast they run.
+
+    python -m benchmarks.faults [--quick] [--seeds N] [--first SEED]
+
+Each seed is a small network of 30 windows with faults of clocks, stores, chain, processes and payloads
+(`templar.simulate.fault_plan`). The last line is JSON: `seeds` and `windows` that were run, `violations` of an
+invariant, each of which names its seed, `windows_per_second`, and `seeds_per_hour`. `holds` says that there is no
+violation; otherwise the exit status is 1, and `python -m templar.simulate --faults SEED` runs the same again.
+"""
+
+import argparse
+import json
+import sys
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from templar.arguments import whole_number
+from templar.simulate.fault_plan import FaultReport, draw_plan, run_plan
+
+SEEDS, QUICK_SEEDS = 1000, 3
+WINDOWS, QUICK_WINDOWS = 30, 10
+
+
+def run(seeds: range, windows: int) -> dict[str, Any]:
+    """Run the seeds, print a line for each violation and the table, and return the figures."""
+    started, reports = time.perf_counter(), list[FaultReport]()
+    for seed in seeds:
+        report = run_plan(draw_plan(seed, windows))
+        reports.append(report)
+        if report.violation is not None:
+            print(f"{report.violation}; again: python -m templar.simulate --faults {seed}", file=sys.stderr)
+    seconds = time.perf_counter() - started
+    faults = [fault for report in reports for fault in report.plan.faults]
+    table = Table(title=f"{len(reports)} seeds of {windows} windows")
+    for column in ("fault", "drawn"):
+        table.add_column(column, justify="left" if column == "fault" else "right")
+    for kind in sorted({fault.kind for fault in faults}):
+        table.add_row(str(kind), str(sum(fault.kind is kind for fault in faults)))
+    Console().print(table)
+    violations = [report.violation for report in reports if report.violation is not None]
+    num_windows = sum(report.windows for report in reports)
+    return {
+        "seeds": len(reports),
+        "windows": num_windows,
+        "violations": violations,
+        "null_windows": sum(report.null_windows for report in reports),
+        "kills": sum(report.kills for report in reports),
+        "windows_per_second": round(num_windows / sum(report.seconds for report in reports), 3),
+        "seeds_per_hour": round(3600 * len(reports) / seconds, 1),
+        "holds": not violations,
+    }
+
+
+def main() -> int:
+    """Parse the command line, measure, print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="few seeds of few windows, within a minute")
+    parser.add_argument("--seeds", type=whole_number(1), help=f"how many; {SEEDS} by default")
+    parser.add_argument("--first", type=int, default=1, help="the first seed")
+    arguments = parser.parse_args()
+    num_seeds = arguments.seeds or (QUICK_SEEDS if arguments.quick else SEEDS)
+    windows = QUICK_WINDOWS if arguments.quick else WINDOWS
+    figures = run(range(arguments.first, arguments.first + num_seeds), windows)
+    print(json.dumps(figures))
+    return 0 if figures["holds"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
