@@ -125,6 +125,9 @@ BUCKETS: dict[str, Bucket] = {
     "stale": lambda store, clock: faults.StaleStore(store, clock, seconds=60.0),
 }
 """What readers see of a bucket in its place."""
+UNSEEN = frozenset({"busy", "down", "hanging", "stale"})
+"""Views that tell a reader to ask later. No validator's bucket has one: today each of them stops the network while it
+lasts, if its validator may publish the roster (docs/threat-model.md)."""
 ENDPOINTS: dict[str, Callable[[Chain], Chain]] = {
     "unreachable": lambda chain: UnreachableChain(chain, since=GENESIS_TIME, seconds=25.0, every=140.0),
     "down": lambda chain: UnreachableChain(chain, since=GENESIS_TIME, seconds=1.0, every=1.0),
@@ -158,7 +161,7 @@ def draw_plan(seed: int, windows: int) -> FaultPlan:
             actors[uid] = draw.choice(PAYLOADS)
             found.append(Fault(uid, FaultKind.PAYLOAD, actors[uid], START_WINDOW, windows))
         else:
-            found += _faults_of(draw, uid, windows)
+            found += _faults_of(draw, uid, windows, [*BUCKETS] if uid in actors else sorted(BUCKETS.keys() - UNSEEN))
     # 3. Stake moves in every epoch.
     stakes = [_stakes(draw, validators, bad_validators) for _ in range(-(-windows // EPOCH_WINDOWS))]
     is_difficult = draw.random() < 0.7
@@ -175,7 +178,7 @@ def difficult_plan(seed: int, windows: int, *, num_validators: int, num_miners: 
     )
 
 
-def _faults_of(draw: random.Random, uid: int, windows: int) -> list[Fault]:
+def _faults_of(draw: random.Random, uid: int, windows: int, buckets: Sequence[str]) -> list[Fault]:
     found: list[Fault] = []
     if draw.random() < 0.2:
         found.append(Fault(uid, FaultKind.CLOCK, "wrong", START_WINDOW, windows, draw.choice((-30, -8, -2, 2, 8, 30))))
@@ -184,7 +187,7 @@ def _faults_of(draw: random.Random, uid: int, windows: int) -> list[Fault]:
         kind = draw.choice((FaultKind.BUCKET, FaultKind.WRITES, FaultKind.CHAIN, FaultKind.PROCESS, FaultKind.PROCESS))
         first = draw.randint(START_WINDOW, latest)
         last = min(latest, first + draw.choice((0, 0, 1, 2, 4)))
-        names = {FaultKind.BUCKET: [*BUCKETS], FaultKind.WRITES: ["down", "busy"], FaultKind.CHAIN: [*ENDPOINTS]}
+        names = {FaultKind.BUCKET: buckets, FaultKind.WRITES: ["down", "busy"], FaultKind.CHAIN: [*ENDPOINTS]}
         name = draw.choice(names.get(kind, ["killed"]))
         found.append(Fault(uid, kind, name, first, last, draw.randrange(250) if kind is FaultKind.PROCESS else 0.0))
     return found
