@@ -1,4 +1,4 @@
-"""Faults of buckets and of chain endpoints: views that refuse, fail, answer slowly, or show what is not stored.
+"""Faults of buckets, endpoints and processes: views that refuse, fail, answer slowly, lie, or end who asks.
 
 Every view fulfils `templar.store.base.ObjectStore` and passes everything that it does not change to the inner store.
 Its errors are those that `templar.store.s3` raises for the same answers of a server.
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from templar.adversary.chains import UnreachableChain
+from templar.adversary.chains import ChainView, UnreachableChain
 from templar.adversary.judge import BucketFault, ChainFault
 from templar.chain.base import Clock
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
@@ -246,3 +246,44 @@ HANGING = for_all(lambda store, clock: SlowStore(store, clock, seconds=0.05, the
 TWO_FACED = for_odd_uids(lambda store, clock: CorruptingStore(store))
 TWO_TIMED = for_odd_uids(lambda store, clock: RestampingStore(store, seconds=30))
 WITHHELD = for_odd_uids(lambda store, clock: FailingStore(store, FORBIDDEN, clock))
+
+
+class Killed(BaseException):
+    """The end of a simulated process: no handler of errors sees it."""
+
+
+@dataclass
+class KillSwitch:
+    """Ends a member's process at a call to a store or to the chain."""
+
+    left: float | None = None  # calls until then
+
+    def count(self) -> None:
+        """Count a call."""
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                self.left = None
+                raise Killed
+
+
+@dataclass(eq=False)
+class CountingStore(StoreView):
+    """A bucket as one process sees it."""
+
+    switch: KillSwitch
+
+    def before(self, operation: str, key: str) -> None:
+        """Count the call."""
+        self.switch.count()
+
+
+@dataclass(eq=False)
+class CountingChain(ChainView):
+    """The chain as one process sees it."""
+
+    switch: KillSwitch
+
+    def before(self, call: str) -> None:
+        """Count the call."""
+        self.switch.count()

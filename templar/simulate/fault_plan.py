@@ -27,7 +27,6 @@ from templar.adversary import faults
 from templar.adversary.catalogue import SCENARIOS
 from templar.adversary.chains import (
     BlockSchedule,
-    ChainView,
     IntermittentChain,
     PrunedChain,
     ReorganisingChain,
@@ -36,22 +35,20 @@ from templar.adversary.chains import (
     UnreachableChain,
     difficult_blocks,
 )
-from templar.adversary.faults import IntermittentStore, StoreView
+from templar.adversary.faults import CountingChain, CountingStore, IntermittentStore, Killed, KillSwitch
 from templar.adversary.judge import Expect
 from templar.adversary.observe import read_accusations
 from templar.agreement.slots import Settlement
 from templar.canonical import keyed_seed
 from templar.chain.base import Chain, Clock
 from templar.errors import TransientError
-from templar.exchange.object_keys import Kind, window_key
-from templar.exchange.signed import unseal
 from templar.hparams import HParams, load_hparams
 from templar.neuron.catchup import catch_up
 from templar.neuron.node import Node
 from templar.scoring.evidence import Evidence
 from templar.shared_results import sharing
-from templar.simulate.run import memory_folder
-from templar.simulate.world import GENESIS_TIME, START_WINDOW, Member, Weather, World
+from templar.simulate.run import evidence_in, memory_folder
+from templar.simulate.world import GENESIS_TIME, START_WINDOW, Member, SimulatedStage, Weather, World
 from templar.store.base import ObjectStore
 from templar.timeline import first_block
 from templar.window import Action, drive_window
@@ -202,47 +199,6 @@ def _stakes(draw: random.Random, validators: Sequence[int], faulty: Sequence[int
     return tuple(round(stake * (scale if uid in faulty else 1.0), 3) for uid, stake in stakes.items())
 
 
-class Killed(BaseException):
-    """The end of a simulated process: no handler of errors sees it."""
-
-
-@dataclass
-class KillSwitch:
-    """Ends a member's process at a call to a store or to the chain."""
-
-    left: float | None = None  # calls until then
-
-    def count(self) -> None:
-        """Count a call."""
-        if self.left is not None:
-            self.left -= 1
-            if self.left < 0:
-                self.left = None
-                raise Killed
-
-
-@dataclass(eq=False)
-class CountingStore(StoreView):
-    """A bucket as one process sees it."""
-
-    switch: KillSwitch
-
-    def before(self, operation: str, key: str) -> None:
-        """Count the call."""
-        self.switch.count()
-
-
-@dataclass(eq=False)
-class CountingChain(ChainView):
-    """The chain as one process sees it."""
-
-    switch: KillSwitch
-
-    def before(self, call: str) -> None:
-        """Count the call."""
-        self.switch.count()
-
-
 class ViolationError(Exception):
     """An invariant that does not hold."""
 
@@ -271,6 +227,8 @@ class FaultyNetwork:
         rules, seed = self.hparams.windows, self.plan.seed
         blocks = difficult_blocks(seed, rules.block_seconds)
         self.schedule = BlockSchedule(GENESIS_TIME, blocks) if self.plan.is_difficult else None
+        self.stage = SimulatedStage(self.folder / "buckets")
+        self.clock = self.stage.clock
         self._switches = {fault.uid: KillSwitch() for fault in self.plan.faults}
         self.world = World(
             self.folder,
@@ -279,6 +237,7 @@ class FaultyNetwork:
             actors=self.plan.actors,
             num_validators=self.plan.num_validators,
             training=False,
+            stage=self.stage,
             weather=Weather(self._reader, self._own, self._chain),
             schedule=self.schedule,
         )
@@ -299,7 +258,7 @@ class FaultyNetwork:
             ViolationError: An invariant does not hold; the run ends there.
         """
         participants = [partial(self._live, member) for member in self.members]
-        self.world.stage.run([*participants, self._move_stake, self._check_windows])
+        self.stage.run([*participants, self._move_stake, self._check_windows])
         self._check_end()
 
     # What stands between the members and their surroundings.
@@ -310,14 +269,15 @@ class FaultyNetwork:
 
     def _reader(self, observer: Member | None, owner: Member | None, store: ObjectStore) -> ObjectStore:
         if owner is not None and observer is not owner:
-            episodes = self._episodes(owner.uid, FaultKind.BUCKET, lambda name: BUCKETS[name](store, self.world.clock))
-            store = IntermittentStore(store, self.world.clock, episodes) if episodes else store
+            store = self._seen(owner, FaultKind.BUCKET, store)
         return self._counted(observer, store)
 
     def _own(self, owner: Member, store: ObjectStore) -> ObjectStore:
-        view = lambda name: BUCKETS[name](store, self.world.clock)  # noqa: E731 - as above
-        episodes = self._episodes(owner.uid, FaultKind.WRITES, view) if hasattr(self, "world") else []
-        return self._counted(owner, IntermittentStore(store, self.world.clock, episodes) if episodes else store)
+        return self._counted(owner, self._seen(owner, FaultKind.WRITES, store))
+
+    def _seen(self, owner: Member, kind: FaultKind, store: ObjectStore) -> ObjectStore:
+        episodes = self._episodes(owner.uid, kind, lambda name: BUCKETS[name](store, self.clock))
+        return IntermittentStore(store, self.clock, episodes) if episodes else store
 
     def _counted(self, observer: Member | None, store: ObjectStore) -> ObjectStore:
         switch = None if observer is None else self._switches.get(observer.uid)
@@ -339,11 +299,11 @@ class FaultyNetwork:
 
     def _live(self, member: Member) -> None:
         """Run a member's process, and start it again after it was killed."""
-        clock, away = self.world.clock, START_WINDOW
+        away = START_WINDOW
         kills = [fault for fault in self.plan.faults if (fault.uid, fault.kind) == (member.uid, FaultKind.PROCESS)]
         for window in range(START_WINDOW, self.last + 1):
             if window > START_WINDOW:
-                clock.sleep_until(self.opens(window))
+                self.clock.sleep_until(self.opens(window))
             if window < away:
                 continue
             armed = next((fault for fault in kills if fault.first == window), None)
@@ -360,7 +320,7 @@ class FaultyNetwork:
 
     def _drive(self, member: Member, window: int) -> None:
         """Start the process unless it runs, and take the window's steps; try again while the window lasts."""
-        clock, is_hostile = self.world.clock, member not in self.honest
+        clock, is_hostile = self.clock, member not in self.honest
         for pause in (*PAUSES, None):
             try:
                 if member.uid not in self.nodes:
@@ -369,9 +329,9 @@ class FaultyNetwork:
                     return
             except TransientError:
                 pass
-            except Exception:
+            except Exception as error:
                 if not is_hostile:
-                    raise
+                    raise self._violation(window, f"{member.name}: {type(error).__name__}: {error}") from error
             if pause is None or clock.now() + pause > self.opens(window + 1) + self.hparams.windows.seconds / 2:
                 return
             clock.sleep_until(clock.now() + pause)
@@ -387,21 +347,21 @@ class FaultyNetwork:
         """Let a node that fell behind come to the others' state; it has two windows for that."""
         self._switches.get(member.uid, KillSwitch()).left = None
         deadline = self.opens(self.last + 4)
-        while member in self.honest and self.world.clock.now() < deadline:
+        while member in self.honest and self.clock.now() < deadline:
             try:
                 node = self.nodes.get(member.uid) or self.world.node(member)
                 self.nodes[member.uid] = node
                 if catch_up(node, self.last, deadline=deadline) >= self.last:
                     return
             except TransientError:
-                self.world.clock.sleep_until(self.world.clock.now() + PAUSES[-1])
+                self.clock.sleep_until(self.clock.now() + PAUSES[-1])
 
     def _move_stake(self) -> None:
         """Move the validators' stake once in an epoch."""
         validators = [member for member in self.members if member.role in VALIDATING]
         for epoch, stakes in enumerate(self.plan.stakes):
             if epoch:
-                self.world.clock.sleep_until(self.opens(START_WINDOW + epoch * EPOCH_WINDOWS))
+                self.clock.sleep_until(self.opens(START_WINDOW + epoch * EPOCH_WINDOWS))
             for member, stake in zip(validators, stakes, strict=True):
                 self.world.chain.set_stake(member.hotkey.address, stake)
 
@@ -409,11 +369,13 @@ class FaultyNetwork:
 
     def _check_windows(self) -> None:
         for window in range(START_WINDOW, self.last + 1):
-            self.world.clock.sleep_until(self.opens(window + 2) - 1)
+            self.clock.sleep_until(self.opens(window + 2) - 1)
             self._check_roots(window)
             self._check_liveness(window)
             for member in self.honest:
-                if member.role == "validator" and (evidence := self._evidence(member, window)) is not None:
+                store = self.stage.open_store(member.account_id)
+                evidence = evidence_in(store, member.uid, window) if member.role == "validator" else None
+                if evidence is not None:
                     self._check_pay(member, evidence)
             self.on_window(window)
 
@@ -469,10 +431,6 @@ class FaultyNetwork:
                 raise self._violation(
                     each.finding.window, f"{each.reporter} convicts uid {each.finding.suspects[0].uid}"
                 )
-
-    def _evidence(self, validator: Member, window: int) -> Evidence | None:
-        store, key = self.world.stage.open_store(validator.account_id), window_key(Kind.EVIDENCE, window, validator.uid)
-        return None if store.head(key) is None else unseal(store.get(key, max_bytes=Evidence.max_bytes), Evidence).body
 
     def _violation(self, window: int, what: str) -> ViolationError:
         return ViolationError(f"seed {self.plan.seed}, window {window}: {what}")

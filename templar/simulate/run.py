@@ -21,6 +21,7 @@ from templar.neuron.node import Node
 from templar.scoring.evidence import Evidence
 from templar.shared_results import sharing
 from templar.simulate.world import START_WINDOW, Member, World
+from templar.store.base import ObjectStore
 from templar.timeline import first_block
 from templar.training.model import parameter_shapes
 from templar.window import drive_window
@@ -188,6 +189,10 @@ def _report(world: World, nodes: dict[Member, Node], windows: int, seconds: floa
 
 def own_evidence(node: Node, window: int) -> Evidence | None:
     """The evidence that a validator published of a window; None if it published none."""
-    key = window_key(Kind.EVIDENCE, window, node.exchange.identity(window).uid)
-    store = node.buckets.own
+    return evidence_in(node.buckets.own, node.exchange.identity(window).uid, window)
+
+
+def evidence_in(store: ObjectStore, uid: int, window: int) -> Evidence | None:
+    """The evidence of a window in a validator's bucket; None if there is none."""
+    key = window_key(Kind.EVIDENCE, window, uid)
     return None if store.head(key) is None else unseal(store.get(key, max_bytes=Evidence.max_bytes), Evidence).body

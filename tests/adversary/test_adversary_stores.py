@@ -1,17 +1,34 @@
 """Hostile stores and chains keep the contract, except where they say otherwise."""
 
+from contextlib import nullcontext
 from dataclasses import replace
+from itertools import groupby, islice
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from templar.adversary import faults
-from templar.adversary.chains import ReorganisingChain, SkewedChain, StaleChain, UnreachableChain
+from templar.adversary.chains import (
+    LAGS,
+    BlockSchedule,
+    IntermittentChain,
+    PrunedChain,
+    ReorganisingChain,
+    SkewedChain,
+    StaleChain,
+    UnevenLedger,
+    UnreachableChain,
+    difficult_blocks,
+)
 from templar.chain.clock import SimulatedClock
 from templar.chain.hotkey import hotkey_from_seed
 from templar.chain.ledger import Ledger, create_ledger
 from templar.errors import PermanentError, Reason, TransientError
 from templar.store.directory import DirectoryStore
+from tests.support.errors import raising
+from tests.support.uneven_ledger import schedule_of
 
 START = 1_000_000.0
 KEY, BODY = "gradient-1", b"0123456789"
@@ -120,6 +137,80 @@ def test_a_head_that_goes_back_leaves_what_is_final_alone(ledger: Ledger, clock:
     assert [view.block() for _ in range(5)] == [10] * 5
     view.wait_for_block(12, finalized=False)
     assert clock.now() == START + 10
+
+
+def test_an_endpoint_that_prunes_knows_old_blocks_but_not_who_was_registered(
+    ledger: Ledger, clock: SimulatedClock
+) -> None:
+    view = PrunedChain(ledger, kept=5)
+    view.wait_for_block(20)
+    assert view.metagraph(15) == ledger.metagraph(15)
+    assert (view.block_hash(3), view.block_time(3)) == (ledger.block_hash(3), ledger.block_time(3))
+    with raising(PermanentError, Reason.BLOCK_UNKNOWN, "block 14 is pruned"):
+        view.metagraph(14)
+
+
+def test_views_come_and_go(ledger: Ledger, store: DirectoryStore, clock: SimulatedClock) -> None:
+    chain = IntermittentChain(ledger, [(START + 2, START + 4, StaleChain(ledger, blocks=1))])
+    forbidden = faults.FailingStore(store, faults.FORBIDDEN, clock)
+    bucket = faults.IntermittentStore(store, clock, [(START + 2, START + 4, forbidden)])
+    for second in range(6):
+        clock.sleep_until(START + second)
+        is_faulty = 2 <= second < 4
+        assert chain.block() == second - is_faulty
+        with raising(PermanentError, Reason.ACCESS_DENIED, "403") if is_faulty else nullcontext():
+            assert bucket.get(KEY, max_bytes=100) == BODY
+
+
+# A difficult chain for everybody.
+
+
+@given(st.integers(), st.sampled_from([1.0, 12.0]))
+@settings(max_examples=25, deadline=None)
+def test_a_difficult_chain_is_final_once_and_its_head_goes_back_by_three_blocks_at_most(
+    seed: int, slot_seconds: float
+) -> None:
+    schedule, again = (BlockSchedule(START, difficult_blocks(seed, slot_seconds)) for _ in range(2))
+    final, head, newest = 0, 0, 0
+    for step in range(1200):
+        now = START + step * slot_seconds / 3
+        final, before = schedule.finalized(now), final
+        head = schedule.head(now)
+        newest = max(newest, head)
+        assert before <= final <= head
+        assert head >= newest - 3
+        assert schedule.shown(head, now) <= now < schedule.shown(head + 1, now)
+        assert schedule.shown(final, now) == schedule.time(final), "what is final is never replaced"
+        assert schedule.time(head + 1) - schedule.time(head) > 0
+        assert schedule.next_change(head + 2, now) > now
+    assert newest > 1200 / 3 / 2
+    assert [again.time(number) for number in range(newest)] == [schedule.time(number) for number in range(newest)]
+
+
+def test_a_difficult_chain_has_every_difficulty() -> None:
+    blocks = list(islice(difficult_blocks(1, 12.0), 4000))
+    assert {len(block.replaced) for block in blocks} == {0, 1}
+    assert {block.lag for block in blocks} == {*LAGS}
+    assert max(block.gap for block in blocks) > 3 * 12.0
+    assert min(block.gap for block in blocks) < 12.0, "blocks may come faster than one per slot, by their jitter"
+    forks = [len(list(group)) for is_fork, group in groupby(bool(block.replaced) for block in blocks) if is_fork]
+    assert {1, 2, 3} <= {*forks}
+
+
+def test_a_ledger_with_a_schedule_waits_for_heads_and_for_final_blocks(ledger: Ledger, clock: SimulatedClock) -> None:
+    schedule = schedule_of(START, 1.0, [1.0, 1.0, 4.0], lag=2, replaced={3: [(3.0, -1.0)]})
+    uneven = UnevenLedger(ledger._log.path, clock=clock, durable=False, schedule=schedule)
+    uneven.wait_for_block(3, finalized=False)
+    assert (clock.now(), uneven.head(), uneven.block()) == (START + 3, 3, 0)
+    assert uneven.block_time(3, finalized=False) == START + 3
+    for question in (uneven.block_hash, uneven.block_time):
+        with raising(PermanentError, Reason.BLOCK_UNKNOWN, "block 3 is not there"):
+            question(3)
+    clock.sleep_until(START + 5)
+    assert uneven.head() == 2, "the head went back"
+    uneven.wait_for_block(3)
+    assert (clock.now(), uneven.block(), uneven.block_time(3)) == (START + 8, 3, START + 6)
+    assert uneven.block_hash(3) == ledger.block_hash(3)
 
 
 def test_a_wrong_clock_is_wrong_by_the_same_all_the_time(ledger: Ledger, clock: SimulatedClock) -> None:

@@ -1,0 +1,179 @@
+"""Networks with faults from a seed: what is drawn, that a seed replays exactly, and that invariants can fail."""
+
+import json
+import sys
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from templar.adversary.faults import Killed, KillSwitch
+from templar.agreement.slots import Settlement
+from templar.errors import Reason
+from templar.neuron.aggregator import Aggregator
+from templar.scoring.slashing import Slash
+from templar.scoring.standing import Event
+from templar.simulate.__main__ import main
+from templar.simulate.fault_plan import (
+    CALM_WINDOWS,
+    FAULTY_STAKE,
+    FaultKind,
+    FaultReport,
+    difficult_plan,
+    draw_plan,
+    run_plan,
+)
+
+REORGANISED = 28
+"""In window 2 of this seed, the close moves by a slot 24 seconds after it; see `test_a_close_that_moves_late`."""
+
+
+def without_times(report: FaultReport) -> dict[str, Any]:
+    values = asdict(report)
+    return {name: value for name, value in values.items() if name not in ("seconds", "windows_per_second")}
+
+
+# What is drawn.
+
+
+@given(st.integers(), st.integers(1, 60))
+@settings(max_examples=60, deadline=None)
+def test_members_with_faults_are_minorities(seed: int, windows: int) -> None:
+    plan = draw_plan(seed, windows)
+    assert plan == draw_plan(seed, windows)
+    validators = range(1, plan.num_validators + 2)
+    miners = range(plan.num_validators + 2, plan.num_validators + 2 + len(plan.actors))
+    assert plan.faulty <= {*validators, *miners}
+    for stakes in plan.stakes:
+        held = sum(stake for uid, stake in zip(validators, stakes, strict=True) if uid in plan.faulty)
+        assert held <= FAULTY_STAKE * sum(stakes) + 0.01
+    assert 2 * len(plan.faulty & {*miners}) < len(miners)
+    for uid, actor in zip(miners, plan.actors, strict=True):
+        assert actor == "honest" or uid in plan.faulty
+    for fault in plan.faults:
+        assert 1 <= fault.first <= fault.last <= windows
+        lasting = fault.kind in (FaultKind.CLOCK, FaultKind.PAYLOAD)
+        assert lasting or fault.last <= max(1, windows - CALM_WINDOWS)
+
+
+def test_every_kind_of_fault_is_drawn() -> None:
+    faults = [fault for seed in range(150) for fault in draw_plan(seed, 30).faults]
+    assert {fault.kind for fault in faults} == {*FaultKind}
+    assert len({(fault.kind, fault.name) for fault in faults}) > 40
+
+
+def test_a_process_ends_at_the_call_that_was_drawn() -> None:
+    switch = KillSwitch()
+    switch.count()
+    switch.left = 2
+    switch.count()
+    switch.count()
+    with pytest.raises(Killed):
+        switch.count()
+    switch.count()
+
+
+# What comes of it.
+
+
+@pytest.mark.parametrize("seed", [14])
+def test_a_seed_holds_every_invariant_and_replays_exactly(seed: int) -> None:
+    windows: list[int] = []
+    report = run_plan(draw_plan(seed, 6), windows.append)
+    assert report.violation is None
+    assert windows == [1, 2, 3, 4, 5, 6]
+    assert without_times(run_plan(draw_plan(seed, 6))) == without_times(report)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(200, 208))
+def test_seeds_hold_every_invariant(seed: int) -> None:
+    assert run_plan(draw_plan(seed, 30)).violation is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_difficult_chain_costs_no_honest_miner_anything(seed: int) -> None:
+    """For 500 windows: `python -m templar.simulate --difficult --miners 20 --validators 3 --windows 500 --seed 1`."""
+    report = run_plan(difficult_plan(seed, 15, num_validators=3, num_miners=20))
+    assert (report.violation, report.windows, report.null_windows) == (None, 15, 0)
+
+
+# Each invariant can fail.
+
+
+def run_difficult(seed: int = REORGANISED, windows: int = 3) -> FaultReport:
+    plan = difficult_plan(seed, windows, num_validators=2, num_miners=2)
+    return run_plan(replace(plan, has_outages=False))
+
+
+def pay_an_aggregator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("templar.scoring.conclude.compute_weights", lambda *arguments: {1: 1.0})
+    monkeypatch.setattr("templar.neuron.validator.check_weights", lambda *arguments: None)
+
+
+def test_a_close_that_moves_late_loses_a_reveal_if_readers_look_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_difficult().violation is None
+    missing = {Reason.COMMIT_MISSING, Reason.MANIFEST_MISSING, Reason.PAYLOAD_MISSING}
+    monkeypatch.setattr("templar.exchange.gather._NOT_YET", missing)
+    report = run_difficult()
+    assert report.violation == "seed 28, window 2: the roster [] is without honest-4, honest-5"
+    assert without_times(run_difficult()) == without_times(report), "a violation replays exactly"
+
+
+def test_two_roots_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Aggregator.apply
+
+    def wrong(node: Aggregator, settlement: Settlement) -> Any:
+        return real(node, Settlement(2, None) if settlement.window == 2 else settlement)
+
+    monkeypatch.setattr(Aggregator, "apply", wrong)
+    assert "window 2: validator-2 has the root" in str(run_difficult().violation)
+
+
+def test_a_penalty_of_an_honest_miner_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slashed(card: object, facts: object, window: object, scoring: Any, **more: object) -> list[Slash]:
+        return [Slash(Event.MISSING, Reason.COMMIT_MISSING, scoring.slashing.missing)]
+
+    monkeypatch.setattr("templar.scoring.conclude.late_slashes", slashed)
+    assert "window 1: validator-2 penalises uid 4" in str(run_difficult().violation)
+
+
+def test_pay_without_a_payload_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    pay_an_aggregator(monkeypatch)
+    assert run_difficult().violation == "seed 28, window 1: validator-2 pays uid 1 for nothing"
+
+
+def test_a_network_that_stands_still_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(node: Aggregator, settlement: Settlement) -> Any:
+        raise OSError("no such disk")
+
+    monkeypatch.setattr(Aggregator, "decide", crash)
+    assert "window 1: aggregator-1: OSError: no such disk" in str(run_difficult().violation)
+
+
+# The command line.
+
+
+@pytest.mark.parametrize("option", [("--faults", "3"), ("--difficult", "--seed", "3", "--miners", "2")])
+def test_the_command_prints_the_plan_and_what_came_of_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["python -m templar.simulate", *option, "--windows", "2"])
+    assert main() == 0
+    printed = capsys.readouterr()
+    report = json.loads(printed.out)
+    assert set(report) == set(FaultReport.__dataclass_fields__)
+    assert (report["violation"], report["windows"], report["plan"]["seed"]) == (None, 2, 3)
+    assert printed.err == "window 1: every invariant holds\nwindow 2: every invariant holds\n"
+
+
+def test_the_command_fails_where_an_invariant_does_not_hold(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pay_an_aggregator(monkeypatch)
+    monkeypatch.setattr(sys, "argv", ["python -m templar.simulate", "--difficult", "--miners", "1", "--windows", "2"])
+    assert main() == 1
+    assert "pays uid 1 for nothing" in json.loads(capsys.readouterr().out)["violation"]
