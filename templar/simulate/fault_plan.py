@@ -7,7 +7,7 @@ stake and are less than half of the miners. The others are *healthy*, and in eve
 * all nodes that run honest code and applied the window have one root;
 * every healthy node has applied the window before the next one closes; unless every publisher of the window has a
   fault, its roster has the payload of every healthy miner;
-* no validator that runs honest code penalises a healthy miner, whatever fault the validator itself has;
+* no validator that runs honest code penalises a healthy miner, not even one that has a fault itself;
 * nobody has a weight without a payload that counted.
 
 At the end every node that runs honest code has come to the others' root, and no report convicts one of them.
