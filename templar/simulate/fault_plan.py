@@ -36,11 +36,11 @@ from templar.adversary.chains import (
     difficult_blocks,
 )
 from templar.adversary.faults import CountingChain, CountingStore, IntermittentStore, Killed, KillSwitch
-from templar.adversary.judge import Expect
+from templar.adversary.judge import BucketFault, Expect
 from templar.adversary.observe import read_accusations
 from templar.agreement.slots import Settlement
 from templar.canonical import keyed_seed
-from templar.chain.base import Chain, Clock
+from templar.chain.base import Chain
 from templar.errors import TransientError
 from templar.hparams import HParams, load_hparams
 from templar.neuron.catchup import catch_up
@@ -110,21 +110,24 @@ class FaultPlan:
         return frozenset(fault.uid for fault in self.faults)
 
 
-Bucket = Callable[[ObjectStore, Clock], ObjectStore]
-BUCKETS: dict[str, Bucket] = {
-    "down": lambda store, clock: faults.FailingStore(store, faults.TIMED_OUT, clock),
-    "busy": lambda store, clock: faults.FailingStore(store, faults.SERVER_ERROR, clock),
-    "forbidden": lambda store, clock: faults.FailingStore(store, faults.FORBIDDEN, clock),
-    "hanging": lambda store, clock: faults.SlowStore(store, clock, seconds=8.0, then=faults.TIMED_OUT),
-    "slow": lambda store, clock: faults.SlowStore(store, clock, seconds=1.5),
-    "truncating": lambda store, clock: faults.TruncatingStore(store),
-    "corrupting": lambda store, clock: faults.CorruptingStore(store),
-    "stale": lambda store, clock: faults.StaleStore(store, clock, seconds=60.0),
+BUCKETS: dict[str, BucketFault] = {
+    "down": faults.failing(faults.TIMED_OUT),
+    "busy": faults.failing(faults.SERVER_ERROR),
+    "forbidden": faults.failing(faults.FORBIDDEN),
+    "hanging": faults.for_all(lambda store, clock: faults.SlowStore(store, clock, seconds=8.0, then=faults.TIMED_OUT)),
+    "slow": faults.for_all(lambda store, clock: faults.SlowStore(store, clock, seconds=1.5)),
+    "stale": faults.for_all(lambda store, clock: faults.StaleStore(store, clock, seconds=60.0)),
+    "truncating": faults.TRUNCATING,
+    "corrupting": faults.CORRUPTING,
+    "stamped_late": faults.STAMPED_LATE,
+    "stamped_early": faults.STAMPED_EARLY,
+    "two_faced": faults.TWO_FACED,
+    "withheld": faults.WITHHELD,
 }
 """What readers see of a bucket in its place."""
-UNSEEN = frozenset({"busy", "down", "hanging", "stale"})
-"""Views that tell a reader to ask later. No validator's bucket has one: today each of them stops the network while it
-lasts, if its validator may publish the roster (docs/threat-model.md)."""
+OF_MINERS = frozenset({"busy", "down", "hanging", "stale", "withheld"})
+"""Views that no validator's bucket has, because they tell a reader to ask later, or tell some readers no. Today, if its
+validator may publish the roster, each of them stops or splits the network while it lasts (docs/threat-model.md)."""
 ENDPOINTS: dict[str, Callable[[Chain], Chain]] = {
     "unreachable": lambda chain: UnreachableChain(chain, since=GENESIS_TIME, seconds=25.0, every=140.0),
     "down": lambda chain: UnreachableChain(chain, since=GENESIS_TIME, seconds=1.0, every=1.0),
@@ -158,7 +161,7 @@ def draw_plan(seed: int, windows: int) -> FaultPlan:
             actors[uid] = draw.choice(PAYLOADS)
             found.append(Fault(uid, FaultKind.PAYLOAD, actors[uid], START_WINDOW, windows))
         else:
-            found += _faults_of(draw, uid, windows, [*BUCKETS] if uid in actors else sorted(BUCKETS.keys() - UNSEEN))
+            found += _faults_of(draw, uid, windows, [*BUCKETS] if uid in actors else sorted(BUCKETS.keys() - OF_MINERS))
     # 3. Stake moves in every epoch.
     stakes = [_stakes(draw, validators, bad_validators) for _ in range(-(-windows // EPOCH_WINDOWS))]
     is_difficult = draw.random() < 0.7
@@ -269,14 +272,14 @@ class FaultyNetwork:
 
     def _reader(self, observer: Member | None, owner: Member | None, store: ObjectStore) -> ObjectStore:
         if owner is not None and observer is not owner:
-            store = self._seen(owner, FaultKind.BUCKET, store)
+            store = self._seen(owner, FaultKind.BUCKET, store, observer)
         return self._counted(observer, store)
 
     def _own(self, owner: Member, store: ObjectStore) -> ObjectStore:
-        return self._counted(owner, self._seen(owner, FaultKind.WRITES, store))
+        return self._counted(owner, self._seen(owner, FaultKind.WRITES, store, owner))
 
-    def _seen(self, owner: Member, kind: FaultKind, store: ObjectStore) -> ObjectStore:
-        episodes = self._episodes(owner.uid, kind, lambda name: BUCKETS[name](store, self.clock))
+    def _seen(self, owner: Member, kind: FaultKind, store: ObjectStore, observer: Member | None) -> ObjectStore:
+        episodes = self._episodes(owner.uid, kind, lambda name: BUCKETS[name](store, self.clock, observer))
         return IntermittentStore(store, self.clock, episodes) if episodes else store
 
     def _counted(self, observer: Member | None, store: ObjectStore) -> ObjectStore:
