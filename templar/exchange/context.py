@@ -123,7 +123,7 @@ class Exchange:
         """The times of a window once its closing block is final, or as soon as what was stored is too early to count.
 
         Another block may take the closing one's place until then. While the chain cannot be reached, this waits until
-        no reveal can count any more.
+        the settling second: the close may have moved meanwhile, and reveals may still count.
 
         Args:
             times: As they were known when the reveal was stored.
@@ -137,7 +137,7 @@ class Exchange:
                 if is_final or times.reveal_interval.first > stored_at:
                     return times
             except TransientError:
-                if self.chain.clock.now() > times.reveal_interval.last:
+                if self.chain.clock.now() > times.settles:
                     return times
             self._pause()
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from templar.adversary.chains import UnevenLedger
+from templar.adversary.chains import UnevenLedger, UnreachableChain
 from templar.errors import PermanentError, Reason
 from templar.exchange.context import Exchange
 from templar.timeline import WindowTimes
@@ -124,6 +124,17 @@ def test_an_estimate_that_changes_is_no_close_that_moved(subnet: Subnet) -> None
     assert times.closed == BIRTHDAY + BLOCKS + 0.25, "estimated from a final block that came late"
     assert exchange.settled_times(times).closed == BIRTHDAY + BLOCKS
     assert chain.block() >= BLOCKS
+
+
+def test_a_close_that_moves_during_an_outage_is_seen_after_it(subnet: Subnet) -> None:
+    gaps = [*[1.0] * (BLOCKS - 1), 3.0]
+    chain, exchange = uneven(subnet, *gaps, finality_lag=10, replaced={BLOCKS: [(2.0, -0.75)]})
+    times = exchange.acting_times(0)
+    now = subnet.clock.now()
+    outage = UnreachableChain(chain, since=now, seconds=times.reveal_interval.last + 0.5 - now, every=1000.0)
+    assert replace(exchange, chain=outage).settled_times(times).closed == BIRTHDAY + BLOCKS + 2
+    for_good = UnreachableChain(chain, since=now, seconds=1000.0, every=1000.0)
+    assert replace(exchange, chain=for_good).settled_times(times) == times
 
 
 def test_an_endpoint_that_shows_the_close_too_early_is_not_believed(subnet: Subnet) -> None:
