@@ -10,6 +10,7 @@ violation; otherwise the exit status is 1, and `python -m templar.simulate --fau
 
 import argparse
 import json
+import logging
 import sys
 import time
 from typing import Any
@@ -20,7 +21,7 @@ from rich.table import Table
 from templar.arguments import whole_number
 from templar.simulate.fault_plan import FaultReport, draw_plan, run_plan
 
-SEEDS, QUICK_SEEDS = 1000, 3
+SEEDS, QUICK_SEEDS = 1000, 2
 WINDOWS, QUICK_WINDOWS = 30, 10
 
 
@@ -61,6 +62,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=whole_number(1), help=f"how many; {SEEDS} by default")
     parser.add_argument("--first", type=int, default=1, help="the first seed")
     arguments = parser.parse_args()
+    logging.basicConfig(level=logging.ERROR, format="%(message)s")
     num_seeds = arguments.seeds or (QUICK_SEEDS if arguments.quick else SEEDS)
     windows = QUICK_WINDOWS if arguments.quick else WINDOWS
     figures = run(range(arguments.first, arguments.first + num_seeds), windows)
