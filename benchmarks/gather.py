@@ -34,7 +34,7 @@ from rich.table import Table
 from benchmarks.command import measured
 from benchmarks.loader_shard import Endpoint, serving
 from templar.canonical import sha256_hex
-from templar.chain.base import NeuronInfo
+from templar.chain.base import NeuronInfo, Role
 from templar.chain.clock import SystemClock
 from templar.chain.hotkey import Hotkey, hotkey_from_seed
 from templar.chain.ledger import Ledger, create_ledger
@@ -115,7 +115,6 @@ class Scene:
         closed = time.time() - hparams.windows.settle_delay_seconds - 10
         self.times = WindowTimes(WINDOW, closed - hparams.windows.seconds, closed, hparams.windows)
         hotkeys = [hotkey_from_seed(f"peer {uid}".encode().ljust(32)) for uid in range(sizes.num_peers)]
-        self.peers = [NeuronInfo(uid, each.address, 0.0, False, 0.0) for uid, each in enumerate(hotkeys)]
         for uid, hotkey in enumerate(hotkeys):
             self._reveal(uid, hotkey, sizes.payload_bytes)
         self.hotkeys = hotkeys
@@ -131,6 +130,17 @@ class Scene:
         """Name of a peer's bucket."""
         return f"peer-{uid}"
 
+    def address(self, uid: int, endpoint: Endpoint) -> str:
+        """A peer's bucket as it is committed."""
+        return encode_address(BucketAddress(self.bucket(uid), endpoint.key_id, endpoint.secret))
+
+    def peers(self, endpoint: Endpoint) -> list[NeuronInfo]:
+        """The peers, with their buckets behind an endpoint."""
+        return [
+            NeuronInfo(uid, each.address, 0.0, False, 0.0, self.address(uid, endpoint), Role.MINER)
+            for uid, each in enumerate(self.hotkeys)
+        ]
+
     def buckets(self, endpoint: Endpoint) -> Buckets:
         """Everybody's buckets, committed on a chain."""
         path = self.folder / "ledger.sqlite"
@@ -138,7 +148,7 @@ class Scene:
         for uid, hotkey in enumerate(self.hotkeys):
             ledger = Ledger(path, hotkey=hotkey, durable=False)
             ledger.register(hotkey.address)
-            ledger.set_commitment(encode_address(BucketAddress(self.bucket(uid), endpoint.key_id, endpoint.secret)))
+            ledger.set_commitment(self.address(uid, endpoint))
 
         def open_reader(address: BucketAddress) -> S3Store:
             key, secret = address.access_key_id, address.secret_access_key
@@ -180,9 +190,11 @@ def bare_loop(scene: Scene, endpoint: Endpoint) -> Callable[[], None]:
         settings=S3Settings(),
     )
 
-    def fetch(peer: NeuronInfo) -> str:
-        bucket = scene.bucket(peer.uid)
-        *signed, payload = scene.keys(peer.uid)
+    uids = range(len(scene.hotkeys))
+
+    def fetch(uid: int) -> str:
+        bucket = scene.bucket(uid)
+        *signed, payload = scene.keys(uid)
         for key in signed:
             client.head_object(Bucket=bucket, Key=key)
             client.get_object(Bucket=bucket, Key=key)["Body"].read()
@@ -192,7 +204,7 @@ def bare_loop(scene: Scene, endpoint: Endpoint) -> Callable[[], None]:
 
     def run() -> None:
         with ThreadPoolExecutor(CONCURRENCY) as pool:
-            if len(set(pool.map(fetch, scene.peers))) != len(scene.peers):
+            if len(set(pool.map(fetch, uids))) != len(uids):
                 raise RuntimeError("the endpoint did not give every payload")
 
     return run
@@ -203,11 +215,11 @@ def whole_gather(scene: Scene, endpoint: Endpoint) -> Callable[[], None]:
     gatherer = Gatherer(
         scene.buckets(endpoint), Undecoded(scene.folder / "payloads", scene.layout), SystemClock(), CONCURRENCY
     )
-    rules = RevealRules(NETWORK, scene.times, lambda uid: ASSIGNMENT)
+    rules, peers = RevealRules(NETWORK, scene.times, lambda uid: ASSIGNMENT), scene.peers(endpoint)
 
     def run() -> None:
-        report = gatherer.gather(scene.peers, rules, retry_until=time.time() + PATIENCE_SECONDS)
-        if len(report.submissions) != len(scene.peers):
+        report = gatherer.gather(peers, rules, retry_until=time.time() + PATIENCE_SECONDS)
+        if len(report.submissions) != len(peers):
             raise RuntimeError(report.summary)
 
     return run

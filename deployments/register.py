@@ -3,7 +3,8 @@
     python -m deployments.register --name default --env-file .env
 
 The environment is checked first: a variable that is missing or malformed, or that names a chain, a bucket or a dataset
-that does not answer, is named and nothing is changed. Running it again updates what is there.
+that does not answer, is named and nothing is changed. Then the hotkey announces the neuron's role on chain. Running it
+again updates what is there.
 """
 
 import argparse
@@ -34,6 +35,7 @@ from deployments.worker import ResidentWorker
 from templar.chain.remote import public_address
 from templar.errors import PermanentError, Reason, TemplarError
 from templar.housekeeping.access import check_access
+from templar.neuron.join import announce_role
 from templar.neuron.lock import make_private
 from templar.store.base import ObjectStore
 from templar.store.files import local_file
@@ -209,6 +211,7 @@ def main() -> int:
         block = neuron_from_environment(read_environment(arguments.env_file))
         require_reachable(block)
         require_server()
+        announce_role(block.subnet.open(block.wallet), block.wallet.open().address, block.role)
         register(arguments.name, block)
     except TemplarError as error:
         print(error, file=sys.stderr)

@@ -136,6 +136,13 @@ def settle(neuron: str, window: int) -> Settlement:
 # An aggregator, and a validator.
 
 
+@task(task_run_name="observe commitments {window}", **STORE)
+def observe_commitments(neuron: str, window: int) -> int | None:
+    """Look at all commitments before the close; how many were seen, None if it was too late to look."""
+    seen = hosted(neuron, RosterNode).observe_commitments(window).digests
+    return None if seen is None else len(seen)
+
+
 @task(task_run_name="roster {window}", **STORE)
 def settle_and_publish(neuron: str, window: int, report: GatherReport) -> Settlement:
     """Wait for the roster that decides the window; publish the own one in the own slot if none counts by then."""
@@ -203,6 +210,7 @@ _STEPS: dict[str, Callable[..., Any]] = {
     "commit": commit,
     "upload": upload,
     "settle": settle,
+    "observe_commitments": observe_commitments,
     "settle_and_publish": settle_and_publish,
     "decide": decide,
     "evaluate": evaluate,

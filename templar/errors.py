@@ -72,6 +72,7 @@ class Reason(StrEnum):
     WEIGHTS_VERSION = "weights_version"
     WEIGHTS_MALFORMED = "weights_malformed"
     BLOCK_UNKNOWN = "block_unknown"
+    ROLE_MISSING = "role_missing"
     COMMITMENT_MISSING = "commitment_missing"
     COMMITMENT_MALFORMED = "commitment_malformed"
 
@@ -79,6 +80,8 @@ class Reason(StrEnum):
     COMMIT_MISSING = "commit_missing"
     COMMIT_EARLY = "commit_early"
     COMMIT_LATE = "commit_late"
+    COMMIT_UNSEEN = "commit_unseen"
+    TIME_UNPROVEN = "time_unproven"
     COMMIT_MISMATCH = "commit_mismatch"
     MANIFEST_MISSING = "manifest_missing"
     PAYLOAD_MISSING = "payload_missing"

@@ -19,6 +19,7 @@ from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.gather import GatherReport
 from templar.exchange.publish import TimedReport
 from templar.neuron.catchup import catch_up
+from templar.neuron.join import announce_role
 from templar.neuron.journal import Status
 from templar.neuron.miner import PageReport, PayloadReport, TrainReport
 from templar.neuron.node import Node
@@ -61,6 +62,7 @@ class MinerSteps(Steps):
 class AggregatorSteps(Steps):
     """The steps of a node that publishes rosters and signs decisions."""
 
+    observe_commitments: Callable[[int], object]
     settle_and_publish: Callable[[int, GatherReport], Settlement]
     decide: Callable[[Settlement], TimedReport]
 
@@ -105,8 +107,9 @@ def mine(steps: MinerSteps, window: int) -> str:
 
 def aggregate(steps: AggregatorSteps, window: int) -> str:
     """One window of an aggregator; the message of its final state."""
-    # 1. Gather what the peers revealed.
+    # 1. See who committed before the close, and gather what the peers revealed after it.
     steps.update_peers(window)
+    steps.observe_commitments(window)
     report = steps.gather(window)
 
     # 2. Publish aggregate and roster in the own slot unless a lower rank's roster counts; sign what was decided.
@@ -123,8 +126,9 @@ def aggregate(steps: AggregatorSteps, window: int) -> str:
 
 def validate(steps: ValidatorSteps, window: int) -> str:
     """One window of a validator; the message of its final state."""
-    # 1. Gather what every miner revealed, not only the peers: each miner is scored.
+    # 1. See who committed before the close, and gather what every miner revealed after it: each miner is scored.
     steps.update_peers(window)
+    steps.observe_commitments(window)
     report = steps.gather(window)
 
     # 2. Settle on a roster, the own one if no lower rank's counts, and sign it before the next window closes.
@@ -226,7 +230,7 @@ def open_window(node: Node, requested: int | None = None) -> Opening:
     node.journal.claim(window)
     node.chain.wait_for_block(first_block(window, node.hparams.windows))
     if not node.takes_part(window):
-        return _skip_first_window(node, window)
+        return _skip_window(node, window)
 
     # 3. Catch up with the window before it while a roster of this one can still be published.
     deadline = node.exchange.expected_times(window).null_after + node.hparams.windows.settle_delay_seconds
@@ -270,15 +274,24 @@ def _refusal(node: Node, window: int, current: int) -> Opening | None:
     return None
 
 
-def _skip_first_window(node: Node, window: int) -> Opening:
-    """Skip the window in the middle of which this node registered; it takes part from the next one on."""
+def _skip_window(node: Node, window: int) -> Opening:
+    """Skip a window that opened before this node was registered or had announced its role, and announce it again.
+
+    Raises:
+        PermanentError: `not_registered`; the hotkey is not on the subnet any more, or the chain refuses the role.
+        TransientError: Chain failed; a later call goes on.
+    """
     following = window_of(node.chain.block(), node.hparams.windows) + 1
-    address = node.exchange.own_signer.address
+    address, role = node.exchange.own_signer.address, str(node.role)
     if node.chain.metagraph().by_hotkey(address) is None:
         raise PermanentError(
             Reason.NOT_REGISTERED,
             f"hotkey {address} is not registered on subnet {node.chain.netuid} any more: register it, then start again",
         )
-    node.finish(window, Reason.NOT_REGISTERED)
-    detail = f"registered after window {window} had opened: takes part from window {following} on"
-    return Opening(window, Action.SKIP, Reason.NOT_REGISTERED, detail)
+    announce_role(node.chain, address, role)
+    then = node.exchange.metagraph(window).by_hotkey(address)
+    reason, detail = Reason.NOT_REGISTERED, f"registered after window {window} had opened"
+    if then is not None:
+        reason, detail = Reason.ROLE_MISSING, f"window {window} opened with the role {then.role} on chain, not {role}"
+    node.finish(window, reason)
+    return Opening(window, Action.SKIP, reason, f"{detail}: takes part from window {following} on")

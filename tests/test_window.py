@@ -13,6 +13,7 @@ import templar.window
 from templar.agreement.slots import Settlement
 from templar.audit.roster_audit import AuditReport
 from templar.errors import PermanentError, Reason, TransientError
+from templar.exchange.commitments import Observed
 from templar.exchange.gather import GatherReport
 from templar.exchange.peers import Selection
 from templar.exchange.publish import TimedReport
@@ -41,6 +42,7 @@ ANSWERS: dict[str, Any] = {
     "compress": PayloadReport(WINDOW, "ab" * 32, 1234, 9999, "cd" * 32, "ef" * 32),
     "commit": IN_TIME,
     "upload": IN_TIME,
+    "observe_commitments": Observed(WINDOW, {}),
     "gather": GatherReport(WINDOW, ()),
     "settle": Settlement(WINDOW, None),
     "settle_and_publish": Settlement(WINDOW, None),
@@ -72,7 +74,7 @@ class Branch:
 
 CLOSE = "apply publish_sync_proof finish"
 TRAIN, AGREE = "update_peers fetch_pages train", f"gather settle {CLOSE}"
-LEAD = "update_peers gather settle_and_publish decide"
+LEAD = "update_peers observe_commitments gather settle_and_publish decide"
 MEASURE = f"{LEAD} evaluate rate apply publish_evidence set_weights publish_sync_proof finish"
 END = "root 0123456789ab"
 NO_UNITS = TrainReport(WINDOW, Reason.NO_ASSIGNMENT)

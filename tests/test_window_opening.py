@@ -2,6 +2,7 @@
 
 import pytest
 
+from templar.chain.base import Role
 from templar.errors import PermanentError, Reason
 from templar.exchange.object_keys import aggregate_key
 from templar.neuron.journal import Status
@@ -161,6 +162,35 @@ def test_a_newcomer_takes_part_from_the_window_after_its_registration_on(network
     assert len(network.roots(4)) == 1
     assert network.objects("newcomer", "gradient-3-")
     assert not network.objects("newcomer", "proof-2-"), "nobody could sign it"
+
+
+def test_a_node_whose_role_another_announcement_replaced_skips_a_window_and_announces_it_again(
+    network: Network,
+) -> None:
+    network.run([1])
+    miner = network.miners[0]
+    address = miner.exchange.own_signer.address
+    miner.chain.set_role(Role.VALIDATOR)
+    network.to_window(3)
+    opening = open_window(miner)
+    assert_skipped(opening, 3, Reason.ROLE_MISSING)
+    assert opening.detail == "window 3 opened with the role validator on chain, not miner: takes part from window 4 on"
+    neuron = miner.chain.metagraph().by_hotkey(address)
+    assert neuron is not None
+    assert neuron.role is Role.MINER
+    assert open_window(miner, 4).action is Action.RUN
+
+
+def test_stake_from_a_stranger_keeps_no_miner_from_mining(network: Network) -> None:
+    network.run([1])
+    miner = network.miners[0]
+    uid = network.member(miner).uid
+    network.world.chain.set_stake(miner.exchange.own_signer.address, 1e6, validator_permit=True)
+    network.run([2, 3])
+    rosters = {window: network.roster(window) for window in (2, 3)}
+    assert all(roster is not None and uid in {each.uid for each in roster.entries} for roster in rosters.values())
+    assert [neuron.uid for neuron in miner.exchange.publishers(3)] == [network.member(network.aggregator).uid, 2]
+    assert len(network.roots(3)) == 1
 
 
 def test_a_node_that_lost_its_registration_fails_for_good(network: Network) -> None:

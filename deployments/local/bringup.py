@@ -14,6 +14,7 @@ from blocks.environment import neuron_from_environment
 from blocks.neuron import Neuron, actors
 from deployments.local.plan import DEFAULT_NEURON, HOUSEKEEPING_POOL, LocalNeuron, LocalPlan
 from deployments.local.prepare import (
+    announce_bucket,
     prepare_buckets,
     prepare_chain,
     prepare_dataset,
@@ -139,6 +140,7 @@ class LocalNetwork:
         deploying = self._start("deployment", DEPLOY_COMMAND) if housekeeping else None
         # 2. Blocks and deployments meanwhile.
         for neuron, block in blocks.items():
+            announce_bucket(block)
             register(neuron.name, block)
         if deploying is not None:
             self._finish(deploying)

@@ -22,7 +22,8 @@ from templar.data.tokenizer import load_tokenizer
 from templar.errors import PermanentError, Reason
 from templar.exchange.buckets import Buckets
 from templar.hparams import HParams
-from templar.store.address import BucketAddress
+from templar.neuron.join import CHAIN_ROLES
+from templar.store.address import BucketAddress, encode_address
 from templar.store.base import ObjectStore
 from templar.store.directory import DirectoryStore
 from templar.store.s3 import S3Store
@@ -68,7 +69,7 @@ def prepare_folder(plan: LocalPlan) -> None:
 
 
 def prepare_chain(plan: LocalPlan, hparams: HParams) -> None:
-    """Create the ledger, and a wallet with a registered hotkey for every member."""
+    """Create the ledger, and a wallet for every member with a registered hotkey that has announced its role."""
     create_ledger(
         plan.ledger,
         netuid=NETUID,
@@ -81,6 +82,10 @@ def prepare_chain(plan: LocalPlan, hparams: HParams) -> None:
         hotkey = create_wallet(plan.wallets, WALLET_NAME, neuron.name)
         permit = neuron.role in ("aggregator", "validator")
         ledger.register(hotkey.address, stake=neuron.stake, validator_permit=permit)
+        if neuron.role in CHAIN_ROLES:
+            announcing = Ledger(plan.ledger, hotkey=hotkey)
+            announcing.set_role(CHAIN_ROLES[neuron.role])
+            announcing.close()
     ledger.close()
 
 
@@ -121,6 +126,12 @@ def write_environments(plan: LocalPlan, keys: Mapping[str, Keys]) -> None:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.writelines(f"{name}={value}\n" for name, value in _environment(plan, neuron, keys).items())
+
+
+def announce_bucket(block: Neuron) -> None:
+    """Commit a neuron's bucket before the first window opens: a window knows no bucket that is committed later."""
+    chain = block.subnet.open(block.wallet)
+    chain.set_commitment(encode_address(block.bucket.open().address))
 
 
 def publish_network(plan: LocalPlan, publisher: Neuron, *, opens_in_seconds: float) -> Birth:

@@ -14,6 +14,7 @@ from templar.exchange.peers import select_peers
 from templar.hparams import Peers
 
 PEERS = Peers(
+    validator_min_stake=1.0,
     gather_peer_count=3,
     reserve_peer_count=2,
     minimum_peers=2,

@@ -9,7 +9,7 @@ from typing import Any
 from docs.vectors.scenario import MINER_UIDS, WINDOW, hotkey, layout_of, payload, root_before
 from templar.canonical import sha256_hex
 from templar.errors import Reason
-from templar.exchange.buckets import bucket_digest
+from templar.exchange.buckets import account_digest
 from templar.gradient.codec.wire import encode
 from templar.hparams import HParams, Peers, Scoring, Weights, load_hparams
 from templar.scoring.conclude import conclude
@@ -17,6 +17,7 @@ from templar.scoring.evidence import Estimate, Evidence, Likeness, Measurement, 
 from templar.scoring.standing import Standing
 
 PEERS = Peers(
+    validator_min_stake=1.0,
     gather_peer_count=3,
     reserve_peer_count=2,
     minimum_peers=2,
@@ -232,7 +233,7 @@ def _absent(uid: int, reason: Reason | None, *, key: int | None = None, **fields
 
 
 def _bucket(key: int) -> str:
-    return bucket_digest(f"bucket-{key}")
+    return account_digest(f"bucket-{key}")
 
 
 def _like(uid: int, share: float) -> Likeness:

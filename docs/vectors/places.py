@@ -3,6 +3,8 @@
 from typing import Any
 
 from docs.vectors.scenario import RULES, TIMES, WINDOW
+from templar.chain.base import Role
+from templar.chain.extrinsics import role_record
 from templar.store.address import BucketAddress, encode_address
 from templar.timeline import WindowTimes
 
@@ -13,13 +15,13 @@ def time_vectors() -> dict[str, Any]:
     return {"rules": RULES.model_dump(), "windows": [_times(each) for each in cases]}
 
 
-def commitment_vectors() -> list[dict[str, Any]]:
-    """What a hotkey commits on chain about its bucket."""
+def commitment_vectors() -> dict[str, Any]:
+    """What a hotkey commits on chain about its bucket, and the axon records that announce roles."""
     addresses = (
         BucketAddress("0123456789abcdef" * 2, "fedcba9876543210" * 2, "00112233445566778899aabbccddeeff" * 2),
         BucketAddress("local-bucket", "readkey", "secret/with+base64="),
     )
-    return [
+    commitments = [
         {
             "account_id": address.account_id,
             "access_key_id": address.access_key_id,
@@ -28,6 +30,12 @@ def commitment_vectors() -> list[dict[str, Any]]:
         }
         for address in addresses
     ]
+    roles = {role.value: role_record(role) for role in Role}
+    others = [
+        roles["miner"] | changes
+        for changes in ({"placeholder2": 3}, {"placeholder1": 0}, {"ip": 2130706433}, {"port": 8091})
+    ]
+    return {"buckets": commitments, "roles": roles, "no_roles": others}
 
 
 def _times(times: WindowTimes) -> dict[str, Any]:

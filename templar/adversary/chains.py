@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from templar.canonical import keyed_seed
-from templar.chain.base import Chain, Clock, Metagraph
+from templar.chain.base import Chain, Clock, Metagraph, Role
 from templar.chain.ledger import Ledger
 from templar.errors import PermanentError, Reason, TransientError
 
@@ -239,6 +239,10 @@ class ChainView:
     def set_commitment(self, data: str) -> None:
         """Commit under the own hotkey."""
         self._inner.set_commitment(data)
+
+    def set_role(self, role: Role) -> None:
+        """Announce the own hotkey's role."""
+        self._inner.set_role(role)
 
     def weights(self) -> dict[int, dict[int, float]]:
         """All weights."""

@@ -8,6 +8,7 @@ bucket to read, the chain, and the clock.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from templar.adversary.cheats import FamilyMiner, KeepGoing, untrained, zero_update
 from templar.agreement.slots import Settlement
-from templar.canonical import keyed_seed
+from templar.canonical import keyed_seed, sha256_hex
+from templar.chain.ledger import Ledger
 from templar.errors import Reason, TemplarError
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Commit, Manifest
@@ -25,7 +27,7 @@ from templar.gradient.aggregate import aggregate
 from templar.gradient.codec.planes import Section
 from templar.gradient.codec.sections import pack, unpack
 from templar.gradient.codec.values import MAX_STEP, Coefficients
-from templar.gradient.codec.wire import Payload, decode
+from templar.gradient.codec.wire import Payload, decode, encode
 from templar.neuron.miner import Miner, TrainReport
 from templar.training.train import TrainResult
 
@@ -244,6 +246,33 @@ class LateCommittingCopyingMiner(CopyingMiner):
         return report
 
 
+class BackdatingMiner(Impostor):
+    """Commits to nothing in time, then reveals another's payload under its own header with a commitment made to fit.
+
+    Its bucket shows the commitment with a time before the close (`templar.adversary.faults.BACKDATED`).
+    """
+
+    def commit(self, window: int) -> TimedReport:
+        """Nothing yet."""
+        return TimedReport(())
+
+    def upload(self, window: int) -> TimedReport:
+        """The other's work under the own name, and the commitment to it."""
+        self.wait_for_reveals(window)
+        stolen = self.stolen(window, Kind.GRADIENT)
+        if stolen is None:
+            return nothing_to_steal(window)
+        payload, own = decode(stolen, self.layout), self.exchange.identity(window)
+        header = replace(payload.header, uid=own.uid, hotkey=own.hotkey)
+        data = encode(Payload(header, payload.sections), self.layout)
+        promised = {"payload_sha256": sha256_hex(data), "payload_bytes": len(data)}
+        manifest = self._manifest(window).model_copy(update=promised)
+        self.put(Kind.GRADIENT, window, data)
+        self.put_sealed(manifest)
+        self.put_sealed(manifest.commit)
+        return TimedReport(())
+
+
 class BucketCopyingMiner(Impostor):
     """Puts another's signed commitment, manifest and payload into its own bucket, as they are."""
 
@@ -276,6 +305,31 @@ class CommitCopyingMiner(BucketCopyingMiner):
         digest = unseal(stolen, Commit).body.commitment
         self.put_sealed(self._manifest(window).commit.model_copy(update={"commitment": digest}))
         return TimedReport(())
+
+
+class MovingMiner(Impostor):
+    """Commits another miner's bucket on chain as soon as a window has opened, to be read there by some and not all."""
+
+    def commit(self, window: int) -> TimedReport:
+        """The own commitment; then the chain names another's bucket."""
+        report, own = super().commit(window), self.exchange.identity(window)
+        others = (each.commitment for each in self.exchange.miners(window) if each.uid != own.uid)
+        named = next((each for each in others if each is not None), None)
+        if named is not None:
+            self.chain.set_commitment(named)
+        return report
+
+
+class StakingMiner(Impostor):
+    """Stakes on all other miners until the chain gives them permits and the first ranks."""
+
+    def commit(self, window: int) -> TimedReport:
+        """The own commitment; then the stake, which needs nobody's signature but that of who pays for it."""
+        report, chain = super().commit(window), self.chain
+        for neuron in self.exchange.miners(window):
+            if isinstance(chain, Ledger) and neuron.uid != self.exchange.identity(window).uid:
+                chain.set_stake(neuron.hotkey, 1e6, validator_permit=True)
+        return report
 
 
 class ImpersonatingMiner(Impostor):

@@ -12,6 +12,7 @@ from templar.adversary.chains import ChainView, UnreachableChain
 from templar.adversary.judge import BucketFault, ChainFault
 from templar.chain.base import Clock
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.exchange.object_keys import Kind
 from templar.store.base import DeleteReport, ObjectInfo, ObjectStore
 
 
@@ -199,6 +200,14 @@ class RestampingStore(StoreView):
         return replace(info, last_modified=info.last_modified + self.seconds)
 
 
+class BackdatingStore(RestampingStore):
+    """Shows commitments as stored `seconds` later than they were, which may be fewer than 0, and all else as it is."""
+
+    def shown(self, info: ObjectInfo) -> ObjectInfo:
+        """A commitment at another time."""
+        return super().shown(info) if info.key.startswith(f"{Kind.COMMIT}-") else info
+
+
 @dataclass(eq=False)
 class SlowStore(StoreView):
     """Takes `seconds` for every call, which then ends in the error `then`, if there is one."""
@@ -236,6 +245,7 @@ def unreachable(after_seconds: float, seconds: float, every: float) -> ChainFaul
 
 STAMPED_LATE = for_all(lambda store, clock: RestampingStore(store, seconds=30))
 STAMPED_EARLY = for_all(lambda store, clock: RestampingStore(store, seconds=-30))
+BACKDATED = for_all(lambda store, clock: BackdatingStore(store, seconds=-6))
 TRUNCATING = for_all(lambda store, clock: TruncatingStore(store))
 SHORTENING = for_all(lambda store, clock: ShorteningStore(store))
 CORRUPTING = for_all(lambda store, clock: CorruptingStore(store))

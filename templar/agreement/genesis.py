@@ -7,7 +7,7 @@ first parameters come from the checkpoint: two builds of a library may initialis
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -70,10 +70,12 @@ def publish_genesis(
     Raises:
         PermanentError: `not_registered`, `object_differs` (this hotkey started another network here before).
     """
-    neuron = chain.metagraph().by_hotkey(signer.address)
-    if neuron is None or not neuron.validator_permit:
+    neuron = next((each for each in validators_now(chain, hparams) if each.hotkey == signer.address), None)
+    if neuron is None:
         raise PermanentError(
-            Reason.NOT_REGISTERED, f"hotkey {signer.address} has no validator permit: it cannot start a network"
+            Reason.NOT_REGISTERED,
+            f"hotkey {signer.address} cannot start a network: it needs the role validator, a validator permit and the "
+            f"stake {hparams.peers.validator_min_stake:g}",
         )
     digest = parameters_digest(params)
     start = StartWindow(
@@ -97,6 +99,11 @@ def publish_genesis(
     return birth
 
 
+def validators_now(chain: Chain, hparams: HParams) -> tuple[NeuronInfo, ...]:
+    """The validators at the newest block, by falling stake."""
+    return replace(chain.metagraph(), validator_min_stake=hparams.peers.validator_min_stake).validators()
+
+
 def find_birth(chain: Chain, buckets: Buckets, hparams: HParams, *, pinned: str | None = None) -> Birth:
     """The start window of the network: that of the validator with the most stake that has published one.
 
@@ -112,7 +119,7 @@ def find_birth(chain: Chain, buckets: Buckets, hparams: HParams, *, pinned: str 
         PermanentError: `bad_hparams`.
     """
     left_out, failed = [], None
-    for validator in chain.metagraph().validators():
+    for validator in validators_now(chain, hparams):
         try:
             start = _read_start(chain, buckets, validator)
         except (PermanentError, TransientError) as error:

@@ -7,6 +7,7 @@ measured on the same payloads, so that one lie is one difference and does not ch
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -15,10 +16,11 @@ from templar.agreement.decisions import may_have_expired
 from templar.audit.hindsight import Hindsight, cache_payloads
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, TransientError
+from templar.exchange.buckets import bucket_digest
 from templar.exchange.gather import GatherReport, PeerOutcome, Tier
 from templar.exchange.object_keys import Kind, window_key
 from templar.hparams import HParams
-from templar.neuron.evaluate import bucket_of, evaluate
+from templar.neuron.evaluate import evaluate
 from templar.neuron.node import Node
 from templar.scoring.conclude import conclude
 from templar.scoring.differences import Difference, compare_evidence, compare_facts, shown
@@ -32,6 +34,7 @@ MOMENTARY = frozenset(
         Reason.STORE_UNREACHABLE,
         Reason.STORE_BUSY,
         Reason.TOO_SLOW,
+        Reason.COMMIT_UNSEEN,
         Reason.CHAIN_UNREACHABLE,
         Reason.CHAIN_RATE_LIMITED,
     }
@@ -194,7 +197,7 @@ class _Reconciliation:
         if claim is None:  # `compare_facts` reports that it was skipped; the others are measured without it
             self.measurable &= not self._is_listed(uid)
             return None if now is None else replace(now, submission=None)
-        bucket = bucket_of(self.node, neuron)
+        bucket = bucket_digest(neuron)
         if claim.bucket != bucket:
             self._other_bucket(neuron, claim, bucket)
         if claim.payload_sha256 == truth:
@@ -208,7 +211,7 @@ class _Reconciliation:
 
     def _truth(self, neuron: NeuronInfo, now: PeerOutcome | None) -> tuple[str | None, bool]:
         """Return the payload that counts by the public objects, and whether its author is banned."""
-        bucket = bucket_of(self.node, neuron)
+        bucket = bucket_digest(neuron)
         if self.standing.is_banned(self.seen.window, neuron.hotkey, bucket):
             return None, True
         roster = self.seen.settlement.roster
@@ -234,15 +237,12 @@ class _Reconciliation:
         return replace(now, tier=tier, submission=counted, reason=claim.reason)
 
     def _other_bucket(self, neuron: NeuronInfo, claim: MinerFacts, bucket: str | None) -> None:
-        """Handle a bucket that the chain names otherwise now: it matters only where one of the two is banned."""
-        window = self.seen.window
-        then, now = (self.standing.is_banned(window, neuron.hotkey, each) for each in (claim.bucket, bucket))
-        if then == now:
-            self.notes.append(f"uid {neuron.uid}: the chain names another bucket now than the evidence")
-            self._settle(claim, "bucket")
-        else:
-            self._differs(claim, "bucket", shown(bucket), suspects=(self.validator, neuron.uid))
-            self._settle(claim, "bucket", "payload_sha256", "reason", "windows_behind")
+        """Handle another bucket than the chain named when the window opened, and what follows if one is banned."""
+        self._differs(claim, "bucket", shown(bucket))
+        self._settle(claim, "bucket")
+        is_banned = partial(self.standing.is_banned, self.seen.window, neuron.hotkey)
+        if is_banned(claim.bucket) != is_banned(bucket):
+            self._settle(claim, "payload_sha256", "reason", "windows_behind")
             self.measurable = False
 
     def _left_out(self, neuron: NeuronInfo, claim: MinerFacts, truth: str | None) -> None:

@@ -6,6 +6,7 @@ Consensus reads come from finalized blocks (docs/protocol.md 1); `head` is only 
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
 
 from cachetools import LRUCache
@@ -16,6 +17,13 @@ COMMITMENT_CHARACTERS = 128
 T = TypeVar("T")
 
 
+class Role(StrEnum):
+    """What a hotkey announced that it is. Only the hotkey itself can sign this, unlike stake, which anybody may add."""
+
+    MINER = "miner"
+    VALIDATOR = "validator"
+
+
 @dataclass(frozen=True)
 class NeuronInfo:
     """One registered neuron as the chain sees it."""
@@ -23,8 +31,10 @@ class NeuronInfo:
     uid: int  # index in the subnet
     hotkey: str  # ss58 address
     stake: float  # total stake, in the chain's unit
-    validator_permit: bool  # whether it may set weights and publish rosters
+    validator_permit: bool  # whether it may set weights
     incentive: float  # share of the miners' emission, in 0..1
+    commitment: str | None  # what the hotkey had committed by the metagraph's block; None for nothing of our length
+    role: Role | None  # what it had announced by then
 
 
 @dataclass(frozen=True)
@@ -33,6 +43,7 @@ class Metagraph:
 
     block: int
     neurons: tuple[NeuronInfo, ...]
+    validator_min_stake: float = 0.0  # a setting of the network, not of the chain
 
     def by_uid(self, uid: int) -> NeuronInfo | None:
         """The neuron with this uid, if there is one."""
@@ -43,13 +54,17 @@ class Metagraph:
         return next((neuron for neuron in self.neurons if neuron.hotkey == hotkey), None)
 
     def validators(self) -> tuple[NeuronInfo, ...]:
-        """Neurons with a validator permit, by falling stake, ties by uid (docs/protocol.md 8)."""
-        permitted = (neuron for neuron in self.neurons if neuron.validator_permit)
-        return tuple(sorted(permitted, key=lambda neuron: (-neuron.stake, neuron.uid)))
+        """Validators with a permit and the least stake, by falling stake, ties by uid (docs/protocol.md 2)."""
+        found = (
+            neuron
+            for neuron in self.neurons
+            if neuron.role is Role.VALIDATOR and neuron.validator_permit and neuron.stake >= self.validator_min_stake
+        )
+        return tuple(sorted(found, key=lambda neuron: (-neuron.stake, neuron.uid)))
 
     def miners(self) -> tuple[NeuronInfo, ...]:
-        """Neurons without a validator permit, in uid order."""
-        return tuple(neuron for neuron in self.neurons if not neuron.validator_permit)
+        """Those that announced that they are miners, in uid order; a permit changes nothing."""
+        return tuple(neuron for neuron in self.neurons if neuron.role is Role.MINER)
 
 
 class Clock(Protocol):
@@ -102,7 +117,7 @@ class Chain(Protocol):
         """Return once the block is there (and finalized, unless only acting depends on it)."""
 
     def metagraph(self, block: int | None = None) -> Metagraph:
-        """The subnet's neurons at a finalized block, the newest by default."""
+        """The subnet's neurons and their commitments at a finalized block, the newest by default."""
 
     def require_fees(self) -> None:
         """Check that the own extrinsics can be paid for; `cannot_pay_fees` if not."""
@@ -112,6 +127,9 @@ class Chain(Protocol):
 
     def set_commitment(self, data: str) -> None:
         """Commit `COMMITMENT_CHARACTERS` ASCII characters under the own hotkey; returns once that is final."""
+
+    def set_role(self, role: Role) -> None:
+        """Announce the own hotkey's role; returns once that is final. It holds until another one is announced."""
 
     def weights(self) -> dict[int, dict[int, float]]:
         """For each validator uid that set weights: miner uid -> weight, summing to 1."""

@@ -18,16 +18,18 @@ from typing import Any, TypeVar
 import bittensor as bt
 from bittensor import settings as bt_settings
 
-from templar.chain.base import Clock, Metagraph, NeuronInfo
+from templar.chain.base import Clock, Metagraph, NeuronInfo, Role
 from templar.chain.clock import SystemClock
 from templar.chain.extrinsics import (
     ExtrinsicLimitedError,
+    announced_role,
     check_commitment,
     commitment_info,
     commitment_text,
     inherent_time,
     quantise_weights,
     refusal,
+    role_record,
 )
 from templar.chain.hotkey import load_hotkey
 from templar.chain.remote import (
@@ -174,14 +176,23 @@ class BittensorChain(FinalizedChain):
         self._connection.leave(reason)
 
     def _read_metagraph(self, number: int) -> Metagraph:
-        async def read(link: _Link) -> bt.Metagraph | None:
-            return await link.client.subnets.metagraph(self._netuid, block=number, commitments=False)
+        async def read(link: _Link) -> tuple[bt.Metagraph | None, dict[str, str]]:
+            graph = await link.client.subnets.metagraph(self._netuid, block=number, commitments=False)
+            return graph, await self._commitments_at(link, number)
 
-        graph = self._read(f"the metagraph at block {number}", read)
+        graph, commitments = self._read(f"the metagraph at block {number}", read)
         if graph is None:
             raise PermanentError(Reason.BAD_ENVIRONMENT, f"netuid: there is no subnet {self._netuid} at block {number}")
         neurons = tuple(
-            NeuronInfo(neuron.uid, neuron.hotkey, neuron.total_stake.amount, neuron.validator_permit, neuron.incentive)
+            NeuronInfo(
+                neuron.uid,
+                neuron.hotkey,
+                neuron.total_stake.amount,
+                neuron.validator_permit,
+                neuron.incentive,
+                commitments.get(neuron.hotkey),
+                announced_role(graph.raw["axons"][neuron.uid]),
+            )
             for neuron in graph.neurons
         )
         return Metagraph(number, neurons)
@@ -189,23 +200,31 @@ class BittensorChain(FinalizedChain):
     def commitments(self) -> dict[str, str]:
         """Each hotkey's newest commitment; commitments of another form are ignored."""
         number = self.block()
-        rows = self._read(
-            "the commitments",
-            lambda link: link.client.query_map(_COMMITMENT_OF, [self._netuid], block=number),
-        )
+        return self._read("the commitments", lambda link: self._commitments_at(link, number))
+
+    async def _commitments_at(self, link: _Link, number: int) -> dict[str, str]:
+        rows = await link.client.query_map(_COMMITMENT_OF, [self._netuid], block=number)
         found = {str(hotkey): commitment_text(record) for hotkey, record in rows}
         return {hotkey: text for hotkey, text in found.items() if text is not None}
 
     def set_commitment(self, data: str) -> None:
         """Commit under the own hotkey; returns once that is final."""
         check_commitment(data)
+        info = commitment_info(data)
+        self._sign("setting the commitment", bt.calls.Commitments.set_commitment(netuid=self._netuid, info=info))
+
+    def set_role(self, role: Role) -> None:
+        """Announce the own hotkey's role, in place of an axon; returns once that is final."""
+        call = bt.calls.SubtensorModule.serve_axon(netuid=self._netuid, **role_record(role))
+        self._sign("announcing the role", call)
+
+    def _sign(self, what: str, call: Any) -> None:
         wallet = self._own_wallet()
-        call = bt.calls.Commitments.set_commitment(netuid=self._netuid, info=commitment_info(data))
 
         async def submit(link: _Link) -> bt.ExtrinsicResult:
             return await link.client.submit_call(call, wallet, signer="hotkey")
 
-        self._submit("setting the commitment", submit)
+        self._submit(what, submit)
 
     def weights(self) -> dict[int, dict[int, float]]:
         """For each validator uid that set weights: miner uid -> weight, summing to 1."""

@@ -1,4 +1,4 @@
-"""Extrinsics of every chain: the form of commitments and weights, and the errors for refused extrinsics.
+"""Extrinsics of every chain: the form of commitments, roles and weights, and the errors for refused extrinsics.
 
 Weights have 16 bits each, and only their proportions count. They are checked here before anything is sent, so a mistake
 costs no extrinsic and has the same message on every chain, and compared here with what a chain shows afterwards.
@@ -8,12 +8,16 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from templar.chain.base import COMMITMENT_CHARACTERS
+from templar.chain.base import COMMITMENT_CHARACTERS, Role
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 
 LARGEST_U16 = 65535
 ROUNDING = 1
 """Two 16-bit weights that differ by at most this are the same weight, rounded by different chains."""
+ROLE_MARK = 84
+"""First placeholder of an axon record that announces a role; the second is the role's code."""
+_ROLE_CODES = {Role.MINER: 1, Role.VALIDATOR: 2}
+_NO_ENDPOINT = {"version": 0, "ip": 0, "port": 1, "ip_type": 4, "protocol": 4}  # as the SDK's `reset_axon` writes it
 _FIELD = f"Raw{COMMITMENT_CHARACTERS}"
 _RETRY_LATER = {"SpaceLimitExceeded", "TooManyUnrevealedCommits", "CommitQueueFull"}
 """Chain errors that end with the epoch, though the SDK classifies them as hard limits."""
@@ -127,6 +131,21 @@ def commitment_text(record: Any) -> str | None:
         return bytes.fromhex(value.removeprefix("0x")).decode("ascii")
     except ValueError:
         return None
+
+
+def role_record(role: Role) -> dict[str, int]:
+    """The axon record that announces a role: it names no endpoint, and its last two fields are ours.
+
+    A hotkey signs `serve_axon` itself, and all 128 characters of its commitment are taken.
+    """
+    return _NO_ENDPOINT | {"placeholder1": ROLE_MARK, "placeholder2": _ROLE_CODES[role]}
+
+
+def announced_role(axon: Any) -> Role | None:
+    """The role that an axon record announces; None for any record that is not exactly of `role_record`'s form."""
+    if not isinstance(axon, dict):
+        return None
+    return next((role for role in Role if role_record(role).items() <= axon.items()), None)
 
 
 def inherent_time(extrinsics: Iterable[str]) -> float | None:

@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from templar.chain.base import Clock, Metagraph, NumberCache
+from templar.chain.base import Clock, Metagraph, NumberCache, Role
 from templar.chain.clock import SystemClock
 from templar.chain.extrinsics import check_commitment, quantise_weights
 from templar.chain.hotkey import Signer
@@ -184,6 +184,11 @@ class Ledger:
         address = self._own_address()
         self._write(ChangeKind.COMMIT, address, lambda state, _: state.accept_commitment(address, data))
 
+    def set_role(self, role: Role) -> None:
+        """Announce the own hotkey's role, and wait for the block that includes it."""
+        address = self._own_address()
+        self._write(ChangeKind.ROLE, address, lambda state, _: state.accept_role(address, role))
+
     def weights_delay_blocks(self) -> int:
         """None: the ledger shows weights at once."""
         return 0
@@ -214,9 +219,13 @@ class Ledger:
         """Remove a hotkey's uid and weights; its commitment stays, as on the real chain."""
         self._write(ChangeKind.DEREGISTER, hotkey_address, lambda state, _: state.accept_deregistration(hotkey_address))
 
-    def set_stake(self, hotkey_address: str, stake: float) -> None:
-        """Set a registered hotkey's stake."""
-        self._write(ChangeKind.STAKE, hotkey_address, lambda state, _: state.accept_stake(hotkey_address, stake))
+    def set_stake(self, hotkey_address: str, stake: float, *, validator_permit: bool | None = None) -> None:
+        """Set a registered hotkey's stake, and its permit unless that is None; needs no signature of the hotkey."""
+        self._write(
+            ChangeKind.STAKE,
+            hotkey_address,
+            lambda state, _: state.accept_stake(hotkey_address, stake, validator_permit),
+        )
 
     def _write(
         self, kind: ChangeKind, hotkey: str, decide: Callable[[State, int], Mapping[str, Any]]

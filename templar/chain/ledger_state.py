@@ -1,4 +1,4 @@
-"""The ledger's blocks, and the state that its changes add up to: registrations, commitments and weights.
+"""The ledger's blocks, and the state that its changes add up to: registrations, commitments, roles and weights.
 
 Block `n` exists from `genesis + n * block` on, its chain time is exactly that instant in whole milliseconds, and it is
 final at once. Number, time and hash are pure functions, so every process on the machine sees the same chain. A state is
@@ -13,7 +13,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from templar.chain.base import NeuronInfo
+from templar.chain.base import NeuronInfo, Role
 from templar.chain.extrinsics import ExtrinsicLimitedError, ExtrinsicRefusedError, normalise_weights
 from templar.errors import PermanentError, Reason
 
@@ -79,7 +79,9 @@ class ChangeKind(StrEnum):
     DEREGISTER = "deregister"
     """A hotkey loses its uid and its weights."""
     STAKE = "stake"
-    """A hotkey's stake is set (`stake`)."""
+    """A hotkey's stake is set (`stake`), and with it its permit (`validator_permit`; null leaves it)."""
+    ROLE = "role"
+    """A hotkey announces its role (`role`)."""
     COMMIT = "commit"
     """A hotkey commits a string (`data`)."""
     WEIGHTS = "weights"
@@ -125,11 +127,12 @@ class State:
     registered: Mapping[str, Registration] = field(default_factory=dict)
     commitments: Mapping[str, str] = field(default_factory=dict)  # they outlive the registration, as on the real chain
     weights: Mapping[str, WeightVector] = field(default_factory=dict)
+    roles: Mapping[str, Role] = field(default_factory=dict)  # as commitments, these stay
 
     def fold(self, changes: Iterable[Change]) -> "State":
         """The state after these further changes, which must follow its own without a gap."""
         last, registered = self.change, dict(self.registered)
-        commitments, weights = dict(self.commitments), dict(self.weights)
+        commitments, weights, roles = dict(self.commitments), dict(self.weights), dict(self.roles)
         for change in changes:
             last, hotkey, value = change.id, change.hotkey, change.value
             match change.kind:
@@ -142,15 +145,17 @@ class State:
                     weights.pop(hotkey, None)
                 case ChangeKind.STAKE:
                     old = registered[hotkey]
-                    registered[hotkey] = Registration(
-                        old.uid, hotkey, value["stake"], old.validator_permit, since=old.since
-                    )
+                    permit = value.get("validator_permit")
+                    permit = old.validator_permit if permit is None else permit
+                    registered[hotkey] = Registration(old.uid, hotkey, value["stake"], permit, since=old.since)
                 case ChangeKind.COMMIT:
                     commitments[hotkey] = value["data"]
+                case ChangeKind.ROLE:
+                    roles[hotkey] = Role(value["role"])
                 case ChangeKind.WEIGHTS:
                     values = {int(uid): weight for uid, weight in value["weights"].items()}
                     weights[hotkey] = WeightVector(values, change.block, change.id)
-        return State(last, registered, commitments, weights)
+        return State(last, registered, commitments, weights, roles)
 
     def accept_registration(self, hotkey: str, stake: float, validator_permit: bool) -> dict[str, Any]:
         """The value of a `REGISTER`: the hotkey gets the smallest free uid.
@@ -165,11 +170,11 @@ class State:
         uid = next(uid for uid in range(len(taken) + 1) if uid not in taken)
         return {"uid": uid, "stake": stake, "validator_permit": validator_permit}
 
-    def accept_stake(self, hotkey: str, stake: float) -> dict[str, Any]:
+    def accept_stake(self, hotkey: str, stake: float, validator_permit: bool | None) -> dict[str, Any]:
         """The value of a `STAKE`; raises like the others."""
         self.place_of(hotkey)
         _check_stake(stake)
-        return {"stake": stake}
+        return {"stake": stake, "validator_permit": validator_permit}
 
     def accept_deregistration(self, hotkey: str) -> dict[str, Any]:
         """The value of a `DEREGISTER`; raises like the others."""
@@ -180,6 +185,11 @@ class State:
         """The value of a `COMMIT`; raises like the others."""
         self.place_of(hotkey)
         return {"data": data}
+
+    def accept_role(self, hotkey: str, role: Role) -> dict[str, Any]:
+        """The value of a `ROLE`; raises like the others."""
+        self.place_of(hotkey)
+        return {"role": role.value}
 
     def accept_weights(
         self, hotkey: str, values: Mapping[int, int], block: int, rate_limit_blocks: int
@@ -232,11 +242,19 @@ class State:
 
     @cached_property
     def neurons(self) -> tuple[NeuronInfo, ...]:
-        """All registered neurons in uid order, with their incentive by the weights."""
+        """All registered neurons in uid order, with their commitments and roles, and their incentive by the weights."""
         places = sorted(self.registered.values(), key=lambda place: place.uid)
         incentive = self._incentive(places)
         return tuple(
-            NeuronInfo(place.uid, place.hotkey, place.stake, place.validator_permit, incentive.get(place.uid, 0.0))
+            NeuronInfo(
+                place.uid,
+                place.hotkey,
+                place.stake,
+                place.validator_permit,
+                incentive.get(place.uid, 0.0),
+                self.commitments.get(place.hotkey),
+                self.roles.get(place.hotkey),
+            )
             for place in places
         )
 

@@ -1,4 +1,8 @@
-"""Buckets: the own one to write, every other one to read, found through their commitments on chain."""
+"""Buckets: the own one to write, every other one to read, found through their commitments on chain.
+
+The account of a neuron is the one that the chain names at the block of its metagraph, so every node reads the same
+bucket for a window (docs/protocol.md 4). Only the key that opens it may have been committed later.
+"""
 
 import logging
 import math
@@ -18,14 +22,14 @@ from templar.store.base import DeleteReport, ObjectInfo, ObjectStore
 
 log = logging.getLogger(__name__)
 
-REFRESH_SECONDS = 600.0
-"""Commitments are read again after this long at the latest (documented value)."""
 ACTIVE_CHECK_SECONDS = 60.0
 """Maximum age of the commitments that `keep_announced` relies on (documented as `active_check_interval`)."""
 ANNOUNCE_TRIES = 3
 """A commitment whose fate is unknown is made so often, if it is not on chain afterwards."""
 RECOMMIT_BLOCKS = 100
 """An overwritten commitment is made again at most once in so many blocks, the rate limit of chains."""
+ACCOUNTS_OPEN = 2
+"""So many buckets of one hotkey are open at the same time: that of this window, and that of an earlier one."""
 
 MAX_LISTED = 50_000  # objects in one listing of another's bucket, which could show new ones without end
 
@@ -67,7 +71,7 @@ class Buckets:
         self._lock = threading.Lock()
         self._refreshing = threading.Lock()
         self._commitments: dict[str, str] = {}
-        self._readers: dict[str, tuple[str, ObjectStore]] = {}
+        self._readers: dict[str, dict[str, tuple[str, ObjectStore]]] = {}  # by hotkey and account: access and bucket
         self._refreshed: float | None = None
         self._announced_block: int | None = None
         self._may_write: Callable[[], None] | None = None
@@ -166,83 +170,68 @@ class Buckets:
             self._refreshed = self._chain.clock.now()
 
     def reader(self, neuron: NeuronInfo) -> ObjectStore:
-        """The bucket of a neuron, for reading; the own bucket for oneself.
+        """The bucket that the chain named for a neuron at the block of its metagraph, for reading.
+
+        The own bucket, if it is that one. A key that was committed later is used when the known one is refused.
 
         Raises:
             RejectedError: `commitment_missing`, `commitment_malformed`.
-            TransientError: The chain could not be reached, and the neuron's commitment was never seen.
         """
-        if self._own is not None and neuron.hotkey == self._hotkey:
+        text = neuron.commitment
+        if text is None:
+            raise RejectedError(
+                Reason.COMMITMENT_MISSING, f"uid {neuron.uid} ({neuron.hotkey}) had committed no bucket on chain"
+            )
+        account = _decode(neuron, text).account_id
+        if self._own is not None and (neuron.hotkey, account) == (self._hotkey, self._own.address.account_id):
             return self._own.store
-        self._refresh_if_old(neuron)
         with self._lock:
-            text = self._commitments.get(neuron.hotkey)
-            if text is None:
-                raise RejectedError(
-                    Reason.COMMITMENT_MISSING, f"uid {neuron.uid} ({neuron.hotkey}) committed no bucket on chain"
-                )
-            known = self._readers.get(neuron.hotkey)
-            if known is not None and known[0] == text:
-                return known[1]
-            bucket = self._open_reader(_decode(neuron, text))
-            store = _RotatingReader(bucket, partial(self._reopened, neuron, text))
-            self._readers[neuron.hotkey] = (text, store)
-        if known is not None:
-            known[1].close()
-        return store
-
-    def account(self, neuron: NeuronInfo) -> str | None:
-        """The account that a neuron's commitment names, unchanged by key rotation; None if it names none.
-
-        Raises:
-            TransientError: The chain could not be reached, and the neuron's commitment was never seen.
-        """
-        self._refresh_if_old(neuron)
-        text = self._commitments.get(neuron.hotkey)
-        try:
-            return None if text is None else _decode(neuron, text).account_id
-        except RejectedError:
-            return None
+            known = self._readers.get(neuron.hotkey, {}).get(account)
+        return self._opened(neuron, account, text) if known is None else known[1]
 
     def close(self) -> None:
         """Close all connections."""
         with self._lock:
-            stores = [store for _, store in self._readers.values()]
+            stores = [store for accounts in self._readers.values() for _, store in accounts.values()]
             self._readers.clear()
         for store in stores:
             store.close()
 
-    def _refresh_if_old(self, neuron: NeuronInfo) -> None:
-        """Read the commitments again when they are old, and once per block while this neuron's is missing.
+    def _opened(self, neuron: NeuronInfo, account: str, text: str) -> ObjectStore:
+        """The bucket of an account through the access of a commitment, in the place of an older one."""
+        with self._lock:
+            accounts = self._readers.setdefault(neuron.hotkey, {})
+            known = accounts.get(account)
+            if known is not None and known[0] == text:
+                return known[1]
+            bucket = self._open_reader(_decode(neuron, text))
+            store = _RotatingReader(bucket, partial(self._reopened, neuron, account, text))
+            replaced = [] if known is None else [known[1]]
+            if known is None and len(accounts) >= ACCOUNTS_OPEN:
+                replaced.append(accounts.pop(next(iter(accounts)))[1])
+            accounts[account] = (text, store)
+        for old in replaced:
+            old.close()
+        return store
 
-        One thread reads, the others wait for it. While the chain cannot be reached, known commitments stay valid.
-        """
-        with self._refreshing:
-            is_known = neuron.hotkey in self._commitments
-            if self._age() < (REFRESH_SECONDS if is_known else self._chain.block_seconds):
-                return
-            try:
-                self.refresh()
-            except TransientError as error:
-                if not is_known:
-                    raise
-                log.warning("commitments cannot be read now, the known ones stay valid: %s", error)
-                self._refreshed = self._chain.clock.now() - REFRESH_SECONDS + self._chain.block_seconds
-
-    def _reopened(self, neuron: NeuronInfo, refused: str) -> ObjectStore | None:
-        """The bucket that a neuron's commitment names now, if it is not the refused one; else None.
+    def _reopened(self, neuron: NeuronInfo, account: str, refused: str) -> ObjectStore | None:
+        """The same bucket through the access that is committed now, if that is not the refused one; else None.
 
         The chain is asked at most once per block, for all refusing buckets together.
         """
         with self._refreshing:
-            if self._commitments.get(neuron.hotkey) == refused and self._age() >= self._chain.block_seconds:
+            if self._access(neuron, account) == refused and self._age() >= self._chain.block_seconds:
                 try:
                     self.refresh()
                 except TransientError as error:
                     log.warning("commitments cannot be read now, the known ones stay valid: %s", error)
-        if self._commitments.get(neuron.hotkey) in (None, refused):
-            return None
-        return self.reader(neuron)
+        text = self._access(neuron, account)
+        return None if text == refused else self._opened(neuron, account, text)
+
+    def _access(self, neuron: NeuronInfo, account: str) -> str:
+        """The newest known commitment of a neuron that names this account."""
+        newest = self._commitments.get(neuron.hotkey)
+        return newest if newest is not None and _account_of(newest) == account else str(neuron.commitment)
 
     def _age(self) -> float:
         return math.inf if self._refreshed is None else self._chain.clock.now() - self._refreshed
@@ -332,9 +321,22 @@ def _at_most(most: int, listing: Iterator[ObjectInfo]) -> Iterator[ObjectInfo]:
         raise TransientError(Reason.STORE_BUSY, f"the bucket lists more than {most} objects: its owner must clean up")
 
 
-def bucket_digest(account: str) -> str:
+def account_digest(account: str) -> str:
     """The hash of a bucket's account: identifies the bucket without naming it."""
     return sha256_hex(account.encode())
+
+
+def bucket_digest(neuron: NeuronInfo) -> str | None:
+    """The hash of a neuron's account, unchanged by key rotation; None if the chain named no bucket."""
+    account = None if neuron.commitment is None else _account_of(neuron.commitment)
+    return None if account is None else account_digest(account)
+
+
+def _account_of(text: str) -> str | None:
+    try:
+        return decode_address(text).account_id
+    except PermanentError:
+        return None
 
 
 def _decode(neuron: NeuronInfo, text: str) -> BucketAddress:

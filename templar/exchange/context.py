@@ -1,6 +1,6 @@
 """One node's view of the network: chain, buckets, hyper-parameters and identity."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from templar.chain.base import Chain, Metagraph, NeuronInfo
@@ -49,10 +49,17 @@ class Exchange:
         """The neurons at `open(w)`, on which every decision about the window is based; waits until it is final."""
         opening = first_block(window, self.hparams.windows)
         self.chain.wait_for_block(opening)
-        return self.chain.metagraph(opening)
+        return self._with_settings(self.chain.metagraph(opening))
+
+    def newest_metagraph(self) -> Metagraph:
+        """The neurons at the newest block, for what belongs to no window."""
+        return self._with_settings(self.chain.metagraph())
+
+    def _with_settings(self, metagraph: Metagraph) -> Metagraph:
+        return replace(metagraph, validator_min_stake=self.hparams.peers.validator_min_stake)
 
     def miners(self, window: int) -> tuple[NeuronInfo, ...]:
-        """Neurons that may train in a window, in uid order: all without a validator permit except the burn uid."""
+        """Neurons that may train in a window, in uid order: those that announced it, except the burn uid."""
         burn = self.hparams.weights.burn_uid
         return tuple(neuron for neuron in self.metagraph(window).miners() if neuron.uid != burn)
 

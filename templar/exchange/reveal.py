@@ -50,7 +50,15 @@ HELD_BACK = frozenset(
 """Reasons for which what was committed to in time is not there in time."""
 
 CONCLUSIVE = (
-    INVALID | HELD_BACK | {Reason.COMMIT_MISSING, Reason.COMMIT_EARLY, Reason.COMMIT_LATE, Reason.WRONG_VERSION}
+    INVALID
+    | HELD_BACK
+    | {
+        Reason.COMMIT_MISSING,
+        Reason.COMMIT_EARLY,
+        Reason.COMMIT_LATE,
+        Reason.TIME_UNPROVEN,
+        Reason.WRONG_VERSION,
+    }
 )
 """Reasons that every reader of the same bucket finds. A failing store is not among them: another node may have read."""
 
@@ -70,6 +78,8 @@ class RevealRules:
     network: Network
     times: WindowTimes  # from finalized blocks
     assignment: Callable[[int], str | None]  # uid -> digest of its data assignment; None if it has none
+    # Hotkey -> what it had committed to when this node looked before the close; None if it did not look
+    observed: Mapping[str, str] | None = None
 
     @property
     def window(self) -> int:
@@ -188,8 +198,9 @@ def fetch_reveal(
         TemplarError: `local_file`; this machine cannot keep the payload.
     """
     progress = Progress() if progress is None else progress
-    # 1. The commitment, stored before the close.
+    # 1. The commitment, stored before the close, and seen then.
     commit = progress.commit = progress.commit or _fetch_signed(neuron, store, rules, Commit)
+    _check_observed(rules.observed, commit.body)
     # 2. The manifest, stored after the close: it must be the one committed to, made on the assigned data.
     found = progress.manifest or _fetch_signed(neuron, store, rules, Manifest)
     manifest = found.body
@@ -221,6 +232,13 @@ def check_stored_at(seconds: int, interval: Interval, reasons: Mapping[Timing, R
     if timing is not Timing.IN_TIME:
         off = interval.first - seconds if timing is Timing.EARLY else seconds - interval.last
         raise RejectedError(reasons[timing], f"{what} {off} s too {timing.value}")
+
+
+def _check_observed(observed: Mapping[str, str] | None, commit: Commit) -> None:
+    """Check that a commitment is the one that this node saw before the close, if it looked."""
+    if observed is not None and observed.get(commit.hotkey) != commit.commitment:
+        seen = "another one" if commit.hotkey in observed else "none"
+        raise RejectedError(Reason.COMMIT_UNSEEN, f"uid {commit.uid}: {seen} was seen here before the close")
 
 
 def _fetch_signed(neuron: NeuronInfo, store: Reader, rules: RevealRules, body_type: type[T]) -> Found[T]:

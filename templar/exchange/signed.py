@@ -159,6 +159,12 @@ def read_signed(
             return None
         if check is not None:
             check(info)
+        if info.is_time_unproven:
+            raise RejectedError(
+                Reason.TIME_UNPROVEN,
+                f"{body_type.kind} of uid {author.uid}: it came in parts, or its bucket keeps versions: "
+                "its time may be older than its bytes",
+            )
         if info.size > body_type.max_bytes:
             problem = f"{info.size} bytes, at most {body_type.max_bytes} are legal"
             raise RejectedError(Reason.WRONG_SIZE, f"{body_type.kind} of uid {author.uid}: {problem}")

@@ -26,10 +26,12 @@ class Right(StrEnum):
     HEAD = "head"
     GET = "get"
     PARTS = "multipart"
+    STAMPS = "stamps"
+    """Not a right but the bucket's: whether times are those of the bytes, as far as readers can tell."""
     DELETE = "delete"
 
 
-_READING = (Right.LIST, Right.HEAD, Right.GET)
+_READING = (Right.LIST, Right.HEAD, Right.GET, Right.STAMPS)
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ class AccessRow:
         """The problem with this right; None if there is none, or if it cannot be told."""
         if self.has is None or self.has == self.wanted:
             return None
+        if self.right is Right.STAMPS:
+            return Reason.TIME_UNPROVEN if self.detail == Reason.TIME_UNPROVEN else None
         if not self.wanted:
             return Reason.READ_KEY_WRITES
         return Reason.WRITE_KEY_REFUSED if self.writes else Reason.BUCKET_UNREADABLE
@@ -162,6 +166,7 @@ class _Check:
             Right.HEAD: self._head,
             Right.GET: self._get,
             Right.PARTS: self._put_in_parts,
+            Right.STAMPS: self._look_at_stamps,
             Right.DELETE: self._delete,
         }
         for right in rights:
@@ -182,6 +187,26 @@ class _Check:
         key = f"{self.key}-{'parts' if credential.writes else 'deniedparts'}"
         return self._write(key, lambda: credential.uploads.store_in_parts(key, PROBE))
 
+    def _look_at_stamps(self, credential: Credential) -> str:
+        """Refuse a bucket whose objects readers refuse; say if they cannot tell an object that came in parts."""
+        key, parts = self._existing(credential), f"{self.key}-parts"
+        info = None if key is None else credential.store.head(key)
+        if info is None:
+            return "there is no object to look at"
+        if info.is_time_unproven and key == self.key:
+            raise PermanentError(Reason.TIME_UNPROVEN, f"{key}: the bucket keeps versions: switch that off")
+        if credential.enforced and parts in self.written:
+            shown = credential.store.head(parts)
+            if shown is None or not shown.is_time_unproven:
+                return "the server does not show which objects came in parts"
+        return ""
+
+    def _existing(self, credential: Credential) -> str | None:
+        """The key of the probe; of any other object if nobody could write one."""
+        if self.key in self.written:
+            return self.key
+        return next((info.key for info in credential.store.list(credential.folder) if info.size), None)
+
     def _write(self, key: str, write: Callable[[], None]) -> str:
         self.written.add(key)  # before the request: a lost answer may have been a success
         try:
@@ -200,13 +225,11 @@ class _Check:
         return ""
 
     def _get(self, credential: Credential) -> str:
-        """Read a byte of the probe; of any other object if nobody could write one."""
-        store, key = credential.store, self.key if self.key in self.written else None
-        if key is None:
-            key = next((info.key for info in store.list(credential.folder) if info.size), None)
+        """Read a byte of an object."""
+        key = self._existing(credential)
         if key is None:
             return "there is no object to read"
-        store.get_range(key, 0, 1)
+        credential.store.get_range(key, 0, 1)
         return ""
 
     def _delete(self, credential: Credential) -> str:

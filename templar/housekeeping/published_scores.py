@@ -126,7 +126,7 @@ def _first_published(exchange: Exchange, windows: range, *, own: str) -> Publish
         TransientError: No evidence was found, and at least one validator's bucket failed transiently.
     """
     failed: TransientError | None = None
-    for validator in sorted(exchange.chain.metagraph().validators(), key=lambda neuron: neuron.hotkey != own):
+    for validator in sorted(exchange.newest_metagraph().validators(), key=lambda neuron: neuron.hotkey != own):
         try:
             found = read_published(exchange, validator, windows)
         except TemplarError as error:
@@ -141,13 +141,14 @@ def _first_published(exchange: Exchange, windows: range, *, own: str) -> Publish
 
 
 def _validator(exchange: Exchange, uid: int) -> NeuronInfo:
-    validators = exchange.chain.metagraph().validators()
+    validators = exchange.newest_metagraph().validators()
     found = next((neuron for neuron in validators if neuron.uid == uid), None)
     if found is None:
         uids = ", ".join(str(neuron.uid) for neuron in sorted(validators, key=lambda neuron: neuron.uid))
         raise PermanentError(
             Reason.NOT_REGISTERED,
-            f"validator: uid {uid} has no validator permit on subnet {exchange.chain.netuid}; uids that do: {uids}",
+            f"validator: uid {uid} is no validator of subnet {exchange.chain.netuid} by role, permit and stake; "
+            f"uids that are: {uids}",
         )
     return found
 

@@ -205,8 +205,10 @@ MAX_PEERS = 256
 
 
 class Peers(SettingsGroup):
-    """Who is gathered."""
+    """Who takes part, and who is gathered."""
 
+    validator_min_stake: float = Field(ge=0)
+    """Least stake of a validator, in the chain's unit: with less it publishes no roster, and it decides nothing."""
     gather_peer_count: int = Field(ge=1, le=MAX_PEERS)
     """Miners in the gather tier."""
     reserve_peer_count: int = Field(ge=0)

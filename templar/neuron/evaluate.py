@@ -72,7 +72,7 @@ def evaluate(
     # 1. Which payloads count: those of the roster and of the own gather, by miners that are not banned.
     window = settlement.window
     miners = {neuron.uid: neuron for neuron in node.exchange.miners(window)}
-    buckets = {uid: bucket_of(node, neuron) for uid, neuron in miners.items()}
+    buckets = {uid: bucket_digest(neuron) for uid, neuron in miners.items()}
     banned = {uid for uid, neuron in miners.items() if standing.is_banned(window, neuron.hotkey, buckets[uid])}
     digests = {each.uid: each.manifest.payload_sha256 for each in report.submissions}
     if settlement.roster is not None:
@@ -114,12 +114,6 @@ def evaluate(
             for uid, neuron in miners.items()
         ),
     )
-
-
-def bucket_of(node: Node, neuron: NeuronInfo) -> str | None:
-    """The digest of a neuron's bucket, by which a ban names it; None if the chain names no bucket."""
-    account = node.buckets.account(neuron)
-    return None if account is None else bucket_digest(account)
 
 
 def _read_sequences(node: Node, uids: Sequence[int], window: int) -> dict[int, NDArray[np.int32]]:

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from templar.agreement.genesis import Birth, find_birth, require_digest
-from templar.chain.base import Chain
+from templar.agreement.genesis import Birth, find_birth, require_digest, validators_now
+from templar.chain.base import Chain, Role
 from templar.chain.hotkey import Signer
 from templar.data.dataset import TrainingData
 from templar.data.tokenizer import EMBEDDED, check_fits, load_tokenizer
@@ -20,6 +20,8 @@ from templar.neuron.workload import Workload
 
 log = logging.getLogger(__name__)
 
+CHAIN_ROLES = {"miner": Role.MINER, "aggregator": Role.VALIDATOR, "validator": Role.VALIDATOR}
+"""The role that a neuron of each kind announces on chain."""
 GENESIS_FILE = "network"
 """In a neuron's folder: the genesis hash of the network that it joined."""
 
@@ -75,7 +77,7 @@ class Context:
         """As `birth`, and the folder belongs to that network from now on. Its lock must be held."""
         birth, path = self.birth(), self.home / GENESIS_FILE
         if not path.exists():
-            validators = self.chain.metagraph().validators()
+            validators = validators_now(self.chain, self.hparams)
             stake, total = birth.publisher.stake, sum(each.stake for each in validators)
             log.info(
                 "this folder joins the network %s, published by uid %d with %.0f %% of the validators' stake",
@@ -114,6 +116,23 @@ def take_lease(context: Context, role: str | None) -> NeuronLease | None:
     lease.enter()
     buckets.write_while(lease.hold)
     return lease
+
+
+def announce_role(chain: Chain, address: str, role: str) -> bool:
+    """Announce a neuron's role under its hotkey, unless the chain has it; whether it had to.
+
+    It counts from the next window on.
+
+    Raises:
+        TransientError: `chain_unreachable`, `chain_rate_limited`, ...; a later call goes on.
+        PermanentError: The chain refused, for example because the hotkey is not registered.
+    """
+    neuron, wanted = chain.metagraph().by_hotkey(address), CHAIN_ROLES[role]
+    if neuron is not None and neuron.role is wanted:
+        return False
+    log.info("hotkey %s announces that it is a %s", address, wanted)
+    chain.set_role(wanted)
+    return True
 
 
 def open_workload(context: Context, birth: Birth) -> Workload:

@@ -29,7 +29,7 @@ from templar.exchange.publish import PublishReceipt
 from templar.exchange.reveal import RevealRules
 from templar.gradient.aggregate import compile_kernels
 from templar.gradient.layout import Layout
-from templar.neuron.join import Context, open_workload, take_lease
+from templar.neuron.join import CHAIN_ROLES, Context, announce_role, open_workload, take_lease
 from templar.neuron.journal import Applied, Journal, Status, check_history
 from templar.neuron.lock import NeuronLock, prune_spool, write_file
 from templar.neuron.snapshot import PrivateState, Snapshots
@@ -84,6 +84,8 @@ class Node:
 
             # 3. Join the network, unless its numbers, text or tokenizer are not this node's.
             self.buckets.announce()
+            if self.role is not None:
+                announce_role(self.chain, context.own_signer.address, self.role)
             self.birth = context.join()
             self.workload = open_workload(context, self.birth)
             self.exchange = self.workload.exchange
@@ -122,15 +124,15 @@ class Node:
             self._lease.release()
 
     def takes_part(self, window: int) -> bool:
-        """Whether this node's hotkey was registered when a window opened; waits for the opening.
+        """Whether this node's hotkey was registered, with its role, when a window opened; waits for the opening.
 
         Raises:
             PermanentError: `lease_lost`; another process runs this neuron.
         """
         if self._lease is not None:
             self._lease.check()
-        address = self.exchange.own_signer.address
-        return self.exchange.metagraph(window).by_hotkey(address) is not None
+        neuron = self.exchange.metagraph(window).by_hotkey(self.exchange.own_signer.address)
+        return neuron is not None and (self.role is None or neuron.role is CHAIN_ROLES[self.role])
 
     def stay_announced(self) -> None:
         """Commit the own bucket again if the chain names another; if that fails, the next window tries again."""

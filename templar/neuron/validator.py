@@ -17,13 +17,14 @@ from templar.agreement.slots import Settlement
 from templar.chain.base import NeuronInfo
 from templar.chain.extrinsics import ExtrinsicLimitedError, ExtrinsicRefusedError, differing_uids
 from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError
+from templar.exchange.buckets import bucket_digest
 from templar.exchange.gather import GatherReport
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.peers import Selection, publish_peers, select_peers
 from templar.exchange.publish import PublishReceipt, publish_body
 from templar.exchange.signed import unseal
 from templar.neuron.aggregator import RosterNode
-from templar.neuron.evaluate import bucket_of, evaluate
+from templar.neuron.evaluate import evaluate
 from templar.neuron.join import Context
 from templar.neuron.journal import Journal
 from templar.neuron.node import Node
@@ -112,7 +113,7 @@ class Validator(RosterNode):
         miners = {
             neuron.hotkey: neuron.uid
             for neuron in self.exchange.miners(window)
-            if not standing.is_banned(window, neuron.hotkey, bucket_of(self, neuron))
+            if not standing.is_banned(window, neuron.hotkey, bucket_digest(neuron))
         }
         cards = {hotkey: standing.card(hotkey) for hotkey in miners}
         active = [

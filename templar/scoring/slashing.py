@@ -31,7 +31,8 @@ _BLAMED = CONCLUSIVE | {
     Reason.COMMITMENT_MALFORMED,
 }
 """Reasons that are the miner's own fault."""
-_NOBODYS_FAULT = frozenset({None, Reason.BANNED, Reason.READER_FAILED})  # banned before, or this node's own failure
+_NOBODYS_FAULT = frozenset({None, Reason.BANNED, Reason.READER_FAILED, Reason.COMMIT_UNSEEN})
+"""Banned before, or something that may be this node's own failure."""
 
 
 @dataclass(frozen=True)

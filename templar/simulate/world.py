@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from templar.adversary.actors import ACTORS, IDLE
 from templar.adversary.chains import BlockSchedule, UnevenLedger
 from templar.agreement.genesis import Birth, publish_genesis
-from templar.chain.base import Chain, Clock
+from templar.chain.base import Chain, Clock, Role
 from templar.chain.clock import SimulatedClock
 from templar.chain.hotkey import Hotkey, hotkey_from_seed
 from templar.chain.ledger import Ledger, create_ledger
@@ -313,6 +313,10 @@ class World:
             stake = {"aggregator": AGGREGATOR_STAKE, "validator": VALIDATOR_STAKE}.get(role, 0.0)
             permit = role in ("aggregator", "validator")
             uid = self.chain.register(hotkey.address, stake=stake, validator_permit=permit)
+            if role != "burn":
+                own = Ledger(self._ledger, hotkey=hotkey, clock=self.clock, durable=False)
+                own.set_role(Role.VALIDATOR if permit else Role.MINER)
+                own.close()
             members.append(Member(f"{role}-{index}", role, hotkey, uid))
         return tuple(members)
 

@@ -26,6 +26,8 @@ class ObjectInfo:
     key: str
     size: int  # bytes
     last_modified: int  # when the server stored it, in whole seconds since the epoch
+    # Whether the time may be older than the object's bytes: it came in parts, or its bucket keeps versions
+    is_time_unproven: bool = False
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,7 @@ class S3Store(_S3Bucket):
         """Size and stamp of the object; None only if the bucket answers and the key is not in it."""
         answer = self._head(key)
         size = s3_protocol.object_size(answer, self._where(key)) if answer else 0
-        return s3_protocol.object_info(key, size, answer) if answer else None
+        return s3_protocol.object_info(key, size, answer, endpoint_url=self._endpoint_url) if answer else None
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Every object whose key starts with `prefix`, in key order, across pages."""

@@ -3,14 +3,19 @@
 An answer is boto3's dictionary of a response; nothing here talks to a server.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from templar.errors import PermanentError, Reason, TemplarError, TransientError, one_line
 from templar.store.address import is_account_id
 from templar.store.base import ObjectInfo
 
+R2_HOST = ".r2.cloudflarestorage.com"
+_PARTS = re.compile(r"-\d+\"?\Z")
+"""End of the ETag of an object that was put together from parts."""
 _TRANSIENT_CODES = frozenset(
     {"BadDigest", "ConditionalRequestConflict", "IncompleteBody", "NoSuchUpload", "OperationAborted", "RequestTimeout"}
 )
@@ -53,7 +58,7 @@ def r2_endpoint(account_id: str) -> str:
     """
     if not is_account_id(account_id):
         raise ValueError(f"account id {account_id[:40]!r} is not made of lower-case letters, digits and inner hyphens")
-    return f"https://{account_id}.r2.cloudflarestorage.com"
+    return f"https://{account_id}{R2_HOST}"
 
 
 def http_status(answer: Mapping[str, Any]) -> int:
@@ -132,12 +137,18 @@ def allowed_size(answer: Mapping[str, Any], where: str, max_bytes: int) -> int:
     return size
 
 
-def object_info(key: str, size: int, answer: Mapping[str, Any]) -> ObjectInfo:
-    """The `ObjectInfo` of a HEAD or of a listing's entry; fractions of a second in listings are cut off."""
+def object_info(key: str, size: int, answer: Mapping[str, Any], *, endpoint_url: str = "") -> ObjectInfo:
+    """The `ObjectInfo` of a HEAD or of a listing's entry; fractions of a second in listings are cut off.
+
+    R2 keeps no versions, and yet shows ids of them. A listing shows none.
+    """
     modified = answer.get("LastModified")
     if modified is None:
         raise TransientError(Reason.STORE_BUSY, f"{one_line(key)}: the answer has no LastModified")
-    return ObjectInfo(key=key, size=size, last_modified=int(modified.timestamp()))
+    in_parts = _PARTS.search(str(answer.get("ETag", ""))) is not None
+    is_r2 = (urlsplit(endpoint_url).hostname or "").endswith(R2_HOST)
+    has_versions = not is_r2 and answer.get("VersionId") not in (None, "null")
+    return ObjectInfo(key, size, int(modified.timestamp()), in_parts or has_versions)
 
 
 def check_part(answer: Mapping[str, Any], where: str, *, start: int, length: int, etag: str | None) -> None:

@@ -4,6 +4,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,7 +13,7 @@ import bittensor_core
 import pytest
 
 from templar import interrupt
-from templar.chain.base import Chain
+from templar.chain.base import Chain, Role
 from templar.chain.bittensor import BittensorChain
 from templar.chain.clock import SimulatedClock, SystemClock
 from templar.chain.hotkey import hotkey_from_seed
@@ -36,7 +37,7 @@ class Operator(Protocol):
 
     def deregister(self, hotkey: str) -> None: ...
 
-    def set_stake(self, hotkey: str, stake: float) -> None: ...
+    def set_stake(self, hotkey: str, stake: float, *, validator_permit: bool | None = None) -> None: ...
 
 
 class World:
@@ -134,8 +135,7 @@ def test_metagraph_shows_who_is_registered(world):
     assert uids == [0, 1, 2, 3] == [neuron.uid for neuron in graph.neurons]
     assert [neuron.hotkey for neuron in graph.neurons] == ADDRESSES[:4]
     assert [neuron.stake for neuron in graph.neurons] == [100.5, 0.0, 300.0, 300.0]
-    assert [neuron.uid for neuron in graph.validators()] == [2, 3, 0]
-    assert [neuron.uid for neuron in graph.miners()] == [1]
+    assert graph.validators() == graph.miners() == (), "nobody has announced a role yet"
     assert all(neuron.incentive == 0.0 for neuron in graph.neurons)
     assert graph.by_hotkey(ADDRESSES[4]) is None
 
@@ -170,6 +170,49 @@ def test_the_newest_commitment_of_each_hotkey_counts(world):
     assert other.commitments() == {ADDRESSES[0]: "0x" + "c" * 126, ADDRESSES[1]: "b" * 127 + " "}
 
 
+def test_roles_are_what_the_hotkeys_announced_and_stake_changes_none(world):
+    """A stranger's stake gives a miner a permit, and makes no validator of it."""
+    for index, (stake, permit) in enumerate(((5.0, True), (0.0, False), (9.0, True), (4.0, True))):
+        world.operator.register(ADDRESSES[index], stake=stake, validator_permit=permit)
+    for index, role in enumerate((Role.VALIDATOR, Role.MINER, Role.VALIDATOR)):
+        world.chain(index).set_role(role)
+    before = world.chain().metagraph()
+    assert [neuron.role for neuron in before.neurons] == [Role.VALIDATOR, Role.MINER, Role.VALIDATOR, None]
+    assert [neuron.uid for neuron in before.validators()] == [2, 0]
+
+    world.operator.set_stake(ADDRESSES[1], 100.0, validator_permit=True)
+    graph = world.chain().metagraph()
+    assert graph.by_uid(1).validator_permit
+    assert [neuron.uid for neuron in graph.validators()] == [2, 0]
+    assert [neuron.uid for neuron in graph.miners()] == [1]
+    assert [neuron.uid for neuron in replace(graph, validator_min_stake=5.5).validators()] == [2]
+
+    # A role holds until another one is announced; without a permit it makes no validator.
+    world.operator.set_stake(ADDRESSES[0], 5.0, validator_permit=False)
+    world.chain(1).set_role(Role.VALIDATOR)
+    graph = world.chain().metagraph()
+    assert [neuron.uid for neuron in graph.validators()] == [1, 2]
+    assert graph.miners() == ()
+    assert world.chain().metagraph(before.block) == before
+
+
+def test_a_metagraph_has_the_commitments_of_its_block(world):
+    world.operator.register(ADDRESSES[0])
+    world.operator.register(ADDRESSES[1])
+    chain = world.chain(0)
+    graphs = [chain.metagraph()]
+    for data in ("a" * 128, "b" * 128):
+        chain.set_commitment(data)
+        graphs.append(world.chain().metagraph())
+    fresh = world.chain()
+    assert [fresh.metagraph(graph.block) for graph in graphs] == graphs
+    assert [[each.commitment for each in graph.neurons] for graph in graphs] == [
+        [None, None],
+        ["a" * 128, None],
+        ["b" * 128, None],
+    ]
+
+
 def test_a_commitment_of_another_form_is_refused(world):
     world.operator.register(ADDRESSES[0])
     chain = world.chain(0)
@@ -183,7 +226,8 @@ def test_writes_need_a_hotkey_its_registration_and_weights_a_permit(world):
     world.operator.register(ADDRESSES[0], validator_permit=True)
     world.operator.register(ADDRESSES[2])
     for chain, reason in ((world.chain(1), Reason.CHAIN_REFUSED), (world.chain(), Reason.BAD_WALLET)):
-        for write in (partial(chain.set_commitment, "a" * 128), partial(chain.set_weights, {0: 1.0})):
+        writes = (chain.set_commitment, "a" * 128), (chain.set_weights, {0: 1.0}), (chain.set_role, Role.MINER)
+        for write in (partial(*each) for each in writes):
             with raising(PermanentError, reason):
                 write()
     with raising(PermanentError, Reason.CHAIN_REFUSED, "permit"):

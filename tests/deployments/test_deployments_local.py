@@ -13,7 +13,7 @@ import pytest
 
 from deployments.local import __main__ as command
 from deployments.local.plan import LocalPlan
-from deployments.local.prepare import prepare_folder, require_own_folder
+from deployments.local.prepare import announce_bucket, prepare_folder, require_own_folder
 from deployments.local.summary import summarise
 from deployments.local.view import NetworkView, WindowRow
 from deployments.processes import Child, ProcessIdentity, ProcessRecord, free_port, require_free_port, start_child
@@ -23,6 +23,7 @@ from templar.chain.ledger import Ledger
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.buckets import Buckets
 from templar.neuron.miner import Miner
+from templar.store.address import decode_address
 from templar.window import drive_window
 from tests.support.commands import Call
 from tests.support.errors import raising
@@ -72,6 +73,13 @@ class TestEnvironments:
         registered = self.registered(network)
         assert [info.validator_permit for info in registered] == [False, True, True, False, False]
         assert [info.stake for info in registered] == [neuron.stake for neuron in network.plan.neurons]
+
+    def test_buckets_are_committed_before_the_first_window(self, network: PreparedNetwork) -> None:
+        block = network.block("lazy")
+        announce_bucket(block)
+        (shown,) = (info for info in self.registered(network) if info.hotkey == block.wallet.open().address)
+        assert shown.commitment is not None
+        assert decode_address(shown.commitment) == block.bucket.open().address
 
     def registered(self, network: PreparedNetwork) -> Any:
         ledger = Ledger(network.plan.ledger)

@@ -13,6 +13,7 @@ from blocks import Neuron
 from deployments import register
 from deployments.local.wallets import create_wallet
 from deployments.s3_endpoint import create_bucket_with_keys
+from templar.chain.base import Role
 from templar.chain.ledger import Ledger
 from templar.errors import PermanentError, Reason
 from tests.support.commands import Call, write_env
@@ -56,9 +57,17 @@ def on_the_server(server: RunningPrefectServer) -> Any:
 BLOCKS = "block_documents"
 
 
-def test_a_neuron_is_registered(call: Any, env_file: Any, prefect_server: RunningPrefectServer) -> None:
+def test_a_neuron_is_registered_and_its_role_announced(
+    call: Any, env_file: Any, network: PreparedNetwork, prefect_server: RunningPrefectServer
+) -> None:
+    lazy = network.block("lazy")
+    chain, address = lazy.subnet.open(lazy.wallet), lazy.wallet.open().address
+    chain.set_role(Role.VALIDATOR)
     status, out, err = call("--name", NAME, "--env-file", env_file())
     assert (status, err) == (0, "")
+    neuron = chain.metagraph().by_hotkey(address)
+    assert neuron is not None
+    assert neuron.role is Role.MINER
     assert f"prefect worker start --pool neuron-{NAME}" in out
     block = Neuron.load(NAME)
     assert isinstance(block, Neuron)

@@ -29,6 +29,14 @@ class Spec:
     """All sections of docs/protocol.md but 14."""
 
     @staticmethod
+    def role(axon: dict[str, int]) -> str | None:
+        """Section 2: what an axon record announces."""
+        names = ("version", "ip", "port", "ip_type", "protocol", "placeholder1")
+        if [axon.get(name) for name in names] != [0, 0, 1, 4, 4, 84]:
+            return None
+        return {1: "miner", 2: "validator"}.get(axon.get("placeholder2", 0))
+
+    @staticmethod
     def canonical(value: Any) -> bytes:
         """Section 1, by hand."""
         if isinstance(value, dict):
@@ -401,6 +409,7 @@ class Judge:
         "commit_missing",
         "commit_early",
         "commit_late",
+        "time_unproven",
         "manifest_missing",
         "payload_missing",
         "reveal_early",
@@ -633,7 +642,9 @@ class Judge:
     @staticmethod
     def absent(facts: dict[str, Any], body: dict[str, Any]) -> bool:
         reason, tier = facts["reason"], facts["tier"]
-        if facts["payload_sha256"] is not None or not facts["assigned"] or reason in (None, "banned", "reader_failed"):
+        if facts["payload_sha256"] is not None or not facts["assigned"]:
+            return False
+        if reason in (None, "banned", "reader_failed", "commit_unseen"):
             return False
         if reason in Judge.INVALID:
             return True

@@ -17,6 +17,7 @@ import pytest
 
 from docs.vectors import judging, make, scenario
 from templar.audit.findings import Report
+from templar.chain.extrinsics import announced_role
 from templar.chain.hotkey import hotkey_from_seed, verify
 from templar.errors import Reason, RejectedError
 from templar.exchange import objects
@@ -89,7 +90,7 @@ def test_every_signed_object_is_accepted() -> None:
 
 
 def test_the_decoded_address_is_the_committed_one() -> None:
-    for each in vectors("commitments"):
+    for each in vectors("commitments")["buckets"]:
         address = decode_address(each["commitment"])
         assert [address.account_id, address.access_key_id, address.secret_access_key] == list(each.values())[:3]
 
@@ -163,10 +164,19 @@ def test_second_implementation_finds_the_intervals() -> None:
 
 
 def test_second_implementation_commits_a_bucket() -> None:
-    for each in vectors("commitments"):
+    for each in vectors("commitments")["buckets"]:
         parts = (each["account_id"], 32), (each["access_key_id"], 32), (each["secret_access_key"], 64)
         assert each["commitment"] == "".join(text + "~" * (length - len(text)) for text, length in parts)
         assert len(each["commitment"]) == 128
+
+
+def test_second_implementation_reads_roles() -> None:
+    found = vectors("commitments")
+    for role, record in found["roles"].items():
+        assert Spec.role(record) == role
+        assert Spec.role(record | {"block": 7}) == role
+    assert [Spec.role(record) for record in found["no_roles"]] == [None] * 4
+    assert [announced_role(record) for record in found["no_roles"]] == [None] * 4
 
 
 def test_second_implementation_cuts_tensors() -> None:

@@ -1,11 +1,13 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from templar.chain.base import NeuronInfo
 from templar.chain.clock import SimulatedClock
 from templar.chain.ledger import Ledger, create_ledger
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
@@ -13,15 +15,17 @@ from templar.exchange.buckets import (
     ACTIVE_CHECK_SECONDS,
     ANNOUNCE_TRIES,
     RECOMMIT_BLOCKS,
-    REFRESH_SECONDS,
     Buckets,
     OwnBucket,
+    bucket_digest,
 )
+from templar.exchange.context import Exchange
 from templar.store.address import BucketAddress, decode_address, encode_address
 from templar.store.base import ObjectStore
+from templar.timeline import window_of
 from tests.support.memory_store import MemoryStore
 from tests.support.scripted_store import ScriptedStore
-from tests.support.subnet import member
+from tests.support.subnet import RULES, Member, Subnet, member
 
 ALICE, BOB, CAROL = member(1), member(2), member(3)
 BLOCK_SECONDS = 12.0
@@ -99,13 +103,19 @@ def later(chain: CommitmentChain, blocks: float) -> None:
     chain.clock.sleep_until(1000.0 + blocks * BLOCK_SECONDS)
 
 
+def seen(chain: CommitmentChain, who: Member) -> NeuronInfo:
+    """A member in a metagraph of now."""
+    return replace(who.neuron, commitment=chain.table.get(who.hotkey.address))
+
+
 # Reading others.
 
 
-def test_a_neuron_without_a_commitment_has_no_bucket(buckets: Buckets) -> None:
-    error = rejection(lambda: buckets.reader(CAROL.neuron))
+def test_a_neuron_without_a_commitment_has_no_bucket(buckets: Buckets, chain: CommitmentChain) -> None:
+    error = rejection(lambda: buckets.reader(seen(chain, CAROL)))
     assert error.reason is Reason.COMMITMENT_MISSING
     assert CAROL.hotkey.address in str(error)
+    assert bucket_digest(seen(chain, CAROL)) is None
 
 
 @pytest.mark.parametrize("text", ["", "X" * 128, committed("bob").replace("bob", "BOB"), committed("bob") + "~"])
@@ -113,87 +123,87 @@ def test_malformed_commitments_are_told_apart_from_missing_ones(
     buckets: Buckets, chain: CommitmentChain, opened: Opened, text: str
 ) -> None:
     chain.table[BOB.hotkey.address] = text
-    assert rejection(lambda: buckets.reader(BOB.neuron)).reason is Reason.COMMITMENT_MALFORMED
-    assert buckets.account(BOB.neuron) is None
+    assert rejection(lambda: buckets.reader(seen(chain, BOB))).reason is Reason.COMMITMENT_MALFORMED
+    assert bucket_digest(seen(chain, BOB)) is None
     assert opened.stores == []
 
 
-# When commitments are read again.
+# The account is that of the metagraph, for every reader.
 
 
-def test_commitments_are_read_again_when_they_are_old(buckets: Buckets, chain: CommitmentChain) -> None:
-    buckets.reader(BOB.neuron)
-    assert chain.reads == 1
-    chain.clock.sleep_until(1000.0 + REFRESH_SECONDS - 0.001)
-    buckets.reader(BOB.neuron)
-    assert chain.reads == 1
-    chain.clock.sleep_until(1000.0 + REFRESH_SECONDS)
-    buckets.reader(BOB.neuron)
-    buckets.reader(BOB.neuron)
-    assert chain.reads == 2
+def test_every_reader_of_a_window_reads_the_account_of_its_first_block(tmp_path: Path) -> None:
+    """An early, a late and a fresh reader read one bucket, though the author commits another one meanwhile."""
+    subnet = Subnet(tmp_path)
+    author, reader = subnet.validators[0], subnet.miners[0]
+    early = subnet.exchange(reader)
+    window, key = window_of(early.chain.block(), RULES) + 1, "key"
+    subnet.store(author).put(key, b"shown")
+    subnet.store(subnet.miners[1]).put(key, b"shown to others")
+
+    def read(exchange: Exchange, window: int = window) -> bytes:
+        publisher = exchange.metagraph(window).by_hotkey(author.hotkey.address)
+        assert publisher is not None
+        return exchange.buckets.reader(publisher).get(key, max_bytes=20)
+
+    assert read(early) == b"shown"
+    subnet.ledger(author).set_commitment(encode_address(subnet.miners[1].address))
+    early.buckets.refresh()
+    late = subnet.exchange(subnet.miners[2])
+    late.buckets.refresh()
+    own = subnet.exchange(author)
+    assert [read(each) for each in (early, late, subnet.exchange(), own)] == [b"shown"] * 4
+
+    # The next window reads the other account, the author's own node included.
+    assert [read(each, window + 1) for each in (early, late, own)] == [b"shown to others"] * 3
+    assert [read(each) for each in (early, late, own)] == [b"shown"] * 3
 
 
-def test_a_missing_commitment_is_looked_for_once_per_block(buckets: Buckets, chain: CommitmentChain) -> None:
-    for _ in range(3):
-        rejection(lambda: buckets.reader(CAROL.neuron))
-    assert chain.reads == 1
-    chain.table[CAROL.hotkey.address] = committed("carol")
-    chain.clock.sleep_until(1000.0 + BLOCK_SECONDS - 0.001)
-    rejection(lambda: buckets.reader(CAROL.neuron))
-    assert chain.reads == 1
-    later(chain, 1)
-    assert buckets.reader(CAROL.neuron).name == "carol"
-    assert chain.reads == 2
-
-
-def test_a_changed_commitment_opens_the_new_bucket_and_closes_the_old(
+def test_a_changed_account_is_another_bucket_and_the_oldest_is_closed(
     buckets: Buckets, chain: CommitmentChain, opened: Opened
 ) -> None:
-    old = buckets.reader(BOB.neuron)
-    chain.table[BOB.hotkey.address] = committed("bobs-other")
-    assert buckets.reader(BOB.neuron) is old
-    chain.clock.sleep_until(1000.0 + REFRESH_SECONDS)
-    assert buckets.reader(BOB.neuron).name == "bobs-other"
-    assert [store.closed for _, store in opened.stores] == [1, 0]
+    infos = []
+    for name in ("bob", "second", "third"):
+        chain.table[BOB.hotkey.address] = committed(name)
+        infos.append(seen(chain, BOB))
+    assert [buckets.reader(info).name for info in infos] == ["bob", "second", "third"]
+    assert [store.closed for _, store in opened.stores] == [1, 0, 0]
+    assert [buckets.reader(info).name for info in infos] == ["bob", "second", "third"]
+    buckets.close()
+    assert all(store.closed for _, store in opened.stores)
 
 
-def test_known_commitments_hold_while_the_chain_is_down(buckets: Buckets, chain: CommitmentChain) -> None:
-    store = buckets.reader(BOB.neuron)
+def test_a_known_bucket_needs_no_chain(buckets: Buckets, chain: CommitmentChain) -> None:
     chain.fail = TransientError(Reason.CHAIN_UNREACHABLE, "for a test")
-    chain.clock.sleep_until(1000.0 + REFRESH_SECONDS)
-    assert buckets.reader(BOB.neuron) is store
-    assert buckets.reader(BOB.neuron) is store
-    assert chain.reads == 2
-    with pytest.raises(TransientError):
-        buckets.reader(CAROL.neuron)
-    chain.fail = None
-    chain.table[BOB.hotkey.address] = committed("bobs-other")
-    later(chain, REFRESH_SECONDS / BLOCK_SECONDS + 1)
-    assert buckets.reader(BOB.neuron).name == "bobs-other"
+    info = seen(chain, BOB)
+    assert buckets.reader(info) is buckets.reader(info)
+    assert chain.reads == 0
 
 
-def test_many_threads_ask_the_chain_once(chain: CommitmentChain, opened: Opened) -> None:
-    members = [member(10 + index) for index in range(8)]
-    chain.table.update({each.hotkey.address: committed(each.account) for each in members})
+def test_many_threads_open_each_bucket_once(chain: CommitmentChain, opened: Opened) -> None:
+    members = [member(10 + index) for index in range(2)]
     buckets, start = Buckets(chain, opened), threading.Barrier(8)
 
     def read(index: int) -> str:
         start.wait()
-        return buckets.reader(members[index].neuron).name
+        return buckets.reader(members[index % 2].neuron).name
 
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(read, range(8))) == [each.account for each in members]
-    assert chain.reads == 1
-    assert len(opened.stores) == 8
+        assert list(pool.map(read, range(8))) == [each.account for each in members] * 4
+    assert len(opened.stores) == 2
 
 
 # The own bucket.
 
 
-def test_the_own_bucket_needs_no_commitment(buckets: Buckets, chain: CommitmentChain, opened: Opened) -> None:
-    assert buckets.reader(ALICE.neuron) is buckets.own
-    assert chain.reads == 0
+def test_the_own_bucket_is_read_where_the_chain_names_it(
+    buckets: Buckets, chain: CommitmentChain, opened: Opened
+) -> None:
+    assert rejection(lambda: buckets.reader(seen(chain, ALICE))).reason is Reason.COMMITMENT_MISSING
+    chain.table[ALICE.hotkey.address] = committed("alice", "an-older-secret")
+    assert buckets.reader(seen(chain, ALICE)) is buckets.own
     assert opened.stores == []
+    chain.table[ALICE.hotkey.address] = committed("alices-old")
+    assert buckets.reader(seen(chain, ALICE)).name == "alices-old", "what everybody reads"
 
 
 def test_a_reader_has_no_bucket_of_its_own(chain: CommitmentChain, opened: Opened) -> None:
@@ -203,11 +213,12 @@ def test_a_reader_has_no_bucket_of_its_own(chain: CommitmentChain, opened: Opene
     assert caught.value.reason is Reason.BAD_ENVIRONMENT
     assert buckets.announce() is False
     assert chain.committed == []
-    assert buckets.reader(BOB.neuron).name == "bob"
+    assert buckets.reader(seen(chain, BOB)).name == "bob"
 
 
-def test_the_own_bucket_is_given_out_only_while_its_condition_holds(buckets: Buckets) -> None:
+def test_the_own_bucket_is_given_out_only_while_its_condition_holds(buckets: Buckets, chain: CommitmentChain) -> None:
     store = buckets.own
+    buckets.announce()
 
     def refuse() -> None:
         raise PermanentError(Reason.LEASE_LOST, "for a test")
@@ -215,7 +226,7 @@ def test_the_own_bucket_is_given_out_only_while_its_condition_holds(buckets: Buc
     buckets.write_while(refuse)
     with pytest.raises(PermanentError):
         _ = buckets.own
-    assert buckets.reader(ALICE.neuron) is store, "reading it takes no permission"
+    assert buckets.reader(seen(chain, ALICE)) is store, "reading it takes no permission"
     buckets.write_while(None)
     assert buckets.own is store
 
@@ -286,19 +297,15 @@ def test_an_announcement_of_unknown_fate_is_read_back_and_made_again(
     assert buckets.keep_announced() is (lands is None), "what did not land may be sent again at once"
 
 
-def test_looking_after_the_commitment_makes_others_known(buckets: Buckets, chain: CommitmentChain) -> None:
+def test_commitments_are_read_again_once_a_minute_at_most(buckets: Buckets, chain: CommitmentChain) -> None:
     buckets.announce()
-    buckets.reader(BOB.neuron)
-    chain.table[BOB.hotkey.address] = committed("bob", "rotated")
-    chain.clock.sleep_until(1000.0 + ACTIVE_CHECK_SECONDS - 0.001)
     reads = chain.reads
+    chain.clock.sleep_until(1000.0 + ACTIVE_CHECK_SECONDS - 0.001)
     buckets.keep_announced()
     assert chain.reads == reads
     chain.clock.sleep_until(1000.0 + ACTIVE_CHECK_SECONDS)
     buckets.keep_announced()
     assert chain.reads == reads + 1
-    old = buckets.reader(BOB.neuron)
-    assert buckets.reader(BOB.neuron) is old
 
 
 # A key that is rotated.
@@ -339,7 +346,7 @@ def bob() -> Rotating:
 @pytest.fixture
 def store(chain: CommitmentChain, bob: Rotating) -> ObjectStore:
     """Bob's bucket as another one reads it."""
-    return Buckets(chain, bob).reader(BOB.neuron)
+    return Buckets(chain, bob).reader(seen(chain, BOB))
 
 
 READS: list[Callable[[ObjectStore, Path], object]] = [
@@ -356,14 +363,26 @@ READS: list[Callable[[ObjectStore, Path], object]] = [
 def test_a_read_survives_a_key_rotation(
     chain: CommitmentChain, bob: Rotating, tmp_path: Path, read: Callable[[ObjectStore, Path], object]
 ) -> None:
-    buckets = Buckets(chain, bob)
-    store = buckets.reader(BOB.neuron)
+    buckets, old = Buckets(chain, bob), seen(chain, BOB)
+    store = buckets.reader(old)
     before = read(store, tmp_path)
     bob.rotate(chain, "rotated")
     later(chain, 1)
     assert read(store, tmp_path) == before
-    assert read(buckets.reader(BOB.neuron), tmp_path) == before
-    assert (chain.reads, bob.opened) == (2, ["secret", "rotated"])
+    for info in (old, seen(chain, BOB)):
+        assert read(buckets.reader(info), tmp_path) == before
+    assert (chain.reads, bob.opened) == (1, ["secret", "rotated"])
+
+
+def test_a_refused_bucket_is_not_exchanged_for_another_account(
+    chain: CommitmentChain, bob: Rotating, store: ObjectStore
+) -> None:
+    bob.rotate(chain, "rotated", committed_too=False)
+    chain.table[BOB.hotkey.address] = committed("bobs-other", "rotated")
+    with pytest.raises(PermanentError) as caught:
+        store.head("key")
+    assert caught.value.reason is Reason.ACCESS_DENIED
+    assert bob.opened == ["secret"]
 
 
 def test_a_listing_without_end_is_a_failing_store(
@@ -389,7 +408,7 @@ def test_a_bucket_that_refuses_for_good_is_looked_up_once_per_block(
             with pytest.raises(PermanentError) as caught:
                 store.head("key")
             assert caught.value.reason is Reason.ACCESS_DENIED
-        assert chain.reads == 1 + block
+        assert chain.reads == block
     bob.rotate(chain, "rotated")
     later(chain, 4)
     assert store.head("key") is not None
@@ -406,16 +425,16 @@ def test_a_refusal_stands_while_the_chain_is_down(chain: CommitmentChain, bob: R
     assert store.head("key") is not None
 
 
-@pytest.mark.parametrize(("text", "reason"), [("X" * 128, Reason.COMMITMENT_MALFORMED), (None, Reason.ACCESS_DENIED)])
+@pytest.mark.parametrize("text", ["X" * 128, None])
 def test_a_commitment_that_was_broken_or_withdrawn_opens_nothing(
-    chain: CommitmentChain, bob: Rotating, store: ObjectStore, text: str | None, reason: Reason
+    chain: CommitmentChain, bob: Rotating, store: ObjectStore, text: str | None
 ) -> None:
     bob.rotate(chain, "rotated", committed_too=False)
     later(chain, 1)
     chain.table = {} if text is None else {BOB.hotkey.address: text}
     with pytest.raises(PermanentError) as caught:
         store.head("key")
-    assert caught.value.reason is reason
+    assert caught.value.reason is Reason.ACCESS_DENIED
     assert bob.opened == ["secret"]
 
 
@@ -424,7 +443,7 @@ def test_other_failures_do_not_ask_the_chain(chain: CommitmentChain, store: Obje
     for call in (lambda: store.get("key", max_bytes=1), lambda: store.get("no-key", max_bytes=1)):
         with pytest.raises(PermanentError):
             call()
-    assert chain.reads == 1
+    assert chain.reads == 0
     assert store.name == "bob"
     store.put("other", b"1")
     assert store.put_if_absent("other", b"2") is False

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from templar.adversary.chains import UnevenLedger, UnreachableChain
+from templar.chain.base import Role
 from templar.errors import PermanentError, Reason
 from templar.exchange.context import Exchange
 from templar.timeline import WindowTimes
@@ -25,9 +26,26 @@ def subnet(tmp_path: Path) -> Subnet:
 # Neurons of a window.
 
 
-def test_miners_have_no_permit_and_are_not_the_burn_uid(subnet: Subnet) -> None:
+def test_miners_announced_it_and_are_not_the_burn_uid(subnet: Subnet) -> None:
     assert subnet.hparams.weights.burn_uid == 0
+    subnet.ledger(subnet.members[0]).set_role(Role.MINER)
+    subnet.chain.register(member(7).hotkey.address)
     assert [neuron.uid for neuron in subnet.exchange().miners(1)] == [5, 6]
+
+
+def test_a_strangers_stake_makes_no_publisher_of_a_miner(subnet: Subnet) -> None:
+    """Anybody can stake enough on a miner's hotkey for a permit and the first rank: it stays a miner all the same."""
+    exchange, victim = subnet.exchange(), subnet.miners[0]
+    subnet.chain.set_stake(victim.hotkey.address, 1000.0, validator_permit=True)
+    assert [neuron.uid for neuron in exchange.miners(1)] == [5, 6]
+    assert [neuron.uid for neuron in exchange.publishers(1)] == [2, 1, 3]
+
+
+def test_a_validator_needs_the_least_stake_of_the_network(tmp_path: Path) -> None:
+    subnet = Subnet(tmp_path, stakes=(50.0, 9.5, 10.0), overrides={"peers": {"validator_min_stake": 10.0}})
+    exchange = subnet.exchange()
+    assert [neuron.uid for neuron in exchange.publishers(1)] == [1, 3]
+    assert exchange.newest_metagraph().validators() == exchange.metagraph(1).validators()
 
 
 def test_publishers_are_the_validators_with_the_most_stake(subnet: Subnet) -> None:

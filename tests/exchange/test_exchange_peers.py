@@ -19,6 +19,7 @@ from tests.support.subnet import BIRTHDAY, GENESIS, NETUID, RULES, Subnet
 
 FREQUENCY, MARGIN = 2, 1
 PEERS = {
+    "validator_min_stake": 1.0,
     "gather_peer_count": 3,
     "reserve_peer_count": 2,
     "minimum_peers": 2,

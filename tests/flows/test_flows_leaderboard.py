@@ -82,7 +82,7 @@ def test_a_validator_and_fewer_windows_can_be_asked_for(
     assert rows == leaderboard_of(evidences[-1:]).cells()
     unknown = run(validator=200)
     assert unknown.is_failed()
-    assert "[not_registered] validator: uid 200 has no validator permit" in str(unknown.message)
+    assert "[not_registered] validator: uid 200 is no validator" in str(unknown.message)
     assert run(windows=0).is_failed()
 
 

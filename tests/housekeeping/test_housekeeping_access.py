@@ -82,10 +82,23 @@ def test_the_right_keys_are_right_and_nothing_stays(policies: Policies) -> None:
         Right.GET: True,
         Right.PUT: False,
         Right.PARTS: False,
+        Right.STAMPS: True,
         Right.DELETE: False,
     }
     assert all(has["write key", right] for right in Right)
     assert policies.objects() == ["gradient"]
+
+
+def test_a_bucket_that_keeps_versions_is_found_out(policies: Policies) -> None:
+    s3_endpoint._client(policies.admin, "s3").put_bucket_versioning(
+        Bucket=policies.bucket, VersioningConfiguration={"Status": "Enabled"}
+    )
+    report = policies.check(policies.key(*READ), policies.key(*WRITE))
+    assert reasons(report) == {"time_unproven"}
+    assert {(row.key, row.right) for row in report.rows if row.problem} == {
+        ("read key", Right.STAMPS),
+        ("write key", Right.STAMPS),
+    }
 
 
 @pytest.mark.parametrize(
@@ -182,7 +195,7 @@ def test_a_stop_is_no_verdict(policies: Policies, monkeypatch: pytest.MonkeyPatc
 def test_without_a_write_key_an_existing_object_is_read(policies: Policies) -> None:
     report = policies.check(policies.key(*READ), None)
     assert report.problems == ()
-    assert [row.right for row in report.rows if row.has is None] == [Right.GET]
+    assert [row.right for row in report.rows if row.has is None] == [Right.GET, Right.STAMPS]
     policies.store.put("data", b"12")
     report = policies.check(policies.key(*READ), None)
     assert (report.problems, report.unknown) == ((), ())
@@ -214,7 +227,7 @@ class TestRclone:
         ]
         report = check_access([keys])
         assert report.problems == ()
-        assert {row.right for row in report.rows if row.has is None} <= {Right.PUT, Right.PARTS, Right.DELETE}
+        assert {row.right for row in report.rows if row.has is None} <= {*Right} - {Right.LIST, Right.HEAD, Right.GET}
         assert "read key: put (store_busy, which is not a refusal)" in report.unknown
         assert list(keys[1].store.list()) == []
 

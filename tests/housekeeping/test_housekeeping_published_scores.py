@@ -4,13 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from templar.chain.base import Role
+from templar.chain.hotkey import hotkey_from_seed
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.signed import Sealed, seal
 from templar.housekeeping.published_scores import read_published, read_recent
 from templar.scoring.leaderboard import leaderboard
 from tests.support.errors import raising
-from tests.support.facts import hotkey
 from tests.support.network import Network, tiny
 
 WINDOWS = (1, 2, 3)
@@ -106,12 +107,12 @@ class TestWhose:
         assert read_recent(context, 100, uid=uid_of(network)).validator.uid == uid_of(network)
         with raising(PermanentError, Reason.EVIDENCE_MISSING, match="shows evidence of windows 1 to 3"):
             read_recent(context, 100, uid=network.member(aggregator).uid)
-        with raising(PermanentError, Reason.NOT_REGISTERED, "no validator permit", "uids that do: 1, 2"):
+        with raising(PermanentError, Reason.NOT_REGISTERED, "is no validator", "uids that are: 1, 2"):
             read_recent(context, 100, uid=network.member(miner).uid)
 
     def test_a_bucket_that_nobody_named_is_said(self, network: Network) -> None:
-        uid = network.world.chain.register(hotkey(7), stake=50.0, validator_permit=True)
-        with raising(RejectedError, Reason.COMMITMENT_MISSING, match="committed no bucket"):
+        uid = network.register(hotkey_from_seed(bytes([7]) * 32), Role.VALIDATOR, stake=50.0, validator_permit=True)
+        with raising(RejectedError, Reason.COMMITMENT_MISSING, match="had committed no bucket"):
             read_recent(network.context(network.miners[0]), 100, uid=uid)
         assert read_recent(network.context(network.miners[0]), 100).validator.uid == uid_of(network)
 

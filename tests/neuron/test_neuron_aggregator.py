@@ -9,13 +9,16 @@ from templar.agreement.decisions import majority, read_decision
 from templar.agreement.roster import RosterDraft, draft_roster
 from templar.agreement.slots import Settlement
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.exchange.commitments import Observed
 from templar.exchange.context import Exchange
 from templar.exchange.gather import GatherReport
-from templar.exchange.object_keys import aggregate_key
+from templar.exchange.object_keys import Kind, aggregate_key, window_key
 from templar.exchange.peers import publish_peers
-from templar.neuron.aggregator import RosterNode
+from templar.exchange.signed import seal
+from templar.neuron.aggregator import OBSERVED, RosterNode
 from templar.neuron.journal import Status
 from templar.neuron.node import Node
+from templar.store.directory import DirectoryStore
 from templar.window import Action, drive_window, open_window
 from tests.support.network import Build, Network, tiny
 
@@ -57,13 +60,82 @@ def test_the_second_rank_takes_over_while_the_first_is_away(network: Network) ->
     for window in (2, 3):
         assert len(network.roster(window, validator).entries) == 2
         assert stored_at(network, validator, window) in validator.exchange.times(window).roster_slot(1)
+    # It returns, and has caught up too late in window 4 to see the commitments.
     again = network.restart(aggregator)
     assert again.state.window == 1
-    network.run([4])
-    assert len(network.roots(4)) == 1
-    assert again.journal.roots(1, 4) == network.miners[0].journal.roots(1, 4)
-    assert network.roster(4, validator) is None
-    assert again.state.outer_steps == 4
+    network.run([4, 5])
+    assert len(network.roots(5)) == 1
+    assert again.journal.roots(1, 5) == network.miners[0].journal.roots(1, 5)
+    assert [network.roster(window, validator) is None for window in (4, 5)] == [False, True]
+    assert again.state.outer_steps == 5
+
+
+def test_an_author_that_was_away_before_the_close_leaves_its_slot_to_the_next_rank(network: Network) -> None:
+    """It restarts after the close and has seen no commitment: it may propose nothing."""
+    aggregator, validator = network.aggregator, network.validator
+    network.run([1])
+    network.kill(aggregator)
+    network.reveal(2)
+    again = network.restart(aggregator)
+
+    def live(node: RosterNode) -> None:
+        drive_window(node, 2)
+
+    network.clock.run([lambda: live(again), lambda: live(validator)])
+    assert again.observe_commitments(2).digests is None
+    assert network.roster(2, again) is None
+    assert [entry.uid for entry in network.roster(2, validator).entries] == [
+        network.member(miner).uid for miner in network.miners
+    ]
+    assert again.state.root == validator.state.root
+
+
+def test_a_killed_author_goes_on_with_what_it_saw_and_lists_nothing_else(network: Network) -> None:
+    aggregator = network.aggregator
+    seen, late = network.miners
+    network.run([1])
+    for miner in (seen, late):
+        open_window(miner, 2)
+        miner.train(2)
+        miner.compress(2)
+    open_window(aggregator, 2)
+    assert seen.commit(2).in_time
+    observed = aggregator.observe_commitments(2)
+    assert set(observed.digests) == {seen.exchange.own_signer.address}
+    # The other one's commitment appears after the close, with a time from before it.
+    key = window_key(Kind.COMMIT, 2, network.member(late).uid)
+    manifest, clock = late._manifest(2), network.clock
+    times = aggregator.exchange.times(2)
+    root = network.world.root / "buckets" / network.member(late).account_id
+    backdated = DirectoryStore(root, clock=lambda: float(times.commit_interval.last))
+    backdated.put(key, seal(manifest.commit, late.exchange.own_signer).encode())
+    assert seen.upload(2).in_time
+    assert late.upload(2).in_time
+    assert clock.now() < times.settles
+    again = network.restart(aggregator)
+    assert again.observe_commitments(2) == observed
+    report = again.gather(2)
+    assert {outcome.uid: outcome.reason for outcome in report.outcomes} == {
+        network.member(seen).uid: None,
+        network.member(late).uid: Reason.COMMIT_UNSEEN,
+    }
+    assert len(network.miners[0].gather(2).submissions) == 2, "by its time alone it counts"
+    again.settle_and_publish(2, report)
+    assert [entry.uid for entry in network.roster(2).entries] == [network.member(seen).uid]
+
+
+def test_an_author_whose_clock_was_wrong_leaves_its_slot(network: Network) -> None:
+    """It looked too early and saw nobody: an empty roster of its own would void the window."""
+    aggregator, validator = network.aggregator, network.validator
+    network.reveal(1)
+    aggregator.journal.enter(1, OBSERVED, Observed(1, {}).to_json())
+
+    def live(node: RosterNode) -> None:
+        drive_window(node, 1)
+
+    network.clock.run([lambda: live(aggregator), lambda: live(validator)])
+    assert network.roster(1) is None
+    assert len(network.roster(1, validator).entries) == 2
 
 
 def test_without_any_publisher_the_window_is_null_for_all(network: Network) -> None:

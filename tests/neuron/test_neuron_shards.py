@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from templar.agreement.state import StateMark, check_mark
+from templar.chain.base import Role
 from templar.chain.hotkey import hotkey_from_seed
 from templar.data.assignment import Assignment, ShardEpoch, first_epochs
 from templar.data.build.page_writer import upload_dataset
@@ -188,7 +189,9 @@ def test_many_registrations_do_not_stop_a_network(build: Build) -> None:
     """Where a shard has fewer pages than slots were wanted, some miners wait in each window."""
     network = build(hparams())
     for number in range(80):
-        network.world.chain.register(hotkey_from_seed(bytes([number]) * 32).address)
+        hotkey = hotkey_from_seed(bytes([number]) * 32)
+        network.world.chain.register(hotkey.address)
+        network.announce(hotkey, Role.MINER)
     network.run(range(1, 5))
     workload = network.validator.workload
     epoch, plan = workload._permuted(workload.shard_epoch(4))

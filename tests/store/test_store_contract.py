@@ -13,8 +13,9 @@ import pytest
 
 from templar.errors import Reason
 from templar.store.base import ObjectStore
-from tests.store.conftest import PART_BYTES, StorePair
+from tests.store.conftest import PART_BYTES, StorePair, moto_pair, s3_client
 from tests.support.errors import reason_of
+from tests.support.servers import MotoEndpoint
 
 DATA = bytes(range(256)) * 40
 
@@ -63,6 +64,22 @@ class TestStamp:
         assert second.size == 3
         assert second.last_modified >= first.last_modified
         assert store_pair.reader.get("key", max_bytes=3) == b"new"
+
+    def test_parts_and_versions_show_where_the_server_tells(self, moto: MotoEndpoint, tmp_path: Path) -> None:
+        pair = moto_pair(moto)
+        (tmp_path / "source").write_bytes(bytes(2 * PART_BYTES))
+        pair.writable.put("one", b"1")
+        pair.writable.put_file("parts", tmp_path / "source")
+        s3_client(moto.admin.endpoint_url, moto.admin.key).put_bucket_versioning(
+            Bucket=pair.writable.name, VersioningConfiguration={"Status": "Enabled"}
+        )
+        pair.writable.put("version", b"1")
+        heads = {key: pair.reader.head(key) for key in ("one", "parts", "version")}
+        assert {key: info.is_time_unproven for key, info in heads.items() if info} == {
+            "one": False,
+            "parts": True,
+            "version": True,
+        }
 
 
 class TestPutIfAbsent:

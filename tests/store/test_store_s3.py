@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
@@ -14,7 +15,7 @@ from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.store.base import ObjectStore
 from templar.store.s3 import S3Store
 from templar.store.s3_client import Renewable, our_errors
-from templar.store.s3_protocol import S3Settings, object_size, page, r2_endpoint, refusal, undeleted
+from templar.store.s3_protocol import S3Settings, object_info, object_size, page, r2_endpoint, refusal, undeleted
 from tests.store.conftest import s3_store
 from tests.support.errors import error_of
 from tests.support.scripted_server import Reply, Request, ScriptedServer, s3_error, scripted_server
@@ -314,6 +315,25 @@ class TestSecrets:
                         seen += [repr(error), str(error), repr(error.__cause__)]
         assert "the-bucket" in caplog.text
         assert all(KEY.secret_access_key not in text for text in [caplog.text, *seen])
+
+
+@pytest.mark.parametrize(
+    ("shown", "endpoint", "proven"),
+    [
+        ({"ETag": f'"{"a" * 32}"'}, "https://s3.test", True),
+        ({"ETag": f'"{"a" * 32}-2"'}, "https://s3.test", False),
+        ({"ETag": f"{'a' * 32}-1"}, r2_endpoint("0a" * 16), False),
+        ({"VersionId": "null"}, "https://s3.test", True),
+        ({"VersionId": "3/L4kqtJlcpXroDTDmJ"}, "https://s3.test", False),
+        ({"VersionId": "7e4f9cabb0a1"}, r2_endpoint("0a" * 16), True),  # R2 shows ids and keeps no versions
+        ({"VersionId": "7e4f9cabb0a1"}, "https://r2.cloudflarestorage.com.test", False),
+    ],
+)
+def test_an_object_says_whether_its_time_may_be_older_than_its_bytes(
+    shown: dict[str, str], endpoint: str, *, proven: bool
+) -> None:
+    answer = {"LastModified": datetime(2026, 1, 1, tzinfo=UTC), **shown}
+    assert object_info("key", 1, answer, endpoint_url=endpoint).is_time_unproven is not proven
 
 
 def test_endpoints_and_settings_are_checked() -> None:

@@ -11,14 +11,16 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from templar.agreement.roster import fetch_roster
-from templar.chain.base import Chain, NeuronInfo
-from templar.chain.hotkey import hotkey_from_seed
+from templar.chain.base import Chain, NeuronInfo, Role
+from templar.chain.clock import SimulatedClock
+from templar.chain.hotkey import Hotkey, hotkey_from_seed
+from templar.chain.ledger import Ledger
 from templar.errors import Reason, TransientError
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Roster
 from templar.exchange.signed import unseal
 from templar.hparams import HParams, load_hparams
-from templar.neuron.aggregator import Aggregator
+from templar.neuron.aggregator import Aggregator, RosterNode
 from templar.neuron.join import Context
 from templar.neuron.miner import Miner
 from templar.neuron.node import Node
@@ -95,9 +97,21 @@ class Network:
     def join(self, name: str, role: str = "honest") -> Node:
         """Register a newcomer and start its node."""
         hotkey = hotkey_from_seed(hashlib.sha256(name.encode()).digest())
-        uid = self.world.chain.register(hotkey.address)
+        uid = self.register(hotkey)
         self.members.append(Member(name, role, hotkey, uid))
         return self.restart(name)
+
+    def register(self, hotkey: Hotkey, role: Role = Role.MINER, **more: Any) -> int:
+        """Register a hotkey, which announces a role at once; its uid."""
+        uid = self.world.chain.register(hotkey.address, **more)
+        self.announce(hotkey, role)
+        self.world.chain.wait_for_block(self.world.chain.block() + 1)
+        return uid
+
+    def announce(self, hotkey: Hotkey, role: Role) -> None:
+        """Let a hotkey announce a role in the next block, and wait for nothing."""
+        apart = SimulatedClock(self.clock.now())
+        Ledger(self.world._ledger, hotkey=hotkey, clock=apart, durable=False).set_role(role)
 
     def kill(self, who: Who) -> Node:
         """Let a process die: the kernel drops its lock, and nothing else is done."""
@@ -158,12 +172,14 @@ class Network:
         (chain or self.world.chain).wait_for_block(window * self.hparams.windows.blocks_per_window)
 
     def reveal(self, window: int) -> None:
-        """Let every miner commit and reveal; then the window is closed."""
+        """Let every miner commit and reveal, and every author of rosters observe it; then the window is closed."""
         for miner in self.miners:
             open_window(miner, window)
             miner.train(window)
             miner.compress(window)
             assert miner.commit(window).in_time
+        for node in self.all(RosterNode):
+            node.observe_commitments(window)
         for miner in self.miners:
             assert miner.upload(window).in_time
 

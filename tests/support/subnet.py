@@ -9,7 +9,7 @@ import torch
 
 from templar import PROTOCOL_VERSION
 from templar.canonical import canonical_json, sha256_hex
-from templar.chain.base import NeuronInfo
+from templar.chain.base import NeuronInfo, Role
 from templar.chain.clock import SimulatedClock
 from templar.chain.hotkey import Hotkey, hotkey_from_seed
 from templar.chain.ledger import Ledger, create_ledger
@@ -24,7 +24,7 @@ from templar.gradient.codec.wire import Header, Payload, encode
 from templar.gradient.compress import FeedbackRule, FeedbackState, compress
 from templar.gradient.layout import Layout
 from templar.hparams import Gradient, HParams, Windows, load_hparams
-from templar.store.address import BucketAddress
+from templar.store.address import BucketAddress, encode_address
 from templar.store.base import ObjectStore
 from templar.timeline import WindowTimes
 from tests.support.memory_store import MemoryStore
@@ -67,11 +67,21 @@ class Member:
 
     @property
     def neuron(self) -> NeuronInfo:
-        return NeuronInfo(self.uid, self.hotkey.address, self.stake, self.permit, 0.0)
+        return NeuronInfo(
+            self.uid, self.hotkey.address, self.stake, self.permit, 0.0, encode_address(self.address), self.role
+        )
+
+    @property
+    def role(self) -> Role:
+        return Role.VALIDATOR if self.permit else Role.MINER
 
     @property
     def account(self) -> str:
         return f"bucket-{self.uid}"
+
+    @property
+    def address(self) -> BucketAddress:
+        return BucketAddress(self.account, "id", "secret")
 
 
 def member(uid: int, *, stake: float = 0.0, permit: bool = False) -> Member:
@@ -229,6 +239,8 @@ class Subnet:
         for each in self.members:
             self.chain.register(each.hotkey.address, stake=each.stake, validator_permit=each.permit)
             self.exchange(each).buckets.announce()
+            if each.uid:
+                self.ledger(each).set_role(each.role)
 
     def store(self, owner: Member) -> ScriptedStore:
         return self.stores[owner.account]
@@ -240,7 +252,7 @@ class Subnet:
     def buckets(self, owner: Member | None = None, views: Mapping[str, ObjectStore] | None = None) -> Buckets:
         """All buckets as one member sees them; `views` replace those of some accounts."""
         shown: dict[str, ObjectStore] = {**self.stores, **(views or {})}
-        own = None if owner is None else OwnBucket(BucketAddress(owner.account, "id", "secret"), self.store(owner))
+        own = None if owner is None else OwnBucket(owner.address, self.store(owner))
         hotkey = None if owner is None else owner.hotkey.address
         return Buckets(self.ledger(owner), lambda address: shown[address.bucket], own=own, hotkey=hotkey)
 

@@ -20,7 +20,6 @@ SHAPES = json.loads((Path(__file__).parent / "chain_shapes.json").read_text())
 COLUMNS = {
     "coldkeys": "5C4hrfjw9DjXZTzV3MwzrrAr9P1MJhSrvWGWqi1eSuyUpnhM",
     "identities": None,
-    "axons": SHAPES["metagraph_raw"]["axons"][0],
     "active": True,
     **dict.fromkeys(["pruning_score", "emission", "dividends", "consensus", "trust", "rank", "tao_stake"], 0),
 }
@@ -48,6 +47,7 @@ class Neuron:
     registered_at: int
     incentive_u16: int = 0
     last_update: int = 0
+    axon: dict[str, int] = field(default_factory=lambda: dict(SHAPES["metagraph_raw"]["axons"][0]))
 
 
 @dataclass
@@ -187,10 +187,11 @@ class MemorySubstrate:
         state.weights.pop(uid, None)
         self.finalize()
 
-    def set_stake(self, hotkey: str, stake: float) -> None:
+    def set_stake(self, hotkey: str, stake: float, *, validator_permit: bool | None = None) -> None:
         neuron = self._neuron(self.next_state(), hotkey)
         assert neuron is not None
         neuron.stake_rao = round(stake * 1e9)
+        neuron.permit = neuron.permit if validator_permit is None else validator_permit
         self.finalize()
 
     # What the SDK asks of it.
@@ -308,6 +309,7 @@ class MemorySubstrate:
             "hotkeys": [neuron.hotkey for neuron in neurons],
             "validator_permit": [neuron.permit for neuron in neurons],
             "last_update": [neuron.last_update for neuron in neurons],
+            "axons": [neuron.axon for neuron in neurons],
             "block_at_registration": [neuron.registered_at for neuron in neurons],
             "incentives": [neuron.incentive_u16 for neuron in neurons],
             "alpha_stake": [neuron.stake_rao for neuron in neurons],
@@ -371,8 +373,15 @@ class MemorySubstrate:
         uid = newest.uid(signer)
         params = call.params
         assert params["netuid"] == self.netuid
-        if (call.call_module, call.call_function) == ("Commitments", "set_commitment"):
-            return self._commit(signer, uid, params["info"])
+        match call.call_module, call.call_function:
+            case "Commitments", "set_commitment":
+                return self._commit(signer, uid, params["info"])
+            case "SubtensorModule", "serve_axon":
+                return self._serve(signer, uid, {name: value for name, value in params.items() if name != "netuid"})
+        return self._weigh(call, signer, uid)
+
+    def _weigh(self, call: ComposedCall, signer: str, uid: int | None) -> bt.ChainError | None:
+        newest, params = self.versions[-1][1], call.params
         verb = "commit_timelocked_mechanism_weights" if self.commit_reveal else "set_mechanism_weights"
         assert (call.call_module, call.call_function) == ("SubtensorModule", verb)
         neuron = None if uid is None else newest.neurons[uid]
@@ -405,6 +414,18 @@ class MemorySubstrate:
             "block": self.versions[-1][0],
             "info": {"fields": [{variant: value}]},
         }
+        return None
+
+    def _serve(self, signer: str, uid: int | None, axon: dict[str, int]) -> bt.ChainError | None:
+        recorded = SHAPES["metagraph_raw"]["axons"][0]
+        assert axon.keys() == recorded.keys() - {"block"}, "the runtime has no such call"
+        assert axon["port"], "the runtime refuses port 0"
+        assert axon["ip_type"] in (4, 6)
+        if uid is None:
+            return bt.ChainError("The hotkey is not registered.", "HotKeyNotRegisteredInNetwork")
+        changed = self._neuron(self.next_state(), signer)
+        assert changed is not None
+        changed.axon = {"block": self.versions[-1][0], **axon}
         return None
 
     def _neuron(self, state: State, hotkey: str) -> Neuron | None:

@@ -1,0 +1,216 @@
+"""Commitments that a node saw before the close, and reveals that count only with them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from templar.canonical import sha256_hex
+from templar.errors import PermanentError, Reason, RejectedError, TransientError
+from templar.exchange.commitments import LOOKS_PER_GUARD, Observed, observe_commitments
+from templar.exchange.context import Exchange
+from templar.exchange.object_keys import Kind, window_key
+from templar.exchange.payload_cache import PayloadCache
+from templar.exchange.reveal import CONCLUSIVE, RevealRules, fetch_reveal
+from templar.exchange.signed import seal
+from templar.store.base import ObjectInfo
+from templar.timeline import WindowTimes
+from tests.support.scripted_store import ScriptedStore, failing
+from tests.support.subnet import (
+    ASSIGNMENT,
+    LAYOUT,
+    NETWORK,
+    Bucket,
+    Member,
+    Subnet,
+    commit_to,
+    manifest_of,
+    member,
+    payload_bytes,
+)
+
+WINDOW = 3
+BUSY = TransientError(Reason.STORE_BUSY, "for a test")
+
+
+@pytest.fixture
+def subnet(tmp_path: Path) -> Subnet:
+    return Subnet(tmp_path, num_miners=3)
+
+
+@pytest.fixture
+def exchange(subnet: Subnet) -> Exchange:
+    """The network as its validator sees it."""
+    return subnet.exchange(subnet.validators[0])
+
+
+def key_of(miner: Member) -> str:
+    return window_key(Kind.COMMIT, WINDOW, miner.uid)
+
+
+def commit(subnet: Subnet, miner: Member, *, seed: int = 0) -> str:
+    """Store a miner's commitment now; the digest that it names."""
+    manifest = manifest_of(miner, WINDOW, payload_bytes(miner, WINDOW, seed=seed))
+    subnet.store(miner).put(key_of(miner), seal(commit_to(manifest), miner.hotkey).encode())
+    return manifest.digest
+
+
+def times(exchange: Exchange) -> WindowTimes:
+    return exchange.expected_times(WINDOW)
+
+
+def observe(exchange: Exchange) -> Observed:
+    return observe_commitments(exchange, WINDOW, concurrency=1)
+
+
+def test_each_commitment_is_read_once_within_the_guard(subnet: Subnet, exchange: Exchange) -> None:
+    digests = {miner.hotkey.address: commit(subnet, miner) for miner in subnet.miners}
+    before = {miner.uid: subnet.store(miner).count("get", key_of(miner)) for miner in subnet.miners}
+    assert observe(exchange) == Observed(WINDOW, digests)
+    assert subnet.clock.now() == times(exchange).commit_interval.last
+    for miner in subnet.miners:
+        assert subnet.store(miner).count("get", key_of(miner)) - before[miner.uid] == 1
+        assert subnet.store(miner).count("head", key_of(miner)) == 0
+
+
+def test_what_is_stored_after_the_close_was_not_seen(subnet: Subnet, exchange: Exchange) -> None:
+    punctual, late, silent = subnet.miners
+    digest = commit(subnet, punctual)
+    seen: list[Observed] = []
+
+    def reveal_late() -> None:
+        subnet.clock.sleep_until(times(exchange).closed)
+        commit(subnet, late)
+
+    subnet.clock.run([lambda: seen.append(observe(exchange)), reveal_late])
+    assert seen == [Observed(WINDOW, {punctual.hotkey.address: digest})]
+    looks = subnet.store(silent).count("get", key_of(silent))
+    assert 2 <= looks <= LOOKS_PER_GUARD + 2
+
+
+def test_a_commitment_in_the_last_second_that_counts_is_seen(subnet: Subnet, exchange: Exchange) -> None:
+    miner, seen = subnet.miners[0], []
+
+    def commit_last() -> None:
+        subnet.clock.sleep_until(times(exchange).commit_interval.last + 0.9)
+        commit(subnet, miner)
+
+    subnet.clock.run([lambda: seen.append(observe(exchange)), commit_last])
+    assert set(seen[0].digests or {}) == {miner.hotkey.address}
+
+
+@pytest.mark.parametrize("error", [BUSY, PermanentError(Reason.ACCESS_DENIED, "for a test")])
+def test_a_store_that_fails_for_a_moment_is_asked_again_and_a_failing_one_stops_nobody(
+    subnet: Subnet, exchange: Exchange, error: Exception
+) -> None:
+    flaky, broken, honest = subnet.miners
+    for miner in subnet.miners:
+        commit(subnet, miner)
+    subnet.store(flaky).before = failing(error, "get", times=1)
+    subnet.store(broken).before = failing(error, "get")
+    assert set(observe(exchange).digests or {}) == {flaky.hotkey.address, honest.hotkey.address}
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"x" * 10_000])
+def test_what_is_no_commitment_was_not_seen(subnet: Subnet, exchange: Exchange, data: bytes) -> None:
+    for miner in subnet.miners:
+        subnet.store(miner).put(key_of(miner), data)
+    stolen = seal(commit_to(manifest_of(subnet.miners[1], WINDOW, b"")), subnet.miners[1].hotkey).encode()
+    subnet.store(subnet.miners[0]).put(key_of(subnet.miners[0]), stolen)
+    assert observe(exchange) == Observed(WINDOW, {})
+
+
+def test_who_comes_after_the_close_has_not_looked(subnet: Subnet, exchange: Exchange) -> None:
+    for miner in subnet.miners:
+        commit(subnet, miner)
+    subnet.clock.sleep_until(times(exchange).closed)
+    assert observe(exchange) == Observed(WINDOW, None)
+    assert not any(subnet.store(miner).count("get", key_of(miner)) for miner in subnet.miners)
+
+
+def test_a_clock_that_is_behind_takes_nothing_from_after_the_close(
+    subnet: Subnet, exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By this machine's clock there is time left, and the chain shows the closing block."""
+    for miner in subnet.miners:
+        commit(subnet, miner)
+    monkeypatch.setattr(exchange.chain, "head", lambda: 10_000)
+    assert observe(exchange) == Observed(WINDOW, None)
+
+
+def test_a_chain_that_fails_for_a_moment_costs_a_look_and_one_that_is_down_all_of_them(
+    subnet: Subnet, exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for miner in subnet.miners:
+        commit(subnet, miner)
+    head, failures = exchange.chain.head, [1]
+
+    def fail() -> int:
+        if failures and failures.pop():
+            raise TransientError(Reason.CHAIN_UNREACHABLE, "for a test")
+        return head()
+
+    monkeypatch.setattr(exchange.chain, "head", fail)
+    assert len(observe(exchange).digests or {}) == len(subnet.miners)
+    failures += [1] * 10_000
+    assert observe(exchange) == Observed(WINDOW, None)
+    assert subnet.clock.now() >= times(exchange).reveal_interval.first
+
+
+@given(digests=st.none() | st.dictionaries(st.text(max_size=50), st.text("0123456789abcdef", max_size=64), max_size=5))
+def test_an_observation_survives_the_journal(digests: dict[str, str] | None) -> None:
+    assert Observed.from_json(Observed(WINDOW, digests).to_json()) == Observed(WINDOW, digests)
+
+
+# Reveals.
+
+
+@pytest.mark.parametrize(
+    ("observed", "counts"),
+    [("not looked", True), ("this one", True), ("another one", False), ("nobody's", False)],
+)
+def test_a_reveal_counts_with_the_commitment_that_was_seen(
+    subnet: Subnet, exchange: Exchange, tmp_path: Path, observed: str, *, counts: bool
+) -> None:
+    miner, payload = member(5), payload_bytes(member(5), WINDOW)
+    closed = exchange.times(WINDOW)
+    bucket = Bucket(miner)
+    manifest = bucket.reveal(closed, payload)
+    digests = {
+        "not looked": None,
+        "this one": {miner.hotkey.address: manifest.digest},
+        "another one": {miner.hotkey.address: sha256_hex(b"another")},
+        "nobody's": {},
+    }[observed]
+    rules = RevealRules(NETWORK, closed, lambda uid: ASSIGNMENT, digests)
+    cache = PayloadCache(tmp_path / "payloads", LAYOUT)
+    if counts:
+        assert fetch_reveal(miner.neuron, bucket.store, rules, cache).manifest == manifest
+        return
+    with pytest.raises(RejectedError) as caught:
+        fetch_reveal(miner.neuron, bucket.store, rules, cache)
+    assert caught.value.reason is Reason.COMMIT_UNSEEN
+    assert caught.value.reason not in CONCLUSIVE, "another node may have seen it"
+    assert not bucket.store.count("head", window_key(Kind.GRADIENT, WINDOW, miner.uid))
+
+
+class Unproven(ScriptedStore):
+    """A bucket whose server says that an object came in parts, or is one of several versions."""
+
+    def head(self, key: str) -> ObjectInfo | None:
+        info = super().head(key)
+        return info and replace(info, is_time_unproven=True)
+
+
+def test_an_object_whose_time_proves_nothing_is_not_read(exchange: Exchange, tmp_path: Path) -> None:
+    miner, closed = member(5), exchange.times(WINDOW)
+    bucket = Bucket(miner)
+    bucket.reveal(closed, payload_bytes(miner, WINDOW))
+    store = Unproven(bucket.memory)
+    rules = RevealRules(NETWORK, closed, lambda uid: ASSIGNMENT)
+    with pytest.raises(RejectedError) as caught:
+        fetch_reveal(miner.neuron, store, rules, PayloadCache(tmp_path / "payloads", LAYOUT))
+    assert caught.value.reason is Reason.TIME_UNPROVEN
+    assert not store.count("get", key_of(miner))
