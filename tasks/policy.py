@@ -2,13 +2,19 @@
 
 from typing import Any
 
-from templar.errors import PermanentError
+from templar.errors import PermanentError, Reason
 from templar.interrupt import StoppedError
 
 
 def is_transient(task: Any, task_run: Any, state: Any) -> bool:
     """Whether a failed task is tried again: after every error but a permanent one and a request to stop."""
     return not isinstance(state.data, PermanentError | StoppedError)
+
+
+def is_not_undecided(task: Any, task_run: Any, state: Any) -> bool:
+    """As `is_transient`, but not while a window is undecided: a pause would keep a validator from taking part."""
+    reason = getattr(state.data, "reason", None)
+    return is_transient(task, task_run, state) and reason not in (Reason.DECISION_MISSING, Reason.MINORITY)
 
 
 CHAIN: dict[str, Any] = {
@@ -26,6 +32,9 @@ STORE: dict[str, Any] = {
     "retry_condition_fn": is_transient,
 }
 """Reads and writes of objects: idempotent."""
+
+SETTLE: dict[str, Any] = STORE | {"retry_condition_fn": is_not_undecided}
+"""The decision on a window. The step itself waits for it; after that the next window's opening goes on with it."""
 
 LOCAL: dict[str, Any] = {"retries": 1, "retry_condition_fn": is_transient}
 """Work on this machine alone: the disk may have been full for a moment."""

@@ -18,7 +18,7 @@ from prefect.states import Completed
 
 from tasks.artifacts import endpoint_rows, finding_rows, gather_rows, score_rows, score_summary, table
 from tasks.host import hosted, release_on_lost_lease
-from tasks.policy import CHAIN, LOCAL, STORE, WEIGHTS
+from tasks.policy import CHAIN, LOCAL, SETTLE, STORE, WEIGHTS
 from templar import window as story
 from templar.agreement.slots import Settlement
 from templar.agreement.state import StateMark
@@ -127,7 +127,7 @@ def upload(neuron: str, window: int) -> TimedReport:
     return hosted(neuron, Miner).upload(window)
 
 
-@task(task_run_name="roster {window}", **STORE)
+@task(task_run_name="roster {window}", **SETTLE)
 def settle(neuron: str, window: int) -> Settlement:
     """Wait for the roster that decides the window."""
     return hosted(neuron, Node).settle(window)
@@ -143,7 +143,7 @@ def observe_commitments(neuron: str, window: int) -> int | None:
     return None if seen is None else len(seen)
 
 
-@task(task_run_name="roster {window}", **STORE)
+@task(task_run_name="roster {window}", **SETTLE)
 def settle_and_publish(neuron: str, window: int, report: GatherReport) -> Settlement:
     """Wait for the roster that decides the window; publish the own one in the own slot if none counts by then."""
     return hosted(neuron, RosterNode).settle_and_publish(window, report)

@@ -110,6 +110,7 @@ class Reason(StrEnum):
     ROSTER_INCLUDES = "roster_includes"
     ROSTER_EQUIVOCATION = "roster_equivocation"
     MANIFEST_EQUIVOCATION = "manifest_equivocation"
+    WORD_EQUIVOCATION = "word_equivocation"
     PEER_LIST_LATE = "peer_list_late"
     AGGREGATE_MISSING = "aggregate_missing"
     DECISION_MISSING = "decision_missing"

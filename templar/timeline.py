@@ -84,8 +84,13 @@ class WindowTimes:
 
     @property
     def null_after(self) -> int:
-        """The last second of the last roster slot; without a roster by then the window is null."""
+        """The last second of the last roster slot; a ballot that begins after it decides no new roster."""
         return self.roster_slot(self.rules.roster_ranks - 1).last
+
+    @property
+    def settle_until(self) -> int:
+        """When a node leaves a window that is not decided to catch-up: it has had its slots twice."""
+        return 2 * self.null_after - self.settles
 
     @property
     def train_until(self) -> float:

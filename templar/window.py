@@ -19,7 +19,7 @@ from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.gather import GatherReport
 from templar.exchange.publish import TimedReport
 from templar.neuron.catchup import catch_up
-from templar.neuron.join import announce_role
+from templar.neuron.join import CHAIN_ROLES, announce_role
 from templar.neuron.journal import Status
 from templar.neuron.miner import PageReport, PayloadReport, TrainReport
 from templar.neuron.node import Node
@@ -275,7 +275,9 @@ def _refusal(node: Node, window: int, current: int) -> Opening | None:
 
 
 def _skip_window(node: Node, window: int) -> Opening:
-    """Skip a window that opened before this node was registered or had announced its role, and announce it again.
+    """Skip a window that opened before this node was registered or had announced its role and its bucket.
+
+    The role is announced again; the bucket is at the node's start and whenever a window opens.
 
     Raises:
         PermanentError: `not_registered`; the hotkey is not on the subnet any more, or the chain refuses the role.
@@ -290,8 +292,11 @@ def _skip_window(node: Node, window: int) -> Opening:
         )
     announce_role(node.chain, address, role)
     then = node.exchange.metagraph(window).by_hotkey(address)
-    reason, detail = Reason.NOT_REGISTERED, f"registered after window {window} had opened"
-    if then is not None:
+    if then is None:
+        reason, detail = Reason.NOT_REGISTERED, f"registered after window {window} had opened"
+    elif then.role is not CHAIN_ROLES[role]:
         reason, detail = Reason.ROLE_MISSING, f"window {window} opened with the role {then.role} on chain, not {role}"
+    else:
+        reason, detail = Reason.COMMITMENT_MISSING, f"window {window} opened without a bucket of this hotkey on chain"
     node.finish(window, reason)
     return Opening(window, Action.SKIP, reason, f"{detail}: takes part from window {following} on")

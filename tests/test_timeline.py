@@ -15,6 +15,7 @@ RULES = Windows(
     read_margin_seconds=4,
     roster_slot_seconds=7,
     roster_ranks=3,
+    quorum=0.5,
     train_margin_seconds=5.5,
     inclusive_close=False,
 )

@@ -143,7 +143,7 @@ def test_a_node_that_cannot_catch_up_says_what_is_missing(network: Network) -> N
         network.bucket(other).delete(list(gradients))
     opening = open_window(miner, 2)
     assert (opening.window, opening.action, opening.reason) == (2, Action.CATCHING_UP, Reason.AGGREGATE_MISSING)
-    assert opening.detail.startswith("at window 0, wanted 1: [aggregate_missing] window 1 cannot be replayed")
+    assert opening.detail.startswith("at window 0, wanted 1: [aggregate_missing] window 1 cannot be applied now")
     assert miner.journal.status(2) is Status.CLAIMED
     assert miner.state.window == 0
     assert miner.chain.clock.now() < miner.exchange.expected_times(3).close, "it gave up in time for the next window"
@@ -171,6 +171,7 @@ def test_a_node_whose_role_another_announcement_replaced_skips_a_window_and_anno
     miner = network.miners[0]
     address = miner.exchange.own_signer.address
     miner.chain.set_role(Role.VALIDATOR)
+    network.run([2], but=[miner])
     network.to_window(3)
     opening = open_window(miner)
     assert_skipped(opening, 3, Reason.ROLE_MISSING)
@@ -178,6 +179,7 @@ def test_a_node_whose_role_another_announcement_replaced_skips_a_window_and_anno
     neuron = miner.chain.metagraph().by_hotkey(address)
     assert neuron is not None
     assert neuron.role is Role.MINER
+    network.run([3], but=[miner])
     assert open_window(miner, 4).action is Action.RUN
 
 

@@ -20,6 +20,7 @@ from docs.vectors.scenario import (
     root_before,
 )
 from templar import PROTOCOL_VERSION
+from templar.agreement.ballots import Said
 from templar.agreement.genesis import NO_GENESIS
 from templar.agreement.sync_proof import START, debug_values, state_proof
 from templar.audit.findings import Exhibit, Finding, Report, Suspect
@@ -37,7 +38,9 @@ from templar.exchange.objects import (
     Proof,
     Roster,
     RosterEntry,
+    SignedWord,
     StartWindow,
+    Word,
 )
 from templar.exchange.signed import Body, Network, Sealed, seal
 from templar.gradient.codec.wire import encode
@@ -107,7 +110,7 @@ def _bodies(known_signatures: Collection[str]) -> list[tuple[Body, ObjectKey]]:
     manifest, roster = _manifest(2), _roster(known_signatures)
     author = _author(2)
     commit = Commit(**author, window=WINDOW, commitment=manifest.digest)
-    decision = Decision(**_author(VALIDATOR_UID), window=WINDOW, roster=roster.digest)
+    decision = Decision(**_author(VALIDATOR_UID), window=WINDOW, words=_words(roster.digest, known_signatures))
     peers = PeerList(**_author(VALIDATOR_UID), first_effective_window=3, peers=(4, 2), reserve=(3,))
     proof = state_proof(params_after("sparseloco"), window=WINDOW, block_hash=SETTLING_HASH, hotkey=hotkey(2).address)
     return [
@@ -170,6 +173,16 @@ def _roster(known_signatures: Collection[str]) -> Roster:
         entries=entries,
         aggregate_sha256=sha256_hex(whole),
         aggregate_bytes=len(whole),
+    )
+
+
+def _words(value: str, known_signatures: Collection[str]) -> tuple[SignedWord, ...]:
+    """The vote of the only validator for a roster, and its lock."""
+    said = [Said(0, "lock", VALIDATOR_UID, value, 0), Said(0, "vote", VALIDATOR_UID, value)]
+    words = [Word(**_author(VALIDATOR_UID), window=WINDOW, **each.spoken) for each in said]
+    return tuple(
+        SignedWord(**each._asdict(), signature=_signature(word, known_signatures))
+        for each, word in zip(said, words, strict=True)
     )
 
 

@@ -41,6 +41,7 @@ RULES = Windows(
     read_margin_seconds=1,
     roster_slot_seconds=2,
     roster_ranks=2,
+    quorum=0.5,
     train_margin_seconds=1.5,
     inclusive_close=False,
 )

@@ -15,27 +15,28 @@ from templar.exchange.gather import GatherReport
 from templar.exchange.object_keys import Kind, aggregate_key, window_key
 from templar.exchange.objects import Roster
 from templar.exchange.publish import TimedReport
-from templar.exchange.reveal import RevealRules, Submission
+from templar.exchange.reveal import Submission
 from templar.exchange.signed import seal
 from templar.gradient.codec.wire import Payload, encode
 from templar.neuron.aggregator import Aggregator
 from templar.neuron.miner import Miner
 from templar.neuron.node import Node
+from templar.timeline import Interval, WindowTimes
 
 
 class SilentPublisher(Aggregator):
     """Gathers, applies and decides, and never publishes a roster."""
 
-    def publish(self, window: int, report: GatherReport, rank: int) -> None:
+    def publish(self, window: int, report: GatherReport, rank: int, slot: Interval) -> None:
         """Nothing is published."""
 
 
 class LatePublisher(Aggregator):
     """Publishes an honest roster in the second after its slot."""
 
-    def publish(self, window: int, report: GatherReport, rank: int) -> None:
+    def publish(self, window: int, report: GatherReport, rank: int, slot: Interval) -> None:
         """Wait for the end of the slot, then write."""
-        draft, slot = self.draft(window, report), self.exchange.times(window).roster_slot(rank)
+        draft = self.draft(window, report)
         self.chain.clock.sleep_until(slot.last + 1)
         self.buckets.own.put_file(aggregate_key(window), draft.aggregate)
         put_roster(self, draft.roster)
@@ -66,7 +67,7 @@ class ForgingPublisher(Aggregator):
         manifest = victim.manifest.model_copy(update={"payload_sha256": digest, "payload_bytes": len(data)})
         return [replace(victim, manifest=manifest), *honest[1:]]
 
-    def check_own(self, rules: RevealRules, roster: Roster) -> None:
+    def check_own(self, times: WindowTimes, roster: Roster) -> None:
         """It knows that its roster is not legal."""
 
 
@@ -85,6 +86,20 @@ class TwoFacedPublisher(Aggregator):
         return report
 
 
+class DoubleVotingPublisher(Aggregator):
+    """Honest, but for a second vote in the ballot that decided: it is shown once the window is decided."""
+
+    def decide(self, settlement: Settlement) -> TimedReport:
+        """Decide, then sign a vote for none in the place of the first one."""
+        report = super().decide(settlement)
+        voter = self.voter(self.judge(self.exchange.times(settlement.window)))
+        if voter is not None:
+            vote = next(word for word in voter.ballots.own if word.step == "vote")
+            voter.say(vote._replace(value=None))
+            voter.show(at_once=True)
+        return report
+
+
 def put_roster(node: Aggregator, roster: Roster) -> None:
     """Sign a roster and publish it, overwriting what is there."""
     key = window_key(Kind.ROSTER, roster.window, roster.uid)
@@ -97,6 +112,7 @@ PUBLISHERS: dict[str, type[Aggregator]] = {
     "omitting_publisher": OmittingPublisher,
     "forging_publisher": ForgingPublisher,
     "two_faced_publisher": TwoFacedPublisher,
+    "double_voting_publisher": DoubleVotingPublisher,
 }
 """Every kind of aggregator that a gauntlet can put in the honest one's place."""
 

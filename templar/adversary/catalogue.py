@@ -307,6 +307,13 @@ AGGREGATORS = (
         is_provable=True,
         delay=1,
     ),
+    misconduct(
+        "double_voting_publisher",
+        (25,),
+        "a validator that signs two votes in one ballot",
+        Reason.WORD_EQUIVOCATION,
+        is_provable=True,
+    ),
 )
 
 

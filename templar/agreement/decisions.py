@@ -1,190 +1,266 @@
-"""Decisions: each validator's signed decision on a window, and the majority of stake (docs/protocol.md 11).
+"""Decisions: the words on a window as they are read from the validators' buckets (docs/protocol.md 11).
 
-Late readers, catch-up and audits rely on the decisions and on the times that rosters record, never on a LastModified
-that a bucket shows later. If no validator decided on a window, its roster slots still settle it (`nobody_decided`):
-otherwise a network that stood still for one window could never continue. A late node concludes the same as an early
-one: a roster that was stored in its slot is still there with its time, and a missing one was never published. As soon
-as one validator decided, only decisions count.
+Every validator's decision object carries the words that its author has read, so a bucket that fails hides nothing.
+Words prove themselves by their signatures: it does not matter who carries them, or when they were stored.
 """
 
 import logging
-import math
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from templar.agreement.ballots import Said, Stakes, decided, needed_words, sift
 from templar.agreement.retention import survey
 from templar.agreement.roster import fetch_roster
 from templar.chain.base import NeuronInfo
-from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError, as_reader_failure
 from templar.exchange.context import Exchange
+from templar.exchange.gather import Workers
 from templar.exchange.object_keys import Kind, window_key
-from templar.exchange.objects import Decision, Roster
-from templar.exchange.publish import PublishReceipt, publish_body
-from templar.exchange.signed import read_signed
+from templar.exchange.objects import NULL_WINDOW, Decision, Roster, SignedWord, Word
+from templar.exchange.signed import Network, Sealed, check_author, check_signature, check_window, unseal
+from templar.shared_results import shared
+from templar.store.base import ObjectInfo
 from templar.timeline import closing_block, window_of
 
 log = logging.getLogger(__name__)
 
+READ_SECONDS = 5.0
+"""Time that one bucket has to answer; the others are read meanwhile."""
+WAIT_SECONDS = 1.0
+"""Longest wait for answers in one look; later ones are taken in the next."""
+MOST_PAUSES = 4
+"""A bucket that fails is asked again after a pause, twice as long each time, up to so many pauses."""
+STAMP_SECONDS = 2.0
+"""An object is read again although its size and stamp are known, if it was younger than this when it was read."""
+WORDS_PER_AUTHOR = 8
+"""Most words of one validator that are taken from one object; an honest reader carries fewer."""
+
 
 @dataclass(frozen=True)
-class Majority:
-    """The decision with the most stake behind it."""
+class _Seen:
+    """What a bucket showed when it was last read."""
 
-    roster: str | None  # digest; None for a null window
-    stake: float  # of the validators that decided so
-    total: float  # stake of all decisions that were read
-    unheard: float  # stake of validators that may have decided otherwise, or still may
-    uids: tuple[int, ...]  # of the validators that decided so
+    info: ObjectInfo | None
+    is_settled: bool  # whether an object with this size and stamp is the same object
+
+
+@dataclass(frozen=True)
+class _Answer:
+    decision: Decision | None  # None if there is none, or the same as before
+    error: TemplarError | None = None
+
+
+class Ballots:
+    """The words on one window that this node has read or signed. Only one thread may use it.
+
+    Args:
+        exchange: The network.
+        window: The window.
+        concurrency: Buckets that are read at once; 1 reads them one after the other.
+
+    Raises:
+        TransientError: The chain could not be reached.
+    """
+
+    def __init__(self, exchange: Exchange, window: int, *, concurrency: int = 1) -> None:
+        self.exchange, self.window = exchange, window
+        self.validators = {neuron.uid: neuron for neuron in exchange.announced(window)}
+        stakes = {uid: neuron.stake for uid, neuron in self.validators.items()}
+        self.stakes = Stakes(stakes, exchange.hparams.windows.quorum)
+        self.answered: set[int] = set()  # uids whose bucket could be read at least once
+        self.words: frozenset[Said] = frozenset()  # those that count
+        self.proofs: tuple[tuple[Said, Said], ...] = ()  # pairs of words that convict their author
+        self.value: str | None = None  # what is decided
+        address = exchange.signer.address if exchange.signer else None
+        self._uid = next((uid for uid, neuron in self.validators.items() if neuron.hotkey == address), None)
+        self.stored: tuple[SignedWord, ...] = ()  # what this node's own bucket has
+        self._signatures: dict[Said, str] = {}
+        self._seen: dict[int, _Seen] = {}
+        self._due = dict.fromkeys(self.validators, 0.0)
+        self._failures: dict[int, int] = defaultdict(int)
+        self._is_concurrent = concurrency > 1
+        self._workers: Workers[_Answer] = Workers(self._fetch, concurrency)
+
+    def look(self, *, until_decided: bool = False) -> None:
+        """Read every bucket that is due once; with `until_decided`, only until what was read decides the window.
+
+        A bucket that fails costs nothing but its own words: others carry them.
+        """
+        clock, started = self.exchange.chain.clock, time.monotonic()
+        waiting = [uid for uid, due in self._due.items() if due <= clock.now() and not self._workers.is_running(uid)]
+        waiting.sort(key=lambda uid: self._due[uid])  # of equals the higher rank first
+        while waiting or self._workers.is_busy:
+            if until_decided and self.value is not None:
+                break
+            if self._is_concurrent and time.monotonic() - started > WAIT_SECONDS:
+                break
+            while waiting and self._workers.has_room() and (self._is_concurrent or not self._workers.is_busy):
+                self._workers.start(waiting.pop(0), READ_SECONDS)
+            for uid, answer in self._workers.results(WAIT_SECONDS / 4):
+                self._take(uid, answer)
+
+    def add(self, words: Iterable[SignedWord]) -> None:
+        """Add words, of which only those count that an announced validator signed; the rest is dropped."""
+        taken: dict[int, int] = defaultdict(int)
+        found = dict(self._signatures)
+        for word in sorted(words, key=lambda each: -each.ballot):
+            said, author = Said.of(word), self.validators.get(word.uid)
+            taken[word.uid] += 1
+            if author is None or said in found or taken[word.uid] > WORDS_PER_AUTHOR:
+                continue
+            try:
+                _check(self.exchange.network, self.window, author.hotkey, said, word.signature)
+            except RejectedError as error:
+                log.warning("window %d: a word of uid %d is left out: %s", self.window, word.uid, error)
+                continue
+            found[said] = word.signature
+        if found.keys() != self._signatures.keys():
+            self._count(found)
+
+    def sealed(self, said: Said) -> Sealed[Word]:
+        """A word that was read or signed, as it was signed."""
+        return Sealed(
+            _word(self.exchange.network, self.window, self.validators[said.uid].hotkey, said), self._signatures[said]
+        )
 
     @property
-    def is_clear(self) -> bool:
-        """Whether it has more than half of the stake, even if all unheard validators decide otherwise."""
-        return 2 * self.stake > self.total + self.unheard
+    def own(self) -> frozenset[Said]:
+        """The newest words of this node, also those that are void."""
+        return _newest(self._signatures, self._uid)
 
+    @property
+    def signed(self) -> tuple[SignedWord, ...]:
+        """All these words, in a fixed order."""
+        found = (SignedWord(**said._asdict(), signature=text) for said, text in self._signatures.items())
+        return tuple(sorted(found, key=lambda each: (each.ballot, each.step, each.uid, each.signature)))
 
-def publish_decision(exchange: Exchange, window: int, roster: str | None, *, deadline: float) -> PublishReceipt:
-    """Publish the roster's digest as the own decision. On failure a later call continues; never after the deadline.
+    def close(self) -> None:
+        """End what is still being read."""
+        self._workers.close()
 
-    Raises:
-        PermanentError: `object_differs` (it decided otherwise before), `no_time_left`.
-        TransientError: The store failed.
-    """
-    decision = Decision(**exchange.author(window), window=window, roster=roster)
-    key = window_key(Kind.DECISION, window, decision.uid)
-    clock = exchange.chain.clock
-    return publish_body(exchange.buckets.own, key, decision, exchange.own_signer, clock=clock, deadline=deadline)
+    def _count(self, found: dict[Said, str]) -> None:
+        kept = needed_words(found, self.stakes) | _newest(found, self._uid)
+        self._signatures = {said: found[said] for said in found if said in kept}
+        self.words, self.proofs = sift(kept)
+        self.value = decided(self.words, self.stakes)
 
-
-def read_decision(exchange: Exchange, validator: NeuronInfo, window: int) -> Decision | None:
-    """A validator's decision; None if there is none.
-
-    Raises:
-        RejectedError: It is not legal.
-        TransientError: The store failed.
-    """
-    store = exchange.buckets.reader(validator)
-    key = window_key(Kind.DECISION, window, validator.uid)
-    found = read_signed(store, key, Decision, network=exchange.network, author=validator, window=window)
-    return None if found is None else found.body
-
-
-def may_be_decided(exchange: Exchange, window: int) -> bool:
-    """Whether validators may still sign decisions on a window: until the next window closes."""
-    return exchange.chain.block() < closing_block(window + 1, exchange.hparams.windows)
-
-
-def majority(exchange: Exchange, window: int) -> Majority:
-    """The decision of the majority of stake on a window.
-
-    A validator does not count if it has not decided by the close of the next window, if its decision is not legal, or
-    if its bucket refuses to be read. One that may still decide, whose decision may have expired, or whose store fails
-    counts as unheard: an error is never absence.
-
-    Raises:
-        TransientError: `decision_missing`; no validator decided yet, the stake is split evenly, or too much is unheard.
-    """
-    # 1. Read every validator's decision. The time is read first: a decision may be signed while we read.
-    may_be_unsigned = may_be_decided(exchange, window)
-    votes: dict[str | None, list[NeuronInfo]] = defaultdict(list)
-    unheard: list[NeuronInfo] = []
-    for validator in exchange.metagraph(window).validators():
+    def _fetch(self, uid: int) -> _Answer:
+        """Read one bucket, perhaps in a worker thread; an error stays with the bucket."""
+        validator, network = self.validators[uid], self.exchange.network
         try:
-            decision = read_decision(exchange, validator, window)
-        except TransientError as error:
-            log.warning("window %d: decision of uid %d cannot be read now: %s", window, validator.uid, error)
-            unheard.append(validator)
-        except PermanentError as error:
-            log.warning("window %d: decision of uid %d is left out: %s", window, validator.uid, error)
-        else:
-            if decision is not None:
-                votes[decision.roster].append(validator)
-            elif may_be_unsigned or _may_have_expired_or_unknown(exchange, validator, window):
-                unheard.append(validator)
-    # 2. Count the stake.
-    if not votes:
-        raise TransientError(Reason.DECISION_MISSING, f"window {window}: no validator has decided yet")
-    found = _count(votes, unheard)
-    if not found.is_clear:
+            with as_reader_failure(f"decision of uid {uid}"):
+                buckets, key = self.exchange.buckets, window_key(Kind.DECISION, self.window, uid)
+                store = buckets.own if uid == self._uid else buckets.newest_reader(validator)
+                info, now = store.head(key), self.exchange.chain.clock.now()
+                seen = self._seen.get(uid)
+                if info is None or (seen is not None and seen.is_settled and seen.info == info):
+                    return _Answer(None)
+                body = unseal(store.get(key, max_bytes=Decision.max_bytes), Decision).body
+                check_author(body, network=network, uid=uid, hotkey=validator.hotkey)
+                check_window(body, self.window)
+                self._seen[uid] = _Seen(info, now - info.last_modified > STAMP_SECONDS)
+                return _Answer(body)
+        except TemplarError as error:
+            return _Answer(None, error)
+
+    def _take(self, uid: int, answer: _Answer) -> None:
+        clock, rules = self.exchange.chain.clock, self.exchange.hparams.windows
+        if answer.error is not None and not isinstance(answer.error, RejectedError):
+            log.info("window %d: words of uid %d cannot be read now: %s", self.window, uid, answer.error)
+            self._failures[uid] = min(2 * self._failures[uid] or 1, MOST_PAUSES)
+            self._due[uid] = clock.now() + self._failures[uid] * rules.poll_seconds
+            return
+        if answer.error is not None:
+            log.warning("window %d: the words of uid %d are left out: %s", self.window, uid, answer.error)
+        self.answered.add(uid)
+        self._failures.pop(uid, None)
+        self._due[uid] = clock.now()
+        if answer.decision is not None:
+            if uid == self._uid:
+                self.stored = answer.decision.words
+            self.add(answer.decision.words)
+
+
+def read_ballots(exchange: Exchange, window: int, *, until_decided: bool = True, concurrency: int = 1) -> Ballots:
+    """The words on a window as the buckets show them now; by default only as many as decide it.
+
+    Raises:
+        TransientError: The chain could not be reached.
+    """
+    ballots = Ballots(exchange, window, concurrency=concurrency)
+    try:
+        ballots.look(until_decided=until_decided)
+    finally:
+        ballots.close()
+    return ballots
+
+
+def decided_value(ballots: Ballots) -> str:
+    """What is decided: the digest of a roster, or `NULL_WINDOW`.
+
+    Raises:
+        TransientError: `decision_missing`; it is not decided, or the buckets do not show it now.
+    """
+    if ballots.value is None:
+        stakes, silent = ballots.stakes, ballots.validators.keys() - {word.uid for word in ballots.words}
         raise TransientError(
             Reason.DECISION_MISSING,
-            f"window {window}: no decision has the majority: the best has the stake {found.stake:g} of {found.total:g} "
-            f"behind it, and {found.unheard:g} is unheard; ask again later",
+            f"window {ballots.window}: no value has the locks of more than {stakes.needed:g} of the announced stake; "
+            f"nothing is known of uids {sorted(silent)}; ask again later",
         )
-    return found
-
-
-def _may_have_expired_or_unknown(exchange: Exchange, validator: NeuronInfo, window: int) -> bool:
-    try:
-        return may_have_expired(exchange, validator, window)
-    except TemplarError as error:
-        log.warning("window %d: the bucket of uid %d cannot be listed now: %s", window, validator.uid, error)
-        return True
+    return ballots.value
 
 
 def decided_roster(exchange: Exchange, window: int) -> tuple[Roster, NeuronInfo] | None:
-    """The roster that the majority decided on, and its publisher; None for a null window.
-
-    It is read from its publisher's bucket, or else from a validator that decided on it: each keeps a copy, so a
-    publisher that deletes or replaces its roster stops no late node.
+    """The roster that was decided, and its publisher; None for a null window.
 
     Raises:
         TransientError: `decision_missing`, or `roster_missing` (no bucket shows the decided roster now).
     """
-    decided = majority(exchange, window)
-    if decided.roster is None:
+    ballots = read_ballots(exchange, window)
+    value = decided_value(ballots)
+    if value == NULL_WINDOW:
         return None
+    sealed, publisher = find_roster(ballots, value)
+    return sealed.body, publisher
+
+
+def find_roster(ballots: Ballots, digest: str) -> tuple[Sealed[Roster], NeuronInfo]:
+    """The decided roster, and its publisher.
+
+    It is read from its publisher's bucket, or else from a validator that locked it: each keeps a copy, so a publisher
+    that deletes or replaces its roster stops no late node.
+
+    Raises:
+        TransientError: `roster_missing`; no bucket shows it now.
+    """
+    exchange, window = ballots.exchange, ballots.window
     publishers = exchange.publishers(window)
-    keepers = [neuron for neuron in exchange.metagraph(window).validators() if neuron.uid in decided.uids]
-    places = [(publisher, publisher) for publisher in publishers]
-    places += [(publisher, keeper) for keeper in keepers for publisher in publishers if keeper != publisher]
+    places: list[tuple[NeuronInfo, NeuronInfo | None]] = [(publisher, None) for publisher in publishers]
+    for validator in ballots.validators.values():
+        places += [(publisher, validator) for publisher in publishers if validator != publisher]
     for publisher, keeper in places:
         try:
             found = fetch_roster(exchange, publisher, window, keeper=keeper)
         except (PermanentError, TransientError) as error:
             log.warning(
-                "window %d: roster of uid %d with uid %d is left out: %s", window, publisher.uid, keeper.uid, error
+                "window %d: roster of uid %d with %s is left out: %s",
+                window,
+                publisher.uid,
+                "itself" if keeper is None else f"uid {keeper.uid}",
+                error,
             )
             continue
-        if found is not None and found.body.digest == decided.roster:
-            return found.body, publisher
-    raise TransientError(
-        Reason.ROSTER_MISSING, f"window {window}: no bucket shows the decided roster {decided.roster[:12]}"
-    )
+        if found is not None and found.body.digest == digest:
+            return Sealed(found.body, found.signature), publisher
+    raise TransientError(Reason.ROSTER_MISSING, f"window {window}: no bucket shows the decided roster {digest[:12]}")
 
 
-def _count(votes: Mapping[str | None, Sequence[NeuronInfo]], unheard: Iterable[NeuronInfo]) -> Majority:
-    stakes = {roster: _stake(voters) for roster, voters in votes.items()}
-    # Ties are broken by digest for the message only: a tie is never clear.
-    best = max(stakes, key=lambda roster: (stakes[roster], roster or ""))
-    uids = tuple(voter.uid for voter in votes[best])
-    return Majority(best, stakes[best], math.fsum(stakes.values()), _stake(unheard), uids)
-
-
-def _stake(validators: Iterable[NeuronInfo]) -> float:
-    return math.fsum(validator.stake for validator in validators)
-
-
-def is_undecided_for_good(exchange: Exchange, window: int) -> bool:
-    """Whether no validator decided on a window, and none can any more."""
-    return not may_be_decided(exchange, window) and nobody_decided(exchange, window)
-
-
-def nobody_decided(exchange: Exchange, window: int) -> bool:
-    """Whether it is certain that no validator decided on a window.
-
-    Every bucket must answer, because an error is never absence, and no object of the window may have expired.
-    """
-    for validator in exchange.metagraph(window).validators():
-        try:
-            if read_decision(exchange, validator, window) is not None or may_have_expired(exchange, validator, window):
-                return False
-        except TransientError as error:
-            log.warning("window %d: decision of uid %d cannot be read now: %s", window, validator.uid, error)
-            return False
-        except PermanentError as error:
-            log.warning("window %d: decision of uid %d is left out: %s", window, validator.uid, error)
-    return True
+def is_recent(exchange: Exchange, window: int) -> bool:
+    """Whether the window after this one has not closed yet."""
+    return exchange.chain.block() < closing_block(window + 1, exchange.hparams.windows)
 
 
 def may_have_expired(exchange: Exchange, neuron: NeuronInfo, window: int) -> bool:
@@ -202,3 +278,44 @@ def may_have_expired(exchange: Exchange, neuron: NeuronInfo, window: int) -> boo
         return False
     newest = survey(exchange.buckets.reader(neuron).list(), current).newest_window
     return newest is not None and window < newest - retention
+
+
+def has_expired_anywhere(exchange: Exchange, window: int) -> bool:
+    """Whether some validator's bucket says that words on a window may have expired: then nobody may sign more of them.
+
+    A bucket that fails says nothing.
+    """
+    for validator in exchange.announced(window):
+        try:
+            if may_have_expired(exchange, validator, window):
+                return True
+        except TemplarError as error:
+            log.info("window %d: the bucket of uid %d cannot be listed now: %s", window, validator.uid, error)
+    return False
+
+
+def _newest(words: Iterable[Said], uid: int | None) -> frozenset[Said]:
+    """The words of one validator in the last ballot that it voted in, and in the one before."""
+    own = [word for word in words if word.uid == uid]
+    ballots = sorted({word.ballot for word in own})[-2:]
+    return frozenset(word for word in own if word.ballot in ballots)
+
+
+def _word(network: Network, window: int, hotkey: str, said: Said) -> Word:
+    return Word(
+        netuid=network.netuid, genesis=network.genesis, hotkey=hotkey, window=window, uid=said.uid, **said.spoken
+    )
+
+
+@shared(lambda *words: words, most=4096)
+def _check(network: Network, window: int, hotkey: str, said: Said, signature: str) -> None:
+    """Check that a validator signed a word.
+
+    Raises:
+        RejectedError: `bad_signature`, or `malformed`: no word can say this.
+    """
+    try:
+        word = _word(network, window, hotkey, said)
+    except ValueError:
+        raise RejectedError(Reason.MALFORMED, "a lock names a ballot that it cannot") from None
+    check_signature(Sealed(word, signature))

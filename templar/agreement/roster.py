@@ -137,13 +137,13 @@ def fetch_roster(
         publisher: Who signed it.
         window: The window.
         check: Judges when it was written; without it every time is accepted.
-        keeper: The neuron whose bucket is read; the publisher if not given.
+        keeper: Whose copy is read, in the bucket that it names now; by default the publisher's own, in its bucket then.
 
     Raises:
         RejectedError: It is not legal.
         TransientError: The store failed.
     """
-    store = exchange.buckets.reader(keeper or publisher)
+    store = exchange.buckets.reader(publisher) if keeper is None else exchange.buckets.newest_reader(keeper)
     key = window_key(Kind.ROSTER, window, publisher.uid)
     return read_signed(store, key, Roster, network=exchange.network, author=publisher, window=window, check=check)
 

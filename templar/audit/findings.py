@@ -11,12 +11,13 @@ from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
+from templar.agreement.ballots import Said, sift
 from templar.agreement.roster import check_signatures
 from templar.chain.base import NeuronInfo
 from templar.errors import Reason, RejectedError
 from templar.exchange.context import Exchange
 from templar.exchange.object_keys import Kind, window_key
-from templar.exchange.objects import Manifest, Roster
+from templar.exchange.objects import Manifest, Roster, Word
 from templar.exchange.publish import PublishReceipt, publish_body
 from templar.exchange.signed import (
     ENVELOPE_BYTES,
@@ -54,14 +55,13 @@ class Exhibit(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    kind: Literal["roster", "manifest"]
+    kind: Literal["roster", "manifest", "word"]
     text: Annotated[str, Field(max_length=EXHIBIT_BYTES)]
 
     @classmethod
-    def of(cls, sealed: Sealed[Roster] | Sealed[Manifest]) -> "Exhibit":
+    def of(cls, sealed: Sealed[Roster] | Sealed[Manifest] | Sealed[Word]) -> "Exhibit":
         """Return the exhibit of an object."""
-        kind: Literal["roster", "manifest"] = "roster" if isinstance(sealed.body, Roster) else "manifest"
-        return cls(kind=kind, text=sealed.encode().decode())
+        return cls.model_validate({"kind": sealed.body.kind.value, "text": sealed.encode().decode()})
 
 
 class Finding(BaseModel):
@@ -131,8 +131,8 @@ def read_report(exchange: Exchange, neuron: NeuronInfo, window: int) -> Report |
 def is_proven(finding: Finding, report: Report, network: Network) -> bool:
     """Return whether a finding's exhibits alone convict its suspect.
 
-    Proofs are two different rosters, or two different manifests, that one hotkey signed for one window, and a roster
-    that names a payload which its author never signed.
+    Proofs are two different rosters, or two different manifests, that one hotkey signed for one window, two words of it
+    that void each other, and a roster that names a payload which its author never signed.
     """
     check = _PROOFS.get(finding.reason)
     if check is None or len(finding.suspects) != 1 or max(finding.exhibits, default=0) >= len(report.exhibits):
@@ -216,8 +216,14 @@ def _unsigned_entry(trial: _Trial, exhibits: list[Exhibit]) -> bool:
     return False
 
 
+def _void_words(trial: _Trial, exhibits: list[Exhibit]) -> bool:
+    words = [Said.of(trial.open(exhibit, Word)) for exhibit in exhibits]
+    return bool(sift(words)[1])
+
+
 _PROOFS: dict[str, Callable[[_Trial, list[Exhibit]], bool]] = {
     Reason.ROSTER_EQUIVOCATION: lambda trial, exhibits: trial.are_two(exhibits, Roster),
     Reason.MANIFEST_EQUIVOCATION: lambda trial, exhibits: trial.are_two(exhibits, Manifest),
+    Reason.WORD_EQUIVOCATION: _void_words,
     Reason.BAD_SIGNATURE: _unsigned_entry,
 }

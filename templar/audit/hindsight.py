@@ -52,7 +52,7 @@ def look_back(node: Node, window: int) -> Hindsight:
         (), rules, others=[neuron for neuron in miners if neuron.uid not in asked], retry_until=0.0
     )
     # 2. The decision. Its entries count with the roster's times: a bucket may have moved since (docs/protocol.md 15).
-    settlement, _ = decided_settlement(node, window)
+    settlement = decided_settlement(node, window)
     report, notes = _with_roster_times(node, report, settlement)
     return Hindsight(
         rules,

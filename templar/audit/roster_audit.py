@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from templar.agreement.decisions import may_be_decided
+from templar.agreement.decisions import is_recent
 from templar.agreement.roster import check_entries, fetch_roster
 from templar.agreement.slots import PassedOver, Settlement
 from templar.audit.findings import EXHIBIT_BYTES, MAX_FINDINGS, Exhibit, Finding, Suspect, publish_report
@@ -18,7 +18,7 @@ from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.context import Exchange
 from templar.exchange.gather import GatherReport, PeerOutcome, Tier
-from templar.exchange.objects import Manifest, Roster, RosterEntry
+from templar.exchange.objects import Manifest, Roster, RosterEntry, Word
 from templar.exchange.reveal import CONCLUSIVE, Submission
 from templar.exchange.signed import Sealed
 from templar.neuron.node import Node
@@ -57,13 +57,19 @@ def audit_window(node: Node, gathered: GatherReport, settlement: Settlement) -> 
     """
     window = settlement.window
     # Long after a window was over, the miners' objects may have expired: then its gather says nothing of others.
-    if not may_be_decided(node.exchange, window):
+    if not is_recent(node.exchange, window):
         log.info("window %d: gathered too late to audit others", window)
         return AuditReport(window, ())
     before = node.journal.result(window - 1, "settle")
     settled = None if before is None else Settlement.from_json(before)
     previous = None if settled is None else settled.sealed
-    seen = Observations(window, gathered, settlement.sealed, settlement.passed_over, previous)
+    convicted: dict[int, tuple[Sealed[Word], Sealed[Word]]] = {}
+    ballots = node.ballots(window)
+    ballots.look()  # once more, for all words
+    for first, second in ballots.proofs:
+        convicted.setdefault(first.uid, (ballots.sealed(first), ballots.sealed(second)))
+    words = tuple(convicted.values())
+    seen = Observations(window, gathered, settlement.sealed, settlement.passed_over, previous, words)
     findings, exhibits = find_conflicts(node.exchange, seen)
     if findings:
         try:
@@ -167,6 +173,8 @@ class Observations:
     passed_over: tuple[PassedOver, ...] = ()
     previous: Sealed[Roster] | None = None
     """The roster of the window before: its publisher may have replaced it after everybody had read it."""
+    words: tuple[tuple[Sealed[Word], Sealed[Word]], ...] = ()
+    """Two words of each validator whose words void each other."""
 
 
 def find_conflicts(exchange: Exchange, seen: Observations) -> tuple[tuple[Finding, ...], tuple[Exhibit, ...]]:
@@ -187,7 +195,11 @@ def find_conflicts(exchange: Exchange, seen: Observations) -> tuple[tuple[Findin
     for applied in (seen.previous, seen.roster):
         if applied is not None and applied.body.hotkey != own:
             _find_replaced(exchange, applied, case)
-    # 3. Entries that differ from this node's own gather.
+    # 3. Validators that signed two words in one place.
+    for pair in seen.words:
+        author = Suspect(uid=pair[0].body.uid, hotkey=pair[0].body.hotkey)
+        case.add(Reason.WORD_EQUIVOCATION, [author], "two words in the ballots that void each other", *pair)
+    # 4. Entries that differ from this node's own gather.
     if seen.roster is not None and seen.roster.body.hotkey != own:
         _compare(seen.roster, seen.gathered, case)
     return tuple(case.findings[:MAX_FINDINGS]), tuple(case.exhibits)
@@ -206,7 +218,7 @@ class _Case:
         reason: Reason,
         suspects: Sequence[Suspect],
         detail: str,
-        *objects: Sealed[Roster] | Sealed[Manifest],
+        *objects: Sealed[Roster] | Sealed[Manifest] | Sealed[Word],
         window: int | None = None,
     ) -> None:
         places = [place for each in objects if (place := self._place(Exhibit.of(each))) is not None]

@@ -8,7 +8,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -189,6 +189,22 @@ class Buckets:
             known = self._readers.get(neuron.hotkey, {}).get(account)
         return self._opened(neuron, account, text) if known is None else known[1]
 
+    def newest_reader(self, neuron: NeuronInfo) -> ObjectStore:
+        """The bucket that a neuron names now, for objects that prove themselves; without a newer one, as `reader`.
+
+        The commitments are read again if they were not for `ACTIVE_CHECK_SECONDS`; if the chain does not answer, the
+        known ones stay valid.
+
+        Raises:
+            RejectedError: `commitment_missing`, `commitment_malformed`.
+        """
+        with self._refreshing:
+            if self._age() >= ACTIVE_CHECK_SECONDS:
+                self._try_refresh()
+        newest = self._commitments.get(neuron.hotkey)
+        is_usable = newest is not None and _account_of(newest) is not None
+        return self.reader(replace(neuron, commitment=newest) if is_usable else neuron)
+
     def close(self) -> None:
         """Close all connections."""
         with self._lock:
@@ -221,12 +237,15 @@ class Buckets:
         """
         with self._refreshing:
             if self._access(neuron, account) == refused and self._age() >= self._chain.block_seconds:
-                try:
-                    self.refresh()
-                except TransientError as error:
-                    log.warning("commitments cannot be read now, the known ones stay valid: %s", error)
+                self._try_refresh()
         text = self._access(neuron, account)
         return None if text == refused else self._opened(neuron, account, text)
+
+    def _try_refresh(self) -> None:
+        try:
+            self.refresh()
+        except TransientError as error:
+            log.warning("commitments cannot be read now, the known ones stay valid: %s", error)
 
     def _access(self, neuron: NeuronInfo, account: str) -> str:
         """The newest known commitment of a neuron that names this account."""

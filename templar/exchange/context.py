@@ -63,9 +63,13 @@ class Exchange:
         burn = self.hparams.weights.burn_uid
         return tuple(neuron for neuron in self.metagraph(window).miners() if neuron.uid != burn)
 
+    def announced(self, window: int) -> tuple[NeuronInfo, ...]:
+        """The validators whose stake counts in a window's ballots, by rank (docs/protocol.md 11)."""
+        return self.metagraph(window).validators()
+
     def publishers(self, window: int) -> tuple[NeuronInfo, ...]:
         """Neurons that may publish the roster of a window, by rank (docs/protocol.md 8)."""
-        return self.metagraph(window).validators()[: self.hparams.windows.roster_ranks]
+        return self.announced(window)[: self.hparams.windows.roster_ranks]
 
     def identity(self, window: int) -> NeuronInfo:
         """This node in the metagraph of a window.

@@ -21,6 +21,7 @@ class Kind(StrEnum):
     AGGREGATE = "aggregator"
     ROSTER = "roster"
     DECISION = "decision"
+    WORD = "word"  # in a decision, never under a key of its own
     PROOF = "proof"
     REPORT = "report"
     EVIDENCE = "evidence"
@@ -34,7 +35,7 @@ class Kind(StrEnum):
 
 _SUFFIX = {Kind.GRADIENT: ".bin", Kind.AGGREGATE: ".bin", Kind.CHECKPOINT: ""}
 _LEASES = (Kind.LEASE, Kind.HEARTBEAT)
-_SPECIAL = (Kind.AGGREGATE, Kind.CHECKPOINT, Kind.PEERS, Kind.START_WINDOW, *_LEASES)
+_SPECIAL = (Kind.AGGREGATE, Kind.CHECKPOINT, Kind.PEERS, Kind.START_WINDOW, Kind.WORD, *_LEASES)
 _PER_WINDOW = "|".join(kind for kind in Kind if kind not in _SPECIAL)
 
 _NUMBER = r"(?:0|[1-9][0-9]{0,11})"

@@ -1,6 +1,6 @@
 """What the objects of the exchange say: one schema per kind."""
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
@@ -112,13 +112,53 @@ class Roster(WindowBody):
         return self
 
 
+Choice = Annotated[str, Field(pattern=r"^(?:[0-9a-f]{64}|null)$")]
+Ballot = Annotated[int, Field(ge=0, lt=2**16)]
+Step = Literal["vote", "lock"]
+NULL_WINDOW = "null"
+"""The choice of a null window, beside the digests of rosters."""
+MAX_WORDS = 2048
+
+
+class Word(WindowBody):
+    """One word of a validator in a ballot on a window (docs/protocol.md 11)."""
+
+    kind = Kind.WORD
+    max_bytes = ENVELOPE_BYTES + 256
+
+    ballot: Ballot
+    step: Step
+    value: Choice | None  # the vote; of a lock, the value of the author's highest lock so far; None for none
+    locked_in: Ballot | None  # the ballot of that highest lock; None in a vote
+
+    @model_validator(mode="after")
+    def _only_a_lock_names_a_ballot(self) -> Self:
+        names_one = self.step == "lock" and self.value is not None
+        if names_one != (self.locked_in is not None) or (self.locked_in or 0) > self.ballot:
+            raise ValueError("locked_in must be the ballot of a lock's value, and of nothing else")
+        return self
+
+
+class SignedWord(BaseModel):
+    """A word as it is carried: what `Word` says beyond its window, and its author's signature."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    uid: Uid
+    ballot: Ballot
+    step: Step
+    value: Choice | None
+    locked_in: Ballot | None
+    signature: Signature
+
+
 class Decision(WindowBody):
-    """A validator's signed decision on a window (docs/protocol.md 11)."""
+    """The words on a window that a validator signed or read. Its author replaces it as there are more of them."""
 
     kind = Kind.DECISION
-    max_bytes = ENVELOPE_BYTES + 128
+    max_bytes = ENVELOPE_BYTES + 288 * MAX_WORDS
 
-    roster: Hex64 | None  # digest of the roster it applied, or None for a null window
+    words: Annotated[tuple[SignedWord, ...], Field(max_length=MAX_WORDS, strict=False), FailFast()]
 
 
 class PeerList(Body):

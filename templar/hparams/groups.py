@@ -30,6 +30,8 @@ class Windows(SettingsGroup):
     """Length of one roster slot."""
     roster_ranks: int = Field(ge=1)
     """Number of validators, by stake, that may publish a roster, each in its own slot."""
+    quorum: float = Field(ge=1 / 2, le=2 / 3)
+    """A window is decided by validators with more than this share of the announced stake (docs/protocol.md 11)."""
     train_margin_seconds: float = Field(ge=0)
     """Training stops this long before the last moment for the commitment, to leave time to compress and commit."""
     inclusive_close: bool
@@ -49,6 +51,11 @@ class Windows(SettingsGroup):
     def reserved_seconds(self) -> int:
         """Most seconds of a window that agreement may take."""
         return self.commit_guard_seconds + self.settle_delay_seconds + self.roster_ranks * self.roster_slot_seconds
+
+    @property
+    def poll_seconds(self) -> float:
+        """Pause between two looks at what validators publish while a window is decided."""
+        return min(max(self.roster_slot_seconds / 8, 0.25), 2.0)
 
     @model_validator(mode="after")
     def _half_is_left_for_training(self) -> Self:

@@ -2,30 +2,35 @@
 
 import logging
 from dataclasses import replace
-from functools import partial
 
-from templar.agreement.decisions import may_be_decided, nobody_decided, publish_decision
+from templar.agreement.decisions import has_expired_anywhere
 from templar.agreement.roster import RosterDraft, draft_roster, publish_copy, publish_roster
-from templar.agreement.slots import Settlement
+from templar.agreement.slots import Judge, Settlement, Voter
 from templar.errors import PermanentError, Reason
 from templar.exchange.commitments import Observed, observe_commitments
 from templar.exchange.gather import GatherReport, Tier
 from templar.exchange.objects import Roster
-from templar.exchange.publish import PublishReceipt, TimedReport, publish_in_time
+from templar.exchange.publish import TimedReport, publish_in_time
 from templar.exchange.reveal import CONCLUSIVE, RevealRules, Submission
 from templar.neuron.node import Node
-from templar.timeline import WindowTimes
+from templar.timeline import Interval, WindowTimes
 
 log = logging.getLogger(__name__)
 
 OBSERVED = "observed"
 """The journal's step for the commitments that this node saw."""
+WORDS = "words"
+"""The journal's step for the words of a window's ballots that were signed and read."""
 
 
 class RosterNode(Node):
     """A node with a validator permit: it may publish rosters and signs decisions."""
 
     windows_late = 1
+
+    _gathered: GatherReport | None = None
+    """What the own roster is made of; None while this process has gathered nothing in the window."""
+    _voter: Voter | None = None
 
     def observe_commitments(self, window: int) -> Observed:
         """Look at all commitments before the close, once; a restarted node goes on with what it saw.
@@ -49,45 +54,63 @@ class RosterNode(Node):
         return replace(super().reveal_rules(times), observed=None if seen is None else seen.digests)
 
     def settle_and_publish(self, window: int, report: GatherReport) -> Settlement:
-        """Settle a window; publish the own roster in the own slot unless a lower rank's roster counts.
+        """Take part in a window's ballots; publish the own roster in the own slot unless an earlier ballot decides.
 
         If publishing fails, the next rank takes over; a later call in the same slot goes on.
         """
-        return self.settle(window, publish_own=partial(self.publish, window, report))
+        self._gathered = report
+        return self.settle(window)
 
-    def settle_undecided(self, window: int) -> Settlement | None:
-        """As every node; also sign the decision while that is possible, so that the others need not wait."""
-        if not nobody_decided(self.exchange, window):
+    def voter(self, judge: Judge) -> Voter | None:
+        """This validator's part in a window's ballots; None if it has no stake in them, or if its words expired."""
+        window = judge.times.window
+        ballots = self.ballots(window)
+        if self.exchange.own_signer.address not in {each.hotkey for each in ballots.validators.values()}:
             return None
-        settlement = self.settle(window)
-        if may_be_decided(self.exchange, window):
-            self.decide(settlement)
+        if self._voter is None or self._voter.ballots is not ballots:
+            if has_expired_anywhere(self.exchange, window):
+                return None
+            self._voter = Voter(
+                ballots,
+                judge,
+                publish_own=self._publish_gathered,
+                kept=self.journal.result(window, WORDS),
+                keep=lambda words: self.journal.enter(window, WORDS, words),
+            )
+        return self._voter
+
+    def settle_late(self, window: int, *, deadline: float) -> Settlement:
+        """As every node; then show what was decided, so that the others need not wait."""
+        settlement = self.settle(window, deadline=deadline)
+        self.decide(settlement)
         return settlement
 
     def decide(self, settlement: Settlement) -> TimedReport:
-        """Publish the decision and a copy of the roster before the next window closes (docs/protocol.md 11).
-
-        A decision that this validator signed before stands, even if it differs: the reason is then `object_differs`.
+        """Store the words that decided a window, and a copy of its roster before the next one closes.
 
         Raises:
             TransientError: The store failed; a later call goes on.
         """
-        deadline = self.exchange.expected_times(settlement.window + 1).close
-        window, digest = settlement.window, settlement.digest
+        # 1. The words: this bucket alone says what was decided.
+        window = settlement.window
+        ballots, voter = self.ballots(window), self.voter(self.judge(self.exchange.times(window)))
+        if voter is not None:
+            if ballots.value is None:
+                ballots.look(until_decided=True)
+            voter.show(at_once=True)
 
-        def publish() -> tuple[PublishReceipt, ...]:
-            decision = publish_decision(self.exchange, window, digest, deadline=deadline)
-            if settlement.sealed is None or settlement.roster is None:
-                return (decision,)
-            copy = publish_copy(self.exchange, settlement.sealed, deadline=deadline)
-            return (decision,) if copy is None else (decision, copy)
-
+        # 2. The roster.
+        sealed, deadline = settlement.sealed, self.exchange.expected_times(window + 1).close
+        if sealed is None or settlement.roster is None:
+            return TimedReport(())
         try:
-            return publish_in_time(publish)
+            return publish_in_time(
+                lambda: tuple(filter(None, [publish_copy(self.exchange, sealed, deadline=deadline)]))
+            )
         except PermanentError as error:
             if error.reason is not Reason.OBJECT_DIFFERS:
                 raise
-            log.warning("window %d: the decision that this node signed before stands: %s", window, error)
+            log.warning("window %d: the copy of a roster that this node stored before stands: %s", window, error)
             return TimedReport((), error.reason, str(error))
 
     def chosen(self, report: GatherReport) -> list[Submission]:
@@ -108,18 +131,19 @@ class RosterNode(Node):
             durable=self.context.durable,
         )
 
-    def check_own(self, rules: RevealRules, roster: Roster) -> None:
+    def check_own(self, times: WindowTimes, roster: Roster) -> None:
         """Check the own roster as its readers will: one that they reject is not published."""
-        self.check_roster(rules, roster)
+        self.check_roster(times, roster)
 
-    def publish(self, window: int, report: GatherReport, rank: int) -> None:
-        """Publish the own roster in the own slot.
+    def publish(self, window: int, report: GatherReport, rank: int, slot: Interval) -> None:
+        """Publish the own roster in the own slot, or in the time of its ballot if that began later.
 
         Raises:
             PermanentError: No peer could be read; or this node did not look at the commitments before the close, or
                 saw none of those that are there; or the own roster is not legal. The next rank has its turn: an empty
                 roster would void the window.
         """
+        del rank
         seen = self._observed(window)
         if seen is None or seen.digests is None:
             raise PermanentError(Reason.COMMIT_UNSEEN, "no commitments were observed: no roster is published")
@@ -130,9 +154,15 @@ class RosterNode(Node):
             )
         if Reason.COMMIT_UNSEEN in reasons and not self.chosen(report):
             raise PermanentError(Reason.COMMIT_UNSEEN, "no commitment was seen in time: this node's clock may be wrong")
-        times, draft = self.exchange.times(window), self.draft(window, report)
-        self.check_own(self.reveal_rules(times), draft.roster)
-        publish_roster(self.exchange, draft, times.roster_slot(rank))
+        draft = self.draft(window, report)
+        self.check_own(self.exchange.times(window), draft.roster)
+        publish_roster(self.exchange, draft, slot)
+
+    def _publish_gathered(self, rank: int, slot: Interval) -> None:
+        report, voter = self._gathered, self._voter
+        if report is None or voter is None or report.window != voter.window:
+            raise PermanentError(Reason.NO_TIME_LEFT, "nothing was gathered in this window: no roster is published")
+        self.publish(report.window, report, rank, slot)
 
 
 class Aggregator(RosterNode):

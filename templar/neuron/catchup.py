@@ -1,28 +1,23 @@
 """Catch-up: bring a node's state to a window by replaying the decided rosters without gaps (docs/protocol.md 11).
 
-A late node follows the validators' decisions, never today's object times; the roster slots only count for windows that
-nobody decided. A window that cannot be replayed is never skipped: the node takes the next published checkpoint, if the
-majority of stake proved its state, or waits.
+A late node follows the validators' words, never today's object times; a validator also takes part in the ballots on a
+window that is not decided. A window that cannot be replayed is never skipped: the node takes the next published
+checkpoint, if a quorum proved its state, or waits.
 """
 
 import logging
 from collections import defaultdict
 
+from templar.agreement.ballots import Stakes
 from templar.agreement.checkpoint import fetch_checkpoint, list_checkpoints
-from templar.agreement.decisions import (
-    decided_roster,
-    is_undecided_for_good,
-    majority,
-    may_be_decided,
-    may_have_expired,
-)
-from templar.agreement.roster import fetch_payloads
-from templar.agreement.slots import Settlement
+from templar.agreement.decisions import decided_value, find_roster, read_ballots
+from templar.agreement.slots import Settlement, settled
 from templar.agreement.state import StateMark, check_mark
 from templar.agreement.sync_proof import read_proof
 from templar.chain.base import NeuronInfo
 from templar.data.assignment import ShardEpoch
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.exchange.objects import NULL_WINDOW
 from templar.neuron.journal import Applied
 from templar.neuron.node import Node
 from templar.training.model import WEIGHTS_FILE, read_parameters
@@ -31,7 +26,7 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
 RECHECKED_WINDOWS = 16
-"""Number of recent windows whose decisions are read again until their majority is known."""
+"""Number of recent windows whose decisions are read once more."""
 
 
 def catch_up(node: Node, target: int, *, deadline: float) -> int:
@@ -41,7 +36,7 @@ def catch_up(node: Node, target: int, *, deadline: float) -> int:
         TransientError: The next window could not be replayed before the deadline; the reason says what is missing. The
             state is that of the last window that could be.
     """
-    # 1. Leave a history that the majority did not decide, and skip ahead if a checkpoint saves many windows.
+    # 1. Leave a history that was not decided, and skip ahead if a checkpoint saves many windows.
     leave_minority(node)
     if target - node.state.window > node.hparams.storage.checkpoint_frequency:
         take_checkpoint(node, target)
@@ -50,7 +45,7 @@ def catch_up(node: Node, target: int, *, deadline: float) -> int:
     clock = node.chain.clock
     while node.state.window < target:
         try:
-            replay(node, node.state.window + 1)
+            replay(node, node.state.window + 1, deadline=deadline)
         except TransientError:
             if clock.now() + POLL_SECONDS > deadline:
                 raise
@@ -62,65 +57,54 @@ def catch_up(node: Node, target: int, *, deadline: float) -> int:
     return node.state.window
 
 
-def replay(node: Node, window: int) -> Settlement:
-    """Apply one past window as it was decided.
+def replay(node: Node, window: int, *, deadline: float = 0.0) -> Settlement:
+    """Apply one past window as it was decided; a validator helps to decide it, until the deadline.
 
     Raises:
-        TransientError: No decision is known yet, or the decided roster or its payloads cannot be read now.
+        TransientError: It is not decided, or the decided roster or its payloads cannot be read now.
     """
-    settlement, has_decisions = decided_settlement(node, window)
+    settlement = decided_settlement(node, window, deadline=deadline)
     node.apply(settlement)
-    if has_decisions or not may_be_decided(node.exchange, window):
-        node.journal.confirm(window)  # later decisions are too late to count
     log.info("%s: replayed window %d with uids %s", node.name, window, list(settlement.uids))
     return settlement
 
 
-def decided_settlement(node: Node, window: int) -> tuple[Settlement, bool]:
-    """The settlement of a past window, with its payloads in the cache, and whether validators decided it.
-
-    If nobody decided, the roster slots settle the window.
+def decided_settlement(node: Node, window: int, *, deadline: float = 0.0) -> Settlement:
+    """The settlement of a past window, with its payloads in the cache.
 
     Raises:
         TransientError: As in `replay`.
     """
-    try:
-        found = decided_roster(node.exchange, window)
-    except TransientError as error:
-        settlement = node.settle_undecided(window) if error.reason is Reason.DECISION_MISSING else None
-        if settlement is None:
-            raise
-        return settlement, False
-    if found is None:
-        return Settlement(window, None), True
-    roster, publisher = found
-    try:
-        fetch_payloads(node.exchange, roster, node.buckets.reader(publisher), node.cache)
-    except PermanentError as error:
-        raise TransientError(Reason.AGGREGATE_MISSING, f"window {window} cannot be replayed: {error}") from error
-    return Settlement(window, roster), True
+    ballots, judge = node.ballots(window), node.judge(node.exchange.times(window))
+    ballots.look(until_decided=True)
+    if ballots.value is None and node.voter(judge) is not None:
+        return node.settle_late(window, deadline=deadline)
+    return settled(judge, ballots, judged=False)
 
 
 def leave_minority(node: Node) -> bool:
-    """Return to a snapshot before the first recent window that the majority decided otherwise; whether that was needed.
+    """Return to a snapshot before the first recent window that was decided otherwise; whether that was needed.
 
-    A window without a decision, with evenly split stake, or whose decided roster nobody shows is no reason to leave. It
-    is checked again later, for a split shows only there: the null windows after it look alike on both sides.
+    Every bucket is read once more: if a validator signed two words, those that decided a window for this node may be
+    void. A window whose decision, or whose decided roster, nobody shows now is no reason to leave.
     """
     last = node.state.window
     for applied in node.journal.unconfirmed(last - RECHECKED_WINDOWS + 1, last):
         window = applied.window
         try:
-            found = decided_roster(node.exchange, window)
-        except TemplarError as error:
-            log.info("window %d: the majority is not known now: %s", window, error)
-            if error.reason is Reason.DECISION_MISSING and is_undecided_for_good(node.exchange, window):
+            concurrency = node.context.gather_concurrency
+            ballots = read_ballots(node.exchange, window, until_decided=False, concurrency=concurrency)
+            if ballots.value is None and ballots.proofs:
+                log.warning("%s: words on window %d are void, %s", node.name, window, ballots.proofs)
+            elif decided_value(ballots) == (applied.roster or NULL_WINDOW):
                 node.journal.confirm(window)
+                continue
+            elif ballots.value != NULL_WINDOW:
+                find_roster(ballots, decided_value(ballots))
+        except TemplarError as error:
+            log.info("window %d: the decision is not known now: %s", window, error)
             continue
-        if (None if found is None else found[0].digest) == applied.roster:
-            node.journal.confirm(window)
-            continue
-        log.warning("%s: the majority decided otherwise on window %d; returning", node.name, window)
+        log.warning("%s: window %d was decided otherwise; returning", node.name, window)
         node.snapshots.drop_from(window)
         node.journal.forget_settlement(window)
         node.restore(before=window)
@@ -147,8 +131,8 @@ def take_checkpoint(node: Node, target: int) -> StateMark | None:
 
 
 def _take(node: Node, validator: NeuronInfo, window: int) -> StateMark | None:
-    """Take one validator's checkpoint if the majority proved its state and decided its window."""
-    # 1. The state that the majority proved, else nothing is fetched.
+    """Take one validator's checkpoint if a quorum proved its state and decided its window."""
+    # 1. The state that a quorum proved, else nothing is fetched.
     proven = _proven_state(node, window)
     if proven is None:
         return None
@@ -158,7 +142,7 @@ def _take(node: Node, validator: NeuronInfo, window: int) -> StateMark | None:
     network, model = node.exchange.network, node.hparams.model
     manifest = fetch_checkpoint(store, validator, window, folder, network=network, model=model)
     if (manifest.root, manifest.outer_steps) != proven:
-        log.warning("uid %d: its checkpoint of window %d is not the majority's state", validator.uid, window)
+        log.warning("uid %d: its checkpoint of window %d is not the proven state", validator.uid, window)
         return None
     mark = StateMark(
         window,
@@ -168,37 +152,29 @@ def _take(node: Node, validator: NeuronInfo, window: int) -> StateMark | None:
         manifest.null,
         tuple(ShardEpoch(*epoch) for epoch in manifest.epochs),
     )
-    decided = majority(node.exchange, window)
+    value = decided_value(read_ballots(node.exchange, window))
     params = read_parameters(folder / WEIGHTS_FILE, model)
     check_mark(params, mark, f"checkpoint of window {window}")
 
     # 3. Make it the live state, and keep it on this disk.
     node.adopt(params, mark, None)
-    node.journal.enter_applied(Applied(window, decided.roster, mark.root))
+    node.journal.enter_applied(Applied(window, None if value == NULL_WINDOW else value, mark.root))
     node.journal.confirm(window)
     node.snapshots.save(node.state.params, mark, node.private)
     return mark
 
 
 def _proven_state(node: Node, window: int) -> tuple[str, int] | None:
-    """The root and the number of outer steps that more than half of the validators' stake proved for a window.
-
-    A validator without a valid proof does not count. One whose bucket fails, or whose proof may have expired, counts
-    against every state, for an error does not mean absence.
-    """
-    stakes: dict[tuple[str, int] | None, float] = defaultdict(float)
-    for validator in node.exchange.metagraph(window).validators():
+    """The root and the number of outer steps that a quorum of all announced stake proved for a window."""
+    provers: dict[tuple[str, int], set[int]] = defaultdict(set)
+    validators = node.exchange.announced(window)
+    for validator in validators:
         try:
             proof = read_proof(node.exchange, validator, window)
-            if proof is None and may_have_expired(node.exchange, validator, window):
-                stakes[None] += validator.stake
-        except TransientError as error:
-            log.warning("proof of uid %d cannot be read now: %s", validator.uid, error)
-            stakes[None] += validator.stake
-        except PermanentError as error:
+        except TemplarError as error:
             log.warning("proof of uid %d is left out: %s", validator.uid, error)
-        else:
-            if proof is not None:
-                stakes[proof.root, proof.outer_steps] += validator.stake
-    total = sum(stakes.values())
-    return next((state for state, stake in stakes.items() if 2 * stake > total), None)
+            continue
+        if proof is not None:
+            provers[proof.root, proof.outer_steps].add(validator.uid)
+    stakes = Stakes({each.uid: each.stake for each in validators}, node.hparams.windows.quorum)
+    return next((state for state, uids in provers.items() if stakes.is_quorum(uids)), None)

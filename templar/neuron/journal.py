@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from templar.agreement.decisions import majority
+from templar.agreement.decisions import decided_value, read_ballots
 from templar.errors import Reason, RejectedError, TransientError
 from templar.exchange.context import Exchange
-from templar.exchange.objects import Roster
+from templar.exchange.objects import NULL_WINDOW, Roster
 from templar.statefile import StateFile
 
 SCHEMA_VERSION = 1
@@ -94,11 +94,11 @@ class Journal:
         )
 
     def confirm(self, window: int) -> None:
-        """Enter that the majority decided on the roster that this node applied."""
+        """Enter that what this node applied was decided, as a later look showed once more."""
         self._file.execute("UPDATE applied SET confirmed = 1 WHERE window = ?", (window,))
 
     def unconfirmed(self, first: int, last: int) -> tuple[Applied, ...]:
-        """The applied windows from `first` to `last` whose majority decision is not known, oldest first."""
+        """The applied windows from `first` to `last` that were not looked at again since, oldest first."""
         rows = self._file.execute(
             "SELECT window, roster, root FROM applied WHERE window BETWEEN ? AND ? AND NOT confirmed ORDER BY window",
             (first, last),
@@ -135,21 +135,20 @@ def check_history(exchange: Exchange, journal: Journal, roster: Roster) -> None:
     """Check that a roster follows the window before as this node applied it (docs/protocol.md 11).
 
     Raises:
-        RejectedError: `minority`; the majority decided as this node did, so the roster does not count and the next rank
-            has its turn.
-        TransientError: `minority`; the majority decided otherwise, or is not known yet: this node catches up first.
+        RejectedError: `minority`; what this node applied was decided, so the roster does not count.
+        TransientError: `minority`; another value was decided, or that is not known now: this node catches up first.
     """
     # 1. Most rosters name the roster that this node applied in the window before.
     before = journal.applied(roster.window - 1)
     if before is None or before.roster == roster.previous:
         return
 
-    # 2. Otherwise one of the two is of a minority; the validators' decisions say which.
+    # 2. Otherwise one of the two was not decided; the validators' words say which.
     message = f"window {roster.window}: its roster follows another decision on the window before than this node's"
     try:
-        decided = majority(exchange, roster.window - 1).roster
+        decided = decided_value(read_ballots(exchange, roster.window - 1))
     except TransientError as error:
-        raise TransientError(Reason.MINORITY, f"{message}; which is the majority's is not known: {error}") from error
-    if decided == before.roster:
-        raise RejectedError(Reason.MINORITY, f"{message}, which is the majority's")
-    raise TransientError(Reason.MINORITY, f"{message}; the node catches up with the majority")
+        raise TransientError(Reason.MINORITY, f"{message}; which was decided is not known: {error}") from error
+    if decided == (before.roster or NULL_WINDOW):
+        raise RejectedError(Reason.MINORITY, f"{message}, which is what was decided")
+    raise TransientError(Reason.MINORITY, f"{message}; the node catches up with the others")

@@ -6,20 +6,21 @@ the second time finds what the first one left and changes nothing. Roles add the
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from torch import Tensor
 
-from templar.agreement.decisions import is_undecided_for_good
+from templar.agreement.decisions import Ballots
 from templar.agreement.genesis import load_genesis
 from templar.agreement.roster import check_entries
-from templar.agreement.slots import PassedOver, Settlement, await_roster
+from templar.agreement.slots import Judge, Settlement, Voter, await_decision, settled
 from templar.agreement.state import AgreedState, StateMark, check_mark
 from templar.agreement.sync_proof import publish_debug, publish_proof
 from templar.chain.base import NeuronInfo
-from templar.errors import PermanentError, Reason, TemplarError, as_own_failure
+from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError, as_own_failure
 from templar.exchange.gather import Gatherer, GatherReport
 from templar.exchange.lease import NeuronLease
 from templar.exchange.objects import Roster
@@ -37,6 +38,9 @@ from templar.timeline import WindowTimes
 from templar.training.model import parameter_shapes
 
 log = logging.getLogger(__name__)
+
+_CHAIN_IS_AWAY = frozenset({Reason.CHAIN_UNREACHABLE, Reason.CHAIN_RATE_LIMITED})
+T = TypeVar("T")
 
 
 class Node:
@@ -69,9 +73,11 @@ class Node:
         )
         self.cache = PayloadCache(self.home / "payloads", self.layout)
         self.spool = self.home / "spool"
+        self._ballots: Ballots | None = None
         self._lease: NeuronLease | None = None
         self._resources = ExitStack()
         self._resources.callback(self.buckets.close)
+        self._resources.callback(self._close_ballots)
         with self._released_on_failure():
             # 1. One process per folder; then compile what a window needs, for a lease must not wait for it.
             self._lock = NeuronLock(self.home)
@@ -124,7 +130,7 @@ class Node:
             self._lease.release()
 
     def takes_part(self, window: int) -> bool:
-        """Whether this node's hotkey was registered, with its role, when a window opened; waits for the opening.
+        """Whether this node's hotkey was registered, with role and bucket, when a window opened; waits for the opening.
 
         Raises:
             PermanentError: `lease_lost`; another process runs this neuron.
@@ -132,7 +138,9 @@ class Node:
         if self._lease is not None:
             self._lease.check()
         neuron = self.exchange.metagraph(window).by_hotkey(self.exchange.own_signer.address)
-        return neuron is not None and (self.role is None or neuron.role is CHAIN_ROLES[self.role])
+        if neuron is None or neuron.commitment is None:
+            return False
+        return self.role is None or neuron.role is CHAIN_ROLES[self.role]
 
     def stay_announced(self) -> None:
         """Commit the own bucket again if the chain names another; if that fails, the next window tries again."""
@@ -164,8 +172,8 @@ class Node:
         A failing peer does not affect the others; the report has its reason.
         """
         # 1. Look up every assignment first: a failure of this node's chain or dataset must not count against a peer.
-        times = self.exchange.times(window)
-        selection, rules = self.selection(window), self.reveal_rules(times)
+        times = self._patiently(lambda: self.exchange.times(window))
+        selection, rules = self._patiently(lambda: self.selection(window)), self.reveal_rules(times)
         for neuron in (*selection.peers, *others):
             rules.assignment(neuron.uid)
 
@@ -180,11 +188,12 @@ class Node:
         )
         return replace(report, peer_list=selection.digest)
 
-    def settle(self, window: int, *, publish_own: Callable[[int], None] | None = None) -> Settlement:
-        """Wait for the roster that decides a window, or for the end of the last slot.
+    def settle(self, window: int, *, deadline: float | None = None) -> Settlement:
+        """Wait until a window is decided, by default twice as long as its slots take; the payloads are here then.
 
         Raises:
-            TransientError: `roster_missing`, `minority`: it cannot be decided yet; catch up later.
+            TransientError: `decision_missing`, `roster_missing`, `aggregate_missing`, `minority`: it cannot be settled
+                yet; catch up later.
         """
         # 1. A settlement in the journal stands, if its payloads are still here.
         if (known := self.journal.result(window, "settle")) is not None:
@@ -192,22 +201,57 @@ class Node:
             if settlement is not None and settlement.has_payloads(self.cache):
                 return settlement
 
-        # 2. Take the first valid roster in rank order, and enter it.
-        passed_over: list[PassedOver] = []
-        times = self.exchange.times(window)
-        decided = await_roster(
-            self.exchange,
-            times,
-            cache=self.cache,
-            check=partial(self.check_roster, self.reveal_rules(times)),
-            publish_own=publish_own,
-            on_passed_over=passed_over.append,
-        )
-        settlement = Settlement.of(window, decided, tuple(passed_over))
+        # 2. Wait for the decision, which a validator takes part in; enter it.
+        times = self._patiently(lambda: self.exchange.times(window))
+        ballots, judge = self._patiently(lambda: self.ballots(window)), self.judge(times)
+        voter = self._patiently(lambda: self.voter(judge))
+        if deadline is None:
+            slots = self.hparams.windows.roster_ranks * self.hparams.windows.roster_slot_seconds
+            deadline = max(times.settle_until, self.chain.clock.now() + slots)
+        await_decision(ballots, times, voter, deadline=deadline)
+        settlement = settled(judge, ballots)
+        if settlement.roster is not None:
+            with suppress(RejectedError):  # a quorum knows the history better
+                check_history(self.exchange, self.journal, settlement.roster)
         self.journal.enter(window, "settle", settlement.to_json())
         return settlement
 
-    def check_roster(self, rules: RevealRules, roster: Roster) -> None:
+    def settle_late(self, window: int, *, deadline: float) -> Settlement:
+        """Settle a past window that is not decided yet; errors as in `settle`."""
+        return self.settle(window, deadline=deadline)
+
+    def ballots(self, window: int) -> Ballots:
+        """The words on a window that this node knows; of one window at a time."""
+        if self._ballots is None or self._ballots.window != window:
+            self._close_ballots()
+            self._ballots = Ballots(self.exchange, window, concurrency=self.context.gather_concurrency)
+        return self._ballots
+
+    def judge(self, times: WindowTimes) -> Judge:
+        """Judges the rosters of a window."""
+        return Judge(self.exchange, times, self.cache, partial(self.check_roster, times))
+
+    def _patiently(self, read: Callable[[], T]) -> T:
+        """Read from the chain, and wait a while if it is away: a validator that leaves the window makes others wait."""
+        clock, rules = self.chain.clock, self.hparams.windows
+        until = clock.now() + rules.settle_delay_seconds + rules.roster_slot_seconds
+        while True:
+            try:
+                return read()
+            except TransientError as error:
+                if error.reason not in _CHAIN_IS_AWAY or clock.now() + rules.poll_seconds > until:
+                    raise
+            clock.sleep_until(clock.now() + rules.poll_seconds)
+
+    def _close_ballots(self) -> None:
+        if self._ballots is not None:
+            self._ballots.close()
+        self._ballots = None
+
+    def voter(self, judge: Judge) -> Voter | None:
+        """This node's part in a window's ballots; only validators have any."""
+
+    def check_roster(self, times: WindowTimes, roster: Roster) -> None:
         """Check a roster as every reader does, the own one before it is published.
 
         Raises:
@@ -216,16 +260,9 @@ class Node:
         """
         with as_own_failure():
             check_history(self.exchange, self.journal, roster)  # first, for another history has other assignments
+            rules = self.reveal_rules(times)
             miners, places = self.exchange.miners(rules.window), self.hparams.peers.gather_peer_count
             check_entries(roster, rules, miners, places=places)
-
-    def settle_undecided(self, window: int) -> Settlement | None:
-        """Settle a past window on which nobody decided; None if somebody did, or still may.
-
-        Raises:
-            TransientError: As `settle`.
-        """
-        return self.settle(window) if is_undecided_for_good(self.exchange, window) else None
 
     def apply(self, settlement: Settlement) -> StateMark:
         """Apply a settled window to the state, once; private state, journal and, where due, a snapshot follow.
@@ -323,4 +360,5 @@ class Node:
             private = PrivateState.fresh(self.layout, params)
         self.private = private if self.keeps_private_state else None
         self._pending_journal_window = None
+        self._close_ballots()
         log.info("%s: state of window %d, root %s", self.name, mark.window, mark.root[:12])

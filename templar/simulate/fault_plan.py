@@ -41,7 +41,7 @@ from templar.adversary.observe import read_accusations
 from templar.agreement.slots import Settlement
 from templar.canonical import keyed_seed
 from templar.chain.base import Chain
-from templar.errors import TransientError
+from templar.errors import PermanentError, Reason, TransientError
 from templar.hparams import HParams, load_hparams
 from templar.neuron.catchup import catch_up
 from templar.neuron.node import Node
@@ -125,9 +125,6 @@ BUCKETS: dict[str, BucketFault] = {
     "withheld": faults.WITHHELD,
 }
 """What readers see of a bucket in its place."""
-OF_MINERS = frozenset({"busy", "down", "hanging", "stale", "withheld"})
-"""Views that no validator's bucket has, because they tell a reader to ask later, or tell some readers no. Today, if its
-validator may publish the roster, each of them stops or splits the network while it lasts (docs/threat-model.md)."""
 ENDPOINTS: dict[str, Callable[[Chain], Chain]] = {
     "unreachable": lambda chain: UnreachableChain(chain, since=GENESIS_TIME, seconds=25.0, every=140.0),
     "down": lambda chain: UnreachableChain(chain, since=GENESIS_TIME, seconds=1.0, every=1.0),
@@ -161,7 +158,7 @@ def draw_plan(seed: int, windows: int) -> FaultPlan:
             actors[uid] = draw.choice(PAYLOADS)
             found.append(Fault(uid, FaultKind.PAYLOAD, actors[uid], START_WINDOW, windows))
         else:
-            found += _faults_of(draw, uid, windows, [*BUCKETS] if uid in actors else sorted(BUCKETS.keys() - OF_MINERS))
+            found += _faults_of(draw, uid, windows)
     # 3. Stake moves in every epoch.
     stakes = [_stakes(draw, validators, bad_validators) for _ in range(-(-windows // EPOCH_WINDOWS))]
     is_difficult = draw.random() < 0.7
@@ -178,7 +175,7 @@ def difficult_plan(seed: int, windows: int, *, num_validators: int, num_miners: 
     )
 
 
-def _faults_of(draw: random.Random, uid: int, windows: int, buckets: Sequence[str]) -> list[Fault]:
+def _faults_of(draw: random.Random, uid: int, windows: int) -> list[Fault]:
     found: list[Fault] = []
     if draw.random() < 0.2:
         found.append(Fault(uid, FaultKind.CLOCK, "wrong", START_WINDOW, windows, draw.choice((-30, -8, -2, 2, 8, 30))))
@@ -187,7 +184,7 @@ def _faults_of(draw: random.Random, uid: int, windows: int, buckets: Sequence[st
         kind = draw.choice((FaultKind.BUCKET, FaultKind.WRITES, FaultKind.CHAIN, FaultKind.PROCESS, FaultKind.PROCESS))
         first = draw.randint(START_WINDOW, latest)
         last = min(latest, first + draw.choice((0, 0, 1, 2, 4)))
-        names = {FaultKind.BUCKET: buckets, FaultKind.WRITES: ["down", "busy"], FaultKind.CHAIN: [*ENDPOINTS]}
+        names = {FaultKind.BUCKET: [*BUCKETS], FaultKind.WRITES: ["down", "busy"], FaultKind.CHAIN: [*ENDPOINTS]}
         name = draw.choice(names.get(kind, ["killed"]))
         found.append(Fault(uid, kind, name, first, last, draw.randrange(250) if kind is FaultKind.PROCESS else 0.0))
     return found
@@ -323,7 +320,7 @@ class FaultyNetwork:
 
     def _drive(self, member: Member, window: int) -> None:
         """Start the process unless it runs, and take the window's steps; try again while the window lasts."""
-        clock, is_hostile = self.clock, member not in self.honest
+        clock, is_hostile, is_faulty = self.clock, member not in self.honest, member.uid in self.plan.faulty
         for pause in (*PAUSES, None):
             try:
                 if member.uid not in self.nodes:
@@ -333,6 +330,8 @@ class FaultyNetwork:
             except TransientError:
                 pass
             except Exception as error:
+                if isinstance(error, PermanentError) and error.reason is Reason.BLOCK_UNKNOWN and is_faulty:
+                    return  # its only endpoint has pruned what it must replay, and there is no checkpoint yet
                 if not is_hostile:
                     raise self._violation(window, f"{member.name}: {type(error).__name__}: {error}") from error
             if pause is None or clock.now() + pause > self.opens(window + 1) + self.hparams.windows.seconds / 2:

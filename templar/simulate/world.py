@@ -202,7 +202,7 @@ WINDOWS_PER_ROUND = 4
 ROLES = {"aggregator": Aggregator, "validator": Validator}
 
 
-AGGREGATOR_STAKE, VALIDATOR_STAKE = 1000.0, 400.0
+AGGREGATOR_STAKE, VALIDATOR_STAKE = 500.0, 400.0
 
 
 class World:

@@ -1,170 +1,227 @@
-from collections.abc import Callable
+"""Words as they are read: from any bucket, carried by anybody, and only those that count."""
+
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from templar import PROTOCOL_VERSION
-from templar.agreement.decisions import Majority, decided_roster, majority, publish_decision, read_decision
-from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError
+from templar.agreement.ballots import Said, Stakes, bound_to, is_open, needed_words, newest_open, sift
+from templar.agreement.decisions import WORDS_PER_AUTHOR, Ballots, decided_roster, decided_value, read_ballots
+from templar.chain.hotkey import Hotkey
+from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.exchange.object_keys import Kind, aggregate_key, window_key
-from templar.exchange.objects import Decision, Roster
-from templar.exchange.publish import PublishOutcome
+from templar.exchange.objects import NULL_WINDOW, Decision, Roster, SignedWord, Word
 from templar.exchange.signed import seal
 from tests.support.errors import raising
 from tests.support.scripted_store import ScriptedStore, failing
-from tests.support.subnet import BIRTHDAY, GENESIS, NETUID, RULES, Subnet, signed_anyhow
+from tests.support.subnet import BIRTHDAY, GENESIS, NETUID, RULES, Member, Subnet, fields_of, signed_anyhow
 
 WINDOW = 3
-A, B, C = "aa" * 32, "bb" * 32, "cc" * 32
+A, B = "aa" * 32, "bb" * 32
 BUSY = TransientError(Reason.STORE_BUSY, "for a test")
 REFUSED = PermanentError(Reason.ACCESS_DENIED, "for a test")
-MISSING = PermanentError(Reason.BUCKET_MISSING, "for a test")
-ERRORS = {"busy": BUSY, "refused": REFUSED, "missing": MISSING, "odd": RuntimeError("no error of the project's")}
-votes = st.sampled_from([A, B, None, "absent", *ERRORS])
+ERRORS = [BUSY, REFUSED, PermanentError(Reason.BUCKET_MISSING, "for a test"), RuntimeError("no error of the project's")]
 
 
 class Scene:
-    """Validators with these stakes; the next window has closed, so no further decision counts."""
+    """Validators with these stakes, after a window."""
 
-    def __init__(self, folder: Path, *stakes: float, closed: bool = True) -> None:
+    def __init__(self, folder: Path, *stakes: float) -> None:
         self.subnet = Subnet(folder, stakes=stakes, num_miners=1)
         self.reader = self.subnet.exchange()
         self.subnet.clock.sleep_until(BIRTHDAY + (WINDOW + 1) * RULES.seconds + 10)
-        if closed:
-            self.close()
-
-    def close(self) -> None:
-        """The window after the decided one closes."""
-        self.subnet.clock.sleep_until(BIRTHDAY + (WINDOW + 2) * RULES.seconds)
-
-    def decide(self, index: int, roster: str | None) -> None:
-        exchange = self.subnet.exchange(self.subnet.validators[index])
-        publish_decision(exchange, WINDOW, roster, deadline=float("inf"))
 
     def store(self, index: int) -> ScriptedStore:
         return self.subnet.store(self.subnet.validators[index])
 
-    def key(self, index: int) -> str:
-        return window_key(Kind.DECISION, WINDOW, self.subnet.validators[index].uid)
+    def sign(self, said: Said, hotkey: Hotkey | None = None, *, window: int = WINDOW) -> SignedWord:
+        """A word of the validator that it names, signed by it unless another key is given."""
+        author = self.subnet.members[said.uid].hotkey
+        fields = {"netuid": NETUID, "genesis": GENESIS, "uid": said.uid, "window": window, **said.spoken}
+        sealed = seal(Word(**fields, hotkey=(hotkey or author).address), hotkey or author)
+        return SignedWord(**said._asdict(), signature=sealed.signature)
 
-    def majority(self) -> Majority:
-        return majority(self.reader, WINDOW)
+    def carry(self, index: int, words: Iterable[SignedWord], author: Member | None = None) -> None:
+        """Put words into a validator's bucket, as its decision object."""
+        owner = author or self.subnet.validators[index]
+        fields = {"netuid": NETUID, "genesis": GENESIS, "uid": owner.uid, "hotkey": owner.hotkey.address}
+        body = Decision(**fields, window=WINDOW, words=tuple(words))
+        self.subnet.store(owner).inner.put(
+            window_key(Kind.DECISION, WINDOW, owner.uid), seal(body, owner.hotkey).encode()
+        )
 
-    def undecided(self) -> str:
-        with pytest.raises(TransientError) as caught:
-            self.majority()
-        assert caught.value.reason is Reason.DECISION_MISSING
-        return str(caught.value)
+    def decide(self, value: str, *indices: int, ballot: int = 0) -> list[SignedWord]:
+        """Let these validators vote for a value and lock it, each in its own bucket."""
+        words = [self.sign(word) for index in indices for word in agreed(index + 1, value, ballot)]
+        for index in indices:
+            self.carry(index, [word for word in words if word.uid == index + 1])
+        return words
 
-
-# Publishing.
-
-
-def test_a_decision_is_published_once(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, 100.0)
-    exchange = scene.subnet.exchange(scene.subnet.validators[0])
-    for expected in (PublishOutcome.STORED, PublishOutcome.ALREADY_THERE):
-        assert publish_decision(exchange, WINDOW, A, deadline=float("inf")).outcome is expected
-    decision = read_decision(scene.reader, scene.subnet.validators[0].neuron, WINDOW)
-    assert (decision.roster, decision.window, decision.uid) == (A, WINDOW, 1)
-
-
-@pytest.mark.parametrize(("first", "second"), [(A, B), (None, A)])
-def test_a_decision_stands(tmp_path: Path, first: str | None, second: str | None) -> None:
-    scene = Scene(tmp_path, 100.0)
-    scene.decide(0, first)
-    with raising(PermanentError, Reason.OBJECT_DIFFERS):
-        scene.decide(0, second)
-    assert scene.majority().roster == first
+    def read(self) -> Ballots:
+        return read_ballots(self.reader, WINDOW, until_decided=False)
 
 
-def test_nobody_decides_after_the_deadline(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, 100.0)
-    exchange = scene.subnet.exchange(scene.subnet.validators[0])
-    with raising(PermanentError, Reason.NO_TIME_LEFT):
-        publish_decision(exchange, WINDOW, A, deadline=scene.subnet.clock.now())
-    assert read_decision(scene.reader, scene.subnet.validators[0].neuron, WINDOW) is None
+def agreed(uid: int, value: str, ballot: int = 0) -> list[Said]:
+    return [Said(ballot, "vote", uid, value), Said(ballot, "lock", uid, value, ballot)]
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"window": WINDOW + 1}, Reason.WRONG_WINDOW),
-        ({"uid": 2}, Reason.WRONG_IDENTITY),
-        ({"roster": "no"}, Reason.MALFORMED),
-    ],
-)
-def test_an_illegal_decision_is_rejected(tmp_path: Path, changes: dict[str, object], reason: Reason) -> None:
-    scene = Scene(tmp_path, 100.0)
-    author = scene.subnet.validators[0]
-    body = {"protocol": PROTOCOL_VERSION, "netuid": NETUID, "genesis": GENESIS, "window": WINDOW, "roster": A}
-    body |= {"uid": 1, "hotkey": author.hotkey.address} | changes
-    scene.store(0).inner.put(scene.key(0), signed_anyhow(Kind.DECISION, body, author.hotkey))
-    with raising(RejectedError, reason):
-        read_decision(scene.reader, author.neuron, WINDOW)
-    assert "no validator" in scene.undecided()
+# Whose words decide.
 
 
-# The majority of stake.
-
-
-def test_miners_decide_nothing(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, 10.0)
-    scene.decide(0, A)
-    miner = scene.subnet.miners[0]
-    body = Decision(netuid=NETUID, genesis=GENESIS, uid=2, hotkey=miner.hotkey.address, window=WINDOW, roster=B)
-    scene.subnet.store(miner).inner.put(window_key(Kind.DECISION, WINDOW, 2), seal(body, miner.hotkey).encode())
-    assert scene.majority().uids == (1,)
-
-
-@given(st.lists(st.tuples(st.integers(0, 9), votes), min_size=1, max_size=6), st.booleans())
-@settings(max_examples=40)
-def test_the_majority_is_that_of_the_stake_even_if_the_unheard_were_against_it(
-    tmp_path_factory: pytest.TempPathFactory, validators: list[tuple[int, str | None]], closed: bool
+@given(st.lists(st.tuples(st.integers(1, 9), st.sampled_from([A, B, NULL_WINDOW, None])), min_size=1, max_size=6))
+@settings(max_examples=20)
+def test_only_more_than_half_of_all_announced_stake_decides(
+    tmp_path_factory: pytest.TempPathFactory, validators: list[tuple[int, str | None]]
 ) -> None:
-    """A bucket that refuses is left out; one that fails is unheard, and so is a validator that may still decide."""
-    scene = Scene(tmp_path_factory.mktemp("scene"), *(stake * 10.0 for stake, _ in validators), closed=closed)
-    for index, (_, vote) in enumerate(validators):
-        if vote in (A, B, None):
-            scene.decide(index, vote)
-        elif vote in ERRORS:
-            scene.store(index).before = failing(ERRORS[vote])
-
-    def stake_of(*wanted: str | None) -> float:
-        return sum(stake * 10.0 for stake, vote in validators if vote in wanted)
-
-    unheard = stake_of("busy", "odd") if closed else stake_of("busy", "odd", "absent")
-    total = stake_of(A, B, None)
-    winners = [roster for roster in (A, B, None) if 2 * stake_of(roster) > total + unheard]
-    if winners:
-        (winner,) = winners
-        ranks = sorted((-stake, uid) for uid, (stake, vote) in enumerate(validators, 1) if vote == winner)
-        expected = Majority(winner, stake_of(winner), total, unheard, tuple(uid for _, uid in ranks))
-        assert scene.majority() == expected
-    else:
-        said = scene.undecided()
-        assert "no validator" in said or f"{unheard:g} is unheard" in said
+    """Silence never shrinks the stake, and a bucket that fails is silent."""
+    scene = Scene(tmp_path_factory.mktemp("scene"), *(10.0 * stake for stake, _ in validators))
+    for index, (_, value) in enumerate(validators):
+        if value is None:
+            scene.store(index).before = failing(ERRORS[index % len(ERRORS)])
+        else:
+            scene.decide(value, index)
+    total = sum(stake for stake, _ in validators)
+    sums = {each: sum(stake for stake, value in validators if value == each) for each in (A, B, NULL_WINDOW)}
+    winner = next((value for value, stake in sums.items() if 2 * stake > total), None)
+    ballots = scene.read()
+    assert ballots.value == winner
+    if winner is None:
+        with raising(TransientError, Reason.DECISION_MISSING, "ask again later"):
+            decided_value(ballots)
 
 
-def test_a_store_that_failed_or_a_validator_that_was_to_decide_may_be_heard_later(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, 100.0, 10.0, closed=False)
-    scene.decide(1, B)
-    assert "100 is unheard" in scene.undecided()
-    scene.close()
-    assert scene.majority() == Majority(B, 10.0, 10.0, 0.0, (2,))
-    scene.decide(0, A)
-    scene.store(0).before = failing(BUSY, times=1)
-    assert "100 is unheard" in scene.undecided()
-    assert scene.majority().roster == A
+def test_one_bucket_shows_the_words_of_all_that_its_author_read(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 40.0, 35.0, 25.0)
+    words = scene.decide(A, 0, 2)
+    scene.carry(1, words)
+    for index in (0, 2):
+        scene.store(index).before = failing(BUSY)
+    assert scene.read().value == A
+
+
+def test_the_quorum_is_a_number_of_the_network(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 40.0, 25.0, 35.0)
+    scene.decide(A, 0, 1)
+    assert scene.read().value == A
+    rules = scene.reader.hparams.windows.model_copy(update={"quorum": 2 / 3})
+    stricter = scene.reader.hparams.model_copy(update={"windows": rules})
+    object.__setattr__(scene.reader, "hparams", stricter)
+    assert scene.read().value is None
+    scene.decide(A, 0, 1, 2)
+    assert scene.read().value == A
+
+
+@pytest.mark.parametrize("illegal", ["foreign key", "another window", "no validator", "a vote that names a ballot"])
+def test_words_that_no_validator_signed_for_the_window_are_left_out(tmp_path: Path, illegal: str) -> None:
+    scene = Scene(tmp_path, 40.0, 35.0, 25.0)
+    miner = scene.subnet.miners[0]
+    first, second = (Said(0, "lock", uid, A, 0) for uid in (1, 2))
+    forged = {
+        "foreign key": scene.sign(second, miner.hotkey),
+        "another window": scene.sign(second, window=WINDOW - 1),
+        "no validator": scene.sign(Said(0, "lock", miner.uid, A, 0)),
+        "a vote that names a ballot": scene.sign(second).model_copy(update={"step": "vote"}),
+    }[illegal]
+    scene.carry(2, [scene.sign(first), forged])
+    ballots = scene.read()
+    assert ballots.value is None
+    assert ballots.words == {first}
+
+
+@pytest.mark.parametrize("changes", [{"window": WINDOW + 1}, {"uid": 2}, {"words": [{}]}, {"words": "no"}])
+def test_an_illegal_object_says_nothing_and_hides_nobody(tmp_path: Path, changes: dict[str, object]) -> None:
+    scene = Scene(tmp_path, 40.0, 35.0, 25.0)
+    scene.decide(A, 1, 2)
+    author = scene.subnet.validators[0]
+    body = Decision(netuid=NETUID, genesis=GENESIS, uid=1, hotkey=author.hotkey.address, window=WINDOW, words=())
+    illegal = signed_anyhow(Kind.DECISION, fields_of(body) | changes, author.hotkey)
+    scene.store(0).inner.put(window_key(Kind.DECISION, WINDOW, 1), illegal)
+    ballots = scene.read()
+    assert (ballots.value, ballots.answered) == (A, {1, 2, 3})
+
+
+def test_a_miner_carries_nothing(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 60.0, 40.0)
+    scene.carry(0, [scene.sign(word) for word in agreed(1, A)], scene.subnet.miners[0])
+    assert scene.read().value is None
+
+
+# Double words.
+
+
+def test_double_words_are_void_and_convict_their_author(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 45.0, 45.0, 10.0)
+    liar = [scene.sign(word) for value in (A, B) for word in agreed(3, value)]
+    scene.decide(A, 0)
+    scene.carry(1, liar[:2])
+    assert scene.read().value == A, "as long as one face is known"
+    scene.carry(2, liar)
+    ballots = scene.read()
+    assert ballots.value is None
+    assert {word.uid for pair in ballots.proofs for word in pair} == {3}
+    assert all(
+        ballots.sealed(word).body.hotkey == scene.subnet.validators[2].hotkey.address for word, _ in ballots.proofs
+    )
+
+
+def test_a_lock_that_forgets_a_higher_one_is_void_and_convicts() -> None:
+    words = [*agreed(1, A), Said(1, "vote", 1, None), Said(1, "lock", 1, None)]
+    counted, pairs = sift(words)
+    assert pairs == ((words[1], words[3]),)
+    assert counted == set(words[:3])
+
+
+# How much is read and kept.
+
+
+def test_a_flood_of_words_is_bounded(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 40.0, 35.0, 25.0)
+    flood = [Said(ballot, "vote", 3, A) for ballot in range(1000)]
+    scene.carry(2, [scene.sign(word) for word in flood[-50:]])
+    scene.decide(A, 0, 1)
+    ballots = scene.read()
+    assert ballots.value == A
+    assert len([word for word in ballots.words if word.uid == 3]) <= WORDS_PER_AUTHOR
+
+
+def test_what_later_readers_need_is_kept_however_many_ballots_there_are() -> None:
+    by_uid = {1: 40.0, 2: 35.0, 3: 25.0}
+    stakes, words = Stakes(by_uid, 0.5), set[Said]()
+    for uid in by_uid:
+        words |= {Said(0, "vote", uid, A), Said(0, "lock", uid, *((A, 0) if uid == 1 else (None, None)))}
+        words |= {Said(ballot, "vote", uid, None) for ballot in range(1, 30)}
+        words |= {Said(ballot, "lock", uid, *((A, 0) if uid == 1 else (None, None))) for ballot in range(1, 30)}
+    kept = needed_words(words, stakes)
+    assert len(kept) == 9, "votes and locks of the last ballot, and the votes behind the lock that binds"
+    assert newest_open(kept, stakes) == newest_open(words, stakes) == 30
+    assert is_open(kept, stakes, 30)
+    assert bound_to(kept, stakes, 30) == bound_to(words, stakes, 30) == A
+
+
+def test_an_object_that_has_not_changed_is_not_read_again_and_one_that_fails_not_at_once(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 40.0, 35.0, 25.0)
+    scene.decide(A, 0)
+    scene.store(1).before = failing(BUSY)
+    scene.subnet.clock.sleep_until(scene.subnet.clock.now() + 10)
+    ballots = Ballots(scene.reader, WINDOW)
+    for _ in range(5):
+        ballots.look()
+    key = window_key(Kind.DECISION, WINDOW, 1)
+    assert scene.store(0).count("get", key) == 1
+    assert scene.store(1).count("head", window_key(Kind.DECISION, WINDOW, 2)) == 1
+    scene.decide(A, 0, 1)
+    scene.carry(0, [scene.sign(word) for uid in (1, 2) for word in agreed(uid, A)])
+    ballots.look(until_decided=True)
+    assert (ballots.value, scene.store(0).count("get", key)) == (A, 2)
 
 
 # The roster that was decided.
 
 
 def roster_of(scene: Scene, index: int, previous: str | None = None) -> Roster:
-    """An empty roster in a validator's bucket."""
+    """A roster in a validator's bucket."""
     author = scene.subnet.validators[index]
     roster = Roster(
         netuid=NETUID,
@@ -186,15 +243,15 @@ def test_the_decided_roster_is_found_in_its_publishers_bucket(tmp_path: Path) ->
     scene = Scene(tmp_path, 100.0, 60.0, 50.0)
     roster_of(scene, 0)
     second = roster_of(scene, 1)
-    scene.decide(1, second.digest)
-    scene.decide(2, second.digest)
+    scene.decide(second.digest, 1, 2)
+    assert scene.read().value == second.digest
     assert decided_roster(scene.reader, WINDOW) == (second, scene.subnet.validators[1].neuron)
 
 
 def test_a_null_window_has_no_roster(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 100.0)
     roster_of(scene, 0)
-    scene.decide(0, None)
+    scene.decide(NULL_WINDOW, 0)
     assert decided_roster(scene.reader, WINDOW) is None
 
 
@@ -217,7 +274,7 @@ def spoil(scene: Scene) -> list[Callable[[], object]]:
 @pytest.mark.parametrize("way", range(5))
 def test_a_decided_roster_that_cannot_be_read_now_is_no_null_window(tmp_path: Path, way: int) -> None:
     scene = Scene(tmp_path, 100.0, 10.0)
-    scene.decide(0, roster_of(scene, 0).digest)
+    scene.decide(roster_of(scene, 0).digest, 0)
     spoil(scene)[way]()
     with raising(TransientError, Reason.ROSTER_MISSING):
         decided_roster(scene.reader, WINDOW)
@@ -226,7 +283,7 @@ def test_a_decided_roster_that_cannot_be_read_now_is_no_null_window(tmp_path: Pa
 def test_the_time_of_a_roster_is_no_matter_any_more(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 100.0)
     roster = roster_of(scene, 0)
-    scene.decide(0, roster.digest)
+    scene.decide(roster.digest, 0)
     scene.subnet.clock.sleep_until(scene.subnet.clock.now() + 100_000)
     assert roster_of(scene, 0) == roster
     scene.store(0).inner.put(aggregate_key(WINDOW), b"")

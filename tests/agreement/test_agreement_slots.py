@@ -1,97 +1,80 @@
+"""Slots and ballots of a small network: what validators vote for, and what everybody who reads their words applies."""
+
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from templar.adversary.chains import SkewedChain
-from templar.agreement.roster import draft_roster, publish_roster
-from templar.agreement.slots import PassedOver, await_roster
-from templar.canonical import sha256_hex
+from templar.adversary.chains import SkewedChain, UnreachableChain
+from templar.agreement.decisions import read_ballots
+from templar.agreement.slots import Settlement
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.object_keys import Kind, aggregate_key, window_key
-from templar.exchange.objects import Roster
-from templar.exchange.payload_cache import PayloadCache
-from templar.exchange.signed import Sealed, check_signature, seal
+from templar.exchange.objects import NULL_WINDOW, Roster
+from templar.exchange.signed import check_signature, seal
 from templar.interrupt import StoppedError
-from templar.store.base import ObjectStore
-from templar.timeline import WindowTimes
+from templar.timeline import Interval
 from tests.support.errors import raising
-from tests.support.scripted_store import ScriptedStore, failing, once
-from tests.support.subnet import LAYOUT, RULES, Member, Subnet, fields_of, gathered, signed_anyhow
+from tests.support.scripted_store import ScriptedStore, failing
+from tests.support.subnet import RULES, Member, Subnet, fields_of, signed_anyhow
+from tests.support.voting import Chamber, Publish
 
 WINDOW = 3
 BUSY = TransientError(Reason.STORE_BUSY, "for a test")
+DENIED = PermanentError(Reason.ACCESS_DENIED, "for a test")
+STAKES = (40.0, 35.0, 25.0)
+"""Any two of the three validators are a quorum, and all three may publish."""
 
 
-class Scene:
-    """A window that has closed; three validators may publish, the fourth has no rank."""
+class Scene(Chamber):
+    """A window that has closed."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.subnet = Subnet(folder, stakes=(100.0, 50.0, 20.0, 10.0), num_miners=3)
+    def __init__(self, folder: Path, stakes: Sequence[float] = STAKES) -> None:
+        super().__init__(Subnet(folder, stakes=stakes, num_miners=3), folder, WINDOW)
         self.clock = self.subnet.clock
-        self.times: WindowTimes = self.subnet.times(WINDOW)
-        self.caches = 0
+        self.late = self.times.settle_until + 60
+        self.found: dict[int, Settlement] = {}
 
-    def again(self) -> "Scene":
-        """The same window once more, with nothing published yet."""
-        folder = self.folder / "again"
-        folder.mkdir()
-        return Scene(folder)
-
-    def publisher(self, rank: int) -> Member:
+    def validator(self, rank: int) -> Member:
         return self.subnet.validators[rank]
 
     def store(self, rank: int) -> ScriptedStore:
-        return self.subnet.store(self.publisher(rank))
+        return self.subnet.store(self.validator(rank))
 
-    def key(self, rank: int) -> str:
-        return window_key(Kind.ROSTER, WINDOW, self.publisher(rank).uid)
+    def key(self, rank: int, kind: Kind = Kind.ROSTER) -> str:
+        return window_key(kind, WINDOW, self.validator(rank).uid)
 
-    def cache(self) -> PayloadCache:
-        self.caches += 1
-        return PayloadCache(self.folder / f"payloads-{self.caches}", LAYOUT)
-
-    def publish(self, rank: int, authors: Sequence[Member] | None = None, *, slot: int | None = None) -> Roster:
-        """Publish with all that belongs to it, in the slot of the rank unless another one is given."""
-        cache = self.cache()
-        submissions = gathered(cache, self.subnet.miners if authors is None else authors, WINDOW)
-        exchange = self.subnet.exchange(self.publisher(rank))
-        draft = draft_roster(
-            exchange,
-            WINDOW,
-            submissions,
-            previous=None,
-            peer_list=None,
-            cache=cache,
-            spool=self.folder / f"spool-{rank}",
-            durable=False,
-        )
-        publish_roster(exchange, draft, self.times.roster_slot(rank if slot is None else slot))
-        return draft.roster
-
-    def put(self, rank: int, roster: Roster, aggregate: bytes | None = None) -> None:
+    def put(self, rank: int, roster: Roster) -> None:
         """Store a roster now, as its publisher may sign it."""
-        if aggregate is not None:
-            self.store(rank).inner.put(aggregate_key(WINDOW), aggregate)
-        self.store(rank).inner.put(self.key(rank), seal(roster, self.publisher(rank).hotkey).encode())
+        self.store(rank).inner.put(self.key(rank), seal(roster, self.validator(rank).hotkey).encode())
 
-    def wait(
-        self,
-        reader: Member | None = None,
-        publish_own: Callable[[int], None] | None = None,
-        views: dict[str, ObjectStore] | None = None,
-    ) -> Sealed[Roster] | None:
-        exchange = self.subnet.exchange(reader, views)
-        self.reader_cache = self.cache()
-        return await_roster(exchange, self.times, cache=self.reader_cache, publish_own=publish_own)
+    def live(self, member: Member, publish: Publish | None = None, **how: Any) -> Callable[[], None]:
+        """A participant that settles the window."""
 
-    def together(self, *publishers: Callable[[], object], reader: Callable[[], object] | None = None) -> object:
-        """The reader waits while the publishers act; what it found."""
-        found: list[object] = []
-        self.clock.run([*publishers, lambda: found.append((reader or self.wait)())])
-        return found[0]
+        def act() -> None:
+            self.found[member.uid] = self.settle(member, publish, **{"deadline": self.late} | how)
+
+        return act
+
+    def ranks(self, *publishing: int, silent: Sequence[int] = (), **how: Any) -> list[Callable[[], None]]:
+        """All validators but the silent ones; some of them publish a roster in their ballots."""
+        lives = []
+        for rank, member in enumerate(self.subnet.validators):
+            if rank not in silent:
+                publish = self.publishing(member) if rank in publishing else None
+                lives.append(self.live(member, publish, **how))
+        return lives
+
+    def run(self, *participants: Callable[[], object]) -> Settlement:
+        """Let them act at once, with a reader; what all of them found."""
+        self.clock.run([*participants, self.live(self.subnet.miners[0])])  # type: ignore[list-item]
+        assert len({(each.digest, each.window) for each in self.found.values()}) == 1
+        return self.found[self.subnet.miners[0].uid]
 
     def at(self, moment: float, act: Callable[[], object]) -> Callable[[], None]:
         def later() -> None:
@@ -100,277 +83,307 @@ class Scene:
 
         return later
 
-    def slot(self, rank: int) -> tuple[int, int]:
-        interval = self.times.roster_slot(rank)
-        return interval.first, interval.last
-
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
-def body_of(found: object) -> tuple[int, Roster]:
-    """Rank and roster: the first rank has uid 1."""
-    assert isinstance(found, Sealed)
-    return found.body.uid - 1, found.body
+def publisher_of(settlement: Settlement) -> int:
+    """The rank of the publisher: the first rank has uid 1."""
+    assert settlement.roster is not None
+    return settlement.roster.uid - 1
 
 
-# Ranks and slots.
+def test_everybody_has_the_payloads_of_the_first_rank_within_its_slot(scene: Scene) -> None:
+    found = scene.run(*scene.ranks(0, 1, 2))
+    assert publisher_of(found) == 0
+    assert found.passed_over == ()
+    assert len(found.uids) == 3
+    assert scene.clock.now() < scene.times.roster_slot(0).last, "the second word costs less than a slot"
+    assert not [key for key in map(scene.key, (1, 2)) if scene.store(int(key[-9]) - 1).inner.head(key)]
 
 
-def test_its_payloads_are_in_the_cache(scene: Scene) -> None:
-    _, roster = body_of(scene.together(lambda: scene.publish(0)))
-    assert len(roster.entries) == 3
-    for entry in roster.entries:
-        assert sha256_hex(scene.reader_cache.read(WINDOW, entry.payload_sha256)) == entry.payload_sha256
+@pytest.mark.parametrize("silent", [(), (0,)])
+def test_the_next_rank_takes_over_when_the_slot_of_a_silent_one_has_ended(scene: Scene, silent: Sequence[int]) -> None:
+    found = scene.run(*scene.ranks(1, 2, silent=silent))
+    assert publisher_of(found) == 1
+    assert [(each.uid, each.reason) for each in found.passed_over] == [(1, Reason.ROSTER_MISSING)]
+    assert scene.clock.now() <= scene.times.roster_slot(1).last + 1
 
 
-@pytest.mark.parametrize("rank", [1, 2])
-def test_a_later_rank_takes_over(scene: Scene, rank: int) -> None:
-    assert body_of(scene.together(lambda: scene.publish(rank)))[0] == rank
-    first, last = scene.slot(rank)
-    assert first <= scene.clock.now() <= last
+def test_without_any_roster_the_window_is_null_soon_after_the_last_slot(scene: Scene) -> None:
+    found = scene.run(*scene.ranks())
+    assert (found.roster, len(found.passed_over)) == (None, 3)
+    assert scene.times.null_after < scene.clock.now() <= scene.times.null_after + 1.5 * RULES.roster_slot_seconds
 
 
-def test_the_lowest_rank_that_counts_is_applied(scene: Scene) -> None:
-    found = scene.together(lambda: scene.publish(2), lambda: scene.publish(1, scene.subnet.miners[:1]))
-    assert body_of(found)[0] == 1
+def test_an_empty_roster_is_decided_as_a_null_window_at_once(scene: Scene) -> None:
+    first = scene.live(scene.validator(0), scene.publishing(scene.validator(0), ()))
+    found = scene.run(first, *scene.ranks(silent=(0,)))
+    assert found.roster is None
+    assert found.empty is not None
+    assert scene.clock.now() <= scene.times.roster_slot(0).last
+    assert read_ballots(scene.subnet.exchange(), WINDOW).value == NULL_WINDOW
 
 
-def test_a_validator_without_a_rank_decides_nothing(scene: Scene) -> None:
-    scene.publish(3, slot=2)
-    assert scene.wait() is None
+def test_a_quorum_that_is_away_is_waited_for_and_nothing_is_decided_without_it(scene: Scene) -> None:
+    with raising(TransientError, Reason.DECISION_MISSING, "uids [1, 2]"):
+        scene.settle(scene.validator(2))
+    assert scene.clock.now() <= scene.times.settle_until
+    assert {word.ballot for word in read_ballots(scene.subnet.exchange(), WINDOW).words} == {0}, "no ballot goes on"
+    found = scene.run(*scene.ranks(0))
+    assert found.roster is None, "a roster of the first rank comes too late now"
+    assert scene.clock.now() < scene.late
 
 
-def test_without_any_roster_the_window_is_null_after_the_last_slot(scene: Scene) -> None:
-    assert scene.wait() is None
-    assert scene.clock.now() == scene.times.null_after + 1 == scene.times.settles + 3 * RULES.roster_slot_seconds + 1
-
-
-def test_a_rejected_roster_is_kept_with_the_reason(scene: Scene) -> None:
-    passed: list[PassedOver] = []
-    rejected: list[Roster] = []
-
-    def check(roster: Roster) -> None:
-        if not rejected:
-            rejected.append(roster)
-            raise RejectedError(Reason.BAD_SIGNATURE, "for a test")
-
-    def wait() -> Sealed[Roster] | None:
-        return await_roster(
-            scene.subnet.exchange(), scene.times, cache=scene.cache(), check=check, on_passed_over=passed.append
-        )
-
-    found = scene.together(lambda: scene.publish(0), lambda: scene.publish(1), reader=wait)
-    assert body_of(found)[0] == 1
-    assert [(each.uid, each.reason) for each in passed] == [(scene.publisher(0).uid, Reason.BAD_SIGNATURE)]
-    assert passed[0].sealed is not None
-    assert passed[0].sealed.body == rejected[0]
-    check_signature(passed[0].sealed)
+def test_late_words_are_waited_for_and_the_next_rank_has_its_time_then(scene: Scene) -> None:
+    """The first two validators lose their chain as the slots begin: the second one's roster still counts."""
+    exchanges = []
+    for rank in (0, 1):
+        exchange = scene.subnet.exchange(scene.validator(rank))
+        chain = UnreachableChain(exchange.chain, since=scene.times.settles, seconds=14.0, every=1e6)
+        exchanges.append(replace(exchange, chain=chain))
+    lives = [
+        scene.live(scene.validator(rank), scene.publishing(scene.validator(rank)), exchange=exchange)
+        for rank, exchange in enumerate(exchanges)
+    ]
+    found = scene.run(*lives, *scene.ranks(silent=(0, 1)))
+    assert publisher_of(found) == 1
+    info = scene.store(1).inner.head(scene.key(1))
+    assert info is not None
+    assert info.last_modified > scene.times.null_after
 
 
 @pytest.mark.parametrize("seconds", [30.0, -30.0])
 def test_a_wrong_clock_makes_no_window_null(scene: Scene, seconds: float) -> None:
     """Half a minute ahead, every slot seems to be over when the first one begins."""
-    exchange = scene.subnet.exchange()
+    exchange = scene.subnet.exchange(scene.validator(0))
     skewed = replace(exchange, chain=SkewedChain(exchange.chain, seconds))
-
-    def wait() -> Sealed[Roster] | None:
-        return await_roster(skewed, scene.times, cache=scene.cache())
-
-    found = scene.together(lambda: scene.publish(2), reader=wait)
-    assert body_of(found)[0] == 2
+    lives = [scene.live(scene.validator(0), exchange=skewed, deadline=1e12), *scene.ranks(1, silent=(0,))]
+    assert publisher_of(scene.run(*lives)) == 1
 
 
-def test_a_network_with_fewer_validators_than_ranks_waits_for_all_slots(tmp_path: Path) -> None:
-    subnet = Subnet(tmp_path, stakes=(100.0,), num_miners=1)
-    times = subnet.times(WINDOW)
-    assert await_roster(subnet.exchange(), times, cache=PayloadCache(tmp_path, LAYOUT)) is None
-    assert subnet.clock.now() == times.null_after + 1
+# What counts, to the second (docs/protocol.md 8).
 
 
-def test_an_empty_roster_is_a_decision(scene: Scene) -> None:
-    rank, roster = body_of(scene.together(lambda: scene.publish(0, [])))
-    assert (rank, roster.entries) == (0, ())
-    assert scene.clock.now() <= scene.slot(0)[1]
-
-
-# To the second (docs/protocol.md 8).
-
-
-@pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(("offset", "counts"), [(-0.001, False), (0.0, True), (3.999, True), (4.0, False)])
-def test_a_roster_counts_in_its_slot(scene: Scene, rank: int, offset: float, counts: bool) -> None:
-    roster = scene.publish(rank)
-    aggregate = scene.store(rank).inner.get(aggregate_key(WINDOW), max_bytes=10_000)
-    late = scene.again()
-    found = late.together(late.at(late.slot(rank)[0] + offset, lambda: late.put(rank, roster, aggregate)))
-    assert (found is not None) is counts
-    late.clock.sleep_until(late.times.null_after + 1000)
-    assert (late.wait() is not None) is counts
+def test_a_roster_of_the_first_rank_counts_in_its_slot(scene: Scene, offset: float, counts: bool) -> None:
+    slot = scene.times.roster_slot(0)
+    again = Scene(make(scene.folder / "again"))
+    roster = scene.publish(scene.validator(0), None, 0, slot)
+    aggregate = scene.store(0).inner.get(aggregate_key(WINDOW), max_bytes=10_000)
+
+    def put() -> None:
+        again.store(0).inner.put(aggregate_key(WINDOW), aggregate)
+        again.put(0, roster)
+
+    found = again.run(again.at(slot.first + offset, put), *again.ranks())
+    assert (found.roster is not None) is counts
+    reasons = [each.reason for each in found.passed_over][:1]
+    assert reasons == ([] if counts else [Reason.ROSTER_EARLY if offset < 0 else Reason.ROSTER_LATE])
 
 
-@pytest.mark.parametrize("change", [lambda data: None, lambda data: data[:-1], lambda data: data + b"\0"])
-def test_an_aggregate_that_is_missing_or_of_another_size_does_not_count(
-    scene: Scene, change: Callable[[bytes], bytes | None]
+def make(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def test_no_publisher_is_judged_before_its_slot_has_ended(scene: Scene) -> None:
+    """An early reader and a late one see the same: the aggregate comes three seconds after the roster."""
+    slot = scene.times.roster_slot(0)
+    again = Scene(make(scene.folder / "again"))
+    roster = scene.publish(scene.validator(0), None, 0, slot)
+    aggregate = scene.store(0).inner.get(aggregate_key(WINDOW), max_bytes=10_000)
+    shorter, store = aggregate[:-1], again.store(0).inner
+    found = again.run(
+        again.at(slot.first, lambda: again.put(0, roster)),
+        again.at(slot.first + 1.5, lambda: store.put(aggregate_key(WINDOW), shorter)),
+        again.at(slot.first + 3, lambda: store.put(aggregate_key(WINDOW), aggregate)),
+        *again.ranks(1),
+    )
+    assert publisher_of(found) == 0
+
+
+@pytest.mark.parametrize("illegal", [DENIED, {"window": WINDOW - 1}, {"aggregate_bytes": 1}])
+@pytest.mark.parametrize("mended", [True, False])
+def test_what_is_illegal_until_the_slot_ends_does_not_count(
+    scene: Scene, illegal: PermanentError | dict[str, Any], mended: bool
 ) -> None:
-    scene.publish(0)
-    store, key = scene.store(0).inner, aggregate_key(WINDOW)
-    data = change(store.get(key, max_bytes=10_000))
-    if data is None:
-        store.delete([key])
+    publisher, slot = scene.validator(0), scene.times.roster_slot(0)
+    roster = scene.publish(publisher, None, 0, slot)
+    until = slot.first + 2 if mended else scene.times.null_after
+    if isinstance(illegal, dict):
+        scene.store(0).inner.put(
+            scene.key(0), signed_anyhow(Kind.ROSTER, fields_of(roster) | illegal, publisher.hotkey)
+        )
     else:
-        store.put(key, data)
-    assert body_of(scene.together(lambda: scene.publish(1)))[0] == 1
+
+        def refuse(operation: str, key: str) -> None:
+            if key == scene.key(0) and scene.clock.now() < until:
+                raise DENIED
+
+        scene.store(0).before = refuse
+    found = scene.run(scene.at(until, lambda: scene.put(0, roster)), *scene.ranks(1))
+    assert publisher_of(found) == (0 if mended else 1)
 
 
-# What does not count is passed over.
+def test_a_rejected_roster_is_kept_with_the_reason(scene: Scene) -> None:
+    def check(roster: Roster) -> None:
+        if roster.uid == 1:
+            raise RejectedError(Reason.BAD_SIGNATURE, "for a test")
+
+    scene.run(*scene.ranks(0, 1, check=check))
+    found = scene.found[2]
+    assert publisher_of(found) == 1
+    assert [(each.uid, each.reason) for each in found.passed_over] == [(1, Reason.BAD_SIGNATURE)]
+    assert found.passed_over[0].sealed is not None
+    check_signature(found.passed_over[0].sealed)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"window": WINDOW - 1}, {"genesis": "00" * 32}, {"uid": 99}, {"aggregate_bytes": 1}]
-)
-def test_an_illegal_roster_does_not_count(scene: Scene, changes: dict[str, object]) -> None:
-    roster = fields_of(scene.publish(0)) | changes
-    scene.store(0).inner.put(scene.key(0), signed_anyhow(Kind.ROSTER, roster, scene.publisher(0).hotkey))
-    assert body_of(scene.together(lambda: scene.publish(1)))[0] == 1
-
-
-# A roster that is exchanged.
-
-
-@pytest.mark.parametrize("part", ["aggregate", "roster"])
-def test_what_is_replaced_after_its_slot_does_not_count(scene: Scene, part: str) -> None:
-    roster, store = scene.publish(0), scene.store(0).inner
-    scene.clock.sleep_until(scene.slot(0)[1] + 1)
-    if part == "roster":
-        scene.put(0, roster)
-    else:
-        store.put(aggregate_key(WINDOW), store.get(aggregate_key(WINDOW), max_bytes=10_000))
-    assert scene.wait() is None
-
-
-def test_a_roster_replaced_while_it_is_read_does_not_count(scene: Scene) -> None:
-    other = scene.publish(0, scene.subnet.miners[:1])
-    scene.store(0).inner.delete([scene.key(0)])
-    for file in (scene.folder / "spool-0").iterdir():
-        file.unlink()
-    scene.store(0).inner.delete([aggregate_key(WINDOW)])
-    scene.publish(0)
+@pytest.mark.parametrize("fault", [BUSY, DENIED, RuntimeError("no error of the project's")])
+def test_a_bucket_that_fails_for_all_hides_no_words_and_stops_nobody(scene: Scene, fault: Exception) -> None:
+    """The first rank's bucket is dead from the beginning; its validator still votes, and is not needed."""
     view = ScriptedStore(scene.store(0).inner)
-    view.before = once("get", scene.key(0), lambda: scene.put(0, other))
-    assert scene.wait(views={scene.publisher(0).account: view}) is None
-
-
-# A failing store is no verdict.
-
-
-@pytest.mark.parametrize(("operation", "rank"), [("head", 1), ("get", 0), ("get_range", 0)])
-def test_a_store_that_recovers_is_read_even_after_the_slot(scene: Scene, operation: str, rank: int) -> None:
-    scene.publish(rank)
-    view = ScriptedStore(scene.store(rank).inner)
-
-    def fail(called: str, key: str) -> None:
-        if called == operation and scene.clock.now() < scene.slot(rank)[1] + 3:
-            raise BUSY
-
-    view.before = fail
-    assert body_of(scene.wait(views={scene.publisher(rank).account: view}))[0] == rank
-
-
-@pytest.mark.parametrize("operation", ["head", "get", "get_range"])
-def test_a_store_that_keeps_failing_makes_no_null_window(scene: Scene, operation: str) -> None:
-    scene.publish(0)
-    scene.publish(1)
-    view = ScriptedStore(scene.store(0).inner)
-    view.before = failing(BUSY, operation)
-    with raising(TransientError, Reason.ROSTER_MISSING, f"uid {scene.publisher(0).uid}"):
-        scene.wait(views={scene.publisher(0).account: view})
-    assert scene.clock.now() <= scene.slot(0)[1] + 1 + 2 * RULES.roster_slot_seconds
-
-
-def test_a_publisher_whose_bucket_refuses_reads_is_passed_over(scene: Scene) -> None:
-    scene.publish(1)
-    view = ScriptedStore(scene.store(0).inner)
-    view.before = failing(PermanentError(Reason.BUCKET_MISSING, "for a test"))
-    assert body_of(scene.wait(views={scene.publisher(0).account: view}))[0] == 1
-
-
-def test_polling_is_bounded(scene: Scene) -> None:
-    scene.wait()
-    for rank in range(3):
-        assert 8 <= scene.store(rank).count("head", scene.key(rank)) <= 10
+    view.before = failing(fault)
+    lives = [scene.live(scene.validator(0), scene.publishing(scene.validator(0)))]
+    views = {scene.validator(0).account: view}
+    lives += [
+        scene.live(scene.validator(rank), scene.publishing(scene.validator(rank)), views=views) for rank in (1, 2)
+    ]
+    scene.clock.run([*lives, scene.live(scene.subnet.miners[0], views=views)])
+    assert {publisher_of(each) for each in scene.found.values()} == {1}
 
 
 # The own slot.
 
 
-def test_the_own_roster_is_published_in_the_own_slot(scene: Scene) -> None:
-    ranks: list[int] = []
+@pytest.mark.parametrize("error", [PermanentError(Reason.NO_TIME_LEFT, "for a test"), BUSY])
+def test_a_publisher_that_cannot_publish_leaves_it_to_the_next_rank(scene: Scene, error: Exception) -> None:
+    tries: Counter[int] = Counter()
 
-    def publish(rank: int) -> None:
-        ranks.append(rank)
-        scene.publish(rank)
-
-    found = scene.wait(scene.publisher(1), publish)
-    assert body_of(found)[0] == 1
-    assert ranks == [1]
-    info = scene.store(1).inner.head(scene.key(1))
-    assert info.last_modified == scene.slot(1)[0]
-
-
-def test_a_miner_publishes_no_roster(scene: Scene) -> None:
-    ranks: list[int] = []
-    assert scene.wait(scene.subnet.miners[0], ranks.append) is None
-    assert scene.wait(scene.publisher(3), ranks.append) is None
-    assert ranks == []
-
-
-@pytest.mark.parametrize("reason", [Reason.NO_TIME_LEFT, Reason.OBJECT_DIFFERS])
-def test_a_late_publisher_continues_as_a_reader(scene: Scene, reason: Reason) -> None:
-    def publish(rank: int) -> None:
-        raise PermanentError(reason, f"for a test of rank {rank}")
-
-    earlier = scene.publish(0)  # before the process was killed
-    assert body_of(scene.wait(scene.publisher(0), publish)) == (0, earlier)
-
-
-def test_a_publisher_that_cannot_publish_leaves_it_to_the_next_rank(scene: Scene) -> None:
-    def publish(rank: int) -> None:
-        raise PermanentError(Reason.NO_TIME_LEFT, f"for a test of rank {rank}")
-
-    found = scene.together(lambda: scene.publish(1), reader=lambda: scene.wait(scene.publisher(0), publish))
-    assert body_of(found)[0] == 1
-
-
-@pytest.mark.parametrize("error", [BUSY, StoppedError("for a test")])
-def test_a_transient_failure_to_publish_is_raised(scene: Scene, error: Exception) -> None:
-    def publish(rank: int) -> None:
+    def publish(rank: int, slot: Interval) -> None:
+        tries[rank] += 1
         raise error
 
-    with pytest.raises(type(error)) as caught:
-        scene.wait(scene.publisher(0), publish)
-    assert caught.value is error
+    found = scene.run(scene.live(scene.validator(0), publish), *scene.ranks(1, silent=(0,)))
+    assert publisher_of(found) == 1
+    assert (tries[0] == 1) is isinstance(error, PermanentError), "a store that fails is asked again in the slot"
 
 
-# All nodes together.
+def test_a_stop_is_passed_on(scene: Scene) -> None:
+    def publish(rank: int, slot: Interval) -> None:
+        raise StoppedError("for a test")
+
+    with pytest.raises(StoppedError):
+        scene.settle(scene.validator(0), publish)
 
 
-def test_all_readers_and_publishers_agree(scene: Scene) -> None:
-    found: list[Sealed[Roster] | None] = []
+def test_polling_is_bounded(scene: Scene) -> None:
+    with raising(TransientError, Reason.DECISION_MISSING):
+        scene.settle(scene.validator(2))
+    looks = 2 * RULES.roster_ranks * RULES.roster_slot_seconds / RULES.poll_seconds
+    for rank in (0, 1):
+        assert looks / 2 < scene.store(rank).count("head", scene.key(rank, Kind.DECISION)) <= looks + 1
 
-    def live(each: Member, delay: float) -> Callable[[], None]:
-        def act() -> None:
-            scene.clock.sleep_until(scene.times.settles + delay)
-            rank = scene.subnet.validators.index(each) if each.permit else None
-            publish = None if rank is None else scene.publish
-            found.append(scene.wait(each, publish))  # type: ignore[arg-type]
 
-        return act
+# All orders and interruptions.
 
-    # The first publisher is down; the second comes up in the middle of its slot.
-    second = live(scene.publisher(1), RULES.roster_slot_seconds + 2.5)
-    scene.clock.run([second, live(scene.publisher(2), 0), *(live(miner, 0.3) for miner in scene.subnet.miners)])
-    assert {body_of(each)[0] for each in found} == {1}
-    assert len({body_of(each)[1].digest for each in found}) == 1
+
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    blind=st.sets(st.tuples(st.integers(1, 4), st.integers(1, 4)), max_size=5),
+    publishing=st.sets(st.integers(0, 2)),
+    starts=st.lists(st.sampled_from([0.0, 0.7, 3.1, 5.3, 9.9]), min_size=4, max_size=4),
+)
+def test_all_who_can_tell_agree(
+    tmp_path_factory: pytest.TempPathFactory, blind: set[tuple[int, int]], publishing: set[int], starts: list[float]
+) -> None:
+    """Some validators cannot read some others' buckets, and begin at different times."""
+    scene = Scene(tmp_path_factory.mktemp("scene"), stakes=(31.0, 29.0, 21.0, 19.0))
+    lives = []
+    for member, start in zip(scene.subnet.validators, starts, strict=True):
+        views = {}
+        for reader, owner in blind:
+            if reader == member.uid != owner:
+                view = ScriptedStore(scene.subnet.store(scene.validator(owner - 1)).inner)
+                view.before = failing(BUSY)
+                views[scene.validator(owner - 1).account] = view
+        publish = scene.publishing(member) if member.uid - 1 in publishing else None
+        lives.append(scene.at(scene.times.settles + start, either(scene.live(member, publish, views=views))))
+    scene.clock.run(lives)
+    assert len({each.digest for each in scene.found.values()}) <= 1
+    if not blind:
+        assert len(scene.found) == 4
+
+
+def either(act: Callable[[], None]) -> Callable[[], None]:
+    """The same, or nothing if it could not be decided in time."""
+
+    def attempt() -> None:
+        try:
+            act()
+        except TransientError as error:
+            if error.reason not in (Reason.DECISION_MISSING, Reason.ROSTER_MISSING, Reason.AGGREGATE_MISSING):
+                raise
+
+    return attempt
+
+
+class Killed(BaseException):
+    """The process dies."""
+
+
+@pytest.mark.parametrize("dies_at", range(4))
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("lost_disk", [True, False])
+def test_a_validator_that_dies_between_storing_and_using_a_word_never_signs_another(
+    scene: Scene, dies_at: int, stored: bool, lost_disk: bool
+) -> None:
+    """It dies before or after a word is stored; after a lost disk, its own bucket has what others may have read."""
+    victim, words = scene.validator(1), 0
+    real = scene.kept.__setitem__
+
+    def keep(uid: int, text: str) -> None:
+        nonlocal words
+        if uid == victim.uid:
+            words += 1
+            if words == dies_at + 1:
+                if stored:
+                    real(uid, text)
+                raise Killed
+        real(uid, text)
+
+    def lives_twice() -> None:
+        try:
+            scene.live(victim)()
+        except Killed:
+            scene.clock.sleep_until(scene.clock.now() + 1.3)
+            if lost_disk:
+                scene.kept.pop(victim.uid, None)
+            scene.live(victim, scene.publishing(victim))()
+
+    scene.kept = Keeping(keep)
+    scene.run(lives_twice, *scene.ranks(2, silent=(1,)))
+    ballots = read_ballots(scene.subnet.exchange(), WINDOW, until_decided=False)
+    assert ballots.proofs == ()
+    assert ballots.value is not None
+
+
+class Keeping(dict[int, str]):
+    """Words that are stored by a function."""
+
+    def __init__(self, keep: Callable[[int, str], None]) -> None:
+        super().__init__()
+        self._keep = keep
+        self._writing = False
+
+    def __setitem__(self, uid: int, text: str) -> None:
+        if self._writing:
+            super().__setitem__(uid, text)
+            return
+        self._writing = True
+        try:
+            self._keep(uid, text)
+        finally:
+            self._writing = False

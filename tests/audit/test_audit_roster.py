@@ -17,6 +17,7 @@ from templar.exchange.objects import Roster
 from templar.exchange.signed import seal
 from templar.neuron.aggregator import Aggregator
 from templar.neuron.node import Node
+from templar.timeline import Interval
 from tests.support.network import Network, tiny
 
 Publishing = Callable[..., Network]
@@ -149,9 +150,9 @@ def test_a_published_report_is_not_changed(omitting: Network) -> None:
 class ReformedPublisher(SilentPublisher):
     """Silent in the first window, honest from then on."""
 
-    def publish(self, window: int, report: GatherReport, rank: int) -> None:
+    def publish(self, window: int, report: GatherReport, rank: int, slot: Interval) -> None:
         if window > 1:
-            Aggregator.publish(self, window, report, rank)
+            Aggregator.publish(self, window, report, rank, slot)
 
 
 def test_a_publisher_that_comes_back_to_honesty_is_not_reported_again(publishing: Publishing) -> None:

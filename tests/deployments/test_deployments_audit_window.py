@@ -20,7 +20,7 @@ Call = Callable[..., tuple[int, list[str], str]]
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> PreparedNetwork:
-    network = PreparedNetwork(tmp_path_factory.mktemp("audited"))
+    network = PreparedNetwork(tmp_path_factory.mktemp("audited"), deciding="validator")
     run_alone(network, NUM_WINDOWS)
     return network
 

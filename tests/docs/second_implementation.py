@@ -37,6 +37,21 @@ class Spec:
         return {1: "miner", 2: "validator"}.get(axon.get("placeholder2", 0))
 
     @staticmethod
+    def decided(words: list[dict[str, Any]], stakes: dict[int, float], quorum: float) -> str | None:
+        """What more than the quorum's share of all stake locked in one ballot."""
+        places: dict[tuple[Any, ...], set[tuple[Any, ...]]] = {}
+        for word in words:
+            place = word["uid"], word["ballot"], word["step"]
+            places.setdefault(place, set()).add((word["value"], word["locked_in"]))
+        locked: dict[tuple[Any, ...], float] = {}
+        for (uid, ballot, step), said in places.items():
+            ((value, locked_in),) = said if len(said) == 1 else [(None, None)]
+            if step == "lock" and value is not None and locked_in == ballot:
+                locked[ballot, value] = locked.get((ballot, value), 0.0) + stakes.get(uid, 0.0)
+        enough = [value for (_, value), stake in locked.items() if stake > quorum * sum(stakes.values())]
+        return enough[0] if enough else None
+
+    @staticmethod
     def canonical(value: Any) -> bytes:
         """Section 1, by hand."""
         if isinstance(value, dict):

@@ -128,6 +128,28 @@ def test_malformed_commitments_are_told_apart_from_missing_ones(
     assert opened.stores == []
 
 
+def test_what_proves_itself_is_read_in_the_bucket_that_a_neuron_names_now(
+    buckets: Buckets, chain: CommitmentChain
+) -> None:
+    """Words of a validator that came, or moved, in mid-window are found all the same."""
+    pause = ACTIVE_CHECK_SECONDS / BLOCK_SECONDS
+    before = seen(chain, CAROL)
+    assert rejection(lambda: buckets.newest_reader(before)).reason is Reason.COMMITMENT_MISSING
+    for step, (text, named) in enumerate(
+        [(committed("carol"), "carol"), (committed("moved"), "moved"), ("X" * 128, None)], start=1
+    ):
+        chain.table[CAROL.hotkey.address] = text
+        later(chain, step * pause)
+        if named is not None:
+            assert buckets.newest_reader(before).name == named
+    at_window = replace(before, commitment=committed("carol"))
+    assert buckets.newest_reader(at_window).name == "carol", "a commitment that names nothing changes nothing"
+    assert rejection(lambda: buckets.reader(before)).reason is Reason.COMMITMENT_MISSING, "for all else there is none"
+    chain.fail = TransientError(Reason.CHAIN_UNREACHABLE, "for a test")
+    later(chain, 9 * pause)
+    assert buckets.newest_reader(at_window).name == "carol"
+
+
 # The account is that of the metagraph, for every reader.
 
 

@@ -19,7 +19,7 @@ from templar.store.base import is_key
 
 ALPHANUMERIC = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 LEASES = (Kind.LEASE, Kind.HEARTBEAT)
-SPECIAL = (Kind.AGGREGATE, Kind.CHECKPOINT, Kind.PEERS, Kind.START_WINDOW, *LEASES)
+SPECIAL = (Kind.AGGREGATE, Kind.CHECKPOINT, Kind.PEERS, Kind.START_WINDOW, Kind.WORD, *LEASES)
 PER_WINDOW = [kind for kind in Kind if kind not in SPECIAL]
 
 numbers = st.one_of(st.integers(0, 12), st.integers(0, 10**12 - 1))

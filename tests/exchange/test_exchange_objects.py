@@ -7,6 +7,7 @@ from templar.errors import Reason, RejectedError
 from templar.exchange.object_keys import Kind
 from templar.exchange.objects import (
     MAX_DEBUG_PARAMETERS,
+    MAX_WORDS,
     CheckpointManifest,
     Commit,
     Debug,
@@ -16,7 +17,9 @@ from templar.exchange.objects import (
     Proof,
     Roster,
     RosterEntry,
+    SignedWord,
     StartWindow,
+    Word,
 )
 from templar.exchange.signed import Body, seal, unseal
 from templar.hparams import MAX_PEERS
@@ -59,7 +62,12 @@ BODIES: tuple[Body, ...] = (
         aggregate_sha256=B,
         aggregate_bytes=328,
     ),
-    Decision(**author(), window=3, roster=A),
+    Decision(
+        **author(),
+        window=3,
+        words=(SignedWord(uid=7, ballot=0, step="lock", value=A, locked_in=0, signature="0a" * 64),),
+    ),
+    Word(**author(), window=3, ballot=1, step="lock", value=A, locked_in=0),
     PeerList(**author(), first_effective_window=3, peers=(7, 4), reserve=(9,)),
     StartWindow(**author(), start_window=3, hparams=A, tokenizer=B, dataset=C, root=A),
     Proof(**author(), window=3, root=A, outer_steps=2, proof=B),
@@ -191,6 +199,10 @@ def test_the_longest_legal_object_is_not_too_long(body: Body) -> None:
         value |= {"entries": entries, "aggregate_bytes": 8 * MAX_PEERS}
     if isinstance(body, PeerList):
         value |= {"peers": list(range(60_000, 60_000 + MAX_PEERS)), "reserve": list(range(62_000, 63_024))}
+    if isinstance(body, Word | Decision):
+        said = {"ballot": 2**16 - 1, "step": "lock", "value": A, "locked_in": 2**16 - 1}
+        word = said | {"uid": 2**16 - 1, "signature": "0a" * 64}
+        value |= said if isinstance(body, Word) else {"words": [word] * MAX_WORDS}
     if isinstance(body, CheckpointManifest):
         names = [f"{index:03d}" + "x" * 125 for index in range(64)]
         value |= {"files": dict.fromkeys(names, A), "sizes": dict.fromkeys(names, MOST)}

@@ -7,7 +7,7 @@ import pytest
 from templar.chain.clock import SimulatedClock
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.object_keys import Kind, window_key
-from templar.exchange.objects import Decision
+from templar.exchange.objects import Commit
 from templar.exchange.publish import (
     COMPARE_BYTES,
     PublishOutcome,
@@ -25,8 +25,8 @@ from tests.support.subnet import GENESIS, NETUID, member
 ALICE = member(5)
 KEY = window_key(Kind.DECISION, 3, 5)
 BUSY = TransientError(Reason.STORE_BUSY, "for a test")
-BODY = Decision(netuid=NETUID, genesis=GENESIS, uid=5, hotkey=ALICE.hotkey.address, window=3, roster="aa" * 32)
-OTHER = BODY.model_copy(update={"roster": None})
+BODY = Commit(netuid=NETUID, genesis=GENESIS, uid=5, hotkey=ALICE.hotkey.address, window=3, commitment="aa" * 32)
+OTHER = BODY.model_copy(update={"commitment": "bb" * 32})
 SMALL, LARGE = b"small", bytes(COMPARE_BYTES + 5)
 
 Publish = Callable[..., PublishReceipt]
@@ -157,7 +157,7 @@ def test_a_write_that_does_not_show_may_be_repeated(publish: Publish, store: Scr
 
 @pytest.mark.parametrize("body", [BODY, OTHER])
 def test_of_a_faster_process_only_the_same_body_is_accepted(
-    clock: SimulatedClock, store: ScriptedStore, body: Decision
+    clock: SimulatedClock, store: ScriptedStore, body: Commit
 ) -> None:
     faster = seal(body, ALICE.hotkey).encode()
     store.before = once("put_if_absent", KEY, lambda: store.inner.put(KEY, faster))

@@ -28,7 +28,7 @@ from tests.support.subnet import GENESIS, NETUID, NETWORK, Bucket, fields_of, me
 ALICE, BOB = member(5), member(6)
 BODY = Commit(netuid=NETUID, genesis=GENESIS, uid=5, hotkey=ALICE.hotkey.address, window=3, commitment="0a" * 32)
 DATA = seal(BODY, ALICE.hotkey).encode()
-DECISION = Decision(netuid=NETUID, genesis=GENESIS, uid=5, hotkey=ALICE.hotkey.address, window=3, roster=None)
+DECISION = Decision(netuid=NETUID, genesis=GENESIS, uid=5, hotkey=ALICE.hotkey.address, window=3, words=())
 VERSION_FIELD = f'"protocol":"{PROTOCOL_VERSION}"'.encode()
 SIGNATURE = json.loads(DATA)["signature"]
 

@@ -20,7 +20,7 @@ NUM_WINDOWS = 2
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory, prefect_server: RunningPrefectServer) -> PreparedNetwork:
     """A network with a validator's evidence, and a miner of it that looks at it later."""
-    network = PreparedNetwork(tmp_path_factory.mktemp("audited"))
+    network = PreparedNetwork(tmp_path_factory.mktemp("audited"), deciding="validator")
     run_alone(network, NUM_WINDOWS)
     with prefect_server.configured():
         network.at("lazy", network.first_window + NUM_WINDOWS + 1).save(NAME)

@@ -23,6 +23,7 @@ from templar.data.shards.rotation import LOCK_FILE
 from templar.exchange.buckets import Buckets
 from templar.exchange.object_keys import START_WINDOW_KEY, Kind, parse_current_key, window_key
 from templar.store.directory import DirectoryStore
+from tests.support.audited import run_alone
 from tests.support.flow_network import rows_of_table, run_flow, run_id, saved, task_runs
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
@@ -36,9 +37,10 @@ RETENTION = 10
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory, prefect_server: RunningPrefectServer) -> PreparedNetwork:
-    """A network whose lazy miner ran a few windows by its flow, each of them null: nobody publishes a roster."""
+    """A network whose lazy miner ran a few windows by its flow, each of them null: no payload was there in time."""
     storage = {"retention_windows": RETENTION, "checkpoint_frequency": 3, "checkpoints_kept": 1}
     network = PreparedNetwork(tmp_path_factory.mktemp("keeper"), storage=storage)
+    run_alone(network, NUM_WINDOWS, name="aggregator")
     with prefect_server.configured():
         network.at("lazy", network.first_window).save(NAME)
         for window in range(network.first_window, network.first_window + NUM_WINDOWS):

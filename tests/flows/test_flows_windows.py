@@ -15,7 +15,7 @@ from templar.adversary.actors import SilentPublisher
 from templar.errors import PermanentError, Reason, TransientError
 from templar.housekeeping.metrics import FILE_NAME
 from templar.neuron.node import Node
-from tests.support.flow_network import run_id, run_window, run_windows, task_runs
+from tests.support.flow_network import run_beside_publishers, run_id, run_window, run_windows, task_runs
 from tests.support.network import Network, tiny
 from tests.support.prefect_server import RunningPrefectServer
 
@@ -138,7 +138,7 @@ class TestThreeWindows:
 
 @pytest.mark.usefixtures("prefect_api")
 class TestAlone:
-    """A miner whose network is silent: its windows are null, and only its own steps matter."""
+    """A miner whose own steps alone are flow runs."""
 
     @pytest.fixture
     def network(self, tmp_path: Any) -> Iterator[Network]:
@@ -150,16 +150,17 @@ class TestAlone:
     def miner(self, network: Network) -> Node:
         return network.miners[0]
 
-    def test_without_a_window_it_takes_the_next_one(self, miner: Node) -> None:
-        messages = [str(run_window(miner, None).message) for _ in range(2)]
+    def test_without_a_window_it_takes_the_next_one(self, network: Network, miner: Node) -> None:
+        messages = [str(state.message) for state in run_beside_publishers(network, miner, None, None)]
         assert [message.partition(":")[0] for message in messages] == ["window 1", "window 2"]
-        assert all("published" in message and "applied ()" in message for message in messages)
+        uid = network.member(miner).uid
+        assert all("published" in message and f"applied ({uid},)" in message for message in messages)
 
     def test_a_transient_error_is_retried(
         self, network: Network, miner: Node, prefect_server: RunningPrefectServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         fail(monkeypatch, miner, "commit", TransientError(Reason.STORE_BUSY, "busy for a moment"), times=2)
-        state = run_window(miner, 1)
+        (state,) = run_beside_publishers(network, miner, 1)
         assert state.is_completed()
         assert "published" in str(state.message)
         with prefect_server.client() as client:
@@ -174,7 +175,7 @@ class TestAlone:
     ) -> None:
         denied = PermanentError(Reason.ACCESS_DENIED, "the key was refused")
         fail(monkeypatch, miner, "publish_sync_proof", denied, times=1)
-        failed = run_window(miner, 1)
+        (failed,) = run_beside_publishers(network, miner, 1)
         assert failed.is_failed()
         assert "[access_denied] the key was refused" in str(failed.message)
         with prefect_server.client() as client:

@@ -2,20 +2,22 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
+from templar.agreement.ballots import Said
 from templar.agreement.checkpoint import list_checkpoints, publish_checkpoint
-from templar.agreement.decisions import majority, publish_decision
+from templar.agreement.decisions import read_ballots
 from templar.agreement.roster import fetch_roster
 from templar.agreement.slots import Settlement
 from templar.agreement.state import StateMark, next_root, null_root, parameters_digest
 from templar.agreement.sync_proof import state_proof
 from templar.errors import Reason, TransientError
 from templar.exchange.object_keys import Kind, aggregate_key, window_key
-from templar.exchange.objects import Decision, Proof
+from templar.exchange.objects import NULL_WINDOW, Decision, Proof, SignedWord, Word
 from templar.exchange.signed import seal
 from templar.housekeeping.maintenance import clean_bucket, publish_newest_checkpoint
 from templar.neuron.aggregator import RosterNode
@@ -114,7 +116,7 @@ def test_a_damaged_aggregate_is_not_applied(network: Network) -> None:
     assert miner.state.window == 0
 
 
-# Windows that nobody decided on.
+# Windows that were not decided in time.
 
 
 @pytest.mark.parametrize("asleep", [1, 5])
@@ -134,17 +136,14 @@ def test_a_network_that_stood_still_goes_on(network: Network, asleep: int) -> No
         )
 
 
-def publishes_and_dies(network: Network, window: int) -> None:
-    """Let a window end with a roster in its slot and without any decision: then everybody is away."""
-    network.reveal(window)
-    aggregator = network.aggregator
-    open_window(aggregator, window)
-    aggregator.settle_and_publish(window, aggregator.gather(window))
-
-
-def test_a_roster_that_was_in_time_is_applied_although_nobody_decided(network: Network) -> None:
+def test_a_roster_that_was_in_time_is_applied_although_all_were_away_since(network: Network) -> None:
+    """Everybody dies when the roster is in its slot and nothing is decided: its author's vote alone is no quorum."""
     network.run([1])
-    publishes_and_dies(network, 2)
+    network.reveal(2)
+    aggregator = network.aggregator
+    open_window(aggregator, 2)
+    report, slot = aggregator.gather(2), aggregator.exchange.times(2).roster_slot(0)
+    aggregator.publish(2, report, 0, slot)
     for name in list(network.nodes):
         network.restart(name)
     network.to_window(5)
@@ -152,50 +151,47 @@ def test_a_roster_that_was_in_time_is_applied_although_nobody_decided(network: N
     assert len(network.roots(5)) == 1
     for node in network.nodes.values():
         assert node.state.outer_steps == 3
-        applied = node.journal.applied(2)
-        assert applied.roster is not None
+        assert node.journal.applied(2).roster is not None
 
 
-def test_a_window_without_decisions_is_null_once_none_can_come_any_more(network: Network) -> None:
-    miner, validator = network.miners[0], network.validator
-    network.bucket(validator).put("debug-999999999999-0-v1.json", b"{}")  # of a far window: nothing has expired
-    network.to_window(2)
+def test_a_window_that_is_not_decided_is_never_called_null_by_a_reader(network: Network) -> None:
+    miner = network.miners[0]
+    network.to_window(5)
     with raising(TransientError, Reason.DECISION_MISSING):
         replay(miner, 1)
-    network.to_window(3)
-    with network.outage(validator), pytest.raises(TransientError):
-        replay(miner, 1)
     assert miner.state.window == 0
-    assert replay(miner, 1).roster is None
-    assert miner.journal.unconfirmed(0, 9) == (), "a decision that comes now comes too late"
 
 
-def test_a_validator_signs_a_decision_that_is_still_possible(network: Network) -> None:
-    network.to_window(2)
-    assert replay(network.validator, 1).roster is None
-    assert network.objects(network.validator, "decision-1-")
-    network.to_window(3)
-    assert replay(network.aggregator, 1).roster is None
+def test_validators_that_come_back_decide_a_window_that_was_over_long_ago(network: Network) -> None:
+    network.to_window(4)
+    outcomes: list[int] = []
+    deadline = now(network.aggregator) + 5
+
+    def help_out(node: Node) -> Callable[[], None]:
+        return lambda: outcomes.append(catch_up(node, 2, deadline=deadline))
+
+    network.clock.run([help_out(node) for node in network.nodes.values()])
+    assert outcomes == [2] * len(network.nodes)
+    assert len(network.roots(2)) == 1
+    assert network.clock.now() < deadline
 
 
-def test_expired_decisions_do_not_count_as_missing(build: Build) -> None:
+def test_nobody_votes_again_on_a_window_whose_words_have_expired(build: Build) -> None:
     """A node that is as late as that needs a checkpoint."""
-    network = build(tiny(storage={"checkpoint_frequency": 1, "retention_windows": 2}))
-    miner = network.miners[0]
-    network.run([1, 2, 3, 4], but=[miner])
+    network = build(tiny(storage={"checkpoint_frequency": 1, "retention_windows": 2}), num_validators=2)
+    late = network.all(RosterNode)[2]
+    network.run([1, 2, 3, 4], but=[late])
     network.to_window(5)
-    assert majority(miner.exchange, 1).is_clear
-
-    # First only the small validator shows its decision: the other one still counts in the total stake.
+    assert read_ballots(late.exchange, 1).value is not None
     for node in network.all(RosterNode):
         assert clean_bucket(network.context(node), dry_run=False).failed == ()
         assert not network.objects(node, "decision-1-")
-        with raising(TransientError, Reason.DECISION_MISSING):
-            replay(miner, 1)
-    assert miner.state.window == 0
+    with raising(TransientError, Reason.DECISION_MISSING):
+        replay(late, 1)
+    assert not network.objects(late, "decision-1-")
     publish(network, network.aggregator)
-    assert catch_up(miner, 4, deadline=now(miner)) == 4
-    assert miner.state.root == network.validator.state.root
+    assert catch_up(late, 4, deadline=now(late)) == 4
+    assert late.state.root == network.aggregator.state.root
 
 
 def test_nothing_expires_while_a_network_stands_still(build: Build) -> None:
@@ -206,8 +202,9 @@ def test_nothing_expires_while_a_network_stands_still(build: Build) -> None:
     for node in network.all(RosterNode):
         report = clean_bucket(network.context(node), dry_run=False)
         assert (report.window, sum(row.deleted for row in report.rows)) == (9, 0)
-    assert catch_up(miner, 7, deadline=now(miner)) == 7
-    assert miner.state.outer_steps == 2
+    deadline = now(miner) + 20
+    network.clock.run([partial(catch_up, node, 7, deadline=deadline) for node in network.nodes.values()])
+    assert (miner.state.window, miner.state.outer_steps) == (7, 2)
     network.run([9, 10])
     assert len(network.roots(10)) == 1
 
@@ -319,7 +316,7 @@ def test_a_forged_checkpoint_of_the_minority_is_not_taken(network: Network, capl
         assert take_checkpoint(miner, 4) is None
     with caplog.at_level(logging.WARNING):
         assert take_checkpoint(miner, 4) is None
-    assert "its checkpoint of window 4 is not the majority's state" in caplog.text
+    assert "its checkpoint of window 4 is not the proven state" in caplog.text
     assert miner.state.window == 0
     assert catch_up(miner, 4, deadline=now(miner)) == 4
     assert miner.state.root == network.aggregator.state.root
@@ -352,8 +349,9 @@ def test_a_checkpoint_whose_parameters_are_not_its_roots_is_left_out(network: Ne
     assert (miner.state.window, miner.snapshots.windows()) == (0, ())
 
 
-def test_the_first_roster_after_a_checkpoint_names_the_decision_before(network: Network) -> None:
+def test_the_first_roster_after_a_checkpoint_names_the_decision_before(build: Build) -> None:
     """Its roster must name the decision on the window before, or nobody could follow it."""
+    network = build(num_validators=2)
     validator, aggregator = network.validator, network.aggregator
     network.run([1, 2, 3, 4], but=[validator])
     publish(network, aggregator)
@@ -420,30 +418,37 @@ def test_a_confirmed_window_is_not_checked_again(network: Network) -> None:
     assert not leave_minority(miner)
 
 
-@pytest.mark.parametrize("stake", [400.0, 1000.0])
-def test_a_split_of_even_stake_is_no_reason_to_leave(network: Network, stake: float) -> None:
-    aggregator, validator = network.aggregator, network.validator
-    network.world.chain.set_stake(validator.exchange.own_signer.address, stake)
-    network.run([1], but=[validator])
-    applies_null(validator, 1)
-    network.to_window(2)
-    publish_decision(validator.exchange, 1, None, deadline=now(validator) + 1)
-    network.to_window(3)
-    assert leave_minority(validator) == (stake < 1000)
-    assert not leave_minority(aggregator)
+def test_a_node_that_followed_the_loser_of_double_words_returns(build: Build) -> None:
+    """A validator with a tenth of the stake locks null for one half, and the roster for the other one."""
+    network = build(num_validators=2)
+    liar = network.all(RosterNode)[2]
+    for node, stake in zip(network.all(RosterNode), (450.0, 450.0, 100.0), strict=True):
+        network.world.chain.set_stake(node.exchange.own_signer.address, stake)
+    network.run([1])
+    follower = network.miners[0]
+    decided = network.roster(1).digest
+    network.run([2], but=[follower])
+    applies_null(follower, 2)
 
-
-def test_a_validator_of_the_minority_comes_back_although_its_decision_stands(network: Network) -> None:
-    validator = network.validator
-    network.run([1], but=[validator])
-    open_window(validator, 1)
-    applies_null(validator, 1)
-    assert validator.decide(Settlement(1, None)).in_time
-    assert drive_window(validator, 2).action is Action.RUN
-    assert validator.journal.roots(1, 1) == network.aggregator.journal.roots(1, 1)
-    found = fetch_roster(validator.exchange, network.aggregator.exchange.identity(1), 1)
-    report = validator.decide(Settlement(1, found.body, found.signature))
-    assert report.reason is Reason.OBJECT_DIFFERS
+    # The two faces of the liar are known now, and all honest stake stands behind one value.
+    author = liar.exchange.author(2)
+    words = [Said(0, step, author["uid"], NULL_WINDOW, locked) for step, locked in (("vote", None), ("lock", 0))]
+    shown = tuple(
+        SignedWord(
+            **word._asdict(),
+            signature=seal(Word(window=2, **author, **word.spoken), liar.exchange.own_signer).signature,
+        )
+        for word in words
+    )
+    known = read_ballots(liar.exchange, 2, until_decided=False)
+    known.add(shown)
+    assert known.proofs
+    body = Decision(window=2, **author, words=known.signed)
+    network.bucket(liar).put(window_key(Kind.DECISION, 2, author["uid"]), seal(body, liar.exchange.own_signer).encode())
+    assert leave_minority(follower)
+    assert (follower.state.window, follower.journal.applied(1).roster) == (1, decided)
+    follows_the_others(network, follower, 3)
+    assert len(network.roots(2)) == 1
 
 
 def test_a_roster_of_another_history_is_not_applied(network: Network) -> None:
@@ -466,27 +471,8 @@ def test_a_roster_of_another_history_is_not_applied(network: Network) -> None:
     assert [error.reason for error in outcomes] == [Reason.MINORITY]
     assert miner.journal.result(2, "settle") is None
     assert miner.state.window == 1
-    assert drive_window(miner, 3).action is Action.RUN
+    assert open_window(miner, 3).action is Action.RUN
     assert miner.journal.roots(1, 2) == network.validator.journal.roots(1, 2)
-
-
-def test_a_decision_that_comes_too_late_does_not_count(network: Network) -> None:
-    """Nobody decided on window 1; when all have gone on, one small validator names a roster that nobody shows."""
-    network.run([1])
-    for node in network.all(RosterNode):
-        network.bucket(node).delete(network.objects(node, "decision-1-"))
-    for node in network.nodes.values():
-        node.journal._file.execute("UPDATE applied SET confirmed = 0")
-    network.to_window(3)
-    assert not leave_minority(network.aggregator)
-    assert network.aggregator.journal.unconfirmed(0, 9) == ()
-    late = Decision(**network.validator.exchange.author(1), window=1, roster="ab" * 32)
-    sealed = seal(late, network.validator.exchange.own_signer).encode()
-    key = window_key(Kind.DECISION, 1, network.validator.exchange.identity(1).uid)
-    network.bucket(network.validator).put(key, sealed)
-    for node in network.nodes.values():
-        assert not leave_minority(node)
-        assert node.state.window == 1
 
 
 def test_a_failure_after_the_outer_step_is_repaired_by_a_later_call(

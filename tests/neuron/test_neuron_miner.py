@@ -10,7 +10,7 @@ import torch
 from templar.adversary.chains import UnevenLedger
 from templar.canonical import sha256_hex
 from templar.errors import PermanentError, Reason
-from templar.exchange.object_keys import Kind, window_key
+from templar.exchange.object_keys import Kind, aggregate_key, window_key
 from templar.exchange.objects import Manifest
 from templar.exchange.signed import unseal
 from templar.neuron.journal import Status
@@ -166,8 +166,9 @@ def test_staged_state_goes_live_only_with_the_own_payload_in_the_roster(network:
 
 def test_a_null_window_leaves_the_private_state_as_it_was(network: Network) -> None:
     miner = network.miners[0]
-    silent = [network.aggregator.name, network.validator.name]
-    network.run([1], but=silent)
+    for publisher in (network.aggregator, network.validator):
+        network.bucket(publisher).put(aggregate_key(1), b"another process published this")
+    network.run([1])
     assert miner.state.mark.null
     assert (miner.private.feedback.num_calls, miner.private.optimizer.num_steps) == (0, 0)
 

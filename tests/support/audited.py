@@ -1,8 +1,7 @@
-"""A prepared network in which one validator was alone for a few windows: all of them are null, and have evidence."""
+"""A prepared network in which one node that decides alone did a few windows: all of them are null."""
 
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.signed import seal, unseal
-from templar.neuron.validator import Validator
 from templar.scoring.evidence import Evidence
 from templar.store.directory import DirectoryStore
 from templar.window import Action, drive_window
@@ -12,11 +11,10 @@ VALIDATOR = 2
 """Its uid."""
 
 
-def run_alone(network: PreparedNetwork, num_windows: int) -> None:
-    """Let the validator do its windows by itself, on simulated time."""
+def run_alone(network: PreparedNetwork, num_windows: int, *, name: str = "validator") -> None:
+    """Let a node that has a quorum of the stake do its windows by itself, on simulated time."""
     first = network.first_window
-    node = network.at("validator", first).build("validator")
-    assert isinstance(node, Validator)
+    node = network.at(name, first).build(name)
     for window in range(first, first + num_windows):
         assert drive_window(node, window).action is Action.RUN
     node.stop()

@@ -21,7 +21,9 @@ from flows.aggregator_window import aggregator_window
 from flows.miner_window import miner_window
 from flows.validator_window import validator_window
 from tasks.host import hosting
+from templar.neuron.aggregator import RosterNode
 from templar.neuron.node import Node
+from templar.window import drive_window
 from tests.support.network import Network
 from tests.support.operator import wait_until
 from tests.support.prefect_server import RunningPrefectServer
@@ -56,6 +58,22 @@ def run_windows(network: Network, windows: Iterable[int]) -> dict[str, list[Stat
         # Each thread of the clock gets the settings of this one.
         lives: list[Callable[[], None]] = [partial(copy_context().run, live, node) for node in network.nodes.values()]
         network.clock.run(lives)
+    return states
+
+
+def run_beside_publishers(network: Network, node: Node, *windows: int | None) -> list[State[Any]]:
+    """Windows of one node as flow runs, one after the other, while aggregators and validators take theirs without."""
+    states: list[State[Any]] = []
+
+    def live() -> None:
+        states.extend(run_window(node, window) for window in windows)
+
+    def publish(publisher: Node) -> None:
+        for window in range(1, len(windows) + 1):
+            drive_window(publisher, window)
+
+    publishers = [partial(publish, publisher) for publisher in network.all(RosterNode)]
+    network.clock.run([partial(copy_context().run, live), *publishers])
     return states
 
 

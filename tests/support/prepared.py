@@ -13,6 +13,7 @@ from blocks.environment import neuron_from_environment
 from blocks.neuron import Neuron
 from deployments.local.plan import LocalPlan
 from deployments.local.prepare import (
+    announce_bucket,
     prepare_buckets,
     prepare_chain,
     prepare_folder,
@@ -43,11 +44,18 @@ def write_hparams(path: Path, **sections: dict[str, Any]) -> Path:
 class PreparedNetwork:
     """Chain, buckets in a folder, text, environments and genesis; `sections` are what differs from the preset.
 
-    The first honest miner is called `default`, and each bad actor like what it does.
+    The first honest miner is called `default`, and each bad actor like what it does. A validator named `deciding` has
+    a quorum of the stake by itself; without one the aggregator has.
     """
 
     def __init__(
-        self, folder: Path, *, num_honest: int = 0, actors: tuple[str, ...] = ("lazy",), **sections: dict[str, Any]
+        self,
+        folder: Path,
+        *,
+        num_honest: int = 0,
+        actors: tuple[str, ...] = ("lazy",),
+        deciding: str | None = None,
+        **sections: dict[str, Any],
     ) -> None:
         self.plan = LocalPlan(
             folder=folder / "network",
@@ -77,8 +85,19 @@ class PreparedNetwork:
                 block_bytes=512,
             )
         write_environments(self.plan, prepare_buckets(self.plan))
+        if deciding is not None:
+            self._give_stake(deciding)
+        for neuron in self.plan.running:
+            announce_bucket(self.block(neuron.name))
         birth = publish_network(self.plan, self.block("aggregator"), opens_in_seconds=0)
         self.first_window = birth.start.start_window
+
+    def _give_stake(self, deciding: str) -> None:
+        """Leave the other validators no more stake than they need to be validators."""
+        ledger = Ledger(self.plan.ledger)
+        for name in {"aggregator", "validator"} - {deciding}:
+            ledger.set_stake(self.block(name).wallet.open().address, self.hparams.peers.validator_min_stake)
+        ledger.close()
 
     def environment(self, name: str) -> dict[str, str]:
         """The variables of a neuron, as its `.env` holds them."""

@@ -51,6 +51,7 @@ RULES = Windows(
     read_margin_seconds=2,
     roster_slot_seconds=4,
     roster_ranks=3,
+    quorum=0.5,
     train_margin_seconds=1.0,
     inclusive_close=False,
 )

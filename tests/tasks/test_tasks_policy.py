@@ -10,14 +10,14 @@ from prefect.cache_policies import NO_CACHE
 from prefect.states import Failed
 
 import tasks
-from tasks.policy import CHAIN, HOUSEKEEPING, LOCAL, STORE, WEIGHTS, is_transient
+from tasks.policy import CHAIN, HOUSEKEEPING, LOCAL, SETTLE, STORE, WEIGHTS, is_transient
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.interrupt import StoppedError
 from tests.support.servers import REPOSITORY
 
 UNRETRIED = {"train", "gather"}  # `tasks/window.py` says why
 DEFAULTS = {"retries": 0, "retry_delay_seconds": 0, "retry_jitter_factor": None, "retry_condition_fn": None}
-POLICIES = [DEFAULTS | policy for policy in (CHAIN, STORE, LOCAL, WEIGHTS, HOUSEKEEPING)]
+POLICIES = [DEFAULTS | policy for policy in (CHAIN, STORE, SETTLE, LOCAL, WEIGHTS, HOUSEKEEPING)]
 
 ALL: dict[str, Task] = {
     name: member
