@@ -10,6 +10,7 @@ allow. The exhaustive model in tests/agreement calls the same functions.
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
 from math import fsum
@@ -146,15 +147,16 @@ def highest_lock(words: Iterable[Said], uid: int) -> tuple[int | None, str | Non
     return (None, None) if newest is None else (newest.locked_in, newest.value)
 
 
-def needed_words(words: Collection[Said], stakes: Stakes) -> frozenset[Said]:
+def needed_words(words: Collection[Said], stakes: Stakes, own: AbstractSet[Said] = frozenset()) -> frozenset[Said]:
     """Return the words that later readers need, of which there are only so many however many ballots there are.
 
-    These are the words of the newest open ballot and of the one before, the votes behind their locks, the locks that
-    decide, and the words that convict.
+    These are the words of the newest open ballot and of the one before, a reader's `own` words, the votes behind all
+    these locks, the locks that decide, and the words that convict.
     """
     counted, pairs = sift(words)
     newest, value = newest_open(counted, stakes), decided(counted, stakes)
     needed = {word for word in words if newest - 1 <= word.ballot <= newest}
+    needed |= own
     needed |= {word for word in counted if word.step == "lock" and value is not None and _locks(word, value)}
     named = {(word.locked_in, word.value) for word in needed if word.step == "lock"}
     needed |= {word for word in words if word.step == "vote" and (word.ballot, word.value) in named}

@@ -6,7 +6,7 @@ Words prove themselves by their signatures: it does not matter who carries them,
 
 import logging
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from templar.errors import PermanentError, Reason, RejectedError, TemplarError, 
 from templar.exchange.context import Exchange
 from templar.exchange.gather import Workers
 from templar.exchange.object_keys import Kind, window_key
-from templar.exchange.objects import NULL_WINDOW, Decision, Roster, SignedWord, Word
+from templar.exchange.objects import MAX_WORDS, NULL_WINDOW, Decision, Roster, SignedWord, Word
 from templar.exchange.signed import Network, Sealed, check_author, check_signature, check_window, unseal
 from templar.shared_results import shared
 from templar.store.base import ObjectInfo
@@ -35,7 +35,9 @@ MOST_PAUSES = 4
 STAMP_SECONDS = 2.0
 """An object is read again although its size and stamp are known, if it was younger than this when it was read."""
 WORDS_PER_AUTHOR = 8
-"""Most words of one validator that are taken from one object; an honest reader carries fewer."""
+"""Most words of one validator that are taken from one object; of an honest one no reader needs more."""
+WORDS_PER_PLACE = 2
+"""Most words of one validator, ballot and step that are kept: two void each other and convict it, more say nothing."""
 
 
 @dataclass(frozen=True)
@@ -105,10 +107,17 @@ class Ballots:
         """Add words, of which only those count that an announced validator signed; the rest is dropped."""
         taken: dict[int, int] = defaultdict(int)
         found = dict(self._signatures)
+        places = Counter((said.ballot, said.step, said.uid) for said in found)
         for word in sorted(words, key=lambda each: -each.ballot):
             said, author = Said.of(word), self.validators.get(word.uid)
+            place = said.ballot, said.step, said.uid
             taken[word.uid] += 1
-            if author is None or said in found or taken[word.uid] > WORDS_PER_AUTHOR:
+            if (
+                author is None
+                or said in found
+                or taken[word.uid] > WORDS_PER_AUTHOR
+                or places[place] >= WORDS_PER_PLACE
+            ):
                 continue
             try:
                 _check(self.exchange.network, self.window, author.hotkey, said, word.signature)
@@ -116,6 +125,7 @@ class Ballots:
                 log.warning("window %d: a word of uid %d is left out: %s", self.window, word.uid, error)
                 continue
             found[said] = word.signature
+            places[place] += 1
         if found.keys() != self._signatures.keys():
             self._count(found)
 
@@ -132,8 +142,9 @@ class Ballots:
 
     @property
     def signed(self) -> tuple[SignedWord, ...]:
-        """All these words, in a fixed order."""
-        found = (SignedWord(**said._asdict(), signature=text) for said, text in self._signatures.items())
+        """All these words, in a fixed order; the own and the newest ones if there are more than an object may have."""
+        newest = sorted(self._signatures.items(), key=lambda each: (each[0].uid != self._uid, -each[0].ballot, each[1]))
+        found = (SignedWord(**said._asdict(), signature=text) for said, text in newest[:MAX_WORDS])
         return tuple(sorted(found, key=lambda each: (each.ballot, each.step, each.uid, each.signature)))
 
     def close(self) -> None:
@@ -141,7 +152,7 @@ class Ballots:
         self._workers.close()
 
     def _count(self, found: dict[Said, str]) -> None:
-        kept = needed_words(found, self.stakes) | _newest(found, self._uid)
+        kept = needed_words(found, self.stakes, own=_newest(found, self._uid))
         self._signatures = {said: found[said] for said in found if said in kept}
         self.words, self.proofs = sift(kept)
         self.value = decided(self.words, self.stakes)
@@ -295,10 +306,14 @@ def has_expired_anywhere(exchange: Exchange, window: int) -> bool:
 
 
 def _newest(words: Iterable[Said], uid: int | None) -> frozenset[Said]:
-    """The words of one validator in the last ballot that it voted in, and in the one before."""
+    """The words of one validator in the last two ballots in which it signed any, and its newest lock before these.
+
+    The newest lock says what its author is bound to, however many ballots it only voted in since.
+    """
     own = [word for word in words if word.uid == uid]
     ballots = sorted({word.ballot for word in own})[-2:]
-    return frozenset(word for word in own if word.ballot in ballots)
+    locked = max((word.ballot for word in own if word.step == "lock"), default=None)
+    return frozenset(word for word in own if word.ballot in ballots or (word.step == "lock" and word.ballot == locked))
 
 
 def _word(network: Network, window: int, hotkey: str, said: Said) -> Word:

@@ -259,11 +259,18 @@ class Voter:
     def show(self, *, at_once: bool = False) -> None:
         """Store the words that are known in the own bucket, if they are not there yet: soon, or at once.
 
-        If the store fails, a later call tries again.
+        If the store fails, a later call tries again. Nothing is stored before the own bucket could be read: what it has
+        may be words of this node that its disk has lost.
 
         Raises:
             TransientError: The store failed, if it had to be at once.
         """
+        if self._uid not in self.ballots.answered:
+            if at_once:
+                raise TransientError(
+                    Reason.STORE_UNREACHABLE, f"window {self.window}: the own words cannot be read now"
+                )
+            return
         now, words = self._clock.now(), self.ballots.signed
         pause = PAUSES_PER_COPY * self._times.rules.poll_seconds
         if words == self.ballots.stored or (not at_once and now < self._shown_at + pause):

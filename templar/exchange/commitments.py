@@ -24,8 +24,10 @@ from templar.timeline import closing_block
 
 log = logging.getLogger(__name__)
 
+GUARDS = 3
+"""The first look is so many times `commit_guard_seconds` before the close: the guard alone may be a second."""
 LOOKS_PER_GUARD = 3
-"""A missing commitment is looked for again so often within `commit_guard_seconds`, after a first look at its begin."""
+"""A missing commitment is looked for again so often within `commit_guard_seconds`."""
 LEAST_READ_SECONDS = 1.0
 """Least time of one read; it has the time until the next look otherwise, so that no bucket can hold up another one."""
 READS_PER_PLACE = 4
@@ -56,7 +58,7 @@ _JSON = TypeAdapter(Observed)
 def observe_commitments(exchange: Exchange, window: int, *, concurrency: int) -> Observed:
     """Look at all commitments of a window, the missing ones again, until all are seen or the window closes.
 
-    The first look is when the guard begins, by the expected close. What was read when the closing block was at the head
+    The first look is `GUARDS` guards before the expected close. What was read when the closing block was at the head
     counts for nothing, because reveals may have been public by then. A commitment that is there is read once.
 
     Args:
@@ -70,9 +72,9 @@ def observe_commitments(exchange: Exchange, window: int, *, concurrency: int) ->
     clock, looks = exchange.chain.clock, _Looks(exchange, window)
     workers: Workers[str | None] = Workers(looks.read, concurrency * READS_PER_PLACE if concurrency > 1 else 1)
     try:
-        # 1. Wait for the guard. The expected close may move meanwhile.
-        while clock.now() < looks.times.commit_interval.last:
-            clock.sleep_until(looks.times.commit_interval.last)
+        # 1. Wait for the time of the first look. The expected close may move meanwhile.
+        while clock.now() < looks.begin:
+            clock.sleep_until(looks.begin)
             looks.estimate()
         while not looks.is_open():
             if looks.is_past_end():
@@ -107,6 +109,11 @@ class _Looks:
         order = sorted(self._miners, key=lambda uid: keyed_seed("templar.commitments.order", own, window, uid))
         self.due = dict.fromkeys(order, 0.0)
         self.times = exchange.expected_times(window)
+
+    @property
+    def begin(self) -> float:
+        """When to look for the first time."""
+        return self.times.close - GUARDS * self._exchange.hparams.windows.commit_guard_seconds
 
     def estimate(self) -> None:
         """Estimate the close again, unless the chain does not answer."""

@@ -86,7 +86,8 @@ def leave_minority(node: Node) -> bool:
     """Return to a snapshot before the first recent window that was decided otherwise; whether that was needed.
 
     Every bucket is read once more: if a validator signed two words, those that decided a window for this node may be
-    void. A window whose decision, or whose decided roster, nobody shows now is no reason to leave.
+    void. A window whose decision, or whose decided roster, nobody shows now is no reason to leave; nor are void words,
+    while the buckets of a quorum cannot be read.
     """
     last = node.state.window
     for applied in node.journal.unconfirmed(last - RECHECKED_WINDOWS + 1, last):
@@ -94,7 +95,7 @@ def leave_minority(node: Node) -> bool:
         try:
             concurrency = node.context.gather_concurrency
             ballots = read_ballots(node.exchange, window, until_decided=False, concurrency=concurrency)
-            if ballots.value is None and ballots.proofs:
+            if ballots.value is None and ballots.proofs and ballots.stakes.is_quorum(ballots.answered):
                 log.warning("%s: words on window %d are void, %s", node.name, window, ballots.proofs)
             elif decided_value(ballots) == (applied.roster or NULL_WINDOW):
                 node.journal.confirm(window)

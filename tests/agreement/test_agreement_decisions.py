@@ -7,18 +7,36 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from templar.agreement.ballots import Said, Stakes, bound_to, is_open, needed_words, newest_open, sift
-from templar.agreement.decisions import WORDS_PER_AUTHOR, Ballots, decided_roster, decided_value, read_ballots
+from templar.agreement.ballots import (
+    Said,
+    Stakes,
+    bound_to,
+    chosen,
+    highest_lock,
+    is_open,
+    needed_words,
+    newest_open,
+    sift,
+)
+from templar.agreement.decisions import (
+    WORDS_PER_AUTHOR,
+    WORDS_PER_PLACE,
+    Ballots,
+    decided_roster,
+    decided_value,
+    read_ballots,
+)
 from templar.chain.hotkey import Hotkey
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.exchange.object_keys import Kind, aggregate_key, window_key
-from templar.exchange.objects import NULL_WINDOW, Decision, Roster, SignedWord, Word
+from templar.exchange.objects import NULL_WINDOW, Decision, Roster, SignedWord, Step, Word
 from templar.exchange.signed import seal
 from tests.support.errors import raising
 from tests.support.scripted_store import ScriptedStore, failing
 from tests.support.subnet import BIRTHDAY, GENESIS, NETUID, RULES, Member, Subnet, fields_of, signed_anyhow
 
 WINDOW = 3
+STEPS: tuple[Step, Step] = ("vote", "lock")
 A, B = "aa" * 32, "bb" * 32
 BUSY = TransientError(Reason.STORE_BUSY, "for a test")
 REFUSED = PermanentError(Reason.ACCESS_DENIED, "for a test")
@@ -198,6 +216,31 @@ def test_what_later_readers_need_is_kept_however_many_ballots_there_are() -> Non
     assert newest_open(kept, stakes) == newest_open(words, stakes) == 30
     assert is_open(kept, stakes, 30)
     assert bound_to(kept, stakes, 30) == bound_to(words, stakes, 30) == A
+
+
+def test_a_validator_keeps_its_lock_and_the_votes_behind_it_while_it_only_votes(tmp_path: Path) -> None:
+    """It skips the locks of ballots that others have opened; its next lock must name the old one all the same."""
+    scene = Scene(tmp_path, 40.0, 35.0, 25.0)
+    ballots = Ballots(scene.subnet.exchange(scene.subnet.validators[0]), WINDOW)
+    words = [Said(0, "vote", uid, A) for uid in (1, 2, 3)]
+    words += [Said(0, "lock", 1, A, 0), Said(0, "lock", 2, None), Said(0, "lock", 3, None)]
+    for ballot in range(1, 9):
+        words += [Said(ballot, "vote", 1, A), *(Said(ballot, step, uid, None) for step in STEPS for uid in (2, 3))]
+    for word in words:
+        ballots.add([scene.sign(word)])
+    assert highest_lock(ballots.own, 1) == (0, A)
+    assert chosen(ballots.words, ballots.stakes, 0) == A
+    assert ballots.proofs == ()
+
+
+def test_no_author_fills_an_object_and_what_is_too_much_is_left_out(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 40.0, 35.0, 25.0)
+    words = scene.decide(A, 0, 1)
+    ballots = scene.read()
+    for number in range(50):
+        ballots.add([scene.sign(Said(0, "vote", 3, f"{number:064x}"))])
+    assert len(ballots.signed) == len(words) + WORDS_PER_PLACE
+    assert ballots.value == A
 
 
 def test_an_object_that_has_not_changed_is_not_read_again_and_one_that_fails_not_at_once(tmp_path: Path) -> None:

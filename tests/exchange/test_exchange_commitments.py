@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from templar.canonical import sha256_hex
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
-from templar.exchange.commitments import LOOKS_PER_GUARD, Observed, observe_commitments
+from templar.exchange.commitments import GUARDS, LOOKS_PER_GUARD, Observed, observe_commitments
 from templar.exchange.context import Exchange
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.payload_cache import PayloadCache
@@ -18,7 +18,7 @@ from templar.exchange.signed import seal
 from templar.store.base import ObjectInfo
 from templar.timeline import WindowTimes
 from tests.support.scripted_store import ScriptedStore, failing
-from tests.support.subnet import (
+from tests.support.subnet import (, RULES
     ASSIGNMENT,
     LAYOUT,
     NETWORK,
@@ -65,11 +65,11 @@ def observe(exchange: Exchange) -> Observed:
     return observe_commitments(exchange, WINDOW, concurrency=1)
 
 
-def test_each_commitment_is_read_once_within_the_guard(subnet: Subnet, exchange: Exchange) -> None:
+def test_each_commitment_is_read_once_shortly_before_the_close(subnet: Subnet, exchange: Exchange) -> None:
     digests = {miner.hotkey.address: commit(subnet, miner) for miner in subnet.miners}
     before = {miner.uid: subnet.store(miner).count("get", key_of(miner)) for miner in subnet.miners}
     assert observe(exchange) == Observed(WINDOW, digests)
-    assert subnet.clock.now() == times(exchange).commit_interval.last
+    assert subnet.clock.now() == times(exchange).close - GUARDS * RULES.commit_guard_seconds
     for miner in subnet.miners:
         assert subnet.store(miner).count("get", key_of(miner)) - before[miner.uid] == 1
         assert subnet.store(miner).count("head", key_of(miner)) == 0
@@ -87,7 +87,7 @@ def test_what_is_stored_after_the_close_was_not_seen(subnet: Subnet, exchange: E
     subnet.clock.run([lambda: seen.append(observe(exchange)), reveal_late])
     assert seen == [Observed(WINDOW, {punctual.hotkey.address: digest})]
     looks = subnet.store(silent).count("get", key_of(silent))
-    assert 2 <= looks <= LOOKS_PER_GUARD + 2
+    assert 2 <= looks <= GUARDS * LOOKS_PER_GUARD + 2
 
 
 def test_a_commitment_in_the_last_second_that_counts_is_seen(subnet: Subnet, exchange: Exchange) -> None:
