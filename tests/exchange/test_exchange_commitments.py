@@ -18,10 +18,11 @@ from templar.exchange.signed import seal
 from templar.store.base import ObjectInfo
 from templar.timeline import WindowTimes
 from tests.support.scripted_store import ScriptedStore, failing
-from tests.support.subnet import (, RULES
+from tests.support.subnet import (
     ASSIGNMENT,
     LAYOUT,
     NETWORK,
+    RULES,
     Bucket,
     Member,
     Subnet,
