@@ -33,6 +33,7 @@ from blocks.neuron import Neuron
 from deployments.local.bringup import worker_command
 from deployments.local.plan import HOUSEKEEPING_POOL, LocalNeuron, LocalPlan
 from deployments.local.prepare import (
+    announce_bucket,
     prepare_buckets,
     prepare_chain,
     prepare_dataset,
@@ -46,6 +47,7 @@ from deployments.register import deploy_window, ensure_pool, register
 from templar.chain.ledger import Ledger
 from templar.hparams import load_hparams
 from templar.timeline import first_block
+from templar.window import drive_window
 
 NEURON = "lazy"
 POLL_SECONDS = 0.2
@@ -84,24 +86,31 @@ class Bench:
         self.block: Neuron
         self.first_window = 0
 
-    def prepare(self) -> None:
-        """Everything but the server: text, chain, buckets, genesis."""
+    def prepare(self, num_windows: int) -> None:
+        """Everything but the server: text, chain, buckets, genesis, and an aggregator's words on all windows."""
         prepare_folder(self.plan)
         prepare_chain(self.plan, self.hparams)
         prepare_dataset(self.plan, self.hparams)
         write_environments(self.plan, prepare_buckets(self.plan))
         members = {neuron.role: neuron for neuron in self.plan.running}
-        birth = publish_network(self.plan, self._block(members["aggregator"]), opens_in_seconds=0)
-        self.block, self.first_window = self._block(members["miner"]), birth.start.start_window
+        aggregator, self.block = self._block(members["aggregator"]), self._block(members["miner"])
+        for block in (aggregator, self.block):
+            announce_bucket(block)
+        self.first_window = publish_network(self.plan, aggregator, opens_in_seconds=0).start.start_window
+        node = self.at_window(self.first_window, aggregator).build("aggregator")
+        for window in range(self.first_window, self.first_window + num_windows):
+            drive_window(node, window)
+        node.stop()
 
-    def at_window(self, window: int) -> Neuron:
-        """The neuron's block with a simulated clock that starts when a window opens."""
+    def at_window(self, window: int, block: Neuron | None = None) -> Neuron:
+        """A neuron's block, the miner's if not given, with a simulated clock that starts when a window opens."""
+        block = block or self.block
         ledger = Ledger(self.plan.ledger)
         opening = first_block(window, self.hparams.windows)
         start = ledger._parameters.time(opening)
         ledger.close()
-        subnet = self.block.subnet.model_copy(update={"network": f"ledger:{self.plan.ledger}?clock={start}"})
-        return self.block.model_copy(update={"subnet": subnet})
+        subnet = block.subnet.model_copy(update={"network": f"ledger:{self.plan.ledger}?clock={start}"})
+        return block.model_copy(update={"subnet": subnet})
 
     def database_bytes(self) -> int:
         """Size of the server's database, what still lies in its log included."""
@@ -180,7 +189,7 @@ def run(num_resident: int, num_cold: int) -> dict[str, float]:
     """Measure both; the figures of the last line."""
     with tempfile.TemporaryDirectory(prefix="templar-bench-") as folder:
         bench = Bench(Path(folder))
-        bench.prepare()
+        bench.prepare(WARM_UP_WINDOWS + num_resident + num_cold)
         server = bench.plan.server.start()
         try:
             with temporary_settings({PREFECT_API_URL: bench.plan.server.api_url, PREFECT_HOME: bench.plan.server.home}):

@@ -384,7 +384,9 @@ class NodeKills:
         assert opening.action is not Action.CATCHING_UP, opening
         assert (node.state.window, self._is_entered(node, window)) == (window, True)
         objects = self._objects()
-        outcome = {"root": node.state.root, "published": {key: _unsigned(data) for key, data in objects.items()}}
+        # What a decision has depends on when others' words were read.
+        kept = {key: data for key, data in objects.items() if not key.startswith(Kind.DECISION)}
+        outcome = {"root": node.state.root, "published": {key: _unsigned(data) for key, data in kept.items()}}
         if self.role == "miner":
             outcome |= {"applied": node.settle(window).uids, "private": self._private_digest(node)}
         else:
@@ -406,11 +408,19 @@ class NodeKills:
         return sha256_hex(b"".join(name.encode() + tensor.numpy().tobytes() for name, tensor in tensors))
 
     def _look(self) -> None:
-        """Check that every object that was there before is still there, byte for byte."""
+        """Check that every object that was there is still there, byte for byte, and every word that was signed."""
         objects = self._objects()
         for key, data in self._seen.items():
-            assert objects.get(key) == data, f"{key} is gone, or was replaced"
+            if key.startswith(Kind.DECISION):
+                assert self._own_words(data) <= self._own_words(objects[key]), f"{key} lacks a word that it had"
+            else:
+                assert objects.get(key) == data, f"{key} is gone, or was replaced"
         self._seen |= objects
+
+    def _own_words(self, decision: bytes) -> set[str]:
+        """The victim's own words in a decision, which also has those of others as far as it has read them."""
+        words = json.loads(decision)["body"]["words"]
+        return {str(sorted(_without_signatures(word).items())) for word in words if word["uid"] == self._victim.uid}
 
     def _objects(self) -> dict[str, bytes]:
         """What the victim has in its bucket, but for leases."""
