@@ -151,7 +151,7 @@ def settle_and_publish(neuron: str, window: int, report: GatherReport) -> Settle
 
 @task(task_run_name="decide {settlement.window}", **STORE)
 def decide(neuron: str, settlement: Settlement) -> TimedReport:
-    """Sign what this validator applies in the window."""
+    """Store the words that decided the window, and a copy of its roster."""
     return hosted(neuron, RosterNode).decide(settlement)
 
 

@@ -4,8 +4,8 @@ In each ballot a validator signs two words, each once: a vote for the value that
 value is the digest of a roster, or `NULL_WINDOW`. More than the quorum's share of all announced stake must have signed
 a lock of one value in one ballot: then it is decided, for everybody and for ever. Silence never shrinks that stake.
 
-The functions are pure: they say what follows from words that were read, and adding words never takes back what they
-allow. The exhaustive model in tests/agreement calls the same functions.
+The functions are pure: they say what follows from words that were read. Unless some validator signed two words in one
+place, more words never take back what fewer allow. The exhaustive model in tests/agreement calls the same functions.
 """
 
 from collections import defaultdict
