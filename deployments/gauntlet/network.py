@@ -51,7 +51,7 @@ ASK_AGAIN, PAUSE_SECONDS = 50, 0.2
 """How often a busy server is asked again, and the mean pause, before the client takes over."""
 SETTINGS = S3Settings(read_timeout_seconds=2.0, max_attempts=2)
 """On this machine a silence of two seconds is a fault; the gather itself retries."""
-START_SECONDS = 75.0
+START_SECONDS = 45.0
 """Time before the first window, for the dataset, the genesis and the start of every node."""
 
 Say = Callable[[str, float], None]

@@ -313,12 +313,14 @@ class World:
             stake = {"aggregator": AGGREGATOR_STAKE, "validator": VALIDATOR_STAKE}.get(role, 0.0)
             permit = role in ("aggregator", "validator")
             uid = self.chain.register(hotkey.address, stake=stake, validator_permit=permit)
-            if role != "burn":
-                own = Ledger(self._ledger, hotkey=hotkey, clock=self.clock, durable=False)
-                own.set_role(Role.VALIDATOR if permit else Role.MINER)
-                own.close()
             members.append(Member(f"{role}-{index}", role, hotkey, uid))
+        self.stage.run([partial(self._announce_role, member) for member in members if member.role != "burn"])
         return tuple(members)
+
+    def _announce_role(self, member: Member) -> None:
+        own = Ledger(self._ledger, hotkey=member.hotkey, clock=self.clock, durable=False)
+        own.set_role(Role.VALIDATOR if member.role in ("aggregator", "validator") else Role.MINER)
+        own.close()
 
     def _build_dataset(self) -> None:
         data, vocab_size = self.hparams.data, self.hparams.model.vocab_size
