@@ -265,11 +265,11 @@ class Voter:
         Raises:
             TransientError: The store failed, if it had to be at once.
         """
+        if at_once and self._uid not in self.ballots.answered:
+            self.ballots.look()
         if self._uid not in self.ballots.answered:
             if at_once:
-                raise TransientError(
-                    Reason.STORE_UNREACHABLE, f"window {self.window}: the own words cannot be read now"
-                )
+                raise TransientError(Reason.STORE_UNREACHABLE, f"window {self.window}: the own words cannot be read")
             return
         now, words = self._clock.now(), self.ballots.signed
         pause = PAUSES_PER_COPY * self._times.rules.poll_seconds
