@@ -83,7 +83,7 @@ def this_machine() -> str:
 
 
 def make_private(home: Path) -> None:
-    """Make a folder private, or make one: payloads lie in it before others may read them, whatever the umask is."""
+    """Make a folder private, or make one: payloads lie in it before others may read them, under any umask."""
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     if home.stat().st_mode & 0o077:
         try:

@@ -1,4 +1,4 @@
-"""Whatever a server answers, a store returns or raises one of the project's errors, in bounded memory."""
+"""For every answer of a server, a store returns or raises one of the project's errors, in bounded memory."""
 
 import gc
 import tracemalloc
