@@ -216,7 +216,7 @@ def _run(world: World, parts: _Parts, watch: Watch, last: int) -> dict[str, Node
                 node.chain.clock.sleep_until(_opens(world, window))
                 _drive(node, window, is_hostile=_is_hostile(parts, name))
             if not _is_hostile(parts, name):
-                _arrive(world, node, last)
+                arrive(world, node, last)
         except Exception as error:  # noqa: BLE001 - however a node ends, it is the verdict's to say so
             if not _is_hostile(parts, name):
                 watch.crashes[name] = f"{type(error).__name__}: {error}"
@@ -238,7 +238,7 @@ def _drive(node: Node, window: int, *, is_hostile: bool) -> None:
             raise  # an attacker that trips over itself attacks again
 
 
-def _arrive(world: World, node: Node, last: int) -> None:
+def arrive(world: World, node: Node, last: int) -> None:
     """Let a node that fell behind come to the others' state; it has as long as a window."""
     if node.state.window < last:
         catch_up(node, last, deadline=_opens(world, last + 3))

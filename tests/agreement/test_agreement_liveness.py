@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from templar.adversary.faults import FORBIDDEN, SERVER_ERROR, TIMED_OUT, FailingStore, SlowStore, StoreView
-from templar.adversary.gauntlet import _arrive
+from templar.adversary.gauntlet import arrive
 from templar.chain.base import Clock
 from templar.errors import Reason, TransientError
 from templar.neuron.node import Node
@@ -125,7 +125,7 @@ class Seven:
             node.chain.wait_for_block(first_block(window, self.world.hparams.windows))
             drive_window(node, window)
             self.behind.append(window - node.state.window)
-        _arrive(self.world, node, START_WINDOW + WINDOWS - 1)
+        arrive(self.world, node, START_WINDOW + WINDOWS - 1)
 
     def run(self) -> None:
         """Let everybody live who does."""
