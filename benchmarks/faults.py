@@ -1,6 +1,6 @@
 """How many seeds of the fault simulation hold every invariant, and how fast they run.
 
-    python -m benchmarks.faults [--quick] [--seeds N] [--first SEED]
+    python -m benchmarks.faults [--quick] [--seeds N] [--first SEED] [--jobs N]
 
 Each seed is a small network of 30 windows with faults of clocks, stores, chain, processes and payloads
 (`templar.simulate.fault_plan`). The last line is JSON: `seeds` and `windows` that were run, `violations` of an
@@ -11,8 +11,12 @@ violation; otherwise the exit status is 1, and `python -m templar.simulate --fau
 import argparse
 import json
 import logging
+import multiprocessing
 import sys
 import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -25,14 +29,29 @@ SEEDS, QUICK_SEEDS = 1000, 2
 WINDOWS, QUICK_WINDOWS = 30, 10
 
 
-def run(seeds: range, windows: int) -> dict[str, Any]:
+def run_seed(windows: int, seed: int) -> FaultReport:
+    """Run the network of one seed."""
+    logging.disable(logging.WARNING)  # a node with faults warns of each
+    return run_plan(draw_plan(seed, windows))
+
+
+def run_seeds(seeds: range, windows: int, jobs: int) -> Iterator[FaultReport]:
+    """Run the seeds, `jobs` of them at a time; the reports come in the order of the seeds."""
+    if jobs == 1:
+        yield from map(partial(run_seed, windows), seeds)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(partial(run_seed, windows), seeds)
+
+
+def run(seeds: range, windows: int, jobs: int) -> dict[str, Any]:
     """Run the seeds, print a line for each violation and the table, and return the figures."""
     started, reports = time.perf_counter(), list[FaultReport]()
-    for seed in seeds:
-        report = run_plan(draw_plan(seed, windows))
+    for report in run_seeds(seeds, windows, jobs):
         reports.append(report)
         if report.violation is not None:
-            print(f"{report.violation}; again: python -m templar.simulate --faults {seed}", file=sys.stderr)
+            again = f"python -m templar.simulate --faults {report.plan.seed}"
+            print(f"{report.violation}; again: {again}", file=sys.stderr, flush=True)
     seconds = time.perf_counter() - started
     faults = [fault for report in reports for fault in report.plan.faults]
     table = Table(title=f"{len(reports)} seeds of {windows} windows")
@@ -61,11 +80,11 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="few seeds of few windows, within a minute")
     parser.add_argument("--seeds", type=whole_number(1), help=f"how many; {SEEDS} by default")
     parser.add_argument("--first", type=int, default=1, help="the first seed")
+    parser.add_argument("--jobs", type=whole_number(1), default=1, help="seeds at a time, each in its own process")
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.ERROR, format="%(message)s")
     num_seeds = arguments.seeds or (QUICK_SEEDS if arguments.quick else SEEDS)
     windows = QUICK_WINDOWS if arguments.quick else WINDOWS
-    figures = run(range(arguments.first, arguments.first + num_seeds), windows)
+    figures = run(range(arguments.first, arguments.first + num_seeds), windows, arguments.jobs)
     print(json.dumps(figures))
     return 0 if figures["holds"] else 1
 

@@ -170,6 +170,8 @@ class Scene:
             payload_bytes=len(payload),
             assignment=ASSIGNMENT,
             root_before="ef" * 32,
+            steps=0,
+            tokens=0,
         )
         objects = (seal(manifest.commit, hotkey).encode(), seal(manifest, hotkey).encode(), payload)
         revealed = self.times.reveal_interval.first

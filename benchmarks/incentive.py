@@ -1,12 +1,16 @@
 """Does honest work pay best? Twenty honest miners among cheats of every kind, on real text.
 
-    python -m benchmarks.incentive [--quick] [--population main|KIND|all] [--windows N] [--seed N] [--miners N]
+    python -m benchmarks.incentive [--quick] [--population main|KIND|all ...] [--windows N] [--seed N] [--miners N]
         [--jobs N]
 
 `main` has ten cheats at once; each KIND is five of one kind beside twenty honest miners. Every population is run,
-its honest miners are run alone, and the first population is run twice with the same seed. Progress goes to stderr; the
-output is a table per population and a last line of JSON, whose `holds` says whether every check does. Exits with 1 if
-one does not.
+its honest miners are run alone, and the first population is run twice with the same seed. Each run is a process of its
+own, and `--jobs` of them run at the same time; their number changes nothing but the seconds. Progress goes to stderr;
+the output is a table per population and a last line of JSON, whose `holds` says whether every check does. Exits with 1
+if one does not.
+
+Pay is compared with value: in every third window of the second half, each payload is applied alone to the state before
+the window, and its value is the fall of the loss on text that no validator uses.
 
 A quick run is too short to judge pay: it shows that everything runs, repeats itself, and penalises no honest miner.
 """
@@ -19,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import partial
 from multiprocessing import get_context
 from statistics import fmean
 from typing import Any
@@ -66,6 +71,8 @@ BARS: Mapping[str, Bar] = {
 COMPUTE: Mapping[str, float] = {"fifth": 1 / 5, "split": 1 / 3, "pooled": 1 / 3, "pool": 3.0, "scaled": 1.0}
 """Compute of one uid of a kind, in that of an honest miner. The uids of `sybil` train together what one miner does."""
 SHADOWS = frozenset({"shadow", "noisy_shadow"})
+PAY_OVER_VALUE = (0.75, 1.25)
+"""Limits of the quotient of honest miners' share of pay and their share of value."""
 VICTIM_TOLERANCE = 0.1
 """Limit of the relative fall of the pay of a shadow's victim, the miner of the lowest uid."""
 
@@ -138,6 +145,7 @@ def judge(
         f"uid {each.uid} in window {each.window}: {each.reason}" for each in report.penalties if each.uid in honest
     ]
     checks = [_pay(report, kind) for kind in kinds if pay]
+    checks += [_pay_over_value(report, applied_only=only) for only in (False, True) if pay]
     checks.append(Check("no honest miner is penalised", not penalised, "; ".join(penalised[:5]) or "none"))
     checks.append(Check("all nodes hold one state", report.roots_agree, report.root[:12]))
     if alone is not None:
@@ -171,6 +179,30 @@ def _pay(report: IncentiveReport, kind: str) -> Check:
         f"weight {max(weights):.4f} at most, limit {weight_limit:.4f}"
     )
     return Check(f"{kind}: {bar}", holds, detail)
+
+
+def pay_over_value(report: IncentiveReport, *, applied_only: bool) -> float | None:
+    """Return honest miners' share of pay over their share of value; None if nobody has a value, or they have none.
+
+    Args:
+        report: The run.
+        applied_only: Count the value of payloads that are in rosters; otherwise of all that count.
+    """
+    honest = report.uids(HONEST)
+    paid, value = (
+        (sum(map(measure, honest)), sum(map(measure, report.roles)))
+        for measure in (report.pay, partial(report.value, applied_only=applied_only))
+    )
+    return paid[0] / paid[1] / (value[0] / value[1]) if paid[1] > 0 and value[0] > 0 else None
+
+
+def _pay_over_value(report: IncentiveReport, *, applied_only: bool) -> Check:
+    """Return the check that honest miners are paid in proportion to the value of their payloads."""
+    quotient, (low, high) = pay_over_value(report, applied_only=applied_only), PAY_OVER_VALUE
+    which = "payloads in rosters" if applied_only else "payloads that count"
+    holds = quotient is not None and low <= quotient <= high
+    detail = "no value was measured" if quotient is None else f"{quotient:.3f}, limits {low} and {high}"
+    return Check(f"honest miners' share of pay is that of value, of {which}", holds, detail)
 
 
 def _victim(report: IncentiveReport, alone: IncentiveReport) -> Check:
@@ -231,15 +263,25 @@ def figures(report: IncentiveReport, checks: Iterable[Check]) -> dict[str, Any]:
         "final": {kind: _mean(report.finals[uid] for uid in report.uids(kind)) for kind in kinds},
         "weight": {kind: _mean(map(report.weight, report.uids(kind))) for kind in kinds},
         "pay": {kind: _mean(map(report.pay, report.uids(kind))) for kind in kinds},
+        "pay_over_value": {
+            "counting": _rounded(pay_over_value(report, applied_only=False)),
+            "in_rosters": _rounded(pay_over_value(report, applied_only=True)),
+        },
+        "value": {kind: _mean(report.value(uid, applied_only=False) for uid in report.uids(kind)) for kind in kinds},
         "loss": round(report.loss, 4),
         "root": report.root,
         "seconds": report.seconds,
+        "cpu_seconds": report.cpu_seconds,
         "checks": [asdict(check) for check in checks],
     }
 
 
 def _mean(values: Iterable[float]) -> float:
     return round(fmean(values), 6)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
 
 
 def run(wanted: Iterable[Population], windows: int, seed: int, *, jobs: int, pay: bool) -> dict[str, Any]:
@@ -253,7 +295,7 @@ def run(wanted: Iterable[Population], windows: int, seed: int, *, jobs: int, pay
             show(console, population, report, checks)
             found[population.name] = figures(report, checks)
     holds = all(check["holds"] for each in found.values() for check in each["checks"])
-    return {"windows": windows, "seed": seed, "pay_judged": pay, "populations": found, "holds": holds}
+    return {"windows": windows, "seed": seed, "jobs": jobs, "pay_judged": pay, "populations": found, "holds": holds}
 
 
 def main() -> int:
@@ -266,7 +308,12 @@ def main() -> int:
         help="few miners and windows, within a minute; what is earned is shown and not judged",
     )
     parser.add_argument(
-        "--population", choices=(*names, "all"), default=MAIN, metavar="NAME", help=", ".join(names) + ", or all"
+        "--population",
+        choices=(*names, "all"),
+        default=[MAIN],
+        nargs="+",
+        metavar="NAME",
+        help="some of " + ", ".join(names) + ", or all",
     )
     parser.add_argument("--windows", type=whole_number(1), help=f"windows of each run; {WINDOWS}")
     parser.add_argument("--seed", type=int, default=SEED, help="keys, blocks and assignments follow from it")
@@ -276,7 +323,8 @@ def main() -> int:
     miners = arguments.miners or (QUICK_MINERS if arguments.quick else MINERS)
     windows = arguments.windows or (QUICK_WINDOWS if arguments.quick else WINDOWS)
     known = populations(miners)
-    wanted = known.values() if arguments.population == "all" else [known[arguments.population]]
+    chosen = known if "all" in arguments.population else dict.fromkeys(arguments.population)
+    wanted = [known[name] for name in chosen]
     result = run(wanted, windows, arguments.seed, jobs=arguments.jobs, pay=not arguments.quick)
     print(json.dumps(result))
     return 0 if result["holds"] else 1

@@ -7,16 +7,27 @@ gives the same report, apart from the seconds.
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from templar.gradient.aggregate import compile_kernels, median_norms, single_update
+from templar.gradient.kernels import forced
+from templar.gradient.layout import Layout
 from templar.hparams import HParams, load_hparams
-from templar.neuron.evaluate import held_out_loss
+from templar.neuron.evaluate import held_out_loss, mean_loss
 from templar.neuron.node import Node
 from templar.scoring.evidence import Evidence
-from templar.simulate.run import HELD_OUT_SEQUENCES, memory_folder, own_evidence, run_nodes
+from templar.shared_results import sharing
+from templar.simulate.run import HELD_OUT_SEQUENCES, KERNEL_WINDOWS, memory_folder, own_evidence, run_nodes
 from templar.simulate.world import World
+from templar.training.model import parameter_shapes
+from templar.training.schedule import outer_learning_rate
 
 HONEST = "honest"
 MAIN = "main"
@@ -56,6 +67,8 @@ KINDS = (
 """Cheats that make up a fifth of a population of their own."""
 FEW: Mapping[str, int] = {"split": 3, "pooled": 3, "pool": 1, "scaled": 1, "shadow": 1, "noisy_shadow": 1}
 """Cheats of a population of their own with so many uids."""
+VALUED_EVERY = 3
+"""Of the windows of the second half, each of this many has its payloads measured on held-out text."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +95,21 @@ class Penalised:
 
 
 @dataclass(frozen=True)
+class PayloadValue:
+    """What one payload is worth on text that no validator uses.
+
+    Attributes:
+        fall: Fall of the held-out loss in nats per token if the outer step applies this payload alone, clipped.
+        applied: Whether the decided roster has it.
+    """
+
+    window: int
+    uid: int
+    fall: float
+    applied: bool
+
+
+@dataclass(frozen=True)
 class IncentiveReport:
     """The result of a run, by the first validator's evidence.
 
@@ -94,6 +122,8 @@ class IncentiveReport:
         root: State root after it, of the validator.
         roots_agree: Whether all nodes have it.
         seconds: Wall seconds of the windows.
+        cpu_seconds: CPU seconds of the process in them.
+        values: What each payload that counts is worth, in every third window of the second half.
     """
 
     windows: int
@@ -105,6 +135,8 @@ class IncentiveReport:
     root: str
     roots_agree: bool
     seconds: float
+    cpu_seconds: float = 0.0
+    values: tuple[PayloadValue, ...] = ()
 
     def uids(self, actor: str) -> list[int]:
         """The miners of a kind."""
@@ -118,6 +150,11 @@ class IncentiveReport:
         """A miner's mean weight in the second half of the windows."""
         late = [weights for window, weights in self.weights.items() if 2 * window > self.windows]
         return sum(weights.get(uid, 0.0) for weights in late) / max(1, len(late))
+
+    def value(self, uid: int, *, applied_only: bool) -> float:
+        """Sum of the falls of the held-out loss that a miner's payloads cause; 0 if that is a rise."""
+        counted = (each for each in self.values if each.uid == uid and (each.applied or not applied_only))
+        return max(0.0, sum(each.fall for each in counted))
 
 
 def incentive_hparams() -> HParams:
@@ -183,22 +220,27 @@ def run_population(
         threads: Worker threads; their number changes nothing but the speed.
         on_window: Called with each window that the validator has done, and the loss before its step.
     """
-    with tempfile.TemporaryDirectory(prefix="templar-", dir=memory_folder()) as folder:
+    # Kernels and shared results give the same bits as a node without them, in less time.
+    kernels = forced("numba") if windows >= KERNEL_WINDOWS else nullcontext()
+    with kernels, sharing(), tempfile.TemporaryDirectory(prefix="templar-", dir=memory_folder()) as folder:
         world = World(Path(folder), hparams, seed=seed, actors=population.actors, threads=threads)
+        compile_kernels(Layout.of(parameter_shapes(hparams.model), hparams.gradient, hparams.training.recipe))
         seen: list[Evidence] = []
         losses: list[float] = []
         held_out = cache(world.held_out)
+        valuation = Valuation(windows)
 
         def keep(validator: Node, window: int) -> None:
             if (evidence := own_evidence(validator, window)) is not None:
                 seen.append(evidence)
+            valuation.after(validator, window, evidence, lambda: held_out(validator, HELD_OUT_SEQUENCES))
             if 3 * window > 2 * windows:
                 losses.append(held_out_loss(validator, held_out(validator, HELD_OUT_SEQUENCES)))
             on_window(window, None if evidence is None else evidence.loss)
 
-        started = time.perf_counter()
+        started, cpu_started = time.perf_counter(), time.process_time()
         nodes = run_nodes(world, windows, keep)
-        seconds = time.perf_counter() - started
+        seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
         roots = {node.state.root for node in nodes.values()}
         root = next(node.state.root for member, node in nodes.items() if member.role == "validator")
         for node in nodes.values():
@@ -213,7 +255,54 @@ def run_population(
             root=root,
             roots_agree=len(roots) == 1,
             seconds=round(seconds, 3),
+            cpu_seconds=round(cpu_seconds, 3),
+            values=tuple(valuation.values),
         )
+
+
+@dataclass
+class Valuation:
+    """Measures what each payload of some windows is worth alone, on text that is held out.
+
+    A validator calls `after` once it has applied a window. The state before a window is the one after the window
+    before, so that one is kept.
+    """
+
+    windows: int  # of the run
+    values: list[PayloadValue] = field(default_factory=list)
+    _before: dict[str, Tensor] = field(default_factory=dict)
+    _root: str = ""  # state root of `_before`
+
+    def after(
+        self, validator: Node, window: int, evidence: Evidence | None, held_out: Callable[[], NDArray[np.int32]]
+    ) -> None:
+        """Measure the payloads of a window if it is one of those to measure, and keep the state if the next one is."""
+        if self.is_valued(window) and evidence is not None and evidence.root_before == self._root:
+            self.values.extend(self._measure(validator, evidence, held_out()))
+        if self.is_valued(window + 1):
+            self._before = {name: tensor.clone() for name, tensor in validator.state.params.items()}
+            self._root = validator.state.root
+
+    def is_valued(self, window: int) -> bool:
+        """Whether the payloads of a window are measured: every third of the second half, the last among them."""
+        return self.windows < 2 * window <= 2 * self.windows and (self.windows - window) % VALUED_EVERY == 0
+
+    def _measure(self, validator: Node, evidence: Evidence, tokens: NDArray[np.int32]) -> Iterator[PayloadValue]:
+        """Yield the value of every payload that counts: a full outer step along it alone, clipped as it is applied."""
+        # 1. The payloads, and the norms that the roster's are clipped to.
+        window, layout = evidence.window, validator.layout
+        facts = {each.facts.uid: each.facts for each in evidence.miners if each.facts.payload_sha256 is not None}
+        payloads = {uid: validator.cache.payload(window, str(each.payload_sha256)) for uid, each in facts.items()}
+        rostered = [payload for uid, payload in payloads.items() if facts[uid].applied]
+        medians = median_norms(rostered or list(payloads.values()), layout)
+        factor = outer_learning_rate(validator.hparams.training, evidence.outer_steps)
+        # 2. The loss before, and after each.
+        before = mean_loss(validator, self._before, tokens)
+        for uid, payload in payloads.items():
+            moved = single_update(payload, layout, medians)
+            for name, update in moved.items():
+                update.mul_(-factor).add_(self._before[name])
+            yield PayloadValue(window, uid, before - mean_loss(validator, moved, tokens), facts[uid].applied)
 
 
 def _penalties(seen: Iterable[Evidence]) -> Iterator[Penalised]:

@@ -44,7 +44,8 @@ from templar.scoring.score import CurvaturePrior, score_payload
 from templar.scoring.standing import FRESH
 from templar.training.loss import sequence_losses, single_threaded
 from templar.training.model import build_model, load_parameters, parameters_of
-from templar.training.train import OptimizerState, outer_learning_rate, train_sparseloco
+from templar.training.schedule import outer_learning_rate
+from templar.training.train import OptimizerState, Trainer
 
 STEPS = (2, 4, 6, 8, 11, 15, 20, 26)
 """Inner steps of the grades."""
@@ -116,7 +117,7 @@ def play(sizes: Sizes) -> Scene:
         setup = Setup.of(text, seed=1, workers=sizes.num_miners, windows=sizes.windows + 1)
     layout, hparams = setup.layout(0), setup.hparams
     net = build_model(hparams.model)
-    params = parameters_of(net)
+    params, trainer = parameters_of(net), Trainer(hparams.model)
     optimizers = [OptimizerState.zeros(params)] * sizes.num_miners
     states = [FeedbackState.zeros(layout)] * sizes.num_miners
     for window in range(sizes.windows):
@@ -125,8 +126,8 @@ def play(sizes: Sizes) -> Scene:
         payloads = {}
         for uid in uids:
             training = hparams.training.model_copy(update={"inner_steps": STEPS[uid % len(STEPS)]})
-            result = train_sparseloco(
-                net,
+            result = trainer.learn(
+                params,
                 setup.sequences[window][uid],
                 training=training,
                 outer_steps=window,

@@ -42,6 +42,9 @@ class Reason(StrEnum):
     BAD_STATE_FILE = "bad_state_file"
     PROCESS_DIED = "process_died"
     PROCESS_NOT_READY = "process_not_ready"
+    COMPILER_MISSING = "compiler_missing"
+    OUT_OF_MEMORY = "out_of_memory"
+    TRAINER_FAILED = "trainer_failed"
 
     # Stores.
     STORE_UNREACHABLE = "store_unreachable"
@@ -114,6 +117,7 @@ class Reason(StrEnum):
     PEER_LIST_LATE = "peer_list_late"
     AGGREGATE_MISSING = "aggregate_missing"
     DECISION_MISSING = "decision_missing"
+    WORDS_HAVE_EXPIRED = "words_have_expired"
     MINORITY = "minority"
     ROOT_DIFFERS = "root_differs"
     CHECKPOINT_BROKEN = "checkpoint_broken"

@@ -8,15 +8,19 @@ import pytest
 
 from templar.errors import PermanentError, Reason
 from templar.hparams import DEFAULT_PRESET, HPARAMS_FILE, HParams, load_hparams, preset_names
+from templar.training.device import flops_per_token, num_parameters
 
 PRESETS = (
     "local",
     "local-demo",
     "local-shards",
+    "local-large",
     "simulation",
     "simulation-shards",
     "150M",
     "1B",
+    "8B",
+    "70B",
     "templar-0.2.82",
     "templar-2.1.3",
 )
@@ -128,6 +132,40 @@ def test_weights_are_not_due_just_when_the_usual_limit_on_them_ends(preset: str)
     hparams = load_hparams(preset)
     blocks = hparams.windows.blocks_per_window
     assert hparams.weights.windows_per_weights * blocks >= 100 + blocks / 2
+
+
+LLAMA_3 = {
+    "8B": (4096, 14336, 32, 32, 8_030_261_248),
+    "70B": (8192, 28672, 80, 64, 70_553_706_496),
+}
+
+
+@pytest.mark.parametrize("preset", LLAMA_3)
+def test_large_presets_have_the_shape_of_llama_3(preset: str) -> None:
+    model = load_hparams(preset).model
+    shape = model.hidden_size, model.intermediate_size, model.num_hidden_layers, model.num_attention_heads
+    assert (*shape, num_parameters(model)) == LLAMA_3[preset]
+    assert (model.vocab_size, model.num_key_value_heads, model.tie_word_embeddings) == (128_256, 8, False)
+
+
+HOSTS = {"150M": 165e12, "1B": 989e12, "8B": 8 * 989e12, "70B": 8 * 989e12}
+"""Preset -> the peak of the host that it is meant for: one RTX 4090, one H100, eight H100, eight H200."""
+
+
+@pytest.mark.parametrize("preset", HOSTS)
+def test_a_window_leaves_time_for_all_inner_steps_at_40_percent_of_the_peak(preset: str) -> None:
+    hparams = load_hparams(preset)
+    windows, training, length = hparams.windows, hparams.training, hparams.data.sequence_length
+    tokens = training.batch_size * training.inner_steps * length
+    needed = tokens * flops_per_token(hparams.model, length) / (0.4 * HOSTS[preset])
+    # A window's training begins once the window before is decided, in the first roster slot or soon after it.
+    begins = windows.settle_delay_seconds + windows.roster_slot_seconds
+    ends = windows.seconds - windows.commit_guard_seconds - windows.train_margin_seconds
+    assert needed <= ends - begins
+
+
+def test_local_large_has_a_model_of_millions() -> None:
+    assert 4e6 <= num_parameters(load_hparams("local-large").model) <= 8e6
 
 
 def test_presets_and_overrides_are_merged_key_by_key() -> None:

@@ -206,6 +206,7 @@ def _window_score(score: WindowScore) -> dict[str, Any]:
         "indicator": score.indicator,
         "curvature": score.curvature,
         "predicted_gain": score.predicted,
+        "own_excess": score.own_excess,
     }
 
 

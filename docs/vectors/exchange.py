@@ -144,6 +144,8 @@ def _manifest(uid: int) -> Manifest:
         payload_bytes=len(data),
         assignment=sha256_hex(b"assignment"),
         root_before=root_before(),
+        steps=uid,
+        tokens=2**40 if uid == max(MINER_UIDS) else 1024 * uid,
     )
 
 
@@ -157,6 +159,8 @@ def _roster(known_signatures: Collection[str]) -> Roster:
             payload_bytes=len(data),
             assignment=_manifest(uid).assignment,
             root_before=_manifest(uid).root_before,
+            steps=_manifest(uid).steps,
+            tokens=_manifest(uid).tokens,
             committed_at=TIMES.commit_interval.last,
             revealed_at=TIMES.reveal_interval.first,
             commit_signature=_signature(_manifest(uid).commit, known_signatures),

@@ -31,7 +31,7 @@ from templar.gradient import Recipe, dct
 from templar.gradient.aggregate import aggregate, median_norms, peer_norms, single_update
 from templar.gradient.codec.wire import encode
 from templar.hparams import Schedule
-from templar.training.train import schedule_factor
+from templar.training.schedule import schedule_factor
 
 # Name -> recipe, levels.
 _CASES: Mapping[str, tuple[Recipe, int]] = {

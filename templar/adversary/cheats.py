@@ -23,8 +23,7 @@ from templar.neuron.join import Context
 from templar.neuron.miner import Miner, PageReport
 from templar.neuron.validator import Validator
 from templar.scoring.evidence import WindowFacts
-from templar.training.model import load_parameters
-from templar.training.train import OptimizerState, TrainResult, train_demo
+from templar.training.train import OptimizerState, TrainResult
 
 KeepGoing = Callable[[], bool]
 HUGE_FACTOR = 1e6
@@ -254,8 +253,14 @@ class GamingMiner(Miner):
         if not len(sequences):  # nobody trains in this network
             return super().learn(window, sequences, keep_going)
         training = self.hparams.training
-        load_parameters(self.model, self.state.params)
-        found = train_demo(self.model, sequences, training=training, keep_going=keep_going)
+        found = self.trainer.learn(
+            self.state.params,
+            sequences,
+            training=training.model_copy(update={"recipe": "demo"}),
+            outer_steps=self.state.outer_steps,
+            optimizer=self.private.optimizer,
+            keep_going=keep_going,
+        )
         size = training.adamw.learning_rate * training.inner_steps
         update = {
             name: gradient * (size / max(float(gradient.square().mean().sqrt()), TINY))

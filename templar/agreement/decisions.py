@@ -6,22 +6,23 @@ Words prove themselves by their signatures: it does not matter who carries them,
 
 import logging
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass
 
-from templar.agreement.ballots import Said, Stakes, decided, needed_words, sift
+from templar.agreement.ballots import Said, Stakes, convicting, core_words, decided, needed_words
 from templar.agreement.retention import survey
 from templar.agreement.roster import fetch_roster
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError, as_reader_failure
 from templar.exchange.context import Exchange
-from templar.exchange.gather import Workers
+from templar.exchange.gather import Workers, ask_in_turn
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import MAX_WORDS, NULL_WINDOW, Decision, Roster, SignedWord, Word
 from templar.exchange.signed import Network, Sealed, check_author, check_signature, check_window, unseal
 from templar.shared_results import shared
-from templar.store.base import ObjectInfo
+from templar.store.base import ObjectInfo, ObjectStore
 from templar.timeline import closing_block, window_of
 
 log = logging.getLogger(__name__)
@@ -33,19 +34,18 @@ WAIT_SECONDS = 1.0
 MOST_PAUSES = 4
 """A bucket that fails is asked again after a pause, twice as long each time, up to so many pauses."""
 STAMP_SECONDS = 2.0
-"""An object is read again although its size and stamp are known, if it was younger than this when it was read."""
-WORDS_PER_AUTHOR = 8
-"""Most words of one validator that are taken from one object; of an honest one no reader needs more."""
-WORDS_PER_PLACE = 2
-"""Most words of one validator, ballot and step that are kept: two void each other and convict it, more say nothing."""
+"""An object that shows the same size and stamp is read again until both have been there for so long."""
+WORDS_PER_AUTHOR = 28
+"""Most words of one validator that are taken from one object; an honest reader keeps no more of any."""
 
 
 @dataclass(frozen=True)
 class _Seen:
     """What a bucket showed when it was last read."""
 
-    info: ObjectInfo | None
-    is_settled: bool  # whether an object with this size and stamp is the same object
+    info: ObjectInfo
+    since: float  # when this size and this stamp were seen for the first time
+    is_settled: bool  # whether an object with this size and stamp is the one that was read
 
 
 @dataclass(frozen=True)
@@ -72,18 +72,24 @@ class Ballots:
         stakes = {uid: neuron.stake for uid, neuron in self.validators.items()}
         self.stakes = Stakes(stakes, exchange.hparams.windows.quorum)
         self.answered: set[int] = set()  # uids whose bucket could be read at least once
-        self.words: frozenset[Said] = frozenset()  # those that count
+        self.words: frozenset[Said] = frozenset()
         self.proofs: tuple[tuple[Said, Said], ...] = ()  # pairs of words that convict their author
-        self.value: str | None = None  # what is decided
+        self.decided: tuple[int, str] | None = None  # the deciding ballot, and what is decided
         address = exchange.signer.address if exchange.signer else None
         self._uid = next((uid for uid, neuron in self.validators.items() if neuron.hotkey == address), None)
         self.stored: tuple[SignedWord, ...] = ()  # what this node's own bucket has
         self._signatures: dict[Said, str] = {}
+        self._core: frozenset[Said] = frozenset()  # words that no others may push out of an object
         self._seen: dict[int, _Seen] = {}
         self._due = dict.fromkeys(self.validators, 0.0)
         self._failures: dict[int, int] = defaultdict(int)
         self._is_concurrent = concurrency > 1
         self._workers: Workers[_Answer] = Workers(self._fetch, concurrency)
+
+    @property
+    def value(self) -> str | None:
+        """What is decided: the digest of a roster, or `NULL_WINDOW`; None while nothing is."""
+        return None if self.decided is None else self.decided[1]
 
     def look(self, *, until_decided: bool = False) -> None:
         """Read every bucket that is due once; with `until_decided`, only until what was read decides the window.
@@ -92,7 +98,7 @@ class Ballots:
         """
         clock, started = self.exchange.chain.clock, time.monotonic()
         waiting = [uid for uid, due in self._due.items() if due <= clock.now() and not self._workers.is_running(uid)]
-        waiting.sort(key=lambda uid: self._due[uid])  # of equals the higher rank first
+        waiting.sort(key=lambda uid: (uid != self._uid, self._due[uid]))  # the own one, then the higher rank first
         while waiting or self._workers.is_busy:
             if until_decided and self.value is not None:
                 break
@@ -107,17 +113,10 @@ class Ballots:
         """Add words, of which only those count that an announced validator signed; the rest is dropped."""
         taken: dict[int, int] = defaultdict(int)
         found = dict(self._signatures)
-        places = Counter((said.ballot, said.step, said.uid) for said in found)
         for word in sorted(words, key=lambda each: -each.ballot):
             said, author = Said.of(word), self.validators.get(word.uid)
-            place = said.ballot, said.step, said.uid
             taken[word.uid] += 1
-            if (
-                author is None
-                or said in found
-                or taken[word.uid] > WORDS_PER_AUTHOR
-                or places[place] >= WORDS_PER_PLACE
-            ):
+            if author is None or said in found or taken[word.uid] > WORDS_PER_AUTHOR:
                 continue
             try:
                 _check(self.exchange.network, self.window, author.hotkey, said, word.signature)
@@ -125,7 +124,6 @@ class Ballots:
                 log.warning("window %d: a word of uid %d is left out: %s", self.window, word.uid, error)
                 continue
             found[said] = word.signature
-            places[place] += 1
         if found.keys() != self._signatures.keys():
             self._count(found)
 
@@ -137,14 +135,19 @@ class Ballots:
 
     @property
     def own(self) -> frozenset[Said]:
-        """The newest words of this node, also those that are void."""
+        """The newest words of this node."""
         return _newest(self._signatures, self._uid)
 
     @property
     def signed(self) -> tuple[SignedWord, ...]:
-        """All these words, in a fixed order; the own and the newest ones if there are more than an object may have."""
-        newest = sorted(self._signatures.items(), key=lambda each: (each[0].uid != self._uid, -each[0].ballot, each[1]))
-        found = (SignedWord(**said._asdict(), signature=text) for said, text in newest[:MAX_WORDS])
+        """All these words, in a fixed order.
+
+        If there are more than an object may have, the own ones and those of the core go before the rest: of what
+        floods the object, proofs and further words of one place are left out.
+        """
+        own, core = self.own, self._core
+        ranked = sorted(self._signatures.items(), key=lambda each: (each[0] not in own, each[0] not in core, each[1]))
+        found = (SignedWord(**said._asdict(), signature=text) for said, text in ranked[:MAX_WORDS])
         return tuple(sorted(found, key=lambda each: (each.ballot, each.step, each.uid, each.signature)))
 
     def close(self) -> None:
@@ -152,10 +155,12 @@ class Ballots:
         self._workers.close()
 
     def _count(self, found: dict[Said, str]) -> None:
-        kept = needed_words(found, self.stakes, own=_newest(found, self._uid))
+        own = _newest(found, self._uid)
+        kept = needed_words(found, self.stakes, own=own)
         self._signatures = {said: found[said] for said in found if said in kept}
-        self.words, self.proofs = sift(kept)
-        self.value = decided(self.words, self.stakes)
+        self._core = core_words(kept, self.stakes, own=own)
+        self.words, self.proofs = kept, convicting(kept)
+        self.decided = decided(kept, self.stakes)
 
     def _fetch(self, uid: int) -> _Answer:
         """Read one bucket, perhaps in a worker thread; an error stays with the bucket."""
@@ -168,10 +173,13 @@ class Ballots:
                 seen = self._seen.get(uid)
                 if info is None or (seen is not None and seen.is_settled and seen.info == info):
                     return _Answer(None)
+                since = seen.since if seen is not None and seen.info == info else now
                 body = unseal(store.get(key, max_bytes=Decision.max_bytes), Decision).body
                 check_author(body, network=network, uid=uid, hotkey=validator.hotkey)
                 check_window(body, self.window)
-                self._seen[uid] = _Seen(info, now - info.last_modified > STAMP_SECONDS)
+                # The store may give its stamp to another object within the second, or again if its clock goes back.
+                is_settled = now - since > STAMP_SECONDS and now - info.last_modified > STAMP_SECONDS
+                self._seen[uid] = _Seen(info, since, is_settled)
                 return _Answer(body)
         except TemplarError as error:
             return _Answer(None, error)
@@ -238,34 +246,36 @@ def decided_roster(exchange: Exchange, window: int) -> tuple[Roster, NeuronInfo]
     return sealed.body, publisher
 
 
-def find_roster(ballots: Ballots, digest: str) -> tuple[Sealed[Roster], NeuronInfo]:
+def find_roster(ballots: Ballots, digest: str, *, concurrency: int = 1) -> tuple[Sealed[Roster], NeuronInfo]:
     """The decided roster, and its publisher.
 
     It is read from its publisher's bucket, or else from a validator that locked it: each keeps a copy, so a publisher
-    that deletes or replaces its roster stops no late node.
+    that deletes or replaces its roster stops no late node. Each bucket has its own deadline.
 
     Raises:
         TransientError: `roster_missing`; no bucket shows it now.
     """
     exchange, window = ballots.exchange, ballots.window
     publishers = exchange.publishers(window)
-    places: list[tuple[NeuronInfo, NeuronInfo | None]] = [(publisher, None) for publisher in publishers]
-    for validator in ballots.validators.values():
-        places += [(publisher, validator) for publisher in publishers if validator != publisher]
-    for publisher, keeper in places:
-        try:
-            found = fetch_roster(exchange, publisher, window, keeper=keeper)
-        except (PermanentError, TransientError) as error:
-            log.warning(
-                "window %d: roster of uid %d with %s is left out: %s",
-                window,
-                publisher.uid,
-                "itself" if keeper is None else f"uid {keeper.uid}",
-                error,
-            )
-            continue
-        if found is not None and found.body.digest == digest:
-            return Sealed(found.body, found.signature), publisher
+    buckets = {each.uid: each for each in (*publishers, *ballots.validators.values())}
+
+    def look(uid: int) -> tuple[Sealed[Roster], NeuronInfo] | None:
+        """Look for the publisher's own roster in one bucket, then for copies of others'."""
+        for publisher in sorted(publishers, key=lambda each: each.uid != uid):
+            keeper = None if publisher.uid == uid else buckets[uid]
+            try:
+                found = fetch_roster(exchange, publisher, window, keeper=keeper)
+            except (PermanentError, TransientError) as error:
+                what = f"window {window}: roster of uid {publisher.uid} in the bucket of uid {uid}"
+                log.warning("%s is left out: %s", what, error)
+                continue
+            if found is not None and found.body.digest == digest:
+                return Sealed(found.body, found.signature), publisher
+        return None
+
+    with closing(ask_in_turn(look, buckets, seconds=READ_SECONDS, concurrency=concurrency)) as answers:
+        if (found := next((found for _, found in answers if found is not None), None)) is not None:
+            return found
     raise TransientError(Reason.ROSTER_MISSING, f"window {window}: no bucket shows the decided roster {digest[:12]}")
 
 
@@ -283,26 +293,31 @@ def may_have_expired(exchange: Exchange, neuron: NeuronInfo, window: int) -> boo
         RejectedError: The neuron committed no readable bucket.
         TransientError: Chain or store failed.
     """
+    return _may_have_expired(exchange, window, lambda: exchange.buckets.reader(neuron))
+
+
+def own_may_have_expired(exchange: Exchange, window: int) -> bool:
+    """As `may_have_expired`, of this node's own objects; also while the own bucket cannot be listed.
+
+    Raises:
+        PermanentError: `lease_lost`.
+        TransientError: Chain failed.
+    """
+    own = exchange.buckets.own
+    try:
+        return _may_have_expired(exchange, window, lambda: own)
+    except TemplarError as error:
+        log.info("window %d: the own bucket cannot be listed now: %s", window, error)
+        return True
+
+
+def _may_have_expired(exchange: Exchange, window: int, bucket: Callable[[], ObjectStore]) -> bool:
     current = window_of(exchange.chain.block(), exchange.hparams.windows)
     retention = exchange.hparams.storage.retention_windows
     if window >= current - retention:
         return False
-    newest = survey(exchange.buckets.reader(neuron).list(), current).newest_window
+    newest = survey(bucket().list(), current).newest_window
     return newest is not None and window < newest - retention
-
-
-def has_expired_anywhere(exchange: Exchange, window: int) -> bool:
-    """Whether some validator's bucket says that words on a window may have expired: then nobody may sign more of them.
-
-    A bucket that fails says nothing.
-    """
-    for validator in exchange.announced(window):
-        try:
-            if may_have_expired(exchange, validator, window):
-                return True
-        except TemplarError as error:
-            log.info("window %d: the bucket of uid %d cannot be listed now: %s", window, validator.uid, error)
-    return False
 
 
 def _newest(words: Iterable[Said], uid: int | None) -> frozenset[Said]:

@@ -8,7 +8,7 @@ miner's name, and a miner that signed two manifests for one window is convicted 
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,8 +17,9 @@ from pydantic import ValidationError
 
 from templar.canonical import file_sha256
 from templar.chain.base import NeuronInfo
-from templar.errors import PermanentError, Reason, RejectedError, TransientError, as_own_failure
+from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError, as_own_failure
 from templar.exchange.context import Exchange
+from templar.exchange.gather import ask_in_turn
 from templar.exchange.object_keys import Kind, aggregate_key, window_key
 from templar.exchange.objects import Roster, RosterEntry
 from templar.exchange.payload_cache import PayloadCache
@@ -27,10 +28,13 @@ from templar.exchange.reveal import COMMIT_TIMING, REVEAL_TIMING, RevealRules, S
 from templar.exchange.signed import Found, Sealed, check_signature, read_signed
 from templar.shared_results import shared
 from templar.store.base import ObjectInfo, ObjectStore
+from templar.store.deadline import Deadline
 from templar.store.files import local_file, replacing, sync
-from templar.timeline import Interval
+from templar.timeline import Interval, Timing
 
 log = logging.getLogger(__name__)
+
+ROSTER_TIMING = {Timing.EARLY: Reason.ROSTER_EARLY, Timing.LATE: Reason.ROSTER_LATE}
 
 
 @dataclass(frozen=True)
@@ -92,17 +96,28 @@ def draft_roster(
 def publish_roster(exchange: Exchange, draft: RosterDraft, slot: Interval) -> None:
     """Publish aggregate and roster in the own slot; waits for the slot.
 
+    The store's time counts. If this machine's clock is ahead, the roster is stored before its slot: it is stored again
+    as much later, if that is still in the slot by this machine's clock.
+
     On failure nothing counts until both are published; a later call in the same slot continues.
 
     Raises:
         PermanentError: `no_time_left` (the slot is over), `object_differs`.
+        RejectedError: `roster_early`, `roster_late`; by the store's time it is outside of the slot and stays there.
         TransientError: The store failed.
     """
     clock, deadline, store, roster = exchange.chain.clock, slot.last + 1, exchange.buckets.own, draft.roster
     clock.sleep_until(slot.first)
     publish_file(store, aggregate_key(roster.window), draft.aggregate, clock=clock, deadline=deadline)
     key = window_key(Kind.ROSTER, roster.window, roster.uid)
-    publish_body(store, key, roster, exchange.own_signer, clock=clock, deadline=deadline)
+    publish = partial(publish_body, store, key, roster, exchange.own_signer, clock=clock, deadline=deadline)
+    stored_at = publish(first=slot.first).last_modified
+    then = clock.now() + slot.first - stored_at
+    if stored_at < slot.first and then < deadline:
+        log.warning("window %d: the own roster was stored %d s before its slot", roster.window, slot.first - stored_at)
+        clock.sleep_until(then)
+        stored_at = publish(first=slot.first).last_modified
+    check_stored_at(stored_at, slot, ROSTER_TIMING, f"{key} was stored")
 
 
 def publish_copy(exchange: Exchange, roster: Sealed[Roster], *, deadline: float) -> PublishReceipt | None:
@@ -148,17 +163,28 @@ def fetch_roster(
     return read_signed(store, key, Roster, network=exchange.network, author=publisher, window=window, check=check)
 
 
-def fetch_payloads(exchange: Exchange, roster: Roster, store: ObjectStore, cache: PayloadCache) -> None:
+def fetch_payloads(
+    exchange: Exchange,
+    roster: Roster,
+    store: ObjectStore,
+    cache: PayloadCache,
+    *,
+    seconds: float,
+    concurrency: int = 1,
+) -> None:
     """Bring every payload of a roster into the cache, checked by hash.
 
-    A missing payload is read from the aggregate; if that is not what the roster says, from its miner's own bucket.
-    Otherwise a bad aggregate would split the nodes that gathered the payloads from those that did not.
+    A missing payload is read from the aggregate; if that is not what the roster says, or cannot be read, from its
+    miner's own bucket. Otherwise a bad aggregate would split the nodes that gathered the payloads from those that did
+    not. Each bucket has so many seconds, and a slow one costs no other's time.
 
     Args:
         exchange: The network.
         roster: The roster.
         store: Its publisher's bucket.
         cache: Receives the payloads.
+        seconds: Time that each bucket has.
+        concurrency: Miners' buckets that are read at once.
 
     Raises:
         RejectedError: A payload is not what the roster says, or not legal: the roster cannot be applied.
@@ -166,15 +192,34 @@ def fetch_payloads(exchange: Exchange, roster: Roster, store: ObjectStore, cache
     """
     for entry in roster.entries:
         cache.check_size(entry.payload_bytes, uid=entry.uid)  # of all, before a byte is read
+    # 1. From the aggregate.
     key, offset = aggregate_key(roster.window), 0
-    for entry in roster.entries:
-        read = partial(store.get_range, key, offset, entry.payload_bytes)
+    left: dict[int, tuple[RosterEntry, TemplarError]] = {}
+    with Deadline(seconds).applied():
+        for entry in roster.entries:
+            if not cache.has(entry.payload_sha256, window=roster.window, uid=entry.uid, hotkey=entry.hotkey):
+                try:
+                    _admit(cache, roster.window, entry, store.get_range(key, offset, entry.payload_bytes))
+                except (PermanentError, TransientError) as error:
+                    _raise_local_failure(error)
+                    left[entry.uid] = entry, error
+            offset += entry.payload_bytes
+
+    # 2. From the miners.
+    def read(uid: int) -> TemplarError | None:
         try:
-            _fetch_payload(exchange, roster.window, entry, read, cache)
-        except PermanentError as error:
-            _raise_local_failure(error)
-            raise RejectedError(error.reason, f"aggregate of window {roster.window}: {error}") from None
-        offset += entry.payload_bytes
+            _admit(cache, roster.window, left[uid][0], _read_from_miner(exchange, roster.window, *left[uid]))
+        except (PermanentError, TransientError) as error:
+            return error
+        return None
+
+    failures: dict[int, TemplarError] = {}
+    for uid, failure in ask_in_turn(read, left, seconds=seconds, concurrency=concurrency):
+        if failure is not None:
+            _raise_local_failure(failure)
+            failures[uid] = failure
+
+    _raise_worst(roster, failures)
 
 
 def check_entries(roster: Roster, rules: RevealRules, miners: Sequence[NeuronInfo], *, places: int) -> None:
@@ -219,23 +264,11 @@ def check_signatures(roster: Roster) -> None:
         check_signature(submission.sealed_manifest)
 
 
-def _fetch_payload(
-    exchange: Exchange, window: int, entry: RosterEntry, from_aggregate: Callable[[], bytes], cache: PayloadCache
-) -> None:
-    if cache.has(entry.payload_sha256, window=window, uid=entry.uid, hotkey=entry.hotkey):
-        return
-    try:
-        _admit(cache, window, entry, from_aggregate())
-    except PermanentError as error:
-        _raise_local_failure(error)
-        _admit(cache, window, entry, _read_from_miner(exchange, window, entry, error))
-
-
 def _admit(cache: PayloadCache, window: int, entry: RosterEntry, data: bytes) -> None:
     cache.admit(data, entry.payload_sha256, window=window, uid=entry.uid, hotkey=entry.hotkey)
 
 
-def _read_from_miner(exchange: Exchange, window: int, entry: RosterEntry, error: PermanentError) -> bytes:
+def _read_from_miner(exchange: Exchange, window: int, entry: RosterEntry, error: TemplarError) -> bytes:
     """The payload in its author's bucket; raises the aggregate's error if it is not there."""
     with as_own_failure():
         author = exchange.metagraph(window).by_uid(entry.uid)
@@ -249,7 +282,16 @@ def _read_from_miner(exchange: Exchange, window: int, entry: RosterEntry, error:
         raise error from None
 
 
-def _raise_local_failure(error: PermanentError) -> None:
+def _raise_worst(roster: Roster, failures: Mapping[int, TemplarError]) -> None:
+    """Raise a failure, if there is one: what is wrong for good comes before what may pass."""
+    for uid, failure in sorted(failures.items(), key=lambda item: (isinstance(item[1], TransientError), item[0])):
+        if isinstance(failure, TransientError):
+            raise failure
+        message = f"aggregate of window {roster.window}: uid {uid}: {failure}"
+        raise RejectedError(failure.reason, message) from None
+
+
+def _raise_local_failure(error: TemplarError) -> None:
     """A local failure is never a verdict on a roster."""
     if error.reason is Reason.LOCAL_FILE:
         raise TransientError(error.reason, error.message) from error

@@ -7,8 +7,8 @@ pace the ballots: what is decided depends on signed words alone. No publisher is
 
 import logging
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -19,49 +19,29 @@ from templar.agreement.ballots import (
     chosen,
     have_voted,
     highest_lock,
+    is_chosen,
     newest_open,
 )
 from templar.agreement.decisions import READ_SECONDS, Ballots, decided_value, find_roster, is_recent
-from templar.agreement.roster import fetch_payloads, fetch_roster
+from templar.agreement.roster_judge import Judge, PassedOver
 from templar.chain.base import NeuronInfo
-from templar.errors import PermanentError, Reason, RejectedError, TransientError
-from templar.exchange.context import Exchange
-from templar.exchange.object_keys import Kind, aggregate_key, window_key
+from templar.errors import PermanentError, Reason, TransientError
+from templar.exchange.gather import Workers
+from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import NULL_WINDOW, Decision, Roster, SignedWord, Word
 from templar.exchange.payload_cache import PayloadCache
-from templar.exchange.reveal import check_stored_at
 from templar.exchange.signed import Sealed, seal
-from templar.store.base import ObjectInfo
 from templar.store.deadline import Deadline
-from templar.timeline import Interval, Timing, WindowTimes
+from templar.timeline import Interval, WindowTimes
 
 log = logging.getLogger(__name__)
 
-SKEW_SECONDS = 300.0
-"""If this machine's clock is further off, a refused read is its own failure: stores refuse wrong clocks (S3: 900 s)."""
 PAUSES_PER_COPY = 4
 """Words of others that were read are stored in the own bucket at most once in so many pauses between two looks."""
+LOOK_SECONDS = 0.25
+"""Longest wait for the rosters that are being read, before the voter goes on with everything else."""
 LOCK_PAUSES = 2
 """Pauses in which the locks of the ballot before are waited for, once a quorum of them is there."""
-
-_SLOT_TIMING = {Timing.EARLY: Reason.ROSTER_EARLY, Timing.LATE: Reason.ROSTER_LATE}
-
-
-@dataclass(frozen=True)
-class PassedOver:
-    """A publisher whose slot ended without a roster that counts."""
-
-    uid: int
-    hotkey: str
-    reason: Reason  # `roster_missing` if nothing was stored
-    detail: str  # the reason in words
-    roster: Roster | None = None  # its roster, if that was read
-    signature: str | None = None
-
-    @property
-    def sealed(self) -> Sealed[Roster] | None:
-        """Its roster as it was signed; None if that was not read."""
-        return None if self.roster is None or self.signature is None else Sealed(self.roster, self.signature)
 
 
 @dataclass(frozen=True)
@@ -125,79 +105,13 @@ _WORDS = TypeAdapter(tuple[SignedWord, ...])
 
 
 @dataclass(frozen=True)
-class Judge:
-    """Says whether a publisher's roster counts for this node; its payloads are in the cache then.
+class _Look:
+    """What a look at a publisher's bucket in a slot showed."""
 
-    `check` judges the content of a roster and raises for one that does not count. It must raise no other permanent
-    error: a local failure is never a verdict on a roster.
-    """
-
-    exchange: Exchange
-    times: WindowTimes
-    cache: PayloadCache
-    check: Callable[[Roster], None] = lambda roster: None
-
-    def look(self, publisher: NeuronInfo, slot: Interval) -> Sealed[Roster] | PassedOver | None:
-        """The publisher's roster if it counts; or why it does not; None if there is none.
-
-        A roster that its bucket refuses to show does not count either.
-
-        Raises:
-            TransientError: The store failed. `minority`, from `check`.
-        """
-        shown: Sealed[Roster] | None = None
-
-        def in_slot(info: ObjectInfo) -> None:
-            check_stored_at(info.last_modified, slot, _SLOT_TIMING, f"{info.key} was stored")
-
-        try:
-            found = fetch_roster(self.exchange, publisher, self.times.window, check=in_slot)
-            if found is None:
-                return None
-            shown = Sealed(found.body, found.signature)
-            self.check(shown.body)
-            self._fetch_aggregate(shown.body, publisher, slot)
-        except PermanentError as error:
-            chain = self.exchange.chain
-            if (
-                error.reason is Reason.ACCESS_DENIED
-                and abs(chain.clock.now() - self.exchange.chain_now()) > SKEW_SECONDS
-            ):
-                raise TransientError(error.reason, f"the clock of this machine is wrong: {error.message}") from error
-            roster, signature = (None, None) if shown is None else (shown.body, shown.signature)
-            return PassedOver(publisher.uid, publisher.hotkey, error.reason, error.message, roster, signature)
-        return shown
-
-    def passed_over(self, before: int) -> tuple[tuple[PassedOver, ...], Sealed[Roster] | None]:
-        """Why the publishers before a rank were passed over, and the first roster without entries that counts.
-
-        For after the decision: a store that fails now is left out, for an error is never absence.
-        """
-        passed: list[PassedOver] = []
-        end = math.floor(self.times.closed + self.times.rules.seconds)
-        for rank, publisher in enumerate(self.exchange.publishers(self.times.window)[:before]):
-            slot = self.times.roster_slot(rank)
-            try:
-                found = self.look(publisher, slot if rank == 0 else Interval(slot.first, end))
-            except TransientError as error:
-                log.info("window %d: uid %d cannot be judged now: %s", self.times.window, publisher.uid, error)
-                continue
-            if isinstance(found, PassedOver):
-                passed.append(found)
-            elif found is None:
-                reason = Reason.ROSTER_MISSING
-                passed.append(PassedOver(publisher.uid, publisher.hotkey, reason, "nothing was stored in its slot"))
-            elif not found.body.entries:
-                return tuple(passed), found
-        return tuple(passed), None
-
-    def _fetch_aggregate(self, roster: Roster, publisher: NeuronInfo, slot: Interval) -> None:
-        store = self.exchange.buckets.reader(publisher)
-        if roster.entries:
-            aggregate = store.head(aggregate_key(roster.window))
-            if aggregate is None or aggregate.size != roster.aggregate_bytes or aggregate.last_modified > slot.last:
-                raise RejectedError(Reason.AGGREGATE_MISSING, "its aggregate is not there, or came after the slot")
-        fetch_payloads(self.exchange, roster, store, self.cache)
+    slot: Interval
+    was_over: bool  # whether the time of the ballot was over when the look began: nothing can change it then
+    found: Sealed[Roster] | PassedOver | None = None  # None if there was nothing, or if the bucket failed
+    error: TransientError | None = None
 
 
 class Voter:
@@ -229,6 +143,9 @@ class Voter:
         self._entered: dict[int, float] = {}  # ballot -> when it was open for this node
         self._voted: dict[int, float] = {}  # ballot -> when a quorum had voted
         self._published: dict[int, bool] = {}  # own rank -> whether the own roster was published
+        self._looks: dict[int, _Look] = {}  # uid -> the last look at its roster that has ended
+        self._asked: dict[int, tuple[NeuronInfo, _Look]] = {}  # uid -> what the look that runs is for
+        self._workers: Workers[_Look] = Workers(self._judged, judge.concurrency)
         self._shown_at = -math.inf
         if kept is not None:
             ballots.add(_WORDS.validate_json(kept))
@@ -247,6 +164,10 @@ class Voter:
         while (said := self._next()) is not None:
             self.say(said)
         self.show()
+
+    def close(self) -> None:
+        """End what is still being read."""
+        self._workers.close()
 
     def say(self, said: Said) -> None:
         """Sign a word; it is stored durably before anybody can read it."""
@@ -290,8 +211,8 @@ class Voter:
     def _next(self) -> Said | None:
         """The next word to sign; None while there is something to wait for, or nothing left to do."""
         words, stakes = self.ballots.words, self.ballots.stakes
-        if self.ballots.value is not None:
-            return None
+        if self.ballots.decided is not None:
+            return self._lock_decided(*self.ballots.decided)
         ballot = newest_open(words, stakes)
         own = {(word.ballot, word.step) for word in self.ballots.own}
         if any(each > ballot for each, _ in own) or (ballot, "lock") in own:
@@ -324,25 +245,29 @@ class Voter:
             return None
 
         # 2. The roster, the own one in the own ballot.
-        is_over, found = self._is_over(slot), None
+        is_over, look = self._is_over(slot), _Look(slot, was_over=True)
         if ballot < len(publishers):
             uid = publishers[ballot].uid
             gave_up = uid == self._uid and not self._publish(ballot, slot)
             is_over = is_over or gave_up or Said(ballot, "vote", uid, None) in self.ballots.words
-            found = self._look(publishers[ballot], slot)
-        if isinstance(found, Sealed):
-            value = found.body.digest if found.body.entries else NULL_WINDOW
-            return Said(ballot, "vote", self._uid, value)
-        if not is_over:
+            (look,) = self._look(publishers[ballot : ballot + 1], slot, is_over=is_over)
+        if isinstance(look.found, Sealed):
+            roster = look.found.body
+            return Said(ballot, "vote", self._uid, roster.digest if roster.entries else NULL_WINDOW)
+        if not is_over or not look.was_over:
             return None
 
         # 3. None. If all were away until the window was long over, and nobody shows a roster, it is null at once.
-        if isinstance(found, PassedOver):
-            log.warning("window %d: the roster of uid %d does not count: %s", self.window, found.uid, found.detail)
-        is_null = not is_recent(self._exchange, self.window) and not any(
-            isinstance(self._look(each, slot), Sealed) for each in publishers[ballot + 1 :]
-        )
-        return Said(ballot, "vote", self._uid, NULL_WINDOW if is_null else None)
+        value = None
+        if not is_recent(self._exchange, self.window):
+            others = self._look(publishers[ballot + 1 :], slot, is_over=True)
+            if not all(each.was_over for each in others):
+                return None
+            value = None if any(isinstance(each.found, Sealed) for each in others) else NULL_WINDOW
+        if isinstance(look.found, PassedOver):
+            detail = look.found.detail
+            log.warning("window %d: the roster of uid %d does not count: %s", self.window, look.found.uid, detail)
+        return Said(ballot, "vote", self._uid, value)
 
     def _lock(self, ballot: int) -> Said | None:
         words, stakes, now = self.ballots.words, self.ballots.stakes, self._clock.now()
@@ -358,11 +283,24 @@ class Voter:
         locked_in, value = highest_lock(self.ballots.own, self._uid)
         return Said(ballot, "lock", self._uid, value, locked_in)
 
+    def _lock_decided(self, ballot: int, value: str) -> Said | None:
+        """The own lock of a decided value, so that the decision stands on more than a bare quorum; None if not legal.
+
+        It needs what each lock of a ballot's own value needs: votes of a quorum that were read, and that this validator
+        signed no lock in that ballot yet and nothing in a later one.
+        """
+        own = self.ballots.own
+        if any(word.ballot > ballot or (word.ballot, word.step) == (ballot, "lock") for word in own):
+            return None
+        if not is_chosen(self.ballots.words, self.ballots.stakes, ballot, value):
+            return None
+        return Said(ballot, "lock", self._uid, value, ballot)
+
     def _publish(self, rank: int, slot: Interval) -> bool:
         """Publish the own roster once; False if that fails for good. What was published before still counts then."""
         if rank not in self._published:
             try:
-                with Deadline(READ_SECONDS + self._times.rules.roster_slot_seconds).applied():
+                with Deadline(self._seconds_in(slot)).applied():
                     self._publish_own(rank, slot)
                 self._published[rank] = True
             except PermanentError as error:
@@ -372,16 +310,41 @@ class Voter:
                 log.warning("window %d: the own roster is not published yet: %s", self.window, error)
         return self._published.get(rank, True)
 
-    def _look(self, publisher: NeuronInfo, slot: Interval) -> Sealed[Roster] | PassedOver | None:
-        """As `Judge.look`; a store that fails shows nothing."""
+    def _look(self, publishers: Sequence[NeuronInfo], slot: Interval, *, is_over: bool) -> list[_Look]:
+        """Look at rosters, in threads of their own: what is known of each now. A slow bucket keeps nobody waiting.
+
+        Raises:
+            TransientError: `minority`.
+        """
+        # 1. Look again, unless the last look in this slot found it, or one is running.
+        unknown = _Look(slot, was_over=False)
+        for publisher in publishers:
+            known = self._looks.get(publisher.uid, unknown)
+            is_known = known.slot == slot and isinstance(known.found, Sealed)
+            if not (is_known or self._workers.is_running(publisher.uid)):
+                self._asked[publisher.uid] = publisher, _Look(slot, is_over)
+                self._workers.start(publisher.uid, self._seconds_in(slot))
+
+        # 2. Take what has come. What was seen before the time was over decides nothing against a publisher.
+        if self._workers.is_busy:
+            self._looks |= dict(self._workers.results(LOOK_SECONDS))
+        looks = [self._looks.get(publisher.uid, unknown) for publisher in publishers]
+        for look in looks:
+            if look.error is not None and look.error.reason is Reason.MINORITY:
+                raise look.error
+        return [look if look.slot == slot else unknown for look in looks]
+
+    def _judged(self, uid: int) -> _Look:
+        publisher, look = self._asked[uid]
         try:
-            with Deadline(READ_SECONDS + self._times.rules.roster_slot_seconds).applied():  # payloads are long
-                return self._judge.look(publisher, slot)
+            return replace(look, found=self._judge.look(publisher, look.slot))
         except TransientError as error:
-            if error.reason is Reason.MINORITY:
-                raise
-            log.info("window %d: the roster of uid %d cannot be read now: %s", self.window, publisher.uid, error)
-            return None
+            log.info("window %d: the roster of uid %d cannot be read now: %s", self.window, uid, error)
+            return replace(look, error=error)
+
+    def _seconds_in(self, slot: Interval) -> float:
+        """Time for what has to be done in a slot, and a little more."""
+        return max(0.0, slot.last + 1 - self._clock.now()) + READ_SECONDS
 
     def _is_over(self, slot: Interval) -> bool:
         """Whether a slot is over by this machine's clock and by the chain's time; False while the chain is silent."""
@@ -431,10 +394,10 @@ def settled(judge: Judge, ballots: Ballots, *, judged: bool = True) -> Settlemen
         passed, empty = judge.passed_over(len(publishers)) if judged else ((), None)
         return Settlement.of(window, empty, passed)
     # 2. The roster, then its payloads.
-    sealed, publisher = find_roster(ballots, value)
+    sealed, publisher = find_roster(ballots, value, concurrency=judge.concurrency)
     passed, _ = judge.passed_over(publishers.index(publisher)) if judged else ((), None)
     try:
-        fetch_payloads(exchange, sealed.body, exchange.buckets.reader(publisher), judge.cache)
+        judge.fetch_payloads(sealed.body, publisher)
     except PermanentError as error:
         raise TransientError(Reason.AGGREGATE_MISSING, f"window {window} cannot be applied now: {error}") from error
     return Settlement.of(window, sealed, passed)

@@ -36,7 +36,7 @@ from templar.gradient.codec.wire import Payload
 from templar.gradient.layout import Layout
 from templar.hparams import Training
 from templar.shared_results import Same, shared
-from templar.training.train import outer_learning_rate, outer_weight_decay
+from templar.training.schedule import outer_learning_rate, outer_weight_decay
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,11 @@ class AgreedState:
     def root(self) -> str:
         """State root after `window`; waits while the parameters are being hashed."""
         return self.mark.root
+
+    @property
+    def previous_root(self) -> str:
+        """State root before `window`."""
+        return self._previous_root
 
     @property
     def mark(self) -> StateMark:

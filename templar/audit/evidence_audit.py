@@ -21,7 +21,7 @@ from templar.neuron.catchup import catch_up
 from templar.neuron.node import Node
 from templar.scoring.differences import Difference
 from templar.scoring.evidence import Evidence
-from templar.scoring.evidence_chain import read_evidence
+from templar.scoring.evidence_chain import evidence_windows, read_evidence
 from templar.scoring.score import MAX_BEHIND
 from templar.timeline import closing_block, window_of
 from templar.training.model import build_model
@@ -125,9 +125,20 @@ class Auditor:
         self._model: nn.Module = build_model(node.hparams.model)
         node.gatherer = replace(node.gatherer, min_retry_seconds=GATHER_SECONDS)
 
-    def newest_window(self) -> int:
-        """Return the newest final window: decisions on the window after it are closed."""
-        return window_of(self._node.chain.block(), self._node.hparams.windows) - 2
+    def newest_window(self, uid: int | None = None) -> int:
+        """Return the newest final window that a validator, or any, shows evidence of.
+
+        A window is final when decisions on the window after it are closed.
+
+        Raises:
+            PermanentError: `evidence_missing`; there is none yet, and the message says when it is due.
+            TransientError: Chain or stores failed.
+        """
+        final = window_of(self._node.chain.block(), self._node.hparams.windows) - 2
+        windows = [window for window in self._shown(uid) if window <= final]
+        if not windows:
+            raise PermanentError(Reason.EVIDENCE_MISSING, f"no window can be audited yet: {self._says_shown(uid)}")
+        return windows[-1]
 
     def audit(self, window: int, uid: int | None = None) -> WindowAudit:
         """Audit a window: its roster, and the evidence of one validator, or of every one that published it.
@@ -183,13 +194,34 @@ class Auditor:
             else:
                 published += [] if found is None else [(validator, found)]
         if not published:
-            who = "no validator shows any" if uid is None else f"uid {uid} shows no"
             raise PermanentError(
-                Reason.EVIDENCE_MISSING,
-                f"window {window}: {who} evidence; it was never published, or is older than "
-                f"{self._node.hparams.storage.retention_windows} windows",
+                Reason.EVIDENCE_MISSING, f"no evidence of window {window} is there: {self._says_shown(uid)}"
             )
         return published
+
+    def _shown(self, uid: int | None) -> list[int]:
+        """Return the windows that a validator, or any, shows evidence of, in rising order."""
+        exchange, windows = self._node.exchange, set[int]()
+        for validator in exchange.newest_metagraph().validators():
+            if uid in (None, validator.uid):
+                try:
+                    windows.update(evidence_windows(exchange, validator))
+                except PermanentError as error:
+                    log.info("uid %d: its bucket cannot be read: %s", validator.uid, error)
+        return sorted(windows)
+
+    def _says_shown(self, uid: int | None) -> str:
+        """Say which evidence there is, and when the next is due."""
+        node, who = self._node, "validators show" if uid is None else f"uid {uid} shows"
+        windows, rules, first = self._shown(uid), node.hparams.windows, node.birth.start.start_window
+        if uid is not None and not windows:
+            return f"{who} none"  # it may be one that never publishes any
+        following = windows[-1] + 1 if windows else max(first, window_of(node.chain.block(), rules) - 1)
+        kept = f"the last {node.hparams.storage.retention_windows} windows are kept"
+        known = f"{who} that of windows {windows[0]} to {windows[-1]} ({kept})" if windows else f"{who} none"
+        blocks = closing_block(following + 1, rules) - node.chain.block()
+        due = f"in {blocks} blocks" if blocks > 0 else "and is late"
+        return f"{known}; that of window {following} is due when window {following + 1} closes, {due}"
 
     def _bring_to(self, window: int) -> None:
         """Bring the node's state to that of a window, through the `MAX_BEHIND` windows before it, for their roots."""

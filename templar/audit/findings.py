@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
-from templar.agreement.ballots import Said, sift
+from templar.agreement.ballots import Said, convicting
 from templar.agreement.roster import check_signatures
 from templar.chain.base import NeuronInfo
 from templar.errors import Reason, RejectedError
@@ -132,7 +132,7 @@ def is_proven(finding: Finding, report: Report, network: Network) -> bool:
     """Return whether a finding's exhibits alone convict its suspect.
 
     Proofs are two different rosters, or two different manifests, that one hotkey signed for one window, two words of it
-    that void each other, and a roster that names a payload which its author never signed.
+    that no honest validator signs both of, and a roster that names a payload which its author never signed.
     """
     check = _PROOFS.get(finding.reason)
     if check is None or len(finding.suspects) != 1 or max(finding.exhibits, default=0) >= len(report.exhibits):
@@ -216,14 +216,14 @@ def _unsigned_entry(trial: _Trial, exhibits: list[Exhibit]) -> bool:
     return False
 
 
-def _void_words(trial: _Trial, exhibits: list[Exhibit]) -> bool:
+def _double_words(trial: _Trial, exhibits: list[Exhibit]) -> bool:
     words = [Said.of(trial.open(exhibit, Word)) for exhibit in exhibits]
-    return bool(sift(words)[1])
+    return bool(convicting(words))
 
 
 _PROOFS: dict[str, Callable[[_Trial, list[Exhibit]], bool]] = {
     Reason.ROSTER_EQUIVOCATION: lambda trial, exhibits: trial.are_two(exhibits, Roster),
     Reason.MANIFEST_EQUIVOCATION: lambda trial, exhibits: trial.are_two(exhibits, Manifest),
-    Reason.WORD_EQUIVOCATION: _void_words,
+    Reason.WORD_EQUIVOCATION: _double_words,
     Reason.BAD_SIGNATURE: _unsigned_entry,
 }

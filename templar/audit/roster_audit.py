@@ -11,7 +11,8 @@ from functools import partial
 
 from templar.agreement.decisions import is_recent
 from templar.agreement.roster import check_entries, fetch_roster
-from templar.agreement.slots import PassedOver, Settlement
+from templar.agreement.roster_judge import PassedOver
+from templar.agreement.slots import Settlement
 from templar.audit.findings import EXHIBIT_BYTES, MAX_FINDINGS, Exhibit, Finding, Suspect, publish_report
 from templar.audit.hindsight import Hindsight
 from templar.chain.base import NeuronInfo
@@ -39,6 +40,8 @@ class AuditReport:
 
     window: int
     findings: tuple[Finding, ...]
+    own_fault: Reason | None = None
+    """Why this node's own roster did not count in its turn; None if it did, or if it had no turn."""
 
     @property
     def summary(self) -> str:
@@ -55,20 +58,18 @@ def audit_window(node: Node, gathered: GatherReport, settlement: Settlement) -> 
     Raises:
         TransientError: Chain or own store failed; a later call goes on.
     """
-    window = settlement.window
+    window, own = settlement.window, node.exchange.own_signer.address
+    own_fault = next((passed.reason for passed in settlement.passed_over if passed.hotkey == own), None)
     # Long after a window was over, the miners' objects may have expired: then its gather says nothing of others.
     if not is_recent(node.exchange, window):
         log.info("window %d: gathered too late to audit others", window)
-        return AuditReport(window, ())
+        return AuditReport(window, (), own_fault)
     before = node.journal.result(window - 1, "settle")
     settled = None if before is None else Settlement.from_json(before)
     previous = None if settled is None else settled.sealed
-    convicted: dict[int, tuple[Sealed[Word], Sealed[Word]]] = {}
     ballots = node.ballots(window)
     ballots.look()  # once more, for all words
-    for first, second in ballots.proofs:
-        convicted.setdefault(first.uid, (ballots.sealed(first), ballots.sealed(second)))
-    words = tuple(convicted.values())
+    words = tuple((ballots.sealed(first), ballots.sealed(second)) for first, second in ballots.proofs)
     seen = Observations(window, gathered, settlement.sealed, settlement.passed_over, previous, words)
     findings, exhibits = find_conflicts(node.exchange, seen)
     if findings:
@@ -78,7 +79,7 @@ def audit_window(node: Node, gathered: GatherReport, settlement: Settlement) -> 
             if error.reason is not Reason.OBJECT_DIFFERS:
                 raise
             log.info("window %d: an earlier report of this node stands", window)
-    return AuditReport(window, findings)
+    return AuditReport(window, findings, own_fault)
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ class Observations:
     previous: Sealed[Roster] | None = None
     """The roster of the window before: its publisher may have replaced it after everybody had read it."""
     words: tuple[tuple[Sealed[Word], Sealed[Word]], ...] = ()
-    """Two words of each validator whose words void each other."""
+    """Two words of each validator that no honest one signs both of."""
 
 
 def find_conflicts(exchange: Exchange, seen: Observations) -> tuple[tuple[Finding, ...], tuple[Exhibit, ...]]:
@@ -198,7 +199,7 @@ def find_conflicts(exchange: Exchange, seen: Observations) -> tuple[tuple[Findin
     # 3. Validators that signed two words in one place.
     for pair in seen.words:
         author = Suspect(uid=pair[0].body.uid, hotkey=pair[0].body.hotkey)
-        case.add(Reason.WORD_EQUIVOCATION, [author], "two words in the ballots that void each other", *pair)
+        case.add(Reason.WORD_EQUIVOCATION, [author], "two words that no honest validator signs both of", *pair)
     # 4. Entries that differ from this node's own gather.
     if seen.roster is not None and seen.roster.body.hotkey != own:
         _compare(seen.roster, seen.gathered, case)

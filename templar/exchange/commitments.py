@@ -10,6 +10,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import itemgetter
 
 from pydantic import TypeAdapter
 
@@ -137,9 +138,12 @@ class _Looks:
         return head < closing_block(self._window, self._exchange.hparams.windows)
 
     def start(self, workers: Workers[str | None]) -> None:
-        """Start the reads that are due, as many as there is room for."""
+        """Start the reads that are due, as many as there is room for; those that wait longest come first.
+
+        A bucket that hangs is not asked again before every other one was asked once.
+        """
         now = self._exchange.chain.clock.now()
-        for uid, due in self.due.items():
+        for uid, due in sorted(self.due.items(), key=itemgetter(1)):
             if due <= now and not workers.is_running(uid) and workers.has_room():
                 self.due[uid] = now + self.pause
                 workers.start(uid, max(LEAST_READ_SECONDS, self.pause))

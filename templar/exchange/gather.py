@@ -7,7 +7,7 @@ report, and every other peer is fetched as if nothing had happened. Everything e
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -41,6 +41,8 @@ POLL_SECONDS = 0.25
 
 SLOW_SECONDS = 2.0
 """A slower attempt no longer occupies one of the `concurrency` places: it waits for its peer, not for this machine."""
+HEAD_START_SECONDS = 1.0
+"""Time after which the next of several buckets is asked, although the one before has not answered."""
 THREADS_PER_PLACE = 4
 """Threads in all, as a multiple of `concurrency`."""
 
@@ -478,3 +480,21 @@ class Workers(Generic[T]):
             call.deadline.expire()
         self._running.clear()
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def ask_in_turn(
+    work: Callable[[int], T], uids: Iterable[int], *, seconds: float, concurrency: int
+) -> Generator[tuple[int, T], None, None]:
+    """Call a function for uids one by one, and yield each result as it comes; a slow call keeps no other waiting.
+
+    The next call starts when one has ended, or after a head start. Each has so many seconds; those that run when the
+    caller stops are ended. With a concurrency of 1 they run one after the other in the caller's thread.
+    """
+    waiting, workers = list(uids), Workers(work, concurrency)
+    try:
+        while waiting or workers.is_busy:
+            if waiting and workers.has_room():
+                workers.start(waiting.pop(0), seconds)
+            yield from workers.results(HEAD_START_SECONDS)
+    finally:
+        workers.close()

@@ -21,6 +21,8 @@ MAX_FLOAT32 = 3.4028234663852886e38
 DebugName = Annotated[str, Field(pattern=DEBUG_NAME)]
 DebugValue = Annotated[float, Field(ge=-MAX_FLOAT32, le=MAX_FLOAT32, allow_inf_nan=False)]
 DebugValues = Annotated[tuple[DebugValue, DebugValue], Field(strict=False)]
+Figure = Annotated[int, Field(ge=0, le=2**40)]
+"""A number that its author states and nothing depends on."""
 Epoch = Annotated[tuple[Count, Count], Field(strict=False)]
 
 
@@ -43,6 +45,8 @@ class Manifest(WindowBody):
     payload_bytes: Count
     assignment: Hex64  # digest of the data assignment that the miner trained on
     root_before: Hex64  # state root that the training started from
+    steps: Figure  # inner steps or batches that the author says went into it; 0 if it does not know
+    tokens: Figure  # tokens of these steps; for information, as the steps are: neither decides anything
 
     @property
     def commit(self) -> Commit:
@@ -69,6 +73,8 @@ class RosterEntry(BaseModel):
     payload_bytes: Count
     assignment: Hex64
     root_before: Hex64
+    steps: Figure
+    tokens: Figure
     committed_at: Count  # LastModified of the commitment
     revealed_at: Count  # the later LastModified of manifest and payload
     commit_signature: Signature  # the author's, of the commitment

@@ -111,6 +111,8 @@ class Submission:
             payload_bytes=entry.payload_bytes,
             assignment=entry.assignment,
             root_before=entry.root_before,
+            steps=entry.steps,
+            tokens=entry.tokens,
         )
         return cls(manifest, entry.committed_at, entry.revealed_at, entry.commit_signature, entry.manifest_signature)
 
@@ -124,6 +126,8 @@ class Submission:
             payload_bytes=self.manifest.payload_bytes,
             assignment=self.manifest.assignment,
             root_before=self.manifest.root_before,
+            steps=self.manifest.steps,
+            tokens=self.manifest.tokens,
             committed_at=self.committed_at,
             revealed_at=self.revealed_at,
             commit_signature=self.commit_signature,

@@ -9,6 +9,7 @@ A preset may name another one in `extends`; its sections are merged over it, key
 
 from templar.hparams.groups import (
     MAX_PEERS,
+    PRODUCTION_TRAINER,
     AdamW,
     Data,
     Gradient,
@@ -19,6 +20,7 @@ from templar.hparams.groups import (
     Scoring,
     Slashing,
     Storage,
+    TrainerSettings,
     Training,
     Weights,
     Windows,
@@ -29,6 +31,7 @@ __all__ = [
     "DEFAULT_PRESET",
     "HPARAMS_FILE",
     "MAX_PEERS",
+    "PRODUCTION_TRAINER",
     "AdamW",
     "Data",
     "Gradient",
@@ -40,6 +43,7 @@ __all__ = [
     "Scoring",
     "Slashing",
     "Storage",
+    "TrainerSettings",
     "Training",
     "Weights",
     "Windows",

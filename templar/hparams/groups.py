@@ -1,6 +1,6 @@
 """The sections of `hparams.json`: windows, model, data, training, gradient, peers, scoring, weights, storage."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -389,3 +389,48 @@ class Storage(SettingsGroup):
     """MiB of one request of a shard's download; null chooses."""
     download_workers: int | None = Field(ge=1)
     """Requests of a shard's download at the same time; null chooses."""
+
+
+# Not a section of hparams.json: what one operator chooses for one host.
+
+
+class TrainerSettings(SettingsGroup):
+    """How a neuron trains on its host. The defaults are those of the simulator and the tests: one thread, exact."""
+
+    device: str = Field(default="cpu", pattern="^(auto|cpu|cuda(:[0-9]+)?)$")
+    """`cpu`, `cuda`, `cuda:1`, ...; `auto` takes the first CUDA device, else the CPU."""
+    threads: int = Field(default=1, ge=0)
+    """Threads of torch's operations on the CPU; 0 takes all that this process is given."""
+    precision: Literal["auto", "float32", "bfloat16"] = "float32"
+    """Precision of the products; parameters, moments and gradients are float32 in any case. `auto` takes bfloat16 where
+    the device is faster with it."""
+    micro_batch: int | Literal["preset", "auto"] = "preset"
+    """Sequences per forward pass, a divisor of `training.batch_size`; `preset` takes `training.micro_batch_size`, and
+    `auto` the most that fit into the device's memory."""
+    compile_layers: bool = False
+    """Whether torch.compile compiles the layers of the model; it needs a C++ compiler at run time."""
+    checkpoint_layers: int = Field(default=0, ge=0)
+    """Activation checkpointing of every n-th layer: 1 for every layer, 0 for none. It saves memory and costs time."""
+    ranks: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
+    """Processes that train together on this host, one per device; `auto` takes one per CUDA device, and 1 on a CPU."""
+    sharding: Literal["auto", "replicated", "sharded"] = "auto"
+    """Whether each of several ranks has the whole model or a part; `auto` takes parts if the whole does not fit."""
+    repeatable: bool = True
+    """Whether training uses the operations of a validator's measurement, on one thread, so that it gives the same bits
+    everywhere. Without it, faster operations compute the loss and AdamW's step."""
+    inner_snapshot_seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Least seconds between two writes of a window's training progress to the disk; 0 writes none."""
+
+    @model_validator(mode="after")
+    def _choices_agree(self) -> Self:
+        if isinstance(self.micro_batch, int) and self.micro_batch < 1:
+            raise ValueError(f"micro_batch {self.micro_batch} must be at least 1")
+        if self.inner_snapshot_seconds and self.ranks != 1:
+            raise ValueError("inner_snapshot_seconds must be 0: several ranks keep no progress")
+        if self.repeatable and (self.device, self.threads, self.precision, self.ranks) != ("cpu", 1, "float32", 1):
+            raise ValueError("repeatable training takes one rank and one thread of the CPU in float32")
+        return self
+
+
+PRODUCTION_TRAINER = TrainerSettings(device="auto", threads=0, precision="auto", repeatable=False)
+"""What a neuron of a real network takes unless its operator chooses otherwise."""

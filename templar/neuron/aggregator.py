@@ -3,10 +3,11 @@
 import logging
 from dataclasses import replace
 
-from templar.agreement.decisions import has_expired_anywhere
+from templar.agreement.decisions import own_may_have_expired
 from templar.agreement.roster import RosterDraft, draft_roster, publish_copy, publish_roster
-from templar.agreement.slots import Judge, Settlement, Voter
-from templar.errors import PermanentError, Reason
+from templar.agreement.roster_judge import Judge
+from templar.agreement.slots import Settlement, Voter
+from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.commitments import Observed, observe_commitments
 from templar.exchange.gather import GatherReport, Tier
 from templar.exchange.objects import Roster
@@ -26,11 +27,14 @@ WORDS = "words"
 class RosterNode(Node):
     """A node with a validator permit: it may publish rosters and signs decisions."""
 
+    signs_words = True
     windows_late = 1
 
     _gathered: GatherReport | None = None
     """What the own roster is made of; None while this process has gathered nothing in the window."""
     _voter: Voter | None = None
+    _expired: int | None = None
+    """The window on which this node signs no words, because it may have signed some and lost them."""
 
     def observe_commitments(self, window: int) -> Observed:
         """Look at all commitments before the close, once; a restarted node goes on with what it saw.
@@ -62,22 +66,49 @@ class RosterNode(Node):
         return self.settle(window)
 
     def voter(self, judge: Judge) -> Voter | None:
-        """This validator's part in a window's ballots; None if it has no stake in them, or if its words expired."""
+        """This validator's part in a window's ballots; None if it has no stake in them, or if its words expired.
+
+        They may have if a clean-up may have deleted them from the own bucket and the journal has none. What others'
+        buckets say is no matter: each validator answers for its own words.
+        """
         window = judge.times.window
         ballots = self.ballots(window)
         if self.exchange.own_signer.address not in {each.hotkey for each in ballots.validators.values()}:
             return None
         if self._voter is None or self._voter.ballots is not ballots:
-            if has_expired_anywhere(self.exchange, window):
+            kept = self.journal.result(window, WORDS)
+            if kept is None and own_may_have_expired(self.exchange, window):
+                self._expired = window
                 return None
+            self._expired = None
             self._voter = Voter(
                 ballots,
                 judge,
                 publish_own=self._publish_gathered,
-                kept=self.journal.result(window, WORDS),
+                kept=kept,
                 keep=lambda words: self.journal.enter(window, WORDS, words),
             )
         return self._voter
+
+    def _close_ballots(self) -> None:
+        super()._close_ballots()
+        if self._voter is not None:
+            self._voter.close()
+            self._voter = None
+
+    def settle(self, window: int, *, deadline: float | None = None) -> Settlement:
+        """As every node; what this one may not sign any more, only others can decide.
+
+        Raises:
+            TransientError: As in `Node.settle`; or `words_have_expired`.
+        """
+        try:
+            return super().settle(window, deadline=deadline)
+        except TransientError as error:
+            if error.reason is not Reason.DECISION_MISSING or self._expired != window:
+                raise
+            message = f"this node may have signed words that are deleted by now, so it signs none; {error.message}"
+            raise TransientError(Reason.WORDS_HAVE_EXPIRED, message) from error
 
     def settle_late(self, window: int, *, deadline: float) -> Settlement:
         """As every node; then show what was decided, so that the others need not wait."""

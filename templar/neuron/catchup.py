@@ -72,22 +72,25 @@ def replay(node: Node, window: int, *, deadline: float = 0.0) -> Settlement:
 def decided_settlement(node: Node, window: int, *, deadline: float = 0.0) -> Settlement:
     """The settlement of a past window, with its payloads in the cache.
 
+    A validator that finds it decided adds its own lock, if it may sign one.
+
     Raises:
         TransientError: As in `replay`.
     """
     ballots, judge = node.ballots(window), node.judge(node.exchange.times(window))
     ballots.look(until_decided=True)
-    if ballots.value is None and node.voter(judge) is not None:
+    if ballots.value is None and node.signs_words:
         return node.settle_late(window, deadline=deadline)
+    if (voter := node.voter(judge)) is not None:
+        voter.act()  # a decision stands on more than a bare quorum then
     return settled(judge, ballots, judged=False)
 
 
 def leave_minority(node: Node) -> bool:
     """Return to a snapshot before the first recent window that was decided otherwise; whether that was needed.
 
-    Every bucket is read once more: if a validator signed two words, those that decided a window for this node may be
-    void. A window whose decision, or whose decided roster, nobody shows now is no reason to leave; nor are void words,
-    while the buckets of a quorum cannot be read.
+    Every bucket is read once more: if validators signed two words in one place, the window may be decided otherwise in
+    a lower ballot. A window whose decision, or whose decided roster, nobody shows now is no reason to leave.
     """
     last = node.state.window
     for applied in node.journal.unconfirmed(last - RECHECKED_WINDOWS + 1, last):
@@ -95,17 +98,15 @@ def leave_minority(node: Node) -> bool:
         try:
             concurrency = node.context.gather_concurrency
             ballots = read_ballots(node.exchange, window, until_decided=False, concurrency=concurrency)
-            if ballots.value is None and ballots.proofs and ballots.stakes.is_quorum(ballots.answered):
-                log.warning("%s: words on window %d are void, %s", node.name, window, ballots.proofs)
-            elif decided_value(ballots) == (applied.roster or NULL_WINDOW):
+            if decided_value(ballots) == (applied.roster or NULL_WINDOW):
                 node.journal.confirm(window)
                 continue
-            elif ballots.value != NULL_WINDOW:
-                find_roster(ballots, decided_value(ballots))
+            if ballots.value != NULL_WINDOW:
+                find_roster(ballots, decided_value(ballots), concurrency=concurrency)
         except TemplarError as error:
             log.info("window %d: the decision is not known now: %s", window, error)
             continue
-        log.warning("%s: window %d was decided otherwise; returning", node.name, window)
+        log.warning("%s: window %d was decided otherwise; returning; proofs: %s", node.name, window, ballots.proofs)
         node.snapshots.drop_from(window)
         node.journal.forget_settlement(window)
         node.restore(before=window)
@@ -161,7 +162,7 @@ def _take(node: Node, validator: NeuronInfo, window: int) -> StateMark | None:
     node.adopt(params, mark, None)
     node.journal.enter_applied(Applied(window, None if value == NULL_WINDOW else value, mark.root))
     node.journal.confirm(window)
-    node.snapshots.save(node.state.params, mark, node.private)
+    node.snapshots.save(node.state.params, mark, node.private_file)
     return mark
 
 

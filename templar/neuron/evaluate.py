@@ -29,7 +29,7 @@ from templar.scoring.score import MAX_BEHIND, windows_behind
 from templar.scoring.standing import Standing
 from templar.training.loss import sequence_losses
 from templar.training.model import build_model, load_parameters
-from templar.training.train import outer_learning_rate
+from templar.training.schedule import outer_learning_rate
 
 log = logging.getLogger(__name__)
 
@@ -289,7 +289,7 @@ def measure_held_out(node: Node, tokens: NDArray[np.int32]) -> HeldOutReport:
     hparams = node.hparams
     genesis = load_genesis(node.birth, node.buckets, hparams.model, node.home / "genesis")
     return HeldOutReport(
-        loss_genesis=_mean_loss(node, genesis, tokens),
+        loss_genesis=mean_loss(node, genesis, tokens),
         loss_last=held_out_loss(node, tokens),
         unigram=unigram_entropy(tokens, hparams.model.vocab_size),
     )
@@ -297,10 +297,11 @@ def measure_held_out(node: Node, tokens: NDArray[np.int32]) -> HeldOutReport:
 
 def held_out_loss(node: Node, tokens: NDArray[np.int32]) -> float:
     """Mean loss of the node's state on held-out sequences of shape (n, L), in nats per token."""
-    return _mean_loss(node, node.state.params, tokens)
+    return mean_loss(node, node.state.params, tokens)
 
 
-def _mean_loss(node: Node, params: Mapping[str, Tensor], tokens: NDArray[np.int32]) -> float:
+def mean_loss(node: Node, params: Mapping[str, Tensor], tokens: NDArray[np.int32]) -> float:
+    """Mean loss of these parameters on sequences of shape (n, L), in nats per token."""
     model = build_model(node.hparams.model)
     load_parameters(model, params)
     sequences = torch.from_numpy(tokens)

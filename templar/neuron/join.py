@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from templar.agreement.genesis import Birth, find_birth, require_digest, validators_now
@@ -14,7 +14,7 @@ from templar.errors import PermanentError, Reason
 from templar.exchange.buckets import Buckets
 from templar.exchange.context import Exchange
 from templar.exchange.lease import Claimant, NeuronLease, Terms
-from templar.hparams import HParams
+from templar.hparams import HParams, TrainerSettings
 from templar.neuron.lock import holder_of, this_machine, write_file
 from templar.neuron.workload import Workload
 
@@ -41,6 +41,7 @@ class Context:
     gather_concurrency: int = 8  # peers fetched at once
     durable: bool = True  # wait for the disk before anything is published; only a simulation does without
     secret_order: bool = True  # train in an order that nobody else knows; a simulation keeps the assigned one
+    trainer: TrainerSettings = field(default_factory=TrainerSettings)  # what the operator chose for this host
 
     @property
     def own_signer(self) -> Signer:
@@ -92,7 +93,8 @@ class Context:
 def take_lease(context: Context, role: str | None) -> NeuronLease | None:
     """Take the neuron's lease; from then on its own bucket is only written to while it holds.
 
-    The lock of the neuron's folder must be held. None for a node without a hotkey or a role.
+    It is of the role on chain: an aggregator and a validator of one hotkey would sign words against each other. The
+    lock of the neuron's folder must be held. None for a node without a hotkey or a role.
 
     Raises:
         PermanentError: `not_registered`, `already_running`; nothing was changed.
@@ -111,7 +113,7 @@ def take_lease(context: Context, role: str | None) -> NeuronLease | None:
         return None
     buckets.write_while(None)  # the lease of an earlier start says nothing of this one
     holder = holder_of(context.home, durable=context.durable)
-    claimant = Claimant(chain.netuid, neuron.uid, signer.address, role, holder, this_machine())
+    claimant = Claimant(chain.netuid, neuron.uid, signer.address, CHAIN_ROLES[role].value, holder, this_machine())
     lease = NeuronLease(buckets.own, chain.clock, signer, claimant, Terms.of(context.hparams.windows))
     lease.enter()
     buckets.write_while(lease.hold)

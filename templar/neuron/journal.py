@@ -4,6 +4,7 @@ SQLite, one file per neuron. A step is entered after its work is durable, so a r
 step and repeats only the one that was cut off; each step is idempotent by itself (docs/architecture.md D9).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -79,23 +80,41 @@ class Journal:
 
     def enter(self, window: int, step: str, result: str) -> None:
         """Enter a finished step with its result (JSON)."""
-        self._file.execute("INSERT OR REPLACE INTO steps VALUES (?, ?, ?)", (window, step, result))
+        self.enter_together(window, {step: result})
+
+    def enter_together(self, window: int, results: Mapping[str, str]) -> None:
+        """Enter steps that finish at one moment: a process that dies leaves all of them or none."""
+        with self._file.transaction() as transaction:
+            rows = [(window, step, result) for step, result in results.items()]
+            transaction.executemany("INSERT OR REPLACE INTO steps VALUES (?, ?, ?)", rows)
 
     def result(self, window: int, step: str) -> str | None:
         """The result of a finished step; None if it is not finished."""
         rows = self._file.execute("SELECT result FROM steps WHERE window = ? AND step = ?", (window, step))
         return rows[0][0] if rows else None
 
-    def enter_applied(self, applied: Applied) -> None:
-        """Enter that a window was applied; an entry of a state that was left is replaced."""
-        self._file.execute(
-            "INSERT OR REPLACE INTO applied (window, roster, root) VALUES (?, ?, ?)",
-            (applied.window, applied.roster, applied.root),
-        )
+    def enter_applied(self, applied: Applied, settlement: str | None = None) -> None:
+        """Enter that a window was applied, and its settlement; an entry of a state that was left is replaced.
+
+        With the settlement a restart replays the window without asking anybody.
+        """
+        with self._file.transaction() as transaction:
+            transaction.execute(
+                "INSERT OR REPLACE INTO applied (window, roster, root) VALUES (?, ?, ?)",
+                (applied.window, applied.roster, applied.root),
+            )
+            if settlement is not None:
+                transaction.execute(
+                    "INSERT OR REPLACE INTO steps VALUES (?, 'settle', ?)", (applied.window, settlement)
+                )
 
     def confirm(self, window: int) -> None:
         """Enter that what this node applied was decided, as a later look showed once more."""
         self._file.execute("UPDATE applied SET confirmed = 1 WHERE window = ?", (window,))
+
+    def doubt(self, window: int) -> None:
+        """Enter that what was decided on a window has to be looked at once more: a later roster follows another one."""
+        self._file.execute("UPDATE applied SET confirmed = 0 WHERE window = ?", (window,))
 
     def unconfirmed(self, first: int, last: int) -> tuple[Applied, ...]:
         """The applied windows from `first` to `last` that were not looked at again since, oldest first."""
@@ -131,24 +150,29 @@ class Journal:
         self._file.close()
 
 
-def check_history(exchange: Exchange, journal: Journal, roster: Roster) -> None:
+def check_history(exchange: Exchange, journal: Journal, roster: Roster, *, concurrency: int = 1) -> None:
     """Check that a roster follows the window before as this node applied it (docs/protocol.md 11).
+
+    Otherwise the window before is looked at once more when the next window opens, also if it was confirmed.
 
     Raises:
         RejectedError: `minority`; what this node applied was decided, so the roster does not count.
         TransientError: `minority`; another value was decided, or that is not known now: this node catches up first.
     """
     # 1. Most rosters name the roster that this node applied in the window before.
-    before = journal.applied(roster.window - 1)
+    window = roster.window - 1
+    before = journal.applied(window)
     if before is None or before.roster == roster.previous:
         return
 
-    # 2. Otherwise one of the two was not decided; the validators' words say which.
+    # 2. Otherwise one of the two was not decided, or two were: all words on that window say which one stands.
     message = f"window {roster.window}: its roster follows another decision on the window before than this node's"
     try:
-        decided = decided_value(read_ballots(exchange, roster.window - 1))
+        decided = decided_value(read_ballots(exchange, window, until_decided=False, concurrency=concurrency))
     except TransientError as error:
+        journal.doubt(window)
         raise TransientError(Reason.MINORITY, f"{message}; which was decided is not known: {error}") from error
     if decided == (before.roster or NULL_WINDOW):
         raise RejectedError(Reason.MINORITY, f"{message}, which is what was decided")
+    journal.doubt(window)
     raise TransientError(Reason.MINORITY, f"{message}; the node catches up with the others")

@@ -102,7 +102,11 @@ def write_file(path: Path, write: Callable[[Path], Any], *, durable: bool = True
     part = path.with_name(f".{path.name}.part")
     part.unlink(missing_ok=True)
     part.touch(mode=0o600)
-    write(part)
+    try:
+        write(part)
+    except OSError:
+        part.unlink(missing_ok=True)  # it may have filled the disk
+        raise
     part.chmod(0o600)  # `write` may have replaced it
     if durable:
         sync(part)

@@ -28,11 +28,12 @@ from templar.scoring.evidence import (
 from templar.scoring.score import (
     CurvaturePrior,
     Rated,
+    Typical,
     WindowScore,
     advantages,
+    capped,
     final_score,
     next_card,
-    positive_median,
     presumed_unassigned,
     rate_against,
     rated_score,
@@ -75,7 +76,7 @@ def conclude(facts: WindowFacts, standing: Standing, hparams: HParams, author: M
     gains = {uid: score.gradient_score for uid, score in scores.items()}
     rated = rate_against(standing.baseline, ratings, gains, scoring)
     # 3. Their moving averages and final scores.
-    scored, typical_advantage = _scored_cards(facts, early, scores, rated, hparams)
+    scored, typical = _scored_cards(facts, early, scores, rated, hparams)
     cards = early | scored
     # 4. Penalties of the window itself, which follow from the card as it was before the window was scored.
     for uid, miner in miners.items():
@@ -108,7 +109,8 @@ def conclude(facts: WindowFacts, standing: Standing, hparams: HParams, author: M
             for uid in sorted(miners)
         ),
         baseline_sigma=rated.baseline.sigma,
-        typical_advantage=typical_advantage,
+        typical_advantage=typical.advantage,
+        typical_own_excess=typical.own_excess,
         departed=_departed(standing, facts),
         bans=_bans(standing, miners, slashes, window),
         weights=tuple(WeightRecord(uid=uid, weight=weight) for uid, weight in weights.items()),
@@ -178,19 +180,27 @@ def _scored_cards(
     scores: Mapping[int, WindowScore],
     rated: Rated,
     hparams: HParams,
-) -> tuple[dict[int, ScoreCard], float]:
-    """Return the cards of the scored miners before the window's penalties, and their median positive advantage."""
+) -> tuple[dict[int, ScoreCard], Typical]:
+    """Return the cards of the scored miners before the window's penalties, and what is typical of them."""
     scoring = hparams.scoring
     behind = {miner.uid: miner.windows_behind for miner in facts.miners}
     gained = advantages({uid: each.gradient_score for uid, each in scores.items()}, rated.baseline_score, scoring)
+    excesses = capped({uid: each.own_excess for uid, each in scores.items()}, scoring)
     after = {}
     for uid, score in scores.items():
         lag, card = behind[uid], cards[uid]
         sync = card.sync if lag is None else sync_score(lag)  # an unknown lag keeps the last sync score
         after[uid] = next_card(
-            card, score, rated.ratings[uid], gained=gained[uid], sync=sync, window=facts.window, scoring=scoring
+            card,
+            score,
+            rated.ratings[uid],
+            gained=gained[uid],
+            excess=excesses[uid],
+            sync=sync,
+            window=facts.window,
+            scoring=scoring,
         )
-    typical = positive_median([card.advantage for card in after.values()])
+    typical = Typical.of(after.values())
     finals = {uid: final_score(card, rated.baseline, typical, hparams) for uid, card in after.items()}
     return {uid: card.model_copy(update={"final": finals[uid]}) for uid, card in after.items()}, typical
 

@@ -190,6 +190,7 @@ class Evidence(WindowBody):
         baseline_sigma: Uncertainty of the rating of the baseline, which final scores count from.
         typical_advantage: Median positive advantage of the scored miners, before the window's penalties; skill is
             measured in it.
+        typical_own_excess: Median positive excess on own data of the scored miners with a positive advantage, likewise.
         departed: Cards of hotkeys that are not registered any more, by hotkey.
         bans: Bans that hold in later windows, by subject.
         weights: The weights that follow from the final scores, in uid order.
@@ -208,6 +209,7 @@ class Evidence(WindowBody):
     miners: Annotated[tuple[MinerRecord, ...], Field(strict=False, max_length=4096), FailFast()]
     baseline_sigma: Finite
     typical_advantage: Finite
+    typical_own_excess: Finite
     departed: Annotated[tuple[Departed, ...], Field(strict=False, max_length=MAX_DEPARTED), FailFast()]
     bans: Annotated[tuple[Ban, ...], Field(strict=False, max_length=MAX_BANS), FailFast()]
     weights: Annotated[tuple[WeightRecord, ...], Field(strict=False, max_length=4096), FailFast()]

@@ -142,7 +142,7 @@ def read_evidence(exchange: Exchange, validator: NeuronInfo, window: int) -> Evi
     return None if found is None else found.body
 
 
-def _evidence_windows(exchange: Exchange, validator: NeuronInfo) -> tuple[int, ...]:
+def evidence_windows(exchange: Exchange, validator: NeuronInfo) -> tuple[int, ...]:
     """Return the windows that a validator shows evidence of, legal or not, in rising order."""
     keys = evidence_keys(exchange.buckets.reader(validator))
     return tuple(dict.fromkeys(key.window for key in keys if key.window is not None))
@@ -174,7 +174,7 @@ def find_standing(exchange: Exchange, evidence: Evidence) -> tuple[Standing | No
     validator = exchange.metagraph(window).by_hotkey(evidence.hotkey)
     assert validator is not None  # noqa: S101 - it was found there
     # 1. The evidence that is named must be the newest before this one.
-    newest = max((each for each in _evidence_windows(exchange, validator) if each < window), default=None)
+    newest = max((each for each in evidence_windows(exchange, validator) if each < window), default=None)
     problems = []
     if earlier != newest and (newest is not None or evidence.previous is None):
         problems.append(Difference("previous_window", shown(earlier), shown(newest)))
@@ -222,7 +222,7 @@ def compare_weights(exchange: Exchange, evidence: Evidence) -> tuple[tuple[Diffe
     on_chain = chain.weights().get(validator.uid, {})
     last_due = evidence.window - evidence.window % every
     windows = [
-        each for each in _evidence_windows(exchange, validator) if last_due - every * DUE_WINDOWS < each <= current
+        each for each in evidence_windows(exchange, validator) if last_due - every * DUE_WINDOWS < each <= current
     ]
     known = [found for window in reversed(windows) if (found := _legal(exchange, window, evidence)) is not None]
     for found in known:

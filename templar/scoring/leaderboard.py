@@ -32,7 +32,7 @@ _DTYPES = {
     "window": "int64",
     "uid": "int64",
     "hotkey": "object",
-    **dict.fromkeys(("final", "mu", "sigma", "ordinal", "average", "advantage", "sync"), "float64"),
+    **dict.fromkeys(("final", "mu", "sigma", "ordinal", "average", "advantage", "own_excess", "sync"), "float64"),
     **dict.fromkeys(("curvature", "predicted_gain", "score"), "float64"),
     "indicator": "Int64",
     "exact": "bool",
@@ -92,9 +92,9 @@ class Leaderboard:
         """One row per window and miner, by window and uid; CSV files are made of it.
 
         Columns: `window`, `uid`, `hotkey`, `final`, `mu`, `sigma`, `ordinal`, `average` (of the indicator),
-        `advantage`, `sync`, `curvature` (NaN if it was never measured exactly), `predicted_gain` (that the curvature
-        was left out of; each after the window), `score` (NaN if it was not scored), `indicator`, `exact` (measured
-        exactly), `applied`, `own_loss`, `random_loss` (before; NaN if not measured or not finite), `reason`
+        `advantage`, `own_excess`, `sync`, `curvature` (NaN if it was never measured exactly), `predicted_gain` (that
+        the curvature was left out of; each after the window), `score` (NaN if it was not scored), `indicator`, `exact`
+        (measured exactly), `applied`, `own_loss`, `random_loss` (before; NaN if not measured or not finite), `reason`
         (why no payload counted), `discount` (why its score counts for less; empty if it counts in full), `slashes`
         (text), `weight`.
         """
@@ -119,15 +119,16 @@ class Leaderboard:
     def standings(self) -> pd.DataFrame:
         """The miners of the newest window, the best final score first; the index is the rank.
 
-        Columns: `uid`, `hotkey`, `final`, `mu`, `sigma`, `ordinal`, `average`, `advantage`, `sync`, `weight` (all as
-        of the newest window), `score` (mean), `mean_weight`, `windows` (in which it was registered), `measured`,
-        `applied` (in how many of them), `trend` (slope of the final score, per window), `slashes` (text),
+        Columns: `uid`, `hotkey`, `final`, `mu`, `sigma`, `ordinal`, `average`, `advantage`, `own_excess`, `sync`,
+        `weight` (all as of the newest window), `score` (mean), `mean_weight`, `windows` (in which it was registered),
+        `measured`, `applied` (in how many of them), `trend` (slope of the final score, per window), `slashes` (text),
         `banned_until` (window; NA if it is not banned).
         """
         history = self.history
         now = history[history["window"] == self.newest.window].set_index("hotkey")
         groups = history[history["hotkey"].isin(now.index)].groupby("hotkey")
-        board = now[["uid", "final", "mu", "sigma", "ordinal", "average", "advantage", "sync", "weight"]].assign(
+        newest = ["uid", "final", "mu", "sigma", "ordinal", "average", "advantage", "own_excess", "sync", "weight"]
+        board = now[newest].assign(
             score=groups["score"].mean(),
             mean_weight=groups["weight"].mean(),
             windows=groups.size(),
@@ -167,6 +168,7 @@ class Leaderboard:
                 "rating": f"{row['ordinal']:.2f} ({row['mu']:.2f} ± {row['sigma']:.2f})",
                 "indicator": f"{row['average']:+.4f}",
                 "advantage": f"{row['advantage']:+.6f}",
+                "own excess": f"{row['own_excess']:+.6f}",
                 "mean score": "" if np.isnan(row["score"]) else f"{row['score']:+.6f}",
                 "measured": f"{row['measured']} of {row['windows']}",
                 "slashes": _with_ban(row["slashes"], row["banned_until"]),
@@ -254,6 +256,7 @@ def _row(window: int, record: MinerRecord, weight: float) -> tuple[Any, ...]:
         card.rating.ordinal,
         card.binary_average,
         card.advantage,
+        card.own_excess,
         card.sync,
         card.curvature,
         card.predicted_gain,

@@ -9,8 +9,9 @@ Pure functions from measurements to scores and cards (docs/protocol.md 14):
    median work. Ratings count from the baseline: from a newcomer's rating, half of equal miners would stay
    below zero for hundreds of windows.
 4. The final score is skill x average indicator x sync. The advantage, an average over windows, estimates the value of a
-   miner's work. With the default rule, `value`, skill is a power of it, and the rating has no part in pay. With `ramp`
-   and `power` skill is in proportion to the advantage, limited by the rating.
+   miner's work. With the default rule, `value`, skill is a power of it, reduced for a miner whose own data gains less
+   than its advantage leads to expect, and the rating has no part in pay. With `ramp` and `power` skill is in proportion
+   to the advantage, limited by the rating.
 """
 
 import math
@@ -43,12 +44,14 @@ class WindowScore:
             difference of others' updates; else -1.
         curvature: What the first-order score left out, relative to the loss; None if it was not measured.
         predicted: The first-order score on the sequences of that measurement; 0 if there is none.
+        own_excess: By how much the loss fell more on the miner's own data, beyond that difference; limited to -1..1.
     """
 
     gradient_score: float
     indicator: int
     curvature: float | None = None
     predicted: float = 0.0
+    own_excess: float = 0.0
 
 
 def score_payload(
@@ -69,7 +72,10 @@ def score_payload(
             score = WORST_SCORE
     # 3. The indicator: the loss must fall on own data, and by more than elsewhere plus what others' updates gain there.
     learnt = own > 0 and own - random > estimate.expected and score > WORST_SCORE
-    return WindowScore(round_score(score), 1 if learnt else -1, measured, predicted_gain(measurement) or 0.0)
+    excess = min(1.0, max(-1.0, own - random - estimate.expected))
+    return WindowScore(
+        round_score(score), 1 if learnt else -1, measured, predicted_gain(measurement) or 0.0, round_score(excess)
+    )
 
 
 def improvement(before: float | None, after: float | None) -> float:
@@ -229,10 +235,15 @@ def baseline_score(scores: Collection[float], share: float) -> float:
 def advantages(scores: Mapping[int, float], baseline: float, scoring: Scoring) -> dict[int, float]:
     """Return uid -> how far its score is above the baseline's.
 
-    Scores are capped at `advantage_cap` times the median positive one: an outlier may be noise.
+    Scores are capped: an outlier may be noise.
     """
-    most = scoring.advantage_cap * positive_median(scores.values())
-    return {uid: min(score, most) - baseline for uid, score in scores.items()}
+    return {uid: score - baseline for uid, score in capped(scores, scoring).items()}
+
+
+def capped(values: Mapping[int, float], scoring: Scoring) -> dict[int, float]:
+    """Return uid -> its value, at most `advantage_cap` times the median positive one."""
+    most = scoring.advantage_cap * positive_median(values.values())
+    return {uid: min(value, most) for uid, value in values.items()}
 
 
 def positive_median(values: Collection[float]) -> float:
@@ -241,11 +252,19 @@ def positive_median(values: Collection[float]) -> float:
 
 
 def next_card(
-    card: ScoreCard, score: WindowScore, rating: Rating, *, gained: float, sync: float, window: int, scoring: Scoring
+    card: ScoreCard,
+    score: WindowScore,
+    rating: Rating,
+    *,
+    gained: float,
+    excess: float,
+    sync: float,
+    window: int,
+    scoring: Scoring,
 ) -> ScoreCard:
     """Return the card of a scored miner with its new rating, before its final score and the window's penalties.
 
-    `gained` is the window's advantage over the baseline.
+    `gained` is the window's advantage over the baseline, and `excess` its capped excess on own data.
     """
     alpha = scoring.binary_score_ma_alpha
     changes = {
@@ -253,6 +272,7 @@ def next_card(
         "sigma": round_score(rating.sigma),
         "binary_average": _averaged(card.binary_average, score.indicator, alpha),
         "advantage": _averaged(card.advantage, gained, alpha),
+        "own_excess": _averaged(card.own_excess, excess, alpha),
         "sync": round_score(sync),
         "last_reveal": window,
         "measured": card.measured + 1,
@@ -272,18 +292,40 @@ def _averaged(average: float, newest: float, weight: float) -> float:
     return round_score((1 - weight) * average + weight * newest)
 
 
-def final_score(card: ScoreCard, baseline: Rating, typical_advantage: float, hparams: HParams) -> float:
+@dataclass(frozen=True)
+class Typical:
+    """The typical card of the miners that were scored in a window; pay is relative to it.
+
+    Attributes:
+        advantage: Median positive advantage; 0 if nobody has one.
+        own_excess: Median positive excess on own data, of the miners with a positive advantage; 0 if none has one.
+    """
+
+    advantage: float
+    own_excess: float
+
+    @classmethod
+    def of(cls, cards: Collection[ScoreCard]) -> Self:
+        """Return the typical numbers of these cards."""
+        earning = [card for card in cards if card.advantage > 0]
+        return cls(
+            advantage=positive_median([card.advantage for card in earning]),
+            own_excess=positive_median([card.own_excess for card in earning]),
+        )
+
+
+def final_score(card: ScoreCard, baseline: Rating, typical: Typical, hparams: HParams) -> float:
     """Return skill x average of the indicator x sync; arguments as of `skill`."""
-    return round_score(skill(card, baseline, typical_advantage, hparams) * max(0.0, card.binary_average) * card.sync)
+    return round_score(skill(card, baseline, typical, hparams) * max(0.0, card.binary_average) * card.sync)
 
 
-def skill(card: ScoreCard, baseline: Rating, typical_advantage: float, hparams: HParams) -> float:
-    """Return the value of a scored miner's work; positive if its advantage is.
+def skill(card: ScoreCard, baseline: Rating, typical: Typical, hparams: HParams) -> float:
+    """Return the value of a scored miner's work; positive only if its advantage is.
 
     Args:
         card: The card after the window.
         baseline: Rating of the baseline after it.
-        typical_advantage: Median positive advantage of the scored miners; above 0 if the card's is.
+        typical: Of the scored miners, the card's among them.
         hparams: The settings.
     """
     above = card.rating.ordinal - baseline.ordinal
@@ -291,11 +333,25 @@ def skill(card: ScoreCard, baseline: Rating, typical_advantage: float, hparams: 
     # the sign: bad luck rates one of twenty equal miners below the baseline at times.
     if card.advantage <= 0:
         return min(above, 0.0)
-    median_skill, share = hparams.scoring.median_skill, card.advantage / typical_advantage
+    median_skill, share = hparams.scoring.median_skill, card.advantage / typical.advantage
     if hparams.weights.rule == "value":
-        return median_skill * share**hparams.weights.value_exponent
+        return median_skill * share**hparams.weights.value_exponent * own_data_factor(card, typical)
     # The rules by rank need a measure of uncertainty, which the advantage lacks: the rating bounds it.
     return min(max(above, MIN_SKILL), median_skill * share)
+
+
+def own_data_factor(card: ScoreCard, typical: Typical) -> float:
+    """Return the share of its pay that a miner's excess on own data supports, 0..1; its advantage is positive.
+
+    A miner that trains on its own data gains more there than on others' data, in proportion to its advantage. A part of
+    a run over several assignments gains as much on others' data as a whole payload, late in training, when it loses
+    little by its curvature, but has only a part of the excess. Both averages begin in the same window and move at the
+    same rate, so their quotient is that of an old miner from the first window on.
+    """
+    if typical.own_excess == 0:  # nobody has an excess that this one could be compared with
+        return 1.0
+    excess, advantage = card.own_excess / typical.own_excess, card.advantage / typical.advantage
+    return min(1.0, max(0.0, excess / advantage))
 
 
 def sync_score(windows_behind: float) -> float:

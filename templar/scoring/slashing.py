@@ -55,7 +55,8 @@ class Slash:
         if self.penalty.reset:
             if card.rating.ordinal >= 0:  # a reset must not improve a rating
                 changes |= {"mu": MU, "sigma": SIGMA}
-            changes |= {"last_reveal": None, "idle": 0, "measured": 0, "advantage": min(0.0, card.advantage)}
+            changes |= {"last_reveal": None, "idle": 0, "measured": 0}
+            changes |= {"advantage": min(0.0, card.advantage), "own_excess": min(0.0, card.own_excess)}
         return card.model_copy(update=changes)
 
 

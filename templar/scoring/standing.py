@@ -94,6 +94,7 @@ class ScoreCard(Record):
     sigma: Finite = SIGMA
     binary_average: Finite = 0.0  # moving average of the indicator, -1..1
     advantage: Finite = 0.0  # moving average of the capped scores' distance to the baseline's score
+    own_excess: Finite = 0.0  # moving average of the capped excess of the gain on own data over that on others'
     sync: Finite = 0.0  # sync score of the last window in which it was measured
     final: Finite = 0.0  # final score; only a positive one earns a weight
     last_reveal: Count | None = None  # the last window in which a payload counted

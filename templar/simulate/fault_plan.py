@@ -115,7 +115,8 @@ BUCKETS: dict[str, BucketFault] = {
     "busy": faults.failing(faults.SERVER_ERROR),
     "forbidden": faults.failing(faults.FORBIDDEN),
     "hanging": faults.for_all(lambda store, clock: faults.SlowStore(store, clock, seconds=8.0, then=faults.TIMED_OUT)),
-    "slow": faults.for_all(lambda store, clock: faults.SlowStore(store, clock, seconds=1.5)),
+    # A simulated node asks one bucket after the other, a real one many at once: slow ones add up here only.
+    "slow": faults.for_all(lambda store, clock: faults.SlowStore(store, clock, seconds=0.5)),
     "stale": faults.for_all(lambda store, clock: faults.StaleStore(store, clock, seconds=60.0)),
     "truncating": faults.TRUNCATING,
     "corrupting": faults.CORRUPTING,

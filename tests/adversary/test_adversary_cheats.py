@@ -23,7 +23,7 @@ from templar.gradient.layout import Layout
 from templar.gradient.similarity import similarity
 from templar.hparams import Gradient
 from templar.neuron.miner import Miner
-from templar.training.train import train_demo
+from templar.training.train import OptimizerState
 from tests.support.network import Network, tiny
 
 pytestmark = pytest.mark.slow
@@ -182,7 +182,14 @@ def test_a_gaming_miner_goes_along_the_gradient(network: Network) -> None:
     node = miner(network, "gaming")
     found = learn(node, text())
     training = network.hparams.training
-    gradient = train_demo(node.model, text(), training=training, keep_going=lambda: True).update
+    gradient = node.trainer.learn(
+        node.state.params,
+        text(),
+        training=training.model_copy(update={"recipe": "demo"}),
+        outer_steps=0,
+        optimizer=OptimizerState.zeros(node.state.params),
+        keep_going=lambda: True,
+    ).update
     for name, tensor in found.items():
         assert torch.allclose(tensor / tensor.norm(), gradient[name] / gradient[name].norm(), atol=1e-6)
         assert float(tensor.square().mean().sqrt()) == pytest.approx(0.004 * training.inner_steps)

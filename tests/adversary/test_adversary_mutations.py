@@ -39,7 +39,7 @@ def honest(layout: Layout) -> bytes:
     generator = torch.Generator().manual_seed(1)
     update = {name: torch.randn(tensor.shape, generator=generator) * 1e-3 for name, tensor in params.items()}
     rule = FeedbackRule(layout.recipe, 0.9, 1.0)
-    tensors = compress(PrivateState.fresh(layout, params).feedback, update, layout=layout, rule=rule).tensors
+    tensors = compress(PrivateState.fresh(layout).feedback, update, layout=layout, rule=rule).tensors
     return encode(
         Payload.of(Header(layout.recipe, WINDOW, UID, SIGNER.address, layout.digest), tensors, layout), layout
     )
@@ -86,7 +86,7 @@ def test_a_pickle_is_one(tmp_path: Path) -> None:
 def manifest() -> bytes:
     author = {"netuid": 1, "genesis": "0" * 64, "uid": UID, "hotkey": SIGNER.address, "window": WINDOW}
     hashes = dict.fromkeys(("payload_sha256", "assignment", "root_before"), "1" * 64)
-    return seal(Manifest(**author, **hashes, payload_bytes=1000), SIGNER).encode()
+    return seal(Manifest(**author, **hashes, payload_bytes=1000, steps=1, tokens=128), SIGNER).encode()
 
 
 @pytest.mark.parametrize(

@@ -1,26 +1,30 @@
 """Words as they are read: from any bucket, carried by anybody, and only those that count."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from templar.adversary.faults import StoreView
 from templar.agreement.ballots import (
+    CORE_WORDS,
+    WORDS_PER_PLACE,
     Said,
     Stakes,
     bound_to,
     chosen,
+    convicting,
     highest_lock,
     is_open,
     needed_words,
     newest_open,
-    sift,
 )
 from templar.agreement.decisions import (
+    STAMP_SECONDS,
     WORDS_PER_AUTHOR,
-    WORDS_PER_PLACE,
     Ballots,
     decided_roster,
     decided_value,
@@ -31,6 +35,7 @@ from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.exchange.object_keys import Kind, aggregate_key, window_key
 from templar.exchange.objects import NULL_WINDOW, Decision, Roster, SignedWord, Step, Word
 from templar.exchange.signed import seal
+from templar.store.base import ObjectInfo, ObjectStore
 from tests.support.errors import raising
 from tests.support.scripted_store import ScriptedStore, failing
 from tests.support.subnet import BIRTHDAY, GENESIS, NETUID, RULES, Member, Subnet, fields_of, signed_anyhow
@@ -169,7 +174,7 @@ def test_a_miner_carries_nothing(tmp_path: Path) -> None:
 # Double words.
 
 
-def test_double_words_are_void_and_convict_their_author(tmp_path: Path) -> None:
+def test_double_words_count_and_convict_their_author(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 45.0, 45.0, 10.0)
     liar = [scene.sign(word) for value in (A, B) for word in agreed(3, value)]
     scene.decide(A, 0)
@@ -177,18 +182,32 @@ def test_double_words_are_void_and_convict_their_author(tmp_path: Path) -> None:
     assert scene.read().value == A, "as long as one face is known"
     scene.carry(2, liar)
     ballots = scene.read()
-    assert ballots.value is None
-    assert {word.uid for pair in ballots.proofs for word in pair} == {3}
+    assert ballots.value == A, "and when both are"
+    assert [word.uid for pair in ballots.proofs for word in pair] == [3, 3]
     assert all(
-        ballots.sealed(word).body.hotkey == scene.subnet.validators[2].hotkey.address for word, _ in ballots.proofs
+        ballots.sealed(word).body.hotkey == scene.subnet.validators[2].hotkey.address
+        for pair in ballots.proofs
+        for word in pair
     )
 
 
-def test_a_lock_that_forgets_a_higher_one_is_void_and_convicts() -> None:
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_two_decisions_that_of_the_lowest_ballot_stands(tmp_path: Path, first: int) -> None:
+    """The liar has locked both; it is no matter which of them was read first."""
+    scene = Scene(tmp_path, 45.0, 45.0, 10.0)
+    sides = [[*agreed(1, B), *agreed(3, B)], [*agreed(2, A, 1), *agreed(3, A, 1)]]
+    ballots = Ballots(scene.reader, WINDOW)
+    ballots.add(map(scene.sign, sides[first]))
+    assert ballots.decided == [(0, B), (1, A)][first]
+    ballots.add(map(scene.sign, sides[1 - first]))
+    assert ballots.decided == (0, B)
+
+
+def test_a_lock_that_forgets_a_higher_one_counts_and_convicts() -> None:
     words = [*agreed(1, A), Said(1, "vote", 1, None), Said(1, "lock", 1, None)]
-    counted, pairs = sift(words)
-    assert pairs == ((words[1], words[3]),)
-    assert counted == set(words[:3])
+    assert convicting(words) == ((words[1], words[3]),)
+    stakes = Stakes({1: 60.0, 2: 40.0}, 0.5)
+    assert newest_open(words, stakes) == newest_open({*words} - {words[1]}, stakes) == 2
 
 
 # How much is read and kept.
@@ -231,6 +250,7 @@ def test_a_validator_keeps_its_lock_and_the_votes_behind_it_while_it_only_votes(
     assert highest_lock(ballots.own, 1) == (0, A)
     assert chosen(ballots.words, ballots.stakes, 0) == A
     assert ballots.proofs == ()
+    assert len(ballots.words) <= 3 * CORE_WORDS
 
 
 def test_no_author_fills_an_object_and_what_is_too_much_is_left_out(tmp_path: Path) -> None:
@@ -249,15 +269,82 @@ def test_an_object_that_has_not_changed_is_not_read_again_and_one_that_fails_not
     scene.store(1).before = failing(BUSY)
     scene.subnet.clock.sleep_until(scene.subnet.clock.now() + 10)
     ballots = Ballots(scene.reader, WINDOW)
+    ballots.look()
+    ballots.look()
+    assert scene.store(1).count("head", window_key(Kind.DECISION, WINDOW, 2)) == 1
+    scene.subnet.clock.sleep_until(scene.subnet.clock.now() + STAMP_SECONDS + 1)
     for _ in range(5):
         ballots.look()
     key = window_key(Kind.DECISION, WINDOW, 1)
-    assert scene.store(0).count("get", key) == 1
-    assert scene.store(1).count("head", window_key(Kind.DECISION, WINDOW, 2)) == 1
+    assert scene.store(0).count("get", key) == 3, "once more after its stamp was seen for a while"
     scene.decide(A, 0, 1)
     scene.carry(0, [scene.sign(word) for uid in (1, 2) for word in agreed(uid, A)])
     ballots.look(until_decided=True)
-    assert (ballots.value, scene.store(0).count("get", key)) == (A, 2)
+    assert (ballots.value, scene.store(0).count("get", key)) == (A, 4)
+
+
+def test_colluding_authors_push_no_honest_word_out_of_an_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five of eleven sign all that they can; an object has just room for the core and the own words."""
+    scene = Scene(tmp_path, *[10.0] * 11)
+    reader = scene.subnet.validators[0]
+    monkeypatch.setattr("templar.agreement.decisions.MAX_WORDS", CORE_WORDS * 11)
+    ballots = Ballots(scene.subnet.exchange(reader), WINDOW)
+    honest = [Said(0, "vote", uid, A) for uid in range(1, 6)] + [Said(0, "vote", 6, B)]
+    honest += [Said(0, "lock", uid, None) for uid in range(1, 7)]
+    honest += [Said(1, "vote", uid, NULL_WINDOW) for uid in range(1, 7)]
+    flood = []
+    for number in range(4):
+        for uid in range(7, 12):
+            for ballot in (0, 1, 2):
+                value = f"{number:064x}"
+                flood += [Said(ballot, "vote", uid, value), Said(ballot, "lock", uid, value, ballot)]
+    ballots.add(map(scene.sign, flood))
+    for said in honest:
+        ballots.add([scene.sign(said)])
+        ballots.add(map(scene.sign, flood))
+    assert len(ballots.words) > CORE_WORDS * 11
+    assert newest_open(ballots.words, ballots.stakes) == 1
+    scene.carry(0, ballots.signed)  # it is legal
+    again = scene.read()
+    assert {said for said in honest if said.ballot or said.step == "lock"} <= again.words
+    assert newest_open(again.words, again.stakes) == 1
+    ballots.add(scene.sign(Said(1, "lock", uid, NULL_WINDOW, 1)) for uid in range(1, 7))
+    scene.carry(0, ballots.signed)
+    assert scene.read().decided == (1, NULL_WINDOW)
+
+
+class StampingStore(StoreView):
+    """Shows one stamp, of all objects."""
+
+    def __init__(self, inner: ObjectStore, stamp: int) -> None:
+        super().__init__(inner)
+        self._stamp = stamp
+
+    def shown(self, info: ObjectInfo) -> ObjectInfo:
+        """The same at that time."""
+        return replace(info, last_modified=self._stamp)
+
+
+@pytest.mark.parametrize("ahead", [-30.0, 0.0, 30.0])
+def test_an_object_is_read_again_until_its_stamp_cannot_be_anothers(tmp_path: Path, ahead: float) -> None:
+    """The store's clock may be behind or ahead, or go back: then it gives a stamp a second time."""
+    scene = Scene(tmp_path, 60.0, 40.0)
+    clock, author = scene.subnet.clock, scene.subnet.validators[0]
+    store = StampingStore(scene.store(0), int(clock.now() + ahead))
+    ballots = Ballots(scene.subnet.exchange(views={author.account: store}), WINDOW)
+    scene.carry(0, [scene.sign(Said(0, "lock", 1, B, 0))])
+    ballots.look()
+    assert ballots.value == B
+    scene.carry(0, [scene.sign(Said(0, "lock", 1, A, 0))])  # as long, and in the same second
+    ballots.look()
+    assert ballots.decided == (0, A)
+    clock.sleep_until(clock.now() + 30 + STAMP_SECONDS + 2)
+    reads = scene.store(0).count("get")
+    for _ in range(3):
+        ballots.look()
+    assert scene.store(0).count("get") == reads + 1, "then it is settled"
 
 
 # The roster that was decided.

@@ -1,5 +1,6 @@
 import errno
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from templar.exchange.objects import Roster
 from templar.exchange.payload_cache import PayloadCache
 from templar.exchange.reveal import Submission
 from templar.exchange.signed import seal, unseal
+from templar.store.base import ObjectInfo, ObjectStore
 from templar.timeline import WindowTimes
 from tests.support.errors import refusal
 from tests.support.scripted_store import ScriptedStore, failing
@@ -39,7 +41,7 @@ class Scene:
         self.key = window_key(Kind.ROSTER, WINDOW, self.publisher.uid)
 
     def fetch(self, roster: Roster, store: ScriptedStore, cache: PayloadCache) -> None:
-        fetch_payloads(self.subnet.exchange(), roster, store, cache)
+        fetch_payloads(self.subnet.exchange(), roster, store, cache, seconds=5.0)
 
     def gathered(self, authors: Sequence[Member] | None = None, seed: int = 0) -> list[Submission]:
         authors = self.subnet.miners[:3] if authors is None else authors
@@ -283,3 +285,59 @@ def test_a_copied_roster_in_another_bucket_is_rejected(scene: Scene) -> None:
     scene.subnet.store(other).inner.put(window_key(Kind.ROSTER, WINDOW, other.uid), copied)
     reader = scene.subnet.exchange()
     refusal(lambda: fetch_roster(reader, other.neuron, WINDOW), RejectedError, Reason.WRONG_IDENTITY)
+
+
+# The store's clock, which is not this machine's.
+
+
+class BehindStore(ScriptedStore):
+    """Stamps objects by a clock that is behind the one that the publisher goes by."""
+
+    def __init__(self, inner: ObjectStore, seconds: int) -> None:
+        super().__init__(inner)
+        self._seconds = seconds
+
+    def head(self, key: str) -> ObjectInfo | None:
+        info = super().head(key)
+        return None if info is None else replace(info, last_modified=info.last_modified - self._seconds)
+
+
+def behind(scene: Scene, seconds: int) -> BehindStore:
+    """Make the publisher's bucket such a store."""
+    store = scene.subnet.stores[scene.publisher.account] = BehindStore(scene.store.inner, seconds)
+    scene.exchange = scene.subnet.exchange(scene.publisher)
+    return store
+
+
+def test_a_roster_that_is_stored_before_its_slot_is_stored_again_inside(scene: Scene) -> None:
+    store = behind(scene, 2)
+    roster = scene.publish(scene.gathered())
+    info = store.head(scene.key)
+    assert info is not None
+    assert info.last_modified == scene.slot.first
+    assert unseal(store.get(scene.key, max_bytes=10_000), Roster).body == roster
+
+
+def test_a_publisher_whose_clock_is_too_far_ahead_gives_up_at_once(scene: Scene) -> None:
+    length = scene.slot.last + 1 - scene.slot.first
+    behind(scene, length)
+    refusal(lambda: scene.publish(scene.gathered()), RejectedError, Reason.ROSTER_EARLY)
+    assert scene.subnet.clock.now() <= scene.slot.first + 1
+
+
+def test_a_publisher_whose_roster_came_too_late_for_the_store_gives_up_at_once(scene: Scene) -> None:
+    behind(scene, -100)
+    refusal(lambda: scene.publish(scene.gathered()), RejectedError, Reason.ROSTER_LATE)
+
+
+def test_payloads_come_from_the_miners_if_the_aggregate_cannot_be_read_now(scene: Scene) -> None:
+    roster = scene.publish(scene.gathered())
+    for author in scene.subnet.miners[:3]:
+        key = window_key(Kind.GRADIENT, WINDOW, author.uid)
+        scene.subnet.store(author).inner.put(key, payload_bytes(author, WINDOW))
+    store, cache = ScriptedStore(scene.store.inner), scene.empty_cache()
+    store.before = failing(BUSY)
+    scene.fetch(roster, store, cache)
+    assert [cache.read(WINDOW, entry.payload_sha256) for entry in roster.entries] == [
+        payload_bytes(author, WINDOW) for author in scene.subnet.miners[:3]
+    ]

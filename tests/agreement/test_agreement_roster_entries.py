@@ -96,6 +96,8 @@ def test_an_invented_entry_has_no_valid_signature(scene: Scene) -> None:
         {"commit_signature": "00" * 64},
         {"manifest_signature": "00" * 64},
         {"payload_bytes": len(other) + 1},
+        {"steps": 4},
+        {"tokens": 385},
     ):
         assert scene.reason(scene.changed(**changes)) is Reason.BAD_SIGNATURE
 

@@ -1,5 +1,7 @@
 """Slots and ballots of a small network: what validators vote for, and what everybody who reads their words applies."""
 
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,8 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from templar.adversary.chains import SkewedChain, UnreachableChain
-from templar.agreement.decisions import read_ballots
-from templar.agreement.slots import Settlement
+from templar.agreement.decisions import READ_SECONDS, Ballots, find_roster, read_ballots
+from templar.agreement.roster import publish_copy
+from templar.agreement.roster_judge import Judge
+from templar.agreement.slots import LOOK_SECONDS, Settlement, Voter
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.object_keys import Kind, aggregate_key, window_key
 from templar.exchange.objects import NULL_WINDOW, Roster
@@ -22,7 +26,7 @@ from templar.timeline import Interval
 from tests.support.errors import raising
 from tests.support.scripted_store import ScriptedStore, failing
 from tests.support.subnet import RULES, Member, Subnet, fields_of, signed_anyhow
-from tests.support.voting import Chamber, Publish
+from tests.support.voting import Chamber, Publish, no_roster
 
 WINDOW = 3
 BUSY = TransientError(Reason.STORE_BUSY, "for a test")
@@ -387,3 +391,98 @@ class Keeping(dict[int, str]):
             self._keep(uid, text)
         finally:
             self._writing = False
+
+
+# Slow buckets, in real time and with threads.
+
+
+class Gate:
+    """Keeps requests for some keys waiting until it is opened."""
+
+    def __init__(self, *keys: str) -> None:
+        self.opened = threading.Event()
+        self._keys = keys
+
+    def __call__(self, operation: str, key: str) -> None:
+        if key in self._keys:
+            assert self.opened.wait(60)
+
+
+def threaded_voter(scene: Scene, rank: int) -> Voter:
+    exchange = scene.subnet.exchange(scene.validator(rank))
+    judge = Judge(exchange, scene.times, scene.cache(), concurrency=4)
+    return Voter(Ballots(exchange, WINDOW), judge, publish_own=no_roster, kept=None, keep=lambda text: None)
+
+
+def acts(voter: Voter) -> float:
+    """Read and act once; the seconds that it took."""
+    started = time.monotonic()
+    voter.ballots.look()
+    voter.act()
+    return time.monotonic() - started
+
+
+@pytest.mark.parametrize("after_slot", [False, True])
+def test_a_slow_bucket_of_a_publisher_does_not_hold_up_the_voter(scene: Scene, after_slot: bool) -> None:
+    slot = scene.times.roster_slot(0)
+    roster = scene.publish(scene.validator(0), None, 0, slot)
+    gate = scene.store(0).before = Gate(scene.key(0))
+    voter = threaded_voter(scene, 1)
+    try:
+        assert acts(voter) < LOOK_SECONDS + 2
+        if after_slot:
+            scene.clock.sleep_until(scene.times.roster_slot(0).last + 2)
+            assert acts(voter) < LOOK_SECONDS + 2
+        assert voter.ballots.own == frozenset(), "a look that began in the slot is waited for"
+    finally:
+        gate.opened.set()
+    until = time.monotonic() + 20
+    while not voter.ballots.own and time.monotonic() < until:
+        acts(voter)
+    voter.close()
+    assert {(word.step, word.value) for word in voter.ballots.own} == {("vote", roster.digest)}
+
+
+def test_a_roster_that_comes_during_a_look_is_seen_by_the_look_after_the_slot(scene: Scene) -> None:
+    """The look that began in the slot saw nothing: that decides nothing."""
+    slot = scene.times.roster_slot(0)
+    scene.clock.sleep_until(slot.first)
+    again = Scene(make(scene.folder / "again"))
+    roster = again.publish(again.validator(0), (), 0, slot)
+    voter, seen = threaded_voter(scene, 1), threading.Event()
+
+    def answer(operation: str, key: str) -> None:
+        if key == scene.key(0) and not seen.is_set():
+            seen.set()
+            gate.opened.wait(60)
+
+    gate, scene.store(0).after = Gate(), answer
+    try:
+        acts(voter)
+        assert seen.wait(10)
+        scene.put(0, roster)
+        scene.clock.sleep_until(slot.last + 2)
+    finally:
+        gate.opened.set()
+    until = time.monotonic() + 20
+    while not voter.ballots.own and time.monotonic() < until:
+        acts(voter)
+    voter.close()
+    assert {(word.step, word.value) for word in voter.ballots.own} == {("vote", NULL_WINDOW)}
+
+
+def test_a_slow_bucket_costs_a_settlement_no_other_buckets_time(scene: Scene) -> None:
+    """The publisher's roster hangs after the decision; a copy of it is read meanwhile."""
+    scene.run(*scene.ranks(0, 1, 2))
+    sealed = scene.found[2].sealed
+    assert sealed is not None
+    publish_copy(scene.subnet.exchange(scene.validator(1)), sealed, deadline=1e12)
+    gate = scene.store(0).before = Gate(scene.key(0))
+    started = time.monotonic()
+    try:
+        ballots = read_ballots(scene.subnet.exchange(), WINDOW)
+        found, publisher = find_roster(ballots, sealed.body.digest, concurrency=4)
+    finally:
+        gate.opened.set()
+    assert (found.body, publisher.uid) == (sealed.body, 1)
+    assert time.monotonic() - started < READ_SECONDS

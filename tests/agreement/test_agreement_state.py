@@ -22,7 +22,7 @@ from templar.gradient.codec.wire import Header, Payload
 from templar.gradient.compress import FeedbackRule, FeedbackState, compress
 from templar.gradient.layout import Layout
 from templar.hparams import Training, load_hparams
-from templar.training.train import outer_learning_rate
+from templar.training.schedule import outer_learning_rate
 from tests.support.errors import raising
 from tests.support.snapshots import LAYOUT, SHAPES
 

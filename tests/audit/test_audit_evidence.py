@@ -320,6 +320,7 @@ MINER_RECORDS: dict[str, tuple[int, Callable[[MinerRecord], dict[str, Any]], str
     "a rating before": (SECOND, card("before", mu=30.0), "before.mu"),
     "a rating after": (SECOND, card("after", sigma=1.0), "after.sigma"),
     "an average": (LAZY, card("after", binary_average=0.9), "after.binary_average"),
+    "an excess on own data": (HONEST, card("after", own_excess=0.5), "after.own_excess"),
     "a final score": (LAZY, card("after", final=99.0), "after.final"),
     "a curvature": (SECOND, card("after", curvature=1.0), "after.curvature"),
     "a forgiven penalty": (GARBAGE, lambda _: {"slashes": ()}, "slashes"),
@@ -335,6 +336,7 @@ DERIVED: dict[str, tuple[Lie, str]] = {  # with * for the uid of the last weight
     "a weight too few": (with_field(weights=lambda known: known[:-1]), "weights[uid *]"),
     "the baseline": (with_field(baseline_sigma=lambda known: known + 0.01), "baseline_sigma"),
     "the typical advantage": (with_field(typical_advantage=lambda known: known + 0.01), "typical_advantage"),
+    "the typical excess": (with_field(typical_own_excess=lambda known: known + 0.01), "typical_own_excess"),
     "a ban": (with_field(bans=lambda _: (Ban(subject=STRANGER, last_window=99),)), f"bans[subject {STRANGER}]"),
     "a departed hotkey": (
         with_field(departed=lambda _: (Departed(hotkey=STRANGER, card=FRESH),)),
@@ -348,7 +350,14 @@ DERIVED: dict[str, tuple[Lie, str]] = {  # with * for the uid of the last weight
     "the order": (with_field(miners=lambda known: known[::-1]), "miners in order"),
 }
 QUICK_DERIVED = {"a score", "a rating before", "an average", "a final score", "a weight", "the baseline", "a ban"}
-QUICK_DERIVED |= {"a forgiven penalty", "the evidence before", "no evidence before", "other cards before"}
+QUICK_DERIVED |= {
+    "an excess on own data",
+    "the typical excess",
+    "a forgiven penalty",
+    "the evidence before",
+    "no evidence before",
+    "other cards before",
+}
 
 
 @pytest.mark.parametrize("name", some_quick(DERIVED, QUICK_DERIVED))
@@ -466,3 +475,23 @@ def test_an_audit_needs_published_evidence_of_a_closed_window(network: Network, 
             auditor.audit(window, uid)
     assert auditor.audit(WINDOW, 2).verified
     assert auditor.newest_window() == WINDOW
+
+
+def test_what_evidence_there_is_and_when_the_next_is_due_is_said(
+    network: Network, auditor: Auditor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = network.hparams.windows.blocks_per_window
+    last = WINDOW + 1
+    due = f"that of window {last + 1} is due when window {last + 2} closes, "
+    monkeypatch.setattr(Ledger, "block", lambda _: (last + 3) * blocks - 5)
+    with raising(PermanentError, Reason.EVIDENCE_MISSING, f"no evidence of window {last + 1} is there: ") as caught:
+        auditor.audit(last + 1)
+    assert f"validators show that of windows 1 to {last} (the last " in str(caught.value)
+    assert str(caught.value).endswith(f"{due}in 5 blocks")
+
+    monkeypatch.setattr(Ledger, "block", lambda _: (last + 9) * blocks)
+    assert auditor.newest_window() == last, "nothing was published since"
+    with raising(PermanentError, Reason.EVIDENCE_MISSING, f"{due}and is late"):
+        auditor.audit(last + 2)
+    with raising(PermanentError, Reason.EVIDENCE_MISSING, match="no window can be audited yet: uid 1 shows none$"):
+        auditor.newest_window(1)

@@ -14,12 +14,13 @@ from templar.audit.evidence_audit import Auditor, EvidenceAudit
 from templar.audit.evidence_check import MOMENTARY
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange import payload_cache
+from templar.exchange.commitments import Observed
 from templar.exchange.gather import GatherReport
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.reveal import INVALID
 from templar.exchange.signed import seal
 from templar.hparams import HParams
-from templar.neuron.aggregator import Aggregator
+from templar.neuron.aggregator import OBSERVED, Aggregator
 from templar.neuron.node import Node
 from templar.neuron.validator import Validator
 from templar.scoring import slashing
@@ -248,6 +249,31 @@ def test_a_store_that_failed_then_is_a_note(network: Network, auditing: Auditing
         assert evidence.notes == (f"uid {uid}: it could not be read then, says the evidence [store_unreachable]{cost}",)
     else:
         assert evidence.notes == (f"uid {uid}: its proof could not be read then, says the evidence",)
+
+
+@pytest.mark.parametrize("uid", [FIRST, UNLISTED])
+def test_a_commitment_that_was_not_seen_then_is_a_note(
+    network: Network, auditing: Auditing, monkeypatch: pytest.MonkeyPatch, uid: int
+) -> None:
+    """A payload of the roster was measured in any case; another one was not, and it costs its miner nothing."""
+    network.run(range(1, LAST))
+    real, hotkey = Validator.observe_commitments, network.member(uid).hotkey.address
+
+    def overlooking(self: Validator, window: int) -> Observed:
+        seen = real(self, window)
+        seen = replace(seen, digests={each: digest for each, digest in (seen.digests or {}).items() if each != hotkey})
+        self.journal.enter(window, OBSERVED, seen.to_json())
+        return seen
+
+    monkeypatch.setattr(Validator, "observe_commitments", overlooking)
+    network.run([LAST])
+    _, evidence = parts(auditing(network))
+    assert evidence.verified
+    assert facts_of(network, uid).applied is (uid == FIRST)
+    assert not punished(network, uid)
+    if uid == UNLISTED:
+        assert facts_of(network, uid).reason is Reason.COMMIT_UNSEEN
+        assert evidence.notes == (f"uid {uid}: it could not be read then, says the evidence [commit_unseen]",)
 
 
 CLAIMS = (Reason.COMMIT_MISSING, Reason.BUCKET_UNREADABLE, Reason.MALFORMED)

@@ -7,17 +7,30 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import incentive
-from benchmarks.incentive import BARS, COMPUTE, COMPUTE_PAY, LOSS_TOLERANCE, SHADOWS, Check, judge
+from benchmarks.incentive import (
+    BARS,
+    COMPUTE,
+    COMPUTE_PAY,
+    LOSS_TOLERANCE,
+    PAY_OVER_VALUE,
+    SHADOWS,
+    Check,
+    judge,
+    pay_over_value,
+)
 from benchmarks.incentive_population import (
     FEW,
     KINDS,
     MAIN,
     IncentiveReport,
+    PayloadValue,
     Penalised,
     Population,
+    Valuation,
     honest_alone,
     incentive_hparams,
     populations,
+    run_population,
 )
 from templar.adversary.actors import ACTORS
 from templar.hparams import HParams
@@ -97,20 +110,35 @@ REPORT = IncentiveReport(
     root="ab",
     roots_agree=True,
     seconds=1.0,
+    values=tuple(
+        PayloadValue(4, uid, fall, applied=uid != 9)
+        for uid, fall in {3: 0.2, 4: 0.2, 5: 0.3, 6: 0.1, 7: -0.5, 8: 0.1, 9: 0.1}.items()
+    ),
 )
 
 
 REPORT_CHEATS = ("half", "lazy", "sybil", "sybil")
 
 
+OF_VALUE = "honest miners' share of pay is that of value, of payloads "
+
+
 def failing(report: IncentiveReport, **others: IncentiveReport) -> list[str]:
-    return [check.name.split(":")[0] for check in judge(report, **others) if not check.holds]
+    """The names of the checks that fail, without those of pay over value."""
+    names = [check.name.split(":")[0] for check in judge(report, **others) if not check.holds]
+    return [name for name in names if not name.startswith(OF_VALUE)]
+
+
+def failing_of_value(report: IncentiveReport) -> list[str]:
+    """Of which payloads the honest miners' pay is not in proportion to the value."""
+    names = [check.name for check in judge(report) if not check.holds]
+    return [name.removeprefix(OF_VALUE) for name in names if name.startswith(OF_VALUE)]
 
 
 def test_a_population_that_keeps_every_bar() -> None:
     checks = judge(REPORT, alone=REPORT, again=REPORT)
     assert all(isinstance(check, Check) and check.holds and check.detail for check in checks)
-    assert len(checks) == len({check.name for check in checks}) == 3 + 4
+    assert len(checks) == len({check.name for check in checks}) == 3 + 4 + 2
     assert REPORT.pay(3) == REPORT.weight(3) == 0.2  # the mean of the second half
     assert (REPORT.pay(7), REPORT.weight(7)) == (0.0, 0.0)
 
@@ -176,3 +204,57 @@ def test_honest_miners_are_not_penalised_and_the_model_does_not_suffer() -> None
     other = replace(REPORT, weights={4: {3: 1.0}})
     assert failing(REPORT, again=other) == ["the same seed gives the same weights"]
     assert failing(REPORT, again=replace(REPORT, seconds=2.0)) == []
+
+
+def test_pay_is_compared_with_the_value_on_held_out_text() -> None:
+    """A payload that raises the loss counts as 0; payloads that no roster has count in the first quotient only."""
+    assert [REPORT.value(uid, applied_only=False) for uid in (3, 7, 9)] == [0.2, 0.0, 0.1]
+    assert REPORT.value(9, applied_only=True) == 0.0
+    assert pay_over_value(REPORT, applied_only=False) == pytest.approx(0.7 / 1.0 / (0.7 / 1.0))
+    assert pay_over_value(REPORT, applied_only=True) == pytest.approx(0.7 / 1.0 / (0.7 / 0.9))
+    assert pay_over_value(replace(REPORT, values=()), applied_only=False) is None
+    assert failing_of_value(REPORT) == []
+    assert failing_of_value(replace(REPORT, values=())) == ["that count", "in rosters"]
+
+
+@pytest.mark.parametrize(("fall", "fails"), [(0.1, []), (2.9, []), (3.1, ["that count"])])
+def test_honest_miners_are_paid_within_a_quarter_of_their_value(fall: float, fails: list[str]) -> None:
+    """The more a payload without pay is worth, the more honest miners are paid too much."""
+    weights = {4: {3: 0.4, 4: 0.4, 5: 0.2}}
+    falls = {3: 5.0, 4: 5.0, 5: 2.0, 8: fall}
+    values = tuple(PayloadValue(4, uid, each, applied=uid != 8) for uid, each in falls.items())
+    assert PAY_OVER_VALUE == (0.75, 1.25)
+    assert failing_of_value(replace(REPORT, weights=weights, values=values)) == fails
+
+
+def test_every_third_window_of_the_second_half_is_valued() -> None:
+    assert [window for window in range(70) if Valuation(60).is_valued(window)] == list(range(33, 61, 3))
+    assert [window for window in range(10) if Valuation(7).is_valued(window)] == [4, 7]
+
+
+def test_each_payload_is_valued_alone() -> None:
+    found = run_population(tiny("simulation"), populations(4)["zero"], windows=2, seed=1)
+    miners = found.uids("honest") + found.uids("zero")
+    assert [(each.window, each.uid) for each in found.values] == [(2, uid) for uid in miners]
+    assert all(found.value(uid, applied_only=False) == 0 for uid in found.uids("zero"))
+    assert max(found.value(uid, applied_only=False) for uid in found.uids("honest")) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_number_of_processes_changes_no_result(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(incentive, "incentive_hparams", lambda: tiny("simulation"))
+    results = []
+    for jobs in ("1", "2"):
+        arguments = ["--population", "zero", "split", "--windows", "3", "--seed", "8", "--miners", "4", "--jobs", jobs]
+        monkeypatch.setattr("sys.argv", ["incentive", *arguments])
+        incentive.main()
+        found = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert found.pop("jobs") == int(jobs)
+        assert list(found["populations"]) == ["zero", "split"]
+        for figures in found["populations"].values():
+            del figures["seconds"], figures["cpu_seconds"]
+        results.append(found)
+    assert results[0] == results[1]

@@ -38,18 +38,14 @@ class Spec:
 
     @staticmethod
     def decided(words: list[dict[str, Any]], stakes: dict[int, float], quorum: float) -> str | None:
-        """What more than the quorum's share of all stake locked in one ballot."""
-        places: dict[tuple[Any, ...], set[tuple[Any, ...]]] = {}
+        """What more than the quorum's share of all stake locked in one ballot; of several the lowest ballot's."""
+        locked: dict[tuple[int, str], set[int]] = {}
         for word in words:
-            place = word["uid"], word["ballot"], word["step"]
-            places.setdefault(place, set()).add((word["value"], word["locked_in"]))
-        locked: dict[tuple[Any, ...], float] = {}
-        for (uid, ballot, step), said in places.items():
-            ((value, locked_in),) = said if len(said) == 1 else [(None, None)]
-            if step == "lock" and value is not None and locked_in == ballot:
-                locked[ballot, value] = locked.get((ballot, value), 0.0) + stakes.get(uid, 0.0)
-        enough = [value for (_, value), stake in locked.items() if stake > quorum * sum(stakes.values())]
-        return enough[0] if enough else None
+            if word["step"] == "lock" and word["value"] is not None and word["locked_in"] == word["ballot"]:
+                locked.setdefault((word["ballot"], word["value"]), set()).add(word["uid"])
+        needed = quorum * sum(stakes.values())
+        enough = [place for place, uids in locked.items() if sum(stakes.get(uid, 0.0) for uid in uids) > needed]
+        return min(enough)[1] if enough else None
 
     @staticmethod
     def canonical(value: Any) -> bytes:
@@ -140,7 +136,7 @@ class Spec:
         """Section 6: what is in a payload, as chunks of (index, sign, step, whether upper); all checks, in order."""
         refuse_if(len(data) < 96 or data[:4] != b"TPLP", "malformed")
         version, recipe, uid, window, digest, hotkey = struct.unpack_from("<BBHQ32s48s", data, 4)
-        refuse_if(version != 6, "wrong_version")
+        refuse_if(version != 7, "wrong_version")
         refuse_if(digest.hex() != layout["digest"], "wrong_shapes")
         bounds = [100 + sum(Spec.section_bytes(tensor)[end] for tensor in layout["tensors"]) for end in (0, 1)]
         refuse_if(not bounds[0] <= len(data) <= bounds[1], "wrong_size")
@@ -249,7 +245,7 @@ class Spec:
     def write_payload(header: dict[str, Any], sections: list[bytes], layout: dict[str, Any]) -> bytes:
         recipe = ["sparseloco", "demo"].index(layout["recipe"])
         parts = header["uid"], header["window"], bytes.fromhex(layout["digest"]), header["hotkey"].encode()
-        body = struct.pack("<4sBBHQ32s48s", b"TPLP", 6, recipe, *parts) + b"".join(sections)
+        body = struct.pack("<4sBBHQ32s48s", b"TPLP", 7, recipe, *parts) + b"".join(sections)
         return body + struct.pack("<I", zlib.crc32(body))
 
     @staticmethod
@@ -445,7 +441,7 @@ class Judge:
     @staticmethod
     def fresh() -> dict[str, Any]:
         card = {"uid": None, "mu": 25.0, "sigma": 25 / 3, "binary_average": 0.0, "sync": 0.0, "final": 0.0}
-        card |= {"advantage": 0.0}
+        card |= {"advantage": 0.0, "own_excess": 0.0}
         return card | {
             "last_reveal": None,
             "idle": 0,
@@ -583,7 +579,7 @@ class Judge:
     @staticmethod
     def score(
         linear: dict[str, Any], exact: dict[str, Any] | None, card: dict[str, Any], assumed: dict[str, Any]
-    ) -> tuple[float, int]:
+    ) -> tuple[float, int, float]:
         own, random = (Judge.gain(linear[f"{which}_before"], linear[f"{which}_gain"]) for which in ("own", "random"))
         measured = Judge.curvature(exact)
         score = max(-1.0, random + (Judge.left_out(random, card, assumed) if measured is None else measured))
@@ -591,7 +587,9 @@ class Judge:
             own, random = Judge.improvement(exact["own_before"], exact["own_after"]), score
             if exact["random_before"] is not None and exact["random_after"] is None:
                 score = -1.0
-        return Judge.settled(score), 1 if own - random > linear["expected"] and own > 0 and score > -1 else -1
+        indicator = 1 if own - random > linear["expected"] and own > 0 and score > -1 else -1
+        excess = max(min(own - random - linear["expected"], 1.0), -1.0)
+        return Judge.settled(score), indicator, Judge.settled(excess)
 
     @staticmethod
     def rated(
@@ -649,7 +647,8 @@ class Judge:
         if penalty["average"] == 0:
             card |= {"measured": 0}
         if penalty["reset"]:
-            card |= {"last_reveal": None, "idle": 0, "measured": 0, "advantage": min(0.0, card["advantage"])}
+            card |= {"last_reveal": None, "idle": 0, "measured": 0}
+            card |= {name: min(0.0, card[name]) for name in ("advantage", "own_excess")}
             if card["mu"] - 3 * card["sigma"] >= 0:
                 card |= {"mu": 25.0, "sigma": 25 / 3}
         return card
@@ -724,11 +723,12 @@ class Judge:
     def scored(
         facts: dict[str, Any],
         card: dict[str, Any],
-        score: tuple[float, int],
+        score: tuple[float, int, float],
         rating: tuple[float, float],
         scoring: dict[str, Any],
         *,
         gained: float,
+        excess: float,
     ) -> dict[str, Any]:
         """The card of a miner that was scored, but for `last_reveal` and `final`."""
         alpha = scoring["binary_score_ma_alpha"]
@@ -739,6 +739,7 @@ class Judge:
         advantage = Judge.settled((1 - alpha) * card["advantage"] + alpha * gained)
         card = card | {"mu": mu, "sigma": sigma, "binary_average": average, "sync": sync}
         card |= {"measured": card["measured"] + 1, "advantage": advantage}
+        card |= {"own_excess": Judge.settled((1 - alpha) * card["own_excess"] + alpha * excess)}
         curvature = Judge.curvature(facts["measurement"])
         if curvature is not None:
             beta = 1.0 if card["curvature"] is None else scoring["curvature_ma_alpha"]
@@ -756,7 +757,11 @@ class Judge:
 
     @staticmethod
     def finals(
-        cards: dict[int, dict[str, Any]], baseline_sigma: float, typical: float, settings: dict[str, Any]
+        cards: dict[int, dict[str, Any]],
+        baseline_sigma: float,
+        typical: float,
+        typical_excess: float,
+        settings: dict[str, Any],
     ) -> dict[int, float]:
         """Of the miners that were scored, with their cards after the window."""
         found, median_skill, rule = {}, settings["scoring"]["median_skill"], settings["weights"]
@@ -765,14 +770,19 @@ class Judge:
             if card["advantage"] <= 0:
                 skill = min(skill, 0.0)
             elif rule["rule"] == "value":
-                skill = median_skill * (card["advantage"] / typical) ** rule["value_exponent"]
+                share, backed = card["advantage"] / typical, 1.0
+                if typical_excess > 0:
+                    backed = max(0.0, min(1.0, card["own_excess"] / typical_excess / share))
+                skill = median_skill * share ** rule["value_exponent"] * backed
             else:
                 skill = min(max(skill, 1.0), median_skill * card["advantage"] / typical)
             found[uid] = Judge.settled(skill * max(0.0, card["binary_average"]) * card["sync"])
         return found
 
     @staticmethod
-    def scores(facts: dict[int, Any], cards: dict[int, Any], scoring: dict[str, Any]) -> dict[int, tuple[float, int]]:
+    def scores(
+        facts: dict[int, Any], cards: dict[int, Any], scoring: dict[str, Any]
+    ) -> dict[int, tuple[float, int, float]]:
         estimates = [each["estimate"] for each in facts.values() if each["estimate"] is not None]
         measurements = [each["measurement"] for each in facts.values()]
         assumed = Judge.assumed(estimates, measurements, scoring["large_prediction_ratio"])
@@ -782,11 +792,11 @@ class Judge:
             if each["estimate"] is not None
         }
         parts, scores = Judge.parts({uid: facts[uid] for uid in found}, cards, scoring), {}
-        for uid, (score, indicator) in found.items():
+        for uid, (score, indicator, excess) in found.items():
             counted = min(score, 0.0) if Judge.shows_nothing(cards[uid], scoring) else score
             if counted > 0 and uid in parts:
                 counted = Judge.settled(counted / parts[uid][0]) if parts[uid][0] else 0.0
-            scores[uid] = counted, indicator
+            scores[uid] = counted, indicator, excess
         return scores
 
     @staticmethod
@@ -852,17 +862,22 @@ class Judge:
             cards[uid] = Judge.punished(first[uid], slashes[uid], scoring) | {"uid": uid}
         early, scores = dict(cards), Judge.scores(facts, cards, scoring)
         parts = Judge.parts({uid: facts[uid] for uid in scores}, cards, scoring)
-        players = {uid: (score, cards[uid]["mu"], cards[uid]["sigma"]) for uid, (score, _) in scores.items()}
+        players = {uid: (score, cards[uid]["mu"], cards[uid]["sigma"]) for uid, (score, _, _) in scores.items()}
         ratings, baseline_sigma, least = Judge.ratings(players, before["baseline_sigma"], scoring)
-        most = scoring["advantage_cap"] * Judge.typical(score for score, _ in scores.values())
+        most = scoring["advantage_cap"] * Judge.typical(score for score, _, _ in scores.values())
+        most_excess = scoring["advantage_cap"] * Judge.typical(excess for _, _, excess in scores.values())
         for uid, score in scores.items():
-            gained = min(score[0], most) - least
-            cards[uid] = Judge.scored(facts[uid], cards[uid], score, ratings[uid], scoring, gained=gained)
+            gained, excess = min(score[0], most) - least, min(score[2], most_excess)
+            cards[uid] = Judge.scored(
+                facts[uid], cards[uid], score, ratings[uid], scoring, gained=gained, excess=excess
+            )
             cards[uid] |= {"last_reveal": window}
             if Judge.curvature(facts[uid]["measurement"]) is not None:
                 cards[uid] |= {"last_exact": window}
         typical = Judge.typical(cards[uid]["advantage"] for uid in scores)
-        finals = Judge.finals({uid: cards[uid] for uid in scores}, baseline_sigma, typical, settings)
+        typical_excess = Judge.typical(cards[uid]["own_excess"] for uid in scores if cards[uid]["advantage"] > 0)
+        scored = {uid: cards[uid] for uid in scores}
+        finals = Judge.finals(scored, baseline_sigma, typical, typical_excess, settings)
         for uid, final in finals.items():
             cards[uid] |= {"final": final}
         for uid, each in facts.items():
@@ -879,6 +894,7 @@ class Judge:
         return {
             "baseline_sigma": baseline_sigma,
             "typical_advantage": typical,
+            "typical_own_excess": typical_excess,
             "miners": [
                 {
                     "facts": facts[uid],

@@ -116,13 +116,13 @@ def without_signatures(roster: dict[str, Any]) -> dict[str, Any]:
 
 def test_second_implementation_rebuilds_what_a_miner_signed_from_a_roster() -> None:
     roster = json.loads(vectors("objects")["objects"]["roster"]["body"])
-    of_author = ("uid", "hotkey", "payload_sha256", "payload_bytes", "assignment", "root_before")
+    of_author = ("uid", "hotkey", "payload_sha256", "payload_bytes", "assignment", "root_before", "steps", "tokens")
     network = {name: roster[name] for name in ("protocol", "netuid", "genesis", "window")}
     for entry in roster["entries"]:
         manifest = network | {name: entry[name] for name in of_author}
         commit = network | {"uid": entry["uid"], "hotkey": entry["hotkey"], "commitment": Spec.digest(manifest)}
         for kind, body in (("manifest", manifest), ("commit", commit)):
-            message = f"templar:6:{kind}:".encode() + Spec.canonical(body)
+            message = f"templar:7:{kind}:".encode() + Spec.canonical(body)
             assert verify(entry["hotkey"], message, bytes.fromhex(entry[f"{kind}_signature"]))
 
 
@@ -137,10 +137,10 @@ def test_second_implementation_verifies_objects() -> None:
         named = without_signatures(body) if kind == "roster" else body
         assert Spec.digest(named) == each["digest"]
         assert body["genesis"] == ("0" * 64 if kind == "start_window" else found["genesis"])
-        message = f"templar:6:{kind}:".encode() + each["body"].encode()
+        message = f"templar:7:{kind}:".encode() + each["body"].encode()
         signature = bytes.fromhex(each["signature"])
         assert verify(body["hotkey"], message, signature)
-        assert not verify(body["hotkey"], message.replace(b":6:", b":5:", 1), signature)
+        assert not verify(body["hotkey"], message.replace(b":7:", b":6:", 1), signature)
     commit = json.loads(found["objects"]["commit"]["body"])
     assert commit["commitment"] == found["objects"]["manifest"]["digest"]
 
@@ -151,13 +151,16 @@ def test_second_implementation_reads_what_was_decided() -> None:
     shared = {name: decision[name] for name in ("protocol", "netuid", "genesis", "window", "hotkey")}
     for word in decision["words"]:
         body = shared | {name: value for name, value in word.items() if name != "signature"}
-        message = b"templar:6:word:" + Spec.canonical(body)
+        message = b"templar:7:word:" + Spec.canonical(body)
         assert verify(decision["hotkey"], message, bytes.fromhex(word["signature"]))
     author = decision["uid"]
     assert Spec.decided(decision["words"], {author: 60.0, 99: 40.0}, 0.5) == objects["roster"]["digest"]
     assert Spec.decided(decision["words"], {author: 60.0, 99: 40.0}, 2 / 3) is None
-    other = decision["words"][0] | {"value": "null"}
-    assert Spec.decided([*decision["words"], other], {author: 60.0, 99: 40.0}, 0.5) is None
+    lock = next(word for word in decision["words"] if word["step"] == "lock")
+    later = lock | {"ballot": lock["ballot"] + 1, "locked_in": lock["ballot"] + 1, "value": "null"}
+    for others in ([lock | {"value": "f" * 64}], [later]):  # double words take no decision back
+        words = [*others, *decision["words"]]
+        assert Spec.decided(words, {author: 60.0, 99: 40.0}, 0.5) == objects["roster"]["digest"]
 
 
 def test_second_implementation_finds_the_intervals() -> None:
@@ -526,7 +529,7 @@ def test_second_implementation_tells_what_to_assume() -> None:
 def test_second_implementation_scores() -> None:
     for case in vectors("evaluation")["scores"]:
         found = Judge.score(case["estimate"], case["measurement"], case["card"], case["prior"])
-        assert found == (case["gradient_score"], case["indicator"])
+        assert found == (case["gradient_score"], case["indicator"], case["own_excess"])
         assert Judge.curvature(case["measurement"]) == case["curvature"]
         assert case["curvature"] is None or Judge.predicted_gain(case["measurement"]) == case["predicted_gain"]
 

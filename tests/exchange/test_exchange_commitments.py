@@ -1,6 +1,7 @@
 """Commitments that a node saw before the close, and reveals that count only with them."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,22 @@ def test_a_store_that_fails_for_a_moment_is_asked_again_and_a_failing_one_stops_
     subnet.store(flaky).before = failing(error, "get", times=1)
     subnet.store(broken).before = failing(error, "get")
     assert set(observe(exchange).digests or {}) == {flaky.hotkey.address, honest.hotkey.address}
+
+
+def test_a_bucket_that_hangs_is_not_asked_again_before_every_other_one(subnet: Subnet, exchange: Exchange) -> None:
+    """One read after the other, each of which hangs for longer than the pause until its next look."""
+    pause, reads = RULES.commit_guard_seconds / LOOKS_PER_GUARD, list[int]()
+
+    def hang(operation: str, key: str, *, uid: int) -> None:
+        if operation == "get":
+            reads.append(uid)
+            subnet.clock.sleep_until(subnet.clock.now() + pause + 0.1)
+            raise BUSY
+
+    for miner in subnet.miners:
+        subnet.store(miner).before = partial(hang, uid=miner.uid)
+    assert observe(exchange) == Observed(WINDOW, {})
+    assert sorted(reads[: len(subnet.miners)]) == [miner.uid for miner in subnet.miners]
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"x" * 10_000])

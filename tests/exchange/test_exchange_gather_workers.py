@@ -5,7 +5,7 @@ import pytest
 
 from templar.errors import Reason
 from templar.exchange import gather as gather_module
-from templar.exchange.gather import THREADS_PER_PLACE, Workers
+from templar.exchange.gather import HEAD_START_SECONDS, THREADS_PER_PLACE, Workers, ask_in_turn
 from templar.store.deadline import check_deadline, current
 
 LONG = 600.0
@@ -110,3 +110,24 @@ def test_the_result_of_a_cancelled_call_is_dropped() -> None:
     workers.start(2, LONG)
     assert workers.results(LONG) == [(2, 2)]  # and not what uid 1 brought
     workers.close()
+
+
+def test_buckets_that_are_asked_in_turn_keep_one_another_from_nothing() -> None:
+    """The first one hangs; the second is asked after a head start, and the rest is left when that is enough."""
+    asked, opened = [], threading.Event()
+
+    def work(uid: int) -> int:
+        asked.append(uid)
+        if uid == 1:
+            opened.wait(60)
+        return 10 * uid
+
+    started = time.monotonic()
+    answers = ask_in_turn(work, [1, 2, 3], seconds=30.0, concurrency=2)
+    assert next(answers) == (2, 20)
+    assert time.monotonic() - started < 10 * HEAD_START_SECONDS
+    answers.close()
+    opened.set()
+    assert asked == [1, 2]
+    asked.clear()
+    assert list(ask_in_turn(work, [1, 2, 3], seconds=30.0, concurrency=1)) == [(1, 10), (2, 20), (3, 30)]

@@ -28,6 +28,7 @@ from tests.support.subnet import GENESIS, NETUID, fields_of, member, signed_anyh
 ALICE = member(5)
 A, B, C = "a1" * 32, "b2" * 32, "c3" * 32
 MOST = 2**53
+MOST_WORK = {"steps": 2**40, "tokens": 2**40}
 
 
 def author(**changes: Any) -> dict[str, Any]:
@@ -42,6 +43,8 @@ def entry(uid: int, num_bytes: int = 164, **changes: Any) -> RosterEntry:
         "payload_bytes": num_bytes,
         "assignment": B,
         "root_before": C,
+        "steps": 30,
+        "tokens": 61_440,
         "committed_at": 1_700_000_000,
         "revealed_at": 1_700_000_060,
         "commit_signature": "0a" * 64,
@@ -52,7 +55,9 @@ def entry(uid: int, num_bytes: int = 164, **changes: Any) -> RosterEntry:
 
 BODIES: tuple[Body, ...] = (
     Commit(**author(), window=3, commitment=A),
-    Manifest(**author(), window=3, payload_sha256=A, payload_bytes=164, assignment=B, root_before=C),
+    Manifest(
+        **author(), window=3, payload_sha256=A, payload_bytes=164, assignment=B, root_before=C, steps=30, tokens=61_440
+    ),
     Roster(
         **author(),
         window=3,
@@ -130,6 +135,17 @@ def test_every_field_has_one_type_and_range(body: Body) -> None:
             assert reason_of(type(body), fields_of(body, **{name: wrong})) is Reason.MALFORMED, (name, wrong)
 
 
+@pytest.mark.parametrize("name", MOST_WORK)
+def test_the_figures_of_a_manifest_are_bounded_and_may_be_unknown(name: str) -> None:
+    honest = next(body for body in BODIES if isinstance(body, Manifest))
+    for legal in (0, 2**40):
+        data = signed_anyhow(Manifest.kind, fields_of(honest, **{name: legal}), ALICE.hotkey)
+        assert getattr(unseal(data, Manifest).body, name) == legal
+    assert reason_of(Manifest, fields_of(honest, **{name: 2**40 + 1})) is Reason.MALFORMED
+    with pytest.raises(ValueError, match=name):
+        entry(4, **{name: 2**40 + 1})
+
+
 # What a schema of single fields does not say.
 
 
@@ -187,6 +203,8 @@ def longest(body: Body) -> dict[str, Any]:
     for name, old in value.items():
         if isinstance(old, int) and not isinstance(old, bool):
             value[name] = MOST
+    if isinstance(body, Manifest):
+        value |= MOST_WORK
     return value | {"uid": 2**16 - 1, "protocol": "9" * 32}
 
 
@@ -194,7 +212,7 @@ def longest(body: Body) -> dict[str, Any]:
 def test_the_longest_legal_object_is_not_too_long(body: Body) -> None:
     value = longest(body)
     if isinstance(body, Roster):
-        longest_entry = {"payload_bytes": 8, "committed_at": MOST, "revealed_at": MOST}
+        longest_entry = {"payload_bytes": 8, "committed_at": MOST, "revealed_at": MOST, **MOST_WORK}
         entries = [entry(4).model_dump() | longest_entry | {"uid": 64_000 + uid} for uid in range(MAX_PEERS)]
         value |= {"entries": entries, "aggregate_bytes": 8 * MAX_PEERS}
     if isinstance(body, PeerList):

@@ -176,22 +176,49 @@ def test_validators_that_come_back_decide_a_window_that_was_over_long_ago(networ
     assert network.clock.now() < deadline
 
 
-def test_nobody_votes_again_on_a_window_whose_words_have_expired(build: Build) -> None:
-    """A node that is as late as that needs a checkpoint."""
-    network = build(tiny(storage={"checkpoint_frequency": 1, "retention_windows": 2}), num_validators=2)
-    late = network.all(RosterNode)[2]
-    network.run([1, 2, 3, 4], but=[late])
-    network.to_window(5)
-    assert read_ballots(late.exchange, 1).value is not None
+def expired(network: Network, windows: list[int], but: list[Node]) -> None:
+    """Run windows, and delete what has expired after them."""
+    network.run(windows, but=but)
+    network.to_window(windows[-1] + 1)
+    assert read_ballots(network.validator.exchange, 1).value is not None
     for node in network.all(RosterNode):
         assert clean_bucket(network.context(node), dry_run=False).failed == ()
         assert not network.objects(node, "decision-1-")
-    with raising(TransientError, Reason.DECISION_MISSING):
-        replay(late, 1)
-    assert not network.objects(late, "decision-1-")
+
+
+def test_nobody_votes_again_on_a_window_on_which_its_words_have_expired(build: Build) -> None:
+    """A node that is as late as that needs a checkpoint: it may vote, but those who decided do not."""
+    network = build(tiny(storage={"checkpoint_frequency": 1, "retention_windows": 2}), num_validators=2)
+    late = network.all(RosterNode)[2]
+    expired(network, [1, 2, 3, 4], but=[late])
+    for node in network.all(RosterNode):
+        deadline = now(node) + 2
+        node.restore(before=1)
+        reason = Reason.DECISION_MISSING if node is late else Reason.WORDS_HAVE_EXPIRED
+        with raising(TransientError, reason):
+            replay(node, 1, deadline=deadline)
+    assert [bool(network.objects(node, "decision-1-")) for node in network.all(RosterNode)] == [False, False, True]
     publish(network, network.aggregator)
     assert catch_up(late, 4, deadline=now(late)) == 4
-    assert late.state.root == network.aggregator.state.root
+
+
+def test_a_bucket_that_claims_a_later_window_stops_its_owner_alone(build: Build) -> None:
+    """All were away, and one bucket has an object of a window long after the one that is to be decided."""
+    network = build(tiny(storage={"checkpoint_frequency": 1, "retention_windows": 2}), num_validators=2)
+    validators = network.all(RosterNode)
+    network.to_window(6)
+    liar = validators[2]
+    network.bucket(liar).put(window_key(Kind.DEBUG, 5, liar.exchange.identity(5).uid), b"{}")
+    reached: list[object] = []
+    deadline = now(network.aggregator) + 20
+
+    def help_out(node: Node) -> Callable[[], None]:
+        return lambda: reached.append(catch_up(node, 1, deadline=deadline))
+
+    network.clock.run([help_out(node) for node in validators])
+    assert reached == [1, 1, 1]
+    words = read_ballots(liar.exchange, 1, until_decided=False).words
+    assert liar.exchange.identity(1).uid not in {word.uid for word in words}
 
 
 def test_nothing_expires_while_a_network_stands_still(build: Build) -> None:
@@ -419,35 +446,43 @@ def test_a_confirmed_window_is_not_checked_again(network: Network) -> None:
 
 
 def test_a_node_that_followed_the_loser_of_double_words_returns(build: Build) -> None:
-    """A validator with a tenth of the stake locks null for one half, and the roster for the other one."""
+    """It saw a decision of ballot 1 alone, and confirmed it; the others follow that of ballot 0, which stands."""
     network = build(num_validators=2)
-    liar = network.all(RosterNode)[2]
-    for node, stake in zip(network.all(RosterNode), (450.0, 450.0, 100.0), strict=True):
+    first, second, liar = network.all(RosterNode)
+    for node, stake in zip((first, second, liar), (450.0, 450.0, 100.0), strict=True):
         network.world.chain.set_stake(node.exchange.own_signer.address, stake)
     network.run([1])
     follower = network.miners[0]
     decided = network.roster(1).digest
-    network.run([2], but=[follower])
+    network.run([2, 3], but=[follower])
     applies_null(follower, 2)
+    shown = {node.name: network.objects(node, "decision-2-") for node in (first, second, liar)}
+    for name, objects in shown.items():
+        network.bucket(name).delete(objects)
 
-    # The two faces of the liar are known now, and all honest stake stands behind one value.
+    # 1. A null window in ballot 1: two validators sign what no honest one does.
     author = liar.exchange.author(2)
-    words = [Said(0, step, author["uid"], NULL_WINDOW, locked) for step, locked in (("vote", None), ("lock", 0))]
-    shown = tuple(
-        SignedWord(
-            **word._asdict(),
-            signature=seal(Word(window=2, **author, **word.spoken), liar.exchange.own_signer).signature,
-        )
-        for word in words
-    )
-    known = read_ballots(liar.exchange, 2, until_decided=False)
-    known.add(shown)
-    assert known.proofs
-    body = Decision(window=2, **author, words=known.signed)
+    words = []
+    for node in (second, liar):
+        uid = node.exchange.identity(2).uid
+        for word in (Said(1, "vote", uid, NULL_WINDOW), Said(1, "lock", uid, NULL_WINDOW, 1)):
+            sealed = seal(Word(window=2, **node.exchange.author(2), **word.spoken), node.exchange.own_signer)
+            words.append(SignedWord(**word._asdict(), signature=sealed.signature))
+    body = Decision(window=2, **author, words=tuple(words))
     network.bucket(liar).put(window_key(Kind.DECISION, 2, author["uid"]), seal(body, liar.exchange.own_signer).encode())
+    assert not leave_minority(follower)
+    assert follower.journal.unconfirmed(0, 9) == (), "nothing else is known"
+
+    # 2. All words are there again: the window is not looked at until a roster follows another decision on it.
+    for name in (first.name, second.name):
+        for key, (_, data) in shown[name].items():
+            network.bucket(name).put(key, data)
+    assert not leave_minority(follower)
+    with raising(TransientError, Reason.MINORITY):
+        follower.settle(3)
     assert leave_minority(follower)
     assert (follower.state.window, follower.journal.applied(1).roster) == (1, decided)
-    follows_the_others(network, follower, 3)
+    follows_the_others(network, follower, 4)
     assert len(network.roots(2)) == 1
 
 

@@ -1,3 +1,4 @@
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,14 @@ def test_a_step_has_a_result_once_it_is_entered(journal: Journal) -> None:
         "null",
     ]
     assert journal.result(5, "commit") is None
+
+
+def test_steps_that_finish_together_are_entered_together(journal: Journal) -> None:
+    with pytest.raises(sqlite3.Error):
+        journal.enter_together(4, {"compress": "{}", "train": object()})  # type: ignore[dict-item]
+    assert journal.result(4, "compress") is None
+    journal.enter_together(4, {"compress": "{}", "train": "null"})
+    assert (journal.result(4, "compress"), journal.result(4, "train")) == ("{}", "null")
 
 
 def test_applied_windows_and_their_roots(journal: Journal) -> None:

@@ -14,8 +14,6 @@ from tests.support.node_kills import AWAY_UID, AWAY_WINDOW, DECISIVE, NUM_WINDOW
 from tests.support.servers import random_key, start_rclone
 
 KILLS = {"miner": 100, "validator": 50}
-LOST_REVEAL = "a miner that is killed in a window's upload may reveal its manifest and not its payload in time"
-"""A known fault; the mark goes with it."""
 
 
 @contextmanager
@@ -33,10 +31,7 @@ def endpoint(folder: Path) -> Iterator[dict[str, str]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "role",
-    [pytest.param(role, marks=[pytest.mark.xfail(reason=LOST_REVEAL)] if role == "miner" else []) for role in VICTIMS],
-)
+@pytest.mark.parametrize("role", VICTIMS)
 def test_a_node_that_is_killed_leaves_what_it_would_have_left(folder: Path, role: str) -> None:
     """However often it dies in its windows: the same payloads or scores, each once and whole, weights and roots."""
 

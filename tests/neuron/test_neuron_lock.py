@@ -138,6 +138,15 @@ def test_a_second_machine_is_refused_and_the_first_goes_on(network: Network) -> 
     assert len(network.roots(2)) == 1
 
 
+def test_an_aggregator_and_a_validator_of_one_hotkey_share_one_lease(network: Network) -> None:
+    """Both sign words on a window: side by side they would convict themselves."""
+    aggregator, validator = network.aggregator, network.validator
+    for node, role in ((aggregator, type(validator)), (validator, type(aggregator))):
+        context = network.world.context(network.member(node))
+        with raising(PermanentError, Reason.ALREADY_RUNNING, "Stop the neuron there"):
+            role(replace(context, name="other-role", home=context.home.with_name("other-role")))
+
+
 def test_a_stopped_neuron_starts_elsewhere_at_once_and_a_killed_one_when_its_lease_is_over(network: Network) -> None:
     stopped, killed = network.miners
     network.run([1])

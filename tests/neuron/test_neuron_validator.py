@@ -12,6 +12,7 @@ from templar.exchange.context import Exchange
 from templar.exchange.object_keys import peers_key
 from templar.exchange.objects import PeerList, Proof
 from templar.exchange.signed import seal, unseal
+from templar.neuron.journal import Status
 from templar.scoring.conclude import conclude
 from templar.scoring.standing import ScoreCard, Standing
 from templar.window import Action, ValidatorSteps, drive_window, open_window
@@ -70,6 +71,28 @@ def test_a_window_that_was_only_replayed_is_never_measured(network: Network) -> 
     assert validator.rate(2, None) is None
     assert validator.set_weights(None) is None
     assert validator.publish_evidence(None) is None
+
+
+def test_a_validator_that_can_read_no_data_goes_on_without_scores(
+    network: Network, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It decides, applies and proves its state; the next window is measured again."""
+    validator = network.validator
+    network.run([1])
+
+    def unreadable(*_: object) -> None:
+        raise TransientError(Reason.STORE_UNREACHABLE, "no bucket of the dataset answers")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(validator.workload, "sequences", unreadable)
+        network.run([2])
+    assert (validator.state.window, len(network.roots(2))) == (2, 1)
+    assert validator.journal.status(2) is Status.FINISHED
+    assert validator.book.evidence(2) is None
+    assert "NothingScored: window 2: not measured [store_unreachable], applied (3, 4), root" in caplog.text
+    network.run([3])
+    assert network.evidence(3).loss is not None
+    assert len(network.roots(3)) == 1
 
 
 def test_a_validator_that_lost_its_disk_goes_on_from_what_it_published(network: Network) -> None:

@@ -12,6 +12,7 @@ cards = st.builds(
     sigma=st.sampled_from([2.0, SIGMA]),
     binary_average=st.sampled_from([-0.5, 0.0, 0.3333333333, 0.5, 1.0]),
     advantage=st.sampled_from([-0.1, 0.0, 0.1]),
+    own_excess=st.sampled_from([-0.1, 0.0, 0.1]),
     sync=st.sampled_from([0.0, 1.0]),
     final=st.sampled_from([-3.0, 0.0, 1e-4, 5.0, 6.6666666667]),
     last_reveal=st.none() | st.just(WINDOW - 1),

@@ -65,7 +65,7 @@ def test_a_full_subnet_fits() -> None:
     worst = [SlashRecord(event=event, reason=Reason.REPEATED_PAYLOAD) for event in Event]
     card = veteran(2, mu=-123.0123456789, sigma=8.0123456789, binary_average=-0.0123456789, sync=0.0123456789,
                    final=-123.0123456789, last_exact=WINDOW, curvature=-0.0123456789,
-                   predicted_gain=-0.0123456789)  # fmt: skip
+                   predicted_gain=-0.0123456789, advantage=-0.0123456789, own_excess=-0.0123456789)  # fmt: skip
     crowd = [
         busy.model_copy(
             update={

@@ -61,9 +61,15 @@ def test_the_standings_are_those_of_the_evidence() -> None:
         record, uid = records[row["uid"]], row["uid"]
         card = record.after
         assert row["hotkey"] == record.facts.hotkey
-        assert (row["final"], row["mu"], row["sigma"], row["average"], row["advantage"], row["sync"]) == (
-            *(card.final, card.mu, card.sigma, card.binary_average, card.advantage, card.sync),
-        )
+        assert (
+            row["final"],
+            row["mu"],
+            row["sigma"],
+            row["average"],
+            row["advantage"],
+            row["own_excess"],
+            row["sync"],
+        ) == (*(card.final, card.mu, card.sigma, card.binary_average, card.advantage, card.own_excess, card.sync),)
         assert row["ordinal"] == card.rating.ordinal
         assert row["weight"] == weights.get(uid, 0.0)
         past = [next(each for each in evidence.miners if each.uid == uid) for evidence in RUN]

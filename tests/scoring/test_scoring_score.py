@@ -48,7 +48,7 @@ def score(
 
 
 def test_without_an_exact_measurement_the_first_order_score_is_corrected_by_the_known_or_typical_curvature() -> None:
-    assert score(estimate(0.25)) == WindowScore(0.25, 1, None)
+    assert score(estimate(0.25)) == WindowScore(0.25, 1, None, own_excess=0.26)
     assert score(estimate(0.25), typical=-0.0625).gradient_score == 0.1875
     assert score(estimate(0.25), known=-0.125, typical=-0.0625).gradient_score == 0.125
     assert score(estimate(0.25), known=0.0, typical=-0.0625).gradient_score == 0.25
@@ -57,7 +57,7 @@ def test_without_an_exact_measurement_the_first_order_score_is_corrected_by_the_
 def test_an_exact_measurement_corrects_the_first_order_score_by_the_curvature_on_the_same_data() -> None:
     """The score on all data is 0.25; on the sampled data 0.5 were predicted and 0.4375 came."""
     found = score(estimate(0.25), measurement(0.4375, 0.5, own=0.9), known=-1.0, typical=1.0)
-    assert found == WindowScore(0.1875, 1, -0.0625, 0.5)
+    assert found == WindowScore(0.1875, 1, -0.0625, 0.5, 0.7125)
 
 
 @pytest.mark.parametrize(("difference", "indicator"), [(0.001, 1), (0.0, -1), (-0.001, -1), (None, -1)])
@@ -73,6 +73,7 @@ def test_the_indicator_compares_scores_of_one_kind(difference: float | None, ind
 def test_the_expected_gain_of_others_is_no_merit() -> None:
     easy, hard = estimate(0.25, own=0.5, expected=0.25), estimate(0.25, own=0.125, expected=-0.25)
     assert (score(easy).indicator, score(hard).indicator) == (-1, 1)
+    assert (score(easy).own_excess, score(hard).own_excess) == (0.0, 0.125)
     assert score(easy, measurement(0.25, 0.25, own=0.5)).indicator == -1
 
 
@@ -80,7 +81,7 @@ def test_the_expected_gain_of_others_is_no_merit() -> None:
 def test_a_loss_that_is_not_finite_or_doubled_scores_worst_with_a_negative_indicator(exact: Measurement | None) -> None:
     linear = estimate(0.5, own=9.0) if exact is not None else estimate(-5.0, own=9.0)
     predicted = 0.0 if exact is None else 0.5
-    assert score(linear, exact) == WindowScore(WORST_SCORE, -1, curvature_of(exact), predicted)
+    assert score(linear, exact) == WindowScore(WORST_SCORE, -1, curvature_of(exact), predicted, 1.0)
     assert score(estimate(None, own=0.5)).gradient_score == WORST_SCORE
     for predicted_too in (-5.0, None):
         assert score(estimate(0.5), measurement(None, predicted_too)).gradient_score == WORST_SCORE
@@ -110,6 +111,7 @@ def test_scores_are_finite_and_doing_worse_is_never_better(
         found = score(linear, exact, known=known, typical=typical)
         assert WORST_SCORE <= found.gradient_score == round(found.gradient_score, 10) < math.inf
         assert math.copysign(1, found.gradient_score) == 1 or found.gradient_score < 0, "no zero is negative"
+        assert -1 <= found.own_excess == round(found.own_excess, 10) <= 1
         return found
 
     def worse(body: BaseModel, name: str, change: float | None) -> Any:
@@ -123,6 +125,7 @@ def test_scores_are_finite_and_doing_worse_is_never_better(
     if exact is not None:
         assert scored(linear, worse(exact, "random_after", random_after)).gradient_score <= good.gradient_score
         assert scored(linear, worse(exact, "own_after", own_after)).indicator <= good.indicator
+        assert scored(linear, worse(exact, "own_after", own_after)).own_excess <= good.own_excess
 
 
 # Unassigned data.
@@ -153,9 +156,10 @@ def after(
     *,
     sync: float = 1.0,
     gained: float | None = None,
+    excess: float = 0.0,
 ) -> ScoreCard:
-    gained = found.gradient_score if gained is None else gained
-    return next_card(card, found, rating or card.rating, gained=gained, sync=sync, window=9, scoring=SCORING)
+    gained, rating = found.gradient_score if gained is None else gained, rating or card.rating
+    return next_card(card, found, rating, gained=gained, excess=excess, sync=sync, window=9, scoring=SCORING)
 
 
 @pytest.mark.parametrize(
@@ -169,9 +173,11 @@ def test_the_moving_average_of_the_indicator(times: int, average: float) -> None
 
 
 def test_a_card_after_a_window() -> None:
-    """The advantage is an average, of what was gained and not of the score."""
-    alpha, before = SCORING.binary_score_ma_alpha, veteran(2, binary_average=0.5, advantage=0.1)
-    card = after(before, WindowScore(0.2, 1), Rating(30.0, 4.0), sync=0.572433, gained=-0.3)
+    """The advantage is an average of the gain over the baseline, and the own excess one of the capped excess."""
+    alpha, before = SCORING.binary_score_ma_alpha, veteran(2, binary_average=0.5, advantage=0.1, own_excess=0.2)
+    found = WindowScore(0.2, 1, own_excess=0.9)
+    card = after(before, found, Rating(30.0, 4.0), sync=0.572433, gained=-0.3, excess=0.6)
+    assert card.own_excess == pytest.approx((1 - alpha) * 0.2 + alpha * 0.6)
     assert card.binary_average == pytest.approx(0.525)
     assert card.advantage == pytest.approx((1 - alpha) * 0.1 - alpha * 0.3)
     assert (card.mu, card.sigma, card.sync, card.last_reveal, card.measured) == (30.0, 4.0, 0.572433, 9, 10)

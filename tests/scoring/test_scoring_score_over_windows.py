@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from templar.hparams import HParams, load_hparams
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Estimate, Evidence, MinerFacts
-from templar.scoring.score import baseline_score, presumed_unassigned
+from templar.scoring.score import Typical, baseline_score, own_data_factor, presumed_unassigned
 from templar.scoring.standing import MU, SIGMA, Rating, ScoreCard
 from tests.support.facts import (
     AUTHOR,
@@ -20,6 +20,7 @@ from tests.support.facts import (
     cards_of,
     estimate,
     events_of,
+    like,
     record_of,
     revealed,
     standing_of,
@@ -288,3 +289,90 @@ def test_rare_outliers_do_not_pay() -> None:
     for evidence in windows_of(61, seen)[40:]:
         cards = cards_of(evidence)
         assert cards[40].final < 0.5 * fmean(cards[uid].final for uid in FULL_TIME)
+
+
+# The own data must support the advantage.
+
+PARTS = range(40, 43)
+
+
+def supported(uid: int, gain: float, excess: float) -> MinerFacts:
+    """A miner that gains so much on others' data, and more by the excess on its own."""
+    return revealed(uid, estimate=estimate(gain, gain + excess))
+
+
+def test_parts_of_one_run_over_three_assignments_earn_together_less_than_one_miner() -> None:
+    """Each part gains as much on others' data as a whole payload, and a third of the excess on its own."""
+    excess = 3 * WORK
+
+    def seen(_: int, dice: Random) -> list[MinerFacts]:
+        honest = [supported(uid, dice.gauss(WORK, SPREAD), dice.gauss(excess, excess / 2)) for uid in HONEST]
+        return honest + [supported(uid, dice.gauss(WORK, SPREAD), dice.gauss(excess / 3, excess / 6)) for uid in PARTS]
+
+    for evidence in windows_of(60, seen)[30:]:
+        honest = fmean(final_of(evidence, uid) for uid in HONEST)
+        assert 0 < sum(final_of(evidence, uid) for uid in PARTS) < 1.1 * honest
+        assert min(final_of(evidence, uid) for uid in HONEST) > 0.4 * honest
+
+
+def test_two_miners_and_one_alone_are_paid_from_the_first_window_on() -> None:
+    """There is nobody else to compare them with, and each has more excess than none."""
+    for evidence in windows_of(12, lambda _w, dice: [supported(2, 0.05, 0.05), supported(3, 0.04, dice.random() / 9)]):
+        assert min(final_of(evidence, 2), final_of(evidence, 3)) > 0
+    for excess in (0.1, 1e-4):
+        rows = windows_of(3, lambda _w, _d, excess=excess: [supported(2, 0.05, excess)])
+        assert [final_of(each, 2) for each in rows] == [final_of(each, 2) for each in windows_of(3, alone)]
+
+
+def alone(_: int, dice: Random) -> list[MinerFacts]:
+    """One honest miner, the same in every window."""
+    del dice
+    return [revealed(2, 0.05)]
+
+
+def test_a_newcomer_is_held_to_the_same_proportion_as_a_veteran() -> None:
+    """Its averages of advantage and excess begin together: it is paid as without the rule, or as little as a part."""
+
+    def seen(window: int, dice: Random) -> list[MinerFacts]:
+        del dice
+        crowd = [supported(uid, WORK, 3 * WORK) for uid in HONEST]
+        return crowd + ([supported(40, WORK, 3 * WORK), supported(41, WORK, WORK)] if window > 30 else [])
+
+    for age, evidence in enumerate(windows_of(40, seen)[30:], 1):
+        honest, part = (cards_of(evidence)[uid] for uid in (40, 41))
+        share = (1 - 0.95**age) / (1 - 0.95 ** (30 + age))
+        assert honest.final / final_of(evidence, HONEST[0]) == pytest.approx(share**3, rel=1e-3)
+        assert part.final / honest.final == pytest.approx(1 / 3, rel=1e-3)
+
+
+def test_rare_windows_of_a_large_excess_are_capped() -> None:
+    """One window in ten with fifty times the typical excess counts as three of it."""
+
+    def seen(window: int, dice: Random) -> list[MinerFacts]:
+        del dice
+        rare = 150 * WORK if window % 10 == 0 else 1e-4
+        return [*(supported(uid, WORK, 3 * WORK) for uid in HONEST), supported(40, WORK, min(0.9, rare))]
+
+    last = windows_of(60, seen)[-1]
+    assert record_of(last, 40).after.own_excess < 0.5 * last.typical_own_excess
+    assert final_of(last, 40) < 0.5 * final_of(last, HONEST[0])
+
+
+def test_miners_whose_payloads_are_alike_keep_their_excess() -> None:
+    """The group shares one score; the factor takes nothing more from its members."""
+    long = LONG + LOCAL.scoring.overlap_grace_windows
+
+    def seen(window: int, dice: Random) -> list[MinerFacts]:
+        del dice
+        pair = [
+            revealed(uid, WORK, overlap=like(other, 0.9 if window > long else 0.0)) for uid, other in ((2, 3), (3, 2))
+        ]
+        return [*pair, *(revealed(uid, WORK) for uid in HONEST)]
+
+    last = windows_of(long + 60, seen)[-1]
+    typical = Typical(last.typical_advantage, last.typical_own_excess)
+    for uid in (2, 3):
+        card = record_of(last, uid).after
+        assert record_of(last, uid).discount is not None
+        assert card.advantage < 0.6 * typical.advantage
+        assert own_data_factor(card, typical) == 1.0

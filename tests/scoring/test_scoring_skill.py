@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from templar.hparams import Scoring, load_hparams
 from templar.scoring.score import (
     MAX_BEHIND,
+    Typical,
     advantages,
     final_score,
+    own_data_factor,
     positive_median,
     skill,
     sync_score,
@@ -32,7 +34,7 @@ def rated(rating: Rating, advantage: float, **changes: float) -> ScoreCard:
 
 
 def skill_of(rating: Rating, advantage: float, *, typical: float = 0.01, baseline: Rating | None = None) -> float:
-    return skill(rated(rating, advantage), baseline or Rating(), typical, RANKED)
+    return skill(rated(rating, advantage), baseline or Rating(), Typical(typical, 0.02), RANKED)
 
 
 @pytest.mark.parametrize(
@@ -67,8 +69,65 @@ def test_by_value_skill_is_a_power_of_the_advantage_whatever_the_rating(rating: 
     """Twice the value on one uid is worth four times as much with an exponent of two."""
     weights = VALUE.weights.model_copy(update={"value_exponent": 2.0})
     hparams = VALUE.model_copy(update={"weights": weights})
-    assert skill(rated(rating, 0.01 * share), Rating(), 0.01, hparams) == pytest.approx(FULL * share**2)
-    assert skill(rated(rating, -0.01), Rating(), 0.01, hparams) <= 0
+    typical, excess = Typical(0.01, 0.02), 0.02 * share
+    found = skill(rated(rating, 0.01 * share, own_excess=excess), Rating(), typical, hparams)
+    assert found == pytest.approx(FULL * share**2)
+    assert skill(rated(rating, -0.01, own_excess=excess), Rating(), typical, hparams) <= 0
+
+
+# Pay needs an excess on own data that is in proportion to the advantage.
+
+
+@pytest.mark.parametrize(
+    ("advantage", "excess", "factor"),
+    [
+        (0.01, 0.02, 1.0),
+        (0.01, 0.01, 0.5),
+        (0.02, 0.02, 0.5),
+        (0.005, 0.01, 1.0),  # half of the work, half of the excess
+        (0.01, 0.02 / 3, 1 / 3),  # a part of a run over three assignments
+        (0.01, 9.0, 1.0),  # no excess pays more than the advantage
+        (0.01, 0.0, 0.0),
+        (0.01, -0.02, 0.0),
+    ],
+)
+def test_pay_by_value_is_for_the_share_that_the_own_data_supports(
+    advantage: float, excess: float, factor: float
+) -> None:
+    card, typical = rated(GOOD, advantage, own_excess=excess), Typical(0.01, 0.02)
+    assert own_data_factor(card, typical) == pytest.approx(factor)
+    full = FULL * (advantage / 0.01) ** VALUE.weights.value_exponent
+    assert skill(card, Rating(), typical, VALUE) == pytest.approx(full * factor)
+    assert skill(card, Rating(), typical, RANKED) == skill_of(GOOD, advantage), "ranks do not ask for it"
+
+
+def test_without_a_typical_excess_nobody_is_paid_less() -> None:
+    for excess in (-0.1, 0.0, 0.1):
+        assert own_data_factor(rated(GOOD, 0.01, own_excess=excess), Typical(0.01, 0.0)) == 1.0
+
+
+def test_the_typical_card_is_the_median_of_the_miners_with_a_positive_advantage() -> None:
+    """Idlers and harmful miners with some excess by chance do not lower it."""
+    idle = [rated(GOOD, advantage, own_excess=1e-6) for advantage in (0.0, -0.1, -0.2, -0.3)]
+    working = [rated(GOOD, 0.01 * n, own_excess=0.02 * n) for n in (1, 2, 3)]
+    assert Typical.of([*idle, *working]) == Typical(0.02, 0.04)
+    assert Typical.of([*working, rated(GOOD, 0.04, own_excess=-0.5)]) == Typical(0.025, 0.04)
+    assert Typical.of([rated(GOOD, 0.01, own_excess=-0.5)]) == Typical(0.01, 0.0)
+    assert Typical.of([]) == Typical.of(idle) == Typical(0.0, 0.0)
+
+
+@given(
+    cards=st.lists(
+        st.builds(rated, st.just(GOOD), st.floats(-1, 1), own_excess=st.floats(-1, 1), binary_average=st.floats(0, 1)),
+        max_size=6,
+    )
+)
+def test_the_factor_is_a_share_and_never_takes_all_pay_from_everybody(cards: list[ScoreCard]) -> None:
+    typical = Typical.of(cards)
+    earning = [card for card in cards if card.advantage > 0 and typical.advantage > 0]
+    factors = [own_data_factor(card, typical) for card in earning]
+    assert all(0 <= factor <= 1 for factor in factors)
+    assert not factors or max(factors) > 0
 
 
 @pytest.mark.parametrize(
@@ -102,7 +161,7 @@ def test_the_final_score_is_skill_times_average_times_sync(
     rating: Rating, advantage: float, average: float, sync: float, final: float
 ) -> None:
     card = rated(rating, advantage, binary_average=average).model_copy(update={"sync": sync})
-    found = final_score(card, Rating(), 0.01, RANKED)
+    found = final_score(card, Rating(), Typical(0.01, 0.02), RANKED)
     assert found == pytest.approx(final)
     assert math.copysign(1, found) == (-1 if final < 0 else 1)
 

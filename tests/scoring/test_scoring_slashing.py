@@ -77,8 +77,9 @@ def test_a_penalty_improves_nothing_and_a_reset_keeps_a_worse_rating(card: Score
         assert after.rating == (card.rating if card.rating.ordinal < 0 else Rating())
         assert (after.last_reveal, after.idle, after.measured) == (None, 0, 0)
         assert after.advantage == min(0.0, card.advantage)
+        assert after.own_excess == min(0.0, card.own_excess)
     else:
-        assert (after.rating, after.advantage) == (card.rating, card.advantage)
+        assert (after.rating, after.advantage, after.own_excess) == (card.rating, card.advantage, card.own_excess)
 
 
 @pytest.mark.parametrize(("final", "left"), [(2e-4, 1.5e-4), (1.34e-4, 1.005e-4), (1.33e-4, 0.0), (1e-12, 0.0)])

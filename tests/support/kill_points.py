@@ -1,4 +1,4 @@
-"""Kill a process at every step of a piece of work: `python -m tests.support.kill_points FOLDER`.
+"""Kill a process at every step of a piece of work: `python -m tests.support.kill_points FOLDER WORK...`.
 
 Each work runs once per step in a copy of a prepared folder, `FOLDER/{work}/{n}`: its process is killed with SIGKILL
 just before its n-th operation on a file. The last copy is the one that was not killed.
@@ -18,9 +18,9 @@ ROOT = Path(__file__).parents[2]
 FILE_EVENTS = ("open", "os.", "shutil.")
 
 
-def run(folder: Path) -> dict[str, list[Path]]:
-    """Run every work in a process of its own; the folders that it left, one per operation on files, by work."""
-    subprocess.run([sys.executable, "-m", "tests.support.kill_points", str(folder)], cwd=ROOT, check=True)
+def run(folder: Path, *works: str) -> dict[str, list[Path]]:
+    """Run these works in a process of their own; the folders that they left, one per operation on files, by work."""
+    subprocess.run([sys.executable, "-m", "tests.support.kill_points", str(folder), *works], cwd=ROOT, check=True)
     return {work.name: [work / str(step) for step in range(len(list(work.iterdir())) - 1)] for work in folder.iterdir()}
 
 
@@ -38,7 +38,7 @@ def _kill_before(number: int, folder: Path) -> None:
     sys.addaudithook(hook)
 
 
-def _kill_at_every_step(folder: Path, prepare: Callable[[Path], None], work: Callable[[Path], None]) -> None:
+def _kill_at_every_step(folder: Path, prepare: Callable[[Path], None], work: Callable[[Path], object]) -> None:
     prepare(folder / "prepared")
     for step in itertools.count():
         copy = folder / str(step)
@@ -55,8 +55,13 @@ def _kill_at_every_step(folder: Path, prepare: Callable[[Path], None], work: Cal
 def main() -> None:
     from tests.support import snapshots
 
-    for name, work in {"save": snapshots.work, "replace": snapshots.work_again}.items():
-        _kill_at_every_step(Path(sys.argv[1]) / name, snapshots.prepare, work)
+    works: dict[str, tuple[Callable[[Path], None], Callable[[Path], object]]] = {
+        "save": (snapshots.prepare, snapshots.work),
+        "replace": (snapshots.prepare, snapshots.work_again),
+        "go_live": (snapshots.prepare_staged, snapshots.go_live),
+    }
+    for name in sys.argv[2:] or works:
+        _kill_at_every_step(Path(sys.argv[1]) / name, *works[name])
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from typing import Any, NoReturn, TypeVar
 
 from safetensors.torch import load_file
 
+from benchmarks.neuron_memory import AskingClock
 from templar import window as window_module
 from templar.canonical import canonical_json, sha256_hex
 from templar.exchange.object_keys import Kind, window_key
@@ -180,25 +181,6 @@ def _is_step(frame: FrameType) -> bool:
     if caller is None or caller.f_code.co_filename != window_module.__file__:
         return False
     return frame.f_code.co_filename != window_module.__file__
-
-
-class AskingClock:
-    """The time of a network in another process, which stands still until this one waits."""
-
-    def __init__(self, line: Connection) -> None:
-        self._line = line
-        self._now = 0.0
-        self.sleep_until(0.0)
-
-    def now(self) -> float:
-        return self._now
-
-    def sleep_until(self, timestamp: float) -> None:
-        self._line.send(timestamp)
-        self._now = self._line.recv()
-
-    def compute(self, work: Callable[[], T]) -> T:
-        return work()
 
 
 class StampedStore(S3Store):

@@ -129,6 +129,8 @@ def manifest_of(author: Member, window: int, payload: bytes, **changes: Any) -> 
         "payload_bytes": len(payload),
         "assignment": ASSIGNMENT,
         "root_before": ROOT,
+        "steps": 3,
+        "tokens": 384,
     }
     return Manifest(**values | changes)
 

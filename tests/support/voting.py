@@ -7,7 +7,8 @@ from pathlib import Path
 
 from templar.agreement.decisions import Ballots
 from templar.agreement.roster import draft_roster, publish_roster
-from templar.agreement.slots import Judge, Settlement, Voter, await_decision, settled
+from templar.agreement.roster_judge import Judge
+from templar.agreement.slots import Settlement, Voter, await_decision, settled
 from templar.exchange.context import Exchange
 from templar.exchange.objects import Roster
 from templar.exchange.payload_cache import PayloadCache

@@ -1,0 +1,142 @@
+"""Judging rosters: whether a publisher's roster counts for this node, and why it does not (docs/protocol.md 8)."""
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from templar.agreement.decisions import READ_SECONDS
+from templar.agreement.roster import ROSTER_TIMING, fetch_payloads, fetch_roster
+from templar.chain.base import NeuronInfo
+from templar.errors import PermanentError, Reason, RejectedError, TransientError
+from templar.exchange.context import Exchange
+from templar.exchange.gather import ask_in_turn
+from templar.exchange.object_keys import aggregate_key
+from templar.exchange.objects import Roster
+from templar.exchange.payload_cache import PayloadCache
+from templar.exchange.reveal import check_stored_at
+from templar.exchange.signed import Sealed
+from templar.store.base import ObjectInfo
+from templar.store.deadline import current
+from templar.timeline import Interval, WindowTimes
+
+log = logging.getLogger(__name__)
+
+SKEW_SECONDS = 300.0
+"""If this machine's clock is further off, a refused read is its own failure: stores refuse wrong clocks (S3: 900 s)."""
+
+
+@dataclass(frozen=True)
+class PassedOver:
+    """A publisher whose slot ended without a roster that counts."""
+
+    uid: int
+    hotkey: str
+    reason: Reason  # `roster_missing` if nothing was stored
+    detail: str  # the reason in words
+    roster: Roster | None = None  # its roster, if that was read
+    signature: str | None = None
+
+    @property
+    def sealed(self) -> Sealed[Roster] | None:
+        """Its roster as it was signed; None if that was not read."""
+        return None if self.roster is None or self.signature is None else Sealed(self.roster, self.signature)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Says whether a publisher's roster counts for this node; its payloads are in the cache then.
+
+    `check` judges the content of a roster and raises for one that does not count. It must raise no other permanent
+    error: a local failure is never a verdict on a roster.
+    """
+
+    exchange: Exchange
+    times: WindowTimes
+    cache: PayloadCache
+    check: Callable[[Roster], None] = lambda roster: None
+    concurrency: int = 1
+    """Buckets that are read at once; 1 reads them one after the other in the caller's thread."""
+
+    @property
+    def seconds(self) -> float:
+        """Time that a bucket with payloads has, which are long; others have `READ_SECONDS`."""
+        return READ_SECONDS + self.times.rules.roster_slot_seconds
+
+    def look(self, publisher: NeuronInfo, slot: Interval) -> Sealed[Roster] | PassedOver | None:
+        """The publisher's roster if it counts; or why it does not; None if there is none.
+
+        A roster that its bucket refuses to show does not count either.
+
+        Raises:
+            TransientError: The store failed. `minority`, from `check`.
+        """
+        shown: Sealed[Roster] | None = None
+
+        def in_slot(info: ObjectInfo) -> None:
+            check_stored_at(info.last_modified, slot, ROSTER_TIMING, f"{info.key} was stored")
+
+        try:
+            found = fetch_roster(self.exchange, publisher, self.times.window, check=in_slot)
+            if found is None:
+                return None
+            shown = Sealed(found.body, found.signature)
+            self.check(shown.body)
+            self._fetch_aggregate(shown.body, publisher, slot)
+        except PermanentError as error:
+            chain = self.exchange.chain
+            if (
+                error.reason is Reason.ACCESS_DENIED
+                and abs(chain.clock.now() - self.exchange.chain_now()) > SKEW_SECONDS
+            ):
+                raise TransientError(error.reason, f"the clock of this machine is wrong: {error.message}") from error
+            roster, signature = (None, None) if shown is None else (shown.body, shown.signature)
+            return PassedOver(publisher.uid, publisher.hotkey, error.reason, error.message, roster, signature)
+        return shown
+
+    def passed_over(self, before: int) -> tuple[tuple[PassedOver, ...], Sealed[Roster] | None]:
+        """Why the publishers before a rank were passed over, and the first roster without entries that counts.
+
+        For after the decision: a store that fails now is left out, for an error is never absence. Each bucket has its
+        own deadline.
+        """
+        passed: list[PassedOver] = []
+        end = math.floor(self.times.closed + self.times.rules.seconds)
+        publishers = {each.uid: each for each in self.exchange.publishers(self.times.window)[:before]}
+        ranks = {uid: rank for rank, uid in enumerate(publishers)}
+
+        def judge(uid: int) -> Sealed[Roster] | PassedOver | TransientError | None:
+            slot = self.times.roster_slot(ranks[uid])
+            try:
+                return self.look(publishers[uid], slot if ranks[uid] == 0 else Interval(slot.first, end))
+            except TransientError as error:
+                return error
+
+        judged = dict(ask_in_turn(judge, publishers, seconds=self.seconds, concurrency=self.concurrency))
+        for publisher in publishers.values():
+            found = judged[publisher.uid]
+            if isinstance(found, TransientError):
+                log.info("window %d: uid %d cannot be judged now: %s", self.times.window, publisher.uid, found)
+            elif isinstance(found, PassedOver):
+                passed.append(found)
+            elif found is None:
+                reason = Reason.ROSTER_MISSING
+                passed.append(PassedOver(publisher.uid, publisher.hotkey, reason, "nothing was stored in its slot"))
+            elif not found.body.entries:
+                return tuple(passed), found
+        return tuple(passed), None
+
+    def _fetch_aggregate(self, roster: Roster, publisher: NeuronInfo, slot: Interval) -> None:
+        store = self.exchange.buckets.reader(publisher)
+        if roster.entries:
+            aggregate = store.head(aggregate_key(roster.window))
+            if aggregate is None or aggregate.size != roster.aggregate_bytes or aggregate.last_modified > slot.last:
+                raise RejectedError(Reason.AGGREGATE_MISSING, "its aggregate is not there, or came after the slot")
+        self.fetch_payloads(roster, publisher)
+
+    def fetch_payloads(self, roster: Roster, publisher: NeuronInfo) -> None:
+        """Bring a roster's payloads into the cache; errors as in `templar.agreement.roster.fetch_payloads`."""
+        store, deadline = self.exchange.buckets.reader(publisher), current()
+        # Within a deadline half of the time is the miners', if the aggregate cannot be read.
+        seconds = self.seconds if deadline is None else deadline.seconds_left / 2
+        fetch_payloads(self.exchange, roster, store, self.cache, seconds=seconds, concurrency=self.concurrency)
