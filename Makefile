@@ -19,7 +19,7 @@ LOCAL_OPTIONS = --miners $(MINERS) --store $(STORE) --preset $(PRESET) \
 	--prefect-port $(PREFECT_PORT) --storage-port $(STORAGE_PORT)
 
 .DEFAULT_GOAL := help
-.PHONY: help run up down gauntlet test test-slow lint format bench faults incentive screenshot clean
+.PHONY: help run up down gauntlet test test-slow lint format bench gpu faults incentive screenshot clean
 
 help: ## List the commands.
 	@grep -E '^[a-z.-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -58,10 +58,14 @@ format: $(VENV)/.dev ## Format the code.
 	$(BIN)/ruff check --fix --exit-zero --quiet .
 	$(BIN)/ruff format .
 
-BENCHMARKS = codec_size codec_speed codec_quality loader gather hostile_json scoring overhead simulator faults incentive
+BENCHMARKS = codec_size codec_speed codec_quality loader gather hostile_json scoring overhead simulator training neuron_memory faults incentive
 
 bench: $(VENV)/.dev ## Measure the figures of the README and docs/codec.md, but for those of `make run`.
 	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit 1; done
+
+gpu: $(VENV)/.dev ## On a machine with a CUDA device: its tests, then the trainer beside a bare loop on it, as JSON.
+	$(BIN)/python -m pytest $(wildcard tests/training/test_training_*_cuda.py)
+	$(BIN)/python -m benchmarks.training --device cuda
 
 SEEDS ?= 20
 FIRST ?= 1

@@ -29,7 +29,7 @@ from templar.gradient import kernels
 from templar.gradient.aggregate import aggregate
 from templar.gradient.codec import wire
 from templar.gradient.codec.wire import Header, Payload
-from templar.gradient.compress import FeedbackState, compress
+from templar.gradient.compress import FeedbackState, compress_each
 from templar.gradient.layout import Layout
 from templar.gradient.similarity import similarity
 
@@ -78,12 +78,14 @@ class Stopwatch:
 
 def encoder(layout: Layout) -> Callable[[], bytes]:
     """All steps from an update to the bytes of a payload."""
-    state, spare, update = (FeedbackState(large_model.random_tensors(layout, seed), 1) for seed in range(3))
+    state, update = FeedbackState(large_model.random_tensors(layout, 0), 1), large_model.random_tensors(layout, 2)
     header = Header(layout.recipe, 0, 0, "peer", layout.digest)
+    memory = torch.empty(layout.num_elements)
 
     def encode() -> bytes:
-        compressed = compress(state, update.buffers, layout=layout, rule=RULE, spare=spare)
-        return wire.encode(Payload.of(header, compressed.tensors, layout), layout)
+        each = compress_each(state, update, layout=layout, rule=RULE, memory=memory)
+        coefficients = {name: found for name, found, _ in each}
+        return wire.encode(Payload.of(header, coefficients, layout), layout)
 
     return encode
 

@@ -41,7 +41,8 @@ from templar.hparams import HParams, load_hparams
 from templar.store.directory import DirectoryStore
 from templar.training.loss import sequence_losses, single_threaded
 from templar.training.model import build_model, parameter_shapes, parameters_of
-from templar.training.train import OptimizerState, outer_learning_rate, train_sparseloco
+from templar.training.schedule import outer_learning_rate
+from templar.training.train import OptimizerState, Trainer
 
 NUM_HELD_OUT = 256
 HELD_OUT_BATCH = 64
@@ -204,13 +205,13 @@ def train(setup: Setup, codec: Codec, *, magnitude_bits: int = 0) -> Iterator[Wi
     """Train a network from its genesis parameters, window by window."""
     training, layout = setup.hparams.training, setup.layout(magnitude_bits)
     net = build_model(setup.hparams.model)
-    params = parameters_of(net)
+    params, trainer = parameters_of(net), Trainer(setup.hparams.model)
     optimizers = [OptimizerState.zeros(params)] * setup.num_workers
     states = (FeedbackState.zeros(layout),) * setup.num_workers
     for window, shares in enumerate(setup.sequences):
         results = [
-            train_sparseloco(
-                net, tokens, training=training, outer_steps=window, optimizer=optimizer, keep_going=lambda: True
+            trainer.learn(
+                params, tokens, training=training, outer_steps=window, optimizer=optimizer, keep_going=lambda: True
             )
             for tokens, optimizer in zip(shares, optimizers, strict=True)
         ]

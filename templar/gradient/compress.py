@@ -12,13 +12,15 @@ so the buffer holds exactly what receivers did not get, the error of the value c
 2508.15706; DeMo, arXiv 2411.19870). With the DCT the buffer lives in the transform domain, each chunk's coefficients in
 the chunk's place: the transform is linear, so this is DeMo's residual without an inverse transform and its roundings.
 Coefficients that are not published keep their bits, and a published one keeps the float32 nearest to its residual.
-Nothing is changed in place: the new state stands beside the old one until the window is decided.
+Nothing is changed in place: the new state stands beside the old one until the window is decided. `compress_each` gives
+it tensor by tensor, so that neither of the two has to be in memory as a whole.
 
 `demo` warms up: its first call discards the old buffer, and only from its sixth call on is anything subtracted, so
 that a restarted miner does not publish a spike. The number of calls is therefore state.
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, Self
 
@@ -71,11 +73,6 @@ class FeedbackState:
         """The state of a miner that never published."""
         return cls({tensor.name: torch.zeros(tensor.shape, device=device) for tensor in layout.tensors}, 0)
 
-    @property
-    def device(self) -> torch.device:
-        """The device of the buffers."""
-        return next(iter(self.buffers.values())).device
-
 
 @dataclass(frozen=True)
 class Compressed(Generic[Coded]):
@@ -90,12 +87,7 @@ CompressTensor = Callable[[Tensor, Tensor, TensorLayout, Call], tuple[Coded, Ten
 
 
 def compress(
-    state: FeedbackState,
-    update: Mapping[str, Tensor],
-    *,
-    layout: Layout,
-    rule: FeedbackRule,
-    spare: FeedbackState | None = None,
+    state: FeedbackState, update: Mapping[str, Tensor], *, layout: Layout, rule: FeedbackRule
 ) -> Compressed[Coefficients]:
     """Compress an update with this network's value code and error feedback.
 
@@ -104,32 +96,42 @@ def compress(
         update: The averaged gradient (demo) or pseudo-gradient (sparseloco) by parameter name.
         layout: Tensors and chunks.
         rule: Recipe, decay and learning rate.
-        spare: A state that is no longer needed; the new one may take over its memory.
 
     Raises:
         ValueError: State or update do not have the tensors of the layout.
         PermanentError: `non_finite_update`; nothing non-finite is ever published or kept.
     """
-    if not kernels.uses_kernels(layout.num_elements, state.device):
-        coding = SignAndScale(layout.tensors[0].levels)
-        return compress_with(coding, state, update, layout=layout, rule=rule)
-    if spare is not None:
-        layout.check(spare.buffers, "spare error feedback")
-        used = {tensor.data_ptr() for tensor in (*state.buffers.values(), *update.values())}
-        if any(buffer.data_ptr() in used for buffer in spare.buffers.values()):
-            raise ValueError("spare error feedback is still in use: the state and the update must keep their memory")
-    from templar.gradient.kernels.error_feedback import compress_tensor  # noqa: PLC0415 - numba takes a second
+    five_steps = (
+        _by_kernel(layout, torch.empty) if _uses_kernels(update, layout) else _five_steps(_coding(layout), layout)
+    )
+    return _collected(state, _compress(state, update, layout, rule, five_steps))
 
-    def by_kernel(
-        buffer: Tensor, update: Tensor, tensor: TensorLayout, call: Call
-    ) -> tuple[Coefficients, Tensor] | None:
-        residual = torch.empty(tensor.shape) if spare is None else spare.buffers[tensor.name]
-        decay, rate, subtracts, use_dct = call.decay, call.rate, call.subtracts, layout.use_dct
-        return compress_tensor(
-            buffer, update, residual, tensor, decay=decay, rate=rate, subtracts=subtracts, use_dct=use_dct
-        )
 
-    return _compress(state, update, layout, rule, by_kernel)
+def compress_each(
+    state: FeedbackState,
+    update: Mapping[str, Tensor],
+    *,
+    layout: Layout,
+    rule: FeedbackRule,
+    memory: Tensor | None = None,
+) -> Iterator[tuple[str, Coefficients, Tensor]]:
+    """As `compress`, tensor by tensor in the layout's order: name, coefficients and new buffer.
+
+    A buffer of the state is read when its turn comes and not before; a new one is valid until the next is asked for.
+
+    Args:
+        state: As in `compress`.
+        update: As in `compress`.
+        layout: As in `compress`.
+        rule: As in `compress`.
+        memory: Float32, flat, as long as the largest tensor, for the new buffers; made if it is not given.
+    """
+    if not _uses_kernels(update, layout):
+        return _compress(state, update, layout, rule, _five_steps(_coding(layout), layout))
+    room = torch.empty(max(math.prod(tensor.shape) for tensor in layout.tensors)) if memory is None else memory
+    return _compress(
+        state, update, layout, rule, _by_kernel(layout, lambda shape: room[: math.prod(shape)].view(shape))
+    )
 
 
 def compress_with(
@@ -141,6 +143,35 @@ def compress_with(
     rule: FeedbackRule,
 ) -> Compressed[Coded]:
     """Compress with any value code: the definition of `compress`, with its errors, and a way to compare value codes."""
+    return _collected(state, _compress(state, update, layout, rule, _five_steps(coding, layout)))
+
+
+def _uses_kernels(update: Mapping[str, Tensor], layout: Layout) -> bool:
+    return bool(update) and kernels.uses_kernels(layout.num_elements, next(iter(update.values())).device)
+
+
+def _coding(layout: Layout) -> SignAndScale:
+    return SignAndScale(layout.tensors[0].levels)
+
+
+def _by_kernel(layout: Layout, memory: Callable[[tuple[int, ...]], Tensor]) -> CompressTensor[Coefficients]:
+    """The five steps, compiled; `memory` gives a new buffer's, of this shape."""
+    from templar.gradient.kernels.error_feedback import compress_tensor  # noqa: PLC0415 - numba takes a second
+
+    def by_kernel(
+        buffer: Tensor, update: Tensor, tensor: TensorLayout, call: Call
+    ) -> tuple[Coefficients, Tensor] | None:
+        residual, use_dct = memory(tensor.shape), layout.use_dct
+        decay, rate, subtracts = call.decay, call.rate, call.subtracts
+        return compress_tensor(
+            buffer, update, residual, tensor, decay=decay, rate=rate, subtracts=subtracts, use_dct=use_dct
+        )
+
+    return by_kernel
+
+
+def _five_steps(coding: ValueCoding[Coded], layout: Layout) -> CompressTensor[Coded]:
+    """The five steps, as they are defined."""
 
     def five_steps(buffer: Tensor, update: Tensor, tensor: TensorLayout, call: Call) -> tuple[Coded, Tensor] | None:
         # 1. Transform.
@@ -160,7 +191,7 @@ def compress_with(
         # 5. Subtract.
         return coded, from_chunks(chunks.scatter(1, indices, values - received), tensor)
 
-    return _compress(state, update, layout, rule, five_steps)
+    return five_steps
 
 
 def top_k(chunks: Tensor, k: int) -> Tensor:
@@ -196,20 +227,25 @@ def _compress(
     layout: Layout,
     rule: FeedbackRule,
     compress_tensor: CompressTensor[Coded],
-) -> Compressed[Coded]:
+) -> Iterator[tuple[str, Coded, Tensor]]:
     layout.check(update, "update")
     layout.check(state.buffers, "error feedback")
-    num_calls = state.num_calls + 1
-    tensors: dict[str, Coded] = {}
-    buffers: dict[str, Tensor] = {}
+    call = rule.for_call(state.num_calls + 1)
     for tensor in layout.tensors:
         name = tensor.name
-        result = compress_tensor(state.buffers[name], update[name], tensor, rule.for_call(num_calls))
+        result = compress_tensor(state.buffers[name], update[name], tensor, call)
         if result is None:
             raise PermanentError(
                 Reason.NON_FINITE_UPDATE,
                 f"parameter {name!r}: update or error feedback is not finite; nothing is published in this window; "
                 "lower the learning rate, or return to the last snapshot",
             )
-        tensors[name], buffers[name] = result
-    return Compressed(tensors, FeedbackState(buffers, num_calls))
+        yield name, *result
+
+
+def _collected(state: FeedbackState, results: Iterator[tuple[str, Coded, Tensor]]) -> Compressed[Coded]:
+    tensors: dict[str, Coded] = {}
+    buffers: dict[str, Tensor] = {}
+    for name, coded, buffer in results:
+        tensors[name], buffers[name] = coded, buffer
+    return Compressed(tensors, FeedbackState(buffers, state.num_calls + 1))

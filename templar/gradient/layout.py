@@ -128,8 +128,12 @@ class Layout:
         return tuple(tensor.name for tensor in self.tensors)
 
     def check(self, tensors: Mapping[str, Tensor], kind: str) -> None:
-        """Raise ValueError if names or shapes are not those of the layout, with the first difference."""
-        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        """Raise ValueError if names or shapes are not those of the layout, with the first difference.
+
+        A mapping that knows its `shapes`, such as that of a file, is not read.
+        """
+        known: Mapping[str, tuple[int, ...]] | None = getattr(tensors, "shapes", None)
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()} if known is None else dict(known)
         wanted = {tensor.name: tensor.shape for tensor in self.tensors}
         if shapes != wanted:
             name = sorted(name for name in shapes.keys() | wanted.keys() if shapes.get(name) != wanted.get(name))[0]

@@ -1,8 +1,8 @@
 """Clean-up of a neuron's folder and of its programs' temporary folders on this machine.
 
-A running neuron prunes its spool and payloads when it finishes a window, and its snapshots when it makes one. This
-clean-up removes the rest: files of processes that died, finished downloads, snapshots of other networks, kernels of
-older releases.
+A running neuron prunes its spool, payloads and private states when it finishes a window, and its snapshots when it
+makes one. This clean-up removes the rest: files of processes that died, finished downloads, snapshots of other
+networks, kernels of older releases.
 
 It is safe beside a running neuron and takes no lock: it deletes only files that a restart does not need and that have
 not changed for hours. Change times count, because no program can set them; reading does not update them, so files that
@@ -160,10 +160,14 @@ def _of_windows(home: Path, rules: LocalRules) -> dict[str, _Room]:
     half = [each for each in root.iterdir() if each.name.startswith(_HALF_SNAPSHOT)]
     others = [snapshots.folder(window) for window in snapshots.windows() if window not in own] if own else []
     spool, payloads = _existing(home, ("spool",)), _existing(home, ("payloads",))
+    private = _existing(home, ("private",))  # the live state may be older than all snapshots: only the neuron knows it
     return {
         "snapshots": _Room(
             [root],
             [*_idle(half, rules).old, *_idle(others, rules, hours=max(rules.hours, FOREIGN_HOURS)).old],
+        ),
+        "private state": _Room(
+            private, _idle([each for each in _inside(private) if _PART.fullmatch(each.name)], rules).old
         ),
         "spool": _Room(spool, _idle([each for each in _inside(spool) if _is_spooled(each, oldest, rules)], rules).old),
         "payloads": _Room(payloads, _idle([each for each in _inside(payloads) if _is_before(each, oldest)], rules).old),
@@ -222,12 +226,12 @@ def _everything(path: Path) -> Iterator[Path]:
 
 
 def _size(path: Path) -> int:
-    """Bytes of a file or folder on the disk; holes take none."""
+    """Bytes of a file or folder on the disk; holes take none, and each name of a file has an equal share of it."""
     total = 0
     for each in (path, *_everything(path)):
         with suppress(FileNotFoundError):
             status = each.lstat()
-            total += status.st_blocks * 512 if stat.S_ISREG(status.st_mode) else 0
+            total += status.st_blocks * 512 // status.st_nlink if stat.S_ISREG(status.st_mode) else 0
     return total
 
 

@@ -46,6 +46,11 @@ HELP = {
     "window_entry_loss": "Mean loss of the first inner step.",
     "inner_steps": "Inner steps taken.",
     "batch_tokens": "Tokens trained on in the window.",
+    "tokens_per_sec": "Tokens trained per second of training.",
+    "mfu": "Share of the device's peak that the training used; not on a CPU.",
+    "timing/training": "Seconds that the training took.",
+    "gpu_memory_allocated": "Peak of the GPU's memory in the training, in MiB.",
+    "system_memory": "Peak of the process's resident memory, in MiB, where it trains on the CPU.",
     "applied": "1 if the own payload was applied, else 0.",
     "loss/own/before": "Mean loss on the miners' own segments.",
     "loss/own/after": "The same less what the linear score takes off.",
@@ -65,6 +70,8 @@ HELP = {
     "binary_moving_averages": "Moving average of the indicator.",
     "advantages": "Moving average of by how much the scores were above the baseline's.",
     "advantage/typical": "Median of those above 0, which final scores count in.",
+    "own_excesses": "Moving average of by how much more the own data gained than others' data.",
+    "own_excess/typical": "Median of those above 0, of miners with an advantage above 0.",
     "final_scores": "Final score after the window.",
     "sync_score": "Sync score.",
     "sync/avg_steps_behind": "Windows that its state was behind.",
@@ -187,7 +194,14 @@ def training_values(report: TrainReport, sequence_length: int) -> dict[str, floa
     """Figures of a miner's training; without losses if it did not train."""
     values: dict[str, float] = {"batch_tokens": report.num_sequences * sequence_length, "inner_steps": report.num_steps}
     losses = {"loss": report.last_loss, "window_entry_loss": report.first_loss}
-    return values | {name: loss for name, loss in losses.items() if loss is not None and math.isfinite(loss)}
+    values |= {name: loss for name, loss in losses.items() if loss is not None and math.isfinite(loss)}
+    if (figures := report.figures) is not None:
+        values["tokens_per_sec"], values["timing/training"] = figures.tokens_per_second, figures.seconds
+        memory = "system_memory" if figures.device.startswith("CPU") else "gpu_memory_allocated"
+        values[memory] = figures.peak_bytes / 2**20
+        if figures.mfu is not None:
+            values["mfu"] = figures.mfu
+    return values
 
 
 def evidence_values(evidence: Evidence) -> dict[str, float]:
@@ -209,6 +223,7 @@ def evidence_values(evidence: Evidence) -> dict[str, float]:
         "gather/success_rate": evidence.facts.success_rate,
         "openskill/baseline": evidence.baseline.ordinal,
         "advantage/typical": evidence.typical_advantage,
+        "own_excess/typical": evidence.typical_own_excess,
         "gather/reserve_used": sum(record.facts.tier == Tier.RESERVE for record in applied),
         **({"overlap/max": max(overlaps)} if overlaps else {}),
     }
@@ -222,6 +237,7 @@ def miner_values(evidence: Evidence) -> dict[str, dict[int, float]]:
         "binary_indicators": {record.uid: record.indicator for record in records},
         "binary_moving_averages": {record.uid: record.after.binary_average for record in records},
         "advantages": {record.uid: record.after.advantage for record in records},
+        "own_excesses": {record.uid: record.after.own_excess for record in records},
         "final_scores": {record.uid: record.final for record in records},
         "sync_score": {record.uid: record.after.sync for record in records},
         "sync/avg_steps_behind": {record.uid: record.facts.windows_behind for record in records},

@@ -1,40 +1,54 @@
 """A miner's steps: train on the assigned data, compress, commit before the close, reveal after it."""
 
+import hashlib
 import logging
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
 import torch
 from pydantic import TypeAdapter
-from torch import Tensor, nn
+from torch import Tensor
 
 from templar.agreement.slots import Settlement
-from templar.canonical import file_sha256, keyed_seed, sha256_hex
+from templar.agreement.state import StateMark
+from templar.canonical import canonical_json, file_sha256, keyed_seed, sha256_hex
 from templar.data.assignment import Assignment
 from templar.data.replicas import EndpointReport
 from templar.errors import PermanentError, Reason
 from templar.exchange.objects import Manifest
 from templar.exchange.publish import TimedReport, publish_in_time
 from templar.exchange.reveal import publish_commit, publish_reveal
+from templar.gradient.codec.values import Coefficients
 from templar.gradient.codec.wire import Header, Payload, encode
-from templar.gradient.compress import FeedbackRule, FeedbackState, compress
+from templar.gradient.compress import FeedbackRule, compress_each
 from templar.neuron.join import Context
 from templar.neuron.lock import write_file
 from templar.neuron.node import Node
-from templar.neuron.snapshot import PrivateState
+from templar.neuron.progress import ProgressFile
+from templar.neuron.snapshot import NO_OPTIMIZER, PrivateFolder, PrivateState, write_private
 from templar.store.files import local_file
 from templar.timeline import closing_block
-from templar.training.model import build_model, load_parameters
-from templar.training.train import TrainResult, outer_learning_rate, train_demo, train_sparseloco
+from templar.training.model import parameter_shapes
+from templar.training.ranks import open_trainer
+from templar.training.schedule import outer_learning_rate
+from templar.training.train import TrainFigures, TrainResult
 
 log = logging.getLogger(__name__)
 
 NOTHING_TO_PUBLISH = frozenset(
-    {Reason.NO_TIME_LEFT, Reason.NON_FINITE_LOSS, Reason.NON_FINITE_UPDATE, Reason.NO_ASSIGNMENT}
+    {
+        Reason.NO_TIME_LEFT,
+        Reason.NON_FINITE_LOSS,
+        Reason.NON_FINITE_UPDATE,
+        Reason.NO_ASSIGNMENT,
+        Reason.OUT_OF_MEMORY,
+        Reason.TRAINER_FAILED,
+    }
 )
 """Why a miner may have nothing to publish in a window; it still applies the decided roster."""
 
@@ -60,11 +74,20 @@ class TrainReport:
     last_loss: float | None = None
     num_steps: int = 0
     num_sequences: int = 0
+    figures: TrainFigures | None = None
 
     @classmethod
     def of(cls, window: int, result: TrainResult) -> Self:
         """The report of a window that was trained."""
-        return cls(window, None, result.first_loss, result.last_loss, result.num_steps, result.num_sequences)
+        return cls(
+            window,
+            None,
+            result.first_loss,
+            result.last_loss,
+            result.num_steps,
+            result.num_sequences,
+            result.figures,
+        )
 
 
 @dataclass(frozen=True)
@@ -87,15 +110,16 @@ class Miner(Node):
     """A node that trains."""
 
     role = "miner"
-    keeps_private_state = True
+    private: PrivateState
+    """The live private state, which lies on the disk."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         with self._released_on_failure():
-            self.model: nn.Module = build_model(self.hparams.model)
+            self.trainer = open_trainer(self.hparams.model, context.trainer, self.home / "ranks")
+            self._resources.callback(self.trainer.close)
+            self.trainer.check(self.hparams.training, length=self.hparams.data.sequence_length)
         self._trained: dict[int, TrainResult] = {}
-        self._staged: dict[int, PrivateState] = {}
-        self._spare: FeedbackState | None = None
 
     def fetch_pages(self, window: int) -> PageReport:
         """Look up the assigned pages; fetch and pack them if there is still time to train.
@@ -112,16 +136,17 @@ class Miner(Node):
     def train(self, window: int) -> TrainReport:
         """Train from the agreed parameters until the steps are done or the time is up.
 
-        Only the result in memory changes: a repeated call trains again from the same state.
+        Only the result in memory changes: a repeated call trains again from the same state, or goes on from the
+        progress that is kept. Progress of before the deadline is still published if a commitment is not too late.
         """
         # 1. Nothing is left to train if the payload is on disk, the state has moved on, or the time is up.
         if (known := self.journal.result(window, "train")) is not None:
             return _TRAIN_REPORT.validate_json(known)
-        if self.state.window != window - 1:
-            return TrainReport(window, Reason.WINDOW_FINISHED)
-        clock, deadline = self.chain.clock, self.exchange.expected_times(window).train_until
-        if clock.now() >= deadline:
-            return TrainReport(window, Reason.NO_TIME_LEFT)
+        clock, times = self.chain.clock, self.exchange.expected_times(window)
+        deadline, kept = times.train_until, self._progress_path(window).exists()
+        if self.state.window != window - 1 or clock.now() >= (times.commit_interval.last if kept else deadline):
+            late = Reason.NO_TIME_LEFT if self.state.window == window - 1 else Reason.WINDOW_FINISHED
+            return TrainReport(window, late if self._assignment(window).units else Reason.NO_ASSIGNMENT)
 
         # 2. Train; a result that cannot be published is a report, not a failure.
         try:
@@ -132,50 +157,50 @@ class Miner(Node):
                 raise
             log.warning("window %d: nothing to publish: %s", window, error)
             return TrainReport(window, error.reason)
+        rate = 0.0 if result.figures is None else result.figures.tokens_per_second
+        log.info(
+            "window %d: trained %d steps, loss %.4f to %.4f, %.0f tokens per second",
+            *(window, result.num_steps, result.first_loss, result.last_loss, rate),
+        )
         self._trained = {window: result}
         return TrainReport.of(window, result)
 
     def learn(self, window: int, sequences: Tensor, keep_going: Callable[[], bool]) -> TrainResult:
-        """Train the working model on the assigned sequences of shape (n, L) while `keep_going`; no other state changes.
+        """Train from the agreed parameters on sequences of shape (n, L) while `keep_going`; no state changes.
 
         An honest miner's training does not depend on the window.
         """
-        training = self.hparams.training
-        load_parameters(self.model, self.state.params)
-        if training.recipe == "demo":
-            return train_demo(self.model, sequences, training=training, keep_going=keep_going)
-        return train_sparseloco(
-            self.model,
+        return self.trainer.learn(
+            self.state.params,
             sequences,
-            training=training,
+            training=self.hparams.training,
             outer_steps=self.state.outer_steps,
-            optimizer=self._private.optimizer,
+            optimizer=self.private.optimizer,
             keep_going=keep_going,
+            progress=self._progress(window, sequences),
         )
 
     def compress(self, window: int) -> PayloadReport:
         """Turn the update into the payload and stage the new private state; both are on disk when this returns.
 
+        The result of the training is dropped then.
+
         Raises:
             PermanentError: `non_finite_update`, only if the error feedback on disk is not finite.
         """
         if (known := self.journal.result(window, "compress")) is not None:
+            self._progress_path(window).unlink(missing_ok=True)
             return _PAYLOAD_REPORT.validate_json(known)
 
-        # 1. Compress with the live error feedback. The spare buffers are used once: a repeated call must not overwrite
-        #    what this one staged.
+        # 1. Compress with the live error feedback, and stage the new private state tensor by tensor.
         result, neuron, training = self._trained[window], self.exchange.identity(window), self.hparams.training
         rate = outer_learning_rate(training, self.state.outer_steps)
         rule = FeedbackRule(training.recipe, self.hparams.gradient.momentum_decay, rate)
-        spare, self._spare = self._spare, None
-        compressed = compress(self._private.feedback, result.update, layout=self.layout, rule=rule, spare=spare)
-        header = Header(self.layout.recipe, window, neuron.uid, neuron.hotkey, self.layout.digest)
-        data = self.payload_bytes(window, Payload.of(header, compressed.tensors, self.layout))
+        tensors = self._stage(window, result, rule)
 
-        # 2. Private state and payload go to the disk, then into the journal.
-        staged = PrivateState(compressed.state, result.optimizer or self._private.optimizer)
-        self._staged = {window: staged}
-        write_file(self._staged_path(window), staged.save, durable=self.context.durable)
+        # 2. The payload goes to the disk as well, then both into the journal.
+        header = Header(self.layout.recipe, window, neuron.uid, neuron.hotkey, self.layout.digest)
+        data = self.payload_bytes(window, Payload.of(header, tensors, self.layout))
         write_file(self._payload_path(window), lambda path: path.write_bytes(data), durable=self.context.durable)
         report = PayloadReport(
             window,
@@ -185,9 +210,41 @@ class Miner(Node):
             self.state.root,
             self._assignment(window).digest,
         )
-        self.journal.enter(window, "compress", _PAYLOAD_REPORT.dump_json(report).decode())
-        self.journal.enter(window, "train", _TRAIN_REPORT.dump_json(TrainReport.of(window, result)).decode())
+        # 3. A miner with a payload never trains again: after the close it would have no time left for the reveal.
+        entries = {
+            "compress": _PAYLOAD_REPORT.dump_json(report).decode(),
+            "train": _TRAIN_REPORT.dump_json(TrainReport.of(window, result)).decode(),
+        }
+        self.journal.enter_together(window, entries)
+        self._progress_path(window).unlink(missing_ok=True)
+        self._trained.clear()
         return report
+
+    def _stage(self, window: int, result: TrainResult, rule: FeedbackRule) -> dict[str, Coefficients]:
+        """Compress an update, and write the private state that goes live if its payload is applied."""
+        tensors: dict[str, Coefficients] = {}
+        optimizer = NO_OPTIMIZER if self.layout.recipe == "demo" else result.optimizer or self.private.optimizer
+
+        def write(path: Path) -> None:
+            # Neither the old error feedback nor the new one is ever in memory as a whole.
+            write_private(
+                path,
+                self._compressed(result.update, rule, tensors),
+                {tensor.name: tensor.shape for tensor in self.layout.tensors},
+                self.private.feedback.num_calls + 1,
+                optimizer,
+            )
+
+        write_file(self._staged_path(window), write, durable=self.context.durable)
+        return tensors
+
+    def _compressed(
+        self, update: Mapping[str, Tensor], rule: FeedbackRule, tensors: dict[str, Coefficients]
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Compress tensor by tensor: fill in the coefficients, and yield the new error feedback."""
+        for name, coefficients, buffer in compress_each(self.private.feedback, update, layout=self.layout, rule=rule):
+            tensors[name] = coefficients
+            yield name, buffer
 
     def payload_bytes(self, window: int, payload: Payload) -> bytes:
         """The bytes that are published."""
@@ -229,19 +286,55 @@ class Miner(Node):
                 return report
             clock.sleep_until(math.floor(clock.now()) + 1)  # the next stamp that a store can give
 
+    @property
+    def private_file(self) -> Path | None:
+        """The file of the live private state; None while it is a fresh one."""
+        return self.private.path
+
     def private_state_decided(self, settlement: Settlement) -> None:
-        """Make staged state live if the roster has the own payload, else drop it (docs/protocol.md 6)."""
-        known = self.journal.result(settlement.window, "compress")
-        if known is None:
-            return
-        own = _PAYLOAD_REPORT.validate_json(known).sha256
+        """Make staged state live if the roster has the own payload; else what was live stays so (docs/protocol.md 6).
+
+        Staged state whose payload was applied to another history than the one that it was made on does not fit the
+        state, and a lost one cannot: then error feedback and optimizer start afresh, for they decide nothing agreed.
+        """
+        # 1. Whether a payload of this miner was applied. One that the journal does not know was made elsewhere.
+        window, own = settlement.window, self.exchange.own_signer.address
         entries = settlement.roster.entries if settlement.roster else ()
-        if any(entry.payload_sha256 == own for entry in entries):
-            staged = self._staged_state(settlement.window)
-            if staged is not None:
-                self._spare, self.private = self._private.feedback, staged
-        elif (dropped := self._staged.pop(settlement.window, None)) is not None:
-            self._spare = dropped.feedback
+        known = self.journal.result(window, "compress")
+        if known is None:
+            if any(entry.hotkey == own for entry in entries):
+                self._start_afresh(window, f"[{Reason.OBJECT_MISSING}] the journal does not know that payload")
+            return
+        report = _PAYLOAD_REPORT.validate_json(known)
+        if all(entry.payload_sha256 != report.sha256 for entry in entries):
+            return
+
+        # 2. The state that was staged with it.
+        if report.root_before != self.state.previous_root:
+            self._start_afresh(window, f"[{Reason.MINORITY}] it was made on the root {report.root_before[:12]}")
+            return
+        try:
+            self.private = self._private_files.go_live(self._staged_path(window), window, report.sha256)
+        except PermanentError as error:
+            self._start_afresh(window, str(error))
+
+    def private_state_restored(self, file: Path | None, mark: StateMark) -> None:
+        """Take up the private state of a snapshot; start afresh if there is none, or it cannot be read."""
+        self.private = PrivateState.fresh(self.layout)
+        if file is not None:
+            try:
+                self.private = self._private_files.take(file, mark.window, mark.root)
+            except PermanentError as error:
+                self._start_afresh(mark.window, str(error))
+
+    def forget_files(self, before_window: int) -> None:
+        """As every node; and the private states that are neither live nor in a snapshot."""
+        super().forget_files(before_window)
+        self._private_files.prune(before_window, self.private.path)
+
+    def _start_afresh(self, window: int, why: str) -> None:
+        log.warning("%s: private state after window %d is lost, it starts afresh: %s", self.name, window, why)
+        self.private = PrivateState.fresh(self.layout)
 
     def _reveal(self, window: int, *, deadline: float, first: int = 0) -> TimedReport:
         payload, signer, clock = self._payload_path(window), self.exchange.own_signer, self.chain.clock
@@ -277,6 +370,29 @@ class Miner(Node):
         order = torch.randperm(first, generator=torch.Generator().manual_seed(seed % 2**63))
         return torch.cat((sequences[:first][order], sequences[first:]))
 
+    def _progress(self, window: int, sequences: Tensor) -> ProgressFile | None:
+        """Where the progress of a window's training is kept, if the operator wants it to be."""
+        settings = self.context.trainer
+        if not settings.inner_snapshot_seconds:
+            return None
+        recipe = self.hparams.training.model_dump(mode="json"), self.hparams.model.model_dump(mode="json")
+        key = {
+            "window": str(window),
+            "root_before": self.state.root,
+            "assignment": self._assignment(window).digest,
+            "order": hashlib.sha256(sequences.contiguous().numpy().data).hexdigest(),  # all tokens, as they are trained
+            "optimizer_steps": str(self.private.optimizer.num_steps),
+            "settings": sha256_hex(canonical_json([*recipe, settings.repeatable])),
+        }
+        return ProgressFile(
+            self._progress_path(window),
+            key,
+            parameter_shapes(self.hparams.model),
+            has_moments=self.layout.recipe != "demo",
+            seconds=settings.inner_snapshot_seconds,
+            durable=self.context.durable,
+        )
+
     def _manifest(self, window: int) -> Manifest:
         """The manifest of the payload on disk, which must still be what was compressed."""
         report, path = self.compress(window), self._payload_path(window)
@@ -287,6 +403,8 @@ class Miner(Node):
                 Reason.SELF_CHECK_FAILED,
                 f"{path}: its hash is {found[:12]}, and {report.sha256[:12]} was written: nothing is published of it",
             )
+        known = self.journal.result(window, "train")
+        trained = TrainReport(window, None) if known is None else _TRAIN_REPORT.validate_json(known)
         return Manifest(
             **self.exchange.author(window),
             window=window,
@@ -294,23 +412,19 @@ class Miner(Node):
             payload_bytes=report.num_bytes,
             assignment=report.assignment,
             root_before=report.root_before,
+            steps=trained.num_steps,
+            tokens=trained.num_sequences * self.hparams.data.sequence_length,
         )
 
-    @property
-    def _private(self) -> PrivateState:
-        if self.private is None:
-            raise RuntimeError("a miner always has private state once it has started")
-        return self.private
-
-    def _staged_state(self, window: int) -> PrivateState | None:
-        """The state that a window staged, read from the disk if another process did; None if it was pruned."""
-        path = self._staged_path(window)
-        if window not in self._staged and path.exists():
-            return PrivateState.load(path)
-        return self._staged.pop(window, None)
+    @cached_property
+    def _private_files(self) -> PrivateFolder:
+        return PrivateFolder(self.home / "private", durable=self.context.durable)
 
     def _payload_path(self, window: int) -> Path:
         return self.spool / f"payload-{window}.bin"
+
+    def _progress_path(self, window: int) -> Path:
+        return self.spool / f"progress-{window}.safetensors"
 
     def _staged_path(self, window: int) -> Path:
         return self.spool / f"staged-{window}.safetensors"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from torch import Tensor
@@ -16,7 +17,8 @@ from torch import Tensor
 from templar.agreement.decisions import Ballots
 from templar.agreement.genesis import load_genesis
 from templar.agreement.roster import check_entries
-from templar.agreement.slots import Judge, Settlement, Voter, await_decision, settled
+from templar.agreement.roster_judge import Judge
+from templar.agreement.slots import Settlement, Voter, await_decision, settled
 from templar.agreement.state import AgreedState, StateMark, check_mark
 from templar.agreement.sync_proof import publish_debug, publish_proof
 from templar.chain.base import NeuronInfo
@@ -33,13 +35,14 @@ from templar.gradient.layout import Layout
 from templar.neuron.join import CHAIN_ROLES, Context, announce_role, open_workload, take_lease
 from templar.neuron.journal import Applied, Journal, Status, check_history
 from templar.neuron.lock import NeuronLock, prune_spool, write_file
-from templar.neuron.snapshot import PrivateState, Snapshots
+from templar.neuron.snapshot import Snapshots
 from templar.timeline import WindowTimes
 from templar.training.model import parameter_shapes
 
 log = logging.getLogger(__name__)
 
-_CHAIN_IS_AWAY = frozenset({Reason.CHAIN_UNREACHABLE, Reason.CHAIN_RATE_LIMITED})
+CHAIN_IS_AWAY = frozenset({Reason.CHAIN_UNREACHABLE, Reason.CHAIN_RATE_LIMITED})
+"""Why a read of the chain may succeed later."""
 T = TypeVar("T")
 
 
@@ -57,8 +60,8 @@ class Node:
 
     role: str | None = None
     """The role in its lease; None for a node that only reads."""
-    keeps_private_state = False
-    """Whether a window also changes state of this node alone."""
+    signs_words = False
+    """Whether it takes part in the ballots on windows, if it had announced that."""
     windows_late = 0
     """How many windows after its close an unclaimed window may still be opened."""
 
@@ -212,7 +215,7 @@ class Node:
         settlement = settled(judge, ballots)
         if settlement.roster is not None:
             with suppress(RejectedError):  # a quorum knows the history better
-                check_history(self.exchange, self.journal, settlement.roster)
+                self._check_history(settlement.roster)
         self.journal.enter(window, "settle", settlement.to_json())
         return settlement
 
@@ -229,7 +232,11 @@ class Node:
 
     def judge(self, times: WindowTimes) -> Judge:
         """Judges the rosters of a window."""
-        return Judge(self.exchange, times, self.cache, partial(self.check_roster, times))
+        check, concurrency = partial(self.check_roster, times), self.context.gather_concurrency
+        return Judge(self.exchange, times, self.cache, check, concurrency)
+
+    def _check_history(self, roster: Roster) -> None:
+        check_history(self.exchange, self.journal, roster, concurrency=self.context.gather_concurrency)
 
     def _patiently(self, read: Callable[[], T]) -> T:
         """Read from the chain, and wait a while if it is away: a validator that leaves the window makes others wait."""
@@ -239,7 +246,7 @@ class Node:
             try:
                 return read()
             except TransientError as error:
-                if error.reason not in _CHAIN_IS_AWAY or clock.now() + rules.poll_seconds > until:
+                if error.reason not in CHAIN_IS_AWAY or clock.now() + rules.poll_seconds > until:
                     raise
             clock.sleep_until(clock.now() + rules.poll_seconds)
 
@@ -259,7 +266,7 @@ class Node:
             TransientError: `minority`, or this node could not find out.
         """
         with as_own_failure():
-            check_history(self.exchange, self.journal, roster)  # first, for another history has other assignments
+            self._check_history(roster)  # first, for another history has other assignments
             rules = self.reveal_rules(times)
             miners, places = self.exchange.miners(rules.window), self.hparams.peers.gather_peer_count
             check_entries(roster, rules, miners, places=places)
@@ -277,23 +284,27 @@ class Node:
                 Reason.SELF_CHECK_FAILED, f"window {window} cannot be applied to the state of {self.state.window}"
             )
         if self.state.window < window:
-            entries = () if settlement.roster is None else settlement.roster.entries
-            payloads = [self.cache.payload(window, entry.payload_sha256) for entry in entries]
-            self.state.apply(window, payloads)
-            self.workload.follow(self.state.epochs, window)
+            self._change_parameters(settlement)
             self._pending_journal_window = window
 
         # 2. What follows from them; a later call goes on here if this one fails.
         if self._pending_journal_window == window:
             self.private_state_decided(settlement)
-            self.journal.enter_applied(Applied(window, settlement.digest, self.state.root))
-            if window % self.hparams.storage.snapshot_frequency == 0:
-                self.snapshots.save(self.state.params, self.state.mark, self.private)
+            self.journal.enter_applied(Applied(window, settlement.digest, self.state.root), settlement.to_json())
+            self._snapshot_if_due()
             self._pending_journal_window = None
         return self.state.mark
 
+    @property
+    def private_file(self) -> Path | None:
+        """The file of this node's private state; only miners have any."""
+        return None
+
     def private_state_decided(self, settlement: Settlement) -> None:
-        """Make staged private state live, or drop it; only miners have any."""
+        """Make staged private state live if its payload was applied; only miners have any."""
+
+    def private_state_restored(self, file: Path | None, mark: StateMark) -> None:
+        """Take up the private state of a snapshot, or start afresh; only miners have any."""
 
     def publish_sync_proof(self, window: int) -> PublishReceipt | None:
         """Publish the proof of the state after a window, and then its debug values, which decide nothing.
@@ -325,18 +336,30 @@ class Node:
         return receipt
 
     def finish(self, window: int, reason: Reason | None = None) -> None:
-        """Close a claimed window and delete what no later window needs."""
+        """Close a claimed window and delete what neither a later window nor a restart needs."""
         self.journal.close_window(window, Status.FINISHED if reason is None else Status.ABANDONED, reason)
         self.journal.forget(window - self.hparams.storage.retention_windows)
-        self.cache.prune(window - 2)
-        prune_spool(self.spool, window - 2 - self.hparams.storage.snapshot_frequency)
+        self.forget_files(self._oldest_needed(window))
+
+    def forget_files(self, before_window: int) -> None:
+        """Delete the files of windows before this one that no snapshot has."""
+        self.cache.prune(before_window)
+        prune_spool(self.spool, before_window)
+
+    def _oldest_needed(self, window: int) -> int:
+        """The oldest window whose files are needed after this one: a restart replays from the newest snapshot on."""
+        newest = next((mark.window for mark in self.snapshots.marks()), self.birth.mark.window)
+        return min(window - 2, newest + 1)
 
     def restore(self, *, before: int | None = None) -> None:
-        """Return to the newest snapshot, or to genesis; with `before`, to one of an earlier window.
+        """Return to the newest snapshot, or to genesis, and replay what this disk has of the windows after it.
+
+        With `before`, return to a snapshot of an earlier window, and replay no further than to that window.
 
         Raises:
             TransientError: Genesis is needed and its store failed.
         """
+        # 1. The newest snapshot whose parameters have their root.
         for mark in self.snapshots.marks():
             if before is not None and mark.window >= before:
                 continue
@@ -348,17 +371,74 @@ class Node:
                 log.warning("snapshot of window %d is left out: %s", mark.window, error)
                 continue
             self.adopt(params, mark, private)
-            return
-        params = load_genesis(self.birth, self.buckets, self.hparams.model, self.home / "genesis")
-        self.adopt(params, self.birth.mark, None)
+            break
+        else:
+            params = load_genesis(self.birth, self.buckets, self.hparams.model, self.home / "genesis")
+            self.adopt(params, self.birth.mark, None)
 
-    def adopt(self, params: Mapping[str, Tensor], mark: StateMark, private: PrivateState | None) -> None:
-        """Make this the live state; a miner without private state starts with a fresh one."""
+        # 2. The windows after it.
+        self._replay_from_disk(before)
+
+    def adopt(self, params: Mapping[str, Tensor], mark: StateMark, private: Path | None) -> None:
+        """Make this the live state; a miner without the file of a private state starts with a fresh one."""
         self.state = AgreedState(params, mark, self.layout, self.hparams.training, self.hparams.data.shard_steps)
         self.workload.follow(self.state.epochs, self.state.window)
-        if self.keeps_private_state and private is None:
-            private = PrivateState.fresh(self.layout, params)
-        self.private = private if self.keeps_private_state else None
+        self.private_state_restored(private, mark)
         self._pending_journal_window = None
         self._close_ballots()
         log.info("%s: state of window %d, root %s", self.name, mark.window, mark.root[:12])
+
+    def _replay_from_disk(self, before: int | None) -> None:
+        """Apply once more what the journal has after the snapshot, asking nobody; the rest is left to catch-up."""
+        while (applied := self.journal.applied(self.state.window + 1)) is not None:
+            if before is not None and applied.window >= before:
+                return
+            # 1. The roster from the journal, its payloads from the cache.
+            window = applied.window
+            try:
+                settlement = self._settlement_of(applied)
+                self._change_parameters(settlement)
+            except PermanentError as error:
+                log.warning(
+                    "%s: window %d cannot be replayed from this disk, catch-up will: %s", self.name, window, error
+                )
+                return
+
+            # 2. The state must be the one that was entered; otherwise nothing here says which of the two was decided.
+            if self.state.root != applied.root:
+                log.error(
+                    "%s: [%s] window %d gave the root %s when it was applied, and %s now; catch-up will replay it",
+                    *(self.name, Reason.ROOT_DIFFERS, window, applied.root[:12], self.state.root[:12]),
+                )
+                self.journal.forget_settlement(window)
+                self.restore(before=before)
+                return
+            self.private_state_decided(settlement)
+            self._snapshot_if_due()
+            log.info("%s: replayed window %d from this disk, root %s", self.name, window, applied.root[:12])
+
+    def _settlement_of(self, applied: Applied) -> Settlement:
+        """The settlement of a window that was applied.
+
+        Raises:
+            PermanentError: `object_missing`; the journal does not have it.
+        """
+        if applied.roster is None:
+            return Settlement(applied.window, None)
+        known = self.journal.result(applied.window, "settle")
+        settlement = None if known is None else Settlement.from_json(known)
+        if settlement is None or settlement.digest != applied.roster:
+            raise PermanentError(Reason.OBJECT_MISSING, f"the journal lacks the roster of window {applied.window}")
+        return settlement
+
+    def _change_parameters(self, settlement: Settlement) -> None:
+        """Take the outer step of the next window; without a payload in the cache nothing is changed."""
+        window = settlement.window
+        entries = () if settlement.roster is None else settlement.roster.entries
+        payloads = [self.cache.payload(window, entry.payload_sha256) for entry in entries]
+        self.state.apply(window, payloads)
+        self.workload.follow(self.state.epochs, window)
+
+    def _snapshot_if_due(self) -> None:
+        if self.state.window % self.hparams.storage.snapshot_frequency == 0:
+            self.snapshots.save(self.state.params, self.state.mark, self.private_file)

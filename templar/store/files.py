@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +17,7 @@ TRANSIENT_ERRNOS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ESTALE, errno.EINTR}
 )
 """Failures of the operating system that a retry may survive: a full disk, too many open files."""
+_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 COPY_BYTES = 1 << 20
 """Memory that copying a file takes."""
 
@@ -119,6 +121,21 @@ def copy_blocks(source: BinaryIO, path: Path, file: int) -> None:
         if not block:
             return
         write_all(file, block)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give a file that nobody changes a second name, or copy it where the file system has no hard links.
+
+    Raises:
+        OSError: There is no such file, or the target is there already, or the disk is full.
+    """
+    try:
+        target.hardlink_to(source)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        shutil.copyfile(source, target)
+        sync(target)
 
 
 def sync(path: Path | str) -> None:

@@ -7,7 +7,8 @@ that every machine has.
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,28 +18,34 @@ from templar.interrupt import check_stop
 from templar.training.model import logits, named_parameters
 
 _lock = threading.Lock()
-_outside = {"users": 0, "threads": 0}
+_wanted: list[int] = []
+_outside = 0
 
 
 @contextmanager
-def single_threaded() -> Iterator[None]:
-    """Run torch's operations on a CPU in the calling thread alone, and restore the setting at the end.
+def torch_threads(count: int) -> Iterator[None]:
+    """Run torch's operations on a CPU in this many threads, and restore the setting at the end.
 
-    The setting is the process's own: while several threads are in here, it is restored when the last one leaves.
-    On a GPU this changes nothing.
+    The setting is the process's own: while several users are in here, the smallest number counts, and the last one to
+    leave restores it. On a GPU this changes nothing.
     """
+    global _outside  # noqa: PLW0603 - torch's setting is global, too
     with _lock:
-        if _outside["users"] == 0:
-            _outside["threads"] = torch.get_num_threads()
-        _outside["users"] += 1
-        torch.set_num_threads(1)
+        if not _wanted:
+            _outside = torch.get_num_threads()
+        _wanted.append(count)
+        torch.set_num_threads(min(_wanted))
     try:
         yield
     finally:
         with _lock:
-            _outside["users"] -= 1
-            if _outside["users"] == 0:
-                torch.set_num_threads(_outside["threads"])
+            _wanted.remove(count)
+            torch.set_num_threads(min(_wanted, default=_outside))
+
+
+def single_threaded() -> AbstractContextManager[None]:
+    """Run torch's operations on a CPU in the calling thread alone: the same bits on every number of processors."""
+    return torch_threads(1)
 
 
 def token_losses(net: nn.Module, tokens: Tensor) -> Tensor:
@@ -54,6 +61,69 @@ def token_losses(net: nn.Module, tokens: Tensor) -> Tensor:
     tokens = tokens.to(device=named_parameters(net)[0][1].device, dtype=torch.int64)
     predictions = logits(net, tokens[:, :-1])  # (n, L - 1, vocab)
     return functional.cross_entropy(predictions.transpose(1, 2), tokens[:, 1:], reduction="none")
+
+
+def mean_loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk: int) -> Tensor:
+    """Mean cross-entropy of tokens, as `token_losses` gives it but for last bits, in chunks of tokens.
+
+    No tensor of (all tokens, vocabulary) exists: the gradients of a chunk's logits are used as soon as they are known,
+    in the forward pass. Products are in autocast's precision, all else in float32.
+
+    Args:
+        hidden: Shape (N, H): the normed hidden states.
+        weight: Shape (V, H): the output projection.
+        targets: Shape (N,), int64: the tokens that follow.
+        chunk: Most tokens whose logits are computed at once.
+
+    Returns:
+        A float32 scalar.
+    """
+    place = hidden.device.type
+    dtype = torch.get_autocast_dtype(place) if torch.is_autocast_enabled(place) else hidden.dtype
+    loss: Tensor = _ChunkedCrossEntropy.apply(hidden, weight, targets, chunk, dtype)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    """`mean_loss`, with both gradients computed in the forward pass."""
+
+    @staticmethod
+    def forward(  # noqa: PLR0917 - torch passes them by position
+        context: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int, dtype: torch.dtype
+    ) -> Tensor:
+        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        with_gradients = any(context.needs_input_grad[:2])
+        to_hidden = torch.empty_like(hidden) if with_gradients else None
+        to_weight = torch.empty_like(weight) if with_gradients else None
+        with torch.autocast(hidden.device.type, enabled=False):
+            cast_weight = weight.to(dtype)
+            for start in range(0, len(targets), chunk):
+                part, wanted = hidden[start : start + chunk].to(dtype), targets[start : start + chunk, None]
+                # 1. The losses of the chunk.
+                chances = functional.log_softmax((part @ cast_weight.t()).float(), dim=-1)  # (n, V), float32
+                total -= chances.gather(1, wanted).sum()
+                if to_hidden is None or to_weight is None:
+                    continue
+                # 2. The gradient of the sum of losses to the logits: the probabilities, less 1 at the target.
+                chances.exp_().scatter_add_(1, wanted, torch.full_like(wanted, -1, dtype=torch.float32))
+                gradient = chances.to(dtype)
+                # 3. From there to the hidden states and to the weight.
+                to_hidden[start : start + chunk] = gradient @ cast_weight
+                if dtype is torch.float32:
+                    to_weight.addmm_(gradient.t(), part, beta=0 if start == 0 else 1)
+                elif start == 0:
+                    to_weight.copy_(gradient.t() @ part)
+                else:
+                    to_weight += gradient.t() @ part
+        context.gradients, context.count = (to_hidden, to_weight), len(targets)
+        return total / len(targets)
+
+    @staticmethod
+    def backward(context: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        # Autograd adopts a gradient that nobody else holds, and copies one of the tensors that it saved itself.
+        (to_hidden, to_weight), context.gradients = context.gradients, None
+        scale = outer[0] / context.count
+        return to_hidden.mul_(scale), to_weight.mul_(scale), None, None, None
 
 
 @torch.no_grad()

@@ -3,11 +3,11 @@
 Importing transformers takes seconds, so it happens when a model is first built. Nothing is ever unpickled.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from templar.errors import PermanentError, Reason
 from templar.hparams import Model
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
 TOKENIZER_FILE = "tokenizer.json"
+
+LayerStep = Callable[[Any, Tensor, tuple[Tensor, Tensor]], Tensor]
+"""A layer, hidden states and rotation -> hidden states, as `transformer_layer`."""
 
 _named_parameters: WeakKeyDictionary[nn.Module, tuple[tuple[str, nn.Parameter], ...]] = WeakKeyDictionary()
 
@@ -59,11 +63,33 @@ def build_model(model: Model) -> "LlamaForCausalLM":
         return _construct(model)
 
 
+def meta_model(model: Model) -> "LlamaForCausalLM":
+    """Build a model whose parameters have shapes and no storage."""
+    with torch.device("meta"):
+        return _construct(model)
+
+
+def empty_model(model: Model) -> "LlamaForCausalLM":
+    """Build a model with empty parameters, which allocates nothing; it computes once their data is set."""
+    net = meta_model(model)
+    # Real, empty parameters take the place of those without storage.
+    empty: dict[nn.Parameter, nn.Parameter] = {}
+    for module in net.modules():
+        for name, param in tuple(module.named_parameters(recurse=False)):
+            if param not in empty:
+                empty[param] = nn.Parameter(torch.empty(0))
+            module.register_parameter(name, empty[param])
+    use_rotary(net)
+    return net
+
+
+def use_rotary(net: Any) -> None:
+    """Compute the frequencies of the rotary embedding, which are no parameters, of a model without storage."""
+    net.model.rotary_emb = type(net.model.rotary_emb)(net.config)
+
+
 def logits(net: nn.Module, tokens: Tensor) -> Tensor:
     """Logits of a model of `build_model`, bit for bit those of `net(input_ids=tokens)`, and so are their gradients.
-
-    These are transformers' operations in their order, without its Python code around them, which takes longer than the
-    operations of a small model.
 
     Args:
         net: The model, in float32.
@@ -72,35 +98,70 @@ def logits(net: nn.Module, tokens: Tensor) -> Tensor:
     Returns:
         Shape (n, L, vocab).
     """
-    llama: Any = net
-    config, model = llama.config, llama.model
+    return functional.linear(hidden_states(net, tokens), output_weight(net))
+
+
+def hidden_states(
+    net: nn.Module, tokens: Tensor, *, checkpoint_layers: int = 0, layer_step: LayerStep | None = None
+) -> Tensor:
+    """The normed hidden states that the output projection turns into logits.
+
+    These are transformers' operations in their order, without its Python code around them, which takes longer than the
+    operations of a small model.
+
+    Args:
+        net: The model, in float32; under autocast, products are in its precision.
+        tokens: Shape (n, L), int64, on the model's device.
+        checkpoint_layers: Every so many layers, one keeps its input alone and computes the rest again in the backward
+            pass; 0 for none.
+        layer_step: `transformer_layer`, or a compiled form of it.
+
+    Returns:
+        Shape (n, L, hidden).
+    """
+    model, step = cast("Any", net).model, layer_step or transformer_layer
     hidden = functional.embedding(tokens, model.embed_tokens.weight)
     rotation = _rotation(model.rotary_emb, tokens.shape[1], tokens.device)
-    for layer in model.layers:
-        # Attention.
-        attention, normed = layer.self_attn, _normalize(layer.input_layernorm, hidden)
-        projections = attention.q_proj, attention.k_proj, attention.v_proj
-        query, key, value = (
-            functional.linear(normed, each.weight).view(*tokens.shape, -1, attention.head_dim).transpose(1, 2)
-            for each in projections
-        )
-        mixed = functional.scaled_dot_product_attention(
-            _rotate(query, rotation),
-            _rotate(key, rotation),
-            value,
-            is_causal=tokens.shape[1] > 1,
-            scale=attention.scaling,
-            enable_gqa=config.num_attention_heads > config.num_key_value_heads,
-        )
-        mixed = mixed.transpose(1, 2).reshape(*tokens.shape, -1)
-        hidden = hidden + functional.linear(mixed, attention.o_proj.weight)
+    for number, layer in enumerate(model.layers):
+        if checkpoint_layers and number % checkpoint_layers == 0 and torch.is_grad_enabled():
+            hidden = checkpoint(step, layer, hidden, rotation, use_reentrant=False, preserve_rng_state=False)
+        else:
+            hidden = step(layer, hidden, rotation)
+    return _normalize(model.norm, hidden)
 
-        # Feed-forward network.
-        mlp, normed = layer.mlp, _normalize(layer.post_attention_layernorm, hidden)
-        gate = functional.silu(functional.linear(normed, mlp.gate_proj.weight))
-        inner = gate * functional.linear(normed, mlp.up_proj.weight)
-        hidden = hidden + functional.linear(inner, mlp.down_proj.weight)
-    return functional.linear(_normalize(model.norm, hidden), llama.lm_head.weight)
+
+def output_weight(net: nn.Module) -> Tensor:
+    """The weight of the output projection, of shape (vocab, hidden)."""
+    weight: Tensor = cast("Any", net).lm_head.weight
+    return weight
+
+
+def transformer_layer(layer: Any, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """One layer of the model, on hidden states of shape (n, L, hidden)."""
+    # Attention.
+    shape = hidden.shape[:2]
+    attention, normed = layer.self_attn, _normalize(layer.input_layernorm, hidden)
+    projections = attention.q_proj, attention.k_proj, attention.v_proj
+    query, key, value = (
+        functional.linear(normed, each.weight).view(*shape, -1, attention.head_dim).transpose(1, 2)
+        for each in projections
+    )
+    mixed = functional.scaled_dot_product_attention(
+        _rotate(query, rotation).to(value.dtype),
+        _rotate(key, rotation).to(value.dtype),
+        value,
+        is_causal=shape[1] > 1,
+        scale=attention.scaling,
+        enable_gqa=attention.num_key_value_groups > 1,
+    )
+    mixed = mixed.transpose(1, 2).reshape(*shape, -1)
+    hidden = hidden + functional.linear(mixed, attention.o_proj.weight)
+
+    # Feed-forward network.
+    mlp, normed = layer.mlp, _normalize(layer.post_attention_layernorm, hidden)
+    gate = functional.silu(functional.linear(normed, mlp.gate_proj.weight))
+    inner = gate * functional.linear(normed, mlp.up_proj.weight)
+    return hidden + functional.linear(inner, mlp.down_proj.weight)
 
 
 def genesis_parameters(model: Model) -> dict[str, Tensor]:
@@ -135,7 +196,7 @@ def load_parameters(net: nn.Module, params: Mapping[str, Tensor]) -> None:
         ValueError: Names or shapes are not the model's; then nothing was copied.
     """
     own = parameters_of(net)
-    _check_shapes(own, params)
+    check_shapes({name: tuple(param.shape) for name, param in own.items()}, params)
     for name, param in own.items():
         param.copy_(params[name])
 
@@ -146,7 +207,7 @@ def bind_parameters(net: nn.Module, params: Mapping[str, Tensor]) -> None:
     Raises:
         ValueError: As in `load_parameters`.
     """
-    _check_shapes(parameters_of(net), params)
+    check_shapes({name: tuple(param.shape) for name, param in parameters_of(net).items()}, params)
     for name, param in named_parameters(net):
         param.data = params[name]
 
@@ -203,8 +264,12 @@ def _normalize(norm: Any, hidden: Tensor) -> Tensor:
     return normed
 
 
-def _check_shapes(own: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> None:
-    shapes = {name: tuple(param.shape) for name, param in own.items()}
+def check_shapes(shapes: Mapping[str, tuple[int, ...]], params: Mapping[str, Tensor]) -> None:
+    """Check that parameters have these names and shapes.
+
+    Raises:
+        ValueError: They have not.
+    """
     given = {name: tuple(param.shape) for name, param in params.items()}
     if given != shapes:
         wrong = sorted({name for name, _ in shapes.items() ^ given.items()})
@@ -220,6 +285,5 @@ def _construct(model: Model) -> "LlamaForCausalLM":
 @lru_cache(maxsize=8)
 def _shapes(model: Model) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """`parameter_shapes`, cached: building a model takes milliseconds even where it allocates nothing."""
-    with torch.device("meta"):
-        net = _construct(model)
+    net = meta_model(model)
     return tuple((name, tuple(param.shape)) for name, param in parameters_of(net).items())

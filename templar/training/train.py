@@ -1,28 +1,40 @@
-"""One window of training: a miner's sequences become an update, which is not applied yet.
+"""The trainer: parameters, sequences and optimizer state become an update, new optimizer state and figures.
 
-Both recipes leave the model as they found it, bit for bit, also when they fail: the update and the new optimizer state
-stand beside the old ones until the window is decided (docs/protocol.md 6). On a CPU the result does not depend on the
-number of threads.
+It knows nothing of windows, stores or chains. The agreed parameters are never touched: the working copy is the
+trainer's own, and its storage becomes the update at the end. Update and new optimizer state stand beside the old ones
+until the window is decided (docs/protocol.md 6). With repeatable settings on a CPU, the result does not depend on the
+machine's number of threads.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
 from templar.errors import PermanentError, Reason
-from templar.hparams import AdamW, Schedule, Training
+from templar.hparams import AdamW, Model, TrainerSettings, Training
 from templar.interrupt import check_stop
-from templar.training.loss import single_threaded, token_losses
-from templar.training.model import load_parameters, named_parameters, parameters_of
+from templar.training.device import (
+    Device,
+    MicroBatches,
+    PhaseClock,
+    as_out_of_memory,
+    choose_device,
+    flops_per_token,
+    is_out_of_memory,
+)
+from templar.training.group import Alone
+from templar.training.loss import mean_loss, token_losses, torch_threads
+from templar.training.model import check_shapes, hidden_states, named_parameters, output_weight, parameter_shapes
+from templar.training.schedule import inner_learning_rate
 
-_PI = 3.141592653589793
 LARGEST_UPDATE = 2.0**64
 """The largest magnitude of an update's element: the error feedback adds up unpublished ones and must stay finite."""
+MOST_AHEAD = 2
+"""Micro-batches that a GPU may be behind the program: a deadline is kept to within so many."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +53,31 @@ class OptimizerState:
 
 
 @dataclass(frozen=True)
+class TrainFigures:
+    """What training took, and how well it used the device."""
+
+    device: str  # its name
+    precision: str  # of the products
+    choice: str  # what `auto` took and why
+    micro_batch: int  # sequences of a forward pass
+    tokens: int  # of the whole steps that were taken; those of an interrupted training before it went on are not here
+    seconds: float
+    phases: Mapping[str, float]  # seconds by phase: forward, backward, step, other
+    peak_bytes: int  # of the device's memory; on a CPU of the process's, since its start
+    mfu: float | None = None  # share of the peak that is assumed; None where no peak is known
+    assumed_peak: float | None = None  # FLOP/s
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens trained per second of training."""
+        return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True)
 class TrainResult:
     """The result of one window of training; losses are means in nats per token."""
 
-    update: dict[str, Tensor]  # float32: parameters before minus after (sparseloco), or the mean gradient (demo)
+    update: Mapping[str, Tensor]  # float32: parameters before minus after (sparseloco), or the mean gradient (demo)
     optimizer: OptimizerState | None  # the new state of the inner optimizer; None for demo, which has none
     first_loss: float
     mean_loss: float  # over all steps
@@ -52,109 +85,387 @@ class TrainResult:
     num_steps: int  # inner steps (sparseloco) or batches (demo) that went into the update
     num_sequences: int  # a sequence used twice counts twice
     stopped_early: bool  # whether `keep_going` ended the training
+    figures: TrainFigures | None = None  # None for an update that was not trained
+
+
+@dataclass(frozen=True)
+class StepState:
+    """Training after an inner step (`sparseloco`) or a batch (`demo`): all that the next one needs."""
+
+    losses: tuple[float, ...]  # of every step done, in order
+    tensors: Mapping[str, Tensor]  # float32, by parameter name: the working parameters, or the sum of gradients (demo)
+    optimizer: OptimizerState | None  # None for demo
+
+
+class TrainProgress(Protocol):
+    """Where a training keeps its progress, so that another call of `learn` with the same arguments goes on from it."""
+
+    def save(self, state: StepState) -> None:
+        """Take note of the state after a step, or pass it by; its tensors change when this has returned."""
+
+    def restore(self) -> StepState | None:
+        """The newest state that was kept; None if there is none to go on from."""
+
+
+class Trainer:
+    """Trains one model on one device. Between two calls it holds no parameters, and knows what fits the device."""
+
+    def __init__(self, model: Model, settings: TrainerSettings | None = None, group: Alone | None = None) -> None:
+        """Choose the device.
+
+        Args:
+            model: The model.
+            settings: What the operator chose; by default repeatable training.
+            group: The processes that train together, of which this is one; by default this one is alone.
+
+        Raises:
+            PermanentError: `bad_environment`; the machine has no such device or precision.
+        """
+        self.model, self.settings = model, settings or TrainerSettings()
+        self.device: Device = choose_device(self.settings)
+        self.group = group or Alone()
+        self.net: nn.Module = self.group.build(model, self.device)
+        self.micro_batches = MicroBatches(model, self.settings, self.device, ranks=self.group.size)
+
+    def close(self) -> None:
+        """Nothing: no other process trains for this one."""
+
+    def check(self, training: Training, *, length: int) -> None:
+        """Whether the settings suit a recipe and sequences of a length, and the model fits the device.
+
+        Raises:
+            PermanentError: `bad_environment`, `out_of_memory`.
+        """
+        self.micro_batches.check(training, length)
+
+    def learn(
+        self,
+        params: Mapping[str, Tensor],
+        sequences: Tensor,
+        *,
+        training: Training,
+        outer_steps: int,
+        optimizer: OptimizerState,
+        keep_going: Callable[[], bool],
+        progress: TrainProgress | None = None,
+    ) -> TrainResult:
+        """Train from these parameters until the steps are done or `keep_going` ends it.
+
+        Args:
+            params: The agreed parameters, float32, on the CPU; not changed.
+            sequences: Shape (n, L), integer tokens.
+            training: Recipe settings.
+            outer_steps: Outer steps since genesis; places the training in the learning-rate schedule.
+            optimizer: State before; not changed. The recipe `demo` has none and ignores it.
+            keep_going: Called before every micro-batch; False ends the training, and the step at hand is not taken.
+            progress: Where to go on from, and where to keep the state after each step. With repeatable settings, a
+                training that goes on gives the same bits as one that was not interrupted.
+
+        Raises:
+            ValueError: There are no sequences; names or shapes are not the model's.
+            PermanentError: `non_finite_loss`, `non_finite_update`; `no_time_left`, not one step was finished;
+                `out_of_memory`.
+            StoppedError: A stop was asked for.
+        """
+        if len(sequences) == 0:
+            raise ValueError("there are no sequences to train on")
+        run = _Run(self, training, sequences, keep_going, progress)
+        self.micro_batches.size(training, sequences.shape[1])  # while the memory for the state is free
+        try:
+            with torch_threads(self.device.threads), as_out_of_memory(self.device):
+                run.load(params)
+                if training.recipe == "demo":
+                    return train_demo(run)
+                return train_sparseloco(run, params, outer_steps=outer_steps, optimizer=optimizer)
+        finally:
+            run.release()
+
+
+class _Run:
+    """One call of `learn`: the working copy of the model, and the steps that both recipes have in common."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        training: Training,
+        sequences: Tensor,
+        keep_going: Callable[[], bool],
+        progress: TrainProgress | None = None,
+    ) -> None:
+        self.trainer, self.training, self.sequences, self._keep_going = trainer, training, sequences, keep_going
+        self._progress = progress
+        self._num_restored = 0  # steps that an earlier call took
+        self.net, self.device, self.group = trainer.net, trainer.device, trainer.group
+        self.device.reset_peak()
+        self.clock = PhaseClock(self.device)
+        self._micro_batch = 0
+
+    def load(self, params: Mapping[str, Tensor]) -> None:
+        """Copy parameters into the working copy."""
+        check_shapes(parameter_shapes(self.trainer.model), params)
+        for name, param in named_parameters(self.net):
+            self.group.load(param, params[name], self.device)
+            param.grad = None
+
+    @property
+    def keeps_progress(self) -> bool:
+        """Whether somebody wants the state after each step."""
+        return self._progress is not None
+
+    def restore(self) -> StepState | None:
+        """The state to go on from, if there is one."""
+        state = None if self._progress is None else self._progress.restore()
+        self._num_restored = 0 if state is None else len(state.losses)
+        return state
+
+    def keep(self, losses: list[float], tensors: Mapping[str, Tensor], optimizer: OptimizerState | None) -> None:
+        """Let the state after a step be kept."""
+        if self._progress is not None:
+            self._progress.save(StepState(tuple(losses), tensors, optimizer))
+            self.clock.mark("other")
+
+    def release(self) -> None:
+        """Give the memory of parameters and gradients back; what became the update lives on there."""
+        for _, param in named_parameters(self.net):
+            param.grad = None
+            self.group.unload(param)
+
+    def mean_gradient(self, batch: int) -> float | None:
+        """Add the mean gradient of the run's `batch`-th batch to the parameters' gradients, and return its mean loss.
+
+        After out-of-memory the batch begins again with smaller micro-batches. None if `keep_going` ended the batch:
+        then the gradients are incomplete.
+        """
+        length = self.sequences.shape[1]
+        while True:
+            size = self.trainer.micro_batches.size(self.training, length)
+            try:
+                return self._accumulate(batch, size)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                failure = error.with_traceback(None)  # its frames hold the tensors that did not fit
+            self.net.zero_grad(set_to_none=True)
+            self.trainer.micro_batches.halve(self.training, length, failure)
+
+    def _accumulate(self, batch: int, size: int) -> float | None:
+        training, group = self.training, self.group
+        num_micro_batches = training.batch_size // (size * group.size)
+        losses: list[Tensor] = []
+        self._micro_batch = size
+        for index in range(num_micro_batches):
+            check_stop()
+            self.clock.wait_for(2 * MOST_AHEAD)  # marks: two per micro-batch
+            if not group.decide(self._keep_going):
+                return None
+            start = batch * training.batch_size + index * size * group.size + group.rank
+            places = (start + group.size * torch.arange(size)) % len(self.sequences)
+            loss = self._loss(self.sequences[places])
+            losses.append(loss.detach())
+            self.clock.mark("forward")
+            torch.autograd.backward(loss / num_micro_batches)
+            self.clock.mark("backward")
+        # The only place where the program waits for a GPU to have finished.
+        numbers = group.mean_losses([float(number) for number in torch.stack(losses).tolist()])
+        for index, number in enumerate(numbers):
+            _check_finite(number, f"loss of batch {batch}, micro-batch {index}")
+        group.mean_gradients(self.net)
+        return sum(numbers) / num_micro_batches
+
+    def _loss(self, sequences: Tensor) -> Tensor:
+        """The mean loss of some sequences, within autograd."""
+        settings, device = self.trainer.settings, self.device
+        if settings.repeatable and not settings.checkpoint_layers:
+            return token_losses(self.net, sequences).mean()
+        tokens = sequences.to(device.place, torch.int64, non_blocking=True)
+        chunk = device.loss_chunk(self.trainer.model.vocab_size)
+
+        def compute() -> Tensor:
+            hidden = hidden_states(
+                self.net,
+                tokens[:, :-1],
+                checkpoint_layers=settings.checkpoint_layers,
+                layer_step=self.group.layer_step(device.layer_step),
+            )
+            return mean_loss(hidden.flatten(0, 1), output_weight(self.net), tokens[:, 1:].flatten(), chunk=chunk)
+
+        with device.autocast():
+            return self.group.loss(self.net, compute)
+
+    def adamw(self, settings: AdamW, state: OptimizerState) -> torch.optim.AdamW:
+        """The AdamW of torch, continued from copies of a state."""
+        params = dict(named_parameters(self.net))
+        if set(params) != set(state.exp_avg) or set(params) != set(state.exp_avg_sq):
+            raise ValueError("the optimizer state does not have exactly the model's parameters")
+        repeatable = self.trainer.settings.repeatable
+        adamw = torch.optim.AdamW(
+            params.values(),
+            lr=settings.learning_rate,
+            betas=(settings.beta1, settings.beta2),
+            eps=settings.epsilon,
+            weight_decay=settings.weight_decay,
+            foreach=True if repeatable else None,  # one call for all tensors, with the same bits as one for each
+            fused=None if repeatable else True,  # one pass over the memory
+        )
+        for name, param in params.items():
+            adamw.state[param] = {
+                "step": torch.tensor(float(state.num_steps), device="cpu" if repeatable else param.device),
+                "exp_avg": self.group.part(param, state.exp_avg[name]),
+                "exp_avg_sq": self.group.part(param, state.exp_avg_sq[name]),
+            }
+        return adamw
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The working parameters themselves, in the order of their names."""
+        return {name: param.data for name, param in sorted(named_parameters(self.net))}
+
+    def moved(self, before: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """How far each parameter moved, negated, in the working copy's own memory."""
+        for name, tensor in self.tensors().items():
+            after = self.group.whole(tensor)
+            yield name, torch.sub(before[name], after, out=after)
+
+    def optimizer_state(self, adamw: torch.optim.AdamW, num_steps: int) -> OptimizerState:
+        """The state of an AdamW: its own tensors, in the order of their names."""
+        states = {name: adamw.state[param] for name, param in sorted(named_parameters(self.net))}
+        first, second = (
+            {name: state[moment] for name, state in states.items()} for moment in ("exp_avg", "exp_avg_sq")
+        )
+        return OptimizerState(num_steps, first, second)
+
+    def final_state(self, adamw: torch.optim.AdamW, num_steps: int) -> OptimizerState:
+        """The state of an AdamW on the CPU, as a part of the result."""
+        state = self.optimizer_state(adamw, num_steps)
+        first, second = (
+            self.group.keep(moment, ((name, self.group.whole(tensor)) for name, tensor in tensors.items()))
+            for moment, tensors in (("exp_avg", state.exp_avg), ("exp_avg_sq", state.exp_avg_sq))
+        )
+        return OptimizerState(num_steps, first, second)
+
+    def result(
+        self, update: Mapping[str, Tensor], optimizer: OptimizerState | None, losses: list[float], *, num_wanted: int
+    ) -> TrainResult:
+        """The result of the steps that were taken.
+
+        Raises:
+            PermanentError: `no_time_left`, `non_finite_update`.
+        """
+        training = self.training
+        if not losses:
+            raise PermanentError(
+                Reason.NO_TIME_LEFT,
+                f"not one batch of {training.batch_size} sequences was finished in time: nothing is published in this "
+                "window; lower training.batch_size or lengthen the window",
+            )
+        for name, tensor in update.items():
+            lowest, highest = (float(each) for each in torch.aminmax(tensor))
+            largest = max(-lowest, highest)
+            if not largest <= LARGEST_UPDATE:  # also true for NaN
+                raise PermanentError(
+                    Reason.NON_FINITE_UPDATE,
+                    f"the update of parameter {name!r} is as large as {largest}: nothing is published in this window; "
+                    "lower the learning rate, check the data, or return to the last snapshot",
+                )
+        return TrainResult(
+            update=update,
+            optimizer=optimizer,
+            first_loss=losses[0],
+            mean_loss=math.fsum(losses) / len(losses),
+            last_loss=losses[-1],
+            num_steps=len(losses),
+            num_sequences=len(losses) * training.batch_size,
+            stopped_early=len(losses) < num_wanted,
+            figures=self._figures(len(losses)),
+        )
+
+    def _figures(self, num_steps: int) -> TrainFigures:
+        self.clock.mark("other")
+        phases, seconds, device = self.clock.seconds(), self.clock.total, self.device
+        length = self.sequences.shape[1]
+        tokens = (num_steps - self._num_restored) * self.training.batch_size * length
+        rate, size = tokens / seconds, self.group.size
+        peak = None if device.peak_flops is None else size * device.peak_flops
+        return TrainFigures(
+            device=device.name if size == 1 else f"{size} x {device.name}",
+            precision=device.precision,
+            choice=device.why,
+            micro_batch=self._micro_batch,
+            tokens=tokens,
+            seconds=seconds,
+            phases=phases,
+            peak_bytes=device.peak_bytes(),
+            mfu=None if peak is None else rate * flops_per_token(self.trainer.model, length) / peak,
+            assumed_peak=peak,
+        )
 
 
 def train_sparseloco(
-    net: nn.Module,
-    sequences: Tensor,
-    *,
-    training: Training,
-    outer_steps: int,
-    optimizer: OptimizerState,
-    keep_going: Callable[[], bool],
+    run: _Run, before: Mapping[str, Tensor], *, outer_steps: int, optimizer: OptimizerState
 ) -> TrainResult:
     """Take up to `inner_steps` AdamW steps from the agreed parameters (DiLoCo, arXiv 2311.08105).
 
-    Args:
-        net: The model at the agreed parameters.
-        sequences: Shape (n, L), integer tokens; used in order, from the start again when they run out.
-        training: Recipe settings.
-        outer_steps: Outer steps since genesis; places the window in the learning-rate schedule.
-        optimizer: State before; not changed.
-        keep_going: Called before every micro-batch; False ends the training, and the step at hand is not taken.
-
-    Raises:
-        ValueError: There are no sequences.
-        PermanentError: `non_finite_loss`, `non_finite_update`; `no_time_left`, not one step was finished.
-        StoppedError: A stop was asked for.
+    Sequences are used in order, from the start again when they run out.
     """
-    before = {name: param.clone() for name, param in parameters_of(net).items()}
-    losses: list[float] = []
-    with _restored(net, before), single_threaded():
-        adamw = _adamw(net, training.adamw, optimizer)
-        for inner_step in range(training.inner_steps):
-            # 1. The mean gradient of one batch, with its norm clipped.
-            loss = _accumulate_batch(net, sequences, inner_step, training, keep_going)
-            if loss is None:
-                break
-            norm = nn.utils.clip_grad_norm_([param for _, param in named_parameters(net)], training.max_grad_norm)
-            _check_finite(float(norm), f"gradient norm of inner step {inner_step}")
-            # 2. One step of AdamW.
-            adamw.param_groups[0]["lr"] = inner_learning_rate(training, outer_steps, inner_step)
-            adamw.step()
-            adamw.zero_grad(set_to_none=True)
-            losses.append(loss)
-        # 3. The pseudo-gradient: how far the parameters moved, negated.
-        update = {name: before[name] - param for name, param in parameters_of(net).items()}
-    state = _optimizer_state(net, adamw, optimizer.num_steps + len(losses))
-    return _result(update, state, losses, training, num_wanted=training.inner_steps)
+    training, net, losses, state = run.training, run.net, list[float](), optimizer
+    if (known := run.restore()) is not None and known.optimizer is not None:
+        run.load(known.tensors)
+        losses, state = list(known.losses), known.optimizer
+    adamw = run.adamw(training.adamw, state)
+    run.clock.mark("other")
+    for inner_step in range(len(losses), training.inner_steps):
+        # 1. The mean gradient of one batch.
+        loss = run.mean_gradient(inner_step)
+        if loss is None:
+            break
+        # 2. Clip its norm.
+        norm = nn.utils.clip_grad_norm_([param for _, param in named_parameters(net)], training.max_grad_norm)
+        _check_finite(run.group.number(norm), f"gradient norm of inner step {inner_step}")
+        # 3. One step of AdamW.
+        adamw.param_groups[0]["lr"] = inner_learning_rate(training, outer_steps, inner_step)
+        adamw.step()
+        adamw.zero_grad(set_to_none=True)
+        losses.append(loss)
+        run.clock.mark("step")
+        if run.keeps_progress:
+            run.keep(losses, run.tensors(), run.optimizer_state(adamw, optimizer.num_steps + len(losses)))
+    # 4. The pseudo-gradient, in the working copy's own memory: how far the parameters moved, negated.
+    net.zero_grad(set_to_none=True)
+    update = run.group.keep("update", run.moved(before))
+    moments = run.final_state(adamw, optimizer.num_steps + len(losses))
+    return run.result(update, moments, losses, num_wanted=training.inner_steps)
 
 
-def train_demo(net: nn.Module, sequences: Tensor, *, training: Training, keep_going: Callable[[], bool]) -> TrainResult:
+def train_demo(run: _Run) -> TrainResult:
     """Average the gradient at the agreed parameters over up to `inner_steps` batches.
 
     The parameters stand still, so a sequence seen twice would teach nothing: the pass ends with the sequences, and only
     its last batch is filled up from the start.
-
-    Args:
-        net: The model at the agreed parameters.
-        sequences: Shape (n, L), integer tokens; used in order.
-        training: Recipe settings.
-        keep_going: Called before every micro-batch; False ends the training, and the batch at hand does not count.
-
-    Raises:
-        ValueError: There are no sequences.
-        PermanentError: `non_finite_loss`, `non_finite_update`; `no_time_left`, not one batch was finished.
-        StoppedError: A stop was asked for.
     """
-    total = {name: torch.zeros_like(param) for name, param in parameters_of(net).items()}
-    losses: list[float] = []
-    num_batches = min(training.inner_steps, -(-len(sequences) // training.batch_size))
-    with _restored(net), single_threaded():
-        for batch in range(max(num_batches, 1)):
-            loss = _accumulate_batch(net, sequences, batch, training, keep_going)
-            if loss is None:
-                break
-            for name, param in named_parameters(net):
-                if param.grad is not None:
-                    total[name] += param.grad
-            net.zero_grad(set_to_none=True)
-            losses.append(loss)
-        update = {name: gradient / max(len(losses), 1) for name, gradient in total.items()}
-    return _result(update, None, losses, training, num_wanted=num_batches)
-
-
-def _accumulate_batch(
-    net: nn.Module, sequences: Tensor, batch: int, training: Training, keep_going: Callable[[], bool]
-) -> float | None:
-    """Add the mean gradient of the window's `batch`-th batch to the model's gradients, and return its mean loss.
-
-    None if `keep_going` ended the batch: then the gradients are incomplete.
-    """
-    if len(sequences) == 0:
-        raise ValueError("there are no sequences to train on")
-    num_micro_batches = training.batch_size // training.micro_batch_size
-    total = 0.0
-    for index in range(num_micro_batches):
-        check_stop()
-        if not keep_going():
-            return None
-        start = batch * training.batch_size + index * training.micro_batch_size
-        places = torch.arange(start, start + training.micro_batch_size) % len(sequences)
-        loss = token_losses(net, sequences[places]).mean()
-        total += _check_finite(float(loss.detach()), f"loss of batch {batch}, micro-batch {index}")
-        torch.autograd.backward(loss / num_micro_batches)
-    return total / num_micro_batches
+    training, net, losses = run.training, run.net, list[float]()
+    total = {name: torch.zeros_like(param) for name, param in run.tensors().items()}
+    if (known := run.restore()) is not None:
+        losses = list(known.losses)
+        for name, tensor in total.items():
+            tensor.copy_(known.tensors[name])
+    num_batches = min(training.inner_steps, -(-len(run.sequences) // training.batch_size))
+    run.clock.mark("other")
+    for batch in range(len(losses), num_batches):
+        # 1. The mean gradient of one batch.
+        loss = run.mean_gradient(batch)
+        if loss is None:
+            break
+        # 2. Add it up.
+        for name, param in named_parameters(net):
+            if param.grad is not None:
+                total[name] += param.grad
+        net.zero_grad(set_to_none=True)
+        losses.append(loss)
+        run.clock.mark("step")
+        run.keep(losses, total, None)
+    # 3. The mean over the batches.
+    count = max(len(losses), 1)
+    update = run.group.keep("update", ((name, run.group.whole(sums / count)) for name, sums in total.items()))
+    return run.result(update, None, losses, num_wanted=num_batches)
 
 
 def _check_finite(number: float, name: str) -> float:
@@ -165,142 +476,3 @@ def _check_finite(number: float, name: str) -> float:
             "or return to the last snapshot",
         )
     return number
-
-
-@contextmanager
-def _restored(net: nn.Module, before: Mapping[str, Tensor] | None = None) -> Iterator[None]:
-    """Clear the gradients at both ends of a block, and at its end restore the parameters, if given."""
-    net.zero_grad(set_to_none=True)
-    try:
-        yield
-    finally:
-        net.zero_grad(set_to_none=True)
-        if before is not None:
-            load_parameters(net, before)
-
-
-def _adamw(net: nn.Module, settings: AdamW, state: OptimizerState) -> torch.optim.AdamW:
-    """The AdamW of torch, continued from copies of a state."""
-    params = dict(named_parameters(net))
-    if set(params) != set(state.exp_avg) or set(params) != set(state.exp_avg_sq):
-        raise ValueError("the optimizer state does not have exactly the model's parameters")
-    adamw = torch.optim.AdamW(
-        params.values(),
-        lr=settings.learning_rate,
-        betas=(settings.beta1, settings.beta2),
-        eps=settings.epsilon,
-        weight_decay=settings.weight_decay,
-        foreach=True,  # one call for all tensors, with the same bits
-    )
-    for name, param in params.items():
-        adamw.state[param] = {
-            "step": torch.tensor(float(state.num_steps)),
-            "exp_avg": state.exp_avg[name].to(param.device, copy=True),
-            "exp_avg_sq": state.exp_avg_sq[name].to(param.device, copy=True),
-        }
-    return adamw
-
-
-def _optimizer_state(net: nn.Module, adamw: torch.optim.AdamW, num_steps: int) -> OptimizerState:
-    states = {name: adamw.state[param] for name, param in sorted(named_parameters(net))}
-    exp_avg = {name: state["exp_avg"] for name, state in states.items()}
-    return OptimizerState(num_steps, exp_avg, {name: state["exp_avg_sq"] for name, state in states.items()})
-
-
-def _result(
-    update: dict[str, Tensor],
-    optimizer: OptimizerState | None,
-    losses: list[float],
-    training: Training,
-    *,
-    num_wanted: int,
-) -> TrainResult:
-    if not losses:
-        raise PermanentError(
-            Reason.NO_TIME_LEFT,
-            f"not one batch of {training.batch_size} sequences was finished in time: nothing is published in this "
-            "window; lower training.batch_size or lengthen the window",
-        )
-    for name, tensor in update.items():
-        largest = float(tensor.abs().max())
-        if not largest <= LARGEST_UPDATE:  # also true for NaN
-            raise PermanentError(
-                Reason.NON_FINITE_UPDATE,
-                f"the update of parameter {name!r} is as large as {largest}: nothing is published in this window; "
-                "lower the learning rate, check the data, or return to the last snapshot",
-            )
-    return TrainResult(
-        update=update,
-        optimizer=optimizer,
-        first_loss=losses[0],
-        mean_loss=math.fsum(losses) / len(losses),
-        last_loss=losses[-1],
-        num_steps=len(losses),
-        num_sequences=len(losses) * training.batch_size,
-        stopped_early=len(losses) < num_wanted,
-    )
-
-
-def schedule_factor(schedule: Schedule, step: int) -> float:
-    """The factor on the peak learning rate.
-
-    Linear from `warmup_start_factor` at step 0 to 1 at `warmup_steps`, then a cosine from 1 to `eta_min_factor`. With
-    `restarts` the cosine starts again at its foot, each period twice as long as the last, the first of `t_max` steps
-    (SGDR, arXiv 1608.03983, T_mult = 2). Without, it stays at its foot.
-
-    Args:
-        schedule: The hyper-parameters.
-        step: Steps done before this one, from 0.
-
-    Returns:
-        The same double on every machine: see `_half_cosine`.
-    """
-    if step < schedule.warmup_steps:
-        return schedule.warmup_start_factor + (1 - schedule.warmup_start_factor) * step / schedule.warmup_steps
-    position, period = step - schedule.warmup_steps, schedule.t_max
-    if schedule.restarts:
-        cycle = (position // period + 1).bit_length() - 1  # cycle i begins at t_max (2^i - 1)
-        position, period = position - period * (2**cycle - 1), period * 2**cycle
-    lowest = schedule.eta_min_factor
-    return lowest + (1 - lowest) * _half_cosine(min(position, period) / period)
-
-
-def inner_learning_rate(training: Training, outer_steps: int, inner_step: int) -> float:
-    """The learning rate of one inner step of `sparseloco`.
-
-    Args:
-        training: Peak and schedule.
-        outer_steps: Outer steps since genesis, before this window; null windows do not count (docs/protocol.md 9).
-        inner_step: Inner steps done in this window.
-    """
-    step = outer_steps * training.inner_steps + inner_step
-    return training.adamw.learning_rate * schedule_factor(training.schedule, step)
-
-
-def outer_learning_rate(training: Training, outer_steps: int) -> float:
-    """The learning rate of the outer step after `outer_steps` others: constant in `sparseloco`, scheduled in `demo`."""
-    if training.recipe == "sparseloco":
-        return training.outer_learning_rate
-    return training.outer_learning_rate * schedule_factor(training.schedule, outer_steps)
-
-
-def outer_weight_decay(training: Training) -> float:
-    """The decay of the parameters in the outer step: none in `sparseloco`, whose inner optimizer decays."""
-    return training.weight_decay if training.recipe == "demo" else 0.0
-
-
-def _half_cosine(fraction: float) -> float:
-    """`(1 + cos(pi * fraction)) / 2` for a fraction of 0 to 1, within 1e-15.
-
-    All nodes must agree on the learning rate to the last bit, and the cosines of C libraries differ there. This is the
-    Taylor series in IEEE 754 additions, multiplications and divisions, on an angle of at most pi/4.
-    """
-    if fraction > 0.5:
-        return 1.0 - _half_cosine(1.0 - fraction)
-    angle = _PI * fraction / 2  # (1 + cos 2x) / 2 = cos^2 x
-    squared = angle * angle
-    term = cosine = 1.0
-    for order in range(2, 22, 2):
-        term = -term * squared / (order * (order - 1))
-        cosine += term
-    return cosine * cosine

@@ -2,7 +2,9 @@
 
 import itertools
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from templar.errors import PermanentError, Reason
 from templar.gradient import dct, kernels
 from templar.gradient.codec.sections import pack
 from templar.gradient.codec.values import CODES, STEP_VALUES, Coefficients
-from templar.gradient.compress import Compressed, FeedbackRule, FeedbackState, compress, top_k
+from templar.gradient.compress import Compressed, FeedbackRule, FeedbackState, compress, compress_each, top_k
 from templar.gradient.dct import to_chunks
 from templar.gradient.layout import Layout
 
@@ -132,7 +134,7 @@ def test_an_update_or_buffer_that_is_not_finite_is_refused(
 
 
 @each_backend
-def test_tensors_other_than_the_layouts_and_a_spare_in_use_are_refused(implementation: kernels.Backend) -> None:
+def test_tensors_other_than_the_layouts_are_refused(implementation: kernels.Backend) -> None:
     """A kernel would write beyond them, or over them."""
     layout = layout_of()
     update, state = random_update(layout, 1), FeedbackState.zeros(layout)
@@ -143,9 +145,43 @@ def test_tensors_other_than_the_layouts_and_a_spare_in_use_are_refused(implement
         for call in ((state, fewer), (FeedbackState(other, 0), update)):
             with kernels.forced(implementation), pytest.raises(ValueError, match=r"exactly the tensors.*'norm'"):
                 run(*call, layout)
-    for spare, message in ((state, "in use"), (FeedbackState(update, 1), "in use"), (FeedbackState({}, 1), "exactly")):
-        with kernels.forced("numba"), pytest.raises(ValueError, match=message):
-            compress(state, update, layout=layout, rule=ONCE, spare=spare)
+
+
+@each_backend
+@pytest.mark.parametrize("use_dct", [False, True])
+def test_tensor_by_tensor_the_result_is_the_same_and_the_state_is_read_once(
+    use_dct: bool, implementation: kernels.Backend
+) -> None:
+    layout = layout_of(gradient=settings_of(use_dct=use_dct))
+    update, buffers = random_update(layout, 1), random_update(layout, 2)
+    read: list[str] = []
+
+    class Stored(Mapping[str, torch.Tensor]):
+        """Buffers that are not in memory."""
+
+        shapes: ClassVar = {name: tuple(buffer.shape) for name, buffer in buffers.items()}
+
+        def __getitem__(self, name: str) -> torch.Tensor:
+            read.append(name)
+            return buffers[name].clone()
+
+        def __iter__(self) -> Iterator[str]:
+            return iter(buffers)
+
+        def __len__(self) -> int:
+            return len(buffers)
+
+    with kernels.forced(implementation):
+        whole = run(FeedbackState(buffers, 3), update, layout)
+        names = []
+        for name, coefficients, buffer in compress_each(
+            FeedbackState(Stored(), 3), update, layout=layout, rule=SPARSELOCO
+        ):
+            names.append(name)
+            assert read == names, "a buffer is read when its turn comes"
+            assert coefficients == whole.tensors[name]
+            assert torch.equal(buffer, whole.state.buffers[name])
+    assert names == list(layout.names)
 
 
 # The selection.

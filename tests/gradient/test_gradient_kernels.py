@@ -31,7 +31,7 @@ from templar.gradient import Recipe, aggregate, kernels
 from templar.gradient.aggregate import compile_kernels, median_norms, outer_step, single_update
 from templar.gradient.codec.values import Coefficients
 from templar.gradient.codec.wire import Payload, decode, encode
-from templar.gradient.compress import Compressed, FeedbackRule, FeedbackState, compress
+from templar.gradient.compress import Compressed, FeedbackRule, FeedbackState, compress, compress_each
 from templar.gradient.kernels import bit_planes, combine, error_feedback
 from templar.gradient.layout import Layout
 from tests.support.threads import threads
@@ -55,12 +55,20 @@ def update_of(layout: Layout, seed: int) -> dict[str, Tensor]:
     return update
 
 
-def run(layout: Layout, calls: int, seed: int, *, spare: bool = False) -> list[Compressed[Coefficients]]:
+def run(layout: Layout, calls: int, seed: int, *, each: bool = False) -> list[Compressed[Coefficients]]:
+    """Compress some updates, one after the other; with `each`, tensor by tensor in the memory of one."""
     rule = FeedbackRule(layout.recipe, decay=0.9, learning_rate=0.7)
     state, found = FeedbackState.zeros(layout), []
     for call in range(calls):
-        room = FeedbackState(random_update(layout, seed + call + 1), 0) if spare else None
-        found.append(compress(state, update_of(layout, seed + call), layout=layout, rule=rule, spare=room))
+        update = update_of(layout, seed + call)
+        if each:
+            results = compress_each(state, update, layout=layout, rule=rule)
+            parts = {name: (coded, buffer.clone()) for name, coded, buffer in results}
+            buffers = {name: buffer for name, (_, buffer) in parts.items()}
+            coded = {name: coefficients for name, (coefficients, _) in parts.items()}
+            found.append(Compressed(coded, FeedbackState(buffers, call + 1)))
+        else:
+            found.append(compress(state, update, layout=layout, rule=rule))
         state = found[-1].state
     return found
 
@@ -77,7 +85,7 @@ def both_implementations(layout: Layout, seed: int, calls: int = 2) -> None:
         data = encode(published, layout)
     for count in (1, 2):
         with kernels.forced("numba"), threads(count):
-            found = run(layout, calls, seed, spare=count == 2)
+            found = run(layout, calls, seed, each=count == 2)
             assert encode(Payload.of(header_of(layout, seed), found[0].tensors, layout), layout) == data
             assert decode(data, layout) == published
         for one, other in zip(found, expected, strict=True):

@@ -17,7 +17,7 @@ from templar.agreement.state import StateMark
 from templar.errors import PermanentError, Reason
 from templar.exchange.signed import Network as NetworkId
 from templar.housekeeping.disk_cleanup import LocalReport, LocalRules, clean_local
-from templar.neuron.snapshot import Snapshots
+from templar.neuron.snapshot import PRIVATE_FILE, Snapshots
 from tests.support.errors import raising
 from tests.support.network import Network, tiny
 
@@ -114,6 +114,21 @@ def test_abandoned_files_are_removed_and_their_bytes_counted(network: Network, h
     assert report.total("freed") >= 5000 * len(old)
     assert report.total("num_bytes") > report.total("freed")
     assert clean(network, home).total("removed") == 0
+
+
+def test_private_state_stays_and_a_file_of_two_names_is_counted_once(network: Network, home: Path) -> None:
+    """The live state may be older than every snapshot, and only the neuron knows which it is."""
+    half = home / "private" / f".9-{'d' * 64}.safetensors.part"
+    half.write_bytes(b"half")
+    before = files(home / "private")
+    assert len(before) > 1
+    once = clean(network, home, dry_run=True).total("num_bytes")
+    (home / "private" / f"0-{'e' * 64}.safetensors").hardlink_to(home / "snapshots" / "6" / PRIVATE_FILE)
+    report = clean(network, home)
+    assert report.total("num_bytes") == once
+    row = next(row for row in report.rows if row.room == "private state")
+    assert (row.removed, half.exists()) == (1, False)
+    assert len(files(home / "private")) == len(before)
 
 
 def test_young_files_stay_and_a_stamp_makes_nothing_old(network: Network, home: Path) -> None:

@@ -155,6 +155,7 @@ def test_validator_figures_of_each_miner() -> None:
         assert values["final_scores"][uid] == card.final
         assert values["binary_moving_averages"][uid] == card.binary_average
         assert values["advantages"][uid] == card.advantage
+        assert values["own_excesses"][uid] == card.own_excess
         assert values["sync_score"][uid] == card.sync
         assert values["openskill/mu"][uid] == card.mu
         assert values["openskill/sigma"][uid] == card.sigma
@@ -162,6 +163,7 @@ def test_validator_figures_of_each_miner() -> None:
         assert values["weights"][uid] == weights.get(uid, 0.0)
     assert evidence_values(evidence)["openskill/baseline"] == evidence.baseline.ordinal
     assert evidence_values(evidence)["advantage/typical"] == evidence.typical_advantage > 0
+    assert evidence_values(evidence)["own_excess/typical"] == evidence.typical_own_excess > 0
     assert values["slash/score_before"] == {3: 20.0, 4: 20.0, 5: 20.0}
     assert values["slash/score_after"] == {uid: record.final for uid, record in records.items()}
     assert values["inactivity/score_before"] == {5: 20.0}
@@ -200,6 +202,9 @@ def test_figures_of_every_role(ran: Network) -> None:
     assert (aggregator.role, aggregator.of_uids, "loss" in aggregator.values) == ("aggregator", {}, False)
     assert (first.values["applied"], second.values["applied"]) == (1, 0)
     assert first.values["batch_tokens"] > 0
+    assert first.values["tokens_per_sec"] == first.values["batch_tokens"] / first.values["timing/training"]
+    assert first.values["system_memory"] > 1
+    assert not {"mfu", "gpu_memory_allocated"} & set(first.values)
     assert 0 < first.values["loss"] < 10
     assert ran.validator.name == validator.neuron
 

@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from templar.gradient import kernels
-from templar.neuron import miner
+from templar.tensorfile import StoredTensors
+from templar.training.model import parameter_shapes
 from tests.support.network import Network, tiny
 
 WINDOWS = [1, 2, 3]
@@ -27,15 +29,16 @@ def history(folder: Path, preset: str) -> tuple[list[str], list[bytes]]:
 def test_kernels_change_nothing(tmp_path: Path, preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = history(tmp_path / "definition", preset)
     monkeypatch.setattr(kernels, "MIN_ELEMENTS", 1)
-    spares = []
-    compress = miner.compress
+    read: list[str] = []
+    fetch = StoredTensors.__getitem__
 
-    def spy(*arguments: object, **options: object) -> object:
-        spares.append(options["spare"])
-        return compress(*arguments, **options)  # type: ignore[arg-type]
+    def spy(stored: StoredTensors, name: str) -> Tensor:
+        read.append(name)
+        return fetch(stored, name)
 
-    monkeypatch.setattr(miner, "compress", spy)
+    monkeypatch.setattr(StoredTensors, "__getitem__", spy)
     assert history(tmp_path / "kernels", preset) == expected
     assert [len(each) for each in expected] == [len(WINDOWS), 2 * len(WINDOWS)]
-    assert spares[:2] == [None, None]  # nobody has anything to spare in the first window
-    assert all(spare is not None for spare in spares[2:])
+    # Error feedback, and both moments where there are any, of two miners, in every window but the first.
+    tensors, kinds = len(parameter_shapes(tiny(preset).model)), 1 if preset == "local-demo" else 3
+    assert len(read) == 2 * (len(WINDOWS) - 1) * tensors * kinds

@@ -1,26 +1,34 @@
 """A miner's window: each step does its work once, even if the process dies between two steps."""
 
+import logging
+import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from templar.adversary.chains import UnevenLedger
+from templar.agreement.slots import Settlement
 from templar.canonical import sha256_hex
 from templar.errors import PermanentError, Reason
 from templar.exchange.object_keys import Kind, aggregate_key, window_key
 from templar.exchange.objects import Manifest
 from templar.exchange.signed import unseal
+from templar.neuron.catchup import catch_up, leave_minority
 from templar.neuron.journal import Status
-from templar.neuron.miner import Miner
+from templar.neuron.miner import _PAYLOAD_REPORT, Miner
+from templar.neuron.snapshot import PRIVATE_FILE
 from templar.store.directory import DirectoryStore
 from templar.window import Action, MinerSteps, drive_window, open_window
 from tests.support.errors import raising
 from tests.support.marks import some_quick
 from tests.support.network import Build, Network, tiny
-from tests.support.repeated_steps import die_after, steps_of
+from tests.support.repeated_steps import Died, die_after, steps_of
 from tests.support.uneven_ledger import schedule_of
 
 
@@ -76,6 +84,9 @@ def test_a_window_leaves_a_commitment_before_the_close_and_a_reveal_after_it(und
     assert manifest.payload_bytes == len(by_kind["gradient"][1])
     assert manifest.root_before == miner.birth.mark.root
     assert manifest.assignment == miner.workload.digest(1, uid(miner))
+    training = network.hparams.training
+    assert manifest.steps == training.inner_steps
+    assert manifest.tokens == training.inner_steps * training.batch_size * network.hparams.data.sequence_length
     assert miner.journal.status(1) is Status.FINISHED
 
 
@@ -173,6 +184,187 @@ def test_a_null_window_leaves_the_private_state_as_it_was(network: Network) -> N
     assert (miner.private.feedback.num_calls, miner.private.optimizer.num_steps) == (0, 0)
 
 
+def numbers(miner: Miner) -> tuple[int, int, str]:
+    """Calls, steps and a digest of everything in a miner's private state."""
+    path = miner.home / "looked-at.safetensors"
+    miner.private.save(path)
+    return miner.private.feedback.num_calls, miner.private.optimizer.num_steps, sha256_hex(path.read_bytes())
+
+
+def test_private_state_is_written_once_and_goes_live_by_its_name(build: Build) -> None:
+    network = build(tiny(storage={"snapshot_frequency": 2}))
+    miner = network.miners[0]
+    network.run([1])
+
+    def lives() -> None:
+        to_train(miner, 2)
+        report = miner.compress(2)
+        inode = miner._staged_path(2).stat().st_ino
+        assert miner._trained == {}, "moments and update are on the disk now"
+        drive_window(miner, 2)
+        assert miner.private.path == miner.home / "private" / f"2-{report.sha256}.safetensors"
+        assert miner.private.path.stat().st_ino == inode
+        assert (miner.snapshots.folder(2) / PRIVATE_FILE).stat().st_ino == inode
+        assert not miner._staged_path(2).exists()
+
+    network.run([2], but=[miner], beside=[lives])
+    assert miner.private.feedback.num_calls == 2
+
+
+@pytest.fixture(scope="module")
+def network_of_three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    """A network with a snapshot in every third window after four windows in which nobody died."""
+    network = Network(tmp_path_factory.mktemp("calm"), tiny(storage={"snapshot_frequency": 3}))
+    network.run([1, 2, 3, 4])
+    yield network
+    network.stop()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("dies_in", ["state.apply", "journal.enter_applied", "snapshots.save", "cache.prune"])
+def test_a_kill_on_the_way_to_a_live_state_pairs_it_with_its_window(
+    network_of_three: Network, build: Build, dies_in: str, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before and after the rename, the journal's entry, the snapshot and the clean-up."""
+    calm = network_of_three
+    network = build(calm.hparams)
+    network.run([1, 2])
+    miner = network.miners[0]
+
+    def dies_and_comes_back() -> None:
+        network.to_window(3, miner.chain)
+        part, method = dies_in.split(".")
+        owner = getattr(network.nodes[miner.name], part)
+        real = getattr(owner, method)
+
+        def dying(*arguments: Any) -> None:
+            if when == "after":
+                real(*arguments)
+            raise Died
+
+        node = network.nodes[miner.name]
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, method, dying)
+            with pytest.raises(Died):
+                drive_window(node, 3)
+        again = network.restart(miner)
+        assert again.state.window in (2, 3)
+        assert again.private.feedback.num_calls == again.state.window
+        assert again.private.optimizer.num_steps == again.state.window * calm.hparams.training.inner_steps
+        drive_window(again, 3)
+
+    network.run([3], but=[miner], beside=[dies_and_comes_back])
+    network.run([4])
+    assert numbers(network.miners[0]) == numbers(calm.miners[0])
+    assert network.roots(4) == calm.roots(4)
+
+
+def test_a_node_that_leaves_a_history_takes_the_private_state_of_the_one_it_returns_to(build: Build) -> None:
+    """Between two snapshots, too; and the state that was staged for the window that was decided otherwise."""
+    network = build(tiny(storage={"snapshot_frequency": 3}))
+    miner = network.miners[0]
+    known = {}
+    for window in (1, 2, 3, 4):
+        network.run([window])
+        known[window] = numbers(miner)
+    private = miner.private.path
+
+    def applies_null() -> None:
+        to_train(miner, 5)
+        miner.compress(5)
+        assert miner.commit(5).in_time
+        assert miner.upload(5).in_time
+        miner.apply(Settlement(5, None))
+        assert miner.private.path == private, "a null window leaves it as it was"
+
+    network.run([5], but=[miner], beside=[applies_null])
+    assert uid(miner) in rostered(network, 5)
+    network.to_window(6)
+    assert leave_minority(miner)
+    assert (miner.state.window, numbers(miner)) == (4, known[4])
+    assert catch_up(miner, 5, deadline=miner.chain.clock.now()) == 5
+    assert miner.private.feedback.num_calls == 5, "the own payload was decided, and it was made on this history"
+    for before, window in ((4, 3), (3, 2)):
+        miner.snapshots.drop_from(before)
+        miner.journal.forget_settlement(before)
+        miner.restore(before=before)
+        assert (miner.state.window, numbers(miner)) == (window, known[window])
+
+
+def test_state_of_another_history_does_not_go_live(network: Network, caplog: pytest.LogCaptureFixture) -> None:
+    """The payload was made on a state that was not agreed: what it left belongs to no window of the right history."""
+    miner = network.miners[0]
+    network.run([1])
+    to_train(miner, 2)
+    report = miner.compress(2)
+    miner.journal.enter(2, "compress", _PAYLOAD_REPORT.dump_json(replace(report, root_before="f" * 64)).decode())
+    network.run([2])
+    assert uid(miner) in rostered(network, 2)
+    assert miner.private.feedback.num_calls == 0
+    assert "private state after window 2 is lost, it starts afresh: [minority] it was made on" in caplog.text
+    assert len(network.roots(2)) == 1
+
+
+@pytest.mark.parametrize("lost", ["staged", "journal"])
+def test_lost_private_state_starts_afresh_and_says_why(
+    network: Network, lost: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    miner = network.miners[0]
+    network.run([1])
+    network.run([2], but=[miner])
+
+    def publishes() -> None:
+        to_train(miner, 3)
+        miner.compress(3)
+        assert miner.commit(3).in_time
+        assert miner.upload(3).in_time
+
+    network.run([3], but=[miner], beside=[publishes])
+    assert uid(miner) in rostered(network, 3)
+    if lost == "staged":
+        miner._staged_path(3).unlink()
+    else:
+        miner.journal.forget(4)
+    network.to_window(4)
+    assert catch_up(miner, 3, deadline=miner.chain.clock.now()) == 3
+    assert (miner.private.feedback.num_calls, miner.private.path) == (0, None)
+    reason = "bad_state_file" if lost == "staged" else "object_missing"
+    assert f"private state after window 3 is lost, it starts afresh: [{reason}]" in caplog.text
+    network.run([4])
+    assert miner.private.feedback.num_calls == 1
+
+
+def test_a_folder_of_the_previous_release_is_read(network: Network) -> None:
+    """Its snapshots have private state of their own, and there are no states that went live by their names."""
+    network.run([1, 2])
+    miner = network.miners[0]
+    before = numbers(miner)
+    folder = miner.snapshots.folder(2)
+    tensors, private = load_file(folder / PRIVATE_FILE), folder / PRIVATE_FILE
+    counters = {"num_calls": "2", "num_steps": str(miner.private.optimizer.num_steps)}
+    network.kill(miner)
+    private.unlink()
+    save_file(tensors, private, metadata=counters)
+    shutil.rmtree(miner.home / "private")
+    again = network.restart(miner)
+    assert numbers(again)[:2] == before[:2]
+    assert all(
+        torch.equal(again.private.feedback.buffers[name], tensors[f"feedback/{name}"]) for name in again.layout.names
+    )
+    network.run([3, 4, 5, 6])
+    assert again.private.feedback.num_calls == 6
+    assert len(network.roots(6)) == 1
+
+
+def test_the_demo_recipe_writes_no_optimizer_state(build: Build) -> None:
+    network = build(tiny("local-demo"))
+    network.run([1, 2])
+    miner = network.miners[0]
+    assert miner.private.path is not None
+    assert {name.split("/")[0] for name in load_file(miner.private.path)} == {"feedback"}
+    assert network.restart(miner).private.feedback.num_calls == 2
+
+
 # When there is nothing to publish.
 
 
@@ -215,6 +407,23 @@ def test_a_miner_that_is_late_for_the_close_publishes_nothing_and_applies(networ
     assert len(network.roots(1)) == 1
     assert uid(miner) not in rostered(network, 1)
     assert miner.journal.status(1) is Status.FINISHED
+
+
+def test_a_late_miner_without_a_slot_owes_nothing(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    miner = network.miners[0]
+    waiting = replace(miner._assignment(1), units=())
+    monkeypatch.setattr(miner, "_assignment", lambda window: waiting)
+    assert miner.train(1).reason is Reason.NO_ASSIGNMENT
+    network.clock.sleep_until(miner.exchange.expected_times(1).train_until)
+    assert miner.train(1).reason is Reason.NO_ASSIGNMENT
+
+
+def test_training_is_logged_in_one_line(network: Network, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "templar.neuron.miner"):
+        to_train(network.miners[0], 1)
+    (line,) = (message for message in caplog.messages if "trained" in message)
+    steps = network.hparams.training.inner_steps
+    assert re.fullmatch(rf"window 1: trained {steps} steps, loss \d\.\d+ to \d\.\d+, \d+ tokens per second", line)
 
 
 def test_nothing_is_published_after_its_deadline(network: Network) -> None:

@@ -1,5 +1,6 @@
 """A node from its start to its stop: what it refuses, what it restores, what it leaves behind."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from templar.agreement.slots import Settlement
 from templar.data.build.page_writer import build_dataset, upload_dataset
 from templar.data.corpus import Document
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.exchange.payload_cache import _decoded_and_size
 from templar.neuron.catchup import catch_up
 from templar.neuron.evaluate import measure_held_out
 from templar.neuron.join import GENESIS_FILE, Context
@@ -33,7 +35,7 @@ from templar.window import (
 )
 from tests.support.errors import raising
 from tests.support.network import Build, Network, tiny
-from tests.support.repeated_steps import take_each_step_twice
+from tests.support.repeated_steps import Died, take_each_step_twice
 
 
 def test_a_window_that_is_out_of_order_is_not_applied(network: Network) -> None:
@@ -142,29 +144,146 @@ def newest_snapshot(node: Node) -> Path:
     return node.snapshots.folder(node.snapshots.windows()[0])
 
 
-@pytest.mark.parametrize("file", [WEIGHTS_FILE, PRIVATE_FILE])
-def test_the_newest_snapshot_is_restored_and_a_damaged_one_left_out(network: Network, file: str) -> None:
+def test_a_damaged_snapshot_is_left_out_and_its_window_replayed_from_the_disk(network: Network) -> None:
     network.run([1, 2])
     name = network.miners[0].name
     assert network.restart(name).state.window == 2
     newest = newest_snapshot(network.nodes[name])
-    other = newest.with_name("1") / file  # of other parameters than the newest root
-    (newest / file).write_bytes(other.read_bytes() if file == WEIGHTS_FILE else b"nonsense")
+    root = network.nodes[name].state.root
+    (newest / WEIGHTS_FILE).write_bytes((newest.with_name("1") / WEIGHTS_FILE).read_bytes())
     again = network.restart(name)
-    assert again.state.window == 1
+    assert (again.state.window, again.state.root) == (2, root)
     network.run([3])
     assert len(network.roots(3)) == 1
 
 
-def test_without_a_usable_snapshot_genesis_is_restored(network: Network) -> None:
+def test_damaged_private_state_costs_the_miner_its_error_feedback_and_nothing_agreed(
+    network: Network, caplog: pytest.LogCaptureFixture
+) -> None:
+    network.run([1, 2])
+    name = network.miners[0].name
+    (newest_snapshot(network.nodes[name]) / PRIVATE_FILE).write_bytes(b"nonsense")
+    again = network.restart(name)
+    assert (again.state.window, again.private.feedback.num_calls) == (2, 0)
+    assert "private state after window 2 is lost, it starts afresh: [bad_state_file]" in caplog.text
+    network.run([3])
+    assert len(network.roots(3)) == 1
+    assert again.private.feedback.num_calls == 1
+
+
+def test_without_a_usable_snapshot_and_payload_genesis_is_restored(network: Network) -> None:
     network.run([1, 2])
     node = network.miners[0]
     for window in node.snapshots.windows():
         (node.snapshots.folder(window) / WEIGHTS_FILE).unlink()
+    node.cache.prune(99)
+    _decoded_and_size.cache.clear()
     again = network.restart(node)
     assert again.state.mark == again.birth.mark
     network.run([3])
     assert len(network.roots(3)) == 1
+
+
+# What is replayed from the disk: the windows after the newest snapshot.
+
+
+@pytest.fixture
+def between_snapshots(build: Build) -> Network:
+    """Three windows after a snapshot."""
+    network = build(tiny(storage={"snapshot_frequency": 4}))
+    network.run(range(1, 8))
+    assert network.miners[0].snapshots.windows() == (4,)
+    return network
+
+
+def test_a_restart_replays_the_windows_after_the_snapshot_and_asks_nobody(
+    between_snapshots: Network, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = between_snapshots
+    caplog.set_level("INFO", "templar.neuron.node")
+    asked: list[str] = []
+    get = DirectoryStore.get
+
+    def noted(store: DirectoryStore, key: str, **more: int) -> bytes:
+        asked.append(key)
+        return get(store, key, **more)
+
+    for name in list(network.nodes):
+        before = network.nodes[name].state.mark
+        with monkeypatch.context() as patch:
+            patch.setattr(DirectoryStore, "get", noted)
+            assert network.restart(name).state.mark == before
+        for window in (5, 6, 7):
+            assert f"{name}: replayed window {window} from this disk" in caplog.text
+    assert asked
+    assert not [key for key in asked if key.startswith(("decision", "roster", "aggregate", "gradient"))]
+    network.run([8, 9])
+    assert len(network.roots(9)) == 1
+
+
+def test_a_window_that_is_due_for_a_snapshot_gets_it_after_a_kill_before_it(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network.run([1])
+    miner = network.miners[0]
+
+    def dies() -> None:
+        network.to_window(2, miner.chain)
+        monkeypatch.setattr(miner.snapshots, "save", dead)
+        with pytest.raises(Died):
+            drive_window(miner, 2)
+
+    network.run([2], but=[miner], beside=[dies])
+    assert miner.snapshots.windows() == (1,)
+    again = network.restart(miner)
+    assert (again.state.window, again.snapshots.windows()) == (2, (2, 1))
+
+
+def dead(*arguments: object) -> None:
+    raise Died
+
+
+def test_what_the_disk_lacks_is_left_to_catch_up_and_no_window_is_skipped(
+    between_snapshots: Network, caplog: pytest.LogCaptureFixture
+) -> None:
+    network, node = between_snapshots, between_snapshots.validator
+    mark = node.state.mark
+    shutil.rmtree(node.home / "payloads" / "6")
+    _decoded_and_size.cache.clear()  # another process knows nothing of what this one decoded
+    again = network.restart(node)
+    assert again.state.window == 5
+    assert "window 6 cannot be replayed from this disk, catch-up will: [object_missing] payload" in caplog.text
+    assert catch_up(again, 7, deadline=again.chain.clock.now()) == 7
+    assert again.state.mark == mark
+    assert network.restart(again).state.mark == mark, "what catch-up fetched is here now"
+
+
+def test_a_roster_that_the_journal_lacks_is_left_to_catch_up(
+    between_snapshots: Network, caplog: pytest.LogCaptureFixture
+) -> None:
+    network, node = between_snapshots, between_snapshots.miners[0]
+    mark = node.state.mark
+    node.journal.enter(5, "settle", "{}")
+    again = network.restart(node)
+    assert again.state.window == 4
+    assert "[object_missing] the journal lacks the roster of window 5" in caplog.text
+    assert catch_up(again, 7, deadline=again.chain.clock.now()) == 7
+    assert again.state.mark == mark
+
+
+def test_a_replay_that_gives_another_state_is_not_believed(
+    between_snapshots: Network, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An entry that does not fit its roster: the state stays that of the window before, and catch-up decides."""
+    network, node = between_snapshots, between_snapshots.miners[0]
+    mark = node.state.mark
+    entered = node.journal.applied(6)
+    node.journal.enter_applied(replace(entered, root="f" * 64))
+    again = network.restart(node)
+    assert (again.state.window, again.journal.applied(6), again.journal.applied(7)) == (5, None, None)
+    assert "[root_differs] window 6 gave the root ffffffffffff when it was applied" in caplog.text
+    assert catch_up(again, 7, deadline=again.chain.clock.now()) == 7
+    assert again.state.mark == mark
 
 
 # Windows as plain calls.
@@ -215,6 +334,8 @@ def test_files_that_no_later_window_needs_go_and_snapshots_are_made_as_often_as_
     assert [validator.book.evidence(window) is not None for window in range(1, 7)] == [False, False] + 4 * [True]
     assert [validator.journal.status(window) for window in (2, 3)] == [None, Status.FINISHED]
     assert validator.snapshots.windows() == (6, 4, 2)
+    for miner in network.miners:
+        assert {int(path.name.split("-")[0]) for path in (miner.home / "private").iterdir()} == {4, 5, 6}
     assert network.restart(validator).state.window == 6
 
 

@@ -61,11 +61,17 @@ def run_windows(network: Network, windows: Iterable[int]) -> dict[str, list[Stat
     return states
 
 
-def run_beside_publishers(network: Network, node: Node, *windows: int | None) -> list[State[Any]]:
-    """Windows of one node as flow runs, one after the other, while aggregators and validators take theirs without."""
+def run_beside_publishers(
+    network: Network, node: Node, *windows: int | None, before: Callable[[], None] = lambda: None
+) -> list[State[Any]]:
+    """Windows of one node as flow runs, one after the other, while aggregators and validators take theirs without.
+
+    The node does `before` first.
+    """
     states: list[State[Any]] = []
 
     def live() -> None:
+        before()
         states.extend(run_window(node, window) for window in windows)
 
     def publish(publisher: Node) -> None:

@@ -12,6 +12,7 @@ from prefect.client.schemas.objects import State
 
 from deployments.prefect_server import PROJECT_ROOT
 from deployments.processes import Child, start_child, wait_until_ready
+from deployments.register import ensure_pool
 from tests.support.prefect_server import RunningPrefectServer
 
 FLOWS = "tests.support.resident_flows"
@@ -37,7 +38,12 @@ class Operator:
         self._children: list[Child] = []
 
     def start_worker(self, pool: str, *options: str, prefix: tuple[str, ...] = (), **environment: str) -> Child:
-        """Start a worker process without waiting for it; a command in `prefix` executes it."""
+        """Start a worker process without waiting for it; a command in `prefix` executes it. Its pool is made."""
+        ensure_pool(self.client, pool, "resident")
+        return self.start_worker_of(pool, *options, prefix=prefix, **environment)
+
+    def start_worker_of(self, pool: str, *options: str, prefix: tuple[str, ...] = (), **environment: str) -> Child:
+        """As `start_worker`, of a pool that may not be there."""
         command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "resident", *options]
         log = self.folder / f"{pool}-{len(self._children)}.log"
         env = self.server.environment | {"PREFECT_WORKER_QUERY_SECONDS": "0.5"} | environment

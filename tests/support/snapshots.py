@@ -10,7 +10,7 @@ from templar.exchange.signed import Network
 from templar.gradient.compress import FeedbackState
 from templar.gradient.layout import Layout
 from templar.hparams import HParams, load_hparams
-from templar.neuron.snapshot import PrivateState, Snapshots
+from templar.neuron.snapshot import PrivateFolder, PrivateState, Snapshots
 from templar.training.model import parameter_shapes
 from templar.training.train import OptimizerState
 
@@ -19,6 +19,7 @@ NETWORK = Network(1, "a" * 64)
 SHAPES = parameter_shapes(HPARAMS.model)
 LAYOUT = Layout.of(SHAPES, HPARAMS.gradient, HPARAMS.training.recipe)
 PREVIOUS = "b" * 64
+DIGEST = "d" * 64
 KEPT = 2
 
 
@@ -45,25 +46,54 @@ def mark(window: int, params: dict[str, Tensor] | None = None) -> StateMark:
 
 
 def snapshots(folder: Path) -> Snapshots:
-    return Snapshots(folder, NETWORK, kept=KEPT)
+    return Snapshots(folder / "snapshots", NETWORK, kept=KEPT)
 
 
-def save(store: Snapshots, window: int) -> None:
-    store.save(parameters(window), mark(window), private(window))
+def private_file(folder: Path, number: int) -> Path:
+    """A file of private state, beside the folder of the snapshots."""
+    path = folder / "private" / f"{number}.safetensors"
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        private(number).save(path)
+    return path
+
+
+def private_folder(folder: Path) -> PrivateFolder:
+    return PrivateFolder(folder / "live", durable=True)
+
+
+def save(folder: Path, window: int) -> None:
+    snapshots(folder).save(parameters(window), mark(window), private_file(folder, window))
 
 
 def prepare(folder: Path) -> None:
-    """Two snapshots: as many as are kept."""
-    store = snapshots(folder)
-    save(store, 1)
-    save(store, 2)
+    """Two snapshots, as many as are kept, and the private state of two more."""
+    for window in (1, 2):
+        save(folder, window)
+    for number in (3, 7):
+        private_file(folder, number)
 
 
 def work(folder: Path) -> None:
     """A third one, for which the first has to go."""
-    save(snapshots(folder), 3)
+    save(folder, 3)
 
 
 def work_again(folder: Path) -> None:
     """Another state of the second window takes the place of the one that is there."""
-    snapshots(folder).save(parameters(7), mark(2, parameters(7)), private(7))
+    snapshots(folder).save(parameters(7), mark(2, parameters(7)), private_file(folder, 7))
+
+
+def prepare_staged(folder: Path) -> None:
+    """A live private state, and a staged one whose payload was applied."""
+    private_folder(folder).go_live(private_file(folder, 2), 2, DIGEST)
+    private_file(folder, 3)
+
+
+def go_live(folder: Path) -> PrivateState:
+    """The staged state goes live, and the next snapshot has it."""
+    state = private_folder(folder).go_live(folder / "private" / "3.safetensors", 3, DIGEST)
+    snapshots(folder).save(parameters(3), mark(3), state.path)
+    _, file = snapshots(folder).load(mark(3), HPARAMS.model)
+    assert file is not None
+    return private_folder(folder).take(file, 3, DIGEST)

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from templar.hparams import Schedule, load_hparams
-from templar.training.train import inner_learning_rate, outer_learning_rate, outer_weight_decay, schedule_factor
+from templar.training.schedule import inner_learning_rate, outer_learning_rate, outer_weight_decay, schedule_factor
 
 DEMO = {0: 4.0e-5, 1: 4.144e-5, 100: 1.84e-4, 249: 3.9856e-4, 250: 4e-4, 1000: 3.98752322e-4, 5250: 3.47279221e-4,
         10250: 2.2e-4, 20249: 4.0000002e-5, 20250: 4e-4, 40250: 2.2e-4, 60250: 4e-4}  # fmt: skip

@@ -1,6 +1,8 @@
 """Both recipes: right, staged, and the same on any number of threads."""
 
+import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,13 +12,16 @@ from templar import interrupt
 from templar.agreement.state import parameters_digest
 from templar.errors import PermanentError, Reason
 from templar.hparams import HParams, load_hparams
+from templar.training import train
 from templar.training.loss import token_losses
 from templar.training.model import build_model, parameters_of
-from templar.training.train import OptimizerState, TrainResult, inner_learning_rate, train_demo, train_sparseloco
+from templar.training.schedule import inner_learning_rate
+from templar.training.train import OptimizerState, StepState, Trainer, TrainResult
 from tests.support.threads import threads
 
 HPARAMS = load_hparams("simulation", overrides={"training": {"batch_size": 4, "micro_batch_size": 2, "inner_steps": 3}})
-TRAINING = HPARAMS.training
+TRAINING, MODEL = HPARAMS.training, HPARAMS.model
+DEMO = TRAINING.model_copy(update={"recipe": "demo"})
 
 
 def forever() -> bool:
@@ -35,14 +40,20 @@ def tokens(num_sequences: int, seed: int = 0, hparams: HParams = HPARAMS) -> Ten
     return torch.randint(0, hparams.model.vocab_size, shape, generator=generator, dtype=torch.int32)
 
 
-def sparseloco(net: torch.nn.Module, sequences: Tensor, **changes: object) -> TrainResult:
+def sparseloco(net: torch.nn.Module, sequences: Tensor, **changes: Any) -> TrainResult:
+    """Train the parameters of a model, with a trainer of its own."""
     arguments = {
         "training": TRAINING,
         "outer_steps": 2,
         "optimizer": OptimizerState.zeros(parameters_of(net)),
         "keep_going": forever,
     }
-    return train_sparseloco(net, sequences, **(arguments | changes))
+    model = changes.pop("model", MODEL)
+    return Trainer(model).learn(parameters_of(net), sequences, **(arguments | changes))
+
+
+def demo(net: torch.nn.Module, sequences: Tensor, keep_going: Callable[[], bool] = forever) -> TrainResult:
+    return sparseloco(net, sequences, training=DEMO, keep_going=keep_going)
 
 
 @pytest.fixture
@@ -55,10 +66,10 @@ def test_training_does_not_depend_on_threads(recipe: str) -> None:
     hparams = load_hparams("local", overrides={"training": {"inner_steps": 2}})
     net, sequences = build_model(hparams.model), tokens(2 * hparams.training.batch_size, hparams=hparams)
 
+    training = hparams.training.model_copy(update={"recipe": recipe})
+
     def train() -> TrainResult:
-        if recipe == "demo":
-            return train_demo(net, sequences, training=hparams.training, keep_going=forever)
-        return sparseloco(net, sequences, training=hparams.training)
+        return sparseloco(net, sequences, training=training, model=hparams.model)
 
     with threads(1):
         one = train()
@@ -120,7 +131,7 @@ def test_an_early_stop_takes_whole_steps_only(net: torch.nn.Module) -> None:
 
 def test_demo_averages_the_gradient(net: torch.nn.Module) -> None:
     sequences = tokens(12)
-    result = train_demo(net, sequences, training=TRAINING, keep_going=forever)
+    result = demo(net, sequences)
     token_losses(net, sequences).mean().backward()
     for name, param in net.named_parameters():
         torch.testing.assert_close(result.update[name], param.grad, rtol=1e-4, atol=1e-7)
@@ -130,33 +141,29 @@ def test_demo_averages_the_gradient(net: torch.nn.Module) -> None:
 
 def test_demo_ends_with_its_sequences_and_counts_whole_batches(net: torch.nn.Module) -> None:
     sequences = tokens(5)
-    result = train_demo(net, sequences, training=TRAINING, keep_going=forever)
+    result = demo(net, sequences)
     assert (result.num_steps, result.num_sequences, result.stopped_early) == (2, 8, False)
-    filled = train_demo(net, torch.cat([sequences, sequences])[:8], training=TRAINING, keep_going=forever)
+    filled = demo(net, torch.cat([sequences, sequences])[:8])
     assert parameters_digest(result.update) == parameters_digest(filled.update)
-    stopped = train_demo(net, sequences, training=TRAINING, keep_going=times(3))
-    one = train_demo(net, sequences[:4], training=TRAINING, keep_going=forever)
+    stopped = demo(net, sequences, times(3))
+    one = demo(net, sequences[:4])
     assert (stopped.num_steps, stopped.stopped_early) == (1, True)
     assert parameters_digest(stopped.update) == parameters_digest(one.update)
 
 
-def demo(net: torch.nn.Module, sequences: Tensor, keep_going: Callable[[], bool] = forever) -> TrainResult:
-    return train_demo(net, sequences, training=TRAINING, keep_going=keep_going)
-
-
-@pytest.mark.parametrize("train", [sparseloco, demo])
-def test_no_time_no_data_and_a_foreign_optimizer_state(net: torch.nn.Module, train: Callable[..., TrainResult]) -> None:
+@pytest.mark.parametrize("learn", [sparseloco, demo])
+def test_no_time_no_data_and_a_foreign_optimizer_state(net: torch.nn.Module, learn: Callable[..., TrainResult]) -> None:
     with pytest.raises(PermanentError) as caught:
-        train(net, tokens(4), keep_going=times(1))
+        learn(net, tokens(4), keep_going=times(1))
     assert caught.value.reason is Reason.NO_TIME_LEFT
     with pytest.raises(ValueError, match="no sequences"):
-        train(net, tokens(0))
+        learn(net, tokens(0))
     with pytest.raises(ValueError, match="exactly the model's parameters"):
         sparseloco(net, tokens(4), optimizer=OptimizerState.zeros({"p": torch.zeros(1)}))
 
 
-@pytest.mark.parametrize("train", [sparseloco, demo])
-def test_a_stop_and_a_bad_loss_leave_the_model_alone(net: torch.nn.Module, train: Callable[..., TrainResult]) -> None:
+@pytest.mark.parametrize("learn", [sparseloco, demo])
+def test_a_stop_and_a_bad_loss_leave_the_model_alone(net: torch.nn.Module, learn: Callable[..., TrainResult]) -> None:
     before = parameters_digest(parameters_of(net))
 
     def stop_in_the_second_step() -> bool:
@@ -167,7 +174,7 @@ def test_a_stop_and_a_bad_loss_leave_the_model_alone(net: torch.nn.Module, train
     go = times(3)
     try:
         with pytest.raises(interrupt.StoppedError):
-            train(net, tokens(12), keep_going=stop_in_the_second_step)
+            learn(net, tokens(12), keep_going=stop_in_the_second_step)
     finally:
         interrupt.clear_stop()
     assert parameters_digest(parameters_of(net)) == before
@@ -175,15 +182,82 @@ def test_a_stop_and_a_bad_loss_leave_the_model_alone(net: torch.nn.Module, train
         net.get_output_embeddings().weight[3, 3] = float("inf")
     poisoned = parameters_digest(parameters_of(net))
     with pytest.raises(PermanentError) as caught:
-        train(net, tokens(12))
+        learn(net, tokens(12))
     assert caught.value.reason is Reason.NON_FINITE_LOSS
     assert parameters_digest(parameters_of(net)) == poisoned
     assert all(param.grad is None for param in net.parameters())
 
 
 @pytest.mark.parametrize("factor", [float("nan"), float("inf"), 2.0**100])
-def test_an_update_that_is_out_of_all_proportion_is_not_published(net: torch.nn.Module, factor: float) -> None:
-    net.get_output_embeddings().weight.register_hook(lambda gradient: gradient * factor)
+def test_an_update_that_is_out_of_all_proportion_is_not_published(
+    net: torch.nn.Module, factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def poisoned(net: torch.nn.Module, sequences: Tensor) -> Tensor:
+        losses = token_losses(net, sequences)
+        losses.register_hook(lambda gradient: gradient * factor)
+        return losses
+
+    monkeypatch.setattr(train, "token_losses", poisoned)
     with pytest.raises(PermanentError, match="lm_head") as caught:
         demo(net, tokens(4))
     assert caught.value.reason is Reason.NON_FINITE_UPDATE
+
+
+# Training that was interrupted.
+
+
+class Died(BaseException):
+    """The process is gone."""
+
+
+class Kept:
+    """Keeps each state in memory, as a file would, and dies after the save that leaves this many steps."""
+
+    def __init__(self, dies_after: int | None = None) -> None:
+        self.state: StepState | None = None
+        self.dies_after = dies_after
+
+    def save(self, state: StepState) -> None:
+        self.state = copy.deepcopy(state)
+        if len(state.losses) == self.dies_after:
+            raise Died
+
+    def restore(self) -> StepState | None:
+        return self.state
+
+
+def bits(result: TrainResult) -> tuple[object, ...]:
+    """Everything that training leaves, but for what it took."""
+    moments = (result.optimizer.exp_avg, result.optimizer.exp_avg_sq) if result.optimizer else ()
+    return (
+        [parameters_digest(each) for each in (result.update, *moments)],
+        result.optimizer and result.optimizer.num_steps,
+        (result.first_loss, result.mean_loss, result.last_loss),
+        (result.num_steps, result.num_sequences, result.stopped_early),
+    )
+
+
+@pytest.mark.parametrize("recipe", ["sparseloco", "demo"])
+@pytest.mark.parametrize("dies_after", [1, 2, 3, 4])
+def test_training_that_goes_on_gives_the_same_bits(net: torch.nn.Module, recipe: str, dies_after: int) -> None:
+    training = TRAINING.model_copy(update={"recipe": recipe, "inner_steps": 4})
+    before = sparseloco(net, tokens(16, seed=1), training=TRAINING).optimizer  # moments that are not zero
+    calm = sparseloco(net, tokens(16), training=training, optimizer=before)
+    kept = Kept(dies_after)
+    with pytest.raises(Died):
+        sparseloco(net, tokens(16), training=training, optimizer=before, progress=kept)
+    kept.dies_after = None
+    resumed = sparseloco(net, tokens(16), training=training, optimizer=before, progress=kept)
+    assert bits(resumed) == bits(calm)
+    assert calm.figures is not None
+    assert resumed.figures is not None
+    assert resumed.figures.tokens == calm.figures.tokens * (4 - dies_after) // 4, "the speed is of this call's tokens"
+
+
+def test_what_was_done_before_an_interruption_counts_when_no_time_is_left(net: torch.nn.Module) -> None:
+    kept = Kept(2)
+    with pytest.raises(Died):
+        sparseloco(net, tokens(12), progress=kept)
+    result = sparseloco(net, tokens(12), progress=kept, keep_going=times(0))
+    assert (result.num_steps, result.stopped_early) == (2, True)
+    assert bits(result) == bits(sparseloco(net, tokens(12), keep_going=times(4)))

@@ -1,0 +1,248 @@
+"""How close the trainer comes to a bare torch loop over the same transformers model, and what a second thread gains.
+
+    python -m benchmarks.training [--quick] [--device cuda]
+
+Both sides take the same AdamW steps on the same tokens, in the same precision, micro-batches and number of threads; the
+bare loop has nothing else: forward, backward, clip, step. They run in turns, because the machine is shared, and each
+round gives one ratio. On one thread the process's own computing time counts, which others cannot add to. The last line
+is JSON: `plain_x`, tokens per second of `Trainer.learn` over those of the bare loop, is the smallest of all rows;
+`threads_x` is the gain of the second thread over the bare loop's gain. `busy_fraction` is the share of a window of the
+preset `150M` in which a device computes if its inner steps fill the time: the window, less the wait for the decision of
+the window before in the first roster slot and less the margins before the close, times the share of the trainer's time
+that was forward, backward or step. `mfu` is that of the last row, on a device with a known
+peak.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn import functional
+
+from templar.hparams import Model, TrainerSettings, Training, load_hparams
+from templar.training.device import given_threads, num_parameters
+from templar.training.loss import torch_threads
+from templar.training.model import build_model, parameters_of
+from templar.training.train import OptimizerState, Trainer, TrainFigures
+
+PLAIN_BAR = {"cpu": 0.97, "cuda": 0.95}
+THREADS_BAR = 0.95
+COMPUTING = ("forward", "backward", "step")
+SMALL = Model(
+    vocab_size=512,
+    hidden_size=256,
+    intermediate_size=704,
+    num_hidden_layers=10,
+    num_attention_heads=8,
+    num_key_value_heads=8,
+    max_position_embeddings=256,
+    tie_word_embeddings=False,
+    initializer_seed=0,
+)
+"""8 million parameters on the embedded text's vocabulary."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model, batch and number of threads, and how it is measured."""
+
+    name: str
+    model: Model
+    batch: int
+    micro_batch: int
+    length: int
+    steps: int
+    rounds: int
+    threads: int = 1
+    device: str = "cpu"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one side in one round."""
+        return self.steps * self.batch * self.length
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether both sides run on a GPU: compiled, in bfloat16."""
+        return self.device != "cpu"
+
+    def training(self) -> Training:
+        """The recipe with this row's sizes."""
+        sizes = {"batch_size": self.batch, "micro_batch_size": self.micro_batch, "inner_steps": self.steps}
+        return load_hparams("150M").training.model_copy(update=sizes)
+
+    def settings(self) -> TrainerSettings:
+        """What an operator would choose for this row."""
+        return TrainerSettings(
+            device=self.device,
+            threads=self.threads,
+            precision="bfloat16" if self.is_cuda else "float32",
+            compile_layers=self.is_cuda,
+            repeatable=False,
+        )
+
+
+def bare_loop(net: nn.Module, forward: Callable[..., Any], sequences: Tensor, row: Row) -> None:
+    """The steps as anybody would write them with torch and transformers."""
+    settings = row.training().adamw
+    adamw = torch.optim.AdamW(
+        net.parameters(),
+        lr=settings.learning_rate,
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.epsilon,
+        weight_decay=settings.weight_decay,
+        fused=True,
+    )
+    for step in range(row.steps):
+        for start in range(step * row.batch, (step + 1) * row.batch, row.micro_batch):
+            tokens = sequences[start : start + row.micro_batch].to(row.device)
+            with torch.autocast(torch.device(row.device).type, dtype=torch.bfloat16, enabled=row.is_cuda):
+                logits = forward(input_ids=tokens[:, :-1]).logits
+                loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+            torch.autograd.backward(loss * row.micro_batch / row.batch)
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        adamw.step()
+        adamw.zero_grad(set_to_none=True)
+    if row.is_cuda:
+        torch.cuda.synchronize()
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What a row showed."""
+
+    row: Row
+    plain: float  # tokens per second of the bare loop, median
+    learn: float  # the same of the trainer
+    ratio: float  # of the trainer to the bare loop, the median of the rounds' ratios
+    figures: TrainFigures  # of the last training
+
+
+def measure(row: Row) -> Speed:
+    """Run both sides in turns, one ratio per round; the first round warms up."""
+    # 1. The same model, tokens and settings for both.
+    generator = torch.Generator().manual_seed(0)
+    shape = (row.steps * row.batch, row.length)
+    sequences = torch.randint(0, row.model.vocab_size, shape, generator=generator)
+    trainer, bare = Trainer(row.model, row.settings()), build_model(row.model)
+    params = {name: param.clone() for name, param in parameters_of(bare).items()}
+    optimizer, training = OptimizerState.zeros(params), row.training()
+    nn.Module.to(bare, row.device)
+    forward: Callable[..., Any] = torch.compile(bare) if row.is_cuda else bare
+    found: list[TrainFigures] = []
+
+    def learn() -> None:
+        result = trainer.learn(
+            params, sequences, training=training, outer_steps=2000, optimizer=optimizer, keep_going=lambda: True
+        )
+        if result.figures is not None:
+            found.append(result.figures)
+
+    def plain() -> None:
+        with torch_threads(row.threads):
+            bare_loop(bare, forward, sequences, row)
+
+    # 2. Rounds, each side first in every second one.
+    rounds: list[tuple[float, float]] = []
+    for number in range(row.rounds + 1):
+        if number % 2:
+            rounds.append((_seconds(plain, row), _seconds(learn, row)))
+        else:
+            rounds.append((_seconds(learn, row), _seconds(plain, row))[::-1])
+    rounds = rounds[1:]
+    plain_seconds, learn_seconds = (median(each) for each in zip(*rounds, strict=True))
+    ratio = median(plain / learn for plain, learn in rounds)
+    return Speed(row, row.tokens / plain_seconds, row.tokens / learn_seconds, ratio, found[-1])
+
+
+def _seconds(run: Callable[[], None], row: Row) -> float:
+    """Seconds of a run: of computing on one thread of the CPU, else of time."""
+    clock = time.process_time if row.threads == 1 and not row.is_cuda else time.perf_counter
+    started = clock()
+    run()
+    return clock() - started
+
+
+def rows(device: str, quick: bool) -> list[Row]:
+    """What is measured: on a CPU 8 and 150 million parameters with one and two threads, on a GPU `150M` and `1B`."""
+    large = load_hparams("150M").model
+    if device != "cpu":
+        wide = load_hparams("1B").model
+        return [
+            Row("150M", large, 32, 8, 2048, steps=5, rounds=5, device=device),
+            *([] if quick else [Row("1B", wide, 16, 4, 2048, steps=5, rounds=5, device=device)]),
+        ]
+    both = [1, 2] if given_threads() > 1 else [1]
+    small = [Row("8 M", SMALL, 8, 8, 256, 1 if quick else 2, 2 if quick else 9, threads) for threads in both]
+    return small if quick else [*small, *(Row("150M", large, 2, 1, 2048, 1, 2, threads) for threads in both)]
+
+
+def busy_fraction(figures: TrainFigures) -> float:
+    """Share of a window of `150M` in which the device computes, if the inner steps fill the time that is there."""
+    windows = load_hparams("150M").windows
+    begins = windows.settle_delay_seconds + windows.roster_slot_seconds
+    ends = windows.seconds - windows.commit_guard_seconds - windows.train_margin_seconds
+    computing = sum(figures.phases[name] for name in COMPUTING) / sum(figures.phases.values())
+    return (ends - begins) / windows.seconds * computing
+
+
+def run(device: str, quick: bool) -> dict[str, Any]:
+    """Measure, print the table, and return the figures."""
+    speeds = [measure(row) for row in rows(device, quick)]
+    table = Table(title="Trainer.learn and a bare torch loop, tokens/s")
+    columns = ("model", "parameters", "device", "threads", "bare loop", "trainer", "ratio", *COMPUTING, "other", "MFU")
+    for column in columns:
+        table.add_column(column, justify="left" if column == "model" else "right")
+    for speed in speeds:
+        row, figures = speed.row, speed.figures
+        table.add_row(
+            row.name,
+            f"{num_parameters(row.model):,}",
+            figures.device,
+            str(row.threads),
+            f"{speed.plain:,.0f}",
+            f"{speed.learn:,.0f}",
+            f"{speed.ratio:.3f}",
+            *(f"{figures.phases[name] / sum(figures.phases.values()):.1%}" for name in (*COMPUTING, "other")),
+            "" if figures.mfu is None else f"{figures.mfu:.1%}",
+        )
+    Console().print(table)
+    plain, last = min(speed.ratio for speed in speeds), speeds[-1].figures
+    gains = [
+        two.ratio / one.ratio  # (learn two / learn one) / (plain two / plain one)
+        for one in speeds
+        for two in speeds
+        if one.row.name == two.row.name and (one.row.threads, two.row.threads) == (1, 2)
+    ]
+    threads = min(gains, default=None)
+    return {
+        "device": last.device,
+        "plain_x": round(plain, 3),
+        "threads_x": None if threads is None else round(threads, 3),
+        "busy_fraction": round(busy_fraction(last), 3),
+        "mfu": None if last.mfu is None else round(last.mfu, 3),
+        "holds": plain >= PLAIN_BAR[torch.device(device).type] and (threads is None or threads >= THREADS_BAR),
+    }
+
+
+def main() -> int:
+    """Parse the command line, measure, print the figures as the last line; 1 if a bar does not hold."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.training", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="8 million parameters only, fewer rounds, within a minute")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:1")
+    arguments = parser.parse_args()
+    figures = run(arguments.device, arguments.quick)
+    print(json.dumps(figures))
+    return 0 if figures["holds"] else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,151 @@
+"""Safetensors files that are written and read one tensor at a time.
+
+`safetensors.torch.save_file` needs all tensors at once and copies them into bytes. Here the header is written first,
+from names and shapes alone, and then one tensor after the other, so a file takes no more memory than its largest
+tensor. Any reader of safetensors reads these files. All tensors are float32.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from templar.errors import PermanentError, Reason
+
+_LENGTH_BYTES = 8
+_METADATA = "__metadata__"
+_FLOAT32, _FLOAT32_BYTES = "F32", 4
+
+
+class TensorWriter:
+    """Writes a file, tensor by tensor; the file is whole when the block ends.
+
+    Args:
+        path: The file; it is overwritten.
+        shapes: Shape by name, in the order in which the tensors are written.
+        metadata: Text by name, for the header.
+
+    Raises:
+        ValueError: A tensor is not the next one of `shapes`, or the block ends before the last one.
+        OSError: The disk failed or is full.
+    """
+
+    def __init__(self, path: Path, shapes: Mapping[str, Sequence[int]], metadata: Mapping[str, str]) -> None:
+        header: dict[str, object] = {_METADATA: dict(metadata)}
+        offset = 0
+        for name, shape in shapes.items():
+            end = offset + _FLOAT32_BYTES * math.prod(shape)
+            header[name] = {"dtype": _FLOAT32, "shape": list(shape), "data_offsets": [offset, end]}
+            offset = end
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % _LENGTH_BYTES)  # the tensors are aligned
+        self._left = {name: tuple(shape) for name, shape in shapes.items()}
+        self._file = path.open("wb")
+        self._file.write(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
+
+    def write(self, name: str, tensor: Tensor) -> None:
+        """Write the next tensor, of any device."""
+        found, wanted = (name, tuple(tensor.shape)), next(iter(self._left.items()), None)
+        if found != wanted or tensor.dtype is not torch.float32:
+            raise ValueError(f"{self._file.name}: {found} in {tensor.dtype} is not the next float32 tensor, {wanted}")
+        self._file.write(tensor.detach().cpu().contiguous().reshape(-1).numpy().data)
+        del self._left[name]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        if error is None and self._left:
+            raise ValueError(
+                f"{self._file.name}: {len(self._left)} tensors were not written, such as {min(self._left)!r}"
+            )
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write a file of tensors that nothing changes meanwhile."""
+    with TensorWriter(path, {name: tensor.shape for name, tensor in tensors.items()}, metadata or {}) as file:
+        for name, tensor in tensors.items():
+            file.write(name, tensor)
+
+
+class StoredTensors(Mapping[str, Tensor]):
+    """The tensors of a file whose names have a prefix, by the rest of the name; each access reads one from the disk.
+
+    Args:
+        path: The file, which nobody changes.
+        prefix: The prefix.
+
+    Raises:
+        PermanentError: `bad_state_file`; the file is not safetensors, is cut off, or not all of it is float32. Reading
+            a tensor raises the same.
+    """
+
+    def __init__(self, path: Path, prefix: str = "") -> None:
+        # 1. The library checks that header, offsets and length fit together.
+        try:
+            with safe_open(path, framework="pt") as file:
+                self.metadata: Mapping[str, str] = file.metadata() or {}
+            with path.open("rb") as plain:
+                length = int.from_bytes(plain.read(_LENGTH_BYTES), "little")
+                header = json.loads(plain.read(length))
+        except (SafetensorError, OSError, ValueError) as error:
+            raise PermanentError(Reason.BAD_STATE_FILE, f"{path}: cannot be read: {error}") from None
+
+        # 2. Where each tensor lies.
+        header.pop(_METADATA, None)
+        if wrong := [name for name, entry in header.items() if entry["dtype"] != _FLOAT32]:
+            raise PermanentError(Reason.BAD_STATE_FILE, f"{path}: tensor {wrong[0]!r} is not float32")
+        self.path, self.prefix = path, prefix
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        """Shape by name, known without reading any tensor."""
+        self._offsets: dict[str, int] = {}
+        for name, entry in header.items():
+            if name.startswith(prefix):
+                self.shapes[name.removeprefix(prefix)] = tuple(entry["shape"])
+                self._offsets[name.removeprefix(prefix)] = _LENGTH_BYTES + length + entry["data_offsets"][0]
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = torch.empty(self.shapes[name])
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                file.seek(self._offsets[name])
+                missing = tensor.view(-1).numpy().data.cast("B") if tensor.numel() else memoryview(b"")
+                while missing and (count := file.readinto(missing)):  # one call reads 2 GiB at most
+                    missing = missing[count:]
+        except OSError as error:
+            raise PermanentError(Reason.BAD_STATE_FILE, f"{self.path}: {name!r} cannot be read: {error}") from None
+        if missing:
+            raise PermanentError(Reason.BAD_STATE_FILE, f"{self.path}: {name!r} is cut off")
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+
+class Zeros(Mapping[str, Tensor]):
+    """Zeros of these shapes, made at each access."""
+
+    def __init__(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
+        """Shape by name."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        return torch.zeros(self.shapes[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)

@@ -1,0 +1,416 @@
+"""The device that a neuron trains on: what is there, what the operator chose, and what `auto` takes of it and why.
+
+A choice that this machine cannot keep is an error at the start that names the setting and the remedy; nothing falls
+back in silence. The one exception is torch.compile, which costs speed alone: without a compiler there is a warning.
+"""
+
+import logging
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import psutil
+import torch
+from torch import Tensor
+
+from templar.errors import PermanentError, Reason
+from templar.hparams import Model, TrainerSettings, Training
+from templar.training.model import LayerStep, parameter_shapes, transformer_layer
+
+log = logging.getLogger(__name__)
+
+PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12, "RTX 4090": 165e12}
+"""Part of a CUDA device's name -> its peak of dense bfloat16 products, FLOP/s. The base of every MFU."""
+STATE_BYTES_PER_PARAMETER = 16
+"""On the device while it trains: float32 parameters, gradients and two moments."""
+LOSS_CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 256 << 20}
+"""Most bytes of a float32 tensor of (tokens, vocabulary)."""
+AUTO_CPU_TOKENS = 4096
+"""Most tokens of a micro-batch that `auto` takes on a CPU: more of them take memory and are not faster."""
+_PROBE_SIZE = 384
+_PROBE_REPEATS = 3
+_PROBE_GAIN = 1.1
+"""bfloat16 must be this many times as fast as float32 to be chosen: it has fewer digits."""
+_CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+@dataclass(frozen=True)
+class Device:
+    """What training runs on."""
+
+    place: torch.device
+    name: str  # "NVIDIA H100 80GB HBM3", or "CPU, 2 threads"
+    threads: int
+    dtype: torch.dtype  # of the products
+    layer_step: LayerStep  # compiled, or as it is
+    why: str  # what `auto` took and why, in one line; empty if nothing was left to it
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether it is a GPU, whose operations run beside the program."""
+        return self.place.type == "cuda"
+
+    @property
+    def precision(self) -> str:
+        """Name of the precision of the products."""
+        return "bfloat16" if self.dtype is torch.bfloat16 else "float32"
+
+    @property
+    def peak_flops(self) -> float | None:
+        """The known peak that MFU refers to; None on a CPU, in float32, and for a device that is not in the table."""
+        if not self.is_cuda or self.dtype is not torch.bfloat16:
+            return None
+        return next((peak for part, peak in PEAK_FLOPS.items() if part in self.name), None)
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Products in the chosen precision within this block."""
+        if self.dtype is torch.float32:
+            return nullcontext()
+        return torch.autocast(self.place.type, dtype=self.dtype)
+
+    def loss_chunk(self, vocab_size: int) -> int:
+        """Tokens whose logits are computed at once."""
+        return max(64, LOSS_CHUNK_BYTES[self.place.type] // (4 * vocab_size))
+
+    def free_bytes(self) -> int:
+        """Memory that a new allocation may take."""
+        if self.is_cuda:
+            free, _ = torch.cuda.mem_get_info(self.place)
+            return int(free)
+        return int(psutil.virtual_memory().available)
+
+    def reset_peak(self) -> None:
+        """Begin to watch the peak of the device's memory; a CPU's is that of the process since its start."""
+        if self.is_cuda:
+            torch.cuda.reset_peak_memory_stats(self.place)
+
+    def peak_bytes(self) -> int:
+        """The device's peak since `reset_peak`, or the peak of this process's resident memory on a CPU."""
+        if self.is_cuda:
+            return int(torch.cuda.max_memory_allocated(self.place))
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def choose_device(settings: TrainerSettings) -> Device:
+    """The device that the settings ask for; what `auto` took is logged.
+
+    Raises:
+        PermanentError: `bad_environment`; this machine does not have it.
+    """
+    reasons: list[str] = []
+    # 1. The device.
+    place = _place(settings.device, reasons)
+    threads = settings.threads or given_threads()
+    if settings.threads == 0 and place.type == "cpu":
+        reasons.append(f"{threads} threads: all that this process is given")
+    is_cuda = place.type == "cuda"
+    name = torch.cuda.get_device_name(place) if is_cuda else f"CPU, {threads} thread{'s' * (threads > 1)}"
+
+    # 2. The precision of the products.
+    dtype = torch.bfloat16 if settings.precision == "bfloat16" else torch.float32
+    if settings.precision == "auto":
+        dtype, reason = _gpu_precision() if is_cuda else _cpu_precision()
+        reasons.append(reason)
+    elif dtype is torch.bfloat16 and is_cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise _bad("TEMPLAR_PRECISION is bfloat16, and " + name + " has no units for it: set float32 or auto")
+
+    # 3. The layers, compiled if they are to be and can be.
+    step: LayerStep = transformer_layer
+    if settings.compile_layers:
+        step, reason = _compiled(place)
+        reasons.append(reason)
+    device = Device(place, name, threads, dtype, step, "; ".join(reasons))
+    if device.why:
+        log.info("training on %s in %s (%s)", name, device.precision, device.why)
+    return device
+
+
+def given_threads() -> int:
+    """Processors that this process may use: its affinity, and no more than its container's share of time."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = _CGROUP_QUOTA.read_text().split()
+        share = allowed if quota == "max" else max(1, int(quota) // int(period))
+    except (OSError, ValueError):
+        share = allowed  # no such file: not in a container of this kind
+    return min(allowed, share)
+
+
+def flops_per_token(model: Model, length: int) -> float:
+    """Floating-point operations of a token's forward and backward pass: 6 N + 12 layers * hidden * length.
+
+    N counts the parameters that take part in products: not the input embedding, unless it is tied to the output.
+    """
+    embedding = 0 if model.tie_word_embeddings else model.vocab_size * model.hidden_size
+    return 6.0 * (num_parameters(model) - embedding) + 12.0 * model.num_hidden_layers * model.hidden_size * length
+
+
+def num_parameters(model: Model) -> int:
+    """Number of the model's parameters; tied ones count once."""
+    return sum(torch.Size(shape).numel() for shape in parameter_shapes(model).values())
+
+
+def estimated_bytes(
+    model: Model, settings: TrainerSettings, device: Device, *, micro_batch: int, length: int, shards: int = 1
+) -> int:
+    """About what training takes on the device: state, and the activations that one micro-batch keeps.
+
+    The state of a rank is one of so many `shards`.
+
+    A layer keeps about 8 tensors of the hidden size in float32, and 4 of it and 4 of the inner size in the products'
+    precision; a checkpointed one keeps its input. A chunk of logits and its gradient come on top.
+    """
+    tokens, width = micro_batch * length, 2 if device.dtype is torch.bfloat16 else 4
+    full = tokens * (model.hidden_size * (8 * 4 + 4 * width) + 4 * width * model.intermediate_size)
+    every = settings.checkpoint_layers
+    checkpointed = -(-model.num_hidden_layers // every) if every else 0
+    activations = full * (model.num_hidden_layers - checkpointed) + (full if checkpointed else 0)
+    activations += checkpointed * tokens * model.hidden_size * 4
+    logits_tokens = tokens if settings.repeatable else min(tokens, device.loss_chunk(model.vocab_size))
+    logits = 2 * 4 * logits_tokens * model.vocab_size
+    return STATE_BYTES_PER_PARAMETER * num_parameters(model) // shards + activations + logits
+
+
+class MicroBatches:
+    """The number of sequences of a forward pass of one rank: the preset's, the operator's, or the most that fit."""
+
+    def __init__(self, model: Model, settings: TrainerSettings, device: Device, *, ranks: int = 1) -> None:
+        self._model, self._settings, self._device, self._ranks = model, settings, device, ranks
+        self._fitting: dict[tuple[int, int], int] = {}  # batch and length -> what `auto` found, for the next windows
+
+    def check(self, training: Training, length: int) -> None:
+        """Refuse a size that does not divide the batch, and a model that the device has no room for.
+
+        Raises:
+            PermanentError: `bad_environment`; `out_of_memory`, with the estimate beside the free memory.
+        """
+        self._share(training)
+        size = 1 if self._settings.micro_batch == "auto" else self.size(training, length)
+        needed = self._needed(size, length, self._ranks if self.sharded(length) else 1)
+        if needed > (free := self._free_bytes()):
+            raise PermanentError(
+                Reason.OUT_OF_MEMORY,
+                f"training {num_parameters(self._model):,} parameters with micro-batches of {size} takes about "
+                f"{needed / 2**30:.3g} GiB, and {free / 2**30:.3g} GiB are free on {self._device.name}: set "
+                "TEMPLAR_MICRO_BATCH=auto or TEMPLAR_CHECKPOINT_LAYERS=1, or choose another TEMPLAR_DEVICE",
+            )
+
+    def sharded(self, length: int) -> bool:
+        """Whether each of several ranks takes a part of the model."""
+        if self._settings.sharding == "auto":
+            return self._ranks > 1 and self._needed(1, length, 1) > self._free_bytes()
+        return self._settings.sharding == "sharded"
+
+    def size(self, training: Training, length: int) -> int:
+        """The size for batches of a recipe.
+
+        Raises:
+            PermanentError: `bad_environment`; the operator's number does not divide the batch.
+        """
+        wanted, batch = self._settings.micro_batch, self._share(training)
+        if wanted == "preset":
+            wanted = training.micro_batch_size
+        if wanted == "auto":
+            return self._fitting.get((batch, length)) or self._first_guess(batch, length)
+        if batch % wanted:
+            divisors = ", ".join(str(number) for number in _divisors(batch))
+            divided = f"training.batch_size {training.batch_size}" + f" / {self._ranks} ranks" * (self._ranks > 1)
+            raise _bad(
+                f"TEMPLAR_MICRO_BATCH is {wanted} and does not divide {divided}: set auto, preset or one of {divisors}"
+            )
+        return wanted
+
+    def halve(self, training: Training, length: int, error: BaseException) -> None:
+        """Take at most half the size from now on, because the device ran out of memory.
+
+        Raises:
+            PermanentError: `out_of_memory`; the operator or the preset chose the size, or it is 1.
+        """
+        size = self.size(training, length)
+        smaller = [number for number in _divisors(self._share(training)) if number <= size // 2]
+        if self._settings.micro_batch != "auto" or not smaller:
+            remedy = "TEMPLAR_CHECKPOINT_LAYERS=1" if size == 1 else "TEMPLAR_MICRO_BATCH=auto or a smaller number"
+            raise PermanentError(
+                Reason.OUT_OF_MEMORY,
+                f"{self._device.name} ran out of memory with micro-batches of {size} sequences of {length} tokens: set "
+                f"{remedy}; nothing is published in this window",
+            ) from error
+        log.warning("%s ran out of memory with micro-batches of %d: now %d", self._device.name, size, smaller[-1])
+        self._fitting[self._share(training), length] = smaller[-1]
+        if self._device.is_cuda:
+            torch.cuda.empty_cache()
+
+    def _share(self, training: Training) -> int:
+        """Sequences of a batch that one rank takes."""
+        batch = training.batch_size
+        if batch % self._ranks:
+            divisors = ", ".join(str(number) for number in _divisors(batch))
+            raise _bad(
+                f"{self._ranks} ranks do not divide training.batch_size {batch}: set TEMPLAR_RANKS to {divisors}"
+            )
+        return batch // self._ranks
+
+    def _needed(self, size: int, length: int, shards: int) -> int:
+        return estimated_bytes(
+            self._model, self._settings, self._device, micro_batch=size, length=length, shards=shards
+        )
+
+    def _free_bytes(self) -> int:
+        """What one rank may take: on a CPU they share the memory, and each GPU's is looked at as if it were free."""
+        if self._ranks > 1 and self._device.is_cuda:
+            return int(torch.cuda.get_device_properties(self._device.place).total_memory)
+        return self._device.free_bytes() // self._ranks
+
+    def _first_guess(self, batch: int, length: int) -> int:
+        """The most sequences that should fit by the estimate; on a CPU no more than are of use."""
+        free, best = self._free_bytes(), 1
+        for size in _divisors(batch):
+            needed = self._needed(size, length, self._ranks if self.sharded(length) else 1)
+            if needed <= free and (self._device.is_cuda or size * length <= AUTO_CPU_TOKENS):
+                best = size
+        self._fitting[batch, length] = best
+        return best
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether torch could not allocate: a GPU's error has a type of its own, the CPU allocator's has not."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+@contextmanager
+def as_out_of_memory(device: Device) -> Iterator[None]:
+    """Turn torch's failed allocations into an error with a reason.
+
+    Raises:
+        PermanentError: `out_of_memory`.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise PermanentError(
+            Reason.OUT_OF_MEMORY,
+            f"{device.name} has no room for the training state: free memory, or choose another TEMPLAR_DEVICE; nothing "
+            "is published in this window",
+        ) from error
+
+
+class PhaseClock:
+    """Seconds of each phase of training. On a GPU events in its own queue measure them: nothing waits for it."""
+
+    def __init__(self, device: Device) -> None:
+        self._is_cuda, self._started, self._last = device.is_cuda, time.perf_counter(), time.perf_counter()
+        self._seconds = dict.fromkeys(("forward", "backward", "step", "other"), 0.0)
+        self._events: list[tuple[str, torch.cuda.Event]] = []
+        self.mark("other")
+
+    def mark(self, phase: str) -> None:
+        """End a phase: the time since the last mark belongs to it."""
+        if self._is_cuda:
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event.record()
+            self._events.append((phase, event))
+            return
+        now = time.perf_counter()
+        self._seconds[phase] += now - self._last
+        self._last = now
+
+    def wait_for(self, marks_ago: int) -> None:
+        """Wait until a GPU has reached the mark that was set so many marks ago: then it is no further behind."""
+        if len(self._events) >= marks_ago:
+            self._events[-marks_ago][1].synchronize()
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds by phase since the clock was made."""
+        if self._events:
+            self._events[-1][1].synchronize()
+            for (_, before), (phase, after) in zip(self._events, self._events[1:], strict=False):
+                self._seconds[phase] += before.elapsed_time(after) / 1000
+            self._events = self._events[-1:]
+        return dict(self._seconds)
+
+    @property
+    def total(self) -> float:
+        """Seconds since the clock was made."""
+        return time.perf_counter() - self._started
+
+
+def _place(wanted: str, reasons: list[str]) -> torch.device:
+    number = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted == "auto":
+        reasons.append("the first of the CUDA devices" if number else "the CPU: there is no CUDA device")
+        return torch.device("cuda:0" if number else "cpu")
+    place = torch.device(wanted)
+    if place.type == "cuda" and (place.index or 0) >= number:
+        there = "no CUDA device" if number == 0 else f"cuda:0 to cuda:{number - 1}" if number > 1 else "cuda:0 alone"
+        raise _bad(f"TEMPLAR_DEVICE is {wanted!r}, and this machine has {there}: set auto, cpu, or one that is there")
+    return torch.device("cuda", place.index or 0) if place.type == "cuda" else place
+
+
+def _gpu_precision() -> tuple[torch.dtype, str]:
+    if torch.cuda.is_bf16_supported(including_emulation=False):
+        return torch.bfloat16, "bfloat16: the device has units for it"
+    return torch.float32, "float32: the device has no units for bfloat16"
+
+
+@cache
+def _cpu_precision() -> tuple[torch.dtype, str]:
+    """Measure a product in both precisions; CPUs without bfloat16 units emulate it many times slower."""
+
+    def seconds(dtype: torch.dtype) -> float:
+        matrix = torch.ones(_PROBE_SIZE, _PROBE_SIZE, dtype=dtype)
+        best = float("inf")
+        for _ in range(_PROBE_REPEATS):
+            started = time.perf_counter()
+            torch.mm(matrix, matrix)
+            best = min(best, time.perf_counter() - started)
+        return best
+
+    gain = seconds(torch.float32) / seconds(torch.bfloat16)
+    measured = f"a product in bfloat16 was {gain:.2g} times as fast as in float32"
+    if gain >= _PROBE_GAIN:
+        return torch.bfloat16, f"bfloat16: {measured}"
+    return torch.float32, f"float32: {measured}"
+
+
+def _compiled(place: torch.device) -> tuple[LayerStep, str]:
+    """The compiled layer if this machine can compile, else the plain one with a warning."""
+    try:
+        _try_compiler(place)
+    except Exception as error:  # noqa: BLE001 - compilers fail in many ways, and training goes on without one
+        log.warning(
+            "[%s] TEMPLAR_COMPILE is on, and torch.compile does not work here (%s): training goes on without it; "
+            "install a C++ compiler (g++), or unset TEMPLAR_COMPILE",
+            Reason.COMPILER_MISSING,
+            str(error).strip().partition("\n")[0][:200],
+        )
+        return transformer_layer, f"layers not compiled [{Reason.COMPILER_MISSING}]"
+    return torch.compile(transformer_layer), "layers compiled"
+
+
+def _try_compiler(place: torch.device) -> None:
+    """Compile and run a small function.
+
+    Raises:
+        Exception: No compiler, or it does not work.
+    """
+    probe: Callable[[Tensor], Tensor] = torch.compile(_probe_function)
+    probe(torch.ones(64, device=place))
+
+
+def _probe_function(numbers: Tensor) -> Tensor:
+    return (numbers * 2 + 1).sin()
+
+
+def _divisors(number: int) -> list[int]:
+    return [each for each in range(1, number + 1) if number % each == 0]
+
+
+def _bad(message: str) -> PermanentError:
+    return PermanentError(Reason.BAD_ENVIRONMENT, message)

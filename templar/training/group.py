@@ -1,0 +1,233 @@
+"""The processes that train one model together: one alone, replicas (plain data parallel), or shards (FSDP2).
+
+Rank r of n takes the sequences of each batch at the places r, r + n, ..., and every rank computes the same number of
+micro-batches: no rank ever waits for one with less data. Gradients and losses are means over the whole batch. What is
+decided is decided by rank 0 for all of them, so they take the same steps. Every function below that calls a collective
+is called by all ranks, in the same order.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, distributed, nn
+from torch._C._distributed_c10d import FileStore
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from templar.hparams import Model
+from templar.tensorfile import StoredTensors, TensorWriter
+from templar.training.device import Device
+from templar.training.model import LayerStep, empty_model, meta_model, named_parameters, parameter_shapes, use_rotary
+
+BUCKET_ELEMENTS = 1 << 24
+"""Gradients are added up over the ranks in pieces of so many elements."""
+PATIENCE = timedelta(days=1)
+"""How long a collective may take: the worker's watchdog ends a group much earlier."""
+
+
+class Alone:
+    """One process, which asks nobody."""
+
+    rank, size = 0, 1
+
+    def build(self, model: Model, device: Device) -> nn.Module:
+        """A model whose parameters are loaded before each training."""
+        del device
+        return empty_model(model)
+
+    def load(self, param: nn.Parameter, whole: Tensor, device: Device) -> None:
+        """Set a parameter to this rank's part of a tensor."""
+        param.data = whole.to(device.place, copy=True)
+
+    def unload(self, param: nn.Parameter) -> None:
+        """Give the memory of a parameter back."""
+        param.data = torch.empty(0)
+
+    def part(self, param: nn.Parameter, whole: Tensor) -> Tensor:
+        """A new tensor on the parameter's device: the part of `whole` that lies where the parameter's does."""
+        return whole.to(param.device, copy=True)
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """All parts of a tensor, on the CPU; a tensor that is whole there is not copied."""
+        return tensor.cpu()
+
+    def layer_step(self, step: LayerStep) -> LayerStep:
+        """How a layer is computed."""
+        return step
+
+    def loss(self, net: nn.Module, compute: Callable[[], Tensor]) -> Tensor:
+        """Compute a loss with the model."""
+        del net
+        return compute()
+
+    def number(self, tensor: Tensor) -> float:
+        """The value of a scalar."""
+        return float(tensor)
+
+    def decide(self, here: Callable[[], bool]) -> bool:
+        """Whether to go on."""
+        return here()
+
+    def mean_losses(self, losses: list[float]) -> list[float]:
+        """The mean of each micro-batch's loss over the ranks."""
+        return losses
+
+    def mean_gradients(self, net: nn.Module) -> None:
+        """Replace each gradient by its mean over the ranks."""
+
+    def keep(self, name: str, tensors: Iterable[tuple[str, Tensor]]) -> Mapping[str, Tensor]:
+        """The tensors of a result, which come one by one; the first rank has them in the end."""
+        del name
+        return dict(tensors)
+
+
+class ReplicatedGroup(Alone):
+    """Each rank has the whole model; gradients are averaged after each batch."""
+
+    def __init__(self, model: Model) -> None:
+        self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
+        self.folder = Path()
+        """Where the first rank writes results; it is set before each training."""
+        self._model = model
+
+    def decide(self, here: Callable[[], bool]) -> bool:
+        """As in `Alone`; rank 0 decides for all."""
+        answer = torch.tensor([self.rank == 0 and here()], dtype=torch.uint8)
+        distributed.broadcast(answer, src=0)
+        return bool(answer.item())
+
+    def mean_losses(self, losses: list[float]) -> list[float]:
+        """As in `Alone`. A loss of one rank that is not finite is so on all."""
+        total = torch.tensor(losses, dtype=torch.float64)
+        distributed.all_reduce(total)
+        return [float(loss) / self.size for loss in total.tolist()]
+
+    def mean_gradients(self, net: nn.Module) -> None:
+        """As in `Alone`."""
+        for grads in _buckets(param.grad for _, param in named_parameters(net) if param.grad is not None):
+            flat = torch.cat([grad.reshape(-1) for grad in grads])
+            distributed.all_reduce(flat)
+            flat /= self.size
+            for grad, mean in zip(grads, torch.split(flat, [grad.numel() for grad in grads]), strict=True):
+                grad.copy_(mean.view_as(grad))
+
+    def keep(self, name: str, tensors: Iterable[tuple[str, Tensor]]) -> Mapping[str, Tensor]:
+        """As in `Alone`: the first rank writes them to a file and reads them from there."""
+        if self.rank > 0:
+            return self._elsewhere(tensors)
+        path = self.folder / f"{name}.safetensors"
+        with TensorWriter(path, parameter_shapes(self._model), {}) as file:
+            for each, tensor in tensors:
+                file.write(each, tensor)
+        return StoredTensors(path)
+
+    def _elsewhere(self, tensors: Iterable[tuple[str, Tensor]]) -> Mapping[str, Tensor]:
+        """What a rank does while the first one writes: nothing, for that one has everything."""
+        del tensors
+        return {}
+
+
+class ShardedGroup(ReplicatedGroup):
+    """Each rank has a part of every tensor's first dimension; FSDP2 gathers a layer while it computes."""
+
+    def build(self, model: Model, device: Device) -> nn.Module:
+        """As in `Alone`, sharded. Its forward pass calls a function within FSDP's hooks; so does that of each layer."""
+        net: Any = meta_model(model)
+        mesh = init_device_mesh(device.place.type, (self.size,))
+        policy = MixedPrecisionPolicy(
+            param_dtype=None if device.dtype is torch.float32 else device.dtype, reduce_dtype=torch.float32
+        )
+        for layer in net.model.layers:
+            layer.forward = partial(device.layer_step, layer)
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+        net.forward = _call
+        fully_shard(net, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
+        net.to_empty(device=device.place)
+        use_rotary(net)
+        return cast("nn.Module", net)
+
+    def load(self, param: nn.Parameter, whole: Tensor, device: Device) -> None:
+        """As in `Alone`."""
+        del device
+        with torch.no_grad():
+            _local(param).copy_(self._shard(whole))
+
+    def unload(self, param: nn.Parameter) -> None:
+        """Nothing: FSDP holds the shards as long as the rank lives."""
+
+    def part(self, param: nn.Parameter, whole: Tensor) -> Tensor:
+        """As in `Alone`."""
+        part = torch.zeros_like(param.data)
+        _local(part).copy_(self._shard(whole))
+        return part
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """As in `Alone`; all ranks gather it."""
+        return tensor.full_tensor().cpu() if isinstance(tensor, DTensor) else tensor.cpu()
+
+    def layer_step(self, step: LayerStep) -> LayerStep:
+        """As in `Alone`: the layer itself, which has the step inside FSDP's hooks."""
+        del step
+        return _call
+
+    def loss(self, net: nn.Module, compute: Callable[[], Tensor]) -> Tensor:
+        """As in `Alone`, within the hooks of the model."""
+        loss: Tensor = net(compute)
+        return loss
+
+    def number(self, tensor: Tensor) -> float:
+        """As in `Alone`; all ranks add it up."""
+        return float(self.whole(tensor))
+
+    def mean_gradients(self, net: nn.Module) -> None:
+        """Nothing: FSDP did it in the backward pass."""
+
+    def _elsewhere(self, tensors: Iterable[tuple[str, Tensor]]) -> Mapping[str, Tensor]:
+        """As in `ReplicatedGroup`; to gather a tensor takes all ranks."""
+        for _ in tensors:
+            pass
+        return {}
+
+    def _shard(self, whole: Tensor) -> Tensor:
+        chunks = whole.chunk(self.size)
+        return chunks[self.rank] if self.rank < len(chunks) else whole[:0]
+
+
+def join_group(store: FileStore, rank: int, model: Model, *, sharded: bool, is_cuda: bool) -> ReplicatedGroup:
+    """Meet the other ranks, which have opened the same store, and be one of them."""
+    distributed.init_process_group(
+        "cpu:gloo,cuda:nccl" if is_cuda else "gloo",
+        store=store,
+        rank=rank,
+        world_size=int(os.environ["WORLD_SIZE"]),
+        timeout=PATIENCE,
+    )
+    return (ShardedGroup if sharded else ReplicatedGroup)(model)
+
+
+def _call(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    return function(*arguments)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    if not isinstance(tensor, DTensor):
+        raise TypeError("FSDP has not sharded this tensor")
+    return tensor.to_local()
+
+
+def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    bucket, count = list[Tensor](), 0
+    for tensor in tensors:
+        bucket.append(tensor)
+        count += tensor.numel()
+        if count >= BUCKET_ELEMENTS:
+            yield bucket
+            bucket, count = [], 0
+    if bucket:
+        yield bucket

@@ -1,0 +1,148 @@
+"""One rank of a group that trains together: it takes jobs from the worker's socket until the worker is gone.
+
+Torch's launcher starts it: `python -m torch.distributed.run ... -m templar.training.rank SOCKET`. The rank ends at once
+when the socket closes, so no rank outlives its worker, and with the launcher (on Linux).
+"""
+
+import ctypes
+import logging
+import os
+import queue
+import shutil
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from safetensors.torch import load_file
+from torch._C._distributed_c10d import FileStore
+
+from templar.errors import PermanentError, Reason
+from templar.tensorfile import StoredTensors
+from templar.training import jobs
+from templar.training.device import MicroBatches
+from templar.training.group import ReplicatedGroup, join_group
+from templar.training.jobs import Done, Failed, Hello, Job, Ready, Setup, Stop
+from templar.training.train import Trainer
+
+log = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+_MESSAGE_CHARACTERS = 2000
+
+
+class Rank:
+    """The socket's side of a rank, read by a thread of its own: a rank that waits in a collective still ends."""
+
+    def __init__(self, path: Path, number: int) -> None:
+        self._path, self._jobs, self.stopped = path, queue.SimpleQueue[Setup | Job](), threading.Event()
+        self._launcher = 0
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(str(path))
+        self.send(Hello(number, os.getpid()))
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def send(self, message: jobs.Message) -> None:
+        """Tell the worker; if it is gone, the other thread ends this process when it has tidied up."""
+        try:
+            jobs.send(self._socket, message)
+        except OSError:
+            threading.Event().wait()
+
+    def next(self) -> Setup | Job:
+        """Wait for what the worker wants next."""
+        return self._jobs.get()
+
+    def _listen(self) -> NoReturn:
+        try:
+            while True:
+                message = jobs.receive(self._socket)
+                if isinstance(message, Stop):
+                    self.stopped.set()
+                elif isinstance(message, Setup | Job):
+                    self._launcher = message.launcher if isinstance(message, Setup) else self._launcher
+                    self.stopped.clear()
+                    self._jobs.put(message)
+        finally:
+            self._end_after_worker()
+
+    def _end_after_worker(self) -> NoReturn:
+        """End the launcher, which would wait for its file in the folder; remove the folder; end this rank."""
+        _end_with_launcher(0)
+        if self._launcher:
+            if os.getppid() == self._launcher:
+                os.kill(self._launcher, signal.SIGKILL)
+            shutil.rmtree(self._path.parent, ignore_errors=True)
+        os._exit(1)
+
+
+def main() -> NoReturn:
+    """Join the group and work for ever."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    _end_with_launcher(signal.SIGKILL)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(1))  # the launcher ends ranks so
+    rank = Rank(Path(sys.argv[1]), number := int(os.environ["RANK"]))
+
+    # 1. Meet the others. The store in a file needs no port.
+    setup = rank.next()
+    if not isinstance(setup, Setup):
+        raise TypeError("a job came before the setup")
+    is_cuda = setup.settings.device != "cpu"
+    place = f"cuda:{os.environ['LOCAL_RANK']}" if is_cuda else "cpu"
+    if is_cuda:
+        torch.cuda.set_device(place)
+    store = FileStore(str(Path(sys.argv[1]).parent / "store"), int(os.environ["WORLD_SIZE"]))
+    group = join_group(store, number, setup.model, sharded=setup.sharded, is_cuda=is_cuda)
+    trainer = Trainer(setup.model, setup.settings.model_copy(update={"device": place}), group)
+    rank.send(Ready())
+
+    # 2. Train.
+    while True:
+        job = rank.next()
+        if isinstance(job, Job):
+            rank.send(answer(rank, trainer, group, job))
+
+
+def answer(rank: Rank, trainer: Trainer, group: ReplicatedGroup, job: Job) -> Done | Failed:
+    """Train, and say what came of it; a failure that the others do not share ends the group on the worker's side."""
+    group.folder = Path(job.folder)
+    settings = trainer.settings.model_copy(update={"micro_batch": job.micro_batch})
+    trainer.micro_batches = MicroBatches(trainer.model, settings, trainer.device, ranks=group.size)
+    try:
+        result = trainer.learn(
+            StoredTensors(group.folder / jobs.PARAMETERS_FILE),
+            load_file(group.folder / jobs.SEQUENCES_FILE)[jobs.SEQUENCES],
+            training=job.training,
+            outer_steps=job.outer_steps,
+            optimizer=jobs.optimizer_of(job, trainer.model),
+            keep_going=lambda: not rank.stopped.is_set(),
+        )
+    except PermanentError as error:
+        return Failed(error.reason, error.message[:_MESSAGE_CHARACTERS])
+    except Exception as error:  # a rank that cannot say why it failed helps nobody
+        log.exception("rank %d cannot train", group.rank)
+        return Failed(Reason.TRAINER_FAILED, f"{type(error).__name__}: {error}"[:_MESSAGE_CHARACTERS])
+    if result.figures is None:
+        raise TypeError("training has figures")
+    return Done(
+        first_loss=result.first_loss,
+        mean_loss=result.mean_loss,
+        last_loss=result.last_loss,
+        num_steps=result.num_steps,
+        num_sequences=result.num_sequences,
+        stopped_early=result.stopped_early,
+        figures=result.figures,
+    )
+
+
+def _end_with_launcher(how: int) -> None:
+    """Have Linux send this signal when the launcher ends, whose main thread has started this process; 0 for none."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, how)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""The benchmark of the trainer: both sides take the same steps, and its figures are what they say."""
+
+import pytest
+import torch
+
+from benchmarks import training
+from benchmarks.training import Row, bare_loop, busy_fraction, measure
+from templar.hparams import load_hparams
+from templar.training.model import build_model, load_parameters, parameters_of
+from templar.training.train import OptimizerState, Trainer, TrainFigures
+
+ROW = Row("tiny", load_hparams("simulation").model, batch=4, micro_batch=2, length=32, steps=2, rounds=1)
+
+
+def test_both_sides_take_the_same_steps() -> None:
+    sequences = torch.randint(0, ROW.model.vocab_size, (8, 32), generator=torch.Generator().manual_seed(0))
+    net = build_model(ROW.model)
+    params = {name: param.clone() for name, param in parameters_of(net).items()}
+    row_training = ROW.training()
+    flat = row_training.schedule.model_copy(update={"warmup_steps": 0, "eta_min_factor": 1.0})
+    result = Trainer(ROW.model, ROW.settings()).learn(
+        params,
+        sequences,
+        training=row_training.model_copy(update={"schedule": flat}),
+        outer_steps=0,
+        optimizer=OptimizerState.zeros(params),
+        keep_going=lambda: True,
+    )
+    load_parameters(net, params)
+    bare_loop(net, net, sequences, ROW)
+    for name, after in parameters_of(net).items():
+        moved = params[name] - after
+        assert float((moved - result.update[name]).norm() / moved.norm()) < 1e-2, name
+
+
+def test_a_row_has_figures_of_both_sides() -> None:
+    speed = measure(ROW)
+    assert min(speed.plain, speed.learn, speed.ratio) > 0
+    assert speed.figures.tokens == ROW.tokens == 256
+
+
+def test_the_busy_fraction_is_what_the_margins_and_the_phases_leave() -> None:
+    phases = {"forward": 1.0, "backward": 2.0, "step": 0.5, "other": 0.5}
+    figures = TrainFigures("CPU", "float32", "", 1, 10, 4.0, phases, 1)
+    assert busy_fraction(figures) == pytest.approx((600 - 6 - 20 - 43 - 60) / 600 * 3.5 / 4)
+
+
+def test_quick_leaves_the_large_rows_out() -> None:
+    assert {row.name for row in training.rows("cpu", quick=True)} == {"8 M"}
+    assert {row.name for row in training.rows("cpu", quick=False)} == {"8 M", "150M"}
+    assert [row.name for row in training.rows("cuda", quick=False)] == ["150M", "1B"]

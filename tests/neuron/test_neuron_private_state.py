@@ -1,0 +1,146 @@
+"""A miner's private state on its disk: it is read tensor by tensor, and a file is live in one history only."""
+
+import itertools
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from templar.errors import PermanentError, Reason
+from templar.neuron.snapshot import NO_OPTIMIZER, PrivateState, write_private
+from templar.training.train import OptimizerState
+from tests.support import kill_points
+from tests.support.errors import raising
+from tests.support.snapshots import DIGEST, LAYOUT, go_live, parameters, private, private_file, private_folder
+
+FRESH = PrivateState.fresh(LAYOUT)
+
+
+def number_of(state: PrivateState) -> int:
+    """The number that the state is all of."""
+    (number,) = {value for buffer in state.feedback.buffers.values() for value in buffer.unique().tolist()}
+    assert state.feedback.num_calls == state.optimizer.num_steps == number
+    return int(number)
+
+
+def test_a_state_is_read_back_exactly(tmp_path: Path) -> None:
+    written = private(5)
+    written.save(tmp_path / "file")
+    read = PrivateState.load(tmp_path / "file")
+    assert read.feedback.num_calls == read.optimizer.num_steps == 5
+    for left, right in (
+        (read.feedback.buffers, written.feedback.buffers),
+        (read.optimizer.exp_avg, written.optimizer.exp_avg),
+        (read.optimizer.exp_avg_sq, written.optimizer.exp_avg_sq),
+    ):
+        assert set(left) == set(right)
+        assert all(torch.equal(left[name], right[name]) for name in right)
+    assert len(load_file(tmp_path / "file")) == 3 * len(parameters(1))
+
+
+def test_a_file_of_an_earlier_release_is_read(tmp_path: Path) -> None:
+    """It was written by the library, with the same names and counters."""
+    state = private(4)
+    tensors = {f"feedback/{name}": tensor for name, tensor in state.feedback.buffers.items()}
+    for prefix, moments in (("exp_avg/", state.optimizer.exp_avg), ("exp_avg_sq/", state.optimizer.exp_avg_sq)):
+        tensors |= {prefix + name: tensor for name, tensor in moments.items()}
+    save_file(tensors, tmp_path / "file", metadata={"num_calls": "4", "num_steps": "4"})
+    assert number_of(PrivateState.load(tmp_path / "file")) == 4
+
+
+def test_a_fresh_state_is_zero_fits_the_model_and_takes_no_memory() -> None:
+    assert (FRESH.feedback.num_calls, FRESH.optimizer.num_steps, FRESH.path) == (0, 0, None)
+    assert set(FRESH.feedback.buffers) == set(FRESH.optimizer.exp_avg) == set(parameters(1))
+    tensors = [*FRESH.feedback.buffers.values(), *FRESH.optimizer.exp_avg_sq.values()]
+    assert not any(bool(tensor.any()) for tensor in tensors)
+    assert all(FRESH.feedback.buffers[name].shape == tensor.shape for name, tensor in parameters(1).items())
+    LAYOUT.check(FRESH.feedback.buffers, "fresh")
+
+
+def test_without_an_optimizer_no_zeros_are_written(tmp_path: Path) -> None:
+    buffers = private(2).feedback.buffers
+    shapes = {name: tuple(buffer.shape) for name, buffer in buffers.items()}
+    write_private(tmp_path / "file", buffers.items(), shapes, 2, NO_OPTIMIZER)
+    assert len(load_file(tmp_path / "file")) == len(buffers)
+    assert PrivateState.load(tmp_path / "file").optimizer == OptimizerState(0, {}, {})
+
+
+def test_a_state_is_written_while_it_is_made(tmp_path: Path) -> None:
+    """Each tensor is written before the next one is asked for."""
+    shapes = {f"p{number}": (1 << 16,) for number in range(64)}
+    path, lengths = tmp_path / "file", []
+
+    def made() -> Any:
+        for name, shape in shapes.items():
+            lengths.append(path.stat().st_size)
+            yield name, torch.ones(shape)
+
+    tracemalloc.start()
+    write_private(path, made(), shapes, 1, NO_OPTIMIZER)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+    assert all(later - earlier == 4 << 16 for earlier, later in itertools.pairwise(lengths[1:]))
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff" * 100, {}, {"num_calls": "3", "num_steps": "many"}])
+def test_a_missing_or_damaged_file_and_one_without_its_counters_are_refused(tmp_path: Path, content: Any) -> None:
+    path = tmp_path / "private.safetensors"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        save_file({"feedback/a": torch.zeros(3)}, path, metadata=content)
+    with raising(PermanentError, Reason.BAD_STATE_FILE, path):
+        PrivateState.load(path)
+
+
+# The folder of live states.
+
+
+def test_a_staged_state_goes_live_by_a_new_name_and_only_once(tmp_path: Path) -> None:
+    staged, folder = private_file(tmp_path, 3), private_folder(tmp_path)
+    inode = staged.stat().st_ino
+    first = folder.go_live(staged, 3, DIGEST)
+    assert (number_of(first), first.path, staged.exists()) == (3, folder.path(3, DIGEST), False)
+    assert folder.path(3, DIGEST).stat().st_ino == inode
+    private(9).save(staged)
+    assert number_of(folder.go_live(staged, 3, DIGEST)) == 3, "what was made twice went live once"
+
+
+@pytest.mark.parametrize(("window", "digest"), [(4, DIGEST), (3, "e" * 64)])
+def test_a_state_is_not_found_for_another_window_or_payload(tmp_path: Path, window: int, digest: str) -> None:
+    folder = private_folder(tmp_path)
+    folder.go_live(private_file(tmp_path, 3), 3, DIGEST)
+    with raising(PermanentError, Reason.BAD_STATE_FILE, f"{window}-{digest}"):
+        folder.go_live(tmp_path / "none", window, digest)
+
+
+def test_the_state_of_a_snapshot_outlives_the_snapshot(tmp_path: Path) -> None:
+    file, folder = private_file(tmp_path, 3), private_folder(tmp_path)
+    for _ in range(2):  # a process that died after it, and the next one
+        taken = folder.take(file, 3, DIGEST)
+    file.unlink()
+    assert number_of(taken) == 3
+    assert [path.name for path in (tmp_path / "live").iterdir()] == [f"3-{DIGEST}.safetensors"]
+
+
+def test_old_states_go_but_never_the_live_one(tmp_path: Path) -> None:
+    folder = private_folder(tmp_path)
+    states = {number: folder.go_live(private_file(tmp_path, number), number, DIGEST) for number in (2, 3, 4, 5)}
+    (tmp_path / "live" / f".6-{DIGEST}.safetensors.part").write_bytes(b"half")
+    folder.prune(4, states[2].path)
+    assert sorted(path.name[:2] for path in (tmp_path / "live").iterdir()) == ["2-", "4-", "5-"]
+    assert number_of(states[2]) == 2
+
+
+def test_a_kill_at_any_file_operation_leaves_the_state_where_the_next_process_finds_it(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    killed = kill_points.run(tmp_path_factory.mktemp("killed"), "go_live")["go_live"]
+    assert len(killed) > 5
+    for folder in killed:
+        state = go_live(folder)
+        assert number_of(state) == 3
+        assert number_of(PrivateState.load(private_folder(folder).path(2, DIGEST))) == 2, "the one before it is there"

@@ -1,0 +1,279 @@
+"""A miner that dies while it trains goes on from the progress on its disk, and publishes the same bytes."""
+
+import json
+import logging
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from templar.hparams import TrainerSettings
+from templar.neuron.miner import Miner
+from templar.neuron.progress import ProgressFile
+from templar.training.train import OptimizerState, StepState
+from templar.window import open_window
+from tests.support.network import Build, Network, tiny
+from tests.support.repeated_steps import Died
+
+ALWAYS = TrainerSettings(inner_snapshot_seconds=1e-9)
+STEPS = 4
+
+
+def hparams_of(recipe: str) -> Any:
+    demo = {"training": {"recipe": "demo", "inner_steps": STEPS}, "data": {"pages_per_window": 2}}
+    return tiny(**(demo if recipe == "demo" else {"training": {"inner_steps": STEPS}}))
+
+
+def with_progress(network: Network, miner: Miner, settings: TrainerSettings = ALWAYS) -> Miner:
+    """A miner of a new process over the same folder."""
+    context = network.kill(miner).context
+    again = Miner(replace(context, trainer=settings))
+    network.nodes[miner.name] = again
+    return again
+
+
+def to_fetch(miner: Miner, window: int = 1) -> Path:
+    open_window(miner, window)
+    miner.fetch_pages(window)
+    return miner._progress_path(window)
+
+
+def to_compress(miner: Miner, window: int = 1) -> tuple[bytes, bytes]:
+    """Payload, and the new error feedback and moments."""
+    to_fetch(miner, window)
+    report = miner.train(window)
+    assert (report.reason, report.num_steps) == (None, STEPS)
+    miner.compress(window)
+    return miner._payload_path(window).read_bytes(), miner._staged_path(window).read_bytes()
+
+
+def die_in_training(miner: Miner, after: int, window: int = 1) -> Path:
+    """Train until so many steps are on the disk, and die there."""
+    path = to_fetch(miner, window)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ProgressFile, "save", saving_until(after))
+        with pytest.raises(Died):
+            miner.train(window)
+    return path
+
+
+def saving_until(after: int) -> Callable[[ProgressFile, StepState], None]:
+    real = ProgressFile.save
+
+    def save(self: ProgressFile, state: StepState) -> None:
+        real(self, state)
+        if len(state.losses) == after:
+            raise Died
+
+    return save
+
+
+@pytest.fixture(scope="module", params=["sparseloco", "demo"])
+def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Any]]:
+    """A recipe, and what a miner makes in the second window when nobody dies and no progress is written."""
+    network = Network(tmp_path_factory.mktemp("calm"), hparams_of(request.param))
+    network.run([1])
+    miner = network.miners[0]
+    network.to_window(2, miner.chain)
+    made = to_compress(miner, 2)
+    assert not miner._progress_path(2).exists()
+    yield request.param, made
+    network.stop()
+
+
+@pytest.mark.parametrize("after", range(1, STEPS + 1))
+def test_a_killed_miner_goes_on_and_makes_the_same_payload(calm: tuple[str, Any], build: Build, after: int) -> None:
+    """At every inner step; moments and error feedback are the same as well."""
+    recipe, made = calm
+    network = build(hparams_of(recipe))
+    network.run([1])
+    miner = with_progress(network, network.miners[0])
+    network.to_window(2, miner.chain)
+    path = die_in_training(miner, after, 2)
+    assert len(json.loads(ProgressHeader(path)["losses"])) == after
+    assert {name.split("/")[0] for name in load_file(path)} == (
+        {"state"} if recipe == "demo" else {"state", "exp_avg", "exp_avg_sq"}
+    )
+    again = with_progress(network, miner)
+    assert again._progress(2, again._in_own_order(2, again._training_sequences(2))).restore() is not None
+    assert to_compress(again, 2) == made
+    assert not path.exists()
+
+
+class ProgressHeader(dict[str, str]):
+    """The metadata of a file."""
+
+    def __init__(self, path: Path) -> None:
+        data = path.read_bytes()
+        (length,) = struct.unpack("<Q", data[:8])
+        super().__init__(json.loads(data[8 : 8 + length])["__metadata__"])
+
+
+def flipped(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+
+
+def relabelled(**changes: str) -> Callable[[Path], None]:
+    """Another value in the header, everything else as it was."""
+
+    def change(path: Path) -> None:
+        save_file(load_file(path), path, {**ProgressHeader(path), **changes})
+
+    return change
+
+
+def poorer(path: Path) -> None:
+    tensors = load_file(path)
+    del tensors[min(tensors)]
+    save_file(tensors, path, ProgressHeader(path))
+
+
+@pytest.mark.parametrize(
+    ("harm", "why"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "cannot be read"),
+        (lambda path: path.write_bytes(b""), "cannot be read"),
+        (flipped, "its checksum differs"),
+        (relabelled(losses="[1.0]"), "its checksum differs"),
+        (relabelled(window="2"), "its window is '2', and '1' is this training's"),
+        (relabelled(root_before="0" * 64), "its root_before is"),
+        (relabelled(assignment="0" * 64), "its assignment is"),
+        (relabelled(order="0" * 64), "its order is"),
+        (relabelled(optimizer_steps="7"), "its optimizer_steps is '7'"),
+        (relabelled(settings="0" * 64), "its settings is"),
+        (poorer, "its tensors are not those of this model"),
+        (lambda path: save_file({"other": torch.zeros(1)}, path), "its window is None"),
+    ],
+)
+def test_a_torn_or_foreign_file_is_refused_and_training_starts_from_the_beginning(
+    network: Network, harm: Callable[[Path], object], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    miner = with_progress(network, network.miners[0])
+    miner.hparams = miner.hparams.model_copy(
+        update={"training": miner.hparams.training.model_copy(update={"inner_steps": STEPS})}
+    )
+    path = die_in_training(miner, 1)
+    harm(path)
+    seen: list[int] = []
+    with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(ProgressFile, "save", lambda self, state: seen.append(len(state.losses)))
+        assert miner.train(1).num_steps == STEPS
+    assert seen == [1, 2, 3, 4]
+    (line,) = [each for each in caplog.messages if "starts from the beginning" in each]
+    assert why in line
+    assert str(path) in line
+
+
+def test_another_order_secret_is_another_training(network: Network, caplog: pytest.LogCaptureFixture) -> None:
+    context = replace(network.kill(network.miners[0]).context, trainer=ALWAYS, secret_order=True)
+    miner = Miner(context)
+    die_in_training(miner, 1)
+    (miner.home / "order_secret").unlink()
+    with caplog.at_level(logging.WARNING):
+        assert miner.train(1).reason is None
+    assert "its order is" in caplog.text
+    miner.stop()
+
+
+def test_a_restart_after_the_time_to_train_still_publishes_what_was_done(network: Network) -> None:
+    miner = with_progress(network, network.miners[0])
+    die_in_training(miner, 1)
+    again = with_progress(network, miner)
+    times = again.exchange.expected_times(1)
+    again.chain.clock.sleep_until(times.train_until + 1)
+    to_fetch(again)
+    report = again.train(1)
+    assert (report.reason, report.num_steps) == (None, 1)
+    again.compress(1)
+    assert again.commit(1).in_time
+    training, manifest = again.hparams.training, again._manifest(1)
+    assert (manifest.steps, manifest.tokens) == (1, training.batch_size * again.hparams.data.sequence_length)
+
+
+def test_files_of_old_windows_are_pruned_and_one_of_a_compressed_window_goes(network: Network) -> None:
+    miner = with_progress(network, network.miners[0])
+    path = die_in_training(miner, 1)
+    content = path.read_bytes()
+    assert path.stat().st_mode & 0o077 == 0
+    assert miner.train(1).reason is None
+    miner.compress(1)
+    assert not path.exists()
+    path.write_bytes(content)  # the process died before it removed the file
+    miner.compress(1)
+    assert not path.exists()
+    path.write_bytes(content)
+    miner.forget_files(2)
+    assert not path.exists()
+
+
+# The file alone.
+
+
+SHAPES = {"b": (3,), "a": (2, 2)}
+
+
+def state(number: float, steps: int = 1) -> StepState:
+    each = {name: torch.full(shape, number) for name, shape in SHAPES.items()}
+    return StepState((number,) * steps, each, OptimizerState(steps + 10, each, each))
+
+
+def file_at(path: Path, seconds: float = 10, now: Callable[[], float] = lambda: 0.0) -> ProgressFile:
+    return ProgressFile(path, {"window": "1"}, SHAPES, has_moments=True, seconds=seconds, durable=True, now=now)
+
+
+def test_a_write_is_due_when_the_interval_is_over(tmp_path: Path) -> None:
+    clock, path = [100.0], tmp_path / "progress-1.safetensors"
+    kept = file_at(path, now=lambda: clock[0])
+    assert kept.restore() is None
+    for moment, found in ((109.9, None), (110.0, 110.0), (119.9, 110.0), (120.0, 120.0), (121.0, 120.0)):
+        clock[0] = moment
+        kept.save(state(moment))
+        restored = file_at(path).restore()
+        assert (restored and restored.losses) == (found and (found,))
+    assert restored is not None
+    assert restored.optimizer is not None
+    assert restored.optimizer.num_steps == 11
+    assert {name: tensor.tolist() for name, tensor in restored.tensors.items()} == {
+        "a": [[120.0, 120.0]] * 2,
+        "b": [120.0] * 3,
+    }
+
+
+def test_a_full_disk_stops_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "progress-1.safetensors"
+    kept = file_at(path, seconds=0)
+    kept.save(state(1.0))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("templar.tensorfile.TensorWriter.write", full)
+    kept.save(state(2.0))
+    assert "No space left on device" in caplog.text
+    assert [each.name for each in tmp_path.iterdir()] == [path.name], "half a file does not stay"
+    restored = file_at(path).restore()
+    assert restored is not None
+    assert restored.losses == (1.0,)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_twenty_kills_lose_one_step_each_at_most(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.support.training_kills", str(tmp_path), "20"]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert len(found["kills"]) == 20
+    for kill in found["kills"]:
+        assert kill["finished"] - 1 <= kill["kept"] <= kill["finished"]
+    assert any(kill["kept"] < kill["finished"] or kill["half_file"] for kill in found["kills"]), "none hit a write"
+    assert found["digest"] == found["calm"]

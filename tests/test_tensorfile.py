@@ -1,0 +1,119 @@
+"""Files of tensors: any reader of safetensors reads them, and no more than one tensor is in memory."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from templar.errors import PermanentError, Reason
+from templar.tensorfile import StoredTensors, TensorWriter, Zeros, write_tensors
+from tests.support.errors import raising
+
+TENSORS = {
+    "second/b": torch.arange(12.0).reshape(3, 4),
+    "first/a": torch.tensor([1.5, -0.0, torch.nan]),
+    "first/empty": torch.zeros(0, 5),
+    "scalar": torch.tensor(2.5),
+}
+
+
+def same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return left.shape == right.shape and torch.equal(left.view(-1).view(torch.int32), right.view(-1).view(torch.int32))
+
+
+def test_the_library_reads_what_is_written_and_the_other_way_round(tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    write_tensors(ours, TENSORS, {"steps": "3"})
+    save_file(TENSORS, theirs, metadata={"steps": "3"})
+    with safe_open(ours, framework="pt") as file:
+        assert file.metadata() == {"steps": "3"}
+    for path in (ours, theirs):
+        stored = StoredTensors(path)
+        assert stored.metadata == {"steps": "3"}
+        for found in (load_file(path), stored):
+            assert set(found) == set(TENSORS)
+            assert all(same(found[name], tensor) for name, tensor in TENSORS.items())
+        assert stored.shapes == {name: tuple(tensor.shape) for name, tensor in TENSORS.items()}
+
+
+def test_tensors_of_a_prefix_have_the_rest_of_their_names(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "file", TENSORS)
+    stored = StoredTensors(tmp_path / "file", "first/")
+    assert (set(stored), len(stored)) == ({"a", "empty"}, 2)
+    assert same(stored["a"], TENSORS["first/a"])
+
+
+def test_each_access_reads_the_disk_and_gives_a_tensor_of_its_own(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "file", TENSORS)
+    stored = StoredTensors(tmp_path / "file")
+    stored["second/b"].fill_(7)
+    assert same(stored["second/b"], TENSORS["second/b"])
+    zeros = Zeros({"a": (2, 3)})
+    zeros["a"].fill_(7)
+    assert (zeros["a"].tolist(), list(zeros), len(zeros)) == ([[0.0] * 3] * 2, ["a"], 1)
+
+
+def test_tensors_are_written_aligned_and_where_the_header_says(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "file", TENSORS)
+    data = (tmp_path / "file").read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    assert length % 8 == 0
+    assert len(data) == 8 + length + 4 * sum(tensor.numel() for tensor in TENSORS.values())
+    assert header["second/b"] == {"dtype": "F32", "shape": [3, 4], "data_offsets": [0, 48]}
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [("b", torch.zeros(2))],
+        [("a", torch.zeros(3))],
+        [("a", torch.zeros(2, dtype=torch.float64))],
+        [("a", torch.zeros(2)), ("a", torch.zeros(2))],
+        [("a", torch.zeros(2)), ("b", torch.zeros(2)), ("c", torch.zeros(2))],
+        [("a", torch.zeros(2))],
+        [],
+    ],
+)
+def test_other_tensors_than_announced_are_refused(tmp_path: Path, steps: list[tuple[str, torch.Tensor]]) -> None:
+    def write() -> None:
+        with TensorWriter(tmp_path / "file", {"a": (2,), "b": (2,)}, {}) as file:
+            for name, tensor in steps:
+                file.write(name, tensor)
+
+    with pytest.raises(ValueError, match=r"next float32 tensor|not written"):
+        write()
+
+
+def test_an_error_in_the_block_is_not_hidden(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), TensorWriter(tmp_path / "file", {"a": (2,)}, {}):
+        raise KeyError
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 100, b"{}", (2).to_bytes(8, "little") + b"[]"])
+def test_a_damaged_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "file").write_bytes(content)
+    with raising(PermanentError, Reason.BAD_STATE_FILE, tmp_path / "file"):
+        StoredTensors(tmp_path / "file")
+
+
+def test_a_file_that_is_cut_off_gone_or_of_another_type_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with raising(PermanentError, Reason.BAD_STATE_FILE, path):
+        StoredTensors(path)
+    write_tensors(path, TENSORS)
+    stored, whole = StoredTensors(path), path.read_bytes()
+    path.write_bytes(whole[:-1])
+    with raising(PermanentError, Reason.BAD_STATE_FILE, path):
+        StoredTensors(path)
+    with raising(PermanentError, Reason.BAD_STATE_FILE, path, "scalar"):
+        stored["scalar"]
+    path.unlink()
+    with raising(PermanentError, Reason.BAD_STATE_FILE, path, "scalar"):
+        stored["scalar"]
+    save_file({"a": torch.zeros(2, dtype=torch.float16)}, path)
+    with raising(PermanentError, Reason.BAD_STATE_FILE, "not float32"):
+        StoredTensors(path)

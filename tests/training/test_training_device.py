@@ -1,0 +1,294 @@
+"""The device, its precision and its micro-batches: what is taken, what is refused, and what a full memory leads to."""
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from templar.errors import PermanentError, Reason
+from templar.hparams import PRODUCTION_TRAINER, TrainerSettings, load_hparams
+from templar.training import device as devices
+from templar.training import train
+from templar.training.device import choose_device, flops_per_token, given_threads, num_parameters
+from templar.training.loss import mean_loss, token_losses, torch_threads
+from templar.training.model import build_model, hidden_states, output_weight, parameters_of
+from templar.training.train import OptimizerState, Trainer, TrainResult
+from tests.support.errors import raising
+from tests.support.threads import threads
+
+SIZES = {"batch_size": 12, "micro_batch_size": 4, "inner_steps": 2}
+HPARAMS = load_hparams("simulation", overrides={"training": SIZES})
+MODEL, TRAINING, LENGTH = HPARAMS.model, HPARAMS.training, HPARAMS.data.sequence_length
+FAST = TrainerSettings(repeatable=False)
+
+
+def tokens(num_sequences: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, MODEL.vocab_size, (num_sequences, LENGTH), generator=generator, dtype=torch.int32)
+
+
+def learn(settings: TrainerSettings, trainer: Trainer | None = None, recipe: str = "sparseloco") -> TrainResult:
+    params = parameters_of(build_model(MODEL))
+    return (trainer or Trainer(MODEL, settings)).learn(
+        params,
+        tokens(24),
+        training=TRAINING.model_copy(update={"recipe": recipe}),
+        outer_steps=10,
+        optimizer=OptimizerState.zeros(params),
+        keep_going=lambda: True,
+    )
+
+
+def assert_close(found: TrainResult, expected: TrainResult, most: float) -> None:
+    """Relative L2 difference of each tensor's update, and the losses."""
+    for name, tensor in expected.update.items():
+        assert float((found.update[name] - tensor).norm() / tensor.norm()) <= most, name
+    assert found.last_loss == pytest.approx(expected.last_loss, rel=most)
+
+
+# Equal to the plain operations.
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 93, 1000])
+def test_the_loss_in_chunks_is_cross_entropy_with_its_gradients(chunk: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    hidden, weight = (torch.randn(size, 8, generator=generator, requires_grad=True) for size in (93, 50))
+    targets = torch.randint(0, 50, (93,), generator=generator)
+    found = mean_loss(hidden, weight, targets, chunk=chunk)
+    expected = functional.cross_entropy(hidden @ weight.t(), targets)
+    torch.testing.assert_close(found, expected)
+    gradients = [torch.autograd.grad(3 * loss, (hidden, weight)) for loss in (found, expected)]
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-7)
+
+
+def test_the_loss_in_chunks_never_has_the_logits_of_all_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+    log_softmax = functional.log_softmax
+
+    def watched(logits: Tensor, dim: int) -> Tensor:
+        rows.append(len(logits))
+        return log_softmax(logits, dim=dim)
+
+    monkeypatch.setattr(functional, "log_softmax", watched)
+    net = build_model(MODEL)
+    hidden = hidden_states(net, tokens(2)[:, :-1].long()).flatten(0, 1)
+    mean_loss(hidden, output_weight(net), tokens(2)[:, 1:].flatten().long(), chunk=20)
+    assert max(rows) == 20
+    assert sum(rows) == len(hidden)
+
+
+@pytest.mark.parametrize("recipe", ["sparseloco", "demo"])
+@pytest.mark.parametrize(
+    "changes", [{}, {"micro_batch": 3}, {"micro_batch": "auto"}, {"checkpoint_layers": 1}, {"threads": 2}]
+)
+def test_every_choice_gives_the_same_update_but_for_rounding(changes: dict[str, Any], recipe: str) -> None:
+    found = learn(FAST.model_copy(update=changes), recipe=recipe)
+    assert_close(found, learn(TrainerSettings(), recipe=recipe), 1e-3)
+
+
+def test_bfloat16_products_keep_float32_parameters_and_moments() -> None:
+    result = learn(FAST.model_copy(update={"precision": "bfloat16"}))
+    assert {tensor.dtype for tensor in result.update.values()} == {torch.float32}
+    assert result.optimizer is not None
+    assert {tensor.dtype for tensor in result.optimizer.exp_avg.values()} == {torch.float32}
+    assert result.figures is not None
+    assert result.figures.precision == "bfloat16"
+    exact = learn(TrainerSettings())
+    assert 0 < abs(result.last_loss - exact.last_loss) < 0.02 * exact.last_loss
+
+
+def test_checkpointed_layers_keep_their_input_alone() -> None:
+    net = build_model(MODEL.model_copy(update={"num_hidden_layers": 4}))
+    kept: dict[int, int] = {}
+    for every in (0, 2, 1):
+        saved: list[int] = []
+
+        def pack(tensor: Tensor, saved: list[int] = saved) -> Tensor:
+            saved.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            hidden_states(net, tokens(2).long(), checkpoint_layers=every).sum()
+        kept[every] = sum(saved)
+    assert kept[1] < kept[2] < kept[0]
+
+
+# What a call leaves.
+
+
+def test_between_two_calls_the_trainer_holds_no_parameters_and_results_share_nothing() -> None:
+    trainer = Trainer(MODEL)
+    first = learn(TrainerSettings(), trainer)
+    kept = {name: tensor.clone() for name, tensor in first.update.items()}
+    assert sum(param.numel() for param in trainer.net.parameters()) == 0
+    assert_close(learn(TrainerSettings(), trainer), first, 0.0)
+    assert all(torch.equal(first.update[name], tensor) for name, tensor in kept.items())
+
+
+def test_figures_count_tokens_and_phases() -> None:
+    figures = learn(FAST).figures
+    assert figures is not None
+    assert (figures.tokens, figures.micro_batch, figures.mfu) == (24 * LENGTH, 4, None)
+    assert set(figures.phases) == {"forward", "backward", "step", "other"}
+    assert min(figures.phases.values()) > 0
+    assert sum(figures.phases.values()) <= figures.seconds * 1.001
+    assert figures.tokens_per_second == figures.tokens / figures.seconds
+    assert figures.peak_bytes > 2**20
+
+
+def test_operations_per_token() -> None:
+    model = load_hparams("150M").model
+    products = num_parameters(model) - model.vocab_size * model.hidden_size
+    assert flops_per_token(model, 2048) == 6 * products + 12 * 12 * 1024 * 2048
+    tied = model.model_copy(update={"tie_word_embeddings": True})
+    assert flops_per_token(tied, 2048) == flops_per_token(model, 2048)
+
+
+# The device.
+
+
+def test_auto_takes_the_cpu_and_all_its_threads_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with caplog.at_level(logging.INFO):
+        device = choose_device(PRODUCTION_TRAINER)
+    assert (device.place.type, device.threads, device.peak_flops) == ("cpu", given_threads(), None)
+    for part in ("there is no CUDA device", f"{given_threads()} threads", "a product in bfloat16 was"):
+        assert part in device.why
+        assert part in caplog.text
+    assert choose_device(TrainerSettings()).why == ""
+
+
+@pytest.mark.parametrize(("quota", "threads"), [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1)])
+def test_a_container_gives_no_more_threads_than_its_share_of_time(
+    quota: str, threads: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    (tmp_path / "cpu.max").write_text(quota)
+    monkeypatch.setattr(devices, "_CGROUP_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(devices.os, "sched_getaffinity", lambda process: set(range(8)))
+    assert given_threads() == threads
+
+
+@pytest.mark.parametrize(
+    ("number", "there"), [(0, "no CUDA device"), (1, "cuda:0 alone"), (2, "cuda:0 to cuda:1")], ids=str
+)
+def test_a_device_that_is_not_there_is_refused(number: int, there: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: number > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: number)
+    with raising(PermanentError, Reason.BAD_ENVIRONMENT) as caught:
+        choose_device(FAST.model_copy(update={"device": "cuda:2"}))
+    message = caught.value.message
+    assert message == f"TEMPLAR_DEVICE is 'cuda:2', and this machine has {there}: set auto, cpu, or one that is there"
+
+
+def test_without_a_compiler_training_goes_on_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(place: torch.device) -> None:
+        raise RuntimeError("InvalidCxxCompiler: No working C++ compiler found\nlong trace")
+
+    monkeypatch.setattr(devices, "_try_compiler", fails)
+    trainer = Trainer(MODEL, FAST.model_copy(update={"compile_layers": True}))
+    assert "[compiler_missing]" in caplog.text
+    assert "No working C++ compiler found" in caplog.text
+    assert "compiler_missing" in trainer.device.why
+    assert_close(learn(FAST, trainer), learn(FAST), 0.0)
+
+
+def test_a_micro_batch_that_does_not_divide_the_batch_is_refused() -> None:
+    with raising(PermanentError, Reason.BAD_ENVIRONMENT) as caught:
+        Trainer(MODEL, FAST.model_copy(update={"micro_batch": 5})).check(TRAINING, length=LENGTH)
+    problem, remedy = caught.value.message.split(": ")
+    assert problem == "TEMPLAR_MICRO_BATCH is 5 and does not divide training.batch_size 12"
+    assert remedy == "set auto, preset or one of 1, 2, 3, 4, 6, 12"
+
+
+def test_a_model_that_does_not_fit_is_refused_with_the_estimate() -> None:
+    trainer = Trainer(load_hparams("templar-2.1.3").model, PRODUCTION_TRAINER)
+    with raising(PermanentError, Reason.OUT_OF_MEMORY) as caught:
+        trainer.check(TRAINING, length=2048)
+    for part in ("parameters with micro-batches of 4 takes about 1", "GiB are free", "TEMPLAR_CHECKPOINT_LAYERS=1"):
+        assert part in caught.value.message
+
+
+# Out of memory.
+
+
+class Full:
+    """A loss that runs out of memory with more than some sequences, and takes note of how many it gets."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.sizes = most, list[int]()
+
+    def __call__(self, net: nn.Module, sequences: Tensor) -> Tensor:
+        self.sizes.append(len(sequences))
+        if len(sequences) > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return token_losses(net, sequences)
+
+
+def test_auto_halves_the_micro_batch_and_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = Full(most=4)
+    monkeypatch.setattr(train, "token_losses", full)
+    trainer = Trainer(MODEL, TrainerSettings(micro_batch="auto"))
+    result = learn(TrainerSettings(), trainer)
+    assert full.sizes == [12, 6, *[3] * 8]
+    assert (result.num_steps, result.num_sequences) == (2, 24)
+    assert result.figures is not None
+    assert result.figures.micro_batch == 3
+    full.sizes.clear()
+    learn(TrainerSettings(), trainer)
+    assert full.sizes == [3] * 8
+    expected = learn(TrainerSettings(micro_batch=3))
+    assert_close(result, expected, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "remedy"), [("preset", "TEMPLAR_MICRO_BATCH=auto"), ("auto", "CHECKPOINT_LAYERS=1")]
+)
+def test_a_window_that_runs_out_of_memory_says_what_to_set(
+    chosen: Any, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "token_losses", Full(most=0))
+    trainer = Trainer(MODEL, TrainerSettings(micro_batch=chosen))
+    with raising(PermanentError, Reason.OUT_OF_MEMORY) as caught:
+        learn(TrainerSettings(), trainer)
+    assert remedy in caught.value.message
+    assert sum(param.numel() for param in trainer.net.parameters()) == 0
+
+
+def test_state_that_does_not_fit_ends_the_window_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*arguments: object, **options: object) -> None:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
+
+    monkeypatch.setattr(torch.optim, "AdamW", fails)
+    with raising(PermanentError, Reason.OUT_OF_MEMORY):
+        learn(TrainerSettings())
+
+
+# Threads.
+
+
+def test_torch_takes_the_smallest_number_of_threads_that_is_asked_for() -> None:
+    with threads(3):
+        with torch_threads(2):
+            assert torch.get_num_threads() == 2
+            with torch_threads(1):
+                assert torch.get_num_threads() == 1
+            assert torch.get_num_threads() == 2
+        assert torch.get_num_threads() == 3
+
+
+def test_the_peak_of_a_known_device_is_that_of_bfloat16() -> None:
+    device = replace(
+        choose_device(FAST), place=torch.device("cuda"), name="NVIDIA H100 80GB HBM3", dtype=torch.bfloat16
+    )
+    assert device.peak_flops == 989e12
+    assert replace(device, dtype=torch.float32).peak_flops is None
+    assert replace(device, name="NVIDIA T4").peak_flops is None

@@ -1,0 +1,335 @@
+"""Several ranks train as one does, and a fault of one of them costs one call."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch import Tensor
+
+from templar.errors import PermanentError, Reason
+from templar.hparams import Model, TrainerSettings, load_hparams
+from templar.neuron.miner import NOTHING_TO_PUBLISH
+from templar.training.model import build_model, parameters_of
+from templar.training.ranks import RankedTrainer, open_trainer, rank_count
+from templar.training.train import OptimizerState, Trainer, TrainResult
+
+HPARAMS = load_hparams("simulation", overrides={"training": {"batch_size": 8, "micro_batch_size": 2, "inner_steps": 4}})
+TRAINING, MODEL = HPARAMS.training, HPARAMS.model
+ENDLESS = TRAINING.model_copy(update={"inner_steps": 1_000_000})
+PARAMS = parameters_of(build_model(MODEL))
+ONE = TrainerSettings(repeatable=False)
+FAULTY = "tests.support.faulty_rank"
+pytestmark = pytest.mark.timeout(300)  # a group imports torch in three processes, on a machine that does other things
+
+
+def forever() -> bool:
+    return True
+
+
+def times(count: int) -> Callable[[], bool]:
+    """Keep going for `count` questions."""
+    left = iter(range(count))
+    return lambda: next(left, None) is not None
+
+
+def tokens() -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    shape = (5 * TRAINING.batch_size, HPARAMS.data.sequence_length)
+    return torch.randint(0, MODEL.vocab_size - 1, shape, generator=generator, dtype=torch.int32)
+
+
+def settings(ranks: int = 2, sharding: str = "replicated", **changes: Any) -> TrainerSettings:
+    return TrainerSettings.model_validate({"ranks": ranks, "sharding": sharding, "repeatable": False} | changes)
+
+
+def learn(trainer: Trainer | RankedTrainer, **changes: Any) -> TrainResult:
+    params, sequences = changes.pop("params", PARAMS), changes.pop("sequences", tokens())
+    arguments: dict[str, Any] = {
+        "training": TRAINING,
+        "outer_steps": 2,
+        "optimizer": OptimizerState.zeros(params),
+        "keep_going": forever,
+    }
+    return trainer.learn(params, sequences, **(arguments | changes))
+
+
+def assert_close(found: TrainResult, expected: TrainResult) -> None:
+    """Every tensor is the same up to the order of additions."""
+    pairs = [(found.update, expected.update)]
+    if expected.optimizer is not None and found.optimizer is not None:
+        assert found.optimizer.num_steps == expected.optimizer.num_steps
+        pairs += [(found.optimizer.exp_avg, expected.optimizer.exp_avg)]
+        pairs += [(found.optimizer.exp_avg_sq, expected.optimizer.exp_avg_sq)]
+    for mine, others in pairs:
+        assert list(mine) == list(others)
+        for name, tensor in others.items():
+            assert float((mine[name] - tensor).norm()) <= 1e-4 * float(tensor.norm()), name
+    assert (found.num_steps, found.num_sequences) == (expected.num_steps, expected.num_sequences)
+    assert found.mean_loss == pytest.approx(expected.mean_loss, rel=1e-5)
+
+
+def processes(trainer: RankedTrainer) -> list[psutil.Process]:
+    """The launcher and the ranks."""
+    assert trainer.group is not None
+    return [psutil.Process(trainer.group.launcher.pid), *trainer.group.processes.values()]
+
+
+def is_there(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_until_gone(victims: list[psutil.Process]) -> None:
+    give_up = time.monotonic() + 120
+    while left := [victim for victim in victims if is_there(victim)]:
+        assert time.monotonic() < give_up, left
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Callable[..., RankedTrainer]]:
+    """Open trainers, which are closed at the end."""
+    trainers: list[RankedTrainer] = []
+
+    def open_one(chosen: TrainerSettings, model: Model = MODEL, **changes: Any) -> RankedTrainer:
+        trainers.append(RankedTrainer(model, chosen, tmp_path / f"ranks{len(trainers)}", **changes))
+        return trainers[-1]
+
+    yield open_one
+    for trainer in trainers:
+        victims = processes(trainer) if trainer.group else []
+        trainer.close()
+        wait_until_gone(victims)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "sharding"),
+    [
+        (2, "replicated"),
+        pytest.param(2, "sharded", marks=pytest.mark.slow),
+        pytest.param(4, "replicated", marks=pytest.mark.slow),
+        pytest.param(4, "sharded", marks=pytest.mark.slow),
+    ],
+)
+def test_several_ranks_train_as_one_does(opened: Callable[..., RankedTrainer], ranks: int, sharding: str) -> None:
+    trainer, alone = opened(settings(ranks, sharding)), Trainer(MODEL, ONE)
+    trainer.check(TRAINING, length=HPARAMS.data.sequence_length)
+    # 1. Four inner steps; then four more, from the moments in the files of the first call.
+    first, expected = learn(trainer), learn(alone)
+    assert_close(first, expected)
+    warm = processes(trainer)
+    assert_close(learn(trainer, optimizer=first.optimizer), learn(alone, optimizer=expected.optimizer))
+    assert first.figures is not None
+    assert first.figures.choice.endswith(f"{ranks} ranks, {sharding}")
+    # 2. The other recipe.
+    demo = TRAINING.model_copy(update={"recipe": "demo"})
+    assert_close(learn(trainer, training=demo), learn(alone, training=demo))
+    # 3. A loss that is not finite in one rank ends the call in all.
+    poisoned = {name: tensor.clone() for name, tensor in PARAMS.items()}
+    poisoned["model.embed_tokens.weight"][MODEL.vocab_size - 1] = torch.nan
+    sequences = tokens()
+    sequences[1::ranks, 0] = MODEL.vocab_size - 1
+    with pytest.raises(PermanentError) as caught:
+        learn(trainer, params=poisoned, sequences=sequences)
+    assert caught.value.reason is Reason.NON_FINITE_LOSS
+    # 4. The time is up in the middle: all stop at the same step, or `work` would raise.
+    stopped = learn(trainer, training=ENDLESS, keep_going=times(100))
+    assert stopped.stopped_early
+    assert 0 < stopped.num_steps < ENDLESS.inner_steps
+    with pytest.raises(PermanentError) as caught:
+        learn(trainer, keep_going=lambda: False, training=ENDLESS)
+    assert caught.value.reason is Reason.NO_TIME_LEFT
+    # 5. The same processes did all of it, and the last result is the only one on the disk.
+    assert_close(learn(trainer), expected)
+    assert processes(trainer) == warm
+    folders = [path for path in trainer.folder.iterdir() if path.is_dir()]
+    assert [sorted(path.name for path in folder.iterdir()) for folder in folders] == [
+        ["exp_avg.safetensors", "exp_avg_sq.safetensors", "update.safetensors"]
+    ]
+    assert trainer.folder.stat().st_mode & 0o777 == 0o700
+    # 6. Nobody outside of this machine can reach them.
+    listening = [each for process in warm for each in process.net_connections() if each.status == psutil.CONN_LISTEN]
+    assert {each.laddr.ip for each in listening} <= {"127.0.0.1", "::1"}
+
+
+def kill_rank(trainer: RankedTrainer) -> None:
+    processes(trainer)[2].kill()
+
+
+def kill_launcher(trainer: RankedTrainer) -> None:
+    processes(trainer)[0].kill()
+
+
+def stop_rank(trainer: RankedTrainer) -> None:
+    processes(trainer)[2].suspend()
+
+
+def run_out_of_memory(trainer: RankedTrainer) -> None:
+    (trainer.folder / "out_of_memory").touch()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (kill_rank, Reason.TRAINER_FAILED),
+        (kill_launcher, Reason.TRAINER_FAILED),
+        (stop_rank, Reason.TRAINER_FAILED),
+        (run_out_of_memory, Reason.OUT_OF_MEMORY),
+    ],
+)
+def test_a_fault_ends_one_call_and_the_next_one_trains(
+    opened: Callable[..., RankedTrainer], fault: Callable[[RankedTrainer], None], reason: Reason
+) -> None:
+    trainer = opened(settings(micro_batch="auto"), watchdog_seconds=2, rank_module=FAULTY)
+    before, expected = {name: tensor.clone() for name, tensor in PARAMS.items()}, learn(Trainer(MODEL, ONE))
+    assert_close(learn(trainer), expected)
+    victims = processes(trainer)
+    # 1. The fault comes in the middle of a call, and after some time the deadline.
+    count = 0
+
+    def keep_going() -> bool:
+        nonlocal count
+        count += 1
+        if count == 10:
+            fault(trainer)
+        return count < 100
+
+    with pytest.raises(PermanentError) as caught:
+        learn(trainer, training=ENDLESS, keep_going=keep_going)
+    assert caught.value.reason is reason
+    assert caught.value.reason in NOTHING_TO_PUBLISH
+    # 2. Nothing is left of the group, nor of what it wrote; what is agreed is as it was.
+    wait_until_gone(victims)
+    assert trainer.group is None
+    assert all(torch.equal(PARAMS[name], tensor) for name, tensor in before.items())
+    # 3. The next call trains, after out-of-memory with smaller micro-batches.
+    (trainer.folder / "out_of_memory").unlink(missing_ok=True)
+    result = learn(trainer)
+    assert_close(result, expected)
+    assert result.figures is not None
+    assert result.figures.micro_batch == (2 if reason is Reason.OUT_OF_MEMORY else 4)
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_between_two_calls_costs_none(opened: Callable[..., RankedTrainer]) -> None:
+    trainer, expected = opened(settings()), learn(Trainer(MODEL, ONE))
+    assert_close(learn(trainer), expected)
+    victims = processes(trainer)
+    victims[1].kill()
+    wait_until_gone(victims)
+    assert_close(learn(trainer), expected)
+    assert not set(victims) & set(processes(trainer))
+
+
+@pytest.mark.slow
+def test_shards_in_bfloat16_with_checkpointed_layers_and_tied_weights(opened: Callable[..., RankedTrainer]) -> None:
+    tied = MODEL.model_copy(update={"tie_word_embeddings": True})
+    params, trainer = (
+        parameters_of(build_model(tied)),
+        opened(settings(sharding="sharded", precision="bfloat16", checkpoint_layers=1), model=tied),
+    )
+    found = learn(trainer, params=params)
+    expected = learn(Trainer(tied, ONE), params=params)
+    assert found.last_loss == pytest.approx(expected.last_loss, rel=1e-3)
+    for name, tensor in expected.update.items():
+        assert float((found.update[name] - tensor).norm()) <= 0.2 * float(tensor.norm()), name
+
+
+WORKER = """
+import sys
+from pathlib import Path
+from tests.training import test_training_ranks as ranks
+trainer = ranks.RankedTrainer(ranks.MODEL, ranks.settings(), Path(sys.argv[1]))
+ranks.learn(trainer)
+print(*(process.pid for process in ranks.processes(trainer)), flush=True)
+ranks.learn(trainer, training=ranks.ENDLESS)
+"""
+
+
+@pytest.mark.slow
+def test_no_process_outlives_a_worker_that_is_killed(tmp_path: Path) -> None:
+    sockets = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
+    worker = subprocess.Popen(
+        [sys.executable, "-c", WORKER, str(tmp_path / "ranks")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TMPDIR": str(sockets)},
+    )
+    try:
+        assert worker.stdout is not None
+        victims = [psutil.Process(int(pid)) for pid in worker.stdout.readline().split()]
+        assert len(victims) == 3
+    finally:
+        worker.send_signal(signal.SIGKILL)
+        worker.wait()
+    wait_until_gone(victims)
+    assert [path for path in sockets.iterdir() if path.name.startswith("templar-")] == []
+
+
+def test_ranks_hold_no_secrets(opened: Callable[..., RankedTrainer], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("R2_GRADIENTS_WRITE_SECRET_ACCESS_KEY", "hush")
+    trainer = opened(settings())
+    with pytest.raises(PermanentError):  # there is no time: the ranks are not even there yet
+        learn(trainer, keep_going=lambda: False)
+    assert trainer.group is not None
+    environment = psutil.Process(trainer.group.launcher.pid).environ()
+    assert environment["OMP_NUM_THREADS"] == "1"
+    assert "hush" not in environment.values()
+
+
+def test_one_rank_is_the_trainer_without_processes(tmp_path: Path) -> None:
+    assert isinstance(open_trainer(MODEL, TrainerSettings(), tmp_path / "ranks"), Trainer)
+    assert not (tmp_path / "ranks").exists()
+    assert rank_count(TrainerSettings(ranks="auto", repeatable=False)) == 1
+
+
+def test_ranks_that_the_machine_has_no_devices_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert rank_count(settings(2, device="auto")) == 2
+    assert rank_count(TrainerSettings(ranks="auto", device="auto", repeatable=False)) == 2
+    assert rank_count(TrainerSettings(ranks="auto", device="cuda:1", repeatable=False)) == 1
+    assert rank_count(settings(4)) == 4  # on the CPU
+    with pytest.raises(PermanentError, match="TEMPLAR_RANKS is 3, and this machine has 2 CUDA devices: set auto"):
+        rank_count(settings(3, device="auto"))
+    with pytest.raises(PermanentError, match="TEMPLAR_DEVICE cuda:1 is one device: set cuda"):
+        rank_count(settings(2, device="cuda:1"))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "micro_batch", "remedy"),
+    [
+        (3, "preset", "3 ranks do not divide training.batch_size 8: set TEMPLAR_RANKS to 1, 2, 4, 8"),
+        (3, "auto", "3 ranks do not divide training.batch_size 8: set TEMPLAR_RANKS to 1, 2, 4, 8"),
+        (8, "preset", "is 2 and does not divide training.batch_size 8 / 8 ranks: set auto, preset or one of 1"),
+        (2, 8, "is 8 and does not divide training.batch_size 8 / 2 ranks: set auto, preset or one of 1, 2, 4"),
+    ],
+)
+def test_a_batch_that_the_ranks_do_not_divide(
+    opened: Callable[..., RankedTrainer], ranks: int, micro_batch: int | str, remedy: str
+) -> None:
+    trainer = opened(settings(ranks, micro_batch=micro_batch))
+    with pytest.raises(PermanentError, match=remedy) as caught:
+        trainer.check(TRAINING, length=HPARAMS.data.sequence_length)
+    assert caught.value.reason is Reason.BAD_ENVIRONMENT
+
+
+def test_auto_shards_a_model_that_does_not_fit_one_device(
+    opened: Callable[..., RankedTrainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = opened(settings(sharding="auto"))
+    assert not trainer.micro_batches.sharded(HPARAMS.data.sequence_length)
+    monkeypatch.setattr("templar.training.device.psutil.virtual_memory", lambda: type("", (), {"available": 1000}))
+    assert trainer.micro_batches.sharded(HPARAMS.data.sequence_length)

@@ -1,0 +1,103 @@
+"""The trainer on a CUDA device; skipped where there is none. `make gpu` runs it."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from templar.agreement.state import parameters_digest
+from templar.errors import PermanentError, Reason
+from templar.hparams import TrainerSettings, load_hparams
+from templar.training import train
+from templar.training.device import choose_device
+from templar.training.loss import mean_loss
+from templar.training.model import build_model, parameters_of
+from templar.training.train import OptimizerState, Trainer, TrainResult
+from tests.support.errors import raising
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+
+HPARAMS = load_hparams("local", overrides={"training": {"inner_steps": 4}})
+CUDA = TrainerSettings(device="cuda", precision="float32", repeatable=False)
+
+
+def tokens(num_sequences: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    shape = (num_sequences, HPARAMS.data.sequence_length)
+    return torch.randint(0, HPARAMS.model.vocab_size, shape, generator=generator, dtype=torch.int32)
+
+
+def learn(settings: TrainerSettings, recipe: str = "sparseloco", trainer: Trainer | None = None) -> TrainResult:
+    params = parameters_of(build_model(HPARAMS.model))
+    before = parameters_digest(params)
+    result = (trainer or Trainer(HPARAMS.model, settings)).learn(
+        params,
+        tokens(64),
+        training=HPARAMS.training.model_copy(update={"recipe": recipe}),
+        outer_steps=10,
+        optimizer=OptimizerState.zeros(params),
+        keep_going=lambda: True,
+    )
+    assert parameters_digest(params) == before
+    return result
+
+
+@pytest.mark.parametrize("recipe", ["sparseloco", "demo"])
+@pytest.mark.parametrize("changes", [{}, {"checkpoint_layers": 1}, {"micro_batch": 4}, {"compile_layers": True}])
+def test_an_update_is_that_of_the_cpu_but_for_rounding(changes: dict[str, Any], recipe: str) -> None:
+    found, expected = learn(CUDA.model_copy(update=changes), recipe), learn(TrainerSettings(), recipe)
+    for name, tensor in expected.update.items():
+        assert found.update[name].device.type == "cpu"
+        assert float((found.update[name] - tensor).norm() / tensor.norm()) < 0.02, name
+    assert found.last_loss == pytest.approx(expected.last_loss, rel=1e-3)
+    if found.optimizer is not None and expected.optimizer is not None:
+        assert {tensor.device.type for tensor in found.optimizer.exp_avg.values()} == {"cpu"}
+
+
+def test_auto_takes_the_first_device_in_bfloat16_where_it_has_it() -> None:
+    device = choose_device(TrainerSettings(device="auto", threads=0, precision="auto", repeatable=False))
+    assert (device.place.type, device.place.index) == ("cuda", 0)
+    assert "CUDA" in device.why
+    result = learn(TrainerSettings(device="auto", precision="auto", repeatable=False))
+    assert result.figures is not None
+    assert (result.figures.mfu is not None) == (device.peak_flops is not None)
+    assert result.last_loss == pytest.approx(learn(TrainerSettings()).last_loss, rel=0.02)
+
+
+def test_phases_are_measured_without_waiting_and_cover_the_training() -> None:
+    trainer = Trainer(HPARAMS.model, CUDA)
+    learn(CUDA, trainer=trainer)
+    figures = learn(CUDA, trainer=trainer).figures
+    assert figures is not None
+    assert min(figures.phases.values()) > 0
+    assert sum(figures.phases.values()) <= figures.seconds * 1.05
+    assert figures.peak_bytes > 0
+
+
+def test_memory_is_given_back_between_windows() -> None:
+    trainer = Trainer(HPARAMS.model, CUDA)
+    learn(CUDA, trainer=trainer)
+    torch.cuda.synchronize()
+    held = torch.cuda.memory_allocated()
+    learn(CUDA, trainer=trainer)
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() <= held + 2**20
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    with raising(PermanentError, Reason.BAD_ENVIRONMENT) as caught:
+        Trainer(HPARAMS.model, CUDA.model_copy(update={"device": f"cuda:{torch.cuda.device_count()}"}))
+    assert "TEMPLAR_DEVICE" in caught.value.message
+
+
+def test_auto_halves_the_micro_batch_after_a_real_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def greedy(hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk: int) -> Tensor:
+        if len(targets) > 8 * (HPARAMS.data.sequence_length - 1):
+            torch.empty(2**50, dtype=torch.uint8, device=hidden.device)
+        return mean_loss(hidden, weight, targets, chunk=chunk)
+
+    monkeypatch.setattr(train, "mean_loss", greedy)
+    result = learn(CUDA.model_copy(update={"micro_batch": "auto"}))
+    assert result.figures is not None
+    assert (result.figures.micro_batch, result.num_steps) == (8, 4)
