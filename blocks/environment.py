@@ -4,12 +4,13 @@ Secrets and endpoints come from here and nowhere else; numbers come from `hparam
 once, by the variable's name, and never with its value.
 """
 
+import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from prefect.blocks.core import Block
 from pydantic import BaseModel, SecretStr, TypeAdapter, ValidationError
 
 from blocks.chain import Subnet, Wallet
@@ -17,13 +18,16 @@ from blocks.dataset import Dataset
 from blocks.neuron import HONEST, Neuron, actors
 from blocks.storage import R2, BucketCredentials, DatasetBucket, NeuronBucket, StorageEndpoint
 from templar.errors import PermanentError, Reason
-from templar.hparams import DEFAULT_PRESET
+from templar.hparams import DEFAULT_PRESET, TrainerSettings
 from templar.store.address import BucketAddress
 
 BUCKET_LIST = "R2_DATASET_BUCKET_LIST"
 WRITE_VARIABLES = "R2_DATASET_WRITE"
+AUTO = "auto"
+PRECISIONS = (AUTO, "float32", "bfloat16")
+SHARDINGS = (AUTO, "replicated", "sharded")
 
-B = TypeVar("B", bound=Block)
+B = TypeVar("B", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -105,10 +109,10 @@ class EnvironmentReader:
         return not self._problems.keys() & set(names)
 
     def build(self, block_type: type[B], variables: Mapping[str, str], **fields: Any) -> B:
-        """Make a block of what was read; fields that it refuses are noted, and the block is made unchecked.
+        """Make a block or settings of what was read; fields that it refuses are noted, and it is made unchecked.
 
         Args:
-            block_type: The block.
+            block_type: Its class.
             variables: Field -> the variable that it was read from; the other fields were checked before.
             fields: Its fields.
         """
@@ -173,6 +177,7 @@ def neuron_from_environment(environment: Mapping[str, str]) -> Neuron:
         ),
         bucket=_own_bucket(reader, bucket_variables(role), endpoint),
         dataset=dataset_block(reader, endpoint),
+        trainer=trainer_settings(reader),
     )
     reader.raise_problems()
     return neuron
@@ -225,6 +230,63 @@ def endpoint_block(reader: EnvironmentReader) -> StorageEndpoint:
         read_timeout_seconds=reader.number(timeout, 20.0),
         max_attempts=reader.whole_number(attempts, 4),
     )
+
+
+def trainer_settings(reader: EnvironmentReader) -> TrainerSettings:
+    """The device that a neuron trains on, and how.
+
+    One thread of the CPU in float32, chosen by name, is the trainer of the simulator: exact, and slower.
+    """
+    device, precision = reader.text("TEMPLAR_DEVICE", AUTO), reader.text("TEMPLAR_PRECISION", AUTO)
+    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", device) is None:
+        reader.problem("TEMPLAR_DEVICE", f"is {device!r}: set auto, cpu, cuda or cuda:N")
+    if precision not in PRECISIONS:
+        reader.problem("TEMPLAR_PRECISION", f"is {precision!r}: set {', '.join(PRECISIONS)}")
+    compiles = reader.text("TEMPLAR_COMPILE", "off")
+    if compiles not in ("on", "off"):
+        reader.problem("TEMPLAR_COMPILE", f"is {compiles!r}: set on or off")
+    sharding = reader.text("TEMPLAR_SHARDING", AUTO)
+    if sharding not in SHARDINGS:
+        reader.problem("TEMPLAR_SHARDING", f"is {sharding!r}: set {', '.join(SHARDINGS)}")
+    interval = reader.number("TEMPLAR_INNER_SNAPSHOT_SECONDS", 0.0)
+    if not 0 <= interval < math.inf:
+        reader.problem("TEMPLAR_INNER_SNAPSHOT_SECONDS", f"is {interval}: set seconds, or 0 for off")
+    threads, ranks = _size(reader, "TEMPLAR_THREADS", AUTO), _size(reader, "TEMPLAR_RANKS", AUTO, preset="1")
+    if interval and ranks != 1:
+        reader.problem("TEMPLAR_INNER_SNAPSHOT_SECONDS", f"is {interval}: set 0, for several ranks keep no progress")
+    return TrainerSettings.model_construct(  # every value is checked, here or above
+        device=device,
+        threads=threads if isinstance(threads, int) else 0,
+        precision=precision,
+        micro_batch=_size(reader, "TEMPLAR_MICRO_BATCH", "preset", AUTO),
+        compile_layers=compiles == "on",
+        checkpoint_layers=_size(reader, "TEMPLAR_CHECKPOINT_LAYERS", "off", default=0),
+        ranks=ranks,
+        sharding=sharding,
+        repeatable=(device, threads, precision, compiles, ranks) == ("cpu", 1, "float32", "off", 1),
+        inner_snapshot_seconds=interval,
+    )
+
+
+def _size(
+    reader: EnvironmentReader, name: str, *words: str, default: int | None = None, preset: str | None = None
+) -> int | str:
+    """A whole number of at least 1, or one of these words.
+
+    Args:
+        reader: The variables.
+        name: Of the variable.
+        words: What may stand in place of a number.
+        default: The number that the words mean, if they mean one.
+        preset: The value of a variable that is not set; by default the first word.
+    """
+    value = reader.text(name, words[0] if preset is None else preset)
+    if value in words:
+        return value if default is None else default
+    if not value.isdecimal() or int(value) < 1:
+        reader.problem(name, f"is {value!r}: set {', '.join(words)} or a whole number of at least 1")
+        return words[0]
+    return int(value)
 
 
 def _own_bucket(reader: EnvironmentReader, prefix: str, endpoint: StorageEndpoint) -> NeuronBucket:

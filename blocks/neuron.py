@@ -15,7 +15,7 @@ from blocks.storage import NeuronBucket
 from templar.chain.remote import public_address
 from templar.errors import PermanentError, Reason
 from templar.exchange.buckets import Buckets
-from templar.hparams import HParams, load_hparams
+from templar.hparams import PRODUCTION_TRAINER, HParams, TrainerSettings, load_hparams
 
 if TYPE_CHECKING:
     from templar.neuron.join import Context
@@ -43,6 +43,7 @@ class Neuron(Block):
         wallet: Its keys.
         bucket: Its bucket.
         dataset: The training text.
+        trainer: The device that it trains on, and how.
 
     Example:
         Load a stored neuron:
@@ -67,6 +68,7 @@ class Neuron(Block):
     wallet: Wallet = Field(description="Its keys.")
     bucket: NeuronBucket = Field(description="Its bucket.")
     dataset: Dataset = Field(description="The training text.")
+    trainer: TrainerSettings = Field(default=PRODUCTION_TRAINER, description="The device that it trains on, and how.")
 
     @field_validator("genesis")
     @classmethod
@@ -74,6 +76,13 @@ class Neuron(Block):
         if genesis and re.fullmatch("[0-9a-f]{64}", genesis) is None:
             raise ValueError("a genesis hash is 64 lower-case hex digits; leave it empty to take the network's")
         return genesis
+
+    def save_with_parts(self, name: str) -> None:
+        """Save the neuron under a name, and each block in it as a document of its own, `{name}-{field}`.
+
+        The UI shows and changes only blocks with documents of their own. What is saved under these names is replaced.
+        """
+        _save(self, name)
 
     def hparams(self) -> HParams:
         """The network's numbers.
@@ -99,7 +108,8 @@ class Neuron(Block):
         chain, home = self.subnet.open(self.wallet), Path(self.home)
         buckets = Buckets(chain, self.bucket.endpoint.open_reader, own=own, hotkey=hotkey.address)
         open_dataset = partial(self.dataset.open, hparams, home)
-        return Context(name, home, hparams, chain, buckets, hotkey, open_dataset, self.genesis or None)
+        pinned = self.genesis or None
+        return Context(name, home, hparams, chain, buckets, hotkey, open_dataset, pinned, trainer=self.trainer)
 
     def build(self, name: str) -> "Node":
         """The node, started.
@@ -138,6 +148,15 @@ class Neuron(Block):
                 Reason.BAD_ENVIRONMENT, f"TEMPLAR_ACTOR is {self.actor!r}; there are {', '.join(known)}"
             )
         return known[self.actor]
+
+
+def _save(block: Block, name: str) -> None:
+    for field in type(block).model_fields:
+        part = getattr(block, field)
+        if isinstance(part, Block):
+            _save(part, f"{name}-{field}")
+    block._block_document_id = None  # a loaded or copied block would replace the document that it came from
+    block.save(name, overwrite=True)
 
 
 def actors() -> "dict[str, type[Miner]]":

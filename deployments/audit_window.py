@@ -4,8 +4,8 @@
 
 The neuron's block says where chain, buckets and dataset are; with --env-file a file does, and no Prefect server, wallet
 or bucket is needed. What is replayed is kept in the folder `audit` of the neuron's, apart from the neuron's own state.
-By default it is the newest window of which everything is final. The exit status is 0 if everything was verified, 1 if
-something differs, 2 if something could not be audited, or if the command line is wrong.
+By default it is the newest final window that there is evidence of. The exit status is 0 if everything was verified, 1
+if something differs, 2 if something could not be audited, or if the command line is wrong.
 """
 
 import argparse
@@ -66,8 +66,9 @@ def run(arguments: argparse.Namespace) -> int:
         TemplarError: The network cannot be joined.
     """
     with auditing(observer(arguments), arguments.tolerance) as auditor:
-        newest = auditor.newest_window()
-        last = arguments.last if arguments.last is not None else max(newest, arguments.first or 0)
+        last = arguments.last
+        if last is None:
+            last = max(auditor.newest_window(arguments.validator), arguments.first or 0)
         first = arguments.first if arguments.first is not None else last
         statuses = [audit(auditor, window, arguments.validator) for window in range(first, last + 1)]
     return DIFFERS if DIFFERS in statuses else max(statuses, default=NOT_AUDITED)

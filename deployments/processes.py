@@ -7,9 +7,11 @@ that has the same id. Nothing here matches processes by name.
 import http.client
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +27,12 @@ from templar.errors import PermanentError, Reason, TransientError
 
 _POLL_SECONDS = 0.05
 _TAIL_BYTES = 2_000
+
+
+def program(name: str) -> str:
+    """A program of this virtual environment as a shell in the current folder takes it, such as `.venv/bin/prefect`."""
+    path = Path(sys.executable).parent / name
+    return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
 
 
 @dataclass(frozen=True)

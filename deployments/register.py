@@ -30,6 +30,7 @@ from prefect.workers.process import ProcessWorker
 from blocks.environment import bucket_variables, neuron_from_environment
 from blocks.keyring import credentials_of
 from blocks.neuron import Neuron
+from deployments.processes import program
 from deployments.work_pool import require_server_address
 from deployments.worker import ResidentWorker
 from templar.chain.remote import public_address
@@ -150,6 +151,7 @@ def deploy_window(neuron: str, role: str, pool: str, *, name: str | None = None)
     deployment: Any = flow.to_deployment(
         name=name or neuron,
         parameters={"neuron": neuron},
+        tags=[f"neuron:{neuron}", f"role:{role}"],
         work_pool_name=pool,
         entrypoint_type=EntrypointType.MODULE_PATH,
         description=f"One window of {neuron}. The window clock starts it; by hand it takes the next window.",
@@ -167,7 +169,7 @@ def register(name: str, block: Neuron, *, pool: str | None = None, grace_seconds
         grace_seconds: How long a window may go on when the worker is asked to stop.
     """
     pool = pool or f"neuron-{name}"
-    block.save(name, overwrite=True)
+    block.save_with_parts(name)
     with get_client(sync_client=True) as client:
         ensure_pool(client, pool, "resident", grace_seconds=grace_seconds)
     deploy_window(name, block.role, pool)
@@ -216,7 +218,8 @@ def main() -> int:
     except TemplarError as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"neuron {arguments.name!r} is registered; its worker: prefect worker start --pool neuron-{arguments.name}")
+    worker = f"{program('prefect')} worker start --pool neuron-{arguments.name}"
+    print(f"neuron {arguments.name!r} is registered; its worker: {worker}")
     return 0
 
 

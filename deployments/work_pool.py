@@ -9,9 +9,11 @@ import fcntl
 import hashlib
 import logging
 import os
+import pwd
 import socket
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -94,45 +96,77 @@ def default_worker_name(pool: str) -> str:
 
 @contextmanager
 def sole_worker_of(pool: str) -> Iterator[None]:
-    """Hold a pool of the configured server for this process, against every other process of this machine.
+    """Hold a pool of the configured server for this process, against every other process of this user and machine.
 
     Raises:
         PermanentError: `already_running` if a process of this machine holds it; `bad_environment` without a server.
     """
-    address = require_server_address()
-    folder = get_current_settings().home / "resident-workers"
-    folder.mkdir(parents=True, exist_ok=True)
+    address = require_server_address().rstrip("/").replace("//localhost:", "//127.0.0.1:")
+    folder = _lock_folder()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     digest = hashlib.sha256(f"{address}\n{pool}".encode()).hexdigest()
-    with (folder / f"{digest[:16]}.lock").open("a+") as file:
+    path = folder / f"{digest[:16]}.lock"
+    with _locked(path, pool):
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.seek(0)
-            raise PermanentError(
-                Reason.ALREADY_RUNNING,
-                f"work pool {pool!r} is served by process {file.read().strip()} of this machine: "
-                "stop that one first, or give this neuron a pool of its own",
-            ) from error
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _lock_folder() -> Path:
+    """Where the locks of all pools are: the same for every shell of a user, with any HOME, TMPDIR or PREFECT_HOME."""
+    try:
+        home = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:  # a container may run under a number without a name
+        home = Path("/nonexistent")
+    if os.access(home, os.W_OK):
+        return home / ".local" / "state" / "templar" / "workers"
+    return Path(f"/tmp/templar-workers-{os.getuid()}")  # noqa: S108 - its name is known to every shell
+
+
+@contextmanager
+def _locked(path: Path, pool: str) -> Iterator[None]:
+    """Hold a lock file with this process's number in it; the kernel drops the lock with the process."""
+    while True:
+        with path.open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                file.seek(0)
+                raise PermanentError(
+                    Reason.ALREADY_RUNNING,
+                    f"work pool {pool!r} is served by process {file.read().strip()} of this machine: "
+                    "stop that one first, or give this neuron a pool of its own",
+                ) from error
+            if not path.exists() or not os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                continue  # its last holder removed the file after this process had opened it
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
+            return
 
 
 async def claim_pool(client: PrefectClient, pool: str, *, worker_type: str, own_name: str) -> None:
-    """Refuse a pool of another type, and one with a worker that the server counts as online under another name.
+    """Refuse a pool that is not there or of another type, and one with a worker that is online under another name.
 
     A worker that was killed counts as online for three of its heartbeats; on its own machine it comes back under its
     old name and need not wait.
 
     Raises:
-        PermanentError: `bad_environment`, naming the pool's type; `already_running`, naming the other worker.
+        PermanentError: `bad_environment`, naming the pools that there are, or the pool's type; `already_running`,
+            naming the other worker.
     """
     try:
         found = await client.read_work_pool(pool)
         workers = await client.read_workers_for_work_pool(pool)
     except ObjectNotFound:
-        return  # the worker will create it
+        known = sorted(each.name for each in await client.read_work_pools() if each.type == worker_type)
+        raise PermanentError(
+            Reason.BAD_ENVIRONMENT,
+            f"there is no work pool {pool!r}; those of type {worker_type!r} are: {', '.join(known) or 'none'}. Correct "
+            "--pool, or register the neuron first: `python -m deployments.register --name NAME` makes `neuron-NAME`",
+        ) from None
     if found.type != worker_type:
         raise PermanentError(
             Reason.BAD_ENVIRONMENT,

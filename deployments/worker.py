@@ -108,7 +108,7 @@ class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, ResidentRe
     async def start(
         self, run_once: bool = False, with_healthcheck: bool = False, printer: Callable[..., None] = print
     ) -> None:
-        """Serve the pool until SIGTERM or SIGINT; refuse, with one line and exit code 1, a pool that is taken."""
+        """Serve the pool until SIGTERM or SIGINT; end with one line and exit code 1 if it is missing or taken."""
         domain = logging.getLogger("templar")
         if domain.level == logging.NOTSET:
             domain.setLevel(logging.INFO)  # Prefect attaches its handler and sets no level
@@ -131,7 +131,7 @@ class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, ResidentRe
             printer(f"Worker {self.name!r} stopped!")
 
     async def _claim_pool(self) -> None:
-        """Wait for the API, and refuse a pool that is taken."""
+        """Wait for the API, and refuse a pool that is missing or taken."""
         while True:
             async with outages_tolerated(self._logger), get_client() as client:
                 await claim_pool(client, self._work_pool_name, worker_type=self.type, own_name=self.name)
@@ -228,7 +228,8 @@ class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, ResidentRe
         state = await self._state_of(flow_run_id)
         if state is None:
             return
-        if self._interrupted and (state.name == STOPPING or state.type in _CUT_SHORT):
+        is_own = state.is_failed() and state.name != "Failed"  # returned by the flow, which took all of its steps
+        if self._interrupted and (state.name == STOPPING or (state.type in _CUT_SHORT and not is_own)):
             message = "The worker was stopped; its next start continues this run."
             await self.client.set_flow_run_state(flow_run_id, AwaitingRetry(message=message), force=True)
         elif state.is_cancelling():

@@ -2,14 +2,13 @@
 
 from prefect import flow
 from prefect.client.schemas.objects import State
-from prefect.states import Completed
 
 from flows.naming import window_run_name
-from tasks.window import aggregator_steps, not_run, open_window
+from tasks.window import aggregator_steps, ended, not_run, open_window
 from templar.window import Action, aggregate
 
 
-@flow(name="aggregator-window", flow_run_name=window_run_name)
+@flow(name="aggregator-window", flow_run_name=window_run_name, retries=0)
 async def aggregator_window(window: int | None = None, neuron: str = "default") -> State[None]:
     """One window of an aggregator; `templar.window.aggregate` tells its steps, each of which is a task run here.
 
@@ -20,4 +19,4 @@ async def aggregator_window(window: int | None = None, neuron: str = "default") 
     opening = open_window(neuron, window)
     if opening.action is not Action.RUN:
         return not_run(opening)
-    return Completed(message=aggregate(aggregator_steps(neuron), opening.window))
+    return ended(aggregate(aggregator_steps(neuron), opening.window))

@@ -21,7 +21,7 @@ async def audit_window(
     """Audit a closed window: the roster, and what validators measured and concluded.
 
     Args:
-        window: The window; by default the newest whose time for decisions is over.
+        window: The window; by default the newest one with evidence whose time for decisions is over.
         neuron: Name of the neuron's block: it says where chain, buckets and dataset are.
         validator: Uid of the validator; by default all that published evidence.
         tolerance: Relative difference that measured numbers may have, for other hardware than the validator's.

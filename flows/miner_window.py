@@ -2,14 +2,13 @@
 
 from prefect import flow
 from prefect.client.schemas.objects import State
-from prefect.states import Completed
 
 from flows.naming import window_run_name
-from tasks.window import miner_steps, not_run, open_window
+from tasks.window import ended, miner_steps, not_run, open_window
 from templar.window import Action, mine
 
 
-@flow(name="miner-window", flow_run_name=window_run_name)
+@flow(name="miner-window", flow_run_name=window_run_name, retries=0)
 async def miner_window(window: int | None = None, neuron: str = "default") -> State[None]:
     """One window of a miner; `templar.window.mine` tells its steps, each of which is a task run here.
 
@@ -20,4 +19,4 @@ async def miner_window(window: int | None = None, neuron: str = "default") -> St
     opening = open_window(neuron, window)
     if opening.action is not Action.RUN:
         return not_run(opening)
-    return Completed(message=mine(miner_steps(neuron), opening.window))
+    return ended(mine(miner_steps(neuron), opening.window))

@@ -2,14 +2,13 @@
 
 from prefect import flow
 from prefect.client.schemas.objects import State
-from prefect.states import Completed
 
 from flows.naming import window_run_name
-from tasks.window import not_run, open_window, validator_steps
+from tasks.window import ended, not_run, open_window, validator_steps
 from templar.window import Action, validate
 
 
-@flow(name="validator-window", flow_run_name=window_run_name)
+@flow(name="validator-window", flow_run_name=window_run_name, retries=0)
 async def validator_window(window: int | None = None, neuron: str = "default") -> State[None]:
     """One window of a validator; `templar.window.validate` tells its steps, each of which is a task run here.
 
@@ -20,4 +19,4 @@ async def validator_window(window: int | None = None, neuron: str = "default") -
     opening = open_window(neuron, window)
     if opening.action is not Action.RUN:
         return not_run(opening)
-    return Completed(message=validate(validator_steps(neuron), opening.window))
+    return ended(validate(validator_steps(neuron), opening.window))

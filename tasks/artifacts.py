@@ -24,7 +24,7 @@ from templar.audit.evidence_audit import WindowAudit
 from templar.audit.roster_audit import AuditReport
 from templar.exchange.gather import GatherReport
 from templar.housekeeping.bucket_cleanup import CleanupReport
-from templar.neuron.miner import PageReport
+from templar.neuron.miner import PageReport, TrainReport
 from templar.scoring.evidence import Estimate, Evidence, Measurement, MinerRecord
 from templar.scoring.standing import Rating
 
@@ -75,7 +75,7 @@ def _optional(key: str) -> Iterator[None]:
 
 
 def gather_rows(report: GatherReport) -> Rows:
-    """One row per gathered miner."""
+    """One row per gathered miner; its steps and tokens are what it says itself."""
     return [
         {
             "uid": outcome.uid,
@@ -84,6 +84,8 @@ def gather_rows(report: GatherReport) -> Rows:
             "reason": outcome.reason.value if outcome.reason else "",
             "bytes": outcome.num_bytes,
             "seconds": round(outcome.seconds, 3),
+            "steps": outcome.submission.manifest.steps if outcome.submission else "",
+            "tokens": outcome.submission.manifest.tokens if outcome.submission else "",
         }
         for outcome in report.outcomes
     ]
@@ -103,6 +105,30 @@ def endpoint_rows(report: PageReport) -> Rows:
             "resting": endpoint.resting,
         }
         for number, endpoint in enumerate(report.endpoints, start=1)
+    ]
+
+
+def training_rows(report: TrainReport) -> Rows:
+    """One row: the device and why it was taken, tokens, speed, share of each phase, and memory."""
+    figures = report.figures
+    if figures is None:
+        return [{"reason": report.reason.value if report.reason else "not trained"}]
+    spent = sum(figures.phases.values())
+    peak = "" if figures.assumed_peak is None else f" of {figures.assumed_peak / 1e12:.0f} TFLOP/s"
+    return [
+        {
+            "device": figures.device,
+            "precision": figures.precision,
+            "chosen": figures.choice,
+            "steps": report.num_steps,
+            "micro-batch": figures.micro_batch,
+            "tokens": figures.tokens,
+            "seconds": round(figures.seconds, 3),
+            "tokens/s": round(figures.tokens_per_second, 1),
+            "MFU": "" if figures.mfu is None else f"{figures.mfu:.1%}{peak}",
+            **{name: f"{seconds / spent:.1%}" if spent else "" for name, seconds in figures.phases.items()},
+            "peak MiB": round(figures.peak_bytes / 2**20, 1),
+        }
     ]
 
 
@@ -126,8 +152,9 @@ def score_summary(evidence: Evidence) -> str:
     earning = sum(record.weight > 0 for record in evidence.weights if record.uid in {each.uid for each in records})
     punished = sum(bool(record.slashes) for record in records)
     counts = f"{measured} of {len(records)} miners measured, {earning} earn, {punished} punished"
-    measure = f"The baseline is rated {_rating(evidence.baseline)}, the typical advantage is"
-    return f"Window {evidence.window}: {loss}; {counts}. {measure} {evidence.typical_advantage:.6f}."
+    typical = f"advantage is {evidence.typical_advantage:.6f}, the typical own excess {evidence.typical_own_excess:.6f}"
+    baseline = f"The baseline is rated {_rating(evidence.baseline)}, the typical {typical}."
+    return f"Window {evidence.window}: {loss}; {counts}. {baseline}"
 
 
 def score_rows(evidence: Evidence) -> Rows:
@@ -146,6 +173,7 @@ def _score_row(record: MinerRecord, weight: float, bans: dict[str, int]) -> dict
         "final": f"{card.final:.4f} ({card.final - record.before.final:+.4f})",
         "rating": _rating(card.rating),
         "advantage": f"{card.advantage:+.6f}",
+        "own excess": f"{card.own_excess:+.6f}",
         "indicator": f"{card.binary_average:.4f}" + _sign(record.indicator),
         "sync": _sync(record),
         "score": "" if record.gradient_score is None else f"{record.gradient_score:+.6f}",

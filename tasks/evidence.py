@@ -23,7 +23,7 @@ def audit_evidence(neuron: str, window: int | None, validator: int | None, toler
     An object that a failing store hides is tried again, unless a difference is known already.
     """
     with auditing(context_of(load_block(neuron)), tolerance) as auditor:
-        audit = auditor.audit(auditor.newest_window() if window is None else window, validator)
+        audit = auditor.audit(auditor.newest_window(validator) if window is None else window, validator)
     if audit.differing is None and isinstance(audit.problem, TransientError):
         raise audit.problem
     table(f"audit-{neuron}", audit_rows(audit), audit.summary)

@@ -5,6 +5,8 @@ from typing import Any
 from templar.errors import PermanentError, Reason
 from templar.interrupt import StoppedError
 
+_WAITS_FOR_OTHERS = (Reason.DECISION_MISSING, Reason.MINORITY, Reason.WORDS_HAVE_EXPIRED)
+
 
 def is_transient(task: Any, task_run: Any, state: Any) -> bool:
     """Whether a failed task is tried again: after every error but a permanent one and a request to stop."""
@@ -14,7 +16,7 @@ def is_transient(task: Any, task_run: Any, state: Any) -> bool:
 def is_not_undecided(task: Any, task_run: Any, state: Any) -> bool:
     """As `is_transient`, but not while a window is undecided: a pause would keep a validator from taking part."""
     reason = getattr(state.data, "reason", None)
-    return is_transient(task, task_run, state) and reason not in (Reason.DECISION_MISSING, Reason.MINORITY)
+    return is_transient(task, task_run, state) and reason not in _WAITS_FOR_OTHERS
 
 
 CHAIN: dict[str, Any] = {

@@ -14,9 +14,17 @@ from typing import Any, cast
 from prefect import task
 from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
-from prefect.states import Completed
+from prefect.states import Completed, Failed
 
-from tasks.artifacts import endpoint_rows, finding_rows, gather_rows, score_rows, score_summary, table
+from tasks.artifacts import (
+    endpoint_rows,
+    finding_rows,
+    gather_rows,
+    score_rows,
+    score_summary,
+    table,
+    training_rows,
+)
 from tasks.host import hosted, release_on_lost_lease
 from tasks.policy import CHAIN, LOCAL, SETTLE, STORE, WEIGHTS
 from templar import window as story
@@ -31,7 +39,7 @@ from templar.neuron.miner import Miner, PageReport, PayloadReport, TrainReport
 from templar.neuron.node import Node
 from templar.neuron.validator import Validator, WeightsReport
 from templar.scoring.evidence import Evidence, WindowFacts
-from templar.window import Action, AggregatorSteps, MinerSteps, Opening, ValidatorSteps
+from templar.window import Action, AggregatorSteps, MinerSteps, Missed, Opening, ValidatorSteps, WindowResult
 
 # Every role.
 
@@ -47,6 +55,21 @@ def not_run(opening: Opening) -> State[None]:
     """The final state of a run whose window is not run, `Skipped` or `CatchingUp`, with the reason."""
     name = "CatchingUp" if opening.action is Action.CATCHING_UP else "Skipped"
     return Completed(name=name, message=f"window {opening.window} [{opening.reason}] {opening.detail}")
+
+
+def ended(result: WindowResult) -> State[None]:
+    """The final state of a run that took all steps: failed, under a name of its own, if the node missed what it owed.
+
+    The runs list shows it in the colour of a failure, with its message.
+    """
+    if result.missed is None:
+        return Completed(message=result.message)
+    return Failed(name=result.missed.value, message=result.message)
+
+
+def took_all_steps(state: State[Any]) -> bool:
+    """Whether a window's run came to its end, also if its node missed what it owed: there is nothing to repeat."""
+    return state.is_completed() or (state.is_failed() and state.name in {each.value for each in Missed})
 
 
 @task(task_run_name="update peers {window}", **CHAIN)
@@ -105,8 +128,11 @@ def fetch_pages(neuron: str, window: int) -> PageReport:
 
 @task(task_run_name="train {window}")
 def train(neuron: str, window: int) -> TrainReport:
-    """Train on the window's data until the margin before the close."""
-    return hosted(neuron, Miner).train(window)
+    """Train on the window's data until the margin before the close; speed and memory are a table artifact."""
+    report = hosted(neuron, Miner).train(window)
+    steps = f"{report.num_steps} steps" if report.reason is None else f"nothing to publish [{report.reason}]"
+    table(f"training-{neuron}", training_rows(report), f"Window {window}: {steps}.")
+    return report
 
 
 @task(task_run_name="compress {window}", **LOCAL)

@@ -2,7 +2,8 @@
 
 `mine`, `aggregate` and `validate` take the steps as calls, so the same lines run under Prefect, where each step is a
 retrying task (`tasks/window.py`), and without it, in real and in simulated time (`drive_window`). The waits are inside
-the steps. `open_window` chooses the window that a node works on and brings the state to the one before it.
+the steps. Each of the three returns a `WindowResult`: what was done, and what the node owed and did not do.
+`open_window` chooses the window that a node works on and brings the state to the one before it.
 """
 
 import logging
@@ -15,14 +16,14 @@ from typing import Any, Self
 from templar.agreement.slots import Settlement
 from templar.agreement.state import StateMark
 from templar.audit.roster_audit import AuditReport, audit_window
-from templar.errors import PermanentError, Reason, TransientError
+from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.exchange.gather import GatherReport
 from templar.exchange.publish import TimedReport
 from templar.neuron.catchup import catch_up
 from templar.neuron.join import CHAIN_ROLES, announce_role
 from templar.neuron.journal import Status
 from templar.neuron.miner import PageReport, PayloadReport, TrainReport
-from templar.neuron.node import Node
+from templar.neuron.node import CHAIN_IS_AWAY, Node
 from templar.neuron.validator import WeightsReport
 from templar.scoring.evidence import Evidence, WindowFacts
 from templar.timeline import first_block, window_of
@@ -77,19 +78,38 @@ class ValidatorSteps(AggregatorSteps):
     set_weights: Callable[[Evidence | None], WeightsReport | None]
 
 
-def mine(steps: MinerSteps, window: int) -> str:
-    """One window of a miner; the message of its final state."""
+class Missed(StrEnum):
+    """What a node owed in a window and did not do. The window was closed all the same, so nothing is left to repeat."""
+
+    NOTHING_PUBLISHED = "NothingPublished"
+    """A miner with an assignment published no payload, or an aggregator no roster that counts when it had its turn."""
+    NOTHING_SCORED = "NothingScored"
+    """A validator measured none of the payloads."""
+
+
+@dataclass(frozen=True)
+class WindowResult:
+    """What came of a window that was run to its end."""
+
+    message: str
+    missed: Missed | None = None
+    reason: Reason | None = None  # why it was missed; the message has it, too
+
+
+def mine(steps: MinerSteps, window: int) -> WindowResult:
+    """One window of a miner. Without a slot, which is no fault of its own, it owes no payload."""
     # 1. Find the peers, then train until shortly before the close. Training says why if nothing came of it.
     steps.update_peers(window)
     steps.fetch_pages(window)
     trained = steps.train(window)
 
     # 2. Commit to the payload before the close and reveal it after; without a commitment in time nobody would count it.
-    published = "nothing to publish" if trained.reason else "too late to publish"
-    if trained.reason is None:
+    done, reason = "not trained", trained.reason
+    if reason is None:
         payload = steps.compress(window)
-        if steps.commit(window).in_time and steps.upload(window).in_time:
-            published = f"published {payload.num_bytes} bytes"
+        done, reason = "not committed", steps.commit(window).reason
+        if reason is None:
+            done, reason = "not revealed", steps.upload(window).reason
 
     # 3. Gather what the peers revealed, and wait for the roster that decides the window.
     report = steps.gather(window)
@@ -100,13 +120,14 @@ def mine(steps: MinerSteps, window: int) -> str:
     steps.publish_sync_proof(window)
     audit = steps.close_window(report, settlement)
 
-    reason = f" [{trained.reason}]" if trained.reason else ""
-    applied = f"applied {settlement.uids}, root {state.root[:12]}"
-    return f"window {window}: {published}{reason}, {applied}{audit.summary}"
+    done = f"published {payload.num_bytes} bytes" if reason is None else f"{done} [{reason}]"
+    message = f"window {window}: {done}, applied {settlement.uids}, root {state.root[:12]}{audit.summary}"
+    missed = None if reason in (None, Reason.NO_ASSIGNMENT) else Missed.NOTHING_PUBLISHED
+    return WindowResult(message, missed, reason if missed else None)
 
 
-def aggregate(steps: AggregatorSteps, window: int) -> str:
-    """One window of an aggregator; the message of its final state."""
+def aggregate(steps: AggregatorSteps, window: int) -> WindowResult:
+    """One window of an aggregator. It owes a roster if the ballots came to its slot."""
     # 1. See who committed before the close, and gather what the peers revealed after it.
     steps.update_peers(window)
     steps.observe_commitments(window)
@@ -121,11 +142,13 @@ def aggregate(steps: AggregatorSteps, window: int) -> str:
     steps.publish_sync_proof(window)
     audit = steps.close_window(report, settlement)
 
-    return f"window {window}: roster {settlement.uids}, root {state.root[:12]}{audit.summary}"
+    own = "" if audit.own_fault is None else f"own roster not published [{audit.own_fault}], "
+    message = f"window {window}: {own}roster {settlement.uids}, root {state.root[:12]}{audit.summary}"
+    return WindowResult(message, Missed.NOTHING_PUBLISHED if own else None, audit.own_fault)
 
 
-def validate(steps: ValidatorSteps, window: int) -> str:
-    """One window of a validator; the message of its final state."""
+def validate(steps: ValidatorSteps, window: int) -> WindowResult:
+    """One window of a validator. It owes a measurement of the payloads, if there are any."""
     # 1. See who committed before the close, and gather what every miner revealed after it: each miner is scored.
     steps.update_peers(window)
     steps.observe_commitments(window)
@@ -135,8 +158,17 @@ def validate(steps: ValidatorSteps, window: int) -> str:
     settlement = steps.settle_and_publish(window, report)
     steps.decide(settlement)
 
-    # 3. Measure every payload on the state before the window, then rate and slash the miners.
-    facts = steps.evaluate(report, settlement)
+    # 3. Measure every payload on the state before the window, then rate and slash the miners. If the data cannot be
+    #    read, the window goes on without scores, because the state must not fall behind. Without the chain no step goes
+    #    on, so the window is tried again.
+    facts, reason = None, None
+    try:
+        facts = steps.evaluate(report, settlement)
+    except TemplarError as error:
+        if error.reason in CHAIN_IS_AWAY:
+            raise
+        log.error("window %d: nothing is scored: %s", window, error)  # noqa: TRY400 - expected, its message says it all
+        reason = error.reason
     evidence = steps.rate(window, facts)
 
     # 4. Apply the decided payloads, publish the evidence, and set weights if they are due.
@@ -148,10 +180,23 @@ def validate(steps: ValidatorSteps, window: int) -> str:
     steps.publish_sync_proof(window)
     audit = steps.close_window(report, settlement)
 
-    loss = "not measured" if evidence is None or evidence.loss is None else f"loss {evidence.loss:.4f}"
+    reason = reason if evidence is None and reason else _why_unscored(evidence)
+    loss = "no payloads" if evidence is None or evidence.loss is None else f"loss {evidence.loss:.4f}"
+    done = loss if reason is None else f"not measured [{reason}]"
     weighed = f", {weights.summary}" if weights else ""
-    applied = f"applied {settlement.uids}{weighed}, root {state.root[:12]}"
-    return f"window {window}: {loss}, {applied}{audit.summary}"
+    message = f"window {window}: {done}, applied {settlement.uids}{weighed}, root {state.root[:12]}{audit.summary}"
+    return WindowResult(message, Missed.NOTHING_SCORED if reason else None, reason)
+
+
+def _why_unscored(evidence: Evidence | None) -> Reason | None:
+    """Why no payload of a window was measured; None if one was, or if there was none.
+
+    A window without evidence that did not fail now was applied, unmeasured, by an earlier process.
+    """
+    if evidence is None:
+        return Reason.WINDOW_FINISHED
+    has_payloads = any(record.facts.payload_sha256 for record in evidence.miners)
+    return Reason.NON_FINITE_LOSS if evidence.loss is None and has_payloads else None
 
 
 def close_window(node: Node, report: GatherReport, settlement: Settlement) -> AuditReport:
@@ -191,14 +236,18 @@ def drive_window(node: Node, window: int) -> Opening:
     try:
         match node.role:
             case "miner":
-                mine(MinerSteps.bind(step), window)
+                result = mine(MinerSteps.bind(step), window)
             case "aggregator":
-                aggregate(AggregatorSteps.bind(step), window)
+                result = aggregate(AggregatorSteps.bind(step), window)
             case "validator":
-                validate(ValidatorSteps.bind(step), window)
+                result = validate(ValidatorSteps.bind(step), window)
+            case _:
+                raise ValueError(f"{node.name}: a node without a role has no windows")
     except TransientError as error:
         log.warning("%s: window %d is left to catch-up: %s", node.name, window, error)
         return Opening(window, Action.CATCHING_UP, error.reason, str(error))
+    if result.missed:
+        log.warning("%s: %s: %s", node.name, result.missed, result.message)
     return opening
 
 

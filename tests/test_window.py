@@ -7,9 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prefect.settings import PREFECT_FLOWS_DEFAULT_RETRIES, temporary_settings
 
 import tasks.window
 import templar.window
+from tasks.window import took_all_steps
 from templar.agreement.slots import Settlement
 from templar.audit.roster_audit import AuditReport
 from templar.errors import PermanentError, Reason, TransientError
@@ -23,7 +25,7 @@ from templar.neuron.miner import Miner, PageReport, PayloadReport, TrainReport
 from templar.neuron.node import Node
 from templar.neuron.validator import Validator, WeightsReport
 from templar.scoring.conclude import conclude
-from templar.window import Action, Opening, drive_window
+from templar.window import Action, Missed, Opening, drive_window
 from tests.support.facts import AUTHOR, absent, revealed, standing_of, window_of
 from tests.support.flow_network import run_window, task_runs
 from tests.support.prefect_server import RunningPrefectServer
@@ -32,8 +34,9 @@ from tests.support.recording import Calls, recording_node
 WINDOW = 7
 NAME = "recorded"
 ROOT = "0123456789ab" + 52 * "0"
-IN_TIME, LATE = TimedReport((), None), TimedReport((), Reason.COMMIT_LATE)
+IN_TIME, LATE = TimedReport((), None), TimedReport((), Reason.NO_TIME_LEFT)
 EVIDENCE = conclude(window_of(revealed(3), absent(4)), standing_of(), load_hparams("local"), AUTHOR)
+EMPTY = {"loss": None, "miners": tuple(each for each in EVIDENCE.miners if each.uid == 4)}
 REFUSED = WeightsReport(WINDOW, {}, Reason.NOT_ENOUGH_STAKE, "stake more", 3)
 ANSWERS: dict[str, Any] = {
     "update_peers": Selection((), (), None),
@@ -65,6 +68,8 @@ class Branch:
     steps: str
     message: str
     answers: dict[str, Any] = field(default_factory=dict)
+    missed: Missed | None = None
+    own_fault: Reason | None = None
 
     def node(self) -> tuple[Node, Calls]:
         node, calls = recording_node(self.kind, **ANSWERS | self.answers)
@@ -85,22 +90,45 @@ BRANCHES = {
     "nothing to train": Branch(
         Miner,
         f"{TRAIN} {AGREE}",
-        f"window 7: nothing to publish [no_assignment], applied (), {END}",
+        f"window 7: not trained [no_assignment], applied (), {END}",
         {"train": NO_UNITS},
+    ),
+    "no time to train": Branch(
+        Miner,
+        f"{TRAIN} {AGREE}",
+        f"window 7: not trained [no_time_left], applied (), {END}",
+        {"train": TrainReport(WINDOW, Reason.NO_TIME_LEFT)},
+        Missed.NOTHING_PUBLISHED,
+    ),
+    "a loss that is no number": Branch(
+        Miner,
+        f"{TRAIN} {AGREE}",
+        f"window 7: not trained [non_finite_loss], applied (), {END}",
+        {"train": TrainReport(WINDOW, Reason.NON_FINITE_LOSS)},
+        Missed.NOTHING_PUBLISHED,
     ),
     "too late to commit": Branch(
         Miner,
         f"{TRAIN} compress commit {AGREE}",
-        f"window 7: too late to publish, applied (), {END}",
+        f"window 7: not committed [no_time_left], applied (), {END}",
         {"commit": LATE},
+        Missed.NOTHING_PUBLISHED,
     ),
     "too late to reveal": Branch(
         Miner,
         f"{TRAIN} compress commit upload {AGREE}",
-        f"window 7: too late to publish, applied (), {END}",
+        f"window 7: not revealed [no_time_left], applied (), {END}",
         {"upload": LATE},
+        Missed.NOTHING_PUBLISHED,
     ),
     "aggregated": Branch(Aggregator, f"{LEAD} {CLOSE}", f"window 7: roster (), {END}"),
+    "no roster in its turn": Branch(
+        Aggregator,
+        f"{LEAD} {CLOSE}",
+        f"window 7: own roster not published [roster_missing], roster (), {END}",
+        missed=Missed.NOTHING_PUBLISHED,
+        own_fault=Reason.ROSTER_MISSING,
+    ),
     "weights not due": Branch(Validator, MEASURE, f"window 7: loss 4.0000, applied (), {END}"),
     "weights set": Branch(
         Validator,
@@ -120,8 +148,29 @@ BRANCHES = {
         f"window 7: loss 4.0000, applied (), weights refused [not_enough_stake], {END}",
         {"set_weights": REFUSED},
     ),
-    "measured before a restart": Branch(
-        Validator, MEASURE, f"window 7: not measured, applied (), {END}", {"evaluate": None, "rate": None}
+    "no payloads": Branch(
+        Validator, MEASURE, f"window 7: no payloads, applied (), {END}", {"rate": EVIDENCE.model_copy(update=EMPTY)}
+    ),
+    "losses that are no numbers": Branch(
+        Validator,
+        MEASURE,
+        f"window 7: not measured [non_finite_loss], applied (), {END}",
+        {"rate": EVIDENCE.model_copy(update={"loss": None})},
+        Missed.NOTHING_SCORED,
+    ),
+    "applied unmeasured by an earlier process": Branch(
+        Validator,
+        MEASURE,
+        f"window 7: not measured [window_finished], applied (), {END}",
+        {"evaluate": None, "rate": None},
+        Missed.NOTHING_SCORED,
+    ),
+    "no data": Branch(
+        Validator,
+        MEASURE,
+        f"window 7: not measured [dataset_missing], applied (), {END}",
+        {"evaluate": PermanentError(Reason.DATASET_MISSING, "every bucket lacks it"), "rate": None},
+        Missed.NOTHING_SCORED,
     ),
 }
 
@@ -134,7 +183,6 @@ def opening(monkeypatch: pytest.MonkeyPatch) -> Callable[[Opening], None]:
         monkeypatch.setattr(templar.window, "open_window", lambda node, window: answer)
 
     opens(Opening(WINDOW, Action.RUN))
-    monkeypatch.setattr(templar.window, "audit_window", lambda node, report, settlement: AuditReport(WINDOW, ()))
     monkeypatch.setattr(tasks.window, "metrics_of", lambda *_, **__: None)
     monkeypatch.setattr(tasks.window, "publish_metrics", lambda *_: None)
     return opens
@@ -142,15 +190,20 @@ def opening(monkeypatch: pytest.MonkeyPatch) -> Callable[[Opening], None]:
 
 @pytest.mark.parametrize("branch", BRANCHES.values(), ids=BRANCHES)
 def test_each_branch_makes_the_same_calls_directly_and_as_a_flow_run(
-    branch: Branch, prefect_api: RunningPrefectServer
+    branch: Branch, prefect_api: RunningPrefectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    audit = AuditReport(WINDOW, (), branch.own_fault)
+    monkeypatch.setattr(templar.window, "audit_window", lambda node, report, settlement: audit)
     direct, expected = branch.node()
     assert drive_window(direct, WINDOW) == Opening(WINDOW, Action.RUN)
     assert [name for name, *_ in expected] == branch.steps.split()
     node, calls = branch.node()
-    state = run_window(node, WINDOW)
+    with temporary_settings({PREFECT_FLOWS_DEFAULT_RETRIES: 1}):
+        state = run_window(node, WINDOW)
     assert calls == expected
-    assert (state.name, state.message) == ("Completed", branch.message)
+    kind = "COMPLETED" if branch.missed is None else "FAILED"  # the UI's colour
+    assert (state.type.value, state.name, state.message) == (kind, branch.missed or "Completed", branch.message)
+    assert took_all_steps(state)
     if branch.answers.get("set_weights") is not REFUSED:
         return
     with prefect_api.client() as client:

@@ -31,6 +31,7 @@ from flows.aggregator_window import aggregator_window
 from flows.miner_window import miner_window
 from flows.validator_window import validator_window
 from tasks.host import hosting
+from tasks.window import took_all_steps
 from templar.adversary.observe import Watch
 from templar.chain.base import NeuronInfo
 from templar.errors import Reason, TransientError
@@ -134,7 +135,7 @@ class LiveNetwork:
         name, state = node.name, run_window(node, window)
         self._num_windows_done += 1
         self.say(f"{name}: {state.message or state.name}", self._share)
-        if not state.is_completed() and not hostile:
+        if not took_all_steps(state) and not hostile:
             self.watch.crashes[name] = f"window {window}: {state.name}: {state.message}"
 
     @property

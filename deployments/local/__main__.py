@@ -10,6 +10,7 @@ The last line of `run` is JSON; everything in it was read back from the chain an
 import argparse
 import json
 import os
+import shlex
 import signal
 import sys
 import time
@@ -20,10 +21,11 @@ from rich.console import Console
 from rich.live import Live
 
 from deployments.local.bringup import LocalNetwork
-from deployments.local.plan import LocalPlan
+from deployments.local.plan import DEFAULT_NEURON, LocalPlan
 from deployments.local.summary import Summary, summarise
 from deployments.local.view import NetworkView, WindowRow, as_table
 from deployments.prefect_server import PROJECT_ROOT
+from deployments.processes import program
 from templar.arguments import whole_number
 from templar.errors import RejectedError, TemplarError, TransientError
 
@@ -32,15 +34,15 @@ MAX_PORT = 65535
 PATIENCE_WINDOWS = 4
 """How many windows the view waits for one that does not come."""
 SCHEDULED = (
-    "checkpoint/every-2h",
-    "bucket-cleanup/hourly",
-    "shard-rotation/half-hourly",
-    "temporary-cleanup/daily",
-    "validate-storage-access/daily",
-    "local-cleanup/daily",
-    "leaderboard/hourly",
+    "checkpoint",
+    "bucket-cleanup",
+    "shard-rotation",
+    "temporary-cleanup",
+    "validate-storage-access",
+    "local-cleanup",
+    "leaderboard",
 )
-"""The deployments of deployments/prefect.yaml that have a schedule."""
+"""The flows of deployments/prefect.yaml whose deployments have a schedule."""
 console = Console(stderr=False)
 
 
@@ -98,10 +100,14 @@ def up(network: LocalNetwork) -> int:
     plan = network.plan
     console.print(f"The network runs. Prefect UI: {plan.server.ui_url}")
     console.print(f"Window {birth.start.start_window} is its first. In this shell:")
-    console.print(f"  export PREFECT_API_URL={plan.server.api_url} PREFECT_HOME={plan.server.home}", soft_wrap=True)
-    console.print("  prefect deployment run miner-window/default")
-    for deployment in SCHEDULED:
-        console.print(f"  prefect deployment schedule ls {deployment}")
+    prefect, home = program("prefect"), shlex.quote(str(plan.server.home))
+    commands = [
+        f"export PREFECT_API_URL={plan.server.api_url} PREFECT_HOME={home}",
+        f"{prefect} deployment run miner-window/{DEFAULT_NEURON}",
+        *(f"{prefect} deployment schedule ls {flow}/{DEFAULT_NEURON}" for flow in SCHEDULED),
+    ]
+    for command in commands:
+        print(f"  {command}")  # rich would break a long line, and a copy of it
     console.print("`make down` stops it.")
     return 0
 

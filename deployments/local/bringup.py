@@ -166,6 +166,7 @@ class LocalNetwork:
         if with_server:
             env = self.plan.server.environment() | {
                 "TEMPLAR_NEURON": DEFAULT_NEURON,
+                "TEMPLAR_ROLE": "miner",
                 "TEMPLAR_POOL": f"neuron-{DEFAULT_NEURON}",
                 "TEMPLAR_HOUSEKEEPING_POOL": HOUSEKEEPING_POOL,
             }

@@ -194,6 +194,9 @@ def _environment(plan: LocalPlan, neuron: LocalNeuron, keys: Mapping[str, Keys])
         "TEMPLAR_HOME": str(plan.home(neuron)),
         "TEMPLAR_PRESET": plan.preset,
         "TEMPLAR_HPARAMS": str(plan.hparams_path),
+        "TEMPLAR_DEVICE": "cpu",  # several neurons share this machine: each trains on one thread
+        "TEMPLAR_THREADS": "1",
+        "TEMPLAR_PRECISION": "float32",
         "TEMPLAR_STORAGE": plan.storage_url,
         "TEMPLAR_STORAGE_READ_TIMEOUT_SECONDS": str(READ_TIMEOUT_SECONDS),
         "TEMPLAR_STORAGE_MAX_ATTEMPTS": "1",  # retries are the task's: they are seen in the UI

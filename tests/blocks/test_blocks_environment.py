@@ -12,6 +12,7 @@ from dotenv import dotenv_values
 from blocks import Neuron
 from blocks.environment import BUCKET_LIST, neuron_from_environment
 from templar.errors import PermanentError, Reason
+from templar.hparams import PRODUCTION_TRAINER, TrainerSettings
 from tests.support.errors import raising
 from tests.support.servers import REPOSITORY
 
@@ -37,6 +38,16 @@ GOOD = {
     "R2_DATASET_READ_ACCESS_KEY_ID": "data-id",
     "R2_DATASET_READ_SECRET_ACCESS_KEY": "hush-data",
     "DATASET_BINS_PATH": "text",
+}
+TRAINER = {
+    "TEMPLAR_DEVICE": "cuda:1",
+    "TEMPLAR_THREADS": "6",
+    "TEMPLAR_PRECISION": "bfloat16",
+    "TEMPLAR_MICRO_BATCH": "4",
+    "TEMPLAR_COMPILE": "on",
+    "TEMPLAR_CHECKPOINT_LAYERS": "2",
+    "TEMPLAR_RANKS": "2",
+    "TEMPLAR_SHARDING": "sharded",
 }
 REQUIRED = sorted(
     GOOD.keys()
@@ -95,6 +106,58 @@ def test_numbers_and_paths_of_a_host() -> None:
     assert (settings.read_timeout_seconds, settings.max_attempts) == (2.5, 1)
     assert neuron.home == str(Path.cwd() / "state" / "neuron")  # a worker has another folder
     assert (neuron.genesis, neuron.actor) == ("ab" * 32, "lazy")
+
+
+def test_the_device_and_how_to_train_on_it() -> None:
+    assert neuron_from_environment(GOOD).trainer == PRODUCTION_TRAINER
+    chosen = neuron_from_environment(GOOD | TRAINER).trainer
+    assert chosen == TrainerSettings(
+        device="cuda:1",
+        threads=6,
+        precision="bfloat16",
+        micro_batch=4,
+        compile_layers=True,
+        checkpoint_layers=2,
+        ranks=2,
+        sharding="sharded",
+        repeatable=False,
+    )
+    assert neuron_from_environment(GOOD | {"TEMPLAR_INNER_SNAPSHOT_SECONDS": "90"}).trainer.inner_snapshot_seconds == 90
+    exact = {"TEMPLAR_DEVICE": "cpu", "TEMPLAR_THREADS": "1", "TEMPLAR_PRECISION": "float32"}
+    assert neuron_from_environment(GOOD | exact).trainer == TrainerSettings()
+    assert neuron_from_environment(GOOD | exact | {"TEMPLAR_RANKS": "2"}).trainer == TrainerSettings(
+        ranks=2, repeatable=False
+    )
+    assert neuron_from_environment(GOOD | {"TEMPLAR_RANKS": "auto"}).trainer.ranks == "auto"
+    words = {"TEMPLAR_THREADS": "auto", "TEMPLAR_MICRO_BATCH": "auto", "TEMPLAR_CHECKPOINT_LAYERS": "off"}
+    assert neuron_from_environment(GOOD | words).trainer == PRODUCTION_TRAINER.model_copy(
+        update={"micro_batch": "auto"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "remedy"),
+    [
+        ("TEMPLAR_DEVICE", "gpu", "is 'gpu': set auto, cpu, cuda or cuda:N"),
+        ("TEMPLAR_THREADS", "0", "is '0': set auto or a whole number of at least 1"),
+        ("TEMPLAR_PRECISION", "float16", "is 'float16': set auto, float32, bfloat16"),
+        ("TEMPLAR_MICRO_BATCH", "some", "is 'some': set preset, auto or a whole number of at least 1"),
+        ("TEMPLAR_COMPILE", "yes", "is 'yes': set on or off"),
+        ("TEMPLAR_RANKS", "0", "is '0': set auto or a whole number of at least 1"),
+        ("TEMPLAR_SHARDING", "all", "is 'all': set auto, replicated, sharded"),
+        ("TEMPLAR_CHECKPOINT_LAYERS", "-1", "is '-1': set off or a whole number of at least 1"),
+        ("TEMPLAR_INNER_SNAPSHOT_SECONDS", "often", "must be a number"),
+        ("TEMPLAR_INNER_SNAPSHOT_SECONDS", "-1", "is -1.0: set seconds, or 0 for off"),
+        ("TEMPLAR_INNER_SNAPSHOT_SECONDS", "nan", "is nan: set seconds, or 0 for off"),
+    ],
+)
+def test_a_bad_choice_of_the_trainer_is_named_with_its_remedy(name: str, value: str, remedy: str) -> None:
+    assert f"{name} {remedy}" in problems(**{name: value})
+
+
+def test_several_ranks_keep_no_progress() -> None:
+    asked = problems(TEMPLAR_RANKS="2", TEMPLAR_INNER_SNAPSHOT_SECONDS="90")
+    assert "TEMPLAR_INNER_SNAPSHOT_SECONDS is 90.0: set 0, for several ranks keep no progress" in asked
 
 
 def test_an_aggregator_has_its_own_bucket() -> None:
@@ -162,7 +225,8 @@ class TestBucketList:
 
 def test_the_example_lists_every_variable_that_is_read() -> None:
     text = (REPOSITORY / ".env.example").read_text()
-    for name in (*GOOD, BUCKET_LIST, "TEMPLAR_HPARAMS", "TEMPLAR_GENESIS", "TEMPLAR_STORAGE_MAX_ATTEMPTS"):
+    optional = (BUCKET_LIST, "TEMPLAR_HPARAMS", "TEMPLAR_GENESIS", "TEMPLAR_STORAGE_MAX_ATTEMPTS", *TRAINER)
+    for name in (*GOOD, *optional):
         assert re.search(rf"^#?{name}=", text, re.MULTILINE), name
 
 

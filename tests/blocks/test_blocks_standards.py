@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from prefect.blocks.core import Block
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.testing.standard_test_suites import BlockStandardTestSuite
 
 import blocks
@@ -76,6 +77,12 @@ def test_no_secret_is_shown() -> None:
     assert not any("hush" in shown for shown in (repr(neuron()), str(neuron()), neuron().model_dump_json()))
 
 
+def documents_called(client: SyncPrefectClient, kind: str, name: str) -> list[dict[str, Any]]:
+    """The documents of a block type with a name."""
+    documents: list[dict[str, Any]] = client.request("POST", "/block_documents/filter", json={}).json()
+    return [each for each in documents if (each["block_type"]["slug"], each["name"]) == (kind, name)]
+
+
 @pytest.mark.usefixtures("prefect_api")
 class TestOnTheServer:
     def test_a_server_of_this_environment_knows_every_block(self, prefect_server: RunningPrefectServer) -> None:
@@ -91,6 +98,47 @@ class TestOnTheServer:
         assert isinstance(loaded, Neuron)
         assert everything(loaded) == everything(neuron())
         assert json.dumps(everything(loaded)).count("hush-") == 4
+
+    def test_a_neuron_refers_to_its_parts_and_can_be_changed_on_the_server(
+        self, prefect_server: RunningPrefectServer
+    ) -> None:
+        """The UI shows an inlined block as `None`, and does not save a document that has one."""
+        for _ in range(2):
+            neuron().save_with_parts("whole")
+        with prefect_server.client() as client:
+            (document,) = documents_called(client, "neuron", "whole")
+            parts = document["block_document_references"]
+            assert {part: reference["block_document"]["name"] for part, reference in parts.items()} == {
+                part: f"whole-{part}" for part in ("subnet", "wallet", "bucket", "dataset")
+            }
+            (bucket,) = documents_called(client, "neuron-bucket", "whole-bucket")
+            assert set(bucket["block_document_references"]) == {"endpoint", "read", "write"}
+
+            # As the UI saves it: references for its parts, all other fields as they were shown, one of them changed.
+            references = {
+                part: {"$ref": {"block_document_id": reference["block_document"]["id"]}}
+                for part, reference in parts.items()
+            }
+            changed = {"block_schema_id": document["block_schema_id"], "data": document["data"] | references}
+            changed["data"]["home"] = "/srv/moved"
+            client.request("PATCH", f"/block_documents/{document['id']}", json=changed | {"merge_existing_data": False})
+        loaded = Neuron.load("whole")
+        assert isinstance(loaded, Neuron)
+        assert everything(loaded) == everything(neuron().model_copy(update={"home": "/srv/moved"}))
+
+    def test_a_loaded_neuron_can_be_saved_again_and_under_another_name(self) -> None:
+        neuron().save_with_parts("first")
+        loaded = Neuron.load("first")
+        assert isinstance(loaded, Neuron)
+        other = loaded.model_copy(update={"subnet": loaded.subnet.model_copy(update={"netuid": 77})})
+        for _ in range(2):
+            other.save_with_parts("second")
+        again = Neuron.load("first")
+        assert isinstance(again, Neuron)
+        assert everything(again) == everything(neuron())
+        assert Neuron.load("second").subnet.netuid == 77  # type: ignore[union-attr]
+        again.save("first", overwrite=True)
+        assert everything(Neuron.load("first")) == everything(neuron())  # type: ignore[arg-type]
 
     def test_the_server_shows_no_secret_unless_it_is_asked_for_one(self, prefect_server: RunningPrefectServer) -> None:
         block = neuron()

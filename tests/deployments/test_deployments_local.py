@@ -1,8 +1,11 @@
 """The local network without its processes: what it consists of, what it refuses, what it shows of itself."""
 
+import os
+import shlex
 import signal
 import socket
 import stat
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -334,3 +337,19 @@ def test_a_run_that_is_ended_takes_everything_down(tmp_path: Path, when: str) ->
     assert not [identity for identity in seen if identity.alive]
     for port in (plan.prefect_port, plan.storage_port):
         require_free_port("127.0.0.1", port, remedy="none")
+
+
+def test_up_ends_with_commands_that_can_be_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The folder has a space in its name, and `prefect` is on no PATH."""
+    birth = SimpleNamespace(start=SimpleNamespace(start_window=7))
+    plan = LocalPlan(tmp_path / "my network")
+    network: Any = SimpleNamespace(plan=plan, up=lambda housekeeping: birth)
+    assert command.up(network) == 0
+    export, *commands = (line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  "))
+    shown = subprocess.run(["sh", "-c", f"{export}; env"], capture_output=True, text=True, check=True)
+    assert f"PREFECT_API_URL={plan.server.api_url}" in shown.stdout.splitlines()
+    assert f"PREFECT_HOME={plan.server.home}" in shown.stdout.splitlines()
+    assert all(os.access(shlex.split(each)[0], os.X_OK) for each in commands)
+    arguments = [" ".join(shlex.split(each)[1:]) for each in commands]
+    assert arguments[0] == "deployment run miner-window/default"
+    assert arguments[1:] == [f"deployment schedule ls {flow}/default" for flow in command.SCHEDULED]

@@ -81,6 +81,10 @@ def test_a_neuron_is_registered_and_its_role_announced(
     assert deployment.entrypoint == "flows.miner_window.miner_window"
     assert deployment.parameters == {"neuron": NAME}
     assert deployment.pull_steps in (None, [])
+    assert deployment.tags == [f"neuron:{NAME}", "role:miner"]
+    documents = {document["name"]: document for document in on_the_server(prefect_server)[0]}
+    parts = documents[NAME]["block_document_references"]
+    assert set(parts) == {"subnet", "wallet", "bucket", "dataset"}, "an inlined block is not shown in the UI"
 
 
 @pytest.mark.slow

@@ -13,39 +13,43 @@ from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
 
 from deployments.local.__main__ import SCHEDULED
 from deployments.local.bringup import DEPLOY_COMMAND
-from deployments.register import ensure_pool
+from deployments.register import deploy_window, ensure_pool
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.servers import REPOSITORY
 
-NEURON, WARM, HOUSE = "from-yaml", "yaml-warm", "yaml-house"
-EXPECTED = {
-    f"miner-window/{NEURON}": ("flows.miner_window.miner_window", WARM),
-    "miner-window/cold": ("flows.miner_window.miner_window", HOUSE),
-    f"validator-window/{NEURON}": ("flows.validator_window.validator_window", WARM),
-    f"aggregator-window/{NEURON}": ("flows.aggregator_window.aggregator_window", WARM),
-    "checkpoint/every-2h": ("flows.checkpoint.checkpoint", HOUSE),
-    "shard-rotation/half-hourly": ("flows.shard_rotation.shard_rotation", HOUSE),
-    "bucket-cleanup/hourly": ("flows.bucket_cleanup.bucket_cleanup", HOUSE),
-    "bucket-purge/by-hand": ("flows.bucket_purge.bucket_purge", HOUSE),
-    "temporary-cleanup/daily": ("flows.temporary_cleanup.temporary_cleanup", HOUSE),
-    "validate-storage-access/daily": ("flows.validate_storage_access.validate_storage_access", HOUSE),
-    "local-cleanup/daily": ("flows.local_cleanup.local_cleanup", HOUSE),
-    "leaderboard/hourly": ("flows.leaderboard.leaderboard", HOUSE),
-    "audit-window/by-hand": ("flows.audit_window.audit_window", HOUSE),
-}
+MINER, VALIDATOR = "from-yaml", "from-yaml-2"
+ROLES = {MINER: "miner", VALIDATOR: "validator"}
+WARM, HOUSE = "yaml-warm", "yaml-house"
+HOUSEKEEPING = (
+    *("checkpoint", "shard-rotation", "bucket-cleanup", "bucket-purge", "temporary-cleanup", "validate-storage-access"),
+    *("local-cleanup", "leaderboard", "audit-window"),
+)
 CRON = {
-    "bucket-cleanup/hourly": "17 * * * *",
-    "temporary-cleanup/daily": "37 3 * * *",
-    "validate-storage-access/daily": "47 3 * * *",
-    "local-cleanup/daily": "57 3 * * *",
-    "leaderboard/hourly": "27 * * * *",
+    "bucket-cleanup": ("hourly", "17 * * * *"),
+    "temporary-cleanup": ("daily", "37 3 * * *"),
+    "validate-storage-access": ("daily", "47 3 * * *"),
+    "local-cleanup": ("daily", "57 3 * * *"),
+    "leaderboard": ("hourly", "27 * * * *"),
 }
 WITHOUT_NEURON = {"flows.build_dataset.build_dataset", "deployments.gauntlet.flow.gauntlet"}
 
 
-def deploy(server: RunningPrefectServer) -> None:
+def expected(neuron: str) -> dict[str, tuple[str, str]]:
+    """Entrypoint and pool of every deployment of a neuron: the window flow is that of its role, and no other."""
+    role = ROLES[neuron]
+    window = f"flows.{role}_window.{role}_window"
+    house = {flow: flow.replace("-", "_") for flow in HOUSEKEEPING}
+    return {
+        f"{role}-window/{neuron}": (window, WARM),
+        f"{role}-window/{neuron}-cold": (window, HOUSE),
+        **{f"{flow}/{neuron}": (f"flows.{module}.{module}", HOUSE) for flow, module in house.items()},
+    }
+
+
+def deploy(server: RunningPrefectServer, neuron: str) -> None:
     environment = server.environment | {
-        "TEMPLAR_NEURON": NEURON,
+        "TEMPLAR_NEURON": neuron,
+        "TEMPLAR_ROLE": ROLES[neuron],
         "TEMPLAR_POOL": WARM,
         "TEMPLAR_HOUSEKEEPING_POOL": HOUSE,
     }
@@ -57,23 +61,25 @@ def read_back(client: SyncPrefectClient) -> dict[str, DeploymentResponse]:
     return {
         f"{flows[deployment.flow_id]}/{deployment.name}": deployment
         for deployment in client.read_deployments()
-        if deployment.parameters.get("neuron") == NEURON
+        if deployment.parameters.get("neuron") in ROLES
     }
 
 
 def test_every_entrypoint_is_a_module_path() -> None:
     content: Any = yaml.safe_load((REPOSITORY / "deployments" / "prefect.yaml").read_text())
     assert content["pull"] == []  # anything else would change the folder of the warm process
-    of_neurons = {entry for entry, _ in EXPECTED.values()}
-    assert {item["entrypoint"] for item in content["deployments"]} == of_neurons | WITHOUT_NEURON
+    found = {item["entrypoint"].replace("{{ $TEMPLAR_ROLE }}", "miner") for item in content["deployments"]}
+    assert found == {entry for entry, _ in expected(MINER).values()} | WITHOUT_NEURON
 
 
 @pytest.fixture(scope="module")
 def deployed(prefect_server: RunningPrefectServer) -> Iterator[dict[str, DeploymentResponse]]:
+    """Those of a miner and a validator, on one server."""
     with prefect_server.client() as client:
         ensure_pool(client, WARM, "resident")
         ensure_pool(client, HOUSE, "process")
-        deploy(prefect_server)
+        for neuron in ROLES:
+            deploy(prefect_server, neuron)
         found = read_back(client)
         yield found
         for deployment in found.values():
@@ -81,32 +87,51 @@ def deployed(prefect_server: RunningPrefectServer) -> Iterator[dict[str, Deploym
 
 
 class TestDeployed:
-    def test_names_entrypoints_pools_and_parameters(self, deployed: dict[str, DeploymentResponse]) -> None:
-        assert {name: (item.entrypoint, item.work_pool_name) for name, item in deployed.items()} == EXPECTED
-        for deployment in deployed.values():
-            assert deployment.parameters == {"neuron": NEURON}
+    def test_each_neuron_has_the_flows_of_its_role_under_its_name(
+        self, deployed: dict[str, DeploymentResponse]
+    ) -> None:
+        found = {name: (item.entrypoint, item.work_pool_name) for name, item in deployed.items()}
+        assert found == expected(MINER) | expected(VALIDATOR)
+        for name, deployment in deployed.items():
+            neuron = name.partition("/")[2].removesuffix("-cold")
+            assert deployment.parameters == {"neuron": neuron}
+            assert deployment.tags == [f"neuron:{neuron}", f"role:{ROLES[neuron]}"]
             assert deployment.description
             assert deployment.pull_steps in (None, [])
             assert not deployment.paused
 
-    def test_housekeeping_has_its_schedules(self, deployed: dict[str, DeploymentResponse]) -> None:
+    def test_registering_gives_the_window_the_same_tags(
+        self, deployed: dict[str, DeploymentResponse], prefect_server: RunningPrefectServer
+    ) -> None:
+        name = f"miner-window/{MINER}"
+        with prefect_server.configured(), prefect_server.client() as client:
+            deploy_window(MINER, "miner", WARM)
+            again = client.read_deployment_by_name(name)
+        assert (again.id, again.tags, again.entrypoint) == (
+            deployed[name].id,
+            deployed[name].tags,
+            deployed[name].entrypoint,
+        )
+
+    @pytest.mark.parametrize("neuron", ROLES)
+    def test_housekeeping_has_its_schedules(self, deployed: dict[str, DeploymentResponse], neuron: str) -> None:
         schedules = {
             name: [(item.schedule, item.slug, item.active) for item in deployment.schedules]
             for name, deployment in deployed.items()
-            if deployment.schedules
+            if deployment.schedules and name.endswith(f"/{neuron}")
         }
-        every, half = "checkpoint/every-2h", "shard-rotation/half-hourly"
-        assert schedules.keys() == {every, half, *CRON}
-        assert set(SCHEDULED) == schedules.keys()  # what `make up` prints
+        every, half = f"checkpoint/{neuron}", f"shard-rotation/{neuron}"
+        assert schedules.keys() == {f"{flow}/{neuron}" for flow in SCHEDULED}  # what `make up` prints
+        assert set(SCHEDULED) == {"checkpoint", "shard-rotation", *CRON}
         intervals = ((every, "every-2h", timedelta(hours=2)), (half, "half-hourly", timedelta(minutes=30)))
         for name, slug, interval in intervals:
             ((schedule, found, active),) = schedules[name]
             assert isinstance(schedule, IntervalSchedule)
             assert (found, active, schedule.interval) == (slug, True, interval)
-        for name, cron in CRON.items():
-            ((schedule, found, active),) = schedules[name]
+        for flow, (slug, cron) in CRON.items():
+            ((schedule, found, active),) = schedules[f"{flow}/{neuron}"]
             assert isinstance(schedule, CronSchedule)
-            assert (found, active, schedule.cron, schedule.timezone) == (name.split("/")[1], True, cron, "UTC")
+            assert (found, active, schedule.cron, schedule.timezone) == (slug, True, cron, "UTC")
 
     def test_only_short_runs_are_limited(self, deployed: dict[str, DeploymentResponse]) -> None:
         for name, deployment in deployed.items():
@@ -122,7 +147,7 @@ class TestDeployed:
     def test_deploying_again_changes_nothing(
         self, deployed: dict[str, DeploymentResponse], prefect_server: RunningPrefectServer
     ) -> None:
-        deploy(prefect_server)
+        deploy(prefect_server, MINER)
         with prefect_server.client() as client:
             again = read_back(client)
         assert {name: item.id for name, item in again.items()} == {name: item.id for name, item in deployed.items()}

@@ -15,6 +15,7 @@ from deployments.processes import (
     ProcessRecord,
     free_port,
     http_serves,
+    program,
     start_child,
     stop_process,
     wait_until_ready,
@@ -145,3 +146,17 @@ class TestRecord:
         path.write_text(text)
         with raising(PermanentError, Reason.BAD_STATE_FILE, match="not a record of processes"):
             ProcessRecord(path).entries()
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["in the project", "elsewhere"])
+def test_a_program_can_be_copied_into_the_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: bool) -> None:
+    programs = tmp_path / "my project" / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    (programs / "prefect").write_text("#!/bin/sh\necho prefect $*\n")
+    (programs / "prefect").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(programs / "python"))
+    monkeypatch.chdir(programs.parents[1] if inside else "/")
+    command = f"{program('prefect')} deployment ls"
+    assert (command == ".venv/bin/prefect deployment ls") == inside
+    shown = subprocess.run(["sh", "-c", command], env={"PATH": "/usr/bin:/bin"}, capture_output=True, check=True)
+    assert shown.stdout == b"prefect deployment ls\n"

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
@@ -10,8 +11,9 @@ from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
 from prefect.client.schemas.objects import FlowRun
+from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
-from prefect.states import Cancelling, Pending, Running, Scheduled
+from prefect.states import Cancelling, Failed, Pending, Running, Scheduled
 
 from deployments.processes import Child
 from deployments.work_pool import MOST_ATTEMPTS, claim_pool
@@ -126,13 +128,28 @@ class TestRuns:
         assert operator.end_of(operator.run("visit_async", POOL, name="after")).is_completed()
         assert shared_worker.exit_code is None
 
-    def test_a_second_worker_is_refused_with_one_line(self, operator: Operator, shared_worker: Child) -> None:
-        second = operator.start_worker(POOL, "--name", "another")
+    @pytest.mark.parametrize("variable", ["", "PREFECT_HOME", "HOME", "TMPDIR"])
+    def test_a_second_worker_is_refused_with_one_line(
+        self, operator: Operator, shared_worker: Child, tmp_path: Path, variable: str
+    ) -> None:
+        """Also out of another shell, whose Prefect has another home."""
+        another = {variable: str(tmp_path)} if variable else {}
+        second = operator.start_worker(POOL, "--name", "another", **another)
         assert second.handle.wait() == 1
         holder = shared_worker.identity.pid
         assert second.log.read_text().startswith(f"[already_running] work pool {POOL!r} is served by process {holder} ")
         assert second.log.read_text().count("\n") == 1
         assert operator.end_of(operator.run("visit_async", POOL, name="after")).is_completed()
+
+    def test_a_pool_that_is_not_there_is_refused_with_one_line(self, operator: Operator) -> None:
+        worker = operator.start_worker_of("sharde")
+        assert worker.handle.wait() == 1
+        (line,) = worker.log.read_text().splitlines()
+        assert line.startswith("[bad_environment] there is no work pool 'sharde'; those of type 'resident' are: ")
+        assert f" {POOL}" in line
+        assert line.endswith("`python -m deployments.register --name NAME` makes `neuron-NAME`")
+        with pytest.raises(ObjectNotFound):
+            operator.client.read_work_pool("sharde")
 
     def test_a_pool_of_another_machine_or_type_is_refused(self, operator: Operator) -> None:
         """Another machine has other locks: there the server tells of the worker."""
@@ -162,6 +179,22 @@ async def _place_is_free_after(run: FlowRun) -> None:
         worker.limiter.acquire_on_behalf_of_nowait(run.id)
         await worker._submit_run(run)
         assert worker.limiter.available_tokens == 1
+
+
+@pytest.mark.parametrize(("name", "after"), [("NothingPublished", "NothingPublished"), ("Failed", "AwaitingRetry")])
+def test_a_window_that_missed_what_it_owed_is_not_taken_up_again(operator: Operator, name: str, after: str) -> None:
+    """Its flow returned the failure, so it took all steps; one that was interrupted goes on at the next start."""
+    operator.client.create_work_pool(WorkPoolCreate(name=f"settled-{after.lower()}", type="resident"))
+    run = operator.run("visit_async", f"settled-{after.lower()}", name="never", state=Failed(name=name))
+    with temporary_settings({PREFECT_API_URL: operator.server.server.api_url, PREFECT_HOME: operator.folder}):
+        asyncio.run(_settle_after_a_stop(run))
+    assert operator.state(run).name == after
+
+
+async def _settle_after_a_stop(run: UUID) -> None:
+    async with ResidentWorker("unserved") as worker:
+        worker._interrupted = True
+        await worker._settle(run, None)
 
 
 def test_sigterm_finishes_the_run_and_takes_no_other(operator: Operator) -> None:

@@ -36,7 +36,7 @@ def rows(server: RunningPrefectServer, state: State[Any]) -> list[dict[str, str]
 
 
 def test_what_is_true_is_verified(network: PreparedNetwork, prefect_api: RunningPrefectServer) -> None:
-    """By default it is the newest window of which everything is final."""
+    """By default it is the newest final window that there is evidence of."""
     last = network.first_window + NUM_WINDOWS - 1
     state = run()
     assert (state.is_completed(), state.name) == (True, "Verified")
@@ -72,6 +72,8 @@ def test_a_lie_fails_the_run_and_is_named(network: PreparedNetwork, prefect_api:
 def test_what_nobody_published_cannot_be_audited(network: PreparedNetwork, prefect_api: RunningPrefectServer) -> None:
     state = run(window=network.first_window, validator=1)
     assert (state.is_failed(), state.name) == (True, "Failed")
-    assert f"[evidence_missing] window {network.first_window}: uid 1 shows no evidence" in str(state.message)
+    assert f"[evidence_missing] no evidence of window {network.first_window} is there: uid 1 shows none" in str(
+        state.message
+    )
     assert f"audit-{NAME}" not in artifacts(prefect_api, state)
     assert run(tolerance=1.0).is_failed()

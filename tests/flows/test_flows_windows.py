@@ -101,7 +101,7 @@ class TestThreeWindows:
 
     @pytest.mark.parametrize(
         ("role", "keys"),
-        [("miner", ["gather"]), ("aggregator", ["gather"]), ("validator", ["gather", "scores"])],
+        [("miner", ["gather", "training"]), ("aggregator", ["gather"]), ("validator", ["gather", "scores"])],
     )
     def test_a_window_has_one_table_of_each_kind(self, runs: FlowRuns, role: str, keys: list[str]) -> None:
         name = runs.name(role)
@@ -112,7 +112,11 @@ class TestThreeWindows:
                 assert sorted(str(artifact.key) for artifact in found) == [f"{key}-{name}" for key in keys]
                 for artifact in found:
                     assert str(artifact.description).startswith(f"Window {window}: ")
-                    assert [row["uid"] for row in json.loads(str(artifact.data))] == [3, 4]
+                    rows = json.loads(str(artifact.data))
+                    if str(artifact.key).startswith("training-"):
+                        assert [row["tokens"] > 0 for row in rows] == [True]
+                    else:
+                        assert [row["uid"] for row in rows] == [3, 4]
             history = client.read_artifacts(
                 artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[f"{keys[-1]}-{name}"]))
             )
@@ -191,6 +195,23 @@ class TestAlone:
         assert any(key.startswith("proof-1") for key in after)
         assert miner.journal.open_claims() == ()
 
+    def test_a_miner_that_comes_too_late_to_train_is_shown_as_failed_and_closes_the_window(
+        self, network: Network, miner: Node, prefect_server: RunningPrefectServer
+    ) -> None:
+        def late() -> None:
+            network.to_window(1, miner.chain)
+            miner.chain.clock.sleep_until(miner.exchange.expected_times(1).train_until)
+
+        (state,) = run_beside_publishers(network, miner, 1, before=late)
+        assert (state.is_failed(), state.name) == (True, "NothingPublished")
+        assert str(state.message).startswith("window 1: not trained [no_time_left], applied (), root")
+        assert miner.journal.open_claims() == ()
+        with prefect_server.client() as client:
+            run = client.read_flow_run(run_id(state))
+            names = [task.name for task in task_runs(client, state, at_least=9)]
+        assert (run.state_name, run.run_count) == ("NothingPublished", 1)
+        assert names[-2:] == ["publish sync proof 1", "close window 1"]
+
     def test_findings_are_in_the_runs_message_and_in_a_table(
         self, tmp_path: Any, prefect_server: RunningPrefectServer
     ) -> None:
@@ -202,6 +223,9 @@ class TestAlone:
         for name in others:
             assert states[name][0].is_completed()
             assert str(states[name][0].message).endswith(" [roster_missing]")
+        (missed,) = states[silent]
+        assert (missed.is_failed(), missed.name) == (True, "NothingPublished")
+        assert ": own roster not published [roster_missing], roster (3, 4), root" in str(missed.message)
         with prefect_server.client() as client:
             this = ArtifactFilterFlowRunId(any_=[run_id(states[others[0]][0])])
             found = client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=this))

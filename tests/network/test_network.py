@@ -19,6 +19,7 @@ from deployments.local.plan import DEFAULT_NEURON
 from deployments.processes import require_free_port
 from flows.miner_window import miner_window
 from templar.data.shards.manifest import tokens_file
+from templar.window import Missed
 from tests.support.live_network import LiveNetwork, logs_on_failure
 from tests.support.prefect_server import talking_to
 
@@ -27,8 +28,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 VICTIM = "miner-2"
 SILENCE_SECONDS = 10.0
 SHARDS = {"layout": "shards", "samples_per_page": 4, "pages_per_window": 2, "outer_steps_per_shard": 2}
-ROTATION = "shard-rotation/half-hourly"
-TABLES = {"miner": ["gather"], "aggregator": ["gather"], "validator": ["gather", "scores"]}
+ROTATION = "shard-rotation/default"
+TABLES = {"miner": ["gather", "training"], "aggregator": ["gather"], "validator": ["gather", "scores"]}
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +85,7 @@ class TestADayOfANetwork:
         run = network.run(VICTIM, window)
         past = network.history(run)
         assert past.index("Crashed") < past.index("AwaitingRetry")
-        assert past[-1] == "Completed"
+        assert past[-1] in ("Completed", Missed.NOTHING_PUBLISHED)  # the new worker may start too late to reveal
         assert run.run_count == 2
 
     def test_a_miner_swaps_to_the_second_shard(self, network: LiveNetwork, shards: Path) -> None:

@@ -40,6 +40,10 @@ def previewed(network: LiveNetwork, window: int, uid: int) -> "subprocess.Comple
     )
 
 
+printed: list[str] = []
+"""The commands that `up` prints."""
+
+
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveNetwork]:
     network = LiveNetwork(tmp_path_factory.mktemp("up"), directory_store=True)
@@ -47,7 +51,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveNetwork]:
         with logs_on_failure(network):
             answer = local(network, "up")
             assert answer.returncode == 0, answer.stderr
-            assert f"export PREFECT_API_URL={network.plan.server.api_url}" in answer.stdout
+            printed[:] = [line.strip() for line in answer.stdout.splitlines() if line.startswith("  ")]
             network.attach()
             yield network
     finally:
@@ -62,8 +66,30 @@ class TestUp:
 
     def test_schedules_are_listed(self, network: LiveNetwork) -> None:
         listed = network.prefect("deployment", "ls")
-        for name in ("bucket-cleanup/hourly", "checkpoint/every-2h", "shard-rotation/half-hourly"):
+        for name in (
+            "bucket-cleanup/default",
+            "checkpoint/default",
+            "shard-rotation/default",
+            "validator-window/validator",
+        ):
             assert name in listed
+        assert "validator-window/default" not in listed
+
+    def test_the_commands_that_it_prints_can_be_copied_as_they_stand(self, network: LiveNetwork) -> None:
+        export, window, *schedules = printed
+        assert export.startswith(f"export PREFECT_API_URL={network.plan.server.api_url} PREFECT_HOME=")
+        assert window.endswith("prefect deployment run miner-window/default")
+        for schedule in schedules:
+            shown = subprocess.run(
+                ["sh", "-ec", f"{export}; {schedule}"],
+                cwd=REPOSITORY,
+                env={"PATH": os.defpath},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert shown.returncode == 0, shown.stderr
+        assert len(schedules) == 7
 
     def test_a_second_network_is_refused_and_the_first_is_left_alone(self, network: LiveNetwork) -> None:
         before = {entry.identity for entry in network.record.running()}
@@ -88,7 +114,7 @@ class TestUp:
             assert "sequences; the first 1 in training order:" in answer.stdout
 
     def test_a_cold_run_of_a_warm_neuron_is_refused(self, network: LiveNetwork) -> None:
-        state = network.end_of(network.typed_run("miner-window/cold"))
+        state = network.end_of(network.typed_run("miner-window/default-cold"))
         assert state.is_failed()
         assert "[already_running]" in str(state.message)
         holder = network.process(f"worker of {DEFAULT_NEURON}").pid
@@ -97,10 +123,10 @@ class TestUp:
     @pytest.mark.parametrize(
         ("deployment", "message"),
         [
-            ("bucket-cleanup/hourly", " 0 objects expired, 0 deleted"),
-            ("checkpoint/every-2h", " outer steps, root "),
-            ("shard-rotation/half-hourly", "[no_shards]"),
-            ("local-cleanup/daily", " removed, "),
+            ("bucket-cleanup/default", " 0 objects expired, 0 deleted"),
+            ("checkpoint/default", " outer steps, root "),
+            ("shard-rotation/default", "[no_shards]"),
+            ("local-cleanup/default", " removed, "),
         ],
     )
     def test_scheduled_work_can_be_run_by_hand(self, network: LiveNetwork, deployment: str, message: str) -> None:

@@ -4,6 +4,7 @@ import base64
 import json
 import logging
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tasks.artifacts import (
     score_rows,
     score_summary,
     table,
+    training_rows,
 )
 from templar.data.replicas import EndpointReport
 from templar.errors import Reason
@@ -26,10 +28,11 @@ from templar.exchange.objects import Manifest
 from templar.exchange.reveal import Submission
 from templar.housekeeping.bucket_cleanup import CleanupReport, CleanupRow
 from templar.hparams import load_hparams
-from templar.neuron.miner import PageReport
+from templar.neuron.miner import PageReport, TrainReport
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Estimate, Evidence, MinerFacts
 from templar.scoring.standing import Standing
+from templar.training.train import TrainFigures
 from tests.support.facts import (
     AUTHOR,
     LOSS,
@@ -67,8 +70,34 @@ def test_who_has_most_comes_first_and_every_row_has_every_column() -> None:
     assert score_summary(evidence) == (
         "Window 100: loss 4.0000; 2 of 3 miners measured, 2 earn, 1 punished. "
         f"The baseline is rated 25.00 ± {evidence.baseline_sigma:.2f}, "
-        f"the typical advantage is {evidence.typical_advantage:.6f}."
+        f"the typical advantage is {evidence.typical_advantage:.6f}, "
+        f"the typical own excess {evidence.typical_own_excess:.6f}."
     )
+
+
+def test_training_shows_device_speed_and_where_the_time_went() -> None:
+    phases = {"forward": 1.0, "backward": 2.0, "step": 0.5, "other": 0.5}
+    figures = TrainFigures("NVIDIA H100", "bfloat16", "the first", 8, 4096, 4.5, phases, 3 << 20, 0.4, 989e12)
+    (row,) = training_rows(TrainReport(7, None, 5.0, 4.0, 2, 16, figures))
+    assert row == {
+        "device": "NVIDIA H100",
+        "precision": "bfloat16",
+        "chosen": "the first",
+        "steps": 2,
+        "micro-batch": 8,
+        "tokens": 4096,
+        "seconds": 4.5,
+        "tokens/s": 910.2,
+        "MFU": "40.0% of 989 TFLOP/s",
+        "forward": "25.0%",
+        "backward": "50.0%",
+        "step": "12.5%",
+        "other": "12.5%",
+        "peak MiB": 3.0,
+    }
+    on_a_cpu = replace(figures, mfu=None, assumed_peak=None)
+    assert training_rows(TrainReport(7, None, figures=on_a_cpu))[0]["MFU"] == ""
+    assert training_rows(TrainReport(7, Reason.NO_TIME_LEFT)) == [{"reason": "no_time_left"}]
 
 
 def test_a_miner_that_was_measured() -> None:
@@ -82,6 +111,7 @@ def test_a_miner_that_was_measured() -> None:
         "final": f"{card.final:.4f} ({card.final - 20:+.4f})",
         "rating": f"{card.mu:.2f} ± {card.sigma:.2f}",
         "advantage": f"{card.advantage:+.6f}",
+        "own excess": f"{card.own_excess:+.6f}",
         "indicator": f"{card.binary_average:.4f} (+1)",
         "sync": f"{card.sync:.4f} (2 behind)",
         "score": "+0.110000",
@@ -136,23 +166,25 @@ def test_what_is_burned_earns_nobody() -> None:
     evidence = concluded(absent(3), loss=None)
     assert score_summary(evidence) == (
         "Window 100: nothing was measured; 0 of 1 miners measured, 0 earn, 1 punished. "
-        "The baseline is rated 25.00 ± 8.33, the typical advantage is 0.000000."
+        "The baseline is rated 25.00 ± 8.33, the typical advantage is 0.000000, the typical own excess 0.000000."
     )
     assert [(record.uid, record.weight) for record in evidence.weights] == [(0, 1.0)]
     assert [row["uid"] for row in score_rows(evidence)] == [3]
 
 
 def test_every_gathered_peer_has_a_row() -> None:
-    submission = Submission(Manifest.model_construct(payload_bytes=1234), 1, 2, "0a" * 64, "0b" * 64)
+    submission = Submission(
+        Manifest.model_construct(payload_bytes=1234, steps=30, tokens=61_440), 1, 2, "0a" * 64, "0b" * 64
+    )
     outcomes = (
         PeerOutcome(3, Tier.GATHER, submission, None, "", 0.12345, num_bytes=2345),
         PeerOutcome(4, Tier.RESERVE, None, Reason.PAYLOAD_MISSING, "no payload", 1.0, num_bytes=655),
     )
-    columns = ("uid", "tier", "accepted", "reason", "bytes", "seconds")
+    columns = ("uid", "tier", "accepted", "reason", "bytes", "seconds", "steps", "tokens")
     assert [tuple(row) for row in gather_rows(GatherReport(WINDOW, outcomes))] == [columns, columns]
     assert [tuple(row.values()) for row in gather_rows(GatherReport(WINDOW, outcomes))] == [
-        (3, "gather", True, "", 2345, 0.123),
-        (4, "reserve", False, "payload_missing", 655, 1.0),
+        (3, "gather", True, "", 2345, 0.123, 30, 61_440),
+        (4, "reserve", False, "payload_missing", 655, 1.0, "", ""),
     ]
 
 
