@@ -104,8 +104,9 @@ class Neuron(Block):
         """
         from templar.neuron.join import Context
 
-        hparams, hotkey, own = self.hparams(), self.wallet.open(), self.bucket.open()
-        chain, home = self.subnet.open(self.wallet), Path(self.home)
+        hparams, hotkey, home = self.hparams(), self.wallet.open(), Path(self.home)
+        chain = self.subnet.open(self.wallet)
+        own = self.bucket.open(chain.clock.now)  # a directory's stamps follow the chain, also on simulated time
         buckets = Buckets(chain, self.bucket.endpoint.open_reader, own=own, hotkey=hotkey.address)
         open_dataset = partial(self.dataset.open, hparams, home)
         pinned = self.genesis or None

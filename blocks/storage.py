@@ -1,5 +1,6 @@
 """Where objects live: the endpoint that a network stores in, keys to it, and one neuron's bucket."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import unquote, urlsplit
@@ -67,7 +68,15 @@ class StorageEndpoint(Block):
             raise ValueError("a storage's url must be r2, http(s)://host[:port] or file:///folder")
         return url
 
-    def open(self, bucket: str, account_id: str, key: "BucketCredentials", *, writable: bool) -> ObjectStore:
+    def open(
+        self,
+        bucket: str,
+        account_id: str,
+        key: "BucketCredentials",
+        *,
+        writable: bool,
+        clock: Callable[[], float] | None = None,
+    ) -> ObjectStore:
         """A bucket on this endpoint.
 
         Args:
@@ -75,11 +84,12 @@ class StorageEndpoint(Block):
             account_id: The account that owns it; R2 has an endpoint per account.
             key: The key to use.
             writable: Whether the key is for writing; a directory store has nothing else to know it by.
+            clock: Time in seconds of the stamps in a directory store; the machine's clock by default.
         """
         parts = urlsplit(self.url)
         if parts.scheme == "file":
             folder = Path(unquote(parts.path)) / bucket
-            return DirectoryStore(folder, writable=writable)
+            return DirectoryStore(folder, clock=clock, writable=writable)
         from templar.store.s3 import S3Store
 
         return S3Store(
@@ -186,12 +196,13 @@ class NeuronBucket(Block):
     read: BucketCredentials = Field(description="Key with read rights; it is published on chain.")
     write: BucketCredentials = Field(description="Key with write rights; it never leaves this node.")
 
-    def open(self) -> OwnBucket:
-        """The bucket with write rights, and what is committed on chain about it."""
+    def open(self, clock: Callable[[], float] | None = None) -> OwnBucket:
+        """The bucket with write rights, and what is committed on chain about it; the clock as the endpoint's `open`."""
         address = BucketAddress(
             self.account_id, self.read.access_key_id, self.read.secret_access_key.get_secret_value()
         )
-        return OwnBucket(address, self.endpoint.open(address.bucket, self.account_id, self.write, writable=True))
+        store = self.endpoint.open(address.bucket, self.account_id, self.write, writable=True, clock=clock)
+        return OwnBucket(address, store)
 
 
 class DatasetBucket(Block):
