@@ -104,6 +104,11 @@ class BlockSchedule:
         early = [time - before for before, until in self._arrivals[number].replaced if now < time + until]
         return min(early, default=time)
 
+    def resolved_at(self, number: int) -> float:
+        """The instant from which the head shows, under this number, the block that takes it in the end."""
+        time = self.time(number)
+        return max((time + until for _, until in self._arrivals[number].replaced), default=time)
+
     def head(self, now: float) -> int:
         """Number of the newest block that is shown at this instant."""
         while self._times[-1] <= now:
@@ -284,10 +289,13 @@ class UnreachableChain(ChainView):
     seconds: float  # length of an outage
     every: float  # seconds from one outage to the next
 
+    def is_down(self, now: float) -> bool:
+        """Whether there is an outage at an instant."""
+        return now >= self.since and (now - self.since) % self.every < self.seconds
+
     def before(self, call: str) -> None:
         """Raise `chain_unreachable` during an outage."""
-        passed = self.clock.now() - self.since
-        if passed >= 0 and passed % self.every < self.seconds:
+        if self.is_down(self.clock.now()):
             raise TransientError(Reason.CHAIN_UNREACHABLE, f"{call}: the endpoint does not answer")
 
 

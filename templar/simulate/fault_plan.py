@@ -13,6 +13,7 @@ stake and are less than half of the miners. The others are *healthy*, and in eve
 At the end every node that runs honest code has come to the others' root, and no report convicts one of them.
 """
 
+import math
 import random
 import tempfile
 import time
@@ -42,6 +43,7 @@ from templar.agreement.slots import Settlement
 from templar.canonical import keyed_seed
 from templar.chain.base import Chain
 from templar.errors import PermanentError, Reason, TransientError
+from templar.exchange.context import LONGEST_PAUSE_SECONDS
 from templar.hparams import HParams, load_hparams
 from templar.neuron.catchup import catch_up
 from templar.neuron.node import Node
@@ -114,8 +116,8 @@ BUCKETS: dict[str, BucketFault] = {
     "down": faults.failing(faults.TIMED_OUT),
     "busy": faults.failing(faults.SERVER_ERROR),
     "forbidden": faults.failing(faults.FORBIDDEN),
-    "hanging": faults.for_all(lambda store, clock: faults.SlowStore(store, clock, seconds=8.0, then=faults.TIMED_OUT)),
-    # A simulated node asks one bucket after the other, a real one many at once: slow ones add up here only.
+    # A simulated node asks one bucket after the other, a real one many at once: only here do slow ones add up.
+    "hanging": faults.for_all(lambda store, clock: faults.SlowStore(store, clock, seconds=2.0, then=faults.TIMED_OUT)),
     "slow": faults.for_all(lambda store, clock: faults.SlowStore(store, clock, seconds=0.5)),
     "stale": faults.for_all(lambda store, clock: faults.StaleStore(store, clock, seconds=60.0)),
     "truncating": faults.TRUNCATING,
@@ -288,13 +290,16 @@ class FaultyNetwork:
         episodes = self._episodes(observer.uid, FaultKind.CHAIN, lambda name: ENDPOINTS[name](chain))
         chain = IntermittentChain(chain, episodes) if episodes else chain
         if self.plan.has_outages:
-            since = GENESIS_TIME + keyed_seed("templar.outages", self.plan.seed, observer.uid) % 1000
-            chain = UnreachableChain(PrunedChain(chain, kept=PRUNED_AFTER), since, seconds=9.0, every=277.0)
+            chain = self._with_outages(observer, PrunedChain(chain, kept=PRUNED_AFTER))
         for fault in self.plan.faults:
             if (fault.uid, fault.kind) == (observer.uid, FaultKind.CLOCK):
                 chain = SkewedChain(chain, fault.amount)
         switch = self._switches.get(observer.uid)
         return chain if switch is None else CountingChain(chain, switch)
+
+    def _with_outages(self, observer: Member, chain: Chain) -> UnreachableChain:
+        since = GENESIS_TIME + keyed_seed("templar.outages", self.plan.seed, observer.uid) % 1000
+        return UnreachableChain(chain, since, seconds=9.0, every=277.0)
 
     # What the members do.
 
@@ -404,9 +409,20 @@ class FaultyNetwork:
         self.null_windows += not uids
         if all(neuron.uid in self.plan.faulty for neuron in validators):
             return
-        lost = [member.name for member in self.healthy if member.role == "honest" and member.uid not in uids]
+        miners = (member for member in self.healthy if member.role == "honest")
+        lost = [each.name for each in miners if each.uid not in uids and not self._was_cut_off(each, window)]
         if lost:
             raise self._violation(window, f"the roster {list(uids)} is without {', '.join(lost)}")
+
+    def _was_cut_off(self, member: Member, window: int) -> bool:
+        """Whether an outage hid that the close had moved until it was too late to put the reveal again."""
+        if self.schedule is None or not self.plan.has_outages:
+            return False
+        closing, pause = first_block(window + 1, self.hparams.windows), LONGEST_PAUSE_SECONDS
+        closed, moved = self.schedule.time(closing), self.schedule.resolved_at(closing)
+        given_up = math.floor(closed) + self.hparams.windows.time_window_delta_seconds + 1
+        outages = self._with_outages(member, self.world.chain)
+        return moved > closed and all(outages.is_down(at) for at in (moved + pause, given_up - pause))
 
     def _check_pay(self, validator: Member, evidence: Evidence) -> None:
         """No healthy miner is penalised, and nobody is paid whose payloads never counted."""
