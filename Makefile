@@ -14,7 +14,7 @@ STORE ?= s3
 PRESET ?= local
 PREFECT_PORT ?= 4200
 STORAGE_PORT ?= 9200
-LOCAL = $(BIN)/python -m deployments.local
+LOCAL = $(BIN)/python -m deployments
 LOCAL_OPTIONS = --miners $(MINERS) --store $(STORE) --preset $(PRESET) \
 	--prefect-port $(PREFECT_PORT) --storage-port $(STORAGE_PORT)
 
@@ -36,7 +36,7 @@ down: ## Stop what `make up` started.
 WHERE ?= s3
 ENDPOINT ?= moto
 gauntlet: $(VENV)/.dev ## Attack a network on a real S3 endpoint, and say what came of it; ENDPOINT=rclone for another one.
-	@$(BIN)/python -m deployments.gauntlet --where $(WHERE) --endpoint $(ENDPOINT)
+	@$(BIN)/python -m deployments gauntlet --where $(WHERE) --endpoint $(ENDPOINT)
 
 test: $(VENV)/.dev ## Run the tests.
 	$(BIN)/python -m pytest -m "not slow and not prefect" --ignore tests/network --numprocesses 4 --dist loadfile

@@ -30,8 +30,7 @@ from rich.table import Table
 
 from blocks.environment import neuron_from_environment
 from blocks.neuron import Neuron
-from deployments.local.bringup import worker_command
-from deployments.local.plan import HOUSEKEEPING_POOL, LocalNeuron, LocalPlan
+from deployments.local.plan import LocalNeuron, LocalPlan
 from deployments.local.prepare import (
     announce_bucket,
     prepare_buckets,
@@ -43,7 +42,7 @@ from deployments.local.prepare import (
 )
 from deployments.prefect_server import PROJECT_ROOT
 from deployments.processes import Child, free_port, start_child
-from deployments.register import deploy_window, ensure_pool, register
+from deployments.register import HOUSEKEEPING_POOL, deploy_window, ensure_pool, register, worker_command
 from templar.chain.ledger import Ledger
 from templar.hparams import load_hparams
 from templar.timeline import first_block

@@ -1,6 +1,6 @@
 """Rebuild windows from public objects, and say whether rosters and evidence are what follows from them.
 
-    python -m deployments.audit_window [--first 10 --last 19] [--validator 2] [--tolerance 1e-4]
+    templar audit [--first 10 --last 19] [--validator 2] [--tolerance 1e-4]
 
 The neuron's block says where chain, buckets and dataset are; with --env-file a file does, and no Prefect server, wallet
 or bucket is needed. What is replayed is kept in the folder `audit` of the neuron's, apart from the neuron's own state.
@@ -11,6 +11,7 @@ if something differs, 2 if something could not be audited, or if the command lin
 import argparse
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from deployments.register import read_environment, require_server
@@ -74,11 +75,9 @@ def run(arguments: argparse.Namespace) -> int:
     return DIFFERS if DIFFERS in statuses else max(statuses, default=NOT_AUDITED)
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Parse the command line and audit."""
-    parser = argparse.ArgumentParser(
-        prog="python -m deployments.audit_window", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = argparse.ArgumentParser(prog="templar audit", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--neuron", default="default", help="name of the neuron's block")
     parser.add_argument("--env-file", type=Path, help="file that says where the network is, instead of a block")
     parser.add_argument("--first", type=whole_number(0), metavar="W", help="the first window")
@@ -87,7 +86,7 @@ def main() -> int:
     parser.add_argument(
         "--tolerance", type=_tolerance, default=0.0, metavar="X", help="of measured numbers, relative; 0 by default"
     )
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     if None not in (arguments.first, arguments.last) and arguments.first > arguments.last:
         parser.error(f"--first {arguments.first} comes after --last {arguments.last}")
     try:
@@ -105,7 +104,3 @@ def _tolerance(text: str) -> float:
     if not 0 <= tolerance < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 up to 1")
     return tolerance
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,7 @@
 """Build a training dataset from files on this machine, and upload it if a bucket is named.
 
-    python -m deployments.build_dataset --source books --source wiki=wiki.parquet --layout shards --out dataset
-    python -m deployments.build_dataset --source books --layout pages --out dataset --env-file .env --to-account ACCOUNT
+    templar dataset build --source books --source wiki=wiki.parquet --layout shards --out dataset
+    templar dataset build --source books --layout pages --out dataset --env-file .env --to-account ACCOUNT
 
 Text files, Parquet, Arrow (`datasets.save_to_disk`) and JSON lines are read; see docs/dataset.md. The keys of the
 bucket come from the environment alone: R2_DATASET_WRITE_ACCESS_KEY_ID and R2_DATASET_WRITE_SECRET_ACCESS_KEY. After a
@@ -9,7 +9,7 @@ failure, run it again.
 """
 
 import argparse
-import sys
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -93,16 +93,14 @@ def show(built: BuiltDataset, console: Console) -> None:
     console.print(Text(text), soft_wrap=True)
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Parse the command line and build; 0 if the dataset is complete, and uploaded where that was asked for."""
-    request, arguments = _arguments()
+    request, arguments = _arguments(words)
     return status_of(lambda: run(request, arguments, Console()))
 
 
-def _arguments() -> tuple[BuildRequest, argparse.Namespace]:
-    parser = argparse.ArgumentParser(
-        prog="python -m deployments.build_dataset", description=(__doc__ or "").splitlines()[0]
-    )
+def _arguments(words: Sequence[str] | None) -> tuple[BuildRequest, argparse.Namespace]:
+    parser = argparse.ArgumentParser(prog="templar dataset build", description=(__doc__ or "").splitlines()[0])
     defaults = {each.name: each.default for each in fields(BuildSettings)}
     parser.add_argument("--source", action="append", required=True, metavar="PATH", help="file or folder; or NAME=PATH")
     parser.add_argument(
@@ -130,7 +128,7 @@ def _arguments() -> tuple[BuildRequest, argparse.Namespace]:
     parser.add_argument("--to-bucket", metavar="NAME", help="upload: the bucket; the account's name by default")
     parser.add_argument("--to-prefix", metavar="PATH", help="upload: folder; DATASET_BINS_PATH by default")
     parser.add_argument("--env-file", type=Path, help="file with the variables of .env.example")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     if arguments.to_account is None and not (arguments.to_bucket is None and arguments.to_prefix is None):
         parser.error("--to-bucket and --to-prefix go with --to-account")
     try:
@@ -149,7 +147,3 @@ def _request(arguments: argparse.Namespace) -> BuildRequest:
     suffixes = arguments.suffix or TEXT_SUFFIXES
     sources = (source_from_text(text, column=arguments.column, suffixes=suffixes) for text in arguments.source)
     return BuildRequest(tuple(sources), arguments.out, settings)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Find out what each bucket key of an environment can do, and whether it should; no Prefect server is needed.
 
-    python -m deployments.check_access --env-file .env
+    templar access --env-file .env
 
 It writes a few small objects with keys of their own, `access-check-...`, and removes them. The exit status is 0 if
 every key is as it should be, 1 if not, 2 if the command line is wrong.
@@ -8,6 +8,7 @@ every key is as it should be, 1 if not, 2 if the command line is wrong.
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -35,13 +36,11 @@ def show(report: AccessReport, console: Console) -> None:
     console.print(Text(report.summary), soft_wrap=True)
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Parse the command line and check."""
-    parser = argparse.ArgumentParser(
-        prog="python -m deployments.check_access", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = argparse.ArgumentParser(prog="templar access", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--env-file", type=Path, help="file with the variables of .env.example")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     try:
         environment = read_environment(arguments.env_file)
         report = check_access(credentials_of(neuron_from_environment(environment), environment))
@@ -50,7 +49,3 @@ def main() -> int:
         return 1
     show(report, Console())
     return 1 if report.problems else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

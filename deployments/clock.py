@@ -1,6 +1,6 @@
 """The window clock: follows the chain and starts every window deployment of this host, once per window.
 
-    python -m deployments.clock
+    templar clock
 
 No window is started twice: each run has the idempotency key `{netuid}/{genesis}/{hotkey}/{role}/{window}`, and the
 server returns the same run for the same key. A restarted clock resumes at the current window. It also emits
@@ -200,7 +200,7 @@ async def serve() -> None:
     if not deployments:
         raise PermanentError(
             Reason.BAD_ENVIRONMENT,
-            "no window deployment of a known neuron on this server: run `python -m deployments.register` first",
+            "no window deployment of a known neuron on this server: run `templar neuron register` first",
         )
     networks: dict[tuple[Any, ...], list[WindowDeployment]] = defaultdict(list)
     for deployment in deployments:
@@ -249,10 +249,10 @@ def _log_failure(task: "asyncio.Task[Any]") -> None:
         log.warning("an event could not be emitted: %s", task.exception())
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Run until SIGTERM."""
-    parser = argparse.ArgumentParser(prog="python -m deployments.clock", description=(__doc__ or "").splitlines()[0])
-    parser.parse_args()
+    parser = argparse.ArgumentParser(prog="templar clock", description=(__doc__ or "").splitlines()[0])
+    parser.parse_args(words)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # not a line per request
     try:
@@ -263,7 +263,3 @@ def main() -> int:
     except KeyboardInterrupt:
         pass
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,15 +1,14 @@
 """Copy the dataset into a bucket or a folder of your own, and check the copy.
 
-    python -m deployments.copy_dataset --from-env --env-file .env --to-account ACCOUNT [--to-bucket BUCKET] [--verify]
-    python -m deployments.copy_dataset --from dataset --env-file .env --to-account ACCOUNT
-    python -m deployments.copy_dataset --from-env --env-file .env --to /srv/dataset
+    templar dataset copy --from-env --env-file .env --to-account ACCOUNT [--to-bucket BUCKET] [--verify]
+    templar dataset copy --from dataset --env-file .env --to-account ACCOUNT
+    templar dataset copy --from-env --env-file .env --to /srv/dataset
 
 The source is the dataset that the environment names, or a folder. Keys come from the environment alone; those of the
 target are R2_DATASET_WRITE_ACCESS_KEY_ID and R2_DATASET_WRITE_SECRET_ACCESS_KEY. After a failure, run it again.
 """
 
 import argparse
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
@@ -91,16 +90,14 @@ def show(report: CopyReport, where: str, console: Console) -> None:
     )
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Parse the command line and copy; 0 if the dataset is complete at the target."""
-    arguments = _arguments()
+    arguments = _arguments(words)
     return status_of(lambda: run(arguments, Console()))
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m deployments.copy_dataset", description=(__doc__ or "").splitlines()[0]
-    )
+def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="templar dataset copy", description=(__doc__ or "").splitlines()[0])
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--from-env", action="store_true", help="copy the dataset of R2_DATASET_*")
     source.add_argument("--from", type=folder_path, dest="from_folder", metavar="PATH", help="copy a dataset folder")
@@ -113,7 +110,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--env-file", type=Path, help="file with the variables of .env.example")
     parser.add_argument("--verify", action="store_true", help="read everything back and compare hashes")
     parser.add_argument("--concurrency", type=whole_number(1), default=4, help="files that are moved at a time (4)")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     bucket_options = (arguments.to_bucket, arguments.to_prefix, arguments.to_storage)
     if arguments.to_account is None and any(option is not None for option in bucket_options):
         parser.error("--to-bucket, --to-prefix and --to-storage go with --to-account")
@@ -154,7 +151,3 @@ def _endpoint(text: str) -> StorageEndpoint:
         return StorageEndpoint(url=text)
     except ValidationError:  # without the value, which may hold a secret
         raise argparse.ArgumentTypeError("a storage is r2, http(s)://host[:port] or file:///folder") from None
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Show the standings of the miners, from what a validator has published.
 
-    python -m deployments.leaderboard [--validator 2] [--windows 100] [--csv history.csv] [--plot leaderboard.svg]
+    templar leaderboard [--validator 2] [--windows 100] [--csv history.csv] [--plot leaderboard.svg]
 
 The neuron's block says where chain and buckets are; nothing is written but the files that are asked for. By default the
 validator is this neuron, or else the one with the most stake that has evidence.
@@ -8,6 +8,7 @@ validator is this neuron, or else the one with the most stake that has evidence.
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -87,17 +88,15 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     save(board, csv=arguments.csv, plot=arguments.plot)
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Parse the command line; 0 if there was something to show."""
-    parser = argparse.ArgumentParser(
-        prog="python -m deployments.leaderboard", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = argparse.ArgumentParser(prog="templar leaderboard", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--neuron", default="default", help="name of the neuron's block")
     parser.add_argument("--validator", type=whole_number(0), metavar="UID", help="whose evidence")
     parser.add_argument("--windows", type=whole_number(1), default=100, metavar="N", help="the last N closed windows")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write one row per window and miner")
     parser.add_argument("--plot", type=_picture, metavar="FILE", help="draw the curves; ends with .svg or .png")
-    arguments, console = parser.parse_args(), Console()
+    arguments, console = parser.parse_args(words), Console()
     try:
         run(arguments, console if console.width >= LEAST_WIDTH else Console(width=LEAST_WIDTH))
     except TemplarError as error:
@@ -111,7 +110,3 @@ def _picture(text: str) -> Path:
     if path.suffix.lower() not in FORMS:
         raise argparse.ArgumentTypeError(f"{text!r} is not a picture: let it end with {' or '.join(FORMS)}")
     return path
-
-
-if __name__ == "__main__":
-    sys.exit(main())

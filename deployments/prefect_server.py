@@ -37,6 +37,11 @@ class PrefectServer:
         """Address of the API."""
         return f"{self.ui_url}/api"
 
+    @property
+    def command(self) -> list[str]:
+        """The command that serves."""
+        return [sys.executable, "-m", "prefect", "server", "start", "--host", self.host, "--port", str(self.port)]
+
     def environment(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
         """The whole environment of the server itself and of its clients.
 
@@ -74,10 +79,9 @@ class PrefectServer:
             TransientError: `process_not_ready` after the time-out; the process has been stopped.
         """
         require_free_port(self.host, self.port, remedy="stop what listens there, or choose another port")
-        command = [sys.executable, "-m", "prefect", "server", "start", "--host", self.host, "--port", str(self.port)]
         child = start_child(
             SERVER_NAME,
-            command,
+            self.command,
             log=self.home / "server.log",
             env=self.environment(base),
             cwd=PROJECT_ROOT,

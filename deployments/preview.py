@@ -1,6 +1,6 @@
 """Show what a uid trains on in a window, decoded.
 
-    python -m deployments.preview --neuron default [--window 12] [--uid 3] [--sequences 3]
+    templar preview --neuron default [--window 12] [--uid 3] [--sequences 3]
 
 The neuron's block names chain, buckets and dataset; nothing is written. By default it is the neuron's own data
 of the window that is open now.
@@ -10,6 +10,7 @@ import argparse
 import sys
 import tempfile
 import unicodedata
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -86,14 +87,14 @@ def run(name: str, window: int | None, uid: int | None, sequences: int, console:
         show(preview(workload, number, uid, num_texts=sequences), console)
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Parse the command line; 0 if there was something to show."""
-    parser = argparse.ArgumentParser(prog="python -m deployments.preview", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="templar preview", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--neuron", default="default", help="name of the neuron's block")
     parser.add_argument("--window", type=whole_number(0), help="the window; by default the one that is open")
     parser.add_argument("--uid", type=whole_number(0), help="the miner; by default the neuron itself")
     parser.add_argument("--sequences", type=whole_number(0), default=3, help="sequences to decode")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     try:
         run(arguments.neuron, arguments.window, arguments.uid, arguments.sequences, Console())
     except TemplarError as error:
@@ -109,7 +110,3 @@ def _printable(text: str) -> str:
 
 def _is_harmless(character: str) -> bool:
     return character in "\n\t" or unicodedata.category(character)[0] != "C"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

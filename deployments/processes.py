@@ -4,9 +4,11 @@ A process is known by its id *and* its start time, so a later command that reads
 that has the same id. Nothing here matches processes by name.
 """
 
+import fcntl
 import http.client
 import json
 import os
+import pwd
 import shlex
 import signal
 import socket
@@ -14,7 +16,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -33,6 +36,62 @@ def program(name: str) -> str:
     """A program of this virtual environment as a shell in the current folder takes it, such as `.venv/bin/prefect`."""
     path = Path(sys.executable).parent / name
     return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
+
+
+def state_folder() -> Path:
+    """Where processes of this user are known: the same for every shell, with any HOME, TMPDIR or PREFECT_HOME."""
+    try:
+        home = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:  # a container may run under a number without a name
+        home = Path("/nonexistent")
+    if os.access(home, os.W_OK):
+        return home / ".local" / "state" / "templar"
+    return Path(f"/tmp/templar-{os.getuid()}")  # noqa: S108 - its name is known to every shell
+
+
+@contextmanager
+def sole_process(path: Path, refusal: Callable[[int], str]) -> Iterator[None]:
+    """Hold a lock file with this process's number in it; the kernel drops the lock with the process.
+
+    Args:
+        path: The file; its folder is made. It is removed in the end.
+        refusal: What to say if another process, with this number, holds it.
+
+    Raises:
+        PermanentError: `already_running`.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    while True:
+        with path.open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                file.seek(0)
+                raise PermanentError(Reason.ALREADY_RUNNING, refusal(int(file.read().strip() or 0))) from error
+            if not path.exists() or not os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                continue  # its last holder removed the file after this process had opened it
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
+
+
+def holder_of(path: Path) -> "ProcessIdentity | None":
+    """The process that holds a lock file as `sole_process` does; None if none does."""
+    try:
+        with path.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                number = file.read().strip()
+                return ProcessIdentity.of(int(number)) if number else None
+    except FileNotFoundError:
+        pass
+    return None
 
 
 @dataclass(frozen=True)
@@ -304,8 +363,15 @@ def _ends_within(identity: ProcessIdentity, seconds: float) -> bool:
     return True
 
 
+def end_of(log: Path, num_bytes: int = _TAIL_BYTES) -> str:
+    """The last bytes of a log, as text; empty if there is no such file."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - num_bytes))
+            return file.read().decode(errors="replace").strip()
+    except FileNotFoundError:
+        return ""
+
+
 def _tail(log: Path) -> str:
-    """The end of a log, for an error message."""
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-        return f"the end of {log}:\n{file.read().decode(errors='replace').strip()}"
+    return f"the end of {log}:\n{end_of(log)}"

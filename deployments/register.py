@@ -1,6 +1,6 @@
 """Register a neuron of this host with the Prefect server: its block, its work pool and its window deployment.
 
-    python -m deployments.register --name default --env-file .env
+    templar neuron register --name default --env-file .env
 
 The environment is checked first: a variable that is missing or malformed, or that names a chain, a bucket or a dataset
 that does not answer, is named and nothing is changed. Then the hotkey announces the neuron's role on chain. Running it
@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,21 @@ from templar.neuron.lock import make_private
 from templar.store.base import ObjectStore
 from templar.store.files import local_file
 
+HOUSEKEEPING_POOL = "housekeeping"
+"""The process pool of the scheduled flows, shared by the neurons of a server."""
+DEPLOY_COMMAND = [
+    *(sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"),
+    *("--prefect-file", str(Path("deployments") / "prefect.yaml")),
+]
+"""Deploys what deployments/prefect.yaml has, for the neuron that `deployment_variables` name."""
+BITTENSOR_OPTIONS = {
+    "--netuid": "NETUID",
+    "--subtensor.network": "NETWORK",
+    "--wallet.name": "WALLET_NAME",
+    "--wallet.hotkey": "WALLET_HOTKEY",
+    "--wallet.path": "WALLET_PATH",
+}
+"""Options with Bittensor's usual names -> the variables that they replace."""
 POOL_KINDS: dict[str, type[BaseWorker[Any, Any, Any]]] = {"resident": ResidentWorker, "process": ProcessWorker}
 
 
@@ -175,6 +190,63 @@ def register(name: str, block: Neuron, *, pool: str | None = None, grace_seconds
     deploy_window(name, block.role, pool)
 
 
+def deployment_variables(name: str, role: str) -> dict[str, str]:
+    """What deployments/prefect.yaml reads from the environment."""
+    return {
+        "TEMPLAR_NEURON": name,
+        "TEMPLAR_ROLE": role,
+        "TEMPLAR_POOL": f"neuron-{name}",
+        "TEMPLAR_HOUSEKEEPING_POOL": HOUSEKEEPING_POOL,
+    }
+
+
+def worker_command(pool: str, kind: str) -> list[str]:
+    """The command that serves a work pool."""
+    return [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", kind]
+
+
+def add_neuron_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which neuron is meant; those of wallet and subnet have Bittensor's names."""
+    parser.add_argument("--name", type=neuron_name, default="default", help="name of the neuron on this host")
+    parser.add_argument("--env-file", type=Path, help="file with the variables of .env.example")
+    for option, variable in BITTENSOR_OPTIONS.items():
+        parser.add_argument(option, dest=variable, metavar="X", help=f"instead of {variable}")
+
+
+def environment_of(arguments: argparse.Namespace) -> dict[str, str]:
+    """The options' variables over this process's environment over that of the file.
+
+    Raises:
+        PermanentError: `bad_environment`.
+    """
+    chosen = {variable: getattr(arguments, variable) for variable in BITTENSOR_OPTIONS.values()}
+    given = {variable: value for variable, value in chosen.items() if value is not None}
+    return read_environment(arguments.env_file) | given
+
+
+def checked_neuron(environment: Mapping[str, str]) -> Neuron:
+    """The neuron of an environment, once all that it needs has answered.
+
+    Raises:
+        PermanentError: `bad_environment`; what `require_reachable` refuses.
+        TransientError: As `require_reachable`.
+    """
+    block = neuron_from_environment(dict(environment))
+    require_reachable(block)
+    return block
+
+
+def enrol(name: str, block: Neuron) -> None:
+    """Announce a neuron's role on chain, and register it.
+
+    Raises:
+        PermanentError: The chain refuses the role.
+        TransientError: The chain does not answer.
+    """
+    announce_role(block.subnet.open(block.wallet), block.wallet.open().address, block.role)
+    register(name, block)
+
+
 @contextmanager
 def _named(variables: str) -> Iterator[None]:
     """Say which variables an error is about."""
@@ -196,32 +268,25 @@ def _look_into(store: ObjectStore) -> None:
     next(iter(store.list()), None)
 
 
-def _name(text: str) -> str:
+def neuron_name(text: str) -> str:
     """A name that blocks, pools and artifacts take."""
     if re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", text) is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not lower-case letters, digits and single hyphens between them")
     return text
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Parse the command line and register."""
-    parser = argparse.ArgumentParser(prog="python -m deployments.register", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--name", type=_name, default="default", help="name of the neuron on this host")
-    parser.add_argument("--env-file", type=Path, help="file with the variables of .env.example")
-    arguments = parser.parse_args()
+    parser = argparse.ArgumentParser(prog="templar neuron register", description=(__doc__ or "").splitlines()[0])
+    add_neuron_options(parser)
+    arguments = parser.parse_args(words)
     try:
-        block = neuron_from_environment(read_environment(arguments.env_file))
-        require_reachable(block)
+        block = checked_neuron(environment_of(arguments))
         require_server()
-        announce_role(block.subnet.open(block.wallet), block.wallet.open().address, block.role)
-        register(arguments.name, block)
+        enrol(arguments.name, block)
     except TemplarError as error:
         print(error, file=sys.stderr)
         return 1
     worker = f"{program('prefect')} worker start --pool neuron-{arguments.name}"
     print(f"neuron {arguments.name!r} is registered; its worker: {worker}")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,15 +5,11 @@ the server's list of workers. Therefore a pool's only worker knows that a runnin
 its process, and closes it.
 """
 
-import fcntl
 import hashlib
 import logging
-import os
-import pwd
 import socket
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -32,6 +28,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import get_current_settings
 from prefect.states import AwaitingRetry, Cancelled, Crashed
 
+from deployments.processes import sole_process, state_folder
 from templar.errors import PermanentError, Reason
 
 API_PATIENCE_SECONDS = 10.0
@@ -102,49 +99,14 @@ def sole_worker_of(pool: str) -> Iterator[None]:
         PermanentError: `already_running` if a process of this machine holds it; `bad_environment` without a server.
     """
     address = require_server_address().rstrip("/").replace("//localhost:", "//127.0.0.1:")
-    folder = _lock_folder()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     digest = hashlib.sha256(f"{address}\n{pool}".encode()).hexdigest()
-    path = folder / f"{digest[:16]}.lock"
-    with _locked(path, pool):
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
 
+    def refusal(pid: int) -> str:
+        holder = f"work pool {pool!r} is served by process {pid} of this machine"
+        return f"{holder}: stop that one first, or give this neuron a pool of its own"
 
-def _lock_folder() -> Path:
-    """Where the locks of all pools are: the same for every shell of a user, with any HOME, TMPDIR or PREFECT_HOME."""
-    try:
-        home = Path(pwd.getpwuid(os.getuid()).pw_dir)
-    except KeyError:  # a container may run under a number without a name
-        home = Path("/nonexistent")
-    if os.access(home, os.W_OK):
-        return home / ".local" / "state" / "templar" / "workers"
-    return Path(f"/tmp/templar-workers-{os.getuid()}")  # noqa: S108 - its name is known to every shell
-
-
-@contextmanager
-def _locked(path: Path, pool: str) -> Iterator[None]:
-    """Hold a lock file with this process's number in it; the kernel drops the lock with the process."""
-    while True:
-        with path.open("a+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                file.seek(0)
-                raise PermanentError(
-                    Reason.ALREADY_RUNNING,
-                    f"work pool {pool!r} is served by process {file.read().strip()} of this machine: "
-                    "stop that one first, or give this neuron a pool of its own",
-                ) from error
-            if not path.exists() or not os.path.samestat(path.stat(), os.fstat(file.fileno())):
-                continue  # its last holder removed the file after this process had opened it
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
-            yield
-            return
+    with sole_process(state_folder() / "workers" / f"{digest[:16]}.lock", refusal):
+        yield
 
 
 async def claim_pool(client: PrefectClient, pool: str, *, worker_type: str, own_name: str) -> None:
@@ -165,7 +127,7 @@ async def claim_pool(client: PrefectClient, pool: str, *, worker_type: str, own_
         raise PermanentError(
             Reason.BAD_ENVIRONMENT,
             f"there is no work pool {pool!r}; those of type {worker_type!r} are: {', '.join(known) or 'none'}. Correct "
-            "--pool, or register the neuron first: `python -m deployments.register --name NAME` makes `neuron-NAME`",
+            "--pool, or register the neuron first: `templar neuron register --name NAME` makes `neuron-NAME`",
         ) from None
     if found.type != worker_type:
         raise PermanentError(

@@ -105,5 +105,5 @@ def hosting(name: str, node: Node) -> Iterator[None]:
 def _unusable(name: str, problem: str) -> PermanentError:
     return PermanentError(
         Reason.BAD_ENVIRONMENT,
-        f"neuron block {name!r}: {problem}; then run `python -m deployments.register --name {name}`",
+        f"neuron block {name!r}: {problem}; then run `templar neuron register --name {name}`",
     )

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from templar.store.address import is_account_id
 
+MAX_PORT = 65535
+
 
 def whole_number(least: int) -> Callable[[str], int]:
     """A parser of whole numbers of at least `least`, which is 0 or more."""
@@ -16,6 +18,14 @@ def whole_number(least: int) -> Callable[[str], int]:
         return int(text)
 
     return read
+
+
+def port(text: str) -> int:
+    """Parse the number of a TCP port."""
+    number = whole_number(1)(text)
+    if number > MAX_PORT:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: they go up to {MAX_PORT}")
+    return number
 
 
 def folder_path(text: str) -> Path:

@@ -1,4 +1,4 @@
-"""`python -m deployments.gauntlet --where s3 --endpoint rclone`: run the gauntlet and print its verdicts.
+"""`templar gauntlet --where s3 --endpoint rclone`: run the gauntlet and print its verdicts.
 
 The flow runs in this process, against the Prefect server of PREFECT_API_URL or else against a server of its own. It
 prints the flow's table artifact as a table and as one line of JSON, and ends with 1 if anything is not as expected.
@@ -40,9 +40,9 @@ DRAIN_SECONDS = 10.0
 Rows = list[dict[str, str]]
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Parse the command line, run, print."""
-    arguments = _parser().parse_args()
+    arguments = _parser().parse_args(words)
     if arguments.list:
         _print_list()
         return 0
@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m deployments.gauntlet", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="templar gauntlet", description=__doc__.splitlines()[0])
     parser.add_argument(
         "--scenario",
         action="append",
@@ -147,7 +147,3 @@ def _print_list() -> None:
 
 def _console() -> Console:
     return Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

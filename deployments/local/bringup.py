@@ -4,7 +4,6 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from dotenv import dotenv_values
 from prefect.client.orchestration import get_client
@@ -12,7 +11,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
 from blocks.environment import neuron_from_environment
 from blocks.neuron import Neuron, actors
-from deployments.local.plan import DEFAULT_NEURON, HOUSEKEEPING_POOL, LocalNeuron, LocalPlan
+from deployments.local.plan import DEFAULT_NEURON, LocalNeuron, LocalPlan
 from deployments.local.prepare import (
     announce_bucket,
     prepare_buckets,
@@ -25,7 +24,14 @@ from deployments.local.prepare import (
 )
 from deployments.prefect_server import PROJECT_ROOT, SERVER_NAME
 from deployments.processes import Child, ProcessRecord, require_free_port, start_child, stop_process, wait_until_ready
-from deployments.register import ensure_pool, register
+from deployments.register import (
+    DEPLOY_COMMAND,
+    HOUSEKEEPING_POOL,
+    deployment_variables,
+    ensure_pool,
+    register,
+    worker_command,
+)
 from deployments.s3_endpoint import LISTENING
 from templar.agreement.genesis import Birth
 from templar.errors import PermanentError, Reason
@@ -149,7 +155,7 @@ class LocalNetwork:
         self._say("publishing the genesis checkpoint")
         publisher = next(block for neuron, block in blocks.items() if neuron.role == "aggregator")
         birth = publish_network(plan, publisher, opens_in_seconds=NEURONS_START_SECONDS)
-        self._start("window clock", [sys.executable, "-m", "deployments.clock"])
+        self._start("window clock", [sys.executable, "-m", "deployments", "clock"])
         return birth
 
     def _start_server(self) -> None:
@@ -164,12 +170,7 @@ class LocalNetwork:
     def _start(self, name: str, command: Sequence[str], *, with_server: bool = True) -> Child:
         env: Mapping[str, str] | None = None
         if with_server:
-            env = self.plan.server.environment() | {
-                "TEMPLAR_NEURON": DEFAULT_NEURON,
-                "TEMPLAR_ROLE": "miner",
-                "TEMPLAR_POOL": f"neuron-{DEFAULT_NEURON}",
-                "TEMPLAR_HOUSEKEEPING_POOL": HOUSEKEEPING_POOL,
-            }
+            env = self.plan.server.environment() | deployment_variables(DEFAULT_NEURON, "miner")
         log_file = self.plan.folder / "logs" / f"{name.replace(' ', '-')}.log"
         child = start_child(name, command, log=log_file, env=env, cwd=PROJECT_ROOT)
         self._record.add(child)
@@ -179,14 +180,3 @@ class LocalNetwork:
         if child.handle.wait() != 0:
             tail = child.log.read_text(encoding="utf-8", errors="replace")[-1000:]
             raise PermanentError(Reason.PROCESS_DIED, f"{child.name} failed; the end of its log:\n{tail}")
-
-
-DEPLOY_COMMAND = [
-    *(sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"),
-    *("--prefect-file", str(Path("deployments") / "prefect.yaml")),
-]
-
-
-def worker_command(pool: str, kind: str) -> list[str]:
-    """The command that serves a work pool."""
-    return [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", kind]

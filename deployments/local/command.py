@@ -1,4 +1,4 @@
-"""`python -m deployments.local run|up|down`: a whole training network on this machine.
+"""`templar run|up|down`: a whole training network on this machine.
 
     run     bring it up, show its progress for a fixed number of windows, print a summary, take it down
     up      bring it up and leave it running
@@ -14,7 +14,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -26,11 +26,10 @@ from deployments.local.summary import Summary, summarise
 from deployments.local.view import NetworkView, WindowRow, as_table
 from deployments.prefect_server import PROJECT_ROOT
 from deployments.processes import program
-from templar.arguments import whole_number
+from templar.arguments import port, whole_number
 from templar.errors import RejectedError, TemplarError, TransientError
 
 POLL_SECONDS = 1.0
-MAX_PORT = 65535
 PATIENCE_WINDOWS = 4
 """How many windows the view waits for one that does not come."""
 SCHEDULED = (
@@ -46,9 +45,9 @@ SCHEDULED = (
 console = Console(stderr=False)
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Parse the command line and do what it says."""
-    arguments = _parser().parse_args()
+    arguments = _parser().parse_args(words)
     plan = LocalPlan(
         folder=arguments.folder.resolve(),
         preset=arguments.preset,
@@ -164,7 +163,7 @@ def _passed(view: NetworkView, window: int) -> bool:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m deployments.local", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="templar", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("command", choices=["run", "up", "down"])
     parser.add_argument("--windows", type=whole_number(1), default=10, help="windows that `run` runs")
     parser.add_argument("--miners", type=whole_number(1), default=2, help="honest miners")
@@ -173,17 +172,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--hparams", type=Path, default=PROJECT_ROOT / "hparams.json", help="another hparams.json")
     parser.add_argument("--store", choices=["s3", "directory"], default="s3", help="where objects are kept")
     parser.add_argument("--folder", type=Path, default=Path(".templar") / "local", help="where everything lies")
-    parser.add_argument("--prefect-port", type=_port, default=4200)
-    parser.add_argument("--storage-port", type=_port, default=9200)
+    parser.add_argument("--prefect-port", type=port, default=4200)
+    parser.add_argument("--storage-port", type=port, default=9200)
     return parser
-
-
-def _port(text: str) -> int:
-    port = whole_number(1)(text)
-    if port > MAX_PORT:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port: they go up to {MAX_PORT}")
-    return port
-
-
-if __name__ == "__main__":
-    sys.exit(main())

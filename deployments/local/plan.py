@@ -9,7 +9,6 @@ from deployments.prefect_server import PROJECT_ROOT, PrefectServer
 NETUID = 1
 DATASET_PREFIX = "text"
 WALLET_NAME = "local"
-HOUSEKEEPING_POOL = "housekeeping"
 DEFAULT_NEURON = "default"
 AGGREGATOR_STAKE, VALIDATOR_STAKE = 1000.0, 400.0
 

@@ -1,4 +1,4 @@
-"""`python -m deployments.audit_window`: its exit status is the result, and it needs no wallet, bucket or server."""
+"""`templar audit`: its exit status is the result, and it needs no wallet, bucket or server."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -49,9 +49,9 @@ def test_windows_that_are_true(network: PreparedNetwork, call: Call, tmp_path: P
     assert [line.rpartition(", ")[0] for line in parts] == [
         f"window {window}: {part}"
         for window in (first, first + 1)
-        for part in ("roster of the null window verified, 2 notes", f"evidence of uid {VALIDATOR} verified")
+        for part in ("roster of the null window verified", f"evidence of uid {VALIDATOR} verified")
     ]
-    assert len([line for line in lines if line.startswith("  note: ")]) == 4
+    assert not [line for line in lines if line.startswith("  note: ")]
     assert [path.name for path in (tmp_path / "home").iterdir()] == ["audit"], "nothing of a neuron's is touched"
 
 

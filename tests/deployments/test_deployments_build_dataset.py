@@ -1,4 +1,4 @@
-"""`python -m deployments.build_dataset`: it builds a dataset, and each mistake is one line of text."""
+"""`templar dataset build`: it builds a dataset, and each mistake is one line of text."""
 
 import json
 from functools import partial

@@ -1,4 +1,4 @@
-"""`python -m deployments.check_access`, and the check that comes before a registration."""
+"""`templar access`, and the check that comes before a registration."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""`python -m deployments.copy_dataset`: it copies a dataset, and each mistake is one line of text."""
+"""`templar dataset copy`: it copies a dataset, and each mistake is one line of text."""
 
 from functools import partial
 from pathlib import Path

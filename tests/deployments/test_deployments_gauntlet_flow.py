@@ -42,7 +42,7 @@ class TestSimulation:
     def test_the_command_prints_verdicts_and_ends_its_own_server(self, tmp_path: Path) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
         answer = subprocess.run(
-            [sys.executable, "-m", "deployments.gauntlet", "--where", "simulation", "--scenario", "late"],
+            [sys.executable, "-m", "deployments", "gauntlet", "--where", "simulation", "--scenario", "late"],
             cwd=tmp_path,
             env=environment | {"TMPDIR": str(tmp_path), "PREFECT_PROFILES_PATH": str(tmp_path / "profiles.toml")},
             capture_output=True,

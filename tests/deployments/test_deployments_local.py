@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from deployments.local import __main__ as command
+from deployments.local import command
 from deployments.local.plan import LocalPlan
 from deployments.local.prepare import announce_bucket, prepare_folder, require_own_folder
 from deployments.local.summary import summarise
@@ -312,7 +312,7 @@ def test_a_run_that_is_ended_takes_everything_down(tmp_path: Path, when: str) ->
     arguments = ["--folder", plan.folder, "--prefect-port", plan.prefect_port, "--storage-port", plan.storage_port]
     log = tmp_path / "run.log"
     child = start_child(
-        "run", [sys.executable, "-m", "deployments.local", "run", *map(str, arguments)], log=log, cwd=REPOSITORY
+        "run", [sys.executable, "-m", "deployments", "run", *map(str, arguments)], log=log, cwd=REPOSITORY
     )
     seen: set[ProcessIdentity] = set()
 

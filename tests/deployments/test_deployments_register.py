@@ -1,4 +1,4 @@
-"""`python -m deployments.register`: a neuron becomes a block, a pool and a deployment, or nothing changes."""
+"""`templar neuron register`: a neuron becomes a block, a pool and a deployment, or nothing changes."""
 
 from collections.abc import Callable
 from functools import partial

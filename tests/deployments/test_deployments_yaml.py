@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import yaml
+from deployments.local.command import SCHEDULED
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
 
-from deployments.local.__main__ import SCHEDULED
-from deployments.local.bringup import DEPLOY_COMMAND
-from deployments.register import deploy_window, ensure_pool
+from deployments.register import DEPLOY_COMMAND, deploy_window, ensure_pool
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.servers import REPOSITORY
 

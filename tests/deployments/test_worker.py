@@ -147,7 +147,7 @@ class TestRuns:
         (line,) = worker.log.read_text().splitlines()
         assert line.startswith("[bad_environment] there is no work pool 'sharde'; those of type 'resident' are: ")
         assert f" {POOL}" in line
-        assert line.endswith("`python -m deployments.register --name NAME` makes `neuron-NAME`")
+        assert line.endswith("`templar neuron register --name NAME` makes `neuron-NAME`")
         with pytest.raises(ObjectNotFound):
             operator.client.read_work_pool("sharde")
 

@@ -40,11 +40,11 @@ def test_what_is_true_is_verified(network: PreparedNetwork, prefect_api: Running
     last = network.first_window + NUM_WINDOWS - 1
     state = run()
     assert (state.is_completed(), state.name) == (True, "Verified")
-    said = f"window {last}: roster of the null window verified, 2 notes; evidence of uid {VALIDATOR} verified"
+    said = f"window {last}: roster of the null window verified; evidence of uid {VALIDATOR} verified"
     assert state.message == said
     shown = artifacts(prefect_api, state)[f"audit-{NAME}"]
     assert shown.description == said
-    assert {row["what"] for row in rows(prefect_api, state)} == {"note", "verified"}
+    assert {row["what"] for row in rows(prefect_api, state)} == {"verified"}
 
 
 def test_a_lie_fails_the_run_and_is_named(network: PreparedNetwork, prefect_api: RunningPrefectServer) -> None:

@@ -1,4 +1,4 @@
-"""`python -m deployments.local up` and `down`, as an operator meets them, on a directory store.
+"""`templar up` and `templar down`, as an operator meets them, on a directory store.
 
 What an operator does by hand takes the time of the windows that the last test but one asks for.
 """
@@ -24,7 +24,7 @@ def local(network: LiveNetwork, what: str) -> "subprocess.CompletedProcess[str]"
     plan = network.plan
     options = ["--folder", plan.folder, "--preset", plan.preset, "--hparams", plan.hparams_path, "--store", "directory"]
     options += ["--prefect-port", plan.prefect_port, "--storage-port", plan.storage_port]
-    command = [sys.executable, "-m", "deployments.local", what, *map(str, options)]
+    command = [sys.executable, "-m", "deployments", what, *map(str, options)]
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
 
 
@@ -32,7 +32,7 @@ def previewed(network: LiveNetwork, window: int, uid: int) -> "subprocess.Comple
     """What anybody is shown of a miner's text."""
     server = network.plan.server
     return subprocess.run(
-        [sys.executable, "-m", "deployments.preview", f"--window={window}", f"--uid={uid}", "--sequences=1"],
+        [sys.executable, "-m", "deployments", "preview", f"--window={window}", f"--uid={uid}", "--sequences=1"],
         env=os.environ | {"PREFECT_API_URL": server.api_url, "PREFECT_HOME": str(server.home)},
         capture_output=True,
         text=True,

@@ -25,11 +25,12 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import Artifact, FlowRun, State, TaskRun
 from prefect.client.schemas.sorting import FlowRunSort
 
-from deployments.local.bringup import STORAGE, LocalNetwork, worker_command
+from deployments.local.bringup import STORAGE, LocalNetwork
 from deployments.local.plan import LocalNeuron, LocalPlan
 from deployments.local.view import NetworkView
 from deployments.prefect_server import PROJECT_ROOT
 from deployments.processes import ProcessIdentity, ProcessRecord, free_port, start_child
+from deployments.register import worker_command
 from templar.agreement.genesis import find_birth
 from templar.errors import RejectedError, TransientError
 from templar.exchange.buckets import Buckets

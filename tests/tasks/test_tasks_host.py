@@ -75,7 +75,7 @@ def test_a_block_that_is_not_there_is_named_with_the_remedy() -> None:
     error = refused("nobody")
     assert error.reason is Reason.BAD_ENVIRONMENT
     assert "'nobody'" in str(error)
-    assert "`python -m deployments.register --name nobody`" in str(error)
+    assert "`templar neuron register --name nobody`" in str(error)
 
 
 def test_a_block_of_another_release_is_refused_without_its_secrets(prefect_api: RunningPrefectServer) -> None:

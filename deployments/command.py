@@ -1,0 +1,69 @@
+"""`templar`: all commands of this project under one name. `python -m deployments` is the same.
+
+    templar neuron start --name default --env-file .env
+    templar --help
+
+Each command is the `main` of one module, which is imported when it is called and not before.
+"""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command."""
+
+    words: str  # after `templar`
+    summary: str
+    module: str
+    given: tuple[str, ...] = ()  # what the module's `main` gets before the user's arguments
+
+
+COMMANDS = (
+    Command("run", "train a whole network on this machine for some windows", "deployments.local.command", ("run",)),
+    Command("up", "the same network, left running", "deployments.local.command", ("up",)),
+    Command("down", "stop what `up` started", "deployments.local.command", ("down",)),
+    Command("neuron init", "write an .env to fill in", "deployments.neuron.manage", ("init",)),
+    Command("neuron register", "check the .env, and save the neuron on the Prefect server", "deployments.register"),
+    Command(
+        "neuron start", "register, then run all processes of the neuron until a signal", "deployments.neuron.start"
+    ),
+    Command("neuron stop", "stop what `start` runs, from another shell", "deployments.neuron.manage", ("stop",)),
+    Command("neuron status", "processes and newest windows", "deployments.neuron.manage", ("status",)),
+    Command("neuron logs", "the end of each process's log", "deployments.neuron.manage", ("logs",)),
+    Command("neuron service", "print a systemd unit that starts it", "deployments.neuron.manage", ("service",)),
+    Command("access", "what each bucket key of an .env can do, and should", "deployments.check_access"),
+    Command("clock", "start a run of every window deployment once per window", "deployments.clock"),
+    Command("preview", "the text that a uid trains on", "deployments.preview"),
+    Command("leaderboard", "who leads, who earns, who was punished and why", "deployments.leaderboard"),
+    Command("audit", "rebuild a validator's evidence and compare it", "deployments.audit_window"),
+    Command("dataset build", "make a training dataset from text", "deployments.build_dataset"),
+    Command("dataset copy", "copy a dataset to another bucket or folder", "deployments.copy_dataset"),
+    Command("gauntlet", "attack a network and print the verdicts", "deployments.gauntlet.command"),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Find the command and call it; its exit status, or 2 if there is no such command."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    for command in COMMANDS:
+        name = command.words.split()
+        if words[: len(name)] == name:
+            module = importlib.import_module(command.module)
+            return int(module.main([*command.given, *words[len(name) :]]))
+    asked = [word for word in words if not word.startswith("-")]
+    matches = [command for command in COMMANDS if command.words.split()[: len(asked)] == asked]
+    if matches and (not words or words[-1] in ("-h", "--help")):
+        print(_help(matches))
+        return 0
+    print(f"templar: there is no command {' '.join(asked)!r}\n{_help(matches or list(COMMANDS))}", file=sys.stderr)
+    return 2
+
+
+def _help(commands: Sequence[Command]) -> str:
+    width = max(len(command.words) for command in commands)
+    lines = [f"  templar {command.words:<{width}}  {command.summary}" for command in commands]
+    return "\n".join([*lines, "", "`templar COMMAND --help` shows the options of one of them."])

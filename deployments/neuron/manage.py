@@ -1,0 +1,266 @@
+"""Commands around a neuron that runs, or will: `templar neuron init|stop|status|logs|service`.
+
+init      write an .env with what the options say; what is left empty is yours to fill in
+stop      stop what `templar neuron start` runs
+status    show its processes, and the newest windows on its Prefect server
+logs      show the end of each process's log
+service   print a systemd unit that starts the neuron with the machine
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import psutil
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterTags
+from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from deployments.clock import WINDOW_FLOWS
+from deployments.neuron.folder import NeuronFolder
+from deployments.prefect_server import PROJECT_ROOT, SERVER_NAME
+from deployments.processes import end_of, holder_of, program, state_folder, stop_process
+from deployments.register import BITTENSOR_OPTIONS, neuron_name
+from deployments.work_pool import is_outage
+from templar.arguments import whole_number
+from templar.errors import PermanentError, Reason, TemplarError
+
+STOP_SECONDS = 120.0
+"""A worker's grace, what an interrupted window has to end, and the server's end."""
+BYTES_PER_LINE = 400
+NUM_WINDOWS = 5
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Parse the command line and do what it says."""
+    arguments = _parser().parse_args(words)
+    commands: dict[str, Callable[[argparse.Namespace, Console], int]] = {
+        "init": init,
+        "stop": stop,
+        "status": status,
+        "logs": logs,
+        "service": service,
+    }
+    try:
+        return commands[arguments.command](arguments, Console())
+    except TemplarError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def init(arguments: argparse.Namespace, console: Console) -> int:
+    """Write the .env; a file that is there is never changed.
+
+    Raises:
+        PermanentError: `bad_environment`; the file is there, or cannot be written.
+    """
+    values = {variable: getattr(arguments, variable) for variable in (*BITTENSOR_OPTIONS.values(), "TEMPLAR_ROLE")}
+    lines = (PROJECT_ROOT / ".env.example").read_text(encoding="utf-8").splitlines()
+    text = "\n".join(_filled(line, values) for line in lines) + "\n"
+    path: Path = arguments.env_file or Path(".env")
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(text)
+    except OSError as error:
+        raise PermanentError(
+            Reason.BAD_ENVIRONMENT,
+            f"{path} cannot be written ({error.strerror}): name another --env-file, or remove it",
+        ) from None
+    empty = [line.partition("=")[0] for line in text.splitlines() if line.rstrip().endswith("=") and line[:1] != "#"]
+    console.print(f"{path} is written, readable for you alone; fill in {', '.join(empty)}", soft_wrap=True)
+    return 0
+
+
+def stop(arguments: argparse.Namespace, console: Console) -> int:
+    """Stop the supervisor, which stops its processes; then what is left of them if it was killed before."""
+    folder = NeuronFolder(arguments.name)
+    supervisor = holder_of(folder.lock)
+    if supervisor is not None:
+        stop_process(supervisor, grace_seconds=STOP_SECONDS)
+    left = folder.record.stop_all()
+    was_there = supervisor is not None or left
+    console.print(f"neuron {arguments.name!r} has stopped" if was_there else f"neuron {arguments.name!r} did not run")
+    return 0
+
+
+def status(arguments: argparse.Namespace, console: Console) -> int:
+    """Show one neuron, or all of this machine; 0 if each of them runs whole."""
+    folders = [NeuronFolder(arguments.name)] if arguments.name else known_neurons()
+    found = {folder.name: status_of(folder) for folder in folders}
+    if arguments.json:
+        print(json.dumps(found))
+    else:
+        for name, each in found.items():
+            _show(name, each, console)
+        if not found:
+            console.print("no neuron was ever started here with `templar neuron start`")
+    return 0 if found and all(each["runs"] for each in found.values()) else 1
+
+
+def status_of(folder: NeuronFolder) -> dict[str, object]:
+    """What is known of a neuron: whether all of it runs, its processes, its server, its newest windows."""
+    address, running = folder.address, folder.record.running()
+    server_is_own = address is not None and address.home is not None
+    expected = {"worker", "housekeeping worker", "window clock", *([SERVER_NAME] if server_is_own else [])}
+    windows: list[dict[str, str]] = []
+    problem = ""
+    if address is not None:
+        try:
+            windows = [_row(run) for run in newest_windows(folder.name, address.api_url)]
+        except Exception as error:
+            if not is_outage(error):
+                raise
+            problem = f"{address.api_url} does not answer: {type(error).__name__}"
+    supervisor = holder_of(folder.lock)
+    return {
+        "runs": supervisor is not None and expected <= {entry.name for entry in running},
+        "supervisor": None if supervisor is None else supervisor.pid,
+        "processes": [{"name": entry.name, "pid": entry.pid, "log": str(entry.log)} for entry in running],
+        "missing": sorted(expected - {entry.name for entry in running}),
+        "api_url": None if address is None else address.api_url,
+        "windows": windows,
+        "problem": problem,
+    }
+
+
+def newest_windows(name: str, api_url: str) -> list[FlowRun]:
+    """The newest window runs of a neuron that have begun, the newest first."""
+    with temporary_settings({PREFECT_API_URL: api_url}), get_client(sync_client=True) as client:
+        return client.read_flow_runs(
+            flow_filter=FlowFilter(name=FlowFilterName(any_=list(WINDOW_FLOWS))),
+            flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=[f"neuron:{name}"])),
+            sort=FlowRunSort.START_TIME_DESC,
+            limit=NUM_WINDOWS,
+        )
+
+
+def logs(arguments: argparse.Namespace, console: Console) -> int:
+    """Show the end of each log, or of that of one process.
+
+    Raises:
+        PermanentError: `bad_environment`; there is no such log.
+    """
+    folder = NeuronFolder(arguments.name)
+    paths = sorted(folder.logs.glob("*.log"))
+    chosen = [path for path in paths if arguments.process in (None, path.stem)]
+    if not chosen:
+        there = ", ".join(path.stem for path in paths) or "none"
+        asked = "any log" if arguments.process is None else f"a log {arguments.process!r}"
+        raise PermanentError(
+            Reason.BAD_ENVIRONMENT, f"{folder.logs} has not {asked}; there are: {there}. Correct --name or --process"
+        )
+    for path in chosen:
+        console.rule(str(path))
+        lines = end_of(path, arguments.lines * BYTES_PER_LINE).splitlines()[-arguments.lines :]
+        console.print(Text("\n".join(lines)), soft_wrap=True)
+    return 0
+
+
+def service(arguments: argparse.Namespace, console: Console) -> int:
+    """Print a unit for systemd, and how to install it."""
+    del console
+    env_file = (arguments.env_file or Path(".env")).resolve()
+    command = Path(sys.executable).parent / "templar"
+    unit = f"templar-{arguments.name}.service"
+    print(f"""\
+# templar neuron service --name {arguments.name} > ~/.config/systemd/user/{unit}
+# systemctl --user daemon-reload && systemctl --user enable --now {unit} && loginctl enable-linger
+[Unit]
+Description=The neuron {arguments.name}
+Wants=network-online.target
+After=network-online.target
+StartLimitIntervalSec=0
+
+[Service]
+WorkingDirectory={PROJECT_ROOT}
+ExecStart="{command}" neuron start --name {arguments.name} --env-file "{env_file}"
+Restart=on-failure
+RestartSec=10
+KillMode=mixed
+TimeoutStopSec={STOP_SECONDS:.0f}
+
+[Install]
+WantedBy=default.target""")
+    return 0
+
+
+def known_neurons() -> list[NeuronFolder]:
+    """The neurons that were started on this machine, by name."""
+    return [NeuronFolder(path.parent.name) for path in sorted(state_folder().glob("neurons/*/server.json"))]
+
+
+def _filled(line: str, values: dict[str, str | None]) -> str:
+    """A line of .env.example, with the value that is given for its variable."""
+    variable, _, rest = line.partition("=")
+    value = values.get(variable)
+    if value is None:
+        return line
+    _, mark, comment = rest.partition("#")
+    return f"{variable}={value}" + (f"  {mark}{comment}" if mark else "")
+
+
+def _row(run: FlowRun) -> dict[str, str]:
+    state = run.state
+    return {
+        "window": run.name,
+        "state": "" if state is None else str(state.name),
+        "message": "" if state is None else state.message or "",
+    }
+
+
+def _show(name: str, found: dict[str, object], console: Console) -> None:
+    runs = "runs" if found["runs"] else "does not run" if found["supervisor"] is None else "is being started again"
+    console.print(f"neuron {name!r} {runs}; Prefect API: {found['api_url'] or 'unknown'}", soft_wrap=True)
+    processes, windows = Table(), Table()
+    for column in ("process", "pid", "runs for", "log"):
+        processes.add_column(column, overflow="fold")
+    for entry in NeuronFolder(name).record.running():
+        processes.add_row(entry.name, str(entry.pid), _age(entry.pid), str(entry.log))
+    console.print(processes)
+    for column in ("window", "state", "message"):
+        windows.add_column(column, overflow="fold")
+    rows: list[dict[str, str]] = found["windows"]  # type: ignore[assignment] # the dictionary is made for JSON
+    for row in rows:
+        windows.add_row(*(Text(row[column]) for column in ("window", "state", "message")))
+    console.print(windows if rows else found["problem"] or "no window has begun yet")
+    if found["windows"]:
+        console.print(f"more: PREFECT_API_URL={found['api_url']} {program('prefect')} flow-run ls", soft_wrap=True)
+
+
+def _age(pid: int) -> str:
+    try:
+        minutes, seconds = divmod(int(time.time() - psutil.Process(pid).create_time()), 60)
+    except psutil.NoSuchProcess:
+        return "ended"
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {seconds} s"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="templar neuron", description=(__doc__ or "").splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    for command in ("init", "stop", "status", "logs", "service"):
+        options = commands.add_parser(command)
+        if command != "init":
+            default = None if command == "status" else "default"
+            options.add_argument("--name", type=neuron_name, default=default, help="name of the neuron on this host")
+        if command in ("init", "service"):
+            options.add_argument("--env-file", type=Path, help="the neuron's variables; .env by default")
+        if command == "init":
+            options.add_argument("--role", dest="TEMPLAR_ROLE", choices=("miner", "validator", "aggregator"))
+            for option, variable in BITTENSOR_OPTIONS.items():
+                options.add_argument(option, dest=variable, metavar="X", help=f"value of {variable}")
+        if command == "status":
+            options.add_argument("--json", action="store_true", help="as JSON")
+        if command == "logs":
+            options.add_argument("--process", metavar="LOG", help="one log, such as `worker`; all by default")
+            options.add_argument("--lines", type=whole_number(1), default=20, help="lines of each (20)")
+    return parser

@@ -1,0 +1,143 @@
+"""Run a neuron: check it, register it, and keep its processes running until a signal.
+
+    templar neuron start --name default --env-file .env
+
+It needs no other terminal. The processes are the neuron's worker, a worker for its scheduled flows, the window clock,
+and a Prefect server unless PREFECT_API_URL names one that runs already. Each is started again when it ends. SIGTERM or
+Ctrl-C ends all of them: a window under way has the grace of its work pool.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+
+from deployments.neuron.folder import Address, NeuronFolder
+from deployments.neuron.supervisor import Service, Supervisor
+from deployments.prefect_server import PROJECT_ROOT, SERVER_NAME, PrefectServer
+from deployments.processes import require_free_port, sole_process
+from deployments.register import (
+    DEPLOY_COMMAND,
+    HOUSEKEEPING_POOL,
+    add_neuron_options,
+    checked_neuron,
+    deployment_variables,
+    enrol,
+    ensure_pool,
+    environment_of,
+    require_server,
+    worker_command,
+)
+from templar.arguments import port
+from templar.errors import PermanentError, Reason, TemplarError
+
+WORKER_GRACE_SECONDS = 60.0
+"""The pool's grace for a window (30 s), what an interrupted one has to end (10 s), and room."""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Parse the command line and run the neuron; 0 after a signal, 1 if it is refused."""
+    parser = argparse.ArgumentParser(prog="templar neuron start", description=(__doc__ or "").splitlines()[0])
+    add_neuron_options(parser)
+    parser.add_argument(
+        "--prefect-port", type=port, default=4200, help="of the Prefect server, unless PREFECT_API_URL is set (4200)"
+    )
+    arguments = parser.parse_args(words)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        run(arguments.name, environment_of(arguments), prefect_port=arguments.prefect_port)
+    except KeyboardInterrupt:
+        say(f"neuron {arguments.name!r} has stopped")
+        return 0
+    except TemplarError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def run(name: str, environment: Mapping[str, str], *, prefect_port: int) -> None:
+    """Check, register, start, and watch until a KeyboardInterrupt.
+
+    Args:
+        name: Name of the neuron on this host.
+        environment: The variables of .env.example, and PREFECT_API_URL if a server runs already.
+        prefect_port: Port of the server that is started otherwise.
+
+    Raises:
+        PermanentError: `already_running`; what `checked_neuron` refuses; `port_taken`, `process_died`.
+        TransientError: What does not answer.
+    """
+    folder = NeuronFolder(name)
+    with sole_process(folder.lock, lambda pid: f"neuron {name!r} is run by process {pid} of this machine already"):
+        # 1. What an earlier start left behind when it was killed would hold locks and ports.
+        if left := folder.record.stop_all():
+            say(f"stopped what an earlier start left: {', '.join(left)}")
+        say("checking the wallet, the chain, the bucket and the dataset")
+        block = checked_neuron(environment)
+
+        # 2. The Prefect server.
+        known = environment.get("PREFECT_API_URL")
+        server = None if known else PrefectServer(folder.path / "prefect", prefect_port)
+        own = dict(environment) if server is None else server.environment(environment)
+        address = Address(own["PREFECT_API_URL"], None if server is None else str(server.home))
+        folder.save(address)
+        own |= deployment_variables(name, block.role)
+        supervisor = Supervisor(folder.record, folder.logs, environment=own, cwd=PROJECT_ROOT, say=say)
+        with supervisor.stopping():
+            if server is not None:
+                say("starting the Prefect server")
+                remedy = "choose another --prefect-port, or set PREFECT_API_URL to use the server that listens there"
+                require_free_port(server.host, server.port, remedy=remedy)
+                supervisor.start(Service(SERVER_NAME, server.command, is_ready=server.healthy))
+
+            # 3. The neuron's block, pools and deployments.
+            os.environ.update({key: own[key] for key in ("NO_PROXY", "no_proxy") if key in own})
+            settings = {PREFECT_API_URL: address.api_url} | ({PREFECT_HOME: server.home} if server else {})
+            with temporary_settings(settings):
+                require_server()
+                enrol(name, block)
+                with get_client(sync_client=True) as client:
+                    ensure_pool(client, HOUSEKEEPING_POOL, "process")
+            deploy(own)
+
+            # 4. Everything else.
+            for service in services(name):
+                supervisor.start(service)
+            say(f"neuron {name!r} runs; Prefect UI: {address.api_url.removesuffix('/api')}; logs: {folder.logs}")
+            supervisor.watch()
+
+
+def services(name: str) -> list[Service]:
+    """The processes of a neuron besides the server."""
+    grace = WORKER_GRACE_SECONDS
+    return [
+        Service("worker", worker_command(f"neuron-{name}", "resident"), grace_seconds=grace),
+        Service(
+            "housekeeping worker", worker_command(HOUSEKEEPING_POOL, "process"), grace_seconds=WORKER_GRACE_SECONDS
+        ),
+        Service("window clock", [sys.executable, "-m", "deployments", "clock"]),
+    ]
+
+
+def deploy(environment: Mapping[str, str]) -> None:
+    """Deploy what deployments/prefect.yaml has.
+
+    Raises:
+        PermanentError: `process_died`, with the end of what Prefect says.
+    """
+    result = subprocess.run(  # noqa: S603 - our own command
+        DEPLOY_COMMAND, cwd=PROJECT_ROOT, env=dict(environment), capture_output=True, text=True, check=False
+    )
+    if result.returncode != 0:
+        raise PermanentError(Reason.PROCESS_DIED, f"the deployment failed: {(result.stdout + result.stderr)[-1000:]}")
+
+
+def say(text: str) -> None:
+    """Print a line with the time."""
+    print(f"{datetime.now().astimezone():%H:%M:%S} {text}", flush=True)

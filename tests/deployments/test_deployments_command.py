@@ -1,0 +1,35 @@
+"""`templar`: every command is found by its words, and words that are none are answered with those that are."""
+
+import importlib
+import inspect
+
+import pytest
+
+from deployments.command import COMMANDS, main
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.words)
+def test_each_command_is_the_main_of_its_module_and_shows_its_own_help(
+    command: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, module = command.words.split(), importlib.import_module(command.module)  # type: ignore[attr-defined]
+    assert list(inspect.signature(module.main).parameters) == ["words"]
+    with pytest.raises(SystemExit) as end:
+        main([*words, "--help"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: templar {words[0] if len(words) > 1 else ''}".rstrip())
+
+
+def test_a_part_of_a_command_lists_those_that_begin_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["neuron", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "templar neuron start" in shown
+    assert "templar leaderboard" not in shown
+
+
+@pytest.mark.parametrize("words", [["nothing"], ["neuron", "fly"], ["neuron"]])
+def test_what_is_no_command_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    shown = capsys.readouterr().err
+    assert f"there is no command {' '.join(words)!r}" in shown
+    assert "templar neuron start" in shown

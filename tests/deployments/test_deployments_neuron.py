@@ -1,0 +1,143 @@
+"""`templar neuron ...`: an operator's neuron as processes that come back, and end with one command."""
+
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from dotenv import dotenv_values
+
+from deployments.neuron import manage
+from deployments.neuron.folder import NeuronFolder
+from deployments.prefect_server import PROJECT_ROOT
+from deployments.processes import Child, end_of, free_port, start_child
+from tests.support.commands import Call, write_env
+from tests.support.operator import wait_until
+from tests.support.prepared import PreparedNetwork
+
+SERVICES = {"the Prefect server", "worker", "housekeeping worker", "window clock"}
+
+
+class Started:
+    """A neuron that runs under a name of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.name = f"test-{uuid4().hex[:8]}"
+        self.folder = NeuronFolder(self.name)
+        self._env_file = folder / ".env"
+        self._log = folder / "start.log"
+        network = PreparedNetwork(folder)
+        write_env(self._env_file, network.environment("lazy"))
+        self.port = free_port()
+        self.child = self.start()
+
+    def start(self) -> Child:
+        options = ["--env-file", str(self._env_file), "--prefect-port", str(self.port)]
+        command = [sys.executable, "-m", "deployments", "neuron", "start", "--name", self.name, *options]
+        env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+        return start_child("neuron", command, log=self._log, env=env, cwd=PROJECT_ROOT)
+
+    def status(self) -> dict[str, Any]:
+        command = [sys.executable, "-m", "deployments", "neuron", "status", "--name", self.name, "--json"]
+        shown = subprocess.run(command, cwd=PROJECT_ROOT, capture_output=True, text=True, check=False).stdout
+        found: dict[str, Any] = json.loads(shown)[self.name]
+        return found
+
+    def wait(self, holds: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
+        found: list[dict[str, Any]] = []
+
+        def asked() -> bool:
+            assert self.child.exit_code is None, end_of(self._log)
+            found.append(self.status())
+            return holds(found[-1])
+
+        wait_until(asked, f"{what}: {end_of(self._log)}", patience_seconds=180.0)
+        return found[-1]
+
+    def said(self) -> str:
+        return self._log.read_text()
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    started = Started(tmp_path_factory.mktemp("neuron"))
+    yield started
+    started.child.stop(grace_seconds=60.0)
+    started.folder.record.stop_all()
+    shutil.rmtree(started.folder.path, ignore_errors=True)
+
+
+@pytest.mark.slow
+@pytest.mark.prefect
+@pytest.mark.timeout(900)
+class TestOneCommand:
+    def test_it_runs_windows_with_processes_that_come_back_when_they_are_killed(self, started: Started) -> None:
+        # 1. One command, and windows begin.
+        before = started.wait(lambda found: found["runs"] and found["windows"], "windows begin")
+        assert {entry["name"] for entry in before["processes"]} == SERVICES
+        # 2. A second one is refused, and changes nothing.
+        second = started.start()
+        assert second.handle.wait() == 1
+        assert f"neuron {started.name!r} is run by process {started.child.identity.pid}" in started.said()
+        # 3. All are killed, and come back.
+        for entry in before["processes"]:
+            os.kill(entry["pid"], signal.SIGKILL)
+        old = {entry["pid"] for entry in before["processes"]}
+        after = started.wait(
+            lambda found: found["runs"] and not old & {entry["pid"] for entry in found["processes"]}, "all are back"
+        )
+        assert {entry["name"] for entry in after["processes"]} == SERVICES
+        # 4. A later window begins, and the run that lost its worker is not left open.
+        known = {row["window"] for row in before["windows"]}
+        later = started.wait(
+            lambda found: any(row["window"] not in known for row in found["windows"]), "a later window begins"
+        )
+        assert sum(row["state"] in ("Running", "Pending") for row in later["windows"]) <= 1
+
+    def test_it_ends_with_one_command_and_leaves_no_process(self, started: Started) -> None:
+        left = started.wait(lambda found: found["runs"], "all run")
+        assert manage.main(["stop", "--name", started.name]) == 0
+        assert started.child.handle.wait() == 0
+        assert f"neuron {started.name!r} has stopped" in started.said()
+        for entry in left["processes"]:
+            with pytest.raises(ProcessLookupError):
+                os.kill(entry["pid"], 0)
+        assert manage.main(["status", "--name", started.name]) == 1
+        assert manage.main(["stop", "--name", started.name]) == 0  # nothing is left to do, and it says so
+
+
+def test_a_new_env_has_what_is_given_is_private_and_is_never_overwritten(tmp_path: Path, run_main: Call) -> None:
+    path = tmp_path / ".env"
+    options = ["--env-file", path, "--role", "validator", "--netuid", 12, "--wallet.name", "cold"]
+    status, out, _ = run_main(manage.main, "init", *options)
+    assert status == 0
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert "WALLET_HOTKEY" in out
+    assert "WALLET_NAME" not in out
+    values = dotenv_values(path)
+    assert (values["TEMPLAR_ROLE"], values["NETUID"], values["WALLET_NAME"]) == ("validator", "12", "cold")
+    text = path.read_text()
+    assert run_main(manage.main, "init", *options)[0] == 1
+    assert path.read_text() == text
+
+
+def test_a_unit_names_this_python_and_stops_as_the_command_does(tmp_path: Path, run_main: Call) -> None:
+    status, out, _ = run_main(manage.main, "service", "--name", "mine", "--env-file", tmp_path / ".env")
+    assert status == 0
+    assert f'--name mine --env-file "{tmp_path}/.env"' in out
+    assert str(Path(sys.executable).parent) in out
+    assert "KillMode=mixed" in out
+
+
+def test_logs_and_status_of_a_neuron_that_never_ran(run_main: Call) -> None:
+    status, _, err = run_main(manage.main, "logs", "--name", "never-started")
+    assert (status, "there are: none" in err) == (1, True)
+    assert run_main(manage.main, "status", "--name", "never-started")[0] == 1
