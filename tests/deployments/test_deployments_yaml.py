@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import yaml
-from deployments.local.command import SCHEDULED
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
 
+from deployments.local.command import SCHEDULED
 from deployments.register import DEPLOY_COMMAND, deploy_window, ensure_pool
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.servers import REPOSITORY

@@ -4,11 +4,23 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
 import torch
-from gradient_cases import dense, few, layout_of, layouts, more, random_update, seeds, settings_of
+from gradient_cases import (
+    dense,
+    few,
+    header_of,
+    layout_of,
+    layouts,
+    more,
+    random_update,
+    same_bits,
+    seeds,
+    settings_of,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,9 +28,11 @@ from templar.errors import PermanentError, Reason
 from templar.gradient import dct, kernels
 from templar.gradient.codec.sections import pack
 from templar.gradient.codec.values import CODES, STEP_VALUES, Coefficients
+from templar.gradient.codec.wire import Payload, encode
 from templar.gradient.compress import Compressed, FeedbackRule, FeedbackState, compress, compress_each, top_k
 from templar.gradient.dct import to_chunks
 from templar.gradient.layout import Layout
+from templar.tensorfile import StoredTensors, TensorWriter, write_tensors
 
 SPARSELOCO = FeedbackRule("sparseloco", decay=0.95, learning_rate=0.7)
 ONCE = FeedbackRule("sparseloco", decay=0.95, learning_rate=1.0)
@@ -182,6 +196,34 @@ def test_tensor_by_tensor_the_result_is_the_same_and_the_state_is_read_once(
             assert coefficients == whole.tensors[name]
             assert torch.equal(buffer, whole.state.buffers[name])
     assert names == list(layout.names)
+
+
+@each_backend
+@pytest.mark.parametrize("use_dct", [False, True])
+def test_updates_that_several_ranks_leave_in_a_file_give_the_same_payloads_and_residuals_for_20_windows(
+    use_dct: bool, implementation: kernels.Backend, tmp_path: Path
+) -> None:
+    layout = layout_of(gradient=settings_of(use_dct=use_dct))
+    memory = FeedbackState.zeros(layout)
+    path, before = tmp_path / "update.safetensors", tmp_path / "feedback.safetensors"
+    write_tensors(before, memory.buffers)
+    for window in range(20):
+        update, after = random_update(layout, window), tmp_path / f"feedback-{window}.safetensors"
+        write_tensors(path, update)
+        with kernels.forced(implementation):
+            whole = run(memory, update, layout)
+            stored, tensors = FeedbackState(StoredTensors(before), window), {}
+            with TensorWriter(after, {each.name: each.shape for each in layout.tensors}, {}) as file:
+                for name, coefficients, buffer in compress_each(
+                    stored, StoredTensors(path), layout=layout, rule=SPARSELOCO
+                ):
+                    tensors[name] = coefficients
+                    file.write(name, buffer)
+        memory, before = whole.state, after
+        assert encode(Payload.of(header_of(layout, window), tensors, layout), layout) == encode(
+            Payload.of(header_of(layout, window), whole.tensors, layout), layout
+        )
+        assert same_bits(dict(StoredTensors(before)), memory.buffers)
 
 
 # The selection.
