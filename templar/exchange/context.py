@@ -134,7 +134,7 @@ class Exchange:
         """The times of a window once its closing block is final, or as soon as what was stored is too early to count.
 
         Another block may take the closing one's place until then. While the chain cannot be reached, this waits until
-        the settling second: the close may have moved meanwhile, and reveals may still count.
+        the roster slots are over: the close may have moved by several slots, and reveals may still count.
 
         Args:
             times: As they were known when the reveal was stored.
@@ -148,7 +148,7 @@ class Exchange:
                 if is_final or times.reveal_interval.first > stored_at:
                     return times
             except TransientError:
-                if self.chain.clock.now() > times.settles:
+                if self.chain.clock.now() > times.null_after:
                     return times
             self._pause()
 

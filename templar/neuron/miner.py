@@ -267,14 +267,15 @@ class Miner(Node):
         """Wait for the close, then publish manifest and payload; if it fails, a later call goes on until the deadline.
 
         Raises:
-            TransientError: The store failed.
+            TransientError: The store failed, or the chain is away for long.
         """
-        times, clock = self.exchange.acting_times(window), self.chain.clock
+        closing, clock = closing_block(window, self.hparams.windows), self.chain.clock
+        times = self._patiently(lambda: self.exchange.acting_times(window))
         while True:
             # 1. Wait for the first second that counts.
-            is_final = self.chain.block() >= closing_block(window, self.hparams.windows)
+            is_final = self._patiently(self.chain.block) >= closing
             clock.sleep_until(times.reveal_interval.first if is_final else times.reveals_from)
-            if (latest := self.exchange.acting_times(window)).closed > times.closed:
+            if (latest := self._patiently(lambda: self.exchange.acting_times(window))).closed > times.closed:
                 times = latest  # a later block has taken the place of the closing one: commitments may still count
                 continue
             # 2. Reveal; what is stored too early to count is put again.

@@ -5,6 +5,7 @@ the second time finds what the first one left and changes nothing. Roles add the
 """
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -239,13 +240,16 @@ class Node:
         check_history(self.exchange, self.journal, roster, concurrency=self.context.gather_concurrency)
 
     def _patiently(self, read: Callable[[], T]) -> T:
-        """Read from the chain, and wait a while if it is away: a validator that leaves the window makes others wait."""
-        clock, rules = self.chain.clock, self.hparams.windows
-        until = clock.now() + rules.settle_delay_seconds + rules.roster_slot_seconds
+        """Read from the chain, and wait a while if it is away: a validator that leaves the window makes others wait.
+
+        The while begins with the first failure, because a read may wait long for a block before it fails.
+        """
+        clock, rules, until = self.chain.clock, self.hparams.windows, math.inf
         while True:
             try:
                 return read()
             except TransientError as error:
+                until = min(until, clock.now() + rules.settle_delay_seconds + rules.roster_slot_seconds)
                 if error.reason not in CHAIN_IS_AWAY or clock.now() + rules.poll_seconds > until:
                     raise
             clock.sleep_until(clock.now() + rules.poll_seconds)

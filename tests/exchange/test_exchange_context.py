@@ -151,6 +151,8 @@ def test_a_close_that_moves_during_an_outage_is_seen_after_it(subnet: Subnet) ->
     now = subnet.clock.now()
     outage = UnreachableChain(chain, since=now, seconds=times.reveal_interval.last + 0.5 - now, every=1000.0)
     assert replace(exchange, chain=outage).settled_times(times).closed == BIRTHDAY + BLOCKS + 2
+    longer = UnreachableChain(chain, since=now, seconds=times.settles + 0.5 - now, every=1000.0)
+    assert replace(exchange, chain=longer).settled_times(times).closed == BIRTHDAY + BLOCKS + 2
     for_good = UnreachableChain(chain, since=now, seconds=1000.0, every=1000.0)
     assert replace(exchange, chain=for_good).settled_times(times) == times
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from templar.adversary.chains import UnevenLedger
+from templar.adversary.chains import UnevenLedger, UnreachableChain
 from templar.agreement.slots import Settlement
 from templar.canonical import sha256_hex
 from templar.errors import PermanentError, Reason
@@ -478,6 +478,17 @@ def test_a_reveal_is_in_time_though_blocks_come_slower_than_nominal(build: Build
     times = miner.exchange.times(1)
     assert revealed(network, miner) == {times.reveals_from}
     assert times.reveals_from in times.reveal_interval
+
+
+def test_a_reveal_waits_for_a_chain_that_is_away_for_seconds(build: Build) -> None:
+    network = build(tiny(windows=SLOTS))
+    miner, chain = committed_on(network, [4.0] * 5)
+    close = chain.schedule.time(2 * network.hparams.windows.blocks_per_window)
+    away = UnreachableChain(chain, since=close - 2, seconds=9.0, every=10_000.0)
+    miner.chain, miner.exchange = away, replace(miner.exchange, chain=away)
+    assert miner.upload(1).in_time
+    times = miner.exchange.times(1)
+    assert all(stamp in times.reveal_interval for stamp in revealed(network, miner))
 
 
 def test_a_reveal_is_put_again_when_finality_moves_the_close(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
