@@ -1,0 +1,350 @@
+"""Look at everything that a neuron needs, and say of each thing whether it is good: `templar neuron doctor`.
+
+    templar neuron doctor --env-file .env [--json]
+
+Nothing is changed, but for probe objects in the own bucket that are removed again. What does not answer hides only
+what is behind it. The exit status is 0 unless something is bad.
+"""
+
+import argparse
+import json
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from blocks.environment import neuron_from_environment
+from blocks.keyring import credentials_of
+from blocks.neuron import Neuron
+from deployments.neuron.folder import NeuronFolder
+from deployments.prefect_server import PROJECT_ROOT
+from deployments.processes import holder_of, http_serves
+from deployments.register import add_neuron_options, environment_of
+from templar.chain.base import Chain, NeuronInfo
+from templar.chain.remote import public_address
+from templar.errors import PermanentError, Reason, TemplarError
+from templar.housekeeping.access import check_access
+from templar.housekeeping.bucket_cleanup import PROBE_PREFIX
+from templar.hparams import HParams
+from templar.neuron.join import CHAIN_ROLES
+from templar.store.address import encode_address
+from templar.store.base import ObjectStore
+from templar.training.device import num_parameters
+from templar.training.ranks import open_trainer
+
+PINNED = ("prefect", "torch", "bittensor", "numpy", "transformers")
+"""Packages whose version decides whether the neuron works as it was tested."""
+STALE_BLOCKS = 10
+"""A chain whose newest block is so many blocks old stands still, or this machine's clock is wrong."""
+LONGEST_OFFSET_SECONDS = 1.0
+
+
+class Verdict(StrEnum):
+    """How something is."""
+
+    GOOD = "good"
+    DOUBTFUL = "doubtful"  # it may be meant so, or mend itself
+    BAD = "bad"  # the neuron will not work, or not earn
+
+
+@dataclass(frozen=True)
+class Line:
+    """What was found about one thing; what is not good says what to do."""
+
+    topic: str
+    verdict: Verdict
+    text: str
+
+
+class DoubtError(Exception):
+    """Something that is doubtful."""
+
+
+@dataclass(frozen=True)
+class Patient:
+    """The neuron that is looked at, as far as its settings say."""
+
+    name: str
+    environment: Mapping[str, str]
+    block: Neuron
+    hparams: HParams
+    address: str  # of the hotkey
+    home: Path
+
+
+def examine(name: str, environment: Mapping[str, str]) -> Iterator[Line]:
+    """Everything, line by line as it is found.
+
+    Args:
+        name: Name of the neuron on this host.
+        environment: The variables of .env.example.
+    """
+    # 1. The settings. Nothing else can be looked at without them.
+    try:
+        block = neuron_from_environment(dict(environment))
+        hparams, address = block.hparams(), block.wallet.open().address
+    except TemplarError as error:
+        yield Line("settings", Verdict.BAD, str(error))
+        return
+    yield Line("settings", Verdict.GOOD, f"{block.role} {address}, preset {block.preset}")
+    patient = Patient(name, environment, block, hparams, address, Path(block.home).expanduser())
+
+    # 2. This machine.
+    yield _line("versions", _versions)
+    yield _line("disk", lambda: _disk(patient))
+    if block.role == "miner":
+        yield _line("device", lambda: _device(patient))
+
+    # 3. The bucket, and the clock beside its times.
+    yield from _access(patient)
+    yield _line("clock", lambda: _clock(patient.block.bucket.open().store, hparams.windows.commit_guard_seconds))
+
+    # 4. The chain, and what it has of this neuron.
+    head = _line("chain", lambda: _chain(patient, block.subnet.open(block.wallet)))
+    yield head
+    if head.verdict is not Verdict.BAD:
+        yield from _registration(patient, block.subnet.open(block.wallet))
+        yield _line("network", lambda: _network(patient))
+
+    # 5. The dataset, and Prefect.
+    yield _line("dataset", lambda: _dataset(patient))
+    yield _line("Prefect server", lambda: _prefect(patient))
+    yield _line("processes", lambda: _processes(patient))
+
+
+def _line(topic: str, look: Callable[[], str]) -> Line:
+    try:
+        return Line(topic, Verdict.GOOD, look())
+    except DoubtError as doubt:
+        return Line(topic, Verdict.DOUBTFUL, str(doubt))
+    except TemplarError as error:
+        return Line(topic, Verdict.BAD, str(error))
+
+
+def _versions() -> str:
+    pins = dict(
+        line.strip().split("==")
+        for line in (PROJECT_ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line and not line.startswith("#")
+    )
+    found = {name: metadata.version(name) for name in PINNED}
+    other = [f"{name} {found[name]}, not {pins[name]}" for name in PINNED if found[name].split("+")[0] != pins[name]]
+    if other:
+        raise DoubtError(f"{', '.join(other)}: install with `make .venv`, which takes what constraints.txt has")
+    return ", ".join(f"{name} {version}" for name, version in found.items())
+
+
+def _disk(patient: Patient) -> str:
+    """Docs/miner.md has the formula; the folder's own files count as room that it has already."""
+    home, kept = patient.home, patient.hparams.storage
+    there = next(folder for folder in (home, *home.parents) if folder.exists())
+    size = num_parameters(patient.hparams.model)
+    of_state = 4 * (kept.snapshots_kept + 2)
+    of_private = 12 * (kept.snapshots_kept + kept.snapshot_frequency) if patient.block.role == "miner" else 0
+    needed = size * (of_state + of_private)
+    used = sum(file.stat().st_size for file in home.rglob("*") if file.is_file()) if home.exists() else 0
+    free = shutil.disk_usage(there).free
+    text = (
+        f"{there} has {_gib(free)} free and the neuron {_gib(used)} there; it takes up to {_gib(needed)}, and payloads"
+    )
+    if free + used < needed:
+        raise PermanentError(Reason.BAD_ENVIRONMENT, f"{text}: choose another TEMPLAR_HOME, or lower snapshots_kept")
+    if home.exists() and home.stat().st_mode & 0o077:
+        raise DoubtError(f"{home} can be read by others on this machine: chmod 700 {home}")
+    return text
+
+
+def _device(patient: Patient) -> str:
+    """Open the trainer, which measures what `auto` has to know, and checks whether the model fits."""
+    training, length = patient.hparams.training, patient.hparams.data.sequence_length
+    trainer = open_trainer(patient.hparams.model, patient.block.trainer, NeuronFolder(patient.name).path / "doctor")
+    try:
+        trainer.check(training, length=length)
+    finally:
+        trainer.close()
+    memory = psutil.virtual_memory()
+    return f"{trainer.device.why or trainer.device.name}; {_gib(memory.available)} of memory available"
+
+
+def _access(patient: Patient) -> Iterator[Line]:
+    try:
+        report = check_access(credentials_of(patient.block, patient.environment))
+    except TemplarError as error:
+        yield Line("bucket keys", Verdict.BAD, str(error))
+        return
+    for reason, text in report.problems:
+        yield Line("bucket keys", Verdict.BAD, f"[{reason}] {text}: correct the key's rights where the bucket is")
+    if not report.problems:
+        is_known = not report.unknown or not patient.block.bucket.endpoint.enforces_keys
+        yield Line("bucket keys", Verdict.GOOD if is_known else Verdict.DOUBTFUL, report.summary)
+
+
+def _clock(store: ObjectStore, guard_seconds: int) -> str:
+    """Store an object, and compare its stamp, in whole seconds, with this clock before and after."""
+    key = f"{PROBE_PREFIX}clock-{secrets.token_hex(8)}"
+    before = time.time()
+    store.put(key, b"This object was written to compare clocks. It may be deleted.\n")
+    after = time.time()
+    info = store.head(key)
+    store.delete(key)
+    if info is None:
+        raise PermanentError(
+            Reason.OBJECT_MISSING, f"{store.name} does not show an object that it took: ask its provider"
+        )
+    ahead, behind = before - (info.last_modified + 1), info.last_modified - after
+    offset, allowed = max(ahead, behind), min(LONGEST_OFFSET_SECONDS, guard_seconds / 2)
+    if offset > allowed:
+        way = "ahead of" if ahead > 0 else "behind"
+        raise PermanentError(
+            Reason.BAD_ENVIRONMENT,
+            f"this machine's clock is {offset:.1f} s or more {way} the bucket's: synchronise it (timedatectl)",
+        )
+    return f"agrees with the bucket's to within {after - before + 1:.1f} s"
+
+
+def _chain(patient: Patient, chain: Chain) -> str:
+    newest = chain.head()
+    age = time.time() - chain.block_time(newest, finalized=False)
+    seconds, where = patient.hparams.windows.block_seconds, public_address(patient.block.subnet.network)
+    text = f"{where}, subnet {chain.netuid}: block {newest} is {age:.0f} s old"
+    if abs(chain.block_seconds - seconds) > 1e-6:
+        raise PermanentError(
+            Reason.BAD_HPARAMS,
+            f"{where} has a block in {chain.block_seconds:g} s, and preset {patient.block.preset!r} "
+            f"expects {seconds:g} s: set TEMPLAR_PRESET to the network's",
+        )
+    if age > STALE_BLOCKS * seconds or age < -seconds:
+        raise PermanentError(
+            Reason.CHAIN_UNREACHABLE, f"{text}: the endpoint is behind, or this clock is wrong; name another NETWORK"
+        )
+    return text
+
+
+def _registration(patient: Patient, chain: Chain) -> Iterator[Line]:
+    found: list[NeuronInfo] = []
+
+    def registered() -> str:
+        neuron = chain.metagraph().by_hotkey(patient.address)
+        if neuron is None:
+            raise PermanentError(
+                Reason.NOT_REGISTERED,
+                f"{patient.address} is not registered on subnet {chain.netuid}: register it there",
+            )
+        found.append(neuron)
+        return f"uid {neuron.uid}, stake {neuron.stake:g}"
+
+    yield _line("registration", registered)
+    for neuron in found:
+        yield _line("role", partial(_role, patient, neuron))
+        yield _line("read access on chain", partial(_committed, patient, neuron))
+        yield _line("fees", partial(_fees, chain))
+
+
+def _fees(chain: Chain) -> str:
+    chain.require_fees()
+    return "the coldkey can pay them"
+
+
+def _role(patient: Patient, neuron: NeuronInfo) -> str:
+    role, least = patient.block.role, patient.hparams.peers.validator_min_stake
+    if role != "miner" and not neuron.validator_permit:
+        raise PermanentError(
+            Reason.NOT_REGISTERED, f"uid {neuron.uid} has no validator permit, so a {role} has no say: add stake to it"
+        )
+    if role != "miner" and neuron.stake < least:
+        raise PermanentError(
+            Reason.NOT_REGISTERED,
+            f"uid {neuron.uid} has {neuron.stake:g} of stake, and a {role} needs {least:g}: add some",
+        )
+    if neuron.role is not CHAIN_ROLES[role]:
+        raise DoubtError(f"the chain has the role {neuron.role or 'none'}: `templar neuron start` announces {role}")
+    return f"announced as {neuron.role}"
+
+
+def _committed(patient: Patient, neuron: NeuronInfo) -> str:
+    own = encode_address(patient.block.bucket.open().address)
+    if neuron.commitment is None:
+        raise DoubtError(
+            "the chain has none: the neuron commits it when it starts, and takes part from the next window on"
+        )
+    if neuron.commitment != own:
+        raise DoubtError("the chain has that of another bucket or key: the neuron commits this one when it starts")
+    return "the chain has this bucket and its read key"
+
+
+def _network(patient: Patient) -> str:
+    birth = patient.block.context(patient.name).birth()
+    genesis, first = birth.network.genesis, birth.start.start_window
+    return f"genesis {genesis[:12]}, published by uid {birth.publisher.uid}, first window {first}"
+
+
+def _dataset(patient: Patient) -> str:
+    dataset = patient.block.dataset.open(patient.hparams, patient.home)
+    return f"digest {dataset.digest[:12]}"
+
+
+def _prefect(patient: Patient) -> str:
+    address = NeuronFolder(patient.name).address
+    url = patient.environment.get("PREFECT_API_URL") or (address.api_url if address else None)
+    if url is None:
+        raise DoubtError("none is known: `templar neuron start` starts one, or set PREFECT_API_URL")
+    if not url.startswith("http://"):
+        raise DoubtError(f"{url} is not looked at: only plain HTTP is")
+    if not http_serves(f"{url.rstrip('/')}/health"):
+        if patient.environment.get("PREFECT_API_URL"):
+            raise PermanentError(
+                Reason.BAD_ENVIRONMENT, f"PREFECT_API_URL is {url}, which does not answer: start that server"
+            )
+        raise DoubtError(f"{url} does not answer: `templar neuron start` starts it")
+    return f"{url} answers"
+
+
+def _processes(patient: Patient) -> str:
+    folder = NeuronFolder(patient.name)
+    supervisor = holder_of(folder.lock)
+    if supervisor is None:
+        raise DoubtError(f"neuron {patient.name!r} does not run: `templar neuron start --name {patient.name}`")
+    return f"process {supervisor.pid} keeps {len(folder.record.running())} running"
+
+
+def _gib(count: float) -> str:
+    return f"{count / 2**30:.1f} GiB"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Parse the command line and look; 1 if something is bad."""
+    parser = argparse.ArgumentParser(prog="templar neuron doctor", description=(__doc__ or "").splitlines()[0])
+    add_neuron_options(parser)
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    arguments = parser.parse_args(words)
+    try:
+        lines = list(examine(arguments.name, environment_of(arguments)))
+    except TemplarError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if arguments.json:
+        print(json.dumps([asdict(line) for line in lines]))
+    else:
+        _show(lines, Console())
+    return 1 if any(line.verdict is Verdict.BAD for line in lines) else 0
+
+
+def _show(lines: Sequence[Line], console: Console) -> None:
+    table = Table()
+    for column in ("what", "verdict", "found"):
+        table.add_column(column, overflow="fold")
+    colours = {Verdict.GOOD: "green", Verdict.DOUBTFUL: "yellow", Verdict.BAD: "red"}
+    for line in lines:
+        table.add_row(line.topic, Text(line.verdict, colours[line.verdict]), Text(line.text))
+    console.print(table)

@@ -1,0 +1,161 @@
+"""`templar neuron doctor` finds what is wrong with a neuron and names the remedy; with a sound one nothing is wrong."""
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from deployments.local.wallets import create_wallet
+from deployments.neuron import doctor
+from deployments.processes import free_port
+from deployments.s3_endpoint import create_bucket_with_keys
+from templar.chain.base import Role
+from templar.neuron.join import GENESIS_FILE
+from tests.support.commands import Call, write_env
+from tests.support.prepared import PreparedNetwork
+from tests.support.servers import MotoEndpoint
+
+ACCOUNT = "0123456789abcdef" * 2
+Examine = Callable[..., dict[str, tuple[str, str]]]
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> PreparedNetwork:
+    network = PreparedNetwork(tmp_path_factory.mktemp("doctor"))
+    create_wallet(network.plan.wallets, "local", "stranger")
+    lazy = network.block("lazy")
+    lazy.subnet.open(lazy.wallet).set_role(Role.MINER)
+    return network
+
+
+@pytest.fixture
+def examine(network: PreparedNetwork, tmp_path: Path, run_main: Call, monkeypatch: pytest.MonkeyPatch) -> Examine:
+    """Looks at the network's lazy miner with changed variables; verdict and text by topic."""
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+
+    def call(**changes: str) -> dict[str, tuple[str, str]]:
+        values = network.environment("lazy") | {"TEMPLAR_HOME": str(tmp_path / "home")} | changes
+        file = write_env(tmp_path / ".env", values)
+        status, out, err = run_main(doctor.main, "--name", f"never-{uuid4().hex[:8]}", "--env-file", file, "--json")
+        assert err == ""
+        lines = json.loads(out)
+        assert status == int(any(line["verdict"] == "bad" for line in lines))
+        return {line["topic"]: (line["verdict"], line["text"]) for line in lines}
+
+    return call
+
+
+def test_a_sound_neuron_has_only_what_its_first_start_mends(examine: Examine) -> None:
+    found = examine()
+    assert {topic for topic, (verdict, _) in found.items() if verdict == "bad"} == set()
+    doubtful = {topic for topic, (verdict, _) in found.items() if verdict == "doubtful"}
+    assert doubtful == {"Prefect server", "processes"}
+    assert {"settings", "disk", "device", "bucket keys", "clock", "chain", "registration", "network", "dataset"} <= set(
+        found
+    )
+
+
+def shifted(seconds: float) -> SimpleNamespace:
+    return SimpleNamespace(time=lambda: time.time() + seconds)
+
+
+@pytest.mark.parametrize(
+    ("changes", "topic", "words"),
+    [
+        ({"WALLET_HOTKEY": "nobody"}, "settings", "nobody"),
+        ({"WALLET_HOTKEY": ""}, "settings", "WALLET_HOTKEY"),
+        ({"TEMPLAR_PRESET": "none-such"}, "settings", "none-such"),
+        ({"R2_GRADIENTS_READ_ACCESS_KEY_ID": ""}, "settings", "R2_GRADIENTS_READ_ACCESS_KEY_ID"),
+        ({"TEMPLAR_DEVICE": "cuda:77"}, "device", "cuda:77"),
+        ({"TEMPLAR_MICRO_BATCH": "1000003"}, "device", "1000003"),
+        ({"TEMPLAR_PRESET": "150M"}, "chain", "12 s"),
+        ({"NETWORK": "ledger:/nowhere/ledger.sqlite"}, "chain", "/nowhere"),
+        ({"WALLET_HOTKEY": "stranger"}, "registration", "not registered"),
+        ({"TEMPLAR_ROLE": "validator"}, "role", "permit"),
+        ({"TEMPLAR_GENESIS": "f" * 64}, "network", "ffff"),
+        ({"DATASET_BINS_PATH": "elsewhere"}, "dataset", "elsewhere"),
+        ({"PREFECT_API_URL": "http://127.0.0.1:{port}/api"}, "Prefect server", "does not answer"),
+    ],
+)
+def test_a_wrong_variable_is_found(examine: Examine, changes: Mapping[str, str], topic: str, words: str) -> None:
+    found = examine(**{name: value.replace("{port}", str(free_port())) for name, value in changes.items()})
+    verdict, text = found[topic]
+    assert verdict == "bad"
+    assert words in text
+
+
+@pytest.mark.parametrize(("seconds", "way"), [(3.0, "ahead of"), (-3.0, "behind")])
+def test_a_clock_that_is_three_seconds_wrong(
+    examine: Examine, monkeypatch: pytest.MonkeyPatch, seconds: float, way: str
+) -> None:
+    monkeypatch.setattr(doctor, "time", shifted(seconds))
+    verdict, text = examine()["clock"]
+    assert (verdict, way in text) == ("bad", True)
+
+
+def test_a_chain_that_stands_still(examine: Examine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "time", shifted(3600.0))
+    assert examine()["chain"][0] == "bad"
+
+
+def test_a_full_disk(examine: Examine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    verdict, text = examine()["disk"]
+    assert (verdict, "TEMPLAR_HOME" in text) == ("bad", True)
+
+
+def test_a_folder_that_others_read(examine: Examine, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir(mode=0o755)
+    verdict, text = examine()["disk"]
+    assert (verdict, "chmod 700" in text) == ("doubtful", True)
+
+
+def test_a_folder_of_another_network(examine: Examine, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir(mode=0o700)
+    (tmp_path / "home" / GENESIS_FILE).write_text("e" * 64)
+    verdict, text = examine(TEMPLAR_GENESIS="f" * 64)["network"]
+    assert (verdict, "eeee" in text) == ("bad", True)
+
+
+def test_a_package_of_another_version(examine: Examine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.metadata, "version", lambda name: "0.1" if name == "prefect" else "1")
+    verdict, text = examine()["versions"]
+    assert (verdict, "prefect 0.1, not" in text) == ("doubtful", True)
+
+
+def test_another_role_and_another_bucket_on_chain(examine: Examine, network: PreparedNetwork) -> None:
+    lazy = network.block("lazy")
+    chain = lazy.subnet.open(lazy.wallet)
+    neuron = chain.metagraph().by_hotkey(lazy.wallet.open().address)
+    assert neuron is not None
+    assert neuron.commitment is not None
+    chain.set_role(Role.VALIDATOR)
+    chain.set_commitment("0" * len(neuron.commitment))
+    try:
+        found = examine()
+    finally:
+        chain.set_role(Role.MINER)
+        chain.set_commitment(neuron.commitment)
+    assert found["role"][0] == found["read access on chain"][0] == "doubtful"
+
+
+def test_a_read_key_that_writes(examine: Examine, moto: MotoEndpoint) -> None:
+    keys = create_bucket_with_keys(moto.admin, ACCOUNT)
+    values: dict[str, Any] = {
+        "TEMPLAR_STORAGE": moto.admin.endpoint_url,
+        "R2_GRADIENTS_ACCOUNT_ID": ACCOUNT,
+        "R2_GRADIENTS_BUCKET_NAME": ACCOUNT,
+        "R2_DATASET_ACCOUNT_ID": ACCOUNT,
+        "R2_DATASET_BUCKET_NAME": ACCOUNT,
+    }
+    for name in ("GRADIENTS_READ", "GRADIENTS_WRITE", "DATASET_READ"):
+        values[f"R2_{name}_ACCESS_KEY_ID"] = keys.write.access_key_id
+        values[f"R2_{name}_SECRET_ACCESS_KEY"] = keys.write.secret_access_key
+    verdict, text = examine(**values)["bucket keys"]
+    assert (verdict, "read_key_writes" in text) == ("bad", True)
