@@ -40,6 +40,7 @@ COMMANDS = (
     Command("clock", "start a run of every window deployment once per window", "deployments.clock"),
     Command("preview", "the text that a uid trains on", "deployments.preview"),
     Command("leaderboard", "who leads, who earns, who was punished and why", "deployments.leaderboard"),
+    Command("why", "what a miner got for a window, and why", "deployments.why"),
     Command("audit", "rebuild a validator's evidence and compare it", "deployments.audit_window"),
     Command("dataset build", "make a training dataset from text", "deployments.build_dataset"),
     Command("dataset copy", "copy a dataset to another bucket or folder", "deployments.copy_dataset"),

@@ -1,0 +1,83 @@
+"""`templar why`: for every miner and window an answer with its reason, as the signed evidence has it."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from deployments import why
+from templar.errors import Reason
+from templar.exchange.signed import unseal
+from templar.scoring.evidence import Evidence
+from templar.simulate.run import simulate
+from tests.support.commands import Call
+from tests.support.network import tiny
+from tests.support.prefect_server import RunningPrefectServer
+from tests.support.prepared import PreparedNetwork
+from tests.support.published import MINERS, announce, publish_evidence
+
+NAME = "asking"
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[Evidence]:
+    """The evidence of a network in which some miners cheat, and one forges."""
+    folder = tmp_path_factory.mktemp("why")
+    actors = ["honest", "honest", "lazy", "garbage", "manifest_forged_signature", "copying"]
+    simulate(tiny(), windows=5, seed=3, actors=actors, folder=folder)
+    files = sorted((folder / "buckets").rglob("evidence-*.json"))
+    return [unseal(path.read_bytes(), Evidence).body for path in files]
+
+
+def test_each_miner_of_each_window_gets_an_answer_that_agrees_with_the_evidence(found: list[Evidence]) -> None:
+    assert len(found) >= 5
+    reasons: set[Reason] = set()
+    for evidence in found:
+        weights = {each.uid: each.weight for each in evidence.weights}
+        for record in evidence.miners:
+            points = {point.what: point for point in why.explain(evidence, record.uid)}
+            weight = weights.get(record.uid, 0.0)
+            assert points["weight"].found.startswith(f"{weight:.4f}" if weight else "none: the final score is ")
+            assert ("penalty" in points) == bool(record.slashes)
+            if record.facts.payload_sha256 is None:
+                assert points["payload"].reason is not None
+                assert points["payload"].reason == record.facts.reason or not record.facts.assigned
+            else:
+                assert points["roster"].found.startswith("applied" if record.facts.applied else "not applied")
+            reasons |= {point.reason for point in points.values() if point.reason is not None}
+    assert {Reason.BAD_SIGNATURE} <= reasons
+
+
+def test_a_stranger_is_told_so(found: list[Evidence]) -> None:
+    (point,) = why.explain(found[0], 4000)
+    assert point.reason is Reason.NOT_REGISTERED
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory, prefect_server: RunningPrefectServer) -> PreparedNetwork:
+    network = PreparedNetwork(tmp_path_factory.mktemp("why-command"))
+    announce(network)
+    publish_evidence(network, [network.first_window])
+    with prefect_server.configured():
+        network.at("lazy", network.first_window + 2).save(NAME)
+    return network
+
+
+def test_the_command_answers_with_the_hash_of_the_evidence(
+    network: PreparedNetwork, prefect_api: RunningPrefectServer, run_main: Call, tmp_path: Path
+) -> None:
+    del prefect_api, tmp_path
+    first, call = network.first_window, partial(run_main, why.main, "--neuron", NAME)
+    for uid in MINERS:
+        status, out, err = call("--uid", uid, "--window", first, "--validator", 2, "--json")
+        assert (status, err) == (0, "")
+        (answer,) = json.loads(out)
+        assert len(answer["evidence"]) == 64
+        assert answer["points"][-1]["what"] == "weight"
+    status, out, _ = call("--uid", MINERS[0], "--window", first)
+    assert (status, "evidence_missing" in out, "validator 2: evidence " in out) == (0, True, True)  # uid 1 shows none
+    status, _, err = call("--uid", 3, "--window", first + 50)
+    assert (status, err.startswith("[window_not_open]")) == (1, True)
+    status, _, err = call("--uid", 3, "--window", first, "--validator", 77)
+    assert (status, err.startswith("[not_registered]")) == (1, True)
