@@ -64,7 +64,7 @@ bench: $(VENV)/.dev ## Measure the figures of the README and docs/codec.md, but 
 	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 gpu: $(VENV)/.dev ## On a machine with a CUDA device: its tests, then the trainer beside a bare loop on it, as JSON.
-	$(BIN)/python -m pytest $(wildcard tests/training/test_training_*_cuda.py)
+	$(BIN)/python -m pytest $(wildcard tests/*/test_*_cuda.py)
 	$(BIN)/python -m benchmarks.training --device cuda
 
 SEEDS ?= 20

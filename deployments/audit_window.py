@@ -84,7 +84,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--last", type=whole_number(0), metavar="W", help="the last window")
     parser.add_argument("--validator", type=whole_number(0), metavar="UID", help="whose evidence; all by default")
     parser.add_argument(
-        "--tolerance", type=_tolerance, default=0.0, metavar="X", help="of measured numbers, relative; 0 by default"
+        "--tolerance", type=_tolerance, metavar="X", help="of measured numbers, relative; as stated in docs by default"
     )
     arguments = parser.parse_args(words)
     if None not in (arguments.first, arguments.last) and arguments.first > arguments.last:

@@ -16,7 +16,7 @@ async def audit_window(
     neuron: str = "default",
     *,
     validator: Annotated[int, Field(ge=0)] | None = None,
-    tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.0,
+    tolerance: Annotated[float, Field(ge=0, lt=1)] | None = None,
 ) -> State[None]:
     """Audit a closed window: the roster, and what validators measured and concluded.
 
@@ -24,6 +24,7 @@ async def audit_window(
         window: The window; by default the newest one with evidence whose time for decisions is over.
         neuron: Name of the neuron's block: it says where chain, buckets and dataset are.
         validator: Uid of the validator; by default all that published evidence.
-        tolerance: Relative difference that measured numbers may have, for other hardware than the validator's.
+        tolerance: Relative difference that measured numbers may have. By default none if the evidence says that they
+            were measured repeatably, else what docs/validator.md states for other devices and precisions.
     """
     return audit_state(audit_evidence(neuron, window, validator, tolerance))

@@ -267,12 +267,13 @@ def audit_rows(audit: WindowAudit) -> Rows:
                 "published": each.published,
                 "recomputed": each.recomputed,
                 "at fault": " or ".join(f"uid {uid}" for uid in each.suspects),
+                "kind": each.kind or "",
             }
             for each in part.differences
         ]
         others = [("cannot be audited", str(part.problem))] if part.problem is not None else []
         others += [("note", note) for note in part.notes]
         others += [] if part.differences or others else [("verified", "")]
-        empty = dict.fromkeys(("recomputed", "at fault"), "")
+        empty = dict.fromkeys(("recomputed", "at fault", "kind"), "")
         rows += [{**first, "what": what, "field": "", "published": text, **empty} for what, text in others]
     return rows

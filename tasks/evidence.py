@@ -17,7 +17,7 @@ from templar.scoring.leaderboard import Leaderboard, draw, leaderboard
 
 
 @task(task_run_name="audit evidence", **HOUSEKEEPING)
-def audit_evidence(neuron: str, window: int | None, validator: int | None, tolerance: float) -> WindowAudit:
+def audit_evidence(neuron: str, window: int | None, validator: int | None, tolerance: float | None) -> WindowAudit:
     """Rebuild a closed window from public objects and compare; the differences are a table artifact.
 
     An object that a failing store hides is tried again, unless a difference is known already.

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from blocks.chain import Subnet
 from blocks.dataset import Dataset
-from blocks.environment import EnvironmentReader, dataset_block, endpoint_block
+from blocks.environment import EnvironmentReader, dataset_block, endpoint_block, trainer_settings
 from blocks.neuron import Neuron
 from blocks.storage import StorageEndpoint
 from templar.audit.evidence_audit import Auditor
 from templar.exchange.buckets import Buckets
-from templar.hparams import DEFAULT_PRESET, HParams, load_hparams
+from templar.hparams import DEFAULT_PRESET, HParams, TrainerSettings, load_hparams
 from templar.neuron.join import Context
 from templar.neuron.node import Node
 
@@ -29,7 +29,13 @@ def context_of(block: Neuron) -> Context:
     """
     hparams, home = block.hparams(), Path(block.home)
     return _context(
-        block.subnet, block.bucket.endpoint, block.dataset, hparams=hparams, home=home, genesis=block.genesis or None
+        block.subnet,
+        block.bucket.endpoint,
+        block.dataset,
+        hparams=hparams,
+        home=home,
+        genesis=block.genesis or None,
+        trainer=block.trainer,
     )
 
 
@@ -52,13 +58,21 @@ def context_from_environment(environment: Mapping[str, str]) -> Context:
     preset, file = reader.text("TEMPLAR_PRESET", DEFAULT_PRESET), reader.text("TEMPLAR_HPARAMS", "hparams.json")
     home = Path(reader.text("TEMPLAR_HOME", "~/.templar")).expanduser().absolute()
     genesis = reader.text("TEMPLAR_GENESIS", "") or None
+    trainer = trainer_settings(reader)
     reader.raise_problems()
     hparams = load_hparams(preset, path=Path(file).expanduser())
-    return _context(subnet, endpoint, dataset, hparams=hparams, home=home, genesis=genesis)
+    return _context(subnet, endpoint, dataset, hparams=hparams, home=home, genesis=genesis, trainer=trainer)
 
 
 def _context(
-    subnet: Subnet, endpoint: StorageEndpoint, dataset: Dataset, *, hparams: HParams, home: Path, genesis: str | None
+    subnet: Subnet,
+    endpoint: StorageEndpoint,
+    dataset: Dataset,
+    *,
+    hparams: HParams,
+    home: Path,
+    genesis: str | None,
+    trainer: TrainerSettings,
 ) -> Context:
     chain = subnet.open(None)
     return Context(
@@ -70,11 +84,12 @@ def _context(
         signer=None,
         open_dataset=partial(dataset.open, hparams, home),  # shards that the neuron has need not come again
         pinned_genesis=genesis,
+        trainer=trainer,
     )
 
 
 @contextmanager
-def auditing(context: Context, tolerance: float) -> Iterator[Auditor]:
+def auditing(context: Context, tolerance: float | None) -> Iterator[Auditor]:
     """An auditor with a node of its own, as long as the context manager is open.
 
     Raises:

@@ -13,7 +13,7 @@ from templar.exchange.buckets import account_digest
 from templar.gradient.codec.wire import encode
 from templar.hparams import HParams, Peers, Scoring, Weights, load_hparams
 from templar.scoring.conclude import conclude
-from templar.scoring.evidence import Estimate, Evidence, Likeness, Measurement, MinerFacts, WindowFacts
+from templar.scoring.evidence import Estimate, Evidence, Likeness, MeasuredOn, Measurement, MinerFacts, WindowFacts
 from templar.scoring.standing import Standing
 
 PEERS = Peers(
@@ -110,14 +110,20 @@ def _windows(roster: str) -> tuple[WindowFacts, ...]:
     )
 
 
+_REPEATABLE = MeasuredOn(device="cpu", precision="float32", repeatable=True)
+_FAST = MeasuredOn(device="cuda", precision="bfloat16", repeatable=False)
+
+
 def _window(window: int, miners: tuple[MinerFacts, ...], *, roster: str | None, steps: int) -> WindowFacts:
+    is_measured = any(miner.estimate for miner in miners)
     return WindowFacts(
         window=window,
         roster=roster,
         root_before=root_before() if steps == 0 else sha256_hex(f"root {window - 1}".encode()),
         outer_steps=steps,
         seed_block=18 * window + 22,
-        loss=None if not any(miner.estimate for miner in miners) else 4.0,
+        loss=4.0 if is_measured else None,
+        measured_on=(_REPEATABLE, _FAST)[steps % 2] if is_measured else None,
         miners=miners,
     )
 

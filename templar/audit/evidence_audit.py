@@ -22,6 +22,7 @@ from templar.neuron.node import Node
 from templar.scoring.differences import Difference
 from templar.scoring.evidence import Evidence
 from templar.scoring.evidence_chain import evidence_windows, read_evidence
+from templar.scoring.measure import Meter
 from templar.scoring.score import MAX_BEHIND
 from templar.timeline import closing_block, window_of
 from templar.training.model import build_model
@@ -51,6 +52,7 @@ class EvidenceAudit:
     uid: int | None  # its publisher; None for the roster of a null window
     differences: tuple[Difference, ...] = ()  # contradicted by public objects, causes before consequences
     notes: tuple[str, ...] = ()  # claims that cannot be checked, and conflicts without a fault
+    within: str = ""  # what measured there and here, if losses and gains were compared within the tolerance
     seconds: float = 0.0
     problem: TemplarError | None = None  # the error that stopped the audit
 
@@ -77,8 +79,9 @@ class EvidenceAudit:
             return f"{self.title} differs [{Reason.EVIDENCE_DIFFERS}] {self.first}{more}"
         if self.problem is not None:
             return f"{self.title} cannot be audited {self.problem}"
+        within = f", losses and gains within the tolerance ({self.within})" if self.within else ""
         notes = f", {len(self.notes)} notes" if self.notes else ""
-        return f"{self.title} verified{notes}"
+        return f"{self.title} verified{within}{notes}"
 
 
 @dataclass(frozen=True)
@@ -116,12 +119,19 @@ class Auditor:
 
     Args:
         node: A started node without a hotkey, in a folder of its own.
-        tolerance: Allowed relative distance of measured numbers; 0 for equality, which the same hardware keeps.
+        tolerance: Allowed relative distance of measured numbers; 0 for equality. By default what was measured
+            repeatably must be equal, and the rest within the tolerance of docs/validator.md.
+
+    Raises:
+        PermanentError: `bad_environment`; this machine does not have the device that the operator chose.
     """
 
-    def __init__(self, node: Node, *, tolerance: float = 0.0) -> None:
+    def __init__(self, node: Node, *, tolerance: float | None = None) -> None:
         self._node = node
         self._tolerance = tolerance
+        chosen = node.context.trainer
+        sizes = {"ranks": 1, "micro_batch": "preset" if chosen.repeatable else "auto"}
+        self._meter, self._repeatable = Meter(chosen.model_copy(update=sizes)), Meter()
         self._model: nn.Module = build_model(node.hparams.model)
         node.gatherer = replace(node.gatherer, min_retry_seconds=GATHER_SECONDS)
 
@@ -158,7 +168,7 @@ class Auditor:
         # 3. Audit the roster, then each evidence.
         found = audit_roster(node, seen)
         seconds = time.perf_counter() - started
-        roster = EvidenceAudit(window, Subject.ROSTER, found.publisher, found.differences, found.notes, seconds)
+        roster = EvidenceAudit(window, Subject.ROSTER, found.publisher, found.differences, found.notes, seconds=seconds)
         evidence = [self._audit_evidence(seen, validator, body) for validator, body in published]
         node.cache.prune(window - 1)
         node.journal.forget(window - node.hparams.storage.retention_windows)
@@ -251,7 +261,8 @@ class Auditor:
             findings.past.append(Difference("evidence", str(evidence), ""))
         else:
             try:
-                check_evidence(self._node, self._model, seen, evidence, findings, tolerance=self._tolerance)
+                meter, tolerance = self._meter_for(evidence), self._tolerance
+                check_evidence(self._node, self._model, seen, evidence, findings, meter=meter, tolerance=tolerance)
             except TemplarError as error:
                 problem = error
         differences = tuple(
@@ -263,6 +274,13 @@ class Auditor:
             validator.uid,
             differences,
             tuple(findings.notes),
+            findings.within,
             time.perf_counter() - started,
             problem,
         )
+
+    def _meter_for(self, evidence: Evidence) -> Meter:
+        """Measure again what was measured repeatably, unless the operator has a GPU to do it on."""
+        there = evidence.measured_on
+        repeats = (there is None or there.repeatable) and not self._meter.device.is_cuda
+        return self._repeatable if repeats else self._meter

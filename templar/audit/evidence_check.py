@@ -23,9 +23,10 @@ from templar.hparams import HParams
 from templar.neuron.evaluate import evaluate
 from templar.neuron.node import Node
 from templar.scoring.conclude import conclude
-from templar.scoring.differences import Difference, compare_evidence, compare_facts, shown
+from templar.scoring.differences import Difference, DifferenceKind, compare_evidence, compare_facts, shown
 from templar.scoring.evidence import Evidence, MinerFacts, WindowFacts
 from templar.scoring.evidence_chain import compare_weights, find_standing
+from templar.scoring.measure import Meter
 from templar.scoring.slashing import is_absent
 from templar.scoring.standing import Standing
 
@@ -58,20 +59,31 @@ class Findings:
     derived: list[Difference] = field(default_factory=list)  # in the conclusion from both
     chain: list[Difference] = field(default_factory=list)  # in the weights on chain
     notes: list[str] = field(default_factory=list)  # claims that cannot be checked
+    within: str = ""  # the device and precision there and here, if losses and gains were compared within the tolerance
 
     @property
     def differences(self) -> tuple[Difference, ...]:
         """All differences, each once, causes before consequences."""
-        return tuple(dict.fromkeys((*self.past, *self.facts, *self.derived, *self.chain)))
+        facts = [replace(each, kind=each.kind or DifferenceKind.OBSERVATION) for each in self.facts]
+        derived = [replace(each, kind=DifferenceKind.DERIVATION) for each in self.derived]
+        return tuple(dict.fromkeys((*self.past, *facts, *derived, *self.chain)))
 
 
 def check_evidence(
-    node: Node, model: nn.Module, seen: Hindsight, evidence: Evidence, findings: Findings, *, tolerance: float
+    node: Node,
+    model: nn.Module,
+    seen: Hindsight,
+    evidence: Evidence,
+    findings: Findings,
+    *,
+    meter: Meter,
+    tolerance: float | None = None,
 ) -> None:
     """Rebuild a validator's window, compare, and enter each difference into `findings` as it is found.
 
-    The node's agreed state must be that of the window before. `tolerance` is the allowed relative distance of measured
-    numbers; 0 for equality.
+    The node's agreed state must be that of the window before. `meter` measures. `tolerance` is the allowed relative
+    distance of measured numbers; 0 for equality. Without one they must be equal if they were measured repeatably there
+    and are here, else as near as `LOSS_TOLERANCE` and `GAIN_TOLERANCE` say.
 
     Raises:
         TransientError: Chain, dataset or stores failed; a later call starts over.
@@ -89,7 +101,12 @@ def check_evidence(
     findings.chain.extend(chain)
     findings.notes.extend(notes)
     # 3. The facts themselves.
-    _check_facts(node, model, seen, evidence, standing, findings=findings, tolerance=tolerance)
+    there = evidence.measured_on
+    if tolerance is None and meter.repeatable and (there is None or there.repeatable):
+        tolerance = 0.0
+    elif tolerance is None:
+        findings.within = f"{there or 'unknown'} there, {meter.measured_on} here"
+    _check_facts(node, model, seen, evidence, standing, findings=findings, meter=meter, tolerance=tolerance)
 
 
 def _derive(evidence: Evidence, standing: Standing, hparams: HParams) -> tuple[Difference, ...]:
@@ -110,7 +127,8 @@ def _check_facts(
     standing: Standing,
     *,
     findings: Findings,
-    tolerance: float,
+    meter: Meter,
+    tolerance: float | None,
 ) -> None:
     """Observe and measure the window again, and enter the differences."""
     # 1. Which payload of each miner counted: by the claims, as far as the public objects allow.
@@ -123,7 +141,8 @@ def _check_facts(
     earlier = standing.payloads if standing.window == seen.window - 1 else {}
     missing = cache_payloads(node, seen.window - 1, earlier)
     measuring = model if again.measurable else None
-    recomputed = _changed(evaluate(node, measuring, standing, report, seen.settlement), again.settled)
+    measured = evaluate(node, measuring, standing, report, seen.settlement, meter=meter)
+    recomputed = _changed(measured, again.settled)
     # 3. Proofs may change after a validator read them: they have rules of their own.
     differences, notes = _compare_proofs(node, seen, published, recomputed, evidence.uid)
     findings.facts.extend(differences)

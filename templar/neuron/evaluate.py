@@ -23,8 +23,8 @@ from templar.gradient.aggregate import median_norms
 from templar.gradient.codec.wire import Payload
 from templar.neuron.node import Node
 from templar.scoring.evaluation_plan import SPARE, Candidate, EvaluationPlan, draw_plan
-from templar.scoring.evidence import Estimate, Likeness, Measurement, MinerFacts, WindowFacts
-from templar.scoring.measure import Evaluator, find_likenesses, norm_ratios
+from templar.scoring.evidence import Estimate, Likeness, MeasuredOn, Measurement, MinerFacts, WindowFacts
+from templar.scoring.measure import Evaluator, Meter, find_likenesses, norm_ratios
 from templar.scoring.score import MAX_BEHIND, windows_behind
 from templar.scoring.standing import Standing
 from templar.training.loss import sequence_losses
@@ -43,6 +43,7 @@ MAX_UNMEASURED = 50
 class _Measured:
     """Measurements of a window's payloads, by uid."""
 
+    on: MeasuredOn | None
     loss: float | None
     estimates: Mapping[int, Estimate]
     measurements: Mapping[int, Measurement]
@@ -51,11 +52,17 @@ class _Measured:
     repeats: Mapping[int, Likeness]
 
 
-_NOTHING = _Measured(None, {}, {}, {}, {}, {})
+_NOTHING = _Measured(None, None, {}, {}, {}, {}, {})
 
 
 def evaluate(
-    node: Node, model: nn.Module | None, standing: Standing, report: GatherReport, settlement: Settlement
+    node: Node,
+    model: nn.Module | None,
+    standing: Standing,
+    report: GatherReport,
+    settlement: Settlement,
+    *,
+    meter: Meter | None = None,
 ) -> WindowFacts:
     """Measure every payload of the roster, and every other one that counts, on the state before the window.
 
@@ -65,40 +72,34 @@ def evaluate(
         standing: The standing before the window: bans, and when each miner was measured exactly.
         report: The own gather, of all miners.
         settlement: The decided roster; where it differs from the own gather, the roster holds.
+        meter: What computes the losses; by default the repeatable way.
 
     Raises:
         TransientError: Chain or dataset could not be reached; a later call starts over and gives the same.
+        PermanentError: `out_of_memory`.
     """
     # 1. Which payloads count: those of the roster and of the own gather, by miners that are not banned.
     window = settlement.window
     miners = {neuron.uid: neuron for neuron in node.exchange.miners(window)}
     buckets = {uid: bucket_digest(neuron) for uid, neuron in miners.items()}
     banned = {uid for uid, neuron in miners.items() if standing.is_banned(window, neuron.hotkey, buckets[uid])}
-    digests = {each.uid: each.manifest.payload_sha256 for each in report.submissions}
-    if settlement.roster is not None:
-        digests |= {entry.uid: entry.payload_sha256 for entry in settlement.roster.entries}
-    digests = {uid: digests[uid] for uid in sorted(digests) if uid in miners and uid not in banned}
+    digests = {uid: each for uid, each in _shown(report, settlement) if uid in miners and uid not in banned}
     payloads = {uid: node.cache.payload(window, digest) for uid, digest in digests.items()}
 
     # 2. Draw which sequences each payload is measured on, and measure.
-    block = node.exchange.settling_block(node.exchange.times(window))
     measured = _NOTHING
     if model is not None and payloads:
-        sequences = _read_sequences(node, list(payloads), window)
-        hotkeys = {uid: miners[uid].hotkey for uid in payloads}
-        plan = _draw(node, standing, sequences, hotkeys, window=window, block_hash=node.chain.block_hash(block))
-        segments = {uid: sequences[uid][list(places)] for uid, places in plan.segments.items()}
-        measured = _measure(node, model, standing, plan, segments, payloads=payloads, settlement=settlement)
+        measured = _measure(node, model, meter or Meter(), standing, settlement, miners=miners, payloads=payloads)
 
-    # 3. Find out whose state was behind: its proof of the window before says so.
-    behind = {uid: find_behind(node, miners[uid], report, window) for uid in payloads}
+    # 3. Besides, find out whose state was behind: its proof of the window before says so.
     return WindowFacts(
         window=window,
         roster=settlement.digest,
         root_before=node.state.root,
         outer_steps=node.state.outer_steps,
-        seed_block=block,
+        seed_block=_seed_block(node, window),
         loss=measured.loss,
+        measured_on=measured.on,
         miners=tuple(
             _facts(
                 neuron,
@@ -109,11 +110,18 @@ def evaluate(
                 payload=digests.get(uid),
                 applied=uid in settlement.uids,
                 banned=uid in banned,
-                behind=behind.get(uid),
+                behind=find_behind(node, neuron, report, window) if uid in payloads else None,
             )
             for uid, neuron in miners.items()
         ),
     )
+
+
+def _shown(report: GatherReport, settlement: Settlement) -> list[tuple[int, str]]:
+    """By uid, the payload that the roster names, or else that of the own gather."""
+    gathered = {each.uid: each.manifest.payload_sha256 for each in report.submissions}
+    entries = () if settlement.roster is None else settlement.roster.entries
+    return sorted((gathered | {entry.uid: entry.payload_sha256 for entry in entries}).items())
 
 
 def _read_sequences(node: Node, uids: Sequence[int], window: int) -> dict[int, NDArray[np.int32]]:
@@ -148,18 +156,27 @@ def _draw(
     )
 
 
+def _seed_block(node: Node, window: int) -> int:
+    return node.exchange.settling_block(node.exchange.times(window))
+
+
 def _measure(
     node: Node,
     model: nn.Module,
+    meter: Meter,
     standing: Standing,
-    plan: EvaluationPlan,
-    segments: Mapping[int, NDArray[np.int32]],
-    *,
-    payloads: Mapping[int, Payload],
     settlement: Settlement,
+    *,
+    miners: Mapping[int, NeuronInfo],
+    payloads: Mapping[int, Payload],
 ) -> _Measured:
     """Measure each payload alone, clipped to the median norm of the roster, or of all payloads without a roster."""
     window, scoring = settlement.window, node.hparams.scoring
+    sequences = _read_sequences(node, list(payloads), window)
+    seed = node.chain.block_hash(_seed_block(node, window))
+    hotkeys = {uid: miners[uid].hotkey for uid in payloads}
+    plan = _draw(node, standing, sequences, hotkeys, window=window, block_hash=seed)
+    segments = {uid: sequences[uid][list(places)] for uid, places in plan.segments.items()}
     rostered = [payloads[uid] for uid in settlement.uids if uid in payloads]
     evaluator = Evaluator(
         model,
@@ -170,6 +187,7 @@ def _measure(
         medians=median_norms(rostered or list(payloads.values()), node.layout),
         factor=outer_learning_rate(node.hparams.training, node.state.outer_steps) * scoring.eval_lr_factor,
         micro_batch_size=scoring.eval_micro_batch_size,
+        meter=meter,
     )
 
     def compute() -> _Measured:
@@ -183,7 +201,7 @@ def _measure(
             threshold=scoring.overlap_level,
         )
         norms = norm_ratios(payloads, node.layout, settlement.uids)
-        return _Measured(evaluator.loss, estimates, measurements, norms, overlaps, repeats)
+        return _Measured(meter.measured_on, evaluator.loss, estimates, measurements, norms, overlaps, repeats)
 
     return node.chain.clock.compute(compute)
 

@@ -31,6 +31,7 @@ from templar.neuron.node import Node
 from templar.scoring.conclude import check_weights, conclude
 from templar.scoring.evidence import Evidence, WindowFacts
 from templar.scoring.evidence_chain import ScoreBook, evidence_keys
+from templar.scoring.measure import Meter
 from templar.timeline import closing_block, first_block
 from templar.training.model import build_model
 
@@ -92,6 +93,8 @@ class Validator(RosterNode):
             if self.book.is_empty and (evidence := published_evidence(self)) is not None:
                 log.warning("%s: no scores on this disk: they go on from window %d", self.name, evidence.window)
                 self.book.record(evidence, first=True)
+            self.meter = Meter(context.trainer)
+            self.meter.check(self.hparams.scoring.eval_micro_batch_size)
             self.model: nn.Module = build_model(self.hparams.model)
 
     def publish_peers(self, window: int) -> PublishReceipt | None:
@@ -143,13 +146,14 @@ class Validator(RosterNode):
 
         Raises:
             TransientError: Chain or dataset could not be reached; a later call starts over and gives the same.
+            PermanentError: `out_of_memory`; the device has no room for the evaluation.
         """
         window = settlement.window
         if self.book.evidence(window) is not None or self.state.window != window - 1:
             return None
         settling = self.exchange.settling_block(self.exchange.times(window))
         self.chain.wait_for_block(settling + self.hparams.scoring.validator_offset)
-        return evaluate(self, self.model, self.book.standing, report, settlement)
+        return evaluate(self, self.model, self.book.standing, report, settlement, meter=self.meter)
 
     def rate(self, window: int, facts: WindowFacts | None) -> Evidence | None:
         """Enter a window into the score book, once; its evidence, or None if it was never measured.

@@ -56,10 +56,7 @@ MAX_WEIGHT_ERROR = 1e-4
 
 
 def conclude(facts: WindowFacts, standing: Standing, hparams: HParams, author: Mapping[str, Any]) -> Evidence:
-    """Return the evidence of a window: its facts, the score cards after it, and the weights.
-
-    `author` has the evidence's author fields (`Exchange.author`).
-    """
+    """Return the evidence of a window: facts, cards after it, and weights; `author` has the fields of its author."""
     scoring, window = hparams.scoring, facts.window
     miners = {miner.uid: miner for miner in facts.miners}
     before = {uid: standing.card(miner.hotkey) for uid, miner in miners.items()}
@@ -96,9 +93,10 @@ def conclude(facts: WindowFacts, standing: Standing, hparams: HParams, author: M
         outer_steps=facts.outer_steps,
         seed_block=facts.seed_block,
         loss=facts.loss,
+        measured_on=facts.measured_on,
         miners=tuple(
             _record(
-                miners[uid],
+                miner,
                 scoring,
                 before=before[uid],
                 after=cards[uid],
@@ -106,7 +104,7 @@ def conclude(facts: WindowFacts, standing: Standing, hparams: HParams, author: M
                 discount=discounts.get(uid),
                 slashes=slashes[uid],
             )
-            for uid in sorted(miners)
+            for uid, miner in sorted(miners.items())
         ),
         baseline_sigma=rated.baseline.sigma,
         typical_advantage=typical.advantage,

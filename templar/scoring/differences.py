@@ -1,25 +1,41 @@
 """Compare two accounts of one window field by field, and name the fields that differ.
 
-Measured numbers may be compared within a tolerance, for other hardware; everything else is compared exactly.
+Measured numbers may be compared within a tolerance, for another device or precision; everything else is compared
+exactly.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
-from enum import Enum
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from enum import Enum, StrEnum
 from statistics import median
 from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel
 
-from templar.scoring.evidence import Evidence, Likeness, SlashRecord, WindowFacts
+from templar.scoring.evidence import Estimate, Evidence, Likeness, Measurement, SlashRecord, WindowFacts
 
 KEYS = ("uid", "hotkey", "subject")
 """Fields that identify the items of an evidence's lists."""
 MAX_CHARACTERS = 80
 """Length of a value that is shown."""
+LOSS_TOLERANCE = 1e-3
+"""Allowed distance of two losses that were measured on different devices or in different precisions, relative to the
+recomputed one (docs/validator.md says how it was found)."""
+GAIN_TOLERANCE = 2e-2
+"""The same of two first-order gains, relative to the larger of the recomputed one and their median in the window."""
+_GAINS = ("own_gain", "random_gain", "expected")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_MEASURED = re.compile(r"loss|miners\[uid \d+\]\.facts\.(estimate|measurement)(\..*)?")
+
+
+class DifferenceKind(StrEnum):
+    """What differs."""
+
+    OBSERVATION = "observation"
+    MEASUREMENT = "measurement outside the tolerance"
+    DERIVATION = "derivation"
 
 
 @dataclass(frozen=True)
@@ -33,12 +49,16 @@ class Difference:
     """Empty if `published` says what is wrong."""
     suspects: tuple[int, ...] = ()
     """Uids, at least one of which is at fault."""
+    kind: DifferenceKind | None = field(default=None, compare=False)
+    """None outside of facts and of what follows from them."""
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.published}"
         if self.recomputed:
             text = f"{self.where}: published {self.published}, recomputed {self.recomputed}"
-        return text if len(self.suspects) < 2 else f"{text} (uid {' or uid '.join(map(str, self.suspects))})"
+        more = [] if self.kind is None else [self.kind.value]
+        more += [] if len(self.suspects) < 2 else [f"uid {' or uid '.join(map(str, self.suspects))}"]
+        return f"{text} ({'; '.join(more)})" if more else text
 
 
 @dataclass(frozen=True)
@@ -47,42 +67,52 @@ class Tolerance:
 
     Attributes:
         relative: Allowed distance, relative to the larger of the recomputed number and the typical size of its field.
+        limits: Field -> another allowed distance.
         typical: Field -> median size of its recomputed numbers in the window, for a gain may be almost zero. Published
             numbers have no part in it: they must not widen the tolerance.
     """
 
     relative: float = 0.0
+    limits: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     typical: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
     @classmethod
-    def of(cls, relative: float, recomputed: WindowFacts) -> "Tolerance":
-        """Return the tolerance for the facts of one window."""
+    def of(cls, relative: float | None, recomputed: WindowFacts) -> "Tolerance":
+        """Return the tolerance for the facts of one window; None for what different devices and precisions make."""
         sizes: dict[str, list[float]] = {}
         for miner in recomputed.miners:
             for part in (miner.estimate, miner.measurement, miner.overlap, miner.repeat):
                 for name, value in _parts(part) if part is not None else ():
                     if isinstance(value, float):
                         sizes.setdefault(name, []).append(abs(value))
-        return cls(relative, {name: median(values) for name, values in sizes.items()})
+        typical = {name: median(values) for name, values in sizes.items()}
+        if relative is not None:
+            return cls(relative, typical=typical)
+        losses = dict.fromkeys(("loss", *Estimate.model_fields, *Measurement.model_fields), LOSS_TOLERANCE)
+        # What to expect is a difference of relative gains, each as uncertain as a gain, and may be much smaller.
+        gain, before = typical.get("random_gain", 0.0), typical.get("random_before", 0.0)
+        typical["expected"] = max(typical.get("expected", 0.0), gain / before if before else 0.0)
+        return cls(limits=losses | dict.fromkeys(_GAINS, GAIN_TOLERANCE), typical=typical)
 
     def allows(self, name: str, published: float, recomputed: float) -> bool:
         """Return whether the two numbers of a field are equal."""
         size = max(abs(recomputed), self.typical.get(name, 0.0))
-        return published == recomputed or abs(published - recomputed) <= self.relative * size
+        return published == recomputed or abs(published - recomputed) <= self.limits.get(name, self.relative) * size
 
 
 EXACT = Tolerance()
 
 
 def compare_facts(
-    published: WindowFacts, recomputed: WindowFacts, *, tolerance: float = 0.0, measured: bool = True
+    published: WindowFacts, recomputed: WindowFacts, *, tolerance: float | None = 0.0, measured: bool = True
 ) -> tuple[Difference, ...]:
     """Return where the facts of a window differ, by the evidence's names of the fields.
 
     Args:
         published: The facts of an evidence.
         recomputed: The same window, seen and measured again.
-        tolerance: Allowed relative distance of measured numbers; 0 for equality.
+        tolerance: Allowed relative distance of measured numbers; 0 for equality, None for `LOSS_TOLERANCE` and
+            `GAIN_TOLERANCE`.
         measured: Compare the measured numbers too; otherwise only observations.
     """
     allowed = Tolerance.of(tolerance, recomputed)
@@ -91,12 +121,13 @@ def compare_facts(
     mine, theirs = ({miner.uid: miner for miner in facts.miners} for facts in (recomputed, published))
     found = [
         *_compare_keys("miners", "uid", published.miners, recomputed.miners),
-        *_compare_parts("", published, recomputed, allowed, but="miners"),
+        *_compare_parts("", published, recomputed, allowed, but=("miners", "measured_on")),
     ]
     for uid, miner in theirs.items():
         if uid in mine:
             found.extend(_compare(f"miners[uid {uid}].facts", miner, mine[uid], allowed))
-    return tuple(found)
+    kinds = DifferenceKind.OBSERVATION, DifferenceKind.MEASUREMENT
+    return tuple(replace(each, kind=kinds[_MEASURED.fullmatch(each.where) is not None]) for each in found)
 
 
 def compare_evidence(published: Evidence, recomputed: Evidence) -> tuple[Difference, ...]:
@@ -127,11 +158,11 @@ def _compare(where: str, published: Any, recomputed: Any, tolerance: Tolerance) 
 
 
 def _compare_parts(
-    where: str, published: Any, recomputed: Any, tolerance: Tolerance, *, but: str | None = None
+    where: str, published: Any, recomputed: Any, tolerance: Tolerance, *, but: Collection[str] = ()
 ) -> Iterator[Difference]:
     theirs = dict(_parts(recomputed))
     for name, value in _parts(published):
-        if name != but:
+        if name not in but:
             yield from _compare(f"{where}.{name}" if where else name, value, theirs[name], tolerance)
 
 

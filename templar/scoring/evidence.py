@@ -6,7 +6,7 @@ before, by `conclude`. An audit holds the facts against the public objects, and 
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import FailFast, Field
 
@@ -72,6 +72,24 @@ class Likeness(Record):
     share: Finite
 
 
+class MeasuredOn(Record):
+    """What computed the losses and gains of a window.
+
+    Attributes:
+        device: Kind of the device.
+        precision: Of the products; parameters and gradients are float32.
+        repeatable: Whether it did so on one thread of a CPU in float32, with the preset's micro-batches: then the same
+            kind of machine finds the same bits.
+    """
+
+    device: Literal["cpu", "cuda"]
+    precision: Literal["float32", "bfloat16"]
+    repeatable: bool
+
+    def __str__(self) -> str:
+        return f"{self.device}/{self.precision}"
+
+
 class MinerFacts(Record):
     """The observations and measurements of one miner in a window; unmeasured values are None."""
 
@@ -102,6 +120,7 @@ class WindowFacts:
     seed_block: int  # the block that settled the window; its hash seeds the evaluation plan
     loss: float | None  # mean loss on the evaluation batch before the window's step; None if nothing was measured
     miners: tuple[MinerFacts, ...]  # one per registered miner, in uid order
+    measured_on: MeasuredOn | None = None  # None if nothing was measured
 
     @cached_property
     def success_rate(self) -> float:
@@ -181,7 +200,7 @@ class WeightRecord(Record):
 
 
 class Evidence(WindowBody):
-    """The evidence of one validator for one window; its fields `roster` to `loss` are as in `WindowFacts`.
+    """The evidence of one validator for one window; its fields `roster` to `measured_on` are as in `WindowFacts`.
 
     Attributes:
         previous: Digest of the evidence that this one follows, whose cards are the ones before; None for the first.
@@ -206,6 +225,7 @@ class Evidence(WindowBody):
     outer_steps: Count
     seed_block: Count
     loss: Finite | None
+    measured_on: MeasuredOn | None
     miners: Annotated[tuple[MinerRecord, ...], Field(strict=False, max_length=4096), FailFast()]
     baseline_sigma: Finite
     typical_advantage: Finite
@@ -225,6 +245,7 @@ class Evidence(WindowBody):
             seed_block=self.seed_block,
             loss=self.loss,
             miners=tuple(record.facts for record in self.miners),
+            measured_on=self.measured_on,
         )
 
     @property

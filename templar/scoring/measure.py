@@ -8,30 +8,151 @@ Exact: the model computes with `theta - factor * update` and then with `theta` a
 points at. The agreed parameters are never written, and there is no second model: the gradients' memory holds the moved
 parameters.
 
+A `Meter` computes the losses, on the operator's device and in its precision; all results are on the CPU.
+
 Losses alone do not show copies and inflated payloads; `find_likenesses` and `norm_ratios` do.
 """
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from statistics import median
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from templar.errors import PermanentError, Reason
 from templar.gradient.aggregate import peer_norms, single_update
 from templar.gradient.codec.wire import Payload
 from templar.gradient.layout import Layout
 from templar.gradient.product import UpdateProducts
 from templar.gradient.similarity import similarity
-from templar.scoring.evidence import Estimate, Likeness, Measurement
+from templar.hparams import TrainerSettings
+from templar.interrupt import check_stop
+from templar.scoring.evidence import Estimate, Likeness, MeasuredOn, Measurement
 from templar.scoring.score import first_order_score, relative_gain
 from templar.scoring.standing import round_score
-from templar.training.loss import micro_batch_losses, sequence_losses, single_threaded
-from templar.training.model import bind_parameters, named_parameters
+from templar.training.device import EVALUATION, PassSizes, as_out_of_memory, choose_device
+from templar.training.loss import mean_loss, micro_batch_losses, torch_threads
+from templar.training.model import (
+    bind_parameters,
+    hidden_states,
+    load_parameters,
+    named_parameters,
+    output_weight,
+    parameters_of,
+)
+
+T = TypeVar("T")
+
+
+class _Sizes(NamedTuple):
+    """The preset's sizes of an evaluation: a forward pass is a batch."""
+
+    batch_size: int
+    micro_batch_size: int
+
+
+class Meter:
+    """Computes losses and their gradients as the operator chose.
+
+    With repeatable settings, the default, they are those of docs/protocol.md 14 to the last bit that a kind of machine
+    has: on one thread of the CPU, in float32, with the preset's micro-batch. Otherwise device, precision, threads and
+    micro-batch are the operator's, and logits are computed in chunks of tokens; an audit allows for that.
+    """
+
+    def __init__(self, settings: TrainerSettings | None = None) -> None:
+        """Choose the device.
+
+        Raises:
+            PermanentError: `bad_environment`; the machine has no such device or precision, or there are several ranks.
+        """
+        self.settings = settings or TrainerSettings()
+        if self.settings.ranks not in (1, "auto"):
+            raise PermanentError(
+                Reason.BAD_ENVIRONMENT,
+                f"TEMPLAR_RANKS is {self.settings.ranks}, and an evaluation runs on one device: set 1 or auto",
+            )
+        # A smaller micro-batch, and checkpointed layers, change last bits.
+        exact_sizes = self.settings.micro_batch == "preset" and not self.settings.checkpoint_layers
+        self.repeatable = self.settings.repeatable and exact_sizes
+        self.device = choose_device(self.settings, EVALUATION)
+        self._sizes = PassSizes(self.settings, self.device, work=EVALUATION)
+
+    @property
+    def measured_on(self) -> MeasuredOn:
+        """What evidence says of it."""
+        device: Literal["cpu", "cuda"] = "cuda" if self.device.is_cuda else "cpu"
+        precision: Literal["float32", "bfloat16"] = "float32" if self.device.precision == "float32" else "bfloat16"
+        return MeasuredOn(device=device, precision=precision, repeatable=self.repeatable)
+
+    def check(self, micro_batch_size: int) -> None:
+        """Whether the settings suit the preset's number of sequences of a forward pass.
+
+        Raises:
+            PermanentError: `bad_environment`.
+        """
+        self._sizes.size(_Sizes(micro_batch_size, micro_batch_size), 0)
+
+    def load(self, net: nn.Module, params: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Let a model compute with these parameters; they themselves on a CPU, else the model's own copy on the device.
+
+        Raises:
+            ValueError: They are not the model's.
+            PermanentError: `out_of_memory`.
+        """
+        if not self.device.is_cuda:
+            bind_parameters(net, params)
+            return params
+        with as_out_of_memory(self.device, EVALUATION):
+            net.to(self.device.place)
+            load_parameters(net, params)
+        return parameters_of(net)
+
+    def fitting(self, micro_batch_size: int, length: int, compute: Callable[[int], T], net: nn.Module) -> T:
+        """The result of `compute`, which takes the sequences of a forward pass, on the device's threads.
+
+        Raises:
+            PermanentError: `out_of_memory`; with `TEMPLAR_MICRO_BATCH=auto` not before a single sequence is too much.
+        """
+        with torch_threads(self.device.threads), as_out_of_memory(self.device, EVALUATION):
+            sizes = _Sizes(micro_batch_size, micro_batch_size)
+            return self._sizes.fitting(sizes, length, compute, forget=net.zero_grad)
+
+    def passes(self, net: nn.Module, tokens: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The mean losses of sequences of shape (n, L), float64, and their sum within autograd; `size` at a time.
+
+        Raises:
+            StoppedError: A stop was asked for.
+        """
+        if self.repeatable:
+            for losses in micro_batch_losses(net, tokens, micro_batch_size=size):
+                yield losses.detach(), losses.sum()
+            return
+        device, weight = self.device, output_weight(net)
+        for start in range(0, len(tokens), size):
+            check_stop()
+            batch = tokens[start : start + size].to(device.place, torch.int64)
+            with device.autocast():
+                hidden = hidden_states(
+                    net,
+                    batch[:, :-1],
+                    checkpoint_layers=self.settings.checkpoint_layers,
+                    layer_step=device.layer_step,
+                ).flatten(0, 1)
+                each = torch.empty(len(hidden), device=device.place)
+                mean = mean_loss(
+                    hidden,
+                    weight if torch.is_grad_enabled() else weight.detach(),  # its gradient would be computed, too
+                    batch[:, 1:].flatten(),
+                    chunk=device.loss_chunk(len(weight)),
+                    each=each,
+                )
+            yield each.view(len(batch), -1).double().mean(dim=1), mean * len(batch)
 
 
 @dataclass(eq=False)
@@ -46,10 +167,11 @@ class Evaluator:
     layout: Layout
     medians: Mapping[str, int]  # the norms that payloads are clipped to, as in `single_update`
     factor: float  # step size of the measurement
-    micro_batch_size: int  # sequences per forward pass
+    micro_batch_size: int  # sequences per forward pass, by the preset
+    meter: Meter = field(default_factory=Meter)
 
     def __post_init__(self) -> None:
-        bind_parameters(self.model, self.params)
+        self._params = self.meter.load(self.model, self.params)
         self._tokens = {uid: torch.from_numpy(sequences) for uid, sequences in self.segments.items()}
         self._buffer: dict[str, Tensor] = {}
         self._before: dict[int, list[float]] = {}
@@ -66,28 +188,34 @@ class Evaluator:
         The gain of `exact_uids`, which are measured exactly, is found on every segment: it says what to expect there.
         """
         uids = list(self.payloads)
-        products = UpdateProducts([self.payloads[uid] for uid in uids], self.layout, self.medians)
-        index = {uid: number for number, uid in enumerate(uids)}
-        gains: dict[int, dict[int, float]] = {uid: {} for uid in uids}  # sums over the sequences of a segment
-        with single_threaded(), self._gradients() as gradients:
-            # The gradient accumulates over segments, so a segment's gain is the product after it less that before it.
-            reached = dict.fromkeys(exact_uids, 0.0)
-            for owner, tokens in self._tokens.items():
-                asked = [*exact_uids, *([owner] if owner in index and owner not in reached else [])]
-                if asked[len(exact_uids) :]:
-                    reached[owner] = products.with_gradients(gradients, [index[owner]])[0]
-                self._before[owner] = self._backward(tokens)
-                now = dict(zip(asked, products.with_gradients(gradients, [index[uid] for uid in asked]), strict=True))
-                for uid in asked:
-                    gains[uid][owner] = now[uid] - reached[uid]
-                reached = {uid: now[uid] for uid in exact_uids}
-            totals = dict(zip(uids, products.with_gradients(gradients, range(len(uids))), strict=True))
+        gains, totals = self._fitting(lambda size: self._first_order(uids, exact_uids, size))
         self._gains = {uid: gains[uid] for uid in exact_uids}
         estimates = {uid: self._estimate(uid, gains[uid].get(uid, 0.0), totals[uid]) for uid in uids}
         return {
             uid: estimate.model_copy(update={"expected": self._expected(uid, estimate, estimates)})
             for uid, estimate in estimates.items()
         }
+
+    def _first_order(
+        self, uids: Sequence[int], exact_uids: Sequence[int], size: int
+    ) -> tuple[dict[int, dict[int, float]], dict[int, float]]:
+        """Products with the gradients: uid -> segment -> sum over its sequences, and uid -> over the whole batch."""
+        products = UpdateProducts([self.payloads[uid] for uid in uids], self.layout, self.medians)
+        index = {uid: number for number, uid in enumerate(uids)}
+        gains: dict[int, dict[int, float]] = {uid: {} for uid in uids}
+        with self._gradients() as gradients:
+            # The gradient accumulates over segments, so a segment's gain is the product after it less that before it.
+            reached = dict.fromkeys(exact_uids, 0.0)
+            for owner, tokens in self._tokens.items():
+                asked = [*exact_uids, *([owner] if owner in index and owner not in reached else [])]
+                if asked[len(exact_uids) :]:
+                    reached[owner] = products.with_gradients(gradients, [index[owner]])[0]
+                self._before[owner] = self._backward(tokens, size)
+                now = dict(zip(asked, products.with_gradients(gradients, [index[uid] for uid in asked]), strict=True))
+                for uid in asked:
+                    gains[uid][owner] = now[uid] - reached[uid]
+                reached = {uid: now[uid] for uid in exact_uids}
+            return gains, dict(zip(uids, products.with_gradients(gradients, range(len(uids))), strict=True))
 
     def measure(self, uid: int, others: Sequence[int]) -> Measurement:
         """Return the losses before and after a payload of `exact_uids` is applied alone, once `estimate` was called.
@@ -98,13 +226,13 @@ class Evaluator:
         moved = single_update(self.payloads[uid], self.layout, self.medians, out=self._buffer or None)
         self._buffer = moved
         for name, update in moved.items():
-            update.mul_(-self.factor).add_(self.params[name])
+            update.mul_(-self.factor).add_(self._params[name])
         # 2. Compute with the moved parameters, then point the model at the agreed ones again.
         bind_parameters(self.model, moved)
         try:
-            after = {owner: self._losses(owner) for owner in (uid, *others)}
+            after = self._fitting(lambda size: {owner: self._losses(owner, size) for owner in (uid, *others)})
         finally:
-            bind_parameters(self.model, self.params)
+            bind_parameters(self.model, self._params)
         count = sum(len(after[owner]) for owner in others)
         gain = sum(self._gains[uid][owner] for owner in others) * self.factor
         return Measurement(
@@ -128,22 +256,24 @@ class Evaluator:
         finally:
             self.model.zero_grad(set_to_none=True)
 
-    def _backward(self, tokens: Tensor) -> list[float]:
-        """Add the gradient of a segment's summed losses, and return the losses of its sequences."""
-        losses: list[float] = []
-        with torch.enable_grad():
-            for batch in micro_batch_losses(self.model, tokens, micro_batch_size=self.micro_batch_size):
-                losses += batch.tolist()
-                torch.autograd.backward(batch.sum())
-        return losses
+    def _fitting(self, compute: Callable[[int], T]) -> T:
+        length = next((tokens.shape[1] for tokens in self._tokens.values()), 0)
+        return self.meter.fitting(self.micro_batch_size, length, compute, self.model)
 
-    def _losses(self, owner: int) -> list[float]:
+    def _backward(self, tokens: Tensor, size: int) -> list[float]:
+        """Add the gradient of a segment's summed losses, and return the losses of its sequences."""
+        losses: list[Tensor] = []
+        with torch.enable_grad():
+            for batch, total in self.meter.passes(self.model, tokens, size):
+                losses.append(batch)
+                torch.autograd.backward(total)
+        return _numbers(losses)
+
+    @torch.no_grad()
+    def _losses(self, owner: int, size: int) -> list[float]:
         if owner not in self._tokens:
             return []
-        losses: list[float] = sequence_losses(
-            self.model, self._tokens[owner], micro_batch_size=self.micro_batch_size
-        ).tolist()
-        return losses
+        return _numbers([losses for losses, _ in self.meter.passes(self.model, self._tokens[owner], size)])
 
     def _estimate(self, uid: int, own: float, total: float) -> Estimate:
         mine = self._before.get(uid, [])
@@ -164,6 +294,11 @@ class Evaluator:
                 there = relative_gain(estimate.own_before, gains[uid] * self.factor / count)
                 differences.append(there - first_order_score(estimates[other]))
         return median(differences) if differences else 0.0
+
+
+def _numbers(losses: Sequence[Tensor]) -> list[float]:
+    numbers: list[float] = torch.cat(tuple(losses)).tolist() if losses else []
+    return numbers
 
 
 def _mean(losses: Iterable[float]) -> float | None:

@@ -1,4 +1,4 @@
-"""The device that a neuron trains on: what is there, what the operator chose, and what `auto` takes of it and why.
+"""The device that a neuron trains or evaluates on: what is there, what the operator chose, what `auto` takes and why.
 
 A choice that this machine cannot keep is an error at the start that names the setting and the remedy; nothing falls
 back in silence. The one exception is torch.compile, which costs speed alone: without a compiler there is a warning.
@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import psutil
 import torch
@@ -23,6 +24,8 @@ from templar.hparams import Model, TrainerSettings, Training
 from templar.training.model import LayerStep, parameter_shapes, transformer_layer
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12, "RTX 4090": 165e12}
 """Part of a CUDA device's name -> its peak of dense bfloat16 products, FLOP/s. The base of every MFU."""
@@ -40,8 +43,33 @@ _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 @dataclass(frozen=True)
+class Work:
+    """What a device is for, in the words of messages about it."""
+
+    name: str
+    batch: str  # the setting that a micro-batch divides
+    lost: str  # what a window without it lacks
+
+
+TRAINING = Work("training", "training.batch_size", "nothing is published in this window")
+EVALUATION = Work("evaluation", "scoring.eval_micro_batch_size", "nothing is measured in this window")
+
+
+class Batches(Protocol):
+    """The preset's numbers of sequences: of a batch, and of a forward pass."""
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences of a batch."""
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Sequences of a forward pass."""
+
+
+@dataclass(frozen=True)
 class Device:
-    """What training runs on."""
+    """What training or evaluation runs on."""
 
     place: torch.device
     name: str  # "NVIDIA H100 80GB HBM3", or "CPU, 2 threads"
@@ -96,7 +124,7 @@ class Device:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def choose_device(settings: TrainerSettings) -> Device:
+def choose_device(settings: TrainerSettings, work: Work = TRAINING) -> Device:
     """The device that the settings ask for; what `auto` took is logged.
 
     Raises:
@@ -126,7 +154,7 @@ def choose_device(settings: TrainerSettings) -> Device:
         reasons.append(reason)
     device = Device(place, name, threads, dtype, step, "; ".join(reasons))
     if device.why:
-        log.info("training on %s in %s (%s)", name, device.precision, device.why)
+        log.info("%s on %s in %s (%s)", work.name, name, device.precision, device.why)
     return device
 
 
@@ -176,12 +204,93 @@ def estimated_bytes(
     return STATE_BYTES_PER_PARAMETER * num_parameters(model) // shards + activations + logits
 
 
-class MicroBatches:
-    """The number of sequences of a forward pass of one rank: the preset's, the operator's, or the most that fit."""
+class PassSizes:
+    """The number of sequences of a forward pass: the preset's, the operator's, or what memory has room for."""
+
+    def __init__(self, settings: TrainerSettings, device: Device, *, ranks: int = 1, work: Work = TRAINING) -> None:
+        self._settings, self._device, self._ranks, self._work = settings, device, ranks, work
+        self._fitting: dict[tuple[int, int], int] = {}  # batch and length -> what `auto` found, for the next windows
+
+    def size(self, batches: Batches, length: int) -> int:
+        """The size for these batches.
+
+        Raises:
+            PermanentError: `bad_environment`; the operator's number does not divide the batch.
+        """
+        wanted, batch = self._settings.micro_batch, self._share(batches)
+        if wanted == "preset":
+            wanted = batches.micro_batch_size
+        if wanted == "auto":
+            return self._fitting.get((batch, length)) or self._first_guess(batch, length)
+        if batch % wanted:
+            divisors = ", ".join(str(number) for number in _divisors(batch))
+            divided = f"{self._work.batch} {batches.batch_size}" + f" / {self._ranks} ranks" * (self._ranks > 1)
+            raise _bad(
+                f"TEMPLAR_MICRO_BATCH is {wanted} and does not divide {divided}: set auto, preset or one of {divisors}"
+            )
+        return wanted
+
+    def fitting(self, batches: Batches, length: int, compute: Callable[[int], T], *, forget: Callable[[], None]) -> T:
+        """The result of `compute` with the size; after out-of-memory it begins again with a smaller one.
+
+        Args:
+            batches: The preset's numbers.
+            length: Tokens of a sequence.
+            compute: Takes the size.
+            forget: Drops what a failed computation left.
+
+        Raises:
+            PermanentError: `out_of_memory`, as `halve`.
+        """
+        while True:
+            try:
+                return compute(self.size(batches, length))
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                failure = error.with_traceback(None)  # its frames hold the tensors that did not fit
+            forget()
+            self.halve(batches, length, failure)
+
+    def halve(self, batches: Batches, length: int, error: BaseException) -> None:
+        """Take at most half the size from now on, because the device ran out of memory.
+
+        Raises:
+            PermanentError: `out_of_memory`; the operator or the preset chose the size, or it is 1.
+        """
+        size = self.size(batches, length)
+        smaller = [number for number in _divisors(self._share(batches)) if number <= size // 2]
+        if self._settings.micro_batch != "auto" or not smaller:
+            remedy = "TEMPLAR_CHECKPOINT_LAYERS=1" if size == 1 else "TEMPLAR_MICRO_BATCH=auto or a smaller number"
+            raise PermanentError(
+                Reason.OUT_OF_MEMORY,
+                f"{self._device.name} ran out of memory with micro-batches of {size} sequences of {length} tokens: set "
+                f"{remedy}; {self._work.lost}",
+            ) from error
+        log.warning("%s ran out of memory with micro-batches of %d: now %d", self._device.name, size, smaller[-1])
+        self._fitting[self._share(batches), length] = smaller[-1]
+        if self._device.is_cuda:
+            torch.cuda.empty_cache()
+
+    def _share(self, batches: Batches) -> int:
+        """Sequences of a batch that one rank takes."""
+        batch = batches.batch_size
+        if batch % self._ranks:
+            divisors = ", ".join(str(number) for number in _divisors(batch))
+            raise _bad(f"{self._ranks} ranks do not divide {self._work.batch} {batch}: set TEMPLAR_RANKS to {divisors}")
+        return batch // self._ranks
+
+    def _first_guess(self, batch: int, length: int) -> int:
+        """The size that `auto` begins with."""
+        return self._fitting.setdefault((batch, length), batch)
+
+
+class MicroBatches(PassSizes):
+    """The sizes for training a model, of which `auto` begins with an estimate."""
 
     def __init__(self, model: Model, settings: TrainerSettings, device: Device, *, ranks: int = 1) -> None:
-        self._model, self._settings, self._device, self._ranks = model, settings, device, ranks
-        self._fitting: dict[tuple[int, int], int] = {}  # batch and length -> what `auto` found, for the next windows
+        super().__init__(settings, device, ranks=ranks)
+        self._model = model
 
     def check(self, training: Training, length: int) -> None:
         """Refuse a size that does not divide the batch, and a model that the device has no room for.
@@ -205,55 +314,6 @@ class MicroBatches:
         if self._settings.sharding == "auto":
             return self._ranks > 1 and self._needed(1, length, 1) > self._free_bytes()
         return self._settings.sharding == "sharded"
-
-    def size(self, training: Training, length: int) -> int:
-        """The size for batches of a recipe.
-
-        Raises:
-            PermanentError: `bad_environment`; the operator's number does not divide the batch.
-        """
-        wanted, batch = self._settings.micro_batch, self._share(training)
-        if wanted == "preset":
-            wanted = training.micro_batch_size
-        if wanted == "auto":
-            return self._fitting.get((batch, length)) or self._first_guess(batch, length)
-        if batch % wanted:
-            divisors = ", ".join(str(number) for number in _divisors(batch))
-            divided = f"training.batch_size {training.batch_size}" + f" / {self._ranks} ranks" * (self._ranks > 1)
-            raise _bad(
-                f"TEMPLAR_MICRO_BATCH is {wanted} and does not divide {divided}: set auto, preset or one of {divisors}"
-            )
-        return wanted
-
-    def halve(self, training: Training, length: int, error: BaseException) -> None:
-        """Take at most half the size from now on, because the device ran out of memory.
-
-        Raises:
-            PermanentError: `out_of_memory`; the operator or the preset chose the size, or it is 1.
-        """
-        size = self.size(training, length)
-        smaller = [number for number in _divisors(self._share(training)) if number <= size // 2]
-        if self._settings.micro_batch != "auto" or not smaller:
-            remedy = "TEMPLAR_CHECKPOINT_LAYERS=1" if size == 1 else "TEMPLAR_MICRO_BATCH=auto or a smaller number"
-            raise PermanentError(
-                Reason.OUT_OF_MEMORY,
-                f"{self._device.name} ran out of memory with micro-batches of {size} sequences of {length} tokens: set "
-                f"{remedy}; nothing is published in this window",
-            ) from error
-        log.warning("%s ran out of memory with micro-batches of %d: now %d", self._device.name, size, smaller[-1])
-        self._fitting[self._share(training), length] = smaller[-1]
-        if self._device.is_cuda:
-            torch.cuda.empty_cache()
-
-    def _share(self, training: Training) -> int:
-        """Sequences of a batch that one rank takes."""
-        batch = training.batch_size
-        if batch % self._ranks:
-            divisors = ", ".join(str(number) for number in _divisors(batch))
-            raise _bad(
-                f"{self._ranks} ranks do not divide training.batch_size {batch}: set TEMPLAR_RANKS to {divisors}"
-            )
-        return batch // self._ranks
 
     def _needed(self, size: int, length: int, shards: int) -> int:
         return estimated_bytes(
@@ -283,7 +343,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 @contextmanager
-def as_out_of_memory(device: Device) -> Iterator[None]:
+def as_out_of_memory(device: Device, work: Work = TRAINING) -> Iterator[None]:
     """Turn torch's failed allocations into an error with a reason.
 
     Raises:
@@ -296,8 +356,8 @@ def as_out_of_memory(device: Device) -> Iterator[None]:
             raise
         raise PermanentError(
             Reason.OUT_OF_MEMORY,
-            f"{device.name} has no room for the training state: free memory, or choose another TEMPLAR_DEVICE; nothing "
-            "is published in this window",
+            f"{device.name} has no room for the state of {work.name}: free memory, or choose another TEMPLAR_DEVICE; "
+            f"{work.lost}",
         ) from error
 
 

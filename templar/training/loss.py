@@ -63,7 +63,7 @@ def token_losses(net: nn.Module, tokens: Tensor) -> Tensor:
     return functional.cross_entropy(predictions.transpose(1, 2), tokens[:, 1:], reduction="none")
 
 
-def mean_loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk: int) -> Tensor:
+def mean_loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk: int, each: Tensor | None = None) -> Tensor:
     """Mean cross-entropy of tokens, as `token_losses` gives it but for last bits, in chunks of tokens.
 
     No tensor of (all tokens, vocabulary) exists: the gradients of a chunk's logits are used as soon as they are known,
@@ -74,13 +74,14 @@ def mean_loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk: int) ->
         weight: Shape (V, H): the output projection.
         targets: Shape (N,), int64: the tokens that follow.
         chunk: Most tokens whose logits are computed at once.
+        each: Shape (N,), float32; it is filled with each token's own loss, outside of autograd.
 
     Returns:
         A float32 scalar.
     """
     place = hidden.device.type
     dtype = torch.get_autocast_dtype(place) if torch.is_autocast_enabled(place) else hidden.dtype
-    loss: Tensor = _ChunkedCrossEntropy.apply(hidden, weight, targets, chunk, dtype)  # type: ignore[no-untyped-call]
+    loss: Tensor = _ChunkedCrossEntropy.apply(hidden, weight, targets, chunk, dtype, each)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -89,7 +90,13 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(  # noqa: PLR0917 - torch passes them by position
-        context: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int, dtype: torch.dtype
+        context: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        chunk: int,
+        dtype: torch.dtype,
+        each: Tensor | None,
     ) -> Tensor:
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         with_gradients = any(context.needs_input_grad[:2])
@@ -101,7 +108,10 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 part, wanted = hidden[start : start + chunk].to(dtype), targets[start : start + chunk, None]
                 # 1. The losses of the chunk.
                 chances = functional.log_softmax((part @ cast_weight.t()).float(), dim=-1)  # (n, V), float32
-                total -= chances.gather(1, wanted).sum()
+                gathered = chances.gather(1, wanted)
+                total -= gathered.sum()
+                if each is not None:
+                    each[start : start + chunk] = -gathered[:, 0]
                 if to_hidden is None or to_weight is None:
                     continue
                 # 2. The gradient of the sum of losses to the logits: the probabilities, less 1 at the target.
@@ -123,7 +133,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         # Autograd adopts a gradient that nobody else holds, and copies one of the tensors that it saved itself.
         (to_hidden, to_weight), context.gradients = context.gradients, None
         scale = outer[0] / context.count
-        return to_hidden.mul_(scale), to_weight.mul_(scale), None, None, None
+        return to_hidden.mul_(scale), to_weight.mul_(scale), None, None, None, None
 
 
 @torch.no_grad()

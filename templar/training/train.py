@@ -24,7 +24,6 @@ from templar.training.device import (
     as_out_of_memory,
     choose_device,
     flops_per_token,
-    is_out_of_memory,
 )
 from templar.training.group import Alone
 from templar.training.loss import mean_loss, token_losses, torch_threads
@@ -236,17 +235,12 @@ class _Run:
         After out-of-memory the batch begins again with smaller micro-batches. None if `keep_going` ended the batch:
         then the gradients are incomplete.
         """
-        length = self.sequences.shape[1]
-        while True:
-            size = self.trainer.micro_batches.size(self.training, length)
-            try:
-                return self._accumulate(batch, size)
-            except RuntimeError as error:
-                if not is_out_of_memory(error):
-                    raise
-                failure = error.with_traceback(None)  # its frames hold the tensors that did not fit
-            self.net.zero_grad(set_to_none=True)
-            self.trainer.micro_batches.halve(self.training, length, failure)
+        return self.trainer.micro_batches.fitting(
+            self.training,
+            self.sequences.shape[1],
+            lambda size: self._accumulate(batch, size),
+            forget=lambda: self.net.zero_grad(set_to_none=True),
+        )
 
     def _accumulate(self, batch: int, size: int) -> float | None:
         training, group = self.training, self.group

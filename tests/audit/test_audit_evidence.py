@@ -11,12 +11,17 @@ from templar.chain.ledger import Ledger
 from templar.errors import PermanentError, Reason
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.signed import seal
+from templar.hparams import TrainerSettings
+from templar.neuron.join import Context
+from templar.neuron.validator import Validator
 from templar.scoring.conclude import conclude
+from templar.scoring.differences import DifferenceKind
 from templar.scoring.evidence import (
     Ban,
     Departed,
     Evidence,
     Likeness,
+    MeasuredOn,
     MinerFacts,
     MinerRecord,
     SlashRecord,
@@ -226,11 +231,11 @@ def test_a_payload_counts_that_is_not_in_the_roster(network: Network) -> None:
     assert (facts.tier, facts.applied) == ("other", False)
 
 
-def audited(network: Network, auditor: Auditor, lie: Lie) -> EvidenceAudit:
+def audited(network: Network, auditor: Auditor, lie: Lie, *, differs: bool = True) -> EvidenceAudit:
     """Audit a lie in place of the true evidence, which is restored."""
     true, before = network.evidence(WINDOW), network.evidence(WINDOW - 1)
     false = lie(true, before)
-    assert false != true
+    assert (false != true) == differs
     publish(network, false, WINDOW)
     try:
         return of_evidence(auditor, WINDOW)
@@ -251,6 +256,67 @@ def test_a_false_observation_is_named(network: Network, auditor: Auditor, name: 
     assert 2 in audit.first.suspects
     assert audit.summary.startswith(f"evidence of uid 2 differs [evidence_differs] {where}: published ")
     assert not audit.verified
+
+
+def test_every_difference_says_of_which_kind_it_is(network: Network, auditor: Auditor) -> None:
+    kinds = {
+        "a gain": DifferenceKind.MEASUREMENT,
+        "the loss of the batch": DifferenceKind.MEASUREMENT,
+        "no measurement": DifferenceKind.MEASUREMENT,
+        "a hidden overlap": DifferenceKind.OBSERVATION,
+        "a payload": DifferenceKind.OBSERVATION,
+    }
+    for name, kind in kinds.items():
+        found = audited(network, auditor, FACTS[name][0])
+        assert {each.kind for each in found.differences} - {None} == {kind}, "weights on chain are of no kind"
+        assert f"({kind}" in found.summary
+    false = audited(network, auditor, lambda true, before: true.model_copy(update={"baseline_sigma": 1.0}))
+    assert [(each.where, each.kind) for each in false.differences] == [("baseline_sigma", DifferenceKind.DERIVATION)]
+
+
+class InBfloat16(Validator):
+    """A validator that measures in bfloat16."""
+
+    def __init__(self, context: Context) -> None:
+        chosen = TrainerSettings(precision="bfloat16", repeatable=False)
+        super().__init__(replace(context, trainer=chosen))
+
+
+@pytest.fixture(scope="module")
+def other_hardware(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    kinds = {"validator": InBfloat16}
+    network = Network(tmp_path_factory.mktemp("bfloat16"), tiny(peers=PEERS), actors=ACTORS, kinds=kinds)
+    network.run(range(1, WINDOW + 1))
+    yield network
+    network.stop()
+
+
+def test_an_audit_in_another_precision_finds_a_forged_measurement_and_no_other(other_hardware: Network) -> None:
+    network, node = other_hardware, other_hardware.world.observer()
+    auditor = Auditor(node)
+    for window in range(1, WINDOW + 1):
+        audit, true = of_evidence(auditor, window), network.evidence(window)
+        assert str(true.measured_on) == "cpu/bfloat16"
+        assert audit.summary == (
+            "evidence of uid 2 verified, losses and gains within the tolerance (cpu/bfloat16 there, cpu/float32 here)"
+        )
+    assert not audited(network, Auditor(node, tolerance=0.0), lambda true, before: true, differs=False).verified
+
+    # A loss beyond the tolerance is a measurement; what does not follow from the published ones is a derivation.
+    forged = audited(network, auditor, with_miner(HONEST, part("estimate", own_before=-0.1)))
+    assert [each.kind for each in forged.differences] == [DifferenceKind.MEASUREMENT]
+    assert forged.first is not None
+    assert forged.first.where == f"miners[uid {HONEST}].facts.estimate.own_before"
+    true = network.evidence(WINDOW)
+    sigma = true.baseline_sigma * (1 + 1e-6)
+    derived = audited(network, auditor, lambda true, before: true.model_copy(update={"baseline_sigma": sigma}))
+    assert [(each.where, each.kind) for each in derived.differences] == [("baseline_sigma", DifferenceKind.DERIVATION)]
+
+    # Who claims that the same numbers are repeatable is compared exactly.
+    same = MeasuredOn(device="cpu", precision="float32", repeatable=True)
+    claimed = audited(network, auditor, with_facts(measured_on=same))
+    assert {each.kind for each in claimed.differences} == {DifferenceKind.MEASUREMENT}
+    node.stop()
 
 
 def test_a_tolerance_covers_last_digits_of_measurements_only(network: Network, auditor: Auditor) -> None:

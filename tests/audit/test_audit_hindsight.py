@@ -104,7 +104,7 @@ def auditing() -> Iterator[Callable[[Network], Auditor]]:
     """Starts auditors, and stops them."""
     nodes: list[Node] = []
 
-    def start(network: Network, tolerance: float = 0.0) -> Auditor:
+    def start(network: Network, tolerance: float | None = None) -> Auditor:
         node = network.world.observer()
         nodes.append(node)
         return Auditor(node, tolerance=tolerance)

@@ -651,6 +651,12 @@ def test_the_evidence_shows_every_penalty() -> None:
     assert set(found["settings"]["scoring"]["slashing"]) == events
     assert {record["discount"] for record in records} == {None, "index_overlap", "repeated_payload"}
     assert {ban["subject"] for each in found["windows"] for ban in each["body"]["bans"]}
+    for each in found["windows"]:
+        assert (each["body"]["measured_on"] is None) == (each["body"]["loss"] is None)
+    assert {json.dumps(each["body"]["measured_on"], sort_keys=True) for each in found["windows"]} == {
+        '{"device": "cpu", "precision": "float32", "repeatable": true}',
+        '{"device": "cuda", "precision": "bfloat16", "repeatable": false}',
+    }
     assert vectors("objects")["objects"]["evidence"]["digest"] == found["windows"][0]["digest"]
 
 

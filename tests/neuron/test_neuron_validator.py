@@ -2,6 +2,8 @@
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,9 +14,12 @@ from templar.exchange.context import Exchange
 from templar.exchange.object_keys import peers_key
 from templar.exchange.objects import PeerList, Proof
 from templar.exchange.signed import seal, unseal
+from templar.hparams import TrainerSettings
 from templar.neuron.journal import Status
+from templar.neuron.validator import Validator
 from templar.scoring.conclude import conclude
 from templar.scoring.standing import ScoreCard, Standing
+from templar.training import loss
 from templar.window import Action, ValidatorSteps, drive_window, open_window
 from tests.support.errors import raising
 from tests.support.facts import record_of
@@ -93,6 +98,43 @@ def test_a_validator_that_can_read_no_data_goes_on_without_scores(
     network.run([3])
     assert network.evidence(3).loss is not None
     assert len(network.roots(3)) == 1
+
+
+def test_a_validator_without_memory_for_the_evaluation_goes_on_without_scores(
+    network: Network, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The window ends with its reason and says what to set; the next one is measured again."""
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
+
+    network.run([1])
+    with monkeypatch.context() as patch:
+        patch.setattr(loss, "token_losses", fails)  # the measurement's; training has its own name for it
+        network.run([2])
+    assert (network.validator.state.window, len(network.roots(2))) == (2, 1)
+    assert network.validator.book.evidence(2) is None
+    assert "NothingScored: window 2: not measured [out_of_memory], applied (3, 4), root" in caplog.text
+    assert "set TEMPLAR_MICRO_BATCH=auto" in caplog.text
+    network.run([3])
+    assert network.evidence(3).loss is not None
+    assert len(network.roots(3)) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "variable"),
+    [({"micro_batch": 3}, "TEMPLAR_MICRO_BATCH"), ({"ranks": 2}, "TEMPLAR_RANKS"), ({"device": "cuda:99"}, "cuda:99")],
+)
+def test_a_validator_refuses_at_its_start_what_it_cannot_measure_with(
+    network: Network, changes: dict[str, Any], variable: str
+) -> None:
+    member = network.member(network.validator)
+    network.nodes.pop(member.name).stop()
+    settings = TrainerSettings.model_validate({"repeatable": False} | changes)
+    with raising(PermanentError, Reason.BAD_ENVIRONMENT) as caught:
+        Validator(replace(network.world.context(member), trainer=settings))
+    assert variable in caught.value.message
+    network.restart(member.name)  # the folder is free again
 
 
 def test_a_validator_that_lost_its_disk_goes_on_from_what_it_published(network: Network) -> None:

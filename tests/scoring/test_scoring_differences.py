@@ -9,10 +9,17 @@ from hypothesis import strategies as st
 
 from templar.hparams import load_hparams
 from templar.scoring.conclude import conclude
-from templar.scoring.differences import Difference, compare_evidence, compare_facts
-from templar.scoring.evidence import Ban, Departed, Evidence, WindowFacts
+from templar.scoring.differences import (
+    GAIN_TOLERANCE,
+    LOSS_TOLERANCE,
+    Difference,
+    compare_evidence,
+    compare_facts,
+)
+from templar.scoring.evidence import Ban, Departed, Evidence, MeasuredOn, WindowFacts
 from tests.support.facts import (
     AUTHOR,
+    LOSS,
     absent,
     estimate,
     hotkey,
@@ -53,22 +60,36 @@ def test_the_same_has_no_differences() -> None:
 @pytest.mark.parametrize(
     ("published", "expected"),
     [
-        (replace(FACTS, loss=4.1), "loss: published 4.1, recomputed 4.0"),
-        (replace(FACTS, roster=None), "roster: published nothing, recomputed dddddddddddd"),
-        (replace(FACTS, seed_block=4001), "seed_block: published 4001, recomputed 4000"),
+        (replace(FACTS, loss=4.1), "loss: published 4.1, recomputed 4.0 (measurement outside the tolerance)"),
+        (replace(FACTS, roster=None), "roster: published nothing, recomputed dddddddddddd (observation)"),
+        (replace(FACTS, seed_block=4001), "seed_block: published 4001, recomputed 4000 (observation)"),
         (
             changed(FACTS, 3, estimate=estimate(0.3, 0.51)),
-            "miners[uid 3].facts.estimate.random_gain: published 1.2, recomputed 1.0",
+            "miners[uid 3].facts.estimate.random_gain: published 1.2, recomputed 1.0 "
+            "(measurement outside the tolerance)",
         ),
         (
             changed(FACTS, 3, measurement=None),
             "miners[uid 3].facts.measurement: published nothing, recomputed "
-            '{"own_before":4.0,"own_after":2.0,"random_before":4.0,"random_after":3.24,"rando...',
+            '{"own_before":4.0,"own_after":2.0,"random_before":4.0,"random_after":3.24,"rando... '
+            "(measurement outside the tolerance)",
         ),
-        (changed(FACTS, 4, overlap=None), "miners[uid 4].facts.overlap: published nothing, recomputed 0.02 like uid 3"),
-        (changed(FACTS, 4, overlap=like(6, 0.02)), "miners[uid 4].facts.overlap.uid: published 6, recomputed 3"),
-        (changed(FACTS, 6, tier="other"), "miners[uid 6].facts.tier: published other, recomputed gather"),
-        (changed(FACTS, 6, windows_behind=None), "miners[uid 6].facts.windows_behind: published nothing, recomputed 0"),
+        (
+            changed(FACTS, 4, overlap=None),
+            "miners[uid 4].facts.overlap: published nothing, recomputed 0.02 like uid 3 (observation)",
+        ),
+        (
+            changed(FACTS, 4, overlap=like(6, 0.02)),
+            "miners[uid 4].facts.overlap.uid: published 6, recomputed 3 (observation)",
+        ),
+        (
+            changed(FACTS, 6, tier="other"),
+            "miners[uid 6].facts.tier: published other, recomputed gather (observation)",
+        ),
+        (
+            changed(FACTS, 6, windows_behind=None),
+            "miners[uid 6].facts.windows_behind: published nothing, recomputed 0 (observation)",
+        ),
     ],
 )
 def test_a_changed_fact_is_named(published: WindowFacts, expected: str) -> None:
@@ -87,7 +108,7 @@ def test_a_miner_that_is_missing_moves_no_other() -> None:
 def test_the_order_and_the_number_of_miners_count() -> None:
     backwards = replace(FACTS, miners=FACTS.miners[::-1])
     (found,) = compare_facts(backwards, FACTS)
-    assert str(found) == "miners in order: published 6, 5, 4, 3, recomputed 3, 4, 5, 6"
+    assert str(found) == "miners in order: published 6, 5, 4, 3, recomputed 3, 4, 5, 6 (observation)"
     twice = replace(FACTS, miners=(*FACTS.miners, FACTS.miners[-1]))
     assert fields(compare_facts(twice, FACTS)) == ["miners in order"]
 
@@ -146,6 +167,31 @@ def test_an_almost_zero_gain_is_compared_with_the_typical_size() -> None:
     other = changed(FACTS, 6, estimate=estimate(-2e-9, 0.1))
     assert compare_facts(other, noise, tolerance=1e-6) == ()
     assert fields(compare_facts(other, noise, tolerance=1e-10)) == ["miners[uid 6].facts.estimate.random_gain"]
+
+
+def test_other_devices_have_a_tolerance_of_losses_and_one_of_gains_and_none_of_anything_else() -> None:
+    def found(uid: int, **changes: Any) -> list[str]:
+        return fields(compare_facts(changed(FACTS, uid, **changes), FACTS, tolerance=None))
+
+    honest, size = next(each.estimate for each in FACTS.miners if each.uid == 3), abs(LOSS_TOLERANCE * LOSS)
+    for sign in (-1, 1):
+        assert compare_facts(replace(FACTS, loss=LOSS + sign * 0.9 * size), FACTS, tolerance=None) == ()
+        assert fields(compare_facts(replace(FACTS, loss=LOSS + sign * 1.1 * size), FACTS, tolerance=None)) == ["loss"]
+        near, far = (honest.random_gain * (1 + sign * times * GAIN_TOLERANCE) for times in (0.9, 1.1))
+        assert found(3, estimate=honest.model_copy(update={"random_gain": near})) == []
+        far_estimate = honest.model_copy(update={"random_gain": far})
+        assert found(3, estimate=far_estimate) == ["miners[uid 3].facts.estimate.random_gain"]
+    gain = next(each.estimate for each in FACTS.miners if each.uid == 4).random_gain
+    expected = 0.5 * GAIN_TOLERANCE * gain / LOSS  # as uncertain as the relative gains that it comes from
+    assert found(3, estimate=honest.model_copy(update={"expected": honest.expected + expected})) == []
+    assert found(3, norm_ratio=1.0001) == ["miners[uid 3].facts.norm_ratio"]
+    assert found(4, overlap=like(3, 0.0200001)) == ["miners[uid 4].facts.overlap.share"]
+
+
+def test_what_measured_is_not_compared() -> None:
+    other = replace(FACTS, measured_on=MeasuredOn(device="cuda", precision="bfloat16", repeatable=False))
+    assert compare_facts(other, FACTS) == ()
+    assert fields(compare_evidence(conclude(other, STANDING, HPARAMS, AUTHOR), EVIDENCE)) == ["measured_on"]
 
 
 def test_a_liar_cannot_widen_the_tolerance() -> None:

@@ -1,0 +1,172 @@
+"""Evaluation as the operator chose it: near the repeatable numbers on every device, and clear where it cannot be."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from templar.agreement.state import parameters_digest
+from templar.errors import PermanentError, Reason
+from templar.gradient.aggregate import median_norms
+from templar.gradient.layout import Layout
+from templar.hparams import TrainerSettings, load_hparams
+from templar.scoring import measure
+from templar.scoring.differences import compare_facts
+from templar.scoring.evidence import MeasuredOn, WindowFacts
+from templar.scoring.measure import Evaluator, Meter
+from templar.training import loss
+from templar.training.loss import mean_loss, token_losses
+from templar.training.model import build_model, parameter_shapes, parameters_of
+from tests.support.errors import raising
+from tests.support.facts import revealed, window_of
+from tests.support.payloads import payload_of, random_payload
+
+HPARAMS = load_hparams("local")
+MODEL, LENGTH, MICRO_BATCH = HPARAMS.model, HPARAMS.data.sequence_length, 8
+LAYOUT = Layout.of(parameter_shapes(MODEL), HPARAMS.gradient, "sparseloco")
+CHANCE = np.random.default_rng(5)
+SEGMENTS = {uid: CHANCE.integers(0, MODEL.vocab_size, (12, LENGTH), dtype=np.int32) for uid in (3, 4, 6)}
+PLAN = {3: (4, 6), 6: (3,)}
+FAST = TrainerSettings(repeatable=False)
+AUTO = FAST.model_copy(update={"micro_batch": "auto"})
+
+
+def evaluator(settings: TrainerSettings, micro_batch: int = MICRO_BATCH) -> Evaluator:
+    """Two payloads that help on their own segments, and one of noise, on a model that knows nothing."""
+    net = build_model(MODEL)
+    params = {name: tensor.clone() for name, tensor in parameters_of(net).items()}
+    payloads = {uid: payload_of(LAYOUT, _gradient(uid)) for uid in (3, 4)} | {6: random_payload(LAYOUT, 6, size=0.01)}
+    medians = median_norms(list(payloads.values()), LAYOUT)
+    return Evaluator(
+        net,
+        params,
+        SEGMENTS,
+        payloads,
+        layout=LAYOUT,
+        medians=medians,
+        factor=0.2,
+        micro_batch_size=micro_batch,
+        meter=Meter(settings),
+    )
+
+
+def _gradient(uid: int) -> dict[str, Tensor]:
+    net = build_model(MODEL)
+    torch.autograd.backward(token_losses(net, torch.from_numpy(SEGMENTS[uid])).mean())
+    return {name: param.grad for name, param in net.named_parameters() if param.grad is not None}
+
+
+def facts(measuring: Evaluator) -> WindowFacts:
+    """All that is measured, as an evidence has it."""
+    estimates = measuring.estimate(list(PLAN))
+    exact = {uid: measuring.measure(uid, others) for uid, others in PLAN.items()}
+    miners = (revealed(uid, estimate=found, measurement=exact.get(uid)) for uid, found in estimates.items())
+    return window_of(*miners, loss=measuring.loss, measured_on=measuring.meter.measured_on)
+
+
+@pytest.fixture(scope="module")
+def repeatable() -> WindowFacts:
+    return facts(evaluator(TrainerSettings()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "precision"),
+    [
+        ({}, "float32"),
+        ({"threads": 2}, "float32"),
+        ({"micro_batch": 2, "checkpoint_layers": 1}, "float32"),
+        ({"precision": "bfloat16"}, "bfloat16"),
+    ],
+)
+def test_other_settings_find_the_same_within_the_tolerance(
+    repeatable: WindowFacts, changes: dict[str, Any], precision: str
+) -> None:
+    measuring = evaluator(FAST.model_copy(update=changes))
+    before = parameters_digest(measuring.params)
+    found = facts(measuring)
+    assert found.measured_on == MeasuredOn(device="cpu", precision=precision, repeatable=False)
+    assert compare_facts(found, repeatable, tolerance=None) == ()
+    if precision == "float32":
+        assert compare_facts(found, repeatable, tolerance=1e-4) == ()
+    else:
+        assert compare_facts(found, repeatable, tolerance=1e-7), "these are numbers of another precision"
+    assert parameters_digest(measuring.params) == before
+
+
+def test_the_default_is_repeatable_and_says_so(repeatable: WindowFacts) -> None:
+    assert repeatable.measured_on == MeasuredOn(device="cpu", precision="float32", repeatable=True)
+    assert facts(evaluator(TrainerSettings())) == repeatable
+    for changes in ({"micro_batch": "auto"}, {"micro_batch": 4}, {"checkpoint_layers": 1}):
+        assert not Meter(TrainerSettings(**changes)).repeatable, "another micro-batch changes last bits"
+
+
+class Full:
+    """A loss that runs out of memory with more than so many sequences, once a number of passes have succeeded."""
+
+    def __init__(self, most: int, real: Callable[..., Tensor], passes: int = 0) -> None:
+        self.most, self.real, self.passes, self.sizes = most, real, passes, list[int]()
+
+    def __call__(self, *arguments: Any, **options: Any) -> Tensor:
+        size = len(arguments[1]) if self.real is token_losses else len(arguments[0]) // (LENGTH - 1)
+        self.sizes.append(size)
+        if size > self.most and len(self.sizes) > self.passes:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return self.real(*arguments, **options)
+
+
+@pytest.mark.parametrize("passes", [0, 2, 6])
+def test_auto_halves_the_micro_batch_and_begins_again(
+    repeatable: WindowFacts, passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything, within the gradients of the second segment, and in an exact measurement."""
+    full = Full(4, mean_loss, passes)
+    monkeypatch.setattr(measure, "mean_loss", full)
+    measuring = evaluator(AUTO)
+    found = facts(measuring)
+    assert compare_facts(found, repeatable, tolerance=1e-4) == ()
+    assert full.sizes[passes] == MICRO_BATCH
+    assert max(full.sizes[passes + 1 :]) == 4
+    full.sizes.clear()
+    measuring.estimate(list(PLAN))
+    assert set(full.sizes) == {4}, "the meter keeps what fits for the next window"
+
+
+@pytest.mark.parametrize(
+    ("settings", "remedy"),
+    [
+        (TrainerSettings(), "TEMPLAR_MICRO_BATCH=auto"),
+        (FAST, "TEMPLAR_MICRO_BATCH=auto"),
+        (AUTO, "TEMPLAR_CHECKPOINT_LAYERS=1"),
+    ],
+)
+def test_an_evaluation_without_memory_says_what_to_set(
+    settings: TrainerSettings, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers that may not change are not measured in another way."""
+    monkeypatch.setattr(measure, "mean_loss", Full(0, mean_loss))
+    monkeypatch.setattr(loss, "token_losses", Full(0, token_losses))
+    measuring = evaluator(settings)
+    before = parameters_digest(measuring.params)
+    with raising(PermanentError, Reason.OUT_OF_MEMORY) as caught:
+        measuring.estimate([])
+    assert remedy in caught.value.message
+    assert "nothing is measured in this window" in caught.value.message
+    assert parameters_digest(measuring.params) == before
+    assert all(param.grad is None for param in measuring.model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"device": "cuda:99"}, "TEMPLAR_DEVICE is 'cuda:99'"),
+        ({"ranks": 2}, "TEMPLAR_RANKS is 2, and an evaluation runs on one device: set 1 or auto"),
+        ({"micro_batch": 3}, "TEMPLAR_MICRO_BATCH is 3 and does not divide scoring.eval_micro_batch_size 8"),
+    ],
+)
+def test_settings_that_an_evaluation_cannot_keep_are_named(changes: dict[str, Any], problem: str) -> None:
+    with raising(PermanentError, Reason.BAD_ENVIRONMENT) as caught:
+        Meter(FAST.model_copy(update=changes)).check(8)
+    assert problem in caught.value.message
