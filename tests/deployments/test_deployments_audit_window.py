@@ -73,7 +73,7 @@ def test_a_lie_is_the_exit_status(network: PreparedNetwork, call: Call) -> None:
     assert f"window {window + 1}: evidence of uid {VALIDATOR} differs [evidence_differs] previous: " in found[1]
     place = lines.index(found[0])
     assert lines[place + 1].startswith("  seed_block: published 0, recomputed ")
-    assert lines[place + 2] == '  weights[uid 0]: published nothing, recomputed {"uid":0,"weight":1.0}'
+    assert lines[place + 2] == '  weights[uid 0]: published nothing, recomputed {"uid":0,"weight":1.0} (derivation)'
 
 
 def test_what_cannot_be_audited_is_neither(network: PreparedNetwork, call: Call) -> None:
