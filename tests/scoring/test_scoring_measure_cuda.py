@@ -7,7 +7,7 @@ from templar.agreement.state import parameters_digest
 from templar.hparams import TrainerSettings
 from templar.scoring.differences import compare_facts
 from templar.scoring.evidence import MeasuredOn
-from tests.scoring.test_scoring_measure_devices import evaluator, facts
+from tests.support.evaluations import evaluator, facts
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 

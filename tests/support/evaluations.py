@@ -1,0 +1,55 @@
+"""A small evaluation of the `local` preset's model, with the settings of an operator, and its facts."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from templar.gradient.aggregate import median_norms
+from templar.gradient.layout import Layout
+from templar.hparams import TrainerSettings, load_hparams
+from templar.scoring.evidence import WindowFacts
+from templar.scoring.measure import Evaluator, Meter
+from templar.training.loss import token_losses
+from templar.training.model import build_model, parameter_shapes, parameters_of
+from tests.support.facts import revealed, window_of
+from tests.support.payloads import payload_of, random_payload
+
+HPARAMS = load_hparams("local")
+MODEL, LENGTH, MICRO_BATCH = HPARAMS.model, HPARAMS.data.sequence_length, 8
+LAYOUT = Layout.of(parameter_shapes(MODEL), HPARAMS.gradient, "sparseloco")
+CHANCE = np.random.default_rng(5)
+SEGMENTS = {uid: CHANCE.integers(0, MODEL.vocab_size, (12, LENGTH), dtype=np.int32) for uid in (3, 4, 6)}
+PLAN = {3: (4, 6), 6: (3,)}
+
+
+def evaluator(settings: TrainerSettings) -> Evaluator:
+    """Two payloads that help on their own segments, and one of noise, on a model that knows nothing."""
+    net = build_model(MODEL)
+    params = {name: tensor.clone() for name, tensor in parameters_of(net).items()}
+    payloads = {uid: payload_of(LAYOUT, _gradient(uid)) for uid in (3, 4)} | {6: random_payload(LAYOUT, 6, size=0.01)}
+    medians = median_norms(list(payloads.values()), LAYOUT)
+    return Evaluator(
+        net,
+        params,
+        SEGMENTS,
+        payloads,
+        layout=LAYOUT,
+        medians=medians,
+        factor=0.2,
+        micro_batch_size=MICRO_BATCH,
+        meter=Meter(settings),
+    )
+
+
+def _gradient(uid: int) -> dict[str, Tensor]:
+    net = build_model(MODEL)
+    torch.autograd.backward(token_losses(net, torch.from_numpy(SEGMENTS[uid])).mean())
+    return {name: param.grad for name, param in net.named_parameters() if param.grad is not None}
+
+
+def facts(measuring: Evaluator) -> WindowFacts:
+    """All that is measured, as an evidence has it."""
+    estimates = measuring.estimate(list(PLAN))
+    exact = {uid: measuring.measure(uid, others) for uid, others in PLAN.items()}
+    miners = (revealed(uid, estimate=found, measurement=exact.get(uid)) for uid, found in estimates.items())
+    return window_of(*miners, loss=measuring.loss, measured_on=measuring.meter.measured_on)
