@@ -38,6 +38,7 @@ from templar.housekeeping.access import check_access
 from templar.housekeeping.bucket_cleanup import PROBE_PREFIX
 from templar.hparams import HParams
 from templar.neuron.join import CHAIN_ROLES
+from templar.scoring.measure import Meter
 from templar.store.address import encode_address
 from templar.store.base import ObjectStore
 from templar.training.device import num_parameters
@@ -103,7 +104,7 @@ def examine(name: str, environment: Mapping[str, str]) -> Iterator[Line]:
     # 2. This machine.
     yield _line("versions", _versions)
     yield _line("disk", lambda: _disk(patient))
-    if block.role == "miner":
+    if block.role != "aggregator":
         yield _line("device", lambda: _device(patient))
 
     # 3. The bucket, and the clock beside its times.
@@ -166,15 +167,19 @@ def _disk(patient: Patient) -> str:
 
 
 def _device(patient: Patient) -> str:
-    """Open the trainer, which measures what `auto` has to know, and checks whether the model fits."""
+    """Open what trains or evaluates: it measures what `auto` has to know, and checks whether the settings suit."""
+    available = f"{_gib(psutil.virtual_memory().available)} of memory available"
+    if patient.block.role == "validator":
+        meter = Meter(patient.block.trainer)
+        meter.check(patient.hparams.scoring.eval_micro_batch_size)
+        return f"{meter.device.why or meter.device.name}; {available}"
     training, length = patient.hparams.training, patient.hparams.data.sequence_length
     trainer = open_trainer(patient.hparams.model, patient.block.trainer, NeuronFolder(patient.name).path / "doctor")
     try:
         trainer.check(training, length=length)
     finally:
         trainer.close()
-    memory = psutil.virtual_memory()
-    return f"{trainer.device.why or trainer.device.name}; {_gib(memory.available)} of memory available"
+    return f"{trainer.device.why or trainer.device.name}; {available}"
 
 
 def _access(patient: Patient) -> Iterator[Line]:
