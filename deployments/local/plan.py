@@ -1,7 +1,8 @@
 """The members of a local network, and the paths of its files."""
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from deployments.prefect_server import PROJECT_ROOT, PrefectServer
@@ -50,6 +51,7 @@ class LocalPlan:
     storage_port: int = 9200
     directory_store: bool = False  # keep objects in a folder instead of an S3 endpoint
     hparams_path: Path = PROJECT_ROOT / "hparams.json"
+    settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by neuron: more of its `.env`, which wins
 
     @property
     def neurons(self) -> tuple[LocalNeuron, ...]:

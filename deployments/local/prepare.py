@@ -216,4 +216,5 @@ def _environment(plan: LocalPlan, neuron: LocalNeuron, keys: Mapping[str, Keys])
         "R2_DATASET_READ_ACCESS_KEY_ID": dataset.read_id,
         "R2_DATASET_READ_SECRET_ACCESS_KEY": dataset.read_secret,
         "DATASET_BINS_PATH": DATASET_PREFIX,
+        **plan.settings.get(neuron.name, {}),
     }

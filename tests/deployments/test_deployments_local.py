@@ -8,15 +8,24 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from dotenv import dotenv_values
 
 from deployments.local import command
 from deployments.local.plan import LocalPlan
-from deployments.local.prepare import announce_bucket, prepare_folder, require_own_folder
+from deployments.local.prepare import (
+    DATASET_ACCOUNT,
+    Keys,
+    announce_bucket,
+    prepare_folder,
+    require_own_folder,
+    write_environments,
+)
 from deployments.local.summary import summarise
 from deployments.local.view import NetworkView, WindowRow
 from deployments.processes import Child, ProcessIdentity, ProcessRecord, free_port, require_free_port, start_child
@@ -70,6 +79,17 @@ class TestEnvironments:
             assert block.bucket.account_id == neuron.account_id
             assert block.bucket.endpoint.max_attempts == 1  # retries are the tasks'
             assert block.wallet.open().address in {info.hotkey for info in self.registered(network)}
+
+    def test_a_neuron_may_have_settings_of_its_own(self, network: PreparedNetwork, tmp_path: Path) -> None:
+        settings = {"default": {"TEMPLAR_RANKS": "2", "TEMPLAR_THREADS": "4"}}
+        plan = replace(network.plan, folder=tmp_path, settings=settings)
+        accounts = [DATASET_ACCOUNT, *(neuron.account_id for neuron in plan.running)]
+        write_environments(plan, dict.fromkeys(accounts, Keys("read", "r", "write", "w")))
+        for neuron in plan.running:
+            values = dotenv_values(plan.env_file(neuron))
+            changes = settings.get(neuron.name, {"TEMPLAR_THREADS": "1"})
+            assert {name: values.get(name) for name in changes} == changes
+            assert ("TEMPLAR_RANKS" in values) == (neuron.name == "default")
 
     def test_ranks_follow_the_plan(self, network: PreparedNetwork) -> None:
         registered = self.registered(network)
