@@ -41,7 +41,6 @@ class Setup:
     model: Model
     settings: TrainerSettings  # of one rank; a CUDA device has no number in it
     sharded: bool
-    launcher: int = 0  # its process id
     kind: Literal["setup"] = "setup"
 
 

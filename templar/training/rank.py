@@ -1,7 +1,7 @@
 """One rank of a group that trains together: it takes jobs from the worker's socket until the worker is gone.
 
 Torch's launcher starts it: `python -m torch.distributed.run ... -m templar.training.rank SOCKET`. The rank ends at once
-when the socket closes, so no rank outlives its worker, and with the launcher (on Linux).
+when the socket closes or nobody listens there, so no rank outlives its worker, and with the launcher (on Linux).
 """
 
 import ctypes
@@ -13,9 +13,11 @@ import signal
 import socket
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+import psutil
 import torch
 from safetensors.torch import load_file
 from torch._C._distributed_c10d import FileStore
@@ -39,9 +41,11 @@ class Rank:
 
     def __init__(self, path: Path, number: int) -> None:
         self._path, self._jobs, self.stopped = path, queue.SimpleQueue[Setup | Job](), threading.Event()
-        self._launcher = 0
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.connect(str(path))
+        try:
+            self._socket.connect(str(path))
+        except OSError:  # the worker was killed while this process started
+            self._end_after_worker()
         self.send(Hello(number, os.getpid()))
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -63,26 +67,28 @@ class Rank:
                 if isinstance(message, Stop):
                     self.stopped.set()
                 elif isinstance(message, Setup | Job):
-                    self._launcher = message.launcher if isinstance(message, Setup) else self._launcher
                     self.stopped.clear()
                     self._jobs.put(message)
         finally:
             self._end_after_worker()
 
     def _end_after_worker(self) -> NoReturn:
-        """End the launcher, which would wait for its file in the folder; remove the folder; end this rank."""
-        _end_with_launcher(0)
-        if self._launcher:
-            if os.getppid() == self._launcher:
-                os.kill(self._launcher, signal.SIGKILL)
-            shutil.rmtree(self._path.parent, ignore_errors=True)
+        """Remove the folder, end the launcher, which would wait for its file in there, and so end all ranks."""
+        launcher = _launcher(self._path)
+        if launcher is not None:
+            with suppress(psutil.Error):
+                launcher.suspend()  # it would write to the folder
+        shutil.rmtree(self._path.parent, ignore_errors=True)
+        if launcher is not None:
+            with suppress(psutil.Error):
+                launcher.kill()
         os._exit(1)
 
 
 def main() -> NoReturn:
     """Join the group and work for ever."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    _end_with_launcher(signal.SIGKILL)
+    _end_with_launcher()
     signal.signal(signal.SIGTERM, lambda *_: os._exit(1))  # the launcher ends ranks so
     rank = Rank(Path(sys.argv[1]), number := int(os.environ["RANK"]))
 
@@ -138,10 +144,19 @@ def answer(rank: Rank, trainer: Trainer, group: ReplicatedGroup, job: Job) -> Do
     )
 
 
-def _end_with_launcher(how: int) -> None:
-    """Have Linux send this signal when the launcher ends, whose main thread has started this process; 0 for none."""
+def _launcher(path: Path) -> psutil.Process | None:
+    """The launcher of the group with this socket; None if it has ended, and this process has another parent."""
+    with suppress(psutil.Error):
+        parent = psutil.Process(os.getppid())
+        if str(path) in parent.cmdline():
+            return parent
+    return None
+
+
+def _end_with_launcher() -> None:
+    """Have Linux kill this process when the launcher ends, whose main thread has started it."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, how)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 The launcher is a child process, for it replaces signal handlers. Ranks are controlled over a Unix-domain socket and end
 when it closes, so none outlives this process. A rank that dies, runs out of memory or does not answer ends one call of
-`learn` with a reason; the group is killed, and the next call starts another.
+`learn` with a reason; the group is killed, and another one starts at once, so that it is warm at the next call.
 """
 
 import logging
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 RANK_MODULE = "templar.training.rank"
 START_SECONDS = 600.0
-"""How long the ranks may take until they have met."""
+"""How long a worker that needs the ranks waits until they have met."""
 WATCHDOG_SECONDS = 60.0
 """How long after the deadline the ranks may take to answer, besides the time for the files of the result."""
 FILE_BYTES_PER_SECOND = 100e6
@@ -111,7 +111,7 @@ class RankedTrainer:
         watchdog_seconds: float = WATCHDOG_SECONDS,
         rank_module: str = RANK_MODULE,
     ) -> None:
-        """Choose the device; processes start with the first call of `learn`.
+        """Choose the device; processes start with the first call of `check` or `learn`.
 
         Raises:
             PermanentError: `bad_environment`; the machine has no such device or precision, or not so many.
@@ -147,10 +147,14 @@ class RankedTrainer:
     def check(self, training: Training, *, length: int) -> None:
         """Whether the settings suit a recipe and sequences of a length, and the model fits the devices.
 
+        If so, the processes start, so that they are warm when the neuron is ready to train.
+
         Raises:
             PermanentError: `bad_environment`, `out_of_memory`.
         """
         self.micro_batches.check(training, length)
+        if self._group is None:
+            self._group = self._start_group(length)
 
     def learn(
         self,
@@ -217,23 +221,33 @@ class RankedTrainer:
         if self._group is not None and not self._group.is_alive():
             self._end_group()
         if self._group is None:
-            sharded = self.micro_batches.sharded(length)
-            self._group = RankGroup(
-                Setup(self.model, self._rank_settings, sharded),
-                self.size,
-                log_path=self.folder / "ranks.log",
-                watchdog_seconds=self._watchdog_seconds,
-                module=self._rank_module,
-            )
+            self._group = self._start_group(length)
         self._group.wait_ready(keep_going)
         return self._group
 
+    def _start_group(self, length: int) -> "RankGroup":
+        return RankGroup(
+            Setup(self.model, self._rank_settings, self.micro_batches.sharded(length)),
+            self.size,
+            log_path=self.folder / "ranks.log",
+            watchdog_seconds=self._watchdog_seconds,
+            module=self._rank_module,
+        )
+
     def _after_failure(self, error: BaseException, folder: Path, training: Training, length: int) -> None:
+        # 1. After some failures all processes go on; otherwise none does.
         shutil.rmtree(folder, ignore_errors=True)
         reason = error.reason if isinstance(error, PermanentError) else None
         if reason in IN_STEP:
             return
+        had_met = self._group is not None and self._group.has_met
         self._end_group()
+        # 2. The next ones start while the window ends. Those that never met would only fail again.
+        if reason is not None and had_met:
+            try:
+                self._group = self._start_group(length)
+            except OSError as refusal:  # the reason of this window stays
+                log.warning("other ranks cannot be started yet, the next window tries again: %s", refusal)
         if reason is Reason.OUT_OF_MEMORY and self._adaptive:
             self.micro_batches.halve(training, length, error)
 
@@ -269,6 +283,7 @@ class RankGroup:
         self.setup, self._size, self._log_path, self._watchdog_seconds = setup, size, log_path, watchdog_seconds
         self.processes: dict[int, psutil.Process] = {}
         """The ranks that have connected."""
+        self._ended_log = log_path.with_name("ranks-ended.log")
         self._connections: dict[int, socket.socket] = {}
         self._ready: set[int] = set()
         self._selector = selectors.DefaultSelector()
@@ -277,7 +292,7 @@ class RankGroup:
         self._listener.bind(str(self._place / "s"))
         self._listener.listen(size)
         self._selector.register(self._listener, selectors.EVENT_READ)
-        self._give_up = time.monotonic() + START_SECONDS
+        self._give_up = float("inf")
         self.launcher = self._launch(module)
 
     def is_alive(self) -> bool:
@@ -289,13 +304,19 @@ class RankGroup:
         except psutil.Error:
             return False
 
+    @property
+    def has_met(self) -> bool:
+        """Whether all ranks are ready for jobs."""
+        return len(self._ready) == self._size
+
     def wait_ready(self, keep_going: Callable[[], bool]) -> None:
         """Wait until all ranks have met.
 
         Raises:
             PermanentError: `no_time_left`; they go on meeting. `trainer_failed`.
         """
-        while len(self._ready) < self._size:
+        self._give_up = min(self._give_up, time.monotonic() + START_SECONDS)
+        while not self.has_met:
             if not keep_going():
                 raise PermanentError(Reason.NO_TIME_LEFT, "the ranks were not ready before the window's training ended")
             if time.monotonic() > self._give_up:
@@ -354,7 +375,9 @@ class RankGroup:
             with suppress(psutil.Error):
                 victim.kill()
         self.launcher.wait()
-        # 2. The socket.
+        # 2. The log, for the next ones write their own; and the socket.
+        with suppress(OSError):
+            self._log_path.replace(self._ended_log)
         self._selector.close()
         for connection in (self._listener, *self._connections.values()):
             connection.close()
@@ -377,6 +400,7 @@ class RankGroup:
             *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(self._size)),
             *("--max-restarts", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", str(self._place / "rendezvous")),
             *("--rdzv-conf", "store_type=file", "--rdzv-id", secrets.token_hex(8), "--local-addr", "127.0.0.1"),
+            *("--log-dir", str(self._place / "logs")),  # else it leaves a folder behind
             *("-m", module, str(self._place / "s")),
         ]
         with self._log_path.open("wb") as output:
@@ -425,7 +449,7 @@ class RankGroup:
         self.processes[hello.rank] = process
         self._connections[hello.rank] = connection
         self._selector.register(connection, selectors.EVENT_READ, hello.rank)
-        self._send(hello.rank, replace(self.setup, launcher=self.launcher.pid))
+        self._send(hello.rank, self.setup)
 
     def _send(self, number: int, message: Message) -> None:
         try:
@@ -436,8 +460,8 @@ class RankGroup:
     def _failure(self, problem: str) -> PermanentError:
         return PermanentError(
             Reason.TRAINER_FAILED,
-            f"{problem}: nothing is published in this window, and the next one starts the ranks afresh; their log is "
-            f"{self._log_path}",
+            f"{problem}: nothing is published in this window, and other ranks start for the next one; the log of these "
+            f"is {self._ended_log}",
         )
 
 

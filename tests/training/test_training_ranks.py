@@ -210,13 +210,18 @@ def test_a_fault_ends_one_call_and_the_next_one_trains(
         learn(trainer, training=ENDLESS, keep_going=keep_going)
     assert caught.value.reason is reason
     assert caught.value.reason in NOTHING_TO_PUBLISH
+    if reason is Reason.TRAINER_FAILED:
+        assert str(trainer.folder / "ranks-ended.log") in caught.value.message
+    assert (trainer.folder / "ranks-ended.log").exists()
     # 2. Nothing is left of the group, nor of what it wrote; what is agreed is as it was.
     wait_until_gone(victims)
-    assert trainer.group is None
     assert all(torch.equal(PARAMS[name], tensor) for name, tensor in before.items())
-    # 3. The next call trains, after out-of-memory with smaller micro-batches.
+    # 3. Another group has started meanwhile. The next call trains, after out-of-memory with smaller micro-batches.
+    assert trainer.group is not None
+    launcher = trainer.group.launcher.pid
     (trainer.folder / "out_of_memory").unlink(missing_ok=True)
     result = learn(trainer)
+    assert trainer.group.launcher.pid == launcher
     assert_close(result, expected)
     assert result.figures is not None
     assert result.figures.micro_batch == (2 if reason is Reason.OUT_OF_MEMORY else 4)
@@ -252,30 +257,46 @@ import sys
 from pathlib import Path
 from tests.training import test_training_ranks as ranks
 trainer = ranks.RankedTrainer(ranks.MODEL, ranks.settings(), Path(sys.argv[1]))
-ranks.learn(trainer)
+if sys.argv[2] == "training":
+    ranks.learn(trainer)
+else:
+    try:
+        ranks.learn(trainer, keep_going=lambda: False)
+    except ranks.PermanentError:
+        pass
 print(*(process.pid for process in ranks.processes(trainer)), flush=True)
 ranks.learn(trainer, training=ranks.ENDLESS)
 """
 
 
 @pytest.mark.slow
-def test_no_process_outlives_a_worker_that_is_killed(tmp_path: Path) -> None:
-    sockets = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
+@pytest.mark.parametrize(("moment", "known"), [("training", 3), ("starting", 1)])
+def test_nothing_outlives_a_worker_that_is_killed(tmp_path: Path, moment: str, known: int) -> None:
+    temporary = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
     worker = subprocess.Popen(
-        [sys.executable, "-c", WORKER, str(tmp_path / "ranks")],
+        [sys.executable, "-c", WORKER, str(tmp_path / "ranks"), moment],
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"TMPDIR": str(sockets)},
+        env=os.environ | {"TMPDIR": str(temporary)},
     )
     try:
         assert worker.stdout is not None
         victims = [psutil.Process(int(pid)) for pid in worker.stdout.readline().split()]
-        assert len(victims) == 3
+        assert len(victims) == known
+        # It takes a moment to remove them: long enough for the launcher to be gone before.
+        (folder,) = temporary.glob("templar-*")
+        for number in range(2000):
+            (folder / f"file-{number}").touch()
     finally:
         worker.send_signal(signal.SIGKILL)
         worker.wait()
     wait_until_gone(victims)
-    assert [path for path in sockets.iterdir() if path.name.startswith("templar-")] == []
+    assert left_in(temporary) == []
+
+
+def left_in(temporary: Path) -> list[str]:
+    """What is left of groups in a folder for temporary files."""
+    return [path.name for path in temporary.iterdir() if path.name.startswith(("templar-", "torchelastic_"))]
 
 
 def test_ranks_hold_no_secrets(opened: Callable[..., RankedTrainer], monkeypatch: pytest.MonkeyPatch) -> None:
