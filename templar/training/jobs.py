@@ -1,4 +1,4 @@
-"""What a worker and its ranks say to each other: short JSON over a Unix-domain socket, and tensors in files.
+"""What a worker and its ranks say to each other: short JSON over a Unix-domain socket; setup and tensors in files.
 
 A message is its length in 4 bytes, little-endian, and the JSON of one of the classes below. Nothing is unpickled.
 """
@@ -18,6 +18,8 @@ from templar.tensorfile import StoredTensors, Zeros, write_tensors
 from templar.training.model import parameter_shapes
 from templar.training.train import OptimizerState, TrainFigures
 
+SETUP_FILE = "setup.json"
+"""Lies beside the socket."""
 PARAMETERS_FILE, SEQUENCES_FILE = "parameters.safetensors", "sequences.safetensors"
 SEQUENCES = "sequences"
 """Name of the one tensor in `SEQUENCES_FILE`."""
@@ -36,12 +38,20 @@ class Hello:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a rank builds before it joins its group."""
+    """What a rank builds when it joins its group; it lies in a file, so that a rank that starts waits for nobody."""
 
     model: Model
     settings: TrainerSettings  # of one rank; a CUDA device has no number in it
     sharded: bool
-    kind: Literal["setup"] = "setup"
+
+    def write(self, folder: Path) -> None:
+        """Leave it for the ranks."""
+        (folder / SETUP_FILE).write_bytes(_SETUP.dump_json(self))
+
+    @classmethod
+    def read(cls, folder: Path) -> "Setup":
+        """Read what `write` left."""
+        return _SETUP.validate_json((folder / SETUP_FILE).read_bytes())
 
 
 @dataclass(frozen=True)
@@ -103,7 +113,8 @@ class Failed:
     kind: Literal["failed"] = "failed"
 
 
-Message = Hello | Setup | Ready | Job | Stop | Done | Failed
+_SETUP = TypeAdapter(Setup)
+Message = Hello | Ready | Job | Stop | Done | Failed
 _MESSAGE: TypeAdapter[Message] = TypeAdapter(Message)
 
 

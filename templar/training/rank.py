@@ -40,7 +40,7 @@ class Rank:
     """The socket's side of a rank, read by a thread of its own: a rank that waits in a collective still ends."""
 
     def __init__(self, path: Path, number: int) -> None:
-        self._path, self._jobs, self.stopped = path, queue.SimpleQueue[Setup | Job](), threading.Event()
+        self._path, self._jobs, self.stopped = path, queue.SimpleQueue[Job](), threading.Event()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.connect(str(path))
@@ -56,7 +56,7 @@ class Rank:
         except OSError:
             threading.Event().wait()
 
-    def next(self) -> Setup | Job:
+    def next(self) -> Job:
         """Wait for what the worker wants next."""
         return self._jobs.get()
 
@@ -66,7 +66,7 @@ class Rank:
                 message = jobs.receive(self._socket)
                 if isinstance(message, Stop):
                     self.stopped.set()
-                elif isinstance(message, Setup | Job):
+                elif isinstance(message, Job):
                     self.stopped.clear()
                     self._jobs.put(message)
         finally:
@@ -90,26 +90,24 @@ def main() -> NoReturn:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     _end_with_launcher()
     signal.signal(signal.SIGTERM, lambda *_: os._exit(1))  # the launcher ends ranks so
-    rank = Rank(Path(sys.argv[1]), number := int(os.environ["RANK"]))
+    path, number = Path(sys.argv[1]), int(os.environ["RANK"])
+    rank = Rank(path, number)
 
-    # 1. Meet the others. The store in a file needs no port.
-    setup = rank.next()
-    if not isinstance(setup, Setup):
-        raise TypeError("a job came before the setup")
+    # 1. Meet the others, and build the model, while the worker does something else. The store in a file needs no port.
+    setup = Setup.read(path.parent)
     is_cuda = setup.settings.device != "cpu"
     place = f"cuda:{os.environ['LOCAL_RANK']}" if is_cuda else "cpu"
     if is_cuda:
         torch.cuda.set_device(place)
-    store = FileStore(str(Path(sys.argv[1]).parent / "store"), int(os.environ["WORLD_SIZE"]))
+    store = FileStore(str(path.parent / "store"), int(os.environ["WORLD_SIZE"]))
     group = join_group(store, number, setup.model, sharded=setup.sharded, is_cuda=is_cuda)
     trainer = Trainer(setup.model, setup.settings.model_copy(update={"device": place}), group)
     rank.send(Ready())
+    log.info("rank %d is ready", number)
 
     # 2. Train.
     while True:
-        job = rank.next()
-        if isinstance(job, Job):
-            rank.send(answer(rank, trainer, group, job))
+        rank.send(answer(rank, trainer, group, rank.next()))
 
 
 def answer(rank: Rank, trainer: Trainer, group: ReplicatedGroup, job: Job) -> Done | Failed:

@@ -291,6 +291,7 @@ class RankGroup:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(self._place / "s"))
         self._listener.listen(size)
+        setup.write(self._place)
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._give_up = float("inf")
         self.launcher = self._launch(module)
@@ -449,7 +450,6 @@ class RankGroup:
         self.processes[hello.rank] = process
         self._connections[hello.rank] = connection
         self._selector.register(connection, selectors.EVENT_READ, hello.rank)
-        self._send(hello.rank, self.setup)
 
     def _send(self, number: int, message: Message) -> None:
         try:

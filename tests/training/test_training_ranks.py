@@ -228,6 +228,19 @@ def test_a_fault_ends_one_call_and_the_next_one_trains(
 
 
 @pytest.mark.slow
+def test_ranks_get_ready_while_the_worker_does_something_else(opened: Callable[..., RankedTrainer]) -> None:
+    trainer, give_up = opened(settings()), time.monotonic() + 120
+    trainer.check(TRAINING, length=HPARAMS.data.sequence_length)
+    ready = {f"rank {number} is ready" for number in range(2)}
+    while not all(each in (trainer.folder / "ranks.log").read_text() for each in ready):
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+    assert trainer.group is not None
+    trainer.group.wait_ready(forever)
+    assert_close(learn(trainer), learn(Trainer(MODEL, ONE)))
+
+
+@pytest.mark.slow
 def test_a_rank_that_dies_between_two_calls_costs_none(opened: Callable[..., RankedTrainer]) -> None:
     trainer, expected = opened(settings()), learn(Trainer(MODEL, ONE))
     assert_close(learn(trainer), expected)
