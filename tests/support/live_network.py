@@ -6,7 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +25,12 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import Artifact, FlowRun, State, TaskRun
 from prefect.client.schemas.sorting import FlowRunSort
 
+from deployments.local import bringup
 from deployments.local.bringup import STORAGE, LocalNetwork
 from deployments.local.plan import LocalNeuron, LocalPlan
 from deployments.local.view import NetworkView
 from deployments.prefect_server import PROJECT_ROOT
 from deployments.processes import ProcessIdentity, ProcessRecord, free_port, start_child
-from deployments.register import worker_command
 from templar.agreement.genesis import find_birth
 from templar.errors import RejectedError, TransientError
 from templar.exchange.buckets import Buckets
@@ -65,7 +65,7 @@ class Silence:
 class LiveNetwork:
     """A network that is up as long as its context lasts, or that something else brings up and `attach` finds.
 
-    `data` changes the preset's section of that name.
+    `data`, `windows` and `training` change the preset's sections of those names; `settings` are variables of neurons.
     """
 
     def __init__(
@@ -75,9 +75,16 @@ class LiveNetwork:
         directory_store: bool = False,
         housekeeping: bool = False,
         data: dict[str, Any] | None = None,
+        windows: dict[str, Any] | None = None,
+        training: dict[str, Any] | None = None,
+        settings: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
         self._housekeeping = housekeeping
-        sections = {"windows": WINDOWS, "training": {"inner_steps": 10}, "data": data or {}}
+        sections = {
+            "windows": WINDOWS | (windows or {}),
+            "training": {"inner_steps": 10} | (training or {}),
+            "data": data or {},
+        }
         self.plan = LocalPlan(
             folder=folder / "network",
             preset=PRESET,
@@ -87,6 +94,7 @@ class LiveNetwork:
             storage_port=free_port(),
             directory_store=directory_store,
             hparams_path=write_hparams(folder / "hparams.json", **sections),
+            settings=settings or {},
         )
         self._network = LocalNetwork(self.plan, print)
         self.record = ProcessRecord(self.plan.processes)
@@ -220,7 +228,8 @@ class LiveNetwork:
         pool = f"neuron-{neuron}"
         log = self.plan.folder / "logs" / f"{pool}-again.log"
         env = self.plan.server.environment()
-        child = start_child(f"worker of {neuron}", worker_command(pool, "resident"), log=log, env=env, cwd=PROJECT_ROOT)
+        command = bringup.worker_command(pool, "resident")
+        child = start_child(f"worker of {neuron}", command, log=log, env=env, cwd=PROJECT_ROOT)
         self.record.add(child)
 
     def steps(self, neuron: str, window: int) -> set[str]:

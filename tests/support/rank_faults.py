@@ -1,0 +1,239 @@
+"""Faults of a group of ranks in a network of processes: `python -m tests.support.rank_faults FOLDER FAULTS`.
+
+One miner of the network trains on two ranks. In every second window, in the middle of its training, one of its
+processes is killed or stopped, or a rank runs out of memory; in the windows between, nothing happens to it. What came
+of each fault is printed as JSON, and at the end what is left of the network.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from unittest import mock
+
+import psutil
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
+from prefect.client.schemas.objects import TERMINAL_STATES, StateType
+
+from deployments.local import bringup
+from deployments.processes import ProcessIdentity, stop_process
+from templar.errors import Reason
+from tests.support.live_network import LiveNetwork
+
+VICTIM = "miner-2"
+SETTINGS = {VICTIM: {"TEMPLAR_RANKS": "2", "TEMPLAR_MICRO_BATCH": "auto"}}
+KINDS = ("rank 0 killed", "rank 1 killed", "launcher killed", "worker killed", "rank stopped", "out of memory")
+WINDOWS = {"blocks_per_window": 40}
+"""Long enough for a worker that is started afresh on two busy cores, and its group."""
+TRAINING = {"batch_size": 16, "micro_batch_size": 16, "inner_steps": 400}
+"""With the pauses of `tests.support.faulty_rank` no window is long enough for all steps."""
+LATEST_MARK = 40
+"""A fault comes after one to so many forward passes."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a fault, and of the window after it.
+
+    On a machine that is busy with something else the processes that start afresh may be late for the next window,
+    which ends with `no_time_left`; then it is the one after that which is looked at, as its number says.
+    """
+
+    kind: str
+    window: int
+    marks: int  # forward passes before it
+    state: str  # the final one of the window's run
+    message: str
+    history: tuple[str, ...]  # the names of all of the run's states
+    next_window: int
+    next_state: str
+    next_message: str
+    next_measured: bool  # whether the validator found and measured a payload of the victim in the next window
+
+
+class RankFaults:
+    """A network in a folder, one of whose miners is a group of two ranks, and its faults."""
+
+    def __init__(self, folder: Path) -> None:
+        self._temporary = folder / "tmp"
+        self._temporary.mkdir(parents=True)
+        self.network = LiveNetwork(folder, windows=WINDOWS, training=TRAINING, settings=SETTINGS)
+        self.seen: set[ProcessIdentity] = set()
+        """All launchers and ranks that were looked at."""
+
+    @contextmanager
+    def up(self) -> Iterator[None]:
+        """The network, as long as the context lasts. The temporary folder marks all of its processes."""
+        stock = bringup.worker_command
+
+        def command(pool: str, kind: str) -> list[str]:
+            python, option, module, *arguments = stock(pool, kind)
+            return [python, option, "tests.support.ranked_worker" if pool == f"neuron-{VICTIM}" else module, *arguments]
+
+        marked = mock.patch.dict(os.environ, {"TMPDIR": str(self._temporary)})
+        with marked, mock.patch.object(bringup, "worker_command", command), self.network:
+            yield
+
+    def inject(self, number: int, *, seed: int = 1) -> list[Outcome]:
+        """Inject faults of all kinds in turn, and wait for what comes of them; each is noted in a file as well."""
+        moments, window = random.Random(seed), self.network.first_window
+        outcomes, fault = list[Outcome](), None
+        for index in range(number):
+            kind, marks = KINDS[index % len(KINDS)], moments.randint(1, LATEST_MARK)
+            window = self._wait_for_training(window, marks)
+            if fault and self._was_late(fault[1] + 1) and window == fault[1] + 2:
+                window = self._wait_for_training(window + 1, marks)
+            victims = self._processes()
+            self._inject(kind, victims, index // len(KINDS) % 2)
+            self.network.wait(lambda window=window: self._is_final(window), f"the run of window {window} has ended")
+            (self._ranks / "out_of_memory").unlink(missing_ok=True)
+            outcomes += [self._outcome(*fault)] if fault else []  # what its next window came to is known by now
+            fault, window = (kind, window, marks), window + 2
+        return [*outcomes, *([self._outcome(*fault)] if fault else [])]
+
+    def settle(self) -> int:
+        """Let two windows pass without a fault, and stop the clock; the last of them, once all runs have ended."""
+        network = self.network
+        last = network.wait_for_everybody(network.next_window())
+        network.wait_for_proofs(last)
+        stop_process(network.process("window clock"), grace_seconds=bringup.STOP_SECONDS)
+        network.wait(lambda: not self.open_runs(), "all runs have ended")
+        return last
+
+    def open_runs(self) -> list[str]:
+        """The flow runs that have no final state, each with its state."""
+        types = FlowRunFilterStateType(any_=[each for each in StateType if each not in TERMINAL_STATES])
+        runs = self.network.client.read_flow_runs(flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=types)))
+        return [f"{run.name}: {run.state_name}" for run in runs]
+
+    def orphans(self) -> list[str]:
+        """The processes of the network that still run, whatever started them, and those of its groups."""
+        found = [str(each) for each in self.seen if each.alive]
+        for process in psutil.process_iter():
+            try:
+                environment = process.environ()
+                if environment.get("TMPDIR") == str(self._temporary) and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(f"{process.pid}: {' '.join(process.cmdline())}")
+            except psutil.Error:  # it has just ended, or is another user's
+                continue
+        return found
+
+    def leftovers(self) -> list[str]:
+        """The temporary folders of groups that are left."""
+        names = (path.name for path in self._temporary.iterdir())
+        return [name for name in names if name.startswith(("templar-", "torchelastic_"))]
+
+    @property
+    def _ranks(self) -> Path:
+        """The trainer's folder."""
+        neuron = next(neuron for neuron in self.network.neurons if neuron.name == VICTIM)
+        return self.network.plan.home(neuron) / "ranks"
+
+    def _wait_for_training(self, first: int, marks: int) -> int:
+        """Wait until both ranks have made so many forward passes in a window, from this one on; which one it is."""
+        found = first
+
+        def is_training() -> bool:
+            nonlocal found
+            found = self.network.next_window() - 1
+            if found < first or "claimed" not in self.network.steps(VICTIM, found):
+                return False
+            by_job = [[*job.glob("forward-*.marks")] for job in self._ranks.glob("*/")]
+            return any(len(files) == 2 and min(_size(file) for file in files) >= marks for files in by_job)
+
+        self.network.wait(is_training, f"{VICTIM} trains in window {first}")
+        return found
+
+    def _processes(self) -> dict[str, psutil.Process]:
+        """Worker, launcher and ranks."""
+        worker = psutil.Process(self.network.process(f"worker of {VICTIM}").pid)
+        (launcher,) = [child for child in worker.children() if "torch.distributed.run" in child.cmdline()]
+        ranks = {f"rank {child.environ()['RANK']}": child for child in launcher.children()}
+        group = {"launcher": launcher, **ranks}
+        self.seen |= {identity for each in group.values() if (identity := ProcessIdentity.of(each.pid))}
+        assert group.keys() == {"launcher", "rank 0", "rank 1"}
+        return {"worker": worker, **group}
+
+    def _inject(self, kind: str, victims: dict[str, psutil.Process], rank: int) -> None:
+        if kind == "out of memory":
+            (self._ranks / "out_of_memory").touch()
+        elif kind == "rank stopped":
+            victims[f"rank {rank}"].send_signal(signal.SIGSTOP)
+        else:
+            worker = self.network.process(f"worker of {VICTIM}")
+            victims[kind.removesuffix(" killed")].send_signal(signal.SIGKILL)
+            if kind == "worker killed":
+                self.network.wait(lambda: not worker.alive, "it is dead")
+                self.network.start_worker(VICTIM)
+
+    def _is_final(self, window: int) -> bool:
+        return any(run.state is not None and run.state.is_final() for run in self.network.runs(VICTIM, window))
+
+    def _was_late(self, window: int) -> bool:
+        """Whether the victim had no time to train in a window."""
+        return f"[{Reason.NO_TIME_LEFT}]" in str(self.network.state(VICTIM, window).message)
+
+    def _outcome(self, kind: str, window: int, marks: int) -> Outcome:
+        network, after = self.network, window + 1
+        network.wait(lambda: self._is_final(after), f"the run of window {after} has ended")
+        after += self._was_late(after)
+        network.wait(lambda: network.view.row(after), f"window {after} is scored")
+        network.wait(lambda: self._is_final(after), f"the run of window {after} has ended")
+        evidence, states = network.view._evidence(after), [network.state(VICTIM, each) for each in (window, after)]
+        records = {} if evidence is None else {record.uid: record for record in evidence.miners}
+        outcome = Outcome(
+            kind,
+            window,
+            marks,
+            str(states[0].name),
+            str(states[0].message),
+            tuple(network.history(network.run(VICTIM, window))),
+            after,
+            str(states[1].name),
+            str(states[1].message),
+            records[network.uids[VICTIM]].facts.payload_sha256 is not None,
+        )
+        with (self._temporary.parent / "outcomes").open("a") as notes:
+            notes.write(json.dumps(asdict(outcome)) + "\n")
+        return outcome
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:  # the job is over
+        return 0
+
+
+def main(folder: Path, number: int) -> None:
+    """Inject faults, take the network down, and print what came of it."""
+    faults = RankFaults(folder)
+    with faults.up():
+        outcomes = faults.inject(number)
+        last = faults.settle()
+        roots = {each: faults.network.view.roots(each) for each in range(faults.network.first_window, last + 1)}
+        weights = faults.network.view.chain.weights()
+        still_open = faults.open_runs()
+    report = {
+        "faults": {kind: sum(each.kind == kind for each in outcomes) for kind in KINDS},
+        "late": sum(each.next_window > each.window + 1 for each in outcomes),
+        "windows": len(roots),
+        "roots_by_window": sorted({len(set(each.values())) for each in roots.values()}),
+        "last_roots": roots[last],
+        "victim_uid": faults.network.uids[VICTIM],
+        "weights": weights,
+        "open_runs": still_open,
+        "orphans": faults.orphans(),
+        "leftovers": faults.leftovers(),
+    }
+    sys.stdout.write(json.dumps({"outcomes": [asdict(each) for each in outcomes]}, indent=1) + "\n")
+    sys.stdout.write(json.dumps(report) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
