@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.command import measured
+from templar import interrupt
 from templar.chain.hotkey import hotkey_from_seed
 from templar.chain.ledger import Ledger
 from templar.data.dataset import open_training, transfer_of
@@ -79,8 +80,9 @@ class AskingClock:
 
     def sleep_until(self, timestamp: float) -> None:
         """Let the time pass there."""
-        self._line.send(timestamp)
-        self._now = self._line.recv()
+        with interrupt.waiting():
+            self._line.send(timestamp)
+            self._now = self._line.recv()
 
     def compute(self, work: Callable[[], T]) -> T:
         """Work takes no time."""

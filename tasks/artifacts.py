@@ -6,7 +6,7 @@ history of a key.
 
 import base64
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -130,6 +130,13 @@ def training_rows(report: TrainReport) -> Rows:
             "peak MiB": round(figures.peak_bytes / 2**20, 1),
         }
     ]
+
+
+def time_rows(seconds: Mapping[str, float]) -> Rows:
+    """One row: the seconds of a window at this node, and the share of each activity."""
+    total = sum(seconds.values())
+    shares = {name: f"{spent / total:.1%}" for name, spent in seconds.items()} if total else {}
+    return [{"seconds": round(total, 1), **shares}]
 
 
 def finding_rows(audit: AuditReport) -> Rows:

@@ -23,6 +23,7 @@ from tasks.artifacts import (
     score_rows,
     score_summary,
     table,
+    time_rows,
     training_rows,
 )
 from tasks.host import hosted, release_on_lost_lease
@@ -100,12 +101,16 @@ def publish_sync_proof(neuron: str, window: int) -> None:
 
 @task(task_run_name="close window {settlement.window}", **STORE)
 def close_window(neuron: str, report: GatherReport, settlement: Settlement) -> AuditReport:
-    """Compare the roster with what was gathered and close the window; findings, if any, are a table artifact."""
+    """Compare the roster with what was gathered and close the window; where its time went is a table artifact.
+
+    So are findings, if there are any.
+    """
     node = hosted(neuron, Node)
     audit = story.close_window(node, report, settlement)
     if audit.findings:
         rows = finding_rows(audit)
         table(f"findings-{neuron}", rows, f"Window {audit.window}: roster and gathered objects disagree.")
+    table(f"time-{neuron}", time_rows(node.time.seconds(audit.window)), f"Window {audit.window}: where the time went.")
     run = FlowRunContext.get()
     seconds = None if run is None else (datetime.now(UTC) - run.start_time).total_seconds()
     metrics = metrics_of(node, report, settlement, findings=len(audit.findings), seconds=seconds)

@@ -4,10 +4,14 @@ A window that was killed in the middle of a step would lose the warm state aroun
 """
 
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from templar.errors import Reason
 
 _stop = threading.Event()
+_waited = threading.local()
 
 
 class StoppedError(BaseException):
@@ -38,5 +42,21 @@ def check_stop() -> None:
 
 def wait(seconds: float) -> None:
     """Sleep, but raise StoppedError as soon as a stop is requested."""
-    if _stop.wait(max(0.0, seconds)):
-        check_stop()
+    with waiting():
+        if _stop.wait(max(0.0, seconds)):
+            check_stop()
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """Count the block as a wait of this thread (see `waited_seconds`)."""
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        _waited.seconds = waited_seconds() + time.perf_counter() - started
+
+
+def waited_seconds() -> float:
+    """Seconds that this thread has slept, and done nothing else, since its start."""
+    return float(getattr(_waited, "seconds", 0.0))

@@ -42,6 +42,13 @@ HELP = {
     "gather/failed_uids": "Miners that were asked and whose payload does not count.",
     "timing/gather": "Seconds that the gather took, the wait for the reveals included.",
     "timing/window_total": "Seconds since the flow run of the window began.",
+    "share/training": "Share of the time since the window was taken up in which the node trained.",
+    "share/compressing": "The same for compressing the update.",
+    "share/exchanging": "The same for reading and writing data, payloads and words.",
+    "share/evaluating": "The same for measuring and rating.",
+    "share/applying": "The same for applying the decided payloads, snapshot included.",
+    "share/waiting": "The same for sleeping: until a block, the close or a decision.",
+    "share/other": "The rest, such as the time between two steps.",
     "loss": "Mean loss: a validator's of the evaluation batch before the step, a miner's of its last inner step.",
     "window_entry_loss": "Mean loss of the first inner step.",
     "inner_steps": "Inner steps taken.",
@@ -161,6 +168,7 @@ def metrics_of(
         "network/findings": findings,
         **gather_values(report),
         **({} if seconds is None else {"timing/window_total": seconds}),
+        **share_values(node.time.seconds(window)),
     }
     if isinstance(node, Miner):
         known = node.journal.result(window, "train")
@@ -188,6 +196,12 @@ def gather_values(report: GatherReport) -> dict[str, float]:
         "gather/failed_uids": len(report.outcomes) - counted,
         "timing/gather": report.seconds,
     }
+
+
+def share_values(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Shares of a window by activity, which add up to 1; none if another process ran the window."""
+    total = sum(seconds.values())
+    return {f"share/{name}": spent / total for name, spent in seconds.items()} if total else {}
 
 
 def training_values(report: TrainReport, sequence_length: int) -> dict[str, float]:

@@ -14,6 +14,7 @@ from templar.exchange.objects import Roster
 from templar.exchange.publish import TimedReport, publish_in_time
 from templar.exchange.reveal import CONCLUSIVE, RevealRules, Submission
 from templar.neuron.node import Node
+from templar.neuron.window_time import spends
 from templar.timeline import Interval, WindowTimes
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class RosterNode(Node):
     _expired: int | None = None
     """The window on which this node signs no words, because it may have signed some and lost them."""
 
+    @spends("exchanging")
     def observe_commitments(self, window: int) -> Observed:
         """Look at all commitments before the close, once; a restarted node goes on with what it saw.
 
@@ -57,6 +59,7 @@ class RosterNode(Node):
         seen = self._observed(times.window)
         return replace(super().reveal_rules(times), observed=None if seen is None else seen.digests)
 
+    @spends("exchanging")
     def settle_and_publish(self, window: int, report: GatherReport) -> Settlement:
         """Take part in a window's ballots; publish the own roster in the own slot unless an earlier ballot decides.
 
@@ -116,6 +119,7 @@ class RosterNode(Node):
         self.decide(settlement)
         return settlement
 
+    @spends("exchanging")
     def decide(self, settlement: Settlement) -> TimedReport:
         """Store the words that decided a window, and a copy of its roster before the next one closes.
 

@@ -31,6 +31,7 @@ from templar.neuron.lock import write_file
 from templar.neuron.node import Node
 from templar.neuron.progress import ProgressFile
 from templar.neuron.snapshot import NO_OPTIMIZER, PrivateFolder, PrivateState, write_private
+from templar.neuron.window_time import spends
 from templar.store.files import local_file
 from templar.timeline import closing_block
 from templar.training.model import parameter_shapes
@@ -121,6 +122,7 @@ class Miner(Node):
             self.trainer.check(self.hparams.training, length=self.hparams.data.sequence_length)
         self._trained: dict[int, TrainResult] = {}
 
+    @spends("exchanging")
     def fetch_pages(self, window: int) -> PageReport:
         """Look up the assigned pages; fetch and pack them if there is still time to train.
 
@@ -133,6 +135,7 @@ class Miner(Node):
             num_sequences = len(self.workload.sequences(assignment))
         return PageReport(window, assignment.units, num_sequences, assignment.digest, self.workload.dataset.endpoints)
 
+    @spends("training")
     def train(self, window: int) -> TrainReport:
         """Train from the agreed parameters until the steps are done or the time is up.
 
@@ -180,6 +183,7 @@ class Miner(Node):
             progress=self._progress(window, sequences),
         )
 
+    @spends("compressing")
     def compress(self, window: int) -> PayloadReport:
         """Turn the update into the payload and stage the new private state; both are on disk when this returns.
 
@@ -250,6 +254,7 @@ class Miner(Node):
         """The bytes that are published."""
         return encode(payload, self.layout)
 
+    @spends("exchanging")
     def commit(self, window: int) -> TimedReport:
         """Publish the commitment before the close; if it fails, a later call goes on until the deadline.
 
@@ -263,6 +268,7 @@ class Miner(Node):
             lambda: (publish_commit(self.buckets.own, self._manifest(window), signer, clock=clock, deadline=deadline),)
         )
 
+    @spends("exchanging")
     def upload(self, window: int) -> TimedReport:
         """Wait for the close, then publish manifest and payload; if it fails, a later call goes on until the deadline.
 

@@ -37,6 +37,7 @@ from templar.neuron.join import CHAIN_ROLES, Context, announce_role, open_worklo
 from templar.neuron.journal import Applied, Journal, Status, check_history
 from templar.neuron.lock import NeuronLock, prune_spool, write_file
 from templar.neuron.snapshot import Snapshots
+from templar.neuron.window_time import WindowTime, spends
 from templar.timeline import WindowTimes
 from templar.training.model import parameter_shapes
 
@@ -71,6 +72,7 @@ class Node:
 
     def __init__(self, context: Context) -> None:
         self.context, self.name, self.home = context, context.name, context.home
+        self.time = WindowTime()
         self.hparams, self.chain, self.buckets = context.hparams, context.chain, context.buckets
         self.layout = Layout.of(
             parameter_shapes(self.hparams.model), self.hparams.gradient, self.hparams.training.recipe
@@ -157,6 +159,7 @@ class Node:
         """The peers to gather for a window."""
         return self.peers.selection(window)
 
+    @spends("exchanging")
     def update_peers(self, window: int) -> Selection:
         """The peers to gather for a window, once the chain names the own bucket.
 
@@ -170,6 +173,7 @@ class Node:
         """The rules that the reveals of a closed window must follow."""
         return RevealRules(self.exchange.network, times, partial(self.workload.digest, times.window))
 
+    @spends("exchanging")
     def gather(self, window: int, *, others: Sequence[NeuronInfo] = ()) -> GatherReport:
         """Fetch the peers' reveals of a window once it has closed; waits until they are final.
 
@@ -192,6 +196,7 @@ class Node:
         )
         return replace(report, peer_list=selection.digest)
 
+    @spends("exchanging")
     def settle(self, window: int, *, deadline: float | None = None) -> Settlement:
         """Wait until a window is decided, by default twice as long as its slots take; the payloads are here then.
 
@@ -275,6 +280,7 @@ class Node:
             miners, places = self.exchange.miners(rules.window), self.hparams.peers.gather_peer_count
             check_entries(roster, rules, miners, places=places)
 
+    @spends("applying")
     def apply(self, settlement: Settlement) -> StateMark:
         """Apply a settled window to the state, once; private state, journal and, where due, a snapshot follow.
 
@@ -310,6 +316,7 @@ class Node:
     def private_state_restored(self, file: Path | None, mark: StateMark) -> None:
         """Take up the private state of a snapshot, or start afresh; only miners have any."""
 
+    @spends("exchanging")
     def publish_sync_proof(self, window: int) -> PublishReceipt | None:
         """Publish the proof of the state after a window, and then its debug values, which decide nothing.
 

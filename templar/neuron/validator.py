@@ -28,6 +28,7 @@ from templar.neuron.evaluate import evaluate
 from templar.neuron.join import Context
 from templar.neuron.journal import Journal
 from templar.neuron.node import Node
+from templar.neuron.window_time import spends
 from templar.scoring.conclude import check_weights, conclude
 from templar.scoring.evidence import Evidence, WindowFacts
 from templar.scoring.evidence_chain import ScoreBook, evidence_keys
@@ -128,16 +129,19 @@ class Validator(RosterNode):
         seed = self.chain.block_hash(first_block(window, self.hparams.windows))
         return select_peers(active, weights, settings, seed=seed)
 
+    @spends("exchanging")
     def update_peers(self, window: int) -> Selection:
         """As every node; also publish a new peer list if one is due."""
         self.stay_announced()
         self.publish_peers(window)
         return self.selection(window)
 
+    @spends("exchanging")
     def gather(self, window: int, *, others: Sequence[NeuronInfo] = ()) -> GatherReport:
         """Gather the peers as every node does, and all other miners besides: each of them is scored."""
         return super().gather(window, others=others or self.exchange.miners(window))
 
+    @spends("evaluating")
     def evaluate(self, report: GatherReport, settlement: Settlement) -> WindowFacts | None:
         """Measure the window's payloads, `validator_offset` blocks after the settling block.
 
@@ -155,6 +159,7 @@ class Validator(RosterNode):
         self.chain.wait_for_block(settling + self.hparams.scoring.validator_offset)
         return evaluate(self, self.model, self.book.standing, report, settlement, meter=self.meter)
 
+    @spends("evaluating")
     def rate(self, window: int, facts: WindowFacts | None) -> Evidence | None:
         """Enter a window into the score book, once; its evidence, or None if it was never measured.
 
@@ -169,10 +174,12 @@ class Validator(RosterNode):
         self.book.record(evidence)
         return evidence
 
+    @spends("exchanging")
     def set_weights(self, evidence: Evidence | None) -> WeightsReport | None:
         """Set the weights if they are due and the window was measured; see `weigh`."""
         return None if evidence is None else weigh(self, evidence)
 
+    @spends("exchanging")
     def publish_evidence(self, evidence: Evidence | None) -> PublishReceipt | None:
         """Publish the evidence of a window. On failure a later call goes on.
 

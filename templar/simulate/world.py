@@ -311,6 +311,7 @@ class World:
         for index, role in enumerate(roles):
             hotkey = hotkey_from_seed(hotkey_seed(seed, index))
             stake = {"aggregator": AGGREGATOR_STAKE, "validator": VALIDATOR_STAKE}.get(role, 0.0)
+            stake *= max(1.0, self.hparams.peers.validator_min_stake)
             permit = role in ("aggregator", "validator")
             uid = self.chain.register(hotkey.address, stake=stake, validator_permit=permit)
             members.append(Member(f"{role}-{index}", role, hotkey, uid))

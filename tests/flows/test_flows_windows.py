@@ -101,7 +101,11 @@ class TestThreeWindows:
 
     @pytest.mark.parametrize(
         ("role", "keys"),
-        [("miner", ["gather", "training"]), ("aggregator", ["gather"]), ("validator", ["gather", "scores"])],
+        [
+            ("miner", ["gather", "time", "training"]),
+            ("aggregator", ["gather", "time"]),
+            ("validator", ["gather", "scores", "time"]),
+        ],
     )
     def test_a_window_has_one_table_of_each_kind(self, runs: FlowRuns, role: str, keys: list[str]) -> None:
         name = runs.name(role)
@@ -115,6 +119,8 @@ class TestThreeWindows:
                     rows = json.loads(str(artifact.data))
                     if str(artifact.key).startswith("training-"):
                         assert [row["tokens"] > 0 for row in rows] == [True]
+                    elif str(artifact.key).startswith("time-"):
+                        assert [row["seconds"] > 0 and "exchanging" in row for row in rows] == [True]
                     else:
                         assert [row["uid"] for row in rows] == [3, 4]
             history = client.read_artifacts(

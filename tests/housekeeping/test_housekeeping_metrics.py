@@ -206,6 +206,13 @@ def test_figures_of_every_role(ran: Network) -> None:
     assert first.values["system_memory"] > 1
     assert not {"mfu", "gpu_memory_allocated"} & set(first.values)
     assert 0 < first.values["loss"] < 10
+    for metrics in (validator, aggregator, first, second):
+        shares = {name: share for name, share in metrics.values.items() if name.startswith("share/")}
+        assert sum(shares.values()) == pytest.approx(1)
+        assert all(share >= 0 for share in shares.values())
+        assert shares["share/exchanging"] > 0
+        assert ("share/training" in shares) is ("share/compressing" in shares) is (metrics.role == "miner")
+        assert ("share/evaluating" in shares) is (metrics.role == "validator")
     assert ran.validator.name == validator.neuron
 
 

@@ -1,18 +1,22 @@
 """A node from its start to its stop: what it refuses, what it restores, what it leaves behind."""
 
 import shutil
-from dataclasses import replace
+import time
+from contextlib import suppress
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from templar import interrupt
 from templar.agreement.genesis import publish_genesis
 from templar.agreement.slots import Settlement
 from templar.data.build.page_writer import build_dataset, upload_dataset
 from templar.data.corpus import Document
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.exchange.payload_cache import _decoded_and_size
+from templar.neuron.aggregator import Aggregator
 from templar.neuron.catchup import catch_up
 from templar.neuron.evaluate import measure_held_out
 from templar.neuron.join import GENESIS_FILE, Context
@@ -20,6 +24,8 @@ from templar.neuron.journal import Status
 from templar.neuron.miner import Miner
 from templar.neuron.node import Node
 from templar.neuron.snapshot import PRIVATE_FILE
+from templar.neuron.validator import Validator
+from templar.neuron.window_time import StepTime, WindowTime
 from templar.simulate.world import DATASET_BUCKET, DATASET_PREFIX
 from templar.store.directory import DirectoryStore
 from templar.training.model import WEIGHTS_FILE, genesis_parameters
@@ -374,3 +380,65 @@ def test_nodes_agree_on_every_miners_data(network: Network) -> None:
     units = {unit for uid in uids for unit in left.assignment(1, uid).units}
     assert len(units) == len(uids) * network.hparams.data.pages_per_window
     assert left.dataset.num_pages(0) >= slots * network.hparams.data.pages_per_window
+
+
+# Where its time goes.
+
+
+class Stopwatch:
+    """Seconds that pass only when a test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+
+    def work(self, seconds: float) -> None:
+        self.now += seconds
+
+    def sleep(self, seconds: float) -> None:
+        with interrupt.waiting():
+            self.now += seconds
+
+
+def test_time_of_a_window_is_split_by_activity(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, spent = Stopwatch(monkeypatch), WindowTime()
+    spent.begin(7)
+    watch.work(1.0)  # between two steps
+    with spent.spent("train", "training"):
+        watch.work(30.0)
+    with spent.spent("upload", "exchanging"):
+        watch.sleep(20.0)
+        with spent.spent("gather", "compressing"):  # a step within a step is a part of it
+            watch.work(4.0)
+    with suppress(TransientError), spent.spent("upload", "exchanging"):  # a try that failed counts as well
+        watch.work(2.0)
+        raise TransientError(Reason.STORE_BUSY, "a moment")
+    assert spent.seconds(7) == {"waiting": 20.0, "training": 30.0, "exchanging": 6.0, "other": 1.0}
+    assert spent.steps["upload"] == StepTime("exchanging", 6.0, 20.0)
+    assert spent.seconds(6) == {}
+
+
+def test_a_window_that_is_taken_up_again_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, spent = Stopwatch(monkeypatch), WindowTime()
+    spent.begin(7)
+    for _ in range(2):
+        spent.begin(7)
+        with spent.spent("commit", "exchanging"):
+            watch.work(3.0)
+    assert spent.seconds(7)["exchanging"] == 6.0
+    spent.begin(8)
+    watch.work(5.0)
+    assert spent.seconds(8) == {"waiting": 0.0, "other": 5.0}
+
+
+def test_sleeping_counts_as_waiting() -> None:
+    before = interrupt.waited_seconds()
+    interrupt.wait(0.01)
+    assert interrupt.waited_seconds() - before >= 0.01
+
+
+@pytest.mark.parametrize("steps", [MinerSteps, AggregatorSteps, ValidatorSteps])
+def test_every_step_of_a_window_is_counted(steps: type[Steps]) -> None:
+    kind = {MinerSteps: Miner, AggregatorSteps: Aggregator, ValidatorSteps: Validator}[steps]
+    uncounted = [each.name for each in fields(steps) if not hasattr(getattr(kind, each.name, None), "__wrapped__")]
+    assert uncounted == ["close_window"]  # it is no method of the node

@@ -19,6 +19,7 @@ from tasks.artifacts import (
     score_rows,
     score_summary,
     table,
+    time_rows,
     training_rows,
 )
 from templar.data.replicas import EndpointReport
@@ -98,6 +99,14 @@ def test_training_shows_device_speed_and_where_the_time_went() -> None:
     on_a_cpu = replace(figures, mfu=None, assumed_peak=None)
     assert training_rows(TrainReport(7, None, figures=on_a_cpu))[0]["MFU"] == ""
     assert training_rows(TrainReport(7, Reason.NO_TIME_LEFT)) == [{"reason": "no_time_left"}]
+
+
+def test_shares_of_a_window() -> None:
+    seconds = {"waiting": 45.0, "exchanging": 9.0, "training": 36.0, "other": 0.0}
+    assert time_rows(seconds) == [
+        {"seconds": 90.0, "waiting": "50.0%", "exchanging": "10.0%", "training": "40.0%", "other": "0.0%"}
+    ]
+    assert time_rows({}) == [{"seconds": 0}]
 
 
 def test_a_miner_that_was_measured() -> None:

@@ -1,0 +1,90 @@
+"""Where a node's time in a window goes, as the node itself measures it.
+
+Each step of a window counts as one activity. The time that it sleeps in, until a block, the close or a decision, counts
+as waiting instead. The figures are informative: no decision rests on them. On simulated time they have no meaning.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+from templar import interrupt
+
+WAITING, OTHER = "waiting", "other"
+
+
+class Timed(Protocol):
+    """A node."""
+
+    time: "WindowTime"
+
+
+T = TypeVar("T")
+N = TypeVar("N", bound=Timed)
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """What one step took of a window, repeated calls included."""
+
+    activity: str  # training, compressing, exchanging, evaluating or applying
+    seconds: float  # without the sleep
+    waited: float  # seconds asleep: for a block, for the close or for a decision
+
+
+class WindowTime:
+    """How a node spends its time in a window, as it measures it in this process."""
+
+    def __init__(self) -> None:
+        self.window: int | None = None
+        self.steps: dict[str, StepTime] = {}
+        self._begun = time.perf_counter()
+        self._is_inside = False
+
+    def begin(self, window: int) -> None:
+        """A window is taken up; one that was taken up before in this process goes on."""
+        if window != self.window:
+            self.window, self.steps, self._begun = window, {}, time.perf_counter()
+
+    @contextmanager
+    def spent(self, step: str, activity: str) -> Iterator[None]:
+        """Count the block as a part of a step; a step that another one calls is a part of that."""
+        if self._is_inside:
+            yield
+            return
+        self._is_inside, started, before = True, time.perf_counter(), interrupt.waited_seconds()
+        try:
+            yield
+        finally:
+            waited = interrupt.waited_seconds() - before
+            busy, known = time.perf_counter() - started - waited, self.steps.get(step, StepTime(activity, 0.0, 0.0))
+            self.steps[step] = StepTime(activity, known.seconds + busy, known.waited + waited)
+            self._is_inside = False
+
+    def seconds(self, window: int) -> dict[str, float]:
+        """Seconds by activity since a window was taken up: they add up to the whole. Empty for another window."""
+        if window != self.window:
+            return {}
+        total, found = time.perf_counter() - self._begun, {WAITING: 0.0}
+        for step in self.steps.values():
+            found[step.activity] = found.get(step.activity, 0.0) + step.seconds
+            found[WAITING] += step.waited
+        return {**found, OTHER: max(0.0, total - sum(found.values()))}
+
+
+def spends(activity: str) -> Callable[[Callable[Concatenate[N, P], T]], Callable[Concatenate[N, P], T]]:
+    """Let a node's step count its time as an activity."""
+
+    def counted(step: Callable[Concatenate[N, P], T]) -> Callable[Concatenate[N, P], T]:
+        @wraps(step)
+        def call(node: N, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            with node.time.spent(step.__name__, activity):
+                return step(node, *args, **kwargs)
+
+        return call
+
+    return counted
