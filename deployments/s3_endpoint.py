@@ -113,21 +113,8 @@ def serve(port: int, admin_file: Path) -> None:
     Raises:
         PermanentError: `port_taken`.
     """
-    # Imported here: making buckets needs neither moto's memory nor the `local` extra.
-    from moto.moto_server.werkzeug_app import (  # noqa: PLC0415
-        DomainDispatcherApplication,
-        MotoRequestHandler,
-        create_backend_app,
-    )
-    from werkzeug.serving import make_server  # noqa: PLC0415
-
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line per request
-    application = _guarded(DomainDispatcherApplication(create_backend_app))
-    key = _enforce_credentials()
-    try:
-        server = make_server(HOST, port, application, threaded=True, request_handler=MotoRequestHandler)
-    except (OSError, SystemExit):  # werkzeug turns a taken port into an exit
-        raise PermanentError(Reason.PORT_TAKEN, f"port {port} of {HOST} is taken: choose another --port") from None
+    application, key = enforcing_application()
+    server = open_server(application, port)
     admin = EndpointAdmin(f"http://{HOST}:{server.server_port}", key)
     admin.save(admin_file)
     try:  # a signal may follow on the heels of the message
@@ -139,6 +126,30 @@ def serve(port: int, admin_file: Path) -> None:
         pass
     finally:
         server.server_close()
+
+
+def enforcing_application() -> tuple[Application, AccessKey]:
+    """Moto as an application that enforces credentials, for one process and for good; and the administrator's key."""
+    # Imported here: making buckets needs neither moto's memory nor the `local` extra.
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app  # noqa: PLC0415
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line per request
+    return _guarded(DomainDispatcherApplication(create_backend_app)), _enforce_credentials()
+
+
+def open_server(application: Application, port: int) -> Any:
+    """A server of werkzeug's on this machine that serves an application once it is told to; port 0 takes a free one.
+
+    Raises:
+        PermanentError: `port_taken`.
+    """
+    from moto.moto_server.werkzeug_app import MotoRequestHandler  # noqa: PLC0415
+    from werkzeug.serving import make_server  # noqa: PLC0415
+
+    try:
+        return make_server(HOST, port, application, threaded=True, request_handler=MotoRequestHandler)
+    except (OSError, SystemExit):  # werkzeug turns a taken port into an exit
+        raise PermanentError(Reason.PORT_TAKEN, f"port {port} of {HOST} is taken: choose another --port") from None
 
 
 def _enforce_credentials() -> AccessKey:
