@@ -9,7 +9,8 @@ measures and publishes its evidence; all three apply; then an auditor without a 
 objects. Their buckets are on the embedded S3 endpoint, whose stamps are those of the network's clock: time is
 simulated, so a slow machine misses no deadline. One process computes at a time.
 
-Memory is the peak of a process's resident memory (VmHWM) less what it held before it opened its node. Bytes written are
+Memory is the peak of a process's resident memory (VmHWM) less what it held before it opened its node. Activations of
+one sequence, logits and compiled code count, which `benchmarks.neuron_memory`, a slope, leaves out. Bytes written are
 those of the system's write calls (`wchar` of /proc/self/io), to which objects sent to the endpoint do not count: of the
 window, which has no snapshot, and a quarter of a snapshot that is taken after it, as one lies in every 4 windows. Bytes
 sent and received are bodies, counted by the endpoint. The last line is JSON.
