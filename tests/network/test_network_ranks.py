@@ -9,9 +9,9 @@ import pytest
 
 from templar.window import Missed
 from tests.support.live_network import logs_on_failure
-from tests.support.rank_faults import KINDS, VICTIM, Outcome, RankFaults
+from tests.support.rank_faults import KINDS, Outcome, RankFaults
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 REASONS = {"out of memory": "out_of_memory"}
 """Why nothing is published in the window of a fault, where it is not `trainer_failed`."""
@@ -55,8 +55,7 @@ class TestAGroupThatIsHurt:
         roots = [network.view.roots(window) for window in range(network.first_window, last + 1)]
         assert {len(set(each.values())) for each in roots} == {1}
         assert roots[-1].keys() == network.names
-        weights = network.view.chain.weights()[network.uids["validator"]]
-        assert weights[network.uids[VICTIM]] > 0
+        assert faults.weight() > 0
 
     def test_no_run_is_left_open_and_no_process(self, faults: RankFaults) -> None:
         assert faults.open_runs() == []

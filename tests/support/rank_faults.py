@@ -24,6 +24,7 @@ from deployments.local import bringup
 from deployments.processes import ProcessIdentity, stop_process
 from templar.errors import Reason
 from tests.support.live_network import LiveNetwork
+from tests.support.operator import wait_until
 
 VICTIM = "miner-2"
 SETTINGS = {VICTIM: {"TEMPLAR_RANKS": "2", "TEMPLAR_MICRO_BATCH": "auto"}}
@@ -32,6 +33,8 @@ WINDOWS = {"blocks_per_window": 40}
 """Long enough for a worker that is started afresh on two busy cores, and its group."""
 TRAINING = {"batch_size": 16, "micro_batch_size": 16, "inner_steps": 400}
 """With the pauses of `tests.support.faulty_rank` no window is long enough for all steps."""
+RECOVERY_SECONDS = 480.0
+"""Twelve windows."""
 LATEST_MARK = 40
 """A fault comes after one to so many forward passes."""
 
@@ -97,13 +100,23 @@ class RankFaults:
         return [*outcomes, *([self._outcome(*fault)] if fault else [])]
 
     def settle(self) -> int:
-        """Let two windows pass without a fault, and stop the clock; the last of them, once all runs have ended."""
+        """Let windows pass without a fault until the victim is paid, and stop the clock; the last one that all proved.
+
+        A miner that misses every second window is slashed each time, so it may have no weight at first.
+        """
         network = self.network
-        last = network.wait_for_everybody(network.next_window())
+        paid = f"{VICTIM} has a weight again"
+        wait_until(lambda: self.weight() > 0, paid, patience_seconds=RECOVERY_SECONDS)
+        last = network.next_window() - 1
         network.wait_for_proofs(last)
         stop_process(network.process("window clock"), grace_seconds=bringup.STOP_SECONDS)
         network.wait(lambda: not self.open_runs(), "all runs have ended")
         return last
+
+    def weight(self) -> float:
+        """The weight that the validator has set for the victim."""
+        weights = self.network.view.chain.weights().get(self.network.uids["validator"], {})
+        return weights.get(self.network.uids[VICTIM], 0.0)
 
     def open_runs(self) -> list[str]:
         """The flow runs that have no final state, each with its state."""
