@@ -24,6 +24,7 @@ from templar.neuron.aggregator import Aggregator
 from templar.neuron.miner import Miner, PageReport, PayloadReport, TrainReport
 from templar.neuron.node import Node
 from templar.neuron.validator import Validator, WeightsReport
+from templar.neuron.window_time import WindowTime
 from templar.scoring.conclude import conclude
 from templar.window import Action, Missed, Opening, drive_window
 from tests.support.facts import AUTHOR, absent, revealed, standing_of, window_of
@@ -73,7 +74,7 @@ class Branch:
 
     def node(self) -> tuple[Node, Calls]:
         node, calls = recording_node(self.kind, **ANSWERS | self.answers)
-        node.name, node.home = NAME, Path()
+        node.name, node.home, node.time = NAME, Path(), WindowTime()
         return node, calls
 
 

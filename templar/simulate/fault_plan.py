@@ -426,7 +426,7 @@ class FaultyNetwork:
 
     def _check_pay(self, validator: Member, evidence: Evidence) -> None:
         """No healthy miner is penalised, and nobody is paid whose payloads never counted."""
-        healthy = {member.uid for member in self.healthy}
+        healthy = {each.uid for each in self.healthy if not self._was_cut_off(each, evidence.window)}
         for record in evidence.miners:
             if record.uid in healthy and record.slashes:
                 reasons = [slash.reason for slash in record.slashes]
