@@ -49,6 +49,8 @@ IN_STEP = frozenset({Reason.NON_FINITE_LOSS, Reason.NON_FINITE_UPDATE, Reason.NO
 """Failures after which all ranks have answered, and the group goes on."""
 _POLL_SECONDS = 0.05
 _SEND_SECONDS = 30.0
+_END_SECONDS = 10.0
+"""A killed process is gone after milliseconds, unless the kernel is busy with it."""
 _LONGEST_SOCKET_PATH = 100
 _ENVIRONMENT = (
     "PATH",
@@ -317,9 +319,11 @@ class RankGroup:
             PermanentError: `no_time_left`; they go on meeting. `trainer_failed`.
         """
         self._give_up = min(self._give_up, time.monotonic() + START_SECONDS)
-        while not self.has_met:
+        while True:
             if not keep_going():
                 raise PermanentError(Reason.NO_TIME_LEFT, "the ranks were not ready before the window's training ended")
+            if self.has_met:
+                return
             if time.monotonic() > self._give_up:
                 raise self._failure(f"{len(self._ready)} of {self._size} ranks were ready after {START_SECONDS:.0f} s")
             for number, message in self._messages():
@@ -349,14 +353,14 @@ class RankGroup:
                 raise self._failure(f"ranks {silent} did not answer {self._watchdog_seconds:.0f} s after the deadline")
             for number, message in self._messages():
                 if isinstance(message, Failed) and message.reason not in IN_STEP:
-                    raise PermanentError(message.reason, f"rank {number}: {message.message}")
+                    raise self._error_of(number, message)
                 if isinstance(message, Done | Failed):
                     answers[number] = message
         # 3. They must agree.
         first = answers[0]
         for number, found in sorted(answers.items()):
             if isinstance(found, Failed):
-                raise PermanentError(found.reason, f"rank {number}: {found.message}")
+                raise self._error_of(number, found)
             if isinstance(first, Done) and found.num_steps != first.num_steps:
                 raise self._failure(f"rank {number} took {found.num_steps} steps, and rank 0 took {first.num_steps}")
         if not isinstance(first, Done):  # it was raised above
@@ -376,6 +380,7 @@ class RankGroup:
             with suppress(psutil.Error):
                 victim.kill()
         self.launcher.wait()
+        psutil.wait_procs(victims, timeout=_END_SECONDS)
         # 2. The log, for the next ones write their own; and the socket.
         with suppress(OSError):
             self._log_path.replace(self._ended_log)
@@ -456,6 +461,11 @@ class RankGroup:
             jobs.send(self._connections[number], message)
         except OSError as error:
             raise self._failure(f"rank {number} is gone: {error}") from None
+
+    def _error_of(self, number: int, failed: Failed) -> PermanentError:
+        problem = f"rank {number}: {failed.message}"
+        is_own = failed.reason is not Reason.TRAINER_FAILED  # else a rank saw the end of another one first
+        return PermanentError(failed.reason, problem) if is_own else self._failure(problem)
 
     def _failure(self, problem: str) -> PermanentError:
         return PermanentError(

@@ -222,7 +222,7 @@ def test_a_proof_that_was_taken_away_may_be_a_lie_of_either(closed: Network, aud
     take_away(closed, FIRST, Kind.PROOF, LAST - 1)
     _, evidence = parts(auditing(closed))
     assert [str(each) for each in evidence.differences] == [
-        f"miners[uid {FIRST}].facts.windows_behind: published 0, recomputed 5 (uid 2 or uid {FIRST})"
+        f"miners[uid {FIRST}].facts.windows_behind: published 0, recomputed 5 (observation; uid 2 or uid {FIRST})"
     ]
 
 
@@ -396,7 +396,10 @@ def test_a_banned_miner_must_not_be_measured(with_bans: Network, auditing: Audit
     tell(with_bans, BANNED[0], 4, payload_sha256="ab" * 32, reason=None, windows_behind=0)
     _, evidence = parts(auditing(with_bans), 4)
     (found,) = evidence.differences
-    assert str(found) == f"miners[uid {BANNED[0]}].facts.payload_sha256: published abababababab, recomputed nothing"
+    assert (
+        str(found)
+        == f"miners[uid {BANNED[0]}].facts.payload_sha256: published abababababab, recomputed nothing (observation)"
+    )
 
 
 def test_a_false_bucket_that_decides_a_ban_is_the_validators_lie(with_bans: Network, auditing: Auditing) -> None:

@@ -13,6 +13,7 @@ kill is not done again.
 What came of each window is printed as a line of JSON, and at the end what the others came to.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -36,6 +37,7 @@ from benchmarks.neuron_memory import AskingClock
 from templar import window as window_module
 from templar.canonical import canonical_json, sha256_hex
 from templar.exchange.object_keys import Kind, window_key
+from templar.neuron import window_time
 from templar.neuron.node import Node
 from templar.simulate.world import START_WINDOW, Member, SimulatedStage, World
 from templar.store.address import BucketAddress
@@ -176,11 +178,13 @@ class Watch:
 
 
 def _is_step(frame: FrameType) -> bool:
-    """Whether the driver itself called this, and it is no part of the driver."""
+    """Whether the driver itself called this, and it is no part of the driver, nor of what takes a step's time."""
     caller = frame.f_back
+    while caller is not None and caller.f_code.co_filename == window_time.__file__:
+        caller = caller.f_back
     if caller is None or caller.f_code.co_filename != window_module.__file__:
         return False
-    return frame.f_code.co_filename != window_module.__file__
+    return frame.f_code.co_filename not in (window_module.__file__, window_time.__file__, contextlib.__file__)
 
 
 class StampedStore(S3Store):
