@@ -29,7 +29,11 @@ VICTIM = "miner-2"
 SILENCE_SECONDS = 10.0
 SHARDS = {"layout": "shards", "samples_per_page": 4, "pages_per_window": 2, "outer_steps_per_shard": 2}
 ROTATION = "shard-rotation/default"
-TABLES = {"miner": ["gather", "training"], "aggregator": ["gather"], "validator": ["gather", "scores"]}
+TABLES = {
+    "miner": ["gather", "time", "training"],
+    "aggregator": ["gather", "time"],
+    "validator": ["gather", "scores", "time"],
+}
 
 
 @pytest.fixture(scope="module")
