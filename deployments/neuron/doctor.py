@@ -176,7 +176,7 @@ def _device(patient: Patient) -> str:
     training, length = patient.hparams.training, patient.hparams.data.sequence_length
     trainer = open_trainer(patient.hparams.model, patient.block.trainer, NeuronFolder(patient.name).path / "doctor")
     try:
-        trainer.check(training, length=length)
+        trainer.micro_batches.check(training, length)  # `check` would start the ranks
     finally:
         trainer.close()
     return f"{trainer.device.why or trainer.device.name}; {available}"

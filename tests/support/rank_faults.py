@@ -125,7 +125,7 @@ class RankFaults:
         return [f"{run.name}: {run.state_name}" for run in runs]
 
     def orphans(self) -> list[str]:
-        """The processes of the network that still run, whatever started them, and those of its groups."""
+        """The processes of the network that still run, and those of its groups."""
         found = [str(each) for each in self.seen if each.alive]
         for process in psutil.process_iter():
             try:
