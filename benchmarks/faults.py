@@ -3,7 +3,7 @@
     python -m benchmarks.faults [--quick] [--seeds N] [--first SEED] [--jobs N]
 
 Each seed is a small network of 30 windows with faults of clocks, stores, chain, processes and payloads
-(`templar.simulate.fault_plan`). The last line is JSON: `seeds` and `windows` that were run, `violations` of an
+(`templar.simulate.faulty_network`). The last line is JSON: `seeds` and `windows` that were run, `violations` of an
 invariant, each of which names its seed, `windows_per_second`, and `seeds_per_hour`. `holds` says that there is no
 violation; otherwise the exit status is 1, and `python -m templar.simulate --faults SEED` runs the same again.
 """
@@ -23,7 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from templar.arguments import whole_number
-from templar.simulate.fault_plan import FaultReport, draw_plan, run_plan
+from templar.simulate.fault_plan import draw_plan
+from templar.simulate.faulty_network import FaultReport, run_plan
 
 SEEDS, QUICK_SEEDS = 1000, 2
 WINDOWS, QUICK_WINDOWS = 30, 10

@@ -4,8 +4,8 @@ Says a line per window on stderr while it runs, and prints JSON at the end. The 
 from the times, with any number of threads.
 
 `--faults SEED` draws a small network and its faults from a seed, and `--difficult` runs honest miners on a difficult
-chain. Both check the invariants of `templar.simulate.fault_plan` in every window, and exit with 1 at the first one that
-does not hold. They do not train: miners publish noise.
+chain. Both check the invariants of `templar.simulate.faulty_network` in every window, and exit with 1 at the first one
+that does not hold. In one seed of ten the miners train; else, and on the difficult chain, they publish noise.
 """
 
 import argparse
@@ -18,7 +18,8 @@ from templar.adversary.actors import ACTORS
 from templar.arguments import whole_number
 from templar.errors import TemplarError
 from templar.hparams import load_hparams
-from templar.simulate.fault_plan import difficult_plan, draw_plan, run_plan
+from templar.simulate.fault_plan import difficult_plan, draw_plan
+from templar.simulate.faulty_network import run_plan
 from templar.simulate.run import simulate
 
 

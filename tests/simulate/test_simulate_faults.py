@@ -19,12 +19,12 @@ from templar.simulate.__main__ import main
 from templar.simulate.fault_plan import (
     CALM_WINDOWS,
     FAULTY_STAKE,
+    TRAINED_EVERY,
     FaultKind,
-    FaultReport,
     difficult_plan,
     draw_plan,
-    run_plan,
 )
+from templar.simulate.faulty_network import FaultReport, run_plan
 
 REORGANISED = 28
 """In window 2 of this seed, the close moves by a slot 24 seconds after it; see `test_a_close_that_moves_late`."""
@@ -88,7 +88,7 @@ def test_a_seed_holds_every_invariant_and_replays_exactly(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(200, 208))
+@pytest.mark.parametrize("seed", range(200, 208))  # the first one trains
 def test_seeds_hold_every_invariant(seed: int) -> None:
     assert run_plan(draw_plan(seed, 30)).violation is None
 
@@ -144,6 +144,20 @@ def test_a_penalty_of_an_honest_miner_is_found(monkeypatch: pytest.MonkeyPatch) 
 def test_pay_without_a_payload_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     pay_an_aggregator(monkeypatch)
     assert run_difficult().violation == "seed 28, window 1: validator-2 pays uid 1 for nothing"
+
+
+def test_pay_without_a_measurement_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a network without training nothing is measured, so nobody may be paid."""
+    monkeypatch.setattr("templar.scoring.conclude.compute_weights", lambda *arguments: {4: 1.0})
+    monkeypatch.setattr("templar.neuron.validator.check_weights", lambda *arguments: None)
+    assert run_difficult().violation == "seed 28, window 1: validator-2 pays uid 4 for nothing"
+
+
+def test_a_trained_network_in_which_nobody_is_paid_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = replace(draw_plan(TRAINED_EVERY, 3), faults=())
+    assert plan.is_trained
+    monkeypatch.setattr("templar.scoring.conclude.compute_weights", lambda *arguments: {})
+    assert "nobody was ever paid by validator-2" in str(run_plan(plan).violation)
 
 
 def test_a_network_that_stands_still_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
