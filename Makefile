@@ -12,10 +12,12 @@ WINDOWS ?= 10
 MINERS ?= 2
 STORE ?= s3
 PRESET ?= local
+WINDOW_SECONDS ?=
 PREFECT_PORT ?= 4200
 STORAGE_PORT ?= 9200
 LOCAL = $(BIN)/python -m deployments
 LOCAL_OPTIONS = --miners $(MINERS) --store $(STORE) --preset $(PRESET) \
+	$(if $(WINDOW_SECONDS),--window-seconds $(WINDOW_SECONDS)) \
 	--prefect-port $(PREFECT_PORT) --storage-port $(STORAGE_PORT)
 
 .DEFAULT_GOAL := help

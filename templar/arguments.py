@@ -1,6 +1,7 @@
 """Types of command-line arguments for `argparse`."""
 
 import argparse
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,17 @@ def whole_number(least: int) -> Callable[[str], int]:
         return int(text)
 
     return read
+
+
+def positive(text: str) -> float:
+    """Parse a finite number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return number
 
 
 def port(text: str) -> int:

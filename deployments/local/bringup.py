@@ -4,6 +4,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from dotenv import dotenv_values
 from prefect.client.orchestration import get_client
@@ -11,6 +12,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
 from blocks.environment import neuron_from_environment
 from blocks.neuron import Neuron, actors
+from deployments.local.pace import slowed_windows, write_slowed
 from deployments.local.plan import DEFAULT_NEURON, LocalNeuron, LocalPlan
 from deployments.local.prepare import (
     announce_bucket,
@@ -45,7 +47,7 @@ STOP_SECONDS = 15.0
 STORAGE = "S3 endpoint"
 SERVERS = (SERVER_NAME, STORAGE)
 NEURONS_START_SECONDS = 20.0
-"""From genesis to the first window: the workers load flows and neurons meanwhile."""
+"""From genesis to the first window at pace 1: the workers load flows and neurons meanwhile."""
 
 
 class LocalNetwork:
@@ -98,6 +100,8 @@ class LocalNetwork:
                 f"{plan.folder}: a network runs here already ({len(running)} processes): `make down` stops it",
             )
         hparams = load_hparams(plan.preset, path=plan.hparams_path)
+        if plan.pace != 1:
+            load_hparams(plan.preset, path=plan.hparams_path, overrides={"windows": slowed_windows(hparams, plan.pace)})
         known = actors()
         if unknown := [actor for actor in plan.bad_actors if actor not in known]:
             raise PermanentError(
@@ -116,8 +120,10 @@ class LocalNetwork:
 
     def _prepare(self, hparams: HParams) -> None:
         """Servers, and everything that needs no running neuron."""
+        prepare_folder(self.plan)
+        if self.plan.pace != 1:
+            hparams = self._slow_down()
         plan = self.plan
-        prepare_folder(plan)
         self._say("starting the Prefect server" + ("" if plan.directory_store else " and the S3 endpoint"))
         with ThreadPoolExecutor(max_workers=2) as pool:
             server = pool.submit(self._start_server)
@@ -129,6 +135,13 @@ class LocalNetwork:
                 storage.result()
             write_environments(plan, prepare_buckets(plan))
             server.result()
+
+    def _slow_down(self) -> HParams:
+        """Give the network an hparams.json of its own, with slower windows; its preset."""
+        plan, target = self.plan, self.plan.slowed_hparams
+        hparams = write_slowed(plan.hparams_path, plan.preset, plan.pace, target)
+        self.plan = replace(plan, hparams_path=target)
+        return hparams
 
     def _populate(self, housekeeping: bool) -> Birth:
         """Blocks, pools, deployments, workers, genesis, clock."""
@@ -154,7 +167,7 @@ class LocalNetwork:
         # 3. The network begins: genesis, then the clock that starts its windows.
         self._say("publishing the genesis checkpoint")
         publisher = next(block for neuron, block in blocks.items() if neuron.role == "aggregator")
-        birth = publish_network(plan, publisher, opens_in_seconds=NEURONS_START_SECONDS)
+        birth = publish_network(plan, publisher, opens_in_seconds=plan.pace * NEURONS_START_SECONDS)
         self._start("window clock", [sys.executable, "-m", "deployments", "clock"])
         return birth
 

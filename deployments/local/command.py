@@ -15,19 +15,22 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
 
 from deployments.local.bringup import LocalNetwork
+from deployments.local.pace import measure_pace, pace_of
 from deployments.local.plan import DEFAULT_NEURON, LocalPlan
 from deployments.local.summary import Summary, summarise
 from deployments.local.view import NetworkView, WindowRow, as_table
 from deployments.prefect_server import PROJECT_ROOT
 from deployments.processes import program
-from templar.arguments import port, whole_number
+from templar.arguments import port, positive, whole_number
 from templar.errors import RejectedError, TemplarError, TransientError
+from templar.hparams import load_hparams
 
 POLL_SECONDS = 1.0
 PATIENCE_WINDOWS = 4
@@ -58,11 +61,10 @@ def main(words: Sequence[str] | None = None) -> int:
         directory_store=arguments.store == "directory",
         hparams_path=arguments.hparams.resolve(),
     )
-    network = LocalNetwork(plan, lambda text: console.print(f"[dim]{text}[/dim]", soft_wrap=True))
     commands: dict[str, Callable[[], int]] = {
-        "run": lambda: run(network, arguments.windows),
-        "up": lambda: up(network),
-        "down": lambda: down(network),
+        "run": lambda: run(network_of(paced(plan, arguments.window_seconds)), arguments.windows),
+        "up": lambda: up(network_of(paced(plan, arguments.window_seconds))),
+        "down": lambda: down(network_of(plan)),
     }
     own = plan.server.environment()
     os.environ.update({name: own[name] for name in ("NO_PROXY", "no_proxy")})  # nothing here is behind a proxy
@@ -75,6 +77,31 @@ def main(words: Sequence[str] | None = None) -> int:
     except TemplarError as error:
         print(error, file=sys.stderr)
         return 1
+
+
+def network_of(plan: LocalPlan) -> LocalNetwork:
+    """The network of a plan, which says on the terminal what it does."""
+    return LocalNetwork(plan, lambda text: console.print(f"[dim]{text}[/dim]", soft_wrap=True))
+
+
+def paced(plan: LocalPlan, window_seconds: float | None) -> LocalPlan:
+    """The plan with windows of this length, or of one that suits this machine as it is now.
+
+    Raises:
+        PermanentError: `bad_hparams`, `process_died`.
+    """
+    preset = load_hparams(plan.preset, path=plan.hparams_path)
+    if window_seconds is not None:
+        return replace(plan, pace=pace_of(preset, window_seconds))
+    pace = measure_pace(len(plan.running))
+    if pace > 1:
+        seconds = pace * preset.windows.seconds
+        console.print(
+            f"This machine is busy or slow: a window takes {seconds:g} s instead of {preset.windows.seconds:g} s. "
+            "WINDOW_SECONDS (--window-seconds) sets another length.",
+            soft_wrap=True,
+        )
+    return replace(plan, pace=pace)
 
 
 def run(network: LocalNetwork, num_windows: int) -> int:
@@ -170,6 +197,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--actor", action="append", help="a bad actor; may be repeated; `lazy` by default")
     parser.add_argument("--preset", default="local", help="preset of hparams.json")
     parser.add_argument("--hparams", type=Path, default=PROJECT_ROOT / "hparams.json", help="another hparams.json")
+    parser.add_argument(
+        "--window-seconds", type=positive, help="length of a window; by default one that suits this machine"
+    )
     parser.add_argument("--store", choices=["s3", "directory"], default="s3", help="where objects are kept")
     parser.add_argument("--folder", type=Path, default=Path(".templar") / "local", help="where everything lies")
     parser.add_argument("--prefect-port", type=port, default=4200)

@@ -51,6 +51,7 @@ class LocalPlan:
     storage_port: int = 9200
     directory_store: bool = False  # keep objects in a folder instead of an S3 endpoint
     hparams_path: Path = PROJECT_ROOT / "hparams.json"
+    pace: float = 1.0  # how many times as long as the preset's its windows are
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by neuron: more of its `.env`, which wins
 
     @property
@@ -113,6 +114,11 @@ class LocalPlan:
     def marker(self) -> Path:
         """Marks the folder as a local network's, which may be removed."""
         return self.folder / ".templar-local"
+
+    @property
+    def slowed_hparams(self) -> Path:
+        """The hparams.json of a network whose pace is not 1."""
+        return self.folder / "hparams.json"
 
     @property
     def processes(self) -> Path:

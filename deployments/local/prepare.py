@@ -198,7 +198,7 @@ def _environment(plan: LocalPlan, neuron: LocalNeuron, keys: Mapping[str, Keys])
         "TEMPLAR_THREADS": "1",
         "TEMPLAR_PRECISION": "float32",
         "TEMPLAR_STORAGE": plan.storage_url,
-        "TEMPLAR_STORAGE_READ_TIMEOUT_SECONDS": str(READ_TIMEOUT_SECONDS),
+        "TEMPLAR_STORAGE_READ_TIMEOUT_SECONDS": str(plan.pace * READ_TIMEOUT_SECONDS),
         "TEMPLAR_STORAGE_MAX_ATTEMPTS": "1",  # retries are the task's: they are seen in the UI
         "NETWORK": f"ledger:{plan.ledger}",
         "NETUID": str(NETUID),

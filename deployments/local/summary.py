@@ -32,7 +32,7 @@ def summarise(view: NetworkView, last_window: int, num_windows: int, started: fl
         started: `time.monotonic()` at the very beginning.
     """
     nodes = {neuron.name for neuron in view.plan.running}
-    deadline = time.time() + SETTLE_PATIENCE_SECONDS
+    deadline = time.time() + view.plan.pace * SETTLE_PATIENCE_SECONDS
     while set(roots := view.roots(last_window)) != nodes and time.time() < deadline:
         time.sleep(1.0)
     observer = view.replay(last_window, deadline=deadline)

@@ -15,8 +15,12 @@ from typing import Any
 
 import pytest
 from dotenv import dotenv_values
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from deployments.local import command
+from deployments.local import command, pace
+from deployments.local.bringup import LocalNetwork
+from deployments.local.pace import SECONDS, measure_pace, rounded_pace, slowed_windows, write_slowed
 from deployments.local.plan import LocalPlan
 from deployments.local.prepare import (
     DATASET_ACCOUNT,
@@ -34,6 +38,7 @@ from templar.chain.base import Metagraph
 from templar.chain.ledger import Ledger
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.buckets import Buckets
+from templar.hparams import load_hparams
 from templar.store.address import decode_address
 from templar.window import drive_window
 from tests.support.commands import Call
@@ -67,6 +72,47 @@ class TestFolder:
                 require_own_folder(LocalPlan(folder))
         (tmp_path / "empty").mkdir()
         require_own_folder(LocalPlan(tmp_path / "empty"))
+
+
+class TestPace:
+    def test_a_quiet_machine_keeps_the_presets_windows_and_a_busy_one_gets_longer_ones(self) -> None:
+        assert [rounded_pace(each) for each in (0.3, 1.0, 1.2, 1.3, 1.6, 3.01)] == [1, 1, 1, 2, 2, 4]
+        assert measure_pace(1) >= 1
+
+    def test_a_measurement_that_fails_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(pace, "WORK", "raise SystemExit(1)")
+        with raising(PermanentError, Reason.PROCESS_DIED, match="2 processes failed"):
+            measure_pace(2)
+
+    @given(st.floats(1, 50))
+    @settings(max_examples=20, deadline=None)
+    def test_no_time_of_a_slower_window_is_shorter(self, factor: float) -> None:
+        preset = load_hparams("local")
+        slower = load_hparams("local", overrides={"windows": slowed_windows(preset, factor)}).windows
+        assert slower.seconds == pytest.approx(factor * preset.windows.seconds)
+        for name in SECONDS:
+            assert getattr(slower, name) > getattr(preset.windows, name) * factor - 1
+            assert getattr(slower, name) >= getattr(preset.windows, name)
+
+    def test_the_network_gets_the_slower_preset_and_no_other_changes(self, tmp_path: Path) -> None:
+        source, target = LocalPlan(tmp_path).hparams_path, tmp_path / "hparams.json"
+        slower = write_slowed(source, "local-shards", 2.0, target)
+        assert slower.windows.seconds == 2 * load_hparams("local-shards").windows.seconds
+        assert load_hparams("local", path=target) == load_hparams("local")
+        assert slower.model_copy(update={"windows": load_hparams("local").windows}) == load_hparams("local-shards")
+
+    def test_the_command_measures_unless_it_is_told(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setattr(command, "measure_pace", float)
+        plan = LocalPlan(tmp_path, num_honest=2)
+        assert command.paced(plan, None).pace == 5
+        assert command.paced(plan, 36.0).pace == 36 / load_hparams("local").windows.seconds
+
+    def test_windows_that_are_too_short_are_refused_before_anything_is_touched(self, tmp_path: Path) -> None:
+        folder = tmp_path / "network"
+        network = LocalNetwork(LocalPlan(folder, prefect_port=free_port(), directory_store=True, pace=0.2), print)
+        with raising(PermanentError, Reason.BAD_HPARAMS, match="must leave at least half"):
+            network.up(housekeeping=False)
+        assert not folder.exists()
 
 
 class TestEnvironments:

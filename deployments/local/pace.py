@@ -1,0 +1,86 @@
+"""The length of a local network's windows: a machine that is slow or busy gets longer ones.
+
+A preset's times suit two cores that do nothing else. On a machine that is busy with other work a commitment would come
+too late for its close, and windows would end as `NothingPublished`. So `templar run` and `templar up` measure how long
+the machine takes for a fixed piece of work in as many processes as the network has neurons, and multiply every time of
+a window by the quotient. `--window-seconds` sets the length instead.
+"""
+
+import json
+import math
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from templar.errors import PermanentError, Reason
+from templar.hparams import HParams, load_hparams
+
+WORK = "sum(i * i for i in range(4_000_000))"
+"""What each process of a measurement computes."""
+EXPECTED_SECONDS = 0.75
+"""How long two cores take for it in five processes, as many as the default network's neurons, if nothing else runs."""
+NOISE = 1.25
+"""A machine that takes less than so many times the expected time gets the preset's windows."""
+SECONDS = (
+    "block_seconds",
+    "commit_guard_seconds",
+    "time_window_delta_seconds",
+    "read_margin_seconds",
+    "roster_slot_seconds",
+    "train_margin_seconds",
+)
+"""The times of `hparams.windows`."""
+
+
+def measure_pace(num_neurons: int) -> float:
+    """Return how many times as long as the preset's this machine's windows should be: 1, 2, 3, ...
+
+    Raises:
+        PermanentError: `process_died`; a process of the measurement could not compute.
+    """
+    started = time.perf_counter()
+    command = [sys.executable, "-I", "-S", "-c", WORK]
+    workers = [subprocess.Popen(command) for _ in range(num_neurons)]  # noqa: S603 - our own command
+    failed = [worker.pid for worker in workers if worker.wait() != 0]
+    if failed:
+        raise PermanentError(
+            Reason.PROCESS_DIED, f"the machine's speed was not measured, {len(failed)} processes failed: try again"
+        )
+    return rounded_pace((time.perf_counter() - started) / EXPECTED_SECONDS)
+
+
+def rounded_pace(quotient: float) -> float:
+    """Return the pace for a measured quotient of the time that the work took and the expected time."""
+    return 1.0 if quotient < NOISE else float(math.ceil(quotient))
+
+
+def pace_of(hparams: HParams, window_seconds: float) -> float:
+    """Return the pace at which a preset's windows have this length in seconds."""
+    return window_seconds / hparams.windows.seconds
+
+
+def slowed_windows(hparams: HParams, pace: float) -> dict[str, Any]:
+    """Return what differs in a preset's section `windows` at a pace: all its times.
+
+    Whole seconds are rounded down, so that agreement takes no larger part of a window, but not below one second.
+    """
+    times = {name: getattr(hparams.windows, name) for name in SECONDS}
+    return {
+        name: max(min(value, 1), math.floor(value * pace)) if isinstance(value, int) else value * pace
+        for name, value in times.items()
+    }
+
+
+def write_slowed(source: Path, preset: str, pace: float, target: Path) -> HParams:
+    """Write an hparams.json in which the preset has slower windows; return the preset as it reads there.
+
+    Raises:
+        PermanentError: `bad_hparams`; at this pace the times do not fit together.
+    """
+    slowed = slowed_windows(load_hparams(preset, path=source), pace)
+    presets = json.loads(source.read_text(encoding="utf-8"))
+    presets[preset]["windows"] = {**presets[preset].get("windows", {}), **slowed}
+    target.write_text(json.dumps(presets, indent=2) + "\n", encoding="utf-8")
+    return load_hparams(preset, path=target)
