@@ -34,6 +34,9 @@ COMMANDS = (
     Command("neuron stop", "stop what `start` runs, from another shell", "deployments.neuron.manage", ("stop",)),
     Command("neuron status", "processes and newest windows", "deployments.neuron.manage", ("status",)),
     Command("neuron doctor", "look at everything that the neuron needs", "deployments.neuron.doctor"),
+    Command(
+        "neuron rehearse", "train on a past window, and say what it would have earned", "deployments.neuron.rehearse"
+    ),
     Command("neuron logs", "the end of each process's log", "deployments.neuron.manage", ("logs",)),
     Command("neuron service", "print a systemd unit that starts it", "deployments.neuron.manage", ("service",)),
     Command("access", "what each bucket key of an .env can do, and should", "deployments.check_access"),

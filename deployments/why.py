@@ -65,12 +65,7 @@ def _of_payload(record: MinerRecord) -> Iterator[Point]:
     facts = record.facts
     if not facts.assigned:
         yield Point("data", "all slots were taken: it had nothing to train on", Reason.NO_ASSIGNMENT)
-    tiers = {
-        "gather": "on the peer list",
-        "reserve": "in the reserve of the peer list",
-        "other": "not on the peer list",
-    }
-    yield Point("peers", tiers[facts.tier])
+    yield Point("peers", TIERS[facts.tier])
     if facts.payload_sha256 is None:
         yield Point("payload", "none counts", facts.reason or (None if facts.assigned else Reason.NO_ASSIGNMENT))
         return
@@ -178,11 +173,12 @@ def main(words: Sequence[str] | None = None) -> int:
     if arguments.json:
         print(json.dumps([asdict(answer) for answer in found]))
     else:
-        _show(found, Console())
+        show(found, Console())
     return 0 if any(answer.evidence for answer in found) else 1
 
 
-def _show(found: Sequence[Answer], console: Console) -> None:
+def show(found: Sequence[Answer], console: Console) -> None:
+    """Print a table per validator."""
     for answer in found:
         says = "has no evidence" if answer.evidence is None else f"evidence {answer.evidence[:12]}"
         table = Table(title=f"validator {answer.validator}: {says}", title_justify="left")

@@ -127,12 +127,12 @@ class Auditor:
     """
 
     def __init__(self, node: Node, *, tolerance: float | None = None) -> None:
-        self._node = node
+        self.node = node
         self._tolerance = tolerance
         chosen = node.context.trainer
         sizes = {"ranks": 1, "micro_batch": "preset" if chosen.repeatable else "auto"}
-        self._meter, self._repeatable = Meter(chosen.model_copy(update=sizes)), Meter()
-        self._model: nn.Module = build_model(node.hparams.model)
+        self.meter, self._repeatable = Meter(chosen.model_copy(update=sizes)), Meter()
+        self.model: nn.Module = build_model(node.hparams.model)
         node.gatherer = replace(node.gatherer, min_retry_seconds=GATHER_SECONDS)
 
     def newest_window(self, uid: int | None = None) -> int:
@@ -144,7 +144,7 @@ class Auditor:
             PermanentError: `evidence_missing`; there is none yet, and the message says when it is due.
             TransientError: Chain or stores failed.
         """
-        final = window_of(self._node.chain.block(), self._node.hparams.windows) - 2
+        final = window_of(self.node.chain.block(), self.node.hparams.windows) - 2
         windows = [window for window in self._shown(uid) if window <= final]
         if not windows:
             raise PermanentError(Reason.EVIDENCE_MISSING, f"no window can be audited yet: {self._says_shown(uid)}")
@@ -158,12 +158,12 @@ class Auditor:
                 `evidence_missing` (nobody published any, or it has expired).
             TransientError: Chain or stores failed, or the window cannot be rebuilt from the public objects now.
         """
-        node, started = self._node, time.perf_counter()
+        node, started = self.node, time.perf_counter()
         # 1. Read the evidence first: without any there is nothing to replay for.
         self._require_closed(window)
         published = self._published(window, uid)
         # 2. Replay up to the window before, and gather the window again.
-        self._bring_to(window - 1)
+        self.bring_to(window - 1)
         seen = look_back(node, window)
         # 3. Audit the roster, then each evidence.
         found = audit_roster(node, seen)
@@ -177,7 +177,7 @@ class Auditor:
         return audit
 
     def _require_closed(self, window: int) -> None:
-        node = self._node
+        node = self.node
         first, rules = node.birth.start.start_window, node.hparams.windows
         if window < first:
             raise PermanentError(
@@ -191,7 +191,7 @@ class Auditor:
 
     def _published(self, window: int, uid: int | None) -> list[tuple[NeuronInfo, Evidence | RejectedError]]:
         """Return the validators that published evidence, each with its evidence, or the error why that is not legal."""
-        exchange = self._node.exchange
+        exchange = self.node.exchange
         validators = [each for each in exchange.metagraph(window).validators() if uid in (None, each.uid)]
         if not validators:
             raise PermanentError(Reason.NOT_REGISTERED, f"uid {uid} had no validator permit in window {window}")
@@ -211,7 +211,7 @@ class Auditor:
 
     def _shown(self, uid: int | None) -> list[int]:
         """Return the windows that a validator, or any, shows evidence of, in rising order."""
-        exchange, windows = self._node.exchange, set[int]()
+        exchange, windows = self.node.exchange, set[int]()
         for validator in exchange.newest_metagraph().validators():
             if uid in (None, validator.uid):
                 try:
@@ -222,7 +222,7 @@ class Auditor:
 
     def _says_shown(self, uid: int | None) -> str:
         """Say which evidence there is, and when the next is due."""
-        node, who = self._node, "validators show" if uid is None else f"uid {uid} shows"
+        node, who = self.node, "validators show" if uid is None else f"uid {uid} shows"
         windows, rules, first = self._shown(uid), node.hparams.windows, node.birth.start.start_window
         if uid is not None and not windows:
             return f"{who} none"  # it may be one that never publishes any
@@ -233,9 +233,13 @@ class Auditor:
         due = f"in {blocks} blocks" if blocks > 0 else "and is late"
         return f"{known}; that of window {following} is due when window {following + 1} closes, {due}"
 
-    def _bring_to(self, window: int) -> None:
-        """Bring the node's state to that of a window, through the `MAX_BEHIND` windows before it, for their roots."""
-        node = self._node
+    def bring_to(self, window: int) -> None:
+        """Bring the node's state to that of a window, through the `MAX_BEHIND` windows before it, for their roots.
+
+        Raises:
+            TransientError: Chain or stores failed, or the window cannot be rebuilt from the public objects now.
+        """
+        node = self.node
         first = max(node.birth.mark.window, window - MAX_BEHIND) + 1
         needed = range(first, min(node.state.window, window) + 1)
         gaps = set(needed) - node.journal.roots(first, window).keys()
@@ -249,7 +253,7 @@ class Auditor:
             node.cache.prune(following - 1)
 
     def _deadline(self) -> float:
-        return self._node.chain.clock.now() + REPLAY_SECONDS
+        return self.node.chain.clock.now() + REPLAY_SECONDS
 
     def _audit_evidence(
         self, seen: Hindsight, validator: NeuronInfo, evidence: Evidence | RejectedError
@@ -262,7 +266,7 @@ class Auditor:
         else:
             try:
                 meter, tolerance = self._meter_for(evidence), self._tolerance
-                check_evidence(self._node, self._model, seen, evidence, findings, meter=meter, tolerance=tolerance)
+                check_evidence(self.node, self.model, seen, evidence, findings, meter=meter, tolerance=tolerance)
             except TemplarError as error:
                 problem = error
         differences = tuple(
@@ -282,5 +286,5 @@ class Auditor:
     def _meter_for(self, evidence: Evidence) -> Meter:
         """Measure again what was measured repeatably, unless the operator has a GPU to do it on."""
         there = evidence.measured_on
-        repeats = (there is None or there.repeatable) and not self._meter.device.is_cuda
-        return self._repeatable if repeats else self._meter
+        repeats = (there is None or there.repeatable) and not self.meter.device.is_cuda
+        return self._repeatable if repeats else self.meter

@@ -323,7 +323,7 @@ def test_a_tolerance_covers_last_digits_of_measurements_only(network: Network, a
     """Its last digits are others; what follows from them has to follow from them exactly."""
     digits = with_miner(SECOND, part("measurement", own_after=1e-7))
     assert not audited(network, auditor, digits).verified
-    tolerant = Auditor(auditor._node, tolerance=1e-6)
+    tolerant = Auditor(auditor.node, tolerance=1e-6)
     assert audited(network, tolerant, digits).verified
     assert not audited(network, tolerant, with_miner(SECOND, part("measurement", own_after=1e-4))).verified
     assert not audited(network, tolerant, DERIVED["a score"][0]).verified

@@ -305,7 +305,7 @@ def test_a_claim_of_absence_that_the_objects_contradict_is_one_difference(
 
 def test_a_store_that_fails_now_is_no_verdict(closed: Network, auditing: Auditing) -> None:
     auditor = auditing(closed)
-    closed.blind(auditor._node, UNLISTED)
+    closed.blind(auditor.node, UNLISTED)
     roster, evidence = parts(auditor)
     assert roster.verified
     assert not evidence.verified
@@ -320,7 +320,7 @@ def test_known_differences_stand_if_a_store_fails_later(closed: Network, auditin
     key, false = window_key(Kind.EVIDENCE, LAST, 2), true.model_copy(update={"weights": true.weights[:-1]})
     closed.bucket(member.name).put(key, seal(false, member.hotkey).encode())
     auditor = auditing(closed)
-    closed.blind(auditor._node, UNLISTED)
+    closed.blind(auditor.node, UNLISTED)
     audit = auditor.audit(LAST)
     assert audit.differing is not None
     assert audit.problem is not None
@@ -487,7 +487,7 @@ def test_an_audit_goes_on_where_the_last_one_ended(network: Network, auditing: A
     for windows in ((8,), (4, 5), (7,), (1,)):
         auditor = auditing(network)
         assert all(auditor.audit(window).verified for window in windows)
-        auditor._node.stop()
+        auditor.node.stop()
 
 
 def test_expired_evidence_cannot_be_audited(network: Network, auditing: Auditing) -> None:

@@ -1,0 +1,121 @@
+"""Say what a miner on this machine would have earned: `templar neuron rehearse`.
+
+    templar neuron rehearse --env-file .env [--seconds 60] [--json]
+
+Takes the newest window that is over and that validators have published their evidence of. If the neuron's payload of
+that window counts, it is measured; otherwise this machine trains on the window's data, for a minute at most. The
+payload passes every check of a reader and is rated on the memory of the validator with the most stake. Nothing is
+published, and no Prefect server is needed. What is replayed is kept in the folder `rehearsal` of the neuron's. A neuron
+that runs meanwhile shares the device. The exit status is 1 if the payload would have been refused or not scored.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict, replace
+from typing import Any
+
+from rich.console import Console
+
+from blocks.environment import neuron_from_environment
+from blocks.neuron import Neuron
+from deployments.register import add_neuron_options, environment_of
+from deployments.why import Answer, explain, show
+from tasks.observing import auditing, context_of
+from templar.arguments import positive
+from templar.audit.rehearsal import Rehearsal, rehearse
+from templar.errors import PermanentError, Reason, TemplarError
+from templar.training.ranks import open_trainer
+
+FOLDER = "rehearsal"
+"""In a neuron's folder: what a rehearsal replays and stores."""
+SECONDS = 60.0
+"""Training of a rehearsal takes no longer, unless told otherwise."""
+
+
+def run(block: Neuron, seconds: float) -> Rehearsal:
+    """Rehearse with a neuron's settings.
+
+    Raises:
+        PermanentError: As `rehearse`; `bad_environment`: the neuron is no miner.
+        TransientError: As `rehearse`.
+    """
+    if block.role != "miner":
+        raise PermanentError(
+            Reason.BAD_ENVIRONMENT,
+            f"TEMPLAR_ROLE is {block.role}: only a miner can rehearse; `templar audit` checks a validator's evidence",
+        )
+    signer, context = block.wallet.open(), context_of(block)
+    context = replace(context, name=FOLDER, home=context.home.with_name(FOLDER))
+    hparams = block.hparams()
+    with (
+        auditing(context, None) as auditor,
+        closing(open_trainer(hparams.model, block.trainer, context.home / "ranks")) as trainer,
+    ):
+        trainer.check(hparams.training, length=hparams.data.sequence_length)
+        return rehearse(auditor, trainer, signer, seconds)
+
+
+def verdict(found: Rehearsal) -> str:
+    """The result in one line."""
+    if found.refused is not None:
+        return f"every reader would refuse the payload: {found.refused}"
+    if found.place is None:
+        return "the payload counts, but was not scored: the table says why"
+    place, number = found.place
+    return f"the payload counts; its score is number {place} of {number} in window {found.window}"
+
+
+def lines(found: Rehearsal) -> list[str]:
+    """What was done, and the result, line by line."""
+    said = [f"uid {found.uid}, window {found.window}, rated on what validator {found.validator} remembered"]
+    if found.trained is None:
+        said.append("the payload that this neuron published in that window was measured")
+    else:
+        trained = found.trained
+        said += [
+            f"no payload of this neuron counts in that window [{found.missed}]: trained one",
+            f"{trained.num_steps} inner steps in {trained.seconds:.1f} s, loss {trained.first_loss:.4f} to "
+            f"{trained.last_loss:.4f}, {trained.tokens_per_second:.0f} tokens per second, "
+            f"a payload of {trained.payload_bytes} bytes",
+        ]
+    return [*said, verdict(found)]
+
+
+def as_json(found: Rehearsal) -> dict[str, Any]:
+    """The result for programs."""
+    points = () if found.evidence is None else explain(found.evidence, found.uid)
+    return {
+        "window": found.window,
+        "uid": found.uid,
+        "validator": found.validator,
+        "missed": found.missed,
+        "trained": None if found.trained is None else asdict(found.trained),
+        "refused": None if found.refused is None else found.refused.reason,
+        "place": found.place,
+        "verdict": verdict(found),
+        "points": [asdict(point) for point in points],
+    }
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Parse the command line and rehearse; 1 if the payload would have been refused or not scored."""
+    parser = argparse.ArgumentParser(prog="templar neuron rehearse", description=(__doc__ or "").splitlines()[0])
+    add_neuron_options(parser)
+    parser.add_argument("--seconds", type=positive, default=SECONDS, help="longest training (60)")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    arguments = parser.parse_args(words)
+    try:
+        found = run(neuron_from_environment(dict(environment_of(arguments))), arguments.seconds)
+    except TemplarError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if arguments.json:
+        print(json.dumps(as_json(found)))
+    else:
+        print("\n".join(lines(found)))
+        if found.evidence is not None:
+            show([Answer(found.validator, found.evidence.digest, explain(found.evidence, found.uid))], Console())
+    return 0 if found.place is not None else 1
