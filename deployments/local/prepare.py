@@ -10,25 +10,21 @@ from blocks.environment import bucket_variables
 from blocks.neuron import Neuron
 from deployments.local.plan import DATASET_PREFIX, NETUID, WALLET_NAME, LocalNeuron, LocalPlan
 from deployments.local.wallets import create_wallet
+from deployments.network import start_network
 from deployments.s3_endpoint import EndpointAdmin, create_bucket_with_keys
-from templar.agreement.genesis import Birth, publish_genesis
-from templar.chain.base import Chain
+from templar.agreement.genesis import Birth
 from templar.chain.clock import SystemClock
 from templar.chain.ledger import Ledger, create_ledger
 from templar.data.build.page_writer import build_dataset, upload_dataset
 from templar.data.corpus import collect_documents
 from templar.data.shards.shard_writer import build_shards
-from templar.data.tokenizer import load_tokenizer
 from templar.errors import PermanentError, Reason
-from templar.exchange.buckets import Buckets
 from templar.hparams import HParams
 from templar.neuron.join import CHAIN_ROLES
 from templar.store.address import BucketAddress, encode_address
 from templar.store.base import ObjectStore
 from templar.store.directory import DirectoryStore
 from templar.store.s3 import S3Store
-from templar.timeline import window_of
-from templar.training.model import genesis_parameters
 
 CORPUS_BYTES = 4_000_000
 SAMPLES_PER_SHARD = 14_336
@@ -142,28 +138,10 @@ def publish_network(plan: LocalPlan, publisher: Neuron, *, opens_in_seconds: flo
         publisher: The aggregator's block.
         opens_in_seconds: The first window opens after this time at the earliest.
     """
-    hparams, hotkey = publisher.hparams(), publisher.wallet.open()
-    chain = publisher.subnet.open(publisher.wallet)
-    buckets = Buckets(chain, publisher.bucket.endpoint.open_reader, own=publisher.bucket.open(), hotkey=hotkey.address)
-    buckets.announce()
-    dataset = publisher.dataset.open(hparams, plan.folder / "opened")
-    tokenizer = load_tokenizer(hparams.data.tokenizer_name, embedded=dataset.tokenizer_json())
-    return publish_genesis(
-        chain,
-        buckets,
-        hparams,
-        hotkey,
-        params=genesis_parameters(hparams.model),
-        tokenizer=tokenizer,
-        dataset_digest=dataset.digest,
-        start_window=_first_window_after(chain, hparams, opens_in_seconds),
-        folder=plan.folder / "genesis",
-    )
-
-
-def _first_window_after(chain: Chain, hparams: HParams, seconds: float) -> int:
-    blocks = int(seconds / chain.block_seconds) + 1
-    return window_of(chain.head() + blocks, hparams.windows) + 1
+    folder = plan.folder / "genesis"
+    return start_network(
+        publisher, opens_in_seconds=opens_in_seconds, folder=folder, data_folder=plan.folder / "opened"
+    ).birth
 
 
 def _make_bucket(admin: EndpointAdmin, account: str) -> Keys:

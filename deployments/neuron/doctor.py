@@ -202,7 +202,7 @@ def _clock(store: ObjectStore, guard_seconds: int) -> str:
     store.put(key, b"This object was written to compare clocks. It may be deleted.\n")
     after = time.time()
     info = store.head(key)
-    store.delete(key)
+    store.delete([key])
     if info is None:
         raise PermanentError(
             Reason.OBJECT_MISSING, f"{store.name} does not show an object that it took: ask its provider"

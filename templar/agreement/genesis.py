@@ -51,6 +51,31 @@ class Birth:
         return StateMark(window, outer_steps=0, root=self.start.root, previous_root=NO_GENESIS, null=False)
 
 
+def draft_birth(
+    chain: Chain,
+    hparams: HParams,
+    publisher: NeuronInfo,
+    *,
+    params: Mapping[str, Tensor],
+    tokenizer: Tokenizer,
+    dataset_digest: str,
+    start_window: int,
+) -> Birth:
+    """Return the start of a network that this neuron would publish; nothing is written."""
+    start = StartWindow(
+        netuid=chain.netuid,
+        genesis=NO_GENESIS,
+        uid=publisher.uid,
+        hotkey=publisher.hotkey,
+        start_window=start_window,
+        hparams=hparams.digest,
+        tokenizer=tokenizer.digest,
+        dataset=dataset_digest,
+        root=genesis_root(chain.netuid, parameters_digest(params)),
+    )
+    return Birth(start, publisher)
+
+
 def publish_genesis(
     chain: Chain,
     buckets: Buckets,
@@ -77,20 +102,17 @@ def publish_genesis(
             f"hotkey {signer.address} cannot start a network: it needs the role validator, a validator permit and the "
             f"stake {hparams.peers.validator_min_stake:g}",
         )
-    digest = parameters_digest(params)
-    start = StartWindow(
-        netuid=chain.netuid,
-        genesis=NO_GENESIS,
-        uid=neuron.uid,
-        hotkey=signer.address,
+    birth = draft_birth(
+        chain,
+        hparams,
+        neuron,
+        params=params,
+        tokenizer=tokenizer,
+        dataset_digest=dataset_digest,
         start_window=start_window,
-        hparams=hparams.digest,
-        tokenizer=tokenizer.digest,
-        dataset=dataset_digest,
-        root=genesis_root(chain.netuid, digest),
     )
     # Compare with an earlier start window before anything is written; write it after the checkpoint it refers to.
-    birth, store, clock = Birth(start, neuron), buckets.own, chain.clock
+    start, store, clock = birth.start, buckets.own, chain.clock
     if store.head(START_WINDOW_KEY) is not None:
         publish_body(store, START_WINDOW_KEY, start, signer, clock=clock)  # refuses unless it is this one
     write_model(folder, params, hparams.model, tokenizer.to_bytes())
@@ -121,7 +143,7 @@ def find_birth(chain: Chain, buckets: Buckets, hparams: HParams, *, pinned: str 
     left_out, failed = [], None
     for validator in validators_now(chain, hparams):
         try:
-            start = _read_start(chain, buckets, validator)
+            start = read_start(chain, buckets, validator)
         except (PermanentError, TransientError) as error:
             if pinned is None and isinstance(error, TransientError):
                 raise TransientError(
@@ -169,7 +191,14 @@ def load_genesis(birth: Birth, buckets: Buckets, model: Model, folder: Path) -> 
     return params
 
 
-def _read_start(chain: Chain, buckets: Buckets, validator: NeuronInfo) -> StartWindow | None:
+def read_start(chain: Chain, buckets: Buckets, validator: NeuronInfo) -> StartWindow | None:
+    """Return the start window that a validator published; None if it published none.
+
+    Raises:
+        RejectedError: The object is not legal.
+        TransientError: The store failed.
+        PermanentError: The bucket refuses to be read.
+    """
     store, unborn = buckets.reader(validator), Network(chain.netuid, NO_GENESIS)
     found = read_signed(store, START_WINDOW_KEY, StartWindow, network=unborn, author=validator)
     return None if found is None else found.body

@@ -17,6 +17,7 @@ from deployments.processes import free_port
 from deployments.s3_endpoint import create_bucket_with_keys
 from templar.chain.base import Role
 from templar.neuron.join import GENESIS_FILE
+from templar.store.directory import DirectoryStore
 from tests.support.commands import Call, write_env
 from tests.support.prepared import PreparedNetwork
 from tests.support.servers import MotoEndpoint
@@ -51,8 +52,11 @@ def examine(network: PreparedNetwork, tmp_path: Path, run_main: Call, monkeypatc
     return call
 
 
-def test_a_sound_neuron_has_only_what_its_first_start_mends(examine: Examine) -> None:
+def test_a_sound_neuron_has_only_what_its_first_start_mends(examine: Examine, network: PreparedNetwork) -> None:
+    store = DirectoryStore(network.bucket("lazy"))
+    before = [info.key for info in store.list()]
     found = examine()
+    assert [info.key for info in store.list()] == before, "no probe is left"
     assert {topic for topic, (verdict, _) in found.items() if verdict == "bad"} == set()
     doubtful = {topic for topic, (verdict, _) in found.items() if verdict == "doubtful"}
     assert doubtful == {"Prefect server", "processes"}

@@ -1,0 +1,205 @@
+"""Start a network: `templar network init`, once, under a hotkey with a validator permit.
+
+    templar network init --env-file .env --dry-run
+    templar network init --env-file .env [--opens-in 600]
+
+Everything is checked before anything is written: what `templar neuron register` checks, the hotkey's permit and stake,
+and whether the subnet has a network already. Then the hotkey announces role and bucket on chain, and the genesis
+checkpoint and the start window go to its bucket. After a failure the same command goes on; once it is done, it says so
+and changes nothing. `--dry-run` only says what would be started.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from blocks.neuron import Neuron
+from deployments.register import add_neuron_options, checked_neuron, environment_of
+from templar.agreement.genesis import Birth, draft_birth, publish_genesis, read_start, validators_now
+from templar.arguments import positive
+from templar.chain.base import Chain, NeuronInfo
+from templar.data.tokenizer import load_tokenizer
+from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.exchange.buckets import Buckets
+from templar.exchange.objects import StartWindow
+from templar.hparams import HParams
+from templar.neuron.join import announce_role
+from templar.timeline import first_block, window_of
+from templar.training.device import num_parameters
+from templar.training.model import genesis_parameters
+
+GENESIS_FOLDER = "genesis-published"
+"""In the neuron's folder: the checkpoint as it was published."""
+OPENS_IN_SECONDS = 600.0
+"""The first window opens this long after the command at the earliest: others start their nodes meanwhile."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """The network, and how this call found it."""
+
+    birth: Birth
+    is_new: bool  # False if this hotkey had started it before
+    opens_at: float  # expected chain time of its first window
+    num_parameters: int
+
+
+def start_network(
+    block: Neuron, *, opens_in_seconds: float, folder: Path, data_folder: Path, dry_run: bool = False
+) -> Started:
+    """Start a network under a neuron's hotkey, or find that it has started.
+
+    Args:
+        block: The neuron.
+        opens_in_seconds: The first window opens after this time at the earliest.
+        folder: Where the checkpoint is made.
+        data_folder: Where the dataset is opened.
+        dry_run: Write nothing.
+
+    Raises:
+        PermanentError: `not_registered`; the hotkey lacks permit or stake. `object_differs`; it has started a network
+            with other numbers, text or tokenizer, or another validator has started one.
+        TransientError: Chain, bucket or dataset failed; a later call goes on.
+    """
+    # 1. Who starts it, and whether it has started.
+    hparams, hotkey = block.hparams(), block.wallet.open()
+    chain = block.subnet.open(block.wallet)
+    buckets = Buckets(chain, block.bucket.endpoint.open_reader, own=block.bucket.open(), hotkey=hotkey.address)
+    publisher = _publisher(chain, hparams, hotkey.address)
+    _require_no_other(chain, buckets, hparams, hotkey.address)
+
+    # 2. What the network's members must have in common.
+    dataset = block.dataset.open(hparams, data_folder)
+    tokenizer = load_tokenizer(hparams.data.tokenizer_name, embedded=dataset.tokenizer_json())
+    window = _first_window_after(chain, hparams, opens_in_seconds)
+    params = genesis_parameters(hparams.model)
+    common: Any = {"params": params, "tokenizer": tokenizer, "dataset_digest": dataset.digest, "start_window": window}
+    draft = draft_birth(chain, hparams, publisher, **common)
+    known = _own_start(chain, buckets, publisher)
+    if known is not None and _common(known) != _common(draft.start):
+        raise PermanentError(
+            Reason.OBJECT_DIFFERS,
+            f"hotkey {hotkey.address} has started the network {known.digest[:12]} with other hyper-parameters, text or "
+            "tokenizer: use those, or another hotkey and bucket for another network",
+        )
+    birth = draft if known is None else Birth(known, publisher)
+
+    # 3. Role and bucket on chain, then the checkpoint, then the start window that names it.
+    if not dry_run and known is None:
+        announce_role(chain, hotkey.address, "validator")
+        buckets.announce()
+        birth = publish_genesis(chain, buckets, hparams, hotkey, **common, folder=folder)
+    opens_at = chain.clock.now() + _blocks_until(chain, hparams, birth.start.start_window) * chain.block_seconds
+    return Started(birth, known is None, opens_at, num_parameters(hparams.model))
+
+
+def _publisher(chain: Chain, hparams: HParams, address: str) -> NeuronInfo:
+    neuron, least = chain.metagraph().by_hotkey(address), hparams.peers.validator_min_stake
+    if neuron is None:
+        raise PermanentError(Reason.NOT_REGISTERED, f"{address} is not registered on subnet {chain.netuid}")
+    if not neuron.validator_permit or neuron.stake < least:
+        permit = "a" if neuron.validator_permit else "no"
+        raise PermanentError(
+            Reason.NOT_REGISTERED,
+            f"uid {neuron.uid} has {permit} validator permit and a stake of {neuron.stake:g}; whoever starts a network "
+            f"needs a permit and {least:g}: add stake",
+        )
+    return neuron
+
+
+def _require_no_other(chain: Chain, buckets: Buckets, hparams: HParams, address: str) -> None:
+    """Refuse a second network: nodes would take that of the validator with more stake."""
+    for validator in validators_now(chain, hparams):
+        if validator.hotkey == address:
+            continue
+        try:
+            start = read_start(chain, buckets, validator)
+        except TransientError as error:
+            raise TransientError(
+                error.reason,
+                f"whether uid {validator.uid} has started a network cannot be read now: {error.message}: try again",
+            ) from error
+        except PermanentError:
+            continue  # it shows nothing that a node would follow
+        if start is not None:
+            raise PermanentError(
+                Reason.OBJECT_DIFFERS,
+                f"uid {validator.uid} has started the network {start.digest} on subnet {chain.netuid}, first window "
+                f"{start.start_window}: join it with `templar neuron start`",
+            )
+
+
+def _own_start(chain: Chain, buckets: Buckets, publisher: NeuronInfo) -> StartWindow | None:
+    """The start window in the own bucket; None without one, also before the chain names the bucket."""
+    return None if publisher.commitment is None else read_start(chain, buckets, publisher)
+
+
+def _common(start: StartWindow) -> tuple[str, ...]:
+    return start.hparams, start.tokenizer, start.dataset, start.root
+
+
+def _first_window_after(chain: Chain, hparams: HParams, seconds: float) -> int:
+    blocks = int(seconds / chain.block_seconds) + 1
+    return window_of(chain.head() + blocks, hparams.windows) + 1
+
+
+def _blocks_until(chain: Chain, hparams: HParams, window: int) -> int:
+    return first_block(window, hparams.windows) - chain.head()
+
+
+def lines(started: Started, *, dry_run: bool) -> list[str]:
+    """What to tell the operator."""
+    start = started.birth.start
+    opens = datetime.fromtimestamp(started.opens_at, UTC)
+    verb = "would start" if dry_run and started.is_new else "starts" if started.is_new else "has started"
+    return [
+        f"uid {start.uid} {verb} a network on subnet {start.netuid}: first window {start.start_window}, "
+        f"{opens:%Y-%m-%d %H:%M:%S} UTC",
+        f"{started.num_parameters:,} parameters, root {start.root[:12]}, hyper-parameters {start.hparams[:12]}, "
+        f"tokenizer {start.tokenizer[:12]}, dataset {start.dataset[:12]}",
+        "nothing was written"
+        if dry_run
+        else f"tell its members to set TEMPLAR_GENESIS={started.birth.network.genesis}; run this neuron with "
+        "`templar neuron start` before the first window opens",
+    ]
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Parse the command line and start the network."""
+    parser = argparse.ArgumentParser(prog="templar network init", description=(__doc__ or "").splitlines()[0])
+    add_neuron_options(parser)
+    parser.add_argument(
+        "--opens-in", type=positive, default=OPENS_IN_SECONDS, help="seconds to the first window at least (600)"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="check everything and write nothing")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    arguments = parser.parse_args(words)
+    try:
+        block = checked_neuron(environment_of(arguments))
+        home = Path(block.home)
+        started = start_network(
+            block,
+            opens_in_seconds=arguments.opens_in,
+            folder=home / GENESIS_FOLDER,
+            data_folder=home,
+            dry_run=arguments.dry_run,
+        )
+    except TemplarError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if arguments.json:
+        record = started.birth.start.model_dump() | {
+            "genesis": started.birth.network.genesis,
+            "is_new": started.is_new,
+            "opens_at": started.opens_at,
+            "written": started.is_new and not arguments.dry_run,
+        }
+        print(json.dumps(record))
+    else:
+        print("\n".join(lines(started, dry_run=arguments.dry_run)))
+    return 0
