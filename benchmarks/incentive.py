@@ -206,13 +206,21 @@ def _pay_over_value(report: IncentiveReport, *, applied_only: bool) -> Check:
 
 
 def _victim(report: IncentiveReport, alone: IncentiveReport) -> Check:
-    """Return the check of the pay of a shadow's victim, relative to the other honest miners."""
-    shares = []
-    for each in (report, alone):
-        first, *others = sorted(each.uids(HONEST))
-        shares.append(each.pay(first) / fmean([each.pay(uid) for uid in others]))
-    with_it, without = shares
-    detail = f"{with_it:.3f} of the others' mean pay, {without:.3f} without a shadow"
+    """Return the check of the pay of a shadow's victim, relative to the other honest miners.
+
+    It is compared with what the same measurements pay without the shadow; in a run without it everything is measured
+    anew, and the pay of equal miners is about a fifth apart.
+    """
+    first, *others = sorted(report.uids(HONEST))
+
+    def share(pay: Callable[[int], float]) -> float:
+        return pay(first) / fmean(map(pay, others))
+
+    with_it, without, anew = share(report.pay), share(report.pay_without_cheats), share(alone.pay)
+    detail = (
+        f"{with_it:.3f} of the others' mean pay, {without:.3f} by the same measurements without the shadow; "
+        f"{anew:.3f} in a run without it"
+    )
     return Check("the victim is paid as without a shadow", with_it >= (1 - VICTIM_TOLERANCE) * without, detail)
 
 

@@ -6,9 +6,9 @@ gives the same report, apart from the seconds.
 
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -22,7 +22,10 @@ from templar.gradient.layout import Layout
 from templar.hparams import HParams, load_hparams
 from templar.neuron.evaluate import held_out_loss, mean_loss
 from templar.neuron.node import Node
-from templar.scoring.evidence import Evidence
+from templar.scoring.conclude import conclude
+from templar.scoring.evidence import Evidence, MinerFacts
+from templar.scoring.slashing import alike_groups
+from templar.scoring.standing import Standing
 from templar.shared_results import sharing
 from templar.simulate.run import HELD_OUT_SEQUENCES, KERNEL_WINDOWS, memory_folder, own_evidence, run_nodes
 from templar.simulate.world import World
@@ -63,9 +66,10 @@ KINDS = (
     "within_norm",
     "sybil",
     "fifth",
+    "scaled",
 )
 """Cheats that make up a fifth of a population of their own."""
-FEW: Mapping[str, int] = {"split": 3, "pooled": 3, "pool": 1, "scaled": 1, "shadow": 1, "noisy_shadow": 1}
+FEW: Mapping[str, int] = {"split": 3, "pooled": 3, "pool": 1, "shadow": 1, "noisy_shadow": 1}
 """Cheats of a population of their own with so many uids."""
 VALUED_EVERY = 3
 """Of the windows of the second half, each of this many has its payloads measured on held-out text."""
@@ -100,6 +104,7 @@ class PayloadValue:
 
     Attributes:
         fall: Fall of the held-out loss in nats per token if the outer step applies this payload alone, clipped.
+            Payloads that are alike are one: each has its part of the fall.
         applied: Whether the decided roster has it.
     """
 
@@ -117,6 +122,7 @@ class IncentiveReport:
         roles: Uid -> actor, of the miners.
         finals: Uid -> final score after the last window that was measured.
         weights: Window -> uid -> weight, of every window that was measured.
+        weights_without_cheats: The same from the same measurements, had the cheats published nothing.
         loss: Held-out loss in nats per token, the mean of the states after the last third of the windows: at a constant
             learning rate that of one state moves by a percent from window to window.
         root: State root after it, of the validator.
@@ -137,6 +143,7 @@ class IncentiveReport:
     seconds: float
     cpu_seconds: float = 0.0
     values: tuple[PayloadValue, ...] = ()
+    weights_without_cheats: dict[int, dict[int, float]] = field(default_factory=dict)
 
     def uids(self, actor: str) -> list[int]:
         """The miners of a kind."""
@@ -148,7 +155,14 @@ class IncentiveReport:
 
     def pay(self, uid: int) -> float:
         """A miner's mean weight in the second half of the windows."""
-        late = [weights for window, weights in self.weights.items() if 2 * window > self.windows]
+        return self._mean_late(self.weights, uid)
+
+    def pay_without_cheats(self, uid: int) -> float:
+        """The same had the cheats published nothing, but everything else been measured as it was."""
+        return self._mean_late(self.weights_without_cheats, uid)
+
+    def _mean_late(self, weights_of: Mapping[int, Mapping[int, float]], uid: int) -> float:
+        late = [weights for window, weights in weights_of.items() if 2 * window > self.windows]
         return sum(weights.get(uid, 0.0) for weights in late) / max(1, len(late))
 
     def value(self, uid: int, *, applied_only: bool) -> float:
@@ -257,7 +271,33 @@ def run_population(
             seconds=round(seconds, 3),
             cpu_seconds=round(cpu_seconds, 3),
             values=tuple(valuation.values),
+            weights_without_cheats=conclude_without(
+                seen, {member.uid for member in world.members if member.role in population.cheats}, hparams
+            ),
         )
+
+
+def conclude_without(seen: Iterable[Evidence], uids: Set[int], hparams: HParams) -> dict[int, dict[int, float]]:
+    """Return window -> uid -> weight, concluded from the same measurements without some miners.
+
+    What an honest miner loses by cheats is small beside how far its pay is apart in two runs, where it has other data
+    and is measured anew. So both pays come from one run.
+    """
+    standing, weights = Standing(), dict[int, dict[int, float]]()
+    for evidence in seen:
+        facts = evidence.facts
+        others = tuple(_unlike(each, uids) for each in facts.miners if each.uid not in uids)
+        author = {name: getattr(evidence, name) for name in ("netuid", "genesis", "uid", "hotkey")}
+        again = conclude(replace(facts, miners=others), standing, hparams, author)
+        standing, weights[evidence.window] = again.standing, {each.uid: each.weight for each in again.weights}
+    return weights
+
+
+def _unlike(miner: MinerFacts, uids: Set[int]) -> MinerFacts:
+    """Return the facts of a miner whose payload is like none of these miners'."""
+    alike = {name: getattr(miner, name) for name in ("overlap", "repeat")}
+    gone = {name: None for name, likeness in alike.items() if likeness is not None and likeness.uid in uids}
+    return miner.model_copy(update=gone)
 
 
 @dataclass
@@ -296,13 +336,15 @@ class Valuation:
         rostered = [payload for uid, payload in payloads.items() if facts[uid].applied]
         medians = median_norms(rostered or list(payloads.values()), layout)
         factor = outer_learning_rate(validator.hparams.training, evidence.outer_steps)
+        alike = alike_groups(facts, validator.hparams.scoring)
         # 2. The loss before, and after each.
         before = mean_loss(validator, self._before, tokens)
         for uid, payload in payloads.items():
             moved = single_update(payload, layout, medians)
             for name, update in moved.items():
                 update.mul_(-factor).add_(self._before[name])
-            yield PayloadValue(window, uid, before - mean_loss(validator, moved, tokens), facts[uid].applied)
+            fall = before - mean_loss(validator, moved, tokens)
+            yield PayloadValue(window, uid, fall / len(alike[uid]), facts[uid].applied)
 
 
 def _penalties(seen: Iterable[Evidence]) -> Iterator[Penalised]:

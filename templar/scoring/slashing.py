@@ -161,7 +161,7 @@ def find_discounts(
     """
     miners = {uid: miner for uid, miner in everybody.items() if miner.estimate is not None}
     proven = {uid: cards[uid].binary_average for uid in miners if _trains_on_own_data(cards[uid], scoring)}
-    groups = _groups(miners, scoring)
+    groups = alike_groups(miners, scoring)
     found = {}
     for uid, miner in miners.items():
         # 1. Alike in this window: those of the group that train on their own data share the value. The average of a
@@ -183,7 +183,7 @@ def _trains_on_own_data(card: ScoreCard, scoring: Scoring) -> bool:
     return card.measured >= scoring.own_data_windows and not presumed_unassigned(card, scoring)
 
 
-def _groups(miners: Mapping[int, MinerFacts], scoring: Scoring) -> dict[int, frozenset[int]]:
+def alike_groups(miners: Mapping[int, MinerFacts], scoring: Scoring) -> dict[int, frozenset[int]]:
     """Return uid -> the miners whose payloads are one with its own, directly or through others; itself among them."""
     groups = {uid: frozenset({uid}) for uid in miners}
     for uid, miner in miners.items():

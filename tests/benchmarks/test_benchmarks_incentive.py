@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import incentive
+from benchmarks import incentive, incentive_population
 from benchmarks.incentive import (
     BARS,
     COMPUTE,
@@ -189,9 +189,25 @@ def test_the_victim_of_a_shadow_is_paid_as_without_it(paid: float, holds: bool) 
     roles = {3: "honest", 4: "honest", 5: "honest", 6: "shadow"}
     alone = replace(REPORT, roles={3: "honest", 4: "honest", 5: "honest"}, weights={4: {3: 0.2, 4: 0.2, 5: 0.2}})
     found = replace(
-        alone, roles=roles, weights={4: {3: paid, 4: 0.2, 5: 0.2}}, finals=dict.fromkeys(roles, 1.0) | {6: 0}
+        alone,
+        roles=roles,
+        weights={4: {3: paid, 4: 0.2, 5: 0.2}},
+        weights_without_cheats=alone.weights,
+        finals=dict.fromkeys(roles, 1.0) | {6: 0},
     )
-    assert (failing(found, alone=alone) == []) is holds
+    anew = replace(alone, weights={4: {3: 0.3, 4: 0.2, 5: 0.2}})
+    assert (failing(found, alone=anew) == []) is holds
+
+
+def test_a_run_is_paid_again_without_its_cheats_from_the_same_measurements() -> None:
+    hparams = tiny("simulation")
+    honest = run_population(hparams, Population("honest", 4, ()), windows=3, seed=1)
+    assert honest.weights_without_cheats == honest.weights
+    found = run_population(hparams, Population("shadow", 4, ("shadow",)), windows=3, seed=1)
+    (shadow,) = found.uids("shadow")
+    assert found.weights_without_cheats.keys() == found.weights.keys()
+    assert shadow not in {uid for weights in found.weights_without_cheats.values() for uid in weights}
+    assert found.pay_without_cheats(min(found.uids("honest"))) > 0
 
 
 def test_honest_miners_are_not_penalised_and_the_model_does_not_suffer() -> None:
@@ -230,6 +246,19 @@ def test_honest_miners_are_paid_within_a_quarter_of_their_value(fall: float, fai
 def test_every_third_window_of_the_second_half_is_valued() -> None:
     assert [window for window in range(70) if Valuation(60).is_valued(window)] == list(range(33, 61, 3))
     assert [window for window in range(10) if Valuation(7).is_valued(window)] == [4, 7]
+
+
+def test_payloads_that_are_alike_share_their_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    def falls() -> dict[int, float]:
+        hparams = tiny("simulation", scoring={"overlap_level": 0.9, "overlap_copy_level": 0.95})
+        found = run_population(hparams, Population("pair", 4, ("shadow",)), windows=2, seed=1)
+        return {each.uid: each.fall for each in found.values}
+
+    shared = falls()
+    monkeypatch.setattr(incentive_population, "alike_groups", lambda facts, scoring: {uid: {uid} for uid in facts})
+    alone = falls()
+    assert [uid for uid in alone if shared[uid] == alone[uid] / 2] == [min(alone), max(alone)], "victim and shadow"
+    assert all(shared[uid] == alone[uid] for uid in alone if uid not in (min(alone), max(alone)))
 
 
 def test_each_payload_is_valued_alone() -> None:
