@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from pydantic import SecretStr
@@ -16,7 +17,7 @@ from tests.support.errors import raising
 from tests.support.prepared import PreparedNetwork
 from tests.support.servers import MotoEndpoint, store_at
 
-ACCOUNT = "0123456789abcdef" * 2
+ACCOUNT = uuid4().hex
 
 
 @pytest.fixture(scope="module")

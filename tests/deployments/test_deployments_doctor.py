@@ -22,7 +22,6 @@ from tests.support.commands import Call, write_env
 from tests.support.prepared import PreparedNetwork
 from tests.support.servers import MotoEndpoint
 
-ACCOUNT = "0123456789abcdef" * 2
 Examine = Callable[..., dict[str, tuple[str, str]]]
 
 
@@ -151,13 +150,13 @@ def test_another_role_and_another_bucket_on_chain(examine: Examine, network: Pre
 
 
 def test_a_read_key_that_writes(examine: Examine, moto: MotoEndpoint) -> None:
-    keys = create_bucket_with_keys(moto.admin, ACCOUNT)
+    keys = create_bucket_with_keys(moto.admin, bucket := uuid4().hex)
     values: dict[str, Any] = {
         "TEMPLAR_STORAGE": moto.admin.endpoint_url,
-        "R2_GRADIENTS_ACCOUNT_ID": ACCOUNT,
-        "R2_GRADIENTS_BUCKET_NAME": ACCOUNT,
-        "R2_DATASET_ACCOUNT_ID": ACCOUNT,
-        "R2_DATASET_BUCKET_NAME": ACCOUNT,
+        "R2_GRADIENTS_ACCOUNT_ID": bucket,
+        "R2_GRADIENTS_BUCKET_NAME": bucket,
+        "R2_DATASET_ACCOUNT_ID": bucket,
+        "R2_DATASET_BUCKET_NAME": bucket,
     }
     for name in ("GRADIENTS_READ", "GRADIENTS_WRITE", "DATASET_READ"):
         values[f"R2_{name}_ACCESS_KEY_ID"] = keys.write.access_key_id
