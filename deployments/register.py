@@ -20,6 +20,7 @@ from typing import Any
 
 from dotenv import dotenv_values
 from prefect import Flow
+from prefect.blocks.abstract import NotificationBlock
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.exceptions import ObjectAlreadyExists
@@ -30,6 +31,7 @@ from prefect.workers.process import ProcessWorker
 from blocks.environment import bucket_variables, neuron_from_environment
 from blocks.keyring import credentials_of
 from blocks.neuron import Neuron
+from deployments.automations import Watched, alert_block, definitions, deploy_automations
 from deployments.processes import program
 from deployments.work_pool import require_server_address
 from deployments.worker import ResidentWorker
@@ -236,15 +238,24 @@ def checked_neuron(environment: Mapping[str, str]) -> Neuron:
     return block
 
 
-def enrol(name: str, block: Neuron) -> None:
-    """Announce a neuron's role on chain, and register it.
+def enrol(name: str, block: Neuron, environment: Mapping[str, str]) -> None:
+    """Announce a neuron's role on chain, register it, and deploy its automations.
 
     Raises:
-        PermanentError: The chain refuses the role.
+        PermanentError: The chain refuses the role; `bad_environment`: TEMPLAR_ALERT_BLOCK names no block that notifies.
         TransientError: The chain does not answer.
     """
+    notifying = alert_block(environment)
     announce_role(block.subnet.open(block.wallet), block.wallet.open().address, block.role)
     register(name, block)
+    watch(name, block, notifying)
+
+
+def watch(name: str, block: Neuron, notifying: NotificationBlock | None) -> None:
+    """Deploy the automations of a neuron; what they notify with, or None."""
+    wanted = definitions(Watched(name, block.hparams().windows.seconds), notifying)
+    with get_client(sync_client=True) as client:
+        deploy_automations(client, wanted, name)
 
 
 @contextmanager
@@ -281,9 +292,10 @@ def main(words: Sequence[str] | None = None) -> int:
     add_neuron_options(parser)
     arguments = parser.parse_args(words)
     try:
-        block = checked_neuron(environment_of(arguments))
+        environment = environment_of(arguments)
+        block = checked_neuron(environment)
         require_server()
-        enrol(arguments.name, block)
+        enrol(arguments.name, block, environment)
     except TemplarError as error:
         print(error, file=sys.stderr)
         return 1

@@ -4,6 +4,7 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 
 from flows.naming import window_run_name
+from tasks.alerts import alerting
 from tasks.window import ended, not_run, open_window, validator_steps
 from templar.window import Action, validate
 
@@ -16,7 +17,8 @@ async def validator_window(window: int | None = None, neuron: str = "default") -
         window: The window; by default the next one that this neuron has not finished.
         neuron: Name of the neuron's block.
     """
-    opening = open_window(neuron, window)
-    if opening.action is not Action.RUN:
-        return not_run(opening)
-    return ended(validate(validator_steps(neuron), opening.window))
+    with alerting(neuron):
+        opening = open_window(neuron, window)
+        if opening.action is not Action.RUN:
+            return not_run(neuron, opening)
+        return ended(neuron, validate(validator_steps(neuron), opening.window))

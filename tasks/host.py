@@ -46,6 +46,12 @@ def hosted(name: str, kind: type[N]) -> N:
     return node
 
 
+def current(name: str) -> Node | None:
+    """The live neuron of this name, if there is one."""
+    with _lock:
+        return _neurons.get(name)
+
+
 def load_block(name: str) -> Neuron:
     """The saved settings of a neuron.
 

@@ -16,6 +16,7 @@ from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
 from prefect.states import Completed, Failed
 
+from tasks.alerts import send_of_opening, send_of_result, send_of_weights
 from tasks.artifacts import (
     endpoint_rows,
     finding_rows,
@@ -52,17 +53,19 @@ def open_window(neuron: str, window: int | None) -> Opening:
         return story.open_window(hosted(neuron, Node), window)
 
 
-def not_run(opening: Opening) -> State[None]:
+def not_run(neuron: str, opening: Opening) -> State[None]:
     """The final state of a run whose window is not run, `Skipped` or `CatchingUp`, with the reason."""
+    send_of_opening(neuron, opening)
     name = "CatchingUp" if opening.action is Action.CATCHING_UP else "Skipped"
     return Completed(name=name, message=f"window {opening.window} [{opening.reason}] {opening.detail}")
 
 
-def ended(result: WindowResult) -> State[None]:
+def ended(neuron: str, result: WindowResult) -> State[None]:
     """The final state of a run that took all steps: failed, under a name of its own, if the node missed what it owed.
 
     The runs list shows it in the colour of a failure, with its message.
     """
+    send_of_result(neuron, result)
     if result.missed is None:
         return Completed(message=result.message)
     return Failed(name=result.missed.value, message=result.message)
@@ -215,6 +218,8 @@ def set_weights(neuron: str, evidence: Evidence | None) -> WeightsReport | None:
         return report
     tries = f"sent {report.tries} times; the next window tries again"
     message = f"window {report.window} [{report.reason}] {report.detail} ({tries})"
+    if report.reason is not None:
+        send_of_weights(neuron, report.reason, message)
     refused: Any = Completed(name="WeightsRefused", message=message, data=report)
     return cast(WeightsReport, refused)  # the engine gives the task run this state
 

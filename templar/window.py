@@ -222,6 +222,7 @@ class Opening:
     action: Action
     reason: Reason | None = None
     detail: str = ""
+    behind: int = 0  # windows that the state of a node that catches up lacks to take this one
 
 
 def drive_window(node: Node, window: int) -> Opening:
@@ -287,9 +288,9 @@ def open_window(node: Node, requested: int | None = None) -> Opening:
     try:
         reached = catch_up(node, window - 1, deadline=deadline)
     except TransientError as error:
-        return Opening(
-            window, Action.CATCHING_UP, error.reason, f"at window {node.state.window}, wanted {window - 1}: {error}"
-        )
+        at = node.state.window
+        detail = f"at window {at}, wanted {window - 1}: {error}"
+        return Opening(window, Action.CATCHING_UP, error.reason, detail, behind=window - 1 - at)
     if reached > window:
         node.finish(window)
         return Opening(window, Action.SKIP, Reason.WINDOW_FINISHED, f"the state is already that of window {reached}")

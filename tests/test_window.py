@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from prefect.settings import PREFECT_FLOWS_DEFAULT_RETRIES, temporary_settings
 
+import tasks.alerts
 import tasks.window
 import templar.window
+from tasks.alerts import Alert, Raised
 from tasks.window import took_all_steps
 from templar.agreement.slots import Settlement
 from templar.audit.roster_audit import AuditReport
@@ -177,6 +179,15 @@ BRANCHES = {
 
 
 @pytest.fixture(autouse=True)
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[Raised]:
+    """The alerts that are sent; a recording node has no disk."""
+    alerts: list[Raised] = []
+    monkeypatch.setattr(tasks.alerts, "of_node", lambda node: [])
+    monkeypatch.setattr(tasks.alerts, "send", lambda neuron, found: alerts.extend(found))
+    return alerts
+
+
+@pytest.fixture(autouse=True)
 def opening(monkeypatch: pytest.MonkeyPatch) -> Callable[[Opening], None]:
     """Windows open at once, and audits find nothing; the function changes how they open."""
 
@@ -191,7 +202,7 @@ def opening(monkeypatch: pytest.MonkeyPatch) -> Callable[[Opening], None]:
 
 @pytest.mark.parametrize("branch", BRANCHES.values(), ids=BRANCHES)
 def test_each_branch_makes_the_same_calls_directly_and_as_a_flow_run(
-    branch: Branch, prefect_api: RunningPrefectServer, monkeypatch: pytest.MonkeyPatch
+    branch: Branch, prefect_api: RunningPrefectServer, monkeypatch: pytest.MonkeyPatch, sent: list[Raised]
 ) -> None:
     audit = AuditReport(WINDOW, (), branch.own_fault)
     monkeypatch.setattr(templar.window, "audit_window", lambda node, report, settlement: audit)
@@ -205,6 +216,7 @@ def test_each_branch_makes_the_same_calls_directly_and_as_a_flow_run(
     kind = "COMPLETED" if branch.missed is None else "FAILED"  # the UI's colour
     assert (state.type.value, state.name, state.message) == (kind, branch.missed or "Completed", branch.message)
     assert took_all_steps(state)
+    assert (Alert.WINDOW_MISSED in [each.alert for each in sent]) == (branch.missed is not None)
     if branch.answers.get("set_weights") is not REFUSED:
         return
     with prefect_api.client() as client:
@@ -212,6 +224,7 @@ def test_each_branch_makes_the_same_calls_directly_and_as_a_flow_run(
     weights = runs.pop("set weights")
     assert (weights.name, weights.is_completed()) == ("WeightsRefused", True)
     assert weights.message == "window 7 [not_enough_stake] stake more (sent 3 times; the next window tries again)"
+    assert sent == [Raised(Alert.WEIGHTS_REFUSED, Reason.NOT_ENOUGH_STAKE, weights.message)]
     assert {state.name for state in runs.values() if state} == {"Completed"}
 
 

@@ -32,6 +32,7 @@ from deployments.register import (
     deployment_variables,
     ensure_pool,
     register,
+    watch,
     worker_command,
 )
 from deployments.s3_endpoint import LISTENING
@@ -161,6 +162,8 @@ class LocalNetwork:
         for neuron, block in blocks.items():
             announce_bucket(block)
             register(neuron.name, block)
+            if housekeeping:
+                watch(neuron.name, block, None)
         if deploying is not None:
             self._finish(deploying)
             self._start("housekeeping worker", worker_command(HOUSEKEEPING_POOL, "process"))

@@ -101,7 +101,7 @@ def run(name: str, environment: Mapping[str, str], *, prefect_port: int) -> None
             settings = {PREFECT_API_URL: address.api_url} | ({PREFECT_HOME: server.home} if server else {})
             with temporary_settings(settings):
                 require_server()
-                enrol(name, block)
+                enrol(name, block, environment)
                 with get_client(sync_client=True) as client:
                     ensure_pool(client, HOUSEKEEPING_POOL, "process")
             deploy(own)

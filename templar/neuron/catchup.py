@@ -107,6 +107,7 @@ def leave_minority(node: Node) -> bool:
             log.info("window %d: the decision is not known now: %s", window, error)
             continue
         log.warning("%s: window %d was decided otherwise; returning; proofs: %s", node.name, window, ballots.proofs)
+        node.left_window = window
         node.snapshots.drop_from(window)
         node.journal.forget_settlement(window)
         node.restore(before=window)

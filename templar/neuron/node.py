@@ -67,6 +67,9 @@ class Node:
     windows_late = 0
     """How many windows after its close an unclaimed window may still be opened."""
 
+    left_window: int | None = None
+    """The newest window that was found decided otherwise, until somebody has been told."""
+
     _pending_journal_window: int | None = None
     """The window that was applied to the state and is not entered in the journal yet."""
 

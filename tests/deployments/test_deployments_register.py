@@ -82,6 +82,9 @@ def test_a_neuron_is_registered_and_its_role_announced(
     assert deployment.parameters == {"neuron": NAME}
     assert deployment.pull_steps in (None, [])
     assert deployment.tags == [f"neuron:{NAME}", "role:miner"]
+    with prefect_server.client() as client:
+        watching = {each.name for each in client.read_automations() if f"neuron:{NAME}" in each.tags}
+    assert {f"{NAME}: window-missed", f"{NAME}: silent"} <= watching
     documents = {document["name"]: document for document in on_the_server(prefect_server)[0]}
     parts = documents[NAME]["block_document_references"]
     assert set(parts) == {"subnet", "wallet", "bucket", "dataset"}, "an inlined block is not shown in the UI"
@@ -116,6 +119,7 @@ REFUSED: tuple[tuple[dict[str, str], str], ...] = (
     ({"R2_DATASET_ACCOUNT_ID": "elsewhere", "R2_DATASET_BUCKET_NAME": "elsewhere"}, "[bucket_missing] R2_DATASET_*: "),
     ({"DATASET_BINS_PATH": "elsewhere"}, "[dataset_missing] DATASET_BINS_PATH: "),
     ({"TEMPLAR_STORAGE": "http://127.0.0.1:1"}, "[store_unreachable] R2_GRADIENTS_READ_*: "),
+    ({"TEMPLAR_ALERT_BLOCK": "slack-webhook/none"}, "[bad_environment] TEMPLAR_ALERT_BLOCK is 'slack-webhook/none'"),
 )
 
 

@@ -11,6 +11,8 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 from prefect.client.schemas.objects import State
 from prometheus_client.parser import text_string_to_metric_families
 
+import tasks.alerts
+from tasks.alerts import EVENT, Alert
 from templar.adversary.actors import SilentPublisher
 from templar.errors import PermanentError, Reason, TransientError
 from templar.housekeeping.metrics import FILE_NAME
@@ -34,6 +36,7 @@ class FlowRuns:
     network: Network
     states: dict[str, list[State[Any]]]  # name of the node -> final state of each window
     server: RunningPrefectServer
+    alerts: list[tuple[str, str, str]]
 
     def name(self, role: str) -> str:
         """The name of a role's first node; an honest miner's for `miner`."""
@@ -48,9 +51,27 @@ class FlowRuns:
 def runs(tmp_path_factory: pytest.TempPathFactory, prefect_server: RunningPrefectServer) -> Iterator[FlowRuns]:
     network = new_network(tmp_path_factory.mktemp("flows"))
     with prefect_server.configured():
-        states = run_windows(network, WINDOWS)
-        yield FlowRuns(network, states, prefect_server)
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            alerts = recorded(monkeypatch)
+            states = run_windows(network, WINDOWS)
+        yield FlowRuns(network, states, prefect_server, alerts)
     network.stop()
+
+
+@pytest.fixture
+def alerts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, str]]:
+    return recorded(monkeypatch)
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, str]]:
+    """Neuron, name and reason of each alert from now on, instead of the event."""
+    found: list[tuple[str, str, str]] = []
+
+    def emit(event: str, resource: dict[str, str], payload: dict[str, str]) -> None:
+        found.append((resource["prefect.resource.name"], event.removeprefix(EVENT), payload["reason"]))
+
+    monkeypatch.setattr(tasks.alerts, "emit_event", emit)
+    return found
 
 
 class TestThreeWindows:
@@ -65,6 +86,9 @@ class TestThreeWindows:
         assert re.search(r": loss \d\.\d{4}, applied \(3, 4\), root", str(validator[0].message))
         assert re.search(r": loss \d\.\d{4}, applied \(3, 4\), weights set, root", str(validator[1].message))
         assert ": roster (3, 4), root" in str(aggregator[0].message)
+
+    def test_healthy_windows_alert_nobody(self, runs: FlowRuns) -> None:
+        assert runs.alerts == []
 
     def test_the_state_is_that_of_the_same_network_without_prefect(
         self, runs: FlowRuns, tmp_path_factory: pytest.TempPathFactory
@@ -181,7 +205,12 @@ class TestAlone:
         assert len(network.objects(miner.name, "commit-")) == 1
 
     def test_a_permanent_error_fails_at_once_and_the_next_run_takes_the_window_up(
-        self, network: Network, miner: Node, prefect_server: RunningPrefectServer, monkeypatch: pytest.MonkeyPatch
+        self,
+        network: Network,
+        miner: Node,
+        prefect_server: RunningPrefectServer,
+        monkeypatch: pytest.MonkeyPatch,
+        alerts: list[tuple[str, str, str]],
     ) -> None:
         denied = PermanentError(Reason.ACCESS_DENIED, "the key was refused")
         fail(monkeypatch, miner, "publish_sync_proof", denied, times=1)
@@ -191,6 +220,10 @@ class TestAlone:
         with prefect_server.client() as client:
             last = task_runs(client, failed, at_least=11)[-1]
         assert (last.state_name, last.run_count) == ("Failed", 1)
+        assert alerts == [
+            (miner.name, Alert.WINDOW_MISSED, "access_denied"),
+            (miner.name, Alert.KEY_REFUSED, "access_denied"),
+        ]
 
         before = network.objects(miner.name)
         resumed = run_window(miner, None)  # it takes up what it claimed
@@ -200,9 +233,10 @@ class TestAlone:
         assert before.items() <= after.items()
         assert any(key.startswith("proof-1") for key in after)
         assert miner.journal.open_claims() == ()
+        assert len(alerts) == 2, "the resumed window is no fault"
 
     def test_a_miner_that_comes_too_late_to_train_is_shown_as_failed_and_closes_the_window(
-        self, network: Network, miner: Node, prefect_server: RunningPrefectServer
+        self, network: Network, miner: Node, prefect_server: RunningPrefectServer, alerts: list[tuple[str, str, str]]
     ) -> None:
         def late() -> None:
             network.to_window(1, miner.chain)
@@ -217,6 +251,7 @@ class TestAlone:
             names = [task.name for task in task_runs(client, state, at_least=9)]
         assert (run.state_name, run.run_count) == ("NothingPublished", 1)
         assert names[-2:] == ["publish sync proof 1", "close window 1"]
+        assert alerts == [(miner.name, alert, "no_time_left") for alert in (Alert.WINDOW_MISSED, Alert.LATE)]
 
     def test_findings_are_in_the_runs_message_and_in_a_table(
         self, tmp_path: Any, prefect_server: RunningPrefectServer

@@ -412,6 +412,7 @@ def test_a_node_of_the_minority_returns_to_a_snapshot_and_follows_the_majority(n
     applies_null(miner, 2)
     assert len(network.roots(2)) == 2
     assert leave_minority(miner)
+    assert miner.left_window == 2
     assert (miner.state.window, miner.snapshots.windows()) == (1, (1,))
     assert roots(miner) == {1: network.validator.journal.roots(1, 1)[1]}
     assert not leave_minority(miner)

@@ -1,0 +1,153 @@
+"""The automations of a neuron: who is told when a window is missed, weights are refused, a disk is nearly full, ...
+
+`templar neuron start` and `templar neuron register` deploy them; doing it again changes what differs and removes what
+this release does not have. Each waits for an event of the neuron (`tasks.alerts`), or for one of its
+flow runs, and notifies with the block that TEMPLAR_ALERT_BLOCK names, such as `slack-webhook/ops`. Without a block they
+do nothing, and the events stand in the UI's event feed all the same.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from prefect.blocks.abstract import NotificationBlock
+from prefect.blocks.core import Block
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.events.actions import DoNothing, SendNotification
+from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+
+from tasks.alerts import EVENT, RESOURCE, Alert
+from templar.errors import PermanentError, Reason
+
+Resource = dict[str, str | list[str]]
+
+VARIABLE = "TEMPLAR_ALERT_BLOCK"
+LATE_TIMES = 3
+"""Windows in a row that are late before somebody is told."""
+SILENT_WINDOWS = 3
+"""Windows without a run after which a neuron is silent."""
+SHORTEST_SILENCE = 10.0
+"""Seconds: Prefect waits no shorter for an event that does not come."""
+WINDOW_FLOWS = ["miner-window", "validator-window", "aggregator-window"]
+CRASHED = "A flow run has crashed: its process was killed. `templar neuron start` starts it again; look at its logs."
+SILENT = f"No window has begun for {SILENT_WINDOWS} windows: look at `templar neuron status`."
+REMEDIES: Mapping[Alert, str] = {
+    Alert.WINDOW_MISSED: "Open the run of this window in the UI: its message has the reason.",
+    Alert.LATE: "The machine is too slow, or does other work: look at time-{neuron} among the artifacts.",
+    Alert.BEHIND: "It catches up by itself; if it does not, run `templar neuron doctor`.",
+    Alert.STATE_DIFFERS: "It returns by itself. If it happens again, audit the window with `templar audit`.",
+    Alert.WEIGHTS_REFUSED: "The next window tries again; docs/validator.md says what each reason asks for.",
+    Alert.KEY_REFUSED: "Look at the rights of the keys with `templar access`, and correct .env.",
+    Alert.LEASE_LOST: "Another process runs under this hotkey: stop one of them.",
+    Alert.DISK_LOW: "Make room, lower snapshots_kept, or choose another TEMPLAR_HOME.",
+}
+"""What to do for each alert."""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A neuron, as its automations know it."""
+
+    name: str
+    window_seconds: float
+
+
+def definitions(neuron: Watched, block: NotificationBlock | None) -> list[AutomationCore]:
+    """Return all automations of a neuron."""
+    found = [_of_alert(neuron, alert, block) for alert in Alert]
+    runs: Resource = {
+        "prefect.resource.role": "tag",
+        "prefect.resource.id": f"prefect.tag.neuron:{neuron.name}",
+    }
+    crashed = EventTrigger(
+        posture=Posture.Reactive,
+        match_related=runs,
+        expect={"prefect.flow-run.Crashed"},
+        threshold=1,
+        within=timedelta(0),
+    )
+    windows: Resource = {"prefect.resource.role": "flow", "prefect.resource.name": WINDOW_FLOWS}
+    silent = EventTrigger(
+        posture=Posture.Proactive,
+        match_related=[runs, windows],
+        expect={"prefect.flow-run.Running"},
+        threshold=1,
+        within=timedelta(seconds=max(SHORTEST_SILENCE, SILENT_WINDOWS * neuron.window_seconds)),
+    )
+    return [
+        *found,
+        _automation(neuron, "crashed", crashed, block, CRASHED),
+        _automation(neuron, "silent", silent, block, SILENT),
+    ]
+
+
+def _of_alert(neuron: Watched, alert: Alert, block: NotificationBlock | None) -> AutomationCore:
+    times = LATE_TIMES if alert is Alert.LATE else 1
+    within = timedelta(seconds=(times + 0.5) * neuron.window_seconds if times > 1 else 0)
+    trigger = EventTrigger(
+        posture=Posture.Reactive,
+        match={"prefect.resource.id": f"{RESOURCE}{neuron.name}"},
+        expect={f"{EVENT}{alert}"},
+        threshold=times,
+        within=within,
+    )
+    body = "{{ event.payload.text }}\n" + REMEDIES[alert].format(neuron=neuron.name)
+    return _automation(neuron, alert.value, trigger, block, body)
+
+
+def _automation(
+    neuron: Watched, what: str, trigger: EventTrigger, block: NotificationBlock | None, body: str
+) -> AutomationCore:
+    action: DoNothing | SendNotification = DoNothing()
+    if block is not None and block._block_document_id is not None:
+        action = SendNotification(
+            block_document_id=block._block_document_id, subject=f"{neuron.name}: {what}", body=body
+        )
+    return AutomationCore(
+        name=f"{neuron.name}: {what}",
+        description=body.rpartition("\n")[2],
+        tags=[f"neuron:{neuron.name}"],
+        trigger=trigger,
+        actions=[action],
+    )
+
+
+def alert_block(environment: Mapping[str, str]) -> NotificationBlock | None:
+    """Return the notification block that the environment names; None if it names none.
+
+    Raises:
+        PermanentError: `bad_environment`; there is no such block, or it cannot notify.
+    """
+    name = environment.get(VARIABLE, "")
+    if not name:
+        return None
+    try:
+        block = Block.load(name)
+    except ValueError as error:
+        raise PermanentError(
+            Reason.BAD_ENVIRONMENT, f"{VARIABLE} is {name!r}: {error}; create the block in the UI, or leave it empty"
+        ) from None
+    if not isinstance(block, NotificationBlock):
+        raise PermanentError(
+            Reason.BAD_ENVIRONMENT,
+            f"{VARIABLE} is {name!r}, which cannot notify: name a notification block, such as slack-webhook/ops",
+        )
+    return block
+
+
+def deploy_automations(client: SyncPrefectClient, wanted: Sequence[AutomationCore], neuron: str) -> None:
+    """Bring the automations of a neuron to the server: create, change and remove them as needed.
+
+    One that was switched off in the UI stays off.
+    """
+    there = {each.name: each for each in client.read_automations() if f"neuron:{neuron}" in each.tags}
+    for automation in wanted:
+        known = there.pop(automation.name, None)
+        if known is None:
+            client.create_automation(automation)
+        else:
+            same = automation.model_copy(update={"enabled": known.enabled})
+            if same.model_dump() != known.model_dump(include=set(same.model_dump())):
+                client.update_automation(known.id, same)
+    for stale in there.values():
+        client.delete_automation(stale.id)

@@ -1,0 +1,166 @@
+"""Alerts: what an operator is told at once, from how a window of a neuron went, and the events that they are sent as.
+
+Each alert is something that somebody can do something about; a healthy window has none. Who is told, and how, is set by
+the automations that are deployed with the neuron. Events are sent by a thread of Prefect's client, so a server that is
+away delays no window.
+"""
+
+import logging
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+
+from prefect.events import emit_event
+
+from tasks.host import current
+from templar.errors import Reason, TemplarError
+from templar.neuron.node import Node
+from templar.training.device import num_parameters
+from templar.window import Action, Opening, WindowResult
+
+log = logging.getLogger("templar.alerts")
+
+RESOURCE = "templar.neuron."
+"""Beginning of the id of the resource that a neuron's events are about."""
+EVENT = "templar.alert."
+"""Beginning of the events' names."""
+BEHIND_WINDOWS = 3
+"""A node whose state lacks so many windows or more is behind."""
+FREE_SHARE = 0.05
+"""A disk with less than this share free is nearly full."""
+BYTES_PER_PARAMETER = 16
+"""What a miner writes of one parameter at most in a window with a snapshot: the agreed state and its private one."""
+
+
+class Alert(StrEnum):
+    """What happened; the name is part of the event's."""
+
+    WINDOW_MISSED = "window-missed"
+    LATE = "late"
+    BEHIND = "behind"
+    STATE_DIFFERS = "state-differs"
+    WEIGHTS_REFUSED = "weights-refused"
+    KEY_REFUSED = "key-refused"
+    LEASE_LOST = "lease-lost"
+    DISK_LOW = "disk-low"
+
+
+_LATE = frozenset({Reason.NO_TIME_LEFT, Reason.COMMIT_LATE, Reason.REVEAL_LATE, Reason.ROSTER_LATE})
+_OF_REASON = {
+    Reason.LEASE_LOST: Alert.LEASE_LOST,
+    Reason.ACCESS_DENIED: Alert.KEY_REFUSED,
+    Reason.WRITE_KEY_REFUSED: Alert.KEY_REFUSED,
+    Reason.BUCKET_MISSING: Alert.KEY_REFUSED,
+    Reason.DISK_FULL: Alert.DISK_LOW,
+    Reason.MINORITY: Alert.STATE_DIFFERS,
+}
+"""Alerts that a reason raises besides the missed window."""
+
+
+@dataclass(frozen=True)
+class Raised:
+    """One alert; the text names the window or the object."""
+
+    alert: Alert
+    reason: Reason
+    text: str
+
+
+def of_result(result: WindowResult) -> Iterator[Raised]:
+    """Yield the alerts of a window that was run to its end."""
+    if result.missed is not None and result.reason is not None:
+        yield from _missed(result.reason, f"{result.missed}: {result.message}")
+
+
+def of_opening(opening: Opening) -> Iterator[Raised]:
+    """Yield the alerts of a window that is not run."""
+    if opening.reason is None:
+        return
+    text = f"window {opening.window} is not run: {opening.detail}"
+    if opening.action is Action.CATCHING_UP or opening.reason is Reason.WINDOW_PASSED:
+        yield from _missed(opening.reason, text)
+    if opening.behind >= BEHIND_WINDOWS:
+        yield Raised(Alert.BEHIND, opening.reason, f"the state is {opening.behind} windows behind: {text}")
+
+
+def of_error(error: TemplarError) -> Iterator[Raised]:
+    """Yield the alerts of an error that ended a window's run."""
+    yield from _missed(error.reason, f"a step failed: {error}")
+
+
+def of_node(node: Node) -> Iterator[Raised]:
+    """Yield the alerts of a node's own condition: its disk, and a history that was not decided."""
+    usage = shutil.disk_usage(node.home)
+    needed = BYTES_PER_PARAMETER * num_parameters(node.hparams.model)
+    if usage.free < max(needed, FREE_SHARE * usage.total):
+        free = f"{usage.free / 2**30:.1f} GiB free of {usage.total / 2**30:.1f}"
+        yield Raised(Alert.DISK_LOW, Reason.DISK_FULL, f"{node.home} has {free}: windows will fail soon")
+    if node.left_window is not None:
+        window, node.left_window = node.left_window, None
+        yield Raised(
+            Alert.STATE_DIFFERS, Reason.MINORITY, f"window {window} was decided otherwise than this node had applied it"
+        )
+
+
+def _missed(reason: Reason, text: str) -> Iterator[Raised]:
+    yield Raised(Alert.WINDOW_MISSED, reason, text)
+    if reason in _LATE:
+        yield Raised(Alert.LATE, reason, text)
+    if (besides := _OF_REASON.get(reason)) is not None:
+        yield Raised(besides, reason, text)
+
+
+def send(neuron: str, alerts: Iterable[Raised]) -> None:
+    """Send an event per alert; one that cannot be made costs a warning."""
+    for raised in alerts:
+        try:
+            emit_event(
+                f"{EVENT}{raised.alert}",
+                resource={
+                    "prefect.resource.id": f"{RESOURCE}{neuron}",
+                    "prefect.resource.name": neuron,
+                    "templar.reason": raised.reason.value,
+                },
+                payload={"reason": raised.reason.value, "text": raised.text},
+            )
+        except Exception as error:  # noqa: BLE001 - Prefect's client may raise anything; a window is worth more
+            log.warning("the alert %s is not sent: %r", raised.alert, error)
+
+
+@contextmanager
+def alerting(neuron: str) -> Iterator[None]:
+    """Send the alerts of an error that ends a window's run, and those of the neuron's own condition."""
+    try:
+        yield
+    except TemplarError as error:
+        if error.reason is not Reason.STOPPED:
+            send(neuron, of_error(error))
+        raise
+    finally:
+        send_of_condition(neuron)
+
+
+def send_of_condition(neuron: str) -> None:
+    """Send the alerts of the neuron's own condition: its disk, and a history that was not decided."""
+    if (node := current(neuron)) is not None:
+        try:
+            send(neuron, of_node(node))
+        except OSError as error:
+            log.warning("the disk of %s is not known: %s", neuron, error)
+
+
+def send_of_result(neuron: str, result: WindowResult) -> None:
+    """Send the alerts of a window that was run to its end."""
+    send(neuron, of_result(result))
+
+
+def send_of_opening(neuron: str, opening: Opening) -> None:
+    """Send the alerts of a window that is not run."""
+    send(neuron, of_opening(opening))
+
+
+def send_of_weights(neuron: str, reason: Reason, text: str) -> None:
+    """Send the alert of weights that the chain refused."""
+    send(neuron, [Raised(Alert.WEIGHTS_REFUSED, reason, text)])

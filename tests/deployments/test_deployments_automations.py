@@ -1,0 +1,174 @@
+"""The automations of a neuron on a real Prefect server: each alert reaches the operator's webhook."""
+
+import json
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+from prefect import flow
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
+from prefect.blocks.system import Secret
+from prefect.events.schemas.automations import Automation
+from prefect.states import Crashed, Running
+
+from deployments.automations import LATE_TIMES, REMEDIES, Watched, alert_block, definitions, deploy_automations
+from tasks.alerts import Alert, Raised, send
+from templar.errors import PermanentError, Reason
+from tests.support.errors import raising
+from tests.support.loopback_server import LoopbackServer, serving
+from tests.support.operator import wait_until
+from tests.support.prefect_server import RunningPrefectServer
+
+pytestmark = pytest.mark.usefixtures("prefect_api")
+LONG = 3600.0
+Messages = list[dict[str, str]]
+
+
+class Webhook(LoopbackServer):
+    """Keeps what is posted to it."""
+
+    def __init__(self) -> None:
+        super().__init__(Posting)
+        self.messages: Messages = []
+
+
+class Posting(BaseHTTPRequestHandler):
+    server: Webhook
+
+    def do_POST(self) -> None:
+        self.server.messages.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing on the terminal."""
+
+
+@pytest.fixture
+def webhook() -> Iterator[Webhook]:
+    with serving(Webhook()) as server:
+        yield server
+
+
+@pytest.fixture
+def neuron(prefect_server: RunningPrefectServer) -> Iterator[str]:
+    """A neuron's name; its automations are removed in the end."""
+    name = f"watched-{uuid4().hex[:8]}"
+    yield name
+    with prefect_server.client() as client:
+        deploy_automations(client, [], name)
+
+
+@pytest.fixture
+def deploy(prefect_server: RunningPrefectServer, webhook: Webhook) -> Callable[..., dict[str, Automation]]:
+    """Deploys a neuron's automations, which post to the webhook; returns what is on the server, by name."""
+    document = f"hook-{uuid4().hex[:8]}"
+    CustomWebhookNotificationBlock(
+        name=document, url=webhook.endpoint_url, json_data={"subject": "{{subject}}", "body": "{{body}}"}
+    ).save(document)
+    notifying = alert_block({"TEMPLAR_ALERT_BLOCK": f"custom-webhook/{document}"})
+
+    def call(neuron: str, *, seconds: float = LONG, block: Any = notifying) -> dict[str, Automation]:
+        with prefect_server.client() as client:
+            deploy_automations(client, definitions(Watched(neuron, seconds), block), neuron)
+            return automations(prefect_server, neuron)
+
+    return call
+
+
+def automations(server: RunningPrefectServer, neuron: str) -> dict[str, Automation]:
+    with server.client() as client:
+        return {each.name: each for each in client.read_automations() if f"neuron:{neuron}" in each.tags}
+
+
+def raise_alert(neuron: str, alert: Alert) -> None:
+    send(neuron, [Raised(alert, Reason.STORE_BUSY, f"text of {alert}")])
+
+
+def test_every_alert_is_sent_with_its_text_and_its_remedy_to_the_operator_of_that_neuron(
+    deploy: Any, webhook: Webhook, neuron: str
+) -> None:
+    """An alert of late windows is told at the third one; one of another neuron is not told."""
+    deploy(neuron)
+    for alert in Alert:
+        raise_alert("somebody-else", alert)
+    expected = {f"{neuron}: {alert}": alert for alert in Alert}
+    for alert in Alert:
+        raise_alert(neuron, alert)
+    expected.pop(f"{neuron}: {Alert.LATE}")
+    wait_until(lambda: len(webhook.messages) >= len(expected), "the alerts come")
+    for _ in range(LATE_TIMES - 1):
+        raise_alert(neuron, Alert.LATE)
+    wait_until(lambda: len(webhook.messages) > len(expected), "late windows are told")
+    said = {message["subject"]: message["body"] for message in webhook.messages}
+    assert len(said) == len(webhook.messages) == len(Alert)
+    for alert in Alert:
+        body = said[f"{neuron}: {alert}"]
+        assert body == f"text of {alert}\n" + REMEDIES[alert].format(neuron=neuron)
+
+
+def test_a_killed_run_is_told(deploy: Any, webhook: Webhook, neuron: str, prefect_server: RunningPrefectServer) -> None:
+    deploy(neuron)
+    with prefect_server.client() as client:
+        for tag in ("neuron:somebody-else", f"neuron:{neuron}"):
+            run = client.create_flow_run(flow(name="miner-window")(lambda: None), tags=[tag])
+            client.set_flow_run_state(run.id, Running())
+            client.set_flow_run_state(run.id, Crashed(message="killed"))
+    wait_until(lambda: webhook.messages != [], "the crash is told")
+    (message,) = webhook.messages
+    assert message["subject"] == f"{neuron}: crashed"
+
+
+def test_a_neuron_whose_windows_do_not_begin_is_told(deploy: Any, webhook: Webhook, neuron: str) -> None:
+    """The shortest time that Prefect waits for an event that does not come, 10 s, is that of windows of a second."""
+    deploy(neuron, seconds=1.0)
+    wait_until(lambda: webhook.messages != [], "the silence is told", patience_seconds=90)
+    assert webhook.messages[0]["subject"] == f"{neuron}: silent"
+
+
+def test_deploying_again_changes_nothing_but_what_differs(
+    deploy: Any, neuron: str, prefect_server: RunningPrefectServer
+) -> None:
+    first = deploy(neuron)
+    assert set(first) == {f"{neuron}: {what}" for what in (*Alert, "crashed", "silent")}
+    before = stamps(prefect_server, neuron)
+    deploy(neuron)
+    assert stamps(prefect_server, neuron) == before
+    # What an operator has switched off stays off, also where its trigger is changed.
+    off = first[f"{neuron}: silent"]
+    with prefect_server.client() as client:
+        client.pause_automation(off.id)
+    changed = deploy(neuron, seconds=2 * LONG)
+    assert {name: each.id for name, each in changed.items()} == {name: each.id for name, each in first.items()}
+    assert not changed[off.name].enabled
+    assert changed[off.name].trigger != off.trigger
+    assert all(each.enabled for each in changed.values() if each.id != off.id)
+    # One that this release does not have goes; those of another neuron stay.
+    other = f"{neuron}-other"
+    deploy(other)
+    with prefect_server.client() as client:
+        deploy_automations(client, definitions(Watched(neuron, LONG), None)[:3], neuron)
+        assert len(automations(prefect_server, neuron)) == 3
+        assert len(automations(prefect_server, other)) == len(first)
+        deploy_automations(client, [], other)
+
+
+def stamps(server: RunningPrefectServer, neuron: str) -> dict[str, str]:
+    """When each automation was changed last."""
+    answer = httpx.post(f"{server.server.api_url}/automations/filter", json={})
+    return {each["name"]: each["updated"] for each in answer.json() if f"neuron:{neuron}" in each["tags"]}
+
+
+def test_a_block_that_cannot_notify_is_refused() -> None:
+    assert alert_block({}) is alert_block({"TEMPLAR_ALERT_BLOCK": ""}) is None
+    Secret(value="x").save(name := f"secret-{uuid4().hex[:8]}")
+    for value, words in (
+        ("slack-webhook/nobody", "create the block in the UI, or leave it empty"),
+        ("no-slash", "create the block in the UI, or leave it empty"),
+        (f"secret/{name}", "which cannot notify: name a notification block"),
+    ):
+        with raising(PermanentError, Reason.BAD_ENVIRONMENT, "TEMPLAR_ALERT_BLOCK", value, words):
+            alert_block({"TEMPLAR_ALERT_BLOCK": value})

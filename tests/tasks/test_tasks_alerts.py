@@ -1,0 +1,93 @@
+"""What an operator is told of a window: every fault has its alert, and a healthy window has none."""
+
+import shutil
+from collections import namedtuple
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tasks.alerts import BEHIND_WINDOWS, Alert, Raised, of_error, of_node, of_opening, of_result
+from templar.errors import PermanentError, Reason, TransientError
+from templar.hparams import load_hparams
+from templar.window import Action, Missed, Opening, WindowResult
+
+Usage = namedtuple("Usage", ["total", "used", "free"])
+TIB = 2**40
+
+
+def names(found: Any) -> list[Alert]:
+    return [each.alert for each in found]
+
+
+def test_a_window_in_which_nothing_was_missed_alerts_nobody() -> None:
+    assert names(of_result(WindowResult("window 3: published"))) == []
+    assert names(of_opening(Opening(3, Action.RUN))) == []
+    assert names(of_opening(Opening(3, Action.SKIP, Reason.WINDOW_FINISHED, "window 3 is finished"))) == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "besides"),
+    [
+        (Reason.NO_TIME_LEFT, [Alert.LATE]),
+        (Reason.COMMIT_LATE, [Alert.LATE]),
+        (Reason.REVEAL_LATE, [Alert.LATE]),
+        (Reason.ROSTER_LATE, [Alert.LATE]),
+        (Reason.DATASET_TOO_SMALL, []),
+    ],
+)
+def test_a_missed_window_is_told_with_its_reason(reason: Reason, besides: list[Alert]) -> None:
+    found = list(of_result(WindowResult("window 3: not trained", Missed.NOTHING_PUBLISHED, reason)))
+    assert names(found) == [Alert.WINDOW_MISSED, *besides]
+    assert {each.reason for each in found} == {reason}
+    assert found[0].text == "NothingPublished: window 3: not trained"
+
+
+@pytest.mark.parametrize(
+    ("error", "besides"),
+    [
+        (PermanentError(Reason.ACCESS_DENIED, "refused"), [Alert.KEY_REFUSED]),
+        (PermanentError(Reason.WRITE_KEY_REFUSED, "refused"), [Alert.KEY_REFUSED]),
+        (PermanentError(Reason.LEASE_LOST, "another process"), [Alert.LEASE_LOST]),
+        (PermanentError(Reason.DISK_FULL, "no space"), [Alert.DISK_LOW]),
+        (PermanentError(Reason.MINORITY, "decided otherwise"), [Alert.STATE_DIFFERS]),
+        (TransientError(Reason.STORE_UNREACHABLE, "no answer"), []),
+    ],
+    ids=lambda value: value.reason.value if isinstance(value, Exception) else None,
+)
+def test_an_error_that_ends_a_run_is_told(error: Any, besides: list[Alert]) -> None:
+    found = list(of_error(error))
+    assert names(found) == [Alert.WINDOW_MISSED, *besides]
+    assert str(error) in found[0].text
+
+
+def test_a_state_that_lags_is_told_from_some_windows_on() -> None:
+    def opened(behind: int) -> list[Alert]:
+        opening = Opening(10, Action.CATCHING_UP, Reason.CHAIN_UNREACHABLE, "no answer", behind)
+        return names(of_opening(opening))
+
+    assert opened(0) == opened(BEHIND_WINDOWS - 1) == [Alert.WINDOW_MISSED]
+    assert opened(BEHIND_WINDOWS) == [Alert.WINDOW_MISSED, Alert.BEHIND]
+
+
+def test_a_disk_that_is_nearly_full_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node: Any = SimpleNamespace(home=tmp_path, hparams=load_hparams("local"), left_window=None)
+
+    def with_free(share: float) -> list[Alert]:
+        usage = Usage(TIB, round((1 - share) * TIB), round(share * TIB))
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+        return names(of_node(node))
+
+    assert with_free(0.06) == []
+    assert with_free(0.04) == [Alert.DISK_LOW]
+
+
+def test_a_history_that_was_left_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(TIB, 0, TIB))
+    node: Any = SimpleNamespace(home=tmp_path, hparams=load_hparams("local"), left_window=7)
+    (raised,) = of_node(node)
+    assert raised == Raised(
+        Alert.STATE_DIFFERS, Reason.MINORITY, "window 7 was decided otherwise than this node had applied it"
+    )
+    assert list(of_node(node)) == []
