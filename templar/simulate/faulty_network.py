@@ -51,6 +51,8 @@ from templar.window import Action, drive_window
 VALIDATING = ("aggregator", "validator")
 PAUSES = (2, 5, 10, 20, 40)
 """Seconds from one try of a window's steps to the next, as under Prefect."""
+EVAL_SEQUENCES = 16
+"""Sequences that a validator measures of the own data of a miner, and of others'."""
 
 
 class ViolationError(Exception):
@@ -353,6 +355,10 @@ def run_plan(plan: FaultPlan, on_window: Callable[[int], None] = lambda window: 
 
 
 def fault_hparams() -> HParams:
-    """The times of the preset 150M with the model of `simulation`."""
+    """The times of the preset 150M with the model of `simulation`, measured on more sequences than there.
+
+    On four sequences an honest indicator is +1 in 88 windows of 100, and about one honest miner in a hundred falls below
+    `own_data_min_average` within 30 windows; on sixteen it is +1 in 92.
+    """
     windows = load_hparams("150M").windows.model_dump()
-    return load_hparams("simulation", overrides={"windows": windows})
+    return load_hparams("simulation", overrides={"windows": windows, "scoring": {"eval_sequences": EVAL_SEQUENCES}})
