@@ -357,8 +357,8 @@ def run_plan(plan: FaultPlan, on_window: Callable[[int], None] = lambda window: 
 def fault_hparams() -> HParams:
     """The times of the preset 150M with the model of `simulation`, measured on more sequences than there.
 
-    On four sequences an honest indicator is +1 in 88 windows of 100, and about one honest miner in a hundred falls below
-    `own_data_min_average` within 30 windows; on sixteen it is +1 in 92.
+    On four sequences an honest indicator is +1 in 88 windows of 100, and about one honest miner in a hundred falls
+    below `own_data_min_average` within 30 windows; on sixteen it is +1 in 92.
     """
     windows = load_hparams("150M").windows.model_dump()
     return load_hparams("simulation", overrides={"windows": windows, "scoring": {"eval_sequences": EVAL_SEQUENCES}})
