@@ -40,7 +40,8 @@ class Observed:
     """The commitments of a window that this node saw before the close."""
 
     window: int
-    # Hotkey -> digest of the manifest that it committed to. None if this node did not look: it may propose nothing.
+    # Hotkey -> digest of the manifest that it committed to. None if this node did not look everywhere: it may propose
+    # nothing.
     digests: Mapping[str, str] | None
 
     def to_json(self) -> str:
@@ -60,7 +61,8 @@ def observe_commitments(exchange: Exchange, window: int, *, concurrency: int) ->
     """Look at all commitments of a window, the missing ones again, until all are seen or the window closes.
 
     The first look is `GUARDS` guards before the expected close. What was read when the closing block was at the head
-    counts for nothing, because reveals may have been public by then. A commitment that is there is read once.
+    counts for nothing, because reveals may have been public by then. A commitment that is there is read once. A node
+    whose reads do not count for every bucket, because its chain endpoint or its clock was wrong, has not looked.
 
     Args:
         exchange: The network.
@@ -84,13 +86,20 @@ def observe_commitments(exchange: Exchange, window: int, *, concurrency: int) ->
         # 2. Read what is due; what was seen counts if the chain shows that the window is open still.
         while looks.due and not looks.is_past_end():
             looks.start(workers)
-            seen = {uid: digest for uid, digest in workers.results(POLL_SECONDS) if digest is not None}
-            if seen and looks.is_open():
-                looks.take(seen)
+            read = dict(workers.results(POLL_SECONDS))
+            if read and looks.is_open():
+                looks.take(read)
             if looks.due and not workers.is_busy:
                 clock.sleep_until(min(*looks.due.values(), looks.times.reveal_interval.first))
+        unanswered = {uid for uid in looks.unread if workers.is_running(uid)}
     finally:
         workers.close()
+    # 3. Who did not come to look at every bucket would leave out miners that have done nothing wrong. A bucket that
+    #    still has not answered fails by itself.
+    not_looked_at = sorted(uid for uid in looks.unread if uid not in unanswered)
+    if not_looked_at:
+        log.warning("window %d: no look at the commitments of uids %s counts", window, not_looked_at)
+        return Observed(window, None)
     log.info(
         "window %d: %d commitments seen, those of uids %s are missing", window, len(looks.digests), sorted(looks.due)
     )
@@ -109,6 +118,7 @@ class _Looks:
         # Uid -> time of the next look, in an order of this node's own: nobody can be sure to come first.
         order = sorted(self._miners, key=lambda uid: keyed_seed("templar.commitments.order", own, window, uid))
         self.due = dict.fromkeys(order, 0.0)
+        self.unread = set(order)  # those of which no read counts so far, not even a failed one
         self.times = exchange.expected_times(window)
 
     @property
@@ -148,11 +158,13 @@ class _Looks:
                 self.due[uid] = now + self.pause
                 workers.start(uid, max(LEAST_READ_SECONDS, self.pause))
 
-    def take(self, seen: Mapping[int, str]) -> None:
-        """Accept what was seen."""
-        for uid, digest in seen.items():
-            del self.due[uid]
-            self.digests[self._miners[uid].hotkey] = digest
+    def take(self, read: Mapping[int, str | None]) -> None:
+        """Accept what reads showed that ended while the window was open; None showed no commitment."""
+        self.unread -= read.keys()
+        for uid, digest in read.items():
+            if digest is not None:
+                del self.due[uid]
+                self.digests[self._miners[uid].hotkey] = digest
 
     def read(self, uid: int) -> str | None:
         """The digest that a miner committed to, by one request; None if no legal commitment is shown."""

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,24 @@ def test_a_clock_that_is_behind_takes_nothing_from_after_the_close(
     for miner in subnet.miners:
         commit(subnet, miner)
     monkeypatch.setattr(exchange.chain, "head", lambda: 10_000)
+    assert observe(exchange) == Observed(WINDOW, None)
+
+
+def test_who_could_not_look_at_every_bucket_has_not_looked(
+    subnet: Subnet, exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chain shows the closing block too early: for a moment, and from the second read on."""
+    for miner in subnet.miners:
+        commit(subnet, miner)
+    head, wrong = exchange.chain.head, set[int]()
+    calls = count()
+    monkeypatch.setattr(exchange.chain, "head", lambda: 10_000 if next(calls) in wrong else head())
+    wrong.add(2)
+    assert len(observe(exchange).digests or {}) == len(subnet.miners)
+
+    subnet.clock.sleep_until(exchange.expected_times(WINDOW).close - 1)
+    calls = count()
+    wrong.update(range(2, 10_000))
     assert observe(exchange) == Observed(WINDOW, None)
 
 
