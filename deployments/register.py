@@ -35,6 +35,7 @@ from deployments.automations import Watched, alert_block, definitions, deploy_au
 from deployments.processes import program
 from deployments.work_pool import require_server_address
 from deployments.worker import ResidentWorker
+from tasks.sinks.attached import SinkSettings
 from templar.chain.remote import public_address
 from templar.errors import PermanentError, Reason, TemplarError
 from templar.housekeeping.access import check_access
@@ -234,6 +235,7 @@ def checked_neuron(environment: Mapping[str, str]) -> Neuron:
         TransientError: As `require_reachable`.
     """
     block = neuron_from_environment(dict(environment))
+    SinkSettings.of(environment)
     require_reachable(block)
     return block
 

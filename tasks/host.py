@@ -5,6 +5,7 @@ window. A new process restores the neuron from its snapshot and journal.
 """
 
 import atexit
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from blocks.neuron import Neuron
+from tasks.sinks.attached import attach, detach
 from templar.errors import PermanentError, Reason
 from templar.neuron.node import Node
 
@@ -36,7 +38,9 @@ def hosted(name: str, kind: type[N]) -> N:
     """
     with _lock:
         if name not in _neurons:
-            _neurons[name] = load_block(name).build(name)
+            block = load_block(name)
+            _neurons[name] = block.build(name)
+            attach(name, block.role, os.environ)
         node = _neurons[name]
     if not isinstance(node, kind):
         raise PermanentError(
@@ -76,6 +80,7 @@ def release(name: str) -> None:
         node = _neurons.pop(name, None)
     if node is not None:
         node.stop()
+        detach(name)
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from tasks.artifacts import (
 )
 from tasks.host import hosted, release_on_lost_lease
 from tasks.policy import CHAIN, LOCAL, SETTLE, STORE, WEIGHTS
+from tasks.sinks.attached import publish
 from templar import window as story
 from templar.agreement.slots import Settlement
 from templar.agreement.state import StateMark
@@ -118,6 +119,7 @@ def close_window(neuron: str, report: GatherReport, settlement: Settlement) -> A
     seconds = None if run is None else (datetime.now(UTC) - run.start_time).total_seconds()
     metrics = metrics_of(node, report, settlement, findings=len(audit.findings), seconds=seconds)
     publish_metrics(metrics, node.home)
+    publish(neuron, metrics)
     return audit
 
 

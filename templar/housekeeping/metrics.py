@@ -123,7 +123,11 @@ class Metrics:
         return json.dumps(record, separators=(",", ":"), allow_nan=False)
 
     def to_prometheus(self) -> str:
-        """Prometheus' text format: every figure is a gauge; a slash in a name becomes an underscore, a uid a label."""
+        """The figures in Prometheus' text format."""
+        return generate_latest(self.to_registry()).decode()
+
+    def to_registry(self) -> CollectorRegistry:
+        """Every figure as a gauge of Prometheus: a slash in a name becomes an underscore, a uid a label."""
         registry = CollectorRegistry()
         for name, value in self.values.items():
             self._gauge(registry, name).labels(self.neuron).set(value)
@@ -135,7 +139,7 @@ class Metrics:
             gauge = self._gauge(registry, "slash", "uid", "event", "reason")
             for slash in self.slashes:
                 gauge.labels(self.neuron, *slash).set(1)
-        return generate_latest(registry).decode()
+        return registry
 
     def _gauge(self, registry: CollectorRegistry, name: str, *labels: str) -> Gauge:
         metric = f"templar_{self.role}_{name.replace('/', '_')}"

@@ -5,13 +5,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 
 from deployments.local.wallets import create_wallet
+from deployments.processes import free_port
 from tasks.host import hosted, hosting, load_block, release
+from tasks.sinks.attached import publish
 from tasks.window import fetch_pages
 from templar.adversary.cheats import LazyMiner
 from templar.errors import Reason, TemplarError
+from templar.housekeeping.metrics import Metrics
 from templar.neuron.lock import NeuronLock
 from templar.neuron.miner import Miner
 from templar.neuron.node import Node
@@ -124,3 +128,17 @@ def test_a_neuron_can_be_hosted_for_a_while() -> None:
         assert hosted("guest", Miner) is node
     assert refused("guest").reason is Reason.BAD_ENVIRONMENT
     assert calls == []
+
+
+def test_a_hosted_neuron_has_the_sinks_of_its_environment(
+    monkeypatch: pytest.MonkeyPatch, prefect_api: RunningPrefectServer
+) -> None:
+    del prefect_api
+    port = free_port()
+    monkeypatch.setenv("TEMPLAR_SINK_PROMETHEUS", f"127.0.0.1:{port}")
+    hosted(NAME, Node)
+    publish(NAME, Metrics(NAME, "miner", 3, {"network/window": 3}))
+    assert 'templar_miner_network_window{neuron="hosted"} 3.0' in httpx.get(f"http://127.0.0.1:{port}/metrics").text
+    release(NAME)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"http://127.0.0.1:{port}/metrics")

@@ -1,0 +1,69 @@
+"""An endpoint that Prometheus scrapes: the figures of the newest window, and what other sinks have dropped."""
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from templar.errors import PermanentError, Reason
+from templar.housekeeping.metrics import Metrics
+
+DROPPED = "templar_sink_dropped"
+
+
+class PrometheusEndpoint(Collector):
+    """Serves `/metrics` over HTTP.
+
+    Args:
+        host: Interface to listen on; whoever reaches it can read the figures.
+        port: Its port; 0 for any free one.
+        dropped: What tells how many items each other sink has dropped.
+
+    Raises:
+        PermanentError: `port_taken`.
+    """
+
+    name = "prometheus"
+
+    def __init__(self, host: str, port: int, dropped: Callable[[], Mapping[str, int]]) -> None:
+        self._newest: dict[str, Metrics] = {}
+        self._dropped = dropped
+        self._lock = threading.Lock()
+        registry = CollectorRegistry()
+        registry.register(self)
+        try:
+            self._server, self._thread = start_http_server(port, host, registry)
+        except OSError as error:
+            raise PermanentError(
+                Reason.PORT_TAKEN,
+                f"TEMPLAR_SINK_PROMETHEUS: {host}:{port} cannot be listened on ({error}): name another",
+            ) from error
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return int(self._server.server_port)
+
+    def put(self, metrics: Metrics) -> None:
+        """Serve these figures from now on."""
+        with self._lock:
+            self._newest[metrics.neuron] = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        """Everything that is served; called for each scrape, in its thread."""
+        with self._lock:
+            newest = tuple(self._newest.values())
+        for metrics in newest:
+            yield from metrics.to_registry().collect()
+        counter = CounterMetricFamily(DROPPED, "Items that a sink has lost, because it took none.", labels=["sink"])
+        for name, number in self._dropped().items():
+            counter.add_metric([name], number)
+        yield counter
+
+    def close(self) -> None:
+        """End the server."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
