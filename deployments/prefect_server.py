@@ -46,12 +46,14 @@ class PrefectServer:
         """The whole environment of the server itself and of its clients.
 
         It extends `base`, by default this process's environment, whose Prefect settings stay in force except for the
-        server's address and folder.
+        server's address and folder. Where clients have PREFECT_API_AUTH_STRING, the server asks for it.
         """
         inherited = dict(os.environ if base is None else base)
         inherited.pop("PREFECT_PROFILE", None)  # it names a profile of the user's own folder
         proxies = inherited.get("NO_PROXY") or inherited.get("no_proxy")
         no_proxy = f"{proxies},{_LOOPBACK}" if proxies else _LOOPBACK
+        if password := inherited.get("PREFECT_API_AUTH_STRING"):
+            inherited["PREFECT_SERVER_API_AUTH_STRING"] = password
         return {
             **inherited,
             "PREFECT_HOME": str(self.home),

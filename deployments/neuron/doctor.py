@@ -18,6 +18,7 @@ from enum import StrEnum
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 from rich.console import Console
@@ -44,6 +45,7 @@ from templar.store.base import ObjectStore
 from templar.training.device import num_parameters
 from templar.training.ranks import open_trainer
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 PINNED = ("prefect", "torch", "bittensor", "numpy", "transformers")
 """Packages whose version decides whether the neuron works as it was tested."""
 STALE_BLOCKS = 10
@@ -312,7 +314,14 @@ def _prefect(patient: Patient) -> str:
                 Reason.BAD_ENVIRONMENT, f"PREFECT_API_URL is {url}, which does not answer: start that server"
             )
         raise DoubtError(f"{url} does not answer: `templar neuron start` starts it")
-    return f"{url} answers"
+    if http_serves(f"{url.rstrip('/')}/admin/version"):
+        problem = (
+            f"{url} asks for no password, and its database has this neuron's bucket keys: set PREFECT_API_AUTH_STRING"
+        )
+        if urlsplit(url).hostname not in LOOPBACK:
+            raise PermanentError(Reason.BAD_ENVIRONMENT, f"{problem}, or let the server listen on loopback alone")
+        raise DoubtError(problem)
+    return f"{url} answers, and asks for a password"
 
 
 def _processes(patient: Patient) -> str:

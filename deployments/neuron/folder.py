@@ -1,10 +1,15 @@
 """Where a neuron's processes are known on this machine: by the neuron's name, in every shell of the same user."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
+
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, PREFECT_HOME
+from prefect.settings.legacy import Setting
 
 from deployments.processes import ProcessRecord, state_folder
+from templar.store.files import replacing
 
 
 @dataclass(frozen=True)
@@ -13,6 +18,13 @@ class Address:
 
     api_url: str
     home: str | None = None  # PREFECT_HOME of a server that `neuron start` runs itself
+    password: str | None = field(default=None, repr=False)  # PREFECT_API_AUTH_STRING, if the server asks for one
+
+    @property
+    def settings(self) -> dict[Setting, Any]:
+        """What a client of this process needs, for `temporary_settings`."""
+        home = {} if self.home is None else {PREFECT_HOME: self.home}
+        return {PREFECT_API_URL: self.api_url, PREFECT_API_AUTH_STRING: self.password} | home
 
 
 @dataclass(frozen=True)
@@ -50,6 +62,7 @@ class NeuronFolder:
             return None
 
     def save(self, address: Address) -> None:
-        """Keep the address of the Prefect server for other commands."""
+        """Keep the address of the Prefect server for other commands, readable for this user alone."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (self.path / "server.json").write_text(json.dumps(asdict(address)))
+        with replacing(self.path / "server.json") as file:
+            file.write(json.dumps(asdict(address)).encode())

@@ -10,6 +10,7 @@ service   print a systemd unit that starts the neuron with the machine
 import argparse
 import json
 import os
+import secrets
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -20,13 +21,13 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterTags
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import temporary_settings
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from deployments.clock import WINDOW_FLOWS
-from deployments.neuron.folder import NeuronFolder
+from deployments.neuron.folder import Address, NeuronFolder
 from deployments.prefect_server import PROJECT_ROOT, SERVER_NAME
 from deployments.processes import end_of, holder_of, program, state_folder, stop_process
 from deployments.register import BITTENSOR_OPTIONS, neuron_name
@@ -38,6 +39,7 @@ STOP_SECONDS = 120.0
 """A worker's grace, what an interrupted window has to end, and the server's end."""
 BYTES_PER_LINE = 400
 NUM_WINDOWS = 5
+PASSWORD_BYTES = 24
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -58,12 +60,13 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def init(arguments: argparse.Namespace, console: Console) -> int:
-    """Write the .env; a file that is there is never changed.
+    """Write the .env, with a new password for the Prefect server; a file that is there is never changed.
 
     Raises:
         PermanentError: `bad_environment`; the file is there, or cannot be written.
     """
     values = {variable: getattr(arguments, variable) for variable in (*BITTENSOR_OPTIONS.values(), "TEMPLAR_ROLE")}
+    values["PREFECT_API_AUTH_STRING"] = f"templar:{secrets.token_urlsafe(PASSWORD_BYTES)}"
     lines = (PROJECT_ROOT / ".env.example").read_text(encoding="utf-8").splitlines()
     text = "\n".join(_filled(line, values) for line in lines) + "\n"
     path: Path = arguments.env_file or Path(".env")
@@ -115,7 +118,7 @@ def status_of(folder: NeuronFolder) -> dict[str, object]:
     problem = ""
     if address is not None:
         try:
-            windows = [_row(run) for run in newest_windows(folder.name, address.api_url)]
+            windows = [_row(run) for run in newest_windows(folder.name, address)]
         except Exception as error:
             if not is_outage(error):
                 raise
@@ -132,9 +135,9 @@ def status_of(folder: NeuronFolder) -> dict[str, object]:
     }
 
 
-def newest_windows(name: str, api_url: str) -> list[FlowRun]:
+def newest_windows(name: str, address: Address) -> list[FlowRun]:
     """The newest window runs of a neuron that have begun, the newest first."""
-    with temporary_settings({PREFECT_API_URL: api_url}), get_client(sync_client=True) as client:
+    with temporary_settings(address.settings), get_client(sync_client=True) as client:
         return client.read_flow_runs(
             flow_filter=FlowFilter(name=FlowFilterName(any_=list(WINDOW_FLOWS))),
             flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=[f"neuron:{name}"])),

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from prefect.client.orchestration import get_client
-from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+from prefect.settings import temporary_settings
 
 from deployments.neuron.folder import Address, NeuronFolder
 from deployments.neuron.supervisor import Service, Supervisor
@@ -66,7 +66,8 @@ def run(name: str, environment: Mapping[str, str], *, prefect_port: int) -> None
 
     Args:
         name: Name of the neuron on this host.
-        environment: The variables of .env.example, and PREFECT_API_URL if a server runs already.
+        environment: The variables of .env.example, PREFECT_API_URL if a server runs already, and
+            PREFECT_API_AUTH_STRING if it asks for a password, or the one that is started shall.
         prefect_port: Port of the server that is started otherwise.
 
     Raises:
@@ -84,8 +85,11 @@ def run(name: str, environment: Mapping[str, str], *, prefect_port: int) -> None
         # 2. The Prefect server.
         known = environment.get("PREFECT_API_URL")
         server = None if known else PrefectServer(folder.path / "prefect", prefect_port)
+        password = environment.get("PREFECT_API_AUTH_STRING") or None
         own = dict(environment) if server is None else server.environment(environment)
-        address = Address(own["PREFECT_API_URL"], None if server is None else str(server.home))
+        if password is None:
+            own.pop("PREFECT_API_AUTH_STRING", None)  # an empty one is not the same to Prefect
+        address = Address(own["PREFECT_API_URL"], None if server is None else str(server.home), password)
         folder.save(address)
         own |= deployment_variables(name, block.role)
         supervisor = Supervisor(folder.record, folder.logs, environment=own, cwd=PROJECT_ROOT, say=say)
@@ -98,8 +102,7 @@ def run(name: str, environment: Mapping[str, str], *, prefect_port: int) -> None
 
             # 3. The neuron's block, pools and deployments.
             os.environ.update({key: own[key] for key in ("NO_PROXY", "no_proxy") if key in own})
-            settings = {PREFECT_API_URL: address.api_url} | ({PREFECT_HOME: server.home} if server else {})
-            with temporary_settings(settings):
+            with temporary_settings(address.settings):
                 require_server()
                 enrol(name, block, environment)
                 with get_client(sync_client=True) as client:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import httpx
 import pytest
 from dotenv import dotenv_values
 
@@ -23,6 +24,7 @@ from tests.support.commands import Call, write_env
 from tests.support.operator import wait_until
 from tests.support.prepared import PreparedNetwork
 
+PASSWORD = "templar:only-for-a-test"
 SERVICES = {"the Prefect server", "worker", "housekeeping worker", "window clock"}
 
 
@@ -35,7 +37,7 @@ class Started:
         self._env_file = folder / ".env"
         self._log = folder / "start.log"
         network = PreparedNetwork(folder)
-        write_env(self._env_file, network.environment("lazy"))
+        write_env(self._env_file, network.environment("lazy") | {"PREFECT_API_AUTH_STRING": PASSWORD})
         self.port = free_port()
         self.child = self.start()
 
@@ -83,7 +85,12 @@ class TestOneCommand:
         # 1. One command, and windows begin.
         before = started.wait(lambda found: found["runs"] and found["windows"], "windows begin")
         assert {entry["name"] for entry in before["processes"]} == SERVICES
-        # 2. A second one is refused, and changes nothing.
+        # 2. The server answers nobody without the password, and a second start is refused and changes nothing.
+        flows = f"http://127.0.0.1:{started.port}/api/flows/count"
+        user, password = PASSWORD.split(":")
+        asked = [httpx.post(flows, json={}, auth=auth).status_code for auth in (None, (user, "no"), (user, password))]
+        assert asked == [401, 401, 200]
+        assert PASSWORD not in started.said()
         second = started.start()
         assert second.handle.wait() == 1
         assert f"neuron {started.name!r} is run by process {started.child.identity.pid}" in started.said()
@@ -123,6 +130,9 @@ def test_a_new_env_has_what_is_given_is_private_and_is_never_overwritten(tmp_pat
     assert "WALLET_HOTKEY" in out
     assert "WALLET_NAME" not in out
     values = dotenv_values(path)
+    user, _, password = str(values["PREFECT_API_AUTH_STRING"]).partition(":")
+    assert (user, len(password)) == ("templar", 32)
+    assert password not in out
     assert (values["TEMPLAR_ROLE"], values["NETUID"], values["WALLET_NAME"]) == ("validator", "12", "cold")
     text = path.read_text()
     assert run_main(manage.main, "init", *options)[0] == 1
