@@ -203,7 +203,7 @@ def known_neurons() -> list[NeuronFolder]:
 
 def _filled(line: str, values: dict[str, str | None]) -> str:
     """A line of .env.example, with the value that is given for its variable."""
-    variable, _, rest = line.partition("=")
+    variable, _, rest = line.removeprefix("#").partition("=")
     value = values.get(variable)
     if value is None:
         return line
