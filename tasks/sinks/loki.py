@@ -68,10 +68,14 @@ class LogHandler(logging.Handler):
         self._sender, self._labels = sender, dict(labels)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Leave a record."""
+        """Leave a record; one that cannot be formatted is reported as logging does it."""
         if record.name == own_log.name:
             return
-        text = record.getMessage()
+        try:
+            text = self.format(record)
+        except Exception:  # noqa: BLE001 - whoever logs must never see it
+            self.handleError(record)
+            return
         labels = self._labels | {"level": record.levelname.lower(), "logger": record.name}
         for name, pattern in (("window", _WINDOW), ("uid", _UID)):
             if (found := pattern.search(text)) is not None:

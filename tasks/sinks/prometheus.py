@@ -1,6 +1,5 @@
 """An endpoint that Prometheus scrapes: the figures of the newest window, and what other sinks have dropped."""
 
-import threading
 from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, start_http_server
@@ -18,7 +17,7 @@ class PrometheusEndpoint(Collector):
 
     Args:
         host: Interface to listen on; whoever reaches it can read the figures.
-        port: Its port; 0 for any free one.
+        port: Its port.
         dropped: What tells how many items each other sink has dropped.
 
     Raises:
@@ -28,9 +27,8 @@ class PrometheusEndpoint(Collector):
     name = "prometheus"
 
     def __init__(self, host: str, port: int, dropped: Callable[[], Mapping[str, int]]) -> None:
-        self._newest: dict[str, Metrics] = {}
+        self._newest: Metrics | None = None
         self._dropped = dropped
-        self._lock = threading.Lock()
         registry = CollectorRegistry()
         registry.register(self)
         try:
@@ -48,15 +46,12 @@ class PrometheusEndpoint(Collector):
 
     def put(self, metrics: Metrics) -> None:
         """Serve these figures from now on."""
-        with self._lock:
-            self._newest[metrics.neuron] = metrics
+        self._newest = metrics
 
     def collect(self) -> Iterable[Metric]:
         """Everything that is served; called for each scrape, in its thread."""
-        with self._lock:
-            newest = tuple(self._newest.values())
-        for metrics in newest:
-            yield from metrics.to_registry().collect()
+        if (newest := self._newest) is not None:
+            yield from newest.to_registry().collect()
         counter = CounterMetricFamily(DROPPED, "Items that a sink has lost, because it took none.", labels=["sink"])
         for name, number in self._dropped().items():
             counter.add_metric([name], number)

@@ -80,9 +80,9 @@ class Blocking:
     name = "blocking"
 
     def __init__(self) -> None:
-        self.asked, self.released, self.taken = threading.Event(), threading.Event(), list[int]()
+        self.asked, self.released, self.taken = threading.Event(), threading.Event(), list[Any]()
 
-    def send(self, items: Sequence[int]) -> None:
+    def send(self, items: Sequence[Any]) -> None:
         self.asked.set()
         self.released.wait()
         self.taken += items
@@ -186,6 +186,18 @@ def test_loki_gets_every_line_with_the_labels_that_it_names(sinks: NeuronSinks, 
     assert texts == ("window 7: uid 3 [too_slow] a body\nof two lines", "[no_such_reason] of no window")
     assert all(stamp.isdecimal() and len(stamp) == 19 for stamp in stamps)
     assert not any(isinstance(each, LogHandler) for each in logging.getLogger("templar").handlers)
+
+
+def test_a_line_that_cannot_be_formatted_costs_whoever_logs_it_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    target = Blocking()
+    target.released.set()
+    sender: Sender[Any] = Sender(target)
+    handler = LogHandler(sender, {})
+    for arguments in (("no number",), (7,)):
+        handler.emit(logging.LogRecord("templar.exchange", logging.INFO, __file__, 1, "%d", arguments, None))
+    sender.close()
+    assert [line.text for line in target.taken] == ["7"]
 
 
 def scraped(sinks: NeuronSinks) -> dict[str, Any]:
