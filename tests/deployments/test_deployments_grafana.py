@@ -1,0 +1,67 @@
+"""The dashboards name metrics that neurons have, and show each panel in a place of its own."""
+
+import json
+import re
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.core import CounterMetricFamily
+
+from deployments.prefect_server import PROJECT_ROOT
+from tasks.sinks.prometheus import DROPPED
+from templar.housekeeping.metrics import HELP
+
+FOLDER = PROJECT_ROOT / "deployments" / "grafana"
+ROLES = ("miner", "validator", "aggregator")
+LABELS = {"neuron", "uid", "event", "reason", "sink", "instance"}
+KNOWN = {f"templar_{role}_{name.replace('/', '_')}" for role in ROLES for name in HELP}
+KNOWN |= {sample.name for sample in CounterMetricFamily(DROPPED, "", value=0.0).samples}
+
+
+@pytest.fixture(params=["miner", "validator", "network"])
+def dashboard(request: pytest.FixtureRequest) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((FOLDER / f"{request.param}.json").read_text())
+    return found
+
+
+def names_in(query: str) -> set[str]:
+    """The metrics of a query; one that matches a pattern names every role's."""
+    query = query.replace("$neuron", "")
+    pattern = re.search(r'__name__=~"templar_\(([a-z|]+)\)_([a-z_]+)"', query)
+    if pattern is not None:
+        return {f"templar_{role}_{pattern[2]}" for role in pattern[1].split("|")}
+    return set(re.findall(r"templar_[a-z_]+", query))
+
+
+def test_there_is_a_dashboard_for_each_kind_of_reader() -> None:
+    assert sorted(Path(path).stem for path in FOLDER.iterdir()) == ["miner", "network", "validator"]
+
+
+def test_every_query_names_metrics_and_labels_that_exist(dashboard: dict[str, Any]) -> None:
+    targets = [target for panel in dashboard["panels"] for target in panel["targets"]]
+    queries = [target["expr"] for target in targets]
+    queries += [each["query"] for each in dashboard["templating"]["list"] if each["type"] == "query"]
+    for query in queries:
+        assert names_in(query), query
+        assert names_in(query) <= KNOWN, query
+    for target in targets:
+        assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= LABELS
+
+
+def test_a_metric_that_does_not_exist_is_noticed() -> None:
+    assert not names_in('templar_miner_los{neuron=~"$neuron"}') <= KNOWN
+    assert not names_in('{__name__=~"templar_(miner|validator)_no_such"}') <= KNOWN
+
+
+def test_panels_have_titles_and_do_not_overlap(dashboard: dict[str, Any]) -> None:
+    panels = dashboard["panels"]
+    assert all(panel["title"] for panel in panels)
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    for one, other in combinations([panel["gridPos"] for panel in panels], 2):
+        apart = [
+            one[axis] + one[size] <= other[axis] or other[axis] + other[size] <= one[axis]
+            for axis, size in (("x", "w"), ("y", "h"))
+        ]
+        assert any(apart)
