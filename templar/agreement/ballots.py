@@ -6,7 +6,7 @@ a lock of one value in one ballot: then it is decided, for everybody. Silence ne
 
 The functions are pure: they say what follows from words that were read. More words never close a ballot and never take
 a decision back, however many words their authors signed in one place: all of them count, and a second one convicts its
-author. The exhaustive model in tests/agreement calls the same functions.
+author. The exhaustive models in tests/agreement call the same functions.
 """
 
 from collections import defaultdict
