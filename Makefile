@@ -45,6 +45,7 @@ test: $(VENV)/.dev ## Run the tests.
 	$(BIN)/python -m pytest -m "not slow and prefect" --ignore tests/network --numprocesses 3 --dist loadfile
 
 test-slow: $(VENV)/.dev ## Run the tests that take minutes.
+	@./deployments/debian.sh postgresql prometheus
 	$(BIN)/python -m pytest -m "slow and not prefect" --ignore tests/network --numprocesses 4 --maxschedchunk 2
 	$(BIN)/python -m pytest -m "slow and prefect" --ignore tests/network --numprocesses 3 --dist loadfile
 	$(BIN)/python -m pytest tests/network
