@@ -1,18 +1,24 @@
 """The subnet and the hotkey: which chain, which wallet."""
 
+import getpass
+import os
 import re
+import sys
 from pathlib import Path
 
 from prefect.blocks.core import Block
-from pydantic import ConfigDict, Field, HttpUrl, field_validator
+from pydantic import ConfigDict, Field, HttpUrl, PrivateAttr, field_validator
 
 from templar.chain.base import Chain
 from templar.chain.clock import SimulatedClock
-from templar.chain.hotkey import Hotkey, load_hotkey
+from templar.chain.hotkey import Hotkey, Password, load_hotkey
 from templar.chain.ledger import Ledger
 from templar.errors import PermanentError, Reason
 
 DOCUMENTATION_URL = HttpUrl("https://docs.learnbittensor.org/keys/wallets")
+
+PASSWORD, PASSWORD_FILE = "WALLET_HOTKEY_PASSWORD", "WALLET_HOTKEY_PASSWORD_FILE"
+"""Variables with the password of an encrypted hotkey, and with the path of a file that has it."""
 
 _CREDENTIALS = re.compile(r"//[^/?#\s,]*@")
 _LEDGER_SCHEME = "ledger:"
@@ -26,6 +32,8 @@ class Wallet(Block):
         path: Folder of all wallets.
         name: Name of the wallet.
         hotkey: Name of the hotkey in it.
+        password_file: File with the password of an encrypted hotkey; without one, WALLET_HOTKEY_PASSWORD of the process
+            has it, and a process in a terminal asks for it.
 
     Example:
         Load a stored wallet:
@@ -43,14 +51,54 @@ class Wallet(Block):
     path: str = Field(default="~/.bittensor/wallets", description="Folder of all wallets.")
     name: str = Field(description="Name of the wallet.")
     hotkey: str = Field(description="Name of the hotkey.")
+    password_file: str = Field(default="", description="File with the password of an encrypted hotkey.")
+    _password: Password | None = PrivateAttr(default=None)
 
     def open(self) -> Hotkey:
         """The hotkey.
 
         Raises:
-            PermanentError: `bad_wallet`.
+            PermanentError: `bad_wallet`; also for a password that is missing or wrong.
         """
-        return load_hotkey(Path(self.path).expanduser(), self.name, self.hotkey)
+        return load_hotkey(Path(self.path), self.name, self.hotkey, self.password)
+
+    @property
+    def given_password(self) -> str | None:
+        """The password that the environment or the terminal gave to this process, for the processes that it starts."""
+        return None if self._password is None else self._password.value
+
+    def know_password(self, password: str) -> None:
+        """Take the password that WALLET_HOTKEY_PASSWORD has where it is not in this process's own environment."""
+        self._password = Password(PASSWORD, password)
+
+    def password(self) -> Password | None:
+        """The password of an encrypted hotkey: of the file, the environment or the terminal; None without any of them.
+
+        Raises:
+            PermanentError: `bad_wallet`; the file cannot be read, or is empty.
+        """
+        if self.password_file:
+            return Password(PASSWORD_FILE, _read_password(Path(self.password_file)))
+        if self._password is None and (value := os.environ.get(PASSWORD)):
+            self.know_password(value)
+        if self._password is None and sys.stdin is not None and sys.stdin.isatty():
+            asked = getpass.getpass(f"Password of the hotkey {self.name}/{self.hotkey}: ")
+            self._password = Password("the terminal", asked)
+        return self._password
+
+
+def _read_password(file: Path) -> str:
+    try:
+        text = file.expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "is not UTF-8"
+        raise PermanentError(
+            Reason.BAD_WALLET, f"{PASSWORD_FILE}: {file} cannot be read: {why}; check its path, owner and mode"
+        ) from None
+    password = text.removesuffix("\n").removesuffix("\r")
+    if not password:
+        raise PermanentError(Reason.BAD_WALLET, f"{PASSWORD_FILE}: {file} is empty: write the password into it")
+    return password
 
 
 class Subnet(Block):
@@ -118,5 +166,7 @@ class Subnet(Block):
         # Only a node on the real chain pays for this import.
         from templar.chain.bittensor import BittensorChain, open_wallet
 
-        opened = None if wallet is None else open_wallet(Path(wallet.path), wallet.name, wallet.hotkey)
+        opened = None
+        if wallet is not None:
+            opened = open_wallet(Path(wallet.path), wallet.name, wallet.hotkey, wallet.password)
         return BittensorChain(self.network, self.netuid, archives=self.archives, wallet=opened)

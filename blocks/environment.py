@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, SecretStr, TypeAdapter, ValidationError
 
-from blocks.chain import Subnet, Wallet
+from blocks.chain import PASSWORD, PASSWORD_FILE, Subnet, Wallet
 from blocks.dataset import Dataset
 from blocks.neuron import HONEST, Neuron, actors
 from blocks.storage import R2, BucketCredentials, DatasetBucket, NeuronBucket, StorageEndpoint
@@ -170,11 +170,7 @@ def neuron_from_environment(environment: Mapping[str, str]) -> Neuron:
             archives=reader.text("NETWORK_ARCHIVES", ""),
             netuid=reader.whole_number("NETUID"),
         ),
-        wallet=Wallet(
-            path=str(Path(reader.text("WALLET_PATH", "~/.bittensor/wallets")).expanduser().absolute()),
-            name=reader.text("WALLET_NAME"),
-            hotkey=reader.text("WALLET_HOTKEY"),
-        ),
+        wallet=_wallet(reader, environment),
         bucket=_own_bucket(reader, bucket_variables(role), endpoint),
         dataset=dataset_block(reader, endpoint),
         trainer=trainer_settings(reader),
@@ -209,6 +205,19 @@ def hosting_from_environment(environment: Mapping[str, str], *, reads: bool, wri
 def bucket_variables(role: str) -> str:
     """The prefix of the variables of a role's own bucket."""
     return "R2_AGGREGATOR" if role == "aggregator" else "R2_GRADIENTS"
+
+
+def _wallet(reader: EnvironmentReader, environment: Mapping[str, str]) -> Wallet:
+    file = reader.text(PASSWORD_FILE, "")
+    wallet = Wallet(
+        path=str(Path(reader.text("WALLET_PATH", "~/.bittensor/wallets")).expanduser().absolute()),
+        name=reader.text("WALLET_NAME"),
+        hotkey=reader.text("WALLET_HOTKEY"),
+        password_file=str(Path(file).expanduser().absolute()) if file else "",
+    )
+    if password := environment.get(PASSWORD):  # as it stands: it may begin or end with a space
+        wallet.know_password(password)
+    return wallet
 
 
 def _actor(reader: EnvironmentReader) -> str:

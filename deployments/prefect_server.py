@@ -4,19 +4,32 @@ All data of the server lies in one folder, and the user's own Prefect profile is
 with different folders and ports are independent.
 """
 
+import asyncio
 import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
+
+import asyncpg
+from sqlalchemy import make_url
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from deployments.processes import Child, http_serves, require_free_port, start_child, wait_until_ready
+from templar.errors import PermanentError, Reason
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 """Where pyproject.toml lies: Prefect reads its `[tool.prefect]` only when started in this folder."""
 SERVER_NAME = "the Prefect server"
 """What the server's process is called in messages and records."""
-_LOOPBACK = "127.0.0.1,localhost"
+DATABASE_URL = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
+"""The variable that names the server's database; without it, that is a SQLite file in the server's folder."""
+DATABASE_PATIENCE_SECONDS = 10.0
+_POSTGRESQL, _SQLITE = "postgresql+asyncpg", "sqlite+aiosqlite"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_NO_PROXY = "127.0.0.1,localhost"
 
 
 @dataclass(frozen=True)
@@ -51,7 +64,7 @@ class PrefectServer:
         inherited = dict(os.environ if base is None else base)
         inherited.pop("PREFECT_PROFILE", None)  # it names a profile of the user's own folder
         proxies = inherited.get("NO_PROXY") or inherited.get("no_proxy")
-        no_proxy = f"{proxies},{_LOOPBACK}" if proxies else _LOOPBACK
+        no_proxy = f"{proxies},{_NO_PROXY}" if proxies else _NO_PROXY
         if password := inherited.get("PREFECT_API_AUTH_STRING"):
             inherited["PREFECT_SERVER_API_AUTH_STRING"] = password
         return {
@@ -98,3 +111,63 @@ class PrefectServer:
     def healthy(self) -> bool:
         """Whether the API answers."""
         return http_serves(f"{self.api_url}/health")
+
+
+def exposes_keys(api_url: str) -> str | None:
+    """Why a server that answers should not have this neuron's keys in its database; None if it asks for a password."""
+    if not http_serves(f"{api_url.rstrip('/')}/admin/version"):
+        return None
+    return (
+        f"{api_url} asks for no password, and its database has this neuron's bucket keys: set PREFECT_API_AUTH_STRING"
+    )
+
+
+def require_guarded(api_url: str) -> None:
+    """Refuse a server that other machines may reach and that asks for no password.
+
+    Raises:
+        PermanentError: `bad_environment`.
+    """
+    if urlsplit(api_url).hostname not in LOOPBACK and (problem := exposes_keys(api_url)):
+        raise PermanentError(
+            Reason.BAD_ENVIRONMENT, f"{problem} for it and here, or let the server listen on loopback alone"
+        )
+
+
+def require_database(environment: Mapping[str, str]) -> str:
+    """The database of a server that has this environment, in words without a password, once it answers.
+
+    Raises:
+        PermanentError: `bad_environment`; it does not answer, refuses the user, or is of a kind that Prefect has not.
+    """
+    url = environment.get(DATABASE_URL, "").strip()
+    if not url or url.startswith(f"{_SQLITE}:"):
+        return "a SQLite file"
+    form = "postgresql+asyncpg://USER:PASSWORD@HOST:PORT/DATABASE, with special characters of the password as %XX"
+    try:
+        parsed = make_url(url)
+    except (SQLAlchemyError, ValueError):
+        raise PermanentError(Reason.BAD_ENVIRONMENT, f"{DATABASE_URL} is not an address: set {form}") from None
+    if parsed.drivername != _POSTGRESQL:
+        raise PermanentError(
+            Reason.BAD_ENVIRONMENT, f"{DATABASE_URL} begins with {parsed.drivername}: set {form}, or leave it empty"
+        )
+    shown = f"the PostgreSQL database {parsed.database} at {parsed.host or 'a socket of this machine'}"
+    try:
+        asyncio.run(_connect(url))
+    except (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TypeError) as error:
+        why = str(getattr(error, "orig", None) or error) or type(error).__name__
+        raise PermanentError(
+            Reason.BAD_ENVIRONMENT,
+            f"{DATABASE_URL}: {shown} cannot be used ({why.splitlines()[0]}): start it, or correct the address",
+        ) from None
+    return shown
+
+
+async def _connect(url: str) -> None:
+    engine = create_async_engine(url)
+    try:
+        async with asyncio.timeout(DATABASE_PATIENCE_SECONDS), engine.connect() as connection:
+            await connection.exec_driver_sql("SELECT 1")
+    finally:
+        await engine.dispose()

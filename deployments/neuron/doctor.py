@@ -18,7 +18,6 @@ from enum import StrEnum
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import psutil
 from rich.console import Console
@@ -29,7 +28,7 @@ from blocks.environment import neuron_from_environment
 from blocks.keyring import credentials_of
 from blocks.neuron import Neuron
 from deployments.neuron.folder import NeuronFolder
-from deployments.prefect_server import PROJECT_ROOT
+from deployments.prefect_server import PROJECT_ROOT, exposes_keys, require_database, require_guarded
 from deployments.processes import holder_of, http_serves
 from deployments.register import add_neuron_options, environment_of
 from templar.chain.base import Chain, NeuronInfo
@@ -45,7 +44,6 @@ from templar.store.base import ObjectStore
 from templar.training.device import num_parameters
 from templar.training.ranks import open_trainer
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 PINNED = ("prefect", "torch", "bittensor", "numpy", "transformers")
 """Packages whose version decides whether the neuron works as it was tested."""
 STALE_BLOCKS = 10
@@ -104,6 +102,7 @@ def examine(name: str, environment: Mapping[str, str]) -> Iterator[Line]:
     patient = Patient(name, environment, block, hparams, address, Path(block.home).expanduser())
 
     # 2. This machine.
+    yield _line("wallet", lambda: _wallet(block))
     yield _line("versions", _versions)
     yield _line("disk", lambda: _disk(patient))
     if block.role != "aggregator":
@@ -123,6 +122,8 @@ def examine(name: str, environment: Mapping[str, str]) -> Iterator[Line]:
     # 5. The dataset, and Prefect.
     yield _line("dataset", lambda: _dataset(patient))
     yield _line("Prefect server", lambda: _prefect(patient))
+    if not environment.get("PREFECT_API_URL"):
+        yield _line("Prefect database", lambda: require_database(environment))
     yield _line("processes", lambda: _processes(patient))
 
 
@@ -146,6 +147,16 @@ def _versions() -> str:
     if other:
         raise DoubtError(f"{', '.join(other)}: install with `make .venv`, which takes what constraints.txt has")
     return ", ".join(f"{name} {version}" for name, version in found.items())
+
+
+def _wallet(block: Neuron) -> str:
+    wallet = block.wallet
+    files = [Path(wallet.path, wallet.name, "hotkeys", wallet.hotkey)]
+    files += [Path(wallet.password_file)] if wallet.password_file else []
+    for file in files:
+        if file.stat().st_mode & 0o077:
+            raise DoubtError(f"{file} can be read by others on this machine: chmod 600 {file}")
+    return f"{' and '.join(map(str, files))}: for the owner alone"
 
 
 def _disk(patient: Patient) -> str:
@@ -314,12 +325,8 @@ def _prefect(patient: Patient) -> str:
                 Reason.BAD_ENVIRONMENT, f"PREFECT_API_URL is {url}, which does not answer: start that server"
             )
         raise DoubtError(f"{url} does not answer: `templar neuron start` starts it")
-    if http_serves(f"{url.rstrip('/')}/admin/version"):
-        problem = (
-            f"{url} asks for no password, and its database has this neuron's bucket keys: set PREFECT_API_AUTH_STRING"
-        )
-        if urlsplit(url).hostname not in LOOPBACK:
-            raise PermanentError(Reason.BAD_ENVIRONMENT, f"{problem}, or let the server listen on loopback alone")
+    require_guarded(url)
+    if problem := exposes_keys(url):
         raise DoubtError(problem)
     return f"{url} answers, and asks for a password"
 

@@ -14,13 +14,16 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 
 from prefect.client.orchestration import get_client
 from prefect.settings import temporary_settings
 
+from blocks.chain import PASSWORD
+from blocks.neuron import Neuron
 from deployments.neuron.folder import Address, NeuronFolder
 from deployments.neuron.supervisor import Service, Supervisor
-from deployments.prefect_server import PROJECT_ROOT, SERVER_NAME, PrefectServer
+from deployments.prefect_server import PROJECT_ROOT, SERVER_NAME, PrefectServer, require_database, require_guarded
 from deployments.processes import require_free_port, sole_process
 from deployments.register import (
     DEPLOY_COMMAND,
@@ -71,49 +74,63 @@ def run(name: str, environment: Mapping[str, str], *, prefect_port: int) -> None
         prefect_port: Port of the server that is started otherwise.
 
     Raises:
-        PermanentError: `already_running`; what `checked_neuron` refuses; `port_taken`, `process_died`.
+        PermanentError: `already_running`, also for a folder of another neuron; what `checked_neuron` refuses;
+            `bad_environment`, `port_taken`, `process_died`.
         TransientError: What does not answer.
     """
     folder = NeuronFolder(name)
     with sole_process(folder.lock, lambda pid: f"neuron {name!r} is run by process {pid} of this machine already"):
-        # 1. What an earlier start left behind when it was killed would hold locks and ports.
+        # What an earlier start left behind when it was killed would hold locks and ports.
         if left := folder.record.stop_all():
             say(f"stopped what an earlier start left: {', '.join(left)}")
         say("checking the wallet, the chain, the bucket and the dataset")
         block = checked_neuron(environment)
+        home = Path(block.home)
+        refusal = (
+            f"TEMPLAR_HOME is {home}, which another neuron uses (process {{}}): give each neuron a folder of its own"
+        )
+        with sole_process(home / "start.lock", refusal.format):
+            _run(folder, block, environment, prefect_port=prefect_port)
 
-        # 2. The Prefect server.
-        known = environment.get("PREFECT_API_URL")
-        server = None if known else PrefectServer(folder.path / "prefect", prefect_port)
-        password = environment.get("PREFECT_API_AUTH_STRING") or None
-        own = dict(environment) if server is None else server.environment(environment)
-        if password is None:
-            own.pop("PREFECT_API_AUTH_STRING", None)  # an empty one is not the same to Prefect
-        address = Address(own["PREFECT_API_URL"], None if server is None else str(server.home), password)
-        folder.save(address)
-        own |= deployment_variables(name, block.role)
-        supervisor = Supervisor(folder.record, folder.logs, environment=own, cwd=PROJECT_ROOT, say=say)
-        with supervisor.stopping():
-            if server is not None:
-                say("starting the Prefect server")
-                remedy = "choose another --prefect-port, or set PREFECT_API_URL to use the server that listens there"
-                require_free_port(server.host, server.port, remedy=remedy)
-                supervisor.start(Service(SERVER_NAME, server.command, is_ready=server.healthy))
 
-            # 3. The neuron's block, pools and deployments.
-            os.environ.update({key: own[key] for key in ("NO_PROXY", "no_proxy") if key in own})
-            with temporary_settings(address.settings):
-                require_server()
-                enrol(name, block, environment)
-                with get_client(sync_client=True) as client:
-                    ensure_pool(client, HOUSEKEEPING_POOL, "process")
-            deploy(own)
+def _run(folder: NeuronFolder, block: Neuron, environment: Mapping[str, str], *, prefect_port: int) -> None:
+    name = folder.name
+    # 1. The Prefect server, and the environment of all processes.
+    known = environment.get("PREFECT_API_URL")
+    server = None if known else PrefectServer(folder.path / "prefect", prefect_port)
+    password = environment.get("PREFECT_API_AUTH_STRING") or None
+    own = dict(environment) if server is None else server.environment(environment)
+    if password is None:
+        own.pop("PREFECT_API_AUTH_STRING", None)  # an empty one is not the same to Prefect
+    address = Address(own["PREFECT_API_URL"], None if server is None else str(server.home), password)
+    folder.save(address)
+    own |= deployment_variables(name, block.role)
+    if (hotkey_password := block.wallet.given_password) is not None:
+        own[PASSWORD] = hotkey_password  # the processes have no terminal that they could ask
+    supervisor = Supervisor(folder.record, folder.logs, environment=own, cwd=PROJECT_ROOT, say=say)
+    with supervisor.stopping():
+        if server is None:
+            require_guarded(address.api_url)
+        else:
+            say(f"starting the Prefect server with {require_database(own)}")
+            remedy = "choose another --prefect-port, or set PREFECT_API_URL to use the server that listens there"
+            require_free_port(server.host, server.port, remedy=remedy)
+            supervisor.start(Service(SERVER_NAME, server.command, is_ready=server.healthy))
 
-            # 4. Everything else.
-            for service in services(name):
-                supervisor.start(service)
-            say(f"neuron {name!r} runs; Prefect UI: {address.api_url.removesuffix('/api')}; logs: {folder.logs}")
-            supervisor.watch()
+        # 2. The neuron's block, pools and deployments.
+        os.environ.update({key: own[key] for key in ("NO_PROXY", "no_proxy") if key in own})
+        with temporary_settings(address.settings):
+            require_server()
+            enrol(name, block, environment)
+            with get_client(sync_client=True) as client:
+                ensure_pool(client, HOUSEKEEPING_POOL, "process")
+        deploy(own)
+
+        # 3. Everything else.
+        for service in services(name):
+            supervisor.start(service)
+        say(f"neuron {name!r} runs; Prefect UI: {address.api_url.removesuffix('/api')}; logs: {folder.logs}")
+        supervisor.watch()
 
 
 def services(name: str) -> list[Service]:

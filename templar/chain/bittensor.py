@@ -31,7 +31,7 @@ from templar.chain.extrinsics import (
     refusal,
     role_record,
 )
-from templar.chain.hotkey import load_hotkey
+from templar.chain.hotkey import Hotkey, Password, load_hotkey
 from templar.chain.remote import (
     STANDSTILL_BLOCKS,
     CallLimits,
@@ -380,14 +380,25 @@ class BittensorChain(FinalizedChain):
         return self._wallet
 
 
-def open_wallet(path: Path, name: str, hotkey: str) -> bt.Wallet:
-    """Open a wallet folder for `BittensorChain`.
+class _UnlockedWallet(bt.Wallet):
+    """A wallet folder with its hotkey unlocked: the SDK itself would ask the terminal for a password."""
 
-    Raises:
-        PermanentError: `bad_wallet`; the hotkey is missing, malformed or encrypted.
-    """
-    load_hotkey(path, name, hotkey)
-    return bt.Wallet(name, hotkey, str(path.expanduser()))
+    def __init__(self, name: str, hotkey_name: str, path: str, hotkey: Hotkey) -> None:
+        super().__init__(name, hotkey_name, path)
+        self._unlocked = hotkey.keypair
+
+    @property
+    def hotkey(self) -> Any:
+        """The key pair that signs."""
+        return self._unlocked
+
+
+def open_wallet(
+    path: Path, name: str, hotkey: str, password: Callable[[], Password | None] = lambda: None
+) -> bt.Wallet:
+    """Open a wallet folder for `BittensorChain`; arguments and errors are those of `load_hotkey`."""
+    opened = load_hotkey(path, name, hotkey, password)
+    return _UnlockedWallet(name, hotkey, str(path.expanduser()), opened)
 
 
 def _resolve(network: str) -> tuple[list[str], list[str], str | None]:

@@ -3,9 +3,13 @@
 Signatures are sr25519 over exactly the bytes given, as on chain, and addresses are ss58 in the chain's own format.
 A signature over the bytes wrapped in `<Bytes>...</Bytes>` verifies too, as everywhere on this chain. The secret appears
 in no `repr` and in no message. Wallets have the standard layout: `{path}/{name}/coldkey`, `coldkeypub.txt` and
-`hotkeys/{hotkey}`.
+`hotkeys/{hotkey}`. A hotkey may be encrypted with a password, as Bittensor's tools do it.
 """
 
+import hashlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +21,20 @@ SEED_BYTES = 32
 _IDENTITY = bytes(32)
 """The public key without a secret: the group's neutral element. Anybody can make a signature that fits it. The group of
 sr25519 has prime order, so it is the only such key, and no other encoding of it is valid."""
+
+
+_unlocking = threading.Lock()
+_unlocked: dict[bytes, bytes | None] = {}
+"""Digest of an encrypted file and its password -> what the file holds, or None if the password is wrong. To unlock a
+file takes seconds and 1 GiB of memory by design, so a process does it once, and one file at a time."""
+
+
+@dataclass(frozen=True)
+class Password:
+    """The password of an encrypted hotkey."""
+
+    source: str  # where it came from, for messages: the name of a variable, or the terminal
+    value: str = field(repr=False)
 
 
 class Signer(Protocol):
@@ -46,6 +64,11 @@ class Hotkey:
     def address(self) -> str:
         """The ss58 address."""
         return str(self._keypair.ss58_address)
+
+    @property
+    def keypair(self) -> Any:
+        """The key pair, for Bittensor's SDK, which signs by itself."""
+        return self._keypair
 
     def sign(self, message: bytes) -> bytes:
         """Sign `message`; 64 bytes."""
@@ -81,11 +104,19 @@ def hotkey_from_seed(seed: bytes) -> Hotkey:
     return Hotkey(bittensor_core.Keypair.create_from_seed(seed))
 
 
-def load_hotkey(wallet_path: Path, wallet_name: str, hotkey_name: str) -> Hotkey:
-    """Read an unencrypted hotkey from the folder of all wallets, such as `~/.bittensor/wallets`.
+def load_hotkey(
+    wallet_path: Path, wallet_name: str, hotkey_name: str, password: Callable[[], Password | None] = lambda: None
+) -> Hotkey:
+    """Read a hotkey from the folder of all wallets, such as `~/.bittensor/wallets`.
+
+    Args:
+        wallet_path: The folder of all wallets.
+        wallet_name: Name of the wallet.
+        hotkey_name: Name of the hotkey.
+        password: Gives the password, or None if there is none. It is called for an encrypted hotkey alone.
 
     Raises:
-        PermanentError: `bad_wallet`; the message names the path, the problem and the remedy.
+        PermanentError: `bad_wallet`; the message names the path, the problem and the remedy. What `password` raises.
     """
     wallet = wallet_folder(wallet_path, wallet_name, hotkey_name)
     file = wallet / "hotkeys" / hotkey_name
@@ -98,19 +129,15 @@ def load_hotkey(wallet_path: Path, wallet_name: str, hotkey_name: str) -> Hotkey
             Reason.BAD_WALLET, f"{file}: cannot be read: {error.strerror}; check its owner and its mode"
         ) from None
     if bittensor_core.keyfile_data_is_encrypted(data):
-        raise PermanentError(
-            Reason.BAD_WALLET,
-            f"{file}: the hotkey is encrypted, but a node has to sign unattended: "
-            "create or regenerate it without a password",
-        )
+        data = _unlock(file, data, password())
     return Hotkey(_parse_keyfile(file, data))
 
 
 def wallet_folder(path: Path, name: str, hotkey: str) -> Path:
     """The folder of a wallet; `bad_wallet` if a name is not that of a single file or folder."""
-    for field, value in (("wallet name", name), ("hotkey name", hotkey)):
+    for what, value in (("wallet name", name), ("hotkey name", hotkey)):
         if not value or value in {".", ".."} or Path(value).name != value:
-            raise PermanentError(Reason.BAD_WALLET, f"{field} {value!r} is not the name of a single file or folder")
+            raise PermanentError(Reason.BAD_WALLET, f"{what} {value!r} is not the name of a single file or folder")
     return path.expanduser() / name
 
 
@@ -122,6 +149,33 @@ def _missing_message(wallet: Path, hotkey_name: str) -> str:
     known = sorted(name for name in names if not name.startswith(".") and not name.endswith("pub.txt"))
     held = ", ".join(known) or "no hotkey at all"
     return f"{folder / hotkey_name}: no such hotkey; the wallet holds {held}; create it, or correct its name"
+
+
+def _unlock(file: Path, data: bytes, password: Password | None) -> bytes:
+    """What an encrypted file holds."""
+    if password is None:
+        raise PermanentError(
+            Reason.BAD_WALLET,
+            f"{file}: the hotkey is encrypted: set WALLET_HOTKEY_PASSWORD_FILE to a file with its password, "
+            "or WALLET_HOTKEY_PASSWORD to the password itself",
+        )
+    digest = hashlib.sha256(data + b"\0" + password.value.encode()).digest()
+    with _unlocking:
+        if digest not in _unlocked:
+            try:
+                _unlocked[digest] = bytes(bittensor_core.decrypt_keyfile_data(data, password.value))
+            except bittensor_core.WrongPasswordError:
+                _unlocked[digest] = None
+            except (bittensor_core.KeyfileError, ValueError) as error:
+                raise PermanentError(
+                    Reason.BAD_WALLET, f"{file}: cannot be decrypted: {error}; restore it or create a new hotkey"
+                ) from None
+        opened = _unlocked[digest]
+    if opened is None:
+        raise PermanentError(
+            Reason.BAD_WALLET, f"{file}: the password of {password.source} does not open it: correct the password"
+        )
+    return opened
 
 
 def _parse_keyfile(file: Path, data: bytes) -> Any:

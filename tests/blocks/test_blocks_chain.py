@@ -1,14 +1,16 @@
 """Blocks of chain and wallet, and the neuron that is built from them."""
 
+import io
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 from blocks import Neuron, Subnet, Wallet
+from blocks.chain import PASSWORD, PASSWORD_FILE
 from deployments.local.wallets import create_wallet
 from templar.adversary.actors import ACTORS
-from templar.chain.hotkey import Hotkey, verify
+from templar.chain.hotkey import Hotkey, Password, verify
 from templar.chain.ledger import create_ledger
 from templar.errors import PermanentError, Reason
 from templar.neuron.aggregator import Aggregator
@@ -52,6 +54,54 @@ class TestWallet:
         ):
             with raising(PermanentError, Reason.BAD_WALLET, message):
                 wallet.model_copy(update=change).open()
+
+
+class TestPassword:
+    """Where the password of an encrypted hotkey comes from; tests/chain/test_chain_keys.py opens one."""
+
+    @pytest.fixture(autouse=True)
+    def no_terminal(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv(PASSWORD, raising=False)
+        monkeypatch.setattr("sys.stdin", io.StringIO())
+
+    def test_there_is_none_by_default(self, wallet: Wallet) -> None:
+        assert wallet.password() is None
+
+    def test_a_file_comes_first_without_the_end_of_its_line(
+        self, wallet: Wallet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv(PASSWORD, "another")
+        for content in (b" a word ", b" a word \n", b" a word \r\n"):
+            (tmp_path / "password").write_bytes(content)
+            found = wallet.model_copy(update={"password_file": str(tmp_path / "password")}).password()
+            assert found == Password(PASSWORD_FILE, " a word ")
+
+    @pytest.mark.parametrize(
+        ("content", "words"),
+        [(None, "cannot be read: No such"), (b"\n", "is empty"), (b"\xff", "cannot be read: is not UTF-8")],
+    )
+    def test_a_file_without_a_password_is_named(
+        self, wallet: Wallet, tmp_path: Path, content: bytes | None, words: str
+    ) -> None:
+        if content is not None:
+            (tmp_path / "password").write_bytes(content)
+        with raising(PermanentError, Reason.BAD_WALLET, f"{PASSWORD_FILE}: {tmp_path / 'password'} {words}"):
+            wallet.model_copy(update={"password_file": str(tmp_path / "password")}).password()
+
+    def test_the_environment_is_next(self, wallet: Wallet, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(PASSWORD, "a word")
+        assert wallet.password() == Password(PASSWORD, "a word")
+
+    def test_a_terminal_is_asked_once_and_its_answer_is_for_processes_that_are_started(
+        self, wallet: Wallet, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[str] = []
+        monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+        monkeypatch.setattr("getpass.getpass", lambda prompt: asked.append(prompt) or "typed")
+        assert wallet.given_password is None
+        assert wallet.password() == wallet.password() == Password("the terminal", "typed")
+        assert asked == ["Password of the hotkey cold/hot: "]
+        assert wallet.given_password == "typed"
 
 
 class TestSubnet:

@@ -10,7 +10,9 @@ import pytest
 from dotenv import dotenv_values
 
 from blocks import Neuron
+from blocks.chain import PASSWORD, PASSWORD_FILE
 from blocks.environment import BUCKET_LIST, neuron_from_environment
+from templar.chain.hotkey import Password
 from templar.errors import PermanentError, Reason
 from templar.hparams import PRODUCTION_TRAINER, TrainerSettings
 from tests.support.errors import raising
@@ -243,3 +245,11 @@ def test_the_filled_in_example_makes_a_neuron(tmp_path: Path) -> None:
     assert isinstance(neuron, Neuron)
     assert (neuron.preset, neuron.subnet.netuid, neuron.bucket.endpoint.url) == ("150M", 3, "r2")
     assert neuron.hparams().windows.block_seconds == 12.0
+
+
+def test_the_password_of_a_hotkey_reaches_its_wallet_and_stands_in_no_block() -> None:
+    given = neuron_from_environment(GOOD | {PASSWORD: " hush "}).wallet
+    assert given.password() == Password(PASSWORD, " hush ")
+    assert "hush" not in given.model_dump_json() + repr(given)
+    named = neuron_from_environment(GOOD | {PASSWORD_FILE: "~/word"}).wallet
+    assert named.password_file == str(Path("~/word").expanduser())

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from deployments.local.wallets import create_wallet
 from templar.chain.bittensor import open_wallet
-from templar.chain.hotkey import hotkey_from_seed, load_hotkey, verify
+from templar.chain.hotkey import Password, hotkey_from_seed, load_hotkey, verify
 from templar.errors import PermanentError, Reason
 from tests.support.errors import refusal
 
 SEED = bytes(range(32))
 HOTKEY = hotkey_from_seed(SEED)
+PASSWORD = Password("WALLET_HOTKEY_PASSWORD", " two words ")
 
 
 def bad_wallet(call, *words):
@@ -138,10 +139,52 @@ def test_a_bad_keyfile_is_named(tmp_path):
         (_keyfile().replace(b"5HB7kpn", b"5GrwvaE"), "not the file of a hotkey"),
         (json.dumps({"ss58Address": HOTKEY.address}).encode(), "not the file of a hotkey"),  # the public half
         (_keyfile(bittensor_core.CRYPTO_ED25519), "sr25519"),
-        (b"$NACL" + bytes(72), "encrypted"),  # encrypting a key takes seconds
+        (b"$NACL" + bytes(72), "encrypted: set WALLET_HOTKEY_PASSWORD_FILE"),
     ):
         file.write_bytes(content)
         bad_wallet(lambda: load_hotkey(tmp_path, "miner", "one"), file, word)
+
+
+@pytest.fixture(scope="module")
+def encrypted(tmp_path_factory):
+    """A wallet folder whose hotkey the SDK has encrypted, which takes seconds and 1 GiB, as does opening it."""
+    folder = tmp_path_factory.mktemp("encrypted")
+    wallet = bt.Wallet("cold", "hot", str(folder))
+    wallet.regenerate_hotkey(seed=SEED, suppress=True, hotkey_password=PASSWORD.value)
+    assert wallet.hotkey_file.is_encrypted()
+    return folder
+
+
+@pytest.mark.slow
+def test_a_password_opens_an_encrypted_hotkey_and_the_sdk_signs_with_it(encrypted):
+    opened = load_hotkey(encrypted, "cold", "hot", lambda: PASSWORD)
+    assert opened.address == HOTKEY.address
+    assert verify(HOTKEY.address, b"message", opened.sign(b"message"))
+    wallet = open_wallet(encrypted, "cold", "hot", lambda: PASSWORD)  # at once: this process has opened it already
+    assert verify(HOTKEY.address, b"message", wallet.hotkey.sign(b"message"))
+    assert PASSWORD.value not in repr(PASSWORD)
+
+
+@pytest.mark.slow
+def test_a_wrong_password_is_one_line_without_the_password(encrypted):
+    wrong = Password("WALLET_HOTKEY_PASSWORD_FILE", "s3cret")
+    with pytest.raises(PermanentError) as caught:
+        load_hotkey(encrypted, "cold", "hot", lambda: wrong)
+    text = str(caught.value)
+    assert caught.value.reason is Reason.BAD_WALLET
+    assert (
+        f"{encrypted / 'cold' / 'hotkeys' / 'hot'}: the password of WALLET_HOTKEY_PASSWORD_FILE does not open" in text
+    )
+    assert "s3cret" not in text
+    assert "\n" not in text
+
+
+@pytest.mark.slow
+def test_a_cut_off_encrypted_file_is_named(tmp_path):
+    file = tmp_path / "cold" / "hotkeys" / "hot"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"$NACL" + bytes(10))
+    bad_wallet(lambda: load_hotkey(tmp_path, "cold", "hot", lambda: PASSWORD), file, "cannot be decrypted", "restore")
 
 
 @given(content=st.binary(max_size=300))

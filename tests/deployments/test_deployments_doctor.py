@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import pytest
 
+from deployments import prefect_server
 from deployments.local.wallets import create_wallet
 from deployments.neuron import doctor
 from deployments.processes import free_port
@@ -107,7 +108,8 @@ def test_a_server_that_shows_everybody_the_keys(
 ) -> None:
     """The key is in the server's database; nobody asks here with a password."""
     url = f"http://{host}:4200/api"
-    monkeypatch.setattr(doctor, "http_serves", lambda address: address.removeprefix(f"{url}/") in answers)
+    for module in (doctor, prefect_server):
+        monkeypatch.setattr(module, "http_serves", lambda address: address.removeprefix(f"{url}/") in answers)
     verdict, text = examine(PREFECT_API_URL=url)["Prefect server"]
     assert verdict == expected[0]
     assert expected[1] in text
@@ -120,6 +122,28 @@ def test_a_clock_that_is_three_seconds_wrong(
     monkeypatch.setattr(doctor, "time", shifted(seconds))
     verdict, text = examine()["clock"]
     assert (verdict, way in text) == ("bad", True)
+
+
+def test_a_hotkey_whose_password_is_missing(examine: Examine, network: PreparedNetwork) -> None:
+    file = network.plan.wallets / "local" / "hotkeys" / "locked"
+    file.write_bytes(b"$NACL" + bytes(72))
+    verdict, text = examine(WALLET_HOTKEY="locked")["settings"]
+    assert (verdict, "encrypted: set WALLET_HOTKEY_PASSWORD_FILE" in text) == ("bad", True)
+
+
+def test_a_password_that_others_read(examine: Examine, tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("a word")
+    (tmp_path / "password").chmod(0o644)
+    verdict, text = examine(WALLET_HOTKEY_PASSWORD_FILE=str(tmp_path / "password"))["wallet"]
+    assert (verdict, f"chmod 600 {tmp_path / 'password'}" in text) == ("doubtful", True)
+
+
+def test_a_database_that_does_not_answer(examine: Examine) -> None:
+    assert examine()["Prefect database"] == ("good", "a SQLite file")
+    url = f"postgresql+asyncpg://prefect:hush@127.0.0.1:{free_port()}/prefect"
+    verdict, text = examine(PREFECT_SERVER_DATABASE_CONNECTION_URL=url)["Prefect database"]
+    assert (verdict, "hush" in text) == ("bad", False)
+    assert "PREFECT_SERVER_DATABASE_CONNECTION_URL: the PostgreSQL database prefect at 127.0.0.1 cannot be used" in text
 
 
 def test_a_chain_that_stands_still(examine: Examine, monkeypatch: pytest.MonkeyPatch) -> None:

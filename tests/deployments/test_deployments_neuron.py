@@ -12,19 +12,22 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import bittensor as bt
 import httpx
 import pytest
 from dotenv import dotenv_values
 
-from deployments.neuron import manage
+from deployments import prefect_server
+from deployments.neuron import manage, start
 from deployments.neuron.folder import NeuronFolder
 from deployments.prefect_server import PROJECT_ROOT
-from deployments.processes import Child, end_of, free_port, start_child
+from deployments.processes import Child, end_of, free_port, sole_process, start_child
 from tests.support.commands import Call, write_env
 from tests.support.operator import wait_until
 from tests.support.prepared import PreparedNetwork
 
 PASSWORD = "templar:only-for-a-test"
+HOTKEY_PASSWORD = "opens-the-hotkey-of-a-test"
 SERVICES = {"the Prefect server", "worker", "housekeeping worker", "window clock"}
 
 
@@ -37,7 +40,11 @@ class Started:
         self._env_file = folder / ".env"
         self._log = folder / "start.log"
         network = PreparedNetwork(folder)
-        write_env(self._env_file, network.environment("lazy") | {"PREFECT_API_AUTH_STRING": PASSWORD})
+        values = network.environment("lazy")
+        wallet = bt.Wallet(values["WALLET_NAME"], values["WALLET_HOTKEY"], values["WALLET_PATH"])
+        wallet.hotkey_file.set_keypair(wallet.hotkey, encrypt=True, overwrite=True, password=HOTKEY_PASSWORD)
+        secrets = {"PREFECT_API_AUTH_STRING": PASSWORD, "WALLET_HOTKEY_PASSWORD": HOTKEY_PASSWORD}
+        write_env(self._env_file, values | secrets)
         self.port = free_port()
         self.child = self.start()
 
@@ -61,7 +68,7 @@ class Started:
             found.append(self.status())
             return holds(found[-1])
 
-        wait_until(asked, f"{what}: {end_of(self._log)}", patience_seconds=180.0)
+        wait_until(asked, f"{what}: {end_of(self._log)}", patience_seconds=300.0)
         return found[-1]
 
     def said(self) -> str:
@@ -85,12 +92,13 @@ class TestOneCommand:
         # 1. One command, and windows begin.
         before = started.wait(lambda found: found["runs"] and found["windows"], "windows begin")
         assert {entry["name"] for entry in before["processes"]} == SERVICES
-        # 2. The server answers nobody without the password, and a second start is refused and changes nothing.
+        # 2. The server answers nobody without the password, no password is in a log, and a second start is refused.
         flows = f"http://127.0.0.1:{started.port}/api/flows/count"
         user, password = PASSWORD.split(":")
         asked = [httpx.post(flows, json={}, auth=auth).status_code for auth in (None, (user, "no"), (user, password))]
         assert asked == [401, 401, 200]
-        assert PASSWORD not in started.said()
+        logs = [started.said(), *(log.read_text() for log in started.folder.logs.glob("*.log"))]
+        assert not [log for log in logs if PASSWORD in log or HOTKEY_PASSWORD in log]
         second = started.start()
         assert second.handle.wait() == 1
         assert f"neuron {started.name!r} is run by process {started.child.identity.pid}" in started.said()
@@ -119,6 +127,60 @@ class TestOneCommand:
                 os.kill(entry["pid"], 0)
         assert manage.main(["status", "--name", started.name]) == 1
         assert manage.main(["stop", "--name", started.name]) == 0  # nothing is left to do, and it says so
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> PreparedNetwork:
+    return PreparedNetwork(tmp_path_factory.mktemp("refused"))
+
+
+@pytest.fixture
+def refused(
+    network: PreparedNetwork, tmp_path: Path, run_main: Call, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., str]]:
+    """The one line with which `start` refuses the network's lazy miner with changed variables; it started nothing."""
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    name = f"test-{uuid4().hex[:8]}"
+
+    def call(**changes: str) -> str:
+        file = write_env(tmp_path / ".env", network.environment("lazy") | changes)
+        status, _, err = run_main(start.main, "--name", name, "--env-file", file, "--prefect-port", free_port())
+        assert (status, err.count("\n")) == (1, 1)
+        assert not NeuronFolder(name).record.entries()
+        return err
+
+    yield call
+    shutil.rmtree(NeuronFolder(name).path, ignore_errors=True)
+
+
+def test_a_folder_of_another_neuron_is_refused(network: PreparedNetwork, refused: Callable[..., str]) -> None:
+    home = Path(network.environment("lazy")["TEMPLAR_HOME"])
+    with sole_process(home / "start.lock", str):
+        said = refused()
+    assert f"TEMPLAR_HOME is {home}, which another neuron uses (process {os.getpid()}): give each" in said
+
+
+def test_a_server_that_shows_everybody_the_keys_is_refused(
+    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = "http://prefect.example:4200/api"
+    monkeypatch.setattr(prefect_server, "http_serves", lambda address: address == f"{url}/admin/version")
+    said = refused(PREFECT_API_URL=url)
+    assert f"{url} asks for no password" in said
+    assert "set PREFECT_API_AUTH_STRING" in said
+
+
+def test_a_database_that_does_not_answer_is_refused(refused: Callable[..., str]) -> None:
+    url = f"postgresql+asyncpg://prefect:hush@127.0.0.1:{free_port()}/prefect"
+    said = refused(PREFECT_SERVER_DATABASE_CONNECTION_URL=url)
+    assert "PREFECT_SERVER_DATABASE_CONNECTION_URL: the PostgreSQL database prefect at 127.0.0.1 cannot be used" in said
+    assert "hush" not in said
+
+
+def test_a_hotkey_without_its_password_is_refused(network: PreparedNetwork, refused: Callable[..., str]) -> None:
+    (network.plan.wallets / "local" / "hotkeys" / "locked").write_bytes(b"$NACL" + bytes(72))
+    assert "the hotkey is encrypted: set WALLET_HOTKEY_PASSWORD_FILE" in refused(WALLET_HOTKEY="locked")
 
 
 def test_a_new_env_has_what_is_given_is_private_and_is_never_overwritten(tmp_path: Path, run_main: Call) -> None:

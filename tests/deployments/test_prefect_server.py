@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from deployments.prefect_server import PrefectServer
+from deployments.prefect_server import DATABASE_URL, PrefectServer, require_database
 from templar.errors import PermanentError, Reason
+from tests.support.postgresql import PostgreSQL
 from tests.support.prefect_server import RunningPrefectServer
 
 
@@ -37,3 +38,32 @@ def test_a_server_heeds_the_project_settings(prefect_server: RunningPrefectServe
     assert settings["server"]["analytics_enabled"] is False
     assert settings["server"]["events"]["retention_period"] == "P3D"
     assert str(prefect_server.server.home) in settings["home"]
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("somewhere", "is not an address: set postgresql+asyncpg://"),
+        ("postgresql://prefect:hush@127.0.0.1/prefect", "begins with postgresql: set postgresql+asyncpg://"),
+        ("postgresql+asyncpg://prefect:hush@127.0.0.1:1/prefect?speed=9", "at 127.0.0.1 cannot be used"),
+    ],
+)
+def test_a_database_that_cannot_be_used_is_named_without_its_password(url: str, words: str) -> None:
+    with pytest.raises(PermanentError) as caught:
+        require_database({DATABASE_URL: url})
+    text = str(caught.value)
+    assert caught.value.reason is Reason.BAD_ENVIRONMENT
+    assert text.startswith(f"[bad_environment] {DATABASE_URL}")
+    assert words in text
+    assert "hush" not in text
+    assert "\n" not in text
+
+
+@pytest.mark.slow
+def test_postgresql_with_the_right_password_and_with_others() -> None:
+    with PostgreSQL() as postgresql:
+        assert require_database({DATABASE_URL: postgresql.url}) == "the PostgreSQL database prefect at 127.0.0.1"
+        for change in (("only", "not"), ("//prefect", "//nobody"), ("/prefect", "/nothing")):
+            url = postgresql.url[::-1].replace(change[0][::-1], change[1][::-1], 1)[::-1]
+            with pytest.raises(PermanentError, match=r"PostgreSQL database .* cannot be used \("):
+                require_database({DATABASE_URL: url})
