@@ -154,6 +154,8 @@ def _wallet(block: Neuron) -> str:
     files = [Path(wallet.path, wallet.name, "hotkeys", wallet.hotkey)]
     files += [Path(wallet.password_file)] if wallet.password_file else []
     for file in files:
+        if not file.is_file():
+            raise PermanentError(Reason.BAD_ENVIRONMENT, f"{file} is not there: correct WALLET_HOTKEY_PASSWORD_FILE")
         if file.stat().st_mode & 0o077:
             raise DoubtError(f"{file} can be read by others on this machine: chmod 600 {file}")
     return f"{' and '.join(map(str, files))}: for the owner alone"

@@ -131,7 +131,9 @@ def test_a_hotkey_whose_password_is_missing(examine: Examine, network: PreparedN
     assert (verdict, "encrypted: set WALLET_HOTKEY_PASSWORD_FILE" in text) == ("bad", True)
 
 
-def test_a_password_that_others_read(examine: Examine, tmp_path: Path) -> None:
+def test_a_password_that_others_read_or_that_is_not_there(examine: Examine, tmp_path: Path) -> None:
+    verdict, text = examine(WALLET_HOTKEY_PASSWORD_FILE=str(tmp_path / "password"))["wallet"]
+    assert (verdict, "is not there: correct WALLET_HOTKEY_PASSWORD_FILE" in text) == ("bad", True)
     (tmp_path / "password").write_text("a word")
     (tmp_path / "password").chmod(0o644)
     verdict, text = examine(WALLET_HOTKEY_PASSWORD_FILE=str(tmp_path / "password"))["wallet"]

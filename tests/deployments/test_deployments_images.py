@@ -273,7 +273,7 @@ def test_server_and_neuron_of_the_compose_file_run_as_processes(compose: Compose
         processes.callback(server.stop)
         wait_until_ready(server, lambda: is_healthy(service["healthcheck"]["test"][1:]), timeout_seconds=180)
         assert not http_serves(f"http://127.0.0.1:{server_port}/api/admin/version")
-        # 2. The neuron, until the image's check finds it healthy and Prometheus would find its figures.
+        # 2. The neuron, until the image's check finds it healthy, and Prometheus an endpoint.
         changed = {
             "PREFECT_API_URL": f"http://127.0.0.1:{server_port}/api",
             "TEMPLAR_HOME": str(tmp_path / "neuron"),
@@ -288,7 +288,7 @@ def test_server_and_neuron_of_the_compose_file_run_as_processes(compose: Compose
         check = [*json.loads(dict(instructions())["HEALTHCHECK"].partition(" CMD ")[2]), "--name", "default"]
         wait_until_ready(neuron, lambda: is_healthy(check), timeout_seconds=300)
         url = f"http://127.0.0.1:{metrics_port}/metrics"
-        wait_until_ready(neuron, lambda: "templar_miner_" in scraped(url), timeout_seconds=180)
+        wait_until_ready(neuron, lambda: "templar_sink_dropped" in scraped(url), timeout_seconds=180)
         # 3. `docker stop` sends SIGTERM.
         left = NeuronFolder(name).record.running()
         assert neuron.stop(grace_seconds=120.0) == 0
