@@ -27,7 +27,7 @@ from rich.text import Text
 from blocks.environment import neuron_from_environment
 from blocks.keyring import credentials_of
 from blocks.neuron import Neuron
-from deployments.neuron.folder import NeuronFolder
+from deployments.neuron.folder import HOME_LOCK, NeuronFolder, foreign_home
 from deployments.prefect_server import PROJECT_ROOT, exposes_keys, require_database, require_guarded
 from deployments.processes import holder_of, http_serves
 from deployments.register import add_neuron_options, environment_of
@@ -337,6 +337,8 @@ def _processes(patient: Patient) -> str:
     folder = NeuronFolder(patient.name)
     supervisor = holder_of(folder.lock)
     if supervisor is None:
+        if (other := holder_of(patient.home / HOME_LOCK)) is not None:
+            raise PermanentError(Reason.ALREADY_RUNNING, foreign_home(patient.home, other.pid))
         raise DoubtError(f"neuron {patient.name!r} does not run: `templar neuron start --name {patient.name}`")
     return f"process {supervisor.pid} keeps {len(folder.record.running())} running"
 

@@ -27,6 +27,15 @@ class Address:
         return {PREFECT_API_URL: self.api_url, PREFECT_API_AUTH_STRING: self.password} | home
 
 
+HOME_LOCK = "start.lock"
+"""The file in TEMPLAR_HOME that is held by the process that supervises the neuron."""
+
+
+def foreign_home(home: Path, pid: int) -> str:
+    """Why a neuron is refused a folder that this process holds for another one."""
+    return f"TEMPLAR_HOME is {home}, which another neuron uses (process {pid}): give each neuron a folder of its own"
+
+
 @dataclass(frozen=True)
 class NeuronFolder:
     """The folder of one neuron's processes; training state is not in it, that is in TEMPLAR_HOME."""

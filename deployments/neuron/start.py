@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from prefect.client.orchestration import get_client
@@ -21,7 +22,7 @@ from prefect.settings import temporary_settings
 
 from blocks.chain import PASSWORD
 from blocks.neuron import Neuron
-from deployments.neuron.folder import Address, NeuronFolder
+from deployments.neuron.folder import HOME_LOCK, Address, NeuronFolder, foreign_home
 from deployments.neuron.supervisor import Service, Supervisor
 from deployments.prefect_server import PROJECT_ROOT, SERVER_NAME, PrefectServer, require_database, require_guarded
 from deployments.processes import require_free_port, sole_process
@@ -86,10 +87,7 @@ def run(name: str, environment: Mapping[str, str], *, prefect_port: int) -> None
         say("checking the wallet, the chain, the bucket and the dataset")
         block = checked_neuron(environment)
         home = Path(block.home)
-        refusal = (
-            f"TEMPLAR_HOME is {home}, which another neuron uses (process {{}}): give each neuron a folder of its own"
-        )
-        with sole_process(home / "start.lock", refusal.format):
+        with sole_process(home / HOME_LOCK, partial(foreign_home, home)):
             _run(folder, block, environment, prefect_port=prefect_port)
 
 

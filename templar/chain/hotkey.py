@@ -26,7 +26,7 @@ sr25519 has prime order, so it is the only such key, and no other encoding of it
 _unlocking = threading.Lock()
 _unlocked: dict[bytes, bytes | None] = {}
 """Digest of an encrypted file and its password -> what the file holds, or None if the password is wrong. To unlock a
-file takes seconds and 1 GiB of memory by design, so a process does it once, and one file at a time."""
+file takes 3 s of a processor and 512 MiB by design, so a process does it once, and one file at a time."""
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ def test_a_bad_keyfile_is_named(tmp_path):
 
 @pytest.fixture(scope="module")
 def encrypted(tmp_path_factory):
-    """A wallet folder whose hotkey the SDK has encrypted, which takes seconds and 1 GiB, as does opening it."""
+    """A wallet folder whose hotkey the SDK has encrypted, which takes seconds and 512 MiB, as does opening it."""
     folder = tmp_path_factory.mktemp("encrypted")
     wallet = bt.Wallet("cold", "hot", str(folder))
     wallet.regenerate_hotkey(seed=SEED, suppress=True, hotkey_password=PASSWORD.value)

@@ -1,6 +1,7 @@
 """`templar neuron doctor` finds what is wrong with a neuron and names the remedy; with a sound one nothing is wrong."""
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +15,8 @@ import pytest
 from deployments import prefect_server
 from deployments.local.wallets import create_wallet
 from deployments.neuron import doctor
-from deployments.processes import free_port
+from deployments.neuron.folder import HOME_LOCK
+from deployments.processes import free_port, sole_process
 from deployments.s3_endpoint import create_bucket_with_keys
 from templar.chain.base import Role
 from templar.neuron.join import GENESIS_FILE
@@ -163,6 +165,12 @@ def test_a_folder_that_others_read(examine: Examine, tmp_path: Path) -> None:
     (tmp_path / "home").mkdir(mode=0o755)
     verdict, text = examine()["disk"]
     assert (verdict, "chmod 700" in text) == ("doubtful", True)
+
+
+def test_a_folder_of_another_neuron(examine: Examine, tmp_path: Path) -> None:
+    with sole_process(tmp_path / "home" / HOME_LOCK, str):
+        verdict, text = examine()["processes"]
+    assert (verdict, f"process {os.getpid()}): give each neuron a folder" in text) == ("bad", True)
 
 
 def test_a_folder_of_another_network(examine: Examine, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from dotenv import dotenv_values
 
 from deployments import prefect_server
 from deployments.neuron import manage, start
-from deployments.neuron.folder import NeuronFolder
+from deployments.neuron.folder import HOME_LOCK, NeuronFolder
 from deployments.prefect_server import PROJECT_ROOT
 from deployments.processes import Child, end_of, free_port, sole_process, start_child
 from tests.support.commands import Call, write_env
@@ -92,13 +92,16 @@ class TestOneCommand:
         # 1. One command, and windows begin.
         before = started.wait(lambda found: found["runs"] and found["windows"], "windows begin")
         assert {entry["name"] for entry in before["processes"]} == SERVICES
-        # 2. The server answers nobody without the password, no password is in a log, and a second start is refused.
+        # 2. The server answers nobody without the password, which is nowhere to be read. A second start is refused.
         flows = f"http://127.0.0.1:{started.port}/api/flows/count"
         user, password = PASSWORD.split(":")
         asked = [httpx.post(flows, json={}, auth=auth).status_code for auth in (None, (user, "no"), (user, password))]
         assert asked == [401, 401, 200]
         logs = [started.said(), *(log.read_text() for log in started.folder.logs.glob("*.log"))]
         assert not [log for log in logs if PASSWORD in log or HOTKEY_PASSWORD in log]
+        database = [*(started.folder.path / "prefect").glob("prefect.db*")]
+        assert database
+        assert not [file for file in database if HOTKEY_PASSWORD.encode() in file.read_bytes()]
         second = started.start()
         assert second.handle.wait() == 1
         assert f"neuron {started.name!r} is run by process {started.child.identity.pid}" in started.said()
@@ -156,7 +159,7 @@ def refused(
 
 def test_a_folder_of_another_neuron_is_refused(network: PreparedNetwork, refused: Callable[..., str]) -> None:
     home = Path(network.environment("lazy")["TEMPLAR_HOME"])
-    with sole_process(home / "start.lock", str):
+    with sole_process(home / HOME_LOCK, str):
         said = refused()
     assert f"TEMPLAR_HOME is {home}, which another neuron uses (process {os.getpid()}): give each" in said
 
