@@ -1,7 +1,7 @@
-"""A private Prefect server on loopback: its environment, its start and its health.
+"""A private Prefect server on loopback: its environment, its start and its health; its database and its password.
 
-All data of the server lies in one folder, and the user's own Prefect profile is neither read nor changed, so servers
-with different folders and ports are independent.
+All data of the server lies in one folder, or its database in PostgreSQL. The user's own Prefect profile is neither read
+nor changed, so servers with different folders and ports are independent.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ SERVER_NAME = "the Prefect server"
 DATABASE_URL = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 """The variable that names the server's database; without it, that is a SQLite file in the server's folder."""
 DATABASE_PATIENCE_SECONDS = 10.0
-_POSTGRESQL, _SQLITE = "postgresql+asyncpg", "sqlite+aiosqlite"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_POSTGRESQL, _SQLITE = "postgresql+asyncpg", "sqlite+aiosqlite"
 _NO_PROXY = "127.0.0.1,localhost"
 
 

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -79,7 +80,8 @@ class TestDockerfile:
 
     def test_the_image_has_what_a_neuron_runs_on_and_no_secret(self) -> None:
         kept = kept_in_the_image()
-        packages = {name.removesuffix("*") for name in ("templar*", "flows*", "tasks*", "blocks*", "deployments*")}
+        project = tomllib.loads((PROJECT_ROOT / "pyproject.toml").read_text())
+        packages = {name.removesuffix("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]}
         assert kept == packages | {"pyproject.toml", "constraints.txt", "hparams.json", "README.md", ".env.example"}
         assert all((PROJECT_ROOT / name).exists() for name in kept)
 
