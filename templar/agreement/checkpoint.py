@@ -71,6 +71,20 @@ def list_checkpoints(store: ObjectStore, uid: int) -> list[int]:
     )
 
 
+def read_manifest(
+    store: ObjectStore, publisher: NeuronInfo, window: int, network: Network
+) -> CheckpointManifest | None:
+    """The manifest of a publisher's checkpoint; None if there is no such checkpoint.
+
+    Raises:
+        RejectedError: It is not legal.
+        TransientError: The store failed.
+    """
+    key = checkpoint_key(window, publisher.uid, MANIFEST_FILE)
+    found = read_signed(store, key, CheckpointManifest, network=network, author=publisher, window=window)
+    return None if found is None else found.body
+
+
 def fetch_checkpoint(
     store: ObjectStore, publisher: NeuronInfo, window: int, folder: Path, *, network: Network, model: Model
 ) -> CheckpointManifest:
@@ -93,10 +107,9 @@ def fetch_checkpoint(
     """
     # 1. The manifest, and whether the size can be right.
     key = checkpoint_key(window, publisher.uid, MANIFEST_FILE)
-    found = read_signed(store, key, CheckpointManifest, network=network, author=publisher, window=window)
-    if found is None:
+    manifest = read_manifest(store, publisher, window, network)
+    if manifest is None:
         raise RejectedError(Reason.CHECKPOINT_BROKEN, f"{key} is not there, so there is no such checkpoint")
-    manifest = found.body
     total, most = sum(manifest.sizes.values()), _parameter_bytes(model) + OTHER_FILES_BYTES
     if total > most:
         raise RejectedError(Reason.WRONG_SIZE, f"{key}: {total} bytes in all, {most} are legal for this model")

@@ -13,6 +13,7 @@ from pathlib import Path
 from torch import Tensor
 
 from templar.agreement.checkpoint import fetch_checkpoint, publish_checkpoint
+from templar.agreement.model_folder import read_weights, write_model
 from templar.agreement.state import StateMark, genesis_root, parameters_digest
 from templar.chain.base import Chain, NeuronInfo
 from templar.chain.hotkey import Signer
@@ -24,7 +25,6 @@ from templar.exchange.objects import StartWindow
 from templar.exchange.publish import publish_body
 from templar.exchange.signed import Network, read_signed
 from templar.hparams import HParams, Model
-from templar.training.model import WEIGHTS_FILE, read_parameters, write_model
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ def publish_genesis(
     start, store, clock = birth.start, buckets.own, chain.clock
     if store.head(START_WINDOW_KEY) is not None:
         publish_body(store, START_WINDOW_KEY, start, signer, clock=clock)  # refuses unless it is this one
-    write_model(folder, params, hparams.model, tokenizer.to_bytes())
+    write_model(folder, params, hparams.model, tokenizer)
     publish_checkpoint(store, folder, birth.mark, network=birth.network, uid=neuron.uid, signer=signer, clock=clock)
     publish_body(store, START_WINDOW_KEY, start, signer, clock=clock)
     return birth
@@ -182,7 +182,7 @@ def load_genesis(birth: Birth, buckets: Buckets, model: Model, folder: Path) -> 
     """
     store = buckets.reader(birth.publisher)
     fetch_checkpoint(store, birth.publisher, birth.mark.window, folder, network=birth.network, model=model)
-    params = read_parameters(folder / WEIGHTS_FILE, model)
+    params = read_weights(folder, model)
     if genesis_root(birth.start.netuid, parameters_digest(params)) != birth.start.root:
         raise PermanentError(
             Reason.ROOT_DIFFERS,

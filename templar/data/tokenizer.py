@@ -90,11 +90,14 @@ class Tokenizer:
     def save(self, folder: Path) -> None:
         """Write the files that `load_tokenizer` and transformers read back."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / TOKENIZER_FILE).write_bytes(self.to_bytes())
+        for name, content in self.files().items():
+            (folder / name).write_bytes(content)
+
+    def files(self) -> dict[str, bytes]:
+        """The content of these files by name."""
         config = {"eos_token": self.eos_token, "tokenizer_class": "PreTrainedTokenizerFast"}
-        (folder / TOKENIZER_CONFIG_FILE).write_text(
-            json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8"
-        )
+        text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+        return {TOKENIZER_FILE: self.to_bytes(), TOKENIZER_CONFIG_FILE: text.encode()}
 
     def to_bytes(self) -> bytes:
         """The content of `tokenizer.json`."""

@@ -38,7 +38,10 @@ DOWNLOADS = ("genesis", "genesis.part", "checkpoint", "checkpoint.part")
 """Folders that are fetched again when they are needed."""
 PUBLISHING = ("publishing",)
 """A checkpoint while it is published."""
-STATE_FILES = ("journal.sqlite", "journal.sqlite-wal", "scores.sqlite", "scores.sqlite-wal", "tokenizer.json")
+STATE_FILES = (
+    *("journal.sqlite", "journal.sqlite-wal", "scores.sqlite", "scores.sqlite-wal"),
+    *("tokenizer.json", "tokenizer_config.json"),
+)
 """Files that are only counted; the neuron drops old windows from them itself."""
 TEMPORARY = ("templar-copy-", "templar-dataset-", "templar-gauntlet-", "templar-preview-")
 """Prefixes of the folders that commands make in the system's temporary folder."""

@@ -9,16 +9,20 @@ import logging
 import shutil
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from templar.agreement.checkpoint import publish_checkpoint
+from templar.agreement.checkpoint import publish_checkpoint, read_manifest
 from templar.agreement.genesis import Birth, require_digest
+from templar.agreement.model_folder import read_weights, write_model
 from templar.agreement.retention import Retention, Survey, survey
-from templar.agreement.state import StateMark
+from templar.agreement.state import StateMark, check_mark
 from templar.chain.base import Chain
 from templar.data.assignment import Epochs, first_epochs
 from templar.data.shards.rotation import RotationReport, plan_shards, rotate
 from templar.data.shards.shard_dataset import ShardedDataset
+from templar.data.tokenizer import load_tokenizer
 from templar.errors import PermanentError, Reason, TransientError
+from templar.exchange.context import Exchange
 from templar.exchange.object_keys import START_WINDOW_KEY
 from templar.exchange.objects import StartWindow
 from templar.exchange.signed import unseal
@@ -32,12 +36,12 @@ from templar.housekeeping.bucket_cleanup import (
     plan,
     plan_temporary,
 )
+from templar.housekeeping.model_card import model_card, read_history
 from templar.hparams import HParams
 from templar.neuron.join import Context
 from templar.neuron.snapshot import Snapshots
 from templar.store.base import ObjectStore, Uploads
 from templar.timeline import window_of
-from templar.training.model import write_model
 
 log = logging.getLogger(__name__)
 
@@ -164,17 +168,22 @@ def _own_genesis(store: ObjectStore) -> frozenset[int] | None:
     return frozenset({sealed.body.start_window - 1})
 
 
-def publish_newest_checkpoint(context: Context) -> StateMark:
+def publish_newest_checkpoint(context: Context, *, preset: str = "") -> StateMark:
     """Publish the newest snapshot in the Hugging Face layout, once; return its state.
 
-    After a failure a later call continues; readers ignore a checkpoint without its manifest.
+    After a failure a later call continues with the same files; readers ignore a checkpoint without its manifest.
+
+    Args:
+        context: The neuron.
+        preset: What the model card calls the network's numbers.
 
     Raises:
         TransientError: `genesis_missing`, or a store failed.
-        PermanentError: `object_missing`; there is no snapshot yet.
+        PermanentError: `object_missing`; there is no snapshot yet. `root_differs`, `checkpoint_broken`; the snapshot is
+            damaged, and nothing of it was published.
     """
     # 1. The newest snapshot of this network.
-    birth = context.birth()
+    birth, store = context.birth(), context.buckets.own
     snapshots = Snapshots(context.home / "snapshots", birth.network, kept=context.hparams.storage.snapshots_kept)
     mark = next(iter(snapshots.marks()), None)
     if mark is None:
@@ -182,22 +191,33 @@ def publish_newest_checkpoint(context: Context) -> StateMark:
     neuron = context.chain.metagraph().by_hotkey(context.own_signer.address)
     if neuron is None:
         raise PermanentError(Reason.NOT_REGISTERED, f"hotkey {context.own_signer.address} is not registered")
-    # 2. A copy in the Hugging Face layout.
-    params, _ = snapshots.load(mark, context.hparams.model)
-    folder = context.home / "publishing" / str(mark.window)
-    write_model(folder, params, context.hparams.model, (context.home / "tokenizer.json").read_bytes())
+    published = read_manifest(store, neuron, mark.window, birth.network)
+    if published is not None and published.root == mark.root:
+        return mark
+
+    # 2. A copy in the Hugging Face layout, unless an earlier call made it.
+    folder = context.home / "publishing" / f"{mark.window}-{mark.root[:16]}"
+    if not folder.exists():
+        _make_copy(context, birth, snapshots, mark, folder, preset=preset)
+
     # 3. Upload it; the manifest comes last.
-    publish_checkpoint(
-        context.buckets.own,
-        folder,
-        mark,
-        network=birth.network,
-        uid=neuron.uid,
-        signer=context.own_signer,
-        clock=context.chain.clock,
-    )
+    clock, signer = context.chain.clock, context.own_signer
+    publish_checkpoint(store, folder, mark, network=birth.network, uid=neuron.uid, signer=signer, clock=clock)
     shutil.rmtree(folder.parent, ignore_errors=True)
     return mark
+
+
+def _make_copy(
+    context: Context, birth: Birth, snapshots: Snapshots, mark: StateMark, folder: Path, *, preset: str
+) -> None:
+    """Write a snapshot in the Hugging Face layout, read it back, and give the folder its name if the root is right."""
+    exchange, model = Exchange(context.chain, context.buckets, birth.network, context.hparams), context.hparams.model
+    card = model_card(context.hparams, preset, birth, mark, read_history(exchange, birth, mark.window))
+    part = folder.with_name(f"{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    write_model(part, snapshots.load(mark, model)[0], model, load_tokenizer(str(context.home)), card=card)
+    check_mark(read_weights(part, model), mark, f"snapshot of window {mark.window}")
+    part.rename(folder)
 
 
 def clean_bucket(context: Context, *, dry_run: bool) -> CleanupReport:

@@ -79,7 +79,7 @@ def read_recent(context: Context, num_windows: int, *, uid: int | None = None) -
     end = window_of(context.chain.block(), context.hparams.windows)
     windows = range(max(birth.start.start_window, end - num_windows), end)
     if uid is None:
-        found = _first_published(exchange, windows, own=context.own_signer.address)
+        found = first_published(exchange, windows, own=context.own_signer.address)
     else:
         found = read_published(exchange, _validator(exchange, uid), windows)
     if found is None or not (found.evidences or found.left_out):
@@ -119,8 +119,8 @@ def _read(exchange: Exchange, store: ObjectStore, validator: NeuronInfo, window:
     return None if found is None else found.body
 
 
-def _first_published(exchange: Exchange, windows: range, *, own: str) -> Published | None:
-    """The own evidence, or else that of the validator with the most stake that has any; None if there is none.
+def first_published(exchange: Exchange, windows: range, *, own: str | None = None) -> Published | None:
+    """The own hotkey's evidence, or else that of the validator with the most stake that has any; None if none has.
 
     Raises:
         TransientError: No evidence was found, and at least one validator's bucket failed transiently.

@@ -6,21 +6,17 @@ checkpoint, if a quorum proved its state, or waits.
 """
 
 import logging
-from collections import defaultdict
 
-from templar.agreement.ballots import Stakes
-from templar.agreement.checkpoint import fetch_checkpoint, list_checkpoints
+from templar.agreement.checkpoint import list_checkpoints
 from templar.agreement.decisions import decided_value, find_roster, read_ballots
+from templar.agreement.proven_state import fetch_proven, proven_state
 from templar.agreement.slots import Settlement, settled
-from templar.agreement.state import StateMark, check_mark
-from templar.agreement.sync_proof import read_proof
+from templar.agreement.state import StateMark
 from templar.chain.base import NeuronInfo
-from templar.data.assignment import ShardEpoch
-from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError
 from templar.exchange.objects import NULL_WINDOW
 from templar.neuron.journal import Applied
 from templar.neuron.node import Node
-from templar.training.model import WEIGHTS_FILE, read_parameters
 
 log = logging.getLogger(__name__)
 
@@ -135,49 +131,22 @@ def take_checkpoint(node: Node, target: int) -> StateMark | None:
 
 def _take(node: Node, validator: NeuronInfo, window: int) -> StateMark | None:
     """Take one validator's checkpoint if a quorum proved its state and decided its window."""
-    # 1. The state that a quorum proved, else nothing is fetched.
-    proven = _proven_state(node, window)
+    # 1. The state that a quorum proved, else nothing is fetched; then the checkpoint, which must be of that state.
+    proven = proven_state(node.exchange, window)
     if proven is None:
         return None
-
-    # 2. Fetch the checkpoint; its manifest must name that state, and its weights must have that root.
-    folder, store = node.home / "checkpoint", node.buckets.reader(validator)
-    network, model = node.exchange.network, node.hparams.model
-    manifest = fetch_checkpoint(store, validator, window, folder, network=network, model=model)
-    if (manifest.root, manifest.outer_steps) != proven:
-        log.warning("uid %d: its checkpoint of window %d is not the proven state", validator.uid, window)
+    try:
+        fetched = fetch_proven(node.exchange, validator, window, node.home / "checkpoint", proven)
+    except RejectedError as error:
+        if error.reason is not Reason.ROOT_DIFFERS:
+            raise
+        log.warning("%s", error)
         return None
-    mark = StateMark(
-        window,
-        manifest.outer_steps,
-        manifest.root,
-        manifest.previous_root,
-        manifest.null,
-        tuple(ShardEpoch(*epoch) for epoch in manifest.epochs),
-    )
-    value = decided_value(read_ballots(node.exchange, window))
-    params = read_parameters(folder / WEIGHTS_FILE, model)
-    check_mark(params, mark, f"checkpoint of window {window}")
+    value, mark = decided_value(read_ballots(node.exchange, window)), fetched.mark
 
-    # 3. Make it the live state, and keep it on this disk.
-    node.adopt(params, mark, None)
+    # 2. Make it the live state, and keep it on this disk.
+    node.adopt(fetched.params, mark, None)
     node.journal.enter_applied(Applied(window, None if value == NULL_WINDOW else value, mark.root))
     node.journal.confirm(window)
     node.snapshots.save(node.state.params, mark, node.private_file)
     return mark
-
-
-def _proven_state(node: Node, window: int) -> tuple[str, int] | None:
-    """The root and the number of outer steps that a quorum of all announced stake proved for a window."""
-    provers: dict[tuple[str, int], set[int]] = defaultdict(set)
-    validators = node.exchange.announced(window)
-    for validator in validators:
-        try:
-            proof = read_proof(node.exchange, validator, window)
-        except TemplarError as error:
-            log.warning("proof of uid %d is left out: %s", validator.uid, error)
-            continue
-        if proof is not None:
-            provers[proof.root, proof.outer_steps].add(validator.uid)
-    stakes = Stakes({each.uid: each.stake for each in validators}, node.hparams.windows.quorum)
-    return next((state for state, uids in provers.items() if stakes.is_quorum(uids)), None)

@@ -117,8 +117,8 @@ class Node:
                 durable=context.durable,
             )
             self.snapshots.sweep()
-            tokenizer = self.workload.tokenizer.to_bytes()
-            write_file(self.home / "tokenizer.json", lambda path: path.write_bytes(tokenizer), durable=context.durable)
+            for name, content in self.workload.tokenizer.files().items():
+                write_file(self.home / name, partial(Path.write_bytes, data=content), durable=context.durable)
             self.restore()
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""The language model, transformers' Llama in float32, its parameters by name, and its files in the Hugging Face layout.
+"""The language model, transformers' Llama in float32, and its parameters by name and from files.
 
 Importing transformers takes seconds, so it happens when a model is first built. Nothing is ever unpickled.
 """
@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from transformers import LlamaConfig, LlamaForCausalLM
 
 WEIGHTS_FILE = "model.safetensors"
-CONFIG_FILE = "config.json"
-TOKENIZER_FILE = "tokenizer.json"
 
 LayerStep = Callable[[Any, Tensor, tuple[Tensor, Tensor]], Tensor]
 """A layer, hidden states and rotation -> hidden states, as `transformer_layer`."""
@@ -212,36 +210,42 @@ def bind_parameters(net: nn.Module, params: Mapping[str, Tensor]) -> None:
         param.data = params[name]
 
 
-def write_model(folder: Path, params: Mapping[str, Tensor], model: Model, tokenizer: bytes) -> None:
-    """Write float32 weights, configuration and the bytes of `tokenizer.json` into a folder, which is made when needed.
-
-    `transformers.AutoModelForCausalLM.from_pretrained(folder)` reads them.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in params.items()}
-    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
-    model_config(model).to_json_file(folder / CONFIG_FILE)
-    (folder / TOKENIZER_FILE).write_bytes(tokenizer)
-
-
 def read_parameters(path: Path, model: Model) -> dict[str, Tensor]:
-    """Read parameters and check that they are this model's.
+    """Read the parameters of one file and check that they are this model's.
 
     Raises:
-        PermanentError: `checkpoint_broken`; the file is not safetensors, or names and shapes are not the model's.
+        PermanentError: `checkpoint_broken`; as in `read_tensors` and `check_parameters`.
+    """
+    params = read_tensors(path)
+    check_parameters(params, model, str(path))
+    return params
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file by name.
+
+    Raises:
+        PermanentError: `checkpoint_broken`; the file is not there, or is not safetensors.
     """
     try:
-        params = load_file(path)
+        return load_file(path)
     except (SafetensorError, OSError) as error:
         raise PermanentError(Reason.CHECKPOINT_BROKEN, f"{path}: cannot be read: {error}") from None
+
+
+def check_parameters(params: Mapping[str, Tensor], model: Model, what: str) -> None:
+    """Check that tensors have the names and shapes of this model's parameters.
+
+    Raises:
+        PermanentError: `checkpoint_broken`; the message begins with `what`.
+    """
     wanted = {name: tuple(shape) for name, shape in parameter_shapes(model).items()}
     found = {name: tuple(tensor.shape) for name, tensor in params.items()}
     if wanted != found:
         wrong = sorted(set(wanted.items()) ^ set(found.items()))[:3]
         raise PermanentError(
-            Reason.CHECKPOINT_BROKEN, f"{path}: not the tensors of this model's hparams; first differences: {wrong}"
+            Reason.CHECKPOINT_BROKEN, f"{what}: not the tensors of this model's hparams; first differences: {wrong}"
         )
-    return params
 
 
 @lru_cache(maxsize=64)

@@ -7,13 +7,14 @@ from torch import Tensor
 
 from templar.agreement.checkpoint import MANIFEST_FILE, publish_checkpoint
 from templar.agreement.genesis import NO_GENESIS, Birth, find_birth, load_genesis, publish_genesis
+from templar.agreement.model_folder import write_model
 from templar.agreement.state import genesis_root, parameters_digest
-from templar.data.tokenizer import Tokenizer, load_tokenizer, train_embedded_tokenizer
+from templar.data.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer, train_embedded_tokenizer
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.object_keys import START_WINDOW_KEY, Kind, checkpoint_key
 from templar.exchange.objects import StartWindow
 from templar.hparams import HParams
-from templar.training.model import TOKENIZER_FILE, WEIGHTS_FILE, genesis_parameters, write_model
+from templar.training.model import WEIGHTS_FILE, genesis_parameters
 from tests.support.errors import raising, refusal
 from tests.support.scripted_store import ScriptedStore, failing
 from tests.support.subnet import NETUID, Member, Subnet, fields_of, signed_anyhow
@@ -121,7 +122,7 @@ def test_a_publication_that_was_cut_off_goes_on(scene: Scene, name: str, lost: b
         refusal(scene.find, TransientError, Reason.GENESIS_MISSING)
     birth = scene.publish()
     assert scene.publish() == birth
-    assert len(writes(scene.store(0))) == 5 + (not lost)
+    assert len(writes(scene.store(0))) == 8 + (not lost)
     scene.load(scene.find())
 
 
@@ -211,7 +212,7 @@ def test_forged_parameters_are_found(scene: Scene) -> None:
     forged = {name: tensor.clone() for name, tensor in scene.params.items()}
     next(iter(forged.values())).view(-1)[0] += 1e-3
     folder = scene.folder / "forged"
-    write_model(folder, forged, scene.hparams.model, scene.tokenizer.to_bytes())
+    write_model(folder, forged, scene.hparams.model, scene.tokenizer)
     store, author = scene.store(0), scene.subnet.validators[0]
     store.inner.delete([info.key for info in list(store.inner.list("checkpoint-"))])
     publish_checkpoint(

@@ -45,7 +45,10 @@ def test_the_newest_snapshot_is_published_once_and_read_back(network: Network, t
     folder = tmp_path / "fetched"
     network_id, model = reader.exchange.network, network.hparams.model
     manifest = fetch_checkpoint(store, publisher, 2, folder, network=network_id, model=model)
-    assert set(manifest.files) == {"config.json", "model.safetensors", "tokenizer.json"}
+    assert set(manifest.files) == {
+        *("config.json", "generation_config.json", "model.safetensors", "README.md"),
+        *("special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"),
+    }
     check_mark(read_parameters(folder / WEIGHTS_FILE, model), mark, "checkpoint")
 
 
@@ -85,7 +88,7 @@ def test_a_dry_run_counts_and_deletes_nothing(old: Network) -> None:
     rows = {row.kind: row for row in report.rows}
     assert {kind: row.found for kind, row in rows.items()} == {
         "aggregator": 2,
-        "checkpoint": 2 * 4,
+        "checkpoint": 2 * 8,
         "debug": 2,
         "decision": 2,
         "proof": 2,

@@ -11,6 +11,7 @@ from torch import Tensor
 from templar.agreement.ballots import Said
 from templar.agreement.checkpoint import list_checkpoints, publish_checkpoint
 from templar.agreement.decisions import read_ballots
+from templar.agreement.model_folder import write_model
 from templar.agreement.roster import fetch_roster
 from templar.agreement.slots import Settlement
 from templar.agreement.state import StateMark, next_root, null_root, parameters_digest
@@ -24,7 +25,6 @@ from templar.neuron.aggregator import RosterNode
 from templar.neuron.catchup import catch_up, leave_minority, replay, take_checkpoint
 from templar.neuron.miner import Miner
 from templar.neuron.node import Node
-from templar.training.model import write_model
 from templar.window import Action, drive_window, open_window
 from tests.support.errors import raising
 from tests.support.network import Build, Network, tiny
@@ -298,7 +298,7 @@ def test_without_proofs_there_is_no_jump(network: Network) -> None:
 def publish_as(network: Network, node: Node, params: dict[str, Tensor], mark: StateMark) -> None:
     """Publish a checkpoint of these parameters under a node's hotkey."""
     folder = network.world.root / "other"
-    write_model(folder, params, network.hparams.model, node.workload.tokenizer.to_bytes())
+    write_model(folder, params, network.hparams.model, node.workload.tokenizer)
     publish_checkpoint(
         node.buckets.own,
         folder,

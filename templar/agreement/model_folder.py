@@ -1,0 +1,155 @@
+"""A model as a folder in the Hugging Face layout: what a checkpoint is made of, and what its readers load.
+
+`AutoModelForCausalLM.from_pretrained(folder)` and `AutoTokenizer.from_pretrained(folder)` read it. The same parameters,
+settings and tokenizer give the same files, byte by byte. Nothing is ever unpickled.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from templar.data.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Tokenizer
+from templar.errors import PermanentError, Reason
+from templar.hparams import Model
+from templar.store.files import local_file
+from templar.tensorfile import TensorWriter
+from templar.training.model import WEIGHTS_FILE, check_parameters, model_config, read_tensors
+
+CONFIG_FILE = "config.json"
+INDEX_FILE = "model.safetensors.index.json"
+GENERATION_FILE = "generation_config.json"
+SPECIAL_TOKENS_FILE = "special_tokens_map.json"
+CARD_FILE = "README.md"
+FILE_BYTES = 4 << 30
+"""Most bytes of parameters in one file of weights, unless a single tensor has more."""
+WEIGHTS_PATTERN = "model*.safetensors"
+
+
+def write_model(
+    folder: Path,
+    params: Mapping[str, Tensor],
+    model: Model,
+    tokenizer: Tokenizer,
+    *,
+    card: str | None = None,
+    file_bytes: int = FILE_BYTES,
+) -> None:
+    """Write a model into a folder, which is made when needed; files of these names are replaced.
+
+    Args:
+        folder: The folder.
+        params: Float32 parameters by name; one is copied at a time.
+        model: Their architecture.
+        tokenizer: The network's tokenizer. Its end token ends a text that the model generates.
+        card: The model card; none is written if it is not given.
+        file_bytes: Most bytes of parameters in one file; more make several files and an index.
+
+    Raises:
+        TransientError: `local_file`; the disk is full.
+        PermanentError: `local_file`.
+    """
+    with local_file(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in (*folder.glob(WEIGHTS_PATTERN), folder / INDEX_FILE):
+            old.unlink(missing_ok=True)
+        _write_weights(folder, params, file_bytes)
+        _write_json(folder / CONFIG_FILE, _config(model, tokenizer))
+        _write_json(folder / GENERATION_FILE, _generation(tokenizer))
+        _write_json(folder / TOKENIZER_CONFIG_FILE, _tokenizer_config(model, tokenizer))
+        _write_json(folder / SPECIAL_TOKENS_FILE, _special_tokens(tokenizer))
+        (folder / TOKENIZER_FILE).write_bytes(tokenizer.to_bytes())
+        if card is not None:
+            (folder / CARD_FILE).write_text(card, encoding="utf-8")
+
+
+def read_weights(folder: Path, model: Model) -> dict[str, Tensor]:
+    """The parameters of a folder, from one file or several; they are checked to be this model's.
+
+    The index is not read: the files have every name once.
+
+    Raises:
+        PermanentError: `checkpoint_broken`; there are none, a file is not safetensors, two files have one name, or
+            names and shapes are not the model's.
+    """
+    params: dict[str, Tensor] = {}
+    for path in sorted(folder.glob(WEIGHTS_PATTERN)):
+        tensors = read_tensors(path)
+        if twice := params.keys() & tensors.keys():
+            raise PermanentError(Reason.CHECKPOINT_BROKEN, f"{path}: tensor {min(twice)!r} is in another file as well")
+        params |= tensors
+    check_parameters(params, model, str(folder))
+    return params
+
+
+def _write_weights(folder: Path, params: Mapping[str, Tensor], file_bytes: int) -> None:
+    """Write the parameters in order of their names, as many to a file as fit; several files get an index."""
+    # 1. Which parameters are in which file.
+    groups: list[list[str]] = [[]]
+    room = file_bytes
+    for name in sorted(params):
+        size = params[name].nbytes
+        if groups[-1] and size > room:
+            groups.append([])
+            room = file_bytes
+        groups[-1].append(name)
+        room -= size
+    count = len(groups)
+    files = [f"model-{index:05}-of-{count:05}.safetensors" for index in range(1, count + 1)]
+    files = files if count > 1 else [WEIGHTS_FILE]
+
+    # 2. The files, tensor by tensor, and the index.
+    for file, names in zip(files, groups, strict=True):
+        with TensorWriter(folder / file, {name: params[name].shape for name in names}, {"format": "pt"}) as writer:
+            for name in names:
+                writer.write(name, params[name])
+    if count > 1:
+        weight_map = {name: file for file, names in zip(files, groups, strict=True) for name in names}
+        total = sum(tensor.nbytes for tensor in params.values())
+        _write_json(folder / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def _config(model: Model, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The settings of transformers' Llama, and the two older names that other readers still look for."""
+    config = model_config(model).to_diff_dict()
+    config.pop("transformers_version", None)  # it says which build wrote the file, and nothing of the model
+    rope_theta = config["rope_parameters"]["rope_theta"]
+    return {
+        **config,
+        "architectures": ["LlamaForCausalLM"],
+        "dtype": "float32",
+        "torch_dtype": "float32",
+        "rope_theta": rope_theta,
+        "eos_token_id": tokenizer.eos_id,
+        "use_cache": True,
+    }
+
+
+def _generation(tokenizer: Tokenizer) -> dict[str, Any]:
+    """A text begins after an end token, as documents do in training, and ends with one."""
+    return {
+        "bos_token_id": tokenizer.eos_id,
+        "eos_token_id": tokenizer.eos_id,
+        "pad_token_id": tokenizer.eos_id,
+    }
+
+
+def _tokenizer_config(model: Model, tokenizer: Tokenizer) -> dict[str, Any]:
+    return {
+        "add_bos_token": False,  # training adds no token in front of a document
+        "add_eos_token": False,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": model.max_position_embeddings,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **_special_tokens(tokenizer),
+    }
+
+
+def _special_tokens(tokenizer: Tokenizer) -> dict[str, Any]:
+    return {"eos_token": tokenizer.eos_token, "pad_token": tokenizer.eos_token}
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

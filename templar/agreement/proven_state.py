@@ -1,0 +1,159 @@
+"""The states that a quorum of stake proved, and the published checkpoints of them (docs/protocol.md 12).
+
+A checkpoint is trusted for the proofs of its window's state alone, never for its publisher.
+"""
+
+import logging
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from templar.agreement.ballots import Stakes
+from templar.agreement.checkpoint import fetch_checkpoint, list_checkpoints
+from templar.agreement.genesis import Birth, load_genesis
+from templar.agreement.model_folder import read_weights
+from templar.agreement.state import StateMark, check_mark
+from templar.agreement.sync_proof import read_proof
+from templar.chain.base import NeuronInfo
+from templar.data.assignment import ShardEpoch
+from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError
+from templar.exchange.context import Exchange
+from templar.exchange.object_keys import Kind, parse_current_key
+
+log = logging.getLogger(__name__)
+
+ProvenState = tuple[str, int]
+"""State root, and number of outer steps."""
+
+
+@dataclass(frozen=True)
+class FetchedModel:
+    """A published checkpoint whose parameters are those of a proven state."""
+
+    params: dict[str, Tensor]
+    mark: StateMark
+    publisher: NeuronInfo
+
+
+def proven_state(exchange: Exchange, window: int) -> ProvenState | None:
+    """The state that a quorum of all announced stake proved for a window; None if there is none."""
+    provers: dict[ProvenState, set[int]] = defaultdict(set)
+    validators = exchange.announced(window)
+    for validator in validators:
+        try:
+            proof = read_proof(exchange, validator, window)
+        except TemplarError as error:
+            log.warning("proof of uid %d is left out: %s", validator.uid, error)
+            continue
+        if proof is not None:
+            provers[proof.root, proof.outer_steps].add(validator.uid)
+    stakes = Stakes({each.uid: each.stake for each in validators}, exchange.hparams.windows.quorum)
+    return next((state for state, uids in provers.items() if stakes.is_quorum(uids)), None)
+
+
+def newest_proven_window(exchange: Exchange) -> int | None:
+    """The newest window whose state a quorum proved, by what the validators' buckets show; None if there is none."""
+    windows = set[int]()
+    for validator in exchange.newest_metagraph().validators():
+        try:
+            keys = (parse_current_key(info.key) for info in exchange.buckets.reader(validator).list(f"{Kind.PROOF}-"))
+            windows.update(key.window for key in keys if key is not None and key.window is not None)
+        except TemplarError as error:
+            log.warning("proofs of uid %d are left out: %s", validator.uid, error)
+    return next((window for window in sorted(windows, reverse=True) if proven_state(exchange, window)), None)
+
+
+def fetch_proven(
+    exchange: Exchange, publisher: NeuronInfo, window: int, folder: Path, proven: ProvenState
+) -> FetchedModel:
+    """Fetch a validator's checkpoint of a proven state into a folder, and check it.
+
+    Raises:
+        RejectedError: `root_differs`; its manifest names another state. And as in `fetch_checkpoint`.
+        PermanentError: `root_differs`, `checkpoint_broken`; its parameters are not those of its manifest.
+        TransientError: The store failed; a later call goes on.
+    """
+    store, model = exchange.buckets.reader(publisher), exchange.hparams.model
+    manifest = fetch_checkpoint(store, publisher, window, folder, network=exchange.network, model=model)
+    if (manifest.root, manifest.outer_steps) != proven:
+        raise RejectedError(
+            Reason.ROOT_DIFFERS,
+            f"uid {publisher.uid}: its checkpoint of window {window} is not the proven state: it has the root "
+            f"{manifest.root[:12]}, and a quorum proved {proven[0][:12]}",
+        )
+    mark = StateMark(
+        window,
+        manifest.outer_steps,
+        manifest.root,
+        manifest.previous_root,
+        manifest.null,
+        tuple(ShardEpoch(*epoch) for epoch in manifest.epochs),
+    )
+    params = read_weights(folder, model)
+    check_mark(params, mark, f"checkpoint of window {window}")
+    return FetchedModel(params, mark, publisher)
+
+
+def fetch_model(exchange: Exchange, birth: Birth, folder: Path, *, window: int | None = None) -> FetchedModel:
+    """Fetch the newest checkpoint of a proven state, or that of a window, from any validator that shows it.
+
+    The genesis checkpoint needs no proof: the start window is signed for its root.
+
+    Args:
+        exchange: The network.
+        birth: Its start.
+        folder: Replaced by the checkpoint's files.
+        window: The checkpoint's window; the newest by default, which is the genesis before any other is published.
+
+    Raises:
+        PermanentError: `object_missing`; no validator shows such a checkpoint. Or the only ones were refused: the
+            reason is the first one's, and the message has all.
+        TransientError: Chain or stores failed, and nothing else was found; a later call goes on.
+    """
+    # 1. Who shows checkpoints of which windows.
+    shown, problems = list[tuple[int, NeuronInfo]](), list[TemplarError]()
+    for validator in exchange.newest_metagraph().validators():
+        try:
+            listed = list_checkpoints(exchange.buckets.reader(validator), validator.uid)
+        except TemplarError as error:
+            problems.append(error)
+            continue
+        shown += [(each, validator) for each in listed]
+    wanted = [each for each in shown if window in (None, each[0])]
+
+    # 2. The newest of a proven state; of one window, that of the validator with the most stake.
+    genesis = birth.mark.window
+    for at, validator in sorted(wanted, key=lambda each: -each[0]):
+        try:
+            if at == genesis:
+                return FetchedModel(
+                    load_genesis(birth, exchange.buckets, exchange.hparams.model, folder), birth.mark, birth.publisher
+                )
+            if (proven := proven_state(exchange, at)) is None:
+                raise RejectedError(
+                    Reason.ROOT_DIFFERS,
+                    f"no quorum of stake proves a state of window {at}, so uid {validator.uid}'s "
+                    "checkpoint of it cannot be verified",
+                )
+            return fetch_proven(exchange, validator, at, folder, proven)
+        except TemplarError as error:
+            if error.reason in (Reason.STOPPED, Reason.LOCAL_FILE):
+                raise
+            log.warning("the checkpoint of window %d of uid %d is left out: %s", at, validator.uid, error)
+            problems.append(error)
+    raise _nothing(window, sorted({each[0] for each in shown}), problems)
+
+
+def _nothing(window: int | None, shown: list[int], problems: list[TemplarError]) -> TemplarError:
+    """The error of a fetch that found nothing: a failure that may pass, a refusal, or that there is none."""
+    what = "a checkpoint" if window is None else f"a checkpoint of window {window}"
+    there = f"; there are those of windows {', '.join(map(str, shown))}" if shown else ""
+    if not problems:
+        return PermanentError(Reason.OBJECT_MISSING, f"no validator shows {what}{there}")
+    passing = next((each for each in problems if isinstance(each, TransientError)), None)
+    text = "; ".join(each.message for each in problems)
+    if passing is not None:
+        return TransientError(passing.reason, f"{what} cannot be fetched now: {text}; try again")
+    return PermanentError(problems[0].reason, f"{what} cannot be used: {text}{there}")

@@ -1,0 +1,198 @@
+"""The model card of a checkpoint: what was trained, by whom, how the loss fell, and how a reader verifies it.
+
+Everything in it is read from public objects of the checkpoint's window and earlier ones. The buckets keep these for
+`retention_windows`, so the card says which windows it counts.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from templar.agreement.decisions import decided_roster
+from templar.agreement.genesis import Birth
+from templar.agreement.state import StateMark
+from templar.errors import TransientError
+from templar.exchange.context import Exchange
+from templar.exchange.objects import Roster
+from templar.housekeeping.published_scores import first_published
+from templar.hparams import HParams
+from templar.training.device import num_parameters
+
+log = logging.getLogger(__name__)
+
+CONCURRENCY = 8
+"""Windows that are read at once."""
+MOST_ROWS = 20
+"""Rows of each table: more windows are thinned out, and of more contributors the largest are named."""
+
+
+@dataclass(frozen=True)
+class TrainingHistory:
+    """What public objects show of the training up to a window."""
+
+    windows: range  # that are counted
+    rosters: Mapping[int, Roster | None]  # by window: the decided roster, None for a null window; unreadable ones miss
+    losses: Mapping[int, float]  # by window: loss of a validator's evaluation batch before the window's step
+    measured_by: int | None = None  # the validator's uid; None if no evidence was found
+
+
+def read_history(exchange: Exchange, birth: Birth, window: int) -> TrainingHistory:
+    """Read the training of the windows up to this one whose objects the buckets keep.
+
+    Raises:
+        TransientError: The chain could not be reached, or no validator's evidence can be read now.
+    """
+    first = max(birth.start.start_window, window - exchange.hparams.storage.retention_windows + 1)
+    windows = range(first, window + 1)
+
+    def read(each: int) -> tuple[int, Roster | None] | None:
+        try:
+            decided = decided_roster(exchange, each)
+        except TransientError as error:
+            log.info("window %d is not counted: %s", each, error)
+            return None
+        return each, None if decided is None else decided[0]
+
+    with ThreadPoolExecutor(CONCURRENCY, thread_name_prefix="model-card") as pool:
+        rosters = dict(found for found in pool.map(read, windows) if found is not None)
+    published = first_published(exchange, windows)
+    if published is None:
+        return TrainingHistory(windows, rosters, {})
+    losses = {each.window: each.loss for each in published.evidences if each.loss is not None}
+    return TrainingHistory(windows, rosters, losses, published.validator.uid)
+
+
+def model_card(hparams: HParams, preset: str, birth: Birth, mark: StateMark, history: TrainingHistory) -> str:
+    """The card in Markdown, with the header that the Hugging Face Hub reads."""
+    model, start = hparams.model, birth.start
+    facts = [
+        ("Preset", preset),
+        ("Parameters", f"{num_parameters(model):,}"),
+        ("Architecture", f"Llama, {model.num_hidden_layers} layers of {model.hidden_size}, float32"),
+        ("Context", f"{model.max_position_embeddings} tokens"),
+        ("Window", f"{mark.window}, the first was {start.start_window}"),
+        ("Outer steps", f"{mark.outer_steps:,}"),
+        ("State root", f"`{mark.root}`"),
+        ("Network", f"subnet {start.netuid}, genesis `{start.digest}`"),
+        ("Hyper-parameters", f"`{start.hparams}`"),
+        ("Dataset", f"`{start.dataset}`, layout {hparams.data.layout}, sequences of {hparams.data.sequence_length}"),
+        ("Tokenizer", f"{hparams.data.tokenizer_name}, `{start.tokenizer}`"),
+    ]
+    lines = [
+        "---",
+        "library_name: transformers",
+        "pipeline_tag: text-generation",
+        "tags: [templar, llama]",
+        "---",
+        "",
+        f"# Model of window {mark.window}",
+        "",
+        "Miners who do not know each other trained this model together. It is the agreed state of their network after",
+        f"window {mark.window}. The digests below are SHA-256.",
+        "",
+        *_table(("", ""), facts),
+        "",
+        *_use(),
+        *_training(hparams, history),
+        *_contributors(history),
+        *_verify(mark),
+    ]
+    return "\n".join(lines)
+
+
+def _use() -> list[str]:
+    return [
+        "## Use",
+        "",
+        "```python",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        "model, tokenizer = (kind.from_pretrained(FOLDER) for kind in (AutoModelForCausalLM, AutoTokenizer))",
+        'ids = tokenizer("def ", return_tensors="pt", add_special_tokens=False)',
+        "print(tokenizer.decode(model.generate(**ids, max_new_tokens=32)[0]))",
+        "```",
+        "",
+        "Every document of the training data ends with the end token, and none begins with another special token.",
+        "",
+    ]
+
+
+def _training(hparams: HParams, history: TrainingHistory) -> list[str]:
+    """How much was trained in the windows that are counted, and the loss."""
+    entries = [entry for roster in history.rosters.values() if roster is not None for entry in roster.entries]
+    null = sum(roster is None for roster in history.rosters.values())
+    training = hparams.training
+    lines = [
+        "## Training",
+        "",
+        f"Recipe `{training.recipe}`, up to {training.inner_steps} inner steps of {training.batch_size} sequences by "
+        "each miner in a window.",
+        f"Of the windows {history.windows.start} to {history.windows.stop - 1}, {len(history.rosters)} are counted: "
+        f"{null} of them without a step.",
+        f"{len(entries)} payloads were applied. By their authors' word they stand for "
+        f"{sum(entry.tokens for entry in entries):,} tokens.",
+        "",
+    ]
+    if not history.losses:
+        return lines
+    windows = _thinned(sorted(history.losses))
+    rows = [(str(window), f"{history.losses[window]:.4f}") for window in windows]
+    return [
+        *lines,
+        f"Loss before the window's step, in nats per token, on the evaluation batch of uid {history.measured_by}:",
+        "",
+        *_table(("window", "loss"), rows),
+        "",
+    ]
+
+
+def _contributors(history: TrainingHistory) -> list[str]:
+    """Who trained, by the share of the applied payloads."""
+    payloads, tokens = Counter[str](), Counter[str]()
+    for roster in history.rosters.values():
+        for entry in () if roster is None else roster.entries:
+            payloads[entry.hotkey] += 1
+            tokens[entry.hotkey] += entry.tokens
+    if not payloads:
+        return []
+    largest = sorted(payloads, key=lambda hotkey: (-payloads[hotkey], hotkey))
+    rows = [
+        (f"`{hotkey}`", f"{payloads[hotkey] / payloads.total():.1%}", str(payloads[hotkey]), f"{tokens[hotkey]:,}")
+        for hotkey in largest[:MOST_ROWS]
+    ]
+    rest = len(largest) - len(rows)
+    return [
+        "## Contributors",
+        "",
+        *_table(("hotkey", "share", "payloads", "tokens, by its own word"), rows),
+        *((f"| {rest} more | | | |",) if rest else ()),
+        "",
+    ]
+
+
+def _verify(mark: StateMark) -> list[str]:
+    return [
+        "## Verify",
+        "",
+        "The state root covers every parameter and the whole history. A quorum of the validators' stake proved it.",
+        "",
+        "```console",
+        f"$ templar model fetch --window {mark.window}    # hashes, and the root against the proofs of the stake",
+        f"$ templar model verify --window {mark.window}   # the same state, computed again from the miners' payloads",
+        "```",
+        "",
+    ]
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)]
+
+
+def _thinned(windows: list[int]) -> list[int]:
+    """At most `MOST_ROWS` of them, evenly spread, with the first and the last."""
+    if len(windows) <= MOST_ROWS:
+        return windows
+    step = (len(windows) - 1) / (MOST_ROWS - 1)
+    return [windows[round(index * step)] for index in range(MOST_ROWS)]

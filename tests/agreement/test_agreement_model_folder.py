@@ -1,0 +1,137 @@
+"""A model's folder as other programs load it: transformers gets the same logits, and stops at the end token."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from templar.agreement.model_folder import INDEX_FILE, WEIGHTS_PATTERN, read_weights, write_model
+from templar.agreement.state import parameters_digest
+from templar.data.tokenizer import Tokenizer, load_tokenizer, train_embedded_tokenizer
+from templar.errors import PermanentError, Reason
+from templar.hparams import Model, load_hparams
+from templar.training.model import build_model, genesis_parameters, load_parameters, logits
+from tests.support.commands import contents
+from tests.support.errors import raising
+
+MODEL = load_hparams("simulation").model
+TEXT = "def add(a, b):\n    return a + b\n"
+SMALL = 20_000
+"""Most bytes of one file, so that there are several."""
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_embedded_tokenizer([TEXT * 3], MODEL.vocab_size)
+
+
+def scattered(model: Model) -> dict[str, Tensor]:
+    """Parameters with large logits, so that every operation matters."""
+    generator = torch.Generator().manual_seed(3)
+    return {
+        name: torch.randn(param.shape, generator=generator) * 0.3 for name, param in genesis_parameters(model).items()
+    }
+
+
+def loaded(folder: Path) -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"tie_word_embeddings": True}, {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}],
+)
+@pytest.mark.parametrize("file_bytes", [1 << 30, SMALL])
+def test_transformers_gives_the_same_logits(
+    tmp_path: Path, tokenizer: Tokenizer, changes: dict[str, Any], file_bytes: int
+) -> None:
+    model = MODEL.model_copy(update=changes)
+    params = scattered(model)
+    write_model(tmp_path, params, model, tokenizer, file_bytes=file_bytes)
+    assert (len(list(tmp_path.glob(WEIGHTS_PATTERN))) > 1) == (tmp_path / INDEX_FILE).exists() == (file_bytes == SMALL)
+    assert parameters_digest(read_weights(tmp_path, model)) == parameters_digest(params)
+
+    theirs, _ = loaded(tmp_path)
+    own = build_model(model)
+    load_parameters(own, params)
+    tokens = torch.arange(62).reshape(2, 31) % model.vocab_size
+    with torch.no_grad():
+        assert torch.equal(theirs(input_ids=tokens).logits, logits(own, tokens))
+
+
+def test_the_tokenizer_is_the_networks_and_nothing_is_added(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    write_model(tmp_path, scattered(MODEL), MODEL, tokenizer)
+    _, theirs = loaded(tmp_path)
+    assert theirs(TEXT)["input_ids"] == tokenizer.encode_batch([TEXT])[0].tolist()
+    assert theirs.decode(theirs(TEXT)["input_ids"]) == TEXT
+    assert (theirs.eos_token, theirs.eos_token_id, theirs.bos_token) == (tokenizer.eos_token, tokenizer.eos_id, None)
+    assert theirs.model_max_length == MODEL.max_position_embeddings
+    assert load_tokenizer(str(tmp_path)).digest == tokenizer.digest
+
+
+def test_a_generated_text_ends_with_the_end_token(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """With the embedding of the end token as large as the output projection likes it, it comes at once."""
+    params = scattered(MODEL)
+    net = build_model(MODEL)
+    load_parameters(net, params)
+    prompt = torch.tensor([tokenizer.encode_batch([TEXT])[0][:8].tolist()])
+    write_model(tmp_path, params, MODEL, tokenizer)
+    theirs, _ = loaded(tmp_path)
+    assert theirs.generate(prompt, max_new_tokens=9, do_sample=False).shape[1] == 17, "it does not end by itself"
+    with torch.no_grad():
+        favourite = int(logits(net, prompt)[0, -1].argmax())
+    assert favourite != tokenizer.eos_id
+    rows = params["lm_head.weight"]
+    rows[[favourite, tokenizer.eos_id]] = rows[[tokenizer.eos_id, favourite]]
+    write_model(tmp_path, params, MODEL, tokenizer)
+    theirs, _ = loaded(tmp_path)
+    generated = theirs.generate(prompt, max_new_tokens=9, do_sample=False)[0].tolist()
+    assert generated == [*prompt[0].tolist(), tokenizer.eos_id]
+
+
+def test_the_same_model_gives_the_same_bytes_and_leaves_no_file_of_another(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    params = scattered(MODEL)
+    write_model(tmp_path / "once", params, MODEL, tokenizer, card="# Model\n")
+    write_model(tmp_path / "again", params, MODEL, tokenizer, card="# Model\n", file_bytes=SMALL)
+    write_model(tmp_path / "again", params, MODEL, tokenizer, card="# Model\n")
+    assert contents(tmp_path / "once") == contents(tmp_path / "again")
+
+
+def test_files_that_other_programs_read_name_what_they_look_for(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    write_model(tmp_path, scattered(MODEL), MODEL, tokenizer)
+    config, generation = (
+        json.loads((tmp_path / f"{name}.json").read_text()) for name in ("config", "generation_config")
+    )
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert (config["rope_theta"], config["torch_dtype"], config["model_type"]) == (10000.0, "float32", "llama")
+    assert config["eos_token_id"] == generation["eos_token_id"] == tokenizer.eos_id
+    assert "transformers_version" not in config
+
+
+@pytest.mark.parametrize("damage", ["missing file", "doubled tensor", "not safetensors", "another model"])
+def test_damaged_weights_are_refused(tmp_path: Path, tokenizer: Tokenizer, damage: str) -> None:
+    write_model(tmp_path, scattered(MODEL), MODEL, tokenizer, file_bytes=SMALL)
+    first, second = sorted(tmp_path.glob(WEIGHTS_PATTERN))[:2]
+    model = MODEL
+    if damage == "missing file":
+        second.unlink()
+    elif damage == "doubled tensor":
+        save_file({**load_file(second), next(iter(load_file(first))): torch.zeros(1)}, second)
+    elif damage == "not safetensors":
+        second.write_bytes(second.read_bytes()[:50])
+    else:
+        model = MODEL.model_copy(update={"num_hidden_layers": 2})
+    with raising(PermanentError, Reason.CHECKPOINT_BROKEN):
+        read_weights(tmp_path, model)
+    shutil.rmtree(tmp_path)
+    with raising(PermanentError, Reason.CHECKPOINT_BROKEN):
+        read_weights(tmp_path, model)
