@@ -52,9 +52,10 @@ def survey(objects: Iterable[ObjectInfo], current_window: int) -> Survey:
 class Retention:
     """Which keys of a bucket have expired.
 
-    Per-window objects are kept for `retention_windows`, the newest `checkpoints_kept` checkpoints and the genesis
-    checkpoint always, and the peer list that is in effect. The start window, objects of another protocol version and
-    foreign keys never expire.
+    Per-window objects are kept for `retention_windows`, and the peer list that is in effect. Of the complete
+    checkpoints, those stay that are the genesis, among the newest `checkpoints_kept`, at most
+    `checkpoint_age_windows` old, or the first in `checkpoint_keeper_windows` windows. The start window, objects of
+    another protocol version and foreign keys never expire.
     """
 
     window: int  # ages count from it
@@ -75,10 +76,11 @@ class Retention:
             storage: Numbers of windows and checkpoints that are kept.
         """
         newest = sorted(found.complete, reverse=True)[: storage.checkpoints_kept]
+        young = {each for each in found.complete if window - each <= storage.checkpoint_age_windows}
         return cls(
             window=window,
             oldest=window - storage.retention_windows,
-            kept=frozenset(newest) | frozenset(genesis_windows or ()),
+            kept=frozenset(newest) | young | _keepers(found, storage) | frozenset(genesis_windows or ()),
             newest_checkpoint=newest[0] if newest else None,
             peers_in_effect=max((first for first in found.peer_lists if first <= window), default=None),
             keeps_checkpoints=genesis_windows is None,
@@ -99,3 +101,13 @@ class Retention:
     def is_kept_checkpoint(self, key: ObjectKey) -> bool:
         """Whether a key belongs to a checkpoint that is kept, or that may be the genesis."""
         return key.kind is Kind.CHECKPOINT and (self.keeps_checkpoints or key.window in self.kept)
+
+
+def _keepers(found: Survey, storage: Storage) -> set[int]:
+    """The first checkpoint in every `checkpoint_keeper_windows` windows: it stays the first as long as it is kept."""
+    if storage.checkpoint_keeper_windows is None:
+        return set()
+    first: dict[int, int] = {}
+    for window in sorted(found.complete):
+        first.setdefault(window // storage.checkpoint_keeper_windows, window)
+    return set(first.values())

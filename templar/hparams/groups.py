@@ -373,7 +373,11 @@ class Storage(SettingsGroup):
     checkpoint_frequency: int = Field(ge=1)
     """Windows between two published checkpoints."""
     checkpoints_kept: int = Field(ge=1)
-    """Published checkpoints kept, besides genesis, which is never deleted."""
+    """Newest published checkpoints that are kept; genesis is never deleted."""
+    checkpoint_age_windows: int = Field(ge=0)
+    """Published checkpoints up to this many windows old are kept as well."""
+    checkpoint_keeper_windows: int | None = Field(ge=1)
+    """The first published checkpoint in every so many windows is kept for ever; null keeps none of them."""
     retention_windows: int = Field(ge=2)
     """Objects of a window are deleted when they are this many windows old. All nodes must agree on it: the absence of
     an object that may have expired proves nothing."""

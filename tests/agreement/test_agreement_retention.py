@@ -77,6 +77,18 @@ def test_a_checkpoint_of_a_window_to_come_stays_and_counts_for_nothing() -> None
     assert expired([*complete(10), *complete(11), checkpoint_key(50_000, 1, MANIFEST_FILE)]) == []
 
 
+def test_young_checkpoints_and_the_first_in_every_so_many_windows_stay() -> None:
+    made = [12, 19, 30, 31, 38, 55, 80, 88, 95]
+    keys = [key for window in made for key in complete(window)]
+    storage = STORAGE.model_copy(update={"checkpoint_age_windows": 20})
+    assert expired(keys, storage=storage) == [key for window in made[:6] for key in complete(window)]
+    storage = STORAGE.model_copy(update={"checkpoint_keeper_windows": 10})
+    gone = expired(keys, storage=storage)
+    assert gone == [key for window in (19, 31, 38) for key in complete(window)]
+    left = [key for key in keys if key not in gone]
+    assert expired([*left, *complete(150), *complete(151)], now=200, storage=storage) == complete(88)
+
+
 def test_a_peer_list_that_is_not_in_effect_yet_does_not_replace_the_one_that_is() -> None:
     keys = [peers_key(first) for first in (7, 9, NOW + 1)]
     assert expired(keys) == keys[:1]
