@@ -86,3 +86,10 @@ class Dataset(Block):
         return read_held_out(
             stores, self.prefix, hparams.data, folder, tokenizer=tokenizer, num_sequences=num_sequences
         )
+
+    def held_out_texts(self, hparams: HParams, home: Path, tokenizer: "Tokenizer", most: int) -> list[str]:
+        """Held-out texts; see `templar.data.dataset.read_held_out_texts`."""
+        from templar.data.dataset import read_held_out_texts
+
+        stores, folder = self.stores(), home / SHARDS_FOLDER
+        return read_held_out_texts(stores, self.prefix, hparams.data, folder, tokenizer=tokenizer, most=most)

@@ -30,7 +30,8 @@ from templar.housekeeping.maintenance import TemporaryReport
 @task(task_run_name="publish checkpoint", **HOUSEKEEPING)
 def publish_checkpoint(neuron: str) -> StateMark:
     """Publish the newest snapshot as a checkpoint in the Hugging Face layout."""
-    return maintenance.publish_newest_checkpoint(load_block(neuron).context(neuron))
+    block = load_block(neuron)
+    return maintenance.publish_newest_checkpoint(block.context(neuron), preset=block.preset)
 
 
 @task(task_run_name="clean bucket", **HOUSEKEEPING)

@@ -37,6 +37,7 @@ PATIENCE_WINDOWS = 4
 """How many windows the view waits for one that does not come."""
 SCHEDULED = (
     "checkpoint",
+    "evaluate-checkpoint",
     "bucket-cleanup",
     "shard-rotation",
     "temporary-cleanup",

@@ -11,6 +11,7 @@ from templar.agreement.state import StateMark
 from templar.canonical import file_sha256
 from templar.chain.base import Clock, NeuronInfo
 from templar.chain.hotkey import Signer
+from templar.data.assignment import ShardEpoch
 from templar.errors import PermanentError, Reason, RejectedError
 from templar.exchange.object_keys import Kind, checkpoint_key, parse_current_key
 from templar.exchange.objects import CheckpointManifest
@@ -22,6 +23,9 @@ from templar.store.files import local_file
 from templar.training.model import parameter_shapes
 
 MANIFEST_FILE = "manifest.json"
+EVALUATION_FILE = "evaluation.json"
+"""How the checkpoint did on held-out text, signed; it comes after the manifest, which does not name it."""
+_LATER = (MANIFEST_FILE, EVALUATION_FILE)
 OTHER_FILES_BYTES = 64 << 20
 """Allowed size of a checkpoint besides its float32 parameters: headers, configuration, tokenizer."""
 
@@ -37,7 +41,7 @@ def publish_checkpoint(
         PermanentError: `object_differs`; another checkpoint of this window is stored.
         TransientError: The store failed.
     """
-    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != MANIFEST_FILE)
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name not in _LATER)
     for path in files:
         publish_file(store, checkpoint_key(mark.window, uid, path.name), path, clock=clock)
     manifest = CheckpointManifest(
@@ -83,6 +87,18 @@ def read_manifest(
     key = checkpoint_key(window, publisher.uid, MANIFEST_FILE)
     found = read_signed(store, key, CheckpointManifest, network=network, author=publisher, window=window)
     return None if found is None else found.body
+
+
+def mark_of(manifest: CheckpointManifest) -> StateMark:
+    """The state that a manifest says its checkpoint has."""
+    return StateMark(
+        manifest.window,
+        manifest.outer_steps,
+        manifest.root,
+        manifest.previous_root,
+        manifest.null,
+        tuple(ShardEpoch(*epoch) for epoch in manifest.epochs),
+    )
 
 
 def fetch_checkpoint(

@@ -4,6 +4,7 @@ A checkpoint is trusted for the proofs of its window's state alone, never for it
 """
 
 import logging
+import shutil
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,16 +12,17 @@ from pathlib import Path
 from torch import Tensor
 
 from templar.agreement.ballots import Stakes
-from templar.agreement.checkpoint import fetch_checkpoint, list_checkpoints
+from templar.agreement.checkpoint import fetch_checkpoint, list_checkpoints, mark_of
 from templar.agreement.genesis import Birth, load_genesis
-from templar.agreement.model_folder import read_weights
+from templar.agreement.model_folder import CARD_FILE, read_weights, write_model
 from templar.agreement.state import StateMark, check_mark
 from templar.agreement.sync_proof import read_proof
 from templar.chain.base import NeuronInfo
-from templar.data.assignment import ShardEpoch
+from templar.data.tokenizer import load_tokenizer
 from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError
 from templar.exchange.context import Exchange
 from templar.exchange.object_keys import Kind, parse_current_key
+from templar.store.files import local_file
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +36,16 @@ class FetchedModel:
 
     params: dict[str, Tensor]
     mark: StateMark
-    publisher: NeuronInfo
+
+
+@dataclass(frozen=True)
+class KeptModel:
+    """A model on this disk, in the Hugging Face layout, with the proven state of a window."""
+
+    folder: Path
+    window: int
+    root: str
+    outer_steps: int
 
 
 def proven_state(exchange: Exchange, window: int) -> ProvenState | None:
@@ -83,34 +94,28 @@ def fetch_proven(
             f"uid {publisher.uid}: its checkpoint of window {window} is not the proven state: it has the root "
             f"{manifest.root[:12]}, and a quorum proved {proven[0][:12]}",
         )
-    mark = StateMark(
-        window,
-        manifest.outer_steps,
-        manifest.root,
-        manifest.previous_root,
-        manifest.null,
-        tuple(ShardEpoch(*epoch) for epoch in manifest.epochs),
-    )
+    mark = mark_of(manifest)
     params = read_weights(folder, model)
     check_mark(params, mark, f"checkpoint of window {window}")
-    return FetchedModel(params, mark, publisher)
+    return FetchedModel(params, mark)
 
 
-def fetch_model(exchange: Exchange, birth: Birth, folder: Path, *, window: int | None = None) -> FetchedModel:
+def fetch_model(exchange: Exchange, birth: Birth, home: Path, *, window: int | None = None) -> KeptModel:
     """Fetch the newest checkpoint of a proven state, or that of a window, from any validator that shows it.
 
-    The genesis checkpoint needs no proof: the start window is signed for its root.
+    The genesis checkpoint needs no proof: the start window is signed for its root. What was fetched before is not
+    fetched again.
 
     Args:
         exchange: The network.
         birth: Its start.
-        folder: Replaced by the checkpoint's files.
+        home: A folder, in which each fetched model gets one of its own.
         window: The checkpoint's window; the newest by default, which is the genesis before any other is published.
 
     Raises:
         PermanentError: `object_missing`; no validator shows such a checkpoint. Or the only ones were refused: the
-            reason is the first one's, and the message has all.
-        TransientError: Chain or stores failed, and nothing else was found; a later call goes on.
+            reason is the first one's, and the message has all. `local_file`.
+        TransientError: Chain or stores failed, and nothing else was found; a later call goes on. `local_file`.
     """
     # 1. Who shows checkpoints of which windows.
     shown, problems = list[tuple[int, NeuronInfo]](), list[TemplarError]()
@@ -124,26 +129,55 @@ def fetch_model(exchange: Exchange, birth: Birth, folder: Path, *, window: int |
     wanted = [each for each in shown if window in (None, each[0])]
 
     # 2. The newest of a proven state; of one window, that of the validator with the most stake.
-    genesis = birth.mark.window
     for at, validator in sorted(wanted, key=lambda each: -each[0]):
         try:
-            if at == genesis:
-                return FetchedModel(
-                    load_genesis(birth, exchange.buckets, exchange.hparams.model, folder), birth.mark, birth.publisher
-                )
-            if (proven := proven_state(exchange, at)) is None:
-                raise RejectedError(
-                    Reason.ROOT_DIFFERS,
-                    f"no quorum of stake proves a state of window {at}, so uid {validator.uid}'s "
-                    "checkpoint of it cannot be verified",
-                )
-            return fetch_proven(exchange, validator, at, folder, proven)
+            return _keep(exchange, birth, validator, at, home)
         except TemplarError as error:
             if error.reason in (Reason.STOPPED, Reason.LOCAL_FILE):
                 raise
             log.warning("the checkpoint of window %d of uid %d is left out: %s", at, validator.uid, error)
             problems.append(error)
     raise _nothing(window, sorted({each[0] for each in shown}), problems)
+
+
+def _keep(exchange: Exchange, birth: Birth, publisher: NeuronInfo, window: int, home: Path) -> KeptModel:
+    """Fetch and check one checkpoint, unless it is kept already."""
+    # 1. The state that it must have.
+    is_genesis, model = window == birth.mark.window, exchange.hparams.model
+    proven = (birth.start.root, 0) if is_genesis else proven_state(exchange, window)
+    if proven is None:
+        raise RejectedError(
+            Reason.ROOT_DIFFERS,
+            f"no quorum of stake proves a state of window {window}: the checkpoint of uid {publisher.uid} cannot be "
+            "verified",
+        )
+    folder = home / f"{window}-{proven[0][:16]}"
+    kept = KeptModel(folder, window, *proven)
+    if folder.exists():
+        return kept
+
+    # 2. Parameters of this root, and the network's tokenizer.
+    download = home / "download"
+    if is_genesis:
+        params = load_genesis(birth, exchange.buckets, model, download)
+    else:
+        params = fetch_proven(exchange, publisher, window, download, proven).params
+    tokenizer = load_tokenizer(str(download))
+    if tokenizer.digest != birth.start.tokenizer:
+        raise RejectedError(
+            Reason.CHECKPOINT_BROKEN,
+            f"uid {publisher.uid}: the tokenizer of its checkpoint of window {window} is not the network's",
+        )
+
+    # 3. The other files are written here: no proof covers those of the publisher. Its model card is only text.
+    card = download / CARD_FILE
+    text = card.read_text(encoding="utf-8", errors="replace") if card.exists() else None
+    part = home / f"{folder.name}.part"
+    write_model(part, params, model, tokenizer, card=text)
+    with local_file(folder):
+        part.rename(folder)
+        shutil.rmtree(download)
+    return kept
 
 
 def _nothing(window: int | None, shown: list[int], problems: list[TemplarError]) -> TemplarError:

@@ -122,6 +122,36 @@ def read_held_out(
     return shards.shard(0).read(np.array([order.at(place) for place in range(num_sequences)])).astype(np.int32)
 
 
+def read_held_out_texts(
+    stores: Sequence[ObjectStore], prefix: str, data: Data, folder: Path, *, tokenizer: Tokenizer, most: int
+) -> list[str]:
+    """At most so many texts of the held-out split, in an order that is the same on every node.
+
+    The dataset is given as in `open_training`. With pages they are rows. With shards they are the decoded parts of
+    samples between end tokens, so they may begin and end within a document.
+
+    Raises:
+        TransientError: No store could be read.
+        PermanentError: As in `open_training`.
+    """
+    texts: list[str] = []
+    if data.layout == "pages":
+        pages = PageDataset(stores, prefix, rows_per_page=HELD_OUT_ROWS_PER_PAGE, split=HELD_OUT_SPLIT)
+        order = Permutation(pages.num_pages, HELD_OUT_DOMAIN)
+        for place in range(pages.num_pages):
+            if len(texts) >= most:
+                break
+            texts += [text for text in pages.read_page(order.at(place)).texts if text]
+        return texts[:most]
+    shards = ShardedDataset(stores, prefix, folder=folder, split=HELD_OUT_SPLIT)
+    order = Permutation(shards.num_samples(0), HELD_OUT_DOMAIN)
+    places = np.array([order.at(place) for place in range(min(most, shards.num_samples(0)))])
+    for sample in shards.shard(0).read(places):
+        parts = np.split(sample, np.flatnonzero(sample == tokenizer.eos_id))
+        texts += [text for part in parts if (text := tokenizer.decode(part))]
+    return texts[:most]
+
+
 def transfer_of(storage: Storage) -> Transfer:
     """How this node downloads shards."""
     part = storage.download_part_mib

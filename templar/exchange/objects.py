@@ -270,3 +270,19 @@ class CheckpointManifest(WindowBody):
         if self.files.keys() != self.sizes.keys():
             raise ValueError("files and sizes name different files")
         return self
+
+
+class CheckpointEvaluation(WindowBody):
+    """How well a checkpoint predicts held-out text, as its publisher measured it. Nothing depends on it.
+
+    It lies beside the checkpoint's files under a name of its own, and goes with them.
+    """
+
+    kind = Kind.CHECKPOINT
+    max_bytes = ENVELOPE_BYTES + 512
+
+    root: Hex64  # state root of the checkpoint
+    texts: Count
+    tokens: Count
+    num_bytes: Count  # of UTF-8
+    nats: Annotated[float, Field(ge=0, le=MAX_FLOAT32, allow_inf_nan=False)]  # of all tokens

@@ -34,7 +34,7 @@ READ_HOURS = 24
 """Least age of files that may be read for hours without a change, such as a checkpoint during its upload."""
 GONE = ".gone-"
 """Prefix of files and folders that are being deleted."""
-DOWNLOADS = ("genesis", "genesis.part", "checkpoint", "checkpoint.part")
+DOWNLOADS = tuple(f"{name}{end}" for name in ("genesis", "checkpoint", "evaluating") for end in ("", ".part"))
 """Folders that are fetched again when they are needed."""
 PUBLISHING = ("publishing",)
 """A checkpoint while it is published."""

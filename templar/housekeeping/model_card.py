@@ -5,10 +5,10 @@ Everything in it is read from public objects of the checkpoint's window and earl
 """
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from templar.agreement.decisions import decided_roster
 from templar.agreement.genesis import Birth
@@ -18,6 +18,7 @@ from templar.exchange.context import Exchange
 from templar.exchange.objects import Roster
 from templar.housekeeping.published_scores import first_published
 from templar.hparams import HParams
+from templar.scoring.evidence import Evidence
 from templar.training.device import num_parameters
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,9 @@ class TrainingHistory:
     rosters: Mapping[int, Roster | None]  # by window: the decided roster, None for a null window; unreadable ones miss
     losses: Mapping[int, float]  # by window: loss of a validator's evaluation batch before the window's step
     measured_by: int | None = None  # the validator's uid; None if no evidence was found
+    pay: Mapping[str, float] = field(
+        default_factory=dict
+    )  # by hotkey: share of all weight that its evidence gave miners
 
 
 def read_history(exchange: Exchange, birth: Birth, window: int) -> TrainingHistory:
@@ -61,7 +65,19 @@ def read_history(exchange: Exchange, birth: Birth, window: int) -> TrainingHisto
     if published is None:
         return TrainingHistory(windows, rosters, {})
     losses = {each.window: each.loss for each in published.evidences if each.loss is not None}
-    return TrainingHistory(windows, rosters, losses, published.validator.uid)
+    return TrainingHistory(windows, rosters, losses, published.validator.uid, _pay(published.evidences))
+
+
+def _pay(evidences: Sequence[Evidence]) -> dict[str, float]:
+    """Each miner's share of the weight of all miners, over all windows."""
+    weights = defaultdict[str, float](float)
+    for evidence in evidences:
+        hotkeys = {record.uid: record.facts.hotkey for record in evidence.miners}
+        for record in evidence.weights:
+            if record.uid in hotkeys:
+                weights[hotkeys[record.uid]] += record.weight
+    total = sum(weights.values())
+    return {hotkey: weight / total for hotkey, weight in weights.items()} if total else {}
 
 
 def model_card(hparams: HParams, preset: str, birth: Birth, mark: StateMark, history: TrainingHistory) -> str:
@@ -149,7 +165,7 @@ def _training(hparams: HParams, history: TrainingHistory) -> list[str]:
 
 
 def _contributors(history: TrainingHistory) -> list[str]:
-    """Who trained, by the share of the applied payloads."""
+    """Who trained, by the share of the pay: it follows how far a miner's payloads lowered the loss."""
     payloads, tokens = Counter[str](), Counter[str]()
     for roster in history.rosters.values():
         for entry in () if roster is None else roster.entries:
@@ -157,16 +173,17 @@ def _contributors(history: TrainingHistory) -> list[str]:
             tokens[entry.hotkey] += entry.tokens
     if not payloads:
         return []
-    largest = sorted(payloads, key=lambda hotkey: (-payloads[hotkey], hotkey))
+    pay = history.pay
+    largest = sorted(payloads, key=lambda hotkey: (-pay.get(hotkey, 0.0), -payloads[hotkey], hotkey))
     rows = [
-        (f"`{hotkey}`", f"{payloads[hotkey] / payloads.total():.1%}", str(payloads[hotkey]), f"{tokens[hotkey]:,}")
+        (f"`{hotkey}`", f"{pay.get(hotkey, 0.0):.1%}", str(payloads[hotkey]), f"{tokens[hotkey]:,}")
         for hotkey in largest[:MOST_ROWS]
     ]
     rest = len(largest) - len(rows)
     return [
         "## Contributors",
         "",
-        *_table(("hotkey", "share", "payloads", "tokens, by its own word"), rows),
+        *_table(("hotkey", "share of the pay", "payloads", "tokens, by its own word"), rows),
         *((f"| {rest} more | | | |",) if rest else ()),
         "",
     ]

@@ -21,7 +21,7 @@ ROLES = {MINER: "miner", VALIDATOR: "validator"}
 WARM, HOUSE = "yaml-warm", "yaml-house"
 HOUSEKEEPING = (
     *("checkpoint", "shard-rotation", "bucket-cleanup", "bucket-purge", "temporary-cleanup", "validate-storage-access"),
-    *("local-cleanup", "leaderboard", "audit-window"),
+    *("local-cleanup", "leaderboard", "audit-window", "evaluate-checkpoint"),
 )
 CRON = {
     "bucket-cleanup": ("hourly", "17 * * * *"),
@@ -29,6 +29,7 @@ CRON = {
     "validate-storage-access": ("daily", "47 3 * * *"),
     "local-cleanup": ("daily", "57 3 * * *"),
     "leaderboard": ("hourly", "27 * * * *"),
+    "evaluate-checkpoint": ("hourly", "37 * * * *"),
 }
 WITHOUT_NEURON = {"flows.build_dataset.build_dataset", "deployments.gauntlet.flow.gauntlet"}
 

@@ -12,6 +12,7 @@ from prefect.client.schemas.objects import State
 
 from flows.bucket_cleanup import bucket_cleanup
 from flows.checkpoint import checkpoint
+from flows.evaluate_checkpoint import evaluate_checkpoint
 from flows.miner_window import miner_window
 from flows.shard_rotation import shard_rotation
 from tasks.host import release
@@ -184,3 +185,26 @@ class TestRotation:
             state = run(shard_rotation, name)
         assert (state.is_completed(), state.name) == (True, "Skipped")
         assert state.message == "[already_running] another process of this neuron rotates its shards"
+
+
+class TestEvaluation:
+    def test_each_checkpoint_is_measured_once(
+        self, network: PreparedNetwork, prefect_server: RunningPrefectServer
+    ) -> None:
+        """With the held-out text of the block's own dataset."""
+        assert run(checkpoint).is_completed()
+        first, before = run(evaluate_checkpoint), objects(network)
+        last = network.first_window + NUM_WINDOWS - 1
+        assert first.is_completed()
+        assert str(first.message).startswith(f"1 of 1 checkpoints were measured now; window {last}: ")
+        (row,) = rows_of_table(prefect_server, f"evaluation-{NAME}")
+        assert row["window"] == last
+        assert 0 < row["bits per byte"] < row["loss"] < row["perplexity"]
+        again = run(evaluate_checkpoint)
+        assert str(again.message).partition(";")[2] == str(first.message).partition(";")[2]
+        assert str(again.message).startswith("0 of 1 checkpoints")
+        assert objects(network) == before
+
+    def test_a_neuron_without_checkpoints_skips_it(self, network: PreparedNetwork) -> None:
+        state = run(evaluate_checkpoint, saved(network.at("validator", network.first_window)))
+        assert (state.name, state.is_completed()) == ("Skipped", True)

@@ -1,0 +1,49 @@
+"""The evaluation of published checkpoints as a Prefect task."""
+
+from functools import partial
+from pathlib import Path
+
+from prefect import task
+
+from tasks.artifacts import Rows, table
+from tasks.host import load_block
+from tasks.policy import HOUSEKEEPING
+from templar.errors import PermanentError, Reason
+from templar.housekeeping.checkpoint_evaluation import EvaluatedCheckpoint, evaluate_checkpoints
+
+
+@task(task_run_name="evaluate checkpoints", **HOUSEKEEPING)
+def evaluate_published(neuron: str) -> tuple[EvaluatedCheckpoint, ...]:
+    """Measure the neuron's checkpoints on held-out text, each once; their figures are a table artifact.
+
+    It is empty for a neuron that has published no checkpoint, such as most miners.
+    """
+    block = load_block(neuron)
+    context = block.context(neuron)
+    read_texts = partial(block.dataset.held_out_texts, context.hparams, Path(block.home))
+    try:
+        results = evaluate_checkpoints(context, read_texts)
+    except PermanentError as error:
+        if error.reason is not Reason.OBJECT_MISSING:
+            raise
+        return ()
+    finally:
+        context.buckets.close()
+    table(f"evaluation-{neuron}", evaluation_rows(results), "Checkpoints on held-out text, the newest last.")
+    return results
+
+
+def evaluation_rows(results: tuple[EvaluatedCheckpoint, ...]) -> Rows:
+    """One row per checkpoint."""
+    return [
+        {
+            "window": each.window,
+            "loss": round(each.score.loss, 4),
+            "perplexity": round(each.score.perplexity, 2),
+            "bits per byte": round(each.score.bits_per_byte, 4),
+            "texts": each.score.texts,
+            "tokens": each.score.tokens,
+            "root": each.root[:12],
+        }
+        for each in results
+    ]

@@ -1,0 +1,110 @@
+"""How well a model predicts text: loss, perplexity and bits per byte, as lm-evaluation-harness counts them.
+
+Every text stands for itself: its first token is predicted from the end token, as documents follow each other in
+training, and every token exactly once. A text that is longer than the model's context is cut into windows; the last
+one goes back as far as there is room. So the figures agree with those of a `loglikelihood_rolling` task on the same
+texts.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from templar.data.tokenizer import Tokenizer
+from templar.errors import PermanentError, Reason
+from templar.training.loss import single_threaded
+from templar.training.model import logits
+
+BATCH = 16
+"""Windows of one length that are computed at once."""
+
+
+@dataclass(frozen=True)
+class TextScore:
+    """The prediction of some texts; sums over all of them."""
+
+    texts: int
+    tokens: int
+    num_bytes: int  # of UTF-8
+    nats: float  # negative log-likelihood of all tokens
+
+    @property
+    def loss(self) -> float:
+        """Mean loss in nats per token."""
+        return self.nats / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        """Perplexity per token."""
+        return math.exp(min(self.loss, 700.0))
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits per byte of text: comparable between tokenizers."""
+        return self.nats / math.log(2) / self.num_bytes
+
+
+def score_texts(net: nn.Module, tokenizer: Tokenizer, texts: Sequence[str], length: int) -> TextScore:
+    """Score texts, on one thread, so that the result is the same every time.
+
+    Args:
+        net: A model of `build_model`, on the CPU.
+        tokenizer: The network's tokenizer.
+        texts: The texts; empty ones count for nothing.
+        length: Most tokens that the model sees at once.
+
+    Raises:
+        PermanentError: `dataset_too_small`; there is no token to predict. `non_finite_loss`.
+    """
+    # 1. The windows of all texts; those of one length go through the model together.
+    token_lists = [tokens.tolist() for tokens in tokenizer.encode_batch(texts)]
+    windows = [window for tokens in token_lists for window in text_windows(tokens, tokenizer.eos_id, length)]
+    if not windows:
+        raise PermanentError(Reason.DATASET_TOO_SMALL, "there is no held-out text: build the dataset with some")
+    windows.sort(key=lambda window: len(window[0]))
+
+    # 2. The log-likelihood of each window's targets.
+    nats = list[float]()
+    with single_threaded(), torch.no_grad():
+        start = 0
+        while start < len(windows):
+            size = len(windows[start][0])
+            batch = [each for each in windows[start : start + BATCH] if len(each[0]) == size]
+            nats += _nats(net, batch)
+            start += len(batch)
+    score = TextScore(
+        len(texts), sum(map(len, token_lists)), sum(len(text.encode()) for text in texts), math.fsum(nats)
+    )
+    if not math.isfinite(score.nats):
+        raise PermanentError(Reason.NON_FINITE_LOSS, "the model's loss on held-out text is not finite")
+    return score
+
+
+def text_windows(tokens: Sequence[int], first: int, length: int) -> Iterator[tuple[list[int], list[int]]]:
+    """Cut a text into inputs of at most `length` tokens, with the tokens that follow the last ones of each.
+
+    Args:
+        tokens: The text's tokens.
+        first: The token in front of the text.
+        length: Most inputs at once.
+
+    Yields:
+        Inputs and targets. There are as many targets as inputs, or fewer in the last window of several.
+    """
+    stream = [first, *tokens]
+    for done in range(0, len(tokens), length):
+        end = min(done + length, len(tokens))
+        yield stream[max(0, end - length) : end], list(tokens[done:end])
+
+
+def _nats(net: nn.Module, batch: Sequence[tuple[list[int], list[int]]]) -> list[float]:
+    """The negative log-likelihood of the targets of each window; all inputs have one length."""
+    scores: Tensor = torch.log_softmax(logits(net, torch.tensor([inputs for inputs, _ in batch])), dim=-1)
+    found = []
+    for row, (_, targets) in zip(scores, batch, strict=True):
+        chosen = row[len(row) - len(targets) :].gather(1, torch.tensor(targets).unsqueeze(1))
+        found.append(-float(chosen.double().sum()))
+    return found

@@ -1,0 +1,110 @@
+"""A checkpoint as somebody without a node takes it: only of a state that a quorum proved."""
+
+from pathlib import Path
+
+import pytest
+
+from templar.agreement.model_folder import CARD_FILE, read_weights
+from templar.agreement.proven_state import KeptModel, fetch_model, newest_proven_window, proven_state
+from templar.agreement.state import parameters_digest
+from templar.data.tokenizer import load_tokenizer
+from templar.errors import PermanentError, Reason, TransientError
+from templar.exchange.object_keys import checkpoint_key
+from templar.housekeeping.maintenance import publish_newest_checkpoint
+from tests.support.errors import raising
+from tests.support.network import Network
+
+AGGREGATOR = "aggregator-1"
+
+
+def fetch(network: Network, home: Path, window: int | None = None) -> KeptModel:
+    node = network.miners[0]
+    return fetch_model(node.exchange, node.birth, home, window=window)
+
+
+def key(network: Network, window: int, file: str) -> str:
+    return checkpoint_key(window, network.member(AGGREGATOR).uid, file)
+
+
+@pytest.fixture
+def published(network: Network) -> Network:
+    """After two windows, with the checkpoint of the second one."""
+    network.run([1, 2])
+    publish_newest_checkpoint(network.context(AGGREGATOR), preset="test")
+    return network
+
+
+def test_the_newest_one_is_taken_and_kept(published: Network, tmp_path: Path) -> None:
+    state, node = published.aggregator.state, published.miners[0]
+    kept = fetch(published, tmp_path)
+    assert (kept.window, kept.root, kept.outer_steps) == (2, state.root, state.outer_steps)
+    assert proven_state(node.exchange, 2) == (state.root, state.outer_steps)
+    assert newest_proven_window(node.exchange) == 2
+    assert parameters_digest(read_weights(kept.folder, published.hparams.model)) == parameters_digest(state.params)
+    assert load_tokenizer(str(kept.folder)).digest == node.birth.start.tokenizer
+    assert [path.name for path in tmp_path.iterdir()] == [kept.folder.name]
+
+    card = (kept.folder / CARD_FILE).read_text()
+    for part in (
+        state.root,
+        node.birth.start.digest,
+        node.birth.start.dataset,
+        "| Preset | test |",
+        "| window | loss |",
+    ):
+        assert part in card
+    assert all(member.hotkey.address in card for member in published.members if member.role == "honest")
+
+    published.bucket(AGGREGATOR).delete([key(published, 2, "model.safetensors")])
+    assert fetch(published, tmp_path) == kept, "it is here already"
+
+
+def test_the_genesis_is_taken_by_its_signed_root(published: Network, tmp_path: Path) -> None:
+    kept = fetch(published, tmp_path, window=0)
+    assert (kept.window, kept.root) == (0, published.miners[0].birth.start.root)
+
+
+def test_what_is_not_there_is_said_with_what_is(published: Network, tmp_path: Path) -> None:
+    with raising(PermanentError, Reason.OBJECT_MISSING, match="of window 1; there are those of windows 0, 2"):
+        fetch(published, tmp_path, window=1)
+
+
+def test_an_unfinished_upload_is_passed_over(published: Network, tmp_path: Path) -> None:
+    published.bucket(AGGREGATOR).delete([key(published, 2, "manifest.json")])
+    assert fetch(published, tmp_path).window == 0
+    with raising(PermanentError, Reason.OBJECT_MISSING):
+        fetch(published, tmp_path, window=2)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
+def test_a_damaged_file_is_refused_and_nothing_is_kept(published: Network, tmp_path: Path, file: str) -> None:
+    bucket = published.bucket(AGGREGATOR)
+    data = bytearray(bucket.get(key(published, 2, file), max_bytes=1 << 30))
+    data[-9] ^= 1
+    bucket.put(key(published, 2, file), bytes(data))
+    with raising(PermanentError, Reason.CHECKPOINT_BROKEN, match=file):
+        fetch(published, tmp_path, window=2)
+    assert fetch(published, tmp_path).window == 0, "the newest good one"
+    assert not list(tmp_path.glob("2-*"))
+
+
+def test_a_checkpoint_without_proofs_is_refused(published: Network, tmp_path: Path) -> None:
+    for node in published.nodes.values():
+        published.bucket(node).delete(published.objects(node, "proof-2-"))
+    with raising(PermanentError, Reason.ROOT_DIFFERS, match="no quorum of stake proves a state of window 2"):
+        fetch(published, tmp_path, window=2)
+    assert newest_proven_window(published.miners[0].exchange) == 1
+
+
+def test_a_checkpoint_of_another_network_is_refused(published: Network, tmp_path: Path) -> None:
+    node = published.miners[0]
+    start = node.birth.start.model_copy(update={"start_window": 3})
+    other = type(node.birth)(start, node.birth.publisher)
+    exchange = type(node.exchange)(node.chain, node.buckets, other.network, node.hparams)
+    with raising(PermanentError, Reason.WRONG_NETWORK):
+        fetch_model(exchange, other, tmp_path, window=2)
+
+
+def test_a_bucket_that_fails_is_no_absence(published: Network, tmp_path: Path) -> None:
+    with published.outage(AGGREGATOR), raising(TransientError, Reason.STORE_UNREACHABLE, match="try again"):
+        fetch(published, tmp_path)

@@ -1,0 +1,73 @@
+"""Each published checkpoint is measured once, and the result lies signed beside it."""
+
+import pytest
+
+from templar.agreement.checkpoint import EVALUATION_FILE
+from templar.data.tokenizer import Tokenizer
+from templar.errors import PermanentError, Reason
+from templar.exchange.object_keys import checkpoint_key
+from templar.housekeeping.checkpoint_evaluation import EvaluatedCheckpoint, evaluate_checkpoints
+from templar.housekeeping.maintenance import clean_bucket, publish_newest_checkpoint
+from templar.housekeeping.text_score import score_texts
+from templar.training.model import build_model, load_parameters
+from tests.support.errors import raising
+from tests.support.network import Network
+
+AGGREGATOR = "aggregator-1"
+TEXTS = ["a text that nobody trains on", "and another one"]
+
+
+def evaluate(network: Network, name: str = AGGREGATOR) -> tuple[EvaluatedCheckpoint, ...]:
+    def read_texts(tokenizer: Tokenizer, most: int) -> list[str]:
+        return TEXTS[:most]
+
+    return evaluate_checkpoints(network.context(name), read_texts)
+
+
+def test_a_second_run_changes_nothing_and_measures_what_is_new(network: Network) -> None:
+    network.run([1, 2])
+    publish_newest_checkpoint(network.context(AGGREGATOR))
+    first = evaluate(network)
+    assert [(each.window, each.is_new) for each in first] == [(0, True), (2, True)]
+
+    state, hparams = network.aggregator.state, network.hparams
+    net = build_model(hparams.model)
+    load_parameters(net, state.params)
+    tokenizer = network.aggregator.workload.tokenizer
+    assert first[1].root == state.root
+    assert first[1].score == score_texts(net, tokenizer, TEXTS, hparams.model.max_position_embeddings)
+
+    before = network.objects(AGGREGATOR)
+    again = evaluate(network)
+    assert [(each.window, each.score, each.is_new) for each in again] == [
+        (each.window, each.score, False) for each in first
+    ]
+    assert network.objects(AGGREGATOR) == before
+    assert not (network.context(AGGREGATOR).home / "evaluating").exists()
+
+    network.run([3])
+    publish_newest_checkpoint(network.context(AGGREGATOR))
+    assert [(each.window, each.is_new) for each in evaluate(network)] == [(0, False), (2, False), (3, True)]
+
+
+def test_it_goes_with_its_checkpoint(old: Network) -> None:
+    kept = [each.window for each in evaluate(old)]
+    clean_bucket(old.context(AGGREGATOR), dry_run=False)
+    left = [each.window for each in evaluate(old)]
+    assert left == [0, 6]
+    uid = old.member(AGGREGATOR).uid
+    gone = [checkpoint_key(window, uid, EVALUATION_FILE) for window in set(kept) - set(left)]
+    assert gone
+    assert not set(gone) & set(old.objects(AGGREGATOR))
+
+
+def test_without_a_checkpoint_it_says_so(network: Network) -> None:
+    with raising(PermanentError, Reason.OBJECT_MISSING, match="publish one first"):
+        evaluate(network, network.miners[0].name)
+
+
+def test_an_evaluation_that_is_not_the_publishers_is_refused(network: Network) -> None:
+    key = checkpoint_key(0, network.member(AGGREGATOR).uid, EVALUATION_FILE)
+    network.bucket(AGGREGATOR).put(key, b"{}")
+    with pytest.raises(PermanentError):
+        evaluate(network)
