@@ -1,7 +1,8 @@
-"""What an audit works with: chain, buckets and dataset, and no hotkey."""
+"""What readers of a network work with, such as an audit: chain, buckets and dataset, and no hotkey."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +21,14 @@ FOLDER = "audit"
 """In a neuron's folder: where the audit keeps its own state, apart from the neuron's."""
 
 
+@dataclass(frozen=True)
+class PublicNetwork:
+    """A network as everybody may read it."""
+
+    context: Context
+    dataset: Dataset
+
+
 def context_of(block: Neuron) -> Context:
     """What an audit on a neuron's host works with: no hotkey, and a folder of its own beside the neuron's state.
 
@@ -27,16 +36,7 @@ def context_of(block: Neuron) -> Context:
         PermanentError: `bad_hparams`.
         TransientError: The chain cannot be reached.
     """
-    hparams, home = block.hparams(), Path(block.home)
-    return _context(
-        block.subnet,
-        block.bucket.endpoint,
-        block.dataset,
-        hparams=hparams,
-        home=home,
-        genesis=block.genesis or None,
-        trainer=block.trainer,
-    )
+    return network_of(block, FOLDER).context
 
 
 def context_from_environment(environment: Mapping[str, str]) -> Context:
@@ -46,6 +46,30 @@ def context_from_environment(environment: Mapping[str, str]) -> Context:
         PermanentError: `bad_environment`, which names every variable that is missing or malformed; `bad_hparams`.
         TransientError: The chain cannot be reached.
     """
+    return network_from_environment(environment, FOLDER).context
+
+
+def network_of(block: Neuron, folder: str) -> PublicNetwork:
+    """The network of a neuron, for a reader that keeps its own files in this folder of the neuron's.
+
+    Raises:
+        PermanentError: `bad_hparams`.
+        TransientError: The chain cannot be reached.
+    """
+    return _network(
+        block.subnet,
+        block.bucket.endpoint,
+        block.dataset,
+        hparams=block.hparams(),
+        home=Path(block.home),
+        folder=folder,
+        genesis=block.genesis or None,
+        trainer=block.trainer,
+    )
+
+
+def network_from_environment(environment: Mapping[str, str], folder: str) -> PublicNetwork:
+    """The same from the environment; errors as in `context_from_environment`."""
     reader = EnvironmentReader(environment)
     endpoint = endpoint_block(reader)
     subnet = reader.build(
@@ -61,23 +85,26 @@ def context_from_environment(environment: Mapping[str, str]) -> Context:
     trainer = trainer_settings(reader)
     reader.raise_problems()
     hparams = load_hparams(preset, path=Path(file).expanduser())
-    return _context(subnet, endpoint, dataset, hparams=hparams, home=home, genesis=genesis, trainer=trainer)
+    return _network(
+        subnet, endpoint, dataset, hparams=hparams, home=home, folder=folder, genesis=genesis, trainer=trainer
+    )
 
 
-def _context(
+def _network(
     subnet: Subnet,
     endpoint: StorageEndpoint,
     dataset: Dataset,
     *,
     hparams: HParams,
     home: Path,
+    folder: str,
     genesis: str | None,
     trainer: TrainerSettings,
-) -> Context:
+) -> PublicNetwork:
     chain = subnet.open(None)
-    return Context(
-        FOLDER,
-        home / FOLDER,
+    context = Context(
+        folder,
+        home / folder,
         hparams,
         chain,
         Buckets(chain, endpoint.open_reader),
@@ -86,6 +113,7 @@ def _context(
         pinned_genesis=genesis,
         trainer=trainer,
     )
+    return PublicNetwork(context, dataset)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 from dotenv import dotenv_values
 from prefect.client.orchestration import get_client
@@ -16,6 +17,7 @@ from deployments.local.pace import slowed_windows, write_slowed
 from deployments.local.plan import DEFAULT_NEURON, LocalNeuron, LocalPlan
 from deployments.local.prepare import (
     announce_bucket,
+    keep_buckets,
     prepare_buckets,
     prepare_chain,
     prepare_dataset,
@@ -37,7 +39,9 @@ from deployments.register import (
 )
 from deployments.s3_endpoint import LISTENING
 from templar.agreement.genesis import Birth
+from templar.agreement.state import StateMark
 from templar.errors import PermanentError, Reason
+from templar.housekeeping.maintenance import publish_newest_checkpoint
 from templar.hparams import HParams, load_hparams
 
 log = logging.getLogger(__name__)
@@ -78,19 +82,54 @@ class LocalNetwork:
             self.down()
             raise
 
+    @property
+    def is_running(self) -> bool:
+        """Whether any process besides the servers runs, so that there may be a model."""
+        return any(entry.name not in SERVERS for entry in self._record.running())
+
+    def keep(self) -> StateMark:
+        """Stop the neurons, publish the newest state as a checkpoint, and keep all buckets in the network's folder.
+
+        The folder's `network.env` leads readers there, also when the servers are gone.
+
+        Raises:
+            TransientError: A store failed.
+            PermanentError: `object_missing`; no window was applied yet, or nothing was prepared.
+        """
+        self._stop_neurons()
+        # The environments say what was brought up; the plan of another command may not.
+        files = sorted((self.plan.folder / "env").glob("*.env"))
+        blocks = {file.stem: _block_of(file) for file in files}
+        name, block = next(
+            ((name, block) for name, block in blocks.items() if block.role == "aggregator"), (None, None)
+        )
+        if name is None or block is None:
+            raise PermanentError(Reason.OBJECT_MISSING, f"{self.plan.folder}: no aggregator was prepared here")
+        context = block.context(name)
+        try:
+            mark = publish_newest_checkpoint(context, preset=block.preset)
+        finally:
+            context.buckets.close()
+        if not block.bucket.endpoint.url.startswith("file:"):
+            keep_buckets(self.plan, tuple(blocks.values()))
+        return mark
+
     def down(self) -> tuple[str, ...]:
         """Stop every process of the record, the servers last; their names."""
+        dependents = self._stop_neurons()
+        return (*dependents, *self._record.stop_all(grace_seconds=STOP_SECONDS))
+
+    def _stop_neurons(self) -> tuple[str, ...]:
+        """Stop everything but the servers; the names."""
         dependents = [entry for entry in self._record.running() if entry.name not in SERVERS]
         with ThreadPoolExecutor(max_workers=max(1, len(dependents))) as pool:
             for entry in dependents:
                 pool.submit(stop_process, entry.identity, grace_seconds=STOP_SECONDS)
-        stopped = self._record.stop_all(grace_seconds=STOP_SECONDS)
-        return (*(entry.name for entry in dependents), *stopped)
+        return tuple(entry.name for entry in dependents)
 
     def neuron_block(self, neuron: LocalNeuron) -> Neuron:
         """A neuron's block, from its environment."""
-        values = dotenv_values(self.plan.env_file(neuron))
-        return neuron_from_environment({name: value for name, value in values.items() if value is not None})
+        return _block_of(self.plan.env_file(neuron))
 
     def _check(self) -> HParams:
         """Find out, before anything is touched, whether the network can be brought up."""
@@ -196,3 +235,8 @@ class LocalNetwork:
         if child.handle.wait() != 0:
             tail = child.log.read_text(encoding="utf-8", errors="replace")[-1000:]
             raise PermanentError(Reason.PROCESS_DIED, f"{child.name} failed; the end of its log:\n{tail}")
+
+
+def _block_of(env_file: Path) -> Neuron:
+    values = dotenv_values(env_file)
+    return neuron_from_environment({name: value for name, value in values.items() if value is not None})

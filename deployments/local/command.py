@@ -23,7 +23,7 @@ from rich.live import Live
 
 from deployments.local.bringup import LocalNetwork
 from deployments.local.pace import measure_pace, pace_of
-from deployments.local.plan import DEFAULT_NEURON, LocalPlan
+from deployments.local.plan import DEFAULT_NEURON, LOCAL_FOLDER, LocalPlan
 from deployments.local.summary import Summary, summarise
 from deployments.local.view import NetworkView, WindowRow, as_table
 from deployments.prefect_server import PROJECT_ROOT
@@ -116,9 +116,23 @@ def run(network: LocalNetwork, num_windows: int) -> int:
         last = watch(view, num_windows)
         summary = summarise(view, last, num_windows, started)
         console.print(f"Prefect UI (while the network runs; `make up` keeps it): {ui}")
+        keep(network)
     finally:
         network.down()
     return report(summary)
+
+
+def keep(network: LocalNetwork) -> None:
+    """Keep the trained model, and say how to use it; a model that cannot be kept is no reason to fail."""
+    try:
+        mark = network.keep()
+    except TemplarError as error:
+        console.print(f"the trained model was not kept: {error}", soft_wrap=True, markup=False)
+        return
+    console.print(
+        f"the model of window {mark.window} was kept: `templar model generate --prompt 'def '` goes on with a text",
+        soft_wrap=True,
+    )
 
 
 def up(network: LocalNetwork) -> int:
@@ -140,7 +154,9 @@ def up(network: LocalNetwork) -> int:
 
 
 def down(network: LocalNetwork) -> int:
-    """Stop what is running."""
+    """Keep the model of a network that runs, and stop what is running."""
+    if network.is_running:
+        keep(network)
     stopped = network.down()
     console.print(f"stopped {len(stopped)} processes" if stopped else "nothing was running")
     return 0
@@ -202,7 +218,7 @@ def _parser() -> argparse.ArgumentParser:
         "--window-seconds", type=positive, help="length of a window; by default one that suits this machine"
     )
     parser.add_argument("--store", choices=["s3", "directory"], default="s3", help="where objects are kept")
-    parser.add_argument("--folder", type=Path, default=Path(".templar") / "local", help="where everything lies")
+    parser.add_argument("--folder", type=Path, default=LOCAL_FOLDER, help="where everything lies")
     parser.add_argument("--prefect-port", type=port, default=4200)
     parser.add_argument("--storage-port", type=port, default=9200)
     return parser

@@ -11,6 +11,10 @@ NETUID = 1
 DATASET_PREFIX = "text"
 WALLET_NAME = "local"
 DEFAULT_NEURON = "default"
+LOCAL_FOLDER = Path(".templar") / "local"
+"""Where everything lies unless `--folder` says otherwise."""
+NETWORK_ENV_FILE = "network.env"
+"""In this folder: where the network is, for those who only read it. It outlives the network's servers."""
 AGGREGATOR_STAKE, VALIDATOR_STAKE = 1000.0, 400.0
 
 
@@ -87,8 +91,18 @@ class LocalPlan:
     def storage_url(self) -> str:
         """Where objects are stored, as `TEMPLAR_STORAGE` says it."""
         if self.directory_store:
-            return (self.folder / "buckets").as_uri()
+            return self.buckets.as_uri()
         return f"http://127.0.0.1:{self.storage_port}"
+
+    @property
+    def buckets(self) -> Path:
+        """All buckets, where they are kept in a folder: from the start, or once the network was taken down."""
+        return self.folder / "buckets"
+
+    @property
+    def network_env(self) -> Path:
+        """The environment of a reader."""
+        return self.folder / NETWORK_ENV_FILE
 
     @property
     def ledger(self) -> Path:

@@ -3,8 +3,12 @@
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from dotenv import dotenv_values
 
 from blocks.environment import bucket_variables
 from blocks.neuron import Neuron
@@ -115,13 +119,41 @@ def prepare_buckets(plan: LocalPlan) -> dict[str, Keys]:
 
 
 def write_environments(plan: LocalPlan, keys: Mapping[str, Keys]) -> None:
-    """Write each neuron's environment, as an operator's `.env` would hold it; only this user can read it."""
+    """Write each neuron's environment and a reader's, as an operator's `.env` would hold it.
+
+    Only this user can read them.
+    """
     for neuron in plan.running:
-        path = plan.env_file(neuron)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.writelines(f"{name}={value}\n" for name, value in _environment(plan, neuron, keys).items())
+        _write_env(plan.env_file(neuron), _environment(plan, neuron, keys))
+    _write_env(plan.network_env, _public_environment(plan, keys[DATASET_ACCOUNT]))
+
+
+def keep_buckets(plan: LocalPlan, blocks: Sequence[Neuron]) -> None:
+    """Copy every bucket, which the S3 endpoint has in memory, into the network's folder, and lead readers there.
+
+    Objects keep their times. The dataset is copied from the folder that it was uploaded from.
+
+    Raises:
+        TransientError: The endpoint failed.
+    """
+    for block in blocks:
+        source, folder = block.bucket.open().store, plan.buckets / block.bucket.account_id
+        folder.mkdir(parents=True, exist_ok=True)
+        for info in source.list():
+            stamped = DirectoryStore(folder, clock=partial(float, info.last_modified))
+            stamped.put(info.key, source.get(info.key, max_bytes=info.size))
+        source.close()
+    (plan.buckets / DATASET_ACCOUNT).mkdir(exist_ok=True)
+    upload_dataset(plan.dataset, DirectoryStore(plan.buckets / DATASET_ACCOUNT), DATASET_PREFIX)
+    values = {name: value for name, value in dotenv_values(plan.network_env).items() if value is not None}
+    _write_env(plan.network_env, {**values, "TEMPLAR_STORAGE": plan.buckets.as_uri()})
+
+
+def _write_env(path: Path, values: Mapping[str, str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.writelines(f"{name}={value}\n" for name, value in values.items())
 
 
 def announce_bucket(block: Neuron) -> None:
@@ -164,22 +196,15 @@ def _writer(plan: LocalPlan, account: str, keys: Keys) -> ObjectStore:
 
 def _environment(plan: LocalPlan, neuron: LocalNeuron, keys: Mapping[str, Keys]) -> dict[str, str]:
     own = bucket_variables(neuron.role)
-    bucket, dataset = keys[neuron.account_id], keys[DATASET_ACCOUNT]
+    bucket = keys[neuron.account_id]
     address = BucketAddress(neuron.account_id, bucket.read_id, bucket.read_secret)
     return {
+        **_public_environment(plan, keys[DATASET_ACCOUNT]),
         "TEMPLAR_ROLE": neuron.role,
         "TEMPLAR_ACTOR": neuron.actor,
         "TEMPLAR_HOME": str(plan.home(neuron)),
-        "TEMPLAR_PRESET": plan.preset,
-        "TEMPLAR_HPARAMS": str(plan.hparams_path),
-        "TEMPLAR_DEVICE": "cpu",  # several neurons share this machine: each trains on one thread
-        "TEMPLAR_THREADS": "1",
-        "TEMPLAR_PRECISION": "float32",
-        "TEMPLAR_STORAGE": plan.storage_url,
         "TEMPLAR_STORAGE_READ_TIMEOUT_SECONDS": str(plan.pace * READ_TIMEOUT_SECONDS),
         "TEMPLAR_STORAGE_MAX_ATTEMPTS": "1",  # retries are the task's: they are seen in the UI
-        "NETWORK": f"ledger:{plan.ledger}",
-        "NETUID": str(NETUID),
         "WALLET_PATH": str(plan.wallets),
         "WALLET_NAME": WALLET_NAME,
         "WALLET_HOTKEY": neuron.name,
@@ -189,10 +214,25 @@ def _environment(plan: LocalPlan, neuron: LocalNeuron, keys: Mapping[str, Keys])
         f"{own}_READ_SECRET_ACCESS_KEY": address.secret_access_key,
         f"{own}_WRITE_ACCESS_KEY_ID": bucket.write_id,
         f"{own}_WRITE_SECRET_ACCESS_KEY": bucket.write_secret,
+        **plan.settings.get(neuron.name, {}),
+    }
+
+
+def _public_environment(plan: LocalPlan, dataset: Keys) -> dict[str, str]:
+    """Where the network is, and how its programs compute on this machine."""
+    return {
+        "TEMPLAR_HOME": str(plan.folder / "reader"),
+        "TEMPLAR_PRESET": plan.preset,
+        "TEMPLAR_HPARAMS": str(plan.hparams_path),
+        "TEMPLAR_DEVICE": "cpu",  # several neurons share this machine: each trains on one thread
+        "TEMPLAR_THREADS": "1",
+        "TEMPLAR_PRECISION": "float32",
+        "TEMPLAR_STORAGE": plan.storage_url,
+        "NETWORK": f"ledger:{plan.ledger}",
+        "NETUID": str(NETUID),
         "R2_DATASET_ACCOUNT_ID": DATASET_ACCOUNT,
         "R2_DATASET_BUCKET_NAME": DATASET_ACCOUNT,
         "R2_DATASET_READ_ACCESS_KEY_ID": dataset.read_id,
         "R2_DATASET_READ_SECRET_ACCESS_KEY": dataset.read_secret,
         "DATASET_BINS_PATH": DATASET_PREFIX,
-        **plan.settings.get(neuron.name, {}),
     }

@@ -119,6 +119,9 @@ class TestDataset:
         held_out = dataset.held_out(HPARAMS, root / "home", tokenizer, 2)
         assert held_out.shape == (2, 16)
         assert "document" in tokenizer.decode(held_out[0])
+        texts = dataset.held_out_texts(HPARAMS, root / "home", tokenizer, 3)
+        assert len(texts) == 3
+        assert tokenizer.decode(held_out[0]).startswith(texts[0][:20])
         with raising(PermanentError, Reason.DATASET_MISSING, "elsewhere"):
             dataset.model_copy(update={"prefix": "elsewhere"}).open(HPARAMS, root / "home")
         pages = self.pages(root)
@@ -147,5 +150,8 @@ class TestDataset:
         else:
             sequences = dataset.held_out(hparams, root / "home", tokenizer, 4)
             assert sequences.shape == (4, 16)
+            texts = dataset.held_out_texts(hparams, root / "home", tokenizer, 4)
+            assert len(texts) == 4
+            assert tokenizer.decode(sequences[0]).startswith(texts[0])
         assert "alpha document" in tokenizer.decode(sequences.reshape(-1))
         assert dataset.shards(hparams, root / "home").num_shards > 1

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import signal
 import socket
 import stat
@@ -18,14 +19,16 @@ from dotenv import dotenv_values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blocks.storage import BucketCredentials, StorageEndpoint
 from deployments.local import command, pace
 from deployments.local.bringup import LocalNetwork
 from deployments.local.pace import SECONDS, measure_pace, rounded_pace, slowed_windows, write_slowed
-from deployments.local.plan import LocalPlan
+from deployments.local.plan import DATASET_PREFIX, LocalPlan
 from deployments.local.prepare import (
     DATASET_ACCOUNT,
     Keys,
     announce_bucket,
+    keep_buckets,
     prepare_folder,
     require_own_folder,
     write_environments,
@@ -33,6 +36,7 @@ from deployments.local.prepare import (
 from deployments.local.summary import summarise
 from deployments.local.view import NetworkView, WindowRow
 from deployments.processes import Child, ProcessIdentity, ProcessRecord, free_port, require_free_port, start_child
+from deployments.s3_endpoint import create_bucket_with_keys
 from templar.agreement.genesis import find_birth
 from templar.chain.base import Metagraph
 from templar.chain.ledger import Ledger
@@ -40,12 +44,14 @@ from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.buckets import Buckets
 from templar.hparams import load_hparams
 from templar.store.address import decode_address
+from templar.store.directory import DirectoryStore
 from templar.window import drive_window
+from tests.support.audited import run_alone
 from tests.support.commands import Call
 from tests.support.errors import raising
 from tests.support.operator import wait_until
 from tests.support.prepared import PreparedNetwork
-from tests.support.servers import REPOSITORY
+from tests.support.servers import REPOSITORY, MotoEndpoint, store_at
 
 Local = Callable[..., tuple[int, str]]
 
@@ -167,6 +173,53 @@ def view(network: PreparedNetwork) -> NetworkView:
     chain = block.subnet.open(None)
     birth = find_birth(chain, Buckets(chain, block.bucket.endpoint.open_reader), network.hparams)
     return NetworkView(network.plan, block, birth)
+
+
+class TestKeeping:
+    def test_buckets_of_the_endpoint_outlive_it(
+        self, network: PreparedNetwork, moto: MotoEndpoint, tmp_path: Path
+    ) -> None:
+        """With their times, beside the dataset, where the reader's environment leads."""
+        plan, block = replace(network.plan, folder=tmp_path), network.block("lazy")
+        shutil.copytree(network.plan.dataset, plan.dataset)
+        shutil.copy(network.plan.network_env, plan.network_env)
+        keys = create_bucket_with_keys(moto.admin, block.bucket.account_id)
+        writer = store_at(moto.admin.endpoint_url, keys.bucket, keys.write)
+        objects = {"proof-1-4-v1.json": b"{}", "checkpoint-1-4-v1/config.json": b"[]"}
+        for key, data in objects.items():
+            writer.put(key, data)
+        bucket = block.bucket.model_copy(
+            update={
+                "endpoint": StorageEndpoint(url=moto.admin.endpoint_url),
+                "write": BucketCredentials(
+                    access_key_id=keys.write.access_key_id, secret_access_key=keys.write.secret_access_key
+                ),
+            }
+        )
+        keep_buckets(plan, [block.model_copy(update={"bucket": bucket})])
+        kept = DirectoryStore(plan.buckets / block.bucket.account_id)
+        assert {info.key: kept.get(info.key, max_bytes=9) for info in kept.list()} == objects
+        times = {info.key: info.last_modified for info in writer.list()}
+        assert {info.key: info.last_modified for info in kept.list()} == times
+        values = dotenv_values(plan.network_env)
+        assert values["TEMPLAR_STORAGE"] == plan.buckets.as_uri()
+        assert stat.S_IMODE(plan.network_env.stat().st_mode) == 0o600
+        assert list(DirectoryStore(plan.buckets / DATASET_ACCOUNT).list(f"{DATASET_PREFIX}/"))
+
+    def test_a_model_that_cannot_be_kept_is_no_failure(
+        self, network: PreparedNetwork, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        command.keep(LocalNetwork(network.plan, print))
+        assert "the trained model was not kept: [object_missing]" in capsys.readouterr().out
+
+    def test_it_is_the_state_of_the_newest_window(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        network = PreparedNetwork(tmp_path, deciding="aggregator")
+        run_alone(network, 1, name="aggregator")
+        command.keep(LocalNetwork(network.plan, print))
+        account = network.bucket("aggregator")
+        manifests = [info.key for info in DirectoryStore(account).list() if info.key.endswith("/manifest.json")]
+        assert [key for key in manifests if key.startswith(f"checkpoint-{network.first_window}-")]
+        assert f"the model of window {network.first_window} was kept" in capsys.readouterr().out
 
 
 class TestView:

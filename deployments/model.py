@@ -1,0 +1,252 @@
+"""Take the trained model: `templar model fetch|generate|evaluate|export|verify`.
+
+    templar model generate --prompt "def "
+    templar model fetch [--window W]
+    templar model evaluate [--texts 256] [--tasks arc_easy,piqa]
+    templar model export DIR
+    templar model verify [--first W] [--window W]
+
+No wallet, bucket or running neuron is needed. `--env-file` says where the network is, or `--neuron` the block of a
+neuron of this host; without either it is the local network in `.templar/local` if `make run` or `make up` left one, and
+otherwise the block `default`. A checkpoint is taken only if a quorum of stake proved its state, and kept in the folder
+`model` of `TEMPLAR_HOME`.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from deployments.local.plan import LOCAL_FOLDER, NETWORK_ENV_FILE
+from deployments.register import read_environment, require_server
+from tasks.host import load_block
+from tasks.observing import PublicNetwork, network_from_environment, network_of
+from templar.agreement.model_folder import read_weights
+from templar.agreement.proven_state import KeptModel, fetch_model, newest_proven_window
+from templar.arguments import positive, whole_number
+from templar.audit.replay import begin_at, replay_to
+from templar.data.tokenizer import load_tokenizer
+from templar.errors import PermanentError, Reason, TemplarError
+from templar.exchange.context import Exchange
+from templar.housekeeping.text_score import score_texts
+from templar.neuron.node import Node
+from templar.store.files import local_file
+from templar.training.model import build_model, load_parameters
+
+FOLDER, VERIFY_FOLDER = "model", "verify"
+"""In the neuron's folder, or that of the environment: fetched models, and the state of a replay."""
+DONE, DIFFERS, FAILED = 0, 1, 2
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Parse the command line and do what it says; 0 if it was done, 1 if a replay differs, 2 if it failed."""
+    arguments = _parser().parse_args(words)
+    commands: dict[str, Callable[[argparse.Namespace, PublicNetwork], int]] = {
+        "fetch": fetch,
+        "generate": generate,
+        "evaluate": evaluate,
+        "export": export,
+        "verify": verify,
+    }
+    try:
+        with ExitStack() as resources:
+            network = open_network(arguments)
+            resources.callback(network.context.buckets.close)
+            return commands[arguments.command](arguments, network)
+    except TemplarError as error:
+        print(error, file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return 130
+
+
+def open_network(arguments: argparse.Namespace) -> PublicNetwork:
+    """The network that the options name, or the local one.
+
+    Raises:
+        TemplarError: What is missing, malformed, or cannot be reached.
+    """
+    env_file, local = arguments.env_file, LOCAL_FOLDER / NETWORK_ENV_FILE
+    if env_file is None and arguments.neuron is None and local.is_file():
+        env_file = local
+        print(f"network: {local}", file=sys.stderr)
+    if env_file is not None:
+        return network_from_environment(read_environment(env_file), FOLDER)
+    require_server()
+    return network_of(load_block(arguments.neuron or "default"), FOLDER)
+
+
+def fetched(arguments: argparse.Namespace, network: PublicNetwork) -> KeptModel:
+    """The checkpoint that is asked for, verified and on this disk; a line on stderr says which one it is.
+
+    Raises:
+        TemplarError: As in `fetch_model`.
+    """
+    context = network.context
+    birth = context.birth()
+    exchange = Exchange(context.chain, context.buckets, birth.network, context.hparams)
+    kept = fetch_model(exchange, birth, context.home, window=arguments.window)
+    print(f"model of window {kept.window}, {kept.outer_steps} outer steps, root {kept.root}", file=sys.stderr)
+    return kept
+
+
+def fetch(arguments: argparse.Namespace, network: PublicNetwork) -> int:
+    """Fetch a checkpoint and print its folder."""
+    print(fetched(arguments, network).folder)
+    return DONE
+
+
+def export(arguments: argparse.Namespace, network: PublicNetwork) -> int:
+    """Fetch a checkpoint and copy it into a new or an empty folder.
+
+    Raises:
+        PermanentError: `bad_parameters`; there is something in the folder.
+    """
+    target: Path = arguments.folder
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise PermanentError(Reason.BAD_PARAMETERS, f"{target}: it is not an empty folder: name a new one")
+    kept = fetched(arguments, network)
+    with local_file(target):
+        part = target.with_name(f"{target.name}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        shutil.copytree(kept.folder, part)
+        if target.exists():
+            target.rmdir()
+        part.rename(target)
+    print(target)
+    return DONE
+
+
+def generate(arguments: argparse.Namespace, network: PublicNetwork) -> int:
+    """Print the prompt and the text that the model goes on with.
+
+    Raises:
+        PermanentError: `bad_parameters`; the prompt fills the model's context.
+    """
+    folder = fetched(arguments, network).folder
+    import torch  # noqa: PLC0415 - takes seconds, and the checks before it none
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TextStreamer  # noqa: PLC0415
+    from transformers.utils import logging  # noqa: PLC0415
+
+    quiet: Any = logging
+    quiet.set_verbosity_error()
+    quiet.disable_progress_bar()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer(arguments.prompt, add_special_tokens=False)["input_ids"] or [tokenizer.eos_token_id]
+    room = model.config.max_position_embeddings - len(ids)
+    if room < 1:
+        raise PermanentError(
+            Reason.BAD_PARAMETERS,
+            f"--prompt has {len(ids)} tokens, and the model's context {len(ids) + room}: shorten it",
+        )
+    torch.manual_seed(arguments.seed)
+    sampling: dict[str, Any] = {"do_sample": False}
+    if arguments.temperature > 0:
+        sampling = {"do_sample": True, "temperature": arguments.temperature}
+    inputs = torch.tensor([ids])
+    with torch.no_grad():
+        model.generate(
+            inputs,
+            attention_mask=torch.ones_like(inputs),
+            max_new_tokens=min(arguments.tokens, room),
+            streamer=TextStreamer(tokenizer, skip_special_tokens=True),
+            **sampling,
+        )
+    return DONE
+
+
+def evaluate(arguments: argparse.Namespace, network: PublicNetwork) -> int:
+    """Print the model's loss, perplexity and bits per byte on held-out text, and its results in lm-eval's tasks."""
+    folder, context = fetched(arguments, network).folder, network.context
+    tokenizer, hparams = load_tokenizer(str(folder)), context.hparams
+    if arguments.tasks:
+        from templar.housekeeping.lm_tasks import run_tasks  # noqa: PLC0415 - the extra `evaluation`
+
+        for task, metric, value in run_tasks(folder, arguments.tasks.split(","), include=arguments.include):
+            print(f"{task}  {metric}  {value:.6f}")
+        return DONE
+    texts = network.dataset.held_out_texts(hparams, context.home, tokenizer, arguments.texts)
+    net = build_model(hparams.model)
+    load_parameters(net, read_weights(folder, hparams.model))
+    score = score_texts(net, tokenizer, texts, hparams.model.max_position_embeddings)
+    print(f"held-out texts  {score.texts}")
+    print(f"tokens          {score.tokens}")
+    print(f"loss            {score.loss:.6f} nats per token")
+    print(f"perplexity      {score.perplexity:.4f} per token")
+    print(f"bits per byte   {score.bits_per_byte:.6f}")
+    return DONE
+
+
+def verify(arguments: argparse.Namespace, network: PublicNetwork) -> int:
+    """Replay the windows and print a line for each; 1 if a root differs, 2 if the last one is not proven."""
+    home = network.context.home.with_name(VERIFY_FOLDER)
+    shutil.rmtree(home, ignore_errors=True)  # a replay that begins anew trusts nothing of an earlier one
+    node = Node(replace(network.context, name=VERIFY_FOLDER, home=home))
+    try:
+        first = node.state.window if arguments.first is None else arguments.first
+        last = _newest(node) if arguments.window is None else arguments.window
+        begin_at(node, first)
+        replayed = None
+        for replayed in replay_to(node, last):
+            found = "as a quorum proved" if replayed.agrees else "not proven by a quorum"
+            if replayed.proven is not None and not replayed.agrees:
+                found = f"DIFFERS: a quorum proved {replayed.proven}"
+            print(f"window {replayed.window}: uids {list(replayed.uids)}, root {replayed.root}, {found}")
+            if replayed.proven is not None and not replayed.agrees:
+                return DIFFERS
+    finally:
+        node.stop()
+        shutil.rmtree(home, ignore_errors=True)
+    if replayed is None or not replayed.agrees:
+        print("the last window's root is not proven by a quorum: choose an earlier --window", file=sys.stderr)
+        return FAILED
+    begun = "the genesis" if arguments.first is None else f"the checkpoint of window {first}"
+    print(f"verified: from {begun} to window {replayed.window}")
+    return DONE
+
+
+def _newest(node: Node) -> int:
+    last = newest_proven_window(node.exchange)
+    if last is None:
+        raise PermanentError(Reason.OBJECT_MISSING, "no window has a proven state yet: wait until one was settled")
+    return last
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="templar model", description=(__doc__ or "").splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--env-file", type=Path, help="file that says where the network is")
+    common.add_argument("--neuron", help="name of a neuron's block, which says it instead")
+    common.add_argument("--window", type=whole_number(0), metavar="W", help="of this window; the newest by default")
+
+    commands.add_parser("fetch", parents=[common], help="fetch and verify a checkpoint, and print its folder")
+    generating = commands.add_parser("generate", parents=[common], help="go on with a text")
+    generating.add_argument("--prompt", required=True, help="the beginning of the text")
+    generating.add_argument("--tokens", type=whole_number(1), default=64, help="new tokens at most")
+    generating.add_argument("--temperature", type=_temperature, default=0.8, help="0 always takes the likeliest token")
+    generating.add_argument("--seed", type=whole_number(0), default=0, help="another seed gives another text")
+    evaluating = commands.add_parser("evaluate", parents=[common], help="measure it on held-out text")
+    evaluating.add_argument("--texts", type=whole_number(1), default=256, help="held-out texts at most")
+    evaluating.add_argument("--tasks", help="tasks of lm-evaluation-harness instead, with commas between them")
+    evaluating.add_argument("--include", type=Path, metavar="DIR", help="a folder with tasks of your own")
+    exporting = commands.add_parser("export", parents=[common], help="copy it into a folder for other programs")
+    exporting.add_argument("folder", type=Path, metavar="DIR", help="a new folder")
+    verifying = commands.add_parser("verify", parents=[common], help="replay it from public objects")
+    verifying.add_argument("--first", type=whole_number(0), metavar="W", help="begin with the checkpoint of window W")
+    return parser
+
+
+def _temperature(text: str) -> float:
+    return 0.0 if text in ("0", "0.0") else positive(text)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    sys.exit(main())
