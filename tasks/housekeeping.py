@@ -25,6 +25,7 @@ from templar.housekeeping.access import AccessReport
 from templar.housekeeping.bucket_cleanup import CleanupReport, Criterion
 from templar.housekeeping.disk_cleanup import LocalReport, LocalRules, kernel_folder
 from templar.housekeeping.maintenance import TemporaryReport
+from templar.neuron.backup import BackupReport, store_backup
 
 
 @task(task_run_name="publish checkpoint", **HOUSEKEEPING)
@@ -32,6 +33,15 @@ def publish_checkpoint(neuron: str) -> StateMark:
     """Publish the newest snapshot as a checkpoint in the Hugging Face layout."""
     block = load_block(neuron)
     return maintenance.publish_newest_checkpoint(block.context(neuron), preset=block.preset)
+
+
+@task(task_run_name="back up private state", **HOUSEKEEPING)
+def back_up_private_state(neuron: str) -> BackupReport:
+    """Store a miner's private state in its own bucket, encrypted, if that is due."""
+    block = load_block(neuron)
+    if block.role != "miner":
+        return BackupReport(None, False, why=f"a {block.role} has no private state")
+    return store_backup(block.context(neuron))
 
 
 @task(task_run_name="clean bucket", **HOUSEKEEPING)

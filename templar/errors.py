@@ -121,6 +121,7 @@ class Reason(StrEnum):
     MINORITY = "minority"
     ROOT_DIFFERS = "root_differs"
     CHECKPOINT_BROKEN = "checkpoint_broken"
+    BACKUP_BROKEN = "backup_broken"
     GENESIS_MISSING = "genesis_missing"
 
     # Data.

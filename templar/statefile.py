@@ -6,7 +6,7 @@ A transaction is in the file whole or not at all, and an acknowledged one surviv
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,6 +16,24 @@ from templar.errors import PermanentError, Reason, TransientError
 BUSY_TIMEOUT_SECONDS = 30.0
 """Longest wait for another program that reads the file, such as a backup."""
 Migration = Callable[[sqlite3.Connection], None]
+
+
+def copy_state_file(source: Path, target: Path) -> None:
+    """Copy a state file as it is at one moment, also while another process writes to it.
+
+    Raises:
+        TransientError: `local_file`; the file is not there or cannot be read now, or the disk is full.
+    """
+    try:
+        if not source.is_file():
+            raise sqlite3.OperationalError("there is no such file")
+        with (
+            closing(sqlite3.connect(source, timeout=BUSY_TIMEOUT_SECONDS)) as opened,
+            closing(sqlite3.connect(target)) as copy,
+        ):
+            opened.backup(copy)
+    except sqlite3.Error as error:
+        raise TransientError(Reason.LOCAL_FILE, f"{source}: cannot be copied to {target}: {error}") from error
 
 
 class StateFile:

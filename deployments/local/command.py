@@ -38,6 +38,7 @@ PATIENCE_WINDOWS = 4
 SCHEDULED = (
     "checkpoint",
     "evaluate-checkpoint",
+    "private-backup",
     "bucket-cleanup",
     "shard-rotation",
     "temporary-cleanup",

@@ -13,6 +13,9 @@ from templar.exchange.object_keys import Kind, ObjectKey, parse_current_key
 from templar.hparams import Storage
 from templar.store.base import ObjectInfo
 
+BACKUPS_KEPT = 2
+"""Private backups that stay in a bucket, however old they are: the newest, and one more if that is damaged."""
+
 
 @dataclass(frozen=True)
 class Survey:
@@ -21,6 +24,7 @@ class Survey:
     newest_window: int | None  # of its per-window objects, without future ones
     newest_stamp: int | None  # the newest LastModified; None if the bucket is empty
     complete: frozenset[int]  # windows of checkpoints with a manifest, without future ones
+    backups: frozenset[int]  # windows of private backups, without future ones
     peer_lists: frozenset[int]  # first effective windows
 
 
@@ -30,7 +34,7 @@ def survey(objects: Iterable[ObjectInfo], current_window: int) -> Survey:
     Keys of future windows are ignored: they are invented, or were left by another chain.
     """
     newest, stamp = -1, -1
-    complete, peer_lists = set[int](), set[int]()
+    complete, backups, peer_lists = set[int](), set[int](), set[int]()
     for info in objects:
         stamp = max(stamp, info.last_modified)
         key = parse_current_key(info.key)
@@ -41,10 +45,17 @@ def survey(objects: Iterable[ObjectInfo], current_window: int) -> Survey:
         elif key.kind is Kind.CHECKPOINT:
             if key.file == MANIFEST_FILE and key.window <= current_window:
                 complete.add(key.window)
+        elif key.kind is Kind.PRIVATE:
+            if key.window <= current_window:
+                backups.add(key.window)
         elif key.window <= current_window:
             newest = max(newest, key.window)
     return Survey(
-        None if newest < 0 else newest, None if stamp < 0 else stamp, frozenset(complete), frozenset(peer_lists)
+        None if newest < 0 else newest,
+        None if stamp < 0 else stamp,
+        frozenset(complete),
+        frozenset(backups),
+        frozenset(peer_lists),
     )
 
 
@@ -52,10 +63,10 @@ def survey(objects: Iterable[ObjectInfo], current_window: int) -> Survey:
 class Retention:
     """Which keys of a bucket have expired.
 
-    Per-window objects are kept for `retention_windows`, and the peer list that is in effect. Of the complete
-    checkpoints, those stay that are the genesis, among the newest `checkpoints_kept`, at most
-    `checkpoint_age_windows` old, or the first in `checkpoint_keeper_windows` windows. The start window, objects of
-    another protocol version and foreign keys never expire.
+    Per-window objects are kept for `retention_windows`, the newest `BACKUPS_KEPT` private backups, and the peer list
+    that is in effect. Of the complete checkpoints, those stay that are the genesis, among the newest
+    `checkpoints_kept`, at most `checkpoint_age_windows` old, or the first in `checkpoint_keeper_windows` windows. The
+    start window, objects of another protocol version and foreign keys never expire.
     """
 
     window: int  # ages count from it
@@ -63,6 +74,7 @@ class Retention:
     kept: frozenset[int]  # windows of checkpoints that are kept
     newest_checkpoint: int | None  # window of the newest complete one; a later one is being written
     peers_in_effect: int | None  # first effective window of the list that is in effect
+    backups: frozenset[int] = frozenset()  # windows of private backups that are kept
     keeps_checkpoints: bool = False  # keep all: it is not known which one is the genesis
 
     @classmethod
@@ -83,6 +95,7 @@ class Retention:
             kept=frozenset(newest) | young | _keepers(found, storage) | frozenset(genesis_windows or ()),
             newest_checkpoint=newest[0] if newest else None,
             peers_in_effect=max((first for first in found.peer_lists if first <= window), default=None),
+            backups=frozenset(sorted(found.backups, reverse=True)[:BACKUPS_KEPT]),
             keeps_checkpoints=genesis_windows is None,
         )
 
@@ -94,6 +107,8 @@ class Retention:
             unfinished = self.newest_checkpoint is None or key.window > self.newest_checkpoint
             stays = self.keeps_checkpoints or unfinished or key.window in self.kept
             return not stays and key.window < self.window
+        if key.kind is Kind.PRIVATE:
+            return key.window not in self.backups and key.window < max(self.backups, default=0)
         if key.kind is Kind.PEERS and key.window == self.peers_in_effect:
             return False
         return key.window < self.oldest

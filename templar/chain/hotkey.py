@@ -7,6 +7,7 @@ in no `repr` and in no message. Wallets have the standard layout: `{path}/{name}
 """
 
 import hashlib
+import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,10 +15,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import bittensor_core
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from templar.errors import PermanentError, Reason
 
 SEED_BYTES = 32
+KEY_BYTES = 32
+"""Length of a derived key."""
 _IDENTITY = bytes(32)
 """The public key without a secret: the group's neutral element. Anybody can make a signature that fits it. The group of
 sr25519 has prime order, so it is the only such key, and no other encoding of it is valid."""
@@ -47,6 +52,9 @@ class Signer(Protocol):
     def sign(self, message: bytes) -> bytes:
         """The hotkey's signature of `message`, 64 bytes; every call returns another valid signature."""
 
+    def derive_key(self, salt: bytes, info: bytes) -> bytes:
+        """A secret of 32 bytes that only a holder of this hotkey can derive; the same for the same salt and info."""
+
 
 class Hotkey:
     """An unlocked sr25519 key pair.
@@ -73,6 +81,12 @@ class Hotkey:
     def sign(self, message: bytes) -> bytes:
         """Sign `message`; 64 bytes."""
         return bytes(self._keypair.sign(message))
+
+    def derive_key(self, salt: bytes, info: bytes) -> bytes:
+        """HKDF-SHA256 of the private key; 32 bytes. A signature would not do: sr25519 draws another one each time."""
+        keyfile = json.loads(bittensor_core.serialized_keypair_to_keyfile_data(self._keypair))
+        secret = bytes.fromhex(keyfile["privateKey"].removeprefix("0x"))  # the same for seeds, phrases and raw keys
+        return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=salt, info=info).derive(secret)
 
     def __repr__(self) -> str:
         return f"Hotkey({self.address})"

@@ -27,13 +27,14 @@ class Kind(StrEnum):
     EVIDENCE = "evidence"
     DEBUG = "debug"
     CHECKPOINT = "checkpoint"
+    PRIVATE = "private"
     PEERS = "peers"
     START_WINDOW = "start_window"
     LEASE = "lease"
     HEARTBEAT = "lease_heartbeat"
 
 
-_SUFFIX = {Kind.GRADIENT: ".bin", Kind.AGGREGATE: ".bin", Kind.CHECKPOINT: ""}
+_SUFFIX = {Kind.GRADIENT: ".bin", Kind.AGGREGATE: ".bin", Kind.PRIVATE: ".bin", Kind.CHECKPOINT: ""}
 _LEASES = (Kind.LEASE, Kind.HEARTBEAT)
 _SPECIAL = (Kind.AGGREGATE, Kind.CHECKPOINT, Kind.PEERS, Kind.START_WINDOW, Kind.WORD, *_LEASES)
 _PER_WINDOW = "|".join(kind for kind in Kind if kind not in _SPECIAL)

@@ -36,8 +36,8 @@ GONE = ".gone-"
 """Prefix of files and folders that are being deleted."""
 DOWNLOADS = tuple(f"{name}{end}" for name in ("genesis", "checkpoint", "evaluating") for end in ("", ".part"))
 """Folders that are fetched again when they are needed."""
-PUBLISHING = ("publishing",)
-"""A checkpoint while it is published."""
+PUBLISHING = ("publishing", "backup")
+"""A checkpoint while it is published, and a private backup while it is stored."""
 STATE_FILES = (
     *("journal.sqlite", "journal.sqlite-wal", "scores.sqlite", "scores.sqlite-wal"),
     *("tokenizer.json", "tokenizer_config.json"),

@@ -378,6 +378,9 @@ class Storage(SettingsGroup):
     """Published checkpoints up to this many windows old are kept as well."""
     checkpoint_keeper_windows: int | None = Field(ge=1)
     """The first published checkpoint in every so many windows is kept for ever; null keeps none of them."""
+    private_backup_windows: int = Field(ge=0)
+    """Windows between two backups of a miner's private state in its bucket; 0 makes none. Each takes about four times
+    the float32 parameters, and two are kept."""
     retention_windows: int = Field(ge=2)
     """Objects of a window are deleted when they are this many windows old. All nodes must agree on it: the absence of
     an object that may have expired proves nothing."""

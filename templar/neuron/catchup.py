@@ -114,7 +114,7 @@ def leave_minority(node: Node) -> bool:
 def take_checkpoint(node: Node, target: int) -> StateMark | None:
     """Take the newest trustworthy checkpoint between the state and `target`; None if there is none.
 
-    A miner's private state starts afresh, since it belongs to other parameters.
+    A miner's error feedback starts afresh, since it belongs to other parameters; its inner optimizer goes on.
     """
     for validator in node.exchange.publishers(target):
         try:
@@ -145,7 +145,7 @@ def _take(node: Node, validator: NeuronInfo, window: int) -> StateMark | None:
     value, mark = decided_value(read_ballots(node.exchange, window)), fetched.mark
 
     # 2. Make it the live state, and keep it on this disk.
-    node.adopt(fetched.params, mark, None)
+    node.adopt(fetched.params, mark, node.private_state_beyond(mark.window, mark.root))
     node.journal.enter_applied(Applied(window, None if value == NULL_WINDOW else value, mark.root))
     node.journal.confirm(window)
     node.snapshots.save(node.state.params, mark, node.private_file)

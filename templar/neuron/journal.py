@@ -4,7 +4,7 @@ SQLite, one file per neuron. A step is entered after its work is durable, so a r
 step and repeats only the one that was cut off; each step is idempotent by itself (docs/architecture.md D9).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -144,6 +144,29 @@ class Journal:
         with self._file.transaction() as transaction:
             for table in ("windows", "steps", "applied"):
                 transaction.execute(f"DELETE FROM {table} WHERE window < ?", (before_window,))  # noqa: S608 - own names
+
+    def return_to(self, window: int, committed: Iterable[int]) -> tuple[int, ...]:
+        """Forget the work on windows after this one, whose files are lost, and close those up to it.
+
+        Args:
+            window: The newest window whose state is here.
+            committed: Windows in which the neuron's bucket has a commitment.
+
+        Returns:
+            The later windows in which this neuron committed, or may have: they are abandoned and never run again.
+        """
+        with self._file.transaction() as transaction:
+            rows = transaction.execute("SELECT window FROM steps WHERE window > ? AND step = 'compress'", (window,))
+            abandoned = sorted({row[0] for row in rows}.union(each for each in committed if each > window))
+            for table in ("steps", "applied"):
+                transaction.execute(f"DELETE FROM {table} WHERE window > ?", (window,))  # noqa: S608 - own names
+            transaction.execute("DELETE FROM windows WHERE window > ? AND status = ?", (window, Status.CLAIMED))
+            transaction.execute("UPDATE windows SET status = ? WHERE status = ?", (Status.ABANDONED, Status.CLAIMED))
+            transaction.executemany(
+                "INSERT OR REPLACE INTO windows VALUES (?, ?, ?)",
+                [(each, Status.ABANDONED, Reason.OBJECT_EXISTS) for each in abandoned],
+            )
+        return tuple(abandoned)
 
     def close(self) -> None:
         """Close the file."""

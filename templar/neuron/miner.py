@@ -30,7 +30,7 @@ from templar.neuron.join import Context
 from templar.neuron.lock import write_file
 from templar.neuron.node import Node
 from templar.neuron.progress import ProgressFile
-from templar.neuron.snapshot import NO_OPTIMIZER, PrivateFolder, PrivateState, write_private
+from templar.neuron.snapshot import NO_OPTIMIZER, PrivateFolder, PrivateState, shapes_of, write_private
 from templar.neuron.window_time import spends
 from templar.store.files import local_file
 from templar.timeline import closing_block
@@ -303,14 +303,15 @@ class Miner(Node):
 
         Staged state whose payload was applied to another history than the one that it was made on does not fit the
         state, and a lost one cannot: then error feedback and optimizer start afresh, for they decide nothing agreed.
+        After a payload that was made elsewhere the optimizer goes on, and error feedback starts afresh.
         """
         # 1. Whether a payload of this miner was applied. One that the journal does not know was made elsewhere.
         window, own = settlement.window, self.exchange.own_signer.address
         entries = settlement.roster.entries if settlement.roster else ()
         known = self.journal.result(window, "compress")
         if known is None:
-            if any(entry.hotkey == own for entry in entries):
-                self._start_afresh(window, f"[{Reason.OBJECT_MISSING}] the journal does not know that payload")
+            if (entry := next((entry for entry in entries if entry.hotkey == own), None)) is not None:
+                self._restart_feedback(window, entry.payload_sha256)
             return
         report = _PAYLOAD_REPORT.validate_json(known)
         if all(entry.payload_sha256 != report.sha256 for entry in entries):
@@ -325,6 +326,25 @@ class Miner(Node):
         except PermanentError as error:
             self._start_afresh(window, str(error))
 
+    def private_state_beyond(self, window: int, digest: str) -> Path | None:
+        """The inner optimizer as it is, with error feedback of zeros: nobody knows what of it was sent since.
+
+        Raises:
+            PermanentError: `bad_state_file`; the state cannot be read.
+        """
+        live, fresh = self.private, PrivateState.fresh(self.layout).feedback
+        if live.path is None or self.layout.recipe == "demo":
+            return None
+        if live.feedback.num_calls == fresh.num_calls:
+            return live.path  # it has no feedback already
+        target, shapes = self._private_files.path(window, digest), shapes_of(fresh.buffers)
+
+        def write(path: Path) -> None:
+            write_private(path, fresh.buffers.items(), shapes, fresh.num_calls, live.optimizer)
+
+        write_file(target, write, durable=self.context.durable)
+        return target
+
     def private_state_restored(self, file: Path | None, mark: StateMark) -> None:
         """Take up the private state of a snapshot; start afresh if there is none, or it cannot be read."""
         self.private = PrivateState.fresh(self.layout)
@@ -338,6 +358,22 @@ class Miner(Node):
         """As every node; and the private states that are neither live nor in a snapshot."""
         super().forget_files(before_window)
         self._private_files.prune(before_window, self.private.path)
+
+    def _restart_feedback(self, window: int, digest: str) -> None:
+        """Go on after a payload of this hotkey that another folder made."""
+        why = f"[{Reason.OBJECT_MISSING}] the journal does not know the payload {digest[:12]}"
+        try:
+            kept = self.private_state_beyond(window, digest)
+            if kept is None:
+                self._start_afresh(window, why)
+                return
+            self.private = self._private_files.take(kept, window, digest)
+        except PermanentError as error:
+            self._start_afresh(window, str(error))
+            return
+        log.warning(
+            "%s: window %d: error feedback starts afresh, the inner optimizer goes on: %s", self.name, window, why
+        )
 
     def _start_afresh(self, window: int, why: str) -> None:
         log.warning("%s: private state after window %d is lost, it starts afresh: %s", self.name, window, why)

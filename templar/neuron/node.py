@@ -316,6 +316,17 @@ class Node:
     def private_state_decided(self, settlement: Settlement) -> None:
         """Make staged private state live if its payload was applied; only miners have any."""
 
+    def private_state_beyond(self, window: int, digest: str) -> Path | None:
+        """A file of what stays of the private state when this node does not live through a window itself.
+
+        Args:
+            window: The window.
+            digest: 64 hex digits that name the history, in which the file belongs.
+
+        Returns:
+            None if nothing stays; only miners have any.
+        """
+
     def private_state_restored(self, file: Path | None, mark: StateMark) -> None:
         """Take up the private state of a snapshot, or start afresh; only miners have any."""
 

@@ -197,6 +197,23 @@ def test_no_keyfile_raises_anything_else(tmp_path_factory, content):
     bad_wallet(lambda: load_hotkey(folder, "miner", "one"))
 
 
+def test_a_derived_key_follows_from_the_private_key_alone(tmp_path):
+    """Whether the keyfile has it as a seed, as a phrase or by itself."""
+    phrase = bittensor_core.Keypair.generate_mnemonic(12)
+    whole = bittensor_core.Keypair.create_from_mnemonic(phrase)
+    content = json.loads(bittensor_core.serialized_keypair_to_keyfile_data(whole))
+    public = {name: content[name] for name in ("publicKey", "ss58Address")}
+    keys = []
+    for secret in ("secretSeed", "secretPhrase", "privateKey"):
+        create_wallet(tmp_path, secret, "one", seed=SEED)
+        (tmp_path / secret / "hotkeys" / "one").write_text(json.dumps(public | {secret: content[secret]}))
+        keys.append(load_hotkey(tmp_path, secret, "one").derive_key(b"salt", b"info"))
+    assert len({*keys}) == 1
+    own = HOTKEY.derive_key(b"salt", b"info")
+    others = [HOTKEY.derive_key(b"other", b"info"), HOTKEY.derive_key(b"salt", b"other"), *keys]
+    assert (len(own), HOTKEY.derive_key(b"salt", b"info") == own, own in others) == (32, True, False)
+
+
 def test_names_stay_in_their_folder(tmp_path):
     for name in ("", ".", "..", "a/b", "/etc", "a/"):
         bad_wallet(lambda name=name: load_hotkey(tmp_path, name, "one"), "wallet name")

@@ -21,7 +21,7 @@ ROLES = {MINER: "miner", VALIDATOR: "validator"}
 WARM, HOUSE = "yaml-warm", "yaml-house"
 HOUSEKEEPING = (
     *("checkpoint", "shard-rotation", "bucket-cleanup", "bucket-purge", "temporary-cleanup", "validate-storage-access"),
-    *("local-cleanup", "leaderboard", "audit-window", "evaluate-checkpoint"),
+    *("local-cleanup", "leaderboard", "audit-window", "evaluate-checkpoint", "private-backup"),
 )
 CRON = {
     "bucket-cleanup": ("hourly", "17 * * * *"),
@@ -120,10 +120,14 @@ class TestDeployed:
             for name, deployment in deployed.items()
             if deployment.schedules and name.endswith(f"/{neuron}")
         }
-        every, half = f"checkpoint/{neuron}", f"shard-rotation/{neuron}"
+        every, half, tenth = (f"{flow}/{neuron}" for flow in ("checkpoint", "shard-rotation", "private-backup"))
         assert schedules.keys() == {f"{flow}/{neuron}" for flow in SCHEDULED}  # what `make up` prints
-        assert set(SCHEDULED) == {"checkpoint", "shard-rotation", *CRON}
-        intervals = ((every, "every-2h", timedelta(hours=2)), (half, "half-hourly", timedelta(minutes=30)))
+        assert set(SCHEDULED) == {"checkpoint", "shard-rotation", "private-backup", *CRON}
+        intervals = (
+            (every, "every-2h", timedelta(hours=2)),
+            (half, "half-hourly", timedelta(minutes=30)),
+            (tenth, "every-10m", timedelta(minutes=10)),
+        )
         for name, slug, interval in intervals:
             ((schedule, found, active),) = schedules[name]
             assert isinstance(schedule, IntervalSchedule)

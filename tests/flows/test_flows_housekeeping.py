@@ -14,6 +14,7 @@ from flows.bucket_cleanup import bucket_cleanup
 from flows.checkpoint import checkpoint
 from flows.evaluate_checkpoint import evaluate_checkpoint
 from flows.miner_window import miner_window
+from flows.private_backup import private_backup
 from flows.shard_rotation import shard_rotation
 from tasks.host import release
 from tasks.window import took_all_steps
@@ -24,6 +25,8 @@ from templar.chain.ledger import Ledger
 from templar.data.shards.rotation import LOCK_FILE
 from templar.exchange.buckets import Buckets
 from templar.exchange.object_keys import START_WINDOW_KEY, Kind, parse_current_key, window_key
+from templar.neuron.backup import list_backups
+from templar.neuron.snapshot import PRIVATE_FILE
 from templar.store.directory import DirectoryStore
 from tests.support.audited import run_alone
 from tests.support.flow_network import rows_of_table, run_flow, run_id, saved, task_runs
@@ -95,6 +98,31 @@ class TestCheckpoint:
         assert state.is_failed()
         assert "[object_missing]" in str(state.message)
         assert "the first window makes one" in str(state.message)
+
+
+class TestPrivateBackup:
+    def test_it_is_stored_once_and_says_why_not(self, network: PreparedNetwork) -> None:
+        home, last = Path(network.block("lazy").home), network.first_window + NUM_WINDOWS - 1
+        state = run(private_backup)
+        assert (state.name, "no payload of this miner was applied" in str(state.message)) == ("NotDue", True)
+        # As if the newest payload had been applied.
+        (home / "snapshots" / str(last) / PRIVATE_FILE).hardlink_to(home / "spool" / f"staged-{last}.safetensors")
+        state = run(private_backup)
+        store = DirectoryStore(network.bucket("lazy"), writable=False)
+        ((window, info),) = list_backups(store)
+        assert (window, state.message) == (last, f"window {last}, {info.size} bytes, encrypted")
+        state = run(private_backup)
+        assert (state.name, f"due at window {last + 5}" in str(state.message)) == ("NotDue", True)
+
+    def test_a_failure_is_its_own_and_has_its_reason(self, network: PreparedNetwork, tmp_path: Path) -> None:
+        block = network.block("lazy")
+        state = run(private_backup, saved(block.model_copy(update={"preset": "nothing"})))
+        assert state.is_failed()
+        assert "[bad_hparams]" in str(state.message)
+
+    def test_a_validator_has_none(self, network: PreparedNetwork) -> None:
+        state = run(private_backup, saved(network.block("lazy").model_copy(update={"role": "validator"})))
+        assert (state.name, state.message) == ("NotDue", "a validator has no private state")
 
 
 class TestCleanup:

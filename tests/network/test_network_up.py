@@ -127,6 +127,7 @@ class TestUp:
             ("checkpoint/default", " outer steps, root "),
             ("shard-rotation/default", "[no_shards]"),
             ("local-cleanup/default", " removed, "),
+            ("private-backup/default", "window "),
         ],
     )
     def test_scheduled_work_can_be_run_by_hand(self, network: LiveNetwork, deployment: str, message: str) -> None:

@@ -24,7 +24,7 @@ def run(folder: Path, *works: str) -> dict[str, list[Path]]:
     return {work.name: [work / str(step) for step in range(len(list(work.iterdir())) - 1)] for work in folder.iterdir()}
 
 
-def _kill_before(number: int, folder: Path) -> None:
+def kill_before(number: int, folder: Path) -> None:
     """Let this process die just before its n-th operation on a file in the folder, counted from 0."""
     left = number
 
@@ -45,7 +45,7 @@ def _kill_at_every_step(folder: Path, prepare: Callable[[Path], None], work: Cal
         shutil.copytree(folder / "prepared", copy)
         child = os.fork()
         if child == 0:
-            _kill_before(step, copy)
+            kill_before(step, copy)
             work(copy)
             os._exit(0)
         if os.waitpid(child, 0)[1] == 0:

@@ -1,0 +1,94 @@
+"""Take a neuron over on this machine: `templar neuron restore --from-bucket`.
+
+    templar neuron restore --from-bucket --env-file .env [--json]
+
+Reads the newest intact private backup of a miner from its own bucket and writes the miner's folder, TEMPLAR_HOME, as it
+was in the window of the backup; whole, or not at all. The folder must not be there, or be empty. It takes the neuron's
+lease meanwhile: a machine that still runs the neuron must be stopped first. Then it says what was lost. After it,
+`templar neuron start` goes on. Validators and aggregators need no restore: what they remember is in the evidence that
+they published, and a start on an empty folder reads it from there.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from blocks.environment import neuron_from_environment
+from blocks.neuron import Neuron
+from deployments.register import add_neuron_options, environment_of
+from templar.errors import TemplarError
+from templar.exchange.object_keys import Kind, parse_current_key
+from templar.neuron.backup import RestoreReport, restore_home
+
+
+def lost(report: RestoreReport) -> str:
+    """What the windows after a backup leave of it, in one line."""
+    if not report.abandoned:
+        return (
+            "nothing was lost: this neuron has committed to no payload since, and goes on with the error feedback and "
+            "optimizer that the other machine had"
+        )
+    windows = ", ".join(map(str, report.abandoned))
+    return (
+        f"lost: what windows {windows} changed in the private state. This neuron has committed to payloads in them and "
+        "publishes nothing more for them. If one of these was applied, the error feedback starts afresh, and the inner "
+        f"optimizer goes on from window {report.window}"
+    )
+
+
+def lines(report: RestoreReport, home: str) -> list[str]:
+    """What was restored, line by line."""
+    said = [f"the backup of window {window} was left out: {why}" for window, why in report.refused]
+    behind = report.current - report.window
+    return [
+        *said,
+        f"{home}: restored from the backup of window {report.window}, root {report.root[:12]}, "
+        f"{report.num_bytes} bytes; the chain is in window {report.current}, {behind} later",
+        lost(report),
+        "`templar neuron start` goes on from here: it catches up with the windows that passed",
+    ]
+
+
+def standing(block: Neuron, name: str) -> str:
+    """Why a validator or an aggregator needs no restore, and from which window a start would go on.
+
+    Raises:
+        TemplarError: Chain or bucket could not be read.
+    """
+    store = block.context(name).buckets.own
+    keys = (parse_current_key(info.key) for info in store.list(f"{Kind.EVIDENCE}-"))
+    newest = max((key.window for key in keys if key is not None and key.window is not None), default=None)
+    if block.role == "aggregator":
+        return "an aggregator has no private state: start it, it catches up with the network"
+    found = "there is none in its bucket yet" if newest is None else f"the newest is of window {newest}"
+    return (
+        f"a validator's standing is the evidence that it published ({found}): start it on this machine, it reads its "
+        "score cards from there and catches up with the network"
+    )
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Parse the command line and restore."""
+    parser = argparse.ArgumentParser(prog="templar neuron restore", description=(__doc__ or "").splitlines()[0])
+    add_neuron_options(parser)
+    parser.add_argument("--from-bucket", action="store_true", required=True, help="from the neuron's own bucket")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    arguments = parser.parse_args(words)
+    try:
+        block = neuron_from_environment(dict(environment_of(arguments)))
+        if block.role != "miner":
+            text = standing(block, arguments.name)
+            print(json.dumps({"restored": False, "why": text}) if arguments.json else text)
+            return 0
+        report = restore_home(block.context(arguments.name))
+    except TemplarError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if arguments.json:
+        print(json.dumps({"restored": True, **asdict(report), "lost": lost(report)}))
+    else:
+        print("\n".join(lines(report, str(Path(block.home)))))
+    return 0

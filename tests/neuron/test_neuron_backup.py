@@ -1,0 +1,399 @@
+"""A miner's backup in its bucket, and a folder on another machine that goes on from it."""
+
+import shutil
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from templar.errors import PermanentError, Reason, TransientError
+from templar.exchange.lease import Terms
+from templar.exchange.object_keys import Kind, window_key
+from templar.housekeeping.maintenance import clean_bucket, publish_newest_checkpoint
+from templar.neuron import backup
+from templar.neuron.backup import FOLDER, RestoreReport, list_backups, restore_home, store_backup
+from templar.neuron.join import Context
+from templar.neuron.journal import Status
+from templar.neuron.miner import Miner
+from templar.window import Action, open_window
+from tests.support import backup_kills
+from tests.support.errors import raising
+from tests.support.network import Build, Network, tiny
+
+NAME = "honest-3"
+WEIGHTS = ("model.safetensors", "private.safetensors")
+
+
+def elsewhere(network: Network, name: str = "new") -> Context:
+    """The same neuron with the folder of another machine, which is not there yet."""
+    context = network.world.context(network.member(NAME))
+    return replace(context, home=context.home.parent / name / NAME)
+
+
+def lose(network: Network, *, in_good_order: bool = True) -> Path:
+    """Let a miner's process end and its disk be lost; the folder's path."""
+    home = network.context(NAME).home
+    if in_good_order:
+        network.nodes.pop(NAME).stop()
+    else:
+        network.kill(NAME)
+    shutil.rmtree(home)
+    return home
+
+
+def start(network: Network, context: Context) -> Miner:
+    """The node over a restored folder, as a member of the network."""
+    node = Miner(context)
+    network.nodes = {
+        member.name: node if member.name == NAME else network.nodes[member.name] for member in network.members
+    }
+    return node
+
+
+def restored(network: Network, name: str = "new") -> tuple[RestoreReport, Miner]:
+    context = elsewhere(network, name)
+    context.home.parent.mkdir(exist_ok=True)
+    report = restore_home(context)
+    return report, start(network, elsewhere(network, name))
+
+
+def payload(network: Network, window: int) -> bytes:
+    return network.objects(NAME)[window_key(Kind.GRADIENT, window, network.member(NAME).uid)][1]
+
+
+def backups(network: Network) -> list[int]:
+    return [window for window, _ in list_backups(network.bucket(NAME))]
+
+
+def windows_committed(network: Network) -> dict[str, tuple[int, bytes]]:
+    return network.objects(NAME, f"{Kind.COMMIT}-")
+
+
+def assert_no_folder(network: Network, name: str = "new") -> None:
+    assert not elsewhere(network, name).home.exists()
+
+
+def test_the_next_payload_has_the_bytes_that_the_lost_machine_would_have_published(
+    build: Build, tmp_path: Path
+) -> None:
+    """Beside the same network in which nothing was lost."""
+    network, calm = build(), Network(tmp_path / "calm")
+    for each in (network, calm):
+        each.run([1, 2, 3])
+    report = store_backup(network.context(NAME))
+    assert (report.window, report.stored) == (3, True)
+    lose(network)
+    found, miner = restored(network)
+    assert (found.window, found.abandoned, found.refused) == (3, (), ())
+    assert found.root == miner.state.root == network.aggregator.state.root
+    assert miner.private.feedback.num_calls == 3
+    for each in (network, calm):
+        each.run([4, 5])
+    for window in (4, 5):
+        assert payload(network, window) == payload(calm, window)
+    assert network.roots(5) == calm.roots(5)
+    calm.stop()
+
+
+def test_windows_that_followed_are_named_and_never_committed_to_again(network: Network) -> None:
+    network.run([1, 2])
+    store_backup(network.context(NAME))
+    network.run([3])
+    network.to_window(4)
+    miner = network.nodes[NAME]
+    assert isinstance(miner, Miner)
+    open_window(miner, 4)
+    miner.train(4)
+    miner.compress(4)
+    assert miner.commit(4).in_time
+    before = windows_committed(network)
+    lose(network)
+    report, node = restored(network)
+    assert (report.window, report.abandoned) == (2, (3, 4))
+    assert [node.journal.status(window) for window in (2, 3, 4)] == [
+        Status.FINISHED,
+        Status.ABANDONED,
+        Status.ABANDONED,
+    ]
+    opening = open_window(node, 4)
+    assert (opening.action, opening.reason) == (Action.SKIP, Reason.WINDOW_FINISHED)
+    assert windows_committed(network) == before
+    network.run([5, 6])
+    uid = network.member(NAME).uid
+    assert windows_committed(network).keys() - before.keys() == {
+        window_key(Kind.COMMIT, window, uid) for window in (5, 6)
+    }
+    assert {key: windows_committed(network)[key] for key in before} == before
+    assert len(network.roots(6)) == 1
+
+
+def test_after_lost_windows_the_optimizer_goes_on_and_error_feedback_starts_afresh(
+    network: Network, caplog: pytest.LogCaptureFixture
+) -> None:
+    network.run([1, 2])
+    store_backup(network.context(NAME))
+    network.run([3, 4])
+    lose(network)
+    _, node = restored(network)
+    moments = {name: tensor.clone() for name, tensor in node.private.optimizer.exp_avg.items()}
+    steps = node.private.optimizer.num_steps
+    network.to_window(5)
+    open_window(node, 5)
+    assert node.state.window == 4
+    for again in range(2):
+        assert node.private.feedback.num_calls == 0
+        assert not any(bool(tensor.any()) for tensor in node.private.feedback.buffers.values())
+        assert node.private.optimizer.num_steps == steps
+        assert all(torch.equal(node.private.optimizer.exp_avg[name], tensor) for name, tensor in moments.items())
+        if not again:
+            node.stop()
+            node = start(network, elsewhere(network))
+    for window in (3, 4):
+        assert f"window {window}: error feedback starts afresh, the inner optimizer goes on" in caplog.text
+
+
+def test_a_payload_that_was_not_applied_costs_no_private_state(network: Network) -> None:
+    """The lost machine had committed to it and revealed nothing."""
+    network.run([1, 2])
+    store_backup(network.context(NAME))
+    network.to_window(3)
+    miner = network.nodes[NAME]
+    assert isinstance(miner, Miner)
+    open_window(miner, 3)
+    miner.train(3)
+    miner.compress(3)
+    assert miner.commit(3).in_time
+    lose(network)
+    report, node = restored(network)
+    assert report.abandoned == (3,)
+    network.run([3, 4])
+    assert node.state.window == 4
+    assert node.private.feedback.num_calls == 3, "two before, and that of window 4"
+
+
+def test_a_miner_that_comes_back_through_a_checkpoint_keeps_its_optimizer(build: Build) -> None:
+    network = build(tiny(storage={"checkpoint_frequency": 2}))
+    network.run([1, 2])
+    miner = network.nodes[NAME]
+    assert isinstance(miner, Miner)
+    steps = miner.private.optimizer.num_steps
+    network.run([3, 4, 5], but=[NAME])
+    publish_newest_checkpoint(network.context(network.aggregator))
+    network.run([6])
+    assert miner.journal.applied(4) is None, "a checkpoint was taken"
+    assert miner.private.optimizer.num_steps == 2 * steps - steps // 2
+    assert miner.private.feedback.num_calls == 1
+
+
+# When one is made.
+
+
+def test_a_backup_is_made_when_it_is_due_and_two_are_kept(build: Build) -> None:
+    network = build(tiny(storage={"private_backup_windows": 2}))
+    context = network.context(NAME)
+    assert store_backup(context).why == "no snapshot has private state yet: no payload of this miner was applied"
+    stored = []
+    for window in range(1, 6):
+        network.run([window])
+        stored.append(store_backup(context).stored)
+        again = store_backup(context)
+        assert (again.stored, again.window) == (False, window - (window + 1) % 2)
+        assert "the next one is due at window" in again.why
+    assert stored == [True, False, True, False, True]
+    assert backups(network) == [5, 3]
+    assert not (context.home / FOLDER).exists()
+
+
+def test_none_is_made_if_the_operator_wants_none(build: Build) -> None:
+    network = build(tiny(storage={"private_backup_windows": 0}))
+    network.run([1])
+    assert store_backup(network.context(NAME)).why == "storage.private_backup_windows is 0"
+    assert backups(network) == []
+
+
+def test_a_folder_that_is_behind_never_displaces_a_newer_backup(network: Network) -> None:
+    network.run([1])
+    old = network.context(NAME)
+    copy = old.home.with_name("copy")
+    shutil.copytree(old.home, copy)
+    network.run(range(2, 7))
+    store_backup(old)
+    report = store_backup(replace(old, home=copy))
+    assert (report.stored, report.window) == (False, 6)
+    assert report.why == "this folder is at window 1, and a backup of window 6 is stored"
+
+
+def test_what_was_stored_outlives_its_retention_and_nobody_elses_objects_are_touched(build: Build) -> None:
+    network = build(tiny(storage={"retention_windows": 4, "checkpoint_frequency": 3, "private_backup_windows": 1}))
+    for window in (1, 2):
+        network.run([window])
+        store_backup(network.context(NAME))
+    key = window_key(Kind.PRIVATE, 0, network.member(NAME).uid)
+    network.bucket(NAME).put(key, b"older than the two that are kept")
+    others = {name: network.objects(name) for name in network.nodes if name != NAME}
+    network.run(range(3, 9))
+    report = clean_bucket(network.context(NAME), dry_run=False)
+    assert {row.kind: row.deleted for row in report.rows}["private"] == 1
+    assert backups(network) == [2, 1]
+    for name, before in others.items():
+        assert not {each for each in network.objects(name).keys() - before.keys() if each.startswith(Kind.PRIVATE)}
+    lose(network)
+    assert restored(network)[0].window == 2
+
+
+def test_neither_backup_nor_restore_holds_the_whole(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that are together larger than what may be allocated meanwhile."""
+    monkeypatch.setattr(backup, "_check", lambda context, birth, window, content: network.aggregator.state.mark)
+    network.run([1])
+    context, large = network.context(NAME), 64 << 20
+    home = network.context(NAME).home
+    with (home / "snapshots" / "1" / "model.safetensors").open("r+b") as file:
+        file.truncate(large)
+
+    def peak_of(work: Callable[[], object]) -> int:
+        tracemalloc.start()
+        work()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    assert peak_of(lambda: store_backup(context)) < large // 2
+    lose(network)
+    elsewhere(network).home.parent.mkdir()
+    assert peak_of(lambda: restore_home(elsewhere(network))) < large // 2
+
+
+# What is refused.
+
+
+def test_a_backup_that_was_damaged_is_passed_over_for_the_one_before(build: Build) -> None:
+    network = build(tiny(storage={"private_backup_windows": 1}))
+    for window in (1, 2):
+        network.run([window])
+        store_backup(network.context(NAME))
+    network.run([3])
+    store, (newest, older) = network.bucket(NAME), [info for _, info in list_backups(network.bucket(NAME))]
+    good = store.get(newest.key, max_bytes=newest.size)
+    store.put(newest.key, good[:-1])
+    lose(network)
+    report, node = restored(network)
+    assert (report.window, report.abandoned, node.state.window) == (1, (2, 3), 1)
+    ((window, why),) = report.refused
+    assert (window, "[backup_broken]" in why) == (2, True)
+    node.stop()
+    network.nodes.pop(NAME)
+
+    store.put(newest.key, store.get(older.key, max_bytes=older.size))  # replayed as another window's
+    assert restore_home(elsewhere_in(network, "replayed")).window == 1
+    store.put(older.key, b"")
+    with raising(PermanentError, Reason.BACKUP_BROKEN, "none of its 2 private backups can be used"):
+        restore_home(elsewhere_in(network, "none"))
+    assert_no_folder(network, "none")
+    store.delete([newest.key, older.key])
+    with raising(PermanentError, Reason.OBJECT_MISSING, "has no private backup"):
+        restore_home(elsewhere_in(network, "none"))
+    assert list(elsewhere(network, "none").home.parent.iterdir()) == []
+
+
+def elsewhere_in(network: Network, name: str) -> Context:
+    """As `elsewhere`, in a parent folder that is there."""
+    context = elsewhere(network, name)
+    context.home.parent.mkdir(exist_ok=True)
+    return context
+
+
+def test_parameters_that_are_not_the_marks_are_refused(network: Network) -> None:
+    """The disk that the backup was made from had damaged them."""
+    network.run([1])
+    file = network.context(NAME).home / "snapshots" / "1" / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.unlink()
+    file.write_bytes(content)
+    store_backup(network.context(NAME))
+    lose(network)
+    with raising(PermanentError, Reason.BACKUP_BROKEN, "[root_differs]"):
+        restore_home(elsewhere_in(network, "new"))
+    assert_no_folder(network)
+
+
+def test_a_folder_with_content_is_left_alone(network: Network) -> None:
+    network.run([1])
+    store_backup(network.context(NAME))
+    home = network.context(NAME).home
+    before = sorted(home.rglob("*"))
+    with raising(PermanentError, Reason.LOCAL_FILE, str(home), "move it away"):
+        restore_home(network.context(NAME))
+    assert sorted(home.rglob("*")) == before
+    lose(network)
+    context = elsewhere_in(network, "empty")
+    context.home.mkdir()
+    assert restore_home(context).window == 1
+
+
+def test_a_machine_that_still_runs_keeps_the_neuron_until_it_is_stopped_or_expires(network: Network) -> None:
+    network.run([1])
+    store_backup(network.context(NAME))
+    with raising(PermanentError, Reason.ALREADY_RUNNING, "Stop the neuron there"):
+        restore_home(elsewhere_in(network, "new"))
+    assert list(elsewhere(network).home.parent.iterdir()) == []
+    lose(network, in_good_order=False)
+    with raising(PermanentError, Reason.ALREADY_RUNNING, "if that machine is gone, start again in"):
+        restore_home(elsewhere(network))
+    network.clock.sleep_until(network.clock.now() + Terms.of(network.hparams.windows).expires_after + 1)
+    assert restore_home(elsewhere(network)).window == 1
+
+
+# Killed, or failing, on the way.
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, object]]]:
+    """What each kill on the way leaves of a backup and of a restore."""
+    return backup_kills.run(tmp_path_factory.mktemp("killed"))
+
+
+def test_a_kill_at_any_step_of_a_backup_leaves_the_one_before_or_the_new_one(
+    killed: dict[str, list[dict[str, object]]],
+) -> None:
+    assert len(killed["backup"]) > 10
+    assert {tuple(each["windows"]) for each in killed["backup"]} == {(1,), (2, 1)}  # type: ignore[arg-type]
+    assert all(each["whole"] for each in killed["backup"])
+
+
+def test_a_kill_at_any_step_of_a_restore_leaves_no_folder_or_a_whole_one(
+    killed: dict[str, list[dict[str, object]]],
+) -> None:
+    assert len(killed["restore"]) > 20
+    *half, last = [each["home"] for each in killed["restore"]]
+    whole = ["journal.sqlite", "network", "snapshots/2/mark.json", *(f"snapshots/2/{name}" for name in WEIGHTS)]
+    assert last == whole
+    assert all(home in ([], whole) for home in half)
+    assert half.count([]) > 20
+
+
+def test_a_store_that_fails_leaves_nothing_half_and_the_next_call_goes_on(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network.run([1])
+    context = network.context(NAME)
+
+    def fails(*arguments: object, **more: object) -> None:
+        raise TransientError(Reason.STORE_BUSY, "503")
+
+    with monkeypatch.context() as patch, raising(TransientError, Reason.STORE_BUSY):
+        for verb in ("put_file", "put_if_absent"):
+            patch.setattr(context.buckets.own, verb, fails)
+        store_backup(context)
+    assert backups(network) == []
+    assert store_backup(context).stored
+    lose(network)
+    context = elsewhere_in(network, "new")
+    with monkeypatch.context() as patch, raising(TransientError, Reason.STORE_BUSY):
+        patch.setattr(context.buckets.own, "get_file", fails)
+        restore_home(context)
+    assert_no_folder(network)
+    assert restore_home(context).window == 1

@@ -1,0 +1,83 @@
+"""Kill a backup and a restore before each operation on files: `python -m tests.support.backup_kills FOLDER`.
+
+The network runs in this process, which then forks: each fork does the work from where the one before it was killed, as
+the next process of a neuron would. It prints what each of them left, as JSON.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from templar.exchange.encryption import Binding, decrypt
+from templar.neuron.backup import list_backups, restore_home, store_backup
+from tests.support.kill_points import ROOT, kill_before
+from tests.support.network import Network, tiny
+
+NAME = "honest-3"
+
+
+def run(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """What the kills leave, by work: for each kill, and at the end for the work that was not killed."""
+    command = [sys.executable, "-m", "tests.support.backup_kills", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, list[dict[str, Any]]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _killed(folder: Path, work: Callable[[], object], look: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
+    left = []
+    for step in range(1000):
+        if (child := os.fork()) == 0:
+            kill_before(step, folder)
+            work()
+            os._exit(0)
+        status = os.waitpid(child, 0)[1]
+        left.append(look())
+        if status == 0:
+            return left
+    raise AssertionError("the work never came to its end")
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    network = Network(folder, tiny(storage={"private_backup_windows": 1}))
+    context, member = network.context(NAME), network.member(NAME)
+    network.run([1])
+    store_backup(context)
+    network.run([2])
+    store, birth = network.bucket(NAME), context.birth()
+
+    def backups() -> dict[str, Any]:
+        found = list_backups(store)
+        for window, info in found:
+            with (folder / "buckets" / member.account_id / info.key).open("rb") as source:
+                binding = Binding(birth.network.netuid, birth.network.genesis, member.hotkey.address, window)
+                whole = sum(map(len, decrypt(source, info.size, signer=member.hotkey, binding=binding)))
+        return {"windows": [window for window, _ in found], "whole": whole > 0}
+
+    made = _killed(folder, lambda: store_backup(context), backups)
+    network.nodes.pop(NAME).stop()
+    shutil.rmtree(context.home)
+    new = replace(context, home=context.home.parent / "new" / NAME)
+    new.home.parent.mkdir()
+
+    def home() -> dict[str, Any]:
+        files = [str(path.relative_to(new.home)) for path in new.home.rglob("*") if path.is_file()]
+        shutil.rmtree(new.home, ignore_errors=True)
+        return {"home": sorted(files)}
+
+    restored = _killed(folder, lambda: restore_home(new), home)
+    print(json.dumps({"backup": made, "restore": restored}))
+
+
+if __name__ == "__main__":
+    main()
