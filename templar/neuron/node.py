@@ -116,6 +116,7 @@ class Node:
                 kept=self.hparams.storage.snapshots_kept,
                 durable=context.durable,
             )
+            self._resources.callback(self._end_snapshot)
             self.snapshots.sweep()
             for name, content in self.workload.tokenizer.files().items():
                 write_file(self.home / name, partial(Path.write_bytes, data=content), durable=context.durable)
@@ -373,6 +374,7 @@ class Node:
 
     def _oldest_needed(self, window: int) -> int:
         """The oldest window whose files are needed after this one: a restart replays from the newest snapshot on."""
+        self._end_snapshot()
         newest = next((mark.window for mark in self.snapshots.marks()), self.birth.mark.window)
         return min(window - 2, newest + 1)
 
@@ -457,7 +459,11 @@ class Node:
         return settlement
 
     def _change_parameters(self, settlement: Settlement) -> None:
-        """Take the outer step of the next window; without a payload in the cache nothing is changed."""
+        """Take the outer step of the next window; without a payload in the cache nothing is changed.
+
+        A snapshot that is being written is waited for; if it failed, that is in the log.
+        """
+        self._end_snapshot()
         window = settlement.window
         entries = () if settlement.roster is None else settlement.roster.entries
         payloads = [self.cache.payload(window, entry.payload_sha256) for entry in entries]
@@ -466,4 +472,11 @@ class Node:
 
     def _snapshot_if_due(self) -> None:
         if self.state.window % self.hparams.storage.snapshot_frequency == 0:
-            self.snapshots.save(self.state.params, self.state.mark, self.private_file)
+            self.snapshots.begin(self.state.params, self.state.mark, self.private_file)
+
+    def _end_snapshot(self) -> None:
+        """Wait for the snapshot that is being written; without it a restart replays from the one before."""
+        try:
+            self.snapshots.wait()
+        except OSError as error:
+            log.warning("%s: a snapshot could not be written, the one before stays: %s", self.name, error)

@@ -1,8 +1,9 @@
 """The state of a neuron on its disk: snapshots, and a miner's private state (docs/architecture.md D10).
 
 `snapshots/{window}/` holds the parameters, the private state that a miner had then and, in `mark.json`, which state it
-is. Parameters are written tensor by tensor, without a copy. A process that is killed while it writes or deletes a
-snapshot leaves only a temporary folder, which the neuron's next start removes.
+is. Parameters are written tensor by tensor, without a copy, beside the next steps of the window: the next outer step
+waits for the writer. A process that is killed while it writes or deletes a snapshot leaves only a temporary folder,
+which the neuron's next start removes.
 
 Private state (error feedback and inner optimizer) lies on the disk alone and is read tensor by tensor when a window
 needs it. A window stages a new one in the spool, `staged-{window}.safetensors`. When a roster with the own payload is
@@ -16,7 +17,9 @@ import json
 import os
 import re
 import shutil
+import threading
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
@@ -171,19 +174,28 @@ def shapes_of(tensors: Mapping[str, Tensor]) -> Mapping[str, tuple[int, ...]]:
 
 
 class Snapshots:
-    """The newest `kept` snapshots of one neuron in one network, in a folder that is made when needed."""
+    """The newest `kept` snapshots of one neuron in one network, in a folder that is made when needed.
+
+    One snapshot at a time may be written beside the caller; every method waits for it.
+    """
 
     def __init__(self, root: Path, network: Network, *, kept: int, durable: bool = True) -> None:
         self._root, self._network, self._kept, self._durable = root, network, kept, durable
+        self._writing: Future[Path] | None = None
         root.mkdir(parents=True, exist_ok=True)
 
     def sweep(self) -> None:
         """Remove half-written snapshots of a process that died; the neuron's lock must be held."""
+        self.wait()
         for leftover in self._root.glob(f"{_TEMPORARY}*"):
             shutil.rmtree(leftover, ignore_errors=True)
 
     def windows(self) -> tuple[int, ...]:
         """The windows of all snapshots, newest first."""
+        self.wait()
+        return self._windows()
+
+    def _windows(self) -> tuple[int, ...]:
         return tuple(sorted((int(path.name) for path in self._root.iterdir() if path.name.isdigit()), reverse=True))
 
     def folder(self, window: int) -> Path:
@@ -201,9 +213,41 @@ class Snapshots:
         Raises:
             OSError: The disk failed or is full; older snapshots are untouched.
         """
+        self.wait()
+        return self._write(params, mark, private)
+
+    def begin(self, params: Mapping[str, Tensor], mark: StateMark, private: Path | None) -> None:
+        """Write a snapshot as `save` does, beside the caller, who calls `wait` before the parameters change.
+
+        Raises:
+            OSError: As `wait`, of the snapshot before.
+        """
+        self.wait()
+        writing: Future[Path] = Future()
+
+        def write() -> None:
+            try:
+                writing.set_result(self._write(params, mark, private))
+            except BaseException as error:  # noqa: BLE001 - `wait` raises it
+                writing.set_exception(error)
+
+        self._writing = writing
+        threading.Thread(target=write, name=f"snapshot {mark.window}").start()
+
+    def wait(self) -> None:
+        """Wait for the snapshot that is being written, if there is one.
+
+        Raises:
+            OSError: It could not be written, which is told once; older snapshots are untouched.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def _write(self, params: Mapping[str, Tensor], mark: StateMark, private: Path | None) -> Path:
         # 1. A snapshot of this window with this root is there already.
         target = self.folder(mark.window)
-        if any(known.window == mark.window and known.root == mark.root for known in self.marks()):
+        if any(known.window == mark.window and known.root == mark.root for known in self._marks()):
             return target
 
         # 2. Write everything to a temporary folder, and wait for the disk.
@@ -224,14 +268,18 @@ class Snapshots:
         part.rename(target)
         if self._durable:
             sync(self._root)
-        for old in self.marks()[self._kept :]:
+        for old in self._marks()[self._kept :]:
             self._discard(self.folder(old.window))
         return target
 
     def marks(self) -> tuple[StateMark, ...]:
         """The marks of all readable snapshots of this network, newest first."""
+        self.wait()
+        return self._marks()
+
+    def _marks(self) -> tuple[StateMark, ...]:
         marks = []
-        for window in self.windows():
+        for window in self._windows():
             try:
                 marks.append(self._read_mark(self.folder(window)))
             except PermanentError:
@@ -244,6 +292,7 @@ class Snapshots:
         Raises:
             PermanentError: `checkpoint_broken`.
         """
+        self.wait()
         folder = self.folder(mark.window)
         private = folder / PRIVATE_FILE
         return read_parameters(folder / WEIGHTS_FILE, model), private if private.exists() else None

@@ -221,7 +221,7 @@ def network_of_three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Netwo
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("dies_in", ["state.apply", "journal.enter_applied", "snapshots.save", "cache.prune"])
+@pytest.mark.parametrize("dies_in", ["state.apply", "journal.enter_applied", "snapshots.begin", "cache.prune"])
 def test_a_kill_on_the_way_to_a_live_state_pairs_it_with_its_window(
     network_of_three: Network, build: Build, dies_in: str, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -235,7 +235,7 @@ def test_a_window_that_is_due_for_a_snapshot_gets_it_after_a_kill_before_it(
 
     def dies() -> None:
         network.to_window(2, miner.chain)
-        monkeypatch.setattr(miner.snapshots, "save", dead)
+        monkeypatch.setattr(miner.snapshots, "begin", dead)
         with pytest.raises(Died):
             drive_window(miner, 2)
 

@@ -1,7 +1,9 @@
 import errno
 import json
 import os
+import threading
 import tracemalloc
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -10,11 +12,13 @@ from safetensors.torch import load_file
 
 from templar.agreement.state import check_mark
 from templar.errors import PermanentError, Reason
-from templar.exchange.signed import Network
+from templar.exchange.signed import Network as NetworkId
+from templar.neuron import snapshot
 from templar.neuron.snapshot import MARK_FILE, PrivateState, Snapshots
 from templar.training.model import WEIGHTS_FILE
 from tests.support import kill_points
 from tests.support.errors import raising
+from tests.support.network import Network
 from tests.support.snapshots import HPARAMS, KEPT, NETWORK, mark, parameters, prepare, private_file, save, snapshots
 
 MODEL = HPARAMS.model
@@ -66,6 +70,54 @@ def test_a_snapshot_takes_no_copy_of_the_parameters(tmp_path: Path) -> None:
     assert peak < 1 << 20 < sum(tensor.nbytes for tensor in params.values())
 
 
+def test_a_snapshot_that_is_written_beside_the_caller_is_there_when_it_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, gate, real = snapshots(tmp_path), threading.Event(), snapshot.write_tensors
+
+    def write(path: Path, params: Mapping[str, torch.Tensor]) -> None:
+        gate.wait()
+        real(path, params)
+
+    monkeypatch.setattr(snapshot, "write_tensors", write)
+    store.begin(parameters(3), mark(3), private_file(tmp_path, 3))
+    assert snapshots(tmp_path).marks() == (), "another process sees nothing half"
+    gate.set()
+    assert assert_sound(store) == (3,)
+
+
+def test_a_snapshot_that_could_not_be_written_is_told_once_and_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 2)
+    store = snapshots(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshot, "write_tensors", no_room)
+        store.begin(parameters(3), mark(3), None)
+        with pytest.raises(OSError, match="No space left"):
+            store.wait()
+    assert store.marks() == (mark(2),)
+    store.begin(parameters(3), mark(3), private_file(tmp_path, 3))
+    assert assert_sound(store) == (3, 2)
+
+
+def no_room(*arguments: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_node_without_room_for_a_snapshot_goes_on_from_the_one_before(
+    network: Network, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    network.run([1])
+    miner = network.miners[0]
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshot, "write_tensors", no_room)
+        network.run([2])
+    assert f"{miner.name}: a snapshot could not be written, the one before stays" in caplog.text
+    assert (miner.snapshots.windows(), len(network.roots(2))) == ((1,), 1)
+    assert network.restart(miner).state.window == 2, "replayed from this disk"
+
+
 def test_the_newest_are_kept(tmp_path: Path) -> None:
     for window in (5, 30, 7, 9):
         save(tmp_path, window)
@@ -98,7 +150,7 @@ def test_snapshots_from_a_window_on_can_be_dropped(tmp_path: Path) -> None:
 
 def test_snapshots_of_another_network_are_passed_over(tmp_path: Path) -> None:
     save(tmp_path, 3)
-    for network in (Network(2, NETWORK.genesis), Network(NETWORK.netuid, "c" * 64)):
+    for network in (NetworkId(2, NETWORK.genesis), NetworkId(NETWORK.netuid, "c" * 64)):
         other = Snapshots(tmp_path / "snapshots", network, kept=KEPT)
         assert other.marks() == ()
         assert other.windows() == (3,)
@@ -107,7 +159,7 @@ def test_snapshots_of_another_network_are_passed_over(tmp_path: Path) -> None:
 
 def test_snapshots_of_another_network_do_not_displace_own_ones(tmp_path: Path) -> None:
     """A network that starts anew begins at a low window again."""
-    old = Snapshots(tmp_path / "snapshots", Network(1, "c" * 64), kept=KEPT)
+    old = Snapshots(tmp_path / "snapshots", NetworkId(1, "c" * 64), kept=KEPT)
     for window in (8, 9):
         old.save(parameters(window), mark(window), None)
     new = snapshots(tmp_path)

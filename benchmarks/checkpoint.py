@@ -1,0 +1,221 @@
+"""How fast a snapshot is written and read, beside `torch.save` and PyTorch's distributed checkpoint.
+
+    python -m benchmarks.checkpoint [--quick]
+
+The state is the parameters of a Llama of 100 million parameters: what a neuron's snapshot writes, since it has the
+private state by a hard link. The units are measured in the same run: a *copy* of all tensors in new memory, and a *raw
+write* of the same bytes to one file, with a SHA-256 over them and an fsync. Everybody waits for the disk, and every
+read is of a warm page cache. The least of several rounds counts, in which all take turns: other work on the machine
+only ever adds to a time.
+
+* `blocking_x`: copies in the time that the caller waits. Snapshots and DCP's `async_save` go on beside it.
+* `write_x`: raw writes in the time until everything is on the disk.
+* `load_x`: copies in the time until every page of the tensors was read: a mapped file counts when it is touched.
+* `load_verified_x`: the same with the state root, or for the others with the same hash of their tensors.
+
+The last line is JSON; `holds` says whether the bars hold. With `--quick` the model has 10 million parameters, whose
+figures fixed costs dominate: then the bars are not applied.
+"""
+
+import hashlib
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+
+from benchmarks.command import measured
+from benchmarks.large_model import MODEL
+from templar.agreement.state import StateMark, check_mark, next_root, parameters_digest
+from templar.exchange.signed import Network
+from templar.hparams import Model
+from templar.neuron.snapshot import Snapshots
+from templar.store.files import sync
+from templar.training.model import parameter_shapes
+
+ROUNDS = 5
+NUMBERS_PER_PAGE = 1024
+BARS = {"blocking_x": 1.5, "write_x": 2.0, "load_verified_x": 8.0, "load_x": 3.0}
+SMALL = MODEL.model_copy(update={"vocab_size": 4000, "hidden_size": 240, "intermediate_size": 640})
+NETWORK, PREVIOUS = Network(1, "a" * 64), "b" * 64
+Times = dict[str, float]
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """The time that some work takes."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def copy(params: Mapping[str, Tensor]) -> None:
+    """Copy all tensors; the copies are there at the same time."""
+    copies = [tensor.clone() for tensor in params.values()]
+    del copies
+
+
+def touch(params: Mapping[str, Tensor]) -> None:
+    """Read one number of every page of all tensors."""
+    for tensor in params.values():
+        tensor.reshape(-1)[::NUMBERS_PER_PAGE].sum()
+
+
+def raw_write(params: Mapping[str, Tensor], path: Path) -> None:
+    """Write the bytes of all tensors to one file, hash them, and wait for the disk."""
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        for tensor in params.values():
+            data = tensor.reshape(-1).numpy().data
+            digest.update(data)
+            file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def own(params: Mapping[str, Tensor], model: Model, folder: Path) -> Times:
+    """A neuron's snapshots."""
+    digest = parameters_digest(params)
+    mark = StateMark(1, 1, next_root(PREVIOUS, 1, 1, digest), PREVIOUS, null=False)
+    snapshots = Snapshots(folder, NETWORK, kept=2)
+    started = time.perf_counter()
+    snapshots.begin(params, mark, None)
+    blocking = time.perf_counter() - started
+    snapshots.wait()
+    return {
+        "blocking": blocking,
+        "write": time.perf_counter() - started,
+        "load": seconds(lambda: touch(snapshots.load(mark, model)[0])),
+        "load_verified": seconds(lambda: check_mark(snapshots.load(mark, model)[0], mark, "snapshot")),
+    }
+
+
+def torch_save(params: Mapping[str, Tensor], folder: Path) -> Times:
+    """`torch.save` and `torch.load`."""
+    path = folder / "file"
+
+    def save() -> None:
+        torch.save(dict(params), path)
+        sync(path)
+
+    load = partial(torch.load, path, weights_only=True)
+    written = seconds(save)
+    return {
+        "blocking": written,
+        "write": written,
+        "load": seconds(lambda: touch(load())),
+        "load_verified": seconds(lambda: parameters_digest(load())),
+    }
+
+
+def distributed(params: Mapping[str, Tensor], folder: Path) -> Times:
+    """PyTorch's distributed checkpoint, of one process."""
+    state = dict(params)
+
+    def load() -> Mapping[str, Tensor]:
+        target = {name: torch.empty_like(tensor) for name, tensor in state.items()}
+        dcp_load(target, checkpoint_id=folder / "waited")
+        return target
+
+    written = seconds(lambda: dcp_save(state, checkpoint_id=folder / "waited"))
+    started = time.perf_counter()
+    future = async_save(state, checkpoint_id=folder / "beside")
+    blocking = time.perf_counter() - started
+    future.result()  # type: ignore[union-attr]  # without a stager of ours it is a future
+    return {
+        "blocking": blocking,
+        "write": written,
+        "load": seconds(lambda: touch(load())),
+        "load_verified": seconds(lambda: parameters_digest(load())),
+    }
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """Measure, print the table, and give the figures."""
+    model, rounds = (SMALL, 3) if quick else (MODEL, ROUNDS)
+    torch.set_num_threads(1)  # with more, a copy would wait for cores that other work has
+    generator = torch.Generator().manual_seed(1)
+    params = {name: torch.randn(shape, generator=generator) for name, shape in parameter_shapes(model).items()}
+    ways: dict[str, Callable[[Path], Times]] = {
+        "templar": partial(own, params, model),
+        "torch": partial(torch_save, params),
+        "distributed": partial(distributed, params),
+    }
+    units: dict[str, list[float]] = {"copy": [], "raw_write": []}
+    found: dict[str, list[Times]] = {name: [] for name in ways}
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        # 1. Everybody's turn, several times.
+        for _ in range(rounds):
+            for name, way in ways.items():
+                with TemporaryDirectory(prefix="templar-checkpoint-") as folder:
+                    units["copy"].append(seconds(lambda: copy(params)))
+                    units["raw_write"].append(seconds(lambda: raw_write(params, Path(folder, "raw"))))
+                    Path(folder, "raw").unlink()
+                    found[name].append(way(Path(folder)))
+    finally:
+        dist.destroy_process_group()
+
+    # 2. The least time of each, in units.
+    unit = {"blocking": "copy", "write": "raw_write", "load": "copy", "load_verified": "copy"}
+    ratios = {
+        name: {f"{what}_x": round(min(each[what] for each in times) / min(units[by]), 2) for what, by in unit.items()}
+        for name, times in found.items()
+    }
+    figures: dict[str, Any] = {
+        "parameters": sum(tensor.numel() for tensor in params.values()),
+        "copy_seconds": round(min(units["copy"]), 4),
+        "raw_write_seconds": round(min(units["raw_write"]), 4),
+        **ratios["templar"],
+        "torch": ratios["torch"],
+        "distributed": ratios["distributed"],
+    }
+    figures["missed"] = [] if quick else _missed(ratios)
+    figures["holds"] = not figures["missed"]
+    _print(ratios, figures)
+    return figures
+
+
+def _missed(ratios: Mapping[str, Times]) -> list[str]:
+    """The bars that do not hold: the own ones, and being ahead of the others."""
+    mine = ratios["templar"]
+    missed = [f"{what} {mine[what]} > {bar}" for what, bar in BARS.items() if mine[what] > bar]
+    for other in ("torch", "distributed"):
+        missed += [f"{what}: {other} is ahead" for what in BARS if mine[what] >= ratios[other][what]]
+    return missed
+
+
+def _print(ratios: Mapping[str, Times], figures: Mapping[str, Any]) -> None:
+    table = Table(title=f"{figures['parameters'] / 1e6:.0f} million parameters", title_justify="left")
+    for column in ("", *BARS):
+        table.add_column(column, justify="left" if not column else "right")
+    for name, row in ratios.items():
+        table.add_row(name, *(f"{row[what]:.2f}" for what in BARS))
+    table.add_row("bar", *(f"{bar:.2f}" for bar in BARS.values()))
+    console = Console()
+    console.print(table)
+    for line in figures["missed"]:
+        console.print(f"missed: {line}")
+
+
+def main() -> int:
+    """Parse the command line and measure."""
+    warnings.filterwarnings("ignore", module="torch.distributed")
+    return measured("checkpoint", __doc__, measure, quick="the model of 100 million parameters")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
