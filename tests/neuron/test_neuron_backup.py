@@ -60,6 +60,17 @@ def restored(network: Network, name: str = "new") -> tuple[RestoreReport, Miner]
     return report, start(network, elsewhere(network, name))
 
 
+def commit_to(network: Network, window: int) -> None:
+    """Let the miner train and commit, and reveal nothing."""
+    network.to_window(window)
+    miner = network.nodes[NAME]
+    assert isinstance(miner, Miner)
+    open_window(miner, window)
+    miner.train(window)
+    miner.compress(window)
+    assert miner.commit(window).in_time
+
+
 def payload(network: Network, window: int) -> bytes:
     return network.objects(NAME)[window_key(Kind.GRADIENT, window, network.member(NAME).uid)][1]
 
@@ -102,13 +113,7 @@ def test_windows_that_followed_are_named_and_never_committed_to_again(network: N
     network.run([1, 2])
     store_backup(network.context(NAME))
     network.run([3])
-    network.to_window(4)
-    miner = network.nodes[NAME]
-    assert isinstance(miner, Miner)
-    open_window(miner, 4)
-    miner.train(4)
-    miner.compress(4)
-    assert miner.commit(4).in_time
+    commit_to(network, 4)
     before = windows_committed(network)
     lose(network)
     report, node = restored(network)
@@ -159,13 +164,7 @@ def test_a_payload_that_was_not_applied_costs_no_private_state(network: Network)
     """The lost machine had committed to it and revealed nothing."""
     network.run([1, 2])
     store_backup(network.context(NAME))
-    network.to_window(3)
-    miner = network.nodes[NAME]
-    assert isinstance(miner, Miner)
-    open_window(miner, 3)
-    miner.train(3)
-    miner.compress(3)
-    assert miner.commit(3).in_time
+    commit_to(network, 3)
     lose(network)
     report, node = restored(network)
     assert report.abandoned == (3,)
