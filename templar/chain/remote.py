@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 from templar import interrupt
 from templar.chain.base import Clock, Metagraph, NumberCache
 from templar.errors import PermanentError, Reason, TransientError
+from templar.traffic import TRAFFIC
 
 log = logging.getLogger(__name__)
 
@@ -148,6 +149,7 @@ class Connection(Generic[C]):
                         Reason.CHAIN_UNREACHABLE,
                         f"{name}: {what} failed {failures} times, at last with: {reason}; check the endpoint",
                     ) from None
+            TRAFFIC.count_retry(name, Reason.CHAIN_UNREACHABLE)
             pause = self._limits.backoff(failures)
             log.warning("%s: %s failed (%s); trying again in %.1f s", name, what, reason, pause)
             self._clock.sleep_until(self._clock.now() + pause)

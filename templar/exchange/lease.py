@@ -93,6 +93,11 @@ class NeuronLease:
         self._acted = 0.0
         self._lost: PermanentError | None = None
 
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until another machine may take the neuron over unless the lease is renewed; 0 if it is lost."""
+        return 0.0 if self._lost else max(0.0, self._acted + self._terms.expires_after - self._clock.now())
+
     def enter(self) -> None:
         """Take the lease. The folder that held it last has it again at once.
 

@@ -139,6 +139,11 @@ class Node:
         if self._lease is not None:
             self._lease.release()
 
+    @property
+    def lease_seconds_left(self) -> float | None:
+        """Seconds until another machine may take this neuron over; 0 if one did, None for a node without a lease."""
+        return None if self._lease is None else self._lease.seconds_left
+
     def takes_part(self, window: int) -> bool:
         """Whether this node's hotkey was registered, with role and bucket, when a window opened; waits for the opening.
 

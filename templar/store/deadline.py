@@ -20,6 +20,7 @@ from typing import TypeVar
 from templar import interrupt
 from templar.canonical import keyed_seed
 from templar.errors import Reason, TransientError
+from templar.traffic import TRAFFIC
 
 LEAST_SECONDS = 0.001
 """Smallest socket timeout: 0 would mean non-blocking."""
@@ -108,8 +109,10 @@ def jittered(seconds: float, seed: int) -> float:
     return seconds * (0.5 + seed % (1 << 32) / (1 << 32))
 
 
-def retrying(attempt: Callable[[], T], *, what: str, max_attempts: int) -> T:
+def retrying(attempt: Callable[[], T], *, store: str, what: str, max_attempts: int) -> T:
     """Call `attempt` until it succeeds, fails permanently, or has failed `max_attempts` times.
+
+    `store` is the name that repeated requests are counted under.
 
     Raises:
         TransientError: Every attempt failed transiently; `too_slow` once the deadline has passed.
@@ -126,6 +129,7 @@ def retrying(attempt: Callable[[], T], *, what: str, max_attempts: int) -> T:
                 raise _too_slow(what) from error
             if deadline is not None or number >= max_attempts or error.reason not in _RETRIED:
                 raise
+            TRAFFIC.count_retry(store, error.reason)
         pause = min(FIRST_PAUSE_SECONDS * 2 ** (number - 1), LONGEST_PAUSE_SECONDS)
         interrupt.wait(jittered(pause, keyed_seed("templar.store.retry", os.getpid(), next(_counter), what)))
         number += 1

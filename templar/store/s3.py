@@ -223,7 +223,7 @@ class S3Store(_S3Bucket):
             with self._calling(what) as client:
                 return work(client)
 
-        return retrying(attempt, what=self._where(what), max_attempts=self._settings.max_attempts)
+        return retrying(attempt, store=self._bucket, what=self._where(what), max_attempts=self._settings.max_attempts)
 
     @contextmanager
     def _calling(self, what: str) -> Iterator[Any]:

@@ -25,6 +25,7 @@ from urllib3.exceptions import HTTPError
 from templar.errors import PermanentError, Reason, TemplarError, TransientError, one_line
 from templar.store.deadline import LEAST_SECONDS, check_deadline, current, interruptible
 from templar.store.s3_protocol import S3Settings, http_status, refusal
+from templar.traffic import TRAFFIC
 
 MAX_ERROR_BYTES = 1 << 16  # longest body of an error that is read; of a longer one only the status counts
 MAX_ANSWER_BYTES = 4 << 20
@@ -153,6 +154,7 @@ def _read_answer(raw: Any, seconds: float | None, *_: Any, **__: Any) -> Iterato
             if not block:
                 break
             data += block
+            TRAFFIC.count_fetched(len(block))
             if (
                 seconds is not None
                 and time.monotonic() - begin > seconds + len(data) / S3Settings.slowest_bytes_per_second

@@ -31,6 +31,7 @@ from templar.errors import PermanentError, Reason, TemplarError, TransientError,
 from templar.store.deadline import check_deadline
 from templar.store.files import local_file, locked
 from templar.store.s3_protocol import S3Settings
+from templar.traffic import TRAFFIC
 
 BLOCK_BYTES = 1 << 18
 """Most bytes read from the connection at once; the speed is checked between two blocks."""
@@ -80,6 +81,7 @@ def read_body(raw: RawBody, length: int, *, what: str, settings: S3Settings) -> 
         if not block:
             raise BrokenBodyError(Reason.STORE_UNREACHABLE, f"{what}: body ended after {done} of {length} bytes")
         done += len(block)
+        TRAFFIC.count_fetched(len(block))
         yield block
         if time.monotonic() > deadline and done < length:
             raise BrokenBodyError(
@@ -242,6 +244,7 @@ def put_parts(call: Call, bucket: str, key: str, path: Path, settings: S3Setting
 def _send(request: Callable[..., Mapping[str, Any]], data: bytes, where: str, **arguments: Any) -> str:
     """Send bytes with their digest; return the stored object's ETag, which must equal it."""
     digest = hashlib.md5(data, usedforsecurity=False)
+    TRAFFIC.count_sent(len(data))
     answer = request(Body=data, ContentMD5=base64.b64encode(digest.digest()).decode("ascii"), **arguments)
     etag = str(answer["ETag"])
     plain = etag.strip('"').lower()

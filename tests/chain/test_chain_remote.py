@@ -9,6 +9,7 @@ from templar import interrupt
 from templar.chain.clock import SimulatedClock
 from templar.chain.remote import CallLimits, Connection, ConnectionLostError, EndpointRefusesError, public_address
 from templar.errors import Reason, TransientError
+from templar.traffic import TRAFFIC
 from tests.support.errors import raising
 
 LIMITS = CallLimits(attempts=4, connect_seconds=60, backoff_seconds=1, longest_backoff_seconds=3)
@@ -108,9 +109,11 @@ def test_a_lost_connection_is_renewed(connection, service, clock, error):
 
 
 def test_a_service_that_is_down_is_waited_for_in_bounded_attempts(connection, service, clock):
-    service.down_for = 3
+    key = ("service", "chain_unreachable")
+    service.down_for, before = 3, TRAFFIC.retries().get(key, 0)
     assert connection.call("it", echo, seconds=60) == 1
     assert len(clock.pauses) == 3
+    assert TRAFFIC.retries()[key] == before + 3
     assert connection.call("it", echo, seconds=60) == 1  # the same connection
     connection.close()
     service.down_for = 5

@@ -100,8 +100,22 @@ def test_the_lease_is_written_once_and_the_heartbeat_now_and_then(bucket: Bucket
     held.hold()
 
 
+def test_what_is_left_of_a_lease_until_a_rival_may_take_it(bucket: Bucket) -> None:
+    lease = bucket.lease()
+    assert lease.seconds_left == 0, "it is not held yet"
+    lease.enter()
+    bucket.passes(30)
+    assert lease.seconds_left == TERMS.expires_after - 30
+    bucket.passes(TERMS.renewed_after)
+    lease.hold()
+    assert lease.seconds_left == TERMS.expires_after
+    bucket.passes(2 * TERMS.expires_after)
+    assert lease.seconds_left == 0
+
+
 def test_a_lease_that_is_given_back_is_gone(bucket: Bucket, held: NeuronLease) -> None:
     held.release()
+    assert held.seconds_left == 0
     assert bucket.keys() == []
     assert refusal(held.hold).reason is Reason.LEASE_LOST
     bucket.lease(1).enter()

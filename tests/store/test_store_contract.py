@@ -13,6 +13,7 @@ import pytest
 
 from templar.errors import Reason
 from templar.store.base import ObjectStore
+from templar.traffic import TRAFFIC
 from tests.store.conftest import PART_BYTES, StorePair, moto_pair, s3_client
 from tests.support.errors import reason_of
 from tests.support.servers import MotoEndpoint
@@ -38,6 +39,18 @@ class TestRoundTrip:
             assert (tmp_path / "copy").read_bytes() == data
         store_pair.writable.close()  # and it can be used again
         assert store_pair.writable.get("gradient-1-2-v1", max_bytes=len(DATA)) == DATA
+
+    def test_bytes_are_counted_where_they_cross_a_network(self, store_pair: StorePair) -> None:
+        sent, fetched = TRAFFIC.sent_bytes, TRAFFIC.fetched_bytes
+        store_pair.writable.put("gradient-1-2-v1", DATA)
+        store_pair.reader.get("gradient-1-2-v1", max_bytes=len(DATA))
+        is_remote = store_pair.client is not None
+        assert TRAFFIC.sent_bytes - sent == is_remote * len(DATA)
+        assert (
+            len(DATA) <= TRAFFIC.fetched_bytes - fetched < 2 * len(DATA)
+            if is_remote
+            else TRAFFIC.fetched_bytes == fetched
+        )
 
     def test_a_file_in_parts(self, store_pair: StorePair, tmp_path: Path) -> None:
         data = DATA * (2 * PART_BYTES // len(DATA) + 1)

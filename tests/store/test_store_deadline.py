@@ -16,6 +16,7 @@ from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.store.deadline import Deadline, check_deadline, current, retrying
 from templar.store.s3_client import make_client
 from templar.store.s3_protocol import S3Settings
+from templar.traffic import TRAFFIC
 from tests.store.conftest import s3_store
 from tests.support.errors import error_of, stopped
 from tests.support.scripted_server import Reply, s3_error, scripted_server
@@ -221,8 +222,10 @@ class TestRetries:
 
     def test_pauses_grow_with_jitter(self, pauses: list[float]) -> None:
         attempt, calls = self.attempts(*[BUSY] * 9)
-        assert retrying(attempt, what="key", max_attempts=10) == "answer"
+        before = TRAFFIC.retries().get(("bucket", "store_busy"), 0)
+        assert retrying(attempt, store="bucket", what="key", max_attempts=10) == "answer"
         assert len(calls) == 10
+        assert TRAFFIC.retries()["bucket", "store_busy"] == before + 9
         steady = [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 20.0, 20.0, 20.0]
         assert all(half / 2 <= pause < 1.5 * half for pause, half in zip(pauses, steady, strict=True))
         assert len({round(pause / half, 6) for pause, half in zip(pauses, steady, strict=True)}) == 9
@@ -236,16 +239,16 @@ class TestRetries:
         ):
             attempt, calls = self.attempts(error)
             with pytest.raises(type(error)):
-                retrying(attempt, what="key", max_attempts=10)
+                retrying(attempt, store="bucket", what="key", max_attempts=10)
             assert (len(calls), pauses) == (1, [])
         last = TransientError(Reason.STORE_UNREACHABLE, "the last one")
         attempt, _ = self.attempts(BUSY, BUSY, last)
-        assert error_of(lambda: retrying(attempt, what="key", max_attempts=3)) is last
+        assert error_of(lambda: retrying(attempt, store="bucket", what="key", max_attempts=3)) is last
         assert len(pauses) == 2
 
     def test_a_stop_request_ends_a_pause(self) -> None:
         attempt, calls = self.attempts(*[BUSY] * 9)
         interrupt.request_stop()
         with stopped():
-            retrying(attempt, what="key", max_attempts=10)
+            retrying(attempt, store="bucket", what="key", max_attempts=10)
         assert len(calls) == 1

@@ -1,0 +1,53 @@
+"""What this process sent to stores, fetched from them, and asked for again; for monitoring, no decision rests on it.
+
+The counts grow from the start of the process on. Several neurons in one process share them.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+
+from templar.errors import Reason
+
+
+class Traffic:
+    """Counts of a process. Safe under threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sent = self._fetched = 0
+        self._retries: Counter[tuple[str, ...]] = Counter()
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of objects that were sent, repeated sends included."""
+        return self._sent
+
+    @property
+    def fetched_bytes(self) -> int:
+        """Bytes of objects and listings that arrived, those of broken transfers included."""
+        return self._fetched
+
+    def retries(self) -> Mapping[tuple[str, ...], int]:
+        """How many requests were repeated, by the name of the bucket or chain endpoint, and the reason."""
+        with self._lock:
+            return dict(self._retries)
+
+    def count_sent(self, num_bytes: int) -> None:
+        """Count bytes that were sent."""
+        with self._lock:
+            self._sent += num_bytes
+
+    def count_fetched(self, num_bytes: int) -> None:
+        """Count bytes that arrived."""
+        with self._lock:
+            self._fetched += num_bytes
+
+    def count_retry(self, store: str, reason: Reason) -> None:
+        """Count a request that failed and is repeated."""
+        with self._lock:
+            self._retries[store, str(reason)] += 1
+
+
+TRAFFIC = Traffic()
+"""Those of this process."""
